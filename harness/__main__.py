@@ -1,4 +1,4 @@
-"""``python -m harness``: what ``./run.sh`` hands over to."""
+"""Entry point of ``python -m harness``, which ``./run.sh`` runs."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Show a command's help on a Python that lacks numpy, rich or PyYAML: for a machine without set-up.
+"""Show a command's help on a Python without numpy, rich or PyYAML, before any set-up.
 
-Commands import these packages above and use them only when they run. Help needs their names alone.
+Commands import these packages at module level but use them only when they run. Help needs only
+their names, so placeholders replace them.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 PACKAGES = ("numpy", "rich", "yaml")
-"""The packages that commands import above; ``run.sh`` (READS) needs the same."""
+"""Packages that commands import at module level; READS in ``run.sh`` must list the same."""
 
 
 class _Names(type):
-    """Attributes of a placeholder: placeholders, and no protocol's method."""
+    """Metaclass that returns placeholders for all attributes except dunder methods."""
 
     def __getattr__(cls, name: str) -> type:
         if name.startswith("__"):
@@ -29,8 +30,8 @@ class _Names(type):
 
 
 class _Placeholder(metaclass=_Names):
-    """Replaces any class, function or value of a missing package: can be called and derived from,
-    and is empty."""
+    """Placeholder for any class, function or value of a missing package: callable, subclassable and
+    empty."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass
@@ -40,7 +41,7 @@ class _Placeholder(metaclass=_Names):
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds a module of placeholders for each module of PACKAGES that nothing else finds."""
+    """Import finder that supplies placeholders for modules of PACKAGES that are not installed."""
 
     def find_spec(self, name: str, *_: Any) -> importlib.machinery.ModuleSpec | None:
         if name.partition(".")[0] not in PACKAGES:
@@ -57,7 +58,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def main(words: Sequence[str]) -> int:
-    """Print the help or the version that ``words`` ask for; returns the exit code."""
+    """Print the help or version requested by ``words``; return the exit code."""
     sys.meta_path.append(_Finder())
     from harness import cli
 

@@ -1,8 +1,12 @@
-"""The command line: run (the default) and every other command of ``./run.sh --help``.
+"""The command line: ``run`` (the default) and every other command of ``./run.sh --help``.
 
-Exit codes: 0 all rows that could run are ok; 1 a row failed, or what was asked for could not be
-written; 2 bad input; 130 interrupted.
-Imports stay inside the commands: bad input is answered before anything heavy is loaded.
+Exit codes:
+- 0: all rows that could run are ok;
+- 1: a row failed, or an output file could not be written;
+- 2: bad input;
+- 130: interrupted.
+
+Commands import their modules when they run, so that bad input is reported before slow imports.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ OK, FAILED, BAD, INTERRUPTED = 0, 1, 2, 130
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, without the usage above it."""
+    """Argument parser that prints a one-line error without the usage."""
 
     def error(self, message: str) -> NoReturn:
         absent = list(filter(None, map(extensions.missing, message.split())))
@@ -35,16 +39,15 @@ class _Parser(argparse.ArgumentParser):
 
 
 MOST = 1000
-"""Characters of an error's line."""
+"""Most characters of an error's line."""
 KINDS = ("strategies", "models", "cards")
-"""What ``list`` lists."""
+"""Kinds that ``list`` accepts."""
 LONG = ("run", "train", "max-batch", "controls", "anatomy")
-"""Commands whose work outlasts who reads of it: that their output ended is said."""
+"""Long commands, which warn if their output could not be written."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Parse the arguments and run the command; what goes wrong is said in one line. Returns the
-    exit code."""
+    """Parse the arguments and run the command; report errors in one line. Return the exit code."""
     open_descriptors()
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or (words[0].startswith("-") and words[0] not in ("-h", "--help", "--version")):
@@ -92,8 +95,11 @@ def _own_errors() -> tuple[type[Exception], ...]:
 
 
 def _parser(only: str = "") -> argparse.ArgumentParser:
-    """The parser of all commands. ``only`` limits the extensions' options to those of one
-    command, because each extension is slow to import."""
+    """Return the parser of all commands.
+
+    ``only`` limits the extensions' options to those of one command, because each extension is slow
+    to import.
+    """
     parser = _Parser(
         prog="./run.sh",
         description="Train one model under many strategies, and compare memory and speed.",
@@ -125,7 +131,7 @@ def _parser(only: str = "") -> argparse.ArgumentParser:
 
 
 class _Version(argparse.Action):
-    """Prints the version in ``pyproject.toml``. Python 3.10 cannot read TOML."""
+    """Print the version in ``pyproject.toml``. Python 3.10 cannot read TOML."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
         text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
@@ -135,7 +141,7 @@ class _Version(argparse.Action):
 
 
 def _say_defaults(command: argparse.ArgumentParser) -> None:
-    """A flag's default is the same for all."""
+    """Append the default to each flag's help; it is "no" for all flags."""
     for action in command._actions:
         if action.nargs == 0 and action.dest != "help" and "default" not in (action.help or ""):
             action.help = f"{action.help} (default: no)"

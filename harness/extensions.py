@@ -2,7 +2,7 @@
 
 The module ``harness/NAME/register.py`` of an extension imports nothing but this module. It holds
 ``COMMANDS``, a table of name -> ``Command``, and ``HOOKS``, a table of name -> "module:function".
-The core never imports an extension: it runs the commands and asks for hooks by name.
+The core never imports an extension: it looks up commands and hooks by name.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ EXTENSIONS: dict[str, tuple[str, ...]] = {
     "sampling": (),
     "analyses": (),
 }
-"""Package below ``harness`` -> its commands and the options that it adds to commands of the core:
-a missing one can be explained."""
+"""Package below ``harness`` -> its commands, and its options for commands of the core. The error
+for a missing extension is made from this table."""
 
 
 class Command(NamedTuple):
@@ -56,14 +56,14 @@ def _register(extension: str) -> ModuleType | None:
 
 
 def commands() -> dict[str, Command]:
-    """The commands of the installed extensions."""
+    """Return the commands of the installed extensions."""
     tables = (getattr(_register(name), "COMMANDS", {}) for name in EXTENSIONS)
     return {name: command for table in tables for name, command in table.items()}
 
 
 def missing(word: str) -> str:
-    """An error's text if ``word`` is a command or option of an extension that is not installed;
-    else empty."""
+    """Return an error text if ``word`` is a command or option of a missing extension; else
+    empty."""
     for name, own in EXTENSIONS.items():
         if word in own and _register(name) is None:
             return f"{word} is not installed: harness/{name} is missing"
@@ -71,11 +71,11 @@ def missing(word: str) -> str:
 
 
 def hooks(name: str) -> list[Callable[..., Any]]:
-    """The functions that installed extensions register as ``name``, in the table's order."""
+    """Return the functions that installed extensions register as ``name``, in the table's order."""
     tables = (getattr(_register(extension), "HOOKS", {}) for extension in EXTENSIONS)
     return [load(table[name]) for table in tables if name in table]
 
 
 def hook(name: str, default: Callable[..., Any]) -> Callable[..., Any]:
-    """The function that an extension registers as ``name``; ``default`` if none does."""
+    """Return the function that an extension registers as ``name``; ``default`` if none does."""
     return next(iter(hooks(name)), default)

@@ -1,6 +1,6 @@
-"""JSON files: written atomically, and read back as the types that they were written from.
+"""JSON files: atomic writes, and reads that check and rebuild the original types.
 
-Nothing here imports torch: what a process leaves behind is read on any machine.
+This module does not import torch, so results can be read on any machine.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import IO, Any
 from strategies.files import DEEPEST, bounded_text, printable
 
 BEYOND = 10**19
-"""Above every integer that is read: 2**63 - 1 has 19 digits."""
+"""Bound above every integer that is read: 2**63 - 1 has 19 digits."""
 
 
 class BadFile(ValueError):
@@ -31,19 +31,20 @@ class BadFile(ValueError):
 
 
 def read_json(path: Path | str, kind: Any = Any, *, name: str = "it", schema: int = 0) -> Any:
-    """Read a JSON file that someone else may have written.
+    """Read a JSON file from an untrusted source.
 
-    Text in it comes back printable (``strategies.files.printable``).
+    Its text is made printable (``strategies.files.printable``).
 
     Args:
         kind: the type that the file holds, checked by ``build``.
-        name: what the file is called in a message about one of its fields.
-        schema: the number that its field ``schema`` must have; 0: it has none.
+        name: the file's name in a message about one of its fields.
+        schema: the required value of its field ``schema``; 0 if the file has no schema.
 
     Raises:
         BadFile: it cannot be opened, is no regular file, is larger than ``LARGEST``, is not JSON,
-            nests deeper than ``DEEPEST`` levels, has a number that no measurement has, is of
-            another schema or not of that type.
+            nests
+            deeper than ``DEEPEST`` levels, has a number out of range, or has another schema or
+                type.
     """
     try:
         data = _decode(bounded_text(path))
@@ -96,8 +97,10 @@ def _plain_data(data: Any, depth: int) -> Any:
 
 
 def _text(text: str) -> str:
-    """``text`` made printable; a lone surrogate is an error, as no file has one. Equal texts are
-    one object: the files of a set repeat most of theirs."""
+    """Return ``text`` made printable; raise for a lone surrogate, which no valid file has.
+
+    Equal texts become one object, because the files of a set repeat most of their text.
+    """
     if text.isascii() and text.isprintable():
         return sys.intern(text)
     text.encode("utf-8")
@@ -105,9 +108,9 @@ def _text(text: str) -> str:
 
 
 def write_json(path: Path, data: Any, *, durable: bool = True) -> None:
-    """Write ``data`` as JSON beside ``path``, then move it into place.
+    """Write ``data`` as JSON to a temporary file, then rename it to ``path``.
 
-    ``durable`` flushes it to disk first, so that not even a power cut leaves half a file.
+    ``durable`` flushes it to disk first, so that a power cut cannot leave a partial file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole(path, durable=durable) as stream:
@@ -117,13 +120,13 @@ def write_json(path: Path, data: Any, *, durable: bool = True) -> None:
 
 @contextlib.contextmanager
 def whole(path: Path, *, durable: bool = False) -> Iterator[IO[str]]:
-    """Open a text file beside ``path``, which takes its place at the end.
+    """Open a temporary text file that replaces ``path`` at the end.
 
-    A reader never sees half of it; a link at ``path`` is replaced, not followed. Bytes of file
-    names that are no text are written as escapes.
+    A reader never sees a partial file. A link at ``path`` is replaced, not followed. Bytes of file
+    names that are not text are written as escapes.
     """
     temporary = path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}")
-    # Not tempfile's: its files are 0600, and the user's umask is to decide.
+    # tempfile creates files with mode 0600, but the user's umask should decide.
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as stream:
@@ -138,17 +141,18 @@ def whole(path: Path, *, durable: bool = False) -> Iterator[IO[str]]:
 
 
 def _plain(value: Any) -> Any:
-    """Numbers of array libraries and the like, as plain data."""
+    """Return plain data for numbers of array libraries, paths and similar values."""
     if hasattr(value, "item"):
         return value.item()
     return str(value)
 
 
 def build(kind: Any, data: Any, where: str) -> Any:
-    """``data`` as ``kind``: dataclasses, enums, lists, dicts and optional values, checked.
+    """Build a ``kind`` from plain ``data``: checked dataclasses, enums, lists, dicts, optional
+    values.
 
     Raises:
-        ValueError: a value is of another type than its field; names the field, below ``where``.
+        ValueError: a value has the wrong type; names the field, below ``where``.
     """
     try:
         return _reader(kind)(data)
@@ -157,7 +161,7 @@ def build(kind: Any, data: Any, where: str) -> Any:
 
 
 class _Misfit(Exception):
-    """A value of another type than its field; ``path`` leads to it, its last step first."""
+    """A value with the wrong type for its field; ``path`` is the path to it, last step first."""
 
     def __init__(self, fault: str) -> None:
         super().__init__(fault)
@@ -165,12 +169,12 @@ class _Misfit(Exception):
 
 
 Reader = Callable[[Any], Any]
-"""Takes plain data and returns it as one type; raises ``_Misfit``."""
+"""Converts plain data to one type; raises ``_Misfit``."""
 
 
 @functools.cache
 def _reader(kind: Any) -> Reader:
-    """Return the reader of a type. It is made once: a large set has millions of values."""
+    """Return the reader of a type. It is cached: a large set has millions of values."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         some = _reader(next(a for a in arguments if a is not type(None)))
@@ -227,7 +231,7 @@ def _mapping(item: Reader) -> Reader:
 def _record(kind: Any) -> Reader:
     """Return the reader of a dataclass."""
 
-    @functools.cache  # made at the first read: a dataclass may hold others of its own type
+    @functools.cache  # built at the first read: a dataclass may contain its own type
     def readers() -> dict[str, Reader]:
         return {name: _reader(hint) for name, hint in typing.get_type_hints(kind).items()}
 

@@ -1,9 +1,9 @@
-"""The phases of a run and of its peaks: the one list of each, which all others derive from.
+"""Phases of a run, of its memory peaks and of a plan.
 
-A run goes through ``RUN_PHASES``: a rank writes which one it is in (``harness.worker.status``), and
-a result says in which one it ended. A meter keeps a peak for each of ``PEAK_PHASES``, which cut the
+A run passes through ``RUN_PHASES``: each rank reports its phase (``harness.worker.status``), and a
+result records the last one. A meter keeps a peak for each of ``PEAK_PHASES``, which divide the
 steps more finely. The phases of one optimizer step are ``strategies.engine.STEP_PHASES``. A plan
-counts the step, and those of ``PLANNED`` that it is asked for.
+counts the step and the requested phases of ``PLANNED``.
 """
 
 from __future__ import annotations
@@ -28,17 +28,21 @@ RUN_PHASES = {
     "save": "save",
     "done": "ending",
 }
-"""Phase, in the order in which a run goes through them -> what progress calls it. Memory is read in
-steps of its own and time in others: between them a process on CPUs gets another heap, and the
-steps of ``settle`` fill it (``harness.worker.passes``)."""
+"""Phase, in the order of a run -> its name in the progress line.
+
+Memory and time are measured in separate steps. Between them a CPU process changes its heap
+settings, and the ``settle`` steps fill the new heap (``harness.worker.passes``).
+"""
 SETUP_PHASES = tuple(RUN_PHASES)[: list(RUN_PHASES).index("warmup")]
-"""Before the first step."""
+"""Phases before the first step."""
 SETUP_PEAKS = ("load", "prepare")
-"""Those of ``PEAK_PHASES`` before the first step."""
+"""Phases of ``PEAK_PHASES`` before the first step."""
 PEAK_PHASES = (*SETUP_PEAKS, "first_step", "warmup", *STEP_PHASES, "steady")
-"""Phases with a peak of their own. The warm-up after its first step and ``steady`` (the step after
-it, which is like the timed ones) are whole steps; those of ``STEP_PHASES`` are of one more step.
-None of them is timed."""
+"""Phases with a peak of their own. None of them is timed.
+
+``warmup`` (without the first step) and ``steady`` (the step after warm-up) are whole steps.
+``STEP_PHASES`` are measured in one further step.
+"""
 
 PLANNED: Mapping[str, tuple[str, ...]] = {
     "load": ("bf16", "fp16", "fp32", "rank0", "card"),
@@ -46,17 +50,19 @@ PLANNED: Mapping[str, tuple[str, ...]] = {
     "step": (),
     "validate": ("encoders", "tiled", "fp32"),
 }
-"""Phases that a plan counts -> the ways in which trainers do each (``plan --phases``)."""
+"""Phases that a plan counts -> the variants of each (``plan --phases``)."""
 EITHER = (("bf16", "fp16", "fp32"), ("alone", "loaded", "step"))
-"""Ways of one phase that exclude each other."""
+"""Variants of one phase that exclude each other."""
 
 
 def planned(words: str | Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """Phase -> its ways, in the order of ``PLANNED``, from ``load:fp32,validate:tiled+encoders``;
-    empty if only the step is named.
+    """Parse ``load:fp32,validate:tiled+encoders`` into phase -> variants, in the order of
+    ``PLANNED``.
+
+    Empty if only the step is named.
 
     Raises:
-        BadInput: an unknown phase or way, or two that exclude each other.
+        BadInput: an unknown phase or variant, or two variants that exclude each other.
     """
     told = words if isinstance(words, str) else ",".join(words)
     found: dict[str, tuple[str, ...]] = {}
@@ -71,7 +77,7 @@ def planned(words: str | Iterable[str]) -> dict[str, tuple[str, ...]]:
 
 
 def planned_text(found: Mapping[str, tuple[str, ...]]) -> str:
-    """The text from which ``planned`` reads ``found``."""
+    """Return the text that ``planned`` parses into ``found``."""
     return ",".join(f"{phase}:{'+'.join(ways)}".strip(":") for phase, ways in found.items())
 
 

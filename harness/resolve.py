@@ -1,7 +1,7 @@
-"""From a spec to everything that follows from it, checked, before any process starts.
+"""Resolve a spec: derive and check its recipe, launch settings and sizes before any process starts.
 
-The parent process and the worker both come through here, so that what is checked is what runs.
-Nothing here imports torch (but a user's own model file may).
+The parent process and the worker both call it, so the checked run is the run that starts. It does
+not import torch, although a user's own model file may.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from strategies.subject import DataFacts, Shaping, Subject
 
 @dataclass(frozen=True, kw_only=True)
 class Resolved:
-    """A spec with its recipe, launch facts and sizes. ``refusal`` is why it will not be started."""
+    """A spec with its recipe, launch facts and sizes. ``refusal`` is the reason not to start it."""
 
     spec: Spec
     recipe: Recipe
@@ -33,43 +33,42 @@ class Resolved:
     micro_batch: int
     refusal: str | None
     weights: str = ""
-    """The file of its weights; empty where they are drawn."""
+    """File of the initial weights; empty if they are sampled."""
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """What the machine must have: ops and types, as ``harness.system.probe`` looks for them."""
+        """Return the required ops and types, by the names of ``harness.system.probe``."""
         parts = self.recipe.strategies
         return tuple(dict.fromkeys(n for part in parts for n in part.requires(self.launch)))
 
     @property
     def flops_per_step(self) -> int:
-        """FLOPs of one training step of the whole job, or of a batch of drawn samples, for FLOP/s
-        and MFU; 0: not counted.
+        """FLOPs of one training step of the whole job, or of one sampled batch; 0 if not counted.
 
-        They are of the whole model with every weight trained. A part that freezes, adds or
-        removes weights does other products, for which a wrong number is worse than none.
+        They count the whole model with every weight trained. A part that freezes, adds or removes
+        weights has other products; then the count is 0, because no number is better than a wrong
+        one.
         """
         if "other_products" in self.launch.traits:
             return 0
-        if self.spec.sampling:  # forward is a third of a training step
+        if self.spec.sampling:  # a forward pass costs a third of a training step
             calls = self.evaluations * (1 if self.spec.scale == 1 else 2)
             return self.subject.train_flops(self.spec.global_batch) * calls // 3
         return self.subject.train_flops(self.spec.global_batch)
 
     @property
     def evaluations(self) -> int:
-        """Evaluations of the guided model that the sampler takes from noise to samples."""
-        heun = self.spec.objective.partition(":")[0] == "flow"  # two calls a step
+        """Return the number of guided model evaluations from noise to samples."""
+        heun = self.spec.objective.partition(":")[0] == "flow"  # two evaluations per step
         return self.spec.drawn_steps * (2 if heun else 1)
 
 
 def resolve(spec: Spec, facts: DataFacts | None = None) -> Resolved:
-    """Check ``spec`` and derive the rest. ``facts`` are of its data, where they are known already:
-    else all of it is checked.
+    """Check ``spec`` and derive the rest. ``facts`` describe its data, if they are known already;
+    otherwise all of the data is checked.
 
     Raises:
-        BadInput: (SpecError, RecipeError, Conflict) one line that names the
-            thing and the way out.
+        BadInput: (SpecError, RecipeError, Conflict) one line that names the error and a remedy.
     """
     spec.check()
     recipe = parse(spec.recipe, ema=spec.ema > 0, workload=spec.workload)
@@ -112,8 +111,11 @@ def resolve(spec: Spec, facts: DataFacts | None = None) -> Resolved:
 
 
 def _in_place(subject: Subject, spec: Spec, recipe: Recipe) -> tuple[Subject, str]:
-    """The subject that runs, and the file of its weights: the spec's, unless a part of the recipe
-    puts another in its place. One that cannot is refused by that part, with the reason."""
+    """Return the model to run and the file of its weights.
+
+    They are the spec's, unless a part of the recipe replaces the model. That part refuses a model
+    that it cannot replace, with the reason.
+    """
     for part in recipe.strategies:
         with contextlib.suppress(BadInput):
             found = part.stands_in(subject) if "sized" in subject.parts else None
@@ -133,7 +135,7 @@ def _check_sampling(spec: Spec, recipe: Recipe, subject: Subject) -> None:
 
 
 def shaping(spec: Spec) -> Shaping:
-    """What a spec says of its model and samples beside their names."""
+    """Return the spec's settings of model and samples, except their names."""
     given = {f.name: getattr(spec, f.name) for f in dataclasses.fields(Shaping)}
     kind = spec.data if is_cache(spec.data) else spec.data.partition(":")[0]
     return Shaping(**given | {"data": kind})
@@ -148,7 +150,7 @@ def _check_average(spec: Spec) -> None:
 
 
 def run_name(spec: Spec) -> str:
-    """The folder name of a run: readable first, unique by the spec's key."""
+    """Return the folder name of a run: readable first, unique by the spec's key."""
     words = spec.recipe.replace(":", "_").replace("=", "-").replace(",", "_").replace("/", "-")
     repeat = f"-r{spec.repeat}" if spec.repeat else ""
     world = f"-of{spec.world}" if spec.world else ""

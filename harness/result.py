@@ -1,7 +1,7 @@
-"""Results: what was measured, one typed and versioned JSON file a run, written atomically.
+"""Results: the measurements of a run, in one typed and versioned JSON file, written atomically.
 
-Raw numbers only, in base units (seconds, bytes). Whatever can be derived from them is derived in
-``harness.report``. Nothing here imports torch: a report can be made on any machine.
+Results hold raw numbers in base units (seconds, bytes). ``harness.report`` computes derived values.
+This module does not import torch, so a report can be made on any machine.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from harness.spec import Spec
 
 SCHEMA = 1
 REHEARSED = "rehearsed"
-"""Device of a row for which host memory took the place of a GPU. No reader takes such a row for a
+"""Device name of a row in which host memory replaced a GPU. No reader treats such a row as a
 measurement."""
 
 
 class Status(str, Enum):
-    """How a planned run ended."""
+    """End of a planned run."""
 
     OK = "ok"
     GPU_OOM = "gpu_oom"
@@ -38,12 +38,12 @@ class Status(str, Enum):
 
 
 class BadResult(ValueError):
-    """A file that is not a result of this schema; the message names the file and the fault."""
+    """A file is not a result of this schema; the message names the file and the error."""
 
 
 @dataclass(kw_only=True)
 class Check:
-    """One line of the audit: what was asked, what was read back."""
+    """One check of the audit: the requested and the observed value."""
 
     name: str
     asked: Any
@@ -53,15 +53,17 @@ class Check:
 
 @dataclass(kw_only=True)
 class Peak:
-    """Peak bytes of one of ``harness.phases.PEAK_PHASES`` on one rank: the maximum of each count,
-    which need not be of one instant.
+    """Peak bytes of one of ``harness.phases.PEAK_PHASES`` on one rank.
 
-    ``allocated``: live tensors (GPU: the caching allocator's max_memory_allocated; no GPU: the
-    resident high-water mark above the baseline). ``reserved`` and ``active`` are the caching
-    allocator's and None without a GPU. ``process`` is, on a GPU, what the device counts as used
-    (cudaMemGetInfo: context and libraries too, less what was used before the run), sampled while
-    the phase runs where its steps are not timed, and at its end; and without one the plain resident
-    high-water mark of the process.
+    Each count is a maximum; the maxima may be of different instants.
+
+    - ``allocated``: live tensors (GPU: the caching allocator's max_memory_allocated; no GPU: the
+    resident high-water mark above the baseline).
+    - ``reserved``, ``active``: counts of the caching allocator; None without a GPU.
+    - ``process``, on a GPU: bytes that the device counts as used (cudaMemGetInfo), minus those used
+    before the run. They include the context and libraries. They are sampled while the phase runs if
+    its steps are not timed, and at its end.
+    - ``process``, without a GPU: the resident high-water mark of the process.
     """
 
     allocated: int
@@ -72,18 +74,19 @@ class Peak:
 
 @dataclass(kw_only=True)
 class Categories:
-    """What was alive at the traced peak instant of one step, in bytes of tensors.
+    """Bytes of the tensors that were alive at the traced peak instant of one step.
 
-    ``workspace`` is everything not named: temporaries of backward and the optimizer,
-    communication buckets, kernel scratch. ``phase`` (of the step) and ``where`` say when and at
-    which op the peak was. ``beyond_state`` is the most that activations and workspace held
-    together at any instant of the step: a peak late in backward is of gradients, and hides what
-    was kept earlier.
+    ``workspace`` is every tensor without another category: temporaries of backward and the
+    optimizer, communication buckets, kernel scratch. ``phase`` (of the step) and ``where`` give the
+    time and the op of the peak. ``beyond_state`` is the largest sum of activations and workspace at
+    any instant of the step. A peak late in backward consists of gradients, and does not show
+    earlier activations.
 
-    On a CPU these are the tensors that the engine keeps on the device, ``host`` those that it keeps
-    in host memory at their own fullest instant (None: none), and ``placed_by`` says how that was
-    known (``harness.memory.tracer``); empty in results that are older, where both are counted
-    together. ``everywhere``: the most that lived at once, wherever it is kept.
+    On a CPU the counts are of the tensors that the engine keeps on the device. ``host`` counts
+    those that it keeps in host memory, at their own peak instant (None: no such tensors).
+    ``placed_by`` is the source of the placement (``harness.memory.tracer``). Older results have an
+    empty ``placed_by`` and count both together. ``everywhere`` is the largest sum of all live
+    tensors, on any placement.
     """
 
     parameters: int
@@ -101,7 +104,7 @@ class Categories:
 
     @property
     def total(self) -> int:
-        """Bytes alive at the traced peak."""
+        """Return the bytes alive at the traced peak."""
         return (
             self.parameters
             + self.gradients
@@ -114,12 +117,12 @@ class Categories:
 
 @dataclass(kw_only=True)
 class StepUsage:
-    """What the kernel counted in each timed step, an entry a step.
+    """Kernel counts of each timed step, one entry per step.
 
-    Of one process with all its threads (getrusage): CPU seconds (user and system), switches to
-    another task that it asked for (it waited) and that were forced on it (another wanted its core),
-    pages faulted in. ``busy_seconds`` are core-seconds in which the ``cores`` that it may use ran
-    anybody's work (/proc/stat), in ticks of some 10 ms; 0 where the kernel does not tell.
+    The counts are of one process with all its threads (getrusage): CPU seconds (user and system),
+    voluntary context switches (the process waited), involuntary ones (another task took its core),
+    and page faults. ``busy_seconds`` are core-seconds in which the ``cores`` that it may use ran
+    any process (/proc/stat), in ticks of about 10 ms; 0 if the kernel does not report them.
     """
 
     cpu_seconds: list[float]
@@ -132,12 +135,12 @@ class StepUsage:
 
 @dataclass(kw_only=True)
 class Rank:
-    """What one process measured.
+    """Measurements of one process.
 
-    ``phases`` are peaks by ``harness.phases.PEAK_PHASES``, ``phase_seconds`` the seconds of those
-    of ``RUN_PHASES`` that had ended by then. ``host_peak_bytes`` is the process's resident
-    high-water mark; ``nvme_bytes`` what it had swapped to files at the end. ``step_usage`` has an
-    entry for each of ``step_seconds``; results older than that count have none.
+    ``phases`` are peaks by ``harness.phases.PEAK_PHASES``. ``phase_seconds`` are the seconds of the
+    ``RUN_PHASES`` that had ended. ``host_peak_bytes`` is the process's resident high-water mark.
+    ``nvme_bytes`` is the size of its swap files at the end. ``step_usage`` has an entry for each of
+    ``step_seconds``; older results have none.
     """
 
     rank: int
@@ -157,13 +160,16 @@ class Rank:
 
 @dataclass(kw_only=True)
 class Projections:
-    """What the optimizer did, as a few signed sums of each trained parameter
-    (``harness.worker.projections``): parameter's name -> the same number of sums each.
+    """Effect of the optimizer: a few signed sums of each trained parameter
+    (``harness.worker.projections``), as parameter name -> sums. Every parameter has the same
+    number.
 
-    ``update``: of what the compared steps changed in it. ``moment``: of the optimizer's first
-    moment after them, which is linear in the gradients. ``average``: of the way that the average
-    of the weights went. A kind that a run does not keep is empty. ``inputs``: of what the first
-    step was given beside the samples, by name.
+    - ``update``: sums of the parameter's change over the compared steps.
+    - ``moment``: sums of the optimizer's first moment after them, which is linear in the gradients.
+    - ``average``: sums of the change of the weight average.
+    - ``inputs``: sums of the first step's inputs other than the samples, by name.
+
+    A kind that the run does not keep is empty.
     """
 
     update: dict[str, list[float]] = field(default_factory=dict)
@@ -174,10 +180,11 @@ class Projections:
 
 @dataclass(kw_only=True)
 class GpuSample:
-    """How a GPU of the run was at a moment, by nvidia-smi; numbers that it did not tell are 0.
+    """State of a GPU of the run at one moment, read by nvidia-smi; 0 for a missing number.
 
     ``when`` is "before" or "after" the timed steps, with work on the device. ``held_back_by`` names
-    what lowered its clock against the user's wish, ``processes`` counts those that compute on it.
+    the reasons for a lowered clock other than the user's settings. ``processes`` counts the compute
+    processes on the GPU.
     """
 
     when: str
@@ -192,8 +199,11 @@ class GpuSample:
 
 @dataclass(kw_only=True)
 class LaunchRecord:
-    """What the launching process saw. ``others``: processes of another Headroom that were at work
-    on the machine meanwhile; of the rest nothing is needed to read the measurements."""
+    """Observations of the launching process.
+
+    ``others`` are processes of another Headroom that ran on the machine meanwhile. The other fields
+    are not needed to interpret the measurements.
+    """
 
     exit_code: int | None
     wall_seconds: float
@@ -206,12 +216,13 @@ class LaunchRecord:
 
 @dataclass(kw_only=True)
 class NodeRecord:
-    """One machine of a run on several, and how its part of the run ended.
+    """One machine of a run on several, and the end of its part of the run.
 
-    ``devices`` are its GPUs' names, ``driver`` their driver's; ``interface`` and ``address`` those
-    by which it meets the others. ``stopped`` is why its supervisor ended its processes
-    (``harness.cluster.supervisor``), None if they ended by themselves; ``answered`` is whether it
-    wrote how it ended. ``tree_peak_bytes`` is resident memory, summed over its own processes.
+    ``devices`` are the names of its GPUs, and ``driver`` is the version of their driver. It
+    connects to the other machines by ``interface`` and ``address``. ``stopped`` is the reason why
+    its supervisor ended its processes (``harness.cluster.supervisor``); None if they ended by
+    themselves. ``answered`` is whether it wrote a final report. ``tree_peak_bytes`` is resident
+    memory, summed over its own processes.
     """
 
     rank: int
@@ -231,11 +242,12 @@ class NodeRecord:
 
 @dataclass(kw_only=True)
 class Wire:
-    """The network between the nodes of a run, by all-reduces of one process a node before its rows
-    (``harness.cluster.network``).
+    """Network between the nodes of a run, measured before its rows by all-reduces of one process
+    per node (``harness.cluster.network``).
 
-    ``latency_seconds``: of an all-reduce of 8 bytes, the median. ``bandwidth``: bytes a second that
-    each node sent in one of ``size_bytes``, the fastest of a few. ``backend``: torch's.
+    ``latency_seconds`` is the median of all-reduces of 8 bytes. ``bandwidth`` is the bytes per
+    second that each node sent in an all-reduce of ``size_bytes``, the fastest of a few. ``backend``
+    is torch's.
     """
 
     backend: str
@@ -246,15 +258,17 @@ class Wire:
 
 @dataclass(kw_only=True)
 class Drawn:
-    """What a run drew from noise, for its distance to what another drew.
+    """Samples of a run, recorded to measure their distance to those of another run.
 
-    ``samples`` in a batch, of which ``latents`` holds the first: float32, little-endian, in base64,
-    of ``shape`` [B, C, H, W]. ``labels`` are of all, and ``taken_for`` is the digit that a
-    classifier takes each for; None but of digits. ``noise`` is a hash of what all were drawn from.
-    ``evaluations`` of the guided model a sample took, each of ``products`` linear layers.
-    ``latency_seconds``: of single samples drawn alone, without a warm-up of the clock.
-    ``echo``: how far the same samples move, relative to their norm, where the noise is moved by the
-    last bit of each float32: how much the sampler makes of a rounding.
+    A batch has ``samples``; ``latents`` holds the first of them: float32, little-endian, in base64,
+    of ``shape`` [B, C, H, W]. ``labels`` covers all of them. ``taken_for`` is the digit that a
+    classifier assigns to each; None for other data than digits. ``noise`` is a hash of the initial
+    noise of all. A sample took ``evaluations`` of the guided model, each of ``products`` linear
+    layers. ``latency_seconds`` are of samples that were computed alone, without a warm-up of the
+    clock.
+
+    ``echo`` is the distance that the samples move, relative to their norm, if the last bit of each
+    float32 of the noise changes: the sampler's sensitivity to rounding.
     """
 
     samples: int
@@ -271,22 +285,29 @@ class Drawn:
 
 @dataclass(kw_only=True)
 class Result:
-    """How one planned run ended, and what it measured. ``reason`` and ``way_out`` are sentences;
-    the rest is raw.
+    """End and measurements of one planned run.
 
-    ``losses`` and ``grad_norms`` have one global mean for each step that the run took, in order:
-    warm-up, memory, settling, timed, traced (``harness.phases``); ``projections`` are of all steps
-    up to the last timed one, None where they were not taken (a training, a trial). ``evidence``
-    maps a strategy's name to the facts read back. ``configs`` holds the launch file and, under
-    DeepSpeed, the JSON as the engine used it. ``meter`` is "cuda" (the caching allocator) or
-    "resident" (no GPU). ``parity`` is "exact" or "by design". ``phase`` and ``step`` are where the
-    run ended: one of ``harness.phases.RUN_PHASES``, and the step within it. ``key_averages`` are a
-    profiler's (``harness.worker.loop``), ``recordings`` the files it or the allocator's history
-    left in the run's folder. ``flops_per_step`` 0: they were not counted. ``gpu_samples`` is empty
-    without a GPU or nvidia-smi. ``nodes`` and ``wire`` are of runs on several machines; ``token``
-    names the launch that wrote it, so that no other launch's result is taken for it. ``beside``:
-    how many rows ran at a time, each on its own GPU (0: this one alone); then no time was kept.
-    ``drawn``: what a sampling run drew, whose steps are batches of samples; None of a training.
+    ``reason`` and ``way_out`` are sentences; the other fields are raw data.
+
+    - ``losses``, ``grad_norms``: one global mean per step, in order: warm-up, memory, settling,
+      timed,
+    traced (``harness.phases``).
+    - ``projections``: cover all steps up to the last timed one; None for a training or a trial.
+    - ``evidence``: strategy name -> facts read back.
+    - ``configs``: the launch file and, under DeepSpeed, the JSON as the engine used it.
+    - ``meter``: "cuda" (the caching allocator) or "resident" (no GPU).
+    - ``parity``: "exact" or "by design".
+    - ``phase``, ``step``: end of the run, as one of ``harness.phases.RUN_PHASES`` and a step in it.
+    - ``key_averages``: of a profiler (``harness.worker.loop``).
+    - ``recordings``: files of the profiler or of the allocator's history in the run's folder.
+    - ``flops_per_step``: 0 if not counted.
+    - ``gpu_samples``: empty without a GPU or nvidia-smi.
+    - ``nodes``, ``wire``: of runs on several machines.
+    - ``token``: names the launch that wrote the result, to tell it from another launch's result.
+    - ``beside``: number of rows that ran at once, each on its own GPU, so that no time was kept; 0
+      for
+    a row that ran alone.
+    - ``drawn``: samples of a sampling run, whose steps are batches of samples; None for a training.
     """
 
     status: Status
@@ -330,8 +351,10 @@ class Result:
     def not_run(
         cls, resolved: Any, status: Status, reason: str, way_out: str, **more: Any
     ) -> Result:
-        """The row of a run without a worker's result; ``resolved`` is of type ``Resolved``
-        and ``more`` are further fields."""
+        """Return the row of a run without a worker's result.
+
+        ``resolved`` is of type ``Resolved``; ``more`` are further fields.
+        """
         return cls(
             status=status,
             spec=resolved.spec,
@@ -346,11 +369,11 @@ class Result:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, ready for ``json.dump``."""
+        """Return plain data, ready for ``json.dump``."""
         return dataclasses.asdict(self)
 
     def write(self, path: Path) -> None:
-        """Write atomically: a reader sees the old file or the new one, never half of one."""
+        """Write atomically: a reader sees the old file or the new one, never a part."""
         write_json(path, self.to_json())
 
 
@@ -360,7 +383,7 @@ def is_rehearsed() -> bool:
 
 
 def reported_name(name: str) -> str:
-    """The name of a GPU as results and calibrations keep it: ``name``, or ``REHEARSED``."""
+    """Return a GPU's name as results and calibrations store it: ``name``, or ``REHEARSED``."""
     return REHEARSED if is_rehearsed() else name
 
 
@@ -368,7 +391,7 @@ def load(path: Path) -> Result:
     """Read one result.
 
     Raises:
-        BadResult: not JSON, another schema, a field of the wrong shape, or a row of a rehearsed GPU
+        BadResult: not JSON, another schema, a field of the wrong type, or a row of a rehearsed GPU
             outside a rehearsal; names the file.
     """
     try:
@@ -382,7 +405,7 @@ def load(path: Path) -> Result:
 
 
 def load_all(folder: Path) -> tuple[list[Result], list[str]]:
-    """Every ``runs/*/result.json`` below ``folder``, and one line for each file skipped."""
+    """Read every ``runs/*/result.json`` below ``folder``; return one line for each file skipped."""
     results, skipped = [], []
     for path in sorted(Path(folder).glob("runs/*/result.json")):
         try:

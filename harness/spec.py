@@ -1,4 +1,4 @@
-"""A spec: one run asked for. Everything that decides what is computed, and nothing else."""
+"""Spec of one run: every setting that decides the computation."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ INITS = ("awake", "adaln_zero")
 OBJECTIVES = ("epsilon", "flow", "velocity", "own", "masked")
 DEVICES = ("cpu", "cuda")
 IN_FOLDERS = ("latents", "musubi", "finetrainers")
-"""Kinds of data that lie in a folder."""
+"""Data sources that are folders."""
 LARGEST_SEED = 2**63 - 1
-"""That every generator takes."""
+"""Largest seed that every generator accepts."""
 LATER = {"config": "", "set": "", "resolution": "", "frames": 0, "text": 0, "nodes": 1}
 LATER |= {"workload": TRAIN, "weights": "", "sampler_steps": 0, "cfg_scale": 0.0, "before": ""}
 LATER |= {"phases": ""}
-"""Fields that came after results were recorded, with their defaults."""
+"""Fields added after results were recorded, with their defaults."""
 
 
 SAMPLER_STEPS, CFG_SCALE = 8, 2.0
-"""What a sampling run takes where nothing is said."""
+"""Defaults of a sampling run."""
 
 
 class SpecError(BadInput):
-    """A spec that cannot be run: names the field, its value and the way out."""
+    """A spec cannot run; the message names the field, its value and a remedy."""
 
 
 def _option(default: Any, text: str) -> Any:
@@ -44,7 +44,7 @@ def _option(default: Any, text: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
-    """One run. Rows of a suite differ in ``recipe`` (and ``processes`` for ``single``) alone."""
+    """One run. Rows of a suite differ only in ``recipe`` (and ``processes`` for ``single``)."""
 
     recipe: str = dataclasses.field(metadata={"help": "strategies joined by +, as in zero3+bf16"})
     model: str = _option(
@@ -96,10 +96,10 @@ class Spec:
     snapshot: bool = _option(False, "record the CUDA allocator's history; not ranked")
 
     def check(self) -> None:
-        """Refuse values that no run could honour.
+        """Refuse values that no run can use.
 
         Raises:
-            SpecError: names the field, its value and the way out.
+            SpecError: names the field, its value and a remedy.
         """
         for name, low in {
             "processes": 1,
@@ -193,36 +193,36 @@ class Spec:
 
     @property
     def sampling(self) -> bool:
-        """Whether samples are drawn, and nothing is trained."""
+        """Return whether the run generates samples instead of training."""
         return self.workload == SAMPLE
 
     @property
     def drawn_steps(self) -> int:
-        """Steps of the sampler."""
+        """Return the number of the sampler's steps."""
         return self.sampler_steps or SAMPLER_STEPS
 
     @property
     def scale(self) -> float:
-        """The guidance scale; 1 guides nothing."""
+        """Return the guidance scale; 1 is no guidance."""
         return self.cfg_scale or CFG_SCALE
 
     @property
     def local_processes(self) -> int:
-        """Processes on each of its machines."""
+        """Return the number of processes on each machine."""
         return self.processes // self.nodes
 
     @property
     def ranks(self) -> int:
-        """Ranks of the job: its processes, or those that one process stands for."""
+        """Return the number of ranks: the processes, or the ranks that one process simulates."""
         return self.world or self.processes
 
     @property
     def recorded(self) -> bool:
-        """Whether a recording disturbs the numbers, so that they are not ranked."""
+        """Return whether a recording disturbs the measurements; such a run is not ranked."""
         return self.profile or self.snapshot
 
     def micro_batch(self, shares: int, accumulation: int) -> int:
-        """Samples a rank feeds at once: global batch / data-parallel degree / accumulation.
+        """Return samples per rank and pass: global batch / data-parallel degree / accumulation.
 
         Raises:
             SpecError: it does not divide; names the nearest batch that does.
@@ -239,19 +239,20 @@ class Spec:
 
     @property
     def told(self) -> dict[str, Any]:
-        """Every field by name; what came to specs later, only where it is not as it was before."""
+        """Return every field by name. Newer fields appear only if they differ from their
+        default."""
         return {
             k: v for k, v in dataclasses.asdict(self).items() if k not in LATER or v != LATER[k]
         }
 
     @property
     def key(self) -> str:
-        """A stable short hash of every field: equal specs, equal key."""
+        """Return a stable short hash of all fields; equal specs have equal keys."""
         text = json.dumps(self.told, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:10]
 
     def arguments(self) -> list[str]:
-        """The worker's command line for this spec: the recipe, and what differs from a default."""
+        """Return the worker's command line for this spec: the recipe and all non-default fields."""
         words = ["--recipe", self.recipe]
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
@@ -266,8 +267,10 @@ class Spec:
 
 
 def located(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """``settings`` (fields of a spec) with the paths in ``latents:FOLDER`` (or that of a cache)
-    and ``FILE.py:CLASS`` made absolute: a worker starts in another folder than who named them."""
+    """Return ``settings`` (fields of a spec) with absolute paths.
+
+    The worker's working directory differs from that of the caller.
+    """
     absolute = dict(settings)
     kind, colon, folder = str(absolute.get("data", "")).partition(":")
     if kind in IN_FOLDERS and folder:
@@ -290,9 +293,9 @@ def add_arguments(
     leave_out: tuple[str, ...] = (),
     defaults: Mapping[str, Any] | None = None,
 ) -> None:
-    """One option a spec field, with its help; None where not given.
+    """Add one option per spec field, with its help; None if it is not given.
 
-    ``defaults``: what stands for the spec's own, for the help to say.
+    ``defaults`` replace the spec's own defaults in the help.
     """
     for f in dataclasses.fields(Spec):
         if f.name in leave_out:
@@ -315,7 +318,7 @@ def add_arguments(
 
 
 def from_arguments(arguments: argparse.Namespace, **given: Any) -> Spec:
-    """The spec that parsed options name; ``given`` are defaults for options left out."""
+    """Return the spec of the parsed options; ``given`` are defaults for options left out."""
     names = {f.name for f in dataclasses.fields(Spec)}
     chosen = {k: v for k, v in vars(arguments).items() if k in names and v is not None}
     return Spec(**given | chosen)

@@ -36,7 +36,7 @@ from strategies.base import BadInput, Conflict
 
 
 def parse_options(argv: Sequence[str]) -> argparse.Namespace:
-    """The worker's command line: a spec, where to write, and how to train on."""
+    """Parse the worker's command line: a spec, an output folder, and options of a training."""
     parser = argparse.ArgumentParser(prog="python -m harness.train", description=__doc__)
     add_arguments(parser)
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="run folder")
@@ -50,13 +50,15 @@ def parse_options(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def _history(spec: Spec, folder: Path, rank: int) -> contextlib.AbstractContextManager[None]:
-    """The allocator's history, where it was asked for."""
+    """Return a context that records the allocator's history if the spec requests it."""
     return loop.allocator_history(folder, rank) if spec.snapshot else contextlib.nullcontext()
 
 
 def _own(folder: Path) -> Path:
-    """Where this machine's ranks leave what is theirs alone, as statuses and swap files: the run's
-    folder, or this node's own disk where several share that folder."""
+    """Return the folder for files of this machine's ranks only, such as statuses and swap files.
+
+    It is the run's folder, or this node's own disk if several nodes share that folder.
+    """
     return Path(os.environ.get("HEADROOM_LOCAL") or folder)
 
 
@@ -72,7 +74,7 @@ def _check_words(spec: Spec, options: argparse.Namespace) -> None:
 
 
 def _measured(resolved: Resolved, options: argparse.Namespace, reporter: Reporter) -> Result | None:
-    """The run, by its workload; the result on rank 0."""
+    """Run the workload of the spec; return the result on rank 0."""
     if resolved.spec.sampling:
         return drawing.measure(resolved, options.out, reporter, control=options.sabotage)
     return measure.measure(
@@ -87,13 +89,13 @@ def _measured(resolved: Resolved, options: argparse.Namespace, reporter: Reporte
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point of ``python -m harness.train``; the exit code."""
+    """Run ``python -m harness.train``; return the exit code."""
     process.die_with_parent()
     process.own_tools_first()
     options = parse_options(sys.argv[1:] if argv is None else argv)
     reporter = Reporter(_own(options.out), int(os.environ.get("RANK", 0)))
     try:
-        # The launching process has read all headers of the data already; a rank need not.
+        # The launching process has read all headers of the data already, so a rank need not.
         spec = from_arguments(options)
         resolved = resolve(spec, check_data(spec.data, thorough=False))
         if resolved.refusal:
@@ -117,7 +119,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         shutil.rmtree(_own(options.out) / "nvme", ignore_errors=True)
     reporter.enter("done")
     if torch.distributed.is_initialized():
-        # Left to the interpreter's exit, a finished run sometimes aborts.
+        # At the interpreter's exit a finished run sometimes aborts.
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()
     return 0

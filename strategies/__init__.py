@@ -1,4 +1,7 @@
-"""What a recipe is made of. CATALOG is the table of contents; nothing here imports harness."""
+"""Strategy implementations and their catalog.
+
+``CATALOG`` maps a strategy's name to its class. This package does not import ``harness``.
+"""
 
 from __future__ import annotations
 
@@ -76,12 +79,14 @@ CATALOG = LazyTable(
         "guidance": "strategies.sampling.guidance:Guidance",
     }
 )
-"""Name -> strategy. A strategy's module is imported when its name is first looked up."""
+"""Name -> strategy class. The first look-up of a name imports its module."""
 
 
 def parse(text: str, *, ema: bool = True, workload: str = TRAIN) -> Recipe:
-    """The recipe that ``text`` names; open places get fp32, adamw and (if ``ema``) the average, or
-    where samples are drawn fp32 and guidance in one batch.
+    """Return the recipe that ``text`` names.
+
+    Open slots get defaults: fp32, adamw and (if ``ema``) the weight average in training; fp32 and
+    guidance in one batch in sampling.
 
     Raises:
         recipe.RecipeError: an unknown strategy or parameter, or a bad value.

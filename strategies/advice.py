@@ -1,4 +1,4 @@
-"""What takes less memory than a recipe does: what a plan tries, and what a failure recommends."""
+"""Suggestions that reduce a recipe's memory, for plans and for out-of-memory failures."""
 
 from __future__ import annotations
 
@@ -18,20 +18,22 @@ LIGHTER = {
     "fsdp2": ("fsdp2_offload", "zero3_offload"),
     "hsdp": ("fsdp2", "fsdp2_offload"),
 }
-"""Sharding -> what holds less on a GPU, the faster first."""
+"""Sharding -> shardings that use less GPU memory, the fastest first."""
 ALONE = ("zero2_offload", "zero3_offload")
-"""The same for one GPU, which has nobody to share with."""
+"""Shardings that use less memory on one GPU, where there are no ranks to shard over."""
 
 
 def lighter(sharding: str, processes: int) -> tuple[str, ...]:
-    """Shardings that hold less on a GPU than this one does, the faster first."""
+    """Return shardings that use less GPU memory than this one, the fastest first."""
     known = LIGHTER.get(sharding, ()) if processes > 1 else ALONE
     return tuple(name for name in known if name != sharding)
 
 
 def ways_out(recipe: str, processes: int, *, host: bool) -> str:
-    """What ``recipe`` has not tried yet where memory ran out, the cheapest first: the device's, or
-    the ``host``'s."""
+    """Return suggestions after an out-of-memory failure of ``recipe``, the cheapest first.
+
+    ``host``: host memory ran out, not the device's.
+    """
     names = [word.partition(":")[0] for word in recipe.split("+")]
     ways = [] if "checkpoint" in names else ["add checkpoint (recomputes activations)"]
     if "accumulate" not in names:

@@ -1,4 +1,4 @@
-"""Copies of a device's tensors to host memory, beside what is computed."""
+"""Asynchronous copies of device tensors to host memory, with a bound on tensors in flight."""
 
 from __future__ import annotations
 
@@ -6,22 +6,24 @@ from collections import deque
 from typing import Any
 
 MOST = 4
-"""Tensors whose copies are under way at a time."""
+"""Number of tensors whose copies may be in flight at once."""
 
 
 class Leaving:
-    """Copies tensors to host memory on a stream of their own, and holds ``most`` of those that
-    leave: before there are more, what computes waits for the oldest copy, and its memory is free.
+    """Copier of tensors to host memory on a stream of its own, with at most ``most`` in flight.
 
-    ``Tensor.record_stream`` would hold each until its copy is made, by the device's clock. The host
-    asks for new memory long before that, for it runs ahead, and is given memory that was not used
-    yet: up to all that leaves, and another amount each time (torch 2.13, c10/cuda,
-    CUDACachingAllocator.cpp, ``process_events``). Here what is held follows from the order of the
-    calls, so that a prediction, which has no streams, holds the same.
+    Before it exceeds that number, the compute stream waits for the oldest copy, and that tensor's
+    memory is released.
+
+    ``Tensor.record_stream`` would hold each tensor until its copy ends by the device's clock. The
+    host runs ahead, allocates before that and gets unused memory: up to all tensors in flight, and
+    another amount each time. Source: torch 2.13, c10/cuda, CUDACachingAllocator.cpp,
+    ``process_events``. Here the held tensors follow from the order of calls, so a prediction, which
+    has no streams, holds the same.
 
     Args:
-        stream: of the copies; None where the device has none.
-        most: tensors.
+        stream: stream of the copies; None if the device has none.
+        most: number of tensors.
     """
 
     def __init__(self, stream: Any, most: int = MOST) -> None:
@@ -29,8 +31,10 @@ class Leaving:
         self.held: deque[tuple[Any, Any]] = deque()
 
     def copy(self, source: Any, target: Any) -> None:
-        """Begin to copy ``source`` to ``target``, in host memory; where ``source`` is there too the
-        copy is made now."""
+        """Begin to copy ``source`` to ``target`` in host memory.
+
+        If ``source`` is in host memory too, the copy is synchronous.
+        """
         import torch
 
         if self.stream is not None:
@@ -44,8 +48,8 @@ class Leaving:
         self.let_go(self.most)
 
     def let_go(self, keep: int = 0) -> None:
-        """Hold the last ``keep`` tensors and no others: what is computed from now on comes behind
-        the copies of these."""
+        """Release all but the last ``keep`` tensors; later computation waits for the copies of
+        those released."""
         import torch
 
         while len(self.held) > keep:

@@ -1,4 +1,4 @@
-"""The words that every part of a recipe uses: places, traits, settings, and what can go wrong."""
+"""Base types of recipes: slots, traits, parity, settings, errors, attachments and buffer sizes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ if TYPE_CHECKING:
 
 
 class LazyTable(UserDict[str, Any]):
-    """Name -> class, written "module:Class" or as a ``partial`` that makes the class. The first
-    look-up of a name imports its module; ``in``, ``len`` and iteration over names import nothing.
+    """Mapping of names to classes that imports a class's module at its first look-up.
+
+    A value is "module:Class" or a ``partial`` that makes the class. ``in``, ``len`` and iteration
+    over names import nothing.
     """
 
     def __getitem__(self, name: str) -> Any:
@@ -30,8 +32,7 @@ class LazyTable(UserDict[str, Any]):
 
 
 class Slot(IntEnum):
-    """The places a training step, or a batch of drawn samples, leaves open, in the order in which
-    they are filled."""
+    """Slots of a training step or a sampling batch, in the order in which strategies fill them."""
 
     SHARD = 0
     PRECISION = 1
@@ -110,7 +111,7 @@ TRAITS = {
     "own_step": "the engine takes the optimizer's step by itself, behind its backward",
     "own_clipping": "the engine clips gradients by itself",
 }
-"""Trait -> meaning. A part that cannot work beside one refuses the trait, never a name."""
+"""Trait -> meaning. A strategy that cannot work with another refuses its trait, never its name."""
 
 
 ALTERS = {
@@ -120,16 +121,19 @@ ALTERS = {
     "update": "the optimizer writes something else than AdamW would",
     "model": "another model takes the place of the one that is named",
 }
-"""What a strategy may alter by design -> meaning. From it follows how far a row's first step, or
-all of its steps, may be from the reference's (``harness.report.figures.parity``)."""
+"""Effect that a strategy may have by design -> meaning.
+
+The effect decides how far a row's first step, or all its steps, may differ from the reference's
+(``harness.report.figures.parity``).
+"""
 
 
 class Parity(Enum):
-    """How a recipe's losses relate to the reference row's.
+    """Relation of a recipe's losses to the reference row's.
 
-    EXACT: the same computation, so equal losses within float rounding.
-    BY_DESIGN: another computation on purpose (lower precision, fewer weights): the distance is
-    measured and shown, but does not make the row wrong.
+    EXACT: the same computation; losses are equal within float rounding. BY_DESIGN: another
+    computation on purpose (lower precision, fewer weights). The difference is measured and
+    reported, but does not make the row wrong.
     """
 
     EXACT = "exact"
@@ -137,29 +141,31 @@ class Parity(Enum):
 
 
 class BadInput(ValueError):
-    """What a person gave cannot be used: one line that names it and the way out. Any other
-    ValueError is a fault of ours, and is shown as one."""
+    """Unusable user input. The message is one line with the cause and the remedy.
+
+    Any other ValueError is a bug of Headroom, and is reported as one.
+    """
 
 
 class Conflict(BadInput):
-    """A recipe that cannot be: two strategies for one place, or one that refuses its launch."""
+    """Invalid recipe: two strategies in one slot, or a strategy that refuses its launch."""
 
 
 class NotInForce(AssertionError):
-    """A strategy was asked for and its effect could not be read back."""
+    """Missing effect: a strategy was requested and its effect could not be read back."""
 
 
 def demand(fact: bool, message: str) -> None:
-    """Raise NotInForce(message) unless ``fact`` holds: the one way evidence fails."""
+    """Raise NotInForce(message) if ``fact`` is false. Evidence fails only through this function."""
     if not fact:
         raise NotInForce(message)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Numbers of the training itself, alike for every engine; the reference's are the defaults.
+    """Training hyperparameters, equal for every engine; the defaults are the reference's.
 
-    ``grad_clip`` 0 clips nothing; ``ema_decay`` 0 keeps no average of the weights.
+    ``grad_clip`` 0 disables clipping; ``ema_decay`` 0 disables the weight average.
     """
 
     learning_rate: float = 1e-4
@@ -171,84 +177,88 @@ class Settings:
 
     @property
     def adam(self) -> dict[str, Any]:
-        """What every Adam takes, as torch, torchao, bitsandbytes and DeepSpeed spell it alike."""
+        """Keyword arguments shared by every Adam of torch, torchao, bitsandbytes and DeepSpeed."""
         names = {"lr": self.learning_rate, "betas": self.betas, "eps": self.eps}
         return names | {"weight_decay": self.weight_decay}
 
 
 class Attachment(Protocol):
-    """What a strategy keeps alive beside the trained model (the weight average, masks, hooks)."""
+    """Objects that a strategy keeps alive with the trained model (weight average, masks, hooks)."""
 
     def after_step(self) -> None:
-        """Called once after every optimizer step."""
+        """Run after every optimizer step."""
 
     def tensors(self) -> Iterable[torch.Tensor]:
-        """Every tensor held, so that the meter can name the bytes."""
+        """Return every tensor held, so that the memory meter can categorize the bytes."""
 
     def weights(self) -> Iterable[torch.Tensor]:
-        """Those of ``tensors`` that are weights of a model, so that they count as parameters."""
+        """Return those of ``tensors`` that are model weights and count as parameters."""
 
     def averages(self) -> Sequence[torch.Tensor]:
-        """Averages of the weights, laid out as ``Engine.shards``; empty where it keeps none."""
+        """Return averages of the weights, laid out as ``Engine.shards``; empty if it keeps none."""
 
     def hosted(self) -> Iterable[torch.Tensor]:
-        """Those of ``tensors`` that were put into host memory, where a device may be host memory
-        itself and their device cannot tell."""
+        """Return those of ``tensors`` that were put into host memory.
+
+        On a CPU run, where the device is host memory too, a tensor's device does not show this.
+        """
 
     def makers(self) -> Iterable[Any]:
-        """Methods that allocate in another place than that of their operands
+        """Return methods whose allocations have another placement than their operands
         (``strategies.inventory.AllocationScope``)."""
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's state, saved beside the engine's checkpoint."""
+        """Return this rank's state, which is saved with the engine's checkpoint."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what ``state_dict`` gave on a rank of the same number."""
+        """Restore a ``state_dict`` that a rank of the same number returned."""
 
     def recut(self, states: Sequence[dict[str, Any]], pieces: Sequence[Sequence[Any]]) -> None:
-        """Restore it from what all ranks of another number gave; ``pieces`` are the fragments of
-        the parameters that each of those ranks had (``strategies.inventory.Fragment``).
+        """Restore the state from the states of all ranks of a run with another number of processes.
+
+        ``pieces``: the parameter fragments that each of those ranks had
+        (``strategies.inventory.Fragment``).
 
         Raises:
-            BadInput: it cannot be cut anew.
+            BadInput: the state cannot be redistributed.
         """
 
 
 class Watcher:
-    """An attachment that holds no tensors and has nothing to resume; a base for those."""
+    """Base class of attachments that hold no tensors and have nothing to resume."""
 
     def after_step(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def tensors(self) -> Iterable[torch.Tensor]:
-        """Nothing is held."""
+        """Return nothing."""
         return ()
 
     def weights(self) -> Iterable[torch.Tensor]:
-        """No model is kept."""
+        """Return nothing."""
         return ()
 
     def averages(self) -> Sequence[torch.Tensor]:
-        """No average is kept."""
+        """Return nothing."""
         return ()
 
     def hosted(self) -> Iterable[torch.Tensor]:
-        """Nothing is in host memory."""
+        """Return nothing."""
         return ()
 
     def makers(self) -> Iterable[Any]:
-        """What is made is where its operands are."""
+        """Return nothing: allocations have the placement of their operands."""
         return ()
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing to save."""
+        """Return an empty state."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing to restore."""
+        """Do nothing."""
 
     def recut(self, states: Sequence[dict[str, Any]], pieces: Sequence[Sequence[Any]]) -> None:
-        """Nothing to restore; refused where a subclass keeps something."""
+        """Do nothing, or refuse if a subclass saved a state."""
         if any(states):
             raise BadInput(
                 f"what {type(self).__name__} keeps is of {len(states)} processes, and cannot be "
@@ -256,15 +266,17 @@ class Watcher:
             )
 
 
-# ---- sizes ----
-# What the sizes of an engine's buffers follow from, and what an allocator makes of a size.
+# ---- buffer sizes ----
 
 
 class Sizes(NamedTuple):
-    """What sizes of buffers follow from, in elements: of all trained parameters, of the largest
-    block, of the largest parameter and of the largest one-dimensional one; ``weights`` of each
-    trained parameter that is no bias, where they are known before the model is built. ``here``: the
-    trained elements of a model that stands for a deeper one, whose total is ``total``; else 0."""
+    """Element counts from which buffer sizes are computed.
+
+    ``total``: all trained parameters. ``block``: the largest block. ``tensor``: the largest
+    parameter. ``bias``: the largest one-dimensional parameter. ``weights``: each trained parameter
+    that is no bias, if known before the model is built. ``here``: trained elements of a shallow
+    model that replaces a deeper one of ``total`` elements; else 0.
+    """
 
     total: int
     block: int
@@ -275,7 +287,8 @@ class Sizes(NamedTuple):
 
 
 def pinned_block(size: int) -> int:
-    """Bytes of pinned host memory that torch takes for ``size`` bytes: the next power of two.
+    """Return the bytes of pinned host memory that torch allocates for ``size``: the next power of
+    two.
 
     Source: torch 2.13, ATen/core/CachingHostAllocator.h (allocate), with the default settings.
     """

@@ -1,4 +1,4 @@
-"""Files and text that someone else may have written: read within bounds, printed as plain text."""
+"""Readers of untrusted files and text: bounded reads, plain YAML, text safe to print."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from typing import Any
 import yaml
 
 DEEPEST = 40
-"""Levels of lists and mappings that a file may nest; a result has some ten."""
+"""Levels of lists and mappings that a file may nest; a result has about ten."""
 
 LARGEST = 64 * 2**20
-"""Bytes of the largest text file that is read; a result of 64 ranks has some 2 MiB."""
+"""Bytes of the largest text file that is read; a result of 64 ranks has about 2 MiB."""
 SEQUENCE = re.compile(
     "\x1b\\[[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor, clear screen
     "|\x1b[\\]PX^_].*?(?:\x07|\x1b\\\\|$)"  # OSC, DCS and other strings, up to their end
@@ -33,7 +33,7 @@ def bounded_text(path: Path | str, largest: int = LARGEST) -> str:
         OSError: it cannot be opened.
         ValueError: a device, pipe or folder; more than ``largest`` bytes; not UTF-8.
     """
-    # O_NONBLOCK: the open of a pipe without a writer would never return.
+    # Without O_NONBLOCK, opening a pipe that has no writer would never return.
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise ValueError("it is no regular file")
@@ -69,7 +69,7 @@ def _is_number(text: str) -> bool:
 
 
 class NotOurs(OSError):
-    """A file or folder where ours is due, which somebody else made or linked elsewhere."""
+    """File or folder at a path of Headroom's that another user made or linked elsewhere."""
 
 
 @contextlib.contextmanager
@@ -95,10 +95,10 @@ def lock_file(path: Path) -> Iterator[int]:
 
 
 def check_own_folder(path: Path) -> None:
-    """Check that a folder in a place that many users share is this user's, and no link.
+    """Check that a folder in a shared location belongs to this user and is no symbolic link.
 
     Raises:
-        NotOurs: it is somebody else's, or a symbolic link.
+        NotOurs: another user's folder, or a symbolic link.
     """
     told = path.lstat()
     if not stat.S_ISDIR(told.st_mode) or told.st_uid != os.getuid():
@@ -106,8 +106,10 @@ def check_own_folder(path: Path) -> None:
 
 
 def nested(data: Any) -> Iterator[tuple[Any, int]]:
-    """Yield each value in lists and mappings with its level, without recursion, which data that
-    nests deep would exhaust."""
+    """Yield each value in lists and mappings with its level.
+
+    It does not recurse, because deeply nested data would exhaust the stack.
+    """
     waiting = [(data, 1)]
     while waiting:
         value, depth = waiting.pop()
@@ -122,7 +124,7 @@ def parse_yaml(text: str) -> Any:
 
     Raises:
         ValueError: not YAML, an alias, a key that is no text or given twice, a tag or number that
-            plain data has not, nested deeper than ``DEEPEST``; names the line if there is one.
+            is no plain data, nesting deeper than ``DEEPEST``. Names the line if there is one.
     """
     try:
         data = yaml.load(text, Loader=_Loader)
@@ -150,10 +152,13 @@ def _check_plain(value: Any, depth: int) -> None:
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe, and a key given twice is an error: YAML itself would keep the last in silence. So is
-    an alias: nested ones make gigabytes of a line, and no file here needs one."""
+    """Safe loader that rejects duplicate keys and aliases.
 
-    # A date is text: no setting is one.
+    YAML itself keeps the last of two equal keys without a warning. Nested aliases expand one line
+    to gigabytes, and no file here needs one.
+    """
+
+    # Dates stay text: no setting is a date.
     yaml_implicit_resolvers = {  # noqa: RUF012 (yaml's own name)
         first: [(tag, found) for tag, found in kinds if not tag.endswith(":timestamp")]
         for first, kinds in yaml.SafeLoader.yaml_implicit_resolvers.items()

@@ -1,12 +1,14 @@
-"""A model before its first weights are there, and how they come: one parameter after the other.
+"""Initial weights, drawn one parameter at a time into a model that was made without them.
 
 A subject that draws each parameter by its name (``Subject.draws``) is made on torch's "meta"
-device, where a tensor has a shape and a type and no bytes. Strategies edit it there, but for those
-that must see weights (``Strategy.reads_weights``). Then each parameter is drawn, float32 on the
-CPU, kept as the edited model wants it (its type, packed), and put where it will live before the
-next one is drawn: the whole model in float32 is never there, unless that is what is trained.
+device, where a tensor has a shape and a type and no bytes. Strategies edit it there, except those
+that read weights (``Strategy.reads_weights``).
 
-Imports torch: import it where torch is there.
+Each parameter is then drawn in float32 on the CPU, converted to its type (or packed), and moved to
+its device before the next one is drawn. The whole model in float32 never exists, unless it is
+trained in float32.
+
+Imports torch.
 """
 
 from __future__ import annotations
@@ -27,11 +29,13 @@ _VALUELESS: list[bool] = []
 
 @dataclass(frozen=True)
 class Pending:
-    """What a parameter without a value waits for: the draw of ``name`` (its name in the model as
-    the subject made it), kept as the parameter that ``keep`` makes of it; None: as it is.
-    ``version`` counts what was written to it when it was made. ``instead``: what makes of the drawn
-    value the one that takes its place; None: it stays. ``like``: what is drawn, where that is of
-    another shape than the parameter; None: the parameter."""
+    """Initial value that a parameter waits for.
+
+    ``name``: the name in the subject's model whose draw it is. ``version``: the parameter's version
+    counter when it was made. ``keep``: makes the parameter from the value; None: the value
+    unchanged. ``instead``: replaces the drawn value by another; None: the drawn value stays.
+    ``like``: the tensor to draw, if its shape is not the parameter's; None: the parameter.
+    """
 
     name: str
     version: int
@@ -41,15 +45,18 @@ class Pending:
 
 
 def keyed(seed: int, name: str) -> torch.Generator:
-    """A generator on the CPU for the parameter ``name`` alone: equal arguments, equal draws,
-    whatever was drawn before and wherever it will live."""
+    """Return a CPU generator for the parameter ``name``.
+
+    Equal arguments give equal draws, whatever was drawn before and on whatever device it will live.
+    """
     key = hashlib.sha256(f"{seed}:{name}".encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(key[:4], "big"))  # torch's uses 32 bits
+    return torch.Generator().manual_seed(int.from_bytes(key[:4], "big"))  # torch uses 32 bits
 
 
 @contextlib.contextmanager
 def valueless() -> Iterator[None]:
-    """Tensors are made on meta, and no memory is meant (a prediction's GPU is on meta too)."""
+    """Make tensors on meta that do not count as memory. (A prediction's simulated GPU is on meta
+    too.)"""
     _VALUELESS.append(True)
     try:
         with torch.device("meta"):
@@ -59,18 +66,17 @@ def valueless() -> Iterator[None]:
 
 
 def is_valueless() -> bool:
-    """Whether ``valueless`` holds now."""
+    """Return whether the caller is inside ``valueless``."""
     return bool(_VALUELESS)
 
 
 def storageless() -> bool:
-    """Whether tensors that are made now have a size and no storage: in a prediction, where nobody
-    wants their values."""
+    """Return whether new tensors have a size and no storage, as in a prediction."""
     return type(torch.empty(0)) is not Tensor
 
 
 def skeleton(make: Callable[[], nn.Module], draw: Draw) -> nn.Module:
-    """The model without its parameters' values; buffers, which are computed, have theirs."""
+    """Return the model without its parameters' values; buffers, which are computed, have theirs."""
     with valueless():
         module = make()
     for name, p in module.named_parameters():
@@ -84,12 +90,12 @@ def skeleton(make: Callable[[], nn.Module], draw: Draw) -> nn.Module:
 
 
 def pending(p: Tensor) -> Pending | None:
-    """What ``p`` waits for; None where it has its value."""
+    """Return the value that ``p`` waits for; None if it has its value."""
     return getattr(p, "pending", None)
 
 
 def waits(module: nn.Module) -> bool:
-    """Whether some parameter of ``module`` has no value yet."""
+    """Return whether some parameter of ``module`` has no value yet."""
     return any(pending(p) is not None for p in module.parameters())
 
 
@@ -99,26 +105,33 @@ def hand_on(
     keep: Callable[[Tensor], nn.Parameter],
     like: Tensor | None = None,
 ) -> None:
-    """``new``, which takes the place of ``old``, waits for the same draw, and ``keep`` makes a
-    parameter of it; ``like`` is what is drawn, where ``new`` is of another shape."""
+    """Have ``new``, which replaces ``old``, wait for the same draw.
+
+    ``keep`` makes a parameter of the drawn value. ``like`` is the tensor to draw, if ``new`` has
+    another shape.
+    """
     new.pending = Pending(old.pending.name, new._version, keep, old.pending.instead, like)
 
 
 def instead(p: nn.Parameter, other: Callable[[Tensor], Tensor]) -> None:
-    """Have ``other`` of the value that ``p`` waits for take its place: drawn it is all the same,
-    and told as the first weight that every row of a suite draws."""
+    """Replace the value that ``p`` waits for by ``other`` of it.
+
+    The value is still drawn, and recorded as the first weight that every row of a suite draws.
+    """
     p.pending = dataclasses.replace(p.pending, instead=other)
 
 
 def cast(module: nn.Module, dtype: torch.dtype) -> None:
-    """``module.to(dtype)``; what has no value yet will be of this type when it is drawn."""
+    """Apply ``module.to(dtype)``; parameters without a value get this type when they are drawn."""
     with valueless() if waits(module) else contextlib.nullcontext():
         module.to(dtype)
 
 
 def replace(module: nn.Module, made: Callable[[nn.Parameter], nn.Parameter]) -> None:
-    """Put ``made(p)`` in the place of each parameter, in the order of ``module.parameters()``; one
-    that several modules share stays one."""
+    """Replace each parameter by ``made(p)``, in the order of ``module.parameters()``.
+
+    A parameter that several modules share stays shared.
+    """
     done: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
     for part in module.modules():
         for key, p in part._parameters.items():
@@ -132,11 +145,13 @@ def replace(module: nn.Module, made: Callable[[nn.Parameter], nn.Parameter]) -> 
 def filled(
     p: nn.Parameter, draw: Draw, device: torch.device | str, dtype: torch.dtype | None = None
 ) -> nn.Parameter:
-    """``p`` with its value, on ``device`` and of ``dtype`` (None: its own), unless it is kept in
-    another way. What strategies wrote on it stays; one that has its value is returned as it is.
+    """Return ``p`` with its value on ``device``, of ``dtype`` (None: its own), or as ``keep`` makes
+    it.
+
+    Attributes that strategies set on it are kept. A parameter that has its value is returned as is.
 
     Raises:
-        ValueError: somebody wrote values into it, which would be lost.
+        ValueError: values were written into it, and would be lost.
     """
     wanted = pending(p)
     if wanted is None:
@@ -157,13 +172,13 @@ def filled(
 def moved(
     p: nn.Parameter, device: torch.device | str, dtype: torch.dtype | None = None
 ) -> nn.Parameter:
-    """A parameter that has its value, on ``device`` and of ``dtype`` (None: its own)."""
+    """Return a parameter with its value, on ``device`` and of ``dtype`` (None: its own)."""
     values = p.detach().to(dtype or p.dtype).to(device)
-    return _instead(p, nn.Parameter(values, p.requires_grad))  # codes can take no gradient
+    return _instead(p, nn.Parameter(values, p.requires_grad))  # codes take no gradient
 
 
 def _instead(p: nn.Parameter, new: nn.Parameter) -> nn.Parameter:
-    """``new``, with what was written on ``p``, in whose place it goes."""
+    """Return ``new``, with the attributes of ``p``, which it replaces."""
     new.requires_grad_(p.requires_grad)
     for key, value in vars(p).items():
         if key != "pending":

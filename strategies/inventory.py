@@ -1,4 +1,4 @@
-"""What an engine tells of a run: what a rank holds, what makes it, and what its library says."""
+"""Tensors, allocation sites and library statistics that an engine reports."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import Any, NamedTuple, Protocol
 
 
 class Fragment(NamedTuple):
-    """A piece of the parameter ``name`` in this rank's ``shard``: ``numel`` elements from ``start``
-    of the shard, which are those from ``offset`` of the flattened parameter. There may be several
-    of one parameter."""
+    """Piece of the parameter ``name`` in this rank's ``shard``.
+
+    It has ``numel`` elements, from ``start`` of the shard and from ``offset`` of the flattened
+    parameter. One parameter may have several.
+    """
 
     name: str
     shard: int
@@ -19,13 +21,13 @@ class Fragment(NamedTuple):
 
 
 class TensorInventory(NamedTuple):
-    """What a rank holds between two steps: category (``harness.memory.record``) -> tensors.
+    """Tensors that a rank holds between two steps: category (``harness.memory.record``) -> tensors.
 
-    ``hidden``: bytes of communication buckets that C++ holds, where no Python tensor shows them.
-    ``seen``: addresses of storages of those buckets that Python did get to see (a communication
-    hook is given them), so that they are not counted twice. ``host``: tensors that the engine keeps
-    in host memory, whether or not they are in ``tensors``: on a machine without a GPU their
-    devices cannot tell, so these are the engine's own lists, not its settings.
+    ``hidden``: bytes of communication buckets that C++ holds, which no Python tensor shows.
+    ``seen``: addresses of storages of those buckets that Python did see (a communication hook
+    receives them), so that they are not counted twice. ``host``: tensors that the engine keeps in
+    host memory, also if they are in ``tensors``. On a machine without a GPU their devices do not
+    show this, so these are the engine's own lists, not its settings.
     """
 
     tensors: dict[str, list[Any]]
@@ -35,11 +37,13 @@ class TensorInventory(NamedTuple):
 
 
 class AllocationScope(NamedTuple):
-    """A method of a library, ``owner.method``: what is allocated while it runs is of ``category``
-    (``harness.memory.record``; empty: as elsewhere) if the step is in one of ``phases``; empty
-    means in any. ``place``, "device" or "host": where that is kept; empty: where what it is made of
-    is kept. ``pinned``: on a GPU that host memory is pinned. ``beside``: on a GPU its copies run
-    beside the computation."""
+    """Library method ``owner.method`` whose allocations belong to ``category``.
+
+    ``category``: see ``harness.memory.record``; empty: the usual one. ``phases``: step phases in
+    which the rule applies; empty: all. ``place``: placement of the allocations, "device" or "host";
+    empty: that of their operands. ``pinned``: on a GPU that host memory is pinned. ``beside``: on a
+    GPU its copies overlap with computation.
+    """
 
     owner: Any
     method: str
@@ -51,13 +55,14 @@ class AllocationScope(NamedTuple):
 
 
 class EngineReport(NamedTuple):
-    """What an engine's library says of itself after a run, for the audit to compare; None where it
-    says nothing, and the audit then looks elsewhere (the optimizer's state, the loop's log).
+    """Statistics of an engine's library after a run, for the audit to compare.
 
-    ``steps``: optimizer steps taken, those before a resume too. ``clip``: the limit of the gradient
-    norm that it applies by itself; 0.0: none. ``accumulation``: micro batches a step.
-    ``micro_batch``: samples a rank. ``loss_scale``: of float16, now. ``config``: the settings that
-    it ran with, as plain data for the result file. ``swapped_bytes``: what this rank has in files.
+    A field is None if the library does not report it; the audit then reads the optimizer's state or
+    the loop's log. ``steps``: optimizer steps taken, including those before a resume. ``clip``: the
+    limit of the gradient norm that the engine applies by itself; 0.0: none. ``accumulation``:
+    micro-batches per step. ``micro_batch``: samples per rank. ``loss_scale``: the current one of
+    float16. ``config``: the settings in force, as plain data for the result file.
+    ``swapped_bytes``: bytes of this rank in swap files.
     """
 
     steps: int | None = None
@@ -69,45 +74,53 @@ class EngineReport(NamedTuple):
     swapped_bytes: int = 0
 
 
-# ---- books ----
-# Where a prediction's stand-in for an engine writes what no op of a traced training shows.
+# ---- allocation recorder ----
 
 
 class AllocationRecorder(Protocol):
-    """Where an imitation records what no op of a traced training shows; the tracer of a prediction
-    is one (``harness.planner.tracing.trace``)."""
+    """Recorder of allocations that the dispatch trace cannot see.
+
+    The tracer of a prediction implements it (``harness.planner.tracing.trace``).
+    """
 
     def hold(self, pool: str, size: int, op: str, category: str) -> Callable[[], None]:
-        """Record ``size`` bytes of pool "device", "host" or "nvme" as held from now on, made by
-        ``op`` (a name for the reader). Call the result to record that they are freed. Pool
-        "passing" is the device's memory that no later step holds."""
+        """Record ``size`` bytes of pool "device", "host" or "nvme" as held from now on.
+
+        ``op`` is a name for the reader. Call the result to record that they are freed. Pool
+        "passing" is device memory that no later step holds.
+        """
 
     def pin(self, tensor: Any, pinned: bool = True) -> None:
-        """Count a tensor in host memory as what it takes where it is ``pinned``
-        (``strategies.base.pinned_block``), or, False, as its bytes after all."""
+        """Count a host tensor by its pinned size (``strategies.base.pinned_block``), or if False by
+        its bytes."""
 
     def tag(self, category: str, tensors: Iterable[Any]) -> None:
-        """Give tensors that live now their category, where they have none."""
+        """Set the category of live tensors that have none."""
 
     def move(self, category: str, source: str, target: str) -> int:
-        """Count all of ``category`` that the trace has in pool ``source`` in pool ``target``
-        instead, from the start of the trace on. Returns the bytes of it that are held now."""
+        """Count all of ``category`` in pool ``source`` as in pool ``target``, from the trace's
+        start on.
+
+        Returns the bytes of it that are held now.
+        """
 
     def work(self, phase: str, kind: str, size: int, group: int = 0, stride: int = 1) -> None:
-        """Record ``size`` bytes moved in a phase of the step; kind is overlapped, host or nvme,
-        ``group`` and ``stride`` say among which ranks (``harness.planner.speed.roofline.Work``)."""
+        """Record ``size`` bytes moved in a phase of the step.
+
+        ``kind`` is overlapped, host or nvme. ``group`` and ``stride`` give the ranks that take part
+        (``harness.planner.speed.roofline.Work``).
+        """
 
 
-# ---- settled ----
-# A launch file with every number in place, for use without Headroom.
+# ---- resolved launch file ----
 
 
 class ResolvedConfig(NamedTuple):
-    """What an engine's launch file is, once a run of it is known (``Engine.settled``).
+    """Launch file with every number filled in, for use without Headroom (``Engine.settled``).
 
     ``content``: accelerate's YAML. ``files``: name -> content of each JSON that it names.
-    ``blanks``: what only the user knows: "file: key" -> what to put there. ``handlers``: code of
-    ``kwargs_handlers`` that ``Accelerator`` must be given, of classes that accelerate exports.
+    ``blanks``: values that only the user knows: "file: key" -> description. ``handlers``: code of
+    ``kwargs_handlers`` that ``Accelerator`` needs, of classes that accelerate exports.
     """
 
     content: dict[str, Any]

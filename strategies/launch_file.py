@@ -1,7 +1,7 @@
-"""Launch files: accelerate's YAML as it lies in ``launch_configs/``, read and checked.
+"""Accelerate's YAML launch files in ``launch_configs/``, and the layout of ranks.
 
-The file is the one owner of engine, stage, offload and wrapping; Python reads those facts here and
-in the engine that the file names, and reads them back from the objects as evidence.
+The launch file alone sets engine, stage, offload and wrapping. Python reads these facts here and in
+the engine that the file names, and reads them back from the objects as evidence.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ FOLDER = Path(__file__).resolve().parent.parent / "launch_configs"
 
 
 PIPELINE = "megatron_lm_config"
-"""The block of a launch file that makes its engine a pipeline."""
+"""Launch file block that makes its engine a pipeline."""
 
 
 class LaunchFileError(BadInput):
-    """A launch file that cannot be read or lacks a fact: names the file and the way out."""
+    """Launch file that is unreadable or lacks a fact; the message names the file and the remedy."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchFile:
-    """What a launch file says.
+    """Contents of a launch file.
 
-    ``kind`` is accelerate's distributed type, which names the engine; ``settings`` is the content
-    of the engine's own file, where the YAML names one.
+    ``kind``: accelerate's distributed type, which names the engine. ``settings``: the content of
+    the engine's own file, if the YAML names one.
     """
 
     path: Path
@@ -41,15 +41,15 @@ class LaunchFile:
 
 
 def names(folder: Path = FOLDER) -> list[str]:
-    """The sharding strategies that ``folder`` has launch files for; no file is read."""
+    """Return the names of the launch files in ``folder``, without reading them."""
     return [path.stem for path in sorted(folder.glob("*.yaml")) if "." not in path.stem]
 
 
 def read(path: Path) -> LaunchFile:
-    """Read an accelerate YAML; whether there is an engine of its kind is not asked here.
+    """Read an accelerate YAML. The function does not check that an engine of its kind exists.
 
     Raises:
-        LaunchFileError: missing, not YAML, or without the distributed type that it must name.
+        LaunchFileError: missing, not YAML, or without the required distributed type.
     """
     text = text_of(path)
     try:
@@ -70,7 +70,7 @@ def read(path: Path) -> LaunchFile:
 
 
 def text_of(path: Path) -> str:
-    """The text of a launch file, or of one that it names.
+    """Return the text of a launch file, or of a file that it names.
 
     Raises:
         LaunchFileError: it cannot be read.
@@ -81,18 +81,17 @@ def text_of(path: Path) -> str:
         raise LaunchFileError(f"{path}: unreadable launch file ({error})") from None
 
 
-# ---- layout ----
-# How an engine uses the ranks of a job.
+# ---- rank layout ----
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """How ranks are used; the product of all degrees is the number of ranks.
+    """Degrees of parallelism of a job; their product is the number of ranks.
 
-    Samples are divided by ``replicate`` and ``shard`` alone: ranks that differ in the others work
-    on the same samples. Ranks are counted as torch's device meshes count them, ``tensor`` fastest,
-    then ``sequence``, ``shard``, ``replicate`` and ``pipeline``. Ranks that have parts of the same
-    samples share weights as any others do: an engine shards over ``sharers``.
+    Only ``replicate`` and ``shard`` divide samples: ranks that differ in other degrees work on the
+    same samples. Ranks are numbered as in torch's device meshes: ``tensor`` fastest, then
+    ``sequence``, ``shard``, ``replicate`` and ``pipeline``. Ranks with parts of the same samples
+    share weights as any others do: an engine shards over ``sharers``.
     """
 
     replicate: int = 1
@@ -103,36 +102,38 @@ class Layout:
 
     @property
     def ranks(self) -> int:
-        """Processes of the job."""
+        """Number of processes of the job."""
         return self.data * self.tensor * self.sequence * self.pipeline
 
     @property
     def data(self) -> int:
-        """The data-parallel degree: into how many shares a global batch is cut."""
+        """Data-parallel degree: the number of shares of a global batch."""
         return self.replicate * self.shard
 
     @property
     def sharers(self) -> int:
-        """Among how many ranks weights are cut, where they are."""
+        """Number of ranks over which sharded weights are cut."""
         return self.shard * self.sequence
 
     def share(self, rank: int) -> int:
-        """Which of the ``data`` shares of a global batch ``rank`` works on."""
+        """Return the index of the share of a global batch that ``rank`` works on, of ``data``."""
         return rank // (self.tensor * self.sequence) % self.data
 
     def part(self, rank: int) -> int:
-        """Which of the ``sequence`` parts of its samples ``rank`` works on."""
+        """Return the index of the part of its samples that ``rank`` works on, of ``sequence``."""
         return rank // self.tensor % self.sequence
 
     @property
     def alike(self) -> int:
-        """How many ranks hold the same of the weights: those among which gradients are averaged."""
+        """Number of ranks with the same part of the model, over which gradients are averaged."""
         return self.ranks // (self.tensor * self.pipeline)
 
     def cut(self, parts: int, degree: str = "sequence") -> Layout:
-        """The same ranks, of which so many neighbours have a part each of the same samples, or by
-        another ``degree`` of the same weights; as it is where the ranks do not come in such
-        groups."""
+        """Return a layout in which groups of ``parts`` neighboring ranks share a ``degree``.
+
+        ``sequence``: they split the same samples; ``tensor``: the same weights. The layout is
+        returned unchanged if the ranks do not divide into such groups.
+        """
         name = "shard" if self.shard > 1 else "replicate"
         groups, rest = divmod(getattr(self, name), parts)
         if rest:

@@ -1,7 +1,7 @@
-"""Recipes: strategies composed, as text and as an ordered, conflict-free whole.
+"""Recipes: text such as ``zero3+bf16+checkpoint:every=2``, parsed into strategies in slot order.
 
-``zero3+bf16+checkpoint:every=2`` names three strategies. The order of the names does not matter:
-each strategy fills one slot, and slots have an order.
+Each strategy fills one slot, and slots have an order. The order of the names in the text does not
+matter.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from strategies.strategy import Strategy
 from strategies.subject import Subject
 from strategies.workloads import SAMPLE, TRAIN
 
-# ---- absent ----
-# Techniques that people ask for and that are no strategy here, each with the reason. No torch.
+# ---- unsupported techniques ----
 
 
 CACHE = "a DiT has no cache of keys and values, for all its tokens change in each evaluation"
@@ -44,7 +43,7 @@ ABSENT = {
     "with old ones, so that no step of it is the step that other rows take; its optimizer is of "
     "DeepSpeed's JSON alone; take zero3_offload_partial, or zero2_offload",
 }
-"""Name -> why it is not here, then "; " and what there is instead."""
+"""Name -> why it is not supported, then "; " and the alternative."""
 
 ALIASES = {
     "zero_quantized_nontrainable_weights": "quantized_nontrainable_weights",
@@ -53,11 +52,12 @@ ALIASES = {
     **dict.fromkeys(("zen_flow", "zero2_zenflow", "zero3_zenflow"), "zenflow"),
     "zero3_mics": "mics",
 }
-"""Other spellings of the same."""
+"""Other spellings of the names in ``ABSENT``."""
 
 
 def absent(name: str) -> str | None:
-    """Why there is no strategy of this name, however it is spelled; None: it is not known."""
+    """Return why there is no strategy of this name, in any spelling; None if the name is
+    unknown."""
     plain = name.lower().replace("-", "_")
     return ABSENT.get(ALIASES.get(plain, plain))
 
@@ -74,11 +74,12 @@ SPELLED = {
     "gradient_checkpointing": "checkpoint",
     "activation_checkpointing": "checkpoint",
 }
-"""What people also call a strategy -> its name."""
+"""Common alternative name -> strategy name."""
 
 
 def name_of(word: str, catalog: Mapping[str, Any]) -> str:
-    """The strategy that a word of a recipe names, however it is spelled; else the name as it is."""
+    """Return the strategy name in a recipe's word, in any spelling; an unknown name is returned as
+    is."""
     name = word.partition(":")[0]
     plain = name.lower().replace("-", "_")
     tried = (name, SPELLED.get(plain, plain), plain.replace("_", ""))
@@ -86,7 +87,7 @@ def name_of(word: str, catalog: Mapping[str, Any]) -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """A hint with the known word closest to ``word``, else all of them."""
+    """Return a hint with the known word closest to ``word``, else all of them."""
     known = sorted(known)
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
@@ -100,62 +101,63 @@ class Recipe:
     text: str
 
     def in_slot(self, slot: Slot) -> Strategy | None:
-        """The strategy that fills ``slot``, or None."""
+        """Return the strategy that fills ``slot``, or None."""
         return next((s for s in self.strategies if s.slot == slot), None)
 
     @property
     def sharding(self) -> Any:
-        """The sharding strategy: every recipe has one, for it names the launch file."""
+        """Sharding strategy, which names the launch file; every recipe has one."""
         return self.in_slot(Slot.SHARD)
 
     def alone(self, device: str) -> bool:
-        """Whether its launch file starts one process, whatever is asked for."""
+        """Return whether its launch file starts one process, whatever number is requested."""
         return "one_process" in self.sharding.engine(device).traits
 
     @property
     def parity(self) -> Parity:
-        """EXACT only if every part is."""
+        """Parity of the whole recipe: EXACT only if every part is."""
         exact = all(s.promise() is Parity.EXACT for s in self.strategies)
         return Parity.EXACT if exact else Parity.BY_DESIGN
 
     @property
     def altering(self) -> tuple[Strategy, ...]:
-        """The parts that change the computation by design."""
+        """Parts that change the computation by design."""
         return tuple(s for s in self.strategies if s.promise() is not Parity.EXACT)
 
     @property
     def accumulation(self) -> int:
-        """Micro batches an optimizer step, on every process: accumulated, or the engine's own."""
+        """Micro-batches of an optimizer step on every process: accumulated, or the engine's own."""
         part = self.in_slot(Slot.ACCUMULATE)
         return self.sharding.micro_batches * (part.steps if part else 1)
 
     def shares(self, device: str, ranks: int) -> int:
-        """Into how many shares a global batch is cut on so many ranks, one at least."""
+        """Return the number of shares of a global batch on ``ranks`` ranks, at least 1."""
         engine = self.sharding.engine(device).chosen(self.sharding.choices)
         layout = engine.layout(ranks).cut(self.sequence).cut(self.tensor, "tensor")
         return max(1, layout.data)
 
     @property
     def guides_apart(self) -> bool:
-        """Whether the two halves of guidance are predicted one after the other."""
+        """True if the two halves of guidance are computed one after the other."""
         part = self.in_slot(Slot.GUIDE)
         return part is not None and part.how == "sequential"
 
     @property
     def sequence(self) -> int:
-        """Ranks that have a part each of the same samples' tokens."""
+        """Number of ranks that split the tokens of the same samples."""
         part = self.in_slot(Slot.SEQUENCE)
         return part.ranks if part else 1
 
     @property
     def tensor(self) -> int:
-        """Ranks that have a part each of the same weights."""
+        """Number of ranks that split the same weights."""
         part = self.in_slot(Slot.TENSOR)
         return part.ranks if part else 1
 
     @property
     def together(self) -> int:
-        """Ranks that work on the same samples: the global batch is divided among such groups."""
+        """Number of ranks that work on the same samples; the global batch is divided among such
+        groups."""
         return self.sequence * self.tensor
 
     def launch(
@@ -168,7 +170,7 @@ class Recipe:
         simulated: bool = False,
         workload: str = TRAIN,
     ) -> RunContext:
-        """What the launch file says, and what the parts have to know of one another."""
+        """Return the run context: the launch file's facts and the traits of all parts."""
         launch = self.sharding.launch(device, processes, subject)
         of_parts = [part.traits() for part in self.strategies]
         return dataclasses.replace(
@@ -184,7 +186,8 @@ class Recipe:
         )
 
     def refusal(self, launch: RunContext) -> str | None:
-        """The first reason why a part refuses ``launch``, prefixed by the part's name."""
+        """Return the first reason why a part refuses ``launch``, prefixed by the part's name; else
+        None."""
         for part in self.strategies:
             reason = part.out_of_place(launch) or part.refuses(launch)
             if reason:
@@ -192,7 +195,7 @@ class Recipe:
         return None
 
     def accelerator_kwargs(self, launch: RunContext) -> dict[str, Any]:
-        """All parts' keyword arguments for ``Accelerator``, handlers concatenated.
+        """Return all parts' keyword arguments for ``Accelerator``, with handlers concatenated.
 
         Raises:
             Conflict: two parts set the same argument.
@@ -213,9 +216,9 @@ class Recipe:
 
 
 def parse(text: str, catalog: Mapping[str, type[Strategy]], defaults: Iterable[Strategy]) -> Recipe:
-    """The recipe that ``text`` names; ``defaults`` fill the mandatory places it leaves open.
+    """Return the recipe that ``text`` names; ``defaults`` fill mandatory slots that it leaves open.
 
-    The canonical text is in slot order and leaves out whatever equals a default.
+    The canonical text is in slot order and leaves out parts that equal a default.
 
     Raises:
         RecipeError: an unknown strategy or parameter, or a bad value.
@@ -234,7 +237,7 @@ def parse(text: str, catalog: Mapping[str, type[Strategy]], defaults: Iterable[S
         raise Conflict(f"recipe {text!r} names no sharding; begin with one, as in 'ddp+{text}'")
     usual = {part.slot: part for part in defaults}
     named = [str(filled[slot]) for slot in sorted(filled) if filled[slot] != usual.get(slot)]
-    parts = usual | filled  # a part that is named takes the default's place
+    parts = usual | filled  # a named part replaces the default
     return Recipe(tuple(parts[slot] for slot in sorted(parts)), "+".join(named))
 
 
@@ -264,7 +267,10 @@ def _parse_part(word: str, catalog: Mapping[str, Any]) -> Strategy:
 
 
 def _value(name: str, key: str, text: str, default: Any) -> Any:
-    """``text`` as the type of the field's default; numbers stay words where a word is allowed."""
+    """Return ``text`` as the type of the field's default.
+
+    A value for an integer field that is not a number stays text.
+    """
     if isinstance(default, bool):
         words = {"on": True, "true": True, "off": False, "false": False}
         if text.lower() not in words:

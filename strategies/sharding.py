@@ -1,11 +1,11 @@
-"""Sharding: who holds which parameters, gradients and optimizer state. Its launch file says so.
+"""Sharding strategies: one class per launch file in ``launch_configs/``.
 
-A sharding strategy *is* its file in ``launch_configs/``, which names an engine
-(``strategies.engines``). Adding one adds a YAML (and what it names), no Python. What an engine lets
-a recipe choose beside its file (``Engine.choices``) are the strategy's parameters.
+A launch file names an engine (``strategies.engines``). A new YAML file, with the files that it
+names, adds a strategy without Python code. The strategy's parameters are those that the engine lets
+a recipe set (``Engine.choices``).
 
-``NAME.yaml`` serves every device; where ``NAME.cpu.yaml`` lies beside it, that one serves
-machines without a GPU (accelerate's GPU launch types silently train unconnected models there).
+``NAME.yaml`` serves every device. ``NAME.cpu.yaml``, if present, serves machines without a GPU:
+accelerate's GPU launch types train unconnected models there, without an error.
 """
 
 from __future__ import annotations
@@ -24,25 +24,26 @@ from strategies.subject import Subject
 from strategies.workloads import SAMPLE
 
 EIGHT_BITS = 2.0**-8
-"""Unit roundoff of a code of 8 bits, of the largest of its block."""
+"""Unit roundoff of an 8-bit code, relative to the largest value of its block."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sharding(Strategy):
-    """Whatever the launch file of this name says."""
+    """Sharding by the launch file of this name."""
 
     slot: ClassVar[Slot] = Slot.SHARD
     folder: ClassVar[Path] = FOLDER
 
     @classmethod
     def engine(cls, device: str) -> Engine:
-        """What the launch file for ``device`` names: the CPU's own where there is one."""
+        """Return the engine of the launch file for ``device``: the CPU's own file if there is
+        one."""
         special = cls.folder / f"{cls.name}.{device}.yaml"
         return engines.of_file(special if special.exists() else cls.folder / f"{cls.name}.yaml")
 
     @classmethod
     def launch(cls, device: str, processes: int, subject: Subject) -> RunContext:
-        """A launch of ``subject`` by that file."""
+        """Return a launch of ``subject`` by that file."""
         engine = cls.engine(device)
         return RunContext(
             sharding=cls.name,
@@ -55,12 +56,12 @@ class Sharding(Strategy):
 
     @property
     def choices(self) -> dict[str, Any]:
-        """The recipe's values of ``Engine.choices``."""
+        """Values of ``Engine.choices`` in this recipe."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
     @property
     def micro_batches(self) -> int:
-        """Micro batches that the engine runs in a step by itself."""
+        """Number of micro-batches that the engine itself runs in a step."""
         return self.choices.get("micro", 1)
 
     def __post_init__(self) -> None:
@@ -99,12 +100,12 @@ class Sharding(Strategy):
 
 
 def sharding_kinds(folder: Path = FOLDER) -> dict[str, type[Sharding]]:
-    """One strategy a launch file, named after it."""
+    """Return one strategy for each launch file, by its name."""
     return {name: sharding_kind(name, folder) for name in names(folder)}
 
 
 def sharding_kind(name: str, folder: Path = FOLDER) -> type[Sharding]:
-    """The strategy of the launch file ``NAME.yaml``."""
+    """Return the strategy of the launch file ``NAME.yaml``."""
     engine = engines.of_file(folder / f"{name}.yaml")
     members = {"name": name, "folder": folder, "__doc__": engine.file.title}
     members |= {"source": engine.file.source, "needs": engine.needs, "__module__": __name__}

@@ -1,8 +1,7 @@
-"""CUDA streams of a device without storage: which one is current, for allocations that a prediction
-traces.
+"""Simulated CUDA streams, which give the current stream of each traced allocation.
 
-CUDA's caching allocator keeps the memory of each stream apart. A trace runs nothing beside anything
-else, so that events have come and streams wait for nobody.
+CUDA's caching allocator keeps the memory of each stream apart. A trace runs nothing concurrently,
+so every event is complete and no stream waits.
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ import torch
 
 
 class Event:
-    """An event that has come."""
+    """Event that is always complete."""
 
     def __init__(self, **given: Any) -> None:
-        """As ``torch.cuda.Event``, whose options do not matter here."""
+        """Accept the options of ``torch.cuda.Event``, and ignore them."""
 
     def record(self, stream: Any = None) -> Event:
         return self
@@ -28,14 +27,14 @@ class Event:
         return True
 
     def wait(self, stream: Any = None) -> None:
-        """Nothing runs beside anything else."""
+        """Do nothing: no work runs concurrently."""
 
     def synchronize(self) -> None:
-        """Nothing runs beside anything else."""
+        """Do nothing: no work runs concurrently."""
 
 
 class Stream(torch.cpu.Stream):
-    """A stream by its ``number``: 0 is the one that computes."""
+    """Stream with a ``number``; 0 is the compute stream."""
 
     numbers = itertools.count()
 
@@ -47,7 +46,7 @@ class Stream(torch.cpu.Stream):
         return event or Event()
 
     def synchronize(self) -> None:
-        """Nothing runs beside anything else."""
+        """Do nothing: no work runs concurrently."""
 
 
 main = Stream()
@@ -55,13 +54,13 @@ _entered = [main]
 
 
 def current(device: Any = None) -> Stream:
-    """The stream on which this process allocates now."""
+    """Return the stream on which this process allocates now."""
     return _entered[-1]
 
 
 @contextlib.contextmanager
 def inside(stream: Stream | None) -> Iterator[None]:
-    """While it lasts, ``stream`` is current; None changes nothing."""
+    """Make ``stream`` current inside the context; None changes nothing."""
     _entered.append(stream or current())
     try:
         yield

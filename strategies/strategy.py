@@ -1,7 +1,7 @@
-"""The contract of a strategy: one technique, the place it fills, and how it proves itself.
+"""Strategy contract: one technique, its slot, and the evidence of its effect.
 
-A strategy imports torch only inside the methods that touch tensors, so that a recipe can be
-parsed, refused and listed in milliseconds and on a machine without torch.
+A strategy imports torch only inside methods that touch tensors. A recipe is thus parsed, refused
+and listed in milliseconds, and on a machine without torch.
 """
 
 from __future__ import annotations
@@ -29,110 +29,122 @@ class Strategy:
     slot: ClassVar[Slot]
     parity: ClassVar[Parity] = Parity.EXACT
     alters: ClassVar[tuple[str, ...]] = ()
-    """What of a step it changes by design, in words of ALTERS; nothing where it is exact."""
+    """Effects on a step by design, as names in ALTERS; empty if it is exact."""
     unit: ClassVar[float] = 0.0
-    """Unit roundoff of the type that it rounds to, where it alters "rounding"."""
+    """Unit roundoff of the type that it rounds to, if it alters "rounding"."""
     source: ClassVar[str]
     needs: ClassVar[tuple[str, ...]] = ()
     reads_weights: ClassVar[bool] = False
-    """Whether ``edit_model`` reads or writes values of weights: the whole model is then drawn, in
-    host memory, before it is called. Else it may be called when they are not there yet."""
+    """``edit_model`` reads or writes weight values.
+
+    If true, the whole model is drawn in host memory before the call. If false, the values may not
+    exist yet.
+    """
 
     scaffold: ClassVar[tuple[str, ...]] = ()
-    """How the names of parameters begin that it puts into the model for the training alone: they
-    are not saved with the model's weights."""
+    """Name prefixes of parameters that it adds for the training only; they are not saved with the
+    model's weights."""
 
     workloads: ClassVar[tuple[str, ...]] = (TRAIN,)
-    """Where it has an effect (``strategies.workloads``); elsewhere it is refused."""
+    """Workloads in which it has an effect (``strategies.workloads``); it is refused in others."""
     idle: ClassVar[str] = ""
-    """Why it has none in the other workload, and the way out, where its slot does not say it."""
+    """Reason and remedy for the other workload, if the slot's own reason does not apply."""
 
     plainest: ClassVar[str] = ""
-    """Its text with the least of parameters, where its name alone is refused."""
+    """Text with the fewest parameters, if the name alone is refused."""
 
     def out_of_place(self, launch: RunContext) -> str | None:
-        """Why it makes no sense in this workload, with the way out; None where it does."""
+        """Return why it makes no sense in this workload, with the remedy; None if it does."""
         if launch.workload in self.workloads:
             return None
         return self.idle or out_of_place(self.slot, launch.workload)
 
     def traits(self) -> frozenset[str]:
-        """What other parts may have to know of this one; the words are listed in TRAITS."""
+        """Return its traits, which other parts may refuse; TRAITS lists them."""
         return frozenset()
 
     def promise(self) -> Parity:
-        """The parity of this strategy with these parameters."""
+        """Return the parity of this strategy with these parameters."""
         return self.parity
 
     def reads(self) -> tuple[str, ...]:
-        """Files, from the repository's root, whose contents decide what it does."""
+        """Return files, relative to the repository's root, whose contents decide what it does."""
         return ()
 
     def stands_in(self, subject: Subject) -> tuple[Subject, str] | None:
-        """The subject that takes the place of the one that a spec names, and the file of its
-        weights, empty where they are drawn; None where nothing does.
+        """Return the subject that replaces the spec's, and its weight file; None if nothing does.
+
+        The file is empty if the weights are drawn.
 
         Raises:
-            BadInput: there is no such subject; ``refuses`` says so too.
+            BadInput: there is no such subject; ``refuses`` returns the same reason.
         """
         return None
 
     def requires(self, launch: RunContext) -> tuple[str, ...]:
-        """What the machine must have: words of ``harness.system.requirements``."""
+        """Return requirements of the machine, as names in ``harness.system.requirements``."""
         return self.needs
 
     def refuses(self, launch: RunContext) -> str | None:
-        """Why this strategy cannot run under ``launch``, with the way out; None if it can."""
+        """Return why it cannot run under ``launch``, with the remedy; None if it can."""
         return None
 
     def by_block(self, depth: int) -> Sequence[Hashable]:
-        """How it treats each of the model's ``depth`` blocks, in the order in which they run: those
-        of equal values are treated alike. By default all are.
+        """Return a key for each of the model's ``depth`` blocks, in execution order.
 
-        A deep model is predicted from shallow ones only where all blocks of all of them are treated
-        alike (``harness.planner.tracing.extend``), so override this where some blocks are not.
+        Blocks with equal keys are treated alike; by default all are. A deep model is predicted from
+        shallow ones only if all blocks of all of them are treated alike
+        (``harness.planner.tracing.extend``). Override this if some blocks are not.
         """
         return [None] * depth
 
     def accelerator_kwargs(self, launch: RunContext) -> dict[str, Any]:
-        """Keyword arguments for ``Accelerator``; a key that two strategies set is a Conflict."""
+        """Return keyword arguments for ``Accelerator``; a key that two strategies set is a
+        Conflict."""
         return {}
 
     def configure(self, accelerator: Any, module: nn.Module, launch: RunContext) -> None:
-        """Settle what the engine's config left open, once every part has edited the model."""
+        """Set what the engine's config leaves open, after every part has edited the model."""
 
     def edit_model(self, module: nn.Module, subject: Subject) -> None:
-        """Change the bare model of ``subject`` in place, before prepare. Unless ``reads_weights``
-        its parameters may still be on meta, waiting for their values (``strategies.initial``):
-        freeze them, give them a type, move them to other modules, but do not copy or read them."""
+        """Change the bare model of ``subject`` in place, before prepare.
+
+        Unless ``reads_weights``, its parameters may still be on meta, without values
+        (``strategies.initial``). Freeze them, set their type, move them to other modules, but do
+        not copy or read them.
+        """
 
     def make_optimizer(
         self, params: list[nn.Parameter], settings: Settings, launch: RunContext
     ) -> torch.optim.Optimizer | None:
-        """The optimizer, from the one strategy whose place it is."""
+        """Return the optimizer; only the strategy in the optimizer slot does."""
         return None
 
     def attach(self, trained: TrainingRun) -> Attachment | None:
-        """State to keep beside the model, made after prepare."""
+        """Return state to keep with the model, made after prepare."""
         return None
 
     def observe(self, trained: TrainingRun) -> AbstractContextManager[Any]:
-        """A context for one untimed step behind the measured ones: what it yields is kept as
-        ``trained.observed.notes[name]``, for ``evidence`` to read. Training runs have no such step.
+        """Return a context for one untimed step after the measured ones.
+
+        Its value is kept as ``trained.observed.notes[name]``, for ``evidence``. Training runs have
+        no such step.
         """
         return nullcontext()
 
     def note(self, trained: TrainingRun) -> Any | None:
-        """What this part's ``observe`` noted; None where no step was observed."""
+        """Return the value of this part's ``observe``; None if no step was observed."""
         return None if trained.observed is None else trained.observed.notes.get(self.name)
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        """Facts read back that show the effect; raise NotInForce where it is missing. A fact that
-        is only a setting is labelled so (``strategies.evidence.rules``)."""
+        """Return facts read back that show the effect; raise NotInForce if it is missing.
+
+        A fact that is only a setting is labelled so (``strategies.evidence.rules``).
+        """
         raise NotImplementedError
 
     def __str__(self) -> str:
-        """Text form, defaults left out, so that equal strategies have equal text."""
+        """Return the text form without defaults, so that equal strategies have equal text."""
         given = [
             f"{f.name}={spelled(getattr(self, f.name))}"
             for f in fields(self)
@@ -142,7 +154,7 @@ class Strategy:
 
 
 def spelled(value: Any) -> str:
-    """A parameter's value as a recipe spells it."""
+    """Return a parameter's value as a recipe spells it."""
     if isinstance(value, bool):
         return "on" if value else "off"
     return str(value)

@@ -1,4 +1,4 @@
-"""What one forward pass of a model shows, taken on tensors without memory."""
+"""Model facts from one forward pass on tensors without memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Attended(NamedTuple):
-    """One call of attention for one sample: queries, keys and the width of each of the heads."""
+    """Call of attention for one sample: queries, keys and the width of each head."""
 
     heads: int
     queries: int
@@ -22,11 +22,11 @@ class Attended(NamedTuple):
 
 
 class Survey(NamedTuple):
-    """What is known of a model from one forward pass without memory.
+    """Model facts from one forward pass without memory.
 
-    ``parameters``: elements, the frozen ones included. ``flops``: of one sample's forward, a
-    multiply-add as two. ``linears``: names of the linear layers of the blocks that work on more
-    rows than samples, and get a gradient. ``products``: of all linear layers of the blocks.
+    ``parameters``: elements, including frozen ones. ``flops``: of one sample's forward, a
+    multiply-add as two. ``linears``: names of the blocks' linear layers that have more rows than
+    samples and get a gradient. ``products``: the number of all linear layers of the blocks.
     ``idle``: names of the parameters that get no gradient.
     """
 
@@ -43,9 +43,12 @@ class Survey(NamedTuple):
 def of(
     subject: Any, module: nn.Module, run: Callable[[], Any], unread: Sequence[str] = ()
 ) -> Survey:
-    """The survey of ``module``, made by ``subject`` (``strategies.subject.Subject``) on a device
-    without memory; ``run`` takes its example through it. What gets no gradient is frozen in
-    ``module``; so is what is ``unread``, parameters whose gradient is there and always zero."""
+    """Return the survey of ``module``, made by ``subject`` (``strategies.subject.Subject``) on
+    meta.
+
+    ``run`` runs its example forward. Parameters that get no gradient are frozen in ``module``; so
+    are those of ``unread``, whose gradient exists and is always zero.
+    """
     still = tuple(dict.fromkeys((*idle(module, run), *unread)))
     for name in still:
         module.get_parameter(name).requires_grad_(False)
@@ -85,8 +88,10 @@ def _floats(out: Any) -> Iterator[Tensor]:
 def take(
     module: nn.Module, blocks: Sequence[nn.Module], sizes: Sizes, run: Callable[[], Any]
 ) -> Survey:
-    """``run`` takes one sample through ``module`` on the meta device: every product is counted by
-    the formulas of ``evidence.flops``; elementwise work is not."""
+    """Survey ``module`` while ``run`` takes one sample through it on the meta device.
+
+    Every product is counted by the formulas of ``evidence.flops``; elementwise work is not.
+    """
     import torch
     from torch import nn
 
@@ -117,7 +122,7 @@ def _note_rows(rows: dict[nn.Module, int]) -> Callable[..., None]:
 
 
 def _noting(calls: list[Attended]) -> Any:
-    """A mode that notes the calls of torch's attention."""
+    """Return a mode that records the calls of torch's attention."""
     from torch.nn.functional import scaled_dot_product_attention
     from torch.overrides import TorchFunctionMode
 

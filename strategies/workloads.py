@@ -1,7 +1,8 @@
-"""What a run does with the model, and why a technique of the one makes no sense in the other.
+"""Workloads (training, sampling), and the reasons why a technique of one makes no sense in the
+other.
 
-No torch. A strategy says in which workloads it has an effect (``Strategy.workloads``); in another
-it is refused by the reason of its place, or by its own (``Strategy.idle``).
+A strategy lists the workloads in which it has an effect (``Strategy.workloads``). In another it is
+refused by its slot's reason or its own (``Strategy.idle``). No torch.
 """
 
 from __future__ import annotations
@@ -49,5 +50,6 @@ REASONS = {SAMPLE: NOT_SAMPLING, TRAIN: NOT_TRAINING}
 
 
 def out_of_place(slot: Slot, workload: str) -> str:
-    """Why what fills ``slot`` makes no sense in ``workload``, then "; " and the way out."""
+    """Return why a strategy in ``slot`` makes no sense in ``workload``, then "; " and the
+    remedy."""
     return REASONS[workload].get(slot, f"it has no effect in the workload {workload}; leave it out")

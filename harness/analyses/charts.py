@@ -1,5 +1,6 @@
-"""The pictures of a story, beside its tables: memory and work against depth, peaks against the
-batch, speed and memory against the number of processes."""
+"""Charts of analyses, beside their tables: memory and work by depth, peaks by batch, and speed and
+memory by the number of processes.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +16,13 @@ Lines = dict[str, list[tuple[int, float]]]
 
 
 def pictures(report: Report) -> list[tuple[str, str, str]]:
-    """(caption, small print, SVG) of each picture; none for a story that has none."""
+    """Return (caption, small print, SVG) of each chart; none for an analysis without charts."""
     draw = PICTURES.get(report.suite.story)
     return draw(report) if draw else []
 
 
 def keys(report: Report) -> list[tuple[str, str, str]]:
-    """Label, colour and dash of each recipe's line in the pictures."""
+    """Return the label, colour and dash of each recipe's line in the charts."""
     lines = KEYS.get(report.suite.story)
     recipes = lines(report) if lines else ()
     return [(recipe, *line_style(index)) for index, recipe in enumerate(recipes)]
@@ -47,7 +48,9 @@ def _of_depth(report: Report) -> list[tuple[str, str, str]]:
 
 
 def sweep_lines(report: Report) -> Lines:
-    """Recipe -> (batch, its step's peak in % of what it is compared with), of two batches on."""
+    """Return recipe -> (batch, peak of a step in % of its base's), for recipes with several
+    batches.
+    """
     found = claim_rules.sweeps(Rows(report))
     lines = {r: [(p.at, 100 * p.ours / p.base) for p in s.peaks] for (r, _), s in found.items()}
     return {recipe: line for recipe, line in lines.items() if len(line) > 1}
@@ -68,13 +71,13 @@ def _of_claims(report: Report) -> list[tuple[str, str, str]]:
 
 
 def scaling_recipes(report: Report) -> list[str]:
-    """The recipes of all lines, in their order."""
+    """Return the recipes of all lines, in order."""
     found = [line.recipe for of in _scaled(report).values() for line in of]
     return list(dict.fromkeys(found))
 
 
 def _scaled(report: Report) -> dict[tuple[str, str], list[numbers.Line]]:
-    """(regime, where) -> its lines: measured, and predicted."""
+    """Return (regime, source) -> lines, measured and predicted."""
     found = {(r, "measured"): scale.measured_lines(report, r) for r in numbers.REGIMES}
     forecast = report.suite.forecast
     if forecast:
@@ -110,7 +113,7 @@ def _peaks(line: numbers.Line) -> list[tuple[int, float]]:
 
 
 def _against(lines: Lines, order: list[str], name: str) -> str:
-    """Values against processes, whose axis is logarithmic; the colours are those of ``order``."""
+    """Draw values by the number of processes, on a logarithmic axis; colours follow ``order``."""
     every = [point for points in lines.values() for point in points]
     if not every:
         return ""
@@ -149,6 +152,6 @@ def _picture(lines: Lines, x: Scale, y: Scale, names: tuple[str, str]) -> str:
 
 
 PICTURES = {"depth": _of_depth, "claims": _of_claims, "scale": _of_scale}
-"""Story -> its pictures."""
+"""Analysis -> its charts."""
 KEYS = {"depth": suites.series, "claims": sweep_lines, "scale": scaling_recipes}
-"""Story -> the recipes whose lines they have."""
+"""Analysis -> the recipes of its lines."""

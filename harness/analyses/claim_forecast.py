@@ -1,8 +1,7 @@
-"""The claims at the size that people train: the same rules over predicted rows, beside the
-measured ones.
+"""Claims at the usual training size: the same rules over predicted rows, beside the measured ones.
 
-What was predicted is read as it was recorded (``harness.planner.forecast``): nothing is predicted
-here. A verdict that the uncertainty of its predictions can turn is not decided.
+A stored forecast is read (``harness.planner.forecast``); nothing is predicted here. A verdict
+is "not decided" if the uncertainty of its predictions can change it.
 """
 
 from __future__ import annotations
@@ -22,10 +21,12 @@ from harness.report.figures.units import GIB
 from harness.result import Categories, Peak, Rank, Result, Status
 
 PEAK_SPREAD = 0.005
-"""Share within which a predicted peak is taken to be known: what the trace was found to be off by
-on CPUs (docs/plan.md, held by tests/predict/test_predict_truth.py)."""
+"""Relative error of a predicted peak: traces on CPUs are within it, except for ``controlnet``.
+
+Source: docs/plan.md, checked by tests/predict/test_predict_truth.py.
+"""
 BASES = {*claim_rules.AGAINST.values(), "single+attend"}
-"""The recipes that others are compared with."""
+"""Recipes that others are compared with."""
 WORDS = {
     Verdict.HOLDS: "holds",
     Verdict.ONLY: "holds only",
@@ -33,12 +34,14 @@ WORDS = {
     Verdict.NEAR: "not decided:",
     Verdict.OPEN: "not predicted",
 }
-"""Verdict -> what it says of a size that was predicted."""
+"""Verdict -> its words for a predicted size."""
 
 
 class ForecastRows(Rows):
-    """The rows of a forecast, as the rules look them up. ``off``: the share by which each peak is
-    taken to be larger, and that of what it is compared with smaller."""
+    """Rows of a forecast, as the rules look them up.
+
+    ``off`` is the share by which each peak is increased, and each base's peak decreased.
+    """
 
     def __init__(self, forecast: Forecast, off: float = 0.0) -> None:
         self.foretold = {row.spec: row for row in forecast.rows}
@@ -47,12 +50,13 @@ class ForecastRows(Rows):
         self.model, self.device = forecast.model, "cuda"
 
     def times(self, recipe: str, base: str, **fields: object) -> str:
-        """Samples a second as a multiple of ``base``'s, between what the uncertainty allows."""
+        """Return samples per second relative to ``base``'s, with the range of the uncertainty."""
         return self.rate_ratio(*(self.get(r, **fields) for r in (recipe, base)))
 
     def rate_ratio(self, row: Row, base: Row) -> str:
-        """As ``plan`` tells rows apart: each step at the near half of its uncertainty, or at the
-        far one."""
+        """Return the ratio with the range that ``plan`` uses: half of each step's spread in either
+        direction.
+        """
         ours, theirs = (_seconds(self.foretold[of.spec]) for of in (row, base))
         batches = row.spec.global_batch / base.spec.global_batch
         low, best, high = (batches * b / a for a, b in zip(ours, reversed(theirs), strict=True))
@@ -66,19 +70,19 @@ class ForecastRows(Rows):
 
 
 def _seconds(row: Foretold) -> tuple[float, float, float]:
-    """A step's seconds, slow first."""
+    """Return a step's seconds: slow, best and fast."""
     half = row.spread_seconds / 2
     return row.step_seconds + half, row.step_seconds, row.step_seconds - half
 
 
 def _as_row(row: Foretold, off: float) -> Row:
-    """A prediction in the form of a measured row, so that one set of rules judges both."""
+    """Return a prediction as a measured row, so that the same rules judge both."""
     result = _as_result(row, 1 - off if row.spec.recipe in BASES else 1 + off)
     return Row(label=row.spec.recipe, results=(result,), numbers=numbers([result]))
 
 
 def _as_result(row: Foretold, scale: float) -> Result:
-    """Never written, and in no ranking: nothing was run."""
+    """Return a result that is never written or ranked, because nothing was run."""
     parts = Categories(
         **measured(row.categories, row.buckets),
         phase=row.peak_phase,
@@ -104,7 +108,7 @@ def _as_result(row: Foretold, scale: float) -> Result:
 
 
 def _unfinished(row: Foretold, forecast: Forecast) -> Unfinished:
-    """A row that would run out of memory, or that cannot be predicted."""
+    """Return a row that would run out of memory, or that cannot be predicted."""
     too_large = row.verdict == "no"
     need = f"{row.need_bytes / GIB:.1f} of {forecast.gpu_bytes / GIB:.1f} GiB" if too_large else ""
     status = Status.GPU_OOM if too_large else Status.UNSUPPORTED
@@ -121,7 +125,7 @@ def _unfinished(row: Foretold, forecast: Forecast) -> Unfinished:
 
 
 def at_size(rules: Sequence[Rule], forecast: Forecast) -> list[Judgement]:
-    """What each rule says of the predictions; not decided where their uncertainty turns it."""
+    """Judge each rule by the predictions; "not decided" if their uncertainty changes a verdict."""
     plain, *shifted = (ForecastRows(forecast, off) for off in (0.0, PEAK_SPREAD, -PEAK_SPREAD))
     return [
         _decided(applied(rule, plain), [applied(rule, rows) for rows in shifted]) for rule in rules
@@ -140,7 +144,7 @@ def _decided(found: Judgement, shifted: Sequence[Judgement]) -> Judgement:
 
 
 def words(judgement: Judgement) -> str:
-    """A verdict on a predicted size."""
+    """Return a verdict on a predicted size, in words."""
     return f"{WORDS[judgement.verdict]} {judgement.condition}".strip()
 
 
@@ -148,8 +152,7 @@ def words(judgement: Judgement) -> str:
 
 
 def beside(grid: Grid, rules: Sequence[Rule], forecast: Forecast) -> Grid:
-    """The table of measured claims with a column of verdicts on what was predicted, and one of its
-    figures."""
+    """Add columns of predicted verdicts and their figures to the table of measured claims."""
     cells = [[words(found), found.numbers] for found in at_size(rules, forecast)]
     heads = (f"At {forecast.model}", "Predicted there")
     return dataclasses.replace(
@@ -181,7 +184,7 @@ def _note(forecast: Forecast) -> str:
 
 
 def tables(forecast: Forecast) -> list[Grid]:
-    """The sweeps and the growths that these verdicts were taken from."""
+    """Return the sweeps and growths behind these verdicts."""
     return [
         dataclasses.replace(
             grid,

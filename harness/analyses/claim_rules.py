@@ -1,7 +1,7 @@
-"""The claims that no sweep of batches decides: what grows with what, and running out of memory.
+"""Claims that no sweep of batches decides: growth with depth or tokens, and running out of memory.
 
-Each rule is a small function of measured rows that gives a ``Judgement``. Powers are fitted to all
-points; a verdict stands only where the whole spread of a power lies on one side of its limit.
+Each rule is a function of measured rows that returns a ``Judgement``. Powers are fitted to all
+points; a verdict needs the whole spread of a power on one side of its limit.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from harness.report.figures.units import gib
 from harness.result import Status
 
 DEPTHS = (4, 9, 16, 25, 36)
-"""Squares: sqrt(L) blocks between two checkpoints are then a whole number."""
+"""Square numbers, so that sqrt(L) blocks between two checkpoints is an integer."""
 DEEP, TRAINED_DEEP = "DiT-T/4:depth={}", "DiT-XL/2:depth={}"
 TOKENS = {
     ("DiT-T/8", "synthetic:64"): 64,
@@ -42,25 +42,27 @@ TOKENS = {
 }
 """Model and data -> tokens of a sample."""
 TRAINED_TOKENS = {(m.replace("DiT-T", "DiT-XL"), data): n for (m, data), n in TOKENS.items()}
-"""The same at the width that people train, of which the suite's rows on a GPU are."""
+"""The same at DiT-XL's width, for the suite's rows on a GPU."""
 MOST_ROOT, MOST_FORWARDS, LINEAR = 0.7, 2.0, 1.1
 ROOT = "single+checkpoint:every=sqrt"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Growth:
-    """What a recipe's memory beyond the state grows with: ``x`` of each row to look up by its
-    fields of a spec."""
+    """The growth of a recipe's memory beyond the state with ``of`` (blocks or tokens).
+
+    ``fields``: number of blocks or tokens -> the spec fields of its row.
+    """
 
     recipe: str
     of: str
     fields: dict[int, dict[str, str]]
 
     def sizes(self, rows: Rows) -> dict[int, int]:
-        """Blocks or tokens -> bytes beyond the state, of each row that was measured.
+        """Return blocks or tokens -> bytes beyond the state, for each measured row.
 
         Raises:
-            Missing: fewer than two were; why, of the last.
+            Missing: fewer than two rows were measured; has the reason of the last.
         """
         sizes, why = {}, Missing()
         for x, fields in self.fields.items():
@@ -73,13 +75,15 @@ class Growth:
         return sizes
 
     def power(self, rows: Rows) -> fits.Power:
-        """The power that it grows with, through all points."""
+        """Return the power of the growth, fitted to all points."""
         sizes = self.sizes(rows)
         return fits.power(list(sizes), list(sizes.values()))
 
 
 def _growths(deep: str, tokens: Mapping[tuple[str, str], int]) -> tuple[Growth, ...]:
-    """Plain and sqrt(L) checkpoints over depth; the full score matrix and plain over tokens."""
+    """Return plain and sqrt(L) checkpointing over depth, and full-score and plain attention over
+    tokens.
+    """
     blocks = {d: {"model": deep.format(d)} for d in DEPTHS}
     patches = {n: {"model": model, "data": data} for (model, data), n in tokens.items()}
     of_depth = [Growth(recipe=r, of="blocks", fields=blocks) for r in ("single", ROOT)]
@@ -88,11 +92,11 @@ def _growths(deep: str, tokens: Mapping[tuple[str, str], int]) -> tuple[Growth, 
 
 
 GROWTHS = {"cpu": _growths(DEEP, TOKENS), "cuda": _growths(TRAINED_DEEP, TRAINED_TOKENS)}
-"""Device -> what the suite's rows on it grow with."""
+"""Device -> growths of the suite's rows on it."""
 
 
 def growths(rows: Rows) -> tuple[Growth, ...]:
-    """The growths of the models that these rows are of."""
+    """Return the growths of these rows' models."""
     return GROWTHS[rows.device or "cpu"]
 
 
@@ -131,8 +135,11 @@ def linear_in_tokens(rows: Rows) -> Judgement:
 
 
 def at_most(power: fits.Power, most: float, numbers: str) -> Judgement:
-    """Whether a power is ``most`` or less, as far as its spread and its last points let that be
-    told: what grows faster and faster is not to be judged by where it began."""
+    """Judge if a power is ``most`` or less.
+
+    The verdict stays open if the power is within its spread of the limit, or if the last two
+    points grow faster than the limit.
+    """
     spread = power.spread or 0.0
     if power.value - spread > most:
         return Judgement(Verdict.NOT, numbers)
@@ -145,8 +152,11 @@ def at_most(power: fits.Power, most: float, numbers: str) -> Judgement:
 
 
 def much_from(rows: Rows, ours: Growth, base: Growth) -> str:
-    """Between which measured points a step's peak begins to be less by ``MUCH``. No point between
-    them is named: a peak is not linear in depth or tokens, as it is in the batch."""
+    """Return the measured points between which a step's peak starts to be smaller by ``MUCH``.
+
+    No value between two points is named: unlike with the batch, a peak is not linear in depth
+    or tokens.
+    """
     pairs = []
     for x, fields in ours.fields.items():
         try:
@@ -165,7 +175,7 @@ def much_from(rows: Rows, ours: Growth, base: Growth) -> str:
 
 
 def power_words(power: fits.Power, *limits: float) -> str:
-    """A power and its spread."""
+    """Return a power and its spread."""
     return f"{number(power.value, *limits)} {spread_words(power.spread)}"
 
 
@@ -173,9 +183,9 @@ def power_words(power: fits.Power, *limits: float) -> str:
 
 
 def paged(rows: Rows) -> Judgement:
-    """Judged only where the same optimizer without pages ran out of memory.
+    """Judge only if the same optimizer without pages ran out of memory.
 
-    Peaks of the allocator would not do: bitsandbytes takes the moments from the driver
+    The allocator's peaks cannot decide: bitsandbytes allocates the moments by the driver
     (cudaMallocManaged), so torch never counts them, wherever their pages are.
     """
     names = plain, pages = "single+adam8bit", "single+paged_adam8bit"
@@ -196,12 +206,12 @@ def paged(rows: Rows) -> Judgement:
 
 
 def _device_bytes(rows: Rows, recipe: str) -> int | None:
-    """What the device itself counted as used: pages of managed memory that are on it too."""
+    """Return the used bytes that the device reports, including pages of managed memory on it."""
     return rows.get(recipe, global_batch=batches(rows)[-1]).numbers.process_peak_bytes
 
 
-# ---- claim tables ----
-# What the verdicts on claims were taken from: every sweep over batches, and every growth.
+# ---- tables ----
+# Sweeps over batches and growths, from which the verdicts follow.
 
 
 AGAINST_PLAIN = (
@@ -213,7 +223,7 @@ AGAINST = {
     "single+bf16_pure+ema:place=none": "single+ema:place=none",
     **{f"ddp+{part}": "ddp" for part in KINDS_OF_GRADIENTS},
 }
-"""Recipe -> what it is compared with."""
+"""Recipe -> its base of comparison."""
 SWEEPS_NOTE = (
     'Change of a step\'s peak against the recipe behind "to", at an equal global batch. Limit: '
     "what large batches tend to; +- in points."
@@ -226,12 +236,12 @@ GROWTHS_NOTE = (
 
 
 def tables(rows: Rows) -> list[Grid]:
-    """The sweeps and the growths; without what was not measured."""
+    """Return the sweeps and the growths, without those that were not measured."""
     return [grid for grid in (_sweeps(rows), _growth_cells(rows)) if grid.lines]
 
 
 def sweeps(rows: Rows) -> dict[tuple[str, str], Sweep]:
-    """(recipe, what it is compared with) -> its sweep, where there is one."""
+    """Return (recipe, base) -> its sweep, if measured."""
     return {pair: sweep for pair in AGAINST.items() if (sweep := _or_none(rows, *pair))}
 
 
@@ -252,7 +262,7 @@ def _or_none(rows: Rows, recipe: str, base: str) -> Sweep | None:
 
 
 def _plain_lines(plain: Sweep, at: Sequence[int]) -> list[list[str]]:
-    """Plain training's own peak, and what of it activations are."""
+    """Return plain training's own peak, and the share of activations in it."""
     peaks = {pair.at: units.gib(pair.base) for pair in plain.peaks}
     shares = {b: f"{units.one('percent', part)} %" for b, part in plain.shares.items()}
     return [

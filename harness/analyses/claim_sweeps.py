@@ -1,5 +1,8 @@
-"""Claims about memory against the batch: each judged over a sweep of global batches, from the
-first at which a threshold is crossed, with what is saved of ever larger batches."""
+"""Claims about memory by batch, each judged over a sweep of global batches.
+
+A verdict has the first batch that crosses a threshold, and the saving in the limit of large
+batches.
+"""
 
 from __future__ import annotations
 
@@ -12,21 +15,22 @@ from harness.report.figures import fits
 from harness.report.figures.fits import Band, Pair, Span
 from harness.report.figures.units import gib
 
-# ---- claim verdicts ----
-# How a claim is judged: the verdicts, the thresholds, and numbers that do not contradict them.
-#
-# A number beside a verdict is printed with as many digits as keep it on its side of the threshold:
-# a saving of 0.497 that misses a half is never shown as 50 %.
+# ---- verdicts and thresholds ----
+# A printed number has as many digits as keep it on its side of the threshold: a saving of 0.497
+# that misses a half is never shown as 50 %.
 
 
 FRACTION, HALF, MUCH, SOME, NOTHING = 0.5, 0.45, 0.25, 0.05, 0.02
-"""Shares of the peak, from which on a saving leaves only a fraction, halves, is much (or medium),
-is any at all; and from which on a cost is one. Each word ends where the next begins."""
+"""Shares of the peak from which a saving leaves only a fraction, halves, is much (or medium), or
+exists.
+
+``NOTHING`` is the share from which a cost exists. Each word ends at the next threshold.
+"""
 MOST_PLACES = 6
 
 
 class Verdict(str, Enum):
-    """What the numbers say of a claim, of the model and machine that they are of."""
+    """The verdict on a claim, for the model and machine of the rows."""
 
     HOLDS = "holds here"
     ONLY = "holds here only"
@@ -37,7 +41,7 @@ class Verdict(str, Enum):
 
 @dataclass(frozen=True)
 class Judgement:
-    """A verdict, where it holds (or why it cannot be told), and the numbers as a sentence."""
+    """A verdict, its condition or the reason that it is undecided, and the numbers in words."""
 
     verdict: Verdict
     numbers: str
@@ -45,11 +49,11 @@ class Judgement:
 
 
 Rule = Callable[[Rows], Judgement]
-"""How a claim is judged by rows, measured or predicted."""
+"""Judges a claim by rows, measured or predicted."""
 
 
 def applied(rule: Rule, rows: Rows) -> Judgement:
-    """What a rule says of these rows; open, with the reason, where one that it needs is missing."""
+    """Return a rule's judgement of these rows; open, with the reason, if a row is missing."""
     try:
         return rule(rows)
     except Missing as missing:
@@ -57,7 +61,7 @@ def applied(rule: Rule, rows: Rows) -> Judgement:
 
 
 def places(value: float, limits: Sequence[float], least: int = 0) -> int:
-    """Decimals, ``least`` or more, with which ``value`` stays on its side of every limit."""
+    """Return the decimals, at least ``least``, that keep ``value`` on its side of every limit."""
 
     def sides(shown: float) -> list[tuple[bool, bool]]:
         return [(shown > limit, shown < limit) for limit in limits]
@@ -67,53 +71,58 @@ def places(value: float, limits: Sequence[float], least: int = 0) -> int:
 
 
 def number(value: float, *limits: float) -> str:
-    """A plain number with two decimals, or as many more as its limits ask for."""
+    """Return a plain number with two decimals, or more if its limits need them."""
     return f"{value:.{places(value, limits, 2)}f}"
 
 
 def change(fraction: float, *limits: float) -> str:
-    """A change of a peak as text; ``limits`` are changes too (a saving is negative)."""
+    """Return a change of a peak as text; ``limits`` are changes too (a saving is negative)."""
     if abs(fraction) < 0.005:
         return "unchanged"
     return f"{100 * fraction:+.{places(100 * fraction, [100 * x for x in limits])}f}%"
 
 
 def share(fraction: float, *limits: float) -> str:
-    """A part of a whole as text."""
+    """Return a part of a whole as text."""
     return f"{100 * fraction:.{places(100 * fraction, [100 * x for x in limits])}f}%"
 
 
 def spread_words(spread: float | None) -> str:
-    """How far a value is known, behind it."""
+    """Return the spread of a value, to follow it."""
     if spread is None:
         return "(of two points)"
     return "+- <0.001" if spread < 0.001 else f"+- {spread:.2g}"
 
 
 def points(spread: float | None) -> str:
-    """How far two estimates of a share lie apart, in points of a hundred."""
+    """Return the distance of two estimates of a share, in percentage points."""
     return "of two points" if spread is None else f"+-{100 * spread:.1f}"
 
 
 BATCHES = (1, 2, 4, 8, 16, 32)
-"""Global batches of a sweep: with the first, weights, gradients and optimizer state should be most
-of plain training's peak, with the last its activations; the rows say whether they are."""
+"""Global batches of a sweep.
+
+At the first, weights, gradients and optimizer state should be most of plain training's peak; at
+the last, activations. The rows show if they are.
+"""
 SMALL, LARGE = BATCHES[0], BATCHES[-1]
 TRAINED_BATCHES = (*BATCHES, 64, 96)
-"""The same on a GPU, of DiT-XL/2: up to the largest multiple of 32 that plain float32 training fits
-on a card of 80 GiB."""
+"""The same on a GPU for DiT-XL/2.
+
+The last is the largest multiple of 32 at which plain float32 training fits in 80 GiB.
+"""
 PLAIN = "single"
 KINDS_OF_GRADIENTS = ("compress:kind=fp16", "compress:kind=powersgd", "topk")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """A recipe against another at each batch that both were measured at.
+    """A recipe and its base at each batch at which both were measured.
 
-    ``peaks`` are of a step; ``beyond`` the most that each held beyond its state, whose slopes say
-    what large batches tend to (a peak's own slope may still be that of the state). ``shares``:
-    batch -> activations and temporaries as a share of the base's peak. ``missing``: the batches
-    without a pair, and why.
+    ``peaks`` are of a step. ``beyond`` is the most memory beyond the state; its slopes give the
+    limit for large batches, because a peak's slope may still be the state's. ``shares``: batch
+    -> activations and temporaries as a share of the base's peak. ``missing``: batch -> the
+    reason without a pair.
     """
 
     peaks: Sequence[Pair]
@@ -123,16 +132,16 @@ class Sweep:
 
 
 def batches(rows: Rows) -> tuple[int, ...]:
-    """The batches of the sweep that these rows are of."""
+    """Return the batches of these rows' sweep."""
     return TRAINED_BATCHES if rows.device == "cuda" else BATCHES
 
 
 def swept(rows: Rows, recipe: str, base: str = PLAIN, at: tuple[int, ...] | None = None) -> Sweep:
-    """``recipe`` against ``base`` over all batches (``at`` these, if they are given) at which both
-    were measured and traced.
+    """Return ``recipe`` with ``base`` over all batches (or ``at``) at which both were measured and
+    traced.
 
     Raises:
-        Missing: there is no such batch; why, at the largest.
+        Missing: there is no such batch; has the reason at the largest.
     """
     peaks, beyond, shares, missing = [], [], {}, {}
     wanted = at or batches(rows)
@@ -153,7 +162,7 @@ def swept(rows: Rows, recipe: str, base: str = PLAIN, at: tuple[int, ...] | None
 
 
 def halved(sweep: Sweep) -> Sweep:
-    """Each batch of a sweep's base against half of it, where both were measured."""
+    """Return each batch of a sweep's base with half of it, if both were measured."""
 
     def pairs(of: Sequence[Pair]) -> list[Pair]:
         sizes = {pair.at: pair.base for pair in of}
@@ -162,11 +171,11 @@ def halved(sweep: Sweep) -> Sweep:
     return Sweep(peaks=pairs(sweep.peaks), beyond=pairs(sweep.beyond), shares=sweep.shares)
 
 
-# ---- a verdict over a sweep ----
+# ---- judging a sweep ----
 
 
 def judged(sweep: Sweep, band: Band, numbers: str) -> Judgement:
-    """Where in the sweep what is saved lies in ``band``."""
+    """Judge at which batches of the sweep the saving is in ``band``."""
     held = fits.spans(sweep.peaks, band)
     if not held:
         more = all(pair.saved > band.most for pair in sweep.peaks)
@@ -185,7 +194,7 @@ def _all_batches(sweep: Sweep) -> str:
 
 
 def _words(span: Span, sweep: Sweep) -> str:
-    """Where a span begins and ends, and what activations are of the base's peak there."""
+    """Return the start and end of a span, with the share of activations there."""
     texts = []
     if span.started:
         texts.append(f"from batch {span.start:.3g}{_around(span.started, sweep)}")
@@ -195,13 +204,13 @@ def _words(span: Span, sweep: Sweep) -> str:
 
 
 def _around(edge: tuple[float, float], sweep: Sweep) -> str:
-    """The measured neighbours of an edge, with the share of activations at both."""
+    """Return the measured neighbours of an edge, with the share of activations at both."""
     ends = [f"{at} ({share(sweep.shares[at], 0.5)} activations)" for at in dict.fromkeys(edge)]
     return f", between {' and '.join(ends)}," if len(ends) > 1 else f", {ends[0]},"
 
 
 def by_batch(rows: Rows, recipe: str, band: Band, base: str = PLAIN) -> Judgement:
-    """Over which batches ``recipe`` saves of ``base``'s peak what ``band`` says."""
+    """Judge over which batches ``recipe``'s saving of ``base``'s peak is in ``band``."""
     sweep = swept(rows, recipe, base)
     last = sweep.peaks[-1].at
     pace = rows.times(recipe, base, global_batch=last)
@@ -209,7 +218,7 @@ def by_batch(rows: Rows, recipe: str, band: Band, base: str = PLAIN) -> Judgemen
 
 
 def told(sweep: Sweep, band: Band) -> str:
-    """What is saved at both ends of a sweep, and of ever larger batches."""
+    """Return the savings at both ends of a sweep and in the limit of large batches."""
     edges = [-level for level in (band.least, band.most)]
     ends = dict.fromkeys((sweep.peaks[0], sweep.peaks[-1]))
     parts = [f"peak {', '.join(f'{change(-p.saved, *edges)} at batch {p.at}' for p in ends)}"]
@@ -219,7 +228,7 @@ def told(sweep: Sweep, band: Band) -> str:
 
 
 def _notable(sweep: Sweep) -> dict[int, str]:
-    """Batches that were asked for and did not end well; not those that are in no suite."""
+    """Return requested batches that did not end well; batches in no suite are left out."""
     return {b: why for b, why in sweep.missing.items() if "not among the results" not in why}
 
 
@@ -235,12 +244,13 @@ def _limit(sweep: Sweep, band: Band, edges: Sequence[float]) -> str:
     return f"{text}: it {turns} beyond batch {last.at}" if turns else text
 
 
-# ---- the claims ----
+# ---- claims ----
 
 
 def pure_bf16(rows: Rows) -> Judgement:
-    """Judged with the float32 average of the weights, which no precision makes smaller, and again
-    without an average on either side."""
+    """Judge with the float32 average of the weights, whose size no precision changes, and without
+    it.
+    """
     band = Band(least=HALF)
     kept = by_batch(rows, "single+bf16_pure", band)
     bare = by_batch(rows, "single+bf16_pure+ema:place=none", band, "single+ema:place=none")
@@ -258,13 +268,13 @@ def pure_bf16(rows: Rows) -> Judgement:
 
 
 def accumulation(rows: Rows) -> Judgement:
-    """Little to medium has two ends: what saves a half and more is much."""
+    """Judge a little to medium saving: a half or more would be much."""
     band = Band(least=SOME, most=HALF, open_above=True)
     return by_batch(rows, "single+accumulate:steps=4", band)
 
 
 def smaller_batch(rows: Rows) -> Judgement:
-    """Whether half of a batch saves of the whole one's peak."""
+    """Judge if half of a batch saves part of the whole batch's peak."""
     sweep, band = halved(swept(rows, PLAIN)), Band(least=SOME)
     if not sweep.peaks:
         raise Missing(f"{PLAIN} was not measured at a batch and at half of it")
@@ -309,7 +319,7 @@ def compression(rows: Rows) -> Judgement:
 
 
 def kinds_judged(kinds: Mapping[str, Sweep], band: Band, condition: str) -> Judgement:
-    """Whether all of several kinds lie in ``band`` at every batch, none at any, or which where."""
+    """Judge several kinds: all in ``band`` at every batch, none at any, or some, by name."""
     found = {kind: judged(sweep, band, told(sweep, band)) for kind, sweep in kinds.items()}
     numbers = ". ".join(f"{kind}: {judgement.numbers}" for kind, judgement in found.items())
     verdicts = {judgement.verdict for judgement in found.values()}

@@ -1,9 +1,8 @@
-"""The story "claims": what posts and docs say about saving memory, judged by measured rows.
+"""The ``claims`` analysis: statements of posts and docs on saving memory, judged by measured rows.
 
-The rule of each claim is a small function in ``claim_sweeps`` (over batches) or ``claim_rules``
-(over depth and tokens): the numbers decide, and a claim whose rows were not measured stays open,
-with the reason. The suite is ``harness/suite/catalog/claims.yaml``; every claim is about one DiT,
-one machine and one step, which the report names.
+Each rule is a function in ``claim_sweeps`` (over batches) or ``claim_rules`` (over depth and
+tokens). A claim without measured rows stays open, with the reason. The suite is
+``harness/suite/catalog/claims.yaml``. The report names the one model and machine.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ KINDS = {"#": "count", **dict.fromkeys(HEADS, "text")}
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """``says`` is the claim in our words, ``where`` who makes it."""
+    """A claim and its rule. ``says`` is the claim in our words, ``where`` its source."""
 
     says: str
     where: str
@@ -45,7 +44,7 @@ class Claim:
 
 
 def tables(report: Report) -> list[Grid]:
-    """Each claim, who makes it, the verdict and the numbers; then what they were taken from."""
+    """Return each claim with its source, verdict and numbers; then the tables behind them."""
     rows = Rows(report)
     title = f"Claims, measured on {rows.model}" if rows.model else "Claims, measured"
     grid = text_grid("claims", title, KINDS, lines(judge(report)), _note(report))
@@ -60,7 +59,7 @@ WAY = (
     "./run.sh plan --claims DIR --gpu A100-80GB sets what is predicted for DiT-XL/2 on one such "
     "card beside the results in DIR."
 )
-"""To a column that is not there yet."""
+"""How to add the column of predicted verdicts."""
 
 
 def _note(report: Report) -> str:
@@ -86,17 +85,17 @@ def _on_gpu(report: Report) -> bool:
 
 
 def judge(report: Report) -> list[tuple[Claim, Judgement]]:
-    """Every claim with its judgement."""
+    """Judge every claim by a report."""
     return judged(CLAIMS, Rows(report))
 
 
 def judged(claims: Sequence[Claim], rows: Rows) -> list[tuple[Claim, Judgement]]:
-    """Each of ``claims`` with its judgement by these rows."""
+    """Judge each of ``claims`` by these rows."""
     return [(claim, applied(claim.rule, rows)) for claim in claims]
 
 
 def lines(judgements: list[tuple[Claim, Judgement]]) -> list[list[str]]:
-    """The lines of a table of ``KINDS``."""
+    """Return the lines of a table of ``KINDS``."""
     return [
         [
             str(number),

@@ -1,4 +1,4 @@
-"""The story "each": what each technique alone saves of a step's peak, and costs in speed."""
+"""The ``each`` analysis: the change of a step's peak and speed by each technique alone."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KINDS = {
 
 
 def tables(report: Report) -> list[Grid]:
-    """Rows in the suite's order, each against the reference."""
+    """Return rows in the suite's order, each compared with the reference."""
     rows, lines = Rows(report), []
     for recipe in report.suite.order:
         try:
@@ -40,7 +40,7 @@ def tables(report: Report) -> list[Grid]:
 
 
 def against(row: Row, reference: Row) -> list[str]:
-    """A cell for each of ``KINDS``: a row against a reference of its own work."""
+    """Return a cell for each of ``KINDS``: a row compared with a reference of the same work."""
     sizes = [_or_none(measure, row) for measure in (step_bytes, state_bytes, beyond_state)]
     peak, reference_peak = sizes[0], _or_none(step_bytes, reference)
     rate = row.numbers.samples_per_second
@@ -54,7 +54,7 @@ def against(row: Row, reference: Row) -> list[str]:
 
 
 def _or_none(measure: Callable[[Row], int], row: Row) -> int | None:
-    """Bytes, or None for a row that was not traced (a compiled one cannot be)."""
+    """Return bytes, or None for a row that was not traced (a compiled one cannot be)."""
     try:
         return measure(row)
     except Missing:

@@ -1,6 +1,6 @@
-"""Stories: what the rows of one suite tell together, as a table or two before the ranking.
+"""Registry of analyses: tables of one suite's rows together, shown before the ranking.
 
-A suite names its story (``story: ladder``). Another story is one module here with a function
+A suite names its analysis (``story: ladder``). A new analysis is a module with a function
 ``tables``, and one line in ``STORIES``.
 """
 
@@ -28,10 +28,10 @@ STORIES: dict[str, Callable[[Report], list[Grid]]] = {
     "vocabulary": suites.vocabulary_tables,
 }
 OF_A_STEP = ("claims", "each", "ladder", "vocabulary")
-"""Stories whose memory is the peak of one training step (``harness.report.data.lookup``)."""
+"""Analyses whose memory is the peak of one training step (``harness.report.data.lookup``)."""
 
 
 def tables(report: Report) -> list[Grid]:
-    """The tables of the suite's story; none where it has none."""
+    """Return the tables of the suite's analysis; none without one."""
     tell = STORIES.get(report.suite.story)
     return tell(report) if tell else []

@@ -1,8 +1,8 @@
-"""The story "scale": weak and strong scaling, measured on the processes that exist and predicted
-for GPUs that do not.
+"""The ``scale`` analysis: weak and strong scaling, measured on this machine's processes and
+predicted for other GPUs.
 
-What was predicted is read as it was recorded (``harness.planner.forecast``), by ``./run.sh plan
---scale``, which prints the same tables.
+A stored forecast is read (``harness.planner.forecast``). ``./run.sh plan --scale`` makes it and
+prints the same tables.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from harness.report.figures.predicted import relative_error
 from strategies import parse
 
 HALF = 0.5
-"""Of a step: more communication that nothing hides, and more GPUs are for waiting."""
+"""Share of a step in exposed communication, or of efficiency, beyond which more GPUs do not pay."""
 KEPT = {"weak": "the samples of a process stay", "strong": "the samples of a step stay"}
 ON_CPU = (
     "All processes share the same {cores} cores, whatever their number, so nothing here can show a "
@@ -43,7 +43,7 @@ MEMORY = (
 
 
 def tables(report: Report) -> list[Grid]:
-    """What was measured, a table a regime; then what was predicted, if anything was."""
+    """Return a table of measured rows for each regime, then the predicted ones, if any."""
     measured = [_measured(report, regime) for regime in REGIMES]
     kept = [grid for grid in measured if grid.lines]
     forecast = report.suite.forecast
@@ -54,7 +54,7 @@ def tables(report: Report) -> list[Grid]:
 
 
 def measured_lines(report: Report, regime: str) -> list[Line]:
-    """The lines of measured rows, in the suite's order."""
+    """Return the lines of measured rows, in the suite's order."""
     rows = [row for group in report.groups for row in group.rows]
     order = {recipe: place for place, recipe in enumerate(report.suite.order)}
     ordered = sorted(rows, key=lambda row: order.get(row.spec.recipe, len(order)))
@@ -62,12 +62,12 @@ def measured_lines(report: Report, regime: str) -> list[Line]:
 
 
 def shared(report: Report) -> bool:
-    """Whether the measured processes share a machine's cores."""
+    """Return True if the measured processes share a machine's cores."""
     return bool(report.groups) and report.groups[0].meter != "cuda"
 
 
 def bytes_of(point: Point) -> int | None:
-    """A point's memory: a measured step's peak, or what a GPU is predicted to need."""
+    """Return a point's memory: a measured step's peak, or the predicted need of a GPU."""
     row = point.row
     return row.need_bytes if isinstance(row, Foretold) else row.numbers.peak_bytes
 
@@ -81,7 +81,7 @@ def _point(row: Row) -> Point:
 
 
 def cores_of(row: Row) -> int | None:
-    """Cores that its processes share; None of GPUs, of which each has its own."""
+    """Return the cores that a row's processes share; None on GPUs, which each have their own."""
     if row.first.meter == "cuda":
         return None
     return int(row.first.environment.get("cores") or 1)
@@ -124,13 +124,13 @@ def _kept(point: Point, line: Line, cores: bool) -> str:
 
 
 def _in_the_noise(share: float, row: Row, base: Row) -> bool:
-    """Whether the noise of the two rows explains how far a share is from all of it."""
+    """Return True if the noise of the two rows explains how far a share is from 1."""
     margin = lookup.margin_fraction(row, base)
     return margin is not None and abs(math.log(share)) <= math.log1p(margin)
 
 
 def sent_of(row: Row) -> int | None:
-    """Bytes that a rank was seen to send in a watched step; None where that is not known."""
+    """Return the bytes that a rank sent in a watched step; None if unknown."""
     recipe, ranks = parse(row.spec.recipe), row.spec.processes
     layout = recipe.sharding.engine(row.spec.device).chosen(recipe.sharding.choices).layout(ranks)
     several = layout.replicate > 1 and layout.shard > 1
@@ -154,7 +154,7 @@ def _note(report: Report, cores: bool, head: str) -> str:
 
 
 def foretold_lines(forecast: Forecast, regime: str) -> list[Line]:
-    """The lines of predicted rows, in the order in which they were asked for."""
+    """Return the lines of predicted rows, in the order of the request."""
     return numbers.lines([_foretold_point(row) for row in forecast.rows], regime)
 
 
@@ -171,7 +171,7 @@ def _foretold_point(row: Foretold) -> Point:
 
 
 def predicted(forecast: Forecast) -> list[Grid]:
-    """A table a regime that was predicted, and where each recipe stops to pay."""
+    """Return a table for each predicted regime, and the end of each recipe's scaling."""
     lines_of = {regime: foretold_lines(forecast, regime) for regime in REGIMES}
     grids = [_foretold(forecast, regime, found) for regime, found in lines_of.items() if found]
     return [*grids, _ends(forecast, lines_of)] if grids else []
@@ -204,7 +204,7 @@ def _foretold_values(line: Line, point: Point) -> list[object]:
 
 
 def _between(point: Point, line: Line) -> str:
-    """An efficiency with what the uncertainty leaves possible."""
+    """Return an efficiency with the range of its uncertainty."""
     found = numbers.efficiency(point, line.base) if line.base else None
     if found is None:
         return units.NONE
@@ -215,12 +215,12 @@ def _between(point: Point, line: Line) -> str:
 
 
 def exposed(row: Foretold) -> float | None:
-    """The share of a step that is communication which nothing hides."""
+    """Return the share of a step in communication that nothing hides."""
     return row.exposed_seconds / row.step_seconds if row.step_seconds else None
 
 
 def foretold_note(forecast: Forecast) -> str:
-    """What the columns mean, and what no prediction has in it."""
+    """Return the meaning of the columns, and what no prediction includes."""
     return (
         f"Nothing was run. Nodes of {forecast.node} {forecast.gpu} "
         f"({forecast.gpu_bytes / units.GIB:.1f} GiB each). Needs: of one GPU, on which the noise "
@@ -238,7 +238,7 @@ def foretold_note(forecast: Forecast) -> str:
     )
 
 
-# ---- where it stops ----
+# ---- end of scaling ----
 
 
 def _ends(forecast: Forecast, lines_of: dict[str, list[Line]]) -> Grid:
@@ -257,7 +257,9 @@ def _ends(forecast: Forecast, lines_of: dict[str, list[Line]]) -> Grid:
 
 
 def until(line: Line) -> tuple[str, str]:
-    """The most GPUs up to which a line pays, and why not further; ``-`` where none does."""
+    """Return the most GPUs up to which a line pays, and the reason for the end; ``-`` if none
+    does.
+    """
     last = units.NONE
     for point in line.points:
         why = _stops(point, line)
@@ -269,7 +271,7 @@ def until(line: Line) -> tuple[str, str]:
 
 
 def _stops(point: Point, line: Line) -> str:
-    """Why so many GPUs do not pay; empty where they do."""
+    """Return why that many GPUs do not pay; empty if they do."""
     row: Foretold = point.row
     if row.verdict == "no":
         return "does not fit"

@@ -1,4 +1,6 @@
-"""The story "depth": how memory and work of each recipe grow with the number of blocks."""
+"""Analyses of single suites: memory and work by depth, the ladder of techniques, long samples,
+vocabularies, and fast-DiT's published table.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +34,12 @@ NOTE = (
 
 @dataclass(frozen=True)
 class Point:
-    """One row of a recipe: ``at`` how many blocks (in another story: tokens), bytes beyond the
-    state, seconds a step, forward passes of a block in one step (None: not known); its timed steps,
-    and the noise floor of its group."""
+    """One row of a recipe.
+
+    ``at``: blocks, or tokens in the ``long`` analysis. ``beyond``: bytes beyond the state.
+    ``seconds``: of a step. ``forwards``: forward passes of a block in one step (None: unknown).
+    ``runs``: timed steps. ``floor``: noise floor of the row's group.
+    """
 
     at: int
     beyond: float
@@ -45,7 +50,9 @@ class Point:
 
 
 def tables(report: Report) -> list[Grid]:
-    """One line a recipe: memory beyond the state at each depth, how it grows, and the work."""
+    """Return one line for each recipe: memory beyond the state at each depth, its growth, and the
+    work.
+    """
     points_of = series(report)
     depths = sorted({p.at for points in points_of.values() for p in points})
     columns = [memory_at(depth, points_of) for depth in depths]
@@ -61,7 +68,7 @@ def tables(report: Report) -> list[Grid]:
 
 
 def memory_at(depth: int, points_of: dict[str, list[Point]]) -> list[str]:
-    """The cells of one depth: each recipe's MiB, or a dash."""
+    """Return the cells of one depth: each recipe's MiB, or a dash."""
     beyond = [{p.at: p.beyond for p in points} for points in points_of.values()]
     return units.column("mib", [by_depth.get(depth) for by_depth in beyond])
 
@@ -76,7 +83,7 @@ def _growth(points: list[Point]) -> list[str]:
 
 
 def _added(points: list[Point]) -> float | None:
-    """Bytes that each block adds, from the two deepest models."""
+    """Return the bytes that each block adds, from the two deepest models."""
     if len(points) < 2:
         return None
     low, high = points[-2:]
@@ -84,25 +91,25 @@ def _added(points: list[Point]) -> float | None:
 
 
 def _span(values: list[float | None]) -> str:
-    """From the least to the deepest model; one number where they are equal."""
+    """Return the values of the least and the deepest model; one number if they are equal."""
     ends = list(dict.fromkeys(units.one("ratio", v) for v in (values[0], values[-1])))
     return " to ".join(ends)
 
 
 def work(points: list[Point]) -> list[tuple[int, float]]:
-    """(depth, forward passes of all blocks in one step) of each point where they are known."""
+    """Return (depth, forward passes of all blocks in one step) of each point with known passes."""
     return [(p.at, p.at * p.forwards) for p in points if p.forwards]
 
 
 def power(points: list[tuple[int, float]]) -> str:
-    """The power of depth that a value grows with; a dash for a single model."""
+    """Return the power of depth with which a value grows; a dash for a single model."""
     if len(points) < 2:
         return units.NONE
     return units.one("ratio", derive.power(*zip(*points, strict=True)))
 
 
 def time_power(points: list[Point]) -> str:
-    """The power that a step's seconds grow with, and how far the noise lets it lie from there."""
+    """Return the power with which a step's seconds grow, and its spread by the noise floor."""
     found = power([(p.at, p.seconds) for p in points])
     floors = [p.floor for p in points]
     if len(points) < 2 or None in floors:
@@ -110,15 +117,17 @@ def time_power(points: list[Point]) -> str:
     logs = [math.log(p.at) for p in points]
     middle = statistics.fmean(logs)
     square = sum((x - middle) ** 2 for x in logs)
-    # The slope is a sum of the logarithms of the seconds, by these weights.
+    # The slope is a sum of the logarithms of the seconds with these weights.
     weighted = [((x - middle) / square, p.runs) for x, p in zip(logs, points, strict=True)]
     spread = max(swing(floor, weighted) for floor in floors)
     return f"{found} +- {units.one('ratio', spread)}"
 
 
 def series(report: Report, at: Callable[[Row], int] | None = None) -> dict[str, list[Point]]:
-    """Recipe, in the suite's order -> its points, by what ``at`` says (None: by depth); without
-    rows that were not traced."""
+    """Return recipe -> its points in the suite's order, by ``at`` (None: by depth).
+
+    Rows that were not traced are left out.
+    """
     at = at or _depth
     rows = [row for group in report.groups for row in group.rows]
     order = {recipe: place for place, recipe in enumerate(report.suite.order)}
@@ -139,13 +148,15 @@ def _depth(row: Row) -> int:
 
 
 def _forwards(row: Row) -> float | None:
-    """Forward passes of a block in one step: one where nothing is recomputed; None: not counted."""
+    """Return the forward passes of a block in one step; 1 without checkpointing, None if not
+    counted.
+    """
     facts = row.first.evidence.get("checkpoint")
     return 1.0 if facts is None else facts.get("block_forwards")
 
 
 # ---- ladder ----
-# The story "ladder": each row keeps what the rows above it brought, and adds one technique.
+# Each row keeps the techniques of the rows above it and adds one.
 
 
 RUN = "Whole run GiB"
@@ -168,7 +179,7 @@ LADDER_NOTE = (
 
 
 def ladder_tables(report: Report) -> list[Grid]:
-    """Rows in the suite's order, each against the one above that was measured."""
+    """Return rows in the suite's order, each compared with the last measured row above it."""
     rows, lines, above, first = Rows(report), [], None, None
     for recipe in report.suite.order:
         try:
@@ -192,7 +203,7 @@ def _rung(row: Row, above: Row | None, first: Row | None) -> list[str]:
 
 
 def whole_run(row: Row) -> int | None:
-    """Bytes that a device must have free on a GPU; without one the resident mark."""
+    """Return the free bytes that a GPU must have; on a CPU, the peak resident bytes."""
     numbers = row.numbers
     return numbers.need_bytes if row.first.meter == "cuda" else numbers.resident_peak_bytes
 
@@ -205,8 +216,8 @@ def _ladder_added(row: Row, above: Row | None) -> str:
     return f"+ {', '.join(new)}" + (f" (in place of {', '.join(gone)})" if gone else "")
 
 
-# ---- long ----
-# The story "long": how memory and time of a step grow with the tokens of a sample.
+# ---- long samples ----
+# Memory and time of a step by the tokens of a sample.
 
 
 LONG_NOTE = (
@@ -219,7 +230,9 @@ LONG_NOTE = (
 
 
 def long_tables(report: Report) -> list[Grid]:
-    """One line a recipe: memory beyond the state and time at each length, and how they grow."""
+    """Return one line for each recipe: memory beyond the state and time at each length, and the
+    growth.
+    """
     points_of = series(report, tokens)
     processes = _processes(report)
     lengths = sorted({p.at for points in points_of.values() for p in points})
@@ -236,19 +249,19 @@ def long_tables(report: Report) -> list[Grid]:
 
 
 def tokens(row: Row) -> int:
-    """Tokens of one sample of a row of a DiT."""
+    """Return the tokens of one sample of a DiT's row."""
     of_frame = shape_of(row.spec.model).tokens(check_data(row.spec.data).input_size)
     return of_frame * max(1, row.spec.frames)
 
 
 def _processes(report: Report) -> dict[str, int]:
-    """Recipe -> on how many processes it ran."""
+    """Return recipe -> the number of its processes."""
     rows = [row for group in report.groups for row in group.rows]
     return {row.spec.recipe: row.spec.processes for row in rows}
 
 
 def _milliseconds_at(length: int, points_of: dict[str, list[Point]]) -> list[str]:
-    """The cells of one length: each recipe's milliseconds a step, or a dash."""
+    """Return the cells of one length: each recipe's milliseconds per step, or a dash."""
     seconds = [{p.at: p.seconds for p in points} for points in points_of.values()]
     return units.column("ms", [by_length.get(length) for by_length in seconds])
 
@@ -258,16 +271,16 @@ def _long_growth(points: list[Point]) -> list[str]:
 
 
 # ---- vocabulary ----
-# The story "vocabulary": what a loss without all logits saves of a step's peak, by vocabulary.
+# The saving of a loss without all logits, by vocabulary.
 
 
 MATTERS = 0.10
-"""Share of a peak from which on a saving counts."""
+"""Share of a peak from which a saving counts."""
 VOCABULARY_KINDS = {"Vocabulary": "text", **each.KINDS}
 
 
 def vocabulary_tables(report: Report) -> list[Grid]:
-    """Rows by vocabulary, each against the reference of its own; which save much is the note."""
+    """Return rows by vocabulary, each compared with the reference of the same vocabulary."""
     rows, lines = Rows(report), []
     saved: dict[str, dict[int, float]] = {}
     for words, model in sorted(_models(report).items()):
@@ -279,7 +292,7 @@ def vocabulary_tables(report: Report) -> list[Grid]:
                 lines.append([f"{words:,}", recipe, *dashes, str(missing)])
                 continue
             lines.append([f"{words:,}", *each.against(row, base)])
-            with contextlib.suppress(Missing):  # of a row that was not traced no saving is known
+            with contextlib.suppress(Missing):  # an untraced row has no known saving
                 if row is not base:
                     share = rows.saved(recipe, report.suite.reference, model=model)
                     saved.setdefault(recipe, {})[words] = share
@@ -289,13 +302,13 @@ def vocabulary_tables(report: Report) -> list[Grid]:
 
 
 def words_of(model: str) -> int:
-    """The size of the vocabulary that a model's name says; 0 where it says none."""
+    """Return the vocabulary size in a model's name; 0 without one."""
     found = re.search(r"tokens=(\d+)", model)
     return int(found[1]) if found else 0
 
 
 def _models(report: Report) -> dict[int, str]:
-    """Vocabulary -> model, of every row that was begun."""
+    """Return vocabulary -> model, for every row that was started."""
     specs = [row.spec for group in report.groups for row in group.rows]
     specs += [ended.result.spec for ended in report.unfinished]
     return {words_of(spec.model): spec.model for spec in specs}
@@ -313,7 +326,7 @@ def _note(saved: dict[str, dict[int, float]]) -> str:
 
 
 def judged(shares: dict[int, float]) -> str:
-    """At which vocabularies a recipe saves enough, in words."""
+    """Return in words the vocabularies at which a recipe saves enough."""
     enough = sorted(words for words, share in shares.items() if share >= MATTERS)
     if not enough:
         return f"at no vocabulary up to {max(shares):,}"
@@ -325,8 +338,8 @@ def judged(shares: dict[int, float]) -> str:
     return f"at {', '.join(f'{words:,}' for words in enough)} words alone"
 
 
-# ---- fast dit ----
-# The story "fast_dit": the table of fast-DiT's README, and the same techniques measured here.
+# ---- fast-DiT ----
+# The table of fast-DiT's README, and the same techniques measured here.
 
 
 PUBLISHED = (
@@ -336,7 +349,7 @@ PUBLISHED = (
     (True, True, False, 0.56, 40461),
     (True, True, True, 0.84, 27485),
 )
-"""github.com/chuanyangjin/fast-DiT, README: DiT-XL/2, global batch 128, one A100."""
+"""Source: github.com/chuanyangjin/fast-DiT, README: DiT-XL/2, global batch 128, one A100."""
 FAST_DIT_KINDS = {
     "Checkpointing": "text",
     "Mixed precision": "text",
@@ -370,8 +383,9 @@ CAREFUL_NOTE = (
 
 
 def fast_dit_tables(report: Report) -> list[Grid]:
-    """One line for each published row, beside the suite's row in the same place; and the rows
-    behind them, against the last of these."""
+    """Return a line for each published row beside the suite's row of the same position, then a
+    table of the suite's further rows.
+    """
     published, behind = report.suite.order[: len(PUBLISHED)], report.suite.order[len(PUBLISHED) :]
     grids = [_published(Rows(report), published)]
     if behind:
@@ -409,12 +423,12 @@ def _careful(rows: Rows, theirs: str, behind: Sequence[str]) -> Grid:
 
 
 def _here(rows: Rows, recipe: str, *, extracted: bool) -> Row:
-    """Our row of a recipe, which is there with a VAE in its step, or without."""
+    """Return the suite's row of a recipe, with a VAE in its step or without."""
     return rows.get(recipe, data=lambda data: data.startswith("vae") is not extracted)
 
 
 def _cells(row: Row, above: Row | None) -> list[str]:
-    """Steps/s, what became of them since the row above, and need."""
+    """Return steps/s, their ratio to the row above, and the need."""
     seconds = row.numbers.step_seconds_median
     ratio = units.NONE if above is None else units.one("ratio", lookup.ratio(row, above))
     return [units.one("rate", 1 / seconds), ratio, units.gib(row.numbers.need_bytes)]

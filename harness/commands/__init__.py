@@ -1,1 +1,1 @@
-"""The commands of the front door, a file each, and the tables that they print."""
+"""One module per command of ``./run.sh``, and the output that they share."""

@@ -1,4 +1,4 @@
-"""``./run.sh anatomy``: one recipe, run once, and a page of where its memory and time went."""
+"""``./run.sh anatomy``: run one recipe, and write a page about its memory and time."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ from harness.system.machine import Machine
 
 WORDS = ["--anatomy"]
 BRIEF = {"steps": 1, "warmup": 1}
-"""The steps that are dissected come after these; more timed steps would show nothing more."""
+"""The traced steps follow these; more timed steps would add nothing."""
 
 
 FROM_SUITE = ("model", "data", "global_batch", "processes")
-"""Settings that the suite "default" has, with which a recipe alone is run."""
+"""Settings of the suite "default", for a recipe alone."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of ``anatomy``."""
+    """Add the options of ``anatomy``."""
     parser.add_argument("recipe", metavar="RECIPE", help="strategies joined by +")
     add = parser.add_argument
     add("--out", type=folder_name, metavar="DIR", help="folder (default: results/anatomy/RECIPE)")
@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def anatomy(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
-    """Run, draw, and name the files; the exit code."""
+    """Run the recipe, draw the charts and print the files' names; return the exit code."""
     console = make_console()
     name = slug(options.recipe)
     folder = Path(options.out or ROOT / "results" / "anatomy" / name).absolute()
@@ -93,7 +93,7 @@ def _asked(options: argparse.Namespace, given: Mapping[str, Any], machine: Machi
     suite = matrix.ad_hoc([options.recipe], options.device or machine.device)
     (spec,) = matrix.specs(
         suite,
-        BRIEF | dict(given),  # what was given wins
+        BRIEF | dict(given),  # given values win
         gpus=len(machine.gpus),
         gpu_bytes=machine.smallest_gpu_bytes,
     )
@@ -106,8 +106,11 @@ def _asked(options: argparse.Namespace, given: Mapping[str, Any], machine: Machi
 
 
 def under_ceilings(portrait: Portrait, found: Applied | None) -> Portrait:
-    """``portrait`` under the ceilings of its device's calibration, where that has them: they come
-    of more shapes and more time than a run has. The processes of a CPU share it."""
+    """Return ``portrait`` with the ceilings of its device's calibration, if there is one.
+
+    The calibration measures more shapes for longer than a run does. CPU processes share its
+    ceilings.
+    """
     ceilings = found.calibration.ceilings if found else Ceilings()
     flops, streams = ceilings.products.get(portrait.dtype), ceilings.streams
     if not flops or not streams:
@@ -133,7 +136,8 @@ def _run(row: Planned, timeout: float | None, progress: Progress) -> Result:
 
 
 def _write(folder: Path, console: Any) -> bool:
-    """Write the charts, and say what they show; whether its two counts of the activations agree."""
+    """Write the charts and print their summary; return whether the two counts of activation memory
+    agree."""
     measured = load(folder / "anatomy.json")
     portrait = under_ceilings(measured, rates.kept_for(measured.device))
     for question, answer, more in page.sentences(portrait):

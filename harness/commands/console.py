@@ -1,4 +1,4 @@
-"""What the commands share: the console, exit codes, and how paths are shown."""
+"""Shared console output of the commands: consoles, tables, exit codes, paths and progress."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ OK, FAILED, INTERRUPTED = 0, 1, 130
 FAILURES = {Status.FAILED, Status.VOID, Status.TIMEOUT, Status.HOST_OOM, Status.GPU_OOM}
 FAILURES |= {Status.NODE_LOST}
 LISTED = 70
-"""Columns of a terminal from which on prose has room beside names."""
+"""Least terminal width, in columns, at which names and prose fit in one table."""
 WIDEST = 10_000
 COLUMNS = 100
-"""Of a log file; a terminal has its own width."""
+"""Default width of a log file, in columns. A terminal has its own width."""
 
 
 class PlainConsole(Console):
-    """A console whose own styles are the only terminal sequences: those in text are taken out.
+    """A console that removes terminal sequences from the text that it prints.
 
-    It highlights nothing by itself: rich takes 5 s for a cell of 16,000 digits.
+    Rich's highlighting is off: it takes 5 s for a cell of 16,000 digits.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -54,8 +54,10 @@ class PlainConsole(Console):
 
 
 def make_console(columns: int = COLUMNS, *, stderr: bool = False) -> Console:
-    """Standard output (or error), as wide as the terminal; a log file is as wide as COLUMNS says,
-    else ``columns``."""
+    """Return a console on standard output, or on standard error.
+
+    It is as wide as the terminal. In a log file it is as wide as COLUMNS says, else ``columns``.
+    """
     if (sys.stderr if stderr else sys.stdout).isatty():
         return PlainConsole(stderr=stderr)
     asked = os.environ.get("COLUMNS", "")
@@ -64,31 +66,31 @@ def make_console(columns: int = COLUMNS, *, stderr: bool = False) -> Console:
 
 
 def exit_code(results: Sequence[Result]) -> int:
-    """0 if all rows that could run are ok, and at least one row is; else 1."""
+    """Return 0 if at least one row is ok and every other row could not run; else 1."""
     ends = {derive.effective_status(result)[0] for result in results}
     return FAILED if ends & FAILURES or Status.OK not in ends else OK
 
 
 def slug(name: str) -> str:
-    """A suite's name or file as the name of a folder."""
+    """Return a folder name for a suite's name or file."""
     return re.sub(r"[^\w.-]+", "_", Path(name).stem if Path(name).is_file() else name)
 
 
 def short(path: Path) -> Path:
-    """``path`` as seen from the working directory, where it lies below it."""
+    """Return ``path`` relative to the working directory if it is inside."""
     with contextlib.suppress(ValueError, OSError):  # the working directory may be gone
         return path.relative_to(Path.cwd())
     return path
 
 
 def examined(console: Console, out: Path, ops: set[str]) -> Machine:
-    """The machine as torch and DeepSpeed see it, with ``ops`` compiled."""
+    """Return the machine as torch and DeepSpeed see it, with ``ops`` compiled."""
     with _waiting(console, "checking the machine (the first time DeepSpeed compiles its ops)"):
         return examine(out, ops)
 
 
 def print_listed(console: Console, heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Rows whose last cell is prose: a table, or paragraphs where the prose would have no room."""
+    """Print rows whose last cell is prose: as a table, or as paragraphs on a narrow terminal."""
     if console.width < LISTED:
         for *names, prose in rows:
             console.print(Text("  ").join(map(_text, names)))
@@ -107,8 +109,10 @@ def _text(cell: Any) -> Text:
 
 
 def sighted(console: Console, out: Path, machine: Machine, device: str | None) -> Machine:
-    """``machine``, as torch sees it where a GPU is asked for and none was seen: nvidia-smi may be
-    missing (WSL2, a container) or slow. A torch that is built for CPUs sees none either way."""
+    """Return ``machine``, examined with torch if a GPU was requested and nvidia-smi found none.
+
+    nvidia-smi may be missing (WSL2, a container) or slow. A CPU build of torch finds no GPU either.
+    """
     known = machine.gpus or machine.probe is not None
     if device != "cuda" or known or "+cpu" in (machine.versions["torch"] or ""):
         return machine
@@ -126,24 +130,22 @@ def _waiting(console: Console, text: str) -> Iterator[None]:
 
 
 # ---- progress ----
-# Progress of a long suite: one live line on a terminal, one line an event in a log file.
-#
-# Which run of how many, its recipe, phase and step, elapsed time, and an estimate of the rest from
-# the runs that ran to their end.
 
 
 HEARTBEAT_SECONDS = 60.0
-"""Between two lines of a run in a log file: few enough to read, often enough to show that the run
-has not hung."""
+"""Seconds between two lines of a run in a log file: few lines, yet a hung run is noticed."""
 ENDED = (Status.OK, Status.VOID)
-"""Ends of rows that ran to their end: others were killed, or died early, and their time tells
-nothing of the next row's."""
+"""Ends of rows that ran to completion. Only their durations predict those of the next rows."""
 STYLES = {Status.OK: "green", Status.VOID: "red", Status.FAILED: "red", Status.TIMEOUT: "red"}
 STYLES |= {Status.NODE_LOST: "red"}
 
 
 class Progress:
-    """Shows a suite. Seconds everywhere; ``now`` is a clock that tests replace."""
+    """Progress of a suite: one live line on a terminal, one line per event in a log file.
+
+    It shows the current run, recipe, phase and step, the elapsed time, and an estimate of the
+    remaining time. All times are in seconds; ``now`` is a clock that tests replace.
+    """
 
     def __init__(self, console: Console, now: Callable[[], float] = time.monotonic) -> None:
         self.console, self.now = console, now
@@ -159,13 +161,13 @@ class Progress:
     # ---- events, in the order of a suite ----
 
     def begin_suite(self, name: str, recipes: list[str], to_run: list[bool]) -> None:
-        """A suite of these runs begins; the others are finished or cannot run here."""
+        """Begin a suite of these runs. Those not ``to_run`` are finished or cannot run here."""
         self.recipes, self.to_run = recipes, to_run
         rows = f"{len(recipes)} run{'s' * (len(recipes) != 1)}, {sum(to_run)} to do"
         self.console.print(Text.assemble("suite ", (name, "bold"), f": {rows}"))
 
     def begin_run(self, recipe: str, timeout: float | None) -> None:
-        """A row starts its processes; ``timeout`` is its deadline in seconds."""
+        """Begin a row; ``timeout`` is its deadline in seconds."""
         self.recipe, self.last, self.run_begun = recipe, {}, self.now()
         self.said = self.run_begun
         if self.console.is_terminal:
@@ -183,14 +185,14 @@ class Progress:
             self._say(Text(f"{self._place()} {recipe}: begins{limit}{self._rest()}"))
 
     def status(self, status: dict[str, Any]) -> None:
-        """The run's status: phase, step, of, peak_bytes, elapsed_seconds (``launch.run``)."""
+        """Show a run's status: phase, step, of, peak_bytes, elapsed_seconds (``launch.run``)."""
         self.last = status
         if self.live is None and self.now() - self.said >= HEARTBEAT_SECONDS:
             self.said = self.now()
             self._say(Text(f"{self._place()} {self.recipe}: {self._where()}{self._elapsed()}"))
 
     def end_run(self, result: Result, name: str = "") -> None:
-        """The row that ran has ended; ``name`` replaces its label."""
+        """End the current row; ``name`` replaces its label."""
         seconds = self.now() - self.run_begun
         if result.status in ENDED:
             self.spent.append(seconds)
@@ -202,25 +204,25 @@ class Progress:
             self._say(Text(f"{' ' * len(self._head())} {text}", style="yellow"))
 
     def skip(self, result: Result, name: str = "") -> None:
-        """A row that is not run: finished earlier, refused, or unsupported; ``name`` replaces its
-        label."""
+        """Show a row that is not run: finished earlier, refused or unsupported. ``name`` replaces
+        its label."""
         not_run = result.status in (Status.REFUSED, Status.UNSUPPORTED)
         self._finished(result, "" if not_run else "  (from an earlier run)", name)
 
     def leave_out(self, recipe: str, status: Status) -> None:
-        """A repetition that is not run, since the row itself ended as ``status``."""
+        """Show a repetition that is not run because the row itself ended as ``status``."""
         self.done += 1
         words = f" {recipe}: not run, for the row itself ended as {status.value}"
         self._say(Text.assemble((self._head(), "dim"), words))
 
     def end_suite(self) -> None:
-        """No more rows; also after an interruption."""
+        """End the suite, also after an interruption."""
         self._stop()
 
     # ---- lines ----
 
     def line(self) -> Text:
-        """The live line, cut to the terminal's width."""
+        """Return the live line, cut to the terminal's width."""
         return Text.assemble(
             (f"{self._place()} ", "dim"),
             (self.recipe, "bold"),
@@ -251,7 +253,7 @@ class Progress:
         return f"[{self.done:>{len(str(len(self.recipes)))}}/{len(self.recipes)}]"
 
     def _say(self, text: Text) -> None:
-        # soft_wrap: a long reason is wrapped by the terminal, never cut in a log file.
+        # soft_wrap: the terminal wraps a long reason; a log file never cuts it.
         self.console.print(text, soft_wrap=not self.console.is_terminal)
 
     def _stop(self) -> None:
@@ -275,7 +277,8 @@ class Progress:
         return "" if left is None else f"  about {clock(left)} left"
 
     def rest_seconds(self) -> float | None:
-        """Seconds that the rows to come and this one's rest may take; None before one has ended."""
+        """Estimate the seconds left of this row and the rows to come; None before a row has
+        ended."""
         if not self.spent:
             return None
         mean, spent = statistics.fmean(self.spent), self.now() - self.run_begun
@@ -283,8 +286,10 @@ class Progress:
 
 
 def summary(result: Result) -> str:
-    """Median step and peak of an ok row, as the report derives them; the resident mark, under its
-    name, of one that was not traced."""
+    """Return the median step time and the peak of an ok row, as the report derives them.
+
+    An untraced row has its resident high-water mark instead, labeled as such.
+    """
     seconds = derive.step_seconds(result)
     peak = derive.peak_of(result.ranks)
     parts = [f"{1000 * derive.quantile(seconds, 0.5):9.1f} ms a step"] if seconds else []
@@ -295,7 +300,7 @@ def summary(result: Result) -> str:
 
 
 def clock(seconds: float) -> str:
-    """12 s, 3 min 05 s, 2 h 10 min."""
+    """Format seconds as 12 s, 3 min 05 s or 2 h 10 min."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

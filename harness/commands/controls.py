@@ -1,7 +1,7 @@
-"""``./run.sh controls``: would parity notice a training that is another one? Tried on this machine.
+"""``./run.sh controls``: check on this machine that the parity check detects a wrong training.
 
-Each way of being another training (``harness.worker.sabotage``) is launched like any row and
-compared with a plain run; so are rows that compute the same in another way, which must be equal.
+Each sabotage (``harness.worker.sabotage``) is launched like any row and compared with a plain run;
+parity must report a difference. Rows that compute the same in another way must be equal.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ from harness.worker.sabotage_ranks import (
 )
 
 USUAL = {"model": "DiT-S/4:depth=2", "data": "digits", "steps": 6, "warmup": 2}
-USUAL |= {"weight_decay": 0.01}  # that one be applied twice
+USUAL |= {"weight_decay": 0.01}  # so that applying it twice shows
 CPU_PROCESSES = 2
 SAMPLES = 4
-"""A process: two micro batches of two."""
+"""Samples per process: two micro-batches of two."""
 HALVES = "accumulate:steps=2"
 SAME = {
     "again": "",
@@ -52,12 +52,12 @@ SAME = {
     "accumulate": HALVES,
     "adamw:impl=plain": "adamw:impl=plain",
 }
-"""Another way to the same numbers -> what it adds to the recipe."""
+"""Equivalent computation -> its additions to the recipe."""
 TOKENS = "tp:norms=tokens"
 SHARING = {"sp": SHARED, "tp": CUT, TOKENS: BETWEEN}
-"""What pairs of processes share -> the ways in which that can fail."""
+"""State shared by pairs of processes -> the sabotages that apply to it."""
 SAME_SHARED = {name: name for name in ("sp", "sp:how=gather", "sp:how=ring", "tp", TOKENS)}
-"""The same, for several processes."""
+"""Equivalent computations that need several processes."""
 STAGED, APART = "pp", "pp:schedule=zero_bubble"
 SAME_STAGED = {
     "pp": STAGED,
@@ -65,19 +65,19 @@ SAME_STAGED = {
     APART: "pp:schedule=zero_bubble,runs=1",
     "model_parallel": "model_parallel",
 }
-"""The same, with another sharding in the place of ddp, for as many processes as it has stages, or a
-multiple."""
+"""Equivalent computations with another sharding instead of ddp. They need as many processes as the
+pipeline has stages, or a multiple."""
 STAGES = 2
 STAGES_SHARED = "pp_fsdp2"
 WITHIN, OVER = "fsdp2", "hsdp"
 GROUPS = 2 * 2
-"""Ranks that ``hsdp`` takes at least: two groups of two."""
+"""Least number of ranks for ``hsdp``: two groups of two."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Control:
-    """One run beside the plain one. ``sabotage`` is empty where it must be equal; ``instead`` is a
-    recipe in the place of the plain one."""
+    """One run compared with the plain one. ``sabotage`` is empty if the two must be equal;
+    ``instead`` is a recipe that replaces the plain one."""
 
     name: str
     adds: str
@@ -85,27 +85,29 @@ class Control:
     instead: str = ""
 
     def recipe(self, plain: str) -> str:
-        """The plain recipe with what it adds, or what stands ``instead`` of it."""
+        """Return ``instead``, or the plain recipe with this control's additions."""
         if self.instead:
             return self.instead
         return f"{plain}+{self.adds}" if self.adds else plain
 
     @property
     def expected(self) -> str:
-        """How it must read."""
+        """Return the comparison that passes."""
         return "DIFFERS" if self.sabotage else "equal"
 
 
 class _Quiet(Progress):
-    """Says which control runs; how each reads is a table at the end."""
+    """Progress without results; the command prints them in a table at the end."""
 
     def _finished(self, result: Result, after: str, name: str) -> None:
         self.done += 1
 
 
 def all_controls(processes: int) -> list[Control]:
-    """Those that must be equal first; pairs of processes can share samples, or
-    weights, and fail to."""
+    """Return all controls for so many processes, those that must be equal first.
+
+    Sabotages of shared samples or weights need pairs of processes.
+    """
     pairs = processes % 2 == 0
     ways = SAME | (SAME_SHARED if pairs else {})
     same = [Control(name=name, adds=adds) for name, adds in ways.items()]
@@ -129,7 +131,7 @@ def all_controls(processes: int) -> list[Control]:
 
 
 def _sharded(processes: int) -> list[Control]:
-    """Those of FSDP2, and of hybrid sharding where there are ranks for it."""
+    """Return the controls of FSDP2, and of hybrid sharding if there are enough ranks."""
     ways = {name: WITHIN for name in SHARDED}
     plain = [WITHIN]
     if processes % GROUPS == 0:
@@ -140,7 +142,7 @@ def _sharded(processes: int) -> list[Control]:
 
 
 def _staged(processes: int) -> list[Control]:
-    """Those of a pipeline."""
+    """Return the controls of a pipeline."""
     several = processes > STAGES
     ways = dict.fromkeys([*NUMBERS, *(REPEATED if several else ())], STAGED)
     ways |= dict.fromkeys(SPLIT, SAME_STAGED[APART])
@@ -151,7 +153,7 @@ def _staged(processes: int) -> list[Control]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of ``controls``."""
+    """Add the options of ``controls``."""
     add = parser.add_argument
     add("--out", type=folder_name, metavar="DIR", help="folder (default: results/controls)")
     add("--timeout", type=seconds, metavar="SECONDS", help="deadline of one run (default: none)")
@@ -165,7 +167,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def controls(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
-    """Run all, print how each reads; 1 where one reads otherwise than it must."""
+    """Run all controls and print each comparison; return 1 if one is not as expected."""
     console = make_console()
     out = Path(options.out or ROOT / "results" / "controls").absolute()
     ask = functools.partial(_asked, options, given)
@@ -205,7 +207,7 @@ def _ended(
     options: argparse.Namespace,
     progress: Progress,
 ) -> Result:
-    """The result of one control, launched as any row."""
+    """Launch one control like any row and return its result."""
     recipe = control.recipe(plain.recipe)
     progress.begin_run(control.name, options.timeout)
     result = launch.run(
@@ -220,7 +222,7 @@ def _ended(
 
 
 def _word(control: Control, result: Result, reference: Result) -> str:
-    """How the report would read it, had it promised the same computation."""
+    """Return the report's word for the comparison, as if the row promised the same computation."""
     if result.status is not (Status.VOID if control.sabotage else Status.OK):
         return result.status.value
     allowed = parity.limits([reference])
@@ -228,7 +230,7 @@ def _word(control: Control, result: Result, reference: Result) -> str:
 
 
 def _told(words: dict[Control, tuple[Result, str]], reference: Result, console: Console) -> int:
-    """Print the table and what follows from it; the exit code."""
+    """Print the table and its conclusion; return the exit code."""
     lines, marks = [], []
     for control, (result, word) in words.items():
         far = parity.distances(result, reference)

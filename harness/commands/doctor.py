@@ -1,4 +1,4 @@
-"""``./run.sh doctor``: what this machine can run, and why not the rest."""
+"""``./run.sh doctor``: report what this machine can run, and why it cannot run the rest."""
 
 from __future__ import annotations
 
@@ -31,13 +31,15 @@ from strategies.base import Conflict, Slot
 from strategies.workloads import SAMPLE, TRAIN
 
 SHOWN = 10
-"""Faults of data that are named; more are counted."""
+"""Number of data errors printed by name; the rest are counted."""
 LINTED = "DiT-XL/2"
 
 
 def doctor(options: argparse.Namespace) -> int:
-    """What this machine can run, with its results in ``options.out``; of several nodes, whether
-    they can run one training, and the network between them."""
+    """Print what this machine can run; its results are in ``options.out``.
+
+    For several nodes, also print whether they can run one training, and measure their network.
+    """
     out, console = options.out.absolute(), make_console()
     for run_elsewhere in extensions.hooks("elsewhere"):
         if (code := run_elsewhere(options, out, "doctor", console)) is not None:
@@ -57,10 +59,10 @@ def doctor(options: argparse.Namespace) -> int:
 
 
 def look_at_data(name: str) -> int:
-    """Read all of the data ``name``; 1 where a sample of it cannot be trained on.
+    """Read all of the data ``name``; return 1 if a sample cannot be trained on.
 
     Raises:
-        BadInput: it is no data.
+        BadInput: ``name`` is no data source.
     """
     console, (kind, _, path) = make_console(), name.partition(":")
     if is_cache(name):
@@ -76,7 +78,7 @@ def look_at_data(name: str) -> int:
 
 
 def _told(found: Sequence[str], samples: str, console: Console) -> int:
-    """Say which of the samples cannot be trained on; the exit code."""
+    """Print the samples that cannot be trained on; return the exit code."""
     for line in found[:SHOWN]:
         console.print(Text(line, "red"), soft_wrap=True)
     if len(found) > SHOWN:
@@ -86,7 +88,10 @@ def _told(found: Sequence[str], samples: str, console: Console) -> int:
 
 
 def print_doctor(machine: Machine, console: Console) -> None:
-    """What is here, and for each strategy of the catalog whether it can run, or what to do."""
+    """Print the machine's facts and, for each strategy of the catalog, whether it can run.
+
+    A strategy that cannot run has a reason and a remedy.
+    """
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="bold", no_wrap=True)
     facts.add_column(overflow="fold")
@@ -126,20 +131,21 @@ def _facts(machine: Machine) -> list[tuple[str, str]]:
 
 
 def _driver(probe: dict[str, Any]) -> str:
-    """The driver's version, and the CUDA version that torch is built for."""
+    """Return the driver's version and the CUDA version of the torch build."""
     version, _ = wheels.here()
     cuda = (probe.get("torch") or {}).get("cuda")
     return f"NVIDIA {version or 'of unknown version'}; torch is built for CUDA {cuda or '?'}"
 
 
 def _calibration(machine: Machine) -> str:
-    """What predictions for this device rest on."""
+    """Return the calibration that predictions for this device use."""
     found = rates.kept_for(machine.device_names[0] if machine.gpus else "cpu")
     return found.words if found else "none: ./run.sh calibrate measures what predictions assume"
 
 
 def _launch_files(machine: Machine) -> str:
-    """What the DeepSpeed files of this project waste for the largest preset on these devices."""
+    """Return the lint findings of this project's DeepSpeed files for the largest preset on these
+    devices."""
     devices = max(2, len(machine.gpus))
     by_file = own_findings(lint_spec(LINTED, devices))
     wastes = [f"{name}: {finding}" for name, findings in by_file.items() for finding in findings]
@@ -160,16 +166,16 @@ COMPANY = (
     "ddp", "single", "single+bf16", "single+bf16_pure", "single+sgd:momentum=0.0", "single+lora",
     "zero1",
 )  # fmt: skip
-"""What a strategy may be run with: the first that it does not refuse shows whether it can run."""
+"""Recipes to combine a strategy with. The first that the strategy accepts decides if it can run."""
 TOKENS = {"model": "DiT-S/4:tokens=1024", "objective": "masked", "data": "synthetic"}
 LATENTS = {"data": "synthetic"}
-"""Data that every machine has: the digits are scikit-learn's, which need not be there."""
+"""Data that every machine has. The digits need scikit-learn, which may be missing."""
 TRAINED: tuple[dict[str, str], ...] = (LATENTS, TOKENS)
-"""What it may train: latents, or tokens, whose loss some strategies are about."""
+"""Training data: latents, or tokens for the strategies that change a token loss."""
 PROCESSES = (2, 4)
-"""Without GPUs any machine can start as many processes as sharding needs."""
+"""Process counts without GPUs: any machine can start as many processes as sharding needs."""
 MORE_GPUS = (2, 4, 8, 16)
-"""Numbers of GPUs with which a strategy is tried that refuses those of this machine."""
+"""GPU counts to try for a strategy that refuses this machine's number of GPUs."""
 
 
 def why_not(name: str, machine: Machine) -> Requirement | None:
@@ -189,8 +195,10 @@ def why_not(name: str, machine: Machine) -> Requirement | None:
 
 
 def _plain_runs(name: str, machine: Machine) -> Iterator[Resolved]:
-    """Runs that are about the strategy, the plainest first; those for more GPUs than are here
-    come last."""
+    """Yield runs that use the strategy, the plainest first.
+
+    Runs for more GPUs than this machine has come last.
+    """
     kind = CATALOG[name]
     sharding = kind.slot is Slot.SHARD
     workload = TRAIN if sharding or TRAIN in kind.workloads else SAMPLE
@@ -207,7 +215,7 @@ def _plain_runs(name: str, machine: Machine) -> Iterator[Resolved]:
 
 
 def _parses(recipe: str) -> bool:
-    """Whether no two parts want one place."""
+    """Return whether no two parts of the recipe use the same slot."""
     try:
         return bool(parse(recipe))
     except Conflict:

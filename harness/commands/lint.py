@@ -1,4 +1,4 @@
-"""``./run.sh lint``: DeepSpeed settings that waste memory for a model, file by file. No torch."""
+"""``./run.sh lint``: report DeepSpeed settings that waste memory for a model. Needs no torch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from strategies.subject import Shaping
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of ``lint``."""
+    """Add the options of ``lint``."""
     add = parser.add_argument
     add("files", nargs="*", metavar="FILE.json", help="DeepSpeed files (default: our own)")
     told = "a preset or FILE.py:CLASS (default: DiT-XL/2)"
@@ -37,7 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def lint_files(options: argparse.Namespace) -> int:
-    """Print what each file wastes, and what it keeps for speed; 1 if any wastes."""
+    """Print each file's wasteful settings and its memory-for-speed trades; return 1 if any
+    wastes."""
     console = make_console()
     paths = [Path(name) for name in options.files] or own_files()
     spec = lint_spec(options.model, options.processes, options.precision)
@@ -51,7 +52,7 @@ def lint_files(options: argparse.Namespace) -> int:
 
 
 def lint_spec(model: str, processes: int, precision: str = "bf16") -> Spec:
-    """A run that the sizes are those of; one sample a device, for no rule looks at the batch."""
+    """Return a run of the sizes to check. It has one sample per device: no rule reads the batch."""
     return Spec(
         recipe=f"zero3+{precision}",
         model=model_name(model),
@@ -63,26 +64,26 @@ def lint_spec(model: str, processes: int, precision: str = "bf16") -> Spec:
 
 
 def own_files() -> list[Path]:
-    """The DeepSpeed JSONs of this project."""
+    """Return the DeepSpeed JSON files of this project."""
     return sorted(FOLDER.glob("*.json"))
 
 
 def own_findings(spec: Spec) -> dict[str, list[Finding]]:
-    """What this project's own files waste for the model of ``spec``: file name -> findings."""
+    """Return the findings of this project's own files for the model of ``spec``, by file name."""
     return {path.name: findings(path, spec) for path in own_files()}
 
 
 def findings(path: Path, spec: Spec) -> list[Finding]:
-    """What the file at ``path`` wastes.
+    """Return the wasteful settings of the file at ``path``.
 
     Raises:
-        SpecError: no readable DeepSpeed JSON; names the file and the way out.
+        SpecError: the file is no readable DeepSpeed JSON; names the file and a remedy.
     """
     return waste(_zero_block(path), _job(spec))
 
 
 def costs(path: Path, spec: Spec) -> list[Finding]:
-    """What the file at ``path`` keeps on a GPU for the sake of speed; raises as ``findings``."""
+    """Return the memory that the file at ``path`` trades for speed; raises as ``findings``."""
     return prices(_zero_block(path), _job(spec))
 
 
@@ -105,7 +106,7 @@ def _zero_block(path: Path) -> Mapping[str, Any]:
 
 
 def _check(path: Path, block: Mapping[str, Any]) -> None:
-    """Values that the rules can reckon with."""
+    """Refuse values that the rules cannot compute with."""
     stage = block.get("stage", 0)
     if stage not in (0, 1, 2, 3) or isinstance(stage, bool):
         raise SpecError(f"{path}: stage is {stage!r:.60}; give 0, 1, 2 or 3")

@@ -1,4 +1,4 @@
-"""``./run.sh list``: strategies with their parameters, and suites."""
+"""``./run.sh list``: print strategies with their parameters, models, cards and suites."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DEFAULTS = (
 
 
 def print_list(console: Console | None = None) -> None:
-    """Print what there is, what there is not, and the suites."""
+    """Print the strategies, the unsupported ones and the suites."""
     console = console or make_console()
     told = "strategies: at most one for each place, joined by + into a recipe"
     console.print(Text(told, style="bold"))
@@ -41,7 +41,7 @@ def print_list(console: Console | None = None) -> None:
 
 
 def print_models(console: Console | None = None) -> None:
-    """Print the public models with their names on the Hugging Face Hub."""
+    """Print the public models and their names on the Hugging Face Hub."""
     console = console or make_console()
     rows = [
         (Text(name, "bold"), f"{known.parameters['built'] / 1e9:.2f}", ", ".join(known.hub))
@@ -56,7 +56,7 @@ def print_models(console: Console | None = None) -> None:
 
 
 def print_cards(console: Console | None = None) -> None:
-    """Print the cards that a plan knows by name."""
+    """Print the cards that ``plan`` accepts by name."""
     console = console or make_console()
     console.print(Text("cards: --gpu takes their names, however they are spelled", style="bold"))
     heads = ("card", "GiB", "GB/s", "TFLOP/s in 16 bits", "step times")
@@ -76,7 +76,7 @@ def print_cards(console: Console | None = None) -> None:
 
 
 def markdown() -> str:
-    """The strategies as the table of docs/strategies.md."""
+    """Return the strategy table of docs/strategies.md."""
     lines = ["| strategy | place | what it does | losses |", "|---|---|---|---|"]
     for name, kind in CATALOG.items():
         what = _first_line(kind.__doc__).partition(". ")[0].rstrip(".:").replace("``", "`")
@@ -104,7 +104,7 @@ def _notes(kind: Any) -> list[str]:
 
 
 def _first_line(doc: str | None) -> str:
-    """The first sentence or paragraph of a docstring, on one line."""
+    """Return the first sentence or paragraph of a docstring, on one line."""
     return " ".join((doc or "").strip().partition("\n\n")[0].split())
 
 
@@ -121,14 +121,14 @@ def _suites() -> list[tuple[Any, ...]]:
 
 
 # ---- suites ----
-# Suites for commands: read from their files, with a story that the report can tell.
 
 
 def load(name: str, device: str) -> Suite:
-    """The suite of that name, or in that file, for ``device`` (cpu or cuda).
+    """Read the suite of that name or file, with the report's analyses, for ``device`` (cpu or
+    cuda).
 
     Raises:
-        SuiteError: one line that names file, key, value and way out.
+        SuiteError: one line that names the file, key and value, and a remedy.
     """
     suite = load_suite(name, device)
     if suite.story not in ("", *STORIES):

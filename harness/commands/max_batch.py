@@ -1,8 +1,7 @@
-"""``./run.sh max-batch``: the largest micro batch that fits, found by running out of memory.
+"""``./run.sh max-batch``: find the largest micro-batch that fits, by running out of memory.
 
-Every probe is a run of its own in fresh processes: what fits is known, not estimated, and a
-process that died of memory leaves nothing behind that the next one would trip over. Probes are
-kept as results, so that an interrupted search goes on where it was.
+Every probe is a run of its own in fresh processes, so a process that ran out of memory cannot
+affect the next one. Probes are stored as results, so an interrupted search can continue.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ from strategies import parse
 
 DATA = {"data": "synthetic"}
 STEPS = {"steps": 1, "warmup": 1}
-"""The first step makes the optimizer's state, the second runs with it: the peak is in them."""
+"""The first step allocates the optimizer state and the second runs with it; one has the peak."""
 
 
 class Unclear(Exception):
-    """A probe that neither fitted nor ran out of memory: ``result`` says what happened."""
+    """A probe neither fitted nor ran out of memory; ``result`` is how it ended."""
 
     def __init__(self, result: Result) -> None:
         super().__init__(result.reason or result.status.value)
@@ -45,8 +44,11 @@ class Unclear(Exception):
 
 
 def candidates(first: int, most: int) -> Iterator[int]:
-    """Micro batches to try; the caller sends back whether each fits. Doubles, then halves the gap
-    between the largest that fits and the smallest that does not."""
+    """Yield micro-batches to try; the caller sends back whether each fits.
+
+    The size doubles until one does not fit. Then the search halves the gap between the largest that
+    fits and the smallest that does not.
+    """
     low, high, size = 0, most + 1, min(first, most)
     while low + 1 < high:
         if (yield size):
@@ -57,13 +59,13 @@ def candidates(first: int, most: int) -> Iterator[int]:
 
 
 def _next(low: int, high: int, most: int) -> int:
-    """What is tried when ``low`` is known to fit and ``high`` is known, or taken, not to."""
+    """Return the next size to try; ``low`` fits and ``high`` does not, or is assumed not to."""
     known = high <= most or low >= most
     return (low + high) // 2 if known else min(2 * low, most)
 
 
 def search(fits: Callable[[int], bool], first: int, most: int) -> int:
-    """The largest micro batch up to ``most`` that fits; 0 if not even one sample does."""
+    """Return the largest micro-batch up to ``most`` that fits; 0 if not even one sample does."""
     trial, best = candidates(first, most), 0
     size = next(trial, None)
     while size is not None:
@@ -77,7 +79,7 @@ def search(fits: Callable[[int], bool], first: int, most: int) -> int:
 
 
 def most_probes(first: int, most: int) -> int:
-    """How many probes a search may take at worst."""
+    """Return the largest number of probes that a search may take."""
     worst, taken, low, size = 0, 0, 0, min(first, most)
     while low < most:
         taken += 1
@@ -88,8 +90,8 @@ def most_probes(first: int, most: int) -> int:
 
 @dataclasses.dataclass(kw_only=True)
 class Search:
-    """One search: its spec but for the global batch, where it writes, and its ``results`` so far,
-    by micro batch."""
+    """One search: its spec without the global batch, its folder, and its ``results`` so far by
+    micro-batch."""
 
     spec: Spec
     out: Path
@@ -102,10 +104,10 @@ class Search:
     results: dict[int, Result] = dataclasses.field(default_factory=dict)
 
     def fits(self, micro_batch: int) -> bool:
-        """Run one probe, or take what an earlier search knew of it.
+        """Run one probe, or return the stored outcome of an earlier search.
 
         Raises:
-            Unclear: it ended in another way than fitting or running out of memory.
+            Unclear: the probe neither fitted nor ran out of memory.
         """
         samples = _samples(self.spec, micro_batch)
         resolved = resolve(dataclasses.replace(self.spec, global_batch=samples))
@@ -143,7 +145,7 @@ class Search:
         return f"{self.spec.recipe} x {micro_batch}"
 
     def record(self, answer: int | None) -> None:
-        """Write what is known, in order of size; ``answer`` is None while the search goes on."""
+        """Write the probes so far, ordered by size; ``answer`` is None during the search."""
         probes = [
             {
                 "micro_batch": size,
@@ -159,12 +161,12 @@ class Search:
         write_json(self.out / "max_batch.json", {**head, "micro_batch": answer, "probes": probes})
 
     def _fitting(self, fits: bool) -> list[int]:
-        """Micro batches that are known to fit, or not to."""
+        """Return the micro-batches known to fit, or those known not to."""
         ends = (Status.OK,) if fits else OUT_OF_MEMORY
         return [size for size, result in self.results.items() if result.status in ends]
 
     def known(self) -> str:
-        """What the probes so far tell, in words."""
+        """Describe the result of the probes so far."""
         fits, over = self._fitting(True), self._fitting(False)
         words = [f"{max(fits)} fits"] if fits else []
         words += [f"{min(over)} does not"] if over else []
@@ -172,8 +174,10 @@ class Search:
 
 
 def _metered(result: Result) -> int | None:
-    """The highest that the meter counted: live tensors on a GPU, else the resident mark. No step
-    of a trial is traced."""
+    """Return the highest count of the meter: live tensors on a GPU, else the resident mark.
+
+    No step of a probe is traced.
+    """
     return derive.highest(result.ranks, "allocated")
 
 
@@ -190,7 +194,7 @@ def _known(folder: Path, mark: str) -> Result | None:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of ``max-batch``."""
+    """Add the options of ``max-batch``."""
     add = parser.add_argument
     add("--out", type=folder_name, metavar="DIR", help="folder (default: results/max-batch/RECIPE)")
     add("--memory-limit", type=float, metavar="GIB", help="what a process may use (default: all)")
@@ -205,7 +209,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def max_batch(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
-    """Search, show every probe, and say what fits; the exit code."""
+    """Search, print every probe and the largest batch that fits; return the exit code."""
     console, state = make_console(), _begun(options, given)
     count = most_probes(options.first, options.most)
     console.print(f"at most {count} probes, each a run of its own: {options.first} to "
@@ -228,7 +232,7 @@ def max_batch(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
 
 
 def _begun(options: argparse.Namespace, given: Mapping[str, Any]) -> Search:
-    """A search on a machine that is known to be able to run the recipe."""
+    """Start a search, after a check that the machine can run the recipe."""
     if not 1 <= options.first <= options.most:
         raise SpecError(f"first is {options.first}; give --first from 1 to --most {options.most}")
     limit, console = options.memory_limit, make_console()
@@ -250,9 +254,9 @@ def _begun(options: argparse.Namespace, given: Mapping[str, Any]) -> Search:
 
 
 def _asked(options: argparse.Namespace, given: Mapping[str, Any], machine: Machine) -> Spec:
-    """The spec with one sample a process and micro batch, the smallest that a probe can have."""
+    """Return the spec with one sample per process and micro-batch, the smallest possible probe."""
     usual = single_run.usual(options.recipe, options.device, machine)
-    spec = Spec(**{**DATA, **usual, **given, **STEPS})  # what was given wins, but for the steps
+    spec = Spec(**{**DATA, **usual, **given, **STEPS})  # given values win, except for the steps
     spec.check()
     return dataclasses.replace(spec, global_batch=_samples(spec, 1))
 

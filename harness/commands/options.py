@@ -1,4 +1,4 @@
-"""Options that several commands share: the fields of a spec, and what was given of them."""
+"""Options that several commands share: the fields of a spec, and checks of their values."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from harness.subjects.library import families
 from strategies.subject import Shaping, Subject
 
 OF_SAMPLING = ("workload", "weights", "sampler_steps", "cfg_scale")
-"""Fields of a spec that are left out by commands which only train."""
+"""Spec fields without an option in commands that only train."""
 OF_PLANS = ("before", "phases")
-"""Fields of a spec that say what a prediction is of, and that no run can be given."""
+"""Spec fields that define a prediction and have no meaning in a run."""
 ALL_GPUS = "all GPUs, else 1"
-"""How the help says which number of processes a command of one recipe takes."""
+"""Default number of processes of a one-recipe command, for the help."""
 
 
 def add_settings(
@@ -28,10 +28,13 @@ def add_settings(
     defaults: Mapping[str, Any] | None = None,
     sampling: bool = False,
 ) -> None:
-    """An option for each field of a spec but ``leave_out``; ``parser`` may be a group of one. How
-    many machines share a run is asked for by the commands that can start on several.
+    """Add an option for each field of a spec except ``leave_out``; ``parser`` may be a group.
 
-    ``defaults``: the command's own, for the help to say. ``sampling``: whether it can draw samples.
+    Only commands that can start on several machines add the number of machines.
+
+    Args:
+        defaults: the command's own defaults, shown in the help.
+        sampling: whether the command can draw samples.
     """
     leave_out += OF_PLANS if sampling else (*OF_PLANS, *OF_SAMPLING)
     parser.add_argument("--device", choices=DEVICES, help="cpu or cuda (default: cuda if there)")
@@ -39,7 +42,8 @@ def add_settings(
 
 
 def add_shaping(parser: Any) -> None:
-    """Options that shape a public model; its resolution is each command's own."""
+    """Add the options that shape a public model. Each command adds its own option for
+    resolution."""
     for f in dataclasses.fields(Spec):
         if f.name in ("config", "set", "frames", "text"):
             told = f"{f.metadata['help']} (default: the model's own)"
@@ -47,15 +51,17 @@ def add_shaping(parser: Any) -> None:
 
 
 def overrides(options: argparse.Namespace) -> dict[str, Any]:
-    """Spec fields given on the command line, but for recipe and device: each command reads those
-    two in its own way."""
+    """Return the spec fields given on the command line, except recipe and device.
+
+    Each command reads those two in its own way.
+    """
     names = [f.name for f in dataclasses.fields(Spec) if f.name not in ("recipe", "device")]
     asked = {name: getattr(options, name, None) for name in names}
     given = located({name: value for name, value in asked.items() if value is not None})
     if "model" in given:
         given["model"] = families.canonical(given["model"])
     kind = kind_of(given["model"]) if "model" in given else Subject
-    if kind.brings_samples:  # it is trained on nothing else, so that nobody need say so
+    if kind.brings_samples:  # it trains on its own samples only, so that is the default
         shaping = Shaping(config=given.get("config", ""))
         own = {"data": "synthetic", "objective": kind.usual_objective(shaping, given["model"])}
         return own | given
@@ -63,7 +69,7 @@ def overrides(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def seconds(text: str) -> float:
-    """A number of seconds above 0, for argparse."""
+    """Parse a positive number of seconds, for argparse."""
     value = float(text)
     if not value > 0:
         raise argparse.ArgumentTypeError(f"{text} is not a number of seconds above 0")
@@ -71,19 +77,19 @@ def seconds(text: str) -> float:
 
 
 def folder_name(text: str) -> Path:
-    """A folder, for argparse. An empty name, as an unset variable gives, would be the working
-    directory."""
+    """Parse a folder, for argparse. An empty name would mean the working directory; an unset
+    variable gives one."""
     if not text.strip():
         raise argparse.ArgumentTypeError("the folder's name is empty")
     return Path(text)
 
 
 def check_file(path: Path, name: str) -> None:
-    """Check, before hours of work, that the file of option ``name`` can be written; its folder is
-    made.
+    """Check, before hours of work, that the file of option ``name`` can be written. Creates its
+    folder.
 
     Raises:
-        SpecError: it cannot.
+        SpecError: it cannot be written.
     """
     folder, why = path.absolute().parent, ""
     try:

@@ -1,4 +1,4 @@
-"""``./run.sh report`` and ``./run.sh compare``: from results alone, without torch."""
+"""``./run.sh report`` and ``./run.sh compare``: reports from existing results, without torch."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from harness.spec import SpecError
 
 
 def report(folder: Path) -> int:
-    """Make the report of a results folder again."""
+    """Write the report of a results folder again; return the exit code."""
     results, skipped = _results(folder)
     return OK if show(results, skipped, folder, make_console()) else FAILED
 
 
 def compare(old: Path, new: Path) -> int:
-    """What changed between two results folders."""
+    """Print the differences between two results folders; return the exit code."""
     for folder in (old, new):
         _results(folder)
     print_comparison(compare_folders(old, new), make_console())
@@ -31,8 +31,10 @@ def compare(old: Path, new: Path) -> int:
 
 
 def show(results: Sequence[Result], skipped: Sequence[str], out: Path, console: Console) -> bool:
-    """Write the report of ``out``, print its table and name its files; what cannot be written is
-    named too. Whether all of it was."""
+    """Write the report of ``out``, and print its table and the names of its files.
+
+    Files that cannot be written are named too. Return whether all were written.
+    """
     lost: list[str] = []
     if not results:
         return True
@@ -58,7 +60,7 @@ def _results(folder: Path) -> tuple[list[Result], list[str]]:
 
 
 def _readable(folder: Path) -> None:
-    """Say that a folder may not be looked into, which would read as that there is nothing."""
+    """Raise if a folder cannot be listed, which would otherwise read as empty."""
     for path in (folder, folder / "runs"):
         try:
             with os.scandir(path):
@@ -66,5 +68,5 @@ def _readable(folder: Path) -> None:
         except PermissionError as error:
             way = "ask its owner, or copy what you may read"
             raise SpecError(f"{path}: {error.strerror}; {way}") from None
-        except OSError:  # not there, or a file: said in other words
+        except OSError:  # a missing folder or a file has its own message
             return

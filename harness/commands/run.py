@@ -1,4 +1,4 @@
-"""``./run.sh run``, the default: a suite, measured, predicted and reported on."""
+"""``./run.sh run``, the default command: measure, predict and report a suite."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ from strategies.subject import DataFacts
 from strategies.workloads import TRAIN
 
 SUITE_S = {f.name: f"the suite's, else {f.default}" for f in dataclasses.fields(Spec)}
-"""Where each setting comes from, for the help to say."""
+"""Default of each setting, as the help shows it."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of ``run``."""
+    """Add the options of ``run``."""
     what, add = parser.add_mutually_exclusive_group(), parser.add_argument
     told = "which (default: default, or sampling); ./run.sh list names them"
     what.add_argument("--suite", metavar="NAME_OR_FILE", help=told)
@@ -78,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
-    """Run a suite, print its table, name the report's files."""
+    """Run a suite, print its table and the names of the report's files; return the exit code."""
     console = make_console()
     usual = matrix.SUITES.get(given.get("workload", TRAIN), "default")
     name = "recipes" if options.recipes else options.suite or usual
@@ -100,7 +100,7 @@ def run(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
     with machines(options, out, console) as nodes:
         planned, results, code = _measured(rows, planned, nodes, out, options, console)
     if code is None and results and not options.no_predictions:
-        # Predictions take minutes, in which somebody may end this: the report is there before them.
+        # Predictions take minutes and may be interrupted, so the report is written before them.
         write_report(results, [], out, lost=[])
         whole = predict_measured(results, [row.resolved for row in planned], out, console)
         code = None if whole else INTERRUPTED
@@ -120,8 +120,11 @@ def _measured(
     options: argparse.Namespace,
     console: Console,
 ) -> tuple[list[Planned], list[Result], int | None]:
-    """The rows as planned for the machine as it is, their results, and the exit code if that is
-    decided already. ``nodes`` are several machines (hook "machines"), or None."""
+    """Return the rows as planned after the machine is examined, and their results.
+
+    The third value is the exit code if it is decided already, else None. ``nodes`` are several
+    machines (hook "machines"), or None.
+    """
     runnable = [row.resolved for row in planned if not row.resolved.refusal]
     ops = needed_ops(runnable)
     machine = examined(console, out, ops)
@@ -148,11 +151,11 @@ def _measured(
             gpus=gpus,
         )
     except (OutputError, launch.LaunchError):
-        if progress.done:  # a disk that filled up: what was measured on it is told all the same
+        if progress.done:  # a full disk: rows measured before are still reported
             show(*load_all(out), out, console)
         raise
     except SuiteInterrupted as stop:
-        options.ending.begun = True  # what else its sender sends must not cut the report short
+        options.ending.begun = True  # further signals must not cut the report short
         results, code = stop.results, INTERRUPTED
     names = machine.device_names if suite.device == "cuda" else ["cpu"]
     rates.keep_beside(out, next(iter(names), ""))
@@ -160,16 +163,16 @@ def _measured(
 
 
 def ended(results: Sequence[Result]) -> int:
-    """Runs that were not cut short."""
+    """Return the number of runs that were not interrupted."""
     return sum(result.status is not Status.INTERRUPTED for result in results)
 
 
 class AskedRows:
-    """The rows that were asked for, planned twice: before and after the machine is examined.
+    """The requested rows, planned twice: before and after the machine is examined.
 
-    Each spec is resolved once, and each folder of data read once. Only where the second look at the
-    machine changes a spec (a GPU's memory may decide the batch) is it resolved again. ``changes``
-    are those that its processes made to the suite, in words.
+    Each spec is resolved once, and each data folder is read once. A spec is resolved again only if
+    the examined machine changes it, because GPU memory may decide the batch. ``changes`` describe
+    the edits that its processes made to the suite.
     """
 
     def __init__(self, options: argparse.Namespace, given: Mapping[str, Any]) -> None:
@@ -179,7 +182,8 @@ class AskedRows:
         self.changes: list[str] = []
 
     def planned(self, out: Path, machine: Machine) -> tuple[Suite, list[Planned]]:
-        """The suite, and every row checked: bad input ends here, before any process starts."""
+        """Return the suite and its checked rows. Bad input is refused here, before any process
+        starts."""
         asked = self._suite(machine)
         gpus = len(machine.gpus) * max(1, self.given.get("nodes", 1))
         suite, self.changes = matrix.on_processes(asked, self.given, gpus=gpus)
@@ -214,7 +218,7 @@ class AskedRows:
 
 
 def _enough_gpus(given: Mapping[str, Any], planned: Sequence[Planned]) -> None:
-    """Refuse an explicit --processes above the number of GPUs: a mistyped command, and no reason
+    """Refuse an explicit --processes above the number of GPUs: it is a typing error, and no reason
     to report every row as unsupported."""
     for row in planned:
         if "processes" in given and row.lack and "as many GPUs" in row.lack.reason:
@@ -222,7 +226,7 @@ def _enough_gpus(given: Mapping[str, Any], planned: Sequence[Planned]) -> None:
 
 
 def _alone_here(console: Console) -> None:
-    """Say that another Headroom works on this machine, whatever folder it writes to."""
+    """Warn if another Headroom runs on this machine, even if it writes to another folder."""
     others = at_work()
     if others:
         console.print(
@@ -233,15 +237,15 @@ def _alone_here(console: Console) -> None:
 
 
 def _sighted(suite: Suite, machine: Machine) -> None:
-    """GPUs that torch cannot use end the whole suite: no row of it could run."""
+    """Refuse the whole suite if torch cannot use the GPUs, because no row could run."""
     lack = lacks_sight(machine) if suite.device == "cuda" else None
     if lack:
         raise SpecError(f"{lack.reason}; {lack.way_out}")
 
 
 def _unseen(suite: Suite, machine: Machine) -> list[str]:
-    """That there is a driver, where a suite runs on the CPU since neither nvidia-smi nor torch
-    sees a GPU."""
+    """Return a warning if a driver is installed but the suite runs on the CPU because neither
+    nvidia-smi nor torch finds a GPU."""
     why = (machine.probe or {}).get("no_cuda")
     if suite.device != "cpu" or machine.gpus or not why or not has_driver():
         return []
@@ -249,7 +253,7 @@ def _unseen(suite: Suite, machine: Machine) -> list[str]:
 
 
 def _dry_run(planned: Sequence[Planned], machine: Machine, changes: Sequence[str]) -> int:
-    """The command of each row, as a line for a shell; a comment line says why one will not run."""
+    """Print the command of each row for a shell, and a comment line for a row that cannot run."""
     if machine.probe is None:
         print("# ops and backends were not probed yet; ./run.sh doctor does")
     for change in changes:
@@ -267,27 +271,27 @@ def _why_not(row: Planned) -> str:
     return f": {row.status.value}: {row.lack.reason} -> {row.lack.way_out}"
 
 
-# ---- predictions of what was measured ----
+# ---- predictions of measured rows ----
 
 
 def predict_measured(
     results: Sequence[Result], rows: Sequence[Resolved], out: Path, console: Console
 ) -> bool:
-    """Predict what each measured row needs, and keep the prediction beside its result; False where
-    that was interrupted.
+    """Predict what each measured row needs, and store the prediction beside its result.
 
-    Rows that ran out of memory are predicted too, to see whether that was foreseen. All this comes
-    after the runs, so that it disturbs no measurement, and no failure here fails the command.
+    Rows that ran out of memory are predicted too, to check whether the prediction says so.
+    Predictions follow all runs, so they disturb no measurement, and their failure does not fail the
+    command. Return False if the user interrupts them.
     """
     done = [r for r in results if r.status in (Status.OK, *OUT_OF_MEMORY)]
     of_spec = {row.spec: row for row in rows}
     once = {dataclasses.replace(r.spec, repeat=0): r.spec for r in reversed(done)}.values()
-    wanted = [r.spec for r in done if r.spec in once]  # repetitions share a prediction
+    wanted = [r.spec for r in done if r.spec in once]  # repetitions share one prediction
     missing = [of_spec[s] for s in wanted if not kept_prediction(_prediction_file(s, out))]
     if not missing:
         return True
-    # The rows ran on one machine, so any environment that names its attention will do; a row that
-    # died early recorded none.
+    # The rows ran on one machine, so any environment that names its attention backend serves. A row
+    # that died early recorded none.
     environment = next((r.environment for r in done if "attention" in r.environment), {})
     kind = overhead.taken(environment)
     progress = PlanProgress(console)
@@ -301,7 +305,7 @@ def predict_measured(
     try:
         pool.predict_all(missing, out / "predictions", kind=kind, done=keep)
     except KeyboardInterrupt:
-        return False  # the results are there: report on them
+        return False  # the report can still be made from the results
     return True
 
 

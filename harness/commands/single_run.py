@@ -1,4 +1,4 @@
-"""A command that runs one recipe: what it runs on, and what stands against it, in one line."""
+"""Planning and checks shared by the commands that run one recipe."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from harness.system.requirements import needed_ops
 from strategies import parse
 
 Ask = Callable[[Machine], Spec]
-"""The spec that was asked for; what was left open is the machine's."""
+"""Returns the requested spec; the machine decides the settings that were not given."""
 
 
 def usual(recipe: str, device: str | None, machine: Machine) -> dict[str, Any]:
-    """Spec fields where nothing is said: this machine's device, and all of its GPUs."""
+    """Return default spec fields: the recipe, this machine's device, and all of its GPUs."""
     device = device or machine.device
     many = device == "cuda" and not parse(recipe).alone(device)
     processes = max(1, len(machine.gpus)) if many else 1
@@ -31,11 +31,12 @@ def usual(recipe: str, device: str | None, machine: Machine) -> dict[str, Any]:
 def planned(
     ask: Ask, folder: Path, device: str | None, console: Console | None = None
 ) -> tuple[Machine, Planned]:
-    """The row, checked as far as that takes no process; only where ``device`` (as it was asked
-    for) is a GPU that nothing else sees is torch asked.
+    """Return the machine and the row, checked without starting a process.
+
+    Torch is queried only if ``device``, as requested, is a GPU and nvidia-smi finds none.
 
     Raises:
-        BadInput: the row cannot run. It is all that the command was asked for.
+        BadInput: the row cannot run, and the command has no other row.
     """
     machine = sighted(console or make_console(stderr=True), folder, recall(folder), device)
     return machine, _possible(resolve(ask(machine)), folder, machine)
@@ -44,7 +45,7 @@ def planned(
 def checked(
     ask: Ask, folder: Path, device: str | None, console: Console
 ) -> tuple[Machine, Planned]:
-    """The same with the machine examined and the row's ops compiled; ``folder`` is made.
+    """Create ``folder``, examine the machine and compile the row's ops; return machine and row.
 
     Raises:
         BadInput: as ``planned``. OutputError: ``folder`` cannot be written.

@@ -1,4 +1,8 @@
-"""Standard output that may close, fill up or know ASCII alone, and signals that end a command."""
+"""Robust standard streams and signals.
+
+Standard output may be closed, fill up or be limited to ASCII; SIGTERM and SIGHUP end a command as
+Ctrl-C does.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +16,18 @@ from typing import Any
 
 
 class Lasting:
-    """A stream that takes what is written for as long as it can, and then nothing: what runs must
-    not end because nobody reads of it. ``lost`` is why it ended; ``warns`` says it on stderr."""
+    """A stream that discards text after its first failed write.
+
+    A run must not end because its output has no reader. ``lost`` is the error; ``warns`` prints it
+    on stderr.
+    """
 
     def __init__(self, stream: Any, *, warns: bool = False) -> None:
         self.stream, self.warns = stream, warns
         self.lost: Exception | None = None
 
     def write(self, text: str) -> int:
-        """As a text stream's."""
+        """Write like a text stream."""
         if self.lost is None:
             try:
                 self.stream.write(text)
@@ -29,7 +36,7 @@ class Lasting:
         return len(text)
 
     def flush(self) -> None:
-        """As a stream's."""
+        """Flush like a stream."""
         if self.lost is None:
             try:
                 self.stream.flush()
@@ -38,7 +45,7 @@ class Lasting:
 
     @property
     def failed(self) -> str:
-        """Why not all was written; empty where it was, or where its reader had seen enough."""
+        """Return why text was lost; empty if none was, or if the reader closed the pipe."""
         if self.lost is None or getattr(self.lost, "errno", None) == errno.EPIPE:
             return ""
         return getattr(self.lost, "strerror", None) or str(self.lost)
@@ -46,7 +53,7 @@ class Lasting:
     def _lose(self, error: Exception) -> None:
         self.lost = error
         with contextlib.suppress(OSError, ValueError, AttributeError):
-            # What is still in its buffer goes nowhere, instead of failing at the exit.
+            # Discard the buffer, which would raise again at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
         if self.warns:
             why = getattr(error, "strerror", None) or str(error)
@@ -59,8 +66,10 @@ class Lasting:
 
 @contextlib.contextmanager
 def lasting_streams(*, warns: bool) -> Iterator[Lasting]:
-    """stdout and stderr as such streams; characters that their encoding lacks are written as
-    escapes. Yields stdout's."""
+    """Replace stdout and stderr by lasting streams, and yield stdout's.
+
+    Characters that their encoding lacks are written as escapes.
+    """
     before = sys.stdout, sys.stderr
     for stream in before:
         with contextlib.suppress(AttributeError, ValueError):
@@ -74,22 +83,24 @@ def lasting_streams(*, warns: bool) -> Iterator[Lasting]:
 
 
 def open_descriptors() -> None:
-    """Give a process that was started with closed standard streams (``>&-``) empty ones: else the
-    next file to be opened would take their place, and what is printed would go into it."""
+    """Open closed standard streams (``>&-``) on the null device.
+
+    Otherwise the next opened file would take a stream's number, and output would go into that file.
+    """
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number is this one
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.dup(number), mode))
 
 
 class Ending:
-    """Makes SIGTERM and SIGHUP end a command as Ctrl-C does, once: a closed terminal and a
-    scheduler send several, and the second must not cut the report short that the first asked for.
+    """Context manager: SIGTERM and SIGHUP end a command once, as Ctrl-C does.
 
-    One that is ignored stays so: nohup means it.
+    A closed terminal or a scheduler sends several signals; the second must not cut short the report
+    of the first. A signal that is ignored at the start stays ignored, as nohup requires.
     """
 
     NUMBERS = (signal.SIGTERM, signal.SIGHUP)
@@ -101,7 +112,7 @@ class Ending:
     def __enter__(self) -> Ending:
         for number in self.NUMBERS:
             if signal.getsignal(number) is not signal.SIG_IGN:
-                with contextlib.suppress(ValueError):  # only a main thread may
+                with contextlib.suppress(ValueError):  # only the main thread may set handlers
                     self.before[number] = signal.signal(number, self._came)
         return self
 

@@ -1,4 +1,4 @@
-"""``./run.sh train``: a plain training run of one recipe to a checkpoint and samples."""
+"""``./run.sh train``: train one recipe, and write a checkpoint and samples."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ DEFAULTS: dict[str, Any] = {
     "beta2": 0.99,
     "ema": 0.998,
 }
-"""Draws digits in some ten minutes on two cores. A large model wants --objective epsilon,
---init adaln_zero, --learning-rate 1e-4 and --ema 0.9999, as the reference trains."""
+"""Defaults that learn to draw digits in about ten minutes on two cores. A large model needs
+--objective epsilon, --init adaln_zero, --learning-rate 1e-4 and --ema 0.9999, as the reference."""
 SHOWN = 20
-"""Steps whose mean loss is shown for the beginning and the end: one step's is mostly noise."""
+"""Number of first or last steps whose mean loss is shown; one step's loss is mostly noise."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of ``train``."""
+    """Add the options of ``train``."""
     add = parser.add_argument
     add("--out", type=folder_name, metavar="DIR", help="run folder (default: results/train/RECIPE)")
     add("--timeout", type=seconds, metavar="SECONDS", help="deadline (default: none)")
@@ -71,13 +71,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def train(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
-    """Train, show progress, and say where checkpoint and samples are; the exit code."""
+    """Train, show progress, and print the paths of checkpoint and samples; return the exit code."""
     console = make_console()
     folder = options.out or ROOT / "results" / "train" / slug(options.recipe)
     folder = Path(folder).absolute()
     options.checkpoint = options.checkpoint or str(folder / "checkpoint")
     if given.get("ema", DEFAULTS["ema"]) and not options.samples:
-        options.samples = str(folder / "samples.png")  # drawn from the average: none, no samples
+        options.samples = str(folder / "samples.png")  # samples need the average
     if given.get("ema", DEFAULTS["ema"]) and not options.averaged:
         options.averaged = str(folder / "averaged.safetensors")
     extra = fit_words(options)
@@ -96,7 +96,7 @@ def train(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
 
 
 def fit_words(options: argparse.Namespace) -> list[str]:
-    """The worker's own options, paths made absolute: the worker starts in the root folder."""
+    """Return the worker's own options. Paths are absolute because the worker starts in the root."""
     _check_saved(Path(options.checkpoint), options)
     words = [f"--{name}" for name in ("resume", "trust") if getattr(options, name)]
     for name in ("checkpoint", "samples", "trained"):
@@ -114,7 +114,13 @@ def fit_words(options: argparse.Namespace) -> list[str]:
 
 
 def _check_saved(folder: Path, options: argparse.Namespace) -> None:
-    """What lies in the checkpoint folder must be what the command means to go on from."""
+    """Refuse a checkpoint folder that contradicts the command.
+
+    Raises:
+        SpecError: the folder holds a training and --resume is missing, no checkpoint of it is
+            complete,
+            or it has taken all the steps already.
+    """
     saved = finished(folder)
     if not saved:
         return
@@ -135,7 +141,7 @@ def _check_saved(folder: Path, options: argparse.Namespace) -> None:
 
 
 def _check_goes_on(row: Planned, options: argparse.Namespace, console: Console) -> None:
-    """Refuse a checkpoint of another training before the launch, and print which one is taken."""
+    """Refuse a checkpoint of a different training, and print the checkpoint that will be used."""
     newest, skipped = newest_whole(Path(options.checkpoint))
     if newest is None or not options.resume:
         return
@@ -149,11 +155,11 @@ def _check_goes_on(row: Planned, options: argparse.Namespace, console: Console) 
 
 def _asked(options: argparse.Namespace, given: Mapping[str, Any], machine: Machine) -> Spec:
     usual = single_run.usual(options.recipe, options.device, machine)
-    fields = DEFAULTS | usual | dict(given)  # what was given wins
+    fields = DEFAULTS | usual | dict(given)  # given values win
     if fields["steps"] <= fields["warmup"]:
         least = fields["warmup"] + 1
         raise SpecError(f"steps is {fields['steps']}; give --steps at least {least}")
-    # All of a training's steps train, those that a measured run calls its warm-up too.
+    # Every step of a training trains, including those that a measured run calls warm-up.
     return Spec(**fields | {"steps": fields["steps"] - fields["warmup"]})
 
 
@@ -198,14 +204,16 @@ def _tell(result: Result, folder: Path, options: argparse.Namespace, console: Co
 
 
 def ends(losses: Sequence[float]) -> tuple[float, float]:
-    """Return the mean losses of the first and the last steps, at most ``SHOWN`` each. The two do
-    not overlap: a short training would show one number twice."""
+    """Return the mean losses of the first and the last steps, at most ``SHOWN`` each.
+
+    The two ranges do not overlap: a short training would show one number twice.
+    """
     count = min(SHOWN, max(1, len(losses) // 2))
     return sum(losses[:count]) / count, sum(losses[-count:]) / count
 
 
 class _WithLoss(Progress):
-    """Progress that shows the loss, once rank 0 has written one, and the time left by the steps."""
+    """Progress with the loss that rank 0 writes, and the remaining time derived from the steps."""
 
     def __init__(self, console: Console, folder: Path) -> None:
         super().__init__(console)
@@ -213,7 +221,7 @@ class _WithLoss(Progress):
         self.loss: float | None = None
 
     def status(self, status: dict[str, Any]) -> None:
-        """As ``Progress.status``, with the loss read from rank 0's file."""
+        """Show a status as ``Progress.status`` does, with the loss from rank 0's file."""
         with contextlib.suppress(BadFile):
             self.loss = read_json(self.file, dict[str, Any]).get("loss", self.loss)
         super().status(status)
@@ -222,7 +230,7 @@ class _WithLoss(Progress):
         return super()._where() + (f"  loss {self.loss:.4f}" if self.loss is not None else "")
 
     def rest_seconds(self) -> float | None:
-        """Seconds, from the steps done since the first of this phase was seen."""
+        """Estimate the seconds left, from the steps since the first status of the measure phase."""
         step, of = self.last.get("step") or 0, self.last.get("of") or 0
         if not step or self.last.get("phase") != "measure":
             return None

@@ -1,4 +1,4 @@
-"""Samples that a model brings itself: a few of them, in its own layout, in host memory."""
+"""Datasets of models that bring their own samples: in host memory, or read from files."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ if TYPE_CHECKING:
 
 
 class Brought:
-    """``held`` has "x" and what goes with it, rows of samples; what a step takes is copied to
-    ``device``. In host memory: a text of some models is megabytes a sample, and no trainer keeps
-    its data on the GPU."""
+    """Dataset in host memory.
+
+    ``held`` has "x" and its conditions, as rows of samples. The samples of a step are copied to
+    ``device``. They stay in host memory because the text of some models takes megabytes per sample,
+    and trainers do not keep their data on the GPU.
+    """
 
     def __init__(
         self, facts: DataFacts, held: Mapping[str, Tensor], device: torch.device | str
@@ -27,11 +30,11 @@ class Brought:
 
         self.facts, self.device = facts, torch.device(device)
         self.names = tuple(held)
-        # Each an attribute: a CPU's meter leaves out what a dataset's attributes are.
+        # Attributes, because a CPU's meter excludes a dataset's attributes.
         vars(self).update({f"held_{name}": tensor for name, tensor in held.items()})
 
     def begin(self, indices: np.ndarray) -> None:
-        """Its samples are in host memory: what a step takes is copied as it is taken."""
+        """Do nothing: a sample is copied when it is fetched."""
 
     def fetch(self, indices: np.ndarray) -> tuple[Tensor, dict[str, Tensor]]:
         """See ``Dataset.fetch``."""
@@ -43,24 +46,26 @@ class Brought:
         return rows.pop("x"), rows
 
     def expect(self, indices: np.ndarray) -> None:
-        """Nothing to read."""
+        """Do nothing: there are no files to read."""
 
 
 def moved(rows: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    """Rows from host memory on ``device``."""
+    """Copy rows from host memory to ``device``."""
     if device.type == "cuda":
-        # Only a copy from pinned memory runs beside the device's work.
+        # Only a copy from pinned memory overlaps with the device's work.
         return {n: t.pin_memory().to(device, non_blocking=True) for n, t in rows.items()}
     return {name: tensor.to(device) for name, tensor in rows.items()}
 
 
-# ---- cached ----
-# Samples in files that a model can take: read as they are asked for, one fetch ahead.
+# ---- samples in files ----
 
 
 class Cached:
-    """``read`` gives the sample of an index: "x" and what goes with it, in host memory. A fault in
-    a file is raised by the fetch that asks for it."""
+    """Dataset that reads samples from files, one fetch ahead.
+
+    ``read`` returns the sample of an index: "x" and its conditions, in host memory. An error in a
+    file is raised by the fetch that needs it.
+    """
 
     def __init__(
         self,
@@ -75,13 +80,14 @@ class Cached:
         self._coming: tuple[bytes, Future] | None = None
 
     def begin(self, indices: np.ndarray) -> None:
-        """Files are read one fetch ahead (``expect``)."""
+        """Do nothing: files are read one fetch ahead (``expect``)."""
 
     def fetch(self, indices: np.ndarray) -> tuple[Tensor, dict[str, Tensor]]:
         """See ``Dataset.fetch``."""
         if self._coming is None or self._coming[0] != indices.tobytes():
             self.expect(indices)
-        # Always read by that thread: a trace's modes, which make up tensors, are of this one.
+        # Always read by that thread: a trace's modes, which create fake tensors, are of this
+        # thread.
         rows = moved(self._coming[1].result(), self.device)
         self._coming = None
         return rows.pop("x"), rows

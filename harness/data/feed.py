@@ -1,12 +1,12 @@
-"""Data: which samples a step consumes, and where they come from.
+"""Data feed: the samples, timesteps and noise that each step consumes.
 
-What a run consumes depends on (seed, step) alone, never on the number of processes, the
-accumulation or the strategy: that is what makes two runs comparable. ``sample_order`` says which
-samples; ``Feed`` adds timesteps, noise and withheld labels, drawn for so many samples of the global
-batch at a time and then cut.
+A run's input depends only on (seed, step), not on the number of processes, the accumulation or the
+strategy, so runs are comparable. ``sample_order`` selects the samples. ``Feed`` adds random
+timesteps, noise and withheld labels, for a block of the global batch at a time, and then splits
+them.
 
-Shape suffixes: B batch, C channels, H height, W width. torch is imported where tensors are made:
-the launching process checks data without it.
+Shape suffixes: B batch, C channels, H height, W width. torch is imported only where tensors are
+created: the launching process checks data without it.
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ if TYPE_CHECKING:
 
 NAMES = ("digits", "synthetic", "latents", "vae", "vae_small", *KINDS)
 POOL = 256
-"""Samples of ``synthetic``: 4 MiB at 32 x 32, so that it hardly shows in a memory peak."""
+"""Samples of ``synthetic``: 4 MiB at 32 x 32, little in comparison with a memory peak."""
 IMAGES = 64
 """Samples of ``vae``: 12 MiB at 256 pixels."""
 TOGETHER = 256
-"""Samples whose chance is drawn at once: one by one would be five small kernels for each."""
+"""Samples whose random values are generated at once. One by one each would need five small
+kernels."""
 
 
 class Dataset(Protocol):
@@ -47,14 +48,17 @@ class Dataset(Protocol):
     facts: DataFacts
 
     def fetch(self, indices: np.ndarray) -> tuple[Tensor, Tensor | Mapping[str, Tensor]]:
-        """x float32 [n, C, H, W] and y int64 [n], both on the dataset's device; or, where a model
-        brings its own samples, x as it takes it, and what goes with it by name."""
+        """Return x float32 [n, C, H, W] and y int64 [n], both on the dataset's device.
+
+        For a model that brings its own samples, return x in the model's layout, and its conditions
+        by name.
+        """
 
     def begin(self, indices: np.ndarray) -> None:
-        """Say all that a step will fetch, in order."""
+        """Announce all indices that a step will fetch, in order."""
 
     def expect(self, indices: np.ndarray) -> None:
-        """Say what will be fetched next, so that reading it can begin."""
+        """Announce the next fetch, so that reading can begin."""
 
 
 @functools.lru_cache(maxsize=2)
@@ -65,10 +69,10 @@ def _permutation(seed: int, size: int, epoch: int) -> np.ndarray:
 
 
 def sample_order(seed: int, size: int, first: int, count: int) -> np.ndarray:
-    """Dataset indices of the global positions ``first`` .. ``first + count - 1``.
+    """Return the dataset indices of the global positions ``first`` .. ``first + count - 1``.
 
-    Position p is in epoch ``p // size``; each epoch is its own shuffle of all samples. int64
-    [count], from (seed, size) alone.
+    Position p is in epoch ``p // size``; each epoch is its own shuffle of all samples. The result
+    is int64 [count] and depends only on (seed, size).
     """
     parts, end = [], first + count
     while first < end:
@@ -80,15 +84,17 @@ def sample_order(seed: int, size: int, first: int, count: int) -> np.ndarray:
 
 
 def check_data(name: str, *, thorough: bool = True) -> DataFacts:
-    """Facts of the data called ``name``: digits, synthetic, synthetic:SIZE (of a latent),
-    latents:PATH, musubi:PATH or finetrainers:PATH (caches of public models' samples), vae:SIZE or
-    vae_small:SIZE (pixels of an image, encoded in every step).
+    """Return facts of the data source ``name``.
 
-    Reads every header of a folder of latents, or the first alone where it need not be
-    ``thorough``. No torch.
+    Names: digits, synthetic, synthetic:SIZE (of a latent), latents:PATH, musubi:PATH or
+    finetrainers:PATH (caches of public models' samples), vae:SIZE or vae_small:SIZE (pixels of an
+    image, encoded in every step).
+
+    Every header of a latents folder is read, or only the first unless ``thorough``. Imports no
+    torch.
 
     Raises:
-        BadInput: one line that names what is wrong and the way out.
+        BadInput: one line that names the error and a remedy.
     """
     kind, _, detail = name.partition(":")
     if kind == "latents":
@@ -103,9 +109,12 @@ def check_data(name: str, *, thorough: bool = True) -> DataFacts:
 
 
 def stamp(name: str) -> list[tuple[str, int]]:
-    """(name, time of its last change in ns) of a folder of latents and those in it; empty for other
-    data. Adding, removing or renaming a file changes these, and reading a million files would take
-    longer than the run."""
+    """Return (name, modification time in ns) of a latents folder and its subfolders; empty for
+    other data.
+
+    Adding, removing or renaming a file changes these times. Reading a million files would take
+    longer than the run.
+    """
     kind, _, path = name.partition(":")
     if kind != "latents" and not is_cache(name):
         return []
@@ -114,9 +123,9 @@ def stamp(name: str) -> list[tuple[str, int]]:
 
 
 def open_data(name: str, device: torch.device | str) -> Dataset:
-    """The dataset called ``name``, giving tensors on ``device``.
+    """Return the dataset called ``name``, with tensors on ``device``.
 
-    A folder's files are each checked when they are fetched, so opening reads only the listing.
+    A folder's files are checked when they are fetched, so opening reads only the listing.
 
     Raises:
         BadInput: as ``check_data``.
@@ -138,7 +147,7 @@ def _folder_facts(folder: Folder) -> DataFacts:
 
 
 def _cache_facts(name: str) -> DataFacts:
-    """How many samples there are: what they are is for the model to say that takes them."""
+    """Return the number of samples; the model that takes them determines their shapes."""
     return DataFacts(len(open_cache(name).samples), 1, 1, 1)
 
 
@@ -168,12 +177,12 @@ def _resident_facts(name: str, kind: str, detail: str) -> DataFacts:
 
 
 def _digits() -> tuple[np.ndarray, np.ndarray]:
-    """Handwritten digits of scikit-learn as latents, in [-1, 1].
+    """Return scikit-learn's handwritten digits as latents in [-1, 1].
 
-    8 x 8 pixels of 17 grey levels, each pixel widened to 4 x 4 (so patch 4 sees one pixel a
-    token) and repeated in 4 channels.
+    The 8 x 8 pixels have 17 grey levels. Each pixel is enlarged to 4 x 4, so that patch 4 sees one
+    pixel per token, and repeated in 4 channels.
     """
-    # Its file alone: importing scikit-learn loads all of scipy, a second for each rank.
+    # Read only its file: importing scikit-learn loads all of scipy, a second for each rank.
     library = Path(importlib.util.find_spec("sklearn").origin).parent
     table = np.loadtxt(library / "datasets/data/digits.csv.gz", np.float32, delimiter=",")
     pixels = table[:, :-1].reshape(-1, 1, 8, 8) / 8 - 1
@@ -182,14 +191,14 @@ def _digits() -> tuple[np.ndarray, np.ndarray]:
 
 
 def _synthetic(facts: DataFacts) -> tuple[np.ndarray, np.ndarray]:
-    """Standard normal latents and uniform labels: the same on every machine."""
+    """Return standard normal latents and uniform labels, the same on every machine."""
     rng = np.random.default_rng(0)
     latents = rng.standard_normal((facts.size, *facts.sample_shape), dtype=np.float32)
     return latents, rng.integers(facts.classes, size=facts.size)
 
 
 class Resident:
-    """A small dataset that lives on the device whole."""
+    """A small dataset that is entirely on the device."""
 
     def __init__(self, facts: DataFacts, x: np.ndarray, y: np.ndarray, device: torch.device | str):
         import torch
@@ -208,7 +217,7 @@ class Resident:
         return self.x_all[chosen], self.y_all[chosen]
 
     def expect(self, indices: np.ndarray) -> None:
-        """Nothing to read."""
+        """Do nothing: there are no files to read."""
 
 
 class Latents:
@@ -224,7 +233,7 @@ class Latents:
         self._coming: tuple[bytes, Future] | None = None
 
     def fetch(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
-        """See ``Dataset.fetch``; ValueError names a file that cannot be used."""
+        """See ``Dataset.fetch``; ValueError names an unusable file."""
         import torch
 
         coming, self._coming = self._coming, None
@@ -234,26 +243,26 @@ class Latents:
             arrays = self.folder.read(indices)
         tensors = [torch.from_numpy(a) for a in arrays]
         if self.device.type == "cuda":
-            # Only a copy from pinned memory runs beside the device's work.
+            # Only a copy from pinned memory overlaps with the device's work.
             tensors = [t.pin_memory().to(self.device, non_blocking=True) for t in tensors]
         return tensors[0], tensors[1]
 
     def begin(self, indices: np.ndarray) -> None:
-        """Files are read one fetch ahead (``expect``)."""
+        """Do nothing: files are read one fetch ahead (``expect``)."""
 
     def expect(self, indices: np.ndarray) -> None:
-        """See ``Dataset.expect``; a fault in a file is raised by the fetch that asks for it."""
+        """See ``Dataset.expect``; an error in a file is raised by the fetch that needs it."""
         reading = self._reader.submit(self.folder.read, indices)
         self._coming = (indices.tobytes(), reading)
 
 
 @dataclass(frozen=True)
 class Batch:
-    """One micro batch: all that a loss is made of, and what the audit records.
+    """One micro-batch: the inputs of the loss, and the facts that the audit records.
 
-    ``conditions``: what a prediction is given beside noisy samples and timesteps, by name: labels
-    "y" int64 [B], and "drop" bool [B], which of them are withheld. ``positions``: dataset indices
-    consumed, int64 [B], in order.
+    ``conditions``: inputs of the model other than noisy samples and timesteps, by name: labels "y"
+    int64 [B], and "drop" bool [B], which labels are withheld. ``positions``: consumed dataset
+    indices, int64 [B], in order.
     """
 
     x: Tensor
@@ -264,18 +273,19 @@ class Batch:
 
 
 Drawn = dict[int, tuple["Tensor", "Tensor", "Tensor"]]
-"""Block of a global batch -> what was drawn for its samples."""
+"""Block of a global batch -> random values of its samples."""
 
 
 @dataclass(kw_only=True)
 class Feed:
-    """Micro batches of one rank.
+    """Micro-batches of one rank.
 
-    Of every global batch it owns the ``share``-th of ``shares`` equal parts, cut into micro batches
-    in order. There are as many shares as the layout's data-parallel degree: ranks that work on one
-    sample together own the same. ``draw`` is the objective's: timesteps and noise from a generator.
-    ``together``: how many samples' chance is drawn at once, by every rank that is given one of
-    them; what is drawn depends on it, and on nothing else of this.
+    It owns the ``share``-th of ``shares`` equal parts of every global batch, split into
+    micro-batches in order. The number of shares is the layout's data-parallel degree; ranks that
+    work on the same sample own the same share. ``draw`` is the objective's: it returns timesteps
+    and noise from a generator. ``together`` is the size of a block of samples whose random values
+    are generated at once, by every rank that has one of them. It is the only field here that
+    changes the random values.
 
     Raises:
         ValueError: the global batch is no multiple of shares x micro_batch.
@@ -304,7 +314,7 @@ class Feed:
         self._generator = torch.Generator(self.device)
 
     def micro_batches(self, step: int) -> Iterator[Batch]:
-        """This rank's micro batches of optimizer step ``step`` (from 0)."""
+        """Yield this rank's micro-batches of optimizer step ``step`` (from 0)."""
         size = self.global_batch // self.shares
         begin, end = self.share * size, (self.share + 1) * size
         self.dataset.begin(self._order(step, begin, size))
@@ -320,15 +330,19 @@ class Feed:
             yield Batch(x, t_B, noise_BCHW, {**known, "drop": drop_B}, chosen)
 
     def _order(self, step: int, start: int, count: int) -> np.ndarray:
-        """Dataset indices of ``count`` samples from ``start`` of step ``step`` on."""
+        """Return the dataset indices of ``count`` samples from position ``start`` of step ``step``
+        on."""
         first = step * self.global_batch + start
         return sample_order(self.seed, self.dataset.facts.size, first, count)
 
     def _chance(
         self, step: int, start: int, stop: int, drawn: Drawn
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Timesteps, noise and withheld labels of the samples from ``start`` to ``stop`` of the
-        global batch. ``drawn`` is what the next are given some of."""
+        """Return timesteps, noise and withheld labels of samples ``start`` to ``stop`` of the
+        global batch.
+
+        ``drawn`` caches a block that the next micro-batch shares.
+        """
         import torch
 
         parts = []
@@ -338,14 +352,14 @@ class Feed:
             parts.append([value[max(start - first, 0) : stop - first] for value in values])
             if first + self.together > stop:
                 drawn[block] = values
-        # One sample drawn by itself is copied as several are: the place of that copy shifts what a
-        # GPU's pool reserves by some tenths of a GiB, and one batch is not to differ from others.
+        # Even a single part is copied if samples are generated one by one. Without the copy a GPU's
+        # pool would reserve some tenths of a GiB more or less for one batch than for others.
         if len(parts) == 1 and self.together > 1:
             return tuple(parts[0])
         return tuple(torch.cat(values) for values in zip(*parts, strict=True))
 
     def _drawn(self, step: int, block: int) -> tuple[Tensor, Tensor, Tensor]:
-        """The same of one block of the samples that are drawn together."""
+        """Return the random values of one block."""
         import torch
 
         count = min(self.together, self.global_batch - block * self.together)

@@ -1,11 +1,11 @@
-"""Folders of latents as the public DiT trainers write them: one .npy a sample, one a label.
+"""Folders of latents in the layout of public DiT trainers: one .npy per sample, one per label.
 
 Layout of fast-DiT: ``PATH/X_features/N.npy`` each [1, C, H, H], ``PATH/X_labels/N.npy`` each [1].
-Partners are matched by file name. (Matching the two folders' listings by position trains on wrong
-labels as soon as one file is missing.)
+Samples and labels are matched by file name. Matching the two listings by position trains on wrong
+labels as soon as one file is missing.
 
-Headers are read without numpy's loader, so that a check of every file costs no data reads. No
-torch here: the launching process checks folders too.
+Headers are read without numpy's loader, so a check of every file reads no data. This module imports
+no torch, because the launching process checks folders too.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 CLASSES = 1000
 READERS = 8
 HEAD = 4096
-"""Bytes read of a file to check it; a header takes 128."""
+"""Bytes that a check reads of each file; a header takes 128."""
 
 
 @dataclass(frozen=True)
 class Header:
-    """What an .npy file declares: ``order`` is "C" or "F", the data begin at byte ``start``."""
+    """Declaration of an .npy file: ``order`` is "C" or "F"; the data begin at byte ``start``."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -57,7 +57,7 @@ class Folder:
         thorough: read every file's header and every label; else only the first sample's.
 
     Raises:
-        BadInput: one line that names the folder or file, the fault and the way out.
+        BadInput: one line that names the folder or file, the error and a remedy.
     """
 
     classes = CLASSES
@@ -76,14 +76,14 @@ class Folder:
 
     @property
     def sample_shape(self) -> tuple[int, int, int]:
-        """(C, H, H)."""
+        """Return (C, H, H)."""
         return self.header.shape[-3:]
 
     def read(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Latents float32 [n, C, H, H] and labels int64 [n] of the samples at ``indices``.
+        """Return latents float32 [n, C, H, H] and labels int64 [n] of the samples at ``indices``.
 
         Raises:
-            BadInput: a file that is damaged, of another shape, not finite, or of no class.
+            BadInput: a file is damaged, of another shape, not finite, or of no class.
         """
         names = [self.names[i] for i in indices]
         latents = np.empty((len(names), *self.sample_shape), np.float32)
@@ -98,7 +98,7 @@ class Folder:
         return latents, labels
 
     def faults(self) -> Iterator[str]:
-        """A line for each sample that cannot be trained on, every value read."""
+        """Yield a line for each sample that cannot be trained on; every value is read."""
 
         def fault(name: str) -> str:
             try:
@@ -186,14 +186,15 @@ def _listing(folder: Path) -> set[str]:
 
 
 def _number(name: str) -> tuple[float, str]:
-    """2.npy before 10.npy; names that are no numbers last, by text."""
+    """Return a sort key: 2.npy before 10.npy, names that are not numbers last."""
     stem = name.removesuffix(".npy")
     return (int(stem) if stem.isdecimal() else float("inf"), name)
 
 
 @functools.lru_cache(maxsize=64)
 def _parse(header: bytes) -> Header:
-    """What the header of an .npy file declares; a folder's files mostly have one between them."""
+    """Parse the header of an .npy file. It is cached: most files of a folder have the same
+    header."""
     file = io.BytesIO(header)
     read = {
         (1, 0): np.lib.format.read_array_header_1_0,
@@ -204,8 +205,8 @@ def _parse(header: bytes) -> Header:
 
 
 def _header(path: Path) -> tuple[Header, bytes]:
-    """The header of an .npy file whose size shows that the data is all there, and its first
-    bytes."""
+    """Return the header of an .npy file and its first bytes, after a check that the file is
+    complete."""
     try:
         with path.open("rb", buffering=0) as file:
             head, size = file.read(HEAD), os.fstat(file.fileno()).st_size
@@ -224,13 +225,11 @@ def _header(path: Path) -> tuple[Header, bytes]:
     return header, head
 
 
-# ---- indices ----
-# Dataset indices on the device: a whole step's in one copy.
+# ---- indices on the device ----
 
 
 def on_device(values: np.ndarray, device: torch.device | str) -> Tensor:
-    """A copy on ``device``; to a GPU from pinned memory, for only such a copy runs beside the work
-    that the device still has."""
+    """Copy to ``device``; to a GPU from pinned memory, because only that overlaps with its work."""
     import torch
 
     tensor, device = torch.from_numpy(np.array(values)), torch.device(device)
@@ -240,18 +239,18 @@ def on_device(values: np.ndarray, device: torch.device | str) -> Tensor:
 
 
 class Indices:
-    """Indices on the device: a step's at once, so that its micro batches wait for no copy."""
+    """Indices on the device, copied once per step, so that its micro-batches wait for no copy."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._left, self._there = np.empty(0, np.int64), None
 
     def begin(self, indices: np.ndarray) -> None:
-        """The indices that the next calls of ``take`` will ask for, one after the other."""
+        """Copy the indices that the next calls of ``take`` will request, in order."""
         self._left, self._there = np.array(indices), on_device(indices, self.device)
 
     def take(self, indices: np.ndarray) -> Tensor:
-        """These indices on the device, int64 [n]; others than were announced are copied now."""
+        """Return these indices on the device, int64 [n]; unannounced ones are copied now."""
         count = len(indices)
         if self._there is None or not np.array_equal(self._left[:count], indices):
             return on_device(indices, self.device)

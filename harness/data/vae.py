@@ -1,9 +1,9 @@
-"""Images turned into latents by a VAE in every step, as trainers do that extract nothing first.
+"""Images that a VAE encodes in every step, as trainers without precomputed latents do.
 
-The VAE is diffusers' AutoencoderKL in the shape of the one that DiT trains with (stabilityai's
-sd-vae-ft: 8x downsampling, 4 channels), or a small one for machines without a GPU. Its weights
-are random: memory and speed are those of a trained one, the latents mean nothing. The decoder lies
-in memory too, unused, as it does for those trainers. Its work is not in the FLOPs of a row.
+The VAE is diffusers' AutoencoderKL with the sizes of DiT's (stabilityai's sd-vae-ft: 8x
+downsampling, 4 channels), or a small one for machines without a GPU. Its weights are random: memory
+and speed are those of a trained VAE, but the latents mean nothing. The decoder occupies memory
+unused, as in those trainers. A row's FLOPs exclude the VAE.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DOWNSAMPLING = 8
 WIDTHS = {"vae": (128, 256, 512, 512), "vae_small": (32, 32, 64, 64)}
 """Channels of the four stages."""
 SCALE = 0.18215
-"""What the public trainers multiply latents by, to unit variance."""
+"""Factor that public trainers apply to latents, for unit variance."""
 SEED = 0
 
 
@@ -32,7 +32,7 @@ class Images:
     def __init__(self, kind: str, facts: DataFacts, device: torch.device | str):
         from diffusers import AutoencoderKL
 
-        # The library is loaded now, and its model built later: only the model is memory of a run.
+        # Load the library now and build its model later: only the model counts as memory of a run.
         self._make, self.kind = AutoencoderKL, kind
         self.facts, self.device = facts, torch.device(device)
         rng, side = np.random.default_rng(SEED), facts.input_size * DOWNSAMPLING
@@ -43,7 +43,8 @@ class Images:
 
     @functools.cached_property
     def vae(self) -> Any:
-        """Built at the first fetch, so that a meter that began before it counts its bytes."""
+        """Build the VAE at the first fetch, so that a meter that started before counts its
+        bytes."""
         widths = WIDTHS[self.kind]
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(SEED)
@@ -58,8 +59,11 @@ class Images:
 
     @torch.no_grad()
     def fetch(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Latents float32 [n, C, H, W] and labels; the mean of the posterior, not a sample of it,
-        so that equal samples give equal latents."""
+        """Return latents float32 [n, C, H, W] and labels.
+
+        The latents are the posterior's mean, not a sample, so that equal samples give equal
+        latents.
+        """
         chosen = self._step.take(indices)
         images = self.pixels[chosen].float() / 127.5 - 1
         latents = self.vae.encode(images).latent_dist.mode()
@@ -70,4 +74,4 @@ class Images:
         self._step.begin(indices)
 
     def expect(self, indices: np.ndarray) -> None:
-        """Nothing to read."""
+        """Do nothing: there are no files to read."""

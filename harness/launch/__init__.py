@@ -1,1 +1,2 @@
-"""From a resolved spec to accelerate launch, a child with a deadline, and a typed outcome."""
+"""Launch of a resolved spec: ``accelerate launch`` as a child with a deadline, and a typed
+outcome."""

@@ -1,5 +1,8 @@
-"""The files of a training's checkpoints: which are whole, and of what training. No torch: the
-process that launches refuses what could not go on before anything starts."""
+"""Files of a training's checkpoints: completeness, matching terms and ownership.
+
+This module does not import torch: the launching process refuses an unusable checkpoint before
+anything starts.
+"""
 
 from __future__ import annotations
 
@@ -21,46 +24,49 @@ from harness.spec import Spec
 from strategies.base import BadInput
 
 DONE = "headroom.json"
-"""Written last: a folder without it is half a checkpoint. It has the sizes of all other files."""
+"""Written last, with the sizes of all other files: a folder without it is a partial checkpoint."""
 FREE = ("steps", "warmup", "repeat", "device", "recipe")
-"""Fields of a spec that may change when a training goes on; the recipe is compared as it reads."""
+"""Spec fields that may change when a training resumes. The recipe is compared in its normal
+form."""
 
 
 PLAIN = (".safetensors", DONE)
-"""Endings of files whose load runs no code: they need no proof."""
+"""Suffixes of files that load without running code, so they need no signature."""
 
 
 class Mismatch(BadInput):
-    """A checkpoint of another training than the one that is to go on."""
+    """The checkpoint is of a different training than the one to resume."""
 
 
 class Foreign(BadInput):
-    """A checkpoint that nobody proved to be the user's own, and whose load may run code."""
+    """The checkpoint is not proved to be the user's own, and loading it may run code."""
 
 
 def terms(resolved: Resolved) -> dict[str, Any]:
-    """What must be the same when the training goes on; how long it is, and where, may differ."""
+    """Return the facts that must be the same when the training resumes. Its length and device may
+    differ."""
     fields = resolved.spec.told
     free = (*FREE, "processes") if resolved.launch.engine.resumes_on_any else FREE
     return {"recipe": str(resolved.recipe), **{k: v for k, v in fields.items() if k not in free}}
 
 
 def sizes(path: Path) -> dict[str, int]:
-    """Bytes of every file of the checkpoint at ``path`` but ``DONE``, by name within it."""
+    """Return the bytes of every file of the checkpoint at ``path`` except ``DONE``, by name within
+    it."""
     files = (p for p in sorted(path.rglob("*")) if p.is_file() and p.name != DONE)
     return {str(p.relative_to(path)): p.stat().st_size for p in files}
 
 
 def finished(folder: Path) -> list[Path]:
-    """The checkpoints in ``folder`` that were written to their end, the newest last."""
+    """Return the checkpoints in ``folder`` that were completely written, the newest last."""
     return sorted(path.parent for path in folder.glob(f"step-[0-9]*[0-9]/{DONE}"))
 
 
 def facts_of(path: Path) -> dict[str, Any]:
-    """What was saved about a checkpoint.
+    """Return the facts saved with a checkpoint.
 
     Raises:
-        ValueError: it cannot be read.
+        ValueError: they cannot be read.
     """
     try:
         return read_json(path / DONE, dict[str, Any])
@@ -69,8 +75,10 @@ def facts_of(path: Path) -> dict[str, Any]:
 
 
 def fault(path: Path) -> str:
-    """Why the checkpoint at ``path`` is not whole; empty where it is, as far as sizes show. Those
-    of older versions have none to compare."""
+    """Return why the checkpoint at ``path`` is incomplete; empty if its file sizes are right.
+
+    Checkpoints of older versions have no sizes to compare.
+    """
     try:
         wanted = facts_of(path).get("files", {})
     except ValueError as error:
@@ -85,7 +93,7 @@ def fault(path: Path) -> str:
 
 
 def newest_whole(folder: Path) -> tuple[Path | None, list[str]]:
-    """The newest checkpoint that is whole, and a line for each newer one that is not."""
+    """Return the newest complete checkpoint, and a line for each newer one that is incomplete."""
     skipped = []
     for path in reversed(finished(folder)):
         why = fault(path)
@@ -96,15 +104,15 @@ def newest_whole(folder: Path) -> tuple[Path | None, list[str]]:
 
 
 def check_same(path: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """The facts of the checkpoint at ``path``, if it was saved under the ``wanted`` terms.
+    """Return the facts of the checkpoint at ``path`` if it was saved under the ``wanted`` terms.
 
     Raises:
-        Mismatch: names the first that is another.
+        Mismatch: names the first term that differs.
     """
     facts = facts_of(path)
     usual = {f.name: f.default for f in dataclasses.fields(Spec)}
     for name, value in wanted.items():
-        saved = facts.get(name, usual.get(name))  # a field that is younger than the checkpoint
+        saved = facts.get(name, usual.get(name))  # a newer field than the checkpoint
         if saved != value:
             raise Mismatch(
                 f"{path} was saved with {name} {saved}, not {value}; resume with the same, or "
@@ -113,7 +121,7 @@ def check_same(path: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
     return facts
 
 
-# ---- whose checkpoint it is ----
+# ---- ownership ----
 
 
 def proof(path: Path) -> dict[str, Any]:
@@ -169,7 +177,7 @@ def _signature(key: bytes, digests: Mapping[str, str]) -> str:
 
 
 def _digests(path: Path) -> dict[str, str]:
-    """SHA-256 of each file at ``path`` whose load may run code, by name within it."""
+    """Return the SHA-256 of each file at ``path`` whose load may run code, by name within it."""
     names = [name for name in sizes(path) if not name.endswith(PLAIN)]
     with concurrent.futures.ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         return dict(zip(names, pool.map(lambda name: _digest(path / name), names), strict=True))
@@ -184,7 +192,7 @@ def _digest(path: Path) -> str:
 
 
 def _key(make: bool = True) -> bytes:
-    """Return this user's key of 32 bytes, made at first use; empty if there is none to be had."""
+    """Return this user's key of 32 bytes, made at first use; empty if it cannot be stored."""
     config = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
     path = Path(config) / "headroom" / "checkpoint.key"
     with contextlib.suppress(OSError):
@@ -198,7 +206,8 @@ def _key(make: bool = True) -> bytes:
 
 
 def _write_key(path: Path) -> None:
-    """Written beside and linked into place: of two that begin at once, one is taken by both."""
+    """Write the key to a temporary file and link it into place: two simultaneous starts get one
+    key."""
     beside = path.with_name(f".{secrets.token_hex(8)}")
     handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:

@@ -1,6 +1,6 @@
-"""A resolved spec -> ``accelerate launch`` -> a child with a deadline -> one typed result.
+"""Launch a resolved spec with ``accelerate launch``, under a deadline, and return a typed result.
 
-The command is plain: pasted into a shell at the repository's root, it runs the same without us.
+The command also runs without Headroom if it is pasted into a shell at the repository's root.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ from harness.system import machine, process, tree
 Argv = Callable[[int], list[str]]
 OnStatus = Callable[[dict[str, Any]], None]
 
-TRIES = 3  # the port can be taken between its choice and its use
+TRIES = 3  # another process can take the port before the run does
 STATUS_SECONDS = 0.5
-LOG_BYTES = 1 << 20  # the end of the log is enough: tracebacks come last
+LOG_BYTES = 1 << 20  # the end of the log suffices: tracebacks come last
 PROBE_BYTES = 1 << 20
 COMPILED = "compiled"
 STALE = ("ranks", "nvme", COMPILED, recordings.PROFILE, "result.json", "log.txt", "samples.png")
 
 
 class LaunchError(OSError):
-    """A run that cannot be started: its folder or the launcher; one line, with the way out."""
+    """A run cannot be started because of its folder or the launcher; one line with a remedy."""
 
 
 def run(
@@ -72,10 +72,13 @@ def run(
 ) -> Result:
     """Run to the end, write ``folder/result.json`` and return it; ``timeout`` is in seconds.
 
-    ``on_status`` gets phase, step, of, peak_bytes, tree_bytes and elapsed_seconds about twice a
-    second. ``more`` are words for the worker that no spec has. ``argv`` replaces the command (it
-    gets the port): tests give a worker of their own. ``added`` are variables that win over the
-    run's own, ``stop`` is asked now and then why it has to end (``process.run_child``).
+    Args:
+        on_status: gets phase, step, of, peak_bytes, tree_bytes and elapsed_seconds about twice a
+            second.
+        more: words for the worker that no spec has.
+        argv: replaces the command (it gets the port); tests pass a worker of their own.
+        added: variables that override the run's own.
+        stop: called repeatedly; returns why the run has to end, or None (``process.run_child``).
 
     Raises:
         LaunchError: the folder cannot be written, or the launcher cannot be started.
@@ -131,13 +134,16 @@ def _start(
 
 
 def own_caches(folder: Path) -> dict[str, str]:
-    """What torch.compile makes stays with the run: found again by the next, it would make that one
-    look cheaper to compile. (Its C++ headers alone are compiled once a machine.)"""
+    """Return variables that keep torch.compile's caches inside the run's folder.
+
+    A later run that found them would seem cheaper to compile. Only the C++ headers are compiled
+    once per machine.
+    """
     return {"TORCHINDUCTOR_CACHE_DIR": str(folder), "TRITON_CACHE_DIR": str(folder / "triton")}
 
 
 class _Ticker:
-    """Passes the ranks' status files on, about twice a second."""
+    """Forwards the ranks' statuses about twice a second."""
 
     def __init__(self, folder: Path, on_status: OnStatus) -> None:
         self.folder, self.on_status = folder, on_status
@@ -152,7 +158,7 @@ class _Ticker:
 
 
 def status(statuses: tuple[dict[str, Any], ...], tree_bytes: int, elapsed: float) -> dict[str, Any]:
-    """The state of a run for ``on_status``, from its ranks' statuses."""
+    """Return the state of a run for ``on_status``, from its ranks' statuses."""
     phase, step = outcome.where(outcome.Facts(statuses=statuses))
     return {
         "phase": phase,
@@ -165,13 +171,14 @@ def status(statuses: tuple[dict[str, Any], ...], tree_bytes: int, elapsed: float
 
 
 def _finished(folder: Path) -> bool:
-    """Whether the result is written or a rank has failed: what comes after adds nothing."""
+    """Return whether the result is written or a rank has failed; the rest of the run adds
+    nothing."""
     failed = (folder / "ranks").glob("rank*.failure.json")
     return (folder / "result.json").exists() or any(failed)
 
 
 def prepare(folder: Path) -> None:
-    """An empty place for the run's files, on a disk that takes them.
+    """Create an empty folder for the run's files, and check that its disk has space.
 
     Raises:
         LaunchError: it cannot be written.
@@ -227,7 +234,7 @@ def _facts(
 
 
 def _row(resolved: Resolved, folder: Path, facts: outcome.Facts) -> Result:
-    """The worker's own result, or a row that says how far it came."""
+    """Return the worker's own result, or a row that describes how far the run came."""
     finished = _worker_result(folder)
     if finished:
         return finished
@@ -237,7 +244,7 @@ def _row(resolved: Resolved, folder: Path, facts: outcome.Facts) -> Result:
 def unfinished(
     resolved: Resolved, folder: Path, facts: outcome.Facts, ended: outcome.Outcome
 ) -> Result:
-    """The row of a run that left no result in ``folder``: how far it came, and why no further."""
+    """Return the row of a run without a result in ``folder``: its last phase, and why it ended."""
     phase, step = outcome.where(facts)
     return Result.not_run(
         resolved,
@@ -275,7 +282,8 @@ def write(row: Result, folder: Path) -> None:
 
 
 def _worker_result(folder: Path) -> Result | None:
-    """What the worker wrote: the file was removed before the start, so that none is an old one."""
+    """Return the worker's result. The file was removed before the start, so it is not an old
+    one."""
     try:
         return result.load(folder / "result.json")
     except result.BadResult:
@@ -283,7 +291,8 @@ def _worker_result(folder: Path) -> Result | None:
 
 
 def rank_files(folder: Path, kind: str) -> tuple[dict[str, Any], ...]:
-    """The ranks' files of one ``kind``, in the order of ranks, without those half there or gone."""
+    """Return the ranks' files of one ``kind``, in order of ranks, without partial or missing
+    ones."""
     records = []
     for path in (folder / "ranks").glob(f"rank*.{kind}.json"):
         with contextlib.suppress(BadFile):
@@ -292,12 +301,12 @@ def rank_files(folder: Path, kind: str) -> tuple[dict[str, Any], ...]:
 
 
 def peak(records: Sequence[dict[str, Any]]) -> int:
-    """The highest ``peak_bytes`` that any of the ranks' records tells; 0 where none does."""
+    """Return the largest ``peak_bytes`` of the ranks' records; 0 if none has it."""
     return max((int(record.get("peak_bytes") or 0) for record in records), default=0)
 
 
 def read_log(path: Path) -> str:
-    """The end of a log; empty where there is none."""
+    """Return the end of a log; empty if there is none."""
     try:
         with path.open("rb") as stream:
             stream.seek(0, os.SEEK_END)

@@ -1,8 +1,8 @@
-"""``accelerate`` with a rendezvous store that listens on the loopback interface alone.
+"""``accelerate`` with a rendezvous store that listens only on the loopback interface.
 
-torch's TCPStore listens on every interface, also if all ranks are on one machine (torch 2.13,
-TCPStoreLibUvBackend.cpp, ``makeWithPort``), and ranks unpickle what object collectives put into it.
-Run as ``python -m harness.launch.on_loopback launch ...``.
+torch's TCPStore listens on every interface, even if all ranks are on one machine (torch 2.13,
+TCPStoreLibUvBackend.cpp, ``makeWithPort``), and ranks unpickle the data of object collectives. Run
+it as ``python -m harness.launch.on_loopback launch ...``.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ LOOPBACK = ("127.0.0.1", "localhost")
 
 
 def listen_on_loopback() -> None:
-    """Let each store that this process opens on a loopback address be reached from there alone."""
+    """Restrict each store that this process opens on a loopback address to that address."""
     from torch.distributed import TCPStore
     from torch.distributed.elastic.rendezvous import static_tcp_rendezvous
 
-    # torch.distributed.rendezvous as an attribute is a function of that module.
+    # torch.distributed has a function of the same name as this module.
     rendezvous = importlib.import_module("torch.distributed.rendezvous")
 
     def store(

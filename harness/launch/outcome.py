@@ -1,7 +1,7 @@
-"""How a run ended, in one word and one sentence: a pure function of the facts left behind.
+"""Outcome of a run in one word and one sentence: a pure function of the facts left behind.
 
-The result file decides, not the exit code: a finished DeepSpeed run sometimes exits 1 at
-shutdown, and a launcher whose worker was killed exits 1 as well.
+The result file decides, not the exit code: a finished DeepSpeed run sometimes exits 1 at shutdown,
+and a launcher whose worker was killed exits 1 too.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from harness.result import Status
 from strategies.advice import ways_out
 
 # ---- log ----
-# Reading the output of a launched run: what is noise, and which line tells. Pure functions.
 
 
-# Python's tracebacks of the launcher itself bury the worker's; only their last line may tell.
+# The launcher's own tracebacks hide the worker's; only their last line is informative.
 LAUNCHER = re.compile(
     r"^Traceback \(most recent call last\):\n"
     r"  File \"[^\"\n]*(?:bin/accelerate|accelerate/commands/|<frozen runpy>)[^\"\n]*\""
@@ -36,7 +35,7 @@ NOISE = re.compile(
     r"|Using .* as PyTorch extensions root|ninja: no work to do|Loading extension module"
     r"|Time to load \w+ op|\[INFO\]|^W\d{4} [\d:.]+ \d+ \S+\]\s*$|^-{20,}$|^={20,}$|^\^+$"
 )
-# Lines that mention a fault that was dealt with.
+# Lines that mention a handled fault.
 HARMLESS = re.compile(r"ignoring|retrying|autotun|falling back|will be skipped", re.IGNORECASE)
 ERROR = re.compile(
     r"^(?:\[rank\d+\]:?\s*)?(?:[\w.]+(?:Error|Exception|Interrupt|Exit)\b|[\w.]+: error:)"
@@ -47,7 +46,8 @@ WRAPPER = re.compile(
 
 
 def informative(text: str) -> list[str]:
-    """The lines without progress bars, banners, warnings and the launcher's own traceback."""
+    """Return the lines without progress bars, banners, warnings and the launcher's own
+    traceback."""
     text = LAUNCHER.sub("", text.replace("\r\n", "\n"))
     lines = (line.rpartition("\r")[2].rstrip() for line in text.splitlines())
     kept: list[str] = []
@@ -58,12 +58,12 @@ def informative(text: str) -> list[str]:
 
 
 def tail(text: str, lines: int = 40) -> str:
-    """The last informative ``lines``."""
+    """Return the last informative ``lines``."""
     return "\n".join(informative(text)[-lines:])
 
 
 def first_match(pattern: re.Pattern[str], text: str) -> str:
-    """The first line in which ``pattern`` is found, harmless mentions left out; else empty."""
+    """Return the first line that matches ``pattern`` and is not a harmless mention; else empty."""
     for line in text.splitlines():
         if pattern.search(line) and not HARMLESS.search(line):
             return re.sub(r"^\[rank\d+\]:?\s*", "", line.strip())
@@ -71,7 +71,7 @@ def first_match(pattern: re.Pattern[str], text: str) -> str:
 
 
 def decisive(text: str) -> str:
-    """The last line that names an error, launchers' wrappers last; else the last line."""
+    """Return the last line that names an error, launchers' wrappers last; else the last line."""
     lines = informative(text)
     errors = [line for line in lines if ERROR.search(line)]
     causes = [line for line in errors if not WRAPPER.search(line)]
@@ -82,9 +82,9 @@ def decisive(text: str) -> str:
 PHASES = tuple(RUN_PHASES)
 TRAINING = PHASES[PHASES.index("warmup") :]
 
-# The device's allocator and the libraries on top of it; torch.OutOfMemoryError is the device's.
-# Inductor names a kernel's lack of shared memory so, too: "OutOfMemoryError: out of resource".
-# The tests' table (tests/launch/test_outcome.py) has each message with its source.
+# Messages of the device's allocator and of libraries on top of it; torch.OutOfMemoryError is the
+# device's. Inductor reports a kernel's lack of shared memory as "OutOfMemoryError: out of
+# resource". The table in tests/launch/test_outcome.py has each message with its source.
 GPU_OOM = re.compile(
     r"(?:CUDA|HIP|XPU) out of memory|\bOutOfMemoryError\b(?!: out of resource)"
     r"|(?:CUDA|HIP)(?: driver| runtime)? error: out of memory"
@@ -96,9 +96,9 @@ GPU_OOM = re.compile(
     r"|NVML_SUCCESS == .* INTERNAL ASSERT FAILED at .*CUDACachingAllocator"
     r"|Error out of memory at line \d+ in file (?!.*pythonInterface)"
 )
-# After a failed assertion of a kernel every call fails, cublasCreate too.
+# After a kernel's failed assertion every call fails, cublasCreate too.
 ASSERTED = re.compile(r"device-side assert|Assertion .* failed|illegal memory access")
-# Pinned memory is host memory, though the message comes from CUDA.
+# Pinned memory is host memory, although the message comes from CUDA.
 PINNED = re.compile(
     r"\bCudaError: out of memory \(2\)|Failed to CUDA host alloc"
     r"|(?:cudaHostAlloc|cudaMallocHost|cudaHostRegister|cuMemHostAlloc).*out of memory"
@@ -111,7 +111,7 @@ HOST_OOM = re.compile(
     r"|(?<!with error )Cannot allocate memory|\[Errno 12\]|Unable to allocate .* for an array"
     r"|System unable to allocate necessary resources"
     r"|CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED"
-    # bitsandbytes' paged optimizer takes managed memory there, which the host has to back.
+    # bitsandbytes' paged optimizer takes managed memory, which the host has to back.
     r"|Error out of memory at line \d+ in file .*pythonInterface"
 )
 SHM_FULL = re.compile(
@@ -122,10 +122,10 @@ DISK_FULL = re.compile(r"No space left on device|\[Errno 28\]|Disk quota exceede
 ADDRESS = re.compile(r"EADDRINUSE|Address already in use", re.IGNORECASE)
 SIGKILLED = re.compile(r"Signal 9 \(SIGKILL\)|exitcode\s*: -9\b|Signals\.SIGKILL")
 CRASHED = re.compile(r"(?:Signal \d+ \(|Signals\.)(SIG(?:SEGV|ABRT|ILL|FPE))")
-# NCCL's watchdog and C++ say why before they abort the process.
+# NCCL's watchdog and C++ print the reason before they abort the process.
 WATCHDOG = re.compile(r"Watchdog caught collective operation timeout")
 THROWN = re.compile(r"^\s*what\(\):\s*\S")
-# What the other ranks say when one has died: true, but never the cause.
+# Messages of other ranks after one has died: true, but never the cause.
 SECONDARY = re.compile(
     r"Connection (?:closed|reset|refused)|Broken pipe|closed by peer|remote process exited"
     r"|DistStoreError|DistNetworkError|Socket Timeout|recvValue failed|Timed out waiting"
@@ -144,10 +144,10 @@ READ_LOG = "read log.txt in the run's folder"
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What is known when a run has ended.
+    """Facts known after a run has ended.
 
     ``result`` is the status in the worker's result file, None without one. ``failures`` and
-    ``statuses`` are the ranks' files, ``log`` the end of the output. The kernel's counters are
+    ``statuses`` are the ranks' files; ``log`` is the end of the output. The kernel's counters are
     the kills during the run: on the whole machine, and by the container's memory limit.
     ``shell_limit`` is the command and the bytes of the shell's own limit (``ulimit -v``).
     """
@@ -171,7 +171,7 @@ class Facts:
 
 
 class Outcome(NamedTuple):
-    """The row's status; ``reason`` is one sentence, ``way_out`` what to do about it."""
+    """The row's status; ``reason`` and ``way_out`` (a remedy) are one sentence each."""
 
     status: Status
     reason: str | None = None
@@ -179,7 +179,7 @@ class Outcome(NamedTuple):
 
 
 def classify(facts: Facts) -> Outcome:
-    """The outcome that the facts show; the first rule that holds decides."""
+    """Return the outcome by the first rule that holds for the facts."""
     if facts.result is not None:
         return Outcome(facts.result, facts.result_reason, facts.result_way_out)
     if facts.stopped == "interrupted":
@@ -196,13 +196,14 @@ def classify(facts: Facts) -> Outcome:
 
 
 def cause_of(facts: Facts) -> Outcome | None:
-    """What a rank reported of its own end; None where all that any said is another's doing."""
+    """Return the cause that a rank reported; None if all reports are consequences of another's
+    end."""
     causes = _causes(facts)
     return _out_of_memory(facts) or (_failed(facts, causes[0]) if causes else None)
 
 
 def own_words(facts: Facts) -> Outcome | None:
-    """What the kernel and the output tell of processes that could not report."""
+    """Return the cause shown by the kernel and the output, for processes that could not report."""
     return _killed_for_memory(facts) or _of_log(facts) or _of_signal(facts)
 
 
@@ -211,7 +212,8 @@ def _out_of_memory(facts: Facts) -> Outcome | None:
 
 
 def retryable(facts: Facts) -> bool:
-    """Whether only the port was taken: nothing was trained yet, so another port may do."""
+    """Return whether the only error was a taken port: nothing was trained, so another port may
+    work."""
     if facts.result is not None or facts.stopped:
         return False
     texts = [_headline(f) for f in facts.failures] + [facts.log]
@@ -220,7 +222,7 @@ def retryable(facts: Facts) -> bool:
 
 
 def where(facts: Facts) -> tuple[str, int]:
-    """Phase and step of the rank that failed, else of the one that had come least far."""
+    """Return phase and step of the rank that failed, else of the rank that came least far."""
     known = _causes(facts) or facts.failures or facts.statuses
     places = [(str(f.get("phase", "start")), int(f.get("step") or 0)) for f in known]
     places = [(p if p in PHASES else "start", step) for p, step in places]
@@ -232,7 +234,7 @@ def _first(outcomes: Iterable[Outcome | None]) -> Outcome | None:
 
 
 def _causes(facts: Facts) -> list[Mapping[str, Any]]:
-    """The failures but those that another rank's death explains."""
+    """Return the failures without those that another rank's death explains."""
     texts = [(failure, _headline(failure)) for failure in facts.failures]
     return [f for f, text in texts if GPU_OOM.search(text) or not SECONDARY.search(text)]
 
@@ -242,7 +244,7 @@ def _headline(failure: Mapping[str, Any]) -> str:
 
 
 def _of_failure(facts: Facts, failure: Mapping[str, Any]) -> Outcome | None:
-    """Out of memory, as an exception that a rank reported."""
+    """Return an out-of-memory outcome from an exception that a rank reported."""
     text, rank = _headline(failure), f"rank {failure.get('rank', 0)}"
     pinning = PINNING.search("\n".join(str(failure.get("traceback", "")).splitlines()[-12:]))
     device_type = str(failure.get("type", "")).endswith("OutOfMemoryError")
@@ -258,13 +260,14 @@ def _of_failure(facts: Facts, failure: Mapping[str, Any]) -> Outcome | None:
 
 
 def _full(facts: Facts, text: str) -> bool:
-    """Return whether ``text`` says that the GPU's memory is full."""
+    """Return whether ``text`` reports that the GPU's memory is full."""
     handle = "CUBLAS_STATUS_NOT_INITIALIZED" in text
     return bool(GPU_OOM.search(text)) and not (handle and ASSERTED.search(facts.log))
 
 
 def _killed_for_memory(facts: Facts) -> Outcome | None:
-    """SIGKILL, and a counter of the kernel's that rose meanwhile."""
+    """Return an out-of-memory outcome for a SIGKILL during which a kill counter of the kernel
+    rose."""
     if facts.stopped or not _sigkilled(facts) or not (facts.machine_kills or facts.group_kills):
         return None
     who = "the kernel's out-of-memory killer"
@@ -294,14 +297,15 @@ def _timed_out(facts: Facts) -> Outcome | None:
 
 def _failed(facts: Facts, failure: Mapping[str, Any]) -> Outcome:
     text, way_out = _headline(failure), ""
-    if failure.get("ours"):  # "what is wrong; what to do"
+    if failure.get("ours"):  # the message is "error; remedy"
         text, _, way_out = text.partition("; ")
     reason = f"rank {failure.get('rank', 0)} failed in {_at(facts)}: {_line(text)}"
     return Outcome(Status.FAILED, reason, " ".join(way_out.split()) or _way_out(text))
 
 
 def _of_log(facts: Facts) -> Outcome | None:
-    """What ranks that could not report (crashed in native code) left in the output."""
+    """Return the outcome from the output of ranks that crashed in native code and could not
+    report."""
     for pattern, kind, say in (
         (PINNED, _host, "could not pin host memory"),
         (GPU_OOM, _gpu, "ran out of GPU memory"),
@@ -385,6 +389,6 @@ def _at(facts: Facts) -> str:
 
 
 def _line(text: str, width: int = 240) -> str:
-    """The first line of a message, cut to ``width``."""
+    """Return the first line of a message, cut to ``width``."""
     line = next((part.strip() for part in text.splitlines() if part.strip(" :")), "").rstrip(":. ")
     return line if len(line) <= width else line[: width - 3] + "..."

@@ -1,6 +1,6 @@
-"""The sources that decide a number, as a hash: a change anywhere else leaves kept numbers valid.
+"""Hash of the source files that decide a number: other changes leave stored numbers valid.
 
-Which sources those are follows from the rooms: what a worker runs lies in rooms of its own.
+The packages decide which files count: a worker runs code of packages of its own.
 """
 
 from __future__ import annotations
@@ -12,16 +12,20 @@ from pathlib import Path
 from harness import ROOT
 
 MEASURED = ("data", "launch", "memory", "sampling", "subjects", "worker")
-"""Rooms of ``harness`` that a run executes, or that start it. ``system`` says what the machine is:
-a result is keyed by its answers."""
+"""Packages of ``harness`` that a run executes, or that start it.
+
+``system`` describes the machine; a result's key includes its answers instead.
+"""
 PREDICTED = (*MEASURED, "planner")
 FRONT = ("__main__.py", "cli.py", "extensions.py")
 KINDS = (".py", ".yaml", ".json")
 
 
 def digest(rooms: tuple[str, ...]) -> str:
-    """A short hash of these rooms, of the files beside them, of strategies and launch files, as
-    they are now: they may change between two rows."""
+    """Return a short hash of these packages, the files beside them, strategies and launch files.
+
+    It reads the files each time, because they may change between two rows.
+    """
     hasher = hashlib.sha256()
     for path in sorted(_sources(rooms)):
         hasher.update(str(path.relative_to(ROOT)).encode() + path.read_bytes())

@@ -1,1 +1,2 @@
-"""Where memory goes: the tracer of tensor storage, its categories, and one step dissected."""
+"""Memory measurement: the tracer of tensor storage, memory categories, and the anatomy of one
+run."""

@@ -1,6 +1,6 @@
-"""The anatomy of one run, as data: ``harness.memory.dissect`` collects it, a page is drawn from it.
+"""Data of one run's anatomy page, as collected by ``harness.memory.dissect``.
 
-Raw numbers in base units (bytes, seconds, FLOPs, elements); no torch.
+Raw numbers in base units (bytes, seconds, FLOPs, elements). Imports no torch.
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ SCHEMA = 1
 
 @dataclass(kw_only=True)
 class Timeline:
-    """Bytes alive over one step, by category. ``op`` counts the operations run so far; each
-    sample is the fullest instant since the one before. ``marks`` are [op, phase]."""
+    """Live bytes over one step, by category.
+
+    ``op`` counts the operations so far. Each sample is the largest instant since the previous
+    sample. ``marks`` are [op, phase].
+    """
 
     op: list[int]
     bytes: dict[str, list[int]]
@@ -34,11 +37,11 @@ class Timeline:
 
     @property
     def peak_bytes(self) -> int:
-        """Bytes at the highest instant."""
+        """Return the bytes at the peak."""
         return sum(self.at_peak().values())
 
     def at_peak(self, among: Iterable[str] = MEASURED) -> dict[str, int]:
-        """Bytes of each category where they, taken together, are highest."""
+        """Return the bytes of each category at the instant where their sum is largest."""
         totals = [sum(v) for v in zip(*(self.bytes[name] for name in among), strict=True)]
         at = totals.index(max(totals))
         return {name: self.bytes[name][at] for name in among}
@@ -46,7 +49,7 @@ class Timeline:
 
 @dataclass(kw_only=True)
 class Lump:
-    """Storages alive at the peak that are alike: category, the op and the module that made them."""
+    """Similar storages that are alive at the peak: same category, op and module."""
 
     category: str
     maker: str
@@ -57,10 +60,11 @@ class Lump:
 
 @dataclass(kw_only=True)
 class Kept:
-    """Activations of the modules of one name (``blocks.*.mlp.fc1``) when backward begins.
+    """Activations of all modules of one name (``blocks.*.mlp.fc1``) when backward begins.
 
-    ``made``: bytes of storages made in the module's forward and still alive, by the trace.
-    ``saved``: bytes that autograd saved while it ran, by saved-tensors hooks, each storage once.
+    ``made``: bytes of storages that the module's forward allocated and that are still alive, by the
+    trace. ``saved``: bytes that autograd saved meanwhile, by saved-tensors hooks, each storage
+    once.
     """
 
     module: str
@@ -98,9 +102,12 @@ class Point:
 
 @dataclass(kw_only=True)
 class Portrait:
-    """Everything that the page of one run shows. ``inference`` is of the same batch without
-    gradients. ``peak_flops`` (a second) and ``bandwidth`` (bytes a second) were measured on the
-    device, in ``dtype``: by the run itself, or by the calibration that ``ceilings`` names."""
+    """Data of the page of one run.
+
+    ``inference`` is of the same batch without gradients. ``peak_flops`` (per second) and
+    ``bandwidth`` (bytes per second) were measured on the device, in ``dtype``: by the run itself,
+    or by the calibration that ``ceilings`` names.
+    """
 
     recipe: str
     device: str
@@ -131,12 +138,13 @@ class Portrait:
 
     @property
     def inference_alone(self) -> dict[str, int]:
-        """Bytes of inference in a process of its own: nothing that only training holds."""
+        """Return the bytes of inference in its own process, without memory that only training
+        holds."""
         return self.inference.at_peak(INFERENCE)
 
     @property
     def made_total(self) -> int:
-        """Activation bytes alive when backward begins, by the trace."""
+        """Return the activation bytes that are alive when backward begins, by the trace."""
         return sum(kept.made for kept in self.kept)
 
     def write(self, path: Path) -> None:

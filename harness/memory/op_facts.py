@@ -1,10 +1,10 @@
-"""Which of torch's ops start no kernel: they make views or allocate, and move no bytes."""
+"""Facts about single ops: ops that start no kernel, and memory that an op hides."""
 
 from __future__ import annotations
 
 from typing import Any
 
-# Views that the schema does not call so: the input is never used again, or is changed itself.
+# Views that are none by their schema: the input is not used again, or is modified itself.
 VIEWS = frozenset({
     *("_unsafe_view", "detach_", "squeeze_", "unsqueeze_", "t_", "transpose_", "as_strided_"),
     *("set_", "lift"),
@@ -18,26 +18,28 @@ FREE = VIEWS | ALLOCATIONS | BOOKKEEPING
 
 
 def is_free(func: Any) -> bool:
-    """Whether ``func``, an op as a dispatch mode sees it, is a view, an allocation or a note."""
+    """Return whether ``func``, an op in a dispatch mode, is a view, an allocation or an
+    annotation."""
     if func.namespace != "aten":
         return False
     return getattr(func, "is_view", False) or func._schema.name.removeprefix("aten::") in FREE
 
 
-# ---- unseen ----
-# Memory of an operation that shows nothing of its inside: written in Python, but run as one.
+# ---- hidden workspace ----
+# Some operations are written in Python but dispatched as one, so a trace misses their allocations.
 
 
 FUSED_LOSS = "linear_cross_entropy_batch_chunked"
 FOUR_BITS = "bitsandbytes.gemm_4bit"
 FUSED_ROWS = 4
-"""Up to which every GPU multiplies by the codes themselves."""
+"""Rows up to which every GPU multiplies by the quantized codes directly."""
 
 
 def scratch(func: Any, args: Any) -> int:
-    """Bytes that ``func`` holds while it runs and that no operation of it tells: of torch's fused
-    linear cross entropy the logits of one piece of the tokens; of bitsandbytes' product the weight
-    turned back, its scales and the output.
+    """Return the bytes that ``func`` holds while it runs and that no traced operation shows.
+
+    For torch's fused linear cross entropy they are the logits of one chunk of tokens. For
+    bitsandbytes' product they are the dequantized weight, its scales and the output.
 
     Source: torch 2.13, torch/nn/modules/linear_cross_entropy.py (``logits_buf``); bitsandbytes
     0.50, backends/default/ops.py (``_gemm_4bit_default_impl``) and backends/cuda/ops.py
@@ -58,7 +60,7 @@ def _turned_back(given: Any, codes: Any, shape: Any, absmax: Any, block: int) ->
     on_gpu = codes.device.type != "cpu"
     if on_gpu and rows <= FUSED_ROWS and width % block == 0:
         return 0
-    # A GPU's fallback keeps the scales before and behind their offset. Up to 1536 rows a card may
-    # do without, by a table of its own: what may be needed is counted.
+    # A GPU's fallback keeps the scales before and after their offset is added. Up to 1536 rows a
+    # table in the library decides per GPU whether it is used; the larger amount is counted.
     times = 2 if on_gpu else 1
     return (out * width + rows * out) * given.dtype.itemsize + 4 * times * scales

@@ -1,4 +1,4 @@
-"""What lived when: peaks, categories and the explanation of a peak, from a trace. No torch."""
+"""Trace record: storages, events, memory categories and peaks. Imports no torch."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from dataclasses import dataclass, field
 from harness.result import Categories
 
 # ---- categories ----
-# What memory is for: the one list of categories, and the fewer in which a measured run tells it.
-#
-# No torch: predictions, measured steps and reports name the same things by the same words.
+# Predictions, measured steps and reports use these category names.
 
 
 CATEGORIES = {
@@ -27,7 +25,7 @@ CATEGORIES = {
     "buckets": "communication buckets",
     "temporaries": "everything else: intermediate results, the optimizer's, kernel scratch",
 }
-"""Category -> what it holds."""
+"""Category -> description."""
 
 MEASURED = {
     "parameters": ("parameters", "gathered"),
@@ -37,20 +35,23 @@ MEASURED = {
     "activations": ("activations", "autocast"),
     "workspace": ("temporaries", "recomputed"),
 }
-"""Field of ``harness.result.Categories`` -> what it sums. Buckets count where their engine says:
-as gradients on their way to their owners, or as workspace beside the gradients."""
+"""Field of ``harness.result.Categories`` -> categories that it sums.
+
+The engine decides where buckets count: as gradients in communication, or as workspace beside the
+gradients.
+"""
 INFERENCE = ("parameters", "activations", "workspace")
-"""What a process that only infers holds."""
+"""Categories of a process that only runs inference."""
 _NAMES = {fine: name for name, parts in MEASURED.items() for fine in parts}
 
 
 def measured_name(category: str, buckets: str) -> str:
-    """The field of a measured run in which ``category`` counts."""
+    """Return the field of a measured run that includes ``category``."""
     return buckets if category == "buckets" else _NAMES[category]
 
 
 def measured(sums: Mapping[str, int], buckets: str) -> dict[str, int]:
-    """Bytes by category as a measured run has them; ``buckets`` is the engine's word."""
+    """Return bytes by field of a measured run; ``buckets`` is the engine's field for buckets."""
     totals = dict.fromkeys(MEASURED, 0)
     for category, size in sums.items():
         totals[measured_name(category, buckets)] += size
@@ -58,18 +59,21 @@ def measured(sums: Mapping[str, int], buckets: str) -> dict[str, int]:
 
 
 NVME = "nvme"
-"""The pool of what is swapped to files."""
+"""Pool of data that is swapped to files."""
 PASSING = "passing"
-"""The pool of what the device holds once, early in a training, and in no later step."""
+"""Pool of storages that the device holds once, early in a training, and in no later step."""
 ALLOCATED = "allocated"
-"""All that a GPU's allocator has given out: the device's pool, and what is passing."""
+"""All memory that a GPU's allocator has allocated: the pools "device" and "passing"."""
 
 
 @dataclass(slots=True)
 class Storage:
-    """One storage of tensors. ``category`` is None until something says what it is; ``op`` made
-    it, at the source line ``site`` where sites are looked up. ``stream`` is the CUDA stream on
-    which it is allocated, 0 the one that computes."""
+    """One storage of tensors.
+
+    ``category`` is None until it is known. ``op`` allocated it, at the source line ``site`` if
+    source lines are recorded. ``stream`` is the CUDA stream of the allocation; 0 is the compute
+    stream.
+    """
 
     size: int
     pool: str
@@ -81,14 +85,16 @@ class Storage:
     stream: int = 0
 
     def within(self, pool: str | None) -> bool:
-        """Whether it is kept in ``pool``; None: in the memory of this machine, not in files."""
+        """Return whether it is in ``pool``. None means the memory of this machine, without swap
+        files and the passing pool."""
         if pool == ALLOCATED:
             return self.pool in ("device", PASSING)
         return self.pool == pool if pool else self.pool not in (NVME, PASSING)
 
     @property
     def kind(self) -> str:
-        """The category; what forward leaves behind for backward is an activation."""
+        """Return the category. An unnamed storage that forward keeps for backward is an
+        activation."""
         if self.category:
             return self.category
         kept = self.phase == "forward" and self.freed_in in ("backward", "optimizer", None)
@@ -97,8 +103,10 @@ class Storage:
 
 @dataclass(slots=True)
 class Record:
-    """A trace: storages, their (+1 made, -1 freed) events in order, where phases begin, and before
-    which events the allocator was asked to return its cache."""
+    """A trace: storages, their events in order (+1 allocated, -1 freed), and the starts of phases.
+
+    ``emptied`` has the events before which the allocator had to return its cache.
+    """
 
     storages: list[Storage]
     events: list[tuple[int, int]]
@@ -106,8 +114,10 @@ class Record:
     emptied: list[int] = field(default_factory=list)
 
     def pool_events(self, pool: str | None) -> Iterator[tuple[int, int, int, int]]:
-        """(sign, storage, bytes, stream) of one pool, in order, zeros where it was emptied; None:
-        of all."""
+        """Yield (sign, storage, bytes, stream) of one pool, in order; None: of all pools.
+
+        An emptied cache yields zeros.
+        """
         emptied = set(self.emptied)
         for at, (sign, index) in enumerate(self.events):
             if at in emptied:
@@ -117,14 +127,14 @@ class Record:
                 yield sign, index, storage.size, storage.stream
 
     def phases(self) -> list[tuple[str, int, int]]:
-        """(phase, first event, event behind the last), in order."""
+        """Return (phase, first event, end of its events), in order."""
         ends = [at for at, _ in self.marks[1:]] + [len(self.events)]
         return [(name, at, end) for (at, name), end in zip(self.marks, ends, strict=True)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Held:
-    """Storages alike that lived at a peak: how many, how large together, and who made them."""
+    """Similar storages that are alive at a peak: their number, total bytes and origin."""
 
     category: str
     op: str
@@ -136,7 +146,7 @@ class Held:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Instant:
-    """The fullest instant of a pool: when, at which op and line, and what lived, in bytes."""
+    """Peak instant of a pool: its phase, op, source line and live storages, in bytes."""
 
     bytes: int
     phase: str
@@ -147,7 +157,7 @@ class Instant:
 
 
 def peak(record: Record, pool: str | None, first: int = 0, last: int | None = None) -> Instant:
-    """The fullest instant of ``pool`` (None: of all memory) among events ``first`` .. ``last``."""
+    """Return the peak of ``pool`` (None: of all memory) among events ``first`` .. ``last``."""
     totals = running(record, pool)[first:last]
     best = max(totals, default=0)
     if not best:
@@ -160,7 +170,7 @@ def peak(record: Record, pool: str | None, first: int = 0, last: int | None = No
 
 
 def running(record: Record, pool: str | None, wanted: Container[str] | None = None) -> list[int]:
-    """Bytes that ``pool`` holds after each event; of the ``wanted`` categories alone if given."""
+    """Return the bytes in ``pool`` after each event; only of the ``wanted`` categories if given."""
     sizes = [
         s.size if s.within(pool) and (wanted is None or s.kind in wanted) else 0
         for s in record.storages
@@ -171,8 +181,8 @@ def running(record: Record, pool: str | None, wanted: Container[str] | None = No
 def phase_peaks(
     record: Record, pool: str | None, wanted: Container[str] | None = None, begin: int = 0
 ) -> dict[str, int]:
-    """Phase -> its highest bytes (of the ``wanted`` categories), wherever it was entered from the
-    event ``begin`` on."""
+    """Return phase -> peak bytes (of the ``wanted`` categories) over all its occurrences from event
+    ``begin`` on."""
     totals, peaks = running(record, pool, wanted), {}
     for name, first, last in record.phases():
         if last > begin:
@@ -207,13 +217,13 @@ def _instant(record: Record, size: int, at: int, live: set[int]) -> Instant:
 
 
 def as_measured(instant: Instant, buckets: str) -> Categories:
-    """The same instant in the words of a measured run; ``buckets`` is the engine's."""
+    """Convert an instant to a measured run's categories; ``buckets`` is the engine's field."""
     sums = measured(instant.categories, buckets)
     return Categories(**sums, phase=instant.phase, where=instant.op)
 
 
 def step_categories(record: Record, pool: str, buckets: str) -> Categories:
-    """What lived at the fullest instant of ``pool``, in the words of a measured run."""
+    """Return the categories of a measured run at the peak of ``pool``."""
     categories = as_measured(peak(record, pool), buckets)
     categories.beyond_state = beyond_state(record, pool, buckets)
     categories.everywhere = max(running(record, None), default=0)
@@ -221,20 +231,25 @@ def step_categories(record: Record, pool: str, buckets: str) -> Categories:
 
 
 def beyond_state(record: Record, pool: str, buckets: str, first: int = 0) -> int:
-    """The most that ``pool`` held at once beyond the state of a training, from event ``first`` on:
-    activations, kept or computed again, and workspace, in the words of a measured run."""
+    """Return the peak bytes of ``pool`` beyond the training state, from event ``first`` on.
+
+    They are the activations (kept or recomputed) and workspace of a measured run.
+    """
     return max(running(record, pool, beyond_kinds(buckets))[first:], default=0)
 
 
 def beyond_kinds(buckets: str) -> frozenset[str]:
-    """The categories that are not state; ``buckets`` is the engine's word."""
+    """Return the categories that are not state; ``buckets`` is the engine's field."""
     beyond = {"activations", "workspace"}
     return frozenset(name for name in CATEGORIES if measured_name(name, buckets) in beyond)
 
 
 def by_place(record: Record, buckets: str, placed_by: str) -> Categories:
-    """What lived at the peak of a step on the device, with what was kept in host memory beside it;
-    ``placed_by`` says how the two were told apart."""
+    """Return the categories at the step's peak on the device, with the peak in host memory beside
+    them.
+
+    ``placed_by`` is the source of the distinction between the two.
+    """
     categories = step_categories(record, "device", buckets)
     host = step_categories(record, "host", buckets)
     categories.host, categories.placed_by = host if host.total else None, placed_by

@@ -1,4 +1,4 @@
-"""One step of a training under the tracer: what lives before it, its phases, and its peak."""
+"""Trace one training step: storages alive before it, its phases, and its peak."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from strategies.engine import TrainingRun
 
 @contextlib.contextmanager
 def following(tracer: Tracer, trained: TrainingRun) -> Iterator[None]:
-    """A step under ``tracer``: its phases, its gradients as they arrive, and what the engine's
-    library and the strategies allocate by themselves."""
+    """Trace a step: its phases, its gradients when they are computed, and the allocations by the
+    engine's library and the strategies."""
 
     def enter(phase: str) -> None:
         tracer.enter(phase)
@@ -40,11 +40,14 @@ def following(tracer: Tracer, trained: TrainingRun) -> Iterator[None]:
 
 
 def register_living(tracer: Tracer, trained: TrainingRun) -> None:
-    """Note what lives before a measured step: parameters, optimizer state, averages; the rest of
-    the process's tensors unnamed."""
+    """Register the tensors alive before a measured step.
+
+    Parameters, optimizer state and averages get their category; the process's other tensors get
+    none.
+    """
     tracer.enter(BEFORE)
     holdings = trained.engine.held(trained)
-    # Where Python did see DDP's buckets (a communication hook gets them), they are known.
+    # If Python has seen DDP's buckets (a communication hook gets them), they are known.
     if holdings.hidden and trained.accelerator.device.type in tracer.pools:
         tracer.hold("device", holdings.hidden, "communication buckets", "buckets")
         tracer.hidden = True
@@ -52,7 +55,7 @@ def register_living(tracer: Tracer, trained: TrainingRun) -> None:
     kept = [t for a in trained.attached.values() for t in a.tensors()]
     for tensor in (*(t for some in holdings.tensors.values() for t in some), *kept):
         tracer.see(tensor, BEFORE)
-    gc.collect()  # what only cycles keep alive is not part of the step
+    gc.collect()  # objects that only cycles keep alive do not belong to the step
     for thing in gc.get_objects():
         if type(thing) in (torch.Tensor, torch.nn.Parameter) and not thing.is_sparse:
             tracer.see(thing, BEFORE)
@@ -62,14 +65,15 @@ def register_living(tracer: Tracer, trained: TrainingRun) -> None:
 def trace_step(
     trained: TrainingRun, device_type: str, step: Callable[[], None], left_out: Iterable[Any] = ()
 ) -> Categories:
-    """Run ``step`` once under a trace and say what was alive at its peak on ``device_type``; where
-    that is the CPU, what is kept on the device and in host memory (``harness.memory.tracer``).
+    """Trace ``step`` once and return the categories alive at its peak on ``device_type``.
 
-    ``left_out``: tensors that the meter's baseline holds already (data resident on a CPU).
+    If that is the CPU, device and host memory are distinguished (``harness.memory.tracer``).
+
+    ``left_out``: tensors that the meter's baseline already includes (data resident on a CPU).
     """
     tracer = Tracer({device_type: DEVICE})
     if trained.accelerator.device.type != "cpu":
-        tracer.places = None  # tensors' devices tell
+        tracer.places = None  # each tensor's device is its placement
     tracer.leave_out(left_out)
     register_living(tracer, trained)
     with following(tracer, trained), tracer:

@@ -1,7 +1,7 @@
-"""Every tensor storage that is made and freed while a training runs: the one tracer.
+"""Tracer of every tensor storage that a training allocates and frees.
 
-A measured run follows one of its steps with it, on real tensors (``harness.memory.traced_step``); a
-prediction follows a training from its first line on, on tensors without storage
+A measured run traces one of its steps, with real tensors (``harness.memory.traced_step``). A
+prediction traces a training from its first line, with tensors without storage
 (``harness.planner.tracing.trace``).
 """
 
@@ -28,23 +28,21 @@ from strategies.engine import TrainingRun
 from strategies.evidence.readings import stored, within, wrapped
 from strategies.inventory import AllocationScope
 
-# ---- awaited ----
-# Tensors that a communication thread still holds for a moment after its work was waited for.
-#
-# gloo's threads drop a collective's tensors when they get to it, after ``wait()`` has returned
-# (ProcessGroupGloo::runLoop). A peak that falls into this moment counts them, on a busy machine
-# more often: repeated traces of one FSDP2 step were up to 4 % apart. So a trace of real ranks on a
-# CPU lets those threads have their turn before it counts a new maximum. On a GPU memory is given
-# back in the order of a stream, and nothing is to be waited for.
+# ---- gloo waits ----
+# gloo's threads release a collective's tensors only some time after ``wait()`` has returned
+# (ProcessGroupGloo::runLoop). A peak in this interval counts them, more often on a busy machine:
+# repeated traces of one FSDP2 step differed by up to 4 %. So a trace of real ranks on a CPU yields
+# to those threads before it records a new maximum. On a GPU memory is freed in stream order, so no
+# wait is needed.
 
 
 PAUSE = 0.01
-"""Seconds for the threads of two busy cores to get their turn; once for each work waited for."""
+"""Seconds for the threads of two busy cores to run, once per collective that was waited for."""
 
 
 @contextlib.contextmanager
 def awaited(noticed: Callable[[], None]) -> Iterator[None]:
-    """While it lasts, ``noticed`` is called when a work of gloo has been waited for."""
+    """Within this context, call ``noticed`` after each wait for a gloo collective."""
     if not (dist.is_available() and dist.is_initialized() and "gloo" in dist.get_backend()):
         yield
         return
@@ -60,18 +58,18 @@ def awaited(noticed: Callable[[], None]) -> Iterator[None]:
 
 
 def pause() -> None:
-    """Let other threads run: this one sleeps, and holds no lock of the interpreter."""
+    """Let other threads run: sleep without the interpreter lock."""
     time.sleep(PAUSE)
 
 
-# ---- resizing ----
-# Storages that change their size under tensors that stay: a library so lets go of memory and takes
-# it again, and no op tells (FSDP2 does it with gathered weights).
+# ---- storage resizing ----
+# A library can free and reallocate memory by resizing a storage under its tensors, which no op
+# shows. FSDP2 does so with gathered weights.
 
 
 @contextlib.contextmanager
 def watched(noticed: Callable[[Any], None]) -> Iterator[None]:
-    """While it lasts, ``noticed`` is called with each storage that was resized."""
+    """Within this context, call ``noticed`` with each storage that was resized."""
     resize = torch.UntypedStorage.resize_
 
     def resized(storage: Any, size: int) -> Any:
@@ -83,34 +81,33 @@ def watched(noticed: Callable[[Any], None]) -> Iterator[None]:
         yield
 
 
-# ---- places ----
-# Where a training's tensors are kept, where their devices cannot tell: a CPU as the device.
+# ---- tensor placement ----
+# If the CPU is the device, a tensor's device does not tell device memory from offloaded memory. A
+# tensor counts as in host memory in three cases: the engine or a strategy keeps it there
+# (``TensorInventory.host``, ``Attachment.hosted``), a method allocated it there
+# (``AllocationScope.place``), or all operands of the op that computed it are there. All other
+# tensors are on the device.
 #
-# There host memory is both the device and the host that an offload moves things to. A tensor is in
-# host memory if the engine or a strategy keeps it there (``Holdings.host``,
-# ``Attachment.hosted``), if a method made it there (``Maker.place``), or if it was computed from
-# such tensors alone: an operation runs where its operands are. All else is on the device.
-#
-# On a GPU an operation of tensors in two places fails, so a library copies to the device first; on
-# a CPU that copy is left out (``Tensor.to`` returns what it was given). Where the engine's library
-# or a collective takes both, the copies are counted on the device as long as the operation lasts.
-# Where forward itself does, a place that was named is wrong: the places of such a step are not
-# believed, and everything counts as on the device. What stays unseen: a tensor that a library
-# copies to the device and converts there by itself counts as in host memory, for the length of an
-# operation.
+# On a GPU an operation with operands in two places fails, so a library copies to the device first.
+# On a CPU ``Tensor.to`` returns its input and the copy is missing. If the engine's library or a
+# collective takes both, the copies count as device memory during the operation. If forward itself
+# takes both, a placement is wrong. Then the placements of that step are discarded, and everything
+# counts as on the device. One case stays hidden: a tensor that a library copies to the device and
+# converts there counts as in host memory during that operation.
 
 
 DEVICE, HOST = "device", "host"
 BY_DEVICE = "each tensor's own device"
 BY_ENGINE = "the engine's placement; on a CPU both are host memory"
 COPIES = frozenset({"copy_", "_to_copy", "_foreach_copy_", "set_"})
-"""Operations of aten that may take operands in two places."""
+"""aten operations that may take operands in two places."""
 MOVING = frozenset({"c10d", "_c10d_functional"})
-"""Namespaces of operations that send: what a copy to the device would have been for."""
+"""Namespaces of communication ops, for whose operands a GPU would need a copy on the device."""
 
 
 def storage_of(tensor: torch.Tensor) -> Any | None:
-    """The storage of a plain tensor; None for a layout, or a subclass, without one of its own."""
+    """Return the storage of a plain tensor; None for a layout or subclass without its own
+    storage."""
     try:
         return tensor.untyped_storage()
     except NotImplementedError:
@@ -118,29 +115,35 @@ def storage_of(tensor: torch.Tensor) -> Any | None:
 
 
 class TensorPlacement:
-    """Which storages that live now are in host memory. ``joined``: operations of forward that took
-    operands in both places, by name."""
+    """Set of the live storages in host memory.
+
+    ``joined`` counts forward operations with operands in both places, by name.
+    """
 
     def __init__(self) -> None:
         self.hosted: set[int] = set()
         self.joined: Counter[str] = Counter()
 
     def put(self, key: int, pool: str) -> None:
-        """A storage, by its address, is kept in ``pool`` from now on."""
+        """Set the pool of the storage at this address."""
         (self.hosted.add if pool == HOST else self.hosted.discard)(key)
 
     def forget(self, key: int) -> None:
-        """A storage has died: its address may be another's."""
+        """Remove a freed storage, whose address may be reused."""
         self.hosted.discard(key)
 
     def of_operands(self, values: Any) -> str:
-        """Where an operation's result is: in host memory if all its operands are."""
+        """Return the placement of an operation's result: host memory if all its operands are
+        there."""
         keys = [key for key, _ in _operands(values)] if self.hosted else []
         return HOST if keys and self.hosted.issuperset(keys) else DEVICE
 
     def copied(self, func: Any, values: Any, phase: str, in_library: bool) -> int:
-        """Bytes that a GPU would copy to the device for this operation. What forward does outside
-        the engine's library is noted in ``joined``, for no GPU would."""
+        """Return the bytes that a GPU would copy to the device for this operation.
+
+        An operation that forward runs outside the engine's library is counted in ``joined``
+        instead, because a GPU could not run it.
+        """
         if not self.hosted or _name(func) in COPIES:
             return 0
         operands = _operands(values)
@@ -155,7 +158,8 @@ class TensorPlacement:
 
     @property
     def known_by(self) -> str:
-        """How the places of a step were known; begins with "unknown" where they were not."""
+        """Return the source of a step's placements; it begins with "unknown" if they were
+        discarded."""
         if not self.joined:
             return BY_ENGINE
         (name, _), calls = self.joined.most_common(1)[0], self.joined.total()
@@ -167,8 +171,8 @@ def _name(func: Any) -> str:
 
 
 def _operands(values: Any) -> list[tuple[int, int]]:
-    """What identifies the storage of each operand, and the operand's bytes; a number as a tensor
-    may be anywhere."""
+    """Return the storage identifier and bytes of each operand, without zero-dimensional tensors,
+    which may be on any device."""
     leaves = [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor) and leaf.dim()]
     plain = [(tensor, storage_of(tensor)) for leaf in leaves for tensor in stored(leaf)]
     return [(storage._cdata, tensor.nbytes) for tensor, storage in plain if storage is not None]
@@ -176,14 +180,14 @@ def _operands(values: Any) -> list[tuple[int, int]]:
 
 aten = torch.ops.aten
 BEFORE = "before"
-"""The phase of what lives before a traced step begins."""
+"""Phase of storages that are alive before a traced step begins."""
 
 
 class Tracer(TorchDispatchMode):
-    """Follows storages on the devices in ``pools`` (device type -> pool name).
+    """Traces storages on the devices in ``pools`` (device type -> pool name).
 
-    It keeps no reference to a tensor, so that it does not lengthen the life of what it counts.
-    Source of the idea: torch.distributed._tools.MemTracker.
+    It keeps no reference to a tensor, so it does not extend a tensor's lifetime. The idea is from
+    torch.distributed._tools.MemTracker.
     """
 
     def __init__(self, pools: dict[str, str]) -> None:
@@ -192,20 +196,21 @@ class Tracer(TorchDispatchMode):
         self.record = Record(storages=[], events=[], marks=[])
         self.ops: set[str] = set()
         self.casts = True
-        """Whether a low-precision copy of a weight is autocast's."""
+        """True if a low-precision copy of a weight counts as autocast's."""
         self.hidden = False
-        """Whether views come out of ops whose storages were never seen (DDP's buckets, in C++)."""
+        """True if ops return views of storages that were never traced (DDP's buckets, in C++)."""
         self._live: dict[int, tuple[int, Any]] = {}
         self.left_out: set[int] = set()
-        """Storages, by address, that are not counted: forgotten when they die."""
+        """Addresses of storages that are not counted; an address is removed when its storage
+        dies."""
         self._refs: dict[int, Any] = {}
         self._makers: list[AllocationScope] = []
         self.places = TensorPlacement() if pools.get("cpu") == DEVICE else None
-        """Where tensors are kept, where their devices cannot tell; None where these do."""
+        """Placement of tensors if their devices do not show it; else None."""
         self._hollow: dict[int, tuple[str, Any]] = {}
         self._watching = contextlib.ExitStack()
         self._waited = False
-        """Whether a collective was waited for since threads last had their turn."""
+        """True if a collective was waited for since the last pause."""
         self._total, self._highest = 0, 0
 
     def __enter__(self) -> Any:
@@ -221,7 +226,7 @@ class Tracer(TorchDispatchMode):
         return self.followed(func, types, args, kwargs or {})
 
     def followed(self, func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """What an op gives, once it is noted."""
+        """Run an op, record it, and return its result."""
         if wrapped(types):
             return NotImplemented
         out = self.run(func, args, kwargs)
@@ -229,17 +234,17 @@ class Tracer(TorchDispatchMode):
         return out
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """What an op gives."""
+        """Return an op's result."""
         return func(*args, **kwargs)
 
     def device_of(self, tensor: torch.Tensor) -> torch.device:
-        """Where a plain tensor lies."""
+        """Return the device of a plain tensor."""
         return tensor.device
 
     # ---- events ----
 
     def ran(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        """Note what an op has made."""
+        """Record the results of an op."""
         self.ops.add(str(func))
         self._copy_operands(func, (args, kwargs))
         inside = op_facts.scratch(func, args)
@@ -256,7 +261,7 @@ class Tracer(TorchDispatchMode):
         self.record.marks.append((len(self.record.events), phase))
 
     def see(self, tensor: torch.Tensor, func: Any, args: Any = ()) -> None:
-        """Note a tensor's storages if they are new and lie on a device that is followed."""
+        """Record a tensor's storages that are new and on a traced device."""
         for plain in stored(tensor):
             pool = self.pools.get(self.device_of(plain).type)
             storage = storage_of(plain) if pool else None
@@ -264,12 +269,13 @@ class Tracer(TorchDispatchMode):
                 site, category = self.site()
                 made_as = self._made_as()
                 if made_as and storage._cdata in _storages_of(args):
-                    made_as = None  # a view of what C++ made: gloo's copy of what it reduces
+                    made_as = None  # a view of C++ memory: gloo's copy of its operand
                 category = made_as or category or self._cast_of_weight(func, args)
                 self._follow(storage, self._place(args) or pool, str(func), site, category)
 
     def hold(self, pool: str, size: int, op: str, category: str) -> Callable[[], None]:
-        """Bytes that no op of this process makes (a C++ bucket, a workspace); call to free."""
+        """Record bytes that no op of this process allocates (a C++ bucket, a workspace). Call the
+        returned function to free them."""
         index = self._add(Storage(size, pool, self.phase, op, self.site()[0], category))
 
         def free() -> None:
@@ -278,7 +284,7 @@ class Tracer(TorchDispatchMode):
         return free
 
     def leave_out(self, tensors: Iterable[Any]) -> None:
-        """Count these storages no longer, or never."""
+        """Exclude these storages from the trace."""
         for tensor in tensors:
             storage = storage_of(tensor) if torch.is_tensor(tensor) else None
             if storage is None:
@@ -286,14 +292,14 @@ class Tracer(TorchDispatchMode):
             key = storage._cdata
             if key not in self.left_out:
                 self.left_out.add(key)
-                # The address of a storage that died may be another's.
+                # The address of a freed storage may be reused.
                 forget = functools.partial(self._forget, key)
                 self._refs[key] = weakref.ref(storage, forget)
             if key in self._live:
                 self._free(None, self._live.pop(key)[0])
 
     def tag(self, category: str, tensors: Iterable[Any]) -> None:
-        """Say what tensors that live now are; what already has a category keeps it."""
+        """Set the category of live tensors that have none."""
         for tensor in tensors:
             for plain in stored(tensor):
                 storage = storage_of(plain)
@@ -302,7 +308,7 @@ class Tracer(TorchDispatchMode):
                     known.category = known.category or category
 
     def keep_on(self, pool: str, tensors: Iterable[Any]) -> None:
-        """Say where tensors that live now are kept, from the start of the trace on."""
+        """Set the pool of live tensors, from the start of the trace on."""
         for tensor in tensors:
             for plain in stored(tensor):
                 storage = storage_of(plain)
@@ -311,8 +317,8 @@ class Tracer(TorchDispatchMode):
                     self.places.put(storage._cdata, pool)
 
     def know(self, trained: TrainingRun) -> None:
-        """Name what lives between two steps, and where it is kept, as the engine and the strategies
-        say."""
+        """Set category and placement of the tensors alive between two steps, as the engine and the
+        strategies report them."""
         self.casts = "float_master" not in trained.launch.traits
         holdings = trained.engine.held(trained)
         kept = [t for a in trained.attached.values() for t in a.tensors()]
@@ -326,24 +332,25 @@ class Tracer(TorchDispatchMode):
         self.keep_held(trained)
 
     def keep_held(self, trained: TrainingRun) -> None:
-        """Say where what the engine and the strategies hold is kept, if tensors' devices cannot."""
+        """Set the placement of the tensors held by engine and strategies, if their devices do not
+        show it."""
         if self.places is not None:
             kept = [t for a in trained.attached.values() for t in a.hosted()]
             self.keep_on(HOST, [*trained.engine.held(trained).host, *kept])
 
     def disbelieve(self) -> None:
-        """Count everything as on the device if forward showed that a place is wrong."""
+        """Count everything as on the device if forward has shown a wrong placement."""
         if self.places is not None and self.places.joined:
             for storage in self.record.storages:
                 storage.pool = DEVICE if storage.pool == HOST else storage.pool
 
     def tag_gradients(self, trained: TrainingRun) -> None:
-        """Name what the parameters hold as ``.grad``."""
+        """Set the category of the parameters' ``.grad``."""
         self.tag("gradients", [p.grad for p in trained.module.parameters() if p.grad is not None])
 
     @contextlib.contextmanager
     def watching(self, makers: Iterable[AllocationScope]) -> Iterator[None]:
-        """While it lasts, what these methods allocate is of the category that ``Maker`` names."""
+        """Within this context, give allocations of these methods the category of their scope."""
         with contextlib.ExitStack() as stack:
             for maker in makers:
                 inside = self._inside(maker, getattr(maker.owner, maker.method))
@@ -360,21 +367,21 @@ class Tracer(TorchDispatchMode):
 
         return run
 
-    # ---- the record ----
+    # ---- record ----
 
     def site(self) -> tuple[str, str | None]:
-        """The source line that asks for what is made now, and the category that it shows."""
+        """Return the source line of the current allocation, and the category that it implies."""
         return "", None
 
     def _made_as(self) -> str | None:
-        """The category that the innermost maker at work gives in this phase."""
+        """Return the category that the innermost active scope gives in this phase."""
         for maker in reversed(self._makers):
             if maker.category and (not maker.phases or self.phase in maker.phases):
                 return maker.category
         return None
 
     def _copy_operands(self, func: Any, values: Any) -> None:
-        """Count the copies of operands on the device that a CPU leaves out."""
+        """Count the copies of operands on the device that a CPU omits."""
         if self.places is None:
             return
         copied = self.places.copied(func, values, self.phase, in_library=bool(self._makers))
@@ -382,15 +389,16 @@ class Tracer(TorchDispatchMode):
             self.hold(DEVICE, copied, f"copies for {func}", self._made_as() or "temporaries")()
 
     def _place(self, args: Any) -> str | None:
-        """The pool that the innermost maker names, or that of the operands; None where tensors'
-        devices tell."""
+        """Return the pool of the innermost scope or of the operands; None if tensors' devices show
+        it."""
         if self.places is None:
             return None
         named = (maker.place for maker in reversed(self._makers) if maker.place)
         return next(named, None) or self.places.of_operands(args)
 
     def _cast_of_weight(self, func: Any, args: Any) -> str | None:
-        """Autocast's low-precision copy of a weight, kept until backward has used it."""
+        """Return the category of autocast's low-precision copy of a weight, which lives until
+        backward has used it."""
         if func is not aten._to_copy.default or self.phase != "forward" or not self.casts:
             return None
         source = args[0]
@@ -411,8 +419,11 @@ class Tracer(TorchDispatchMode):
         self._live[key] = (index, weakref.ref(storage, lambda _: self._free(key, index)))
 
     def _taken(self, storage: Any) -> int:
-        """Bytes that a storage takes: whole blocks where torch's allocator pinned it for a GPU, its
-        own size where it was registered (``strategies.streaming.weights``)."""
+        """Return the bytes that a storage occupies.
+
+        They are whole blocks if torch's allocator pinned it for a GPU, and its own size if it was
+        registered (``strategies.streaming.weights``).
+        """
         size, registered = storage.nbytes(), getattr(storage, "registered", False)
         if self.places is not None or storage.device.type != "cpu" or registered:
             return size
@@ -420,7 +431,7 @@ class Tracer(TorchDispatchMode):
             return pinned_block(size) if storage.is_pinned() else size
 
     def _resized(self, storage: Any) -> None:
-        """A storage has another size: what it held is freed, and what it holds is made now."""
+        """Record a resized storage: free its old bytes, allocate the new ones."""
         key, pool = storage._cdata, self.pools.get(storage.device.type)
         if key in self.left_out:
             return
@@ -443,7 +454,7 @@ class Tracer(TorchDispatchMode):
         self._waited = True
 
     def _grow(self, size: int) -> None:
-        """Before a new maximum, what communication has done with is let go of."""
+        """Before a new maximum, let communication threads release finished tensors."""
         if self._waited and self._total + size > self._highest:
             pause()
             self._waited = False
@@ -469,6 +480,6 @@ class Tracer(TorchDispatchMode):
 
 
 def _storages_of(values: Any) -> set[int]:
-    """What identifies the storages of the tensors in a structure of arguments."""
+    """Return identifiers of the storages of all tensors in a structure of arguments."""
     plain = (p for t in within(values) for p in stored(t))
     return {storage._cdata for p in plain if (storage := storage_of(p)) is not None}

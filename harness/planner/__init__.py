@@ -1,7 +1,6 @@
-"""Predictions of memory and time for a recipe on hardware that is not present, and what uses them.
+"""Predictions of memory and time for a recipe on hardware that is not present.
 
-The real set-up and one real training step run on tensors without storage (``tracing``). The trace
-gives the peaks, a replay of CUDA's caching allocator the reserved memory, and a roofline the time
-(``speed``). Each recipe is traced in a process of its own (``worker``); nothing outside
-that process imports torch. Commands: ``plan``, ``atlas``, ``calibrate`` and ``export``.
+Real set-up and steps run on tensors without storage (``tracing``), in a process that alone imports
+torch (``worker``). A replay of CUDA's caching allocator gives the reserved memory, a roofline the
+time (``speed``). Commands: ``plan``, ``atlas``, ``calibrate``, ``export``.
 """

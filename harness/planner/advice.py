@@ -1,8 +1,8 @@
-"""Advice from a given recipe: one knob moved at a time, each row predicted by itself. No torch.
+"""Advice for a given recipe: variants that change one knob, and the largest sizes that fit.
 
-A knob is a place of the recipe (checkpoints, precision, optimizer, rank, sharding, offload) or a
-size of the spec (batch, resolution, frames, GPUs). A move that cannot be (a part refuses it, a
-batch does not divide) is left out.
+A knob is a slot of the recipe (checkpoints, precision, optimizer, sharding) or a size of the spec
+(batch, resolution, frames, GPUs). Each variant gets its own prediction; invalid ones are left out.
+Does not import torch.
 """
 
 from __future__ import annotations
@@ -30,29 +30,31 @@ from strategies.base import BadInput, Slot
 from strategies.strategy import Strategy
 from strategies.streaming.block_swap import AT_ONCE
 
-# ---- inverses ----
-# What ``plan --largest`` can seek: batch, model, resolution, frames, rank, resident. No torch.
-#
-# Each is a ladder of sizes along which one number of a spec or a recipe grows and all else stays;
-# ``search`` climbs it. A size that is named was predicted by itself.
+# ---- Sizes to search ----
+# The sizes that ``plan --largest`` accepts. Each has a ladder of sizes along which one number of a
+# spec or recipe grows; ``search`` predicts some of them.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sought:
-    """A size that can be sought: its name in a head, the name of a row's, and the ladder of them
-    for the rows that are asked for."""
+    """One size that ``plan --largest`` can search for.
+
+    ``words``: its name in a heading. ``named``: returns the size of a row, in words. ``ladder``:
+    returns the sizes to choose among, for the requested rows.
+    """
 
     words: str
     named: Callable[[Resolved], str]
     ladder: Callable[[Sequence[Resolved]], Ladder]
 
     def seek(self, asked: Sequence[Resolved], *how: Any, told: Sequence[Fit] = ()) -> list[Largest]:
-        """The largest that fits, of each row (``harness.planner.search.search``)."""
+        """Return the largest size that fits, for each row (``harness.planner.search.search``)."""
         return search(asked, self.ladder(asked), *how, told=told)
 
 
 def samples(axis: str) -> Callable[[Sequence[Resolved]], Ladder]:
-    """The ladder along ``axis`` of a sample ("resolution", "frames")."""
+    """Return a function that makes the ladder of sample sizes along ``axis`` ("resolution",
+    "frames")."""
 
     def ladder(asked: Sequence[Resolved]) -> Ladder:
         sizes = asked[0].subject.samples_up(axis)
@@ -73,12 +75,13 @@ def samples(axis: str) -> Callable[[Sequence[Resolved]], Ladder]:
 
 
 def sample_name(resolved: Resolved) -> str:
-    """The size of a row's sample: ``480x832 of 81 frames``."""
+    """Return the sample size of a row, such as ``480x832 of 81 frames``."""
     return resolved.subject.size_in_words.partition(",")[0]
 
 
 def ranks(asked: Sequence[Resolved]) -> Ladder:
-    """Ranks of each recipe's adapters; the first recipe's own is tried first."""
+    """Return the ladder of adapter ranks, which starts at the first rank among the requested
+    rows."""
 
     def place(row: Resolved) -> int:
         part = adapter(row)
@@ -90,48 +93,48 @@ def ranks(asked: Sequence[Resolved]) -> Ladder:
 
 
 def residents(asked: Sequence[Resolved]) -> Ladder:
-    """Numbers of blocks that stay on the device beside the swapped ones."""
+    """Return the ladder of block counts that stay on the device while other blocks are swapped."""
     depth = asked[0].subject.depth
     swapped = [*range(depth, AT_ONCE, -1), 0]
-    # Two of those that are swapped are on the device at a time.
+    # AT_ONCE of the swapped blocks are on the device at a time.
     weights = [float(depth - count + AT_ONCE if count else depth) for count in swapped]
     return Ladder(weights=weights, at=lambda row, index: swapping(row, swapped[index]),
                   named=resident_name, start=len(swapped) - 1)  # fmt: skip
 
 
 def swapping(resolved: Resolved, count: int) -> Resolved:
-    """The row with so many of its blocks swapped; with none, without the part that does it."""
+    """Return the row with ``count`` swapped blocks; with 0, without the block-swap strategy."""
     recipe = edited(resolved, {Slot.SWAP: f"block_swap:blocks={count}" if count else ""})
     return resolve(dataclasses.replace(resolved.spec, recipe=recipe))
 
 
 def resident_name(resolved: Resolved) -> str:
-    """The size of a row of ``residents``: ``12 blocks swapped, 45 of 57 stay``."""
+    """Return the size of a row of ``residents``, such as ``12 blocks swapped, 45 of 57 stay``."""
     part, depth = resolved.recipe.in_slot(Slot.SWAP), resolved.subject.depth
     count = getattr(part, "blocks", 0)
     return f"{count} blocks swapped, {depth - count} of {depth} stay"
 
 
 def adapter(resolved: Resolved) -> Strategy | None:
-    """The part of a recipe whose adapters have a rank; None where it has none."""
+    """Return the recipe's strategy whose adapters have a rank, or None."""
     part = resolved.recipe.in_slot(Slot.ADAPT)
     return part if hasattr(part, "rank") else None
 
 
 def ranked(resolved: Resolved, rank: int) -> Resolved:
-    """The row with adapters of another rank; only where there is an ``adapter``."""
+    """Return the row with adapters of another rank. The row must have an ``adapter``."""
     part = dataclasses.replace(adapter(resolved), rank=rank)
     recipe = edited(resolved, {Slot.ADAPT: str(part)})
     return resolve(dataclasses.replace(resolved.spec, recipe=recipe))
 
 
 def rank_name(resolved: Resolved) -> str:
-    """The size of a row of ``ranks``."""
+    """Return the size of a row of ``ranks``, such as ``rank 16``."""
     return f"rank {adapter(resolved).rank}"
 
 
 def unable(what: str, resolved: Resolved) -> str:
-    """Why the largest ``what`` of this row cannot be sought, with the way out; or nothing."""
+    """Return why this row's largest ``what`` cannot be searched, with a hint; empty if it can."""
     recipe, model = resolved.recipe, resolved.spec.model
     if what == "rank" and adapter(resolved) is None:
         return f"{recipe} has no adapters, and so no rank; add lora:rank=16, or seek another size"
@@ -144,10 +147,10 @@ def unable(what: str, resolved: Resolved) -> str:
 
 
 def refuse(what: str, rows: Sequence[Resolved]) -> None:
-    """Raise where no row's largest ``what`` can be sought.
+    """Refuse a search that no row supports.
 
     Raises:
-        BadInput: why not, and the way out.
+        BadInput: the largest ``what`` of no row can be searched; the message has a hint.
     """
     reasons = [unable(what, row) for row in rows]
     if all(reasons):
@@ -164,13 +167,13 @@ SOUGHT: dict[str, Sought] = {
         words="number of blocks that stay on the GPU", named=resident_name, ladder=residents
     ),
 }
-"""What ``--largest`` takes -> how it is sought."""
+"""Value of ``--largest`` -> how to search for it."""
 
 
 SCALES = ("batch", "resolution", "frames", "rank")
-"""Knobs that have a scale: of these the largest that fits is sought too."""
+"""Knobs with a scale; for these the advice also has the largest size that fits."""
 TRIES = 6
-"""Predictions that such a search may take."""
+"""Most predictions that one of these searches may take."""
 USUAL_ADAPTER = "lora:rank=16"
 RECOMPUTE = tuple("checkpoint" + more for more in (":share=0.5", "", ":every=sqrt", ":keep=nested"))
 PRECISION = ("fp32", "bf16", "bf16_pure", "fp8")
@@ -181,7 +184,7 @@ OFFLOAD = ("zero2_offload", "zero3_offload")
 
 @dataclass(frozen=True, kw_only=True)
 class Move:
-    """One knob moved: which, to what in words, and the row that this makes."""
+    """One changed knob: its name, its new value in words, and the resulting row."""
 
     knob: str
     to: str
@@ -190,7 +193,7 @@ class Move:
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """The recipe given, each move with its fit, and the largest sizes that fit, by their knob."""
+    """Advice for one recipe: its own fit, each move with its fit, and the largest size by knob."""
 
     given: Fit
     moved: Sequence[tuple[Move, Fit]]
@@ -198,11 +201,12 @@ class Advice:
 
 
 Step = tuple[str, Edit, dict[str, Any]]
-"""(to what, in words, empty: the size of its sample; places of the recipe; fields of the spec)."""
+"""(new value in words, slots of the recipe, fields of the spec). An empty text means the row's
+sample size."""
 
 
 def moves(row: Resolved, processes: int) -> list[Move]:
-    """All moves from ``row`` that can be, on ``processes`` GPUs, each recipe and size once."""
+    """Return all valid moves from ``row`` on ``processes`` GPUs, without duplicates."""
     known, found = {row.spec}, []
     for knob, steps in KNOBS.items():
         for to, edit, fields in steps(row):
@@ -213,13 +217,14 @@ def moves(row: Resolved, processes: int) -> list[Move]:
     return found
 
 
-# ---- knobs ----
+# ---- Moves of each knob ----
 
 
 def _places(
     slot: Slot, texts: Sequence[str], none: str = ""
 ) -> Callable[[Resolved], Iterator[Step]]:
-    """Other parts in one place, and nothing there, where ``none`` says how that is called."""
+    """Return a function that yields the ``texts`` for one slot, and the empty slot, called
+    ``none``."""
 
     def steps(row: Resolved) -> Iterator[Step]:
         if none and row.recipe.in_slot(slot):
@@ -231,7 +236,7 @@ def _places(
 
 
 def _trained(row: Resolved) -> Iterator[Step]:
-    """All weights, adapters, adapters over weights in 4 bits."""
+    """Yield training of all weights, adapters, and adapters over 4-bit weights."""
     part = adapter(row)
     if row.recipe.in_slot(Slot.ADAPT):
         yield "all weights", {Slot.ADAPT: ""}, {}
@@ -252,7 +257,7 @@ def _rank(row: Resolved) -> Iterator[Step]:
 
 
 def _batch(row: Resolved) -> Iterator[Step]:
-    """Half and twice the samples; and the same in more micro batches."""
+    """Yield half and twice the micro batch, and twice the accumulation steps."""
     batch, micro = row.spec.global_batch, row.micro_batch
     for size in sorted({max(1, micro // 2), 2 * micro}):
         yield f"micro batch {size}", {}, {"global_batch": batch * size // micro}
@@ -261,7 +266,7 @@ def _batch(row: Resolved) -> Iterator[Step]:
 
 
 def _sample(axis: str, times: Sequence[float]) -> Callable[[Resolved], Iterator[Step]]:
-    """Samples of about so many ``times`` the tokens."""
+    """Return a function that yields samples with about ``times`` the tokens."""
 
     def steps(row: Resolved) -> Iterator[Step]:
         sizes = row.subject.samples_up(axis)
@@ -284,7 +289,7 @@ def _offload(row: Resolved) -> Iterator[Step]:
 
 
 def _swap(row: Resolved) -> Iterator[Step]:
-    """Half of the blocks' weights in host memory, and all of them."""
+    """Yield block swap of half of the blocks and of all blocks."""
     if row.recipe.in_slot(Slot.SWAP):
         yield "all stay", {Slot.SWAP: ""}, {}
     depth = row.subject.depth
@@ -303,7 +308,7 @@ def _shard(row: Resolved) -> Iterator[Step]:
 
 
 def _gpus(row: Resolved) -> Iterator[Step]:
-    """Twice the GPUs at the same micro batch, where something is shared among them."""
+    """Yield twice the GPUs at the same micro batch, if the row has more than one process."""
     if row.spec.processes > 1:
         twice = 2 * row.spec.processes
         yield f"{twice} GPUs", {}, {"processes": twice, "global_batch": 2 * row.spec.global_batch}
@@ -326,4 +331,4 @@ KNOBS: dict[str, Callable[[Resolved], Iterator[Step]]] = {
     "blocks": _swap,
     "GPUs": _gpus,
 }
-"""Knob -> its moves from a row."""
+"""Knob -> function that yields its steps from a row."""

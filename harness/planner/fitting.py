@@ -1,4 +1,4 @@
-"""The batch of a suite: what plain float32 training fits on a GPU, by a rule of thumb."""
+"""Batch size of a suite: the micro batch with which plain float32 training should fit a GPU."""
 
 from __future__ import annotations
 
@@ -12,26 +12,25 @@ from harness.subjects import subject_of
 from strategies.subject import Shaping, Subject
 
 HEADROOM = 0.85
-"""Share of a device's memory to plan with: context, libraries and fragments take the rest."""
+"""Share of a device's memory to plan with; context, libraries and fragmentation take the rest."""
 PAPER_BATCH = 256
 """Global batch of the DiT paper (section 4)."""
 FULL_BATCH = 64
-"""Samples at which a large GPU is busy; more would only make a suite longer."""
+"""Samples per process at which a large GPU is busy; larger batches only make a suite longer."""
 LEAST = 4
-"""Samples that four accumulation steps divide."""
+"""Least samples per process; four accumulation steps divide it."""
 
 
 TOKEN = 80
-"""Bytes that a block keeps for backward in float32, a token and unit of width; half as many are
-kept outside of the blocks."""
+"""Bytes that a block keeps for backward in float32, per token and unit of width. All layers outside
+of the blocks together keep half as much as one block."""
 
 
 def fitting_batch(settings: Mapping[str, Any], device_bytes: int, processes: int) -> int:
-    """Samples a process for a suite of ``settings`` (fields of a spec): plain float32
-    data-parallel training should fit with them.
+    """Return the samples per process with which plain float32 data-parallel training should fit.
 
-    The largest power of two from ``LEAST`` to ``most``. On a device too small even for ``LEAST``,
-    the rows that save memory are the ones that run.
+    ``settings`` are fields of a spec. The result is a power of two from ``LEAST`` to ``most``. On a
+    device that is too small for ``LEAST``, only the rows that save memory run.
     """
     known = {name: settings.get(name, getattr(Spec, name)) for name in ("model", "objective")}
     names = [f.name for f in dataclasses.fields(Shaping) if f.name != "data"]
@@ -47,11 +46,12 @@ def fitting_batch(settings: Mapping[str, Any], device_bytes: int, processes: int
 
 
 def plain_bytes(subject: Subject, samples: int, *, ema: bool) -> int:
-    """About what plain float32 data-parallel training keeps of ``samples`` a process at its peak.
+    """Return about the peak bytes of plain float32 data-parallel training with ``samples`` per
+    process.
 
-    Weights, two moments, DDP's buckets and the average stand all the time. Activations are there
-    when backward begins and gradients when it ends, so the larger of the two counts. Of a DiT it
-    is within 2 % of the trace from DiT-S/4 on (``tests/predict/test_closed_form.py``).
+    Weights, two moments, DDP's buckets and the average are always allocated. Activations peak when
+    backward begins and gradients when it ends, so the larger of the two counts. For a DiT from
+    DiT-S/4 on, the result is within 2 % of the trace (``tests/predict/test_closed_form.py``).
     """
     weights, size = 4 * subject.sizes.total, subject.dimensions
     activations = samples * size.tokens * size.width * TOKEN * (size.depth + 0.5)
@@ -59,5 +59,5 @@ def plain_bytes(subject: Subject, samples: int, *, ema: bool) -> int:
 
 
 def most(processes: int) -> int:
-    """Samples a process beyond which no suite goes."""
+    """Return the largest number of samples per process of a suite."""
     return min(PAPER_BATCH // processes, FULL_BATCH)

@@ -1,7 +1,7 @@
-"""A suite's rows predicted for one card, kept beside results as raw figures. No torch.
+"""Predictions of a suite's rows for one card, stored beside the results. Does not import torch.
 
-What is derived of them (savings, verdicts) is the report's, which reads this file and predicts
-nothing itself.
+The file has raw figures only. The report derives savings and verdicts from it and predicts nothing
+itself.
 """
 
 from __future__ import annotations
@@ -19,25 +19,26 @@ from harness.planner.verdict import Fit, at_the_ends
 from harness.spec import Spec
 
 FILE = "forecast.json"
-"""In a folder of results."""
+"""Name of the file in a folder of results."""
 SCHEMA = 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Foretold:
-    """What was predicted for one row. Bytes of one GPU; seconds of one optimizer step.
+    """Prediction for one row. Bytes are of one GPU, seconds of one optimizer step.
 
     ``verdict`` is a word of ``harness.planner.verdict.Fit``; ``reason`` says why there is no
-    prediction. ``peak_bytes`` are the live tensors at the fullest instant of a later step, by
-    category in ``categories`` (``harness.memory.record.CATEGORIES``), of which ``buckets``
-    count where the engine's word ``buckets`` says. ``beyond_state_bytes``: the most that such a
-    step held beyond its state. ``spread_seconds``: plus or minus. ``block_forwards``: how often a
-    block's forward ran in a step; None where the trace does not tell.
+    prediction. ``peak_bytes`` are the live tensors at the fullest instant of a later step, and
+    ``categories`` splits them (``harness.memory.record.CATEGORIES``). ``buckets`` is the category
+    in which the engine's communication buckets count. ``beyond_state_bytes``: the most that such a
+    step held beyond its state. ``spread_seconds``: plus or minus. ``block_forwards``: forward runs
+    of a block per step, or None if the trace does not show it.
 
-    Of rows on many GPUs also ``asked``, the recipe that was asked for, of which ``spec`` has what
-    so many GPUs make; ``exposed_seconds``, of communication that nothing hides; what a rank sends
-    ``within`` its node and ``across`` nodes; and a step's seconds at two ends of the uncertainty,
-    ``slow_links_seconds`` and ``slow_card_seconds`` (``verdict.at_the_ends``).
+    Rows on many GPUs have more fields. ``asked``: the requested recipe, which ``spec`` adapts to
+    that many GPUs. ``exposed_seconds``: communication that nothing hides. ``within_bytes`` and
+    ``across_bytes``: bytes that a rank sends within its node and across nodes.
+    ``slow_links_seconds`` and ``slow_card_seconds``: seconds of a step at two ends of the
+    uncertainty (``verdict.at_the_ends``).
     """
 
     spec: Spec
@@ -61,16 +62,18 @@ class Foretold:
 
     @property
     def fits(self) -> bool:
-        """Whether it would train there, and all of it is known."""
+        """True if the row would train on the card and all its figures are known."""
         known = (self.peak_bytes, self.beyond_state_bytes, self.step_seconds)
         return self.verdict in ("fits", "tight") and None not in known
 
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """The rows of the suite ``suite`` for the model ``model`` on the card ``gpu`` of so many bytes,
-    so many of them (``node``) on one machine; ``assumed`` is what was taken for granted of the
-    card, and ``made_with`` the versions and the hash of the sources that predicted."""
+    """Rows of the suite ``suite`` for the model ``model`` on the card ``gpu``.
+
+    ``gpu_bytes``: memory of one card. ``node``: cards per machine. ``assumed``: the assumptions
+    about the card. ``made_with``: versions, and the hash of the predicting sources.
+    """
 
     suite: str
     model: str
@@ -90,7 +93,7 @@ class Forecast:
 
 
 def as_data(found: Forecast) -> dict[str, Any]:
-    """A forecast as it is written."""
+    """Return a forecast as plain data, as it is written."""
     return dataclasses.asdict(found)
 
 
@@ -105,7 +108,7 @@ def read(folder: Path) -> Forecast | None:
 
 
 def foretold(fit: Fit, asked: str = "") -> Foretold:
-    """What is kept of a prediction that was set against a card."""
+    """Return the record of a prediction that was judged against a card."""
     found, steady = fit.prediction, fit.prediction.steady
     if steady is None or fit.seconds is None:
         told = {"verdict": fit.verdict, "reason": found.reason, "asked": asked}
@@ -134,9 +137,12 @@ def foretold(fit: Fit, asked: str = "") -> Foretold:
 
 
 def block_forwards(work: Sequence[Work]) -> float | None:
-    """How often a block's forward runs in one step, by its attention kernel: one runs in each
-    forward of a block, and backward's own do other FLOPs. None where attention is computed by
-    plain products, or where blocks differ in it."""
+    """Return how often a block's forward runs in one step, or None if it cannot be counted.
+
+    Attention kernels are counted: each forward of a block runs one, and the backward kernels have
+    other FLOPs. There is no count if plain matrix products compute the attention, or if blocks
+    differ in it.
+    """
     kernels = [w for w in work if w.kind == "attention"]
     first = {w.flops for w in kernels if w.phase == "forward"}
     if len(first) != 1:

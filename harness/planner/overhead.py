@@ -1,8 +1,7 @@
-"""What kernels and libraries take beside the tensors that a trace sees. No torch.
+"""Memory of kernels and libraries that a trace does not see, attention kernels, and trace limits.
 
-Inside an op (``scratch``): bytes held while its kernel runs. Beside the training (``standing``):
-workspaces, the CUDA context and communication buffers, which no trace shows; the figures of the
-last two are typical ones, where the card was not calibrated.
+``scratch``: bytes that a kernel holds while it runs. ``standing``: workspaces, the CUDA context and
+communication buffers; typical figures unless the card was calibrated. Does not import torch.
 """
 
 from __future__ import annotations
@@ -21,13 +20,14 @@ FLOAT = 4
 
 
 def scratch(op: str, shapes: Sequence[Sequence[int]]) -> int:
-    """Bytes that a CUDA kernel of ``op`` allocates and frees inside; shapes are its inputs'.
+    """Return the bytes that a CUDA kernel of ``op`` allocates and frees inside.
 
-    Flash attention's backward sums dQ in float32, padded to its tiles, with one number a row.
-    Source: torch 2.13, aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp (mha_bwd).
-    cuDNN's does the same unpadded; its library may take more, of which nothing is published.
-    Source: cudnn-frontend 1.23, node/scaled_dot_product_flash_attention.h (dQ_accum, softmax_sum);
-    torch gives both out of the caching allocator (aten/src/ATen/native/cudnn/MHA.cpp).
+    ``shapes`` are those of its inputs. Flash attention's backward sums dQ in float32, padded to its
+    tiles, with one number per row. Source: torch 2.13,
+    aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp (mha_bwd). cuDNN's does the same
+    without padding; the library may take more, which is not published. Source: cudnn-frontend 1.23,
+    node/scaled_dot_product_flash_attention.h (dQ_accum, softmax_sum). Torch allocates both from the
+    caching allocator (aten/src/ATen/native/cudnn/MHA.cpp).
     """
     if op == "aten._scaled_dot_product_flash_attention_backward.default":
         batch, heads, tokens, width = shapes[1]
@@ -48,8 +48,10 @@ def _up(value: int, step: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class FixedOverhead:
-    """Bytes that stand beside the training on every GPU. ``libraries`` comes out of the caching
-    allocator, the other two do not."""
+    """Fixed bytes of a training on every GPU, beside its tensors.
+
+    ``libraries`` comes from the caching allocator; ``context`` and ``communication`` do not.
+    """
 
     libraries: int
     context: int
@@ -61,10 +63,11 @@ class FixedOverhead:
 
 
 def libraries(gpu: Card | None) -> int:
-    """What libraries take out of the caching allocator; None is a card that is not in the table.
+    """Return the bytes that libraries take from the caching allocator. None is an unknown card.
 
-    cuBLAS: one workspace a handle, and the forward and the autograd thread have one each
-    (torch 2.13, aten/src/ATen/cuda/CublasHandlePool.cpp: 8.125 MiB, 32 MiB from Hopper on).
+    cuBLAS allocates one workspace per handle, and the forward thread and the autograd thread have
+    one handle each. A workspace is 8.125 MiB, or 32 MiB on a card with ``Card.hopper``. Source:
+    torch 2.13, aten/src/ATen/cuda/CublasHandlePool.cpp.
     """
     if gpu and gpu.shared:
         return 0
@@ -73,7 +76,7 @@ def libraries(gpu: Card | None) -> int:
 
 
 def standing(gpu: Card | None, processes: int) -> FixedOverhead:
-    """What stands beside a training of ``processes`` ranks."""
+    """Return the fixed overhead of a training of ``processes`` ranks."""
     known = measured(gpu)
     return FixedOverhead(
         libraries=libraries(gpu),
@@ -83,7 +86,7 @@ def standing(gpu: Card | None, processes: int) -> FixedOverhead:
 
 
 def measured(gpu: Card | None) -> StandingBytes:
-    """What the card's calibration knows of it; nothing of one without."""
+    """Return the overhead that the card's calibration measured; empty without a calibration."""
     found = gpu.calibrated if gpu else None
     return found.calibration.standing if found else StandingBytes()
 
@@ -92,15 +95,15 @@ def _or(size: int | None, typical: int) -> int:
     return typical if size is None else size
 
 
-# ---- attention ----
-# Attention on a card: which kernel torch takes, by its compute capability. No torch.
+# ---- Attention kernels ----
+# The kernel that torch takes, by compute capability. Source: torch 2.13,
+# aten/src/ATen/native/transformers/cuda/sdp_utils.cpp. Flash attention and cuDNN's begin with
+# capability 8.0, as does bfloat16 in memory-efficient attention.
 #
-# Source: torch 2.13, aten/src/ATen/native/transformers/cuda/sdp_utils.cpp. Flash attention and
-# cuDNN's begin with compute capability 8.0, as does bfloat16 in memory-efficient attention. On 9.x
-# and 10.x cuDNN comes first (``check_prefer_cudnn_attention``): the file asks for a cuDNN above
-# 9.15, which torch's wheels of CUDA 13 bring and those of CUDA 12 do not, and for no
-# TORCH_CUDNN_SDPA_DEPRIORITIZED. That those wheels are installed is an assumption, and a plan says
-# so; beside a measured row stands what torch took there (``taken``).
+# On 9.x and 10.x cuDNN comes first (``check_prefer_cudnn_attention``) if cuDNN is above 9.15 and
+# TORCH_CUDNN_SDPA_DEPRIORITIZED is not set. Torch's CUDA 13 wheels have such a cuDNN; those of CUDA
+# 12 do not. A plan assumes the former and prints that; a measured row records the kernel
+# (``taken``).
 
 
 ORDERS = {
@@ -108,31 +111,31 @@ ORDERS = {
     "flash": ("flash", "efficient", "math", "cudnn"),
     "cudnn": ("cudnn", "flash", "efficient", "math"),
 }
-"""The kernel that a kind of card prefers for 16 bits -> its kernels, in torch's order."""
+"""Kind of card, named by its preferred kernel for 16 bits -> its kernels, in torch's order."""
 WORDS = {
     "efficient": "memory-efficient (flash begins with compute capability 8.0)",
     "flash": "flash for 16 bits, memory-efficient for float32",
     "cudnn": "cuDNN's for 16 bits (flash, where cuDNN is older than that of torch's CUDA 13 "
     "wheels), memory-efficient for float32",
 }
-"""Kind of card -> how it computes attention, in a sentence."""
+"""Kind of card -> description of its attention kernels."""
 USUAL = "flash"
-"""The kind of a card whose compute capability is not known."""
+"""Kind of a card whose compute capability is unknown."""
 HALF = ("float16", "bfloat16")
 WIDEST = {"flash": 256, "cudnn": 128}
-"""Kernel -> the widest head that it takes."""
+"""Kernel -> its largest head width."""
 FUSED = "aten._scaled_dot_product_{}_attention.default"
 SOFTMAX = "aten._safe_softmax.default"
-"""What torch's plain products are known by."""
+"""Operation that identifies torch's plain products (the math kernel)."""
 BACKENDS = {"CUDNN_ATTENTION": "cudnn", "FLASH_ATTENTION": "flash"}
 
 
 class NoKernel(BadInput):
-    """No kernel that is allowed can compute this attention."""
+    """No allowed kernel can compute this attention."""
 
 
 def preferred(capability: tuple[int, int] | None) -> str:
-    """The kind of a card: a key of ``ORDERS``."""
+    """Return the kind of a card, a key of ``ORDERS``, by its compute capability."""
     if capability is None:
         return USUAL
     if capability < (8, 0):
@@ -141,16 +144,16 @@ def preferred(capability: tuple[int, int] | None) -> str:
 
 
 def taken(environment: Mapping[str, Any]) -> str:
-    """The kind of the card that a row was measured on, by what torch took there."""
+    """Return the kind of card that a row was measured on, by the kernel that torch took there."""
     backends = environment.get("attention")
     return BACKENDS.get(backends["float16"], "efficient") if backends else USUAL
 
 
 def choose(kind: str, dtype: str, width: int, masked: bool, allowed: Collection[str]) -> str:
-    """The first kernel of ``kind``'s order that is allowed and takes heads of ``width``.
+    """Return the first allowed kernel in ``kind``'s order that takes heads of ``width``.
 
     Raises:
-        NoKernel: where torch would find none either.
+        NoKernel: no allowed kernel does; torch would find none either.
     """
     for name in ORDERS[kind]:
         if name in allowed and _takes(name, kind, dtype, width, masked):
@@ -162,7 +165,7 @@ def choose(kind: str, dtype: str, width: int, masked: bool, allowed: Collection[
 
 
 def of_operations(names: Iterable[str]) -> list[str]:
-    """The kernels of torch's attention among the operations of a trace."""
+    """Return the names of torch's attention kernels that ran, by the operations of a trace."""
     ran = set(names)
     known = {name: SOFTMAX if name == "math" else FUSED.format(name) for name in ORDERS["cudnn"]}
     return [name for name, operation in known.items() if operation in ran]
@@ -180,11 +183,9 @@ def _takes(name: str, kind: str, dtype: str, width: int, masked: bool) -> bool:
     return True
 
 
-# ---- limits ----
-# What no trace can follow, and why: a sentence for each part of a recipe at which one stops.
-#
-# Looked up only after a trace has failed: once a library can do without storage, the trace
-# succeeds and its sentence here is not used. No torch.
+# ---- Limits of tracing ----
+# Reasons why a recipe cannot be traced. They are read only after a trace has failed, so an entry
+# has no effect once its library runs without storage.
 
 
 HOOK = "{name} hooks into DDP's reducer, which is C++ and wants real bytes"
@@ -198,15 +199,16 @@ LIMITS = {
     "topk": HOOK,
     "paged_adam8bit": "{name} takes pages from the CUDA driver, and a prediction has none",
 }
-"""A part, by its name or its text -> why a training with ``{name}`` is not traced."""
+"""Strategy, by name or text -> why a training with ``{name}`` cannot be traced."""
 
 
 class NoTrace(RuntimeError):
-    """A trace that would be wrong; the message says to a person why."""
+    """A trace would be wrong; the message gives the reason."""
 
 
 def why(parts: Iterable[Strategy], raised: str) -> str:
-    """The limits that ``parts`` meet, in a sentence; if none is known, the kind of exception."""
+    """Return the limits that ``parts`` meet, as a sentence, or the kind of exception if none is
+    known."""
     met = [(part.name, LIMITS.get(str(part)) or LIMITS.get(part.name)) for part in parts]
     known = [limit.format(name=name) for name, limit in met if limit]
     return "; ".join(known) or f"a library failed on tensors without storage ({raised})"

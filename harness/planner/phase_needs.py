@@ -1,10 +1,6 @@
-"""Needs of a training's phases beside its step, of a GPU and of the host. Pure functions. No torch.
+"""Memory needs of a training's phases beside its step: loading, encoding, validation.
 
-``load``: ``from_pretrained`` of diffusers fills a whole model in host memory in each process.
-DeepSpeed then moves the whole module to each GPU, in the type in which it trains, unless
-``zero.Init`` built it, which diffusers' classes do not use (DeepSpeed 0.19.8, runtime/engine.py,
-``_configure_distributed_model``). FSDP2 moves and cuts a block at a time (torch 2.13,
-_fully_shard/_fsdp_init.py, ``_move_states_to_device``), so that its set-up is the traced one.
+Pure functions; does not import torch.
 """
 
 from __future__ import annotations
@@ -22,8 +18,11 @@ STEP = "step"
 
 
 class Need(NamedTuple):
-    """Bytes of a GPU: comfortably, and at the ``least``; of a node's ``host`` memory if known; and
-    ``what`` is there, in words."""
+    """Memory that one phase needs, in bytes.
+
+    ``gpu``: of a GPU. ``least``: the smallest amount that suffices. ``host``: of a node's host
+    memory, or None if unknown. ``what``: the contents, in words.
+    """
 
     gpu: int
     least: int
@@ -34,8 +33,10 @@ class Need(NamedTuple):
 def needs(
     resolved: Resolved, found: Prediction, card: Card, step: Need, more: int
 ) -> dict[str, Need]:
-    """Phase -> its need, the step's among them, in the order in which they come. ``more``: bytes of
-    libraries and context."""
+    """Return the need of each phase in the order of execution, ``step`` included.
+
+    ``more``: bytes of libraries and the CUDA context.
+    """
     if found.between is None or not resolved.spec.phases:
         return {STEP: step}
     told = dict(_asked(resolved, found, card, more))
@@ -56,8 +57,16 @@ def _asked(
 
 
 def _load(resolved: Resolved, card: Card, ways: tuple[str, ...], more: int) -> Need:
-    """All weights in host memory, of each process or of rank 0 alone, and those that an engine or a
-    script (``card``) puts on a GPU before they are shared."""
+    """Return the need of loading the weights.
+
+    diffusers' ``from_pretrained`` fills a whole model in host memory in each process, or in rank 0
+    alone. A script with the way ``card`` also puts it on each GPU.
+
+    DeepSpeed moves the whole module to each GPU in its training dtype, unless ``zero.Init`` built
+    it, which diffusers' classes do not use. Source: DeepSpeed 0.19.8, runtime/engine.py,
+    ``_configure_distributed_model``. FSDP2 moves and shards one block at a time, so the trace has
+    its need. Source: torch 2.13, _fully_shard/_fsdp_init.py, ``_move_states_to_device``.
+    """
     spec, traits, count = resolved.spec, resolved.launch.traits, resolved.subject.parameters
     kind = next((way for way in ways if way in BYTES), STORED)
     copies = 1 if "rank0" in ways else min(card.node, spec.processes)
@@ -75,8 +84,11 @@ def _load(resolved: Resolved, card: Card, ways: tuple[str, ...], more: int) -> N
 
 
 def _encode(found: Prediction, card: Card, ways: tuple[str, ...], more: int) -> Need:
-    """Encoders and VAE at work: alone, beside the weights that the training keeps, or beside all
-    that lives between two steps."""
+    """Return the need of the encoders and the VAE at work.
+
+    They run alone, beside the weights that the training keeps, or beside all tensors that live
+    between two steps.
+    """
     one, kept, where = found.asides["encode"], 0, "alone"
     if "step" in ways:
         kept, where = found.between, "in the step"
@@ -86,8 +98,10 @@ def _encode(found: Prediction, card: Card, ways: tuple[str, ...], more: int) -> 
 
 
 def _validate(found: Prediction, card: Card, more: int) -> Need:
-    """The fuller of a forward pass without gradients and of the VAE's decoding, beside all that
-    lives between two steps."""
+    """Return the larger need of the denoising pass without gradients and of the VAE's decoding.
+
+    Both run beside all tensors that live between two steps.
+    """
     one = found.asides["validate"]
     decode = _beside(one, found.between, card, more, one.what)
     if found.denoising is None:

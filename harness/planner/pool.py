@@ -1,4 +1,7 @@
-"""Many predictions: by a process beside this one, a few at a time, kept on disk. No torch here."""
+"""Predictions of many rows: a worker process computes them, and a folder caches them on disk.
+
+Does not import torch; only the worker (``harness.planner.worker``) does.
+"""
 
 from __future__ import annotations
 
@@ -27,17 +30,17 @@ from harness.system.probe import version
 from harness.system.process import scratch_folder
 from strategies.distillation import files
 
-# ---- workers ----
-# The process beside this one that predicts (``harness.planner.worker``), as its parent sees it: it
-# is told of request after request, and tells which rows are done. No torch here.
+# ---- Worker process ----
+# The parent's side of ``harness.planner.worker``: requests go down one pipe, and the indices of
+# finished rows come back through another.
 
 
 DONE = "done"
-"""What a worker says behind the rows of a request."""
+"""Line that a worker writes after the rows of a request."""
 
 
 class Worker:
-    """A process that predicts. ``reason`` and ``fault`` say why it ended early, or never began."""
+    """A worker process. ``reason`` and ``fault`` say why it ended early or did not start."""
 
     def __init__(self) -> None:
         self.reason = self.fault = ""
@@ -49,17 +52,19 @@ class Worker:
 
     @property
     def runs(self) -> bool:
-        """Whether it can be asked."""
+        """True if the worker can take requests."""
         return self._process is not None
 
     def ask(self, file: Path) -> Iterator[int]:
-        """The index of each row of the request in ``file``, as it is written. Whoever does not hear
-        the last ends the worker."""
+        """Yield the index of each row of the request in ``file`` when its prediction is written.
+
+        The worker ends if the caller stops before the last row.
+        """
         if self._process is None:
             return
         heard = False
         try:
-            with contextlib.suppress(BrokenPipeError):  # it has died: said below
+            with contextlib.suppress(BrokenPipeError):  # a dead worker is reported below
                 print(file, file=self._ask)
             for line in self._heard:
                 heard = line.strip() == DONE
@@ -72,7 +77,7 @@ class Worker:
                 self.end()
 
     def end(self) -> None:
-        """End it, whatever it does."""
+        """Kill the worker."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -105,15 +110,17 @@ def _python_path() -> str:
     return os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 
 
-# ---- one for many requests ----
+# ---- Shared worker ----
 
 _STANDING: ContextVar[list[Worker] | None] = ContextVar("standing", default=None)
 
 
 @contextlib.contextmanager
 def standing() -> Iterator[None]:
-    """While it lasts one worker is asked all, so that libraries are loaded once; where it dies, the
-    next request starts another."""
+    """Share one worker among all requests in this context, so that libraries are loaded once.
+
+    If the worker dies, the next request starts another.
+    """
     started: list[Worker] = []
     token = _STANDING.set(started)
     try:
@@ -126,7 +133,7 @@ def standing() -> Iterator[None]:
 
 @contextlib.contextmanager
 def worker() -> Iterator[Worker]:
-    """The worker that stands, or one for this request alone."""
+    """Yield the shared worker, or one for this request alone."""
     started = _STANDING.get()
     if started is None:
         with standing(), worker() as own:
@@ -138,19 +145,23 @@ def worker() -> Iterator[Worker]:
 
 
 TIMEOUT = 600.0
-"""Seconds that one trace may take; a DiT-XL/2 under ZeRO-3 takes some thirty."""
+"""Seconds that one trace may take. A DiT-XL/2 under ZeRO-3 takes about 30."""
 WORKER_BYTES = 2 * 2**30
-"""Memory of one worker, to choose how many run at a time: torch and DeepSpeed, and the books."""
+"""Memory of one worker (torch, DeepSpeed and the recorded allocations); limits the number of
+jobs."""
 
 
 def default_folder() -> Path:
-    """Where ``plan`` keeps predictions."""
+    """Return the folder in which ``plan`` caches predictions."""
     return ROOT / "results" / "predictions"
 
 
 def path_of(resolved: Resolved, folder: Path, kind: str = USUAL) -> Path:
-    """The file of a prediction: named by the spec, the kind of card (``attention``), the code and
-    the versions that made it, and by what is in files that a part of the recipe reads."""
+    """Return the cache file of a prediction.
+
+    Its name has the spec, the kind of card (``overhead.preferred``), the code and library versions,
+    and the contents of files that the recipe reads.
+    """
     place = kind if resolved.spec.device == "cuda" else "cpu"
     own = own_module.identity(resolved.spec.model) + resolved.subject.identity
     own += _of_files(resolved)
@@ -158,22 +169,25 @@ def path_of(resolved: Resolved, folder: Path, kind: str = USUAL) -> Path:
 
 
 def _of_files(resolved: Resolved) -> str:
-    """A short hash of the shapes and types in the files that the recipe reads (a teacher): all that
-    a prediction takes of them, so that a teacher trained anew in its size keeps it. Empty where the
-    recipe reads none. A spec's own weights have the shapes of its model, or are refused."""
+    """Return a short hash of the shapes and dtypes in the files that the recipe reads (a teacher).
+
+    A prediction uses nothing else of them, so a retrained teacher of the same size has the same
+    hash. Empty if the recipe reads no file. A spec's own weights are not hashed: they have the
+    shapes of its model, or are refused.
+    """
     names = [name for part in resolved.recipe.strategies for name in part.reads()]
     headers = [files.header(name) for name in names]
     return hashlib.sha256(b"".join(headers)).hexdigest()[:8] if headers else ""
 
 
 def cached(resolved: Resolved, folder: Path, kind: str = USUAL) -> Prediction | None:
-    """The prediction that an earlier call kept in ``folder``; None where there is none."""
+    """Return the prediction that an earlier call cached in ``folder``, or None."""
     return kept(path_of(resolved, folder, kind))
 
 
 @functools.cache
 def code() -> str:
-    """A short hash of the sources that decide a prediction, and of the libraries' versions."""
+    """Return a short hash of the sources that decide a prediction, and of the library versions."""
     versions = [str(version(name)) for name in ("torch", "accelerate", "deepspeed")]
     return hashlib.sha256("".join([digest(PREDICTED), *versions]).encode()).hexdigest()[:10]
 
@@ -187,10 +201,10 @@ def predict_all(
     jobs: int | None = None,
     timeout: float = TIMEOUT,
 ) -> list[Prediction]:
-    """A prediction each for a card of that ``kind`` (or each for its own), in order; ``done`` is
-    told of each as it ends, by its index.
+    """Return the prediction of each row, in order, from the cache or a worker.
 
-    Never raises for a recipe: what fails is a prediction that says why.
+    ``kind``: the kind of card, of all rows or of each. ``done(index, prediction)`` is called when
+    each ends. A recipe that fails raises nothing; its prediction has the reason.
     """
     predictions: dict[int, Prediction] = {}
     missing, kinds = [], [kind] * len(rows) if isinstance(kind, str) else kind
@@ -211,13 +225,13 @@ def predict_all(
 
 
 def default_jobs() -> int:
-    """One prediction a core, as far as memory goes."""
+    """Return the number of parallel traces: one per core, limited by available memory."""
     pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return max(1, min(machine.cores(), pages // WORKER_BYTES))
 
 
 def _keep(prediction: Prediction, path: Path) -> None:
-    """Keep a trace. A folder that cannot be written costs the next plan its time, no more."""
+    """Write a traced prediction to the cache. If the folder is not writable, nothing is cached."""
     if prediction.method == "trace":
         with contextlib.suppress(OSError):
             prediction.write(path)
@@ -226,7 +240,7 @@ def _keep(prediction: Prediction, path: Path) -> None:
 def _each(
     rows: Sequence[Resolved], kinds: Sequence[str], jobs: int | None, timeout: float
 ) -> Iterator[tuple[int, Prediction]]:
-    """(index, prediction) of each row, for a card of its kind, as it ends, by one worker."""
+    """Yield (index, prediction) of each row when it ends; one worker predicts all."""
     refused = [(i, row.refusal) for i, row in enumerate(rows) if row.refusal]
     for index, refusal in refused:
         yield index, none(rows[index], f"refused: {refusal}")
@@ -248,7 +262,7 @@ def _each(
 
 @dataclasses.dataclass
 class Run:
-    """One request: what it is of, and why the worker ended where predictions are missing."""
+    """One request to a worker. ``reason`` and ``fault`` say why predictions are missing."""
 
     rows: Sequence[Resolved]
     scratch: Path
@@ -259,11 +273,11 @@ class Run:
     fault: str = ""
 
     def out(self, index: int) -> Path:
-        """Where the worker writes a prediction."""
+        """Return the file to which the worker writes a prediction."""
         return self.scratch / f"{index}.json"
 
     def ended(self) -> Iterator[int]:
-        """The index of each row whose prediction is written."""
+        """Yield the index of each row whose prediction is written."""
         asked = {
             "specs": [dataclasses.asdict(row.spec) for row in self.rows],
             "out": [str(self.out(i)) for i in range(len(self.rows))],

@@ -1,8 +1,8 @@
-"""What is predicted for one recipe: plain data, kept as JSON. No torch.
+"""Prediction for one recipe: plain data, stored as JSON.
 
-A prediction for a GPU depends on which GPU by its kind alone, the attention kernels that it has
-(``attention``): what a card adds (workspaces, context) and how long it takes follow from
-``harness.planner.overhead`` and ``roofline``.
+A prediction depends on the GPU only by the attention kernels of its kind (``overhead.preferred``).
+``overhead`` adds a card's workspaces and context, and ``roofline`` its times. Does not import
+torch.
 """
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ SCHEMA = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Aside:
-    """Text encoders and a VAE on a GPU, in bytes: their ``weights``, and beyond these what the
-    forward pass ``what`` has ``allocated`` at its fullest and ``reserved`` in an empty pool."""
+    """Memory of text encoders and a VAE on a GPU, in bytes.
+
+    ``weights``: all their weights. ``allocated`` and ``reserved``: the peak of the forward pass
+    ``what`` beyond the weights, in an empty pool.
+    """
 
     weights: int
     allocated: int
@@ -34,23 +37,28 @@ class Aside:
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """Bytes of one rank, ``rank``: the fullest, where ranks hold other things than each other;
-    ``steady_of_ranks`` has the peak of a later step of each of those.
+    """Memory and work of one rank. If ranks differ, ``rank`` is the one with the highest peak.
 
-    ``method``: "trace" (the real step, on tensors without storage) or "none", for ``reason``, where
-    ``fault`` is what a library raised or printed.
-    ``peak`` is of the whole training, set-up included, ``steady`` of a later step, ``first_step``
-    the bytes of the first, which begins without optimizer state; ``phases`` has the peak of each.
-    ``host`` (of the whole training) and ``host_steady`` are of host memory, for a GPU; ``nvme`` is
-    what is swapped, ``between`` what lives on the device between two steps.
-    ``beyond_state`` is the most that a later step held on the device at once beyond parameters,
-    gradients, optimizer state and average, ``beyond`` the same of each phase.
-    ``allocated`` and ``reserved`` are what CUDA's allocator would say, ``least`` is the smallest
-    limit under which the same allocations still succeed; None without a GPU. ``attention`` names
-    the kernels of torch's attention that ran in a trace, ``buckets`` the category in which a
-    measured step counts the engine's communication buckets.
-    ``asides``: of a phase beside the step (``harness.phases.PLANNED``) its encoders and VAE;
-    ``denoising``: the bytes of the fullest instant of a forward pass without gradients.
+    ``method`` is "trace" (the real step on tensors without storage) or "none", with a ``reason``;
+    ``fault`` is the message that a library raised or printed.
+
+    Peaks, in bytes, are of live tensors:
+
+    - ``peak``: of the whole training, set-up included; ``phases``: of each phase.
+    - ``first_step``: of the first step, which begins without optimizer state.
+    - ``steady``: of a later step; ``steady_of_ranks``: the same of each distinct rank.
+    - ``host`` and ``host_steady``: host memory beside a GPU, of the training and of a later step.
+    - ``beyond_state``: of a later step, without parameters, gradients, optimizer state and average;
+      ``beyond``: the same of each phase.
+    - ``between``: on the device between two steps. ``nvme``: swapped to files.
+    - ``denoising``: of a forward pass without gradients.
+
+    ``allocated`` and ``reserved`` are the peaks of CUDA's caching allocator. ``least`` is the
+    smallest limit under which its allocations still succeed. They are None without a GPU.
+
+    ``attention`` names the attention kernels of the trace. ``buckets`` is the category in which a
+    measured step counts the engine's communication buckets. ``asides`` has the encoders and VAE of
+    each phase beside the step (``harness.phases.PLANNED``).
     """
 
     recipe: str
@@ -85,18 +93,19 @@ class Prediction:
 
     @property
     def bytes(self) -> int | None:
-        """The predicted peak of live tensors on the device: allocated, where that is known."""
+        """Predicted peak of live tensors on the device: ``allocated`` if known, else ``peak``."""
         if self.allocated is not None:
             return self.allocated
         return self.peak.bytes if self.peak else None
 
     def write(self, path: Path) -> None:
-        """Write atomically."""
+        """Write the prediction to ``path`` atomically."""
         write_json(path, dataclasses.asdict(self), durable=False)
 
 
 def none(resolved: Resolved, reason: str, fault: str = "") -> Prediction:
-    """No prediction: ``reason`` is for a person, ``fault`` what was raised or printed."""
+    """Return a result without a prediction: ``reason`` is for a person, ``fault`` was raised or
+    printed."""
     return Prediction(
         recipe=str(resolved.recipe),
         device=resolved.spec.device,
@@ -107,7 +116,7 @@ def none(resolved: Resolved, reason: str, fault: str = "") -> Prediction:
 
 
 def load(path: Path) -> Prediction:
-    """Read one prediction.
+    """Read the prediction in ``path``.
 
     Raises:
         BadFile: unreadable, of another schema, or a field of the wrong type; names the file.
@@ -120,16 +129,16 @@ def load(path: Path) -> Prediction:
 
 
 def kept(path: Path) -> Prediction | None:
-    """Return the prediction in a cache, or None if there is none that can be used."""
+    """Return the cached prediction in ``path``, or None if no readable one exists."""
     with contextlib.suppress(BadFile):
         return load(path)
     return None
 
 
 def read(data: dict[str, Any]) -> Prediction:
-    """Return the prediction that was written as ``data``, checked."""
-    # Files of earlier versions have a closed form beside the trace, which nothing reads, and lack
-    # the engine's word for its buckets; then there were only the engines of DeepSpeed and DDP.
+    """Return the prediction that was written as ``data``, after a check of its types."""
+    # Files of earlier versions have an unused closed form and lack ``buckets``. Only the engines
+    # of DeepSpeed and DDP existed then.
     data.pop("closed_form", None)
     data.setdefault("buckets", "gradients" if data["recipe"].startswith("zero") else "workspace")
     return build(Prediction, data, "prediction")

@@ -1,8 +1,8 @@
-"""Models that stay on each GPU beside a training: text encoders, the VAE. No torch.
+"""Models that stay on each GPU during a training: text encoders and the VAE.
 
-They are the commonest surprise of a plan that counts the trained model alone. Their weights are
-counted as they are stored (``beside.yaml``); what their forward passes take is not: an encoder runs
-under ``no_grad`` before the step, when the step's own activations are not there.
+A plan counts their weights in the stored dtype (``resident_models.yaml``). It does not count their
+forward passes: encoders run under ``no_grad`` before the step, when the step's own activations are
+not allocated. Does not import torch.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from strategies.recipe import nearest
 
 FILE = Path(__file__).with_name("resident_models.yaml")
 USUAL = "usual"
-"""What stands for a public model's own encoders and VAE."""
+"""Word for all encoders and the VAE of a public model."""
 BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "nf4": 0.5}
-"""Stored type -> bytes an element; the scales of quantised types are some percent more."""
+"""Stored dtype -> bytes per element. The scales of quantized dtypes add a few percent."""
 STORED = "bf16"
 
 
 @dataclass(frozen=True)
 class Beside:
-    """One model beside the training: its name as it was asked for, and its bytes on each GPU."""
+    """One resident model: its name as requested, and its bytes on each GPU."""
 
     name: str
     bytes: int
@@ -41,21 +41,23 @@ def _file() -> Mapping[str, Any]:
 
 
 def table() -> Mapping[str, Mapping[str, Any]]:
-    """Name -> class, config, elements, and who told."""
+    """Return name -> class, config, elements and source."""
     return _file()["models"]
 
 
 def usual_of(model: str) -> Sequence[str]:
-    """What a public model's pipeline brings; empty where it is not known."""
+    """Return the names of the encoders and VAE of a public model; empty if unknown."""
     return _file()["usual"].get(model, ())
 
 
 def of(asked: Sequence[str], model: str, option: str = "also") -> list[Beside]:
-    """What ``--also`` (or another ``option``) names: a model of the table, perhaps with its type
-    (``T5-XXL:fp8``), a size (``2.5GiB``), or all that ``model`` usually brings.
+    """Return the models that ``--also`` (or another ``option``) names.
+
+    A word is a model of the table, perhaps with its dtype (``T5-XXL:fp8``), or a size (``2.5GiB``).
+    ``usual`` names all encoders and the VAE of ``model``.
 
     Raises:
-        BadInput: an unknown name or type.
+        BadInput: an unknown name or dtype.
     """
     names: list[str] = []
     for word in asked:
@@ -71,10 +73,10 @@ def of(asked: Sequence[str], model: str, option: str = "also") -> list[Beside]:
 
 
 def named(word: str, option: str = "also") -> Beside:
-    """One of the table, or a size.
+    """Return the model of the table, or of the size, that ``word`` names.
 
     Raises:
-        BadInput: an unknown name or type.
+        BadInput: an unknown name or dtype.
     """
     if word[:1].isdigit():
         return Beside(word, parse_bytes(word, option))
@@ -92,7 +94,7 @@ def named(word: str, option: str = "also") -> Beside:
 
 
 def before_words(before: str) -> str:
-    """What a pool's history is, in a sentence."""
+    """Return a sentence about the models that a GPU held before the training."""
     found = [named(word, "before") for word in before.split(",")]
     parts = [f"{one.name} {one.bytes / 2**30:.1f}" for one in found]
     return (
@@ -104,7 +106,8 @@ def before_words(before: str) -> str:
 
 
 def words(found: Sequence[Beside], at_work: bool = False) -> str:
-    """Say what is counted; ``at_work``: a phase counts their forward passes."""
+    """Return a sentence about the counted models. ``at_work``: their forward passes are counted
+    too."""
     parts = [f"{one.name} {one.bytes / 2**30:.1f}" for one in found]
     return (
         f"Needs includes what stays on each GPU beside the training: {', '.join(parts)} GiB of "

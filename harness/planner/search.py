@@ -1,8 +1,7 @@
-"""The inverse of a plan: the largest micro batch, or the largest model, that a card can train.
+"""Search for the largest size (micro batch, model and others) with which a card can train.
 
-Memory grows almost in a straight line with the samples, and with a model's parameters: a few
-predictions bracket the answer. The one that is named was predicted to fit; where the next larger
-size was not predicted too, the answer says so and names the bracket.
+Memory grows almost linearly with the size, so a few predictions bracket the answer. The returned
+size was predicted to fit. If the next larger size was not predicted, the answer has the bracket.
 """
 
 from __future__ import annotations
@@ -21,24 +20,24 @@ from harness.resolve import Resolved, resolve
 from strategies.base import BadInput
 
 TRIES = 12
-"""Predictions of a search: halving ``MOST`` sizes takes as many."""
+"""Most predictions per search; bisecting ``MOST`` sizes takes as many."""
 MOST = 4096
 NARROW = 64
-"""Sizes between both ends that the later half of the tries halves: an allocator's blocks make
-memory grow in lumps, and a line through two sizes does not say at which of them one begins."""
+"""Width of a bracket that the later half of the tries bisects. Allocator blocks make memory grow in
+steps, so a line through two sizes does not locate the step."""
 LEAP = 16
-"""How many times larger than what is known to fit a next try may be, where nothing is known that
-does not: memory does not grow exactly in a straight line, so a line through small sizes says little
-of very large ones."""
+"""Largest factor from a size that fits to the next try while no size is known to be too large.
+Memory is not exactly linear, so small sizes say little about very large ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Largest:
-    """A recipe's answer. ``fits`` is the largest size predicted to fit (None: not even the
-    smallest), ``over`` the smallest that was not (None: the last of the ladder fits).
+    """Result of a search for one recipe.
 
-    ``exact``: no size lies between the two. ``stopped``: why the search could not go on,
-    or not begin.
+    ``fits``: the largest size predicted to fit; None if the smallest does not. ``over``: the
+    smallest size predicted not to fit; None if the last of the ladder fits. ``exact``: no size lies
+    between them. ``stopped``: why the search stopped early or did not start. ``tried``: number of
+    predictions.
     """
 
     recipe: str
@@ -51,9 +50,12 @@ class Largest:
 
 @dataclass(frozen=True, kw_only=True)
 class Ladder:
-    """Sizes to choose among, growing. ``weights``: about proportional to the memory they add;
-    ``at``: the row of the size of that index; ``start``: the index to try first; ``place``: the
-    index that a row's size has, if it is one of the sizes."""
+    """Sizes to search, in ascending order.
+
+    ``weights``: about proportional to the memory that each size adds. ``at``: returns a row at the
+    size with an index. ``named``: returns a row's size in words. ``start``: index of the first try.
+    ``place``: returns the index of a row's size, or -1.
+    """
 
     weights: Sequence[float]
     at: Callable[[Resolved, int], Resolved]
@@ -63,7 +65,7 @@ class Ladder:
 
 
 def batches(_asked: Sequence[Resolved]) -> Ladder:
-    """Micro batches of each recipe, at the same processes and accumulation."""
+    """Return the ladder of micro batches, at the same processes and accumulation."""
 
     def at(resolved: Resolved, index: int) -> Resolved:
         spec = resolved.spec
@@ -79,15 +81,17 @@ def batches(_asked: Sequence[Resolved]) -> Ladder:
 
 
 def batch_name(resolved: Resolved) -> str:
-    """The size of a row of ``batches``."""
+    """Return the size of a row of ``batches``, such as ``micro batch 8``."""
     return f"micro batch {resolved.micro_batch}"
 
 
 def models(asked: Sequence[Resolved]) -> Ladder:
-    """The models that differ from the one asked for in size alone, at the same batch.
+    """Return the ladder of models that differ from the requested one only in size.
+
+    The batch stays the same.
 
     Raises:
-        BadInput: no such models are known.
+        BadInput: the model has only one size.
     """
     sizes = asked[0].subject.sizes_up()
     if not sizes:
@@ -102,7 +106,7 @@ def models(asked: Sequence[Resolved]) -> Ladder:
 
 
 def model_name(resolved: Resolved) -> str:
-    """The size of a row of ``models``, with its millions of parameters."""
+    """Return the size of a row of ``models``, with its millions of parameters."""
     subject = resolved.subject
     size, count = subject.dimensions, subject.sizes.total / 1e6
     return f"depth {size.depth}, width {size.width} ({count:.0f} M)"
@@ -110,7 +114,8 @@ def model_name(resolved: Resolved) -> str:
 
 @dataclass
 class _State:
-    """One recipe's bracket: indices of the largest that fits and the smallest that does not."""
+    """Bracket of one recipe: indices of the largest size that fits and the smallest that does
+    not."""
 
     low: int
     high: int
@@ -119,7 +124,7 @@ class _State:
     stopped: str = ""
 
     def begin(self, known: dict[int, Fit]) -> None:
-        """Start between sizes that were predicted before; they are no tries of this search."""
+        """Start from sizes that were predicted before; they do not count as tries."""
         self.known, self.tries = known, self.tries + len(known)
         self.low = max((i for i, fit in known.items() if fit.fits), default=self.low)
         self.high = min((i for i in known if i > self.low), default=self.high)
@@ -139,9 +144,12 @@ def search(
     tries: int = 0,
     told: Sequence[Fit] = (),
 ) -> list[Largest]:
-    """The largest of ``sizes`` for each recipe: rounds of one prediction for each whose bracket is
-    open, so many ``tries`` at the most (0: ``TRIES``). The search begins with those of the fits
-    ``told`` that are of its sizes, so that its answer agrees with them."""
+    """Return the largest of ``sizes`` for each requested row.
+
+    Each round predicts one size of every row whose bracket is open. A row has at most ``tries``
+    predictions (0: ``TRIES``). Fits in ``told`` that are sizes of the ladder start the bracket, so
+    that the answer agrees with them.
+    """
     top = len(sizes.weights)
     most = tries or TRIES
     states = [_State(-1, top, most, stopped=verdict.lack_of(row, gpu)) for row in asked]
@@ -161,7 +169,7 @@ def search(
 
 
 def _on(sizes: Ladder, row: Resolved, told: Sequence[Fit]) -> Iterator[tuple[int, Fit]]:
-    """Those fits that are of a size of ``row``'s ladder, each with its index."""
+    """Yield (index, fit) of each fit that is a size of ``row``'s ladder."""
     for fit in told:
         index = sizes.place(fit.resolved) if fit.need_bytes is not None else -1
         if 0 <= index < len(sizes.weights) and sizes.at(row, index).spec == fit.resolved.spec:
@@ -180,12 +188,12 @@ def _answer(resolved: Resolved, state: _State) -> Largest:
 
 
 def _next(state: _State, weights: Sequence[float], start: int) -> int:
-    """Where to look: where the line through what is known meets the card's memory.
+    """Return the index of the next size to predict.
 
-    ``start`` first, and the smallest size where that is too large, for the line needs two points.
-    Tries that keep ending on one side of the answer (memory does not grow exactly in a line) step
-    ever further beyond the line, so that the other side is found too; and where both are known,
-    into the middle.
+    The line through two known sizes is followed to the card's memory. It needs two points:
+    ``start`` is tried first, and the smallest size if that is too large. Repeated tries on one side
+    of the answer step further beyond the line, to find the other side. Once both sides are known,
+    they bisect.
     """
     if state.low < 0:
         return 0 if state.known else start
@@ -198,7 +206,7 @@ def _next(state: _State, weights: Sequence[float], start: int) -> int:
         streak, fits = _streak(list(state.known.values()))
         narrow = state.high - state.low <= NARROW and len(state.known) > TRIES // 2
         if (streak > 2 or narrow) and state.high < len(weights):
-            guess = (state.low + state.high) // 2  # a line does not close in from both sides
+            guess = (state.low + state.high) // 2  # a line approaches from one side only
         else:
             guess += (2 ** (streak - 1) - 1) * (1 if fits else -1)
     known = state.high < len(weights)
@@ -208,8 +216,8 @@ def _next(state: _State, weights: Sequence[float], start: int) -> int:
 
 
 def _crossing(state: _State, weights: Sequence[float], first: int, second: int) -> int:
-    """The index at which the line through two known sizes reaches the end of the card, or of the
-    host's memory."""
+    """Return the index at which the line through two sizes reaches the memory of the card or the
+    host."""
     one, two = state.known[first], state.known[second]
     step = weights[second] - weights[first]
     ends = [(one.most_bytes, two.most_bytes, one.gpu.memory_bytes)]
@@ -220,7 +228,7 @@ def _crossing(state: _State, weights: Sequence[float], first: int, second: int) 
 
 
 def _streak(known: Sequence[Fit]) -> tuple[int, bool]:
-    """How many of the last tries ended on one side, and whether they fitted."""
+    """Return how many of the last tries ended on the same side, and whether they fitted."""
     ends = [fit.fits for fit in reversed(known)]
     return next((i for i, end in enumerate(ends) if end != ends[0]), len(ends)), ends[0]
 

@@ -1,7 +1,8 @@
-"""When no recipe of a plan fits: other recipes that might, each predicted as the plan's were.
+"""Suggestions for a plan in which no recipe fits: other recipes, each predicted like the plan's
+own.
 
-Built from the nearest recipe by changing parts of it; changes that conflict or are refused are left
-out. Nothing is said to fit that was not predicted to. No torch.
+They change parts of the recipe that is nearest to fitting. Changes that conflict or are refused are
+left out. Does not import torch.
 """
 
 from __future__ import annotations
@@ -20,30 +21,31 @@ from strategies.advice import lighter
 from strategies.base import BadInput, Slot
 from strategies.streaming.block_swap import AT_ONCE
 
-# ---- edits ----
-# A row with other parts in its recipe or other fields of its spec, where it can be. No torch.
+# ---- Edits of a recipe ----
 
 
 Edit = Mapping[Slot, str]
-"""Places of a recipe -> the part that is to fill them; "" leaves a place to its default."""
+"""Slot of a recipe -> its new strategy; an empty text leaves the slot to its default."""
 
 
 def edited(row: Resolved, edit: Edit) -> str:
-    """The recipe of ``row`` with other parts.
+    """Return the text of ``row``'s recipe with the edit.
 
     Raises:
-        BadInput: such a recipe cannot be.
+        BadInput: the recipe is invalid.
     """
     parts = {part.slot: str(part) for part in row.recipe.strategies}
-    # Where the spec keeps no average, the place for one is empty, and is not named.
+    # Without an average in the spec, that slot must be empty and unnamed.
     no_average = {} if row.spec.ema > 0 else {Slot.AVERAGE: ""}
     text = "+".join(filter(None, (parts | no_average | edit).values()))
     return parse(text, ema=row.spec.ema > 0).text
 
 
 def changed(row: Resolved, edit: Edit, processes: int, /, **fields: Any) -> Resolved | None:
-    """``row`` with other parts, and with other ``fields`` of its spec, on so many processes (one
-    where its launch file says so); None where such a row cannot be, or would refuse."""
+    """Return ``row`` with the edit and with other ``fields`` of its spec, or None if it is invalid.
+
+    It runs on ``processes`` processes, or on one if its launch file requires that.
+    """
     try:
         text = edited(row, edit)
         ranks = 1 if parse(text).alone(row.spec.device) else processes
@@ -55,36 +57,37 @@ def changed(row: Resolved, edit: Edit, processes: int, /, **fields: Any) -> Reso
 
 
 Ask = Callable[[list[Resolved], str], list[Fit]]
-"""(rows, what they are asked for) -> their fits."""
+"""(rows, reason for asking in words) -> their fits."""
 
 EXACT, MIXED = ("fp32", "tf32"), ("bf16", "bf16_master")
 RECOMPUTED = ("activations", "autocast", "temporaries")
 GROWING = ("activations", "recomputed", "temporaries")
 """Categories that grow with the micro batch."""
 FINEST = 8
-"""Into how many more parts a micro batch is cut at the most: each is a step more to trace."""
+"""Most pieces into which a micro batch is split; each adds an accumulation step to the trace."""
 WIDER = (2, 4, 8)
-"""How many times the GPUs asked for are tried at last."""
+"""Multiples of the requested GPUs that are tried last."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ways:
-    """What was tried beyond the plan's recipes, on its GPUs and (``wider``) on more of them."""
+    """Suggested recipes on the plan's GPUs (``tried``) and on more GPUs (``wider``)."""
 
     tried: list[Fit]
     wider: list[Fit] = field(default_factory=list)
 
     @property
     def able(self) -> list[Fit]:
-        """Those that fit the plan's GPUs, the fastest first."""
+        """Suggestions that fit the plan's GPUs, the fastest first."""
         able = [fit for fit in self.tried if fit.fits]
         return sorted(able, key=lambda fit: -(fit.samples_per_second or 0))
 
 
 def seek(fits: Sequence[Fit], processes: int, ask: Ask) -> Ways | None:
-    """What would fit ``processes`` GPUs where none of ``fits`` does; None where one does.
+    """Search for recipes that fit ``processes`` GPUs; return None if one of ``fits`` already does.
 
-    First one part changed at a time, then ever more together, then more GPUs: until one fits.
+    One part is changed at a time, then more and more together, then the number of GPUs. The search
+    stops at the first group with a recipe that fits.
     """
     close = verdict.nearest(fits)
     if close is None or any(fit.fits for fit in fits):
@@ -99,7 +102,7 @@ def seek(fits: Sequence[Fit], processes: int, ask: Ask) -> Ways | None:
             return Ways(tried=tried)
     sharded = [fit for fit in (close, *tried) if "shards" in fit.resolved.launch.traits]
     least = verdict.nearest(sharded)
-    # More processes on one CPU bring no memory.
+    # More processes on one CPU add no memory.
     more_help = least and not close.gpu.shared
     rows = list(_on_more_gpus(least.resolved)) if more_help else []
     return Ways(tried=tried, wider=ask(rows, "None of these fits; on more GPUs: "))
@@ -110,24 +113,24 @@ def _key(row: Resolved) -> tuple[str, int]:
 
 
 def _new(rows: Iterable[Resolved | None], known: set[tuple[str, int]]) -> Iterator[Resolved]:
-    """The rows that can be and that are not ``known``; they are from now on."""
+    """Yield the valid rows that are not in ``known``, and add them to it."""
     for row in rows:
         if row and _key(row) not in known:
             known.add(_key(row))
             yield row
 
 
-# ---- which recipes ----
+# ---- Changed recipes ----
 
 
 def _alone(close: Fit, processes: int) -> Iterator[Resolved | None]:
-    """One part changed."""
+    """Yield rows with one changed part."""
     for edit in _edits(close, processes):
         yield changed(close.resolved, edit, processes)
 
 
 def _edits(close: Fit, processes: int) -> Iterator[Edit]:
-    """Changes of one part; none whose bytes at the peak are fewer than what is missing."""
+    """Yield edits of one part, without those that free fewer bytes at the peak than are missing."""
     row = close.resolved
     yield from _shardings(row, processes)
     yield _in_bf16(row) or _in_bf16_alone(row)
@@ -147,9 +150,9 @@ def _edits(close: Fit, processes: int) -> Iterator[Edit]:
 
 
 def _together(row: Resolved, processes: int) -> Iterator[Resolved]:
-    """More and more changed at once, what costs the most speed last; what cannot be is left out.
+    """Yield rows with more and more changes together; those that cost the most speed come last.
 
-    Each step sees the row as the steps before it left it.
+    Each step starts from the row of the last valid step.
     """
     steps: list[Callable[[Resolved], Edit]] = [
         _in_bf16,
@@ -168,7 +171,8 @@ def _together(row: Resolved, processes: int) -> Iterator[Resolved]:
 
 
 def _swapping(close: Fit) -> Edit:
-    """As few blocks in host memory as bring what is missing, if all weights were the blocks'."""
+    """Return a swap of just enough blocks to free what is missing, if all weights were in
+    blocks."""
     row, instant = close.resolved, close.prediction.peak
     depth = row.subject.depth
     if instant is None or row.recipe.in_slot(Slot.SWAP) or not instant.categories["parameters"]:
@@ -184,7 +188,8 @@ def _in_bf16(row: Resolved) -> Edit:
 
 
 def _in_bf16_alone(row: Resolved) -> Edit:
-    """No float32 copy: with the optimizer that does not lose what 8 bits round away."""
+    """Return an edit without float32 weights, and with an optimizer that keeps what bf16 rounds
+    away."""
     mixed = row.recipe.in_slot(Slot.PRECISION).name in MIXED
     if not mixed or not _plain(row, Slot.OPTIMIZE, "adamw"):
         return {}
@@ -206,7 +211,7 @@ def _offloaded(row: Resolved) -> Edit:
 
 
 def _plain(row: Resolved, slot: Slot, text: str) -> bool:
-    """Whether a place holds its default, which is spelled ``text``."""
+    """Return True if the slot holds its default, whose text is ``text``."""
     return str(row.recipe.in_slot(slot)) == text
 
 
@@ -216,7 +221,7 @@ def _shardings(row: Resolved, processes: int) -> Iterator[Edit]:
 
 
 def _recomputing(row: Resolved) -> Edit:
-    """The next kind of checkpoint that keeps less; nothing where none does."""
+    """Return the next checkpoint setting that keeps less; empty if none does."""
     part = row.recipe.in_slot(Slot.RECOMPUTE)
     if part and part.keep in ("nested", "nothing"):
         return {}
@@ -224,7 +229,7 @@ def _recomputing(row: Resolved) -> Edit:
 
 
 def _holds_enough(close: Fit, categories: Sequence[str]) -> bool:
-    """Whether these are as large at the peak as what is missing: without them it might fit."""
+    """Return True if these categories hold at the peak at least as many bytes as are missing."""
     instant = close.prediction.peak
     if instant is None:
         return True
@@ -232,14 +237,14 @@ def _holds_enough(close: Fit, categories: Sequence[str]) -> bool:
 
 
 def _smaller_sizes(resolved: Resolved) -> list[int]:
-    """Micro batches into which that of ``resolved`` can be cut, the largest first."""
+    """Return the smaller sizes into which the micro batch can be split, the largest first."""
     batch = resolved.micro_batch
     least = -(-batch // FINEST)
     return [size for size in range(batch - 1, least - 1, -1) if batch % size == 0]
 
 
 def _fitting_sizes(close: Fit) -> list[int]:
-    """Those of ``_smaller_sizes`` with which the peak ought to fit, in proportion to the batch."""
+    """Return the ``_smaller_sizes`` whose peak should fit, in proportion to the batch."""
     instant, sizes = close.prediction.peak, _smaller_sizes(close.resolved)
     if instant is None:
         return sizes
@@ -249,14 +254,16 @@ def _fitting_sizes(close: Fit) -> list[int]:
 
 
 def _in_micro_batches_of(size: int, resolved: Resolved) -> Edit:
-    """As many accumulation steps more as the micro batch becomes smaller."""
+    """Return an edit that accumulates over more steps, so that the micro batch becomes ``size``."""
     steps = resolved.recipe.accumulation * resolved.micro_batch // size
     return {Slot.ACCUMULATE: f"accumulate:steps={steps}"}
 
 
 def _on_more_gpus(row: Resolved) -> Iterator[Resolved]:
-    """The same recipe on more GPUs: the same global batch, or, where it is too small, the same
-    micro batch."""
+    """Yield the same recipe on more GPUs, at the same global batch.
+
+    If the global batch does not divide by the ranks, the micro batch stays the same instead.
+    """
     spec = row.spec
     for times in WIDER:
         ranks = times * spec.processes

@@ -1,12 +1,7 @@
-"""Uncertainty of predicted memory, from rows that others measured on GPUs. No torch.
+"""Uncertainty of predicted memory, from public rows measured on GPUs. Does not import torch.
 
-``residuals.json`` has one entry for each public row of memory (``docs/public-peaks.yaml``): its
-class, its model and its error, measured over predicted less one. A class's range is a split
-conformal interval (Vovk et al. 2005; Lei et al. 2018, arXiv:1604.04173) whose units are models,
-because rows of one model share their error: a model's score is its worst row, and of n scores the
-``ceil((n + 1) * COVERAGE)``-th smallest covers a model that was never seen with that probability.
-Fewer than nine models cannot support nine of ten, so that such a class takes the larger of the
-range of all classes together and its own worst row.
+``residuals.json`` has one entry per public row (``docs/public-peaks.yaml``). ``share_of`` computes
+a class's range from them.
 """
 
 from __future__ import annotations
@@ -34,13 +29,13 @@ CLASSES = {
     "one GPU": "one GPU or replicas, and a step needs the most",
     "beside the step": "loading, encoding or validation needs the most",
 }
-"""Class of a prediction -> its rows, in words. The first that applies."""
+"""Class of a prediction -> description of its rows. ``class_of`` returns the first that applies."""
 UNMEASURED = {"beside the step": "the ten public measurements of it (docs/phases.md) are too few"}
-"""Class without a row in ``residuals.json`` -> what else was measured of it."""
+"""Class without rows in ``residuals.json`` -> its other measurements."""
 
 
 class Residual(NamedTuple):
-    """One public row: its class, its model, and measured over predicted memory less one."""
+    """One public row: its class, its model, and measured over predicted memory, less one."""
 
     kind: str
     model: str
@@ -49,9 +44,11 @@ class Residual(NamedTuple):
 
 @dataclass(frozen=True)
 class Share:
-    """Uncertainty of the class ``kind``: plus or minus this ``share`` of what is predicted.
-    ``rows`` and ``models`` are the class's own; ``pooled``: they are too few, and all classes' rows
-    count."""
+    """Uncertainty of the class ``kind``: plus or minus ``share`` of the prediction.
+
+    ``rows`` and ``models`` count the class's own. ``pooled``: they are too few, so the rows of all
+    classes count.
+    """
 
     kind: str
     share: float
@@ -61,7 +58,8 @@ class Share:
 
 
 def class_of(traits: Iterable[str], found: Prediction) -> str:
-    """The key of ``CLASSES`` for a prediction of a launch with these ``traits``."""
+    """Return the class of a prediction, a key of ``CLASSES``, for a launch with these
+    ``traits``."""
     traits = frozenset(traits)
     if traits & HOSTED:
         return "offloaded"
@@ -72,18 +70,24 @@ def class_of(traits: Iterable[str], found: Prediction) -> str:
 
 @functools.cache
 def rows() -> tuple[Residual, ...]:
-    """The public rows' residuals, as ``residuals.json`` has them."""
+    """Return the residuals of the public rows in ``residuals.json``."""
     return tuple(Residual(*one) for one in json.loads(FILE.read_text(encoding="utf-8")))
 
 
 @functools.cache
 def shares() -> dict[str, Share]:
-    """Each class's uncertainty, from all rows."""
+    """Return the uncertainty of each class, from all rows."""
     return {kind: share_of(kind, rows()) for kind in CLASSES}
 
 
 def share_of(kind: str, known: Sequence[Residual]) -> Share:
-    """The uncertainty of a class, from these rows alone.
+    """Return the uncertainty of a class, from the ``known`` rows alone.
+
+    It is a split conformal interval (Vovk et al. 2005; Lei et al. 2018, arXiv:1604.04173). Its
+    units are models, because rows of one model share their error; a model's score is its worst row.
+    Of n scores, the ``ceil((n + 1) * COVERAGE)``-th smallest covers an unseen model with
+    probability ``COVERAGE``. A class of fewer than nine models takes the larger of the pooled range
+    of all classes and its own worst row.
 
     Raises:
         ValueError: there are no rows.
@@ -101,12 +105,12 @@ def share_of(kind: str, known: Sequence[Residual]) -> Share:
 
 
 def _rank(count: int) -> int:
-    """Which of so many ordered scores bounds one more with the probability ``COVERAGE``."""
+    """Return which of ``count`` ordered scores bounds one more with probability ``COVERAGE``."""
     return math.ceil((count + 1) * COVERAGE)
 
 
 def _worst(known: Iterable[Residual]) -> list[float]:
-    """The largest error of each model, the smallest first."""
+    """Return the largest error of each model, in ascending order."""
     found: dict[str, float] = {}
     for one in known:
         found[one.model] = max(found.get(one.model, 0.0), abs(one.error))

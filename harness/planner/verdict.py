@@ -1,7 +1,7 @@
-"""Can this card run it, does it fit, and how fast would it be? Pure functions. No torch.
+"""Verdict on a prediction for one card: can the card run it, does it fit, how fast is it?
 
-The one owner of "does it fit": ``decide`` sets a range of bytes against what there is, for plans
-and for reports (``harness.report.figures.predicted``).
+Pure functions; does not import torch. Plans and reports (``harness.report.figures.predicted``) both
+use ``decide`` to compare a range of bytes with the available memory.
 """
 
 from __future__ import annotations
@@ -20,20 +20,28 @@ from harness.resolve import Resolved
 from harness.system.requirements import card_lacks
 
 VERDICTS = ("fits", "tight", "host", "no", "unknown", "cannot")
-"""Words of ``Fit.verdict``, the best first."""
+"""Values of ``Fit.verdict``, the best first."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """A prediction against one card. Bytes of a GPU; ``host_bytes`` of one node, which has
-    ``host_memory``. Both needs are plus or minus the ``share`` of ``uncertainty`` (of a GPU without
-    the models that stay beside the training, whose sizes are known). ``phases`` has the needs of
-    each phase that counts, of which those above are the largest; the GPU's is that of ``binds``.
+    """A prediction judged against one card.
 
-    ``verdict``: fits (the upper end of the range does); tight (the range ends on both sides of what
-    there is, or the allocator must give cache back to the device again and again, which is slow);
-    host (the GPU's memory may do, and the host's does not); no; unknown; cannot (run there at all:
-    ``lack`` says what is missing).
+    ``need_bytes``: of a GPU. ``least_bytes``: the smallest amount that suffices. ``host_bytes``: of
+    one node, which has ``host_memory``. ``phases`` has the needs of each counted phase; the fields
+    above are their maxima, and ``binds`` is the phase that needs the most of the GPU.
+    ``uncertainty`` is relative to these needs, without the models that stay beside the training,
+    whose sizes are known.
+
+    ``verdict`` is one of:
+
+    - fits: the upper end of the range fits.
+    - tight: the available memory lies within the range, or the allocator must often return cached
+      memory to the device, which is slow.
+    - host: the GPU's memory may suffice, but the host's does not.
+    - no: the need exceeds the available memory.
+    - unknown: nothing was predicted.
+    - cannot: the card cannot run it at all; ``lack`` says why.
     """
 
     resolved: Resolved
@@ -55,55 +63,57 @@ class Fit:
 
     @property
     def binds(self) -> str:
-        """The phase that needs the most of a GPU."""
+        """Phase that needs the most memory of a GPU."""
         return max(self.phases, key=lambda name: self.phases[name].gpu, default=STEP)
 
     @property
     def fits(self) -> bool:
-        """Whether it trains there by the upper ends of its ranges."""
+        """True if the upper ends of the ranges fit."""
         return self.verdict == "fits"
 
     @property
     def may_fit(self) -> bool:
-        """Whether it may train there: it fits, or what there is lies within its range."""
+        """True if it fits, or the available memory lies within a range."""
         return self.verdict in ("fits", "tight")
 
     @property
     def margin_bytes(self) -> int | None:
-        """What is left of the card; negative where it does not fit."""
+        """Bytes of the card that remain beyond the need; negative if it does not fit."""
         return None if self.need_bytes is None else self.gpu.memory_bytes - self.need_bytes
 
     @property
     def spread_bytes(self) -> int | None:
-        """Plus or minus, of ``need_bytes``."""
+        """Uncertainty of ``need_bytes``, plus or minus."""
         if self.need_bytes is None:
             return None
         return int(self.uncertainty.share * (self.need_bytes - self._beside))
 
     @property
     def most_bytes(self) -> int | None:
-        """The upper end of the need."""
+        """Upper end of the need."""
         return None if self.need_bytes is None else self.need_bytes + self.spread_bytes
 
     @property
     def room_bytes(self) -> int | None:
-        """What is left of the card at the upper end; negative where it does not fit."""
+        """Bytes of the card that remain beyond the upper end of the need; negative if it does not
+        fit."""
         return None if self.need_bytes is None else self.gpu.memory_bytes - self.most_bytes
 
     @property
     def capacity_bytes(self) -> int:
-        """The largest need whose upper end fits."""
+        """Largest need whose upper end fits the card."""
         free = self.gpu.memory_bytes - self._beside
         return int(free / (1 + self.uncertainty.share)) + self._beside
 
     @property
     def host_most(self) -> int | None:
-        """The upper end of the host's need."""
+        """Upper end of the host's need."""
         return self.host_bytes and int((1 + self.uncertainty.share) * self.host_bytes)
 
     @property
     def shortage(self) -> float:
-        """How many times what there is the upper end of a need takes: the GPU's or the host's."""
+        """Upper end of the need over the available memory, of the GPU or the host, whichever is
+        larger."""
         of_host = (self.host_most or 0) / self.host_memory
         return max(self.most_bytes / self.gpu.memory_bytes, of_host)
 
@@ -114,12 +124,12 @@ class Fit:
 
     @property
     def samples_per_second(self) -> float | None:
-        """Of the whole job."""
+        """Samples per second of the whole job."""
         return self.resolved.spec.global_batch / self.seconds.total if self.seconds else None
 
 
 def judge(resolved: Resolved, prediction: Prediction, gpu: Card) -> Fit:
-    """Set a prediction against a card."""
+    """Return the verdict on a prediction for a card."""
     phases = _needs(resolved, prediction, gpu)
     kind = residuals.class_of(resolved.launch.traits, prediction)
     hosts = [one.host for one in phases.values() if one.host is not None]
@@ -144,7 +154,8 @@ def judge(resolved: Resolved, prediction: Prediction, gpu: Card) -> Fit:
 
 
 def _verdict(fit: Fit) -> str:
-    """The word for a need that is known; a host that is short only counts where the GPU is not."""
+    """Return the verdict for a known need. The host's memory counts only if the GPU's may
+    suffice."""
     low = min(fit.need_bytes - fit.spread_bytes, fit.least_bytes)
     on_gpu = decide(low, fit.most_bytes, fit.gpu.memory_bytes)
     if on_gpu == "no" or not fit.host_bytes or fit.gpu.shared:
@@ -155,13 +166,17 @@ def _verdict(fit: Fit) -> str:
 
 
 def decide(low: int, most: int, have: int) -> str:
-    """fits, tight or no: a need between ``low`` and ``most`` against what there is, in bytes."""
+    """Return fits, tight or no, for a need from ``low`` to ``most`` and ``have`` available
+    bytes."""
     return "fits" if most <= have else "tight" if low <= have else "no"
 
 
 def at_the_ends(fit: Fit) -> tuple[float, float] | None:
-    """Seconds of a step at two ends of its uncertainty: a quick card with slow links between the
-    ranks, which hide least, and a slow card with quick links; None where none were predicted."""
+    """Return the seconds of a step at two ends of its uncertainty, or None if none are predicted.
+
+    The first end is a fast card with slow links, which hides the least communication. The second is
+    a slow card with fast links.
+    """
     if fit.seconds is None:
         return None
     card, links = (1 + fit.seconds.shares[part] for part in ("compute", "communication"))
@@ -170,21 +185,23 @@ def at_the_ends(fit: Fit) -> tuple[float, float] | None:
 
 
 def lack_of(resolved: Resolved, gpu: Card) -> str:
-    """What a recipe needs of a card and ``gpu`` is too old for, with the way out; or nothing."""
+    """Return what the recipe needs and ``gpu`` is too old for, with a hint; empty if nothing."""
     lack = card_lacks(resolved.needs, gpu.name, gpu.capability)
     return f"{lack.reason} -> {lack.way_out}" if lack else ""
 
 
 def cannot(resolved: Resolved, gpu: Card, lack: str) -> Fit:
-    """A recipe that a card cannot run: nothing is predicted."""
+    """Return the fit of a recipe that the card cannot run; nothing is predicted."""
     device = resolved.spec.device
     nothing = Prediction(recipe=str(resolved.recipe), device=device, method="none", reason=lack)
     return dataclasses.replace(judge(resolved, nothing, gpu), verdict="cannot", lack=lack)
 
 
 def assumed(gpu: Card) -> str:
-    """What a plan takes for granted of the card: its kernels of attention; or that it is taken for
-    one that can run everything."""
+    """Return the plan's assumptions about the card, as sentences.
+
+    They name the attention kernels. A card of unknown capability is assumed to run everything.
+    """
     if gpu.shared:
         return "All processes share the CPU's cores and memory. Attention as torch takes it there."
     how = WORDS[preferred(gpu.capability)]
@@ -197,7 +214,7 @@ def assumed(gpu: Card) -> str:
 
 
 def _speed_of(gpu: Card) -> str:
-    """Whose speed a card has that is known by its memory alone, and how far others' differ."""
+    """Return whose speed a card known only by its memory gets, and how far other cards differ."""
     if not gpu.like:
         return ""
     near = alike(gpu.memory_bytes)
@@ -210,7 +227,7 @@ def _speed_of(gpu: Card) -> str:
 
 
 def lacking(fits: Sequence[Fit]) -> list[str]:
-    """What the card lacks, each with the recipes that it keeps from running there."""
+    """Return each thing that the card lacks, with the recipes that need it."""
     labels_of: dict[str, list[str]] = {}
     for fit in fits:
         if fit.lack:
@@ -219,8 +236,11 @@ def lacking(fits: Sequence[Fit]) -> list[str]:
 
 
 def _needs(resolved: Resolved, prediction: Prediction, gpu: Card) -> dict[str, Need]:
-    """Needs of each phase that counts; of the step the allocator's reserve and the rest, on a CPU
-    the tensors of all processes and their interpreters. Empty if nothing was predicted."""
+    """Return the needs of each counted phase; empty if nothing was predicted.
+
+    The step needs the allocator's reserve and the fixed overhead. On a CPU it needs the tensors of
+    all processes and their interpreters.
+    """
     processes, host = resolved.spec.processes, _host(resolved, prediction, gpu)
     more = standing(gpu, processes).total
     if gpu.shared and prediction.bytes is not None:
@@ -249,15 +269,19 @@ def _seconds(
 
 
 def fastest(fits: Sequence[Fit]) -> Fit | None:
-    """The fastest that fits; a tight one only where nothing fits, and then first one whose need
-    itself is there."""
+    """Return the fastest row that fits.
+
+    If none fits, return the fastest tight one, and first of those whose need itself fits.
+    """
     timed = [fit for fit in fits if fit.may_fit and fit.samples_per_second]
     able = [fit for fit in timed if fit.fits] or [f for f in timed if f.margin_bytes >= 0] or timed
     return max(able, key=lambda fit: fit.samples_per_second, default=None)
 
 
 def nearest(fits: Sequence[Fit]) -> Fit | None:
-    """Of those that fit the one that needs the least of a GPU; where none does, the one that lacks
-    the least, of a GPU or of the host."""
+    """Return the row that fits and needs the least of a GPU.
+
+    If none fits, return the one with the smallest shortage, of GPU or host memory.
+    """
     known = [fit for fit in fits if fit.need_bytes is not None]
     return min(known, key=lambda fit: (max(1.0, fit.shortage), fit.need_bytes), default=None)

@@ -1,10 +1,8 @@
-"""Predictions in a process of their own: ``python -m harness.planner.worker ASKED TOLD``.
+"""Worker process that predicts: ``python -m harness.planner.worker ASKED TOLD``.
 
-Both are descriptors. Each line of ASKED names a request, a file: specs, each with the file that its
-prediction goes to and its kind of card, how many run at a time and how long each may take. The
-process group, the accelerator and the patches of a prediction are global to a process, so each
-trace has a fork; what they share is loaded once. TOLD is told the index of each prediction when it
-is written, and when all of a request are. Whatever fails becomes a prediction that says so.
+ASKED and TOLD are file descriptors, for requests and for finished rows. Each trace runs in a fork,
+because its process group, accelerator and patches are global to a process. A failure becomes a
+prediction with a reason.
 """
 
 from __future__ import annotations
@@ -36,9 +34,9 @@ CAPTURED = "captured graphs hold the memory of their calls, each size of them, f
 
 
 def predict(resolved: Resolved, kind: str = USUAL) -> Prediction:
-    """A prediction for a card of that ``kind`` by trace; where that fails, why."""
+    """Return the traced prediction for a card of that ``kind``, or the reason why there is none."""
     if "compiled" in resolved.launch.traits:
-        # The compiler decides anew what is kept for backward and what is fused away.
+        # The compiler itself decides which tensors backward keeps and which ops it fuses.
         return none(resolved, COMPILED)
     if "captured" in resolved.launch.traits:
         return none(resolved, CAPTURED)
@@ -54,7 +52,7 @@ def predict(resolved: Resolved, kind: str = USUAL) -> Prediction:
 
 
 def with_asides(row: Resolved, kind: str, found: Prediction) -> Prediction:
-    """``found`` with the encoders and the VAE of the phases that the row asks for, once."""
+    """Return ``found`` with the encoders and the VAE of the phases that the row counts."""
     if not row.spec.phases or found.asides or found.method != "trace":
         return found
     from harness.planner.tracing import phases
@@ -63,8 +61,11 @@ def with_asides(row: Resolved, kind: str, found: Prediction) -> Prediction:
 
 
 def _told(parts: Sequence[Strategy], error: Exception) -> dict[str, str]:
-    """Why there is no trace, for a person: bad input and a trace given up say it; and what was
-    raised, in a library's words."""
+    """Return the reason for a missing trace, and the exception.
+
+    Bad input and ``NoTrace`` have messages of their own; other errors get the known limits of
+    ``parts``.
+    """
     known = isinstance(error, (BadInput, overhead.NoTrace))
     first = (str(error).strip() or type(error).__name__).splitlines()[0]
     return {
@@ -73,14 +74,16 @@ def _told(parts: Sequence[Strategy], error: Exception) -> dict[str, str]:
     }
 
 
-# ---- many ----
+# ---- Predictions of many rows ----
 
 
 def predict_each(
     rows: Sequence[Resolved], kinds: Sequence[str], jobs: int, limit: float
 ) -> Iterator[tuple[int, Prediction]]:
-    """(index, prediction) of each row, for a card of its kind, as it ends; ``jobs`` traces run at a
-    time, each for at most ``limit`` seconds."""
+    """Yield (index, prediction) of each row when it ends.
+
+    ``jobs`` traces run at a time, each for at most ``limit`` seconds.
+    """
     from harness.planner.tracing import extend, forks
 
     pieces = [_pieces(row, kind) for row, kind in zip(rows, kinds, strict=True)]
@@ -96,7 +99,7 @@ def predict_each(
 
 
 def _pieces(row: Resolved, kind: str) -> list[Callable[[], dict[str, Any]]]:
-    """What is traced of one row, each in a fork."""
+    """Return the functions that trace one row, each for a fork of its own."""
     from harness.planner.tracing import extend
 
     untraced = {"compiled", "captured"} & row.launch.traits
@@ -107,7 +110,7 @@ def _pieces(row: Resolved, kind: str) -> list[Callable[[], dict[str, Any]]]:
 
 
 def _ranks(row: Resolved) -> list[Resolved]:
-    """The row as each rank that is unlike the others."""
+    """Return the row once for each distinct rank."""
     engine = row.launch.engine
     as_ranks = (engine.standing_for(rank) for rank in engine.unlike(row.launch))
     launches = (dataclasses.replace(row.launch, engine=one) for one in as_ranks)
@@ -136,7 +139,7 @@ def _or_why(row: Resolved, piece: Callable[[], dict[str, Any]]) -> dict[str, Any
 
 
 def _joined(row: Resolved, ended: Sequence[Any]) -> Prediction:
-    """One row's prediction from what its forks returned."""
+    """Return one row's prediction from the results of its forks."""
     from harness.planner.tracing import extend
 
     made = [one.made for one in ended]
@@ -151,7 +154,8 @@ def _joined(row: Resolved, ended: Sequence[Any]) -> Prediction:
 
 
 def _fullest(row: Resolved, each: Sequence[Prediction]) -> Prediction:
-    """The prediction of the rank that holds the most in a step; of one that has none, why."""
+    """Return the prediction of the rank with the highest peak in a step, or one that has no
+    trace."""
     if len(each) == 1:
         return each[0]
     untraced = [one for one in each if one.steady is None]
@@ -164,7 +168,12 @@ def _fullest(row: Resolved, each: Sequence[Prediction]) -> Prediction:
 
 
 def main(argv: list[str]) -> int:
-    """Read what is asked, predict, write each, tell of each; until nothing more is asked."""
+    """Read requests, predict, and report each written prediction, until the requests end.
+
+    Each line of ASKED is the path of a request file: specs, their kinds of card and output files,
+    the parallel jobs and the time limit. TOLD gets the index of each prediction when it is written,
+    and ``DONE`` after the last.
+    """
     die_with_parent()
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # nothing here may touch a GPU
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -180,7 +189,7 @@ def main(argv: list[str]) -> int:
 
 
 def _answered(asked: dict[str, Any]) -> Iterator[int]:
-    """The index of each row of a request whose prediction is written."""
+    """Yield the index of each row of a request when its prediction is written."""
     rows = [resolve(_spec(fields)) for fields in asked["specs"]]
     import torch
 
@@ -191,7 +200,7 @@ def _answered(asked: dict[str, Any]) -> Iterator[int]:
 
 
 def _spec(fields: dict[str, Any]) -> Spec:
-    """A run of one rank for many is predicted as the rank that it stands for."""
+    """Return the spec to predict; one that simulates a world becomes one of all its ranks."""
     spec = Spec(**fields)
     return dataclasses.replace(spec, processes=spec.world, world=0) if spec.world else spec
 

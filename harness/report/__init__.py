@@ -1,8 +1,8 @@
-"""Reports: pure functions of results. The only place where numbers are derived; no torch.
+"""Reports: pure functions of results, and the only place that derives numbers. No torch.
 
 ``write_report`` writes report.md, .csv, .json and .html; ``print_report`` prints to a terminal;
-``compare`` sets two result sets against each other. Imports within go one way:
-anatomy -> rendering -> stories -> data. This module is for importers outside the report.
+``compare`` compares two result sets. Imports within the package go one way: anatomy ->
+rendering -> analyses -> data. Code outside the package imports from this module.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ def write_report(
     lost: list[str] | None = None,
     console: Console | None = None,
 ) -> list[Path]:
-    """Write every format to ``folder``, and print the report to ``console``; the paths written.
+    """Write every format to ``folder``, print the report to ``console``, and return the paths.
 
-    ``folder/suite.json`` may name the suite and its reference row; the recipe ``reference`` takes
-    that row's place. ``skipped`` has a line for each file that was no result.
+    ``folder/suite.json`` may name the suite and its reference row; the recipe ``reference``
+    replaces that row. ``skipped`` has a line for each file that is no result.
 
     Args:
-        lost: takes a line for each file that cannot be written, in place of the error.
+        lost: collects a line for each file that cannot be written, instead of an error.
 
     Raises:
-        OSError: a file cannot be written, and nobody asked which.
+        OSError: a file cannot be written, and ``lost`` is None.
     """
     folder = Path(folder)
     if lost is None:
@@ -87,7 +87,7 @@ def write_report(
 
 
 def _texts(report: Report) -> dict[str, str]:
-    """Name of each file -> its text."""
+    """Return the name of each file -> its text."""
     texts = {name: render(report) for name, render in FORMATS.items()}
     from harness.analyses.registry import STORIES
 
@@ -104,7 +104,7 @@ def print_report(
     suite: SuiteHead | None = None,
     reference: str | None = None,
 ) -> None:
-    """Print the ranking, the answers and what did not finish."""
+    """Print the ranking, the answers and the unfinished rows."""
     suite = _with_reference(suite or SuiteHead(), reference)
     left_out = [*skipped, *suite.skipped]
     text = of_usable(results, left_out, suite, {}, lambda report: _printed(report, console))
@@ -120,7 +120,7 @@ def _printed(report: Report, console: Console) -> str:
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
-    """Print what differs between two result sets."""
+    """Print the differences between two result sets."""
     from harness.report.rendering import terminal
 
     terminal.render_comparison(comparison, console)

@@ -1,9 +1,9 @@
-"""The story "quality": memory against samples, and what is claimed of inference with little memory,
-judged by the same rows.
+"""The ``sampled`` and ``quality`` analyses: memory by distance of samples, and claims on
+inference.
 
-A claim of memory is judged over the batches that its rows were measured at: with few samples a
-batch weights are most of the peak, with many activations are. A claim of quality is judged by a
-classifier: on digits that it takes the same for the same, whatever the latents' distance is.
+A claim on memory is judged over its rows' batches: at few samples weights are most of the peak,
+at many activations are. A claim on quality is judged by a classifier of digits: its answer
+counts, not the distance of latents.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from harness.report.figures import derive, units
 from harness.report.figures.fits import Band
 
 # ---- sampled ----
-# The story "sampled": memory against the distance of what is drawn, and against speed.
+# Memory by distance of the samples, and by speed.
 
 
 RECIPE, FRONT = "Recipe", "Front"
@@ -59,7 +59,7 @@ NOTE = (
 
 
 def sampled_tables(report: Report) -> list[Grid]:
-    """Rows in the suite's order, each against the reference."""
+    """Return rows in the suite's order, each compared with the reference."""
     rows, lines, marked = Rows(report), [], front(report)
     batch = report.groups[0].reference.spec.global_batch if report.groups else None
     for recipe in dict.fromkeys(report.suite.order):
@@ -76,10 +76,10 @@ def sampled_tables(report: Report) -> list[Grid]:
 
 
 def front(report: Report) -> set[int]:
-    """ids of the rows on the Pareto front of peak and distance, in the group of the reference."""
+    """Return the ids of rows on the Pareto front of peak and distance, in the reference's group."""
     group = report.groups[0] if report.groups else None
     rows = [row for row in group.rows if _able(row)] if group else []
-    # The front wants what is better to be larger.
+    # ``pareto_front`` takes larger second values as better.
     points = [(row.numbers.peak_bytes, -_far(row)) for row in rows]
     return {id(rows[index]) for index in derive.pareto_front(points)}
 
@@ -90,7 +90,7 @@ def _able(row: Row) -> bool:
 
 
 def _far(row: Row) -> float:
-    """The relative distance; rows that are equal are all as near as the reference."""
+    """Return the relative distance; rows that are equal to the reference have 0."""
     if row.versus.is_reference or row.versus.parity == "equal":
         return 0.0
     return row.drawn.away.relative
@@ -101,7 +101,7 @@ def _mark(row: Row, marked: set[int]) -> str:
 
 
 def _cells(row: Row, reference: Row) -> dict[str, str | None]:
-    """Head -> text; None, or no head, where there is nothing to say."""
+    """Return head -> text; None, or no head, without a value."""
     numbers, drawn = row.numbers, row.drawn
     if drawn is None:
         raise Missing(f"{row.label} drew no samples")
@@ -122,7 +122,7 @@ def _cells(row: Row, reference: Row) -> dict[str, str | None]:
 
 
 def _sizes(row: Row, reference: Row) -> dict[str, str | None]:
-    """The peak and the weights in it, and how they changed."""
+    """Return the peak, the weights in it, and their changes from the reference."""
     cells = {}
     for head, name in (("Peak", "peak_bytes"), ("Weights", "parameters_bytes")):
         mine, theirs = (getattr(r.numbers, name) for r in (row, reference))
@@ -133,15 +133,17 @@ def _sizes(row: Row, reference: Row) -> dict[str, str | None]:
 
 
 QUARTER, KEPT = 0.7, 0.95
-"""From which saving on a quarter is left (as a half is from 0.45 on), and from which share of
-samples that are taken for what the reference's are quality is kept."""
+"""The saving from which a quarter is left (as a half is from 0.45), and the kept quality.
+
+Quality is kept from this share of samples that are classified as the reference's are.
+"""
 BASE, HALVES = "single", "single+bf16_pure"
 INSTEAD = f"{BASE}+distilled:student="
 BITS = range(8, 1, -1)
 
 
 def tables(report: Report) -> list[Grid]:
-    """The rows' own table, and each claim with its verdict."""
+    """Return the table of rows, and each claim with its verdict."""
     rows = Rows(report)
     judged = claims.judged(CLAIMS, rows)
     title = f"Claims on inference, measured on {rows.model}"
@@ -164,7 +166,7 @@ def _note() -> str:
 
 
 def saves(parts: Sequence[str], least: float) -> claims.Rule:
-    """Whether each way to store weights saves so much of the peak in 16 bits."""
+    """Return a rule: each way to store weights saves ``least`` of the peak with 16-bit weights."""
 
     def rule(rows: Rows) -> Judgement:
         at = batches(rows, HALVES)
@@ -175,7 +177,7 @@ def saves(parts: Sequence[str], least: float) -> claims.Rule:
 
 
 def batches(rows: Rows, recipe: str) -> tuple[int, ...]:
-    """At which a recipe was measured, of the model that rows are of."""
+    """Return the batches at which a recipe was measured, on the rows' model."""
     alike = (row.spec for row in rows.rows if row.spec.recipe == recipe)
     found = sorted({spec.global_batch for spec in alike if spec.model == rows.model})
     if not found:
@@ -184,7 +186,7 @@ def batches(rows: Rows, recipe: str) -> tuple[int, ...]:
 
 
 def compresses(rows: Rows) -> Judgement:
-    """Whether palettes make the weights themselves smaller by half at least."""
+    """Judge if palettes at least halve the weights themselves."""
     base = weights(rows.get(BASE))
     saved = {bits: 1 - weights(row) / base for bits, row in palettes(rows)}
     texts = [f"{change(-part, -HALF)} in {bits} bits" for bits, part in saved.items()]
@@ -193,7 +195,7 @@ def compresses(rows: Rows) -> Judgement:
 
 
 def palettes(rows: Rows) -> list[tuple[int, Row]]:
-    """Bits -> the row of palettes of so many, of those that were measured."""
+    """Return bits -> the row of that palette, for each measured one."""
     found = []
     for bits in BITS:
         try:
@@ -206,10 +208,10 @@ def palettes(rows: Rows) -> list[tuple[int, Row]]:
 
 
 def weights(row: Row) -> int:
-    """Bytes of a row's parameters, as they are stored.
+    """Return the bytes of a row's parameters, as stored.
 
     Raises:
-        Missing: it was not traced.
+        Missing: the row was not traced.
     """
     if row.numbers.parameters_bytes is None:
         raise Missing(f"{row.label} was not traced")
@@ -220,7 +222,9 @@ def weights(row: Row) -> int:
 
 
 def keep(parts: Iterable[str]) -> claims.Rule:
-    """Whether each way to store weights draws what float32 does, to a classifier."""
+    """Return a rule: a classifier recognises the same in samples of each way to store weights and
+    of float32.
+    """
 
     def rule(rows: Rows) -> Judgement:
         found = {part: rows.get(f"{BASE}+{part}") for part in parts}
@@ -232,10 +236,10 @@ def keep(parts: Iterable[str]) -> claims.Rule:
 
 
 def agreed(row: Row) -> float:
-    """The share of a row's samples that are taken for what the reference's are.
+    """Return the share of a row's samples that are classified as the reference's are.
 
     Raises:
-        Missing: no classifier knows such samples.
+        Missing: the samples were not classified.
     """
     if row.drawn is None or row.drawn.agreed is None:
         raise Missing(f"what {row.label} drew was shown to no classifier, which knows digits alone")
@@ -251,7 +255,7 @@ def _of_quality(row: Row) -> str:
 
 
 def distilled(rows: Rows) -> Judgement:
-    """A student of fewer blocks, with weights of its own, beside the model it learned from."""
+    """Judge a student of fewer blocks and its own weights, compared with its teacher."""
     student = student_of(rows)
     teacher = rows.get(BASE, global_batch=student.spec.global_batch)
     shares = [row.drawn.recognised for row in (student, teacher)]
@@ -268,10 +272,10 @@ def distilled(rows: Rows) -> Judgement:
 
 
 def student_of(rows: Rows) -> Row:
-    """What drew with a student: in its teacher's place, or as a smaller model of its own.
+    """Return the row of a student: one in its teacher's place, or a smaller model.
 
     Raises:
-        Missing: nothing did.
+        Missing: there is none.
     """
     instead = sorted({r.spec.recipe for r in rows.rows if r.spec.recipe.startswith(INSTEAD)})
     if instead:
@@ -289,13 +293,13 @@ def student_of(rows: Rows) -> Row:
 
 
 def _who(student: Row) -> str:
-    """A file that was given, or a model."""
+    """Return the student's file, or its model."""
     recipe = student.spec.recipe
     return recipe.removeprefix(INSTEAD) if recipe.startswith(INSTEAD) else student.spec.model
 
 
 def verdict_of(held: dict[str, bool], numbers: str) -> Judgement:
-    """All, none, or which."""
+    """Return the verdict if all hold, none, or some, by name."""
     if all(held.values()):
         return Judgement(Verdict.HOLDS, numbers)
     if not any(held.values()):

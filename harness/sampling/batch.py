@@ -1,8 +1,8 @@
-"""A batch of samples, drawn by the sampler of the objective: the loop of a sampling run.
+"""The loop of a sampling run: the objective's sampler draws a batch of samples.
 
-Nothing of it knows a strategy but how the two halves of guidance are asked for. The noise and the
-labels depend on the spec alone, so that rows draw the same samples. Shape suffixes: B samples,
-C channels, H height, W width.
+The loop depends on strategies only in how it computes the two halves of guidance. Noise and
+labels depend on the spec alone, so all rows draw the same samples. Shape suffixes: B samples, C
+channels, H height, W width.
 """
 
 from __future__ import annotations
@@ -27,22 +27,24 @@ NOISE = "noise of a batch of samples"
 
 
 def labels_of(resolved: Resolved) -> Tensor:
-    """int64 [B] on the CPU: every class in turn."""
+    """Return int64 [B] on the CPU: every class in turn."""
     return torch.arange(resolved.spec.global_batch) % resolved.subject.data.classes
 
 
 def noise_of(resolved: Resolved) -> Tensor:
-    """float32 [B, C, H, W] on the CPU, the same on every machine."""
+    """Return float32 [B, C, H, W] on the CPU, equal on every machine."""
     shape = (resolved.spec.global_batch, *resolved.subject.data.sample_shape)
     return torch.randn(shape, generator=keyed(resolved.spec.seed, NOISE))
 
 
 @dataclass(kw_only=True)
 class Drawing:
-    """One rank's sampler; ranks that share samples have each all of their noise, and draw the same.
-    ``calls`` are the samples of each call of the model in the last
-    batch, ``drawn`` what it gave, and ``began`` a hash of what its first call was given;
-    ``indices`` are where ranks' parts of a prediction lie in it."""
+    """One rank's sampler. Ranks that share samples each have all of the noise, and draw the same.
+
+    ``calls``: samples of each call of the model in the last batch. ``drawn``: its output.
+    ``began``: a hash of the first call's input. ``indices``: positions of the ranks' parts in
+    an output.
+    """
 
     resolved: Resolved
     trained: TrainingRun
@@ -55,21 +57,21 @@ class Drawing:
 
     @classmethod
     def of(cls, resolved: Resolved, trained: TrainingRun) -> Drawing:
-        """Labels and noise on the run's device."""
+        """Create labels and noise on the run's device."""
         device = trained.accelerator.device
         labels, noise = labels_of(resolved).to(device), noise_of(resolved).to(device)
         return cls(resolved=resolved, trained=trained, labels_B=labels, noise_BCHW=noise)
 
     def batch(self, noise_BCHW: Tensor | None = None, *, first: int | None = None) -> Tensor:
-        """Samples [B, C, H, W] float32: of all labels, or of the ``first`` alone.
+        """Return samples [B, C, H, W] in float32, for all labels or only the ``first``.
 
         Args:
-            noise_BCHW: what they are drawn from; the spec's where it is None.
+            noise_BCHW: the initial noise; the spec's if None.
         """
         spec, trained = self.resolved.spec, self.trained
         noise = (self.noise_BCHW if noise_BCHW is None else noise_BCHW)[:first]
         self.calls.clear()
-        # Not in inference mode: there a trace sees whole layers, and not what these allocate.
+        # No inference mode: a trace would see whole layers, without their allocations.
         with torch.no_grad():
             predict = guided_by(
                 self._ask,
@@ -99,17 +101,17 @@ class Drawing:
         return out.float()  # the two halves are far larger than their difference
 
     def step(self) -> None:
-        """A whole batch, kept until the next begins."""
+        """Draw a whole batch, and keep it until the next one starts."""
         self.drawn = None
         self.drawn = self.batch()
 
     def watched_step(self) -> None:
-        """The same, with a look at what it is drawn from: in no timed step."""
+        """Draw a batch and record a hash of its input; never in a timed step."""
         self.began = "unseen"
         self.step()
 
     def moved(self) -> Tensor:
-        """The noise with the last bit of each number moved, up or down by chance."""
+        """Return the noise with the last bit of each number moved up or down at random."""
         noise = self.noise_BCHW.cpu()
         up = torch.rand(noise.shape, generator=keyed(self.resolved.spec.seed, "up")) < 0.5
         ends = torch.where(up, torch.inf, -torch.inf)
@@ -117,22 +119,21 @@ class Drawing:
 
 
 def digest(tensor: Tensor) -> str:
-    """A short hash of float32 values."""
+    """Return a short hash of float32 values."""
     values = tensor.detach().float().cpu().contiguous().numpy().astype("<f4")
     return hashlib.sha256(values.tobytes()).hexdigest()[:16]
 
 
-# ---- prepare ----
-# From a resolved spec to a model that draws samples: the only place where one is made.
+# ---- preparation ----
 
 
 def prepare(
     resolved: Resolved, accelerator: Accelerator, enter: Callable[[str], None]
 ) -> tuple[Drawing, Building]:
-    """Build, edit, fill, prepare and attach, in slot order, with nothing that trains.
+    """Build, edit, fill, prepare and attach the model, in slot order, without training parts.
 
     Args:
-        enter: told when the phases load and prepare begin.
+        enter: called when the phases load and prepare start.
     """
     recipe, launch, spec = resolved.recipe, resolved.launch, resolved.spec
     enter("load")

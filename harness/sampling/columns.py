@@ -1,4 +1,4 @@
-"""How rows that draw samples are shown: their columns, and what all of them share."""
+"""Columns of rows that draw samples, and the sentence on their shared setting."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def setting(group: Group) -> str:
 
 
 def drawn_cell(row: Row) -> str | None:
-    """The same of what was drawn: the verdict on samples, with their relative distance."""
+    """Return the verdict on samples, with their relative distance if they differ."""
     if row.drawn is None:
         return None
     word, away = row.versus.parity, row.drawn.away
@@ -42,7 +42,7 @@ def _away(name: str) -> Callable[[Row], Any]:
 
 
 def psnr(row: Row) -> Any:
-    """In decibels; "same" where not a bit differs."""
+    """Return the PSNR in decibels; "same" if no bit differs."""
     found = _away("psnr_db")(row)
     return "same" if found == math.inf else found
 

@@ -1,7 +1,8 @@
-"""What a row drew against what its reference drew: distances, the limit of equality, the verdict.
+"""Samples of a row compared with its reference's: distances, the limit of equality, and the
+verdict.
 
-For rows that draw samples this takes the place of the parity of losses. Distances are of the kept
-latents, of all values together: relative L2 error, and PSNR against the span of the reference's.
+For sampling rows this replaces the parity of losses. Distances are over all values of the
+stored latents: the relative L2 error, and the PSNR with the range of the reference's values.
 """
 
 from __future__ import annotations
@@ -18,19 +19,24 @@ from harness.report.figures.parity import Verdict
 from harness.result import Result
 
 ROUNDOFF = 2.0**-24
-"""Of float32."""
+"""Unit roundoff of float32."""
 SLACK = 4.0
 LOOSEST = 1e-3
-"""Where a sampler makes more of a rounding than that, equality says nothing any more: rows further
-apart are shown so."""
+"""Upper bound of the limit. If a sampler amplifies rounding further, equality has no meaning.
+
+Rows beyond the bound are shown as different.
+"""
 SAME = ("sampler_steps", "cfg_scale", "seed", "weights", "init", "model", "objective", "data")
-"""Of a spec: what decides the samples. Rows that differ in one are not compared."""
+"""Fields of a spec that decide the samples. Rows that differ in one are not compared."""
 
 
 @dataclass(frozen=True)
 class Distance:
-    """How far samples are from the reference's: ``relative`` L2 error of all kept latents, and of
-    the ``worst`` sample; ``psnr_db`` in decibels, infinite where they are the same."""
+    """The distance of samples from the reference's.
+
+    ``relative``: L2 error of all stored latents. ``worst``: that of the worst sample.
+    ``psnr_db``: in decibels, infinite if they are equal.
+    """
 
     relative: float
     worst: float
@@ -39,11 +45,13 @@ class Distance:
 
 @dataclass(frozen=True)
 class DrawnRow:
-    """What a row drew, beside its reference: median ``latency_seconds`` of a sample drawn alone,
-    the ``limit`` up to which samples would be equal, and how far they are (``away``; None for the
-    reference itself, and where ``why_not`` says that they do not compare). Of digits the share of
-    samples that a classifier takes for what was asked (``recognised``), and for what it takes the
-    reference's sample for (``agreed``)."""
+    """The samples of a row, compared with its reference's.
+
+    ``latency_seconds``: median of a sample drawn alone. ``limit``: distance up to which samples
+    count as equal. ``away``: the distance; None for the reference itself, or if ``why_not`` has
+    the reason. ``recognised``: share of digits that a classifier recognises as their labels.
+    ``agreed``: share that it classifies as the reference's samples.
+    """
 
     latency_seconds: float
     evaluations: int
@@ -56,7 +64,7 @@ class DrawnRow:
 
 
 def drawn_row(results: Sequence[Result], reference: Result, *, is_reference: bool) -> DrawnRow:
-    """Of the repetitions of one row; the furthest of them counts."""
+    """Return the repetitions of one row compared; the largest distance counts."""
     first = results[0]
     seconds = [s for result in results for s in result.drawn.latency_seconds]
     why = not_comparable(first, reference)
@@ -74,24 +82,24 @@ def drawn_row(results: Sequence[Result], reference: Result, *, is_reference: boo
 
 
 def share_alike(ours: Sequence[int] | None, theirs: Sequence[int] | None) -> float | None:
-    """The share of samples of one class in both; None where one of them is not known."""
+    """Return the share of samples with the same class in both; None if one is unknown."""
     if not ours or not theirs or len(ours) != len(theirs):
         return None
     return sum(a == b for a, b in zip(ours, theirs, strict=True)) / len(ours)
 
 
 def latents(result: Result) -> np.ndarray:
-    """float64 [B, C, H, W]: the kept samples.
+    """Return the stored samples, float64 [B, C, H, W].
 
     Raises:
-        ValueError: the text is not as many numbers as its shape says.
+        ValueError: the text has another number of values than the shape.
     """
     raw = base64.b64decode(result.drawn.latents, validate=True)
     return np.frombuffer(raw, "<f4").astype(np.float64).reshape(result.drawn.shape)
 
 
 def not_comparable(row: Result, reference: Result) -> str:
-    """Why two rows' samples are not compared, by the name of what differs; empty where they are."""
+    """Return the difference that prevents a comparison of two rows' samples; empty if none."""
     if row.drawn is None or reference.drawn is None:
         return "one of them drew no samples"
     for name in SAME:
@@ -114,7 +122,7 @@ def _value(result: Result, name: str) -> object:
 
 
 def distance(row: Result, reference: Result) -> Distance:
-    """How far a row's samples are from the reference's; of rows that compare."""
+    """Return the distance of a row's samples from those of a comparable reference."""
     ours, theirs = latents(row), latents(reference)
     gap, axes = ours - theirs, tuple(range(1, theirs.ndim))
     each = np.sqrt((gap**2).sum(axis=axes)) / np.sqrt((theirs**2).sum(axis=axes))
@@ -124,11 +132,11 @@ def distance(row: Result, reference: Result) -> Distance:
 
 
 def limit(reference: Result) -> float:
-    """The relative distance up to which samples of float32 are equal.
+    """Return the relative distance up to which samples of float32 are equal.
 
-    Each product of each evaluation rounds once more, at most by ``ROUNDOFF`` of its size, and the
-    roundings of many add up as the root of their number. What the sampler makes of one such
-    rounding the reference has measured: its ``echo``, of a last bit of the noise.
+    Each product of each evaluation adds a rounding of at most ``ROUNDOFF``, and n roundings add
+    up to their square root. The reference has measured the sampler's amplification of one
+    rounding: its ``echo``, the effect of the last bit of the noise.
     """
     drawn = reference.drawn
     roundings = drawn.evaluations * drawn.products
@@ -136,7 +144,7 @@ def limit(reference: Result) -> float:
 
 
 def against(row: Result, reference: Result) -> Verdict:
-    """Whether ``row`` drew what the reference did, or what its design explains."""
+    """Judge if ``row`` drew the reference's samples, or differs by design."""
     why = not_comparable(row, reference)
     if why:
         return Verdict("not comparable", why)

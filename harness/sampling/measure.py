@@ -1,7 +1,8 @@
-"""A measured run that draws samples: prepare, draw batches, prove, audit, and write it down.
+"""A measured sampling run: prepare, draw batches, collect evidence, audit, and write the result.
 
-The phases are those of a training run (``harness.phases``), in which a step is a batch of samples:
-the first batch is its warm-up, ``steady`` a whole batch from noise to samples under the meter.
+The phases are those of a training run (``harness.phases``), with a batch of samples as the
+step. The first batch is the warm-up; ``steady`` is a whole batch, from noise to samples, under
+the meter.
 """
 
 from __future__ import annotations
@@ -34,23 +35,23 @@ from harness.worker.status import Reporter
 from strategies.evidence.rules import relative_error
 from strategies.evidence.watching import observe_step
 
-# ---- checks ----
-# Was what was drawn what was asked for? The audit of a sampling run.
-#
-# What is found is read from the calls of the model and from the samples themselves; a row with one
-# failed check is void and never ranked.
+# ---- audit ----
+# The checks read the model's calls and the samples. A row with one failed check is void, and never
+# ranked.
 
 
 AGAIN = 1e-3
-"""Relative distance of a batch to the same drawn again in this process: the model did not move."""
+"""Relative distance allowed between a batch and its repetition; a larger one means the model
+changed.
+"""
 
 
 def audit(resolved: Resolved, drawing: Drawing, kept: Tensor) -> list[Check]:
-    """The checks that hold for every recipe.
+    """Return the checks that hold for every recipe.
 
     Args:
-        drawing: behind a watched batch.
-        kept: the samples of the last timed batch, on this rank; every rank asks.
+        drawing: after a watched batch.
+        kept: this rank's samples of the last timed batch. Every rank must call this.
     """
     spec, trained = resolved.spec, drawing.trained
     accelerator, shape = trained.accelerator, resolved.subject.data.sample_shape
@@ -75,7 +76,7 @@ def audit(resolved: Resolved, drawing: Drawing, kept: Tensor) -> list[Check]:
 
 
 def _asked_calls(resolved: Resolved) -> dict[str, int]:
-    """Samples a call -> calls, by closed form."""
+    """Return samples per call -> expected calls, by closed form."""
     spec, apart = resolved.spec, resolved.recipe.guides_apart
     halves = 1 if spec.scale == 1 else 2
     size = spec.global_batch * (1 if apart else halves)
@@ -86,21 +87,18 @@ def _found_calls(drawing: Drawing) -> dict[str, int]:
     return {str(size): count for size, count in Counter(drawing.calls).items()}
 
 
-# ---- recognise ----
-# Which digit a sample looks like, to a classifier that was trained on the same digits.
-#
-# A support vector machine on 8 x 8 pixels with the settings of scikit-learn's own example for
-# these digits ("Recognizing hand-written digits"): trained in a tenth of a second, the same each
-# time.
+# ---- digit classifier ----
+# A support vector machine on 8 x 8 pixels, with the settings of scikit-learn's example for these
+# digits ("Recognizing hand-written digits"). Training takes 0.1 s and is deterministic.
 
 
 SIDE, GREY = 8, 8.0
-"""Pixels of a digit's side, and the grey level that 0 of a latent stands for."""
+"""Pixels of a digit's side, and the grey level of a latent's 0."""
 GAMMA = 1e-3
 
 
 def recognised(x_BCHW: Tensor) -> list[int]:
-    """The digit that each sample is taken for."""
+    """Return the digit that the classifier predicts for each sample."""
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)
@@ -108,14 +106,16 @@ def recognised(x_BCHW: Tensor) -> list[int]:
 
 
 def classifier(images: Any, labels: Any) -> Any:
-    """It, trained on ``images`` [n, 64] of grey levels 0 to 16 and their ``labels`` [n]."""
+    """Return the classifier, trained on ``images`` [n, 64] of grey levels 0 to 16 and ``labels``
+    [n].
+    """
     from sklearn.svm import SVC
 
     return SVC(gamma=GAMMA).fit(images, labels)
 
 
 def pixels_of(x_BCHW: Tensor) -> Any:
-    """float32 [B, 64] of grey levels 0 to 16: what a digit's latent was made of."""
+    """Return the digits of latents, float32 [B, 64] of grey levels 0 to 16."""
     grey = x_BCHW.detach().float().cpu().mean(dim=1, keepdim=True)
     small = F.avg_pool2d(grey, grey.shape[-1] // SIDE)
     return ((small + 1) * GREY).clamp(0, 2 * GREY).flatten(1).numpy()
@@ -123,22 +123,22 @@ def pixels_of(x_BCHW: Tensor) -> Any:
 
 PICTURE = "samples.png"
 ALONE = 3
-"""Single samples whose latency is taken, behind one that warms up."""
+"""Single samples whose latency is measured, after one for warm-up."""
 KEPT = 4
-"""Samples whose latents are kept in the result."""
+"""Samples whose latents the result stores."""
 COLUMNS = 8
 
 
 @dataclass(kw_only=True)
 class DrawingBench(Bench):
-    """A bench on which a step is a batch of samples."""
+    """A bench whose step is a batch of samples."""
 
     drawing: Drawing
     kept: Tensor | None = None
 
     @property
     def baseline(self) -> tuple[Any, ...]:
-        """The samples that are kept for the result: whoever draws some hands them on."""
+        """The samples kept for the result, which count as held before the step."""
         return () if self.kept is None else (self.kept,)
 
     def step(self) -> None:
@@ -148,8 +148,10 @@ class DrawingBench(Bench):
 def measure(
     resolved: Resolved, folder: Path, reporter: Reporter, *, control: str | None = None
 ) -> Result | None:
-    """Draw samples from noise, and measure it: one process, or ranks that share each sample. The
-    result on rank 0, None elsewhere. ``control`` names a sabotage."""
+    """Draw samples from noise and measure them, on one process or on ranks that share each sample.
+
+    The result is on rank 0, None elsewhere. ``control`` names a sabotage.
+    """
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
     bench = _begin(resolved, folder, reporter)
     drawing, trained = bench.drawing, bench.run.trained
@@ -173,13 +175,13 @@ def measure(
         bench, ranks, [], checks,
         {"started": started, "evidence": evidence},
     )  # fmt: skip
-    result.parameters = resolved.subject.parameters  # codes are not the weights they stand for
+    result.parameters = resolved.subject.parameters  # packed codes are fewer than the weights
     result.drawn = _drawn(resolved, kept, alone, relative_error(moved.double(), kept.double()))
     return result
 
 
 def _begin(resolved: Resolved, folder: Path, reporter: Reporter) -> DrawingBench:
-    """Everything up to the first batch."""
+    """Do everything before the first batch."""
     before = cards_before(resolved.spec.device)
     accelerator = setup.make_accelerator(resolved)
     setup.rehearse(resolved, accelerator)
@@ -208,8 +210,10 @@ def _begin(resolved: Resolved, folder: Path, reporter: Reporter) -> DrawingBench
 
 
 def _batches(bench: DrawingBench) -> None:
-    """Warm-up, memory, settling, clock: as the steps of a training, but that a batch of many calls
-    of the model settles the heap by itself."""
+    """Run warm-up, memory, settling and timed batches, as the steps of a training.
+
+    A batch of many model calls settles the heap by itself.
+    """
     spec, meter, reporter = bench.resolved.spec, bench.meter, bench.reporter
     reporter.enter("warmup", spec.warmup)
     meter.enter("first_step")
@@ -239,8 +243,9 @@ def _take(bench: DrawingBench, count: int) -> None:
 
 
 def _alone(bench: DrawingBench) -> list[float]:
-    """Seconds of single samples, one after the other, from noise to sample; of ranks that draw it
-    together those of the slowest."""
+    """Return the seconds of single samples, one after the other; of shared samples, the slowest
+    rank's.
+    """
     seconds, trained = [], bench.run.trained
     for index in range(1 + ALONE):
         bench.meter.synchronize()

@@ -1,8 +1,9 @@
-"""What is trained: models behind one interface, and the objectives they are trained to.
+"""Trainable models behind one interface (subjects), and their training objectives.
 
-A model's name is a DiT's (``DiT-S/4:depth=24``; ``DiT-S/4:tokens=8192``), one of the diffusers
-library's (``flux-dev``, ``diffusers:CLASS``), or names a class or a function in a file of one's own
-(``my_model.py:Mine``).
+A model's name is one of these:
+- a DiT (``DiT-S/4:depth=24``; ``DiT-S/4:tokens=8192``);
+- a model of the diffusers library (``flux-dev``, ``diffusers:CLASS``);
+- a class or function in a user's file (``my_model.py:Mine``).
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ __all__ = ["kind_of", "subject_of"]
 
 
 def kind_of(model: str) -> type[Subject]:
-    """The class of the subject that ``model`` names.
+    """Return the class of the subject that ``model`` names.
 
     Raises:
-        BadInput: it names a file that has none, or is near the name of a preset.
+        BadInput: the file has no subject, or the name is close to that of a preset.
     """
     if own_module.is_file(model):
         return own_module.load(model)
@@ -49,14 +50,14 @@ def subject_of(
     class_dropout: float = 0.1,
     shaping: Shaping | None = None,
 ) -> Subject:
-    """The subject that ``model`` names, for data of these facts, shaped as a spec asks.
+    """Return the subject that ``model`` names, for data of these facts and with the spec's shaping.
 
     Raises:
         BadInput: an unknown model, or one that does not fit its data or the objective.
     """
     kind, shaping = kind_of(model), shaping or Shaping()
     if is_cache(shaping.data):
-        kind.buckets(shaping, model)  # refuses what is not trained from it
+        kind.buckets(shaping, model)  # raises if the model cannot train on that cache
     if kind is Dit and shaping.frames > 1:
         kind = VideoDit
     subject = kind.of(

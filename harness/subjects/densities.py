@@ -1,8 +1,8 @@
-"""How the times of flow matching are drawn: by which density, and shifted how far. No torch above.
+"""Densities of the time in flow matching, with a shift. No torch at import.
 
 ``flow:density=logit_normal,shift=3``: a density of the noise level s in (0, 1), and a shift that
-moves it towards noise, s' = shift s / (1 + (shift - 1) s), as large samples want it.
-Source: Esser et al. 2024, Scaling Rectified Flow Transformers (arXiv:2403.03206), 3.1 and 5.3.2.
+moves it towards noise, s' = shift s / (1 + (shift - 1) s), which large samples need. Source: Esser
+et al. 2024, Scaling Rectified Flow Transformers (arXiv:2403.03206), 3.1 and 5.3.2.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ KINDS = ("uniform", "logit_normal", "mode")
 
 @dataclass(frozen=True)
 class Density:
-    """``mean`` and ``std`` are those of the logit; ``scale`` is the mode's, 0.8 to 1.81 in use."""
+    """``mean`` and ``std`` are those of the logit; ``scale`` is the mode density's, usually 0.8 to
+    1.81."""
 
     density: str = "uniform"
     mean: float = 0.0
@@ -33,7 +34,7 @@ class Density:
     shift: float = 1.0
 
     def draw(self, generator: torch.Generator, count: int, device: torch.device | str) -> Tensor:
-        """Noise levels in (0, 1), float32 [count]."""
+        """Sample noise levels in (0, 1), float32 [count]."""
         import torch
 
         if self.density == "logit_normal":
@@ -47,10 +48,10 @@ class Density:
 
 
 def check(objective: str) -> None:
-    """Refuse an objective whose parameters cannot be.
+    """Refuse an objective with impossible parameters.
 
     Raises:
-        BadInput: names the parameter and the way out.
+        BadInput: names the parameter and a remedy.
     """
     kind, colon, text = objective.partition(":")
     if colon and kind != "flow":
@@ -60,10 +61,10 @@ def check(objective: str) -> None:
 
 
 def read(text: str) -> Density:
-    """``density=logit_normal,shift=3`` as a density.
+    """Parse ``density=logit_normal,shift=3`` into a density.
 
     Raises:
-        BadInput: an unknown parameter or a value that cannot be.
+        BadInput: an unknown parameter or an impossible value.
     """
     names = {f.name for f in dataclasses.fields(Density)}
     given: dict[str, str | float] = {}

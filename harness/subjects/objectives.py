@@ -1,12 +1,12 @@
-"""Objectives: what a model is trained to predict, and how samples are drawn from it.
+"""Training objectives, their samplers, and classifier-free guidance.
 
 ``epsilon``: discrete diffusion (DDPM, arXiv:2006.11239; learned variance, arXiv:2102.09672), with
-the settings of DiT (arXiv:2212.09748): 1000 steps, linear betas, noise prediction, variance
-learned between its two bounds. ``flow``: the linear path and velocity prediction of SiT
-(arXiv:2401.08740). Numerically these are the public references', given equal noise and t.
+the settings of DiT (arXiv:2212.09748): 1000 steps, linear betas, noise prediction, variance learned
+between its two bounds. ``flow``: the linear path and velocity prediction of SiT (arXiv:2401.08740).
+Both equal the public references numerically, given equal noise and t.
 
 Shape suffixes: B batch, C channels, H height, W width; a plain suffix 1 is a broadcast axis.
-Samples may have more axes than these or fewer, as a video or packed tokens.
+Samples may have more or fewer axes, such as a video or packed tokens.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Predict = Callable[[Tensor, Tensor], Tensor]
 
 
 class Objective(Protocol):
-    """What the trainer needs to know of a way to train."""
+    """Interface of an objective."""
 
     def draw(
         self,
@@ -41,7 +41,7 @@ class Objective(Protocol):
         sample_shape: tuple[int, ...],
         device: torch.device | str,
     ) -> tuple[Tensor, Tensor]:
-        """Timesteps [count] and noise [count, *sample_shape], both on ``device``."""
+        """Return random timesteps [count] and noise [count, *sample_shape], both on ``device``."""
 
     def loss(
         self,
@@ -50,7 +50,7 @@ class Objective(Protocol):
         t_B: Tensor,
         noise_BCHW: Tensor,
     ) -> Tensor:
-        """Loss of each sample, float32 [B], from one call ``predict(x_t, t)``."""
+        """Return the loss of each sample, float32 [B], from one call ``predict(x_t, t)``."""
 
     def sample(
         self,
@@ -60,20 +60,20 @@ class Objective(Protocol):
         steps: int,
         generator: torch.Generator | None,
     ) -> Tensor:
-        """Samples [B, C, H, W] from noise, by the predictions of a model in eval mode."""
+        """Generate samples [B, C, H, W] from noise, with a model in eval mode."""
 
 
 class Tables:
-    """Per-step numbers of a discrete diffusion, in float64 until they reach a device.
+    """Per-step coefficients of a discrete diffusion, in float64 until they reach a device.
 
-    A column a quantity, so that one gather serves a batch. ``betas`` is float64 [S].
+    Each quantity is a column, so that one gather serves a batch. ``betas`` is float64 [S].
     """
 
     def __init__(self, betas: np.ndarray):
         alphas, kept = 1 - betas, np.cumprod(1 - betas)
         before = np.append(1.0, kept[:-1])
         variance = betas * (1 - before) / (1 - kept)
-        # The first step's true variance is 0; the reference takes the second step's there.
+        # The first step's true variance is 0; the reference uses the second step's there.
         low = np.log(np.append(variance[1], variance[1:]))
         to_noise = np.sqrt(1 / kept - 1)
         first = betas * np.sqrt(before) / (1 - kept)
@@ -92,14 +92,16 @@ class Tables:
         self._traced: tuple[object, Tensor] | None = None
 
     def at(self, t_B: Tensor, like: Tensor, *names: str) -> Iterator[Tensor]:
-        """The named columns at steps ``t_B``, float32 on t's device, each [B, 1, ..., 1] with as
-        many axes as ``like``."""
+        """Yield the named columns at steps ``t_B``, float32 on t's device.
+
+        Each is [B, 1, ..., 1] with as many axes as ``like``.
+        """
         rows = self._on_device_of(t_B)[t_B]
         order, axes = list(self.columns), [None] * (like.ndim - 1)
         return (rows[(slice(None), order.index(name), *axes)] for name in names)
 
     def _on_device_of(self, t_B: Tensor) -> Tensor:
-        mode = getattr(t_B, "fake_mode", None)  # of a trace: its tensors must not leave it
+        mode = getattr(t_B, "fake_mode", None)  # a trace's fake tensors must not outlive it
         if mode is None and t_B.device in self._on:
             return self._on[t_B.device]
         if mode is not None and self._traced and self._traced[0] is mode:
@@ -114,31 +116,31 @@ class Tables:
 
 
 def spaced_steps(count: int) -> list[int]:
-    """``count`` of the 1000 training steps, first and last among them, evenly spread.
+    """Return ``count`` evenly spaced steps of the 1000 training steps, with the first and the last.
 
     Raises:
         ValueError: fewer than 2 or more than 1000.
     """
     if not 2 <= count <= STEPS:
         raise ValueError(f"{count} sampling steps; give 2 to {STEPS}")
-    # Summed as the reference sums, so that ties round to the same step.
+    # Summed like the reference, so that ties round to the same step.
     strides = itertools.repeat((STEPS - 1) / (count - 1), count - 1)
     return [round(place) for place in itertools.accumulate(strides, initial=0.0)]
 
 
 def linear_betas() -> np.ndarray:
-    """Ho et al.'s schedule: float64 [1000] from 1e-4 to 0.02."""
+    """Return Ho et al.'s schedule: float64 [1000] from 1e-4 to 0.02."""
     return np.linspace(1e-4, 0.02, STEPS, dtype=np.float64)
 
 
 def spaced_tables(steps: list[int]) -> Tables:
-    """Tables of the shorter diffusion that visits only ``steps`` of the full one."""
+    """Return tables of the shorter diffusion that visits only ``steps`` of the full one."""
     kept = np.cumprod(1 - linear_betas())[steps]
     return Tables(1 - kept / np.append(1.0, kept[:-1]))
 
 
 class Diffusion:
-    """A discrete diffusion of 1000 steps, whatever of it is predicted."""
+    """A discrete diffusion of 1000 steps; subclasses choose the predicted quantity."""
 
     def __init__(self) -> None:
         self.tables = Tables(linear_betas())
@@ -156,7 +158,7 @@ class Epsilon(Diffusion):
     def loss(self, predict, x_BCHW, t_B, noise_BCHW):
         """See ``Objective.loss``; squared error of the noise plus the variational bound (bits).
 
-        The bound trains the variance alone: the mean enters it without gradient.
+        The bound trains only the variance: the mean enters it without gradient.
         """
         names = ("signal", "noise", "mean_error", "log_low", "log_span")
         signal, scale, mean_error, log_low, log_span = self.tables.at(t_B, x_BCHW, *names)
@@ -188,7 +190,7 @@ class Epsilon(Diffusion):
 
 
 def ancestral_step(tables: Tables, x_BCHW: Tensor, index: int, out: Tensor, draw: Tensor) -> Tensor:
-    """One step of DDPM from ``index`` to ``index - 1``; the last one (0) adds no noise.
+    """Take one DDPM step from ``index`` to ``index - 1``; the last one (0) adds no noise.
 
     Args:
         out: the model's output [B, 2C, H, W] at that step.
@@ -206,32 +208,37 @@ def ancestral_step(tables: Tables, x_BCHW: Tensor, index: int, out: Tensor, draw
 
 
 def _kl(miss: Tensor, above_low: Tensor, log_low: Tensor) -> Tensor:
-    """KL in nats, elementwise, of normals whose means differ by ``miss`` and whose log variances
-    are ``log_low`` (true) and ``log_low + above_low`` (predicted)."""
+    """Return the elementwise KL divergence in nats of two normals.
+
+    Their means differ by ``miss``; their log variances are ``log_low`` (true) and ``log_low +
+    above_low`` (predicted).
+    """
     shrink = torch.exp(-above_low)
     return 0.5 * (above_low - 1 + shrink + miss.square() * torch.exp(-log_low) * shrink)
 
 
 def _log_likelihood(x: Tensor, miss: Tensor, log_variance: Tensor) -> Tensor:
-    """Log-likelihood in nats, elementwise, of 8-bit values ``x`` in [-1, 1] under a normal whose
-    mean lies ``miss`` below them, integrated over each value's bin."""
+    """Return the elementwise log-likelihood in nats of 8-bit values ``x`` in [-1, 1].
+
+    The normal's mean lies ``miss`` below the values; it is integrated over each value's bin.
+    """
     inverse = torch.exp(-0.5 * log_variance)
     above = _normal_cdf(inverse * (miss + 1 / 255))
     below = _normal_cdf(inverse * (miss - 1 / 255))
-    # The outermost bins reach to infinity.
+    # The outermost bins extend to infinity.
     mass = torch.where(x < -0.999, above, torch.where(x > 0.999, 1 - below, above - below))
     return mass.clamp(min=1e-12).log()
 
 
 def _normal_cdf(x: Tensor) -> Tensor:
-    """The tanh approximation that the reference's likelihood is defined with."""
+    """Return the tanh approximation of the normal CDF that the reference's likelihood uses."""
     return 0.5 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
 class Flow:
     """Velocity prediction on the straight path: t = 0 is noise, t = 1 is data.
 
-    ``density`` is of the noise level 1 - t; None: t is uniform.
+    ``density`` is of the noise level 1 - t; None means uniform t.
     """
 
     def __init__(self, density: Density | None = None) -> None:
@@ -255,9 +262,10 @@ class Flow:
 
     @torch.no_grad()
     def sample(self, predict, noise_BCHW, *, steps, generator=None, method="heun"):
-        """See ``Objective.sample``; ``steps`` even steps of Heun's (two calls each) or Euler's.
+        """See ``Objective.sample``; ``steps`` even steps of Heun's method (two calls each) or
+        Euler's.
 
-        Deterministic: ``generator`` is taken only so that objectives are called alike.
+        The method is deterministic; ``generator`` exists only for the common interface.
 
         Raises:
             ValueError: no steps, or an unknown method.
@@ -280,48 +288,47 @@ def _repeat(t: float, x_BCHW: Tensor) -> Tensor:
 
 
 OBJECTIVES: dict[str, Objective] = {"epsilon": Epsilon(), "flow": Flow()}
-"""Name -> objective, as ``Spec.objective`` spells it."""
+"""Name -> objective, as in ``Spec.objective``."""
 
 
-# ---- masked ----
-# Masked tokens: some of a sample's tokens are hidden, and predicted from the others.
-#
-# As MaskGIT trains (Chang et al. 2022, arXiv:2202.04200): a share cos(pi u / 2) of the tokens is
-# hidden, u uniform, and the loss is the cross entropy of the hidden ones. One thing differs: the
-# sum is divided by the number of all tokens, not of the hidden ones, so that a step's loss does
-# not depend on how the batch was cut (masked diffusion, arXiv:2406.07524, differs in weights
-# alone).
+# ---- masked tokens ----
+# Training follows MaskGIT (Chang et al. 2022, arXiv:2202.04200): a share cos(pi u / 2) of the
+# tokens is hidden, with uniform u, and the loss is the cross entropy of the hidden ones. One thing
+# differs: the sum is divided by the number of all tokens, not of the hidden ones, so that a step's
+# loss does not depend on how the batch is split. (Masked diffusion, arXiv:2406.07524, differs only
+# in weights.)
 
 
 class Masked:
-    """Samples are tokens int64 [B, T]; the model takes them in pairs [B, 2, T]: what it sees, with
-    ``HIDDEN`` where a token is hidden, and what it is to say there, ``IGNORED`` elsewhere."""
+    """Prediction of hidden tokens from the visible ones.
+
+    Samples are tokens int64 [B, T]. The model takes pairs [B, 2, T]: the input, with ``HIDDEN`` for
+    a hidden token, and the target, with ``IGNORED`` for a visible token.
+    """
 
     HIDDEN = -1
 
     def draw(self, generator, count, sample_shape, device):
-        """See ``Objective.draw``; t is u, the noise says which tokens are hidden first."""
+        """See ``Objective.draw``; t is u, and the noise orders the tokens for hiding."""
         t_B = torch.rand(count, generator=generator, device=device)
         return t_B, torch.rand((count, *sample_shape), generator=generator, device=device)
 
     def loss(self, predict: Any, x_BT: Tensor, t_B: Tensor, noise_BT: Tensor) -> Tensor:
-        """See ``Objective.loss``; [1], the mean over the batch's tokens, 0 where one was seen."""
+        """See ``Objective.loss``; [1], the mean over the batch's tokens, 0 for a visible one."""
         hidden_BT = noise_BT < torch.cos(t_B * (math.pi / 2))[:, None]
         seen = torch.where(hidden_BT, self.HIDDEN, x_BT)
         wanted = torch.where(hidden_BT, x_BT, IGNORED)
         return predict(torch.stack([seen, wanted], 1), t_B).float().reshape(-1)
 
     def sample(self, predict, noise_BCHW, *, steps, generator):
-        """Samples of such models are codes of a tokenizer that is not here."""
+        """Not supported: the samples are codes of a tokenizer that is not available here."""
         raise NotImplementedError("samples are drawn of epsilon and flow")
 
 
 # ---- named objectives ----
-# Objectives by the name that a spec has for them, those of public models among them.
-#
 # ``velocity``: a diffusion that predicts a mixture of noise and data, as CogVideoX is trained
-# (Salimans and Ho 2022, arXiv:2202.00512). ``own``: the loss is the subject's. ``masked``: of
-# hidden tokens.
+# (Salimans and Ho 2022, arXiv:2202.00512). ``own``: the model's own loss. ``masked``: hidden
+# tokens.
 
 
 class Velocity(Diffusion):
@@ -335,24 +342,24 @@ class Velocity(Diffusion):
         return (out.float() - velocity).square().flatten(1).mean(1)
 
     def sample(self, predict, noise_BCHW, *, steps, generator):
-        """Samples of such models are latents of a VAE that is not here."""
+        """Not supported: the samples are latents of a VAE that is not available here."""
         raise NotImplementedError("samples are drawn of epsilon and flow")
 
 
 class Own:
-    """What the model's own loss says (``strategies.subject.Subject.predict`` returns it)."""
+    """The model's own loss, which ``strategies.subject.Subject.predict`` returns."""
 
     def draw(self, generator, count, sample_shape, device):
-        """See ``Objective.draw``; nothing is drawn: a place a sample."""
+        """See ``Objective.draw``; returns zeros, one per sample."""
         nothing = torch.zeros(count, device=device)
         return nothing, nothing[:, None]
 
     def loss(self, predict: Any, x_BCHW: Tensor, t_B: Tensor, noise_BCHW: Tensor) -> Tensor:
-        """See ``Objective.loss``; [1] where the model's own is the mean of a batch."""
+        """See ``Objective.loss``; [1] if the model's own loss is the mean of a batch."""
         return predict(x_BCHW, t_B).float().reshape(-1)
 
     def sample(self, predict, noise_BCHW, *, steps, generator):
-        """A module of one's own samples by itself."""
+        """Not supported: a user's module has its own sampler."""
         raise NotImplementedError("samples are drawn of epsilon and flow")
 
 
@@ -361,7 +368,7 @@ OTHERS = {"velocity": Velocity, "own": Own, "masked": Masked}
 
 @functools.cache
 def objective_of(name: str) -> Objective:
-    """The objective that a spec names: ``flow:density=logit_normal,shift=3`` among others."""
+    """Return the objective of a spec's name, such as ``flow:density=logit_normal,shift=3``."""
     kind, _, text = name.partition(":")
     if kind == "flow" and text:
         return Flow(densities.read(text))
@@ -370,8 +377,6 @@ def objective_of(name: str) -> Objective:
 
 # ---- guidance ----
 # Classifier-free guidance (Ho & Salimans 2022, arXiv:2207.12598).
-#
-# Shape suffixes: B batch, C channels, H height, W width.
 
 
 Ask = Callable[[Tensor, Tensor, Mapping[str, Tensor]], Tensor]
@@ -379,12 +384,12 @@ Ask = Callable[[Tensor, Tensor, Mapping[str, Tensor]], Tensor]
 
 
 def guide(out_BCHW: Tensor, scale: float, channels: int | None = None) -> Tensor:
-    """Outputs moved away from those without conditions.
+    """Move conditional outputs away from the unconditional ones.
 
     Args:
         out_BCHW: outputs for the same inputs with labels (first half) and without (second half).
         scale: 1 is the conditional output, more moves away from the unconditional one.
-        channels: how many leading channels are guided; None for all.
+        channels: number of leading channels to guide; None for all.
 
     Returns:
         The first half's outputs, [B / 2, C, H, W], guided.
@@ -401,9 +406,10 @@ def guided(
     scale: float,
     channels: int | None = None,
 ) -> Callable[[Tensor, Tensor], Tensor]:
-    """A prediction (x, t) of the bare ``module``, guided by ``scale`` towards ``conditions``.
+    """Return a function (x, t) -> output of the bare ``module``, guided by ``scale`` towards
+    ``conditions``.
 
-    ``channels``: how many leading channels of the output are guided; None for the data's.
+    ``channels``: number of leading channels of the output to guide; None for the data's.
     """
     leading = subject.data.channels if channels is None else channels
 
@@ -416,10 +422,10 @@ def guided(
 def guided_by(
     ask: Ask, conditions: Mapping[str, Tensor], scale: float, leading: int, *, apart: bool = False
 ) -> Callable[[Tensor, Tensor], Tensor]:
-    """A prediction (x, t), guided by ``scale`` towards ``conditions``, of what ``ask`` predicts.
+    """Return a function (x, t) -> output of ``ask``, guided by ``scale`` towards ``conditions``.
 
-    ``leading`` channels of the output are guided. ``apart``: the predictions with and without the
-    conditions are asked for one after the other, not in one batch of twice the samples.
+    ``leading`` channels of the output are guided. ``apart`` calls ``ask`` once with and once
+    without conditions, instead of with a batch of twice the samples.
     """
     first = next(iter(conditions.values()))
     none_B = torch.zeros(len(first), dtype=torch.bool, device=first.device)

@@ -1,8 +1,9 @@
-"""A module of one's own, with an example batch and a loss: ``mine.py:make``. No torch above.
+"""Models from users' files: a Subject class, or a function such as ``mine.py:make``. No torch at
+import.
 
-``make()`` returns ``(module, batch, loss)``: ``batch`` is a mapping of tensors, samples along their
-first axis, the same number in each; ``loss(module, batch)`` gives a scalar. A run and a plan take
-from the example as many samples as they need, over and over.
+``make()`` returns ``(module, batch, loss)``. ``batch`` is a mapping of tensors with the same number
+of samples along their first axis; ``loss(module, batch)`` returns a scalar. A run or plan repeats
+the example's samples as often as needed.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def users_code(model: str) -> Iterator[None]:
     """Run code of the file that ``model`` names.
 
     Raises:
-        BadInput: it raised or exited; names the error, and the last line of that file it was at.
+        BadInput: it raised or exited; names the error and the last executed line of that file.
     """
     try:
         yield
@@ -48,7 +49,7 @@ def users_code(model: str) -> Iterator[None]:
         path = Path(model.partition(":")[0])
         frames = traceback.extract_tb(error.__traceback__)
         lines = [frame.lineno for frame in frames if Path(frame.filename) == path]
-        # A file that is no Python, or a missing argument, has no frame in it.
+        # A file that is not Python, or a missing argument, has no frame in it.
         line = lines[-1] if lines else getattr(error, "lineno", None)
         where = f"{path}, line {line}" if line else path
         what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
@@ -57,7 +58,7 @@ def users_code(model: str) -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class OwnModule(Subject):
-    """What a function in a user's file makes; ``function`` is that function, set by a subclass."""
+    """Subject made by a function in a user's file; a subclass sets ``function``."""
 
     objectives: ClassVar[tuple[str, ...]] = ("own",)
     brings_samples: ClassVar[bool] = True
@@ -83,10 +84,10 @@ class OwnModule(Subject):
     def size_in_words(self) -> str:
         return "its own example"
 
-    # ---- what it is ----
+    # ---- identity ----
 
     def made(self) -> Made:
-        """What the function returns, checked.
+        """Return the function's result, checked.
 
         Raises:
             BadInput: it is not a module, a mapping of tensors of one length, and a function.
@@ -123,12 +124,12 @@ class OwnModule(Subject):
     def attention_linears(self) -> tuple[str, ...]:
         return tuple(name for name in self.linears if name.endswith(ADAPTED))
 
-    # ---- its modules ----
+    # ---- modules ----
 
     def groups(self, module: nn.Module) -> list[Sequence[nn.Module]]:
         return blocks_of(module)
 
-    # ---- samples, and one loss ----
+    # ---- samples and loss ----
 
     def samples(self) -> dict[str, Tensor]:
         first, *others = self.made()[1].items()
@@ -148,8 +149,11 @@ class OwnModule(Subject):
 
 
 def blocks_of(module: nn.Module) -> list[Sequence[nn.Module]]:
-    """Its blocks: each outermost list of at least two modules of one class that holds a tenth of
-    the parameters; where there is none, its children, as blocks of one group."""
+    """Return the blocks: each outermost list of at least two modules of one class with a tenth of
+    the parameters.
+
+    Without such a list, the module's children are the blocks of one group.
+    """
     from torch import nn
 
     lists = [(n, part) for n, part in module.named_modules() if isinstance(part, nn.ModuleList)]
@@ -167,7 +171,7 @@ def _count(module: nn.Module) -> int:
 
 
 class _Measured:
-    """What the function's module and example show, on fake tensors: names, samples, the survey."""
+    """Facts of the function's module and example, from fake tensors: names, samples, the survey."""
 
     def __init__(self, subject: OwnModule) -> None:
         from torch._subclasses.fake_tensor import FakeTensorMode
@@ -185,20 +189,19 @@ def _measured(kind: type[OwnModule], model: str) -> _Measured:
 
 
 _LOSSES: dict[type[OwnModule], Callable[..., Any]] = {}
-"""The loss that came with the module which is trained: it may close over its tensors."""
+"""Losses of the trained modules; a loss may close over its module's tensors."""
 
 
-# ---- from file ----
-# Subjects from files of one's own: ``my_model.py:Mine``, ``my_model.py:make``.
+# ---- loading from a file ----
 
 
 def is_file(model: str) -> bool:
-    """Whether a model's name names a file."""
+    """Return whether a model's name is that of a file."""
     return model.partition(":")[0].endswith(".py")
 
 
 def identity(model: str) -> str:
-    """A hash of the file that ``model`` names; empty where it names none."""
+    """Return a hash of the file that ``model`` names; empty if it names none."""
     if not is_file(model):
         return ""
     return hashlib.sha256(_path(model).read_bytes()).hexdigest()[:16]
@@ -206,7 +209,7 @@ def identity(model: str) -> str:
 
 @functools.lru_cache(maxsize=8)
 def load(model: str) -> type[Subject]:
-    """The class that ``FILE.py:CLASS`` names, or one for what ``FILE.py:FUNCTION`` makes.
+    """Return the class ``FILE.py:CLASS``, or a class for the results of ``FILE.py:FUNCTION``.
 
     Raises:
         BadInput: there is no such file or name, it cannot be imported, or it is neither a Subject
@@ -240,7 +243,7 @@ def _module(model: str, path: Path) -> Any:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up here
+    sys.modules[name] = module  # dataclasses look up their module here
     try:
         with users_code(model):
             spec.loader.exec_module(module)

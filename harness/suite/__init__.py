@@ -1,1 +1,1 @@
-"""Suites: what is compared, as files, as rows and as runs."""
+"""Suites of recipes to compare: their files, their rows and their runs."""

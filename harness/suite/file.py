@@ -1,4 +1,4 @@
-"""Suites as files: YAML, read and checked key by key. No torch."""
+"""Suite files: YAML, read and checked key by key. Imports no torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from strategies.workloads import TRAIN
 FOLDER = Path(__file__).resolve().parent / "catalog"
 TIMEOUT_SECONDS = 1800.0
 NOISE_FLOOR = 3
-"""How often the reference is measured: two of the same tell next to nothing of a spread."""
+"""Number of measurements of the reference: two runs say almost nothing about the spread."""
 ALL = "all"
 
 FIELDS = {f.name: type(f.default) for f in dataclasses.fields(Spec) if f.name != "recipe"}
@@ -39,7 +39,7 @@ TOP = {
     "gpu_recipes": list,
 }
 WORDS = {"processes": ALL, "per_process_batch": FIT}
-"""Values that ``specs`` turns into numbers once the machine is known."""
+"""Values that ``specs`` replaces by numbers once the machine is known."""
 KIND = {
     bool: "true or false",
     int: "a whole number",
@@ -52,13 +52,15 @@ BLOCK_OF = {"cpu": "cpu", "cuda": "gpu"}
 
 
 class SuiteError(BadInput):
-    """A suite that cannot be used: one line with the file, the key, the value and the way out."""
+    """A suite cannot be used; one line with the file, the key, the value and a remedy."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteRow:
-    """One recipe in its canonical text, and the settings in which it differs from the suite; it
-    takes one of so many ``shares`` of the suite's batch."""
+    """One recipe in its canonical text, and its settings that differ from the suite's.
+
+    It takes one of ``shares`` equal parts of the suite's batch.
+    """
 
     recipe: str
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -67,11 +69,13 @@ class SuiteRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Suite:
-    """What is compared on one device. ``settings`` may hold ``processes: all`` and
-    ``per_process_batch`` (a number or ``fit``), which ``specs`` turns into numbers. ``story``
-    names what the rows tell together; which stories there are is the report's to say.
-    ``noise_floor`` is how often its reference row is measured; 1: once, and no floor is known.
-    ``path`` is the file that it was read from."""
+    """Rows to compare on one device.
+
+    ``settings`` may hold ``processes: all`` and ``per_process_batch`` (a number or ``fit``), which
+    ``specs`` replaces by numbers. ``story`` names the analysis of all rows; the report defines the
+    analyses. ``noise_floor`` is the number of measurements of the reference row; with 1 the noise
+    is unknown. ``path`` is the suite's file.
+    """
 
     path: Path
     name: str
@@ -86,12 +90,12 @@ class Suite:
 
 
 def known_suites() -> dict[str, Path]:
-    """Name -> file of the suites that come with the harness."""
+    """Return name -> file of the suites that come with the harness."""
     return {path.stem: path for path in sorted(FOLDER.glob("*.yaml"))}
 
 
 def title_of(path: Path) -> str:
-    """A suite's title, for a listing; empty where the file cannot be read."""
+    """Return a suite's title for a list; empty if the file cannot be read."""
     try:
         return str(_read(path).get("title", ""))
     except SuiteError:
@@ -99,10 +103,10 @@ def title_of(path: Path) -> str:
 
 
 def load_suite(name: str, device: str) -> Suite:
-    """The suite of that name, or in that file, for ``device`` (cpu or cuda).
+    """Read the suite of that name, or of that file, for ``device`` (cpu or cuda).
 
     Raises:
-        SuiteError: one line that names file, key, value and way out.
+        SuiteError: one line that names file, key, value and a remedy.
     """
     path = _find(name)
     data = _read(path)
@@ -156,7 +160,7 @@ def _read(path: Path) -> dict[str, Any]:
         data = parse_yaml(bounded_text(path))
     except OSError as error:
         raise SuiteError(f"{path}: unreadable suite file ({error.strerror or error})") from None
-    except ValueError as error:  # no text, or no plain data
+    except ValueError as error:  # not text, or not plain data
         raise SuiteError(f"{path}: {error}; a suite is YAML, mind colons and indents") from None
     if not isinstance(data, dict):
         raise SuiteError(f"{path}: a suite is a mapping with the keys {', '.join(TOP)}")
@@ -164,7 +168,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _check(path: Path, where: str, data: Mapping[Any, Any], known: Mapping[str, type]) -> None:
-    """Only known keys, each with a value of its type."""
+    """Check that all keys are known and each value has its type."""
     for key, value in data.items():
         at = f"{where}.{key}" if where else str(key)
         if key not in known:
@@ -186,7 +190,7 @@ def _is(value: Any, kind: type) -> bool:
 
 
 def _is_number(text: Any) -> bool:
-    """YAML 1.1 reads 1e-4 as text: it wants 1.0e-4. A person means the number."""
+    """Return whether ``text`` is a number: YAML 1.1 reads 1e-4 as text and needs 1.0e-4."""
     try:
         return isinstance(text, str) and float(text) == float(text)
     except ValueError:
@@ -223,12 +227,12 @@ def _row(path: Path, where: str, item: Any, settings: Mapping[str, Any]) -> Suit
             f"{path}: {where} is {item!r:.60}; write a recipe, or {{recipe: ddp, steps: 4}}"
         )
     own = _settings(path, where, {k: v for k, v in item.items() if k != "recipe"}, SETTINGS)
-    text = _canonical(path, where, item["recipe"], dict(settings) | own)  # a row's own win
+    text = _canonical(path, where, item["recipe"], dict(settings) | own)  # a row's own settings win
     return SuiteRow(recipe=text, settings=own)
 
 
 def _canonical(path: Path, where: str, text: str, settings: Mapping[str, Any]) -> str:
-    """Equal recipes get equal text, whatever the order of their parts."""
+    """Return the canonical text of a recipe, the same for every order of its parts."""
     try:
         workload = settings.get("workload", TRAIN)
         return parse(text, ema=settings.get("ema", 1.0) > 0, workload=workload).text

@@ -1,4 +1,4 @@
-"""The matrix: a suite's rows as specs, once the machine is known. No torch.
+"""Conversion of a suite's rows to specs, once the machine is known. Imports no torch.
 
 load_suite -> on_processes -> specs -> harness.suite.run.run_suite
 """
@@ -18,16 +18,16 @@ from strategies.base import Slot
 from strategies.workloads import SAMPLE, TRAIN
 
 SUITES = {TRAIN: "default", SAMPLE: "sampling"}
-"""Workload -> the suite that is run where none is named, and whose settings named recipes take."""
+"""Workload -> default suite, whose settings also apply to recipes named on the command line."""
 
 
 def ad_hoc(recipes: Iterable[str], device: str, workload: str = TRAIN) -> Suite:
-    """A suite of recipes named on the command line, with the settings of ``SUITES``.
+    """Return a suite of recipes named on the command line, with the settings of ``SUITES``.
 
     The first recipe is the reference.
 
     Raises:
-        SuiteError: a recipe twice. RecipeError or Conflict: a recipe that is none.
+        SuiteError: a recipe twice. RecipeError or Conflict: an invalid recipe.
     """
     texts = [parse(text, workload=workload).text for text in recipes]
     base = load_suite(SUITES.get(workload, "default"), device)
@@ -47,12 +47,16 @@ def ad_hoc(recipes: Iterable[str], device: str, workload: str = TRAIN) -> Suite:
 def on_processes(
     suite: Suite, overrides: Mapping[str, Any], *, gpus: int = 0
 ) -> tuple[Suite, list[str]]:
-    """``suite`` as it can be compared on the processes that its rows get, and what was changed.
+    """Return ``suite`` adapted to the number of processes of its rows, and a description of each
+    change.
 
-    One process has nobody to average with: there a row of replicas is the plain loop, and is named
-    so, the reference too. Rows that become equal are kept once. A row that trains alone beside
-    rows of several GPUs takes micro batches of their size (``alone_beside``). A row whose own
-    batch cannot be divided among its processes (a sweep's first, on many GPUs) is left out.
+    - On one process a replicated row becomes the plain loop, and gets its name, as does the
+      reference.
+    - Rows that become equal are kept once.
+    - A single-process row beside rows of several GPUs uses their micro-batch (``alone_beside``).
+    - A row whose own batch cannot be divided among its processes (the first of a sweep, on many
+      GPUs)
+    is omitted.
     """
     given = {k: v for k, v in overrides.items() if v is not None}
 
@@ -89,7 +93,7 @@ def on_processes(
 
 
 def _divides(suite: Suite, row: SuiteRow, ranks: int) -> bool:
-    """Whether a batch of the row's own can be divided among so many ranks."""
+    """Return whether the row's own batch can be divided among ``ranks`` ranks."""
     recipe, batch = parse(row.recipe), row.settings.get("global_batch")
     if batch is None or recipe.alone(suite.device) or not ranks:
         return True
@@ -115,12 +119,12 @@ def _said(suite: Suite, old: str, new: str, gpus: int) -> str:
 
 
 def alone_beside(row: SuiteRow, suite: Suite, ranks: int) -> SuiteRow:
-    """``row`` as it fits beside rows of ``ranks`` GPUs whose batch grows with them.
+    """Return ``row`` adapted to rows of ``ranks`` GPUs whose batch grows with the number of GPUs.
 
-    On one GPU the whole batch would run out of the memory that it was chosen for. So a row that
-    trains alone accumulates it, in micro batches of the others' size; one that cannot takes the
-    share of one GPU. Where all rows train alone the batch is that of one GPU anyway (``specs``).
-    On a CPU the processes share one memory, so that one may hold what all of them do.
+    The whole batch would exceed the memory of one GPU. So a single-process row accumulates it, in
+    the micro-batches of the other rows. A row that cannot accumulate takes the share of one GPU. If
+    all rows are single-process, the batch is that of one GPU anyway (``specs``). On a CPU the
+    processes share one memory, so one process can hold the whole batch.
     """
     recipe = parse(row.recipe, ema=suite.settings.get("ema", 1.0) > 0)
     if suite.device != "cuda" or not recipe.alone(suite.device) or _all_alone(suite):
@@ -139,14 +143,14 @@ def _all_alone(suite: Suite) -> bool:
 
 
 def _refused(text: str) -> bool:
-    """Whether a part of the recipe refuses to be beside another, on one GPU."""
+    """Return whether a part of the recipe conflicts with another, on one GPU."""
     batch = parse(text).accumulation
     spec = Spec(recipe=text, device="cuda", data="synthetic", global_batch=batch)
     return resolve(spec).refusal is not None
 
 
 def unreplicated(text: str, device: str) -> str:
-    """The same recipe on one process that trains alone, if it replicates the model over several."""
+    """Return the recipe on one process without replication, if it replicates the model."""
     sharding = parse(text).sharding
     if "replicas" not in sharding.engine(device).traits:
         return text
@@ -158,12 +162,14 @@ def unreplicated(text: str, device: str) -> str:
 def specs(
     suite: Suite, overrides: Mapping[str, Any], *, gpus: int = 0, gpu_bytes: int = 0
 ) -> list[Spec]:
-    """One spec a row and repetition: the reference row first, repetitions one after another.
+    """Return one spec per row and repetition: the reference row first, repetitions one after
+    another.
 
     Args:
-        overrides: Spec fields from the command line; they win. ``repeat`` is how many times.
-        gpus: what ``processes: all`` means on a GPU machine.
-        gpu_bytes: memory of the smallest of them, for ``per_process_batch: fit``.
+        overrides: Spec fields from the command line; they win. ``repeat`` is the number of
+            repetitions.
+        gpus: value of ``processes: all`` on a GPU machine.
+        gpu_bytes: memory of the smallest GPU, for ``per_process_batch: fit``.
 
     Raises:
         SuiteError: ``processes: all`` or ``per_process_batch: fit`` without a GPU.
@@ -171,7 +177,7 @@ def specs(
     given = {k: v for k, v in overrides.items() if v is not None}
     repeats = given.pop("repeat", 1)
     for name, number in (("repeat", repeats), ("processes", given.get("processes", 1))):
-        if number < 1:  # a recipe of one process would not look at it
+        if number < 1:  # a single-process recipe would ignore it
             raise SuiteError(f"{name} is {number}; give --{name} at least 1")
     rows = sorted(suite.rows, key=lambda row: row.recipe != suite.reference)
     if given.get("world") and given.get("processes", 1) != 1:
@@ -179,7 +185,7 @@ def specs(
             f"world is {given['world']} and processes is {given['processes']}; one process stands "
             "for all: leave --processes out"
         )
-    # The command line wins over a row's own settings, and these over the suite's.
+    # The command line overrides a row's own settings, and these override the suite's.
     settings = dict(suite.settings) | given
     if settings.get("processes") == ALL and _all_alone(suite):
         settings["processes"] = 1
@@ -189,14 +195,14 @@ def specs(
         for index in range(repeats)
         for row in rows
     ]
-    # Rows that differ in what the command line settles for all of them are one.
+    # Rows that differ only in settings given on the command line are one row.
     return list(dict.fromkeys(found))
 
 
 def _on_machine(
     settings: dict[str, Any], batch_given: bool, gpus: int, gpu_bytes: int
 ) -> dict[str, Any]:
-    """``settings`` with the words that depend on the machine as numbers."""
+    """Return ``settings`` with numbers for the words that depend on the machine."""
     if settings.get("world"):
         settings["processes"] = 1
     if settings.get("processes") == ALL:
@@ -222,7 +228,7 @@ def _spec(suite: Suite, row: SuiteRow, settings: dict[str, Any], repeat: int) ->
     workload = settings.get("workload", TRAIN)
     recipe = parse(row.recipe, ema=settings.get("ema", 1.0) > 0, workload=workload)
     if recipe.alone(suite.device) or settings.get("world"):
-        # One process of the same global batch: what the others are measured against.
+        # One process with the same global batch: the baseline of the others.
         settings |= {"processes": 1, "nodes": 1}
     if row.shares > 1:
         settings["global_batch"] //= row.shares

@@ -1,10 +1,12 @@
-"""Rows of one GPU each, several at a time on the GPUs of one machine: for their memory alone.
+"""Rows of a suite: parallel rows, repetitions of the reference, and identities of measurements.
 
-What a row's allocator holds does not depend on its neighbours; its time does, through power, heat,
-cores and links, by more than suites compare. So such a row keeps no time: it is in no answer about
-speed, and its place in a timed suite stays open. What may feel its neighbours in memory too
-(offload to a host that they share, compilers, disks) is not run so; and no failure in company is
-kept, but is found again alone.
+Parallel rows run on one GPU each, several at a time on one machine, for memory results only. A
+row's allocator does not depend on its neighbours. Its time does, through power, heat, cores and
+links, by more than the differences that suites compare. So a parallel row stores no times. It takes
+part in no speed comparison, and a timed suite still runs it.
+
+Rows whose memory may depend on neighbours too (offload to a shared host, compilers, disks) do not
+run in parallel. A failure in parallel is not kept; the row runs again alone.
 """
 
 from __future__ import annotations
@@ -37,18 +39,18 @@ AWAY = frozenset(
     {"compiled", "moves_activations", "host_optimizer", "swapped_weights", "streams_weights"}
 )
 AWAY_NEEDS = frozenset({"cuda", "cpu_adam", "async_io", "inductor"})
-"""Needs of what pages, offloads or compiles: a plain row on a GPU has none of them."""
+"""Needs of parts that page, offload or compile; a plain GPU row has none of them."""
 KEPT = (Status.OK, Status.GPU_OOM)
 """Ends that neighbours on other GPUs cannot have caused."""
 Row = Callable[..., Result]
 
 
 class BesideError(BadInput):
-    """Rows that cannot run side by side here: why, and what to leave out."""
+    """Rows cannot run in parallel here; the message has the reason and the option to change."""
 
 
 def able(resolved: Resolved) -> bool:
-    """Whether a row's memory is its own GPU's alone, on one process."""
+    """Return whether a row has one process whose memory is all on its own GPU."""
     spec, engine = resolved.spec, resolved.launch.engine
     at_home = all(engine.place(what) == "device" for what in ("optimizer", "parameters"))
     hosted = any(getattr(part, "place", "") == "cpu" for part in resolved.recipe.strategies)
@@ -58,7 +60,7 @@ def able(resolved: Resolved) -> bool:
 
 
 def places(machine: Machine, at_once: int) -> list[str]:
-    """A name for each of ``at_once`` GPUs, as CUDA_VISIBLE_DEVICES takes it.
+    """Return a name for each of ``at_once`` GPUs, for CUDA_VISIBLE_DEVICES.
 
     Raises:
         BesideError: there are not so many.
@@ -75,14 +77,16 @@ def places(machine: Machine, at_once: int) -> list[str]:
 def run_beside(
     rows: Sequence[Any], gpus: Sequence[str], start: Row, done: Callable[[Any, Result], None]
 ) -> None:
-    """Run ``rows`` (``Planned``), one on each of ``gpus`` at a time; ``done`` is told of each that
-    ended well, in this thread, as it ends. The others leave nothing, and are to be run alone.
+    """Run ``rows`` (``Planned``), one on each of ``gpus`` at a time.
+
+    Call ``done`` in this thread for each row that ended well, when it ends. The others leave no
+    result and have to run alone.
 
     Args:
         start: runs a row's ``resolved`` in its ``folder``; takes ``added`` variables and ``stop``.
 
     Raises:
-        KeyboardInterrupt: all that ran have been ended first.
+        KeyboardInterrupt: after all running rows have been ended.
     """
     free: queue.SimpleQueue[str] = queue.SimpleQueue()
     for gpu in gpus:
@@ -124,33 +128,34 @@ def _collect(
 
 
 def _variables(gpu: str, at_once: int) -> dict[str, str]:
-    """A GPU of its own, and a share of the cores."""
+    """Return variables that give a row one GPU and a share of the cores."""
     threads = max(1, len(os.sched_getaffinity(0)) // at_once)
     return {"CUDA_VISIBLE_DEVICES": gpu, "OMP_NUM_THREADS": str(threads)}
 
 
 def without_times(result: Result, at_once: int) -> Result:
-    """``result`` marked as measured in company, with its memory and without its times."""
+    """Remove the times from ``result``, and mark it as one of ``at_once`` parallel rows."""
     result.beside = at_once
     if result.launch:
-        result.launch.others = []  # its neighbours, in no way of its memory
+        result.launch.others = []  # its neighbours, which do not affect its memory
     for rank in result.ranks:
         rank.step_seconds, rank.warmup_seconds, rank.step_usage = [], [], None
     return result
 
 
-# ---- again ----
-# The reference measured again over a suite, so that its results tell their own noise. No torch.
+# ---- repeats of the reference ----
 
 
 def with_reference_again(specs: Sequence[Spec], reference: str, times: int) -> list[Spec]:
-    """``specs`` with further repetitions of the reference row, until it is measured ``times``
-    times: spread evenly over the suite and the last one at its end, so that the machine's drift
-    shows between them. Each is a run of its own, told from the first by ``repeat`` alone.
+    """Return ``specs`` with repetitions of the reference row, so that it is measured ``times``
+    times.
 
-    Of several rows of that recipe, the one that most others can be compared with. Nothing is
-    added to a row that is compared with no other, to a simulated world, which tells no times, or
-    to recorded runs, which are not ranked.
+    They are spread evenly over the suite, and the last one is at its end, so that the machine's
+    drift shows between them. Only ``repeat`` distinguishes each run from the first.
+
+    If several rows have that recipe, the row that is comparable with most others is repeated.
+    Nothing is added for a row without a comparable row, for a simulated world, which has no times,
+    or for recorded runs, which are not ranked.
 
     Args:
         reference: the recipe of the suite's reference row.
@@ -169,7 +174,7 @@ def with_reference_again(specs: Sequence[Spec], reference: str, times: int) -> l
 
 
 def _spread(specs: list[Spec], row: Spec, there: int, more: int) -> list[Spec]:
-    """``row`` put in ``more`` times behind the first run: after equal shares of the others."""
+    """Insert ``row`` ``more`` times after its first run, at equal distances."""
     first = specs.index(row) + 1
     others, end = specs[first:], specs[:first]
     for index in range(more):
@@ -185,27 +190,28 @@ def _reference(specs: Sequence[Spec], recipe: str) -> Spec | None:
 
 
 def _compared(row: Spec, specs: Sequence[Spec]) -> set[Spec]:
-    """The rows, itself among them, that do the same work, and so are ranked with it."""
+    """Return the rows with the same work, itself among them; they are ranked together."""
     work = _work(row)
     return {dataclasses.replace(spec, repeat=0) for spec in specs if _work(spec) == work}
 
 
 def _work(spec: Spec) -> Spec:
-    """A spec without what rows of one ranking may differ in."""
+    """Return a spec without the fields in which rows of one ranking may differ."""
     return dataclasses.replace(spec, recipe="", processes=1, nodes=1, repeat=0)
 
 
 # ---- identity ----
-# What decides a measurement, as hashes: equal identity, no need to measure again. No torch.
+# A result with the same identity need not be measured again.
 
 
 DECISIVE = ("PYTORCH_", "TORCH_CUDNN", "NVIDIA_TF32", "CUDA_LAUNCH", "NCCL_", "MKL_", "ONEDNN_")
-"""Variables of the caller's that change what is measured."""
+"""Prefixes of the caller's variables that affect a measurement."""
 DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def identity(resolved: Resolved, machine: Machine) -> str:
-    """A hash of all that decides a measurement: spec, data, subject, code, versions, devices."""
+    """Return a hash of everything that affects a measurement: spec, data, model, code, versions,
+    devices."""
     spec = resolved.spec
     rooms = (*MEASURED, "cluster") if spec.nodes > 1 else MEASURED
     facts = [spec.key, stamp(spec.data), digest(rooms), platform.python_version()]
@@ -220,7 +226,7 @@ def identity(resolved: Resolved, machine: Machine) -> str:
 
 
 def _file(name: str) -> list[Any]:
-    """What tells another file of this name from it; nothing without a name."""
+    """Return size and time of the file, which change with it; empty if it does not exist."""
     path = ROOT / name
     if not name or not path.exists():
         return []
@@ -230,7 +236,7 @@ def _file(name: str) -> list[Any]:
 
 def _devices(spec: Spec, machine: Machine) -> list[Any]:
     cpu = [platform.machine(), kernel.cpu_name(), machine.cores]
-    if spec.nodes > 1:  # which devices there are, whatever their hosts are called
+    if spec.nodes > 1:  # the devices of the nodes, independent of their host names
         cpu.append(sorted(machine.others))
     if spec.device != "cuda":
         return cpu

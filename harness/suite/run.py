@@ -1,4 +1,4 @@
-"""A suite, run: preflight for every row first, then row after row, each kept as it ends."""
+"""Run a suite: check every row first, then run row after row, and store each result at once."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from harness.system.requirements import Requirement, notes, obstacle
 from strategies.files import NotOurs, lock_file
 
 FREE_BYTES = 64 * 2**20
-"""Logs and results of a suite take a few MiB; below this a run would die of a full disk."""
+"""A suite's logs and results take a few MiB. With less space a run would fail on a full disk."""
 HELD = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)
-"""What a lock that somebody holds answers; every other error is the file system's own."""
+"""Errors of a lock that another process holds; all others are the file system's."""
 KEPT = (Status.OK, Status.VOID, Status.GPU_OOM)
-"""Ends that another try would not change: the spec, the code and the machine are the same."""
+"""Ends that another try would not change, with the same spec, code and machine."""
 
 
 Start = Callable[..., Result]
@@ -40,11 +40,11 @@ Start = Callable[..., Result]
 
 
 class OutputError(OSError):
-    """A results folder that cannot be used: one line with the way out."""
+    """A results folder cannot be used; one line with a remedy."""
 
 
 class SuiteInterrupted(Exception):
-    """Ctrl-C: ``results`` are of the rows that had ended."""
+    """Ctrl-C was pressed; ``results`` are of the rows that had ended."""
 
     def __init__(self, results: list[Result]) -> None:
         super().__init__("interrupted")
@@ -52,7 +52,7 @@ class SuiteInterrupted(Exception):
 
 
 class Planned(NamedTuple):
-    """A row before it runs: ``status`` is None if it can, else refused or unsupported."""
+    """A row before it runs. ``status`` is None if it can run, else refused or unsupported."""
 
     resolved: Resolved
     folder: Path
@@ -62,33 +62,35 @@ class Planned(NamedTuple):
 
 
 class Listener(Protocol):
-    """Who is told how a suite goes on, in the order of its events."""
+    """Receives the events of a suite, in their order."""
 
     def begin_suite(self, name: str, recipes: list[str], to_run: list[bool]) -> None:
-        """A suite of these rows begins; the others are finished or cannot run here."""
+        """Begin a suite of these rows. Those not ``to_run`` are finished or cannot run here."""
 
     def begin_run(self, recipe: str, timeout: float | None) -> None:
-        """A row starts its processes; ``timeout`` is its deadline in seconds."""
+        """Begin a row; ``timeout`` is its deadline in seconds."""
 
     def status(self, status: dict[str, Any]) -> None:
-        """The run's status (``launch.run``)."""
+        """Receive the run's status (``launch.run``)."""
 
     def end_run(self, result: Result) -> None:
-        """The row that ran has ended."""
+        """End the current row."""
 
     def skip(self, result: Result) -> None:
-        """A row that is not run: finished earlier, refused, or unsupported."""
+        """Receive a row that is not run: finished earlier, refused or unsupported."""
 
     def leave_out(self, recipe: str, status: Status) -> None:
-        """A repetition that is not run, since the row itself ended as ``status``."""
+        """Receive a repetition that is not run because the row itself ended as ``status``."""
 
     def end_suite(self) -> None:
-        """No more rows; also after an interruption."""
+        """End the suite, also after an interruption."""
 
 
 def plan(rows: Sequence[Resolved], out: Path, machine: Machine) -> list[Planned]:
-    """What stands against each row on ``machine``, before any process starts; without the
-    repetitions of rows that cannot run."""
+    """Check each row on ``machine`` before any process starts.
+
+    Repetitions of rows that cannot run are omitted.
+    """
     planned = [_planned(row, out, machine) for row in rows]
     return [row for row in planned if row.status is None or not row.resolved.spec.repeat]
 
@@ -116,14 +118,15 @@ def run_suite(
     start: Start | None = None,
     gpus: Sequence[str] = (),
 ) -> list[Result]:
-    """Run what is not finished yet; one result a row, in order, each written as it ends. A row
-    that did not end well is not repeated.
+    """Run the unfinished rows; return one result per row, in order. Each is written when it ends.
+
+    A row that did not end well is not repeated.
 
     Args:
         fresh: repeat finished runs too.
         timeout: seconds a run may take; None takes the suite's.
-        start: what runs a row; None takes ``launch.run``. On several nodes it is another.
-        gpus: each takes one of the rows that can run side by side, for their memory alone.
+        start: runs a row; None takes ``launch.run``. Several nodes need another one.
+        gpus: each runs one parallel row at a time, for memory results only.
 
     Raises:
         OutputError: ``out`` cannot be written, is full, or another suite is writing to it.
@@ -147,7 +150,7 @@ def run_suite(
                 if lost := _lost(row.resolved.spec, results):
                     progress.leave_out(label(row.resolved.spec), lost)
                     continue
-                again = fresh and row.folder not in beside  # those have just been run
+                again = fresh and row.folder not in beside  # those have just run
                 company = row.folder in beside
                 results.append(_run_row(row, machine, progress, again, limit, start, company))
         except KeyboardInterrupt:
@@ -165,7 +168,7 @@ def _run_beside(
 
 
 def _lost(spec: Spec, results: Sequence[Result]) -> Status | None:
-    """How the row ended that ``spec`` repeats, if not well; None where it may be repeated."""
+    """Return the status of the failed row that ``spec`` repeats; None if it may be repeated."""
     first = dataclasses.replace(spec, repeat=0)
     ends = (r.status for r in results if spec.repeat and r.spec == first)
     return next((status for status in ends if status is not Status.OK), None)
@@ -180,8 +183,10 @@ def _run_row(
     start: Start,
     company: bool = False,
 ) -> Result:
-    """The result of one row: kept from earlier, not run, or run now; written to its folder.
-    ``company``: one of its memory alone will do."""
+    """Return the result of one row: an earlier one, one that is not run, or a new one.
+
+    It is written to the row's folder. ``company``: a memory-only result suffices.
+    """
     mark = identity(row.resolved, machine)
     earlier = None if fresh else _finished(row.folder, mark, company)
     if earlier is not None:
@@ -199,7 +204,7 @@ def _run_row(
 
 
 def _keep(row: Planned, result: Result, machine: Machine, marks: Mapping[Path, str]) -> None:
-    """Complete a row, and write it; ``marks`` are identities from before it ran."""
+    """Complete a row and write it; ``marks`` are the identities from before it ran."""
     result.meter_notes += [n for n in row.notes if n not in result.meter_notes]
     # A worker that died has not recorded its machine.
     result.environment = result.environment or seen(row.resolved.spec.device, machine)
@@ -214,8 +219,10 @@ def _to_run(row: Planned, machine: Machine, fresh: bool, company: bool = False) 
 
 
 def _finished(folder: Path, mark: str, company: bool = False) -> Result | None:
-    """The earlier result of the same spec, code and environment, if it needs no repeating. One
-    that was measured in company has no times: it will do where they are not asked for."""
+    """Return the earlier result of the same spec, code and environment, if it need not be repeated.
+
+    A result of a parallel row has no times. It suffices only if ``company`` is true.
+    """
     try:
         result = load(folder / "result.json")
     except BadResult:
@@ -225,9 +232,9 @@ def _finished(folder: Path, mark: str, company: bool = False) -> Result | None:
 
 
 def _interrupted_row(row: Planned, machine: Machine, known: Sequence[Result]) -> list[Result]:
-    """The row that was running, if the launcher wrote how far it came, or it had just ended.
+    """Return the row that was running if the launcher wrote its state, or if it had just ended.
 
-    Another identity than its own is of an earlier run, which is not of this suite.
+    A result with another identity is from an earlier run and does not count.
     """
     if any(result.spec == row.resolved.spec for result in known):
         return []
@@ -237,14 +244,14 @@ def _interrupted_row(row: Planned, machine: Machine, known: Sequence[Result]) ->
         return []
     if result.identity:
         return [result] if result.identity == identity(row.resolved, machine) else []
-    if result.status is not Status.INTERRUPTED:  # it ended while the signal came
+    if result.status is not Status.INTERRUPTED:  # it ended while the signal arrived
         result.identity = identity(row.resolved, machine)
         _write(result, row.folder)
     return [result]
 
 
 def _not_run(row: Planned, machine: Machine) -> Result:
-    """The row of a run that was not started."""
+    """Return the row of a run that was not started."""
     return Result.not_run(
         row.resolved,
         row.status,
@@ -258,7 +265,7 @@ def _not_run(row: Planned, machine: Machine) -> Result:
 
 
 def seen(device: str, machine: Machine) -> dict[str, Any]:
-    """What is known of the machine without asking a worker."""
+    """Return the facts about the machine that need no worker."""
     facts: dict[str, Any] = {
         "versions": machine.versions,
         "cores": machine.cores,
@@ -273,14 +280,14 @@ def seen(device: str, machine: Machine) -> dict[str, Any]:
     return facts
 
 
-# ---- the results folder ----
+# ---- results folder ----
 
 
 def check_out(out: Path) -> None:
-    """Make ``out`` and write into it.
+    """Create ``out`` and write a test file.
 
     Raises:
-        OutputError: it cannot be made or written, or its disk is nearly full.
+        OutputError: it cannot be created or written, or its disk is nearly full.
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -299,8 +306,10 @@ def check_out(out: Path) -> None:
 
 @contextlib.contextmanager
 def _alone(out: Path) -> Iterator[None]:
-    """Hold ``out`` for one suite: two at a time would disturb each other's measurements. Where its
-    file system knows no locks (some that are mounted over a network) that is said, and it runs."""
+    """Lock ``out`` for one suite, because two would disturb each other's measurements.
+
+    On a file system without locks (some network mounts) print a warning and continue.
+    """
     with _lock_file(out / ".lock") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

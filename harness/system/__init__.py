@@ -1,1 +1,1 @@
-"""What this machine has and lacks, and what runs on it."""
+"""This machine's hardware and software, its processes, and the requirements of a run."""

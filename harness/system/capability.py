@@ -1,4 +1,4 @@
-"""Compute capability: what NVIDIA GPUs can do since which generation. No torch."""
+"""Compute capability that NVIDIA GPU features need, and preloaded imports of forks. No torch."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ SINCE = {
     "attention_flash": (8, 0),
     "attention_cudnn": (8, 0),
 }
-"""Need named in ``strategies`` -> the compute capability it begins with; others have no such."""
+"""Need named in ``strategies`` -> its least compute capability; other needs have none."""
 
 
 def shortfall(need: str, capability: tuple[int, int], card: str) -> str:
-    """Why ``card`` is too old for ``need``, in words; empty where it is not."""
+    """Return why ``card`` is too old for ``need``; empty if it is not."""
     least = SINCE.get(need, (0, 0))
     if capability >= least:
         return ""
@@ -30,16 +30,17 @@ def shortfall(need: str, capability: tuple[int, int], card: str) -> str:
 
 
 def no_kernels(capability: tuple[int, int], built_for: list[str], card: str) -> str:
-    """Why a torch that is ``built_for`` these architectures (``torch.cuda.get_arch_list``: sm_80
-    is machine code, compute_90 is what a driver translates) computes nothing on ``card``; empty
-    where it does, or where nothing is known of the build.
+    """Return why a torch build cannot compute on ``card``; empty if it can, or nothing is known of
+    it.
 
-    Machine code runs within its generation from its own capability on; what a driver translates,
-    on that and all later cards (CUDA C++ Programming Guide, application compatibility).
+    ``built_for`` are its architectures (``torch.cuda.get_arch_list``): sm_80 is machine code,
+    compute_90 is PTX that a driver translates. Machine code runs within its generation from its own
+    capability on; PTX runs on its capability and all later GPUs (CUDA C++ Programming Guide,
+    application compatibility).
     """
     kinds = [word.partition("_") for word in built_for]
     for kind, _, number in kinds:
-        digits = number.rstrip("af")  # sm_90a is for 9.0 alone, and torch's builds have sm_90 too
+        digits = number.rstrip("af")  # sm_90a is for 9.0 only, and torch's builds have sm_90 too
         least = (int(digits[:-1]), int(digits[-1]))
         if capability >= least and (kind == "compute" or capability[0] == least[0]):
             return ""
@@ -52,16 +53,18 @@ def _dotted(capability: tuple[int, int]) -> str:
     return ".".join(map(str, capability))
 
 
-# ---- imports ----
-# What one fork of a process imported, imported in the process itself for the forks that follow.
-#
-# A fork imports torch's compiler with its first optimizer, and what DeepSpeed and accelerate put
-# off until they are used: one to three seconds, again in each.
+# ---- imports for forks ----
+# A fork imports torch's compiler with its first optimizer, and modules that DeepSpeed and
+# accelerate import late: one to three seconds in each fork. The parent process imports them
+# instead.
 
 
 def load(names: Iterable[str]) -> None:
-    """Import what can be imported of ``names``, and keep collections away from what lives then:
-    each fork's would read all of it anew, and write to its pages, and so copy them."""
+    """Import the available modules of ``names``, then exclude the live objects from garbage
+    collection.
+
+    A collection in a fork would read them all and write to their pages, which copies the pages.
+    """
     for name in names:
         if name not in sys.modules:
             with contextlib.suppress(Exception):
@@ -70,12 +73,12 @@ def load(names: Iterable[str]) -> None:
 
 
 def keep() -> None:
-    """Keep collections away from what lives now."""
+    """Exclude the objects that live now from garbage collection."""
     gc.collect()
     gc.freeze()
 
 
 def imported(before: Collection[str]) -> list[str]:
-    """Modules that are here and were not ``before``, in the order of their import."""
+    """Return the modules imported since ``before``, in the order of their import."""
     own = ("__", "tests.")
     return [name for name in sys.modules if name not in before and not name.startswith(own)]

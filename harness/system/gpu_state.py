@@ -1,6 +1,6 @@
-"""How GPUs run at a moment: clocks, what holds them back, and how many processes are on them.
+"""State of the GPUs at one moment: clocks, reasons for throttling, number of compute processes.
 
-By nvidia-smi; empty where it is missing or does not know a field. No CUDA context.
+It comes from nvidia-smi and is empty if that is missing or lacks a field. It needs no CUDA context.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from harness.system import gpus
 
 QUERY = "--query-gpu=index,uuid,clocks.sm,clocks.max.sm,temperature.gpu,{reasons}"
 REASONS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
-"""The field's name today, and that of drivers before 535."""
+"""The field's name today, and its name in drivers before 535."""
 APPS = "--query-compute-apps=gpu_uuid,pid"
 BITS = {
     0x4: "software power cap",
@@ -19,14 +19,18 @@ BITS = {
     0x40: "hardware thermal slowdown",
     0x80: "power brake",
 }
-"""Bits of the mask that slow a GPU against its user's wish (nvml.h, nvmlClocksEventReasons). Not
-here: idle, clocks that somebody set, and boost held in step with another GPU."""
+"""Bits of the mask that slow a GPU against its user's wish (nvml.h, nvmlClocksEventReasons).
+
+Omitted are idle, clocks that a user set, and boost synchronized with another GPU.
+"""
 MHZ = 10**6
 
 
 def sample(when: str, count: int) -> list[GpuSample]:
-    """The first ``count`` GPUs that CUDA_VISIBLE_DEVICES leaves, ``when`` as a note; none where
-    CUDA counts them in another order, for a sample of another card is worse than none."""
+    """Sample the first ``count`` GPUs of CUDA_VISIBLE_DEVICES; ``when`` is a note.
+
+    Empty if CUDA numbers them in another order: a sample of another GPU is worse than none.
+    """
     if not gpus.has_driver() or gpus.order() != gpus.BY_BUS:
         return []
     apps = gpus.smi(APPS)
@@ -36,8 +40,10 @@ def sample(when: str, count: int) -> list[GpuSample]:
 
 
 def parse(when: str, gpu_lines: str, app_lines: str) -> list[GpuSample]:
-    """nvidia-smi's two answers (CSV, MHz, no units) as samples; a line that it cannot read is left
-    out, a number that is not told is 0."""
+    """Parse nvidia-smi's two answers (CSV, MHz, no units) into samples.
+
+    Unreadable lines are omitted; a missing number is 0.
+    """
     on = [uuid for uuid, _ in gpus.rows(app_lines, 2)]
     return [
         GpuSample(
@@ -55,7 +61,7 @@ def parse(when: str, gpu_lines: str, app_lines: str) -> list[GpuSample]:
 
 
 def _names(mask: str) -> list[str]:
-    """What the bits of '0x0000000000000024' say; nothing of '[N/A]'."""
+    """Return the reasons of a mask such as '0x0000000000000024'; empty for '[N/A]'."""
     try:
         bits = int(mask, 16)
     except ValueError:

@@ -1,8 +1,9 @@
-"""What this machine has. Imports no torch.
+"""Facts about this machine: memory, cores, GPUs, packages, and kernel counters. Imports no torch.
 
-``look`` reads the system and asks nvidia-smi: milliseconds. ``examine`` adds what only torch and
-DeepSpeed know, from ``harness.system.probe`` in a child process, kept in a cache file that is keyed
-by whatever could change the answer. Who uses the GPUs and how much disk is free is always fresh.
+``look`` reads the system and runs nvidia-smi, in milliseconds. ``examine`` adds torch's and
+DeepSpeed's facts from ``harness.system.probe`` in a child process. They are stored in a cache file
+whose key covers everything that could change them. Use of the GPUs and free disk space are always
+read anew.
 """
 
 from __future__ import annotations
@@ -29,23 +30,21 @@ from harness.system import gpus, tree
 from harness.system.gpus import Gpu
 from harness.system.probe import PACKAGES, version
 
-# ---- kernel ----
-# What the kernel says of memory and cores: out-of-memory kills counted, limits of the container.
-#
-# A process that the kernel kills for memory leaves no message of its own; these counters, read
-# before and after a run, are the only proof. Linux, control groups of version 2 and 1.
+# ---- kernel counters ----
+# A process that the kernel kills for memory leaves no message. These counters, read before and
+# after a run, are the only proof. Linux, control groups of version 2 and 1.
 
 
 GROUPS = Path("/sys/fs/cgroup")
-UNLIMITED = 1 << 60  # version 1 says "no limit" as a number near 2^63
+UNLIMITED = 1 << 60  # version 1 encodes "no limit" as a number near 2^63
 
 
 @dataclass(frozen=True)
 class MemoryKills:
-    """Counters since boot, and the limit in force.
+    """Counters since boot, and the memory limit in force.
 
     ``machine`` counts kills on the whole machine, ``group`` those in this control group (the
-    container's); ``limit_bytes`` is the group's memory limit, None where there is none.
+    container's). ``limit_bytes`` is the group's memory limit; None without one.
     """
 
     machine: int = 0
@@ -53,20 +52,20 @@ class MemoryKills:
     limit_bytes: int | None = None
 
     def since(self, before: MemoryKills) -> MemoryKills:
-        """The kills that happened after ``before`` was read."""
+        """Return the kills that happened after ``before`` was read."""
         return MemoryKills(
             self.machine - before.machine, self.group - before.group, self.limit_bytes
         )
 
 
 def memory_kills(proc: Path = Path("/proc"), groups: Path = GROUPS) -> MemoryKills:
-    """Read the counters; what this machine does not tell counts as 0."""
+    """Read the counters; a missing one counts as 0."""
     group, limit = _group(proc, groups)
     return MemoryKills(_counter(proc / "vmstat", "oom_kill"), group, limit)
 
 
 def shell_limit() -> tuple[str, int] | None:
-    """The shell's command and bytes of a limit on this process's memory; None: there is none."""
+    """Return the command and the bytes of a shell limit on this process's memory, or None."""
     kinds = {"ulimit -v": resource.RLIMIT_AS, "ulimit -d": resource.RLIMIT_DATA}
     found = {name: resource.getrlimit(kind)[0] for name, kind in kinds.items()}
     known = ((name, size) for name, size in found.items() if size != resource.RLIM_INFINITY)
@@ -74,7 +73,8 @@ def shell_limit() -> tuple[str, int] | None:
 
 
 def cores(groups: Path = GROUPS) -> int:
-    """Cores this process may use: its affinity, and the container's quota where there is one."""
+    """Return the number of cores that this process may use: by its affinity and the container's
+    quota."""
     allowed = len(os.sched_getaffinity(0))
     quota, _, period = _read_text(groups / "cpu.max").strip().partition(" ")
     if not period:
@@ -116,7 +116,7 @@ def _version2(root: Path, path: str) -> tuple[int, int | None]:
 
 
 def _least(group: Path, root: Path, name: str) -> int | None:
-    """The tightest limit of ``group`` and the groups it lies in."""
+    """Return the tightest limit of ``group`` and its parent groups."""
     limits = []
     for folder in (group, *group.parents):
         word = _read_text(folder / name).strip()
@@ -143,7 +143,7 @@ def _read_text(path: Path) -> str:
 
 
 def cpu_name() -> str:
-    """The processor's model name."""
+    """Return the processor's model name."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(
@@ -154,13 +154,14 @@ def cpu_name() -> str:
 
 
 PROBE_SECONDS = 1200
-"""Compiling three ops takes about two minutes on two free cores, and more on busy ones."""
+"""Seconds. Compiling three ops takes about two minutes on two free cores, and more on busy ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What this machine has. ``probe``: the answer of ``harness.system.probe``; None where it was
-    not asked. ``others``: of the other nodes of a run on several, what decides a measurement."""
+    """This machine's facts. ``probe`` is the answer of ``harness.system.probe``, None if not
+    examined. ``others`` are the facts of a multi-node run's other nodes that affect a
+    measurement."""
 
     cores: int
     memory_bytes: int
@@ -175,13 +176,15 @@ class Machine:
 
     @property
     def device(self) -> str:
-        """The device that runs use when none is asked for."""
+        """Return the default device of runs."""
         return "cuda" if self.gpus else "cpu"
 
     @property
     def blind(self) -> str:
-        """Why torch sees none of the GPUs that nvidia-smi does; empty where it sees them, or was
-        not asked. Runs would silently be on the CPU."""
+        """Return why torch sees none of the GPUs that nvidia-smi sees.
+
+        Empty if it sees them, or was not queried. Runs would silently use the CPU.
+        """
         if not self.gpus or self.probe is None or self.probe["gpus"]:
             return ""
         errors = self.probe["errors"]
@@ -190,22 +193,23 @@ class Machine:
 
     @property
     def device_names(self) -> list[str]:
-        """One name a GPU, or none."""
+        """Return one name per GPU."""
         return [gpu.name for gpu in self.gpus]
 
     @property
     def smallest_gpu_bytes(self) -> int:
-        """Memory of the GPU that a run has to fit, without a desktop's; 0 where there is none."""
+        """Return the least memory of a GPU that a run can use, without a desktop's; 0 without
+        GPUs."""
         return min((gpu.free_bytes for gpu in self.gpus), default=0)
 
     @property
     def versions(self) -> dict[str, str | None]:
-        """Versions of the packages that decide speed and memory."""
+        """Return the versions of the packages that affect speed and memory."""
         return {name: version(name) for name in PACKAGES}
 
 
 def look(folder: Path) -> Machine:
-    """What can be seen without torch; ``folder`` is where results and swap files go."""
+    """Return the facts available without torch; ``folder`` is for results and swap files."""
     return Machine(
         cores=cores(),
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
@@ -219,16 +223,16 @@ def look(folder: Path) -> Machine:
 
 
 def examine(folder: Path, ops: Iterable[str] = (), *, fresh: bool = False) -> Machine:
-    """``look``, and torch's and DeepSpeed's own view; ``ops`` are compiled if they are not yet.
+    """Return ``look`` with torch's and DeepSpeed's facts; compile missing ``ops``.
 
-    Returns what is known even where the probe fails: ``probe["errors"]`` then says why.
+    If the probe fails, return the known facts; ``probe["errors"]`` then has the reason.
     """
     machine, wanted = look(folder), set(ops)
     path = _cache_path(machine)
     known = None if fresh else _cached(path, wanted)
     if known is None:
         known = _ask(wanted | _built(path))
-        unseen = machine.gpus and not known["gpus"]  # a driver may be mended any time
+        unseen = machine.gpus and not known["gpus"]  # a driver may be repaired at any time
         limited = known["errors"] and shell_limit()  # another shell may have none
         if "probe" not in known["errors"] and not unseen and not limited:
             _keep(path, known)
@@ -236,7 +240,7 @@ def examine(folder: Path, ops: Iterable[str] = (), *, fresh: bool = False) -> Ma
 
 
 def recall(folder: Path) -> Machine:
-    """``look``, with the probe's answer if a cache has it: never starts a process of torch."""
+    """Return ``look`` with the probe's cached answer, if there is one. Starts no torch process."""
     machine = look(folder)
     known = _cached(_cache_path(machine), set())
     if known is None:
@@ -245,12 +249,15 @@ def recall(folder: Path) -> Machine:
 
 
 SLICE = 0.9
-"""Of a card: with less of its memory than that, what torch sees is a part of it (MIG)."""
+"""Share of a GPU's memory. If torch sees less, it sees a part of the GPU (MIG)."""
 
 
 def _merged(seen: tuple[Gpu, ...], known: list[dict[str, Any]]) -> tuple[Gpu, ...]:
-    """torch decides which GPUs there are, in which order and how large they are; nvidia-smi adds
-    who uses them. Where torch has none those of nvidia-smi stay: ``Machine.blind`` says why."""
+    """Merge torch's and nvidia-smi's GPUs.
+
+    torch decides which GPUs exist, their order and their size; nvidia-smi adds their users. If
+    torch has none, those of nvidia-smi stay: ``Machine.blind`` has the reason.
+    """
     if not known:
         return seen
     return tuple(
@@ -260,8 +267,11 @@ def _merged(seen: tuple[Gpu, ...], known: list[dict[str, Any]]) -> tuple[Gpu, ..
 
 
 def _same(place: int, gpu: dict[str, Any], seen: tuple[Gpu, ...], count: int) -> Gpu | None:
-    """The card of nvidia-smi's that torch calls ``gpu``, one of ``count``: by the identifier that
-    both tell, for CUDA may count cards in another order (CUDA_DEVICE_ORDER); else by its place."""
+    """Return nvidia-smi's entry for torch's ``gpu``, one of ``count``.
+
+    They are matched by the identifier that both report, because CUDA may number GPUs in another
+    order (CUDA_DEVICE_ORDER); otherwise by their index.
+    """
     uuid = gpu.get("uuid", "")
     named = [card for card in seen if uuid and uuid in card.uuid]
     if named:
@@ -270,9 +280,12 @@ def _same(place: int, gpu: dict[str, Any], seen: tuple[Gpu, ...], count: int) ->
 
 
 def _as_known(place: int, gpu: dict[str, Any], card: Gpu | None) -> Gpu:
-    """``card`` with the size that torch reads. nvidia-smi counts 353 to 564 MiB more, which no
-    process can allocate, and has no size of a GPU that shares the host's memory (GB10, Jetson).
-    If torch sees only a part of the card (MIG), the use of the whole card does not count."""
+    """Return ``card`` with the size that torch reads.
+
+    nvidia-smi reports 353 to 564 MiB more, which no process can allocate, and no size for a GPU
+    that shares the host's memory (GB10, Jetson). If torch sees only a part of the GPU (MIG), the
+    use of the whole GPU does not count.
+    """
     size = gpu["total_bytes"]
     if card is not None and size > SLICE * card.total_bytes:
         return replace(card, total_bytes=size)
@@ -298,11 +311,11 @@ PACKAGE_FILES = (
     "/var/lib/rpm",
     "/usr/include",
 )
-"""Files that change when a system package does: libaio may have come or gone."""
+"""Files that change with a system package: libaio may be installed or removed."""
 
 
 def _cache_path(machine: Machine) -> Path:
-    """Keyed by Python, packages, compilers, GPUs and the state of the system's packages."""
+    """Return the cache file, keyed by Python, packages, compilers, GPUs and system packages."""
     facts = [
         sys.executable,
         platform.python_version(),
@@ -319,7 +332,8 @@ def _cache_path(machine: Machine) -> Path:
 
 
 def _cached(path: Path, wanted: set[str]) -> dict[str, Any] | None:
-    """The answer kept at ``path``, if it covers ``wanted`` and what was built is still there."""
+    """Return the answer stored at ``path`` if it covers ``wanted`` and the built files still
+    exist."""
     known = _read(path)
     if known is None:
         return None
@@ -338,7 +352,7 @@ def _built(path: Path) -> set[str]:
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        # The folder is shared: a file that another user put there is not trusted.
+        # The folder is shared: a file of another user is not trusted.
         if path.stat().st_uid != os.getuid():
             return None
         known = read_json(path, dict[str, Any])
@@ -348,7 +362,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _keep(path: Path, known: dict[str, Any]) -> None:
-    # A cache that cannot be kept only costs the next start two seconds.
+    # Without a cache the next start only takes two seconds more.
     with contextlib.suppress(OSError):
         write_json(path, known, durable=False)
 
@@ -380,7 +394,7 @@ def _ask(build: set[str]) -> dict[str, Any]:
 
 
 def _end(child: subprocess.Popen[str]) -> None:
-    """End the probe and its compilers: an interrupt first, at which torch releases its lock."""
+    """End the probe and its compilers, first by an interrupt, at which torch releases its lock."""
     for sign in (signal.SIGINT, signal.SIGKILL):
         if child.poll() is not None:
             return
@@ -390,17 +404,17 @@ def _end(child: subprocess.Popen[str]) -> None:
             child.communicate(timeout=15)
 
 
-# ---- cores ----
-# How busy the cores are that this process may use, with anybody's work, as the kernel counts.
+# ---- busy cores ----
 
 
 BUSY = (0, 1, 2, 5, 6, 7)
-"""Of the columns of /proc/stat: user, nice, system, irq, softirq and steal (what a hypervisor gave
-to other machines); not idle and iowait, nor the guests that user counts already. (proc(5))"""
+"""Columns of /proc/stat that count as busy: user, nice, system, irq, softirq and steal (time that a
+hypervisor gave to other machines). Idle and iowait do not count, and user includes guests
+(proc(5))."""
 
 
 def busy_seconds(stat: str, cores: set[int]) -> float:
-    """Core-seconds in which ``cores`` ran anything, by the text of /proc/stat."""
+    """Return the core-seconds in which ``cores`` ran any process, from the text of /proc/stat."""
     wanted = {f"cpu{core}" for core in cores}
     rows = [line.split() for line in stat.splitlines() if line.startswith("cpu")]
     ticks = sum(
@@ -410,7 +424,7 @@ def busy_seconds(stat: str, cores: set[int]) -> float:
 
 
 def busy_now() -> float:
-    """Core-seconds since the machine began; 0 where the kernel does not tell."""
+    """Return the core-seconds since boot; 0 if the kernel does not report them."""
     try:
         stat = Path("/proc/stat").read_text(encoding="utf-8")
     except OSError:

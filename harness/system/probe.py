@@ -34,16 +34,16 @@ OPS = {
 }
 """DeepSpeed ops that compile on first use -> their builders."""
 ON = {"shm_comm": "cpu", "quantizer": "cuda"}
-"""Ops that exist for one kind of device only."""
+"""Ops that exist for one device type only."""
 
 DECISIVE = ("error:", "fatal", "not found", "cannot find", "unable", "missing", "does not exist")
-"""What the line of a failed build that says why tends to contain."""
+"""Words that usually mark the line of a failed build with its cause."""
 LONGEST = 400
-"""Characters; a longer line is a compiler's command."""
+"""Characters. A longer line is a compiler's command."""
 
 
 def facts(build: Sequence[str] = ()) -> dict[str, Any]:
-    """Everything, as plain data; ops named in ``build`` are compiled and loaded."""
+    """Return all facts as plain data; compile and load the ops named in ``build``."""
     own_tools_first()
     answer: dict[str, Any] = {
         "python": platform.python_version(),
@@ -58,14 +58,14 @@ def facts(build: Sequence[str] = ()) -> dict[str, Any]:
     }
     for name, look in (("torch", _torch), ("deepspeed", lambda: {"ops": _ops(build)})):
         try:
-            answer |= look()  # in place of the empty ones above
-        except (Exception, SystemExit) as error:  # whatever a broken install raises is the answer
+            answer |= look()  # replaces the empty values above
+        except (Exception, SystemExit) as error:  # a broken installation can raise anything
             answer["errors"][name] = decisive(f"{type(error).__name__}: {error}")
     return answer
 
 
 def version(name: str) -> str | None:
-    """Version of an installed package, None where it is absent."""
+    """Return the version of an installed package; None if it is missing."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -92,7 +92,7 @@ def _torch() -> dict[str, Any]:
 
 
 def _no_cuda(torch: Any) -> str:
-    """Why torch has no GPU, in its own words."""
+    """Return torch's own reason for having no GPU."""
     if torch.version.cuda is None:
         return f"torch {torch.__version__} is built without CUDA"
     return reason_against(torch.cuda.init) or "it finds no device"
@@ -109,7 +109,7 @@ def _gpu(torch: Any, index: int) -> dict[str, Any]:
 
 
 def _too_old(need: str, gpus: list[dict[str, Any]]) -> str:
-    """Why the first GPU that is too old for ``need`` is; empty where none is."""
+    """Return why the first GPU below the capability of ``need`` is too old; empty if none is."""
     reasons = (shortfall(need, tuple(g["capability"]), g["name"]) for g in gpus)
     return next(filter(None, reasons), "")
 
@@ -119,11 +119,12 @@ NUMBERS = {
     "tf32": "TF32 is a rounding of NVIDIA GPUs",
     "fp8": "NVIDIA GPUs multiply fp8; a CPU's kernel converts it first",
 }
-"""Number format -> why a CPU lacks it; ``harness.system.capability`` says which GPUs have it."""
+"""Number format -> why a CPU lacks it. ``harness.system.capability`` has the GPUs that support
+it."""
 
 
 def _abilities(torch: Any, gpus: list[dict[str, Any]]) -> dict[str, dict[str, str]]:
-    """Ability -> device -> why the device lacks it, empty where it does not."""
+    """Return ability -> device -> why the device lacks it; empty if it has it."""
     lacks: dict[str, dict[str, str]] = {}
     for name in NUMBERS if gpus else ():
         lacks[name] = {"cuda": _too_old(name, gpus)}
@@ -147,7 +148,7 @@ def _no_triton() -> str:
 
 
 def _triton_kernel() -> None:
-    """A kernel of one line, compiled and run: Triton builds its launcher in C, against Python.h."""
+    """Compile and run a kernel of one line: Triton builds its launcher in C, against Python.h."""
     import torch
 
     from harness.system.triton_kernel import doubled
@@ -163,13 +164,13 @@ ATTENTION = {
     "cudnn": "CUDNN_ATTENTION",
     "flex": None,
 }
-"""Attention kernel -> torch's name of the backend; flex is a function of its own."""
+"""Attention kernel -> torch's name of the backend; flex is a separate function."""
 
 
 def _attention(torch: Any, kernel: str, device: str) -> str:
-    """Why ``kernel`` cannot train on ``device``: a forward and a backward, tried.
+    """Return why ``kernel`` cannot train on ``device``, by running a forward and a backward.
 
-    torch says why it passes a backend over in warnings, and only that none is left as the error.
+    torch's warnings say why it rejects a backend; its error only says that none is left.
     """
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.attention.flex_attention import flex_attention
@@ -212,7 +213,7 @@ def _ops(build: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def _op(make: Callable[[], Any], build: bool) -> dict[str, Any]:
-    """Whether one op can be used: ``reason`` is empty if so; ``file`` is what was built."""
+    """Return whether one op can be used: ``reason`` is empty if so; ``file`` is the built file."""
     begun, file = time.perf_counter(), None
 
     def look() -> None:
@@ -234,7 +235,7 @@ def _op(make: Callable[[], Any], build: bool) -> dict[str, Any]:
 
 
 def reason_against(attempt: Callable[[], Any]) -> str:
-    """Why ``attempt`` fails, in one line; empty if it does not."""
+    """Return why ``attempt`` fails, in one line; empty if it succeeds."""
     try:
         attempt()
     except (Exception, SystemExit) as error:
@@ -243,10 +244,10 @@ def reason_against(attempt: Callable[[], Any]) -> str:
 
 
 def decisive(text: str) -> str:
-    """The one line of a failure that says why, cut to 200 characters.
+    """Return the line of a failure that names its cause, cut to 200 characters.
 
-    A failed compilation is hundreds of lines of which the first error matters; ninja's own
-    "build stopped" and the command lines are not it.
+    A failed compilation prints hundreds of lines, of which the first error matters. Neither ninja's
+    "build stopped" nor a command line is that error.
     """
     lines = [line.strip() for line in text.splitlines() if line.strip()] or ["no reason given"]
     telling = [x for x in lines if any(w in x.lower() for w in DECISIVE) and len(x) < LONGEST]
@@ -258,7 +259,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m harness.system.probe", description=__doc__)
     parser.add_argument("--build", nargs="*", default=[], choices=tuple(OPS), metavar="OP")
     options = parser.parse_args(argv)
-    # Compilers and DeepSpeed write to stdout as they please: they get stderr instead.
+    # Compilers and DeepSpeed write to stdout: they get stderr instead.
     answer = os.dup(1)
     os.dup2(2, 1)
     known = facts(options.build)
@@ -271,4 +272,4 @@ if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # extensions that were only loaded to be tried may abort in their destructors
+    os._exit(code)  # extensions that were loaded for the test may abort in their destructors

@@ -1,7 +1,7 @@
-"""Run one command as a child whose whole tree of processes is ours, and leave nothing behind.
+"""Run one command as a child, and clean up its whole process tree.
 
-Whatever ends the run (its own end, the deadline, Ctrl-C, a SIGTERM, even a SIGKILL of this
-process), no process of the tree and no shared memory segment of it remains.
+The clean-up removes every process of the tree and all its shared memory segments. It follows any
+end of the run: its own end, the deadline, Ctrl-C, SIGTERM, even a SIGKILL of this process.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """How a child ended. ``exit_code`` is None where a signal ended it, which ``signal`` names.
+    """End of a child. ``exit_code`` is None if a signal ended it, which ``signal`` names.
 
-    ``stopped`` says that we ended it, and why: "timeout", "interrupted", "lingered" (its work
-    was done or had failed, but it did not end) or None. ``left_behind`` counts processes that
-    outlived the command and were ended; ``survivors`` those that not even SIGKILL ended.
-    ``tree_peak_bytes`` is the peak resident memory, summed over the tree. ``others`` are processes
-    of another Headroom that were at work meanwhile.
+    ``stopped`` is why the harness ended it: "timeout", "interrupted", "lingered" (its work was done
+    or had failed, but it did not end), another word of ``stop``, or None. ``left_behind`` counts
+    processes that outlived the command and were ended; ``survivors`` counts those that SIGKILL did
+    not end. ``tree_peak_bytes`` is the peak resident memory, summed over the tree. ``others`` are
+    processes of another Headroom that ran meanwhile.
     """
 
     exit_code: int | None
@@ -53,17 +53,17 @@ class Ended:
 
 
 GRACE_SECONDS = 10.0
-"""Between a request to end and the kill."""
+"""Seconds between a request to end and the kill."""
 LINGER_SECONDS = 30.0
-"""For a child to end by itself once its work is done."""
+"""Seconds that a child has to end by itself once its work is done."""
 
 
 class CannotStart(OSError):
-    """The command or its log cannot be opened: nothing was started."""
+    """The command or its log cannot be opened; nothing was started."""
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C, SIGTERM or SIGHUP came while a child ran; raised after its tree has ended."""
+    """Ctrl-C, SIGTERM or SIGHUP arrived while a child ran; raised after its tree has ended."""
 
     def __init__(self, number: int, ended: Ended) -> None:
         super().__init__(f"interrupted by {signal.Signals(number).name}")
@@ -82,12 +82,16 @@ def run_child(
     stop: Callable[[], str | None] = lambda: None,
     scratch: Sequence[Path] = (),
 ) -> Ended:
-    """Run ``argv`` to its end, stdout and stderr in ``log``; times are in seconds.
+    """Run ``argv`` to its end, with stdout and stderr in ``log``; times are in seconds.
 
-    ``on_tick`` gets the tree's resident bytes a few times a second. ``finished`` says that the
-    work is done (or lost): the child then has LINGER_SECONDS to end by itself. ``stop`` says why
-    it has to end at once, asked a few times a second; ``Ended.stopped`` is that word. ``scratch``
-    folders are removed at the end, also when this process is killed.
+    Args:
+        on_tick: gets the tree's resident bytes a few times a second.
+        finished: returns whether the work is done or lost; the child then has LINGER_SECONDS to end
+            by
+            itself.
+        stop: called a few times a second; returns a word for ``Ended.stopped`` to end the child at
+            once, or None.
+        scratch: folders to remove at the end, also if this process is killed.
 
     Raises:
         CannotStart: no such command, or ``log`` cannot be written.
@@ -105,7 +109,7 @@ def run_child(
             left = 0 if stopped else tree.wait(1.0)
         finally:
             survivors = tree.stop(GRACE_SECONDS, hurry=lambda: len(caught) > 1)
-            with suppress(subprocess.TimeoutExpired):  # one stuck in the kernel
+            with suppress(subprocess.TimeoutExpired):  # a process stuck in the kernel
                 child.wait(1.0)
             tree.remove_files()
             for folder in scratch:
@@ -126,7 +130,8 @@ def run_child(
 
 
 def _marks(mark: str) -> str:
-    """This run's mark, and that of an outer run, which must find what an inner one started."""
+    """Return this run's mark after that of an outer run, which must find processes of an inner
+    one."""
     return ":".join(filter(None, (os.environ.get(MARK), mark)))
 
 
@@ -157,7 +162,7 @@ def _spawn(
 
 @dataclass
 class _Watch:
-    """The loop beside a running child."""
+    """Loop that watches a running child."""
 
     tree: Tree
     child: subprocess.Popen[bytes]
@@ -168,7 +173,7 @@ class _Watch:
     tell: Callable[[set[str]], None]
 
     def until_end(self, timeout: float | None) -> str | None:
-        """Watch; why the child has to be stopped, or None when it ended by itself."""
+        """Watch the child; return why it has to be stopped, or None when it ended by itself."""
         started, finished_at = time.monotonic(), None
         while True:
             self.on_tick(self.tree.sample())
@@ -197,7 +202,7 @@ class _Watch:
 
 @contextmanager
 def _catch_signals() -> Iterator[list[int]]:
-    """Note signals instead of dying of them, so that cleaning up cannot be cut short."""
+    """Record signals instead of ending at once, so that they cannot interrupt the clean-up."""
     caught: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield caught
@@ -214,8 +219,9 @@ def _catch_signals() -> Iterator[list[int]]:
 
 
 def _bound_to(parent: int, number: int) -> Callable[[], None]:
-    """What a child does between fork and exec: ask for ``number`` when ``parent`` dies."""
-    prctl = ctypes.CDLL(None).prctl  # looked up before the fork: nothing may load after it
+    """Return a function for the child between fork and exec: it requests signal ``number`` for the
+    case that ``parent`` dies."""
+    prctl = ctypes.CDLL(None).prctl  # looked up before the fork: no library may load after it
 
     def bind() -> None:
         prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
@@ -226,20 +232,22 @@ def _bound_to(parent: int, number: int) -> Callable[[], None]:
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when the one that started it dies. Linux only."""
+    """Let the kernel kill this process when its parent dies. Linux only."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 SCRATCH = "headroom-scratch-"
 YOUNG_SECONDS = 60.0
-"""Age up to which a scratch folder may be one that its process has not locked yet."""
+"""Seconds within which a new scratch folder may not be locked yet."""
 
 
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """A temporary folder, locked while it is used. Folders of this user whose process was killed
-    are removed first: their locks went with it."""
+    """Yield a temporary folder that is locked while in use.
+
+    First remove folders of this user whose process was killed, which released their locks.
+    """
     for path in Path(tempfile.gettempdir()).glob(f"{SCRATCH}*"):
         with suppress(OSError):
             _remove_abandoned(path)
@@ -272,8 +280,8 @@ def _remove_abandoned(path: Path) -> None:
 def own_tools_first() -> None:
     """Put this Python's own commands at the front of PATH: its ninja before the system's.
 
-    DeepSpeed finds ninja on the PATH. Two versions of it disagree on what is up to date, and each
-    would compile every op anew after the other.
+    DeepSpeed finds ninja on the PATH. Two versions of ninja disagree on which files are up to date,
+    and each would recompile every op after the other.
     """
     own, path = str(Path(sys.executable).parent), os.environ.get("PATH", "")
     if path.split(os.pathsep)[0] != own:
@@ -282,7 +290,8 @@ def own_tools_first() -> None:
 
 @contextmanager
 def _keeper(mark: str, scratch: Sequence[Path]) -> Iterator[Callable[[set[str]], None]]:
-    """A small process that ends the tree should this one be killed; told what to remove then."""
+    """Start a small process that ends the tree if this process is killed. Yield a function that
+    sets the files that it then removes."""
     keeper = subprocess.Popen(
         [sys.executable, "-m", "harness.system.process", mark],
         cwd=ROOT,
@@ -309,14 +318,14 @@ def _keeper(mark: str, scratch: Sequence[Path]) -> Iterator[Callable[[set[str]],
 
 
 def _send(keeper: subprocess.Popen, lines: list[str]) -> None:
-    with suppress(BrokenPipeError):  # it was killed; the run goes on without its keeper
+    with suppress(BrokenPipeError):  # the keeper was killed; the run continues without it
         for line in lines:
             keeper.stdin.write(line + "\n")
         keeper.stdin.flush()
 
 
 def _keep(mark: str) -> None:
-    """The keeper: wait for the harness's end; without a last "done", end its tree."""
+    """Keeper process: wait for the harness's end; without a last "done", end its tree."""
     tree = Tree(mark)
     lines = sys.stdin.read().splitlines()
     if lines and lines[-1] == "done":

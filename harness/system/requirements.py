@@ -1,4 +1,7 @@
-"""What a run needs and this machine lacks, and the way out: before any process starts. No torch."""
+"""Requirements that a run has and this machine lacks, with remedies, before any process starts.
+
+This module does not import torch.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,8 @@ from harness.system.machine import Machine
 from harness.system.probe import NUMBERS, version
 
 SWAP_BYTES = 16 * 1.2
-"""NVMe bytes a parameter: float32 master, two moments and a gradient, and room to write anew."""
+"""NVMe bytes per parameter: float32 master, two moments and a gradient, and room to rewrite
+them."""
 
 TORCH = "let ./run.sh set up its environment, or install what requirements name into your Python"
 WAYS = {
@@ -38,12 +42,12 @@ WAYS = {
     "inductor": "install g++ (CPU) or triton (GPU), or compile:backend=aot_eager",
     "attention": "take another kernel: naive and math run everywhere",
 }
-"""Need named in ``strategies`` -> how to come by it."""
+"""Need named in ``strategies`` -> how to install it."""
 BUILT = ("cpu_adam", "async_io", "quantizer")
-"""DeepSpeed's ops, compiled before the first run that needs them."""
+"""DeepSpeed ops, compiled before the first run that needs them."""
 PYTHON_H = "Python.h"
 HEADERS = "apt-get install python3-dev (Debian, Ubuntu) or dnf install python3-devel (Fedora)"
-"""Triton and DeepSpeed compile C against Python when they run."""
+"""Triton and DeepSpeed compile C against Python's headers at run time."""
 MAY_NOT_WRITE = "set TORCH_EXTENSIONS_DIR to a folder that you may write to"
 BUILDING = {
     PYTHON_H: HEADERS,
@@ -53,28 +57,28 @@ BUILDING = {
     "toolkit) to LIBRARY_PATH",
     "No space left on device": "free disk space, or set TORCH_EXTENSIONS_DIR to a larger disk",
 }
-"""Words of the reason why an op cannot be built -> the way out; for others by the op."""
+"""Words of the reason for a failed build -> remedy. Other reasons have the op's remedy."""
 SIGHT = {
     "too old": "update the NVIDIA driver, or install a torch whose CUDA is not newer than it "
     "(docs/your-machine.md, GPUs)",
     "without CUDA": "install torch's CUDA build",
     "": "mend the driver (nvidia-smi and torch must run as the same user, in the same container)",
 }
-"""Words of torch's reason for seeing no GPU -> the way out; the last for all others."""
+"""Words of torch's reason for seeing no GPU -> remedy; the last entry is for all other reasons."""
 PACKAGES_OF = {"torch": ("torch", "accelerate"), "deepspeed": ("deepspeed", "transformers")}
 EXTRAS = ("torchao", "peft", "bitsandbytes", "diffusers", "cut_cross_entropy")
-"""Packages that single strategies need; the word of ``Strategy.needs`` is the package's name."""
+"""Packages of single strategies; the word in ``Strategy.needs`` is the package's name."""
 
 
 class Requirement(NamedTuple):
-    """Why a run cannot start on this machine, and what to do about it: a sentence each."""
+    """Reason why a run cannot start on this machine, and its remedy: one sentence each."""
 
     reason: str
     way_out: str
 
 
 def obstacle(resolved: Resolved, machine: Machine) -> Requirement | None:
-    """The first thing that ``resolved`` needs and ``machine`` lacks."""
+    """Return the first thing that ``resolved`` needs and ``machine`` lacks."""
     spec = resolved.spec
     lack = _lacks_past(spec) or _lacks_history(spec) or _lacks_gpus(spec, machine)
     for need in ("torch", *resolved.needs):
@@ -85,9 +89,9 @@ def obstacle(resolved: Resolved, machine: Machine) -> Requirement | None:
 
 
 def lacks(need: str, machine: Machine, spec: Spec) -> Requirement | None:
-    """Why ``need`` (a word of ``Strategy.needs``, or torch) is not met as far as is known.
+    """Return why ``need`` (a word of ``Strategy.needs``, or torch) is not met, as far as is known.
 
-    Where the machine was only looked at, not examined, an op counts as present.
+    If the machine was not examined, an op counts as present.
     """
     if need in EXTRAS and version(need) is None:
         return Requirement(f"the package {need} is not installed", f"pip install {need}")
@@ -120,7 +124,10 @@ def lacks(need: str, machine: Machine, spec: Spec) -> Requirement | None:
 
 
 def _broken(part: str, why: str) -> Requirement:
-    """A part of the installation that does not load; a limit of this shell is named first."""
+    """Return the requirement for a part of the installation that does not load.
+
+    A memory limit of this shell is named first, as the likely cause.
+    """
     limit = kernel.shell_limit()
     if limit is None:
         return Requirement(f"{part} does not work: {why}", WAYS[part])
@@ -130,7 +137,7 @@ def _broken(part: str, why: str) -> Requirement:
 
 
 def _lacks_fused_loss() -> Requirement | None:
-    """torch's fused linear cross entropy, looked for where its source lies."""
+    """Check for torch's fused linear cross entropy by its source file."""
     found = importlib.util.find_spec("torch")
     folder = Path(found.origin).parent if found and found.origin else Path("nowhere")
     if (folder / "nn" / "modules" / "linear_cross_entropy.py").exists():
@@ -144,7 +151,8 @@ def _of_deepspeed(need: str) -> bool:
 
 
 def _lacks_ability(need: str, reason: str) -> Requirement | None:
-    """A number format or an attention kernel that the probe found this device not to have."""
+    """Return the requirement for a number format or attention kernel that the probe found
+    missing."""
     if not reason:
         return None
     kind, _, kernel = need.partition("_")
@@ -155,7 +163,7 @@ def _lacks_ability(need: str, reason: str) -> Requirement | None:
 
 
 def _lacks_sparse_cores(machine: Machine, spec: Spec) -> Requirement | None:
-    """2:4 sparse products are of NVIDIA GPUs alone, and not of all."""
+    """Check for 2:4 sparse products, which only some NVIDIA GPUs have."""
     if spec.device != "cuda":
         return Requirement("2:4 sparse products exist on NVIDIA GPUs only", WAYS["sparse24"])
     known = (machine.probe or {}).get("gpus", [])
@@ -166,7 +174,8 @@ def _lacks_sparse_cores(machine: Machine, spec: Spec) -> Requirement | None:
 def card_lacks(
     needs: Iterable[str], card: str, capability: tuple[int, int] | None
 ) -> Requirement | None:
-    """The first of ``needs`` that ``card`` is too old for; None where its age is not known."""
+    """Return the first of ``needs`` that ``card`` is too old for; None if its capability is
+    unknown."""
     for need in needs if capability else ():
         reason = shortfall(need, capability, card)
         if reason:
@@ -235,7 +244,7 @@ def _lacks_gpus(spec: Spec, machine: Machine) -> Requirement | None:
 
 
 def lacks_sight(machine: Machine) -> Requirement | None:
-    """GPUs that nvidia-smi sees and torch does not."""
+    """Return the requirement if nvidia-smi sees GPUs and torch does not."""
     why = machine.blind
     if not why:
         return None
@@ -248,7 +257,7 @@ def lacks_sight(machine: Machine) -> Requirement | None:
 
 
 def _lacks_kernels(machine: Machine) -> Requirement | None:
-    """A card that the installed torch has no machine code for."""
+    """Return the requirement for a GPU that the installed torch has no machine code for."""
     probe = machine.probe or {}
     built_for = (probe.get("torch") or {}).get("built_for", [])
     for gpu in probe.get("gpus", []):
@@ -272,7 +281,7 @@ def _lacks_disk(parameters: int, machine: Machine) -> Requirement | None:
 
 
 def notes(resolved: Resolved, machine: Machine) -> list[str]:
-    """What a reader of the row should know though the run can be."""
+    """Return remarks for the reader of a row that can run."""
     spec, texts = resolved.spec, _desktops(resolved.spec, machine)
     if spec.device == "cpu" and spec.local_processes > machine.cores:
         texts.append(
@@ -282,7 +291,7 @@ def notes(resolved: Resolved, machine: Machine) -> list[str]:
 
 
 def _desktops(spec: Spec, machine: Machine) -> list[str]:
-    """GPUs of which a desktop or the driver holds more than a little."""
+    """Return remarks on GPUs whose desktop or driver holds a relevant amount of memory."""
     used = machine.gpus[: spec.local_processes] if spec.device == "cuda" else ()
     return [
         f"{gib(gpu.unexplained_bytes)} of GPU {gpu.index} are held by a desktop or the driver"
@@ -292,7 +301,8 @@ def _desktops(spec: Spec, machine: Machine) -> list[str]:
 
 
 def needed_ops(resolved: Sequence[Resolved]) -> set[str]:
-    """Ops to compile before these runs, so that no run's start waits for a compiler."""
+    """Return the ops to compile before these runs, so that no run's start includes a
+    compilation."""
     ops = {need for r in resolved for need in r.needs if need in BUILT}
     on_cpu = any("deepspeed" in r.needs and r.spec.device == "cpu" for r in resolved)
     return ops | ({"shm_comm"} if on_cpu else set())

@@ -1,7 +1,7 @@
-"""A tree of processes, found by a mark in their environment, and everything it left behind.
+"""Process tree found by a mark in the environment, and the files that it left behind.
 
-Every descendant inherits the mark, also one that forked away and was re-parented to init; a
-process without it, and without an ancestor of ours, is never touched, whatever its name.
+Every descendant inherits the mark, even a process that forked away and was re-parented to init. A
+process without the mark and without a marked ancestor is never touched, even if its name matches.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ OWNED = re.compile(r"^(?:torch_|__KMP_REGISTERED_LIB_)(\d+)_")
 KERNEL = 2  # the parent of the kernel's threads
 COMPILERS = frozenset(("sh", "ninja", "c++", "g++", "gcc", "cc1", "cc1plus", "as", "ld"))
 COMPILERS |= {"collect2", "clang", "clang++", "nvcc", "cicc", "ptxas", "fatbinary", "cudafe++"}
-TRIES = 10  # times that a new file's holder is looked for before it counts as another program's
+TRIES = 10  # lookups of a new file's holder before it counts as another program's
 WORKERS = (b"harness.train", b"harness.planner.worker")
-"""Words of a command line that only a Headroom at work has."""
+"""Words that only the command line of a running Headroom has."""
 KILL_SECONDS = 10.0
 STALE_SECONDS = 600.0  # longer than any extension takes to compile
 
 
 class Process(NamedTuple):
-    """One line of /proc: ``started`` (clock ticks since boot) tells a reused pid apart."""
+    """One line of /proc; ``started`` (clock ticks since boot) distinguishes a reused pid."""
 
     name: str
     parent: int
@@ -41,10 +41,10 @@ class Process(NamedTuple):
 
 
 class Tree:
-    """The processes that carry ``mark`` or descend from one that does.
+    """Processes that carry ``mark`` or descend from one that does.
 
-    ``files`` are shared memory segments and compile locks that they were seen to hold open.
-    ``others`` are processes of another Headroom at work that were seen meanwhile.
+    ``files`` are the shared memory segments and compile locks that they held open at some time.
+    ``others`` are processes of another Headroom that ran meanwhile.
     """
 
     def __init__(self, mark: str) -> None:
@@ -59,13 +59,13 @@ class Tree:
         self._tries: dict[str, int] = {}
 
     def adopt(self, pid: int) -> None:
-        """Count a child in, even one that clears its environment at once."""
+        """Add a child, even one that clears its environment at once."""
         process = _process(str(pid))
         if process:
             self.members[pid] = process.started
 
     def alive(self) -> dict[int, Process]:
-        """Every living process of the tree."""
+        """Return every living process of the tree."""
         table = _table()
         ours = {pid for pid, process in table.items() if self._belongs(pid, process)}
         while grown := {p for p, process in table.items() if process.parent in ours} - ours:
@@ -74,10 +74,10 @@ class Tree:
         return {pid: table[pid] for pid in ours if table[pid].alive}
 
     def sample(self) -> int:
-        """Resident bytes now, summed over the tree (shared pages count once for each process).
+        """Return the resident bytes summed over the tree; shared pages count once per process.
 
-        Compilers are left out: DeepSpeed builds its ops in the first run on a machine, and the
-        gigabytes that takes are not the recipe's.
+        Compilers are left out: DeepSpeed builds its ops in the first run on a machine, and those
+        gigabytes do not belong to the recipe.
         """
         alive = self.alive()
         sizes = [p.resident_bytes for p in alive.values() if p.name not in COMPILERS]
@@ -87,9 +87,10 @@ class Tree:
         return sum(sizes)
 
     def stop(self, grace_seconds: float, hurry: Callable[[], bool] = lambda: False) -> int:
-        """SIGTERM to all, then SIGKILL to what is left after the grace, or once ``hurry()``.
+        """Send SIGTERM to all, then SIGKILL to the rest after the grace, or once ``hurry()`` is
+        true.
 
-        Returns the number still alive after that: 0 but for processes stuck in the kernel.
+        Return the number still alive after that: 0 except for processes stuck in the kernel.
         """
         self.sample()
         deadline = time.monotonic() + grace_seconds
@@ -102,17 +103,17 @@ class Tree:
         return len(self.alive())
 
     def wait(self, seconds: float) -> int:
-        """Give processes that are on their way out time to go; how many stayed."""
+        """Give ending processes time to exit; return how many remain."""
         deadline = time.monotonic() + seconds
         while (left := len(self.alive())) and time.monotonic() < deadline:
             time.sleep(0.05)
         return left
 
     def remove_files(self) -> None:
-        """Remove what the tree left in shared memory, and its compile locks."""
+        """Remove the tree's shared memory segments and compile locks."""
         self.files |= {path for path in _new_files(self._before) if self._named_after_us(path)}
         for path in self.files:
-            # A lock of ours may have been released and taken by somebody else meanwhile.
+            # Another process may have taken a lock that the tree released.
             if os.path.exists(path) and not _held(path):
                 remove(path)
 
@@ -128,13 +129,13 @@ class Tree:
             return False
         except OSError:  # gone
             return False
-        # It is empty in the middle of exec (look again), and for the kernel's own threads.
+        # The environment is empty in the middle of exec (read again), and for the kernel's threads.
         if self.mark not in environment and (environment or process.parent == KERNEL):
             self._estrange(pid, process)
         return self.mark in environment
 
     def _estrange(self, pid: int, process: Process) -> None:
-        """Look at a process that is not ours once, and not again."""
+        """Check a foreign process once, and not again."""
         self._strangers[pid] = process.started
         if process.alive and _at_work(pid):
             self.others.add(pid)
@@ -153,8 +154,11 @@ class Tree:
         return bool(named) and int(named[1]) in self.members
 
     def _note_files(self, alive: dict[int, Process]) -> None:
-        """Find new files that our processes hold. Reading memory maps is slow: a file that none of
-        them holds is looked for ``TRIES`` times."""
+        """Record new files that the tree's processes hold.
+
+        Reading memory maps is slow, so a file that none of them holds is looked up only ``TRIES``
+        times.
+        """
         new = {p for p in _new_files(self._before) if self._tries.get(p, 0) < TRIES} - self.files
         self.files |= {path for path in new if self._named_after_us(path)}
         if not new - self.files:
@@ -166,7 +170,7 @@ class Tree:
 
 
 def remove(path: str) -> None:
-    """Delete a file or a folder; what is already gone or not ours to delete stays as it is."""
+    """Delete a file or a folder; ignore one that is gone or may not be deleted."""
     if os.path.isdir(path):
         shutil.rmtree(path, ignore_errors=True)
         return
@@ -177,7 +181,7 @@ def remove(path: str) -> None:
 
 
 def _table() -> dict[int, Process]:
-    """Every process but this one."""
+    """Return every process except this one."""
     me, table = os.getpid(), {}
     for name in os.listdir("/proc"):
         if name.isdigit() and int(name) != me:
@@ -188,7 +192,7 @@ def _table() -> dict[int, Process]:
 
 
 def at_work() -> list[int]:
-    """Processes of any Headroom that measure or predict now, whoever's they are."""
+    """Return the processes of any Headroom, of any user, that measure or predict now."""
     return sorted(pid for pid, process in _table().items() if process.alive and _at_work(pid))
 
 
@@ -202,7 +206,7 @@ def _at_work(pid: int) -> bool:
 
 def _process(pid: str) -> Process | None:
     try:
-        # The command's name, in brackets, may hold anything; the numbers follow the last one.
+        # The command's name, in brackets, may hold any text; the numbers follow the last bracket.
         text, _, numbers = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")
     except OSError:
         return None
@@ -215,7 +219,7 @@ def _process(pid: str) -> Process | None:
 
 
 def _new_files(before: frozenset[str]) -> frozenset[str]:
-    """Shared memory segments and compile locks there are now, less ``before``."""
+    """Return the present shared memory segments and compile locks without ``before``."""
     try:
         segments = {str(SHM / name) for name in os.listdir(SHM)}
     except OSError:
@@ -224,13 +228,14 @@ def _new_files(before: frozenset[str]) -> frozenset[str]:
 
 
 def compile_locks() -> list[Path]:
-    """torch's locks on extensions being compiled: a killed compiler leaves its lock for ever."""
+    """Return torch's locks on extensions under compilation. A killed compiler never removes its
+    lock."""
     root = extensions_folder()
     return [*Path(root).glob("*/lock"), *Path(root).glob("*/*/lock")]
 
 
 def extensions_folder() -> str:
-    """Where torch compiles extensions, as DeepSpeed's ops."""
+    """Return the folder in which torch compiles extensions such as DeepSpeed's ops."""
     root = os.environ.get("TORCH_EXTENSIONS_DIR")
     if not root:
         cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
@@ -239,11 +244,11 @@ def extensions_folder() -> str:
 
 
 def free_stale_locks() -> list[Path]:
-    """Remove compile locks that nobody holds any more, and name them.
+    """Remove compile locks without a holder, and return them.
 
-    A compiler that was killed leaves its lock, and every later run waits on it for ever. torch
-    keeps the lock open while it compiles, so that one nobody has open is stale; its age is asked
-    for as well, since the holder may sit in another container or machine of the same home.
+    A killed compiler leaves its lock, and every later run waits for it for ever. torch keeps the
+    lock open while it compiles, so a lock that no process has open is stale. Its age is checked
+    too, because the holder may run in another container or on another machine with the same home.
     """
     freed = []
     for path in compile_locks():
@@ -262,7 +267,7 @@ def _held(path: str) -> bool:
 
 
 def _opened(pid: int) -> set[str]:
-    """Paths that a process has open or mapped; empty when it is gone or another user's."""
+    """Return the paths that a process has open or mapped; empty if it is gone or another user's."""
     folder, paths = f"/proc/{pid}/fd", set()
     try:
         names = os.listdir(folder)

@@ -1,4 +1,5 @@
-"""The smallest Triton kernel, to try whether one can be built. Imports triton: only where it is."""
+"""Minimal Triton kernel that tests whether one can be built. Import it only if triton is
+installed."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ def _double(x, y, width: tl.constexpr):
 
 
 def doubled(x: torch.Tensor) -> torch.Tensor:
-    """Twice ``x``, a CUDA tensor of 8 elements."""
+    """Return twice ``x``, a CUDA tensor of 8 elements."""
     y = torch.empty_like(x)
     _double[(1,)](x, y, width=WIDTH)
     return y

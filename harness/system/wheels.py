@@ -1,10 +1,10 @@
-"""Which build of torch this machine's driver and cards can run: asked once, before torch is there.
+"""Choose the build of torch for this machine's driver and GPUs, before torch is installed.
 
     python -m harness.system.wheels torch==2.13.0
 
-prints the requirement to install, and says on stderr why it is another than the one given. Standard
-library only. No address of an index is known here: what pip finds with its own settings is chosen
-from (PIP_EXTRA_INDEX_URL adds one).
+prints the requirement to install. If it differs from the given one, stderr says why. This module
+uses only the standard library and has no index address: it chooses among the versions that pip
+finds with its own settings (PIP_EXTRA_INDEX_URL adds an index).
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from typing import NamedTuple
 from harness.system import gpus
 
 DRIVERS = {13: 580, 12: 525, 11: 450}
-"""CUDA's major version -> the driver that it begins with; within a major version all minor ones
-run (NVIDIA, CUDA Compatibility, "Minor Version Compatibility")."""
+"""CUDA's major version -> the first driver that supports it, for all its minor versions (NVIDIA,
+CUDA Compatibility, "Minor Version Compatibility")."""
 DEFAULT_CUDA = 13
-"""Of the builds of torch 2.11 to 2.13 that carry no label, as PyPI has them (CUDA 13.0)."""
+"""CUDA version of the unlabeled builds of torch 2.11 to 2.13 on PyPI (CUDA 13.0)."""
 SERVES = {"cu126": ((5, 0), (9, 0)), "cu128": ((7, 5), (12, 1)), "": ((7, 5), (12, 1))}
-"""Build -> the least and the greatest compute capability that it has machine code for (PyTorch,
-RELEASE.md, "CUDA support matrix")."""
+"""Build -> least and greatest compute capability that it has machine code for (PyTorch, RELEASE.md,
+"CUDA support matrix")."""
 BUILDS = ("2.13.0+cu126", "2.12.1+cu126", "2.12.0+cu126", "2.11.0+cu128", "2.11.0+cu126")
-"""Builds for CUDA 12 of the versions that are supported, the best first."""
+"""CUDA 12 builds of the supported versions, the best first."""
 KERNEL_MODULE = Path("/proc/driver/nvidia/version")
 QUERY = "--query-gpu=driver_version,compute_cap"
 
 
 class Choice(NamedTuple):
-    """``requirement`` as pip takes it, and in words ``why`` it is not the one that was asked for,
-    or what stands against it; empty where there is nothing to say."""
+    """``requirement`` in pip's syntax; ``why`` explains a change or names a problem, else is
+    empty."""
 
     requirement: str
     why: str = ""
@@ -46,13 +46,13 @@ def choose(
     capabilities: Sequence[tuple[int, int]] = (),
     found: Sequence[str] = (),
 ) -> Choice:
-    """The build of torch to install.
+    """Return the build of torch to install.
 
     Args:
-        pinned: as ``torch==2.13.0``.
-        driver: the NVIDIA driver's version; empty where there is none.
-        capabilities: of the cards, as far as they are told.
-        found: versions of torch that pip finds; asked for only where they matter (``need``).
+        pinned: such as ``torch==2.13.0``.
+        driver: the NVIDIA driver's version; empty if there is none.
+        capabilities: of the GPUs, if known.
+        found: versions of torch that pip finds; needed only if ``need`` is true.
     """
     if not need(driver, capabilities):
         return Choice(pinned)
@@ -71,7 +71,7 @@ def choose(
 
 
 def need(driver: str, capabilities: Sequence[tuple[int, int]]) -> bool:
-    """Whether the build without a label does not run here."""
+    """Return whether the unlabeled build does not run here."""
     old = bool(driver) and _major(driver) < DRIVERS[DEFAULT_CUDA]
     return old or any(capability < SERVES[""][0] for capability in capabilities)
 
@@ -98,8 +98,10 @@ def _major(driver: str) -> int:
 
 
 def here() -> tuple[str, list[tuple[int, int]]]:
-    """The driver's version and the capabilities of the cards: by nvidia-smi, else what the kernel
-    module says of itself; empty without a driver."""
+    """Return the driver's version and the GPUs' compute capabilities; empty without a driver.
+
+    The source is nvidia-smi, else the kernel module.
+    """
     if not gpus.has_driver():
         return "", []
     told = gpus.rows(gpus.smi(QUERY), 2)
@@ -119,7 +121,7 @@ def _capability(text: str) -> tuple[int, int]:
 
 
 def available() -> list[str]:
-    """Versions of torch that pip finds in its indexes; empty where it cannot say."""
+    """Return the versions of torch that pip finds in its indexes; empty if it cannot list them."""
     words = [sys.executable, "-m", "pip", "index", "versions", "torch"]
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=120)
@@ -130,7 +132,7 @@ def available() -> list[str]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the requirement; pip is asked only where PyPI's own build does not run."""
+    """Print the requirement; query pip only if PyPI's own build does not run."""
     driver, capabilities = here()
     found = available() if need(driver, capabilities) else ()
     choice = choose(argv[0], driver, capabilities, found)

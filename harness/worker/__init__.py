@@ -1,1 +1,1 @@
-"""One rank of one run: set-up, the loop, what is measured around it, audit and saving."""
+"""One rank of one run: set-up, training loop, measurement, audit and checkpoints."""

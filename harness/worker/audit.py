@@ -1,7 +1,7 @@
-"""Was the work that was done the work that was asked for? One list of checks a run.
+"""Audit: checks that a run did the requested work, and the PNG grid of its samples.
 
-What is found is read from the engine, the optimizer's state and the samples that were really
-consumed, on every rank; a row with one failed check is void and never ranked.
+The observed values come from the engine, the optimizer's state and the consumed samples, on every
+rank. A row with one failed check is void and never ranked.
 """
 
 from __future__ import annotations
@@ -29,16 +29,17 @@ from strategies.inventory import EngineReport
 from strategies.launch_file import Layout
 
 STEPS_TO_MOVE = 3
-"""From adaLN-Zero the first gradient reaches the last layer alone, the second what opens the
-blocks, the third all."""
+"""From adaLN-Zero the first gradient reaches the last layer only, the second the parameters that
+open the blocks, the third all."""
 
 
 def collect_evidence(
     resolved: Resolved, trained: TrainingRun
 ) -> tuple[dict[str, Any], list[Check]]:
-    """Each strategy's facts from rank 0, and a check that holds only if every rank shows them.
+    """Return each strategy's facts from rank 0, and a check that holds only if every rank shows
+    them.
 
-    Every rank runs every evidence to its end, since some of them communicate.
+    Every rank computes all evidence, because some of it communicates.
     """
     facts, checks = {}, []
     for part in resolved.recipe.strategies:
@@ -63,20 +64,20 @@ def audit(
     digest: str,
     did: Projections | None = None,
 ) -> list[Check]:
-    """The checks that hold for every recipe.
+    """Return the checks that hold for every recipe.
 
     Args:
-        log: of this rank: the samples that it consumed, and what clipping did.
+        log: this rank's consumed samples and clipping.
         losses: global mean loss of each step.
         digest: hash of the initial weights on this rank.
-        did: what the optimizer did to each parameter, where that was watched.
+        did: changes of each parameter by the optimizer, if they were recorded.
     """
     spec, accelerator, told = resolved.spec, trained.accelerator, trained.engine.told(trained)
     twins = gather(trained, [[m.tolist() for m in step] for step in log.positions])
     everyone = _shares(resolved.launch.layout, twins)
     steps = len(log.positions)
     micro = {len(m) for rank in everyone for step in rank for m in step}
-    # In a simulated world rank 0 was fed its share, and the others' would be as large.
+    # In a simulated world rank 0 consumes its share, and the others' would be as large.
     times = resolved.launch.layout.data if spec.world else 1
     fed = [sum(len(m) for rank in everyone for m in rank[i]) for i in range(steps)]
     rows = [
@@ -99,7 +100,7 @@ def audit(
         rows.append(("samples shared alike", True, _alike(resolved.launch.layout, twins)))
     if spec.world:
         rows.append(("process group", "fake", torch.distributed.get_backend()))
-    else:  # a simulated rank learns from its own samples alone: its losses mean nothing
+    else:  # a simulated rank trains on its own samples only: its losses mean nothing
         rows.append(("losses finite", True, all(math.isfinite(x) for x in losses)))
     rows += _stepped(trained, did)
     if told.micro_batch is not None:
@@ -108,19 +109,21 @@ def audit(
 
 
 def _shares(layout: Layout, everyone: list[Any]) -> list[Any]:
-    """What each share of a global batch consumed: of ranks that work on the same, the first."""
+    """Return the samples that each share of a global batch consumed, from the first rank of each
+    share."""
     first = {layout.share(rank): rank for rank in reversed(range(len(everyone)))}
     return [everyone[first[share]] for share in sorted(first)]
 
 
 def _alike(layout: Layout, everyone: list[Any]) -> bool:
-    """Whether ranks that are to work on the same samples did."""
+    """Return whether ranks that should share samples consumed the same."""
     chosen = _shares(layout, everyone)
     return all(chosen[layout.share(rank)] == consumed for rank, consumed in enumerate(everyone))
 
 
 def gather(trained: TrainingRun, value: Any) -> list[Any]:
-    """``value`` of every rank, in order, on every rank; of a simulated world this rank's alone."""
+    """Return ``value`` of every rank, in order, on every rank; in a simulated world only this
+    rank's."""
     if trained.accelerator.num_processes == 1 or trained.launch.simulated:
         return [value]
     everyone: list[Any] = [None] * trained.accelerator.num_processes
@@ -129,18 +132,19 @@ def gather(trained: TrainingRun, value: Any) -> list[Any]:
 
 
 def _steps_taken(trained: TrainingRun, told: EngineReport) -> int | None:
-    """Optimizer steps by the engine's count, or by the optimizer's own state."""
+    """Return the optimizer steps by the engine's count, or by the optimizer's own state."""
     return states.counted(trained) if told.steps is None else told.steps
 
 
 def _stepped(trained: TrainingRun, did: Projections | None) -> list[tuple[str, Any, Any]]:
-    """That no weight was left out: each state's own count of steps on every rank, and each
-    parameter's way. A flat piece counts once for all parameters in it; their ways tell."""
+    """Return checks that every weight was stepped: each state's step count on every rank, and each
+    parameter's change. A flat state counts once for all its parameters; their changes tell them
+    apart."""
     counts = sorted({n for rank in gather(trained, states.each_count(trained)) for n in rank})
     rows = [("steps of each weight", [trained.optimizer_steps], counts)] if counts else []
     if did is None:
         return rows
-    # What is not watched cannot be compared, and a comparison would be silent about it.
+    # An unrecorded parameter would be missing from the comparison without notice.
     free = sum(p.requires_grad for p in trained.engine.everywhere(trained).values())
     rows.append(("parameters watched", free, len(did.update)))
     if trained.optimizer_steps >= STEPS_TO_MOVE and did.moment:
@@ -151,7 +155,7 @@ def _stepped(trained: TrainingRun, did: Projections | None) -> list[tuple[str, A
 
 
 def _clipping(trained: TrainingRun, told: EngineReport, log: Log) -> float | str:
-    """The limit that was in force: the engine's, or the one that the first clipping obeyed."""
+    """Return the clipping limit in force: the engine's, or that of the first clipping."""
     if told.clip is not None:
         return told.clip
     if log.clipped is None:
@@ -169,7 +173,7 @@ def _order_digest(rows: list[np.ndarray]) -> str:
 
 def _asked_order(resolved: Resolved, first: int, steps: int) -> str:
     spec, size = resolved.spec, resolved.subject.data.size
-    # Of a simulated world only rank 0's share is consumed.
+    # In a simulated world only rank 0's share is consumed.
     part = spec.global_batch // (resolved.launch.layout.data if spec.world else 1)
     rows = [
         sample_order(spec.seed, size, step * spec.global_batch, part)
@@ -183,24 +187,25 @@ def _found_order(everyone: list[list[list[list[int]]]]) -> str:
     return _order_digest([np.array([i for r in everyone for m in r[s] for i in m]) for s in steps])
 
 
-# ---- grid ----
-# Samples as a picture. Shape suffixes: B batch, C channels, H height, W width, R grid rows.
+# ---- sample grid ----
+# Shape suffixes: B batch, C channels, H height, W width, R grid rows.
 
 
 SIDE = 96
-"""Pixels a sample is widened to at least."""
+"""Least width of a sample in pixels; smaller ones are enlarged."""
 GAP = 4
 FRAME = 96
-"""Grey of the gaps: black ones would run into a digit's own background."""
+"""Grey of the gaps: black ones would merge with a digit's black background."""
 
 
 def write_grid(x_BCHW: Tensor, path: str | Path, columns: int, *, grey: bool = True) -> None:
-    """Write samples as one PNG, left to right, top to bottom; an existing file is replaced whole.
+    """Write samples as one PNG, left to right, top to bottom; replace an existing file atomically.
 
     Args:
         grey: True shows the mean over channels, -1 black and 1 white (digits). False shows the
-            first three channels as colours, each stretched to its own range over all samples
-            (latents, which no decoder has turned into pictures).
+            first
+            three channels as colours, each stretched to its own range over all samples (latents
+            without a decoder).
 
     Raises:
         ValueError: no samples, fewer than one column, or values that are not finite.
@@ -215,12 +220,12 @@ def write_grid(x_BCHW: Tensor, path: str | Path, columns: int, *, grey: bool = T
 
 
 def _grey(x: np.ndarray) -> np.ndarray:
-    """[B, C, H, W] in [-1, 1] -> uint8 [B, H, W]."""
+    """Convert [B, C, H, W] in [-1, 1] to uint8 [B, H, W]."""
     return _bytes((x.mean(axis=1) + 1) / 2)
 
 
 def _colours(x: np.ndarray) -> np.ndarray:
-    """[B, C, H, W] -> uint8 [B, H, W, 3]; two channels or one are repeated to three."""
+    """Convert [B, C, H, W] to uint8 [B, H, W, 3]; fewer channels are repeated to three."""
     shown = x[:, [min(c, x.shape[1] - 1) for c in range(3)]]
     low, high = (f(shown, axis=(0, 2, 3), keepdims=True) for f in (np.min, np.max))
     return _bytes((shown - low) / np.maximum(high - low, 1e-12)).transpose(0, 2, 3, 1)
@@ -231,7 +236,8 @@ def _bytes(unit: np.ndarray) -> np.ndarray:
 
 
 def _tile(pixels: np.ndarray, columns: int) -> np.ndarray:
-    """uint8 [B, H, W, ...] -> one picture, each sample widened by whole pixels, gaps between."""
+    """Tile uint8 [B, H, W, ...] into one picture; each sample is enlarged by whole pixels, with
+    gaps."""
     times = max(1, -(-SIDE // pixels.shape[1]))
     pixels = pixels.repeat(times, axis=1).repeat(times, axis=2)
     edges = [(0, GAP), (0, GAP)] + [(0, 0)] * (pixels.ndim - 3)

@@ -1,4 +1,4 @@
-"""Facts of the machine and the software a run was measured on, from inside the worker."""
+"""Environment of a run: facts of machine and software, and simulated worlds of several ranks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PACKAGES = ("torch", "accelerate", "deepspeed", "transformers", "numpy")
 
 
 def describe(device: torch.device) -> dict[str, Any]:
-    """CPU, memory, device, driver, versions and commit; a fact that cannot be had is None."""
+    """Return CPU, memory, device, driver, versions and commit; None for an unknown fact."""
     facts: dict[str, Any] = {
         "platform": platform.platform(),
         "python": platform.python_version(),
@@ -49,14 +49,14 @@ def describe(device: torch.device) -> dict[str, Any]:
 
 
 def allocator() -> str:
-    """The caching allocator's settings; torch takes the first variable that is set
-    (torch 2.13, c10/cuda/CUDAAllocatorConfig.h)."""
+    """Return the caching allocator's settings. torch reads the first variable that is set (torch
+    2.13, c10/cuda/CUDAAllocatorConfig.h)."""
     names = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
     return next((os.environ[name] for name in names if name in os.environ), "default")
 
 
 def attention(device: torch.device) -> dict[str, str]:
-    """Type -> the backend that torch takes for attention on this device where none is forced."""
+    """Return the attention backend that torch selects for each type on this device."""
     backends = {}
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         q_BNTK = torch.ones(1, 1, 128, 64, dtype=dtype, device=device, requires_grad=True)
@@ -82,18 +82,18 @@ def _output(command: list[str]) -> str | None:
     return done.stdout.strip()
 
 
-# ---- world ----
-# A world of N on one process: it stands for rank 0 of an N-rank job.
-#
-# torch's fake process group reports N ranks and moves nothing: an all-reduce leaves a tensor as it
-# is, a gather returns N copies of one's own, a reduce-scatter one's own part. The engines are real
-# and allocate what rank 0 of N would, so the memory is real; time is that of computation without
-# communication, and losses mean nothing. What NCCL itself holds on a GPU is not there.
+# ---- simulated worlds ----
+# One process acts as rank 0 of an N-rank job. torch's fake process group reports N ranks and moves
+# no data: an all-reduce leaves a tensor unchanged, an all-gather returns N copies of it, and a
+# reduce-scatter returns its own part. The engines are real and allocate like rank 0 of N ranks, so
+# memory is real. Time is computation without communication, and losses mean nothing. NCCL's own GPU
+# memory is missing.
 
 
 def simulate(ranks: int, rank: int = 0) -> None:
-    """Make this process ``rank`` of ``ranks``; to be called before Accelerator makes a group."""
-    # A private module of torch's, and the only home of this store; torchtitan uses it too.
+    """Make this process ``rank`` of ``ranks``; call it before Accelerator creates a process
+    group."""
+    # The store exists only in this private module of torch; torchtitan uses it too.
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)

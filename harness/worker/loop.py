@@ -1,4 +1,4 @@
-"""The training loop. It knows no strategy: what a recipe changes is inside what it runs."""
+"""Training loop and recordings of a run. Strategies act only inside the objects that it calls."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from strategies.engine import TrainingRun
 
 @dataclass(kw_only=True)
 class Run:
-    """What the loop needs; ``digest`` names the initial weights, ``notes`` say how they were made
-    where a reader should know."""
+    """Objects that the loop needs. ``digest`` is a hash of the initial weights; ``notes`` describe
+    unusual initial weights."""
 
     trained: TrainingRun
     feed: Feed
@@ -38,13 +38,15 @@ class Run:
 
 @dataclass
 class Log:
-    """What the loop writes down, step by step, without waiting for the device.
+    """Log of each step, written without waiting for the device.
 
-    ``earlier`` and ``earlier_norms`` are of the training that this one resumes. ``clipped`` is the
-    gradient norm before and after the first clipping; None where nothing of ours clips.
-    ``seconds`` and ``used`` are of the steps that a clock ran in, ``timed_from`` is the place
-    among them of the first that counts. ``inputs`` is shown the batches of the first step, where
-    somebody asks for them.
+    - ``earlier``, ``earlier_norms``: of the training that this one resumes.
+    - ``clipped``: gradient norm before and after the first clipping; None if the harness clips
+      nothing.
+    - ``seconds``, ``used``: of the steps with a clock. ``timed_from`` is the index of the first of
+      them
+    that counts.
+    - ``inputs``: reads the batches of the first step, if set.
     """
 
     earlier: list[float] = field(default_factory=list)
@@ -59,19 +61,19 @@ class Log:
     inputs: Inputs | None = None
 
     def all_losses(self, run: Run) -> list[float]:
-        """Mean loss over all ranks, one a step; every rank takes part."""
+        """Return the mean loss of each step over all ranks; every rank must call it."""
         if not self.losses:
             return self.earlier
         mean = run.trained.engine.mean(run.trained, torch.stack(self.losses))
         return self.earlier + mean.tolist()
 
     def all_norms(self) -> list[float]:
-        """Gradient norm before clipping, one a step, as long as there are gradients to have one."""
+        """Return the gradient norm before clipping of each step that has gradients."""
         return self.earlier_norms + [float(norm) for norm in self.norms if norm is not None]
 
 
 def optimizer_step(run: Run, step: int, log: Log) -> None:
-    """One optimizer step over this rank's share of global batch ``step``."""
+    """Run one optimizer step on this rank's share of global batch ``step``."""
     trained, losses, positions = run.trained, [], []
 
     def taken() -> Iterator[Batch]:
@@ -108,7 +110,8 @@ def optimizer_step(run: Run, step: int, log: Log) -> None:
 
 
 def gradient_norm(run: Run, log: Log) -> Any:
-    """Global gradient norm before clipping; clips by the spec where the engine does not."""
+    """Return the global gradient norm before clipping. Clip as the spec says unless the engine
+    does."""
     trained, limit = run.trained, run.trained.settings.grad_clip
     if trained.gradient_norm is not None:
         return trained.gradient_norm()
@@ -117,22 +120,21 @@ def gradient_norm(run: Run, log: Log) -> Any:
         if log.clipped is None:  # checked once: a second norm in each step would slow it
             log.clipped = (float(norm), float(trained.engine.norm(trained)))
         return norm
-    trained.accelerator.unscale_gradients()  # where a loss scale is in them; else nothing
+    trained.accelerator.unscale_gradients()  # if gradients have a loss scale; else no effect
     return trained.engine.norm(trained)
 
 
 def timed_step(run: Run, step: int, log: Log, meter: Meter) -> None:
-    """An optimizer step with the device idle at both ends, its seconds logged, and what the kernel
-    counted for this process meanwhile.
+    """Run one optimizer step with an idle device at both ends; log its seconds and kernel counts.
 
-    All ranks start together: else what one of them does between two steps (writing a status file)
-    would count as the others' time, who wait for it in the first collective.
+    All ranks start together. Otherwise one rank's work between steps, such as a status file, would
+    count as time of the ranks that wait in the first collective.
     """
     timed(lambda: optimizer_step(run, step, log), run.trained, log, meter)
 
 
 def timed(step: Callable[[], Any], trained: TrainingRun, log: Log, meter: Meter) -> None:
-    """``timed_step`` of any step."""
+    """Run any ``step`` as ``timed_step`` does."""
     meter.synchronize()
     trained.accelerator.wait_for_everyone()
     before = samples.now()
@@ -143,12 +145,10 @@ def timed(step: Callable[[], Any], trained: TrainingRun, log: Log, meter: Meter)
     log.used.append(samples.now() - before)
 
 
-# ---- record ----
-# Recordings of a run for other tools: a profiler's trace, and the allocator's history.
-#
-# Both cost time and memory, so a recorded run is marked and never ranked. The profiler watches
-# steps of its own after the timed ones; the history runs from the start, for it must be there when
-# memory runs out.
+# ---- recordings for other tools ----
+# Both recordings cost time and memory, so a recorded run is marked and never ranked. The profiler
+# records extra steps after the timed ones. The allocator's history starts with the run, because it
+# must exist when memory runs out.
 
 
 WAIT, WARMUP, ACTIVE = 1, 1, 3
@@ -160,11 +160,11 @@ SHOWN = 30
 def profiled_steps(
     step: Callable[[], None], folder: Path, rank: int, device: torch.device
 ) -> list[dict[str, Any]]:
-    """Five steps: one waits, one warms the profiler up, three are recorded, on rank 0 alone.
+    """Run five steps: one waits, one warms the profiler up, and rank 0 records three.
 
-    The trace is written to ``folder/profile`` as ``*.pt.trace.json.gz``, which Perfetto, Chrome
-    (chrome://tracing) and TensorBoard's profiler plug-in read. Returned are the key averages: the
-    operations that took longest by themselves, in seconds and bytes of all recorded steps.
+    The trace is written to ``folder/profile`` as ``*.pt.trace.json.gz``, for Perfetto, Chrome
+    (chrome://tracing) and TensorBoard's profiler plug-in. Return the key averages: the operations
+    with the largest self time, in seconds and bytes of all recorded steps.
     """
     if rank != 0:
         for _ in range(WAIT + WARMUP + ACTIVE):
@@ -204,16 +204,16 @@ def _longest(averages: Any) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def allocator_history(folder: Path, rank: int) -> Iterator[None]:
-    """Record the CUDA allocator's history; written at the end, also after an out-of-memory error.
+    """Record the CUDA allocator's history; write it at the end, also after an out-of-memory error.
 
-    ``folder/snapshot.rankN.pickle`` is for pytorch.org/memory_viz. Where it cannot be written the
-    run fails, for the history is what it was started for. If another error has ended the run, that
-    one is raised, and the missing history only printed.
+    ``folder/snapshot.rankN.pickle`` is for pytorch.org/memory_viz. The run fails if it cannot be
+    written, because the run's purpose is the history. If another error ended the run, that error is
+    raised and the failure to write is only printed.
     """
-    # The history is of the current device, and makes a context there: without this every rank would
-    # have one on GPU 0 as well, for accelerate chooses each rank's own only later.
+    # The history is of the current device, and creates a context there. Without this every rank
+    # would have a context on GPU 0 too, because accelerate sets each rank's device only later.
     torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    # Stacks of C++ frames take a hundred times as long to note, and name torch's own code.
+    # C++ stack frames take a hundred times as long to record, and name torch's own code.
     torch.cuda.memory._record_memory_history(max_entries=ENTRIES, stacks="python")
     try:
         yield

@@ -1,4 +1,4 @@
-"""A measured run of one rank: prepare, take its steps, dissect, prove, audit, and write it down."""
+"""Measured run of one rank: prepare, run steps, trace memory, audit, and build the result."""
 
 from __future__ import annotations
 
@@ -35,9 +35,15 @@ def measure(
     portrait: bool = False,
     control: str | None = None,
 ) -> Result | None:
-    """A measured run; the result on rank 0, None elsewhere. ``training`` makes it a training run,
-    ``memory_limit`` (bytes, 0 for none) a trial whether it fits, in which no step is traced.
-    ``portrait`` leaves ``anatomy.json`` in its folder as well, ``control`` names a sabotage."""
+    """Run and measure one rank; return the result on rank 0, None on the others.
+
+    Args:
+        training: makes it a training run.
+        memory_limit: bytes, 0 for none; makes it a trial that tests whether a batch fits, without a
+            traced step.
+        portrait: also write ``anatomy.json`` to the folder.
+        control: name of a sabotage.
+    """
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
     bench = _begin(resolved, folder, reporter, memory_limit)
     if training is not None:
@@ -69,7 +75,7 @@ def measure(
 
 
 def _begin(resolved: Resolved, folder: Path, reporter: Reporter, memory_limit: int | None) -> Bench:
-    """Everything up to the first step, each phase of it with its peak."""
+    """Prepare everything up to the first step, with a peak for each phase."""
     before = cards_before(resolved.spec.device)
     accelerator = setup.make_accelerator(resolved)
     feed = setup.build_feed(resolved, accelerator)
@@ -98,18 +104,18 @@ def _begin(resolved: Resolved, folder: Path, reporter: Reporter, memory_limit: i
 
 
 def _watch(bench: Bench) -> Watch | None:
-    """Of the steps that are compared; None where one rank stands for many, and has its own share
-    of everything alone."""
+    """Return a recorder of the compared steps; None if one rank simulates many, because it has only
+    its own share."""
     if bench.resolved.spec.world:
         return None
-    bench.meter.close()  # the watch's table of signs is not the training's
+    bench.meter.close()  # the table of signs does not belong to the training
     watch = Watch(bench.run.trained, bench.run.feed)
     bench.log.inputs = watch.inputs
     return watch
 
 
 def train_steps(bench: Bench, training: Training | None, trial: bool) -> None:
-    """All steps up to the last timed one, by what the run is for."""
+    """Run all steps up to the last timed one, by the purpose of the run."""
     if training is not None:
         training_steps(bench, training)
     elif trial:
@@ -119,7 +125,7 @@ def train_steps(bench: Bench, training: Training | None, trial: bool) -> None:
 
 
 def _record(bench: Bench) -> list[dict[str, Any]]:
-    """A profiler's key averages of steps after the timed ones, if asked for."""
+    """Run profiled steps after the timed ones if requested; return the key averages."""
     if not bench.resolved.spec.profile:
         return []
     bench.reporter.enter("profile")
@@ -128,12 +134,12 @@ def _record(bench: Bench) -> list[dict[str, Any]]:
 
 
 def traced_steps(bench: Bench) -> dict[str, Any]:
-    """One or two more steps, untimed: the tensors that lived at the peak."""
+    """Run one or two untimed steps; return the tensors that were alive at the peak."""
     meter, trained = bench.meter, bench.run.trained
     device_type = bench.accelerator.device.type
     categories = {}
     if "compiled" in trained.launch.traits:
-        # A trace would run compiled graphs uncompiled, and cannot see what they allocate.
+        # A trace would run compiled graphs uncompiled, and cannot see their allocations.
         meter.notes.append("not traced by category: compiled graphs allocate unseen")
         return categories
     if "captured" in trained.launch.traits:
@@ -153,7 +159,7 @@ def _portray(bench: Bench) -> None:
 def _prove(
     bench: Bench, did: Projections | None
 ) -> tuple[list[float], dict[str, Any], list[Check]]:
-    """Losses of all ranks, each strategy's evidence, and the audit's checks."""
+    """Return the losses of all ranks, each strategy's evidence, and the audit's checks."""
     resolved, run, log = bench.resolved, bench.run, bench.log
     bench.reporter.enter("evidence")
     evidence, checks = collect_evidence(resolved, run.trained)
@@ -163,10 +169,10 @@ def _prove(
 
 
 def measured_rank(bench: Bench, categories: dict[str, Any]) -> Rank:
-    """What this rank measured."""
+    """Return the measurements of this rank."""
     meter, here = bench.meter, bench.accelerator
     log = bench.log
-    warmup = min(bench.resolved.spec.warmup, log.timed_from)  # a training's end may have none
+    warmup = min(bench.resolved.spec.warmup, log.timed_from)  # a training may end without one
     return Rank(
         rank=here.process_index,
         device=setup.to_device_note(here.device),
@@ -191,7 +197,7 @@ def result_of(
     checks: list[Check],
     facts: dict[str, Any],
 ) -> Result:
-    """What was measured and proved, of all ranks; ``facts`` are further fields of a result."""
+    """Return the result of all ranks; ``facts`` are further fields of it."""
     resolved, run, meter = bench.resolved, bench.run, bench.meter
     failed = next((c for c in checks if not c.ok), None)
     reason = f"{failed.name}: asked {failed.asked}, found {failed.found}" if failed else None
@@ -209,7 +215,7 @@ def result_of(
         parameters=states.count(whole.values(), run.trained.engine),
         micro_batch=resolved.micro_batch,
         accumulation=resolved.recipe.accumulation,
-        # Of a simulated world both are of one rank's own samples: no curve to compare.
+        # In a simulated world both are of one rank's own samples: no curve to compare.
         losses=[] if resolved.spec.world else losses,
         grad_norms=[] if resolved.spec.world else bench.log.all_norms(),
         ranks=ranks,
@@ -232,6 +238,7 @@ def _configs(resolved: Resolved, run: Run) -> dict[str, Any]:
 
 
 def _host_peak(meter: Meter) -> int:
-    """The resident meter resets the kernel's mark, so the highest of its phases is the peak."""
+    """Return the peak of host memory. The resident meter resets the kernel's mark, so it is the
+    maximum of the meter's phases."""
     marks = [p.process or 0 for p in meter.phases.values()] if meter.kind == "resident" else []
     return max([*marks, resident_peak_bytes()])

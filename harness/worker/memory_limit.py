@@ -1,4 +1,4 @@
-"""A limit on this process's memory, to try what would fit on a smaller device."""
+"""Limit this process's memory, to test what fits on a smaller device."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 def hold(device: torch.device, limit_bytes: int) -> None:
     """Let this process allocate at most ``limit_bytes`` more; beyond that it runs out of memory.
 
-    On a GPU torch's allocator refuses. Without one the kernel does: RLIMIT_DATA counts what the
-    process has mapped for itself, so that an allocation fails as on a machine that is full.
+    On a GPU torch's allocator enforces the limit. Without one the kernel does: RLIMIT_DATA counts
+    private mappings, so an allocation fails as on a machine without free memory.
     """
     if device.type == "cuda":
-        # accelerate's device of a process that trains alone is "cuda", without a number.
+        # accelerate's device of a single process is "cuda", without an index.
         device = torch.device("cuda", torch.cuda.current_device())
         total = torch.cuda.mem_get_info(device)[1]
         torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total), device)
@@ -25,7 +25,7 @@ def hold(device: torch.device, limit_bytes: int) -> None:
 
 
 def _data_bytes() -> int:
-    """What RLIMIT_DATA counts now: private writable memory, touched or not."""
+    """Return the bytes that RLIMIT_DATA counts now: private writable memory, touched or not."""
     for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
         if line.startswith("VmData:"):
             return int(line.split()[1]) * 1024

@@ -1,9 +1,8 @@
-"""Peak bytes of each of ``harness.phases.PEAK_PHASES``, on one rank: read between steps, never in
-one that is timed.
+"""Peak memory of each of ``harness.phases.PEAK_PHASES`` on one rank, read between untimed steps.
 
-Two meters with one interface. ``CudaMeter`` reads torch's caching allocator. ``ResidentMeter``, for
-a machine without a GPU, reads the kernel's resident high-water mark above a baseline taken before
-the model is built: host memory stands in for device memory there, and every result says so.
+The two meters have one interface. ``CudaMeter`` reads torch's caching allocator. ``ResidentMeter``
+serves machines without a GPU: it reads the kernel's resident high-water mark above a baseline taken
+before the model is built. Host memory then replaces device memory, and every result says so.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ from harness.worker.samples import Highest, Sampler, is_sampled
 
 
 class Meter(Protocol):
-    """Phases follow one another; entering one closes the last. A phase entered again keeps the
-    maximum of each count."""
+    """Interface of a meter. Entering a phase closes the previous one. A phase that is entered again
+    keeps the maximum of each count."""
 
     kind: str
     notes: list[str]
@@ -36,20 +35,20 @@ class Meter(Protocol):
     phases: dict[str, Peak]
 
     def enter(self, phase: str) -> None:
-        """Close the phase that runs, and begin ``phase`` with peaks reset."""
+        """Close the current phase and begin ``phase`` with peaks reset."""
 
     def close(self) -> None:
-        """Close the phase that runs."""
+        """Close the current phase."""
 
     def peak_bytes(self) -> int:
-        """The highest ``allocated`` of all phases so far, the running one included."""
+        """Return the largest ``allocated`` of all phases so far, including the current one."""
 
     def synchronize(self) -> None:
-        """Wait until the device has done all that was asked of it."""
+        """Wait until the device has finished all submitted work."""
 
 
 class _Phases:
-    """What both meters share: a peak for each phase."""
+    """Shared part of both meters: a peak for each phase."""
 
     def __init__(self) -> None:
         self.phases: dict[str, Peak] = {}
@@ -70,14 +69,14 @@ class _Phases:
         self._running = self._noted = None
 
     def note(self) -> None:
-        """Keep the running phase's peak of so far: somebody is about to reset the counts."""
+        """Store the current phase's peak so far, before a caller resets the counts."""
         if self._running is not None:
             seen = self._read()
             self._noted = seen if self._noted is None else highest(self._noted, seen)
 
     def peak_bytes(self) -> int:
         peaks = [p.allocated for p in self.phases.values()]
-        if self._running is None and peaks:  # between phases the mark may be of what was freed
+        if self._running is None and peaks:  # between phases the mark may include freed memory
             return max(peaks)
         noted = [] if self._noted is None else [self._noted.allocated]
         return max([*peaks, *noted, self._read().allocated])
@@ -90,7 +89,8 @@ class _Phases:
 
 
 def highest(a: Peak, b: Peak) -> Peak:
-    """The maximum of each count, which need not be of one instant; None where neither knows it."""
+    """Return the maximum of each count, possibly of different instants; None if both are
+    unknown."""
     pairs = {f.name: (getattr(a, f.name), getattr(b, f.name)) for f in dataclasses.fields(Peak)}
     known = {name: [v for v in pair if v is not None] for name, pair in pairs.items()}
     return Peak(**{name: max(values, default=None) for name, values in known.items()})
@@ -99,13 +99,13 @@ def highest(a: Peak, b: Peak) -> Peak:
 class CudaMeter(_Phases):
     """The caching allocator's peaks, and the device's own count of used bytes.
 
-    ``process`` is total minus free bytes of the device (cudaMemGetInfo), the highest that was seen
-    at the end of the phase and, where its steps are not timed, while it ran: the allocator's
-    reserve, the CUDA context, NCCL and library workspaces. It is this process's alone because a run
-    is refused on a GPU that other jobs use, and what a desktop used before is taken off.
+    ``process`` is the device's total minus free bytes (cudaMemGetInfo): the allocator's reserve,
+    the CUDA context, NCCL and library workspaces. It is the maximum of samples at the end of the
+    phase and, if its steps are not timed, during it. It belongs to this process only: a run is
+    refused on a GPU that other jobs use, and the memory that a desktop used before is subtracted.
 
     Args:
-        before: the cards before this process had a context (``cards_before``).
+        before: the GPUs before this process had a context (``cards_before``).
     """
 
     kind = "cuda"
@@ -133,8 +133,9 @@ class CudaMeter(_Phases):
         return max(0, total - free - self._used_before)
 
     def _reset_by_others(self, *given: Any, **named: Any) -> None:
-        """In the place of torch's own. DeepSpeed's ZeRO-1 and 2 reset the counts as they are made
-        (0.19.8, ``runtime/utils.py``, ``empty_cache``), amid a phase whose peak lies before."""
+        """Replace torch's own reset. DeepSpeed's ZeRO-1 and 2 reset the counts during their
+        construction (0.19.8, ``runtime/utils.py``, ``empty_cache``), in the middle of a phase whose
+        peak came earlier."""
         self.note()
         self._reset_counts(*given, **named)
 
@@ -157,9 +158,9 @@ class CudaMeter(_Phases):
 class ResidentMeter(_Phases):
     """The process's resident high-water mark (VmHWM) above a baseline.
 
-    Follows live tensors only while freed memory goes back to the kernel at once: see
-    ``launch.command.ALLOCATOR``, which must be in the environment when the process starts, and
-    ``harness.worker.samples``, which ends it before the timed steps.
+    It follows live tensors only while freed memory returns to the kernel at once. That needs
+    ``launch.command.ALLOCATOR`` in the environment when the process starts;
+    ``harness.worker.samples`` ends it before the timed steps.
     """
 
     kind = "resident"
@@ -171,12 +172,12 @@ class ResidentMeter(_Phases):
         self.baseline_bytes = resident_peak_bytes()
 
     def synchronize(self) -> None:
-        """Work on a CPU is done when the call returns."""
+        """Do nothing: CPU work is done when the call returns."""
 
     def _reset(self, phase: str) -> None:
         _trim()
         try:
-            # Sets the high-water mark back to the resident size of now (proc(5), since 4.0).
+            # Resets the high-water mark to the current resident size (proc(5), since 4.0).
             Path("/proc/self/clear_refs").write_text("5")
         except OSError:
             note = (
@@ -191,26 +192,28 @@ class ResidentMeter(_Phases):
 
 
 def make_meter(device: torch.device, before: Sequence[Gpu] = ()) -> Meter:
-    """The meter for ``device``; ``before``: the cards before the process used one."""
+    """Return the meter for ``device``; ``before``: the GPUs before the process used one."""
     return CudaMeter(device, before) if device.type == "cuda" else ResidentMeter()
 
 
 def cards_before(kind: str) -> tuple[Gpu, ...]:
-    """The cards that CUDA is to count, before this process has a context on one; none where it
-    has one, where CUDA counts in another order than nvidia-smi, or for another ``kind``."""
+    """Return the GPUs that CUDA will number, before this process has a context on one.
+
+    Empty if it has one, if CUDA's order differs from nvidia-smi's, or for another ``kind``.
+    """
     late = kind != "cuda" or torch.cuda.is_initialized()
     return () if late or gpus.order() != gpus.BY_BUS else gpus.visible()
 
 
 def _used_before(device: torch.device, before: Sequence[Gpu]) -> int:
-    """Bytes of the card of ``device`` that were in use; 0 where it is a part of that card (MIG)."""
+    """Return the bytes in use on the GPU of ``device`` before; 0 for a part of a GPU (MIG)."""
     total, place = torch.cuda.mem_get_info(device)[1], device.index or 0
     whole = place < len(before) and total > SLICE * before[place].total_bytes
     return before[place].used_bytes if whole else 0
 
 
 def resident_peak_bytes() -> int:
-    """Resident high-water mark of this process, in bytes."""
+    """Return the resident high-water mark of this process, in bytes."""
     try:
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
@@ -221,14 +224,14 @@ def resident_peak_bytes() -> int:
 
 
 def pinned_bytes() -> int:
-    """Peak bytes of pinned host memory held by torch's allocator, 0 without a GPU."""
+    """Return the peak bytes of pinned host memory in torch's allocator; 0 without a GPU."""
     if not torch.cuda.is_available() or not hasattr(torch.cuda, "host_memory_stats"):
         return 0
     return int(torch.cuda.host_memory_stats().get("allocated_bytes.peak", 0))
 
 
 def _trim() -> None:
-    """Give freed heap pages back, so that the mark starts at what is really held."""
+    """Return freed heap pages to the kernel, so that the mark starts at memory in use."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -1,12 +1,12 @@
-"""The steps of a run: first those in which memory is read, then those in which time is.
+"""Order of a run's steps: first those that measure memory, then those that measure time.
 
-The two want different heaps of a process on CPUs (``heap``), and a meter has nothing to do in a
-timed step. So a measured run takes its warm-up, a step as a whole (``steady``) and one
-that is cut into its phases under the meter, then some steps that settle the other heap, then the
-timed ones. On a GPU nothing has to change between them, and the steps are the same.
+On a CPU the two need different heap settings (``harness.worker.samples``), and no meter runs in a
+timed step. A measured run takes its warm-up, one whole step (``steady``) and one step that is
+metered by phase. Then some steps settle the other heap, and the timed steps follow. A GPU has the
+same steps, and no heap to change.
 
-A training run has no steps to give away: its warm-up is watched, and the rest is timed. A trial
-whether it fits is watched throughout.
+A training run has no steps to spare: its warm-up is metered and the rest is timed. A trial, which
+tests whether a batch fits, is metered throughout.
 """
 
 from __future__ import annotations
@@ -25,13 +25,10 @@ from harness.worker.samples import GpuWatch
 from harness.worker.status import Reporter
 from harness.worker.training import Training
 
-# ---- bench ----
-# One rank's run, and what measures and records it.
-
 
 @dataclass(kw_only=True)
 class Bench:
-    """One rank's run, and what measures and records it."""
+    """One rank's run with the objects that measure and record it."""
 
     resolved: Resolved
     folder: Path
@@ -43,45 +40,48 @@ class Bench:
 
     @property
     def accelerator(self) -> Any:
-        """accelerate's, which the run was prepared with."""
+        """Return the accelerator that prepared the run."""
         return self.run.trained.accelerator
 
     @property
     def baseline(self) -> tuple[Any, ...]:
-        """Tensors that the meter's baseline holds already. On a CPU the data, which is opened
-        before the baseline is taken; on a GPU none, for its allocator counts the data."""
+        """Return the tensors that the meter's baseline includes.
+
+        On a CPU they are the data, which is opened before the baseline is taken. On a GPU there are
+        none, because its allocator counts the data.
+        """
         on_gpu = self.accelerator.device.type == "cuda"
         return () if on_gpu else tuple(vars(self.run.feed.dataset).values())
 
     def step(self) -> None:
-        """One optimizer step more, which no phase counts."""
+        """Run one more optimizer step, which no phase counts."""
         optimizer_step(self.run, self.run.trained.optimizer_steps, self.log)
 
     def infer(self) -> None:
-        """One micro batch through the model."""
+        """Run one micro-batch through the model."""
         batch = next(iter(self.run.feed.micro_batches(self.run.trained.optimizer_steps)))
         trained = self.run.trained
         trained.subject.predict(trained.model, trained.cut(batch.x), batch.t, batch.conditions)
 
     def look(self) -> dissect.Look:
-        """What a portrait needs of this rank."""
+        """Return the functions that a memory breakdown needs from this rank."""
         return dissect.Look(self.step, self.infer, self.meter.synchronize, self.baseline)
 
 
 SETTLING = 2
-"""Steps between the two heaps: the first faults in the pages that later ones take again, and in
-the second the places of blocks still move."""
+"""Steps between the two heap settings. The first faults in the pages that later steps use again; in
+the second the addresses of blocks still change."""
 READ = 2
-"""Steps whose memory is read after the warm-up."""
+"""Steps after the warm-up in which memory is measured."""
 WARMUP_PEAKS = {0: "first_step", 1: "warmup"}
-"""A step of the warm-up -> the phase of peaks that begins with it. (``PEAK_PHASES``)"""
+"""Index of a warm-up step -> peak phase that begins with it (``PEAK_PHASES``)."""
 STEADY = {0: "steady"}
 WATCHED_PEAKS = {0: "first_step", 1: "steady"}
-"""The same where no step after the warm-up is watched."""
+"""The same for runs without a metered step after the warm-up."""
 
 
 def measured_steps(bench: Bench) -> None:
-    """Warm-up, memory, settling, clock."""
+    """Run warm-up, memory, settling and timed steps."""
     spec, reporter = bench.resolved.spec, bench.reporter
     reporter.enter("warmup", spec.warmup)
     _take(bench, spec.warmup, WARMUP_PEAKS)
@@ -93,7 +93,7 @@ def measured_steps(bench: Bench) -> None:
     reporter.enter("settle", SETTLING)
     bench.watch.begin("before")
     _take(bench, 1)
-    bench.watch.end()  # the steps after it bring the device's clock up again
+    bench.watch.end()  # the following steps raise the device's clock again
     _take(bench, SETTLING - 1)
     bench.log.timed_from = len(bench.log.seconds)
     reporter.enter("measure", spec.steps)
@@ -102,10 +102,10 @@ def measured_steps(bench: Bench) -> None:
 
 
 def training_steps(bench: Bench, training: Training) -> None:
-    """What is left of a training: its warm-up and one step more, or the one that is left."""
+    """Run the remaining steps of a training: at most its warm-up, then at least one timed step."""
     spec, taken = bench.resolved.spec, bench.run.trained.optimizer_steps
     left = spec.warmup + spec.steps - taken
-    warmup = min(spec.warmup, left - 1)  # one at the end of a training is timed, and nothing else
+    warmup = min(spec.warmup, left - 1)  # a step at the end of a training is timed only
     left -= warmup
 
     def after(last: bool) -> None:
@@ -122,7 +122,7 @@ def training_steps(bench: Bench, training: Training) -> None:
 
 
 def trial_steps(bench: Bench) -> None:
-    """Warm-up and steps of which only matters whether their memory is there."""
+    """Run warm-up and steps only to find out whether they run out of memory."""
     spec = bench.resolved.spec
     bench.reporter.enter("warmup", spec.warmup)
     _take(bench, spec.warmup, WARMUP_PEAKS)
@@ -138,10 +138,10 @@ def _take(
     peaks: dict[int, str] | None = None,
     after: Callable[[bool], None] | None = None,
 ) -> None:
-    """``count`` steps by the clock; ``after`` each, it is told whether that was the last.
+    """Run ``count`` timed steps. ``after`` is called after each, with whether it was the last.
 
     Args:
-        peaks: index of a step -> the phase of peaks that begins with it.
+        peaks: index of a step -> the peak phase that begins with it.
     """
     run, log = bench.run, bench.log
     for index in range(count):
@@ -155,7 +155,7 @@ def _take(
 
 
 def _cut_step(bench: Bench) -> None:
-    """One more step, with a peak for each of its phases; the meter rests after it."""
+    """Run one more step with a peak for each of its phases, then stop the meter."""
     trained = bench.run.trained
     with trained.engine.marks(trained, bench.meter.enter):
         bench.step()

@@ -1,15 +1,16 @@
-"""What the optimizer did to each parameter, in a few numbers that any sharding can add up.
+"""Random projections of the optimizer's effect: a few sums per parameter that any sharding can add.
 
-Losses and gradient norms say what an optimizer was given; Adam forgives a scale of its gradients,
-and a norm of millions of elements hides one parameter. So a run also keeps, for each trained
-parameter, a few sums of its elements under fixed random signs: of its change over the compared
-steps, of the optimizer's first moment, and of the average of the weights. A sum is linear, so the
-change needs no copy of the weights, and pieces of a parameter on several ranks add up to it; its
-square is on average the square of the norm (Achlioptas 2003, JCSS 66), so that two runs whose sums
-agree under a few signs agree.
+Losses and gradient norms describe the optimizer's input. Adam is insensitive to a gradient scale,
+and a norm over millions of elements hides one parameter. So a run also stores a few sums of each
+trained parameter's elements under fixed random signs. They are sums of its change over the compared
+steps, of the optimizer's first moment, and of the weight average.
 
-Sums are taken in float64, some tens of thousands of elements at a time, and nothing is kept but the
-sums: a hundred million weights cost a second of one CPU core.
+A sum is linear, so the change needs no copy of the weights, and the sums of a parameter's pieces on
+several ranks add up. The expected square of a sum is the square of the norm (Achlioptas 2003, JCSS
+66), so two runs whose sums agree under a few signs agree.
+
+Sums are computed in float64 over some tens of thousands of elements at a time. Only the sums are
+stored. 100 million weights take a second of one CPU core.
 """
 
 from __future__ import annotations
@@ -31,25 +32,29 @@ if TYPE_CHECKING:
 
 
 SIGNS = 4
-"""Sums of one parameter: each under signs of its own."""
+"""Sums per parameter, each under its own signs."""
 PERIOD = 65537
-"""The signs repeat after so many elements, a prime: no matrix has rows of that length."""
+"""Number of elements after which the signs repeat. It is a prime, so no matrix has rows that
+long."""
 DIGITS = 9
-"""That are kept of a sum, far more than two equal computations share."""
+"""Digits that are kept of a sum, far more than two equal computations share."""
 Sums = dict[str, torch.Tensor]
-"""A parameter's name -> float64 [SIGNS] of this rank's elements of it."""
+"""Parameter name -> float64 [SIGNS] of this rank's elements."""
 
 
 def signs(device: torch.device | str) -> torch.Tensor:
-    """The signs, +1 and -1, float64 [PERIOD, SIGNS]: the same everywhere and always."""
+    """Return the signs, +1 and -1, as float64 [PERIOD, SIGNS]: the same on every machine."""
     raw = np.random.PCG64(0).random_raw(PERIOD)
     bits = np.stack([(raw >> np.uint64(40 + i)) & np.uint64(1) for i in range(SIGNS)], axis=1)
     return torch.from_numpy(bits.astype(np.float64) * 2 - 1).to(device)
 
 
 def project(piece: torch.Tensor, name: str, offset: int, table: torch.Tensor) -> torch.Tensor:
-    """float64 [SIGNS]: the sums of the flat ``piece``, whose elements are those from ``offset`` of
-    the flattened tensor ``name``. Pieces of one tensor add up to the sums of the whole."""
+    """Return float64 [SIGNS]: the sums of a flat ``piece`` that starts at element ``offset`` of
+    ``name``.
+
+    The sums of a tensor's pieces add up to the sums of the whole.
+    """
     total = torch.zeros(SIGNS, dtype=torch.float64, device=piece.device)
     first, start = 0, (zlib.crc32(name.encode()) + offset) % PERIOD
     while first < piece.numel():
@@ -63,9 +68,12 @@ def project(piece: torch.Tensor, name: str, offset: int, table: torch.Tensor) ->
 
 
 def sums(trained: TrainingRun, *, weights_alone: bool = False) -> dict[str, Sums]:
-    """Kind ("weights", "moment", "average") -> the sums of this rank's share of all trained
-    parameters, as the optimizer updates them; before the first step the ``weights_alone`` tell
-    something. Every rank calls it: swapped shards are read."""
+    """Return kind ("weights", "moment", "average") -> sums of this rank's share of all trained
+    parameters.
+
+    The parameters are those that the optimizer updates. Before the first step only the
+    ``weights_alone`` are meaningful. Every rank must call it, because swapped shards are read.
+    """
     pieces: dict[int, list[Fragment]] = {}
     for fragment in trained.engine.fragments(trained):
         pieces.setdefault(fragment.shard, []).append(fragment)
@@ -89,18 +97,18 @@ def sums(trained: TrainingRun, *, weights_alone: bool = False) -> dict[str, Sums
 
 
 def _plain(name: str) -> str:
-    """A parameter's name without the wrappers that torch.compile puts around modules."""
+    """Return a parameter's name without the wrappers that torch.compile puts around modules."""
     return name.replace("_orig_mod.", "")
 
 
-# ---- what a step is given ----
+# ---- inputs of a step ----
 
 
 class Inputs:
-    """The sums of what one step is given beside the samples: timesteps, noise, conditions.
+    """Sums of one step's inputs other than samples: timesteps, noise, conditions.
 
-    Each sample counts by its place in the global batch, so that they do not depend on how it was
-    cut: those of all shares add up.
+    Each sample is weighted by its index in the global batch, so the sums of all shares add up for
+    any split of the batch.
     """
 
     def __init__(self, feed: Feed) -> None:
@@ -108,7 +116,7 @@ class Inputs:
         self.found: Sums = {}
 
     def add(self, batch: Batch) -> None:
-        """Take the next micro batch of this rank's share."""
+        """Add the next micro-batch of this rank's share."""
         table = signs(batch.t.device)
         for name, values in {"t": batch.t, "noise": batch.noise, **batch.conditions}.items():
             flat = values.detach().reshape(-1)
@@ -118,19 +126,21 @@ class Inputs:
         self.next += len(batch.t)
 
 
-# ---- of all ranks ----
+# ---- all ranks ----
 
 
 class Watch:
-    """What a run's optimizer does from now on; the steps of ``log`` are the compared ones."""
+    """Changes made by a run's optimizer since construction; the steps of ``log`` are compared."""
 
     def __init__(self, trained: TrainingRun, feed: Feed) -> None:
         self.trained, self.inputs = trained, Inputs(feed)
         self.before = sums(trained, weights_alone=True)["weights"]
 
     def end(self, gathered: Callable[[TrainingRun, Any], list[Any]]) -> Projections:
-        """What was done until now, summed over all ranks; every rank calls it and has the result.
-        ``gathered`` gives a value of every rank, in order."""
+        """Return the change so far, summed over all ranks. Every rank calls it and has the result.
+
+        ``gathered`` returns a value of every rank, in order.
+        """
         found, start = sums(self.trained), self.before
         now, average = found["weights"], found["average"]
         mine = {
@@ -140,7 +150,7 @@ class Watch:
         }
         plain = {kind: _listed(total) for kind, total in mine.items()}
         everyone = gathered(self.trained, (plain, _listed(self.inputs.found)))
-        # Ranks that work on the same samples were given the same: the first of each share counts.
+        # Ranks that share samples have the same inputs: only the first of each share counts.
         layout = self.trained.launch.layout
         first = {layout.share(rank): rank for rank in reversed(range(len(everyone)))}
         return Projections(
@@ -154,7 +164,7 @@ def _listed(totals: Sums) -> dict[str, list[float]]:
 
 
 def _added(parts: list[dict[str, list[float]]]) -> dict[str, list[float]]:
-    """The sums of all ranks' pieces, a few digits of them."""
+    """Return the sums of all ranks' pieces, rounded to ``DIGITS`` digits."""
     names = dict.fromkeys(name for part in parts for name in part)
     added = {name: map(sum, zip(*_of(parts, name), strict=True)) for name in names}
     return {name: [float(f"{x:.{DIGITS}g}") for x in total] for name, total in added.items()}

@@ -1,9 +1,9 @@
-"""Negative controls: ways in which a training can silently be another one, done on purpose.
+"""Negative controls: deliberate errors that silently change a training.
 
-Each is done to a prepared run before its first step. Such a run is void whatever it shows; what
-matters is whether its losses and gradient norms give it away (``./run.sh controls``). They change
-gradients where torch keeps them, so they are for replicas and for one process alone. The command
-reads names and docstrings here: torch is imported where it is used.
+Each one changes a prepared run before its first step. Such a run is always void; ``./run.sh
+controls`` checks whether its losses and gradient norms reveal the change. The changes act on
+gradients where torch stores them, so they are for replicas and for a single process. The command
+reads the names here without torch, which is imported only inside the functions.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from harness.worker.loop import Run
 
 
-# ---- sabotage shards ----
-# Negative controls of FSDP2: ways in which ranks that share weights can fail to be one training,
-# done on purpose as in ``harness.worker.sabotage``. None of them raises an error. torch's groups
-# of parameters are changed, for a hook on a sharded parameter would never be called.
+# ---- FSDP2 shards ----
+# None of these errors raises an exception. They change torch's parameter groups, because a hook on
+# a sharded parameter would never be called.
 
 
 def one_block_not_reduced(run: Run) -> None:
-    """Of one block's gradients each rank keeps its own, of the rows that it stores."""
+    """Leave one block's gradients unreduced: each rank keeps its own for the rows that it
+    stores."""
     from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
 
     class OwnRows(DefaultReduceScatter):
@@ -42,13 +42,13 @@ def one_block_not_reduced(run: Run) -> None:
 
 
 def one_block_divided_twice(run: Run) -> None:
-    """One block's gradients are divided by the number of ranks once more: Adam forgives a scale."""
+    """Divide one block's gradients by the number of ranks again: Adam is insensitive to a scale."""
     ranks = run.trained.launch.layout.sharers
     run.trained.blocks()[1].set_all_reduce_hook(lambda gradients: gradients.div_(ranks))
 
 
 def groups_not_averaged(run: Run) -> None:
-    """Each group of ranks that share steps by its own samples' gradients."""
+    """Step each sharding group with the gradients of its own samples."""
     import torch
 
     from strategies.engines.fsdp import shard
@@ -61,9 +61,9 @@ def groups_not_averaged(run: Run) -> None:
 SHARDED: dict[str, Callable[[Run], None]] = {
     change.__name__: change for change in (one_block_not_reduced, one_block_divided_twice)
 }
-"""Name -> what is done to a run of ``fsdp2`` before its first step."""
+"""Name -> change to a run of ``fsdp2`` before its first step."""
 HYBRID: dict[str, Callable[[Run], None]] = {groups_not_averaged.__name__: groups_not_averaged}
-"""The same, of ``hsdp``."""
+"""Name -> change to a run of ``hsdp`` before its first step."""
 SHARDS = SHARDED | HYBRID
 
 
@@ -72,13 +72,13 @@ def _trained(run: Run) -> list[Any]:
 
 
 def _on_gradients(run: Run, change: Callable[[Any], Any]) -> None:
-    """Each gradient is changed as it arrives: before its norm is taken."""
+    """Change each gradient when it is computed, before its norm is taken."""
     for p in _trained(run):
         p.register_hook(change)
 
 
 def _at_the_step(run: Run, change: Callable[[list[Any]], None]) -> None:
-    """Gradients are changed after their norm was taken, just before the optimizer's step."""
+    """Change gradients after their norm is taken, just before the optimizer's step."""
     optimizer = run.trained.optimizer
     step = optimizer.step
 
@@ -91,7 +91,7 @@ def _at_the_step(run: Run, change: Callable[[list[Any]], None]) -> None:
 
 
 def bf16_inside(run: Run) -> None:
-    """Forward, and with it backward, under bfloat16 autocast."""
+    """Run forward, and with it backward, under bfloat16 autocast."""
     import torch
 
     forward, kind = run.trained.model.forward, run.trained.accelerator.device.type
@@ -104,29 +104,30 @@ def bf16_inside(run: Run) -> None:
 
 
 def rounded(run: Run) -> None:
-    """Each gradient rounded to bfloat16 as it arrives."""
+    """Round each gradient to bfloat16 when it is computed."""
     _on_gradients(run, lambda gradient: gradient.bfloat16().float())
 
 
 def doubled_before_the_norm(run: Run) -> None:
-    """Each gradient doubled as it arrives."""
+    """Double each gradient when it is computed."""
     _on_gradients(run, lambda gradient: gradient * 2)
 
 
 def doubled_behind_the_norm(run: Run) -> None:
-    """Gradients doubled after their norm was logged: Adam forgives a scale, but for its epsilon."""
+    """Double gradients after their norm is logged: Adam is insensitive to a scale except by its
+    epsilon."""
     _at_the_step(run, lambda parameters: [p.grad.mul_(2) for p in parameters])
 
 
 def decayed_twice(run: Run) -> None:
-    """Weights decay once more in each step: nothing that is logged of one knows of it."""
+    """Apply weight decay twice in each step: no logged value of that step shows it."""
     settings = run.trained.settings
     kept = 1 - settings.learning_rate * settings.weight_decay
     _at_the_step(run, lambda parameters: [p.data.mul_(kept) for p in parameters])
 
 
 def stale(run: Run) -> None:
-    """Each step takes the gradients of the step before."""
+    """Use the gradients of the previous step in each step."""
     last: dict[Any, Any] = {}
 
     def late(parameters: list[Any]) -> None:
@@ -139,14 +140,14 @@ def stale(run: Run) -> None:
 
 
 def one_parameter_not_stepped(run: Run) -> None:
-    """One parameter is left out of every step."""
+    """Omit one parameter from every step."""
     parameters = _trained(run)
     chosen = parameters[len(parameters) // 2]
     _at_the_step(run, lambda _: setattr(chosen, "grad", None))
 
 
 def gradients_not_cleared(run: Run) -> None:
-    """The gradients of the second step are added to those of the first."""
+    """Add the gradients of the second step to those of the first."""
     optimizer, calls = run.trained.optimizer, itertools.count()
     clear = optimizer.zero_grad
 
@@ -158,7 +159,7 @@ def gradients_not_cleared(run: Run) -> None:
 
 
 def one_micro_batch_dropped(run: Run) -> None:
-    """Every second micro batch adds nothing to the gradients."""
+    """Drop the gradients of every second micro-batch."""
     accelerator, seen = run.trained.accelerator, [0]
     backward = accelerator.backward
 
@@ -170,7 +171,7 @@ def one_micro_batch_dropped(run: Run) -> None:
 
 
 def other_labels_dropped(run: Run) -> None:
-    """Labels are withheld from other samples than were drawn."""
+    """Withhold the labels of different samples than the random ones."""
     batches = run.feed.micro_batches
 
     def kept(step: int) -> Any:
@@ -182,7 +183,7 @@ def other_labels_dropped(run: Run) -> None:
 
 
 def timesteps_rounded(run: Run) -> None:
-    """The model is given timesteps that were rounded to bfloat16: 842 becomes 844."""
+    """Round the model's timesteps to bfloat16: 842 becomes 844."""
     trained = run.trained
     predict = trained.subject.predict
 
@@ -190,12 +191,12 @@ def timesteps_rounded(run: Run) -> None:
         return predict(model, x, t_B.bfloat16().to(t_B.dtype), conditions)
 
     subject = copy.copy(trained.subject)
-    object.__setattr__(subject, "predict", rounded_first)  # subjects are frozen
+    object.__setattr__(subject, "predict", rounded_first)  # models are frozen
     trained.launch = dataclasses.replace(trained.launch, subject=subject)
 
 
 def average_a_step_late(run: Run) -> None:
-    """The average of the weights misses the first step."""
+    """Omit the first step from the weight average."""
     for attachment in run.trained.attached.values():
         if attachment.averages():
             attachment.after_step = _from_the_second_on(attachment.after_step)
@@ -223,12 +224,12 @@ SABOTAGES: dict[str, Callable[[Run], None]] = {
         average_a_step_late,
     )
 }
-"""Name -> what is done to a run before its first step."""
+"""Name -> change to a run before its first step."""
 ALL = SABOTAGES | RANKS | SHARED | DRAWN | CUT | BETWEEN | SHARDS | STAGES
 NAMES = tuple(ALL)
 
 
 def sabotage(run: Run, name: str) -> Check:
-    """Do ``name`` to ``run``; the check of the audit that makes its result void."""
+    """Apply the sabotage ``name`` to ``run``; return the audit check that makes its result void."""
     ALL[name](run)
     return Check(name="untouched", asked="yes", found=f"sabotaged: {name}", ok=False)

@@ -1,5 +1,6 @@
-"""Negative controls of several ranks: ways in which what each of them does can fail to be one
-training, done on purpose as in ``harness.worker.sabotage``. Losses alone forgive most of them.
+"""Negative controls for several ranks: deliberate errors that make a joint training incorrect.
+
+They extend ``harness.worker.sabotage``. Losses alone do not reveal most of them.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ if TYPE_CHECKING:
 
 
 LATER = 100
-"""Steps by which samples of another rank are others."""
+"""Offset in steps by which a rank's samples differ."""
 
 
 def one_rank_left_out(run: Run) -> None:
-    """The last rank adds nothing to the gradients, the others as much more: their size stays."""
+    """Drop the last rank's gradients, and scale up the others' to keep their total size."""
     here = run.trained.accelerator
     last = here.process_index == here.num_processes - 1
     scale = 0.0 if last else here.num_processes / (here.num_processes - 1)
@@ -27,20 +28,20 @@ def one_rank_left_out(run: Run) -> None:
 
 
 def attention_of_own_tokens(run: Run) -> None:
-    """Attention sees the tokens of this rank's part alone."""
+    """Compute attention over this rank's tokens only."""
     from strategies.parallel.sequence import attention
 
     attention.keep_to_own(run.trained.module, run.trained.subject)
 
 
 def positions_of_the_first_part(run: Run) -> None:
-    """Every rank's tokens have the positions of the first rank's."""
+    """Give every rank's tokens the positions of the first rank's."""
     trained = run.trained
     trained.subject.take_part(trained.module, 0, trained.launch.layout.sequence)
 
 
 def parts_not_joined(run: Run) -> None:
-    """Each rank takes its own part of a prediction for all parts."""
+    """Use each rank's own part of the output for all parts."""
     from harness.sampling import batch
 
     def own_alone(trained: Any, part: Any, samples: Any, known: Any) -> Any:
@@ -50,20 +51,20 @@ def parts_not_joined(run: Run) -> None:
 
 
 def samples_of_their_own(run: Run) -> None:
-    """Ranks that are to work on parts of the same samples take parts of different ones."""
+    """Give ranks that should share samples parts of different samples."""
     layout, batches = run.trained.launch.layout, run.feed.micro_batches
     part = layout.part(run.trained.accelerator.process_index)
     run.feed.micro_batches = lambda step: batches(step + LATER * part)
 
 
 def gradients_not_averaged(run: Run) -> None:
-    """Each rank keeps the gradients of its own part."""
+    """Keep the gradients of each rank's own part."""
     run.trained.model.require_backward_grad_sync = False
 
 
 def heads_dealt_as_they_lie(run: Run) -> None:
-    """Each rank has neighbouring rows of the packed queries, keys and values: the first all queries
-    and half of the keys, and takes them for its heads."""
+    """Split the packed queries, keys and values into contiguous rows instead of by heads. The first
+    rank gets all queries and half of the keys."""
     import torch
     from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -78,17 +79,17 @@ def heads_dealt_as_they_lie(run: Run) -> None:
 
 
 def products_not_summed(run: Run) -> None:
-    """Each rank goes on with what its own part of the weights makes."""
+    """Use each rank's partial product of a row-parallel layer without the sum."""
     _alone(run, "RowParallel")
 
 
 def gradients_not_summed(run: Run) -> None:
-    """What is before a cut layer learns from this rank's part of it alone."""
+    """Omit the gradient sum before a column-parallel layer."""
     _alone(run, "ColumnParallel")
 
 
 def _alone(run: Run, kind: str) -> None:
-    """Cut layers of this kind are ordinary ones, of their part."""
+    """Make split layers of this kind compute like ordinary layers on their part."""
     from torch import nn
 
     from strategies.parallel.tensor import layers
@@ -99,7 +100,7 @@ def _alone(run: Run, kind: str) -> None:
 
 
 def norm_of_own_parts(run: Run) -> None:
-    """Gradients are clipped by the norm of those that this rank has."""
+    """Clip gradients by the norm of this rank's own part."""
     from torch import nn
 
     trained = run.trained
@@ -108,14 +109,14 @@ def norm_of_own_parts(run: Run) -> None:
 
 
 def modulation_of_own_tokens(run: Run) -> None:
-    """What shifts, scales and gates the tokens learns from this rank's alone."""
+    """Compute the gradients of the tokens' shift, scale and gate from this rank's tokens only."""
     from strategies.parallel.tensor import layers
 
     layers.spread = lambda out, group: out
 
 
 RANKS: dict[str, Callable[[Run], None]] = {one_rank_left_out.__name__: one_rank_left_out}
-"""Name -> what is done to a run of several replicas before its first step."""
+"""Name -> change to a run of several replicas before its first step."""
 SHARED: dict[str, Callable[[Run], None]] = {
     change.__name__: change
     for change in (
@@ -125,12 +126,12 @@ SHARED: dict[str, Callable[[Run], None]] = {
         gradients_not_averaged,
     )
 }
-"""Name -> what is done to a run of ``ddp+sp`` before its first step."""
+"""Name -> change to a run of ``ddp+sp`` before its first step."""
 DRAWN: dict[str, Callable[[Run], None]] = {
     change.__name__: change
     for change in (attention_of_own_tokens, positions_of_the_first_part, parts_not_joined)
 }
-"""Name -> what is done to ranks of ``ddp+sp`` before they draw."""
+"""Name -> change to ranks of ``ddp+sp`` before they load samples."""
 CUT: dict[str, Callable[[Run], None]] = {
     change.__name__: change
     for change in (
@@ -140,20 +141,20 @@ CUT: dict[str, Callable[[Run], None]] = {
         norm_of_own_parts,
     )
 }
-"""Name -> what is done to a run of ``ddp+tp`` before its first step."""
+"""Name -> change to a run of ``ddp+tp`` before its first step."""
 BETWEEN: dict[str, Callable[[Run], None]] = {
     modulation_of_own_tokens.__name__: modulation_of_own_tokens
 }
-"""The same, of ``ddp+tp:norms=tokens``."""
+"""Name -> change to a run of ``ddp+tp:norms=tokens`` before its first step."""
 
 
-# ---- sabotage stages ----
-# Negative controls of a pipeline: ways in which its stages can fail to be one training, done on
-# purpose as in ``harness.worker.sabotage``. None of them raises an error.
+# ---- pipeline stages ----
+# None of these errors raises an exception.
 
 
 def _once_there_is_a_schedule(run: Run, change: Callable[[Any], None]) -> None:
-    """The schedule is made in the first step, when it is known what passes between stages."""
+    """Apply ``change`` in the first step, when the schedule is built: only then are the shapes of
+    the tensors between stages known."""
     pipe = run.trained.model.pipe
     begin = pipe.begin
 
@@ -165,12 +166,13 @@ def _once_there_is_a_schedule(run: Run, change: Callable[[Any], None]) -> None:
 
 
 def gradients_not_divided_by_micro_batches(run: Run) -> None:
-    """Gradients are the sum over the micro batches of a step, and not their mean: Adam forgives."""
+    """Sum gradients over the micro-batches of a step without dividing: Adam is insensitive to a
+    scale."""
     _once_there_is_a_schedule(run, lambda pipe: setattr(pipe.schedule, "scale_grads", False))
 
 
 def last_micro_batch_of_the_schedule_lost(run: Run) -> None:
-    """The loss of the last micro batch is told, and no gradient of it goes back."""
+    """Report the loss of the last micro-batch without its gradient."""
 
     def lose(pipe: Any) -> None:
         chunk = pipe.stages[-1].submod
@@ -188,7 +190,7 @@ def last_micro_batch_of_the_schedule_lost(run: Run) -> None:
 
 
 def conditions_of_another_micro_batch(run: Run) -> None:
-    """Behind the first stage, blocks are given the condition that passed before."""
+    """Give blocks after the first stage the condition of the previous micro-batch."""
 
     def mix(pipe: Any) -> None:
         chunk, before = pipe.stages[-1].submod, []
@@ -205,23 +207,23 @@ def conditions_of_another_micro_batch(run: Run) -> None:
 
 
 def norm_of_one_stage(run: Run) -> None:
-    """Squares of the gradients are not added up over the stages."""
+    """Compute the gradient norm of one stage without the sum over stages."""
     from strategies.engine import Engine
 
     engine = run.trained.engine
-    object.__setattr__(engine, "norm", functools.partial(Engine.norm, engine))  # it is frozen
+    object.__setattr__(engine, "norm", functools.partial(Engine.norm, engine))  # frozen
 
 
 def all_forward_before_any_backward(run: Run) -> None:
-    """gpipe in the place of 1f1b, or what torch has of it for several runs of blocks: the same
-    numbers, and more memory."""
+    """Replace 1f1b by gpipe, or by torch's equivalent for several runs of blocks. The numbers are
+    the same, and memory is higher."""
     pipe = run.trained.model.pipe
     kind = "ScheduleLoopedBFS" if pipe.order.several else "ScheduleGPipe"
     pipe.order = dataclasses.replace(pipe.order, kind=kind)
 
 
 def every_stage_keeps_the_whole_model(run: Run) -> None:
-    """Each rank holds all blocks and steps its own: nothing is saved."""
+    """Keep weights of all blocks on each rank: the pipeline saves no memory."""
     import torch
 
     module = run.trained.module
@@ -231,22 +233,22 @@ def every_stage_keeps_the_whole_model(run: Run) -> None:
 
 
 def runs_of_blocks_in_another_order(run: Run) -> None:
-    """A stage runs the blocks of its second run where those of the first are due."""
+    """Reverse the order of a stage's blocks, so that its second run replaces its first."""
     blocks = run.trained.model.cut.blocks
     each = list(blocks.values())
     blocks.update(zip(blocks, each[::-1], strict=True))
 
 
 def one_parameter_of_the_last_stage_not_stepped(run: Run) -> None:
-    """The optimizer of one rank alone lacks a parameter: no other rank can see it."""
+    """Remove a parameter from the last stage's optimizer: no other rank can detect it."""
     if run.trained.model.cut.last:
         (group,) = run.trained.inner_optimizer.param_groups
         group["params"] = group["params"][:-1]
 
 
 def weights_of_the_last_micro_batch_lost(run: Run) -> None:
-    """Where gradients of weights are computed apart, those of the last micro batch are not: what
-    goes back to the stage before is whole."""
+    """Drop the weight gradients of the last micro-batch if they are computed separately. The
+    gradients for the previous stage are complete."""
 
     def lose(stage: Any, micro: int) -> None:
         backward, asked = stage.backward_maybe_with_nosync, []
@@ -266,24 +268,24 @@ def weights_of_the_last_micro_batch_lost(run: Run) -> None:
 
 
 def gradients_of_replicas_not_averaged(run: Run) -> None:
-    """Each pipeline of several steps by its own samples' gradients."""
+    """Step each pipeline with the gradients of its own samples."""
     ranks = run.trained.model.ranks
-    object.__setattr__(ranks, "average", lambda gradients: None)  # it is frozen
+    object.__setattr__(ranks, "average", lambda gradients: None)  # the object is frozen
 
 
 def gradients_of_what_all_stages_have_not_added_up(run: Run) -> None:
-    """Each stage steps what is in front of all blocks by what its own blocks make of it."""
+    """Step the layers before all blocks with the gradients of this stage's blocks only."""
     ranks = run.trained.model.ranks
 
     def alone(gradients: Any, micro: int) -> None:
         for gradient in gradients:
             gradient.div_(micro)
 
-    object.__setattr__(ranks, "add_up", alone)  # it is frozen
+    object.__setattr__(ranks, "add_up", alone)  # the object is frozen
 
 
 def blocks_of_others_without_what_was_received(run: Run) -> None:
-    """What stands for the blocks before a stage's own returns zeros."""
+    """Return zeros from the module that replaces the blocks before a stage's own."""
     way = run.trained.model.way
     own = way.own
 
@@ -294,19 +296,19 @@ def blocks_of_others_without_what_was_received(run: Run) -> None:
 
 
 def gradients_reduced_for_each_micro_batch(run: Run) -> None:
-    """Gradients do not wait for a stage's last micro batch: the same numbers, and more sent."""
+    """Reduce gradients for each micro-batch: the same numbers, and more communication."""
     module = run.trained.module
     sync = module.set_requires_gradient_sync
     module.set_requires_gradient_sync = lambda asked, **named: sync(True, **named)
 
 
 def blocks_gathered_for_each_micro_batch(run: Run) -> None:
-    """Gathered weights are freed behind each backward: the same numbers, and more sent."""
+    """Free gathered weights after each backward: the same numbers, and more communication."""
     run.trained.model.reshard = True
 
 
 def gradients_of_sharers_divided_twice(run: Run) -> None:
-    """torch's reduction leaves a mean over the sharers, and it is divided by them once more."""
+    """Divide gradients by the number of sharers again; torch's reduction returns a mean already."""
     staged = run.trained.model
     reduce = staged.reduce
 
@@ -321,7 +323,7 @@ def gradients_of_sharers_divided_twice(run: Run) -> None:
 
 
 def gradients_of_the_last_micro_batch_alone(run: Run) -> None:
-    """What the micro batches before the last one left is not reduced."""
+    """Reduce only the gradients of the last micro-batch."""
     from strategies.engines.fsdp import shard
 
     def lose(stage: Any, micro: int) -> None:
@@ -350,15 +352,15 @@ NUMBERS: dict[str, Callable[[Run], None]] = {
         norm_of_one_stage,
     )
 }
-"""Name -> what is done to a run of ``pp`` before its first step; the numbers become others."""
+"""Name -> change to a run of ``pp`` before its first step that changes the numbers."""
 SPLIT: dict[str, Callable[[Run], None]] = {
     weights_of_the_last_micro_batch_lost.__name__: weights_of_the_last_micro_batch_lost
 }
-"""The same, where gradients of weights are computed apart."""
+"""The same for schedules that compute weight gradients separately."""
 REPEATED: dict[str, Callable[[Run], None]] = {
     gradients_of_replicas_not_averaged.__name__: gradients_of_replicas_not_averaged
 }
-"""The same, where each stage is there several times."""
+"""The same for several replicas of each stage."""
 STANDING: dict[str, Callable[[Run], None]] = {
     change.__name__: change
     for change in (
@@ -366,12 +368,12 @@ STANDING: dict[str, Callable[[Run], None]] = {
         blocks_of_others_without_what_was_received,
     )
 }
-"""The same, where a model runs its blocks in a forward pass of its own."""
+"""The same for models that run their blocks in a forward pass of their own."""
 SHARED_NUMBERS: dict[str, Callable[[Run], None]] = {
     change.__name__: change
     for change in (gradients_of_sharers_divided_twice, gradients_of_the_last_micro_batch_alone)
 }
-"""The same, of ``pp_fsdp2``, where ranks share a stage."""
+"""The same for ``pp_fsdp2``, in which ranks share a stage."""
 STAGES = {
     **NUMBERS,
     **SPLIT,
@@ -390,4 +392,4 @@ STAGES = {
         )
     },
 }
-"""The same, and ways in which what is held or kept becomes other than was asked for."""
+"""All of them, and changes that violate the requested placement, order or communication."""

@@ -1,8 +1,8 @@
-"""The most that a device's own count of used bytes shows while something runs.
+"""Background samples of a run: device memory, kernel counts of a step, GPU state and the heap.
 
-The caching allocator keeps maxima of its own counts; what the driver counts (context, communication
-buffers, workspaces that libraries take and give back) has none, and must be looked at meanwhile. A
-thread does that, in phases whose steps are not timed.
+The caching allocator keeps maxima of its own counts. The driver's count (context, communication
+buffers, temporary workspaces of libraries) has no maximum, so a thread samples it in untimed
+phases.
 """
 
 from __future__ import annotations
@@ -21,29 +21,31 @@ from harness.system import gpu_state
 from harness.system.machine import busy_now
 
 INTERVAL = 0.005
-"""Seconds between two looks: a look takes some microseconds, a collective's buffer lives longer."""
+"""Seconds between two reads. A read takes some microseconds; a collective's buffer lives longer."""
 TIMED = ("steady",)
 
 
 def is_sampled(phase: str) -> bool:
-    """Whether a thread may look while this phase runs: not while steps are timed."""
+    """Return whether a thread may sample during this phase: only in phases without timed steps."""
     return phase in PEAK_PHASES and phase not in TIMED
 
 
 class Highest:
-    """The highest of what ``read`` gave since ``reset``; a read that fails (a device that is lost,
-    a driver that is busy) is none, and ``failed`` counts it."""
+    """Maximum of the values that ``read`` returned since ``reset``.
+
+    A failed read (a lost device, a busy driver) has no value; ``failed`` counts it.
+    """
 
     def __init__(self, read: Callable[[], int]) -> None:
         self.read, self.value, self.failed = read, 0, 0
 
     def reset(self) -> None:
-        """Begin anew, with what there is now."""
+        """Restart with the current value."""
         self.value = 0
         self.look()
 
     def look(self) -> int:
-        """Read once; the highest so far."""
+        """Read once and return the maximum so far."""
         try:
             self.value = max(self.value, self.read())
         except RuntimeError:
@@ -52,7 +54,7 @@ class Highest:
 
 
 class Sampler:
-    """Looks at ``highest`` from a thread of its own, from ``start`` until ``stop``."""
+    """Thread that reads ``highest`` from ``start`` until ``stop``."""
 
     def __init__(self, highest: Highest, interval: float = INTERVAL) -> None:
         self.highest, self.interval = highest, interval
@@ -61,19 +63,19 @@ class Sampler:
 
     @property
     def running(self) -> bool:
-        """Whether a thread is looking."""
+        """Return whether the thread runs."""
         return self._thread is not None
 
     def start(self) -> None:
-        """Begin to look; nothing where it does already."""
+        """Start the thread if it does not run."""
         if self._thread is None:
             self._over.clear()
-            # A daemon, so that a worker that fails amid a phase can still end.
+            # A daemon thread, so that a worker that fails during a phase can still exit.
             self._thread = threading.Thread(target=self._look, name="memory sampler", daemon=True)
             self._thread.start()
 
     def stop(self) -> None:
-        """Stop looking; the thread has ended when it returns."""
+        """Stop the thread and wait for its end."""
         if self._thread is not None:
             self._over.set()
             self._thread.join()
@@ -84,16 +86,14 @@ class Sampler:
             self.highest.look()
 
 
-# ---- usage ----
-# What the kernel counted while a step ran: CPU seconds, switches and page faults of this process,
-# and how busy the cores were with anybody's work.
-#
-# Read before the clock starts and after it has stopped. ``harness.report.figures.floor`` decides
-# from them whether the machine was elsewhere.
+# ---- kernel counts of a step ----
+# They are read before the clock starts and after it has stopped. ``harness.report.figures.floor``
+# derives from them whether other processes used the cores.
 
 
 class Counts(NamedTuple):
-    """Of this process with all its threads (getrusage(2)), and of the cores that it may use."""
+    """Counts of this process with all its threads (getrusage(2)), and of the cores that it may
+    use."""
 
     cpu_seconds: float
     voluntary_switches: int
@@ -106,33 +106,32 @@ class Counts(NamedTuple):
 
 
 def now() -> Counts:
-    """The counts since the process began, and since the machine did."""
+    """Return the counts since the start of the process, and of the machine."""
     used, busy = resource.getrusage(resource.RUSAGE_SELF), busy_now()
     cpu = used.ru_utime + used.ru_stime
     return Counts(cpu, used.ru_nvcsw, used.ru_nivcsw, used.ru_minflt, busy)
 
 
 def as_usage(steps: list[Counts]) -> StepUsage:
-    """The counts of some steps, a list for each."""
+    """Return the counts of some steps as one list per count."""
     columns = zip(*steps, strict=True) if steps else ([],) * len(Counts._fields)
     named = dict(zip(Counts._fields, map(list, columns), strict=True))
     return StepUsage(cores=len(os.sched_getaffinity(0)), **named)
 
 
-# ---- gpu watch ----
-# Asks how the GPUs are, beside untimed steps: clocks, throttling, other processes.
-#
-# nvidia-smi takes a good part of a second. It is started before a step that settles, so that it
-# sees a device at work, and awaited before the next; started again behind the last timed step, and
-# awaited at the end of the run. In a timed step nothing of it runs.
+# ---- GPU state ----
+# nvidia-smi takes a good part of a second, so no timed step overlaps with it. It starts before a
+# settling step, to sample a device at work, and must end before the next step. It starts again
+# after the last timed step, and must end before the run does.
 
 
 class GpuWatch:
-    """Samples of the first ``count`` GPUs; of 0, and then does nothing, where this rank does not
-    ask: one rank asks for all.
+    """Background samples of the first ``count`` GPUs: clocks, throttling and other processes.
+
+    One rank samples all GPUs. On the other ranks ``count`` is 0 and nothing happens.
 
     Args:
-        ask: (when, count) -> samples.
+        ask: function (when, count) -> samples.
     """
 
     def __init__(
@@ -143,20 +142,20 @@ class GpuWatch:
         self._known: list[GpuSample] = []
 
     def begin(self, when: str) -> None:
-        """Ask in the background; ``end`` before the next step that is timed."""
+        """Sample in the background; call ``end`` before the next timed step."""
         self.end()
         if self.count:
             self._asking = threading.Thread(target=self._sample, args=(when,), daemon=True)
             self._asking.start()
 
     def end(self) -> None:
-        """Wait for the answer, if one was asked for."""
+        """Wait for a pending sample."""
         if self._asking is not None:
             self._asking.join()
             self._asking = None
 
     def samples(self) -> list[GpuSample]:
-        """All answers, the one under way included."""
+        """Return all samples, after a wait for a pending one."""
         self.end()
         return self._known
 
@@ -164,37 +163,38 @@ class GpuWatch:
         self._known += self._ask(when, self.count)
 
 
-# ---- heap ----
-# glibc's heap of this process: giving freed memory back at once, for a meter, or keeping it, for a
-# clock.
-#
-# A run on CPUs starts with ``launch.command.ALLOCATOR`` in its environment: resident memory
-# follows live tensors, and each step faults all its pages in again, which costs a third of some
-# steps and more of others. Nobody trains so. Once memory has been read, ``keep_freed`` puts in
-# force what glibc's own rule comes to: it raises its threshold to the largest block that was
-# mapped and freed, up to 32 MiB, and gives the top of the heap back above twice that (malloc(3),
-# mallopt(3)).
+# ---- heap of a CPU process ----
+# A CPU run starts with ``launch.command.ALLOCATOR`` in its environment, so that resident memory
+# follows live tensors. Each step then faults all its pages in again, which costs a third of some
+# steps and more of others. Real trainings do not run so. After memory is measured, ``keep_freed``
+# applies the final state of glibc's dynamic rule (malloc(3), mallopt(3)). That rule raises its
+# threshold to the largest block that was mapped and freed, up to 32 MiB, and trims the heap's top
+# above twice that.
 
 
 MIB = 2**20
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-"""mallopt's names, of <malloc.h>."""
+"""mallopt's parameter numbers, from <malloc.h>."""
 KEPT = {M_MMAP_THRESHOLD: 32 * MIB, M_TRIM_THRESHOLD: 64 * MIB}
-"""Where glibc's dynamic thresholds end on 64 bits: DEFAULT_MMAP_THRESHOLD_MAX, and twice that. A
-block that comes again in each step is below its own rule's threshold, so that it is taken from the
-heap under both; larger ones are mapped under both."""
+"""Final values of glibc's dynamic thresholds on 64 bits: DEFAULT_MMAP_THRESHOLD_MAX, and twice
+that.
+
+Below them, a block that each step allocates comes from the heap, as under the dynamic rule. Larger
+blocks are mapped under both.
+"""
 
 
 def gives_back() -> bool:
-    """Whether this process was started so that freed blocks go back to the kernel at once."""
+    """Return whether this process started with settings that return freed blocks to the kernel at
+    once."""
     return all(os.environ.get(name) == value for name, value in ALLOCATOR.items())
 
 
 def keep_freed() -> bool:
-    """From now on the heap keeps freed blocks, as glibc's does by default.
+    """Let the heap keep freed blocks from now on, as glibc's does by default.
 
-    Whether that changed anything: a process that was not started with ``ALLOCATOR`` has glibc's
-    own rule in force already, and one without glibc has no such settings.
+    Return whether that changed anything. A process that started without ``ALLOCATOR`` has glibc's
+    own rule already, and a process without glibc has no such settings.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None or not gives_back():

@@ -1,4 +1,5 @@
-"""From a resolved spec to the prepared objects of one rank: the only place where they are made."""
+"""Build one rank's prepared objects from a resolved spec: weights, model, accelerator, data,
+engine."""
 
 from __future__ import annotations
 
@@ -35,14 +36,15 @@ from strategies.initial import Draw
 from strategies.strategy import Strategy
 from strategies.subject import Subject
 
-# ---- weights ----
-# Weights out of a file, given one by one where a model would draw its first ones.
+# ---- weights from a file ----
 
 
 @dataclass
 class FromFile:
-    """The draw of a parameter that a file has: its value there. What the file has not is drawn:
-    training froze it (a table of positions), so it is not among the averages."""
+    """Draw that reads parameters from a file and samples those that the file lacks.
+
+    Training froze the missing parameters (a table of positions), so they have no average.
+    """
 
     name: str
     state: dict[str, Tensor]
@@ -55,19 +57,19 @@ class FromFile:
     def __call__(self, name: str, like: Tensor) -> Tensor:
         if name not in self.names:
             return self.drawn(name, like)
-        # Each is asked for once: what was given need not stay in memory.
+        # Each is read once, so it need not stay in memory.
         return _fitting(self.name, name, self.state.pop(name), like)
 
 
 def read(spec: Spec, subject: Subject) -> dict[str, Tensor]:
-    """Parameters by name, as ``train --averaged`` wrote them.
+    """Read parameters by name, as ``train --averaged`` wrote them.
 
     Raises:
-        SpecError: the file is none, or holds nothing.
+        SpecError: the file is not a weight file, or holds nothing.
     """
     try:
         state = subject.load(ROOT / spec.weights)
-    except Exception as error:  # every format has errors of its own
+    except Exception as error:  # every format has its own errors
         raise SpecError(f"weights is {spec.weights}: {error}; train it anew") from None
     if not state:
         raise SpecError(f"weights is {spec.weights}, which holds no tensor; train it anew")
@@ -75,8 +77,11 @@ def read(spec: Spec, subject: Subject) -> dict[str, Tensor]:
 
 
 def first_values(spec: Spec, subject: Subject) -> Draw | None:
-    """How each parameter gets its value: out of the spec's file where it has one, else as the
-    subject draws it; None where the subject is built whole."""
+    """Return the source of each parameter's initial value: the spec's file, else the model's own
+    draw.
+
+    None if the model is built whole.
+    """
     drawn = subject.draws(spec.seed, spec.init)
     if not spec.weights or drawn is None:
         return drawn
@@ -84,7 +89,7 @@ def first_values(spec: Spec, subject: Subject) -> Draw | None:
 
 
 def put(spec: Spec, subject: Subject, module: nn.Module) -> None:
-    """The same for a model that was built whole: its values are replaced by the file's."""
+    """Replace the values of a model that was built whole by those of the spec's file."""
     if not spec.weights:
         return
     state, parameters = read(spec, subject), dict(module.named_parameters())
@@ -94,10 +99,10 @@ def put(spec: Spec, subject: Subject, module: nn.Module) -> None:
 
 
 def check(spec: Spec, draw: Draw, module: nn.Module) -> None:
-    """That the file and ``module`` have the same trained parameters.
+    """Check that the file and ``module`` have the same trained parameters.
 
     Raises:
-        SpecError: it is of another model; names a parameter.
+        SpecError: the file is of another model; names a parameter.
     """
     if isinstance(draw, FromFile):
         _agree(spec, draw.names, module)
@@ -124,25 +129,28 @@ def _fitting(file: str, name: str, value: Tensor, like: Tensor) -> Tensor:
 
 
 # ---- building ----
-# The model of one rank, from nothing to its first weights: made without values where its subject
-# can draw each weight by its name, else built whole; then edited, filled, and told by a hash.
+# A model is built without values if it can sample each weight by its name; otherwise it is built
+# whole. Then it is edited, filled and hashed.
 
 
 def tensor_digest(tensor: Tensor) -> str:
-    """A hash of a tensor's bytes."""
+    """Return a hash of a tensor's bytes."""
     plain = tensor.detach().cpu().reshape(-1).view(torch.uint8)
     return hashlib.sha256(plain.numpy()).hexdigest()
 
 
 def combined(digests: Mapping[str, str]) -> str:
-    """A short hash of all parameters' hashes by name, whatever their order."""
+    """Return a short hash of all parameters' hashes by name, independent of their order."""
     text = "".join(f"{name}:{digest};" for name, digest in sorted(digests.items()))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 class Hashed:
-    """A subject's draws, and the hash of each that was made: of the float32 values, before they are
-    cast, packed or split, so that it is one for all rows of a suite."""
+    """A model's draws, and the hash of each.
+
+    The hash covers the float32 values before they are cast, packed or split, so that all rows of a
+    suite have the same.
+    """
 
     def __init__(self, draw: Draw) -> None:
         self.draw = draw
@@ -155,14 +163,14 @@ class Hashed:
 
 
 class Building:
-    """One rank's bare model while it comes into being; ``module`` throughout.
+    """One rank's bare model during construction; ``module`` throughout.
 
-    In order: ``edit``, then ``finish`` once the engine is configured.
+    Call ``edit``, then ``finish`` once the engine is configured.
     """
 
     def __init__(self, resolved: Resolved) -> None:
         subject = resolved.subject
-        # What a part of the recipe puts in the place of the named model has weights of its own.
+        # A model that a part of the recipe substitutes for the named one has its own weights.
         named = {"model": subject.model, "weights": resolved.weights}
         spec = dataclasses.replace(resolved.spec, **named)
         self.resolved, self.notes = resolved, list[str]()
@@ -186,7 +194,7 @@ class Building:
         self._freeze_idle(subject.idle)
 
     def _freeze_idle(self, names: Sequence[str]) -> None:
-        """What gets no gradient is frozen, before anything counts what is trained."""
+        """Freeze parameters that get no gradient, before trained parameters are counted."""
         for name in names:
             self.module.get_parameter(name).requires_grad_(False)
         if names:
@@ -198,27 +206,27 @@ class Building:
 
     @property
     def digest(self) -> str:
-        """A short hash of the first weights, as every row of a suite draws them."""
+        """Return a short hash of the initial weights, the same for every row of a suite."""
         return combined(self.drawn.digests if self.drawn else self.whole)
 
     def edit(self) -> None:
-        """Let every strategy edit the model, in slot order; before the first one that must see
-        weights they are drawn, in host memory."""
+        """Let every strategy edit the model, in slot order. Weights are created in host memory
+        before the first strategy that reads them."""
         for part in self.resolved.recipe.strategies:
             if part.reads_weights and self.drawn:
                 initial.fill(self.module, self.drawn, "cpu")
             part.edit_model(self.module, self.resolved.subject)
 
     def finish(self, accelerator: Any) -> nn.Module:
-        """The model with its weights, where the engine wants them.
+        """Return the model with its weights, on the engine's device.
 
         Raises:
-            ValueError: a parameter is left without a value.
+            ValueError: a parameter has no value.
         """
         if self.drawn:
             blocks = self.resolved.subject.blocks(self.module)
             self.resolved.launch.engine.fill(accelerator, self.module, self.drawn, blocks)
-        if accelerator.device.type != "meta":  # as a prediction's GPU is
+        if accelerator.device.type != "meta":  # the device of a prediction is "meta"
             self._see_that_all_have_values()
         return self.module
 
@@ -232,7 +240,7 @@ class Building:
 
 
 def make_accelerator(resolved: Resolved) -> Accelerator:
-    """Accelerator with what the recipe's parts ask of it."""
+    """Return an Accelerator with the settings that the recipe's parts require."""
     if resolved.spec.world:
         environment.simulate(resolved.spec.world)
     listen_on_loopback()
@@ -241,8 +249,11 @@ def make_accelerator(resolved: Resolved) -> Accelerator:
 
 
 def _with_timeout(given: dict[str, Any], seconds: str | None) -> dict[str, Any]:
-    """``given`` for ``Accelerator``, with ``seconds`` as the timeout of every process group: of the
-    first by accelerate's handler, of those made later by torch's defaults, which have no setter."""
+    """Return ``given`` with ``seconds`` as the timeout of every process group.
+
+    accelerate's handler sets that of the first group. Later groups use torch's defaults, which have
+    no setter.
+    """
     if seconds is None:
         return given
     limit, c10d = timedelta(seconds=float(seconds)), torch.distributed.distributed_c10d
@@ -257,7 +268,7 @@ def _with_timeout(given: dict[str, Any], seconds: str | None) -> dict[str, Any]:
 
 
 def build_feed(resolved: Resolved, accelerator: Accelerator) -> Feed:
-    """This rank's micro batches."""
+    """Return this rank's micro-batches."""
     spec, layout = resolved.spec, resolved.launch.layout
     return Feed(
         dataset=_dataset(resolved, accelerator.device),
@@ -274,7 +285,7 @@ def build_feed(resolved: Resolved, accelerator: Accelerator) -> Feed:
 
 
 def _dataset(resolved: Resolved, device: torch.device) -> Dataset:
-    """The spec's data, or the samples that the model brings."""
+    """Return the spec's data, or the samples that the model brings."""
     reader = resolved.subject.reader()
     if reader is not None:
         return Cached(resolved.subject.data, reader, device)
@@ -285,8 +296,8 @@ def _dataset(resolved: Resolved, device: torch.device) -> Dataset:
 
 
 def build_model(resolved: Resolved) -> torch.nn.Module:
-    """The whole model with the spec's initial weights, float32, in host memory; that of a run is
-    built piece by piece instead (``Building``)."""
+    """Build the whole model with the spec's initial weights, float32, in host memory. A run builds
+    its model piece by piece instead (``Building``)."""
     return resolved.subject.build(resolved.spec.seed, resolved.spec.init)
 
 
@@ -297,15 +308,15 @@ LIBRARIES = {
     "inductor": ("torch._inductor.compile_fx",),
     "cpu_adam": ("strategies.engines.zero.engine",),
 }
-"""Need of a strategy -> what it will import: tens of MiB each."""
+"""Need of a strategy -> module that it will import, of tens of MiB each."""
 
 
 def rehearse(resolved: Resolved, accelerator: Accelerator) -> None:
-    """On a CPU, load what a step loads, before the meter takes its baseline.
+    """On a CPU, load the libraries of a step before the meter takes its baseline.
 
-    Building, stepping and dropping a tiny model brings in modules, kernels and their scratch:
-    some 100 MiB that belong to the process and not to the training. A GPU's allocator counts
-    tensors alone and needs none of this.
+    Building, stepping and dropping a tiny model loads modules, kernels and their scratch memory:
+    some 100 MiB that belong to the process and not to the training. A GPU's allocator counts only
+    tensors, so it needs no rehearsal.
     """
     if accelerator.device.type != "cpu":
         return
@@ -331,15 +342,15 @@ def prepare(
     """Build, edit, fill, prepare and attach, in slot order.
 
     Args:
-        feed: opened before the meter took its baseline: data and its libraries are not the model.
-        scratch: where NVMe offload may write.
-        enter: told when the phases load and prepare begin.
+        feed: opened before the meter took its baseline, which includes data and its libraries.
+        scratch: folder for NVMe offload.
+        enter: called at the start of the phases load and prepare.
     """
     recipe, launch = resolved.recipe, resolved.launch
     enter("load")
     building = Building(resolved)
     building.edit()
-    # Only now is it known what is trained: an engine's buffers are sized by that.
+    # Trained parameters are known only now, and they determine the engine's buffer sizes.
     launch.engine.configure(accelerator, _work(resolved, building.module, scratch))
     module = building.finish(accelerator)
     enter("prepare")
@@ -370,7 +381,7 @@ def prepare(
 
 
 def _work(resolved: Resolved, module: torch.nn.Module, scratch: Path) -> Workload:
-    """What an engine is configured for."""
+    """Return the workload that an engine is configured for."""
     return Workload(
         micro_batch=resolved.micro_batch,
         clip=resolved.settings.grad_clip,
@@ -388,13 +399,13 @@ def _attach(trained: TrainingRun, strategies: Sequence[Strategy]) -> None:
 
 
 def _optimizer_of(resolved: Resolved) -> Callable[[list[torch.nn.Parameter]], Any]:
-    """What makes the recipe's optimizer once the engine has the parameters."""
+    """Return a function that makes the recipe's optimizer from the engine's parameters."""
     chosen = resolved.recipe.in_slot(Slot.OPTIMIZE)
     return lambda params: chosen.make_optimizer(params, resolved.settings, resolved.launch)
 
 
 def to_device_note(device: torch.device) -> str:
-    """How the device is called in a result."""
+    """Return the device's name in a result."""
     if device.type != "cuda":
         return "cpu"
     return reported_name(torch.cuda.get_device_name(device))

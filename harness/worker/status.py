@@ -1,7 +1,7 @@
-"""What a worker says of itself while it runs: phase, step, peak so far, and how it failed.
+"""Status files of a running worker: phase, step, peak so far, and its error.
 
-One small file a rank, replaced atomically, so that the launching process can show progress, and
-can say of a run that was killed where it was and how much memory it had taken.
+Each rank has one small file, replaced atomically. The launching process shows progress from it, and
+reports where a killed run was and how much memory it used.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ SECONDS_BETWEEN = 0.2
 
 
 class Reporter:
-    """Writes rank ``rank``'s status below ``folder``, its machine's own; ``peak`` reads the peak
-    bytes so far."""
+    """Writes the status of rank ``rank`` below ``folder``, on its own machine. ``peak`` returns the
+    peak bytes so far."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         self.own, self.folder, self.rank = folder, folder / "ranks", rank
@@ -30,8 +30,8 @@ class Reporter:
         self._since = self._written = time.perf_counter()
 
     def enter(self, phase: str, of: int = 0) -> None:
-        """Begin a phase of the run (``harness.phases.RUN_PHASES``) that has ``of`` steps; the
-        seconds of the one that ends are added to its own."""
+        """Begin a phase of the run (``harness.phases.RUN_PHASES``) that has ``of`` steps. Add the
+        seconds of the previous phase to its total."""
         now = time.perf_counter()
         seconds = self.phase_seconds.get(self.phase, 0.0)
         self.phase_seconds[self.phase] = seconds + now - self._since
@@ -39,7 +39,8 @@ class Reporter:
         self._write()
 
     def at(self, step: int, **more: float) -> None:
-        """``step`` steps of this phase are done; files are written a few times a second at most."""
+        """Report ``step`` finished steps of this phase; files are written a few times a second at
+        most."""
         self.step = step
         if step == self.of or time.perf_counter() - self._written > SECONDS_BETWEEN:
             self._write(**more)
@@ -48,7 +49,7 @@ class Reporter:
         """Record the exception that ends this rank."""
         lines = traceback.format_exception(type(error), error, error.__traceback__)
         failure = {"type": type(error).__name__, "message": str(error), "traceback": "".join(lines)}
-        failure["ours"] = isinstance(error, BadInput)  # such a message ends in its way out
+        failure["ours"] = isinstance(error, BadInput)  # its message ends with a remedy
         write_json(self.folder / f"rank{self.rank}.failure.json", {**self._facts(), **failure})
 
     def _write(self, **more: float) -> None:
@@ -59,6 +60,6 @@ class Reporter:
     def _facts(self) -> dict[str, object]:
         try:
             peak = self.peak()
-        except RuntimeError:  # a device in an error state answers nothing more
+        except RuntimeError:  # a device in an error state cannot be read
             peak = 0
         return {"rank": self.rank, "phase": self.phase, "step": self.step, "peak_bytes": peak}

@@ -1,4 +1,4 @@
-"""Plain training: checkpoints on the way, samples from the averaged weights at the end."""
+"""Plain training: periodic checkpoints, resumption, and samples from the averaged weights."""
 
 from __future__ import annotations
 
@@ -33,28 +33,26 @@ from strategies.engine import TrainingRun
 from strategies.inventory import Fragment
 from strategies.step.ema import Average
 
-# ---- checkpoint ----
-# Training state, saved and resumed through accelerate for every engine.
-#
-# accelerate writes the engine's part (ZeRO's shards included); beside it each rank writes what
-# strategies keep (the weight average), which accelerate would save from rank 0 alone, and where
-# its pieces lie in the parameters. An engine whose own part can be cut anew
-# (``Engine.resumes_on_any``) is resumed on another number of processes too: what strategies keep
-# is then put together from the files of all ranks (``Attachment.recut``).
+# ---- checkpoints ----
+# accelerate saves the engine's part, including ZeRO's shards. accelerate would save the strategies'
+# state (the weight average) from rank 0 only, so each rank writes its own, with the positions of
+# its pieces in the parameters. If the engine can reshard its part (``Engine.resumes_on_any``), a
+# training also resumes on another number of processes. ``Attachment.recut`` then merges the
+# strategies' state from the files of all ranks.
 
 
 PIECES = "fragments of the parameters"
 
 
 def save(trained: TrainingRun, folder: Path, facts: dict[str, Any], keep: int = 2) -> Path:
-    """Write ``folder/step-N``; it counts only once its ``headroom.json`` is there.
+    """Write ``folder/step-N``; it is valid only once its ``headroom.json`` exists.
 
-    The newest ``keep`` checkpoints stay; older ones go after the new one is whole.
+    The newest ``keep`` checkpoints stay; older ones are deleted after the new one is complete.
     """
     accelerator = trained.accelerator
     path = folder / f"step-{trained.optimizer_steps:08d}"
     if accelerator.is_main_process:
-        (path / DONE).unlink(missing_ok=True)  # one that was damaged is written anew
+        (path / DONE).unlink(missing_ok=True)  # a damaged checkpoint is written again
     accelerator.wait_for_everyone()
     trained.engine.save(trained, path)
     state: dict[str, Any] = {name: a.state_dict() for name, a in trained.attached.items()}
@@ -63,8 +61,8 @@ def save(trained: TrainingRun, folder: Path, facts: dict[str, Any], keep: int = 
     torch.save(state, path / f"attached-{accelerator.process_index}.pt")
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
-        # Counted here: a spec's processes, which ``facts`` may have, are another number in a
-        # simulated world.
+        # Counted here because in a simulated world the processes of a spec, which ``facts`` may
+        # have, are another number.
         counts = {"step": trained.optimizer_steps, "processes": accelerator.num_processes}
         write_json(path / DONE, facts | counts | {"files": sizes(path)} | proof(path))
         whole = [step for step in finished(folder) if not fault(step)]
@@ -75,18 +73,18 @@ def save(trained: TrainingRun, folder: Path, facts: dict[str, Any], keep: int = 
 
 
 def latest(folder: Path) -> Path | None:
-    """The newest checkpoint that is whole, or None."""
+    """Return the newest complete checkpoint, or None."""
     return newest_whole(folder)[0]
 
 
 def restore(
     trained: TrainingRun, path: Path, wanted: dict[str, Any], *, trust: bool = False
 ) -> dict[str, Any]:
-    """Load ``path`` into the prepared objects; the facts that were saved with it.
+    """Load ``path`` into the prepared objects; return the facts that were saved with it.
 
     Args:
-        wanted: facts that must be as they were saved.
-        trust: load what somebody else saved too, also if its load may run their code.
+        wanted: facts that must equal the saved ones.
+        trust: load another user's checkpoint too, even if that may run its code.
 
     Raises:
         Mismatch: saved with other facts (recipe, processes, model, ...): names the first.
@@ -115,7 +113,7 @@ def _attached(path: Path, rank: int) -> dict[str, Any]:
 
 
 def _recut(trained: TrainingRun, path: Path, ranks: int) -> None:
-    """What strategies kept on ``ranks`` ranks, given to as many as there are now."""
+    """Distribute the strategies' state of ``ranks`` ranks over the present number of ranks."""
     saved = [_attached(path, rank) for rank in range(ranks)]
     pieces = [[Fragment(*piece) for piece in state[PIECES]] for state in saved]
     for key, attachment in trained.attached.items():
@@ -127,10 +125,10 @@ COLUMNS = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """What a training run does beside training.
+    """Checkpoints and samples of a training run.
 
-    ``folder`` None keeps no checkpoint; ``trust`` resumes also what somebody else saved, whose load
-    may run their code. ``averaged`` is where the averaged weights go, for a run that draws samples
+    ``folder`` None writes no checkpoint. ``trust`` resumes another user's checkpoint too, which may
+    run its code. ``averaged`` is the file for the averaged weights, for a later sampling run
     (``--weights``).
     """
 
@@ -145,7 +143,7 @@ class Training:
     guidance: float = 2.0
 
     def begin(self, run: Run, resolved: Resolved, log: Log) -> None:
-        """Go on from the newest checkpoint, if asked to and there is one."""
+        """Resume from the newest checkpoint if requested and present."""
         newest = latest(self.folder) if self.folder and self.resume else None
         if newest is not None:
             facts = restore(run.trained, newest, terms(resolved), trust=self.trust)
@@ -163,8 +161,8 @@ class Training:
             save(run.trained, self.folder, {**terms(resolved), **curves})
 
     def finish(self, run: Run, resolved: Resolved) -> None:
-        """Save what was trained, and draw samples of every class from the averaged weights; all
-        ranks take part."""
+        """Save the trained weights, and sample every class from the averaged weights. All ranks
+        must call it."""
         scaffold = tuple(s for part in resolved.recipe.strategies for s in part.scaffold)
         if self.trained is not None:
             lora.save(run.trained, self.trained, leave_out=scaffold)
@@ -187,7 +185,7 @@ class Training:
         classes = subject.data.classes
         module = setup.build_model(resolved)
         for part in resolved.recipe.strategies:
-            if part.slot in (Slot.ADAPT, Slot.SPARSIFY):  # those change what the model is
+            if part.slot in (Slot.ADAPT, Slot.SPARSIFY):  # those change the model's structure
                 part.edit_model(module, subject)
         # Frozen weights are not averaged: they keep the values that they were just built with.
         with torch.no_grad():
@@ -200,11 +198,11 @@ class Training:
         if classes >= 10 and resolved.spec.data == "digits":
             labels_B = torch.arange(10 * COLUMNS, device=device) // COLUMNS
         columns, video = COLUMNS, len(subject.data.sample_shape) == 4
-        if video:  # one of each class, a line each
+        if video:  # one per class, one row each
             columns, labels_B = subject.data.sample_shape[1], labels_B[::COLUMNS]
         shape = (len(labels_B), *subject.data.sample_shape)
         noise = torch.randn(shape, generator=generator, device=device)
-        # Trained without withheld labels there is no "no class" to guide away from.
+        # A model trained without withheld labels has no "no class" to guide away from.
         scale = self.guidance if resolved.spec.class_dropout else 1.0
         predict = guided(subject, module, {"y": labels_B}, scale)
         drawn = run.objective.sample(predict, noise, steps=self.sample_steps, generator=generator)
@@ -214,7 +212,7 @@ class Training:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of a training run."""
+    """Add the options of a training run."""
     add = parser.add_argument
     add("--checkpoint", type=Path, metavar="FOLDER", help="save the training state here")
     add("--save-every", type=int, default=500, metavar="STEPS", help="between two checkpoints")
@@ -228,7 +226,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def from_options(options: argparse.Namespace) -> Training | None:
-    """What was asked for, or None for a run that only measures."""
+    """Return the requested training, or None for a run that only measures."""
     if not any((options.checkpoint, options.samples, options.trained, options.averaged)):
         return None
     return Training(

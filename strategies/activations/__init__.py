@@ -1,1 +1,2 @@
-"""How blocks run and what they keep for backward: kernels, recomputation, offload, graphs."""
+"""Block execution: attention kernels, activation checkpointing and offload, compiled and CUDA
+graphs."""

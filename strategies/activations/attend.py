@@ -1,4 +1,4 @@
-"""Attention: which kernel computes it."""
+"""attend: a forced attention kernel, and evidence of the kernel that ran."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from strategies.strategy import Strategy
 from strategies.subject import Subject
 from strategies.workloads import BOTH
 
-# ---- kernels ----
-# The ways in which attention is computed, and how a model is made to take one of them.
+# ---- attention kernels ----
 
 
 KERNELS = {
@@ -26,24 +25,24 @@ KERNELS = {
     "cudnn": "CUDNN_ATTENTION",
     "flex": None,
 }
-"""Kernel -> torch's name of the backend, None where it is not one of those."""
+"""Kernel -> torch's name of the backend; None if it is not one of torch's backends."""
 
 
 def naive(q_BNTK: Any, k_BNTK: Any, v_BNTK: Any) -> Any:
-    """softmax(q k^T / sqrt(K)) v, with the scores [B, N, T, T] in memory."""
+    """Compute softmax(q k^T / sqrt(K)) v, with the scores [B, N, T, T] in memory."""
     scores_BNTT = (q_BNTK * q_BNTK.shape[-1] ** -0.5) @ k_BNTK.transpose(-2, -1)
     return scores_BNTT.softmax(dim=-1) @ v_BNTK
 
 
 def only(backend: str) -> Any:
-    """A context in which torch's attention has no other backend to fall back on."""
+    """Return a context in which torch's attention has only this backend, without a fallback."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     return sdpa_kernel(SDPBackend.__members__[backend])
 
 
 def forced(backend: str) -> Any:
-    """torch's attention by that backend alone."""
+    """Return torch's attention restricted to one backend."""
     from torch.nn.functional import scaled_dot_product_attention
 
     def attend(q_BNTK: Any, k_BNTK: Any, v_BNTK: Any) -> Any:
@@ -54,8 +53,10 @@ def forced(backend: str) -> Any:
 
 
 class ByKernel:
-    """A way to run blocks in which torch's attention has one backend, for models whose attention
-    cannot be replaced."""
+    """Block runner that restricts torch's attention to one backend.
+
+    It is for models whose attention function cannot be replaced.
+    """
 
     def __init__(self, inner: Any, backend: str) -> None:
         self.inner, self.backend = inner, backend
@@ -66,15 +67,14 @@ class ByKernel:
 
 
 def flex() -> Any:
-    """torch's flex_attention, compiled into one fused kernel."""
+    """Return torch's flex_attention, compiled into one fused kernel."""
     import torch
     from torch.nn.attention.flex_attention import flex_attention
 
     return torch.compile(flex_attention)
 
 
-# ---- attended ----
-# Which attention ran, read off the operators: of one forward pass, and of a whole step.
+# ---- evidence from operators ----
 
 
 FUSED = "aten::_scaled_dot_product_{}_attention"
@@ -82,7 +82,7 @@ WRITTEN_OUT = ("naive", "math")
 
 
 def in_a_step(trained: TrainingRun, kernel: str) -> dict[str, Any]:
-    """Calls of the kernel in the forward and backward passes of the watched step."""
+    """Return the kernel's calls in forward and backward of the watched step."""
     if trained.observed is None or not trained.observed.ran:
         return {}
     micro = trained.observed.micro_steps
@@ -103,14 +103,16 @@ def in_a_step(trained: TrainingRun, kernel: str) -> dict[str, Any]:
 
 
 def _allows(asked: str, ran: str, backward: bool) -> bool:
-    """Whether a step of kernel ``asked`` may run ``ran``: what is written out has a backward of
-    plain products."""
+    """Return whether a step of kernel ``asked`` may run ``ran``.
+
+    The backward of a written-out kernel consists of plain products.
+    """
     both = ran in WRITTEN_OUT and asked in WRITTEN_OUT
     return ran == asked or (backward and both)
 
 
 def layers(trained: TrainingRun) -> int:
-    """Attentions of one forward pass."""
+    """Return the number of attention calls of one forward pass."""
     subject = trained.subject
     if "attend" in subject.parts:
         return len(subject.attentions(trained.module))
@@ -118,9 +120,9 @@ def layers(trained: TrainingRun) -> int:
 
 
 def score_matrices(trained: TrainingRun, ran: Sequence[Any]) -> int:
-    """Products that took a matrix [queries, keys] a head: the scores, times v.
+    """Return the number of score matrices: products with a [queries, keys] operand per head.
 
-    Where a head is as wide as there are keys, q looks alike, and is one more a layer.
+    If a head is as wide as there are keys, q has the same shape, and counts once more per layer.
     """
     calls = trained.subject.survey.attention
     scores = {(call.queries, call.keys) for call in calls}
@@ -130,13 +132,15 @@ def score_matrices(trained: TrainingRun, ran: Sequence[Any]) -> int:
 
 
 def ran_by(kernel: str, operation: str, backward: bool = False) -> bool:
-    """Whether an operation is the forward of ``kernel``, or, where ``backward``, either of the two:
-    a recomputed forward runs there as well."""
+    """Return whether an operator is the forward of ``kernel``.
+
+    ``backward`` accepts its backward too, as recomputation runs the forward there.
+    """
     if backward and operation.startswith("aten::_scaled_dot_product"):
         operation = operation.removesuffix("_backward")
     if kernel == "flex":
         return operation.startswith("triton_") and "flex_attention" in operation
-    if kernel == "math":  # its softmax is the one that handles fully masked rows
+    if kernel == "math":  # only its softmax handles fully masked rows
         return operation == "aten::_safe_softmax"
     name = FUSED.format(kernel)
     return operation in (name, f"{name}_for_cpu")
@@ -194,8 +198,8 @@ class Attend(Strategy):
             attention.attend = chosen
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        """One forward of the blocks as they run, compiled or not; and, where its operators were
-        watched, every attention of a whole training step."""
+        """Check one forward of the blocks, compiled or not, and every attention of a watched
+        step."""
         return self._forward(trained) | in_a_step(trained, self.kernel)
 
     def _forward(self, trained: TrainingRun) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Blocks run by parts that are recomputed in backward, and what really ran."""
+"""Block runner that recomputes segments of blocks in backward, and counts the blocks that ran."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from typing import Any
 from strategies.activations.runners import by_leaf, by_place
 from strategies.activations.weighed import Weighed
 
-# ---- splits ----
-# How a model's blocks are split into parts, and how often a block is run in each of the ways.
+# ---- segmentation ----
 
 
 Split = Callable[[int, int], tuple[list[int], int]]
-"""(blocks, level) -> (how many go into each checkpointed part, how many are left to run as is)."""
+"""(blocks, level) -> (size of each checkpointed part, number of blocks left to run directly)."""
 
 
 def segments(length: int) -> Split:
-    """Parts of ``length`` blocks, each run as it is: O(L / length) inputs kept."""
+    """Return a split into parts of ``length`` blocks: O(L / length) inputs kept."""
 
     def split(blocks: int, level: int) -> tuple[list[int], int]:
         if level:
@@ -29,24 +28,25 @@ def segments(length: int) -> Split:
 
 
 def halves(blocks: int, level: int) -> tuple[list[int], int]:
-    """Halves of halves down to one block: O(log L) inputs kept, O(L log L) blocks run."""
+    """Split into halves of halves down to one block: O(log L) inputs kept, O(L log L) blocks
+    run."""
     if blocks == 1:
         return ([], 1) if level else ([1], 0)
     return [blocks // 2, blocks - blocks // 2], 0
 
 
 def prefixes(blocks: int, level: int) -> tuple[list[int], int]:
-    """All, within it all but the last, and so on: the input alone kept, O(L^2) blocks run."""
+    """Split off the last block at each level: only the input kept, O(L^2) blocks run."""
     if not level:
         return [blocks], 0
     return ([blocks - 1] if blocks > 1 else []), 1
 
 
 def block_runs(split: Split, blocks: int) -> int:
-    """Blocks that one forward and backward begin to run.
+    """Return the number of block runs that one forward and backward begin.
 
-    torch ends a recomputation once it has what backward asks for. A part that consists of parts
-    is asked for their inputs alone, so its last one is not run again with it, but on its own.
+    torch ends a recomputation once it has the tensors that backward needs. Of a part that consists
+    of parts it needs only their inputs, so the last of these is not rerun with it, but on its own.
     """
 
     def again(count: int, level: int) -> int:
@@ -58,11 +58,11 @@ def block_runs(split: Split, blocks: int) -> int:
 
 
 class Recompute(Weighed):
-    """Runs the blocks by parts that are recomputed in backward, and counts what really ran.
+    """Block runner that recomputes parts of the blocks in backward, and counts the runs.
 
-    ``products`` are the outputs that ``policy`` had torch keep in the first forward. ``chosen``:
-    the first blocks of the model, if not all are to be recomputed. ``reentrant``: backward enters
-    itself for each part, whose forward records no graph; ``graphless`` is how many did not.
+    ``products``: number and bytes of outputs that ``policy`` made torch keep in the first forward.
+    ``chosen``: the first blocks of the model, if not all are recomputed. ``reentrant``: backward
+    enters itself for each part, whose forward records no graph; ``graphless`` counts these parts.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Recompute(Weighed):
         self.split, self.blocks_run, self.parts_run, self.graphless = split, 0, 0, 0
         self.chosen = None if chosen is None else frozenset(map(id, chosen))
         self.products = {"kept": 0, "bytes": 0}
-        # Where blocks draw no random numbers the generator's state need not travel along.
+        # Blocks without random numbers need no generator state.
         self.options = {"use_reentrant": reentrant, "preserve_rng_state": random}
         if policy:
             self.options["context_fn"] = functools.partial(policy, self)
@@ -98,17 +98,18 @@ class Recompute(Weighed):
         return out
 
     def recomputed(self, first: Any, count: int) -> int:
-        """How many of ``count`` blocks from ``first`` on are recomputed: those are in front."""
+        """Return how many of ``count`` blocks from ``first`` on are recomputed: the leading
+        ones."""
         if self.chosen is None:
             return count
         return min(len(self.chosen), count) if id(first) in self.chosen else 0
 
     def kept_whole(self, blocks: Sequence[Any]) -> list[Any]:
-        """Those of the model's blocks that are not recomputed."""
+        """Return the blocks of the model that are not recomputed."""
         return [block for block in blocks if not self.recomputed(block, 1)]
 
     def rest(self, blocks: Any, *given: Any, **named: Any) -> Any:
-        """The blocks behind them, whose activations are kept."""
+        """Run the blocks after the recomputed ones, whose activations are kept."""
         import torch
 
         if not torch.compiler.is_compiling():
@@ -116,18 +117,18 @@ class Recompute(Weighed):
         return self.inner(blocks, *given, **named)
 
     def _parts(self, blocks: Any, sizes: list[int], level: int, given: Any, named: Any) -> Any:
-        """Parts of these sizes, each under a checkpoint: what one returns is the first thing that
-        the next is given."""
+        """Run parts of these sizes, each under a checkpoint; each output is the next part's first
+        input."""
         for size in sizes:
             given = (self.part(blocks[:size], level, *given, **named), *given[1:])
             blocks = blocks[size:]
         return given[0]
 
     def part(self, blocks: Any, level: int, *given: Any, **named: Any) -> Any:
-        """Some blocks under one checkpoint; autograd's hooks see only what goes in by place."""
+        """Run some blocks under one checkpoint; autograd's hooks see only positional inputs."""
         from torch.utils.checkpoint import checkpoint
 
-        if self.options["use_reentrant"]:  # what is within a tuple would have a graph of its own
+        if self.options["use_reentrant"]:  # tensors within tuples would keep their own graph
             run, leaves = by_leaf(self._inside, given, named)
             return checkpoint(run, blocks, level, *leaves, **self.options)
         run, values = by_place(self._inside, 2 + len(given), tuple(named)), named.values()
@@ -147,12 +148,13 @@ class Recompute(Weighed):
         return self.inner(blocks, *given, **named) if left else given[0]
 
     def compile_parts(self, compiler: Callable[[Any], Any]) -> None:
-        """Compile the parts, checkpoints inside: outside of graphs torch recomputes uncompiled."""
+        """Compile the parts with their checkpoints inside: outside of graphs torch recomputes
+        uncompiled."""
         self.part = compiler(self.part)
 
 
 def keep_products(runner: Recompute) -> Any:
-    """torch's selective checkpointing: matrix products and attention are kept."""
+    """Return torch's selective checkpointing contexts, which keep matrix products and attention."""
     import torch
     from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
@@ -165,7 +167,7 @@ def keep_products(runner: Recompute) -> Any:
             return CheckpointPolicy.PREFER_RECOMPUTE
         if runner.weighing and not torch.compiler.is_compiling():
             runner.products["kept"] += 1
-            told = getattr(context, "op_output", None)  # torch since 2.12 shows what is kept
+            told = getattr(context, "op_output", None)  # torch since 2.12 reports the kept output
             out = told[0] if isinstance(told, tuple) else told
             runner.products["bytes"] += 0 if out is None else out.numel() * out.element_size()
         return CheckpointPolicy.MUST_SAVE

@@ -1,7 +1,6 @@
-"""A model's forward as CUDA graphs, one for each size of what it is given: captured once, replayed
-after that.
+"""CUDA graphs of a model's forward, one for each input shape: captured once, then replayed.
 
-Imports torch: import it only where it is there.
+Imports torch.
 """
 
 from __future__ import annotations
@@ -19,19 +18,19 @@ from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 from strategies.base import Watcher
 
 WARM = 3
-"""Calls before a capture, in which libraries make what they keep (torch's own number)."""
+"""Calls before a capture, in which libraries allocate their workspaces (torch's own number)."""
 
 
 @dataclass(frozen=True)
 class Replayed:
-    """One graph, what it reads, and what it writes."""
+    """CUDA graph with its input and output tensors."""
 
     graph: Any
     inputs: list[Any]
     output: Any
 
     def __call__(self, leaves: list[Any]) -> Any:
-        """What the captured call makes of ``leaves``, in tensors that no later call overwrites."""
+        """Replay the graph for ``leaves``, and return copies that no later call overwrites."""
         for mine, given in zip(self.inputs, leaves, strict=True):
             if isinstance(mine, Tensor):
                 mine.copy_(given)
@@ -40,9 +39,12 @@ class Replayed:
 
 
 class Captured(Watcher):
-    """In the place of ``forward``: ``graphs`` by sizes, whose memory they hold for good, the
-    ``replays`` and the ``eager`` calls, those of a trace, which sees no kernel of a graph; and
-    both as they were ``noted`` behind the last batch."""
+    """Replacement of ``forward`` that replays ``graphs`` by input shape.
+
+    The graphs hold their memory until the process ends. ``replays`` and ``eager`` count calls; the
+    latter are those of a trace, which cannot see a graph's kernels. ``noted`` are both counts after
+    the last batch.
+    """
 
     def __init__(self, forward: Callable[..., Any]) -> None:
         self.forward = forward
@@ -64,7 +66,7 @@ class Captured(Watcher):
         return self.graphs[key](leaves)
 
     def _capture(self, leaves: list[Any], spec: Any) -> Replayed:
-        """Source: torch.cuda.graphs' documentation, "Whole-network capture"."""
+        """Capture a graph. Source: torch.cuda.graphs' documentation, "Whole-network capture"."""
         inputs = tree_map_only(Tensor, torch.clone, leaves)
         given, named = tree_unflatten(inputs, spec)
         beside = torch.cuda.Stream()
@@ -73,7 +75,7 @@ class Captured(Watcher):
             for _ in range(WARM):
                 self.forward(*given, **named)
         torch.cuda.current_stream().wait_stream(beside)
-        # One pool for all sizes: outputs are copied before another graph runs.
+        # One pool for all shapes: outputs are copied before another graph runs.
         self.pool = self.pool or torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self.pool):
@@ -82,7 +84,7 @@ class Captured(Watcher):
 
     @contextlib.contextmanager
     def set_aside(self) -> Iterator[None]:
-        """While it lasts calls are of the forward itself."""
+        """Call the original forward inside the context."""
         self.aside = True
         try:
             yield
@@ -90,7 +92,7 @@ class Captured(Watcher):
             self.aside = False
 
     def after_step(self) -> None:
-        """Note the counts."""
+        """Record the counts."""
         self.noted = (self.replays, self.eager)
 
 

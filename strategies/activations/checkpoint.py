@@ -1,4 +1,4 @@
-"""Activation checkpointing: keep few activations, compute the rest again in backward."""
+"""checkpoint: activation checkpointing, which recomputes activations in backward."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from strategies.engine import RunContext, TrainingRun
 from strategies.strategy import Strategy
 from strategies.subject import Subject
 
-# ---- recomputed ----
-# What shows that blocks were recomputed in backward: what was kept of them, and what ran again.
+# ---- evidence of recomputation ----
 
 
 RNG_BYTES = 5056
-"""The CPU generator's state, which compiled checkpoints keep for each attention: it might draw."""
+"""Bytes of the CPU generator's state, which compiled checkpoints keep for each attention
+(dropout)."""
 
 
 def recomputed(
@@ -37,9 +37,11 @@ def recomputed(
     products: bool = False,
     reentrant: bool = False,
 ) -> dict[str, Any]:
-    """The facts of a run whose blocks were to be recomputed, split in this way; ``count``: the
-    first so many alone, else all. ``products``: with the outputs of matrix products kept;
-    ``reentrant``: with no graph recorded in forward."""
+    """Return the facts of a run whose blocks were recomputed by ``split``.
+
+    ``count``: only the first ``count`` blocks, else all. ``products``: outputs of matrix products
+    were kept. ``reentrant``: forward recorded no graph.
+    """
     runner, depth = runner_of(trained.module, Recompute), len(trained.blocks())
     demand(runner is not None, "the blocks are not run by parts")
     demand(runner.blocks == depth, f"{runner.blocks} of {depth} blocks are run by parts")
@@ -60,7 +62,7 @@ def recomputed(
     )
     facts = {"parts": parts, "kept_bytes": runner.kept_bytes}
     if "compiled" in trained.launch.traits:
-        return facts  # blocks are not counted inside a graph: what is kept shows the effect
+        return facts  # blocks are not counted inside a graph: kept bytes show the effect
     forwards = runner.blocks_run / trained.micro_steps
     kept_whole = sum(call.count for call in runner.calls) - sum(counts)
     wanted = kept_whole + sum(block_runs(split, number) for number in counts if number)
@@ -77,14 +79,14 @@ def recomputed(
 
 
 def _graphless(runner: Recompute, micro_steps: int, meant: int) -> dict[str, Any]:
-    """How many parts ran forward without a graph."""
+    """Check the number of parts that ran forward without a graph."""
     ran = runner.graphless / micro_steps
     demand(ran == meant, f"{ran:.2f} parts a micro step ran forward without a graph, not {meant}")
     return {"graphless_parts": meant} if meant else {}
 
 
 def _kept_products(runner: Recompute, least: int) -> dict[str, Any]:
-    """How many outputs of products were kept, and their bytes where torch shows them."""
+    """Return the number of kept product outputs, and their bytes if torch reports them."""
     kept, size = runner.products["kept"], runner.products["bytes"]
     demand(kept >= least, f"{kept} products are kept, of {least} and those of attention")
     return {"kept_products": kept} | ({"kept_product_bytes": size} if size else {})
@@ -166,7 +168,8 @@ class Checkpoint(Strategy):
         return None
 
     def by_block(self, depth: int) -> list[tuple[int, int]]:
-        """The size of each block's part, and its place there; (0, 0) where it is not recomputed."""
+        """Return the size of each block's part and its index in it; (0, 0) if it is not
+        recomputed."""
         count = self._count(depth) or depth
         sizes, _ = self._split(depth)(count, 0)
         parts = [(size, place) for size in sizes for place in range(size)]
@@ -181,7 +184,7 @@ class Checkpoint(Strategy):
         surround(module, subject, lambda inner: Recompute(inner, split, policy, **more))
 
     def _count(self, depth: int) -> int | None:
-        """How many blocks are recomputed, where it is not all."""
+        """Return the number of recomputed blocks; None for all."""
         return None if self.share == 1 else max(1, round(self.share * depth))
 
     def _split(self, depth: int) -> Split:

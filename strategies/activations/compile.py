@@ -1,4 +1,4 @@
-"""Compiled graphs: fewer, larger kernels, and fewer tensors between them."""
+"""compile: compiled graphs of each block or the whole model, with an optional activation budget."""
 
 from __future__ import annotations
 
@@ -17,20 +17,19 @@ from strategies.strategy import Strategy
 from strategies.subject import Subject
 from strategies.workloads import BOTH
 
-# ---- graphs ----
-# A backend of torch.compile that counts, and what a graph keeps for backward.
+# ---- counting backend ----
 
 
 class CountingBackend(Watcher):
-    """A backend of torch.compile that counts the graphs it makes and every call of one.
+    """torch.compile backend that counts its graphs and their calls.
 
-    Beside the training it notes, after every step, what had been counted by then. ``seconds`` are
-    Dynamo's own: from the start to the end of every outermost compilation, in forward or in
-    backward, with the tracing that comes before a backend is called and the guards after it.
+    After every step it records the counts. ``seconds`` are Dynamo's own: from start to end of every
+    outermost compilation, in forward or backward, including tracing before the backend's call and
+    guards after it.
     """
 
     def __init__(self, backend: str) -> None:
-        """Made after ``torch._dynamo.reset``, which forgets whom to call."""
+        """Register the callbacks. Call it after ``torch._dynamo.reset``, which clears them."""
         from torch._dynamo import lookup_backend, on_compile_end, on_compile_start
 
         self.backend = lookup_backend(backend)
@@ -57,7 +56,7 @@ class CountingBackend(Watcher):
         return run
 
     def after_step(self) -> None:
-        """Note the counts."""
+        """Record the counts."""
         from torch._dynamo.utils import counters
 
         breaks = sum(counters["graph_break"].values())
@@ -66,8 +65,10 @@ class CountingBackend(Watcher):
 
 
 def kept_without_budget(trained: TrainingRun, calls: list[Call], backend: str) -> int:
-    """Bytes that autograd holds for the blocks compiled without a budget, inputs included; of
-    blocks of one class that were given alike one is compiled."""
+    """Return the bytes that autograd holds for the blocks compiled without a budget, with inputs.
+
+    One block is compiled for all of the same class and input shapes.
+    """
     known: dict[str, int] = {}
     total = 0
     for call in calls:
@@ -99,7 +100,8 @@ BACKENDS = ("inductor", "aot_eager")
 
 
 SLACK = 0.05
-"""The partitioner chooses whole tensors by its own estimate of their sizes."""
+"""Tolerance of the share: the partitioner chooses whole tensors by its own estimate of their
+sizes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,7 +192,8 @@ class Compile(Strategy):
         return {**facts, **self._budgeted(trained)} if self.budget < 1 else facts
 
     def _budgeted(self, trained: TrainingRun) -> dict[str, Any]:
-        """Against what a block compiled without a budget keeps: the share of it above its input."""
+        """Check the share of kept bytes above the inputs, relative to a block compiled without a
+        budget."""
         runner = runner_of(trained.module, Weighed)
         full = kept_without_budget(trained, runner.calls, self.backend)
         least = sum(call.count * call.input_bytes for call in runner.calls)
@@ -203,5 +206,5 @@ class Compile(Strategy):
 
 
 def _alone(parts: Recompute | None, blocks: list[Any]) -> list[Any]:
-    """The blocks that are compiled one by one: those that no checkpoint is around."""
+    """Return the blocks that are compiled one by one: those outside of checkpoints."""
     return blocks if parts is None else parts.kept_whole(blocks)

@@ -1,4 +1,5 @@
-"""CUDA graphs: all kernels of a call of the model launched by one."""
+"""cuda_graphs: a model call captured as a CUDA graph, so that the host launches all kernels at
+once."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ BESIDE = {
     "cut_samples": "exchanges between ranks inside of a graph were never tried; leave sp out",
     "compiled": "what is compiled has graphs of its own; leave one of the two out",
 }
-"""Trait -> why a call is not captured beside it."""
+"""Trait -> why a call is not captured with it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +52,11 @@ class CudaGraphs(Strategy):
         return getattr(trained.module, "captured_by", None)
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        """Calls that were replayed, all but those of a watched batch; and a replay beside the same
-        call as it is, of values that the graph was not captured with."""
+        """Check that all calls were replayed, except those of a watched batch.
+
+        A replay is compared with the same call without a graph, for values that the graph was not
+        captured with.
+        """
         from strategies.activations.captured import Captured
 
         captured = trained.attached.get(self.name)
@@ -73,7 +77,7 @@ class CudaGraphs(Strategy):
         from strategies.evidence.rules import relative_error
 
         with torch.no_grad():
-            states.forward_once(trained)  # captured, if this size was not, with zeros
+            states.forward_once(trained)  # captures this shape with zeros, if it was not captured
             mine = output_of(trained, trained.model, trained.cut)
             with captured.set_aside():
                 wanted = output_of(trained, trained.model, trained.cut)

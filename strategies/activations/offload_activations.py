@@ -1,4 +1,4 @@
-"""Activations in host memory between forward and backward."""
+"""offload_activations: activations in host memory between forward and backward."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ from strategies.inventory import AllocationScope
 from strategies.strategy import Strategy
 from strategies.subject import Subject
 
-# ---- host ----
-# Kept tensors moved to host memory and back, beside the computation.
+# ---- copies to and from host memory ----
 
 
 LEAST_BYTES = 1024
-"""Below this a copy costs more than it frees."""
+"""Size below which a copy costs more than it frees."""
 AHEAD = 4
-"""Tensors fetched ahead of the one that backward asks for."""
+"""Tensors fetched ahead of the one that backward needs."""
 
 
 class Offloaded:
-    """A kept tensor in host memory; once ``fetched`` is set, its copy back has begun."""
+    """Saved tensor in host memory; once ``fetched`` is set, its copy back has begun."""
 
     __slots__ = ("device", "fetched", "host", "ready")
 
@@ -35,23 +34,23 @@ class Offloaded:
         self.fetched = self.ready = None
 
     def wait(self) -> None:
-        """What is computed from now on comes behind the copy."""
+        """Make later computation wait for the copy."""
         if self.ready is not None:
             import torch
 
             torch.cuda.current_stream(self.device).wait_event(self.ready)
             self.ready = None
 
-    __del__ = wait  # the memory of a copy that nobody asked for may be given away only then
+    __del__ = wait  # the memory of an unused copy must not be reused earlier
 
 
 class Host(Weighed):
-    """Runs the blocks; what autograd keeps for them waits in host memory.
+    """Block runner that keeps saved tensors in host memory.
 
-    On a GPU the copies are made on a stream of their own from and to pinned memory, beside the
-    computation: out as tensors are kept, back ``AHEAD`` of them before they are asked for. All
-    memory of the device is taken and given back in the order of what computes (``Leaving``). Where
-    the device is the host itself the copies are made all the same, and free nothing.
+    On a GPU the copies use a stream of their own and pinned memory, and overlap with computation:
+    out when tensors are saved, back ``AHEAD`` tensors before they are needed. Device memory is
+    allocated and freed in the order of the compute stream (``Leaving``). If the device is the host,
+    the copies are still made, and free nothing.
     """
 
     def __init__(self, inner: Any) -> None:
@@ -74,11 +73,11 @@ class Host(Weighed):
             return self.inner(blocks, *given, **named)
 
     def pack(self, kept: Any) -> Any:
-        """A tensor that autograd keeps -> its place in host memory; weights stay where they are."""
+        """Copy a saved tensor to host memory and return its index; weights stay where they are."""
         import torch
 
         if kept.device.type == "cpu" != self.device:
-            return kept  # an operation may save a tensor that is in host memory anyway
+            return kept  # an operator may save a tensor that is in host memory already
         if self.weighing:
             self.weigh(kept)
         if is_weight(kept) or kept.nbytes < LEAST_BYTES:
@@ -92,7 +91,7 @@ class Host(Weighed):
         return len(self.stays) - 1, self.stays
 
     def unpack(self, packed: Any) -> Any:
-        """What ``pack`` returned -> the tensor, on its device again."""
+        """Return the tensor of a ``pack`` result, on its device."""
         if not isinstance(packed, tuple):
             return packed
         self.leaving.let_go()
@@ -106,12 +105,12 @@ class Host(Weighed):
         return stay.fetched
 
     def _fetch(self, stay: Offloaded | None) -> None:
-        """Begin to copy a tensor back; on the stream this comes after the copy out."""
+        """Begin to copy a tensor back; on the stream this follows the copy out."""
         import torch
 
         if stay is None or stay.fetched is not None:
             return
-        # Memory of the computing stream: given back there, it needs no event to be used again.
+        # Memory of the compute stream, where it is freed: reuse needs no event.
         stay.fetched, stream = torch.empty_like(stay.host, device=stay.device), self.leaving.stream
         if stream is not None:
             stream.wait_stream(torch.cuda.current_stream(stay.device))
@@ -122,7 +121,7 @@ class Host(Weighed):
 
 
 def _device_of(*given: Any) -> Any:
-    """Where a block works: where the first tensor is that it is given."""
+    """Return the device of a block: that of its first tensor argument."""
     import torch
     from torch.utils._pytree import tree_leaves
 
@@ -130,10 +129,11 @@ def _device_of(*given: Any) -> Any:
 
 
 class Copies(Watcher):
-    """Which methods of ``Host`` allocate in host memory, and which on the device."""
+    """Attachment that reports the methods of ``Host`` that allocate in host memory and on the
+    device."""
 
     def makers(self) -> tuple[AllocationScope, ...]:
-        """What leaves is copied to the host by one, what comes back to the device by the other."""
+        """Return the method that copies to the host, and the one that copies back to the device."""
         out = AllocationScope(Host, "pack", "", place="host", pinned=True)
         return out, AllocationScope(Host, "_fetch", "", place="device")
 
@@ -186,7 +186,7 @@ class OffloadActivations(Strategy):
         tensors, size = moved["out"] / steps, moved["out_bytes"] / steps
         inner = runner_of(trained.module, Recompute)
         parts = inner.parts_run / steps if inner else 0
-        # Beside checkpoint a part keeps its inputs (compiled, the generator's state as well); else
+        # With checkpoint a part keeps its inputs (compiled, the generator's state too); else
         # a block keeps a dozen tensors.
         inputs = parts * max(len(call.tensors) for call in host.calls)
         least, most = (

@@ -1,4 +1,4 @@
-"""Wrappers around the function that runs a model's blocks: one around another, by strategies."""
+"""Nested wrappers of the function that runs a model's blocks."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ if TYPE_CHECKING:
 
 
 Runner = Callable[..., Any]
-"""``runner(blocks, *given, **named)``: the blocks, one after the other, from what the first is
-given to what the last returns."""
+"""``runner(blocks, *given, **named)``: run the blocks in order, from the first block's inputs to
+the last block's output."""
 
 
 def surround(module: Any, subject: Subject, wrap: Callable[[Runner], Runner]) -> None:
-    """Have the blocks of ``module`` run by ``wrap`` of the way in which they are run so far.
+    """Wrap the runner of the blocks of ``module`` by ``wrap``.
 
-    A model with the part "chain" runs all of them by one call of ``module.run_blocks``; of any
-    other model each block comes by itself.
+    A model with the part "chain" runs all blocks by one call of ``module.run_blocks``. In any other
+    model each block is a call of its own.
     """
     if not hasattr(module, "run_blocks"):
         _run_singly(module, subject.blocks(module))
@@ -27,10 +27,10 @@ def surround(module: Any, subject: Subject, wrap: Callable[[Runner], Runner]) ->
 
 
 def _run_singly(module: Any, blocks: list[Any]) -> None:
-    """Give each block a class of its kind whose call goes through ``module.run_blocks``.
+    """Give each block a subclass of its class whose call goes through ``module.run_blocks``.
 
-    The call, and not ``forward``: an engine's hooks are in between, and gather a block's own
-    weights anew where it is recomputed.
+    It replaces the call, not ``forward``: an engine's hooks run in between, and gather a block's
+    weights again in recomputation.
     """
     owner = weakref.ref(module)
     kinds: dict[type, type] = {}
@@ -53,7 +53,7 @@ def _run_one(blocks: list[Any], *given: Any, **named: Any) -> Any:
 
 
 def runner_of(module: Any, kind: type) -> Any | None:
-    """The runner of that kind in the module's chain of them, or None."""
+    """Return the runner of class ``kind`` in the module's chain, or None."""
     runner = getattr(module, "run_blocks", None)
     while runner is not None and not isinstance(runner, kind):
         runner = getattr(runner, "inner", None)
@@ -61,8 +61,8 @@ def runner_of(module: Any, kind: type) -> Any | None:
 
 
 def by_place(function: Runner, first: int, names: tuple[str, ...]) -> Runner:
-    """``function``, which is to be given by place, behind its ``first`` arguments, what it takes by
-    these ``names``."""
+    """Return ``function`` with its keyword arguments ``names`` made positional, after its ``first``
+    ones."""
     if not names:
         return function
 
@@ -73,8 +73,11 @@ def by_place(function: Runner, first: int, names: tuple[str, ...]) -> Runner:
 
 
 def by_leaf(function: Runner, given: Any, named: Any) -> tuple[Runner, list[Any]]:
-    """``function`` of blocks, a level and a flat list of what it is given otherwise, and that list:
-    also what lies within tuples goes in by place."""
+    """Return a wrapper of ``function`` that takes blocks, a level and a flat list of tensors, and
+    that list.
+
+    Tensors within tuples thus become positional arguments too.
+    """
     from torch.utils._pytree import tree_flatten, tree_unflatten
 
     leaves, spec = tree_flatten((given, named))

@@ -1,4 +1,4 @@
-"""What autograd keeps for the blocks, weighed as they are run."""
+"""Block runner that measures the bytes that autograd saves for the blocks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a runner: the first of ``count`` blocks, and what it was given, on meta."""
+    """Call of a runner: the first of ``count`` blocks, and its inputs as tensors on meta."""
 
     block: Any
     count: int
@@ -18,7 +18,7 @@ class Call:
 
     @property
     def tensors(self) -> list[Any]:
-        """The tensors that it was given."""
+        """Input tensors."""
         import torch
         from torch.utils._pytree import tree_leaves
 
@@ -30,12 +30,11 @@ class Call:
 
 
 class Weighed:
-    """A way to run blocks around another one (``inner``; the innermost is the module's own).
+    """Block runner around another one (``inner``; the innermost is the module's own).
 
-    Weighs, in the first forward of each block, what autograd holds for the blocks: ``kept_bytes``,
-    weights left out, each tensor once; nothing of blocks that it is ``passing`` on to ``inner`` as
-    they are. ``calls`` are those of that first forward, with tensors'
-    sizes in the place of what was given.
+    It measures the bytes that autograd saves in the first forward of each block: ``kept_bytes``,
+    without weights, each tensor once. Blocks that it is ``passing`` to ``inner`` unchanged are left
+    out. ``calls`` are those of that first forward, with meta tensors instead of the inputs.
     """
 
     def __init__(self, inner: Any) -> None:
@@ -46,7 +45,7 @@ class Weighed:
         self._begun: set[int] = set()
         self._seen: dict[int, weakref.ref] = {}
         if isinstance(inner, Weighed):
-            inner.within = True  # of nested hooks autograd calls one: ours, which passes it on
+            inner.within = True  # autograd calls one of nested hooks: this one, which forwards
 
     def __call__(self, blocks: Any, *given: Any, **named: Any) -> Any:
         import torch
@@ -67,15 +66,15 @@ class Weighed:
 
     @property
     def blocks(self) -> int:
-        """How many blocks were run by it."""
+        """Number of blocks that it ran."""
         return sum(call.count for call in self.calls)
 
     def run(self, blocks: Any, *given: Any, **named: Any) -> Any:
-        """The blocks, with gradients."""
+        """Run the blocks, with gradients."""
         return self.inner(blocks, *given, **named)
 
     def weigh(self, kept: Any) -> Any:
-        """Count a tensor that autograd keeps; also for a runner within this one."""
+        """Count a tensor that autograd saves; also for a runner inside this one."""
         storage = kept.untyped_storage()
         known = self._seen.get(kept.data_ptr(), lambda: None)() is not None
         if not (self.passing or known or is_weight(kept)):
@@ -93,14 +92,14 @@ def _noted(blocks: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Call:
     from strategies import initial
 
     def like(tensor: Any) -> Any:
-        with initial.valueless():  # a prediction's GPU is on meta too
+        with initial.valueless():  # a prediction's simulated GPU is on meta too
             return torch.empty_like(tensor, device="meta").requires_grad_(tensor.requires_grad)
 
     return Call(blocks[0], len(blocks), tree_map_only(torch.Tensor, like, (given, named)))
 
 
 def is_weight(kept: Any) -> bool:
-    """Whether a tensor that autograd keeps is a parameter, autocast's copy of one, or a view."""
+    """Return whether a saved tensor is a parameter, autocast's copy of one, or a view of either."""
     from torch import nn
 
     base = kept if kept._base is None else kept._base

@@ -1,1 +1,2 @@
-"""Training a small part: adapters beside frozen weights, or some of the weights alone."""
+"""Parameter-efficient training: adapters on frozen weights, or training some of the weights
+only."""

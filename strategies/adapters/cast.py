@@ -1,4 +1,4 @@
-"""Frozen weights in 8 bits, computed with in more."""
+"""cast: frozen weights stored in 8 bits, decoded for each product."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Cast(Strategy):
 
 @contextmanager
 def _decodings(to: str) -> Iterator[dict[str, int]]:
-    """How often codes of this type became numbers in a watched step."""
+    """Count how often codes of this type were decoded in a watched step."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -1,4 +1,4 @@
-"""A frozen block with a trained copy beside it. Imports torch: import it where torch is there.
+"""ControlNet block: a frozen block with a trained copy. Imports torch.
 
 Shape suffixes: B batch, T tokens, D hidden size.
 """
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 
 def silent(like: Tensor) -> nn.Linear:
-    """A linear layer that begins at zero."""
+    """Return a linear layer of zeros."""
     layer = nn.Linear(like.shape[-1], like.shape[-1], dtype=like.dtype)
     nn.init.zeros_(layer.weight)
     nn.init.zeros_(layer.bias)
@@ -20,14 +20,14 @@ def silent(like: Tensor) -> nn.Linear:
 
 
 class Controlled(nn.Module):
-    """``block``, frozen, plus a trained ``copy`` whose output enters through a silent layer.
+    """Frozen ``block`` plus a trained ``copy`` whose output enters through a zero layer.
 
-    The two streams travel as one tensor of twice the tokens, from the ``first`` to the ``last``
-    such block, so that whatever runs the blocks (in segments, recomputed, compiled) runs both.
+    The two streams are one tensor of twice the tokens, from the ``first`` to the ``last`` such
+    block. Any runner of the blocks (in segments, recomputed, compiled) thus runs both.
     """
 
     def __init__(self, block: nn.Module, like: Tensor, first: bool, last: bool) -> None:
-        """``like`` has the model's width and dtype."""
+        """Copy the block; ``like`` has the model's width and dtype."""
         super().__init__()
         self.block, self.copy = block, copy.deepcopy(block)
         self.zero = silent(like)
@@ -36,12 +36,12 @@ class Controlled(nn.Module):
 
     @property
     def attn(self) -> nn.Module:
-        """The frozen block's."""
+        """Attention of the frozen block."""
         return self.block.attn
 
     @property
     def mlp(self) -> nn.Module:
-        """The frozen block's."""
+        """MLP of the frozen block."""
         return self.block.mlp
 
     def forward(self, x_BTD: Tensor, c_BD: Tensor) -> Tensor:

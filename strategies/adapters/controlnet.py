@@ -1,4 +1,4 @@
-"""ControlNet: a trained side branch on a frozen model."""
+"""controlnet: a trained side branch on a frozen model."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ControlNet(Strategy):
         return max(1, round(self.share * depth))
 
     def by_block(self, depth: int) -> Sequence[bool]:
-        """Whether each block has a trained copy."""
+        """Return whether each block has a trained copy."""
         number = self._number(depth)
         return [index < number for index in range(depth)]
 

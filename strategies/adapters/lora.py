@@ -1,4 +1,4 @@
-"""Low-rank adapters: the model's weights stay frozen, small matrices beside them are trained."""
+"""Low-rank adapters on frozen weights (lora, dora, qlora), and files of trained parameters."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     import torch
 
 
-# ---- injected ----
-# peft's adapters, put beside a model's linear layers, which may have no values yet.
+# ---- adapter injection ----
 
 
 def inject(
@@ -31,32 +30,34 @@ def inject(
     dtype: torch.dtype | None = None,
     **more: Any,
 ) -> None:
-    """Put peft's adapters beside the linear layers of these ``names`` (None: all of the subject's);
-    the same first weights in every process. ``dtype`` is that of the adapters; None: the model's.
+    """Add peft's adapters to the linear layers ``names`` (None: all of the subject's).
+
+    The layers may have no values yet. First weights are equal in every process. ``dtype``: the
+    adapters' type; None: the model's.
     """
     import peft
     import torch
 
     from strategies import initial
 
-    # As a pattern: peft takes names in a list for endings of names.
+    # A pattern, because peft takes names in a list as endings of names.
     targets = "|".join(re.escape(name) for name in (subject.linears if names is None else names))
     config = peft.LoraConfig(r=rank, lora_alpha=rank, target_modules=targets, **more)
     waits = initial.waits(module)
     with torch.random.fork_rng(devices=[]):
-        # peft puts adapters where the weights beside them are: here on meta, perhaps.
+        # peft puts adapters on the device of their weights, which may be meta.
         with initial.valueless() if waits else contextlib.nullcontext():
             peft.inject_adapter_in_model(config, module)
         for name, layer in module.named_modules():
             if is_adapted(layer):
                 begin(layer, name)
     for name, p in module.named_parameters():
-        if "lora_" in name:  # beside packed weights peft would take float32
+        if "lora_" in name:  # with packed weights peft would take float32
             p.data = p.data.to(dtype or subject.dtype(module))
 
 
 def begin(layer: Any, name: str) -> None:
-    """Give an adapter its first weights, by peft's rule: they depend on its name alone."""
+    """Initialize an adapter by peft's rule, from its name only."""
     import torch
 
     from strategies import initial
@@ -69,17 +70,18 @@ def begin(layer: Any, name: str) -> None:
 
 
 def is_adapted(layer: Any) -> bool:
-    """Whether a module carries an adapter."""
+    """Return whether a module has an adapter."""
     return hasattr(layer, "lora_A") and len(layer.lora_A) > 0
 
 
 def adapted(module: Any) -> list[Any]:
-    """The layers that carry an adapter."""
+    """Return the layers that have an adapter."""
     return [m for m in module.modules() if is_adapted(m)]
 
 
 def adapter_facts(trained: TrainingRun, part: Lora) -> dict[str, Any]:
-    """Adapters beside every target with the rank asked for, moved, and nothing else moved."""
+    """Check that every target has an adapter of the requested rank, and that only adapters
+    changed."""
     name, rank, magnitudes = part.name, part.rank, part.magnitudes
     layers, wanted = adapted(trained.module), len(part.chosen(trained.subject))
     demand(len(layers) == wanted, f"{len(layers)} layers carry an adapter, not {wanted}")
@@ -91,7 +93,7 @@ def adapter_facts(trained: TrainingRun, part: Lora) -> dict[str, Any]:
     free = [n for n, p in trained.module.named_parameters() if p.requires_grad]
     strange = [n for n in free if "lora_" not in n]
     demand(not strange, f"{len(strange)} weights outside the adapters take a gradient")
-    # The second matrix starts at zero: where it moved, the adapter acts.
+    # The second matrix starts at zero: if it changed, the adapter acts.
     changed = trained.attached[name].changed()
     moved = [n for n in changed if "lora_B" in n]
     demand(len(moved) == len(layers), f"{len(moved)} of {len(layers)} adapters have moved")
@@ -101,8 +103,11 @@ def adapter_facts(trained: TrainingRun, part: Lora) -> dict[str, Any]:
 
 
 def dtype_facts(trained: TrainingRun, part: Lora, layers: Sequence[Any]) -> dict[str, Any]:
-    """The type in which the engine stores adapters. Adapters that ``dtype=fp32`` keeps hold values
-    that bfloat16 has not: none was rounded to 16 bits, neither when it was stored nor in a step."""
+    """Return the type in which the engine stores adapters.
+
+    Adapters with ``dtype=fp32`` must hold values that bfloat16 cannot: neither storage nor a step
+    rounded them to 16 bits.
+    """
     named = trained.module.named_parameters()
     kinds = {str(p.dtype).removeprefix("torch.") for n, p in named if "lora_" in n}
     if part.dtype == "fp32":
@@ -143,7 +148,7 @@ class Lora(Strategy):
             raise ValueError(f"dtype is {self.dtype!r}; model, or fp32")
 
     def chosen(self, subject: Subject) -> tuple[str, ...]:
-        """Names of the layers that get an adapter."""
+        """Return the names of the layers that get an adapter."""
         return subject.linears if self.targets == "all" else subject.attention_linears
 
     def refuses(self, launch: RunContext) -> str | None:
@@ -165,7 +170,7 @@ class Lora(Strategy):
         self.put(module, subject, use_dora=self.magnitudes)
 
     def put(self, module: Any, subject: Subject, **more: Any) -> None:
-        """Put this recipe's adapters into ``module``; ``more`` are keywords of peft's config."""
+        """Add this recipe's adapters to ``module``; ``more`` are keywords of peft's config."""
         import torch
 
         dtype = torch.float32 if self.dtype == "fp32" else None
@@ -228,12 +233,12 @@ class Qlora(Lora):
         from strategies.adapters.quantised_base import quantize
 
         quantize(module, self._packed(module, subject))
-        module.is_loaded_in_4bit = True  # peft asks this to choose its own layer
+        module.is_loaded_in_4bit = True  # peft reads this to choose its layer class
         self.put(module, subject)
         del module.is_loaded_in_4bit
 
     def _packed(self, module: Any, subject: Subject) -> tuple[str, ...]:
-        """Names of the layers of ``module`` that are to be packed."""
+        """Return the names of the layers of ``module`` to pack."""
         from strategies.adapters.quantised_base import unpacked
 
         every = unpacked(module) if self.layers == "all" else ()
@@ -250,13 +255,14 @@ class Qlora(Lora):
         return {**super().evidence(trained), **facts}
 
 
-# ---- files ----
-# What was trained, saved by itself: adapters, biases, a branch, a head; not the frozen model.
+# ---- files of trained parameters ----
 
 
 def save(trained: TrainingRun, path: Path, leave_out: tuple[str, ...] = ()) -> None:
-    """Write every parameter that takes a gradient to one file, but those whose names begin as
-    ``leave_out`` says; all ranks call it."""
+    """Write every parameter that takes a gradient to one file; all ranks call it.
+
+    Names that begin with one of ``leave_out`` are skipped.
+    """
     state = {}
     everywhere = trained.engine.everywhere(trained)
     free = {n: p for n, p in everywhere.items() if p.requires_grad}
@@ -271,7 +277,7 @@ def save(trained: TrainingRun, path: Path, leave_out: tuple[str, ...] = ()) -> N
 
 
 def load(module: Any, subject: Subject, path: Path) -> list[str]:
-    """Read what ``save`` wrote into a bare model that the same recipe has edited; the names.
+    """Load a file of ``save`` into a bare model that the same recipe has edited; return the names.
 
     Raises:
         ValueError: the model lacks one of the parameters, or trains one that the file lacks.

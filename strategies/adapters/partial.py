@@ -1,4 +1,4 @@
-"""Training a small part of the model's own weights."""
+"""head and difffit: training of a small part of the model's own weights."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ class Head(Strategy):
 
 
 def names_in(module: Any, part: Any) -> set[str]:
-    """Names, in ``module``, of the parameters of a part of it."""
+    """Return the names, in ``module``, of the parameters of one of its parts."""
     own = {id(p) for p in part.parameters()}
     return {name for name, p in module.named_parameters() if id(p) in own}
 
 
 def scaled(layer: Any, given: Any, output: Any) -> Any:
-    """A forward hook: the output times the layer's own scale."""
+    """Multiply the output by the layer's own scale (a forward hook)."""
     return output * layer.gamma
 
 

@@ -1,9 +1,9 @@
-"""Linear layers whose frozen weights are stored in 8 bits, and decoded for each product.
+"""Linear layers with quantized frozen weights: 8-bit codes, and bitsandbytes' 4-bit NormalFloat.
 
-torchao's weight-only layers are of tensor classes whose bytes cannot be drawn one by one, streamed,
-or told from what they wrap; a code a weight and a scale a row need no class of their own.
+torchao's weight-only layers use tensor classes whose bytes cannot be drawn one by one, streamed, or
+told from the tensors inside. Codes with a scale per row need no class of their own.
 
-Imports torch: import it only where it is there.
+Imports torch and bitsandbytes.
 """
 
 from __future__ import annotations
@@ -25,12 +25,15 @@ from strategies.precision.autocast import autocast_dtype
 
 LARGEST = {"int8": 127.0, "fp8": 448.0}
 ERROR = {"int8": 0.03, "fp8": 0.05}
-"""What coding may lose of a matrix, as a share of its norm: a row of normal numbers loses some
-0.8 % in int8 (steps of a 127th of its largest) and 2.6 % in float8 (three bits of mantissa)."""
+"""Largest relative error in norm of a quantized matrix.
+
+A row of normal numbers loses about 0.8 % in int8 (steps of a 127th of its largest) and 2.6 % in
+float8 (three bits of mantissa).
+"""
 
 
 def coded(values: Tensor, to: str) -> tuple[Tensor, Tensor]:
-    """Codes of a matrix [out, in] as bytes, and the scale of each row, float32 [out, 1]."""
+    """Return the codes of a matrix [out, in] as bytes, and each row's scale, float32 [out, 1]."""
     most = LARGEST[to]
     scale = values.float().abs().amax(dim=1, keepdim=True).clamp_min(1e-12) / most
     scale = scale.bfloat16().float()  # so that decoding is exact in 16 bits too
@@ -40,20 +43,20 @@ def coded(values: Tensor, to: str) -> tuple[Tensor, Tensor]:
 
 
 def decoded(codes: Tensor, scale: Tensor, to: str, dtype: torch.dtype) -> Tensor:
-    """The matrix that codes stand for, in the type in which it is multiplied."""
+    """Return the matrix of the codes, in the type of the product."""
     stored = torch.int8 if to == "int8" else torch.float8_e4m3fn
     return codes.view(stored).to(dtype) * scale.to(dtype)
 
 
 class Product(torch.autograd.Function):
-    """x @ W^T + b with W decoded anew in backward: a decoded copy is never kept."""
+    """x @ W^T + b with W decoded again in backward: a decoded copy is never kept."""
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None, to: str
     ) -> Tensor:
         ctx.save_for_backward(codes)
-        ctx.scale, ctx.to = scale, to  # of all calls one: nothing to be kept of this one
+        ctx.scale, ctx.to = scale, to  # equal for all calls, so not saved
         return F.linear(x, decoded(codes, scale, to, x.dtype), bias)
 
     @staticmethod
@@ -68,9 +71,9 @@ class Product(torch.autograd.Function):
 
 
 class Coded(nn.Linear):
-    """A linear layer with codes for a weight: uint8 [out, in], and ``scale``, float32 [out, 1].
+    """Linear layer with codes as its weight: uint8 [out, in], and ``scale``, float32 [out, 1].
 
-    ``error`` is what coding lost of the weight, as a share of its norm.
+    ``error`` is the relative quantization error of the weight in norm.
     """
 
     def __init__(self, linear: nn.Linear, to: str) -> None:
@@ -86,7 +89,7 @@ class Coded(nn.Linear):
             initial.hand_on(linear.weight, self.weight, keep=self.take)
 
     def take(self, values: Tensor) -> nn.Parameter:
-        """The codes of the weight's first values, as the weight; its scales stay here."""
+        """Return the codes of the weight's first values as a parameter, and store their scales."""
         codes, self.scale = coded(values, self.to_type)
         lost = values.float() - decoded(codes, self.scale, self.to_type, torch.float32)
         self.error = float(lost.norm() / values.float().norm().clamp_min(1e-12))
@@ -99,14 +102,16 @@ class Coded(nn.Linear):
 
 
 def code(module: nn.Module, names: Iterable[str], to: str) -> None:
-    """Store the weights of the linear layers of these names in 8 bits."""
+    """Store the weights of the named linear layers in 8 bits."""
     for name in names:
         module.set_submodule(name, Coded(module.get_submodule(name), to))
 
 
 def coded_facts(module: nn.Module, wanted: int, to: str) -> dict[str, Any]:
-    """Bytes that really hold the layers' weights (``coded_bytes_here``: on this rank), and what
-    coding lost; the scales are whole on every rank."""
+    """Return the bytes that hold the layers' weights, and their largest quantization error.
+
+    ``coded_bytes_here``: bytes on this rank; scales are whole on every rank.
+    """
     layers = [m for m in module.modules() if isinstance(m, Coded) and m.to_type == to]
     demand(len(layers) == wanted, f"{len(layers)} layers are stored as {to}, of {wanted}")
     elements = sum(m.in_features * m.out_features for m in layers)
@@ -126,42 +131,41 @@ def coded_facts(module: nn.Module, wanted: int, to: str) -> dict[str, Any]:
 
 
 def _held(layer: Coded) -> list[Tensor]:
-    """All tensors that a layer holds on to, however it calls them."""
+    """Return all tensors that a layer references, under any name."""
     own = [*layer._parameters.values(), *layer._buffers.values(), *vars(layer).values()]
     return [value for value in own if isinstance(value, Tensor)]
 
 
-# ---- nf4 ----
-# Linear layers whose weights are stored in bitsandbytes' 4-bit NormalFloat.
-#
-# Imports torch and bitsandbytes: import it only where both are there.
+# ---- 4-bit NormalFloat ----
 
 
 NF4 = {"requires_grad": False, "quant_type": "nf4"}
 
 
 class Packed(bitsandbytes.nn.Linear4bit):
-    """bitsandbytes' layer, in the type of autocast where that is on.
+    """bitsandbytes' layer in autocast's type, if autocast is on.
 
-    Its own forward knows no autocast, and rounds its bias to the input's type for good.
+    Its own forward ignores autocast, and rounds its bias to the input's type permanently.
     """
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.to(autocast_dtype(x) or x.dtype)
         bias = None if self.bias is None else self.bias.to(x.dtype)
-        # Gathered codes (FSDP2) are bytes alone: the layer has the rest.
+        # Gathered codes (FSDP2) are only bytes: the layer has the rest.
         state = getattr(self.weight, "quant_state", self.quant_state)
         return bitsandbytes.matmul_4bit(x, self.weight, state, bias=bias)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        """Codes and bias alone: the scales come from the first weights, which are built again,
-        and loading knows no key for them."""
+        """Save only codes and bias: scales follow from the first weights, and loading has no key
+        for them."""
         nn.Linear._save_to_state_dict(self, destination, prefix, keep_vars)
 
 
 def parameter(data: Tensor, **settings: Any) -> nn.Parameter:
-    """bitsandbytes' parameter of ``data`` in nf4, not packed yet. Its class wants a storage: where
-    there is none (a prediction) another parameter has what its readers ask for."""
+    """Return bitsandbytes' parameter of ``data`` for nf4, not packed yet.
+
+    Its class needs a storage. In a prediction another parameter has the attributes that are read.
+    """
     if not initial.storageless():
         return bitsandbytes.nn.Params4bit(data, **settings | NF4)
     p = nn.Parameter(data, requires_grad=False)
@@ -170,11 +174,11 @@ def parameter(data: Tensor, **settings: Any) -> nn.Parameter:
 
 
 def packed(values: Tensor) -> nn.Parameter:
-    """``values`` in 4 bits, where they are."""
+    """Return ``values`` in 4 bits, on their device."""
     whole = parameter(values)
     if not initial.storageless():
-        return whole.to(values.device)  # the move is what packs
-    # The library keeps a table of codes for good, and one without storage is of no use later.
+        return whole.to(values.device)  # the move packs
+    # The library caches a table of codes; one without storage must not stay in the cache.
     with mock.patch.dict(bitsandbytes.functional.name2qmap, clear=True):
         codes, state = bitsandbytes.functional.quantize_4bit(
             values, compress_statistics=True, quant_type=whole.quant_type
@@ -185,8 +189,11 @@ def packed(values: Tensor) -> nn.Parameter:
 
 
 def pack(linear: nn.Linear) -> Packed:
-    """``linear`` with its weight in 4 bits, packed as it is drawn where it has no value yet; its
-    bias stays."""
+    """Return ``linear`` with its weight in 4 bits; a weight without a value is packed when it is
+    drawn.
+
+    The bias is kept.
+    """
     ours = mock.patch.object(bitsandbytes.nn.modules, "Params4bit", parameter)
     with initial.valueless(), ours if initial.storageless() else contextlib.nullcontext():
         layer = Packed(linear.in_features, linear.out_features, quant_type="nf4")
@@ -201,17 +208,17 @@ def pack(linear: nn.Linear) -> Packed:
 
 
 def quantize(module: nn.Module, names: Iterable[str]) -> None:
-    """Replace the linear layers of these names."""
+    """Replace the named linear layers by 4-bit ones."""
     for name in names:
         module.set_submodule(name, pack(module.get_submodule(name)))
 
 
 def unpacked(module: nn.Module) -> tuple[str, ...]:
-    """Names of the linear layers that are stored in full and that diffusers would pack: no
-    adapters, and no layers that the model's class keeps in float32.
+    """Return the names of linear layers stored in full that diffusers would pack.
 
-    Source: diffusers 0.40, quantizers/bitsandbytes/utils.py (_replace_with_bnb_linear) and
-    bnb_quantizer.py, which skips ``_keep_in_fp32_modules``.
+    These exclude adapters, and layers that the model's class keeps in float32. Source: diffusers
+    0.40, quantizers/bitsandbytes/utils.py (_replace_with_bnb_linear) and bnb_quantizer.py, which
+    skips ``_keep_in_fp32_modules``.
     """
     kept = getattr(module, "_keep_in_fp32_modules", None) or ()
     return tuple(
@@ -222,14 +229,17 @@ def unpacked(module: nn.Module) -> tuple[str, ...]:
 
 
 def _names(keys: Iterable[str], name: str) -> bool:
-    """Whether one of ``keys`` is a layer's name, its last word, or a module around the layer."""
+    """Return whether one of ``keys`` is a layer's name, its last word, or a module around the
+    layer."""
     last = name.rpartition(".")[2]
     return any(key in (name, last) or f"{key}." in name for key in keys)
 
 
 def packed_facts(module: nn.Module) -> dict[str, Any]:
-    """Bytes of the packed weights against the elements they stand for, and how many this rank has
-    of them; the scales are whole on every rank."""
+    """Check the bytes of packed weights against their elements, and return this rank's bytes.
+
+    Scales are whole on every rank.
+    """
     weights = [p for p in module.parameters() if getattr(p, "quant_state", None) is not None]
     demand(bool(weights), "no layer holds packed weights")
     elements = sum(w.quant_state.shape.numel() for w in weights)
@@ -237,7 +247,7 @@ def packed_facts(module: nn.Module) -> dict[str, Any]:
     demand(packed_bytes * 2 == elements, f"{packed_bytes} bytes hold {elements} elements")
     kinds = {w.quant_state.quant_type for w in weights}
     demand(kinds == {"nf4"}, f"the weights are packed as {kinds}")
-    # One scale a block of 64, itself packed into a byte.
+    # One scale per block of 64, itself quantized to a byte.
     scales = sum(w.quant_state.absmax.nbytes for w in weights)
     here = bytes_of(part for w in weights for part in stored(w.data) if part.numel())
     return {

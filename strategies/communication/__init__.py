@@ -1,1 +1,1 @@
-"""What replicas send one another."""
+"""Gradient communication between replicas: compressed, top-k and sparse."""

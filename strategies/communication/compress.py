@@ -1,4 +1,4 @@
-"""Compressed gradients under DDP, by torch's own communication hooks."""
+"""compress: gradients in 16 bits or by PowerSGD under DDP, by torch's own communication hooks."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from strategies.communication import wire
 from strategies.engine import RunContext, TrainingRun
 from strategies.strategy import Strategy
 
-# ---- power sgd ----
-# PowerSGD on DDP's buckets, by torch's own hook, and what it sends.
+# ---- PowerSGD ----
 
 
-# DDP rebuilds its buckets after the first step; errors kept before it would be of other buckets.
+# DDP rebuilds its buckets after the first step; earlier errors belong to other buckets.
 DENSE_STEPS = 2
-# A gradient whose two thin matrices are not smaller than it by this factor travels whole.
+# A gradient is sent whole unless its two matrices are smaller by this factor.
 LEAST_SAVING = 2
 
 
 class PowerSgd(wire.Compression):
-    """Buckets all-reduced as two thin matrices each; what they miss is added to the next step."""
+    """Hook that all-reduces each bucket as two low-rank matrices; the error is added to the next
+    step."""
 
     def __init__(self, trained: TrainingRun, rank: int) -> None:
         _, self.hooks, counted = wire.counted_hooks()
@@ -36,8 +36,11 @@ class PowerSgd(wire.Compression):
         super().__init__(trained, self._average, counted)
 
     def _average(self, bucket: Any) -> Any:
-        """The hook's three collectives a bucket. Over gloo they are begun by threads of its own,
-        in another order on each rank, unless one bucket waits for the other."""
+        """Run the hook's three collectives for a bucket; on a CPU wait for them.
+
+        gloo starts them from threads of its own, in another order on each rank, unless buckets run
+        in turn.
+        """
         future = self.hooks.powerSGD_hook(self.power, bucket)
         if self.in_turn:
             future.wait()
@@ -47,23 +50,25 @@ class PowerSgd(wire.Compression):
         return [self.power.error_dict, self.power.q_memory_dict, self.power.p_memory_dict]
 
     def tensors(self) -> Iterable[Any]:
-        """The errors, as large as the gradients, and the thin matrices."""
+        """Return the errors, as large as the gradients, and the low-rank matrices."""
         return [tensor for kept in self._kept() for tensor in kept.values()]
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's errors and matrices, bucket by bucket."""
+        """Return this rank's errors and matrices, by bucket."""
         return {"kept": self._kept()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take them up; the first steps are dense again, until DDP has made its buckets."""
+        """Restore them; the first steps are uncompressed again, until DDP has built its buckets."""
         device = next(self.trained.module.parameters()).device
         for mine, saved in zip(self._kept(), state["kept"], strict=True):
             mine.update({bucket: tensor.to(device) for bucket, tensor in saved.items()})
 
 
 def low_rank_bytes(parameters: Iterable[Any], rank: int) -> int:
-    """What a step sends of these parameters' gradients: of each, seen as a matrix of as many rows
-    as its first dimension, two matrices of ``rank`` columns, or all of it where that saves little.
+    """Return the bytes that a step sends of these parameters' gradients.
+
+    A gradient, as a matrix with its first dimension as rows, is sent as two matrices of ``rank``
+    columns, or whole if that saves little.
     """
     total = 0
     for p in parameters:
@@ -78,7 +83,7 @@ KINDS = ("fp16", "bf16", "powersgd")
 
 
 def cast(trained: TrainingRun, kind: str) -> wire.Compression:
-    """Buckets all-reduced in 16 bits."""
+    """Return a hook that all-reduces buckets in 16 bits."""
     hooks, _, counted = wire.counted_hooks()
     hook = getattr(hooks, f"{kind}_compress_hook")
     return wire.Compression(trained, lambda bucket: hook(None, bucket), counted)

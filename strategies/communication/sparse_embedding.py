@@ -1,4 +1,4 @@
-"""Sparse gradients of the label table: only the rows of the labels that a batch has."""
+"""sparse_embedding: gradients of the label table with only the rows of a batch's labels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from strategies.subject import Subject
 
 
 class TouchedRows(Watcher):
-    """Bytes of the label table's gradient as this rank's backward left it, and of a dense one."""
+    """Counter of the bytes of the label table's gradient after backward, and of a dense one."""
 
     def __init__(self, trained: TrainingRun) -> None:
         self.bytes = self.dense_bytes = self.rows = self.seen = 0
@@ -83,7 +83,7 @@ class SparseEmbedding(Strategy):
         if not sent:
             return facts
         if trained.observed is None or not trained.observed.sent:
-            return label(facts, "wire_bytes")  # those of the gradient: nobody saw it sent
+            return label(facts, "wire_bytes")  # the gradient's bytes: no transfer was observed
         backward = [s for s in trained.observed.sent if s.phase == "backward"]
         places = sum(s.bytes for s in backward if s.dtype == "int64")
         demand(places > 0, "the table's gradient was sent as a dense one")

@@ -1,4 +1,4 @@
-"""Top-k sparsification: of each gradient only its largest elements travel."""
+"""topk: only the largest elements of each gradient are sent."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from strategies.strategy import Strategy
 
 
 class TopKHook(wire.WithFeedback):
-    """Sends value and place of each gradient's largest elements, and remembers the rest."""
+    """Hook that sends value and index of each gradient's largest elements, and stores the rest."""
 
     def __init__(self, trained: TrainingRun, keep: float) -> None:
         import torch.distributed
@@ -30,14 +30,17 @@ class TopKHook(wire.WithFeedback):
             values.append(kept.float())
             places.append((where + offset).int())
             offset += gradient.numel()
-        # One message: places are 32-bit integers, which travel as the bits of floats.
+        # One message: indices are 32-bit integers, sent as the bits of floats.
         message = torch.cat([torch.cat(values), torch.cat(places).view(torch.float32)])
         everyone = [torch.empty_like(message) for _ in range(self.world)]
         work = self.wire.all_gather(everyone, message, async_op=True)
         return work.get_future().then(lambda _: self._sum(everyone, buffer))
 
     def _largest(self, place: int, gradient: Any) -> tuple[Any, Any]:
-        """The largest elements of what is to be sent and where they are; the rest is kept back."""
+        """Return the largest elements of a gradient plus its stored rest, and their indices.
+
+        The others are stored.
+        """
         left = self.left.get(place)
         whole = gradient if left is None else gradient + left
         where = whole.abs().topk(max(1, math.ceil(self.keep * whole.numel()))).indices
@@ -46,7 +49,7 @@ class TopKHook(wire.WithFeedback):
         return kept, where
 
     def _sum(self, everyone: list[Any], buffer: Any) -> Any:
-        """The mean over the ranks, in the ranks' order, so that all replicas get equal bits."""
+        """Return the mean over the ranks, in rank order, so that all replicas get equal bits."""
         import torch
 
         buffer.zero_()

@@ -1,4 +1,4 @@
-"""Gradients on their way between replicas: a hook on DDP's all-reduce, its bytes counted."""
+"""DDP communication hooks with counted bytes: base classes and evidence of compressed gradients."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import Any
 from strategies.base import Watcher, demand
 from strategies.engine import RunContext, TrainingRun
 
-# ---- counted ----
-# What a communication hook hands to torch's collectives, counted: bytes and types.
+# ---- counted collectives ----
 
 
 class CountedCollectives:
-    """Stands in a module of torch's hooks for ``torch.distributed``, and counts what this rank
-    hands to its collectives: what is really sent, whatever the hook says of itself."""
+    """Replacement of ``torch.distributed`` in torch's hook modules that counts this rank's inputs.
+
+    The counts are of what is really sent, whatever the hook reports.
+    """
 
     def __init__(self, distributed: ModuleType) -> None:
         self.distributed, self.bytes = distributed, 0
@@ -25,12 +26,12 @@ class CountedCollectives:
         return getattr(self.distributed, name)
 
     def all_reduce(self, tensor: Any, *given: Any, **more: Any) -> Any:
-        """The collective, with the bytes of its input counted."""
+        """Call the collective, and count the bytes of its input."""
         self._count(tensor)
         return self.distributed.all_reduce(tensor, *given, **more)
 
     def all_gather(self, outputs: Any, tensor: Any, *given: Any, **more: Any) -> Any:
-        """The collective, with the bytes of its input counted."""
+        """Call the collective, and count the bytes of its input."""
         self._count(tensor)
         return self.distributed.all_gather(outputs, tensor, *given, **more)
 
@@ -39,12 +40,12 @@ class CountedCollectives:
         self.types.add(str(tensor.dtype).removeprefix("torch."))
 
     def forget(self) -> None:
-        """Count from zero."""
+        """Reset the counts."""
         self.bytes, self.types = 0, set()
 
 
 def counted_hooks() -> tuple[Any, Any, CountedCollectives]:
-    """torch's hook modules, their collectives counted from now on."""
+    """Return torch's hook modules, with their collectives counted from now on."""
     import torch.distributed
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
@@ -54,10 +55,10 @@ def counted_hooks() -> tuple[Any, Any, CountedCollectives]:
 
 
 class Compression(Watcher):
-    """A hook in place of DDP's all-reduce; bytes of the last step, and of it uncompressed.
+    """Hook that replaces DDP's all-reduce, with the bytes of the last step, sent and uncompressed.
 
-    ``hook`` takes a bucket and gives a future of its averaged buffer. ``storages`` are those of
-    DDP's buckets as the last backward showed them.
+    ``hook`` takes a bucket and returns a future of its averaged buffer. ``storages`` are those of
+    DDP's buckets in the last backward.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class Compression(Watcher):
         self.types: set[str] = set()
         self.storages: set[int] = set()
 
-        def counting(link, bucket):  # DDP reads annotations, and knows none but its own
+        def counting(link, bucket):  # DDP rejects annotations other than its own
             link._look(bucket)
             return hook(bucket)
 
@@ -82,17 +83,18 @@ class Compression(Watcher):
         self.dense_bytes += bucket.buffer().numel() * 4
 
     def after_step(self) -> None:
-        """Keep the bytes of the step that ended, and count the next one's from zero."""
+        """Store the bytes of the step that ended, and reset the counts."""
         self.sent, self.types = self.wire.bytes, self.wire.types
         self.wire.forget()
         self.dense, self.dense_bytes = self.dense_bytes, 0
 
 
 class WithFeedback(Compression):
-    """A hook that keeps what it did not send and adds it to the next step's gradient, a parameter
-    each: DDP's buckets change after the first step, parameters do not.
+    """Hook that stores what it did not send, and adds it to the next step's gradient, per
+    parameter.
 
-    ``left`` is keyed by a parameter's place in the model, as ids mean nothing to a checkpoint.
+    DDP's buckets change after the first step; parameters do not. ``left`` is keyed by a parameter's
+    index in the model, because a checkpoint cannot use ids.
     """
 
     def __init__(
@@ -103,21 +105,21 @@ class WithFeedback(Compression):
         self.left: dict[int, Any] = {}
 
     def tensors(self) -> list[Any]:
-        """What was kept back: as large as the gradients."""
+        """Return the stored rests, as large as the gradients."""
         return list(self.left.values())
 
     def state_dict(self) -> dict[str, Any]:
-        """What this rank keeps back."""
+        """Return this rank's stored rests."""
         return {"left": self.left}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take it up again."""
+        """Restore them."""
         device = next(self.trained.module.parameters()).device
         self.left = {place: tensor.to(device) for place, tensor in state["left"].items()}
 
 
 def refusal(launch: RunContext) -> str | None:
-    """Why DDP's all-reduce cannot be compressed under ``launch``."""
+    """Return why DDP's all-reduce cannot be compressed under ``launch``; None if it can."""
     if launch.simulated:
         return "a simulated world sends nothing that could be compressed; leave --world out"
     if "replicas" in launch.traits:
@@ -128,8 +130,8 @@ def refusal(launch: RunContext) -> str | None:
 
 
 def facts(trained: TrainingRun, name: str) -> dict[str, Any]:
-    """Bytes and types that this rank handed over in the last step, against the same gradients in
-    float32."""
+    """Return bytes and types that this rank sent in the last step, relative to float32
+    gradients."""
     link = trained.attached.get(name)
     demand(isinstance(link, Compression), "no hook is on DDP's all-reduce")
     demand(link.buckets > 0 and link.dense > 0, "the hook saw no gradients")

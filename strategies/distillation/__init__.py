@@ -1,1 +1,2 @@
-"""A student that learns from a frozen teacher, and what draws in the teacher's place afterwards."""
+"""Knowledge distillation: training a student from a frozen teacher, and sampling with the
+student."""

@@ -1,4 +1,4 @@
-"""Distillation: a student of fewer blocks or another width learns from a frozen teacher."""
+"""Distillation: a student with fewer blocks or another width learns from a frozen teacher."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from strategies.engine import RunContext, TrainingRun
 from strategies.strategy import Strategy
 from strategies.subject import Subject
 
-# ---- fitting ----
-# What a teacher and a student must be for each other, and what does not go with them. No torch.
+# ---- compatibility ----
 
 
 STORES = ("fp32", "bf16", "int8", "nf4")
@@ -24,16 +23,16 @@ BESIDE = {
     "cut_samples": "a teacher would see a part of each sample; leave sp out",
     "compiled": "a graph shows no hidden states, and no loss against a teacher; leave compile out",
 }
-"""Trait of another part -> why it does not go with it, and the way out."""
+"""Trait of another part -> why distillation cannot run with it, and the remedy."""
 PREDICT = ("epsilon", "flow", "velocity")
-"""Objectives under which a model predicts something that another can learn from."""
+"""Objectives under which a model returns an output that another model can learn."""
 
 
 def check(part: Any) -> None:
     """Refuse values of a ``Distill`` that are out of range.
 
     Raises:
-        ValueError: names the value and what it can be.
+        ValueError: names the value and its range.
     """
     for name in ("depth", "width", "heads"):
         value = getattr(part, name)
@@ -52,7 +51,7 @@ def check(part: Any) -> None:
 
 
 def refusal(part: Any, launch: RunContext) -> str | None:
-    """Why a ``Distill`` cannot run under ``launch``, with the way out; None if it can."""
+    """Return why a ``Distill`` cannot run under ``launch``, with the remedy; None if it can."""
     met = next((why for trait, why in BESIDE.items() if trait in launch.traits), None)
     if met:
         return met
@@ -83,7 +82,7 @@ def _masked(launch: RunContext) -> str | None:
 
 
 def _no_beginning(student: Subject, teacher: Subject) -> str | None:
-    """Why the student cannot begin with blocks of the teacher."""
+    """Return why the student cannot be initialized with blocks of the teacher."""
     mine, theirs = student.dimensions, teacher.dimensions
     if (mine.width, mine.heads) != (theirs.width, theirs.heads):
         return (
@@ -149,7 +148,7 @@ class Distill(Strategy):
         return ("bitsandbytes",) if self.store == "nf4" else ()
 
     def teacher_of(self, student: Subject) -> Subject:
-        """The teacher's subject.
+        """Return the teacher's subject.
 
         Raises:
             BadInput: there is no such file, or no such model.

@@ -1,4 +1,4 @@
-"""Samples drawn by a student in the place of its teacher, beside which they are set."""
+"""Sampling with a distilled student instead of its teacher, and the match of their blocks."""
 
 from __future__ import annotations
 
@@ -72,8 +72,9 @@ class Distilled(Strategy):
         return _blocks_run(trained)
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        """What the model in place has, and how many blocks each of its calls ran."""
-        subject = trained.subject  # the student's, if it is in place: in its own size still
+        """Return the parameters of the model in place, and the number of blocks that each of its
+        calls ran."""
+        subject = trained.subject  # the student, if it is in place; its size is kept
         student = files.sized(subject, self.student, self.depth, self.width, self.heads)
         depth, parameters = student.dimensions.depth, student.parameters
         found = count(trained.module.parameters())
@@ -89,7 +90,8 @@ class Distilled(Strategy):
         return {"parameters": found, "blocks_a_call": len(ran) // calls}
 
     def _has_the_files(self, trained: TrainingRun) -> None:
-        """Each weight that is still a float of its own is the file's, but for rounding."""
+        """Check that each weight in place that is a plain float equals the file's, within
+        rounding."""
         import torch
 
         from strategies.evidence.rules import relative_error
@@ -118,7 +120,7 @@ def _named(subject: Subject) -> Any:
 
 @contextlib.contextmanager
 def _blocks_run(trained: TrainingRun) -> Iterator[list[int]]:
-    """A number for each block that ran."""
+    """Yield a list that gets an element for each block that ran."""
     ran: list[int] = []
     handles = [b.register_forward_hook(lambda *_: ran.append(1)) for b in trained.blocks()]
     try:
@@ -128,25 +130,33 @@ def _blocks_run(trained: TrainingRun) -> Iterator[list[int]]:
             handle.remove()
 
 
-# ---- matching ----
-# Which block of a deep model a block of a shallow one answers to. No torch.
+# ---- matching blocks ----
 
 
 def chosen(depth: int, of: int) -> list[int]:
-    """``depth`` of ``of`` blocks, evenly, the first and the last among them: what a student begins
-    with. More blocks than there are: some are taken twice."""
+    """Return ``depth`` indices below ``of``, evenly spaced, with the first and the last.
+
+    A student begins with these blocks of its teacher. If ``depth`` exceeds ``of``, some occur
+    twice.
+    """
     return [round(i * (of - 1) / max(1, depth - 1)) for i in range(depth)]
 
 
 def ends(depth: int, of: int) -> list[int]:
-    """The block behind which a model of ``of`` blocks is as far as one of ``depth`` is behind each
-    of its own: the last answers to the last."""
+    """Return, for each of ``depth`` blocks, the index of the block at the same relative depth of
+    ``of``.
+
+    The last matches the last.
+    """
     return [max(0, round((i + 1) * of / depth) - 1) for i in range(depth)]
 
 
 def renamed(name: str, prefixes: Sequence[str], blocks: Sequence[int]) -> str:
-    """The name, in a model of the ``blocks`` that were chosen, of the parameter ``name``, which is
-    in a block if it begins with one of the ``prefixes`` ("blocks") and a number."""
+    """Return the name of the parameter ``name`` in the model that ``blocks`` were chosen from.
+
+    A parameter is in a block if its name begins with one of the ``prefixes`` ("blocks") and a
+    number.
+    """
     for prefix in prefixes:
         found = re.match(rf"{re.escape(prefix)}\.(\d+)\.(.*)", name, re.DOTALL)
         if found:

@@ -1,10 +1,9 @@
-"""What a watched step shows of a lesson: that all its terms were in the loss that was
-differentiated, by their weights, and that they were taken against the teacher.
+"""Evidence of distillation from a watched step: the loss terms and their weights.
 
-Everything is computed anew here: what the teacher says of what the student was given, and the
-gradient that the student's output must then get.
+The teacher's outputs for the student's inputs are computed again, and so is the gradient that the
+student's output must get.
 
-Imports torch: import it where torch is there.
+Imports torch.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from strategies.distillation.teacher import Lesson, Moment, Teacher, relative, s
 from strategies.evidence.rules import label, relative_error
 
 CLOSE = {torch.float32: 1e-3, torch.float64: 1e-3}
-"""Type of the output -> how far its gradient may be from the one expected, as a share of it."""
+"""Type of the output -> largest relative distance of its gradient from the expected one."""
 CLOSE_ROUNDED = 3e-2
-"""The same where outputs are of 16 bits."""
+"""The same for 16-bit outputs."""
 
 
 @contextlib.contextmanager
 def watched(lesson: Lesson) -> Iterator[list[Moment]]:
-    """While it lasts, each micro step leaves a moment."""
+    """Record a ``Moment`` for each micro step inside the context."""
     lesson.moments = []
     try:
         yield lesson.moments
@@ -36,8 +35,8 @@ def watched(lesson: Lesson) -> Iterator[list[Moment]]:
 
 
 def shown(moments: list[Moment], teacher: Teacher, weights: Mapping[str, float]) -> dict[str, Any]:
-    """The weight of each term in what was differentiated, and how far the student is from its
-    teacher.
+    """Return the weight of each term in the differentiated loss, and the student's distance from
+    its teacher.
 
     Raises:
         NotInForce: a term is missing, has another weight, or is of another teacher.
@@ -59,13 +58,15 @@ def shown(moments: list[Moment], teacher: Teacher, weights: Mapping[str, float])
         "output_gradient_away": float(f"{off:.2g}"),
         "away_from_teacher": round(away, 4),
     }
-    # What one term alone weighs cannot be told from what all have in common.
+    # The weight of a single term cannot be separated from the common factor.
     return label(facts, "weights_in_backward") if len(weighed[0]) == 1 else facts
 
 
 def _weighed(moment: Moment, weights: Mapping[str, float]) -> dict[str, float]:
-    """The gradients that came to the terms, which are as their weights are, up to what all have in
-    common: shares of an accumulation, a loss scale."""
+    """Return the weights of the terms, from the gradients that reached them.
+
+    The gradients equal the weights up to a common factor: accumulation, loss scale.
+    """
     wanted = {name: weight for name, weight in weights.items() if weight}
     came = {name: value for name, value in moment.arrived.items() if value}
     missing = sorted(wanted.keys() - came.keys())
@@ -82,7 +83,7 @@ def _same(name: str, took: float, found: float) -> None:
 
 
 def _output_gradient(moment: Moment, target: Any, weights: Mapping[str, float]) -> float:
-    """How far the gradient that came to the output is from that of both terms together."""
+    """Return the relative distance of the output's gradient from that of both terms together."""
     demand(moment.gradient is not None, "no gradient came to the student's output")
     leaf = moment.out.clone().requires_grad_()
     with torch.enable_grad():

@@ -1,5 +1,6 @@
-"""A model's weights in a file, for a strategy that reads them: where it is, the shapes it has, and
-its tensors in the place of drawn ones. No torch above.
+"""Weight files that a strategy reads: location, shapes, and a draw function for their tensors.
+
+Only functions import torch.
 """
 
 from __future__ import annotations
@@ -17,29 +18,32 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 LONGEST = 100_000_000
-"""Bytes of a header, more than which safetensors refuses: another kind of file names any number."""
+"""Bytes of the largest header that safetensors accepts; other kinds of files may give any
+number."""
 SEED = 1
-"""Of weights that no file has: not a spec's usual one, whose first weights are the student's."""
+"""Seed of weights that no file has. It differs from a spec's usual one, which the student uses."""
 
 
 def located(name: str) -> Path:
-    """Where the file ``name`` of a recipe is: a worker starts in the repository's root."""
+    """Return the path of a recipe's file ``name``, relative to the repository's root."""
     return ROOT / name
 
 
 def header(name: str) -> bytes:
-    """The header of a file of safetensors, without reading its weights: names, shapes and types.
-    Empty where there is no such file."""
+    """Return the header of a safetensors file: names, shapes and types, without weights.
+
+    Empty if there is no such file.
+    """
     with contextlib.suppress(OSError), open(located(name), "rb") as file:
         return file.read(min(int.from_bytes(file.read(8), "little"), LONGEST))
     return b""
 
 
 def shapes(name: str) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of what is in a file of safetensors; its header alone is read.
+    """Return name -> shape of the tensors in a safetensors file, from its header.
 
     Raises:
-        BadInput: there is no such file, or it is of another kind.
+        BadInput: there is no such file, or it is of another format.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -59,11 +63,11 @@ def shapes(name: str) -> dict[str, tuple[int, ...]]:
 def sized(
     model: Subject, name: str, depth: int, width: int, heads: int, *, times: int = 1
 ) -> Subject:
-    """``model`` in the size that is given, or else in that of the file ``name``, or else with so
-    many ``times`` its blocks.
+    """Return ``model`` in the given size, else in that of the file ``name``, else with ``times``
+    its blocks.
 
     Raises:
-        BadInput: there is no such file or size, or the file is of another.
+        BadInput: there is no such file or size, or the sizes differ.
     """
     found = model.sizes_in(shapes(name)) if name else (0, 0)
     for word, asked, has in zip(("depth", "width"), (depth, width), found, strict=True):
@@ -74,8 +78,9 @@ def sized(
 
 
 def weights(subject: Subject, name: str) -> Draw:
-    """How each parameter of ``subject`` gets its value: out of the file ``name``, float32, and what
-    the file has not (or without a name, all) as it is drawn.
+    """Return a draw function for ``subject``: float32 values from the file ``name``.
+
+    Parameters that the file does not have (all, without a name) are drawn as usual.
 
     Raises:
         BadInput: when called, the file's tensor has another shape.
@@ -89,7 +94,7 @@ def weights(subject: Subject, name: str) -> Draw:
     def draw(key: str, like: Any) -> Any:
         if key not in names:
             return drawn(key, like)
-        value = state.pop(key).float()  # each is asked for once
+        value = state.pop(key).float()  # each is drawn once
         if value.shape != like.shape:
             raise BadInput(
                 f"{key} in {name} has the shape {list(value.shape)}, and that of {subject.name} "
@@ -104,7 +109,7 @@ def weights(subject: Subject, name: str) -> Draw:
 def _read(subject: Subject, name: str) -> dict[str, Any]:
     try:
         state = subject.load(located(name))
-    except Exception as error:  # every format has errors of its own
+    except Exception as error:  # each format raises its own errors
         raise BadInput(f"{name} cannot be read: {error}; train it anew") from None
     known = {key for key, _ in _shell(subject).named_parameters()}
     odd = sorted(state.keys() - known)

@@ -1,6 +1,7 @@
-"""A frozen model beside the trained one: how it is made, stored and asked.
+"""Frozen teacher of a distillation run: storage, forward pass, hidden states and the student's
+loss.
 
-Imports torch: import it where torch is there.
+Imports torch. Shape suffixes: B batch, T tokens, D hidden size.
 """
 
 from __future__ import annotations
@@ -25,17 +26,14 @@ from strategies.evidence.watching import beside
 from strategies.initial import keyed
 from strategies.subject import Subject
 
-# ---- storing ----
-# How a frozen model is stored: as floats of one type, or its blocks' linear layers packed.
-#
-# Imports torch: import it where torch is there.
+# ---- weight storage ----
 
 
 FLOATS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def pack(module: nn.Module, subject: Subject, store: str) -> None:
-    """Have ``module``, which may have no values yet, stored as ``store`` says."""
+    """Convert ``module``, which may have no values yet, to the storage format ``store``."""
     if store in FLOATS:
         initial.cast(module, FLOATS[store])
     elif store == "int8":
@@ -51,10 +49,10 @@ def pack(module: nn.Module, subject: Subject, store: str) -> None:
 def stored_facts(
     module: nn.Module, subject: Subject, store: str, weights: Iterable[Tensor]
 ) -> dict[str, Any]:
-    """The bytes of its ``weights``, and that they are what ``store`` says.
+    """Return the bytes of the ``weights``, and check that their format is ``store``.
 
     Raises:
-        NotInForce: they are stored in another way.
+        NotInForce: they are stored in another format.
     """
     kinds = {p.dtype for p in module.parameters() if p.is_floating_point()}
     wanted = FLOATS.get(store, torch.float32)
@@ -74,22 +72,20 @@ def stored_facts(
     return facts
 
 
-# ---- hidden ----
-# Hidden states of blocks, heard as a model runs, and projected where a teacher is wider.
-#
-# Imports torch: import it where torch is there. Shape suffixes: B batch, T tokens, D hidden size.
+# ---- hidden states ----
 
 
 NAME = "hidden_states"
-"""The name, in a student, of what hears it: its parameters are the training's, not the model's."""
+"""Name of the ``Hidden`` module in a student; its parameters are scaffolding, not the model's."""
 
 
 class Hidden(nn.Module):
-    """What the chosen blocks of a model return, while it is listened to; ``projections`` take each
-    to the width of the teacher, where that is another.
+    """Recorder of the outputs of a model's chosen blocks; ``projections`` map them to the teacher's
+    width.
 
-    It is part of the model, so that an engine shards and steps the projections as all else, and
-    that they run within its forward pass. It hears nothing while blocks are recomputed.
+    There are projections only if the widths differ. The recorder is part of the model, so that an
+    engine shards and steps the projections like other parameters, within the model's forward pass.
+    It records nothing while blocks are recomputed.
     """
 
     def __init__(self, count: int, width: int, wanted: int, dtype: torch.dtype) -> None:
@@ -107,12 +103,12 @@ class Hidden(nn.Module):
 
     @classmethod
     def deaf(cls) -> Hidden:
-        """One that nothing is told to."""
+        """Return a recorder that no block reports to."""
         return cls(0, 1, 1, torch.float32)
 
     @contextlib.contextmanager
     def heard(self) -> Iterator[list[Tensor]]:
-        """A list of the states [B, T, D] of one forward pass, complete behind it."""
+        """Yield the list of states [B, T, D] of one forward pass, complete after it."""
         self.states, self.listening = [], True
         try:
             yield self.states
@@ -120,32 +116,37 @@ class Hidden(nn.Module):
             self.states, self.listening = [], False
 
     def note(self, state: Any) -> None:
-        """What a block returned: a forward hook calls it."""
+        """Record a block's output. A forward hook calls it."""
         if self.listening:
             self.states.append(state)
 
     def project(self) -> None:
-        """At the end of the forward pass: in the place of states their projections."""
+        """Replace the states by their projections, at the end of the forward pass."""
         if self.listening and len(self.projections):
             pairs = zip(self.projections, self.states, strict=True)
             self.states[:] = [layer(state.to(layer.weight.dtype)) for layer, state in pairs]
 
 
 def hear(module: nn.Module, blocks: Sequence[nn.Module], heard: Hidden) -> None:
-    """Have ``heard`` note what each of ``blocks`` returns when ``module`` runs. Called before the
-    engine's hooks, so that these see what is projected as part of the forward pass."""
+    """Have ``heard`` record the output of each of ``blocks`` when ``module`` runs.
+
+    Called before the engine's hooks, which then treat the projections as part of the forward pass.
+    """
     for block in blocks:
         block.register_forward_hook(lambda part, given, out: heard.note(out))
     module.register_forward_hook(lambda part, given, out: heard.project())
 
 
 class Teacher(Watcher):
-    """The frozen model of ``subject`` with the weights of ``file`` (without one, drawn), stored as
-    ``store`` says. It computes in the type of what it does not pack, outside of any autocast.
+    """Frozen model of ``subject`` with the weights of ``file``, in the storage format ``store``.
 
-    ``calls`` counts its forward passes; ``pairs`` are its blocks whose hidden states are kept;
-    ``began`` is how far the student's first weights were from its own, where they were to be those.
-    Every rank has all of it: an engine that shards the student's weights does not know of it.
+    Without a file the weights are drawn. It computes in the type of its unpacked weights, outside
+    any autocast. Every rank holds the whole teacher: an engine that shards the student's weights
+    does not shard it.
+
+    ``calls``: number of its forward passes. ``pairs``: indices of its blocks whose hidden states
+    are recorded. ``began``: distance of the student's first weights from the teacher's, if they
+    were to be equal.
     """
 
     def __init__(
@@ -170,15 +171,15 @@ class Teacher(Watcher):
     def ask(
         self, x: Tensor, t_B: Tensor, conditions: Mapping[str, Tensor]
     ) -> tuple[Tensor, list[Tensor]]:
-        """Its prediction for noisy samples, and the hidden states of its ``pairs``: no graph is
-        kept of either."""
+        """Return its output for noisy samples, and the hidden states of its ``pairs``, without a
+        graph."""
         off = torch.autocast(x.device.type, enabled=False)
         with torch.no_grad(), off, beside("teacher"), self.heard.heard() as states:
             return self.subject.predict(self.module, x, t_B, conditions), states
 
     @contextlib.contextmanager
     def uncounted(self) -> Iterator[None]:
-        """Forward passes that are nobody's: of evidence."""
+        """Leave forward passes inside the context out of ``calls``; for evidence."""
         kept = self.calls
         try:
             yield
@@ -186,37 +187,37 @@ class Teacher(Watcher):
             self.calls = kept
 
     def weights(self) -> list[Tensor]:
-        """Every tensor that holds its weights, scales of packed ones included."""
+        """Return every tensor that holds its weights, including scales of packed ones."""
         own = [*self.module.parameters(), *self.module.buffers()]
         return [plain for tensor in own for plain in (*stored(tensor.data), *scales(tensor))]
 
     def tensors(self) -> Iterable[Tensor]:
-        """Its weights."""
+        """Return its weights."""
         return self.weights()
 
     def _sums(self) -> list[int]:
-        # A sum of tensors without storage (a prediction's) is no number.
+        # Tensors without storage (in a prediction) have no sum.
         plain = [t for t in self.weights() if type(t) in (Tensor, nn.Parameter)]
         return [checksum(tensor) for tensor in plain if tensor.device.type != "meta"]
 
     def state_dict(self) -> dict[str, Any]:
-        """Checksums: its weights are in their own file."""
+        """Return checksums: its weights are in their own file."""
         return {"sums": self.sums}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Refuse to go on with another teacher."""
+        """Refuse to resume with another teacher."""
         if state["sums"] != self.sums:
             raise BadInput("the teacher is not the one that this training began with; give its own")
 
     def recut(self, states: Sequence[dict[str, Any]], pieces: Sequence[Sequence[Any]]) -> None:
-        """Every rank has all of it, however many there are."""
+        """Check the teacher; every rank holds all of it, for any number of ranks."""
         self.load_state_dict(states[0])
 
     def facts(self, store: str) -> dict[str, Any]:
-        """What it is by now: ``store``d in how many bytes, and that it did not move.
+        """Return its bytes and storage format, and check that it did not change.
 
         Raises:
-            NotInForce: it moved, takes gradients, or is stored in another way.
+            NotInForce: it changed, takes gradients, or is stored in another format.
         """
         parameters = list(self.module.parameters())
         free = [p for p in parameters if p.requires_grad or p.grad is not None]
@@ -226,11 +227,7 @@ class Teacher(Watcher):
         return {f"teacher_{name}": value for name, value in facts.items()}
 
 
-# ---- lesson ----
-# The loss of a student: the true one, the distance to its teacher's prediction, and to its
-# teacher's hidden states.
-#
-# Imports torch: import it where torch is there. Shape suffixes: B batch; anything may follow it.
+# ---- distillation loss ----
 
 
 Predict = Callable[[Tensor, Tensor], Tensor]
@@ -238,22 +235,26 @@ Predict = Callable[[Tensor, Tensor], Tensor]
 
 
 def squared(out: Tensor, target: Tensor) -> Tensor:
-    """Mean squared error, float32 scalar."""
+    """Return the mean squared error, a float32 scalar."""
     return (out.float() - target.float()).square().mean()
 
 
 def relative(state_B: Tensor, target_B: Tensor) -> Tensor:
-    """Squared error of hidden states as a share of the target's square, each sample by itself, so
-    that the cut of a batch into micro batches changes nothing; float32 scalar."""
+    """Return the squared error of hidden states relative to the target's square, per sample.
+
+    A batch cut into micro-batches thus has the same loss. A float32 scalar.
+    """
     gap_B = (state_B.float() - target_B.float()).square().flatten(1).mean(1)
     return (gap_B / target_B.float().square().flatten(1).mean(1)).mean()
 
 
 @dataclass
 class Moment:
-    """What one micro step of a watched step showed. ``arrived`` is the gradient that came to each
-    term of the loss, by its name: its weight in what was differentiated; ``gradient`` what came to
-    the student's output."""
+    """Record of one micro step of a watched step.
+
+    ``arrived``: term of the loss -> the gradient that reached it, which is its weight in the
+    differentiated loss. ``gradient``: the gradient that reached the student's output.
+    """
 
     x: Tensor
     t_B: Tensor
@@ -268,11 +269,11 @@ class Moment:
 
 @dataclass
 class Lesson:
-    """What is differentiated in the place of the true loss: the sum of its terms by their
-    ``weights`` ("true", "output", "feature"; one of weight 0 is not computed).
+    """Distillation loss, which replaces the true loss: the sum of its terms by their ``weights``.
 
-    The teacher answers before the student does, so that what it needs meanwhile is gone before
-    anything is kept for backward. ``moments`` gets one for each micro step, where somebody asks.
+    The terms are "true", "output" and "feature"; one of weight 0 is not computed. The teacher runs
+    before the student, so that its memory is freed before activations are kept for backward.
+    ``moments`` gets a record of each micro step, if set.
     """
 
     teacher: Teacher
@@ -286,7 +287,8 @@ class Lesson:
         predict: Predict,
         conditions: Mapping[str, Tensor],
     ) -> Tensor:
-        """The loss of one micro batch, a scalar (``strategies.engine.Trained.supervise``)."""
+        """Return the loss of one micro-batch, a scalar
+        (``strategies.engine.TrainingRun.supervise``)."""
         said: list[Any] = []
 
         def ask(x: Tensor, t_B: Tensor) -> Tensor:
@@ -328,25 +330,25 @@ class Lesson:
         self.moments.append(moment)
 
 
-# ---- begun ----
-# A student that begins with its teacher's weights: blocks chosen evenly, and all that is no block.
-#
-# Imports torch: import it where torch is there.
+# ---- initialization from the teacher ----
+# A student may begin with evenly chosen blocks of its teacher, and all weights outside of blocks.
 
 
 CLOSE = 1e-2
-"""How far a weight may be from the teacher's, which may be stored in bfloat16, as a share of it."""
+"""Largest relative distance of a weight from the teacher's, which may be stored in bfloat16."""
 
 
 def prefixes(module: nn.Module, subject: Subject) -> list[str]:
-    """The names under which the blocks of ``module`` are numbered."""
+    """Return the name prefixes under which the blocks of ``module`` are numbered."""
     groups = {id(group) for group in subject.groups(module)}
     return [name for name, part in module.named_modules() if id(part) in groups]
 
 
 def begin(module: nn.Module, subject: Subject, teacher: Subject, file: str) -> None:
-    """Give the parameters that train the teacher's values, once they get any. The first weights
-    that all rows of a suite draw are drawn as ever, and hashed as ever."""
+    """Initialize the trained parameters with the teacher's values.
+
+    The first weights that all rows of a suite share are still drawn and hashed.
+    """
     draw = weights(teacher, file)
     names = prefixes(module, subject)
     blocks = chosen(subject.dimensions.depth, teacher.dimensions.depth)
@@ -362,11 +364,13 @@ def begin(module: nn.Module, subject: Subject, teacher: Subject, file: str) -> N
 
 
 def apart(trained: TrainingRun, teacher: nn.Module, depth: int) -> float:
-    """How far the largest matrix of each of the student's blocks is from that of the teacher's
-    block that was chosen for it, at most, as a share of it; every rank takes part.
+    """Return the largest relative distance of the student's blocks from the teacher's chosen
+    blocks.
+
+    The largest matrix of each block is compared; every rank takes part.
 
     Raises:
-        NotInForce: further than what storing rounds.
+        NotInForce: the distance is larger than the rounding of storage.
     """
     subject = trained.subject
     names, own = prefixes(trained.module, subject), dict(teacher.named_parameters())

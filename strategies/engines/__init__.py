@@ -1,7 +1,6 @@
-"""Who moves gradients and holds the shards: one file or folder an engine.
+"""Engines: the libraries that move gradients and shard state, one file or folder for each.
 
-``ENGINES`` is the table of contents: to add one is a file here (or a folder, where one would be
-long) and a line below.
+``ENGINES`` lists them. To add one, add a file or folder and a line in the table.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ ENGINES = LazyTable(
         "FSDP": "strategies.engines.fsdp.engine:Fsdp",
     }
 )
-"""accelerate's distributed type, as a launch file spells it -> the engine. Its module is imported
-when a launch file first names it."""
+"""accelerate's distributed type in a launch file -> engine. A look-up imports the engine's
+module."""
 
 
 def of_file(path: Path) -> Engine:
-    """The engine that the launch file at ``path`` names.
+    """Return the engine that the launch file at ``path`` names.
 
-    A file that cannot be used takes away only the strategies that need it: its engine refuses
-    every launch, and says why.
+    An unusable file disables only the strategies that need it: its engine refuses every launch with
+    the reason.
     """
     try:
         file = read(path)
@@ -46,7 +45,7 @@ def of_file(path: Path) -> Engine:
 
 
 def _pipeline(file: LaunchFile) -> type[Engine] | None:
-    """Return the kind of pipeline that a launch file names beside its distributed type, or None."""
+    """Return the pipeline class of a launch file, or None if it has no pipeline."""
     if PIPELINE not in file.content:
         return None
     from strategies.engines.pipeline.engine import named

@@ -1,4 +1,4 @@
-"""One process, no sharding: the plain loop."""
+"""Engine of one process without sharding, and the engine of unusable launch files."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 
 class SingleProcess(TraceAdapter):
-    """No process group is wanted."""
+    """Trace adapter without a process group."""
 
     ranks: ClassVar[bool] = False
 
 
 class Alone(Engine):
-    """Trains the model as it is."""
+    """Engine that trains the unwrapped model in one process."""
 
     @property
     def traits(self) -> frozenset[str]:
@@ -40,13 +40,13 @@ class Alone(Engine):
         return SingleProcess()
 
 
-# ---- broken ----
-# An engine that is not there: its launch file cannot be read, or names one that nobody knows.
+# ---- unusable launch files ----
 
 
 @dataclass(frozen=True)
 class Broken(Engine):
-    """Refuses every launch, for the reason ``why``."""
+    """Placeholder for an unreadable or unknown launch file; refuses every launch with the reason
+    ``why``."""
 
     why: str = ""
 

@@ -1,4 +1,4 @@
-"""accelerate's launcher without a launch: what it makes of a launch file, for predictions."""
+"""Arguments of accelerate's launcher for a launch file, without a launch; for predictions."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 
 def arguments(file: Path, processes: int) -> tuple[Namespace, Any]:
-    """The arguments of ``accelerate launch`` for so many processes, and its defaults, both as it
-    reads them in ``file``."""
+    """Return the parsed arguments of ``accelerate launch`` for ``processes``, and the file's
+    defaults."""
     from accelerate.commands import launch
 
     words = ["--config_file", str(file), "--num_processes", str(processes)]

@@ -1,4 +1,5 @@
-"""DistributedDataParallel (DDP): a replica in every process, gradients averaged in backward."""
+"""Engine of DistributedDataParallel (DDP): a replica in every process, gradients averaged in
+backward."""
 
 from __future__ import annotations
 
@@ -16,9 +17,10 @@ if TYPE_CHECKING:
 
 
 class Divided:
-    """DDP's communication hook in a world without peers: divides a bucket as an average would.
+    """State of a DDP communication hook for a simulated world: it divides a bucket as an average
+    would.
 
-    ``storages`` are those of the buckets as the last backward showed them.
+    ``storages`` are those of the buckets in the last backward.
     """
 
     def __init__(self, ranks: int) -> None:
@@ -27,7 +29,8 @@ class Divided:
 
 
 def divide(divided, bucket):
-    """The hook itself. Not annotated: DDP compares a hook's annotations with its own types."""
+    """Divide a bucket: the hook itself. It has no annotations, because DDP compares them with its
+    own types."""
     import torch
 
     buffer = bucket.buffer().div_(divided.ranks)
@@ -40,7 +43,7 @@ def divide(divided, bucket):
 
 
 class Replicas(Engine):
-    """Every rank holds the whole model and steps it alike, or the same part of it as some others
+    """Engine whose ranks hold the whole model each, or parts of it in tensor parallelism
     (``strategies.parallel``)."""
 
     @property
@@ -49,17 +52,17 @@ class Replicas(Engine):
 
     def refuses(self, launch: RunContext) -> str | None:
         if launch.processes == 1 and not launch.simulated:
-            # accelerate 1.15 wraps a model in DDP from two processes on: nothing would be in force.
+            # accelerate 1.15 wraps a model in DDP from two processes on: no DDP would be in force.
             return "one process has nobody to average with; use single, or more processes"
         if launch.simulated and "hooks_allreduce" in launch.traits:
             return "the optimizer's own all-reduce needs real ranks; leave --world out"
         return None
 
     def ready(self, trained: TrainingRun) -> None:
-        """Let DDP finish its buckets in a world without peers.
+        """Register a hook that lets DDP finish its buckets in a simulated world.
 
         Its reducer takes the reduced bucket from the collective's future, and the fake group's
-        holds nothing (torch 2.13, comm.cpp: "expected the hook result is either a Tensor").
+        future is empty (torch 2.13, comm.cpp: "expected the hook result is either a Tensor").
         """
         if trained.sampling:
             return
@@ -74,7 +77,7 @@ class Replicas(Engine):
         parts = gatherer(trained)
         if parts is None:
             return super().fragments(trained, copies=copies)
-        # The first ranks that have all parts together yield them.
+        # The first ranks that together have all parts yield them.
         first = trained.launch.layout.share(trained.accelerator.process_index) == 0
         own = super().fragments(trained, copies=True) if copies or first else iter(())
         return parts.placed(trained, own, copies=copies)
@@ -89,9 +92,10 @@ class Replicas(Engine):
         return whole_shape(parameter)
 
     def held(self, trained: TrainingRun) -> TensorInventory:
-        """DDP's gradient buckets live in C++, where no tensor of theirs is to be seen; where a
-        communication hook was shown them they are not hidden. There are none where samples are
-        drawn."""
+        """Return the inventory with the bytes of DDP's gradient buckets, which live in C++.
+
+        Storages that a communication hook has seen are not hidden. Sampling has no buckets.
+        """
         if trained.sampling:
             return super().held(trained)
         logged = trained.model._get_ddp_logging_data()
@@ -101,12 +105,14 @@ class Replicas(Engine):
         return super().held(trained)._replace(hidden=size, seen=frozenset().union(*hooks))
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        """DDP by its class, and by its effect: replicas that saw other samples are equal. Where
-        samples are drawn nothing is averaged, and the replicas are as they were made."""
+        """Return DDP's class and its effect: replicas that saw other samples are equal.
+
+        In sampling nothing is averaged, and the replicas are equal from the start.
+        """
         import torch
 
         facts = {"wrapper": self._wrapper(trained)}
-        if trained.launch.simulated:  # nobody to compare with: a collective returns one's own
+        if trained.launch.simulated:  # a collective returns this rank's own values
             size = trained.model.process_group.size()
             demand(size == trained.launch.layout.alike, f"DDP averages over {size} ranks")
             return {**facts, "replicas": size}
@@ -124,7 +130,7 @@ class Replicas(Engine):
         return facts if trained.sampling else facts | self._wire(trained)
 
     def _wrapper(self, trained: TrainingRun) -> str:
-        """What the model is wrapped in."""
+        """Return the class name of the model's wrapper."""
         from torch.nn.parallel import DistributedDataParallel
 
         kind = type(trained.model).__name__
@@ -135,8 +141,10 @@ class Replicas(Engine):
         return kind
 
     def _wire(self, trained: TrainingRun) -> dict[str, Any]:
-        """The type in which gradients were averaged, off the collectives of a watched backward;
-        whoever replaces them shows its own."""
+        """Return the type of averaged gradients, from the collectives of a watched backward.
+
+        Strategies that replace these collectives report their own.
+        """
         own = {"edits_gradients", "hooks_allreduce", "sparse_gradients"} & trained.launch.traits
         if own or trained.observed is None or not trained.observed.ran:
             return {}

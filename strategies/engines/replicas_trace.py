@@ -1,4 +1,4 @@
-"""DDP on tensors without storage: what a prediction puts in the place of its reducer."""
+"""Trace adapter of DDP: replaces its C++ reducer in a prediction."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ if TYPE_CHECKING:
 
 
 class Reducerless(TraceAdapter):
-    """DDP without its reducer, which is C++ and wants real bytes.
+    """Adapter that runs DDP without its reducer, which is C++ and needs real bytes.
 
-    What it adds to a step is known: one persistent buffer as large as the gradients, cut into
-    buckets, and an all-reduce of each while backward runs.
-    Source: torch/csrc/distributed/c10d/reducer.cpp (initialize_buckets); with
-    ``gradient_as_bucket_view`` gradients live in the buckets.
+    The reducer's memory is known: one persistent buffer as large as the gradients, cut into
+    buckets, and an all-reduce of each during backward. Source:
+    torch/csrc/distributed/c10d/reducer.cpp (initialize_buckets); with ``gradient_as_bucket_view``
+    gradients live in the buckets.
 
-    In the second step's forward DDP makes its buckets anew, in the order in which gradients came.
-    The old ones may still be there: ProcessGroupNCCL lets go of what a collective was given when
-    its watchdog, which looks every 100 ms, has seen the end and another collective begins. So they
-    are counted until the second step's first bucket is full, as passing memory.
-    Source: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp (shelvesToUnstash_), reducer.cpp
+    In the second step's forward DDP rebuilds its buckets in the order in which gradients arrived.
+    The old ones may still exist: ProcessGroupNCCL releases a collective's tensors after its
+    watchdog, which polls every 100 ms, has seen the end and another collective begins. They are
+    therefore counted as passing memory until the second step's first bucket is full. Source:
+    torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp (shelvesToUnstash_), reducer.cpp
     (rebuild_buckets); tried in tests/rehearsal.
     """
 
     def made(self, accelerator: Any, launch: RunContext) -> None:
-        """Without a GPU accelerate knows no kind of several ranks but MULTI_CPU."""
+        """Set the launch file's distributed type; without a GPU accelerate sets MULTI_CPU."""
         from accelerate.state import AcceleratorState, PartialState
         from accelerate.utils import DistributedType
 
@@ -47,7 +47,8 @@ class Reducerless(TraceAdapter):
 
 
 def replicas_for(books: AllocationRecorder) -> type:
-    """A class to stand for DistributedDataParallel; its buckets are held in ``books``."""
+    """Return a replacement class of DistributedDataParallel that records its buckets in
+    ``books``."""
 
     class DistributedDataParallel(torch.nn.Module):
         def __init__(self, module: Any, *given: Any, **more: Any) -> None:
@@ -75,7 +76,7 @@ def replicas_for(books: AllocationRecorder) -> type:
             raise NotImplementedError("a communication hook runs in DDP's reducer, which is C++")
 
         def _get_ddp_logging_data(self) -> dict[str, str]:
-            return {"bucket_sizes": "0"}  # what is hidden there stands in the books already
+            return {"bucket_sizes": "0"}  # the hidden bytes are recorded already
 
         _comm_hooks = ()
 
@@ -91,14 +92,14 @@ def replicas_for(books: AllocationRecorder) -> type:
 
 
 class OldBuckets:
-    """DDP's buckets of the first step, while they live beside the new ones."""
+    """DDP's buckets of the first step, while they exist together with the new ones."""
 
     def __init__(self, books: AllocationRecorder, size: int) -> None:
         self.books, self.size = books, size
         self.reduced = self.done = False
 
     def forward(self, ddp: Any) -> None:
-        """A forward pass begins that will have gradients."""
+        """Record the old buckets at the start of a forward pass with gradients."""
         if not self.reduced or self.done:
             self.reduced = self.reduced or ddp.syncs
             return
@@ -119,7 +120,7 @@ class OldBuckets:
 
 
 def _among(group: Any) -> tuple[int, int]:
-    """How many ranks average, and how far apart they are; (0, 1): all."""
+    """Return the number of ranks that average and the distance between them; (0, 1): all ranks."""
     if group is None:
         return 0, 1
     ranks = torch.distributed.get_process_group_ranks(group)

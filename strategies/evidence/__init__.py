@@ -1,1 +1,1 @@
-"""What several strategies read their evidence with."""
+"""Evidence shared by strategies and engines: watched steps, readings and rules."""

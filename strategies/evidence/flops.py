@@ -1,4 +1,4 @@
-"""FLOP formulas: the table of torch, corrected and completed."""
+"""FLOP formulas: torch's table, corrected and completed."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import Any
 
 
 def formulas() -> dict[Any, Any]:
-    """Operation -> formula, called with the operation's arguments and its output as ``out_val``.
+    """Return operator -> formula, which takes the operator's arguments and its output as
+    ``out_val``.
 
-    tests/strategies/test_flops.py holds every formula that a preset reaches to a count by hand.
+    tests/strategies/test_flops.py checks every formula that a preset reaches against a count by
+    hand.
     """
     from torch.utils.flop_counter import flop_registry
 
@@ -17,9 +19,10 @@ def formulas() -> dict[Any, Any]:
 
 
 def _own() -> dict[Any, Any]:
-    """Operation -> formula, of what torch's own table (2.13) leaves out or counts wrongly.
+    """Return operator -> formula for operators that torch's own table (2.13) omits or counts
+    wrongly.
 
-    On a CPU fused attention is an operation of its own, which counted nothing: a model's FLOPs then
+    On a CPU fused attention is an operator of its own, which counted nothing: a model's FLOPs then
     depended on the kernel that ran. It takes the operands of the GPU's flash kernel.
     """
     import torch
@@ -44,11 +47,11 @@ def _own() -> dict[Any, Any]:
 
 
 def _convolution_backward(grad: Any, x: Any, weight: Any, *given: Any, **_: Any) -> int:
-    """Each wanted gradient of an operand takes the multiply-adds of the forward pass.
+    """Count the forward pass's multiply-adds for each requested gradient of an operand.
 
-    torch's formula of the weight's gradient leaves out the groups
-    (torch 2.13, utils/flop_counter.py, ``conv_backward_flop``): a depthwise convolution of 11,200
-    channels counted 11,201 times its forward pass.
+    torch's formula of the weight's gradient leaves out the groups (torch 2.13,
+    utils/flop_counter.py, ``conv_backward_flop``): a depthwise convolution of 11,200 channels
+    counted 11,201 times its forward pass.
     """
     from torch.utils.flop_counter import conv_flop_count
 
@@ -58,19 +61,21 @@ def _convolution_backward(grad: Any, x: Any, weight: Any, *given: Any, **_: Any)
 
 
 def _four_bits(x: Any, codes: Any, shape: Any, *_: Any, **__: Any) -> int:
-    """bitsandbytes' product by a weight [out, in] in 4 bits."""
+    """Count bitsandbytes' product by a weight [out, in] in 4 bits."""
     return 2 * x.numel() * shape[0]
 
 
 def _fused_loss(x: Any, weight: Any, *given: Any, **_: Any) -> int:
-    """Logits, and with them in hand the gradients of both operands: three products. The last four
-    operands say whether a graph may stay, and which gradients are wanted."""
+    """Count three products: the logits, and the gradients of both operands computed with them.
+
+    The last four operands say if a graph may stay, and which gradients are requested.
+    """
     products = 1 + sum(bool(wanted) for wanted in given[-3:-1])
     return 2 * x.shape[0] * weight.shape[0] * weight.shape[1] * products
 
 
 def _raw(formula: Any) -> Any:
-    """``formula`` with the mark of one that takes tensors: torch's counter wraps those without."""
+    """Mark ``formula`` as one that takes tensors; torch's counter wraps the others."""
 
     def count(*given: Any, **named: Any) -> Any:
         return formula(*given, **named)
@@ -80,7 +85,7 @@ def _raw(formula: Any) -> Any:
 
 
 def counting() -> Any:
-    """A ``FlopCounterMode`` that counts by ``formulas``."""
+    """Return a ``FlopCounterMode`` that counts by ``formulas``."""
     from torch.utils.flop_counter import FlopCounterMode
 
     return FlopCounterMode(display=False, custom_mapping=_own())

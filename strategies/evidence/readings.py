@@ -1,4 +1,5 @@
-"""What a watched training step showed (``strategies.evidence.watching`` takes it)."""
+"""Record of a watched training step (``strategies.evidence.watching``), and tensors by their true
+bytes."""
 
 from __future__ import annotations
 
@@ -15,9 +16,12 @@ PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::_sca
 
 
 class Ran(NamedTuple):
-    """One operator of the step: torch's name (aten::mm), shapes of its operands, the type of its
-    first result, and the phase of the step (``strategies.engine.STEP_PHASES``), or the word under
-    which it ran beside the trained model (``strategies.evidence.watching.beside``)."""
+    """Operator of the step.
+
+    ``name``: torch's (aten::mm). ``shapes``: of its operands. ``dtype``: of its first result.
+    ``phase``: that of the step (``strategies.engine.STEP_PHASES``), or the word of
+    ``strategies.evidence.watching.beside``.
+    """
 
     name: str
     shapes: list[list[int]]
@@ -26,8 +30,10 @@ class Ran(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """What this rank handed to one collective (allreduce_, _allgather_base_): type and bytes;
-    ``group``: torch's name of the ranks that it is among."""
+    """Input of one collective (allreduce_, _allgather_base_) on this rank: type and bytes.
+
+    ``group``: torch's name of the group of ranks.
+    """
 
     collective: str
     dtype: str
@@ -38,9 +44,11 @@ class Sent(NamedTuple):
 
 @dataclass
 class Observed:
-    """What one step showed. ``ran`` and ``sent`` are empty where the blocks are compiled, since a
-    watched graph would run uncompiled; ``notes`` are the strategies' own, by name, ``engine`` the
-    engine's."""
+    """Record of one step.
+
+    ``ran`` and ``sent`` are empty if blocks are compiled, since a watched graph would run
+    uncompiled. ``notes``: the strategies' own, by name. ``engine``: the engine's.
+    """
 
     micro_steps: int = 0
     ran: list[Ran] = field(default_factory=list)
@@ -49,11 +57,11 @@ class Observed:
     engine: Any = None
 
     def products(self, *phases: str) -> Counter[str]:
-        """Type of the result -> matrix products in these phases."""
+        """Return type of the result -> number of matrix products in these phases."""
         return Counter(r.dtype for r in self.ran if r.name in PRODUCTS and r.phase in phases)
 
     def sent_in(self, *phases: str) -> dict[str, int]:
-        """Collective and type -> bytes that this rank handed over in these phases."""
+        """Return collective and type -> bytes that this rank passed in these phases."""
         total: Counter[str] = Counter()
         for sent in self.sent:
             if sent.phase in phases:
@@ -61,19 +69,18 @@ class Observed:
         return dict(total)
 
 
-# ---- stored ----
-# Tensors by their true bytes: what a subclass wraps, and what shares a storage.
+# ---- tensors by their true bytes ----
 
 
 def stored(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The plain tensors that hold ``tensor``'s bytes.
+    """Yield the plain tensors that hold ``tensor``'s bytes.
 
     A low-bit state is a subclass that looks like float32 and wraps codes, scales and a table. A
     sparse tensor is its indices and values.
     """
     if wrapped((type(tensor),)):
         parts = (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
-        for part in parts:  # a DTensor names its mesh among them
+        for part in parts:  # a DTensor's parts include its mesh
             if hasattr(part, "untyped_storage"):
                 yield from stored(part)
     elif tensor.is_sparse:
@@ -83,7 +90,7 @@ def stored(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def scales(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """What bitsandbytes keeps beside the codes of ``tensor``; nothing beside another tensor."""
+    """Yield bitsandbytes' scales of the codes of ``tensor``; nothing for another tensor."""
     state = getattr(tensor, "quant_state", None)
     while state is not None:
         yield from (t for t in (state.absmax, state.code) if t is not None)
@@ -91,7 +98,7 @@ def scales(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def within(value: Any) -> list[torch.Tensor]:
-    """The tensors in a nested structure, parameters left out."""
+    """Return the tensors in a nested structure, without parameters."""
     import torch
     from torch.utils._pytree import tree_leaves
 
@@ -100,17 +107,17 @@ def within(value: Any) -> list[torch.Tensor]:
 
 
 def wrapped(types: Iterable[type]) -> bool:
-    """Whether one of an operation's types of operands wraps the tensors that hold its bytes.
+    """Return whether an operand type of an operator wraps the tensors that hold its bytes.
 
-    A dispatch mode is off while it calls such an operation, so it never sees what the subclass
-    calls inside. If the mode gives way (returns NotImplemented) the subclass unwraps first, and
-    the mode sees the operations on plain tensors. FakeTensor and its like have nothing inside.
+    A dispatch mode is off while it calls such an operator, so it never sees what the subclass calls
+    inside. If the mode returns NotImplemented, the subclass unwraps first, and the mode sees the
+    operators on plain tensors. FakeTensor and similar classes wrap nothing.
     """
     return any(hasattr(kind, "__tensor_flatten__") for kind in types)
 
 
 def tensors(optimizer: Any) -> list[torch.Tensor]:
-    """Every plain tensor in an optimizer's state."""
+    """Return every plain tensor in an optimizer's state."""
     import torch
 
     values = [v for state in optimizer.state.values() for v in state.values()]
@@ -118,6 +125,6 @@ def tensors(optimizer: Any) -> list[torch.Tensor]:
 
 
 def bytes_of(parts: Iterable[torch.Tensor]) -> int:
-    """Bytes of the storages behind these tensors; one that several share counts once."""
+    """Return the bytes of the storages of these tensors; one that several share counts once."""
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in parts}
     return sum(storages.values())

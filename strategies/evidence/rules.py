@@ -1,5 +1,9 @@
-"""Optimizers' rules, by which a tensor before an update becomes the one behind it: the settings
-that really acted are those under which it does."""
+"""Rules for evidence: optimizer updates, labels of settings, Muon's update, and facts from all
+ranks.
+
+An update is compared with the optimizer's rule under the expected settings, which shows that these
+settings acted.
+"""
 
 from __future__ import annotations
 
@@ -16,24 +20,26 @@ if TYPE_CHECKING:
     from strategies.engine import TrainingRun
 
 
-# ---- updates ----
-# One update of one tensor, before and after the optimizer's step of the watched training step.
+# ---- optimizer updates ----
 
 
 SAMPLE = 4096
-"""Elements that are kept of a tensor, where not all of it is asked for."""
+"""Elements of a tensor that are copied, unless all of it is requested."""
 
 
 class Update(NamedTuple):
-    """Copies of a tensor ("weight"), its gradient ("grad") and its state, by the optimizer's own
-    names, from before and after one step."""
+    """Copies of a tensor ("weight"), its gradient ("grad") and its state, before and after one
+    step.
+
+    State tensors have the optimizer's own names.
+    """
 
     before: dict[str, Any]
     after: dict[str, Any]
 
 
 def of_its_shape(state: dict[str, Any], p: Any) -> dict[str, Any]:
-    """The tensors of a state that have the parameter's shape, by their names."""
+    """Return the tensors of a state that have the parameter's shape, by their names."""
     import torch
 
     return {k: v for k, v in state.items() if isinstance(v, torch.Tensor) and v.shape == p.shape}
@@ -47,9 +53,11 @@ def watch(
     whole: bool = False,
     read: Callable[[dict[str, Any], Any], dict[str, Any]] = of_its_shape,
 ) -> Iterator[list[Update]]:
-    """Yield a list that gets the first update, of the first tensor that is ``chosen`` and has a
-    dense gradient: its first elements, or ``whole``, and what ``read`` makes of its state. Stays
-    empty where the optimizer has no hooks or takes no step."""
+    """Yield a list that gets the first update of the first ``chosen`` tensor with a dense gradient.
+
+    It has the tensor's first elements, or all (``whole``), and the state as ``read`` returns it.
+    The list stays empty if the optimizer has no hooks or takes no step.
+    """
     seen: list[Update] = []
     waiting: list[tuple[Any, dict[str, Any]]] = []
 
@@ -86,23 +94,25 @@ def _copied(p: Any, state: dict[str, Any], whole: bool, read: Any) -> dict[str, 
 
 
 def here(tensor: Any) -> Any:
-    """What this rank has of a tensor: of a DTensor its share."""
+    """Return this rank's share of a DTensor; any other tensor unchanged."""
     return getattr(tensor, "_local_tensor", tensor)
 
 
 def _put_together(tensor: Any) -> Any:
-    """A copy of the whole tensor; of a DTensor every rank takes part."""
+    """Return a copy of the whole tensor; for a DTensor every rank takes part."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor.clone()
 
 
 def relative_error(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    """Norm of the difference, as a share of the norm of what was wanted."""
+    """Return the norm of the difference relative to the norm of ``wanted``."""
     return float((found.double() - wanted).norm() / wanted.norm().clamp_min(1e-30))
 
 
 def adamw_error(update: Update, settings: Settings) -> float:
-    """How far weight and moments are from AdamW's rule with ``settings``, in float64: the largest
-    relative error of the three; a unit in the last place of the weight is no error."""
+    """Return the largest relative error of weight and moments against AdamW's rule in float64.
+
+    A unit in the last place of the weight is no error.
+    """
     moved, first, second = _adamw(update, settings)
     moments = (("exp_avg", first), ("exp_avg_sq", second))
     return max(
@@ -111,13 +121,13 @@ def adamw_error(update: Update, settings: Settings) -> float:
 
 
 def adamw_weight_error(update: Update, settings: Settings) -> float:
-    """The same of the weight alone, for moments that are written in fewer bits than they had when
-    the weight was moved by them."""
+    """Return the same of the weight only, for moments that are quantized after the weight's
+    update."""
     return _weight_error(update, _adamw(update, settings)[0])
 
 
 def _adamw(update: Update, settings: Settings) -> tuple[Any, Any, Any]:
-    """What AdamW adds to the weight, and both moments behind the step, in float64."""
+    """Return AdamW's update of the weight, and both moments after the step, in float64."""
     beta1, beta2 = settings.betas
     was, step = _doubles(update.before), update.after["step"]
     gradient = was["grad"]
@@ -132,16 +142,21 @@ def _adamw(update: Update, settings: Settings) -> tuple[Any, Any, Any]:
 
 
 class Taken(NamedTuple):
-    """The share of AdamW's update that a short weight took in one step, over all elements, and by
-    how much chance may have moved that share (one standard deviation)."""
+    """Share of AdamW's update that a 16-bit weight took in one step, over all elements.
+
+    ``chance``: one standard deviation of that share by stochastic rounding.
+    """
 
     share: float
     chance: float
 
 
 def taken(update: Update, settings: Settings) -> Taken:
-    """1 where rounding lost nothing: what it took was given back on average (rounding by chance),
-    or is in ``carried`` (a compensated sum). Plain rounding takes almost none of small updates."""
+    """Return the share of AdamW's update that the weight took; 1 if rounding lost nothing.
+
+    Lost parts return on average (stochastic rounding), or are in ``carried`` (a compensated sum).
+    Rounding to nearest takes almost none of small updates.
+    """
     import torch
 
     moved, was, now = _adamw(update, settings)[0], _doubles(update.before), _doubles(update.after)
@@ -150,15 +165,18 @@ def taken(update: Update, settings: Settings) -> Taken:
     size = float(moved.square().sum().clamp_min(1e-30))
     if "carried" in now:
         return Taken(float((went * moved).sum()) / size, 0.0)
-    # Rounding up or down by chance is at most half a unit of deviation.
+    # Stochastic rounding has a standard deviation of at most half a unit.
     half = torch.finfo(update.before["weight"].dtype).eps * was["weight"].abs() / 2
     chance = float((half * moved).square().sum().sqrt()) / size
     return Taken(float((went * moved).sum()) / size, chance)
 
 
 def adafactor_error(update: Update, settings: Settings) -> float:
-    """How far a whole matrix is from ``torch.optim.Adafactor``'s rule with its defaults, in
-    float64: Shazeer and Stern 2018 (arXiv:1804.04235), algorithm 4 without a first moment."""
+    """Return the relative error of a whole matrix against ``torch.optim.Adafactor``'s rule in
+    float64.
+
+    Its defaults: Shazeer and Stern 2018 (arXiv:1804.04235), algorithm 4 without a first moment.
+    """
     import torch
 
     was, step = _doubles(update.before), update.after["step"]
@@ -181,7 +199,7 @@ def adafactor_error(update: Update, settings: Settings) -> float:
 
 
 def sgd_error(update: Update, settings: Settings, momentum: float) -> float:
-    """The same for SGD with ``momentum``."""
+    """Return the same for SGD with ``momentum``."""
     was = _doubles(update.before)
     wanted = was["grad"] + settings.weight_decay * was["weight"]
     if not momentum:
@@ -204,24 +222,22 @@ def _weight_error(update: Update, moved: torch.Tensor) -> float:
     return float((off - 2 * ulp).clamp_min(0).norm() / moved.norm().clamp_min(1e-30))
 
 
-# ---- settings ----
-# Facts that are settings and not effects: said plainly, for the reader of a report.
-#
-# Some facts can only be read where they were set, such as a flag of a library, or the place of a
-# tensor on a machine whose host and device are one memory. They are listed by name in the facts
-# themselves, under ``SETTINGS``; all other facts are read off what the training did. No torch.
+# ---- settings among facts ----
+# Some facts can only be read where they were set: a library's flag, or a tensor's device if host
+# and device are one memory. The facts list them by name under ``SETTINGS``; all others are read
+# from the training's effects.
 
 
 SETTINGS = "settings_not_effects"
-"""The fact that lists which of its neighbours are settings."""
+"""Fact that lists which of the others are settings."""
 WORDS = "setting, not effect"
 
 
 def label(facts: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """``facts``, of which those of these names, where they are there, are settings.
+    """Return ``facts`` with the named entries, if present, marked as settings rather than effects.
 
     Raises:
-        KeyError: none of the names is there: a label of nothing.
+        KeyError: none of the names is present.
     """
     known = [name for name in names if name in facts]
     if not known:
@@ -230,44 +246,45 @@ def label(facts: Mapping[str, Any], *names: str) -> dict[str, Any]:
 
 
 def settings(facts: Mapping[str, Any]) -> list[str]:
-    """Names of the facts that are settings."""
+    """Return the names of the facts that are settings."""
     return list(facts.get(SETTINGS, ()))
 
 
 def effects(facts: Mapping[str, Any]) -> list[str]:
-    """Names of the facts that show an effect."""
+    """Return the names of the facts that show an effect."""
     return [name for name in facts if name != SETTINGS and name not in settings(facts)]
 
 
 def worded(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """``facts`` for a reader: each setting says so behind its name."""
+    """Return ``facts`` for a reader, with each setting marked after its name."""
     mine = settings(facts)
     named = ((f"{k} ({WORDS})" if k in mine else k, v) for k, v in facts.items())
     return {name: value for name, value in named if name != SETTINGS}
 
 
-# ---- orthogonal ----
-# Muon's update of a matrix, as a training step made it.
+# ---- Muon's update ----
 
 
 SCALE = 0.2
-"""Of match_rms_adamw: an orthogonal matrix is scaled to the size of AdamW's update."""
+"""Factor of match_rms_adamw: an orthogonal matrix is scaled to the size of AdamW's update."""
 NEAR_ONE = (0.5, 1.5)
 LIFTED, MOST = 0.01, 0.9
-"""Newton and Schulz's iteration takes singular values to between 0.5 and 1.5: in five rounds all
-those above a hundredth of the matrix's norm, for it multiplies small ones by 3.4 a round."""
+"""Newton-Schulz iteration maps singular values to between 0.5 and 1.5: in five rounds all
+those above a hundredth of the matrix's norm, since it multiplies small ones by 3.4 a round."""
 
 
 def orthogonal(update: Update, settings: Settings, momentum: float) -> dict[str, Any]:
-    """The update of a matrix as the step made it: its momentum by Muon's rule, and its singular
-    values near one in every direction that the momentum has."""
+    """Check a matrix's update: the momentum by Muon's rule, and singular values near one.
+
+    The latter in every direction that the momentum has.
+    """
     was, now = update
     kept = was["momentum_buffer"].double().lerp(was["grad"].double(), 1 - momentum)
     off = relative_error(now["momentum_buffer"], kept)
     demand(off <= 0.01, f"the momentum is {off:.2g} of itself away from Muon's rule")
     size = settings.learning_rate * SCALE * max(kept.shape) ** 0.5
     weight = (1 - settings.learning_rate * settings.weight_decay) * was["weight"].double()
-    # What is made orthogonal is Nesterov's: the momentum once more, towards which it goes.
+    # Muon orthogonalizes Nesterov's momentum: the gradient interpolated towards it once more.
     given = spectrum(was["grad"].double().lerp(kept, momentum))
     found = spectrum((weight - now["weight"].double()) / size)
     directions = int((given >= LIFTED * given.norm()).sum())
@@ -284,28 +301,28 @@ def orthogonal(update: Update, settings: Settings, momentum: float) -> dict[str,
 
 
 def spectrum(matrix: Any) -> Any:
-    """Singular values, the largest first."""
+    """Return the singular values, the largest first."""
     import torch
 
     return torch.linalg.svdvals(matrix)
 
 
-# ---- together ----
-# Evidence that ranks give together. What one of them alone finds wrong, all must hear before they
-# do the next thing together: in it the others would wait for that one until the process group's
-# time is over.
+# ---- agreement between ranks ----
+# A fault that one rank finds is sent to all before their next collective. Otherwise the others
+# would wait in it until the process group times out.
 
 
 UNREAD = (AttributeError, KeyError, IndexError)
-"""What a library whose names are others now makes of a look at its objects."""
+"""Errors from reading a library's objects whose attributes have other names now."""
 
 
 def together(trained: TrainingRun, *looks: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """The facts of all ``looks``; behind each, ranks tell each other what is wrong with theirs. A
-    look that communicates does so before it demands anything of its own rank.
+    """Return the facts of all ``looks``; after each, the ranks exchange their faults.
+
+    A look that communicates does so before it demands anything of its own rank.
 
     Raises:
-        NotInForce: a rank found something wrong; every rank raises it.
+        NotInForce: a rank found a fault; every rank raises it.
     """
     facts: dict[str, Any] = {}
     for look in looks:
@@ -317,7 +334,8 @@ def together(trained: TrainingRun, *looks: Callable[[], dict[str, Any]]) -> dict
 
 
 def _said(told: list[str]) -> str:
-    """Each fault once, with the first rank that found it; what all found alone."""
+    """Return each fault once, with the first rank that found it; a fault of all ranks without a
+    rank."""
     if len(set(told)) == 1:
         return told[0]
     return "; ".join(f"rank {told.index(text)}: {text}" for text in dict.fromkeys(told) if text)
@@ -333,13 +351,13 @@ def _looked(look: Callable[[], dict[str, Any]]) -> tuple[dict[str, Any], str]:
 
 
 def seen_by_one(trained: TrainingRun, look: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """The same of one look, which has facts on some ranks alone: those of the first that has."""
+    """Return the facts of one look that only some ranks have: those of the first such rank."""
     found = together(trained, look)
     return next((facts for facts in _everyone(trained, found) if facts), {})
 
 
 def _everyone(trained: TrainingRun, value: Any) -> list[Any]:
-    """``value`` of every rank; of a simulated world this rank's alone."""
+    """Return ``value`` of every rank; in a simulated world only this rank's."""
     import torch.distributed as dist
 
     if trained.accelerator.num_processes == 1 or trained.launch.simulated:

@@ -1,4 +1,4 @@
-"""What an optimizer keeps, read back: bytes an element, its settings, its steps."""
+"""Evidence read from objects: optimizer state, types of a forward pass, and frozen weights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def per_element(trained: TrainingRun) -> float:
-    """Bytes of optimizer state for each element that this rank's optimizer updates."""
+    """Return the bytes of optimizer state for each element that this rank's optimizer updates."""
     return bytes_of(tensors(trained.inner_optimizer)) / sum(w.numel() for w in trained.optimized())
 
 
@@ -37,14 +37,17 @@ def _plain(value: Any) -> Any:
 
 
 def counted(trained: TrainingRun) -> int | None:
-    """Optimizer steps by the highest count in the optimizer's state; None where it has none."""
+    """Return the highest step count in the optimizer's state; None if it has none."""
     counts = [s["step"] for s in trained.inner_optimizer.state.values() if "step" in s]
     return int(max(map(float, counts))) if counts else None
 
 
 def each_count(trained: TrainingRun) -> list[int]:
-    """Optimizer steps by the state of each weight, or piece, that the optimizer updates on this
-    rank: 0 where it has none. Empty where no state keeps a count."""
+    """Return the step count in the state of each weight, or piece, that this rank's optimizer
+    updates.
+
+    0 for one without a count. Empty if no state has a count.
+    """
     counts = []
     for _, weight in trained.engine.shards(trained):
         if weight.numel():
@@ -53,8 +56,10 @@ def each_count(trained: TrainingRun) -> list[int]:
 
 
 def first_moment(trained: TrainingRun, weight: torch.Tensor) -> torch.Tensor | None:
-    """The running mean of the gradients of a weight, or piece, that the optimizer updates; None
-    where it keeps none as plain numbers."""
+    """Return the running mean of the gradients of a weight, or piece, that the optimizer updates.
+
+    None if it keeps none as plain numbers.
+    """
     state = trained.engine.state_of(trained, weight)
     named = (state.get(name) for name in ("exp_avg", "momentum_buffer"))
     found = next((moment for moment in named if moment is not None), None)
@@ -63,7 +68,7 @@ def first_moment(trained: TrainingRun, weight: torch.Tensor) -> torch.Tensor | N
 
 
 def steps(trained: TrainingRun) -> int:
-    """Steps that the optimizer's own state counts: none was skipped, none taken twice."""
+    """Return the step count in the optimizer's state, which must equal the loop's."""
     taken = counted(trained)
     demand(taken is not None, "the optimizer holds no state: it never stepped")
     demand(
@@ -74,7 +79,7 @@ def steps(trained: TrainingRun) -> int:
 
 
 def count_steps(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Let an optimizer that keeps no count of its steps keep one as Adam does, a parameter each."""
+    """Add a step count per parameter, as Adam's, to an optimizer that has none."""
 
     def count(stepped: Any, *_: Any) -> None:
         for group in stepped.param_groups:
@@ -86,14 +91,13 @@ def count_steps(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     return optimizer
 
 
-# ---- forward ----
-# One more forward, by which evidence sees what a step computes with.
+# ---- one more forward pass ----
 
 
 def forward_once(trained: TrainingRun, *, gradients: bool = False) -> Any:
-    """The trained model's output for one sample of zeros.
+    """Return the trained model's output for one sample of zeros.
 
-    Every rank takes part, because ZeRO-3 gathers parameters on the way.
+    Every rank takes part, because ZeRO-3 gathers parameters for it.
     """
     import torch
 
@@ -104,9 +108,12 @@ def forward_once(trained: TrainingRun, *, gradients: bool = False) -> Any:
 
 
 def loss_once(trained: TrainingRun) -> Any:
-    """A loss to call backward on, of one sample of zeros, with what is added to the true loss
-    (``Trained.supervise``), so that weights which only that reaches get a gradient: a teacher is
-    asked once more by it. Compiled graphs run uncompiled."""
+    """Return a loss of one sample of zeros for a backward call.
+
+    It includes what is added to the true loss (``TrainingRun.supervise``), so that weights which
+    only that reaches get a gradient; a teacher runs once more for it. Compiled graphs run
+    uncompiled.
+    """
     with eager(trained):
         if trained.supervise is None:
             return forward_once(trained, gradients=True).float().square().mean()
@@ -119,10 +126,10 @@ def loss_once(trained: TrainingRun) -> Any:
 
 
 def compute_dtype(trained: TrainingRun) -> str:
-    """The type in which the model's matrix products really ran: that of the output of the first
-    linear layer of the blocks.
+    """Return the type in which the model's matrix products ran.
 
-    A compiled block knows nothing of hooks that came after it, so there it is run uncompiled.
+    It is the output type of the blocks' first linear layer. A compiled block ignores hooks
+    registered after it, so it runs uncompiled here.
     """
     seen: list[str] = []
     first = trained.module.get_submodule(trained.linears[0])
@@ -136,7 +143,8 @@ def compute_dtype(trained: TrainingRun) -> str:
 
 
 def eager(trained: TrainingRun) -> Any:
-    """A context in which compiled blocks run uncompiled, so that hooks and modes see them."""
+    """Return a context in which compiled blocks run uncompiled, so that hooks and modes see
+    them."""
     if "compiled" not in trained.launch.traits:
         return contextlib.nullcontext()
     import torch
@@ -145,7 +153,7 @@ def eager(trained: TrainingRun) -> Any:
 
 
 class Operation(NamedTuple):
-    """One operation that ran; ``dtype`` is its first output's, empty where it was profiled."""
+    """Operator that ran; ``dtype`` is its first output's, empty if it was profiled."""
 
     name: str
     shapes: list[Any]
@@ -153,7 +161,8 @@ class Operation(NamedTuple):
 
 
 def operations(trained: TrainingRun, *, compiled: bool = True) -> list[Operation]:
-    """Every operation of one forward, in order; ``compiled`` False runs compiled graphs eagerly.
+    """Return every operator of one forward, in order; ``compiled`` False runs compiled graphs
+    eagerly.
 
     A dispatch mode would do that as well, so graphs are profiled. Not under ZeRO-3, where the
     profiler has crashed (torch 2.13, DeepSpeed 0.19.8).
@@ -183,27 +192,27 @@ def operations(trained: TrainingRun, *, compiled: bool = True) -> list[Operation
 def _profiled(trained: TrainingRun) -> list[Operation]:
     from torch.profiler import ProfilerActivity, profile
 
-    forward_once(trained)  # compiles for one sample, which shows operations of its own
+    forward_once(trained)  # compiles for one sample, which runs other operators
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as seen:
         forward_once(trained)
     return [Operation(event.name, event.input_shapes) for event in seen.events()]
 
 
-# ---- types ----
-# The types that a step computes with and keeps, and how exact its products are.
+# ---- types and exactness ----
 
 
 ROWS = 16
 
 
 def dtypes(trained: TrainingRun) -> dict[str, str]:
-    """Types of computation, stored parameters and the optimizer's weights and moments."""
+    """Return the types of computation, stored parameters and the optimizer's weights and
+    moments."""
     state = trained.inner_optimizer.state
     moments = {
         str(v.dtype) for s in state.values() for k, v in s.items() if k.startswith("exp_avg")
     }
     weights = {str(w.dtype) for w in trained.optimized()}
-    # Packed codes are no type to compute in; whoever packed them shows what they are.
+    # Packed codes are no compute type; the strategy that packs them checks their type.
     stored = {str(p.dtype) for p in trained.module.parameters() if p.is_floating_point()}
     kinds = {"parameters": stored, "master": weights, "moments": moments}
     return {
@@ -213,16 +222,21 @@ def dtypes(trained: TrainingRun) -> dict[str, str]:
 
 
 def products(trained: TrainingRun) -> dict[str, Any]:
-    """Matrix products of forward and backward of the watched step, counted by type; nothing where
-    none was watched."""
+    """Return the matrix products of forward and backward of the watched step, counted by type.
+
+    Empty if no step was watched.
+    """
     if trained.observed is None or not trained.observed.ran:
         return {}
     return {"products": dict(trained.observed.products("forward", "backward"))}
 
 
 def product_error(trained: TrainingRun) -> float | None:
-    """How far a product of the model is from float64's, as a share of its norm: the first plain
-    linear layer of the blocks, on rows that it is given; None where there is none."""
+    """Return the relative error of a product of the model against float64; None without a plain
+    layer.
+
+    The product is that of the blocks' first plain linear layer, on rows of its input.
+    """
     import torch
     from torch import nn
 
@@ -234,7 +248,7 @@ def product_error(trained: TrainingRun) -> float | None:
     seen: list[Any] = []
 
     def wanted(layer: Any, given: Any) -> None:
-        # Before the call: an engine may take the weight away behind it.
+        # Before the call, because an engine may release the weight after it.
         rows = given[0].detach().flatten(0, -2)[:ROWS].double()
         bias = 0.0 if layer.bias is None else layer.bias.detach().double()
         seen.append(rows @ layer.weight.detach().double().T + bias)
@@ -253,22 +267,22 @@ def product_error(trained: TrainingRun) -> float | None:
     return float(seen[-1]) if seen else None
 
 
-# ---- frozen ----
-# Proof that some weights trained and all others stayed as they were, bit for bit.
+# ---- frozen weights ----
 
 
 PERIOD = 65521
 PIECE = 8 * PERIOD
-"""Bytes of a weight that are summed at a time: of whole periods, so that places repeat."""
+"""Bytes of a weight that are summed at a time: whole periods, so that places repeat."""
 
 
 def count(parameters: Iterable[Any], engine: Engine | None = None) -> int:
-    """Elements of whole parameters, also where ``engine`` split them or two share a byte."""
+    """Return the elements of whole parameters, also if ``engine`` sharded them or two share a
+    byte."""
     return sum(_shape(p, engine).numel() for p in parameters)
 
 
 def _shape(parameter: Any, engine: Engine | None) -> torch.Size:
-    """The shape of the weight that ``parameter`` stands for."""
+    """Return the shape of the weight that ``parameter`` stores."""
     packed = getattr(parameter, "quant_state", None)
     if packed is not None:
         return packed.shape
@@ -282,10 +296,10 @@ def train_only(module: Any, wanted: set[str]) -> None:
 
 
 def checksum(tensor: torch.Tensor) -> int:
-    """The sum of a tensor's bytes, each weighted by where it stands: another bit, another sum.
+    """Return the sum of a tensor's bytes, weighted by position: another bit gives another sum.
 
-    A hash would copy every weight to the host; this stays on the device, and goes through a weight
-    in pieces, since its bytes as whole numbers take eight times as much.
+    A hash would copy every weight to the host. This stays on the device, and sums a weight in
+    pieces, since its bytes as whole numbers take eight times as much.
     """
     import torch
 
@@ -298,12 +312,12 @@ def checksum(tensor: torch.Tensor) -> int:
 
 
 def pieces(flat: torch.Tensor) -> Iterable[torch.Tensor]:
-    """A flat tensor of bytes as what is summed at a time."""
+    """Split a flat tensor of bytes into the pieces that are summed at a time."""
     return flat.split(PIECE)
 
 
 class Frozen(Watcher):
-    """Checksums of all parameters as prepare left them: of this rank's parts."""
+    """Checksums of all parameters after prepare, of this rank's parts."""
 
     def __init__(self, trained: TrainingRun) -> None:
         self.trained = trained
@@ -314,23 +328,24 @@ class Frozen(Watcher):
             yield name, checksum(self.trained.engine.part(p))
 
     def changed(self) -> set[str]:
-        """Names of parameters that are not as they were."""
+        """Return the names of parameters that have changed."""
         return {name for name, value in self._now() if value != self.sums[name]}
 
     def state_dict(self) -> dict[str, Any]:
-        """The checksums of the training's beginning."""
+        """Return the checksums of the training's beginning."""
         return {"sums": self.sums}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Compare with the training's beginning, also after a resume."""
+        """Restore the checksums of the training's beginning."""
         self.sums = state["sums"]
 
     def recut(self, states: Sequence[dict[str, Any]], pieces: Sequence[Sequence[Any]]) -> None:
-        """Hold what is frozen to the rows that each of the former ranks had of it; of what trains,
-        it counts from here on that it moves.
+        """Check frozen weights against the rows that each former rank had of them.
+
+        Changes of trained weights are counted from this call on.
 
         Raises:
-            BadInput: a frozen weight is not the one that those ranks had.
+            BadInput: a frozen weight differs from that of those ranks.
         """
         trained = self.trained
         sharers = len(states) // trained.engine.layout(len(states)).replicate
@@ -348,7 +363,8 @@ class Frozen(Watcher):
 
 
 def split_facts(trained: TrainingRun, name: str) -> dict[str, Any]:
-    """What was trained and what was not: counted, and compared with the beginning bit by bit."""
+    """Return the counts of trained and frozen elements, and check bit by bit that frozen ones are
+    unchanged."""
     kept = trained.attached.get(name)
     demand(isinstance(kept, Frozen), "no checksums were taken before training")
     parameters = dict(trained.module.named_parameters())

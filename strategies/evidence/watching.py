@@ -1,8 +1,8 @@
-"""One whole training step, watched for evidence: behind the measured steps, so that neither their
-time nor their memory has any of it.
+"""Watched step: one whole training step after the measured ones, recorded for evidence.
 
-A strategy or an engine that needs more than the operators declares ``observe`` (``Strategy``,
-``Engine``); what its context yields is kept as its note.
+Neither the time nor the memory of the measured steps includes it. A strategy or an engine that
+needs more than the operators overrides ``observe`` (``Strategy``, ``Engine``); its context's value
+is kept as its note.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from strategies.strategy import Strategy
 
 
-# ---- collectives ----
-# What a call of one of torch's collectives hands over, and among whom.
+# ---- inputs of collectives ----
 
 
 INPUT = dict.fromkeys(
@@ -32,11 +31,11 @@ INPUT = dict.fromkeys(
     ),
     1,
 )
-"""Collectives whose first argument is the output -> where the input is."""
+"""Collectives whose first argument is the output -> index of the input."""
 
 
 def handed(name: str, args: Any, phase: str) -> list[Sent]:
-    """What a rank gives to the collective ``name`` (torch.ops.c10d's) with ``args``."""
+    """Return what a rank passes to the collective ``name`` (torch.ops.c10d's) with ``args``."""
     given = within([args[INPUT.get(name, 0)]]) if args else []
     plain = [t for tensor in given for t in stored(tensor)]
     group = getattr(group_of(args), "group_name", "")
@@ -44,7 +43,7 @@ def handed(name: str, args: Any, phase: str) -> list[Sent]:
 
 
 def group_of(args: Any) -> Any | None:
-    """The process group among the arguments of one of torch's collectives."""
+    """Return the process group among the arguments of one of torch's collectives."""
     import torch
     from torch.distributed import distributed_c10d as c10d
 
@@ -55,7 +54,7 @@ def group_of(args: Any) -> Any | None:
 
 
 def dtype_of(value: Any) -> str:
-    """The type of a tensor, or of the first of several; empty of what has none."""
+    """Return the type of a tensor, or of the first of several; empty for other values."""
     first = value[0] if isinstance(value, (tuple, list)) and value else value
     return str(getattr(first, "dtype", "")).removeprefix("torch.")
 
@@ -66,8 +65,11 @@ _BESIDE: list[str] = []
 def observe_step(
     trained: TrainingRun, parts: Iterable[Strategy], step: Callable[[], None], data: Any = None
 ) -> None:
-    """Take ``step`` once with every part watching; leaves ``trained.observed``. ``data`` is what
-    the step's samples are fetched from, and may compute them: that is no part's doing."""
+    """Take ``step`` once while every part watches, and set ``trained.observed``.
+
+    ``data`` is the source of the step's samples. Fetching may compute them, which is no part's
+    work.
+    """
     seen = Observed()
     before = trained.micro_steps
     with contextlib.ExitStack() as stack:
@@ -86,8 +88,10 @@ def observe_step(
 
 @contextlib.contextmanager
 def beside(phase: str) -> Iterator[None]:
-    """What runs is not the trained model's: its operators count in a ``phase`` of their own, so
-    that no evidence of the model's takes them for its products."""
+    """Count operators inside the context in a ``phase`` of their own.
+
+    They are not the trained model's, so no evidence counts them as its products.
+    """
     _BESIDE.append(phase)
     try:
         yield
@@ -96,12 +100,12 @@ def beside(phase: str) -> Iterator[None]:
 
 
 DATA = "data"
-"""The phase of what fetching samples computes: none of a training step's."""
+"""Phase of computation that fetches samples, which is none of a training step's."""
 
 
 @contextlib.contextmanager
 def _apart(data: Any) -> Iterator[None]:
-    """While it lasts what ``data`` fetches is in a phase of its own: a VAE has attention too."""
+    """Count what ``data`` fetches in a phase of its own: a VAE has attention too."""
     if data is None:
         yield
         return

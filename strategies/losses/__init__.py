@@ -1,1 +1,1 @@
-"""Losses over a vocabulary: how much of the logits is there at a time."""
+"""Losses over a vocabulary, which differ in the number of logits held at a time."""

@@ -1,4 +1,4 @@
-"""The loss over a vocabulary, and how much of its logits is held."""
+"""cross_entropy: the loss over a vocabulary, with all logits or a part of them in memory."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
-"""Cross entropy of a linear layer over a vocabulary, each way with other parts of the logits.
+"""Cross entropy of a linear layer over a vocabulary, in four implementations.
 
-Each takes hidden states [N, D], the layer's weight [V, D] and bias [V], and targets int64 [N], of
-which those that are ``IGNORED`` count for nothing, and gives the sum over the others.
-
-Imports torch: import it only where it is there.
+Each takes hidden states [N, D], the layer's weight [V, D] and bias [V], and targets int64 [N]. It
+returns the sum over the targets that are not ``IGNORED``. Imports torch.
 """
 
 from __future__ import annotations
@@ -26,13 +24,14 @@ Function = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def full(x_ND: Tensor, weight_VD: Tensor, bias_V: Tensor, targets_N: Tensor) -> Tensor:
-    """All logits at once, and their logarithms for backward: torch's own two steps."""
+    """Compute the loss with all logits at once, and keep their logarithms for backward (torch's two
+    steps)."""
     logits_NV = F.linear(x_ND, weight_VD, bias_V).float()
     return F.cross_entropy(logits_NV, targets_N, ignore_index=IGNORED, reduction="sum")
 
 
 def chunked(chunks: int) -> Function:
-    """``full`` of a share of the tokens after the other, each computed again in backward."""
+    """Return ``full`` over ``chunks`` chunks of tokens in turn, each recomputed in backward."""
 
     def run(x_ND: Tensor, weight_VD: Tensor, bias_V: Tensor, targets_N: Tensor) -> Tensor:
         total = x_ND.new_zeros((), dtype=torch.float32)
@@ -45,7 +44,7 @@ def chunked(chunks: int) -> Function:
 
 
 def fused(x_ND: Tensor, weight_VD: Tensor, bias_V: Tensor, targets_N: Tensor) -> Tensor:
-    """torch's fused linear cross entropy: gradients are made in forward, piece by piece."""
+    """Compute torch's fused linear cross entropy: it makes gradients in forward, chunk by chunk."""
     x, weight, bias = _alike(x_ND, weight_VD, bias_V)
     return F.linear_cross_entropy(
         x, weight, targets_N, linear_bias=bias, reduction="sum", ignore_index=IGNORED,
@@ -54,7 +53,8 @@ def fused(x_ND: Tensor, weight_VD: Tensor, bias_V: Tensor, targets_N: Tensor) ->
 
 
 def cut(x_ND: Tensor, weight_VD: Tensor, bias_V: Tensor, targets_N: Tensor) -> Tensor:
-    """Wijmans et al.'s kernels: logits live in a GPU's registers and caches alone."""
+    """Compute the loss by Wijmans et al.'s kernels: logits exist only in a GPU's registers and
+    caches."""
     from cut_cross_entropy import linear_cross_entropy
 
     x, weight, bias = _alike(x_ND, weight_VD, bias_V)
@@ -63,26 +63,26 @@ def cut(x_ND: Tensor, weight_VD: Tensor, bias_V: Tensor, targets_N: Tensor) -> T
 
 
 def _alike(*tensors: Tensor) -> list[Tensor]:
-    """The operands in one type, for functions that autocast does not know."""
+    """Return the operands in one type, for functions that autocast does not cover."""
     dtype = autocast_dtype(tensors[0])
     return [t.to(dtype or t.dtype) for t in tensors]
 
 
-# ---- watched ----
-# The logits of a watched step: how many rows of them were there at a time.
-#
-# Imports torch: import it only where it is there.
+# ---- logits of a watched step ----
 
 
 OF_LOGITS = ("aten::_log_softmax", "aten::_log_softmax_backward_data")
-"""Operations that a loss alone takes; products as wide as the vocabulary may be of any layer."""
+"""Operators that only a loss runs; products as wide as the vocabulary may be of any layer."""
 FUSED = "linear_cross_entropy_batch_chunked"
 
 
 @contextmanager
 def logits(layer: Any) -> Iterator[dict[str, int]]:
-    """What a watched step held of the logits: the most ``rows`` of one tensor and its ``bytes``;
-    how often they were computed ``again`` within backward; ``tokens`` of a call."""
+    """Record the logits of a watched step.
+
+    ``rows``: the most of one tensor, and its ``bytes``. ``again``: how often they were computed
+    within backward. ``tokens``: those of a call. ``fused``: calls of torch's fused operator.
+    """
     seen = dict.fromkeys(("rows", "bytes", "again", "tokens", "fused"), 0)
 
     class Watch(TorchDispatchMode):

@@ -1,1 +1,1 @@
-"""Optimizers, one file each, and what they share."""
+"""Optimizer strategies and their implementations."""

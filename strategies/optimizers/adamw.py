@@ -1,4 +1,5 @@
-"""The optimizer, and the kernel that steps it."""
+"""torch's AdamW, SGD and Adafactor (adamw, sgd, adafactor), and AdamW for bfloat16 weights
+(adamw_bf16)."""
 
 from __future__ import annotations
 
@@ -18,7 +19,10 @@ KERNELS = {
     "plain": {"foreach": False, "fused": False},
 }
 OFF = 0.01
-"""From AdamW's rule in float64, of an update and its moments: those of bfloat16 round by 0.4 %."""
+"""Largest relative error of an update and its moments against AdamW's rule in float64.
+
+Moments in bfloat16 round by 0.4 %.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,8 +78,10 @@ class AdamW(Strategy):
         return {**facts, **self._kernel(trained.ops)}
 
     def _kernel(self, ops: set[str]) -> dict[str, str]:
-        """The operators of a whole step name the kernel that ran, whatever the flags say; where
-        no step was watched (a compiled one cannot be) nothing is claimed."""
+        """Return the kernel that the operators of a whole step show, whatever the flags are.
+
+        Nothing without a watched step (a compiled one cannot be watched).
+        """
         if not ops:
             return {}
         ran = "fused" if any("_fused_adam" in op for op in ops) else "plain"
@@ -85,8 +91,7 @@ class AdamW(Strategy):
         return {"kernel": ran}
 
 
-# ---- sgd ----
-# Stochastic gradient descent: at most one moment, at best no optimizer state at all.
+# ---- SGD ----
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,12 +163,12 @@ class Sgd(Strategy):
         return facts
 
 
-# ---- adafactor ----
-# Adafactor: second moments kept as a row and a column for each matrix.
+# ---- Adafactor ----
 
 
 ADAFACTOR_OFF = 1e-3
-"""From Adafactor's rule in float64, of an update: float32 rounds by some 1e-6."""
+"""Largest relative error of an update against Adafactor's rule in float64; float32 rounds by
+1e-6."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,7 +199,7 @@ class Adafactor(Strategy):
         )
 
     def observe(self, trained: TrainingRun) -> AbstractContextManager[Any]:
-        """One matrix, whole: its statistics are of rows and columns."""
+        """Watch one whole matrix, because its statistics are of rows and columns."""
         return updates.watch(trained.inner_optimizer, _is_matrix, whole=True, read=_factors)
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
@@ -232,12 +237,11 @@ def _factors(state: dict[str, Any], p: Any) -> dict[str, Any]:
     return {name: state[name] for name in ("row_var", "col_var") if name in state}
 
 
-# ---- adamw bf16 ----
-# AdamW for weights that are bfloat16 and have no float32 copy.
+# ---- AdamW for bfloat16 weights ----
 
 
 DEVIATIONS = 6
-"""Standard deviations that chance may move the share of an update that the weights took."""
+"""Tolerance in standard deviations of the share of an update that stochastic rounding applies."""
 
 
 @dataclass(frozen=True, kw_only=True)

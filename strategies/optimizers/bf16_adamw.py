@@ -1,7 +1,8 @@
-"""AdamW's arithmetic for weights that are bfloat16 and have no float32 copy.
+"""AdamW for bfloat16 weights without a float32 copy.
 
-Ours: torch's AdamW rounds to the nearest, and torchao's AdamW of whole moments, which can round by
-chance, is a private class of 0.18 that compiles its step; neither has a compensated sum.
+It is our own: torch's AdamW rounds to nearest. torchao's AdamW with unquantized moments and
+stochastic rounding is a private class of 0.18 that compiles its step. Neither has a compensated
+sum.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ import torch
 
 
 def rounded_by_chance(exact: Any, generator: Any = None) -> Any:
-    """float32 to bfloat16, up or down with the odds of the distance: right on average.
+    """Round float32 to bfloat16 stochastically: up or down with the odds of the distance, unbiased.
 
-    A bfloat16 is a float32 without its last 16 bits; a random number below 2^16 added to them
+    A bfloat16 is a float32 without its last 16 bits. A random number below 2^16 added to them
     carries into the rest as often as they are large.
     """
     bits = exact.view(torch.int32)
@@ -24,7 +25,7 @@ def rounded_by_chance(exact: Any, generator: Any = None) -> Any:
 
 
 def compensated(weight: Any, carried: Any, update: Any) -> tuple[Any, Any]:
-    """weight + update in bfloat16, and what rounding took away, to be carried to the next step."""
+    """Return weight + update in bfloat16, and the rounding error, which the next step adds."""
     wanted = update + carried.float()
     exact = weight.float() + wanted
     written = exact.to(weight.dtype)
@@ -32,10 +33,12 @@ def compensated(weight: Any, carried: Any, update: Any) -> tuple[Any, Any]:
 
 
 class Bf16AdamW(torch.optim.Optimizer):
-    """AdamW, tensor by tensor in float32; ``rescued`` counts the elements of this process's
-    first step that plain rounding would have left where they were, and that moved or were
-    carried. Chance follows from the step and the tensor's place: alike on all ranks, or
-    replicas would drift apart, and after a resume."""
+    """AdamW that updates each tensor in float32.
+
+    ``rescued`` counts elements of this process's first step that rounding to nearest would not have
+    moved, and that moved or were carried. Random numbers depend on the step and the tensor's index:
+    all ranks draw the same, also after a resume, or replicas would drift apart.
+    """
 
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
         super().__init__(params, defaults)
@@ -80,7 +83,7 @@ class Bf16AdamW(torch.optim.Optimizer):
 
 
 def _update(p: Any, state: dict[str, Any], group: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """What AdamW adds to ``p``, and the new moments, in float32."""
+    """Return AdamW's update of ``p`` and the new moments, in float32."""
     (beta1, beta2), step, gradient = group["betas"], float(state["step"]), p.grad.float()
     first = state["exp_avg"].float().lerp(gradient, 1 - beta1)
     second = state["exp_avg_sq"].float().lerp(gradient * gradient, 1 - beta2)

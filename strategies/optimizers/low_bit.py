@@ -1,4 +1,5 @@
-"""Adam with its two moments in few bits, block by block with a scale each."""
+"""Adam with 8-bit and 4-bit moments, block-wise with a scale each: adam8bit, paged_adam8bit,
+adam4bit."""
 
 from __future__ import annotations
 
@@ -16,26 +17,25 @@ from strategies.evidence.readings import bytes_of, stored
 from strategies.evidence.rules import label
 from strategies.strategy import Strategy
 
-# ---- quantised ----
-# Optimizers with low-bit states: made alike, and read back by the bytes of their codes.
+# ---- quantized moments ----
 
 
 # bitsandbytes and torchao both keep tensors below this in float32.
 SMALLEST = 4096
 BLOCKS = {8: 256, 4: 128}
-"""Bits -> torchao's block; it leaves tensors that are not whole blocks in float32."""
+"""Bits -> torchao's block size; tensors that are not whole blocks stay in float32."""
 
 OFF = 0.01
-"""From AdamW's rule in float64, of an update: by the moments as they are read from their bits."""
+"""Largest relative error of an update against AdamW's rule in float64, by the decoded moments."""
 
 
 def torchao_adam(name: str, params: list[Any], settings: Settings, device: str) -> Any:
-    """torchao's optimizer; on a CPU, and while operators are watched, stepped op by op.
+    """Return torchao's optimizer; on a CPU, and while operators are watched, it steps uncompiled.
 
-    It compiles its step for each shape of a parameter. On a GPU that is a Triton kernel; on a CPU
-    it is a C++ compiler's half minute for the same arithmetic. Beneath a dispatch mode, as a trace
-    is one, torch compiles nothing, and torch 2.13 takes that for an error where it was told to
-    compile ("fullgraph=True found no compiled frames").
+    It compiles its step for each parameter shape. On a GPU that is a Triton kernel; on a CPU, half
+    a minute of a C++ compiler for the same arithmetic. Under a dispatch mode, such as a trace,
+    torch compiles nothing, and torch 2.13 raises if it was told to compile ("fullgraph=True found
+    no compiled frames").
     """
     import torch
     from torchao import optim
@@ -45,7 +45,7 @@ def torchao_adam(name: str, params: list[Any], settings: Settings, device: str) 
     def step(self: Any, closure: Any = None) -> Any:
         compiles = device == "cuda" and not torch._C._len_torch_dispatch_stack()
         self.compiled_steps += compiles
-        # The stance is in force from the moment at which it is made.
+        # The stance is in force from its construction on.
         with contextlib.nullcontext() if compiles else torch.compiler.set_stance("force_eager"):
             return kind.step(self, closure)
 
@@ -54,12 +54,12 @@ def torchao_adam(name: str, params: list[Any], settings: Settings, device: str) 
 
 
 def torchao_needs(launch: RunContext) -> tuple[str, ...]:
-    """What the machine must have for it: on a GPU, what compiles its step as well."""
+    """Return the machine's requirements: on a GPU also a compiler for its step."""
     return ("torchao", "inductor") if launch.device == "cuda" else ("torchao",)
 
 
 def watch_low_bit(trained: TrainingRun) -> AbstractContextManager[list[updates.Update]]:
-    """The first update of a tensor whose moments are kept in few bits, with them as numbers."""
+    """Record the first update of a tensor with quantized moments, and decode these."""
     optimizer = trained.inner_optimizer
 
     def quantised(p: Any) -> bool:
@@ -70,16 +70,16 @@ def watch_low_bit(trained: TrainingRun) -> AbstractContextManager[list[updates.U
 
 
 def _as_numbers(state: dict[str, Any], p: Any) -> dict[str, Any]:
-    """Both moments in float32, by AdamW's names; of bitsandbytes' the first elements."""
+    """Return both moments in float32, by AdamW's names; for bitsandbytes the first elements."""
     if "state1" in state:
         names = {"exp_avg": "1", "exp_avg_sq": "2"}
         return {name: _looked_up(state, number) for name, number in names.items()}
-    # Where the parameter is a DTensor they are too, and their codes are the share's.
+    # Moments of a DTensor are DTensors; their codes are those of the share.
     return {name: updates.here(state[name]).dequantize() for name in ("exp_avg", "exp_avg_sq")}
 
 
 def _looked_up(state: dict[str, Any], number: str) -> Any:
-    """bitsandbytes' blocks: each code is a place in the table, each block has a scale."""
+    """Decode bitsandbytes' blocks: each code is an index into the table, each block has a scale."""
     codes = state[f"state{number}"].flatten()[: updates.SAMPLE]
     scales = state[f"absmax{number}"].repeat_interleave(BLOCKS[8])[: codes.numel()]
     return state[f"qmap{number}"][codes.long()] * scales
@@ -88,10 +88,10 @@ def _looked_up(state: dict[str, Any], number: str) -> Any:
 def low_bit_facts(
     trained: TrainingRun, kind: str, home: str, bits: int, watched: Iterable[updates.Update] | None
 ) -> dict[str, Any]:
-    """Class, settings and steps, the state's bytes: codes of ``bits`` and no more than scales; and
-    the update that was ``watched``, against AdamW's rule.
+    """Check class, settings, steps, state bytes, and the ``watched`` update against AdamW's rule.
 
-    Small tensors stay in float32 by both libraries' rule, so only the others are held to it.
+    The state has codes of ``bits`` and at most scales besides. Both libraries keep small tensors in
+    float32, so only the others are checked.
     """
     optimizer = trained.inner_optimizer
     names = [f"{k.__module__.partition('.')[0]}.{k.__name__}" for k in type(optimizer).__mro__]
@@ -124,7 +124,7 @@ def low_bit_facts(
 
 
 def _moments(state: dict[str, Any]) -> list[Any]:
-    """Codes and scales of one parameter; the lookup tables are shared or tiny, so left out."""
+    """Return codes and scales of one parameter, without lookup tables, which are shared or tiny."""
     import torch
 
     kept = [v for k, v in state.items() if k != "step" and not k.startswith("qmap")]
@@ -205,7 +205,7 @@ class PagedAdam8bit(Adam8bit):
         # Moments below 1e5 elements are not worth a page and stay on the device.
         paged = [getattr(m, "is_paged", False) for m in moments if m.numel() >= 1e5]
         demand(bool(paged) and all(paged), f"{sum(paged)} of {len(paged)} moments are paged")
-        # bitsandbytes' own mark: what the driver does with the pages is not seen from here.
+        # It is bitsandbytes' own mark; the driver's use of the pages is not observable.
         return label({**facts, "paged_moments": len(paged)}, "paged_moments")
 
 

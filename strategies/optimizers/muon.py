@@ -1,4 +1,4 @@
-"""Muon: momentum made orthogonal before it is applied; one moment a matrix instead of two."""
+"""muon: orthogonalized momentum; one moment per matrix instead of two."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Muon(Strategy):
         return TwoOptimizers(parts)
 
     def observe(self, trained: TrainingRun) -> AbstractContextManager[Any]:
-        """The update of one whole matrix, of the last block."""
+        """Watch the update of one whole matrix of the last block."""
         inner = [p for p in trained.blocks()[-1].parameters() if p.requires_grad and p.ndim == 2]
         target = min(inner, key=lambda p: p.numel(), default=None)
         return rules.watch(trained.inner_optimizer, lambda p: p is target, whole=True)
@@ -93,7 +93,7 @@ class Muon(Strategy):
             "state_bytes_per_element": round(states.per_element(trained), 3),
         }
         seen = self.note(trained)
-        # A bfloat16 weight rounds most of an update away: what is left shows no singular values.
+        # A bfloat16 weight rounds most of an update away: the rest shows no singular values.
         if not seen or seen[0].before["weight"].element_size() < 4:
             return label(facts, "classes")
         return facts | orthogonal(seen[0], settings, self.momentum)

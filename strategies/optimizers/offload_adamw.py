@@ -1,4 +1,4 @@
-"""AdamW's state in host memory without DeepSpeed."""
+"""offload_adamw: AdamW's state in host memory, by torchao."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from strategies.evidence import states
 from strategies.evidence.readings import bytes_of, tensors
 from strategies.strategy import Strategy
 
-# torchao keeps tensors below this on the device: moving them would take longer than it saves.
+# torchao keeps tensors below this on the device: a copy would cost more than it saves.
 SMALLEST = 4096
 
 

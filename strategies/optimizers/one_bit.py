@@ -1,7 +1,4 @@
-"""The two halves of 1-bit Adam: an optimizer whose variance freezes, and what it communicates.
-
-Imports torch: import it only where torch is there.
-"""
+"""Optimizer of 1-bit Adam, whose variance freezes, and its communication hook. Imports torch."""
 
 from __future__ import annotations
 
@@ -14,22 +11,21 @@ from torch import Tensor
 from strategies.communication import wire
 from strategies.engine import TrainingRun
 
-# ---- signs ----
-# Tensors as one bit an element and one size a row. Imports torch: import it where torch is.
+# ---- sign compression ----
 
 
 BITS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 def rows(tensor: Tensor) -> Tensor:
-    """A tensor as a matrix: a row an output of a layer, one row for a bias."""
+    """Return a tensor as a matrix: a row for each output of a layer; one row for a bias."""
     return tensor.reshape(len(tensor), -1) if tensor.ndim > 1 else tensor.reshape(1, -1)
 
 
 def pack(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    """Signs, eight to a byte, and the mean size of each row.
+    """Return the signs, eight to a byte, and the mean magnitude of each row.
 
-    One size for a whole table would move the rows of labels that were never seen.
+    One magnitude for a whole table would move rows of labels that were never seen.
     """
     positive = (tensor.reshape(-1) >= 0).to(torch.uint8)
     padded = torch.nn.functional.pad(positive, (0, -len(positive) % 8)).view(-1, 8)
@@ -38,7 +34,7 @@ def pack(tensor: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def unpack(signs: Tensor, sizes: Tensor, shape: torch.Size) -> Tensor:
-    """What ``pack`` kept of a tensor of ``shape``."""
+    """Return the tensor of ``shape`` that ``pack`` approximated."""
     weights = torch.tensor(BITS, dtype=torch.uint8, device=signs.device)
     bits = (signs[:, None] & weights).ne(0).reshape(-1)[: shape.numel()]
     whole = (bits.float() * 2 - 1).view(len(sizes), -1) * sizes[:, None]
@@ -46,15 +42,17 @@ def unpack(signs: Tensor, sizes: Tensor, shape: torch.Size) -> Tensor:
 
 
 class FrozenVarianceAdam(torch.optim.Optimizer):
-    """AdamW for ``freeze`` steps; from then on the variance stays, and what arrives as a gradient
-    is the momentum, averaged over the ranks."""
+    """AdamW for ``freeze`` steps; after them the variance is frozen.
+
+    What arrives as a gradient is then the momentum, averaged over the ranks.
+    """
 
     def __init__(self, params: Any, *, freeze: int, **settings: Any) -> None:
         super().__init__(params, {"freeze": freeze, **settings})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step of every parameter that has a gradient."""
+        """Step every parameter that has a gradient."""
         loss = closure() if closure is not None else None
         for group in self.param_groups:
             for p in group["params"]:
@@ -71,7 +69,7 @@ class FrozenVarianceAdam(torch.optim.Optimizer):
             state["exp_avg"].lerp_(p.grad, 1 - beta1)
             state["exp_avg_sq"].lerp_(p.grad.square(), 1 - beta2)
         else:
-            # Where no gradient was ever seen the variance is zero, and a sign is no direction.
+            # The variance is zero if there was never a gradient; a sign is then no direction.
             state["exp_avg"].copy_(p.grad * (state["exp_avg_sq"] > 0))
         seen = min(state["step"], group["freeze"])
         root = (state["exp_avg_sq"] / (1 - beta2**seen)).sqrt_().add_(group["eps"])
@@ -80,9 +78,10 @@ class FrozenVarianceAdam(torch.optim.Optimizer):
 
 
 class OneBitHook(wire.WithFeedback):
-    """Averages gradients densely until the variance freezes, then momenta, a bit an element.
+    """Hook that averages gradients in full until the variance freezes, then momenta as one bit per
+    element.
 
-    What the signs miss of a rank's momentum is added to its next one.
+    The compression error of a rank's momentum is added to its next one.
     """
 
     def __init__(self, trained: TrainingRun) -> None:
@@ -97,7 +96,7 @@ class OneBitHook(wire.WithFeedback):
         return state.get("step", 0) >= group["freeze"]
 
     def gradient_norm(self) -> Any:
-        """The norm while gradients are averaged; of momenta there is none to tell."""
+        """Return the norm while gradients are averaged; None for momenta."""
         if self._frozen():
             return None
         parameters = [p for p in self.trained.module.parameters() if p.grad is not None]
@@ -107,7 +106,7 @@ class OneBitHook(wire.WithFeedback):
         if not self._frozen():
             return self.hooks.allreduce_hook(None, bucket)
         signs, sizes = zip(*map(self._packed, bucket.parameters(), bucket.gradients()), strict=True)
-        # One message: the sizes travel as the bytes they are.
+        # One message: the magnitudes are sent as raw bytes.
         message = torch.cat([*signs, *(s.view(torch.uint8) for s in sizes)])
         everyone = [torch.empty_like(message) for _ in range(self.world)]
         work = self.wire.all_gather(everyone, message, async_op=True)
@@ -124,7 +123,7 @@ class OneBitHook(wire.WithFeedback):
         return signs, sizes
 
     def _mean(self, everyone: list[Tensor], bucket: Any) -> Tensor:
-        """The mean over the ranks, in the ranks' order, so that all replicas get equal bits."""
+        """Return the mean over the ranks, in rank order, so that all replicas get equal bits."""
         bucket.buffer().zero_()
         shapes = [gradient.shape for gradient in bucket.gradients()]
         lengths = [-(-shape.numel() // 8) for shape in shapes]

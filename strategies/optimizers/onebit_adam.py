@@ -1,4 +1,4 @@
-"""1-bit Adam: once the variance has settled, ranks exchange one bit an element."""
+"""onebit_adam: once the variance is frozen, ranks exchange one bit per element."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class OneBitAdam(Strategy):
     freeze: int = 2
 
     def __post_init__(self) -> None:
-        # DDP rebuilds its buckets after the first step; the momentum is then whole.
+        # DDP rebuilds its buckets after the first step; the momentum is then complete.
         if not isinstance(self.freeze, int) or self.freeze < 1:
             raise ValueError(f"freeze is {self.freeze!r}; a whole number of steps from 1")
 

@@ -1,7 +1,7 @@
-"""Two optimizers that look like one: each steps the groups that carry its name.
+"""Wrapper of two optimizers as one: each steps the parameter groups with its name.
 
-Groups and state are one optimizer's, so that saving, resuming, counting and stepping a single
-group work as for any other. Imports torch: import it only where torch is there.
+Groups and state belong to one optimizer, so saving, resuming, counting and stepping a single group
+work as usual. Imports torch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 
 class TwoOptimizers(torch.optim.Optimizer):
-    """``parts`` maps a name to an optimizer over its own parameters, made with its settings."""
+    """Optimizer over ``parts``: name -> optimizer of its own parameters, made with its settings."""
 
     def __init__(self, parts: dict[str, torch.optim.Optimizer]) -> None:
         self.parts = parts
@@ -22,7 +22,7 @@ class TwoOptimizers(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Step each part over the groups that are here now (a caller may have narrowed them)."""
+        """Step each part over the current groups (a caller may have narrowed them)."""
         loss = closure() if closure is not None else None
         for name, part in self.parts.items():
             part.param_groups = [g for g in self.param_groups if g["part"] == name]

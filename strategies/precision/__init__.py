@@ -1,1 +1,1 @@
-"""The types in which a step computes and keeps its weights."""
+"""Precision strategies: the types of computation and of stored weights."""

@@ -1,7 +1,4 @@
-"""Autocast, for functions that it does not know.
-
-Imports torch: import it only where it is there.
-"""
+"""Autocast for functions that torch's autocast does not cover. Imports torch."""
 
 from __future__ import annotations
 
@@ -10,7 +7,10 @@ from torch import Tensor
 
 
 def autocast_dtype(tensor: Tensor) -> torch.dtype | None:
-    """The type to which autocast casts operands of products beside ``tensor``; None where it is
-    off. A device that is not the CPU is asked as CUDA: a prediction's GPU has a type of its own."""
+    """Return the type to which autocast casts a product's operands on the device of ``tensor``.
+
+    None if autocast is off. Every device that is not the CPU counts as CUDA, because a prediction's
+    simulated GPU has another type.
+    """
     kind = "cpu" if tensor.device.type == "cpu" else "cuda"
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None

@@ -1,4 +1,4 @@
-"""bfloat16 weights: updated through a float32 master, or with none."""
+"""bfloat16 weights, with a float32 master (bf16_master) or without (bf16_pure)."""
 
 from __future__ import annotations
 
@@ -83,9 +83,11 @@ class Bf16Pure(Strategy):
 
     @staticmethod
     def _told(launch: RunContext) -> bool:
-        """The engine is told to keep all that it holds in bfloat16. DeepSpeed then casts
-        float32 adapters too, and casts nothing if it is not told (0.19.8, runtime/engine.py,
-        ``_configure_distributed_model``)."""
+        """Return whether DeepSpeed must be configured to keep all its tensors in bfloat16.
+
+        DeepSpeed then casts float32 adapters too, and without this setting casts nothing (0.19.8,
+        runtime/engine.py, ``_configure_distributed_model``).
+        """
         return "float_master" in launch.traits and "float_adapters" not in launch.traits
 
     def configure(self, accelerator: Any, module: Any, launch: RunContext) -> None:

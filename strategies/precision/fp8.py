@@ -1,4 +1,4 @@
-"""Matrix products in float8."""
+"""fp8: matrix products in float8."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from strategies.workloads import TRAIN
 
 
 def float8_layers(trained: TrainingRun) -> int:
-    """Layers that multiply in float8: as many as asked for, and more where a copy has its own."""
+    """Return the number of float8 layers; it may exceed the number requested if a copy has its
+    own."""
     from torchao.float8.float8_linear import Float8Linear
 
     layers = sum(isinstance(m, Float8Linear) for m in trained.module.modules())
@@ -56,7 +57,7 @@ class Fp8(Bf16):
     def edit_model(self, module: Any, subject: Subject) -> None:
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
-        # Layers of one vector a sample have few rows, and float8 kernels want multiples of 16.
+        # Layers of one vector per sample have few rows; float8 kernels need multiples of 16.
         chosen = {module.get_submodule(name) for name in subject.linears}
         convert_to_float8_training(
             module,
@@ -65,7 +66,7 @@ class Fp8(Bf16):
         )
 
     def _products(self, trained: TrainingRun) -> None:
-        """Those of float8 are told apart below, by what they take."""
+        """Skip the check of the base class: float8 products are identified in ``evidence``."""
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         types = super().evidence(trained)

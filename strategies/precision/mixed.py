@@ -1,4 +1,4 @@
-"""Precision: the types in which a step computes and keeps its weights."""
+"""float32, TF32, and 16-bit computation: fp32, tf32, bf16, fp16 and fp16_pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from strategies.subject import Subject
 from strategies.workloads import BOTH, SAMPLE, TRAIN
 
 FLOAT32_ERROR = 1e-5
-"""Of a product in norm: float32 is some 1e-7 off, TF32's 10 bits of mantissa some 3e-4."""
+"""Relative error of a product in norm: float32 is about 1e-7 off, TF32's 10 bits of mantissa
+3e-4."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +51,7 @@ class Fp32(Strategy):
         demand(not others, f"products of a training step ran in {sorted(others)}")
         error = product_error(trained)
         if error is not None:
-            # A CPU knows no TF32: there the flag is all that can be set, and nothing rounds.
+            # A CPU has no TF32: the flag can be set, and nothing rounds.
             rounds = self.rounds and trained.launch.device == "cuda"
             told = f"a product of the model is {error:.2g} of itself away from float64's"
             demand((error > FLOAT32_ERROR) == rounds, told)
@@ -110,8 +111,10 @@ class Bf16(Strategy):
         return {**types, **products(trained)}
 
     def _products(self, trained: TrainingRun) -> None:
-        """Forward and backward of every linear layer of the blocks, in the watched step; layers of
-        another kind are shown by whoever made them."""
+        """Check forward and backward of every linear layer of the blocks in the watched step.
+
+        The strategies that replace layers check their own.
+        """
         traits = trained.launch.traits
         if traits & {"replaced_layers", "quantized_weights"} or not products(trained):
             return
@@ -126,8 +129,7 @@ class Bf16(Strategy):
             )
 
 
-# ---- fp16 ----
-# float16: half the exponent of float32, so losses are scaled to keep small gradients.
+# ---- fp16: loss scaling ----
 
 
 UNSCALED = "_amp_foreach_non_finite_check_and_unscale_"
@@ -176,12 +178,11 @@ class Fp16(Bf16):
         facts = {**facts, "loss_scale": scale}
         seen = trained.observed.ran if trained.observed else []
         unscaled = any(UNSCALED in ran.name for ran in seen)
-        # An engine that scales by itself unscales by plain products, which tell nothing.
+        # An engine's own loss scaling unscales by plain products, which are no evidence.
         return {**facts, "unscaled_in_step": True} if unscaled else label(facts, "loss_scale")
 
 
-# ---- half ----
-# float16 weights and activations, for drawing samples.
+# ---- fp16_pure: sampling ----
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,1 +1,1 @@
-"""What applies when samples are drawn: how weights are stored, and how guidance is computed."""
+"""Sampling strategies: weight storage, adapters, and guidance."""

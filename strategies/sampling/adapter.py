@@ -1,4 +1,4 @@
-"""Samples drawn with adapters: beside the weights, or merged into them."""
+"""adapter: sampling with LoRA adapters, attached to the weights or merged into them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from strategies.workloads import SAMPLE
 
 HOW = ("beside", "merged")
 CLOSE, CLOSE_CODES = 0.05, 0.3
-"""How far from 1 the share of each adapter may be that is in its layer's product; and that of all
-together, where codes round weights to few values."""
+"""Largest distance from 1 of the share of each adapter in its layer's product; and of the mean of
+all, if codes round weights to few values."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class Adapter(Strategy):
 
     @property
     def beside(self) -> bool:
-        """Whether its matrices stay by themselves."""
+        """True if the adapters are attached, not merged."""
         return self.how == "beside"
 
     def reads(self) -> tuple[str, ...]:
@@ -61,10 +61,10 @@ class Adapter(Strategy):
         return ("peft",) if self.beside else ()
 
     def known_rank(self) -> int:
-        """The rank of its adapters.
+        """Return the rank of its adapters.
 
         Raises:
-            BadInput: there is no such file, or it holds others, or something else.
+            BadInput: there is no such file, or it has another rank, or other tensors.
         """
         if not self.file:
             return self.rank or 8
@@ -115,7 +115,7 @@ class Adapter(Strategy):
         mean = sum(shares.values()) / len(shares)
         worst = max(shares.values(), key=lambda share: abs(share - 1))
         off = f"{mean:.2g} of the adapters is in the layers' products, {worst:.2g} of one"
-        # Codes round a layer's weights by more than a small adapter is, and up as often as down.
+        # Codes round a layer's weights by more than a small adapter, equally up and down.
         held = abs(mean - 1) <= CLOSE_CODES if codes else abs(worst - 1) <= CLOSE
         demand(held, off)
         own = sum(m.numel() for pair in found.values() for m in pair) if self.beside else 0

@@ -1,7 +1,6 @@
-"""Adapters that were trained beside a model's linear layers: read, merged into them, or put beside
-them again.
+"""Trained adapters for sampling: read, merged into a model's linear layers, or attached to them.
 
-Imports torch: import it where torch is there.
+Imports torch.
 """
 
 from __future__ import annotations
@@ -23,27 +22,29 @@ from strategies.sampling.trained_beside import ENDS, named
 from strategies.subject import Subject
 
 SIZE = 0.02
-"""Standard deviation of an adapter's elements where no file has them."""
+"""Standard deviation of an adapter's elements if no file has them."""
 
 
 class Pair(NamedTuple):
-    """The two matrices of one layer's adapter, float32: ``down`` [rank, in] and ``up`` [out, rank],
-    whose product is what it adds to the layer's weight."""
+    """Matrices of one layer's adapter, float32: ``down`` [rank, in] and ``up`` [out, rank].
+
+    Their product is added to the layer's weight.
+    """
 
     down: Tensor
     up: Tensor
 
     @property
     def product(self) -> Tensor:
-        """[out, in]."""
+        """Product of the two matrices, [out, in]."""
         return self.up @ self.down
 
 
 def pairs(subject: Subject, file: str, rank: int) -> dict[str, Pair]:
-    """Name of a layer -> its adapter: out of ``file``, or without one drawn, of that ``rank``.
+    """Return name of a layer -> its adapter: from ``file``, or drawn with this ``rank``.
 
     Raises:
-        BadInput: the file's are of another model.
+        BadInput: the file's adapters are of another model.
     """
     with initial.valueless():
         plain = subject.make()
@@ -76,12 +77,14 @@ def _drawn(layer: nn.Linear, name: str, rank: int) -> Pair:
     return Pair(*(SIZE * torch.randn(size, generator=chance, device="cpu") for size in sizes))
 
 
-# ---- in force ----
+# ---- application and evidence ----
 
 
 def merge(module: nn.Module, found: Mapping[str, Pair]) -> None:
-    """Add each product to its layer's weight, once that has a value; what the weight without it
-    has of the product is kept as a number (``merged_onto``), for the proof."""
+    """Add each product to its layer's weight, once that has a value.
+
+    The projection of the weight on the product before is kept (``merged_onto``), for the evidence.
+    """
     module.merged_onto = {}
     for name, pair in found.items():
         p = module.get_submodule(name).weight
@@ -100,7 +103,7 @@ def _merged(weight: Tensor, pair: Pair, name: str, onto: dict[str, float]) -> Te
 
 
 def put_beside(module: nn.Module, subject: Subject, found: Mapping[str, Pair]) -> None:
-    """peft's adapters beside these layers, with their values."""
+    """Attach peft's adapters to these layers, with their values."""
     (rank,) = {len(pair.down) for pair in found.values()}
     inject(module, subject, rank, list(found))
     with torch.no_grad():
@@ -111,9 +114,9 @@ def put_beside(module: nn.Module, subject: Subject, found: Mapping[str, Pair]) -
 
 
 def share(trained: TrainingRun, name: str, pair: Pair, onto: Mapping[str, float] | None) -> float:
-    """How much of the adapter is in what layer ``name`` really multiplies by: 1 is all of it.
+    """Return the share of the adapter in the product of layer ``name``: 1 is all of it.
 
-    ``onto``: of merged ones, what the weights without them had; None: they stand beside.
+    ``onto``: projections of merged weights before the merge; None: adapters are attached.
     """
     layer, product = trained.module.get_submodule(name), pair.product.double()
     dtype, width = trained.subject.dtype(trained.module), pair.down.shape[1]

@@ -1,6 +1,7 @@
-"""Linear layers whose weights are 8 bits, integers or floats, with a scale a row.
+"""Linear layers with 8-bit weights (int8 or float8, a scale per row), and measurements of their
+weights.
 
-Imports torch and torchao: import it only where both are there.
+Imports torch and torchao.
 """
 
 from __future__ import annotations
@@ -33,13 +34,15 @@ TORCH = KernelPreference.TORCH
 
 KINDS = {"int8": Int8WeightOnlyConfig, "float8": Float8WeightOnlyConfig}
 DYNAMIC = "float8 of both operands"
-"""In the place of one of ``KINDS``: what a layer is given is rounded to float8 too."""
+"""Kind besides ``KINDS``: a layer's input is rounded to float8 too."""
 
 
 def both_operands(values: Tensor) -> nn.Parameter:
-    """``values`` in float8 with a scale a row, to be multiplied by operands of which each row is
-    rounded so as it comes (Float8DynamicActivationFloat8WeightConfig of torchao, which makes these
-    where there is a GPU alone)."""
+    """Return ``values`` in float8 with a scale per row, for products with float8 inputs.
+
+    Each row of an input is rounded when it arrives. torchao's
+    Float8DynamicActivationFloat8WeightConfig makes these only on a GPU.
+    """
     each = QuantizeTensorToFloat8Kwargs(granularity=PerRow(), kernel_preference=TORCH)
     made = Float8Tensor.from_hp(
         values,
@@ -52,7 +55,7 @@ def both_operands(values: Tensor) -> nn.Parameter:
 
 
 def packed(values: Tensor, to: str) -> nn.Parameter:
-    """``values`` [out, in] in 8 bits."""
+    """Return ``values`` [out, in] in 8 bits."""
     if to == DYNAMIC:
         return both_operands(values)
     with torch.device("meta"):
@@ -63,7 +66,7 @@ def packed(values: Tensor, to: str) -> nn.Parameter:
 
 
 def quantize(module: nn.Module, names: list[str], to: str) -> None:
-    """Store the weights of the layers of these names so, each as it is drawn."""
+    """Store the weights of the named layers in 8 bits, each when it is drawn."""
     keep = functools.partial(packed, to=to)
     for name in names:
         layer = module.get_submodule(name)
@@ -75,40 +78,39 @@ def quantize(module: nn.Module, names: list[str], to: str) -> None:
             initial.hand_on(waiting, layer.weight, keep=keep)
 
 
-# ---- layers ----
-# The linear layers of a model's blocks, and what a layer's own product shows of its weight.
-#
-# Imports torch: import it where torch is there.
+# ---- measured weights ----
 
 
 def linears(module: nn.Module, subject: Subject) -> list[str]:
-    """Names of all linear layers of the blocks, those of modulations too: what the bytes of a model
-    are. (``Subject.linears`` has those that work on tokens.)"""
+    """Return the names of all linear layers of the blocks, including modulations.
+
+    They hold most bytes of a model. (``Subject.linears`` has those that work on tokens.)
+    """
     inside = {id(part) for block in subject.blocks(module) for part in block.modules()}
     named = module.named_modules()
     return [name for name, part in named if isinstance(part, nn.Linear) and id(part) in inside]
 
 
 def wanted(trained: TrainingRun) -> list[str]:
-    """The same of the model as its subject makes it, whatever became of it."""
+    """Return the same names for the unedited model of the subject."""
     with torch.device("meta"):
         plain = trained.subject.make()
     return linears(plain, trained.subject)
 
 
 def shown(layer: nn.Module, inputs: int, dtype: torch.dtype) -> Tensor:
-    """The weight [out, in] that a layer really multiplies by: its output for each unit vector,
-    without the bias."""
+    """Return the weight [out, in] that a layer multiplies by: its output for each unit vector,
+    without bias."""
     device = next(tensor.device for tensor in _tensors(layer))
     with torch.no_grad(), torch.autocast(device.type, enabled=False):
         eye = torch.eye(inputs, dtype=dtype, device=device)
-        with _without(layer.bias):  # taken off afterwards it would round
+        with _without(layer.bias):  # subtracting it afterwards would round
             return layer(eye).float().t()
 
 
 @contextlib.contextmanager
 def _without(bias: Tensor | None) -> Iterator[None]:
-    """While it lasts a layer's bias, if it has one, is zero."""
+    """Set a layer's bias, if it has one, to zero inside the context."""
     kept = None if bias is None else bias.clone()
     if bias is not None:
         bias.zero_()
@@ -120,8 +122,10 @@ def _without(bias: Tensor | None) -> Iterator[None]:
 
 
 def most_levels(weight: Tensor, together: int) -> int:
-    """The most values that differ among ``together`` neighbours of a weight, its last incomplete
-    group left out."""
+    """Return the most distinct values among ``together`` neighbors of a weight.
+
+    Its last incomplete group is left out.
+    """
     flat = weight.flatten()
     whole = flat[: len(flat) // together * together].view(-1, together)
     ordered = whole.sort(dim=1).values
@@ -129,9 +133,12 @@ def most_levels(weight: Tensor, together: int) -> int:
 
 
 def levels_of_rows(weight: Tensor) -> int:
-    """How many values differ in a weight whose rows are divided by the largest of each, up to
-    2^-16: rows of one scale each have codes in common then. 0 where the weight is of 16 bits, whose
-    own rounding is coarser than that."""
+    """Return the number of distinct values in a weight whose rows are divided by their largest, up
+    to 2^-16.
+
+    Rows with one scale each then share codes. 0 if the weight is of 16 bits, whose own rounding is
+    coarser.
+    """
     if weight.bfloat16().float().equal(weight) or weight.half().float().equal(weight):
         return 0
     largest = weight.abs().amax(dim=1, keepdim=True).clamp_min(1e-30)
@@ -139,9 +146,11 @@ def levels_of_rows(weight: Tensor) -> int:
 
 
 def held_bytes(layers: list[nn.Module], dtype: str = "") -> int:
-    """Bytes of all storages that these layers keep alive but for their biases: parameters, buffers
-    and what hangs on them (scales of a library's own); of torch's type ``dtype`` alone, if one is
-    named."""
+    """Return the bytes of all storages that these layers keep alive, without biases.
+
+    Parameters, buffers and attached tensors (a library's scales) count; only those of torch's type
+    ``dtype``, if it is given.
+    """
     wanted = getattr(torch, dtype) if dtype else None
     held = (tensor for layer in layers for tensor in _tensors(layer))
     return bytes_of(t for t in held if wanted in (None, t.dtype))

@@ -1,4 +1,4 @@
-"""Classifier-free guidance: how its two predictions are computed."""
+"""guidance: the two model calls of classifier-free guidance, batched or sequential."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HOW = ("batched", "sequential")
 
 
 class Call(NamedTuple):
-    """One call of the model: its samples, and how many of them had their condition withheld."""
+    """Call of the model: its samples, and how many of them had their condition withheld."""
 
     samples: int
     withheld: int
@@ -42,7 +42,7 @@ class Guidance(Strategy):
 
     @contextlib.contextmanager
     def observe(self, trained: TrainingRun) -> Iterator[list[Call]]:
-        """The calls of one batch, in order."""
+        """Record the calls of one batch, in order."""
         kind, seen = type(trained.subject), []
         predict = kind.predict
 

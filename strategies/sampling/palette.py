@@ -1,4 +1,4 @@
-"""Weight clustering: each weight an index into a palette of a few values."""
+"""palette: weight clustering, with each weight an index into a palette of a few values."""
 
 from __future__ import annotations
 

@@ -1,11 +1,10 @@
-"""Weights as indices into a small palette of values, packed to the bit.
+"""Linear layers with weights as packed indices into small palettes, chosen by k-means.
 
-torchao 0.18 has codebooks as prototypes, which keep a byte for each index, whatever its bits;
-coremltools packs for Core ML alone. So this is our own: palettes by ``kmeans``, and indices of
-``bits`` bits, eight in ``bits`` bytes.
+torchao 0.18 has codebooks as prototypes, which take a byte for each index of any size; coremltools
+packs for Core ML only. This is our own: indices of ``bits`` bits, eight in ``bits`` bytes.
 
-Imports torch: import it where torch is there. Shape suffixes: G palettes, N values of each, K
-entries of a palette, M groups of eight indices.
+Imports torch. Shape suffixes: G palettes (rows clustered separately), N values of each, K entries
+of a palette, M groups of eight indices.
 """
 
 from __future__ import annotations
@@ -16,23 +15,20 @@ from torch.nn import functional as F
 
 from strategies import initial
 
-# ---- kmeans ----
-# k-means in one dimension, over sorted values: exact sums of any run of them are at hand.
-#
-# Imports torch: import it where torch is there. Shape suffixes: G rows that are clustered apart, N
-# values of each, K clusters.
+# ---- one-dimensional k-means ----
+# Values are sorted, so the sum of any run of them is a difference of prefix sums.
 
 
 ROUNDS = 100
-"""Of Lloyd's algorithm: each takes K searches in sorted values, so they cost next to nothing."""
+"""Iterations of Lloyd's algorithm: each takes K searches in sorted values, so they cost little."""
 
 
 def palettes(values_GN: Tensor, bits: int) -> Tensor:
-    """2 ** ``bits`` values for each row, by k-means (Lloyd 1982): [G, K] float32, ascending.
+    """Return 2 ** ``bits`` values for each row, by k-means (Lloyd 1982): [G, K] float32, ascending.
 
-    From two starts, of which the better counts: groups of as many values each, and entries as dense
-    as the cube root of the values' density, which is best for many entries (Panter and Dite 1951).
-    An entry that no value is nearest to stays where it was.
+    The better of two starts: groups of equal size, and entries as dense as the cube root of the
+    values' density, which is best for many entries (Panter and Dite 1951). An entry that is nearest
+    to no value stays unchanged.
     """
     ordered = values_GN.float().sort(dim=1).values
     sums = F.pad(ordered.double().cumsum(dim=1), (1, 0))
@@ -43,13 +39,13 @@ def palettes(values_GN: Tensor, bits: int) -> Tensor:
 
 
 def _cube_root(ordered: Tensor) -> Tensor:
-    """The share of entries between each two neighbours: the cube root of one value in a gap, times
-    the gap."""
+    """Return the share of entries between neighbors: the cube root of one value in a gap, times the
+    gap."""
     return ordered.diff(dim=1) ** (2 / 3)
 
 
 def _spread(ordered: Tensor, share: Tensor, size: int) -> Tensor:
-    """``size`` of the values, with as much of ``share`` [G, N - 1] between each two: [G, K]."""
+    """Return ``size`` of the values, with equal ``share`` [G, N - 1] between each two: [G, K]."""
     sums = F.pad(share.double().cumsum(dim=1), (1, 0))
     middles = (torch.arange(size, device=ordered.device, dtype=torch.float64) + 0.5) / size
     places = torch.searchsorted(sums, (middles * sums[:, -1:]).contiguous())
@@ -64,7 +60,7 @@ def _lloyd(ordered: Tensor, sums: Tensor, centres: Tensor) -> Tensor:
 
 
 def _groups(ordered: Tensor, sums: Tensor, centres: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum and number of the values nearest to each centre, both [G, K]."""
+    """Return sum and number of the values nearest to each center, both [G, K]."""
     edges = ((centres[:, 1:] + centres[:, :-1]) / 2).to(ordered.dtype).contiguous()
     ends = F.pad(torch.searchsorted(ordered, edges), (1, 0))
     ends = F.pad(ends, (0, 1), value=ordered.shape[1])
@@ -72,7 +68,7 @@ def _groups(ordered: Tensor, sums: Tensor, centres: Tensor) -> tuple[Tensor, Ten
 
 
 def _explained(ordered: Tensor, sums: Tensor, centres: Tensor) -> Tensor:
-    """What the groups explain of the values' squares, [G]: the more, the less is left."""
+    """Return the part of the values' squares that the groups explain, [G]; higher is better."""
     totals, counts = _groups(ordered, sums, centres)
     return (totals.square() / counts.clamp(min=1)).sum(dim=1)
 
@@ -81,14 +77,14 @@ TOGETHER = 8
 
 
 def indices_of(values_GN: Tensor, palettes_GK: Tensor) -> Tensor:
-    """The entry nearest to each value: uint8 [G, N]."""
+    """Return the index of the entry nearest to each value: uint8 [G, N]."""
     edges = ((palettes_GK[:, 1:] + palettes_GK[:, :-1]) / 2).contiguous()
     found = torch.searchsorted(edges, values_GN.float().contiguous(), out_int32=True)
     return found.to(torch.uint8)
 
 
 def pack(indices: Tensor, bits: int) -> Tensor:
-    """uint8 indices, flattened, in ``bits`` bits each: uint8 [ceil(count / 8) * bits]."""
+    """Return uint8 indices, flattened, in ``bits`` bits each: uint8 [ceil(count / 8) * bits]."""
     flat = indices.flatten()
     groups_M8 = F.pad(flat, (0, -len(flat) % TOGETHER)).view(-1, TOGETHER)
     packed = torch.zeros(len(groups_M8), bits, dtype=torch.uint8, device=flat.device)
@@ -101,7 +97,7 @@ def pack(indices: Tensor, bits: int) -> Tensor:
 
 
 def unpack(packed: Tensor, bits: int, count: int) -> Tensor:
-    """The first ``count`` indices: uint8 [count]."""
+    """Return the first ``count`` indices: uint8 [count]."""
     groups = packed.view(-1, bits)
     indices = torch.empty(len(groups), TOGETHER, dtype=torch.uint8, device=packed.device)
     for place in range(TOGETHER):
@@ -114,8 +110,11 @@ def unpack(packed: Tensor, bits: int, count: int) -> Tensor:
 
 
 class PaletteLinear(nn.Module):
-    """A linear layer whose weight is ``codes`` (packed indices) and ``palette`` [G, K], a palette
-    for each ``rows`` rows of the weight (0: one for all); put together for each product."""
+    """Linear layer whose weight is ``codes`` (packed indices) and ``palette`` [G, K].
+
+    Each ``rows`` rows of the weight have a palette (0: one for all). The weight is decoded for each
+    product.
+    """
 
     def __init__(self, linear: nn.Linear, bits: int, rows: int) -> None:
         super().__init__()
@@ -129,7 +128,7 @@ class PaletteLinear(nn.Module):
             initial.hand_on(linear.weight, self.codes, keep=self.take)
 
     def take(self, weight: Tensor) -> nn.Parameter:
-        """Choose the palettes of ``weight``, keep them, and give its codes."""
+        """Choose and store the palettes of ``weight``, and return its codes."""
         values_GN = weight.detach().reshape(self.palettes, -1)
         chosen = palettes(values_GN, self.bits)
         self.register_buffer("palette", chosen.to(weight.dtype))
@@ -137,7 +136,7 @@ class PaletteLinear(nn.Module):
         return nn.Parameter(codes, requires_grad=False)
 
     def whole(self) -> Tensor:
-        """The weight [out, in]."""
+        """Return the weight [out, in]."""
         count = self.out_features * self.in_features
         indices = unpack(self.codes, self.bits, count).int().view(self.palettes, -1)
         if self.palettes > 1:
@@ -151,6 +150,6 @@ class PaletteLinear(nn.Module):
 
 
 def palettize(module: nn.Module, names: list[str], bits: int, rows: int) -> None:
-    """Replace the linear layers of these names."""
+    """Replace the named linear layers."""
     for name in names:
         module.set_submodule(name, PaletteLinear(module.get_submodule(name), bits, rows))

@@ -1,4 +1,4 @@
-"""Weights in 8 and 4 bits, by libraries."""
+"""int8, float8 and nf4: weights stored in 8 and 4 bits by torchao and bitsandbytes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from strategies.sampling.store import Stored
 from strategies.subject import Subject
 
 NF4_BLOCK = 64
-"""Weights that share a scale, by bitsandbytes' default."""
+"""Number of weights that share a scale, bitsandbytes' default."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EightBits(Stored):
-    """What two kinds of 8 bits share: torchao's codes, and ``each_row`` bytes of numbers a row."""
+    """Base of the 8-bit formats: torchao's codes, and ``each_row`` bytes of scales and zero points
+    per row."""
 
     needs: ClassVar[tuple[str, ...]] = ("torchao",)
     bits_each: ClassVar[int] = 8
@@ -41,7 +42,7 @@ class Int8(EightBits):
     name: ClassVar[str] = "int8"
     source: ClassVar[str] = "Jacob et al. 2017 (arXiv:1712.05877); torchao.Int8WeightOnlyConfig"
     codes: ClassVar[str] = "int8"
-    # A scale, and a place of zero that is kept though it is zero.
+    # A scale, and a zero point that is stored although it is zero.
     each_row: ClassVar[int] = 4 + 1
 
     def levels(self, shape: tuple[int, int]) -> tuple[int, int]:
@@ -69,7 +70,7 @@ class Nf4(Stored):
     def most_bytes(self, shapes: list[tuple[int, int]], itemsize: int) -> int:
         def of(elements: int) -> int:
             blocks = -(-elements // NF4_BLOCK)
-            # A scale of 8 bits a block, one of 32 for each 256 of those, and tables of 16 and 256.
+            # An 8-bit scale per block, a 32-bit one per 256 of those, and tables of 16 and 256.
             return -(-elements // 2) + blocks + 4 * -(-blocks // 256) + 4 * (16 + 256)
 
         return sum(of(out * width) for out, width in shapes)
@@ -84,13 +85,12 @@ class Nf4(Stored):
 
 
 # ---- float8 ----
-# Weights in float8, and products of two operands in it.
 
 
 VALUES = 2**8 - 3
-"""Of its codes two are no numbers, and two are zero."""
+"""Distinct values: of 256 codes two are NaN, and two are zero."""
 MULTIPLE = 16
-"""Of which the sides of weights must be multiples, for torch's product of them."""
+"""Required divisor of the weights' sides in torch's float8 product."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +125,7 @@ class Float8(EightBits):
         return super().refuses(launch)
 
     def _product(self, launch: RunContext) -> str | None:
-        """Why torch's product of float8 cannot be had."""
+        """Return why torch's float8 product is unavailable; None if it is available."""
         if self.emulate and launch.device == "cuda":
             return "a CPU's kernel emulates, and a GPU multiplies in float8; leave emulate out"
         if launch.device == "cuda" and "pure_bf16" not in launch.traits:
@@ -146,7 +146,7 @@ class Float8(EightBits):
         return {**facts, **self._multiplied(trained, facts["layers"])} if self.dynamic else facts
 
     def _multiplied(self, trained: TrainingRun, layers: int) -> dict[str, Any]:
-        """Products in float8 of one forward, and the operands that became float8 for them."""
+        """Check the float8 products of one forward, and the operands that were cast to float8."""
         ran = states.operations(trained, compiled=False)
         products = sum(op.name == "aten::_scaled_mm" for op in ran)
         casts = sum(op.name == "aten::_to_copy" and op.dtype == self.codes for op in ran)

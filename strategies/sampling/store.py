@@ -1,4 +1,4 @@
-"""Weights stored in fewer bits than they compute in, and turned back for each product."""
+"""Base class of strategies that store weights in fewer bits and decode them for each product."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from strategies.subject import Subject
 from strategies.workloads import SAMPLE
 
 SLACK = 4
-"""Times the codes that parts of a row's largest may take: the largest of a row may have one code or
-another (127 or -128), and what is rounded after that may fall on either side."""
+"""Tolerance factor for the number of codes as fractions of a row's largest.
+
+A row's largest may have one of two codes (127 or -128), and later rounding may go either way.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stored(Strategy):
-    """What all ways to store the weights of the blocks' linear layers share."""
+    """Base of the ways to store the weights of the blocks' linear layers."""
 
     slot: ClassVar[Slot] = Slot.STORE
     parity: ClassVar[Parity] = Parity.BY_DESIGN
@@ -29,24 +31,27 @@ class Stored(Strategy):
         return frozenset({"quantized_weights", "replaced_layers"})
 
     def store(self, module: Any, subject: Subject, names: list[str]) -> None:
-        """Replace the layers of these names."""
+        """Replace the named layers."""
         raise NotImplementedError
 
     codes: ClassVar[str]
-    """torch's type in which the bits are held."""
+    """torch's type that holds the bits."""
 
     @property
     def bits_each(self) -> int:
-        """Bits of a weight, scales and palettes left out."""
+        """Bits of a weight, without scales and palettes."""
         raise NotImplementedError
 
     def most_bytes(self, shapes: list[tuple[int, int]], itemsize: int) -> int:
-        """Bytes up to which weights of these shapes [out, in] may be held, scales included, where
-        a float of theirs takes ``itemsize``."""
+        """Return the largest allowed bytes of weights of these shapes [out, in], with scales.
+
+        ``itemsize``: bytes of one of their floats.
+        """
         raise NotImplementedError
 
     def levels(self, shape: tuple[int, int]) -> tuple[int, int]:
-        """How many values may differ among how many neighbours of a weight of this shape."""
+        """Return the largest number of distinct values, and among how many neighbors of such a
+        weight."""
         raise NotImplementedError
 
     def edit_model(self, module: Any, subject: Subject) -> None:
@@ -55,7 +60,7 @@ class Stored(Strategy):
         self.store(module, subject, linears(module, subject))
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        """The real bytes that the layers hold, and the values that their products show."""
+        """Check the bytes that the layers hold, and the values that their products show."""
         from strategies.sampling import eight_bits
 
         names = eight_bits.wanted(trained)
@@ -86,7 +91,7 @@ class Stored(Strategy):
         weight = eight_bits.shown(layer, layer.in_features, trained.subject.dtype(trained.module))
         seen = eight_bits.most_levels(weight, together)
         demand(1 < seen <= most, f"{name} multiplies by {seen} values in {together}, not {most}")
-        if together <= most:  # so few cannot tell: what all rows are in has a bound too
+        if together <= most:  # too few to show it: levels of all rows are bounded too
             every, bound = eight_bits.levels_of_rows(weight), SLACK * most
             told = f"{name} multiplies by {every} values, as parts of a row's largest"
             demand(every <= bound, f"{told}, not {bound} at most")

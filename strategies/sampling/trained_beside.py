@@ -1,4 +1,4 @@
-"""What a file of adapters is known by: names of matrices, as training leaves them. No torch."""
+"""Names and rank of the LoRA matrices in a file of adapters. No torch."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping
 from strategies.base import BadInput
 
 ENDS = (".lora_A.default.weight", ".lora_B.default.weight")
-"""How the names of an adapter's matrices end, behind that of its layer: peft's."""
+"""Endings of an adapter's matrix names after its layer's name: peft's."""
 
 
 def named(names: Iterable[str]) -> dict[str, tuple[str, str]]:
-    """Layer -> the names of its two matrices, of all that have both among ``names``."""
+    """Return layer -> the names of its two matrices, for layers that have both among ``names``."""
     known = set(names)
     layers = sorted(n.removesuffix(ENDS[0]) for n in known if n.endswith(ENDS[0]))
     found = {layer: (layer + ENDS[0], layer + ENDS[1]) for layer in layers}
@@ -19,10 +19,10 @@ def named(names: Iterable[str]) -> dict[str, tuple[str, str]]:
 
 
 def rank_of(file: str, shapes: Mapping[str, tuple[int, ...]]) -> int:
-    """The rank of all adapters in ``file``.
+    """Return the rank of all adapters in ``file``.
 
     Raises:
-        BadInput: it holds something else, or several ranks.
+        BadInput: it holds other tensors, or several ranks.
     """
     layers = named(shapes)
     odd = sorted(shapes.keys() - {end for ends in layers.values() for end in ends})

@@ -1,1 +1,1 @@
-"""Weights that are zero, or gone."""
+"""Pruning and 2:4 sparsity."""

@@ -1,7 +1,4 @@
-"""A linear layer whose weight is packed 2:4 in each forward.
-
-Imports torch and torchao: import it only where both are there.
-"""
+"""Linear layer that packs its weight 2:4 in each forward. Imports torch and torchao."""
 
 from __future__ import annotations
 
@@ -13,8 +10,10 @@ from torchao.sparsity.training.autograd import semi_structured_sparsify
 
 
 class Packed24(SemiSparseLinear):
-    """torchao's layer in the type of autocast where that is on: its own packs float32 weights,
-    for which there is no sparse product."""
+    """torchao's layer in autocast's type, if autocast is on.
+
+    torchao's own forward packs float32 weights, which have no sparse product.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         kind = x.device.type
@@ -24,7 +23,8 @@ class Packed24(SemiSparseLinear):
 
 
 def zeros_of_four(layer: Packed24) -> Tensor:
-    """How many groups of four in a row of the packed weight have 0, 1, 2, 3 and 4 zeros: (5,)."""
+    """Return the number of groups of four in a row with 0, 1, 2, 3 and 4 zeros in the packed
+    weight: (5,)."""
     weight = layer.weight.detach().bfloat16()
     packed = semi_structured_sparsify(weight, backend="cusparselt")
     # The product with the identity is the packed weight, whatever its layout.

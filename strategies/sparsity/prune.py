@@ -1,4 +1,5 @@
-"""Pruning by magnitude: the smallest weights are zero, and stay zero while the others train."""
+"""Pruning by magnitude: single weights (prune), or whole attention heads and MLP channels
+(prune_structured)."""
 
 from __future__ import annotations
 
@@ -14,17 +15,17 @@ from strategies.subject import Subject
 
 
 def matrices(module: Any, subject: Subject) -> list[Any]:
-    """The matrices of the blocks."""
+    """Return the matrices of the blocks."""
     blocks = subject.blocks(module)
     return [p for block in blocks for p in block.parameters() if p.ndim == 2]
 
 
 class Masks(Watcher):
-    """One bool an element of each pruned matrix; a pruned weight's gradient is zero.
+    """Boolean masks of the pruned matrices; a pruned weight's gradient is zero.
 
-    Adam moves no weight whose gradients were all zero, so a float32 master that an engine keeps out
-    of reach stays zero with the weight. An optimizer that mixes elements would move it; where the
-    weights are at hand they are masked once more after each step.
+    Adam does not move a weight whose gradients were all zero, so a float32 master that an engine
+    hides stays zero with the weight. An optimizer that mixes elements would move it, so accessible
+    weights are masked again after each step.
     """
 
     def __init__(self, trained: TrainingRun) -> None:
@@ -38,7 +39,7 @@ class Masks(Watcher):
                 p.register_hook(lambda gradient, mask=mask: gradient * mask)
 
     def after_step(self) -> None:
-        """Mask the weights themselves where they are the optimizer's own."""
+        """Mask the weights, if the optimizer updates them directly."""
         import torch
 
         if "flat_weights" in self.trained.launch.traits:
@@ -48,20 +49,24 @@ class Masks(Watcher):
                 p.mul_(mask)
 
     def tensors(self) -> list[Any]:
-        """The masks: pruned weights take a byte more, not four less."""
+        """Return the masks: a pruned weight takes one byte more, not four bytes less."""
         return [mask for _, mask in self.pruned]
 
     def state_dict(self) -> dict[str, Any]:
-        """The masks, which were made from the first weights."""
+        """Return the masks, which were computed from the first weights."""
         return {"masks": self.tensors()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the masks in place, for the hooks hold them."""
+        """Restore the masks in place, because the hooks hold them."""
         for mine, saved in zip(self.tensors(), state["masks"], strict=True):
             mine.copy_(saved)
 
     def counted(self) -> tuple[int, int, int]:
-        """Pruned places, elements, and pruned places whose weight is not zero; all ranks call."""
+        """Return the numbers of pruned elements, of all elements, and of pruned ones that are not
+        zero.
+
+        All ranks call it.
+        """
         pruned = total = wrong = 0
         whole = self.trained.engine.whole(self.trained, [p for p, _ in self.pruned])
         for p, (_, mask) in zip(whole, self.pruned, strict=True):
@@ -130,12 +135,11 @@ class Prune(Strategy):
         return {"pruned": pruned, "of": total, "mask_bytes": size, "bytes_saved": 0}
 
 
-# ---- prune structured ----
-# Structured pruning: whole attention heads and MLP channels are taken out of the model.
+# ---- structured pruning ----
 
 
 def narrowed(linear: Any, rows: Any = None, columns: Any = None) -> Any:
-    """A linear layer with some of ``linear``'s outputs (rows) or inputs (columns)."""
+    """Return a linear layer with some of ``linear``'s outputs (rows) or inputs (columns)."""
     import torch
 
     weight, bias = linear.weight.data, linear.bias.data
@@ -150,7 +154,7 @@ def narrowed(linear: Any, rows: Any = None, columns: Any = None) -> Any:
 
 
 def strongest(scores: Any, keep: int) -> Any:
-    """Indices of the ``keep`` highest scores, in order."""
+    """Return the indices of the ``keep`` highest scores, in order."""
     return scores.topk(keep).indices.sort().values
 
 
@@ -174,7 +178,7 @@ def prune_channels(mlp: Any, keep: int) -> None:
 
 
 def forward_flops(trained: TrainingRun) -> int:
-    """FLOPs of one sample's forward, counted op by op; every rank takes part."""
+    """Return the FLOPs of one sample's forward, counted op by op; every rank takes part."""
     with flops.counting() as counter:
         states.forward_once(trained)
     return counter.get_total_flops()
@@ -210,7 +214,7 @@ class PruneStructured(Strategy):
 
     def edit_model(self, module: Any, subject: Subject) -> None:
         for block in subject.blocks(module):
-            # What the model had, for the evidence; plain numbers on the module.
+            # The sizes before pruning, for the evidence, as plain numbers on the module.
             block.had = (
                 block.attn.num_heads,
                 block.mlp.fc1.out_features,
@@ -239,7 +243,7 @@ class PruneStructured(Strategy):
         }
 
     def _cut(self, trained: TrainingRun, block: Any) -> None:
-        """The weights themselves have the rows of what was kept, whatever the layers say."""
+        """Check that the weights have the rows of the kept heads and channels."""
         heads, channels, _ = block.had
         size = trained.subject.dimensions.width // heads
         wanted = (3 * self._kept(heads) * size, self._kept(channels))

@@ -1,4 +1,4 @@
-"""2:4 sparsity: of each four weights in a row two are zero, which a GPU's sparse cores skip."""
+"""sparse24: two of each four weights in a row are zero, which a GPU's sparse tensor cores skip."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ PRODUCTS = {
     "_sparse_semi_structured_addmm",
     "_sparse_semi_structured_linear",
 }
-"""Names of torch's 2:4 products: the first two since 2.13, the others what they call. Packing has
-names much like them, and proves nothing."""
+"""Names of torch's 2:4 products: the first two since 2.13, the others in their implementations.
+
+Packing operators have similar names, and prove nothing.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +64,7 @@ class Sparse24(Strategy):
         demand(len(layers) == wanted, f"{len(layers)} layers are packed, not {wanted}")
         groups = sum(zeros_of_four(layer) for layer in layers).tolist()
         demand(sum(groups[:2]) == 0, f"{sum(groups[:2])} groups of four have fewer than two zeros")
-        # torch chooses in tiles of 4 by 4, at most two a row and column, the largest first: that
+        # torch keeps at most two per row and column of a 4 x 4 tile, the largest first. That
         # may leave a tile with fewer than eight, hence a group with three zeros.
         half = groups[2] / sum(groups)
         demand(half > 0.5, f"only {half:.0%} of the groups of four have two zeros")

@@ -1,1 +1,1 @@
-"""How a step is taken: accumulation, backward, the optimizer within it, the average after it."""
+"""Step strategies: gradient accumulation, backward calls, optimizer in backward, weight average."""

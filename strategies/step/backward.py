@@ -1,4 +1,5 @@
-"""Other ways to call backward, which forum answers recommend or warn of: here to be measured."""
+"""Ways to call backward that forum answers recommend or warn of (backward), and gradient
+accumulation (accumulate)."""
 
 from __future__ import annotations
 
@@ -12,13 +13,15 @@ from strategies.evidence import states
 from strategies.evidence.rules import label
 from strategies.strategy import Strategy
 
-# ---- caller ----
-# ``Accelerator.backward`` called in another way than usual, and what one backward did.
+# ---- replaced backward call ----
 
 
 class Caller:
-    """``Accelerator.backward`` replaced; counts its calls. ``lived``: bytes of gradients that were
-    there before the last, from the step before; ``kept``: of those that it added to."""
+    """Replacement of ``Accelerator.backward`` that counts its calls.
+
+    ``lived``: bytes of the last step's gradients that existed before the last call. ``kept``: bytes
+    of those that it added to.
+    """
 
     def __init__(self, accelerator: Any, parameters: list[Any], call: str) -> None:
         self.usual, self.parameters, self.call = accelerator.backward, parameters, call
@@ -57,13 +60,16 @@ class Caller:
 
 
 def bytes_in(tensors: Iterable[Any]) -> int:
-    """Bytes of their elements."""
+    """Return the bytes of the tensors' elements."""
     return sum(t.numel() * t.element_size() for t in tensors)
 
 
 class BackwardEffect(NamedTuple):
-    """What one backward did: gradients that parameters hold by then, how many of them autograd
-    itself accumulated there, and whether the graph can be gone through again."""
+    """Effect of one backward.
+
+    ``gradients``: number that parameters hold after it. ``accumulated``: those that autograd itself
+    accumulated. ``graph_kept``: the graph can be used again.
+    """
 
     gradients: int
     accumulated: int
@@ -71,7 +77,7 @@ class BackwardEffect(NamedTuple):
 
 
 def effect_of_a_backward(trained: TrainingRun) -> BackwardEffect:
-    """One more backward, called as the loop calls it."""
+    """Run one more backward as the loop does, and return its effect."""
     import torch
 
     weights = [p for p in trained.module.parameters() if p.requires_grad]
@@ -94,7 +100,7 @@ def effect_of_a_backward(trained: TrainingRun) -> BackwardEffect:
 
 CALLS = ("retain_graph", "autograd_grad", "clear_late", "zero_late")
 LATE = ("clear_late", "zero_late")
-"""Calls that clear gradients themselves, where nothing else then does."""
+"""Calls that clear gradients themselves, in place of the optimizer's ``zero_grad``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +142,7 @@ class Backward(Strategy):
         accelerator.backward = Caller(accelerator, parameters, self.call)
 
     def attach(self, trained: TrainingRun) -> None:
-        """Where the call clears gradients, nothing else does."""
+        """Disable the optimizer's ``zero_grad`` if the call clears gradients."""
         if self.call in LATE:
             trained.optimizer.zero_grad = lambda *given, **named: None
 
@@ -162,8 +168,7 @@ class Backward(Strategy):
         return {"calls": calls, "lived_bytes": lived, **effect._asdict()}
 
 
-# ---- accumulate ----
-# Gradient accumulation: several small micro batches for one optimizer step.
+# ---- gradient accumulation ----
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,7 +199,7 @@ class Accumulate(Strategy):
                 engine_steps == self.steps,
                 f"the engine accumulates {engine_steps} steps, not {self.steps}",
             )
-        # The loop counts what it fed, the optimizer's state counts the steps it took.
+        # The loop counts micro-batches, the optimizer's state counts its steps.
         taken = states.counted(trained)
         demand(taken is not None, "the optimizer holds no state: it never stepped")
         ratio = trained.micro_steps / (taken - trained.resumed_steps)

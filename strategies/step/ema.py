@@ -1,4 +1,4 @@
-"""The exponential moving average (EMA) of the weights, from which a DiT samples."""
+"""ema: the exponential moving average of the weights, from which a DiT samples."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from strategies.engine import TrainingRun
 from strategies.evidence.rules import label
 from strategies.strategy import Strategy
 
-# ---- staging ----
-# Tensors of a GPU read by the host, piece by piece, through pinned memory.
+# ---- reading a GPU's tensors from the host ----
 
 
 class Staging:
-    """Two buffers of pinned host memory, filled in turns on a stream of their own: while the host
-    works on one piece the next is on its way. A copy to memory that is not pinned would hold up
-    both, and goes through a small buffer of the driver's besides.
+    """Reader of device tensors in pieces, through two buffers of pinned host memory.
 
-    In a prediction, where the device has no streams, pieces are copied as they are asked for.
+    The buffers are filled in turns on a stream of their own: the next piece is copied while the
+    host processes one. A copy to unpinned memory would block both, and use a small buffer of the
+    driver. In a prediction, where the device has no streams, pieces are copied on request.
 
     Args:
-        device: where the tensors are.
+        device: device of the tensors.
         dtype: their type.
-        elements: of a piece; a power of two, for the allocator rounds pinned blocks up to one.
+        elements: size of a piece; a power of two, since the allocator rounds pinned blocks up to
+            one.
     """
 
     def __init__(self, device: Any, dtype: Any, elements: int) -> None:
@@ -37,8 +37,10 @@ class Staging:
         self.stream = torch.cuda.Stream(device) if cuda else None
 
     def read(self, tensor: Any) -> Iterator[Any]:
-        """The elements of ``tensor`` in order, flat and in pieces on the host; each is there until
-        the next is asked for."""
+        """Yield the elements of ``tensor`` in order, flat and in pieces on the host.
+
+        Each piece is valid until the next is requested.
+        """
         pieces = tensor.flatten().split(self.elements)
         coming = self.begin(0, pieces[0])
         for index, piece in enumerate(pieces):
@@ -49,7 +51,7 @@ class Staging:
             yield self.buffers[index % 2][: piece.numel()]
 
     def begin(self, index: int, piece: Any) -> Callable[[], None]:
-        """Begin to copy a piece into its buffer; call the result to wait until it is there."""
+        """Begin to copy a piece into its buffer; call the result to wait for the copy."""
         import torch
 
         buffer = self.buffers[index % 2][: piece.numel()]
@@ -63,19 +65,20 @@ class Staging:
 
 
 PIECE = 2**22
-"""Elements that are copied at a time where the master is on another device than the average: a
-whole shard at once would be as large as what was offloaded."""
-# Enough that some move also where only a hundredth of the gradients is sent or kept.
+"""Elements copied at a time if the master is on another device than the average.
+
+A whole shard at once would be as large as what was offloaded.
+"""
+# Enough elements that some change even if only a hundredth of the gradients is sent.
 WITNESS = 2048
 
 
 class Average(Watcher):
     """float32 averages of this rank's master weights, laid out as the engine shards them.
 
-    Where weights are sharded each rank averages the shard it owns: nothing is gathered, and the
-    average is of the float32 master even where the model itself is bfloat16 (whose 8 bits of
-    mantissa cannot take steps of 1 - 0.9999). ``witness`` follows a few elements in float64 on a
-    path of its own.
+    Each rank averages its own shard, and nothing is gathered. The average is of the float32 master
+    even if the model is bfloat16, whose 8 bits of mantissa cannot take steps of 1 - 0.9999.
+    ``witness`` follows a few elements in float64, computed separately.
     """
 
     def __init__(self, trained: TrainingRun, decay: float, place: str) -> None:
@@ -95,17 +98,17 @@ class Average(Watcher):
         return self.trained.engine.shards(self.trained)
 
     def followed(self, shard: Any) -> Any:
-        """A few elements of a shard, spread over it, in float64."""
+        """Return a few elements of a shard, spread over it, in float64."""
         flat = shard.detach().flatten()
         return flat[:: max(1, len(flat) // WITNESS)][:WITNESS].double()
 
     def current(self) -> Any:
-        """The same few elements of the weights themselves."""
+        """Return the same elements of the weights."""
         seen = [self.followed(master) for index, master in self._masters() if index == 0]
         return seen[0]
 
     def after_step(self) -> None:
-        """average += (1 - decay) * (weights - average)."""
+        """Compute average += (1 - decay) * (weights - average)."""
         import torch
 
         weight = 1 - self.decay
@@ -129,7 +132,8 @@ class Average(Watcher):
         self.updates += 1
 
     def _stage(self, master: Any) -> None:
-        """Buffers for masters that the host reads from another device, as large as they need be."""
+        """Allocate buffers for masters that the host reads from another device, as large as
+        needed."""
         if not self.on_host or master.device.type == "cpu":
             return
         wanted = min(PIECE, 1 << max(0, master.numel() - 1).bit_length())
@@ -137,7 +141,7 @@ class Average(Watcher):
             self.staging = Staging(master.device, master.dtype, wanted)
 
     def _follow(self, shard: Any, master: Any, weight: float) -> None:
-        """One step towards a master of another device or type, piece by piece."""
+        """Take one step towards a master of another device or type, in pieces."""
         if not master.numel():
             return
         staged = self.staging is not None and master.device.type != "cpu"
@@ -147,30 +151,30 @@ class Average(Watcher):
             mine.lerp_(piece.to(mine), weight)
 
     def tensors(self) -> Iterable[Any]:
-        """The averaged shards, and the buffers through which they follow a GPU's."""
+        """Return the averaged shards, and the buffers for reading a GPU's."""
         return [*self.shards, *(self.staging.buffers if self.staging else ())]
 
     def averages(self) -> list[Any]:
-        """The averaged shards."""
+        """Return the averaged shards."""
         return self.shards
 
     def hosted(self) -> Iterable[Any]:
-        """All of them, where the average was put into host memory."""
+        """Return all tensors, if the average was put into host memory."""
         return self.tensors() if self.on_host else ()
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's shards."""
+        """Return this rank's shards."""
         return {"shards": self.shards, "witness": self.witness, "updates": self.updates}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take shards saved on the same rank of as many."""
+        """Restore shards saved by the same rank of as many."""
         for mine, saved in zip(self.shards, state["shards"], strict=True):
             mine.copy_(saved)
         self.witness.copy_(state["witness"])
         self.updates = state["updates"]
 
     def recut(self, states: Sequence[dict[str, Any]], pieces: Sequence[Sequence[Any]]) -> None:
-        """Put this rank's shards together from pieces of another number of ranks."""
+        """Assemble this rank's shards from pieces of another number of ranks."""
         found: dict[str, list[tuple[int, Any]]] = {}
         for state, here in zip(states, pieces, strict=True):
             for piece in here:
@@ -184,14 +188,15 @@ class Average(Watcher):
                 if low < high:
                     part = target[low - mine.offset : high - mine.offset]
                     part.copy_(flat[low - first : high - first])
-        # Others' witnesses followed other elements.
+        # The witnesses of other ranks followed other elements.
         self.witness, self.updates = self.followed(self.shards[0]), states[0]["updates"]
 
     def full_state(self) -> dict[str, Any]:
-        """The averaged trainable parameters, whole, on rank 0 (empty elsewhere); all ranks call it.
+        """Return the whole averaged trainable parameters on rank 0 (empty elsewhere); all ranks
+        call it.
 
-        One parameter at a time is put together, so no rank ever holds more than the largest one
-        beside its shards.
+        Parameters are assembled one at a time, so no rank holds more than the largest one besides
+        its shards.
         """
         import torch
 
@@ -247,7 +252,7 @@ class Ema(Strategy):
         decay = trained.settings.ema_decay
         demand(average.decay == decay, f"the average's decay is {average.decay}, not {decay}")
         weights = average.current().to(average.start.device)
-        # Steps below half an ulp leave a bfloat16 weight where it is: then its average stays too.
+        # Steps below half an ulp leave a bfloat16 weight unchanged, and so its average.
         moved = not weights.equal(average.start)
         demand(average.witness.equal(average.start) != moved, "the average has not moved")
         kept = average.followed(average.shards[0])
@@ -267,13 +272,14 @@ class Ema(Strategy):
         demand(not own & weights, "the average lies in the weights' own storage")
         size = sum(s.numel() * s.element_size() for s in average.shards)
         facts = {"device": devices.pop(), "bytes": size, "updates": average.updates}
-        # Where training is in host memory itself, the place is the same whatever was asked.
+        # If training is in host memory, the placement is the same for every setting.
         one_memory = trained.accelerator.device.type == "cpu"
         return label(facts, "device") if one_memory else facts
 
 
 def _largest(values: Any) -> float:
-    """The largest absolute value; 0.0 of none, as where others hold all rows of a weight."""
+    """Return the largest absolute value; 0.0 for none, as if other ranks hold all rows of a
+    weight."""
     return float(values.abs().max()) if len(values) else 0.0
 
 

@@ -1,4 +1,4 @@
-"""The optimizer's step inside backward: no two gradients need be alive together."""
+"""optimizer_in_backward: the optimizer steps each parameter in backward and frees its gradient."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ from strategies.base import Slot, Watcher, demand
 from strategies.engine import RunContext, TrainingRun
 from strategies.strategy import Strategy
 
-# ---- in backward ----
-# Steps that are taken while backward runs, and how many bytes of gradients are alive meanwhile.
+# ---- steps in backward ----
 
 
 class InBackward(Watcher):
-    """Steps each parameter as its gradient arrives, and frees the gradient.
+    """Attachment that steps each parameter when its gradient arrives, and frees the gradient.
 
-    One optimizer over one group narrowed to that parameter: state, settings and checkpoints stay
-    those of the whole. ``most_bytes`` is the most that gradients' storages held at once, each
-    counted until it is really freed: a reference that something else keeps would show. Where
-    gradients of a block are parts of one tensor, it counts once.
+    It is one optimizer, with one group narrowed to that parameter: state, settings and checkpoints
+    remain the whole optimizer's. ``most_bytes`` is the most that gradients' storages held at once.
+    Each counts until it is really freed, so a remaining reference shows. If gradients of a block
+    share one tensor, it counts once.
     """
 
     def __init__(self, trained: TrainingRun) -> None:
@@ -66,12 +65,12 @@ class InBackward(Watcher):
         self.watched.append(weakref.ref(storage, freed))
 
     def gradient_norm(self) -> Any:
-        """Global norm of the gradients of the backward that just ended, from the norm of each,
-        taken before it was freed."""
+        """Return the global gradient norm of the last backward, from the norm of each before it was
+        freed."""
         return self.trained.engine.norm_of(self.trained, self.norms)
 
     def after_step(self) -> None:
-        """The norms were of this step."""
+        """Clear the norms of this step."""
         self.norms = []
 
 
@@ -128,8 +127,8 @@ class OptimizerInBackward(Strategy):
         )
         left = [p for p in trained.module.parameters() if p.grad is not None]
         demand(not left, f"{len(left)} gradients outlived the backward pass")
-        # The one in use, and the one before it, which autograd lets go of a moment later; torch's
-        # FSDP2 has let go of a block's before it reduces the next.
+        # The current one, and the one before it, which autograd releases a moment later; torch's
+        # FSDP2 has released a block's before it reduces the next.
         bound = sum(sizes[-1 if "dtensor_weights" in trained.launch.traits else -2 :])
         demand(
             stepper.most_bytes <= bound,

@@ -1,1 +1,2 @@
-"""Weights that wait in host memory, and come to the device for the block that needs them."""
+"""Block swapping: weights in host memory that are copied to the device for the block that needs
+them."""

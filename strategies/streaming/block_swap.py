@@ -1,4 +1,5 @@
-"""Blocks whose weights live in host memory, and are on the device for their own work alone."""
+"""block_swap: blocks whose weights live in host memory, and are on the device only for their own
+work."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from strategies.subject import Subject
 from strategies.workloads import BOTH
 
 AT_ONCE = 2
-"""Blocks of them that are on the device at a time: the one at work, and the next one."""
+"""Streamed blocks on the device at a time: the current one, and the next."""
 WHOLE = {
     "own_state": "steps the model's weights in its own way",
     "early_gradients": "uses gradients within backward",
@@ -21,11 +22,12 @@ WHOLE = {
     "hooks_allreduce": "replaces the all-reduce of gradients",
     "scales_gradients": "scales gradients on the device",
 }
-"""Trait of another part -> what it does that weights that train in host memory are not in for."""
+"""Trait of another part -> its operation that does not support weights trained in host memory."""
 
 
 def spread(count: int, depth: int) -> list[int]:
-    """``count`` of ``depth`` blocks, evenly: between two of them there is time for a copy."""
+    """Return ``count`` of ``depth`` block indices, evenly spaced to leave time for a copy between
+    two."""
     return [(2 * i + 1) * depth // (2 * count) for i in range(count)]
 
 
@@ -84,7 +86,8 @@ class BlockSwap(Strategy):
         return None
 
     def by_block(self, depth: int) -> list[int]:
-        """1 where a block is streamed, 0 where its weights stay; more where blocks are too few."""
+        """Return 1 for a streamed block, 0 for one whose weights stay; more if there are too few
+        blocks."""
         return [*map(spread(self.blocks, depth).count, range(depth))]
 
     def edit_model(self, module: Any, subject: Subject) -> None:
@@ -110,7 +113,7 @@ class BlockSwap(Strategy):
         taken = {index: block.__dict__.pop("swapped") for index, block in chosen.items()}
         streamer = Streamer(trained, taken)
         free = [p for p in streamer.hosts if p.requires_grad]
-        if free:  # in a group of their own: no operation of the optimizer spans both places
+        if free:  # a group of their own: no optimizer operation spans both devices
             trained.inner_optimizer.add_param_group({"params": free})
         return streamer
 

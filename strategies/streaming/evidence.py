@@ -1,7 +1,7 @@
-"""What shows that blocks' weights are streamed: where they are at rest, what is on the device while
-blocks work, what was copied, and where they train.
+"""Evidence that blocks' weights are streamed, and preparation of a model for it.
 
-Imports torch: import it where torch is there.
+The evidence covers resting placement, device memory while blocks compute, copies, and the placement
+of updates. Imports torch.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from strategies.streaming.weights import Taken
 def streamed_facts(
     trained: TrainingRun, streamer: Streamer, seen: Seen | None, at_once: int
 ) -> dict[str, Any]:
-    """The facts of a run; ``seen`` is what a watched step showed, None where none was. At most
-    ``at_once`` streamed blocks may have been on the device at a time.
+    """Return the facts of a run; ``seen`` is the record of a watched step, None if there was none.
+
+    At most ``at_once`` streamed blocks may have been on the device at a time.
 
     Raises:
-        NotInForce: one of them says that weights were not streamed.
+        NotInForce: a fact shows that weights were not streamed.
     """
     sizes = [one.size for one in streamer.streamed.values()]
     whole, resting = streamer.stays() + sum(sizes), streamer.resident()
@@ -48,7 +49,7 @@ def streamed_facts(
 def _of_step(
     trained: TrainingRun, streamer: Streamer, seen: Seen | None, most: int
 ) -> dict[str, Any]:
-    """Weights on the device, and copies."""
+    """Check weights on the device, and copies, in the watched step."""
     if seen is None:
         return {}
     demand(seen.strangers == 0, f"{seen.strangers} blocks computed with weights on the host")
@@ -68,7 +69,7 @@ def _of_step(
 
 
 def _of_updates(trained: TrainingRun, streamer: Streamer) -> dict[str, Any]:
-    """Weights that train have moved where they live, with the optimizer's state beside them."""
+    """Check that trained weights changed in host memory, with the optimizer's state there too."""
     free = [p for p in streamer.hosts if p.requires_grad]
     if not free:
         return {}
@@ -81,15 +82,11 @@ def _of_updates(trained: TrainingRun, streamer: Streamer) -> dict[str, Any]:
     return label({"weights_moved": moved, "state_on": "cpu"}, "state_on")
 
 
-# ---- taking ----
-# Weights taken out of a model before it is moved to the device, and what was not there yet kept
-# where it is drawn.
-#
-# Imports torch: import it where torch is there.
+# ---- taking weights out of a model ----
 
 
 def stay_on_host(block: nn.Module) -> None:
-    """What of ``block`` has no value yet is to stay in host memory when it comes."""
+    """Keep the weights of ``block`` that have no value yet in host memory when they are drawn."""
     for p in block.parameters():
         waits = initial.pending(p)
         if waits is not None and waits.keep is None:
@@ -101,9 +98,11 @@ def _as_it_is(values: Tensor) -> nn.Parameter:
 
 
 def take_out(module: nn.Module, blocks: Iterable[nn.Module], *, frozen: bool) -> None:
-    """Take the weights of ``blocks`` out of the model, so that nobody moves it with them; they wait
-    as ``swapped`` of their block. ``frozen``: those alone that take no gradient. What several
-    layers share stays."""
+    """Remove the weights of ``blocks`` from the model, so that no call moves them to the device.
+
+    They wait as ``swapped`` of their block. ``frozen``: only those that take no gradient. Weights
+    that several layers share stay.
+    """
     users = Counter(id(p) for m in module.modules() for p in m._parameters.values())
     for block in blocks:
         block.swapped = [

@@ -1,6 +1,6 @@
-"""Blocks whose weights come and go: which of them are on the device at each moment of a step.
+"""Streaming of block weights: which blocks are on the device at each moment of a step.
 
-Imports torch: import it where torch is there.
+Imports torch.
 """
 
 from __future__ import annotations
@@ -28,9 +28,12 @@ SAMPLE = 16
 
 @dataclass
 class Seen:
-    """What a watched step showed: the most bytes of the blocks' weights that were on the device
-    where a block began, forward or backward; forward passes that were given weights in host memory;
-    blocks that backward came to; copies, by direction."""
+    """Record of a watched step.
+
+    ``resident``: most bytes of the blocks' weights on the device when a block began, forward or
+    backward. ``strangers``: forward passes that got weights in host memory. ``reached``: blocks
+    that backward reached. ``moved``: copies, by direction.
+    """
 
     resident: int = 0
     strangers: int = 0
@@ -39,12 +42,12 @@ class Seen:
 
 
 class Streamer(Watcher):
-    """Brings the weights of some of the model's blocks to the device, each with the next one's: in
-    forward those of the block behind, in backward those of the block before. At most two of these
-    blocks are there at a time.
+    """Streamer of some blocks' weights to the device, each together with the next block's.
 
-    Backward comes to a block where the gradient of what it returned is there; those behind it have
-    none to give any more. The last of them waits on the device from forward to backward.
+    The next block is the following one in forward, the preceding one in backward. At most two of
+    these blocks are on the device at a time. Backward reaches a block when the gradient of its
+    output exists; blocks after it are then complete. The last of them stays on the device from
+    forward to backward.
     """
 
     def __init__(self, trained: TrainingRun, taken: dict[int, list[Taken]]) -> None:
@@ -54,7 +57,7 @@ class Streamer(Watcher):
         lane, out = (torch.cuda.Stream(device) if cuda else None for _ in range(2))
         self.leaving = Leaving(out)
         self.streamed = {
-            # One after the other, so that no two copies of all of them are ever there.
+            # In turn, so that two copies of all of them never exist.
             index: Streamed(
                 taken.pop(index), device, lane, self.leaving, self._averaged, self.moved
             )
@@ -70,7 +73,7 @@ class Streamer(Watcher):
             block.forward = functools.partial(self.run, index, block.forward)
 
     def _averaged(self, gradient: Tensor) -> Tensor:
-        """The mean over replicas, where there are any, once the last micro batch is through."""
+        """Return the mean of a gradient over replicas, if any, after the last micro-batch."""
         replicas = "replicas" in self.trained.launch.traits
         if not replicas or not self.trained.accelerator.sync_gradients:
             return gradient
@@ -79,7 +82,7 @@ class Streamer(Watcher):
     # ---- forward ----
 
     def run(self, index: int, plain: Any, *given: Any, **named: Any) -> Any:
-        """A block, with its weights where it needs them; also where it is recomputed."""
+        """Run a block with its weights on the device, also in recomputation."""
         again = torch._C._current_graph_task_id() != -1
         self._bring_for(index, again)
         self._look(index)
@@ -100,18 +103,18 @@ class Streamer(Watcher):
         return one.lent() if one else contextlib.nullcontext()
 
     def _bring_for(self, index: int, again: bool) -> None:
-        if again:  # within backward, which needs the block that it has come to behind this
+        if again:  # in backward, which needs the reached block after this one
             wanted = [index, self._before(index) if index == self.reached else self.reached]
         else:
             self.reached = None
             if self.waiting is not None and index <= self.waiting:
-                self.waiting = None  # no backward has come: this is another forward pass
+                self.waiting = None  # no backward ran: this is another forward pass
             ahead = min((i for i in self.streamed if i > index), default=None)
             wanted = [index, ahead, self.waiting]
         self._keep(wanted)
 
     def _keep(self, wanted: Iterable[int | None]) -> None:
-        """These blocks' weights on the device, and no others'."""
+        """Fetch these blocks' weights to the device, and release all others."""
         wanted = [index for index in wanted if index in self.streamed]
         for index in set(self._there()).difference(wanted):
             self.streamed[index].release()
@@ -124,7 +127,10 @@ class Streamer(Watcher):
     # ---- backward ----
 
     def _awaits_backward(self, index: int, out: Any) -> bool:
-        """Whether backward will come to a block that returned ``out``: it is then told."""
+        """Register hooks that report when backward reaches a block that returned ``out``.
+
+        Returns whether it will.
+        """
         leaves = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
         awaited = [leaf for leaf in leaves if leaf.requires_grad]
         for leaf in awaited:
@@ -135,7 +141,7 @@ class Streamer(Watcher):
         return max((i for i in self.streamed if i < index), default=None)
 
     def _reach(self, index: int, gradient: Tensor) -> None:
-        """Backward has come to a block."""
+        """Move weights when backward reaches a block."""
         if self.reached == index:
             return
         if self.reached is None:
@@ -147,18 +153,18 @@ class Streamer(Watcher):
         self._look(index, backward=True)
 
     def _ended(self) -> None:
-        """Backward is through: gradients are where the optimizer finds them."""
+        """Finish backward: wait until all gradients are in host memory for the optimizer."""
         self.reached = self.waiting = None
         self._keep([])
         self.leaving.let_go()
         if self.leaving.stream is not None:
             self.leaving.stream.synchronize()
 
-    # ---- what is seen of it ----
+    # ---- observation ----
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[Seen]:
-        """While it lasts, what is on the device is noted at each block."""
+        """Record the weights on the device at each block inside the context."""
         self.seen, before = Seen(), Counter(self.moved)
         try:
             yield self.seen
@@ -176,36 +182,36 @@ class Streamer(Watcher):
                 self.seen.strangers += self._computes_elsewhere(index)
 
     def resident(self) -> int:
-        """Bytes of the blocks' weights that are on the device now."""
+        """Return the bytes of the blocks' weights that are on the device now."""
         return self.stays() + sum(one.resident for one in self.streamed.values())
 
     def stays(self) -> int:
-        """Bytes of the blocks' weights that are never elsewhere."""
+        """Return the bytes of the blocks' weights that are always on the device."""
         pairs = (w for one in self.streamed.values() for w in one.weights)
         own = {id(p) for w in pairs for p in (w.host, w.here)}
         kept = {id(p): p for block in self.blocks for p in block.parameters() if id(p) not in own}
         return sum(t.nbytes for p in kept.values() for t in stored(p.data))
 
     def _computes_elsewhere(self, index: int) -> bool:
-        """Whether a block would be given weights that lie in host memory."""
+        """Return whether a block would compute with weights in host memory."""
         hosts = {_address(flat.host) for one in self.streamed.values() for flat in one.flats}
         given = (t for p in self.blocks[index].parameters() for t in stored(p.data))
         return any(_address(tensor) in hosts for tensor in given)
 
     def sample(self) -> list[Tensor]:
-        """A few elements of each trained weight in host memory, as they are now."""
+        """Return a few elements of each trained weight in host memory."""
         free = [p for p in self.hosts if p.requires_grad]
         return [p.detach().flatten()[:SAMPLE].clone() for p in free]
 
-    # ---- as an attachment ----
+    # ---- attachment interface ----
 
     @property
     def hosts(self) -> list[nn.Parameter]:
-        """The parameters in host memory."""
+        """Parameters in host memory."""
         return [weight.host for one in self.streamed.values() for weight in one.weights]
 
     def hosted(self) -> Iterable[Tensor]:
-        """The weights, their gradients, and what the optimizer keeps of them."""
+        """Yield the weights, their gradients, and their optimizer state."""
         optimizer = self.trained.inner_optimizer.state
         for p in self.hosts:
             kept = optimizer.get(p, {}).values()
@@ -213,8 +219,8 @@ class Streamer(Watcher):
             yield from (p.data, *grads, *(t for t in kept if isinstance(t, Tensor)))
 
     def makers(self) -> tuple[AllocationScope, ...]:
-        """Weights come to the device by one method, gradients leave it by the other, both beside
-        what is computed."""
+        """Return the methods that copy weights in and gradients out; both overlap with
+        computation."""
         into = AllocationScope(Flat, "fetch", "parameters", place="device", beside=True)
         out = AllocationScope(
             Streamed, "leave", "gradients", place="host", pinned=True, beside=True

@@ -1,6 +1,6 @@
-"""One block's weights in host memory, and their place on the device while the block is at work.
+"""Weights of one block in host memory, and their storage on the device while the block works.
 
-Imports torch: import it where torch is there.
+Imports torch.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from strategies.async_host_copy import Leaving
 
 ALIGNED = 512
-"""Bytes to which a weight is aligned on the device, as torch's allocator aligns its own."""
+"""Alignment of a weight on the device in bytes, that of torch's allocator."""
 
 
 class Taken(NamedTuple):
-    """A parameter that was taken out of ``owner``, where it is called ``name``."""
+    """Parameter removed from ``owner``, whose attribute ``name`` it was."""
 
     owner: nn.Module
     name: str
@@ -30,8 +30,10 @@ class Taken(NamedTuple):
 
 
 class Weight(NamedTuple):
-    """A weight of ``owner``: the parameter in host memory, which everybody sees between blocks, and
-    the one on the device, with which the block computes."""
+    """Weight of ``owner``, as two parameters: ``host`` in host memory, and ``here`` on the device.
+
+    The module has ``host`` between blocks, and computes with ``here``.
+    """
 
     owner: nn.Module
     name: str
@@ -40,9 +42,11 @@ class Weight(NamedTuple):
 
 
 class Flat:
-    """Weights of one type, one behind the other: a tensor in host memory (pinned where there is
-    CUDA), and one on the device whose storage has bytes only while they are there. What autograd
-    keeps of the weights are views of it, and stays valid when it is filled again.
+    """Weights of one type, concatenated: a tensor in host memory (pinned with CUDA) and one on the
+    device.
+
+    The device tensor's storage has bytes only while the weights are there. Tensors that autograd
+    keeps of the weights are views of it, and stay valid when it is filled again.
     """
 
     def __init__(self, taken: Sequence[Taken], device: torch.device) -> None:
@@ -71,35 +75,37 @@ class Flat:
         return self.here.untyped_storage().nbytes()
 
     def fetch(self) -> None:
-        """Take memory on the device, and begin to fill it from host memory."""
+        """Allocate the device storage, and begin to fill it from host memory."""
         self.here.untyped_storage().resize_(self.here.nbytes)
-        # Not a change of the weights: autograd's count of those must not see it.
+        # The weights do not change, so autograd's version counter must not either.
         self.here.data.copy_(self.host, non_blocking=True)
 
     def release(self) -> None:
-        """Give the memory on the device back; the values are those in host memory anyway."""
+        """Free the device storage; the values in host memory are the same."""
         self.here.untyped_storage().resize_(0)
 
 
 def _pin(tensor: Tensor) -> None:
-    """Pin the memory of a tensor for as long as it is there: as much as it has, where torch's own
-    allocator takes the next power of two."""
+    """Pin a tensor's memory for its lifetime, without rounding its size up.
+
+    torch's own allocator takes the next power of two.
+    """
     cuda, address = torch.cuda.cudart(), tensor.data_ptr()
     torch.cuda.check_error(cuda.cudaHostRegister(address, tensor.nbytes, 0))
     storage = tensor.untyped_storage()
-    storage.registered = True  # read by harness.memory.tracer: no block of torch's allocator
+    storage.registered = True  # harness.memory.tracer reads it: not from torch's allocator
     weakref.finalize(storage, cuda.cudaHostUnregister, address)
 
 
 class Streamed:
-    """The weights of one block that are in host memory.
+    """Weights of one block in host memory.
 
     Args:
-        taken: them, with values; emptied, for they are copied.
+        taken: the weights, with values; emptied, since they are copied.
         device: of the training.
-        lane: CUDA's stream for copies in; None where there is no CUDA.
-        leaving: what copies out, for all blocks.
-        averaged: makes of a gradient of this rank what the optimizer is to get.
+        lane: CUDA stream of the copies to the device; None without CUDA.
+        leaving: copier to host memory, shared by all blocks.
+        averaged: maps a gradient of this rank to the one for the optimizer.
         moved: counts copies ("in" blocks, "out" gradients) and their bytes.
     """
 
@@ -141,15 +147,16 @@ class Streamed:
         return sum(flat.resident for flat in self.flats)
 
     def register(self, *, here: bool) -> None:
-        """Let the block's modules see the weights ``here``, or those in host memory."""
+        """Set the block's parameters to the device weights (``here``), or to those in host
+        memory."""
         for weight in self.weights:
             weight.owner._parameters[weight.name] = weight.here if here else weight.host
 
     @contextlib.contextmanager
     def lent(self) -> Iterator[None]:
-        """While it lasts the block's modules see the weights on the device.
+        """Set the block's parameters to the device weights inside the context.
 
-        Autocast keeps no copy of them: its own outlives the block.
+        Autocast's cache is off, because its copies would outlive the block.
         """
         self.wait()
         cached = torch.is_autocast_cache_enabled()
@@ -162,8 +169,10 @@ class Streamed:
             torch.set_autocast_cache_enabled(cached)
 
     def fetch(self) -> None:
-        """Begin to copy them to the device, if they are not there: where there is CUDA beside what
-        is computed by then, into memory whose last use lies before."""
+        """Begin to copy the weights to the device, unless they are there.
+
+        With CUDA the copy overlaps with later computation, after the last use of its memory.
+        """
         if self.there:
             return
         if self.lane is not None:
@@ -177,22 +186,24 @@ class Streamed:
         self.moved.update({"in": 1, "in_bytes": self.size})
 
     def wait(self) -> None:
-        """What is computed from now on finds them on the device."""
+        """Make later computation wait for the copy to the device."""
         if self.ready is not None:
             torch.cuda.current_stream(self.device).wait_event(self.ready)
 
     def release(self) -> None:
-        """Let them go from the device."""
+        """Free the weights' memory on the device."""
         for flat in self.flats:
             flat.release()
         self.there = False
 
     def _arrived(self, host: nn.Parameter, here: nn.Parameter) -> None:
-        self.leave(host, here)  # looked up now: a trace puts its own around it
+        self.leave(host, here)  # looked up now, because a trace wraps it
 
     def leave(self, host: nn.Parameter, here: nn.Parameter) -> None:
-        """A gradient is there: it goes to where the weight lives, on top of those of earlier micro
-        batches, which come back for the sum."""
+        """Move a gradient to its weight's memory.
+
+        It is added to that of earlier micro-batches, which is copied to the device for the sum.
+        """
         gradient, here.grad = here.grad, None
         with torch.no_grad():
             if host.grad is not None:

@@ -1,1 +1,1 @@
-"""Caches that other trainers wrote: latents and texts in files, read as they lie."""
+"""Caches of other trainers: precomputed latents and text embeddings, read from their files."""

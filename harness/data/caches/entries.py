@@ -1,7 +1,7 @@
-"""Headers and tensors of safetensors files, every size held to the file's. No torch above.
+"""Samples of a cache, and safetensors files with every size checked. No torch at import.
 
 The format: eight bytes with the length of a JSON object, the object (key -> dtype, shape, offsets
-behind it; ``__metadata__``: strings), the bytes. https://github.com/huggingface/safetensors
+after it; ``__metadata__``: strings), the bytes. https://github.com/huggingface/safetensors
 """
 
 from __future__ import annotations
@@ -21,14 +21,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-# ---- sample ----
-# One sample of a cache: which tensors it has, by what its files declare.
+# ---- samples ----
 
 
 @dataclass(frozen=True)
 class Part:
-    """One tensor: the file and the key that it lies under, its shape, the file's word for its type,
-    and where its bytes begin (0 where a library finds them)."""
+    """One tensor: its file, key, shape, type as the file names it, and the offset of its bytes (0
+    if a library finds them)."""
 
     path: Path
     key: str
@@ -39,12 +38,14 @@ class Part:
 
 @dataclass(frozen=True)
 class Sample:
-    """``parts`` by the names that they have here: "latents"; "text", "mask" and "pooled" where they
-    are there; "mean" and "scale", which latents are still to be normalised by.
+    """One sample of a cache.
 
-    ``classes``: of the library that are trained from it. ``least_text``: tokens to which its
-    trainer fills every text up with zeros. ``moments``: the latents may be mean and logarithm of
-    the variance, one behind the other in channels.
+    ``parts`` are its tensors by standard names: "latents"; optional "text", "mask" and "pooled";
+    and "mean" and "scale" if the latents are not normalised yet.
+
+    ``classes``: classes of the library that train on it. ``least_text``: number of tokens to which
+    its trainer pads every text with zeros. ``moments``: the latents may be mean and log variance,
+    concatenated along channels.
     """
 
     name: str
@@ -58,24 +59,24 @@ class Sample:
 KINDS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
          "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "I64": "int64", "I32": "int32",
          "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool"}  # fmt: skip
-"""The format's word for a type -> torch's."""
+"""The format's name of a type -> torch's."""
 SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2}
 LONGEST = 100 * 2**20
-"""Bytes of a header at the most: the library's own limit."""
+"""Most bytes of a header: the library's own limit."""
 
 
 class Contents(NamedTuple):
-    """What a file declares."""
+    """Declaration of a file: its entries."""
 
     metadata: Mapping[str, str]
     parts: Mapping[str, Part]
 
 
 def contents(path: Path) -> Contents:
-    """The header of a file, all of whose bytes are there.
+    """Return the header of a complete file.
 
     Raises:
-        BadInput: it cannot be read, or is cut short; names the file and the way out.
+        BadInput: it cannot be read, or is truncated; names the file and a remedy.
     """
     try:
         with path.open("rb") as file:
@@ -113,7 +114,7 @@ def _bytes(part: Part) -> int:
 
 
 def tensor(part: Part) -> Tensor:
-    """The tensor, of its own type, on the CPU."""
+    """Return the tensor, in its own type, on the CPU."""
     import torch
 
     raw = np.fromfile(part.path, np.uint8, _bytes(part), offset=part.start)

@@ -1,10 +1,10 @@
 """Precomputed files of finetrainers: a ``latent-*.pt`` and a ``condition-*.pt`` for each sample.
 
-As written with ``--enable_precomputation`` by versions 0.1 and 0.2 and by the main branch (commit
-f476c37), read in its source: data/precomputation.py and models/*/base_specification.py. Each file
-is what torch.save makes of a dict of tensors and numbers, one sample with a leading axis of 1.
-Latents are moments (mean and logarithm of the variance, along channels), not yet scaled. It is a
-pickle: torch reads tensors of it and refuses all else (``weights_only``).
+They are written with ``--enable_precomputation`` by versions 0.1 and 0.2 and by the main branch
+(commit f476c37). Source: data/precomputation.py and models/*/base_specification.py. Each file is
+torch.save's output for a dict of tensors and numbers: one sample with a leading axis of 1. Latents
+are moments (mean and log variance, along channels), not yet scaled. The file is a pickle; torch
+reads tensors from it and refuses everything else (``weights_only``).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CLASSES = (
     "HunyuanVideoTransformer3DModel",
     "FluxTransformer2DModel",
 )
-"""What it trains; its files do not say which."""
+"""Classes that it trains; its files do not name them."""
 NAMES = {
     "latent": {"latents": "latents", "latents_mean": "mean", "latents_std": "scale"},
     "condition": {
@@ -46,10 +46,10 @@ DUE = {"latent": "latents", "condition": "encoder_hidden_states"}
 
 
 def find(folder: Path) -> list[Sample]:
-    """The samples of a folder, by number.
+    """Return the samples of a folder, by number.
 
     Raises:
-        BadInput: one line that names the file, what is wrong with it, and the way out.
+        BadInput: one line that names the file, its error and a remedy.
     """
     root = folder / FOLDER if (folder / FOLDER).is_dir() else folder
     names = {path.stem.removeprefix("latent-") for path in root.glob("latent-*.pt")}
@@ -107,5 +107,5 @@ def _load(path: Path, place: str) -> Mapping[str, Any]:
 
 
 def tensor(part: Part) -> Tensor:
-    """The tensor, of its own type, on the CPU, without its leading axis of 1."""
+    """Return the tensor, in its own type, on the CPU, without its leading axis of 1."""
     return _load(part.path, "cpu")[part.key].reshape(part.shape)

@@ -1,9 +1,10 @@
-"""Caches of musubi-tuner: safetensors beside each other, latents in one file and text in another.
+"""Caches of musubi-tuner: safetensors files, latents in one and text embeddings in another.
 
-As written by version 0.3.4 (``format_version`` 1.0.1), read in its source: dataset/cache_io.py,
+They are written by version 0.3.4 (``format_version`` 1.0.1). Source: dataset/cache_io.py,
 image_video_dataset.py and architectures.py. ``NAME_WWWWxHHHH_ARCH.safetensors`` holds
-``latents_FxHxW_TYPE`` [C, F, H, W], or [C, H, W] of images, ``NAME_ARCH_te.safetensors`` the
-text. A video's NAME ends in its frames (``_00000-081``) in the first file alone. No torch here.
+``latents_FxHxW_TYPE`` [C, F, H, W], or [C, H, W] of images; ``NAME_ARCH_te.safetensors`` holds the
+text. Only in the first file, a video's NAME ends with its frames (``_00000-081``). Imports no
+torch.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ way_out = "it should hold NAME_0832x0480_wan.safetensors and NAME_wan_te.safeten
 
 
 class Kept(NamedTuple):
-    """What is kept for an architecture: the classes that are trained from it, and the keys of its
-    text (without their types)."""
+    """Cache contents of an architecture: the classes that train on it, and the keys of its text,
+    without their types."""
 
     classes: tuple[str, ...]
     text: str
@@ -34,7 +35,7 @@ class Kept(NamedTuple):
 FLUX2 = Kept(("Flux2Transformer2DModel",), "ctx_vec")
 KEPT = {
     "hunyuan_video": Kept(("HunyuanVideoTransformer3DModel",), "llm", "llm_mask", "clipL"),
-    # Its trainer fills texts up to 512 tokens: wan/modules/model.py, text_len.
+    # Its trainer pads texts to 512 tokens: wan/modules/model.py, text_len.
     "wan": Kept(("WanTransformer3DModel",), "varlen_t5", least_text=512),
     "flux_2_dev": FLUX2,
     "flux_2_klein_4b": FLUX2,
@@ -42,20 +43,23 @@ KEPT = {
     "qwen_image": Kept(("QwenImageTransformer2DModel",), "varlen_vl_embed"),
     "z_image": Kept(("ZImageTransformer2DModel",), "varlen_llm_embed"),
 }
-"""``architecture`` of a file -> what is kept. Those that train a control image beside the sample
-(Kontext, edit, layered, FramePack) and classes that are not trained here are not in it."""
+"""``architecture`` of a file -> its contents.
+
+Omitted are architectures with a control image beside the sample (Kontext, edit, layered, FramePack)
+and classes that are not trained here.
+"""
 NAMED = re.compile(r"(?P<key>.+)_\d+x\d+_(?P<arch>[a-z0-9]+)\.safetensors")
 FRAMES = re.compile(r"_\d{5}-\d{3,}(-\d+)?$")
 TYPE = re.compile(r"_(float|bfloat|int|uint|bool)[0-9a-z_]*$")
 BESIDE = ("latents_control", "latents_image", "latents_clean", "clip", "siglip", "f_indices")
-"""How keys begin that a text-to-image or text-to-video training does not read."""
+"""Prefixes of keys that a text-to-image or text-to-video training does not read."""
 
 
 def find(folder: Path) -> list[Sample]:
-    """The samples of a folder, by name.
+    """Return the samples of a folder, by name.
 
     Raises:
-        BadInput: one line that names the file, what is wrong with it, and the way out.
+        BadInput: one line that names the file, its error and a remedy.
     """
     files = sorted(folder.glob("*.safetensors"))
     return [_sample(path) for path in files if not path.stem.endswith("_te")]
@@ -99,7 +103,7 @@ def _kept(path: Path, held: Contents) -> Kept:
 
 
 def _texts_of(path: Path, key: str, arch: str) -> Path:
-    """The file of the text: named without the frames of a video."""
+    """Return the text's file, whose name lacks the frames of a video."""
     found = path.with_name(f"{key}_{arch}_te.safetensors")
     if not found.exists():
         found = path.with_name(f"{FRAMES.sub('', key)}_{arch}_te.safetensors")
@@ -118,7 +122,7 @@ def _latents(path: Path, held: Contents) -> Part:
 
 
 def _by_key(path: Path, held: Contents, name: str) -> Part:
-    """The tensor of that name, whatever its type."""
+    """Return the tensor of that name, in any type."""
     found = [part for key, part in held.parts.items() if TYPE.sub("", key) == name]
     if not found:
         raise BadInput(f"{path} has no {name}, but {_told(held.parts)}; cache the text again")

@@ -1,4 +1,4 @@
-"""Caches by their name as a spec spells it: ``musubi:FOLDER``, ``finetrainers:FOLDER``."""
+"""Caches by their name in a spec: ``musubi:FOLDER``, ``finetrainers:FOLDER``."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ KINDS = {"musubi": musubi, "finetrainers": finetrainers}
 
 @dataclass(frozen=True)
 class Cache:
-    """A folder whose files were all looked at; ``tensor`` reads one of theirs."""
+    """A folder whose files have all been checked; ``tensor`` reads one of their tensors."""
 
     name: str
     samples: tuple[Sample, ...]
     tensor: Callable[[Part], Tensor]
 
     def faults(self) -> Iterator[str]:
-        """A line for each sample that cannot be trained on, every value read."""
+        """Yield a line for each sample that cannot be trained on; every value is read."""
         for sample in self.samples:
             for part in sample.parts.values():
                 if not self.tensor(part).float().isfinite().all():
@@ -38,15 +38,15 @@ class Cache:
 
 
 def is_cache(name: str) -> bool:
-    """Whether a spec's data of that name is a cache of another trainer."""
+    """Return whether this data source is a cache of another trainer."""
     return name.partition(":")[0] in KINDS
 
 
 def open_cache(name: str) -> Cache:
-    """The cache called ``name``; every file's header is read, once while the folder is as it is.
+    """Return the cache called ``name``. Its headers are read again only if the folder changes.
 
     Raises:
-        BadInput: one line that names the folder or file, the fault and the way out.
+        BadInput: one line that names the folder or file, the error and a remedy.
     """
     kind, _, detail = name.partition(":")
     folder = Path(detail).expanduser()
@@ -56,7 +56,7 @@ def open_cache(name: str) -> Cache:
 
 
 def _state(folder: Path) -> tuple[tuple[str, int], ...]:
-    """What tells this folder from itself as it was."""
+    """Return names and times of the folder's files, which change with it."""
     paths = [p for p in folder.rglob("*") if p.suffix in (".safetensors", ".pt")]
     return tuple(sorted((str(path), path.stat().st_mtime_ns) for path in paths))
 

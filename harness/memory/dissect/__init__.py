@@ -1,8 +1,8 @@
-"""Where the memory and the time of one run go, collected from its own objects after its steps.
+"""Memory and time breakdown of one run, collected after its steps.
 
-``timeline`` follows every storage through one step, ``modules`` says which module made it and
-which saved it for backward, ``costs`` counts and times each operation, ``sweep`` measures small
-models for the laws. ``take`` puts them together as a ``harness.memory.memory_breakdown.Portrait``.
+``timeline`` traces every storage through one step, with the module that allocated it and the module
+that saved it for backward. ``taking`` counts and times each operation, measures small models for
+the scaling laws, and combines all into a ``harness.memory.memory_breakdown.Portrait``.
 """
 
 from harness.memory.dissect.taking import Look, take

@@ -1,4 +1,4 @@
-"""The portrait of a run: a few more steps, each looked at in another way."""
+"""Collect the portrait of a run from a few more steps, each traced in another way."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ from strategies.evidence.flops import formulas
 from strategies.evidence.readings import stored
 from strategies.subject import Subject
 
-# ---- costs ----
-# What each operation of a step costs: FLOPs, bytes and seconds; and the device's own ceilings.
+# ---- operation costs ----
 
 
 SIZE = {"cpu": 1024, "cuda": 8192}
@@ -34,11 +33,10 @@ TRIES = 5
 class Costs(TorchDispatchMode):
     """Counts and times every operation that moves data while active.
 
-    FLOPs of products follow ``strategies.evidence.flops``; other operations count one an
-    element of their largest operand or result (a list of tensors is one). Bytes are those of
-    operands and results, each once: what must cross the memory bus if nothing stays in cache. On
-    a GPU each operation is waited for, so that seconds are its own (and the sum is longer than
-    the step).
+    FLOPs of products follow ``strategies.evidence.flops``. Other operations count one per element
+    of their largest operand or result (a list of tensors is one). Bytes are those of operands and
+    results, each once: the least memory traffic without a cache. On a GPU each operation is
+    synchronized, so that its seconds are its own, and the sum is longer than the step.
     """
 
     def __init__(self, synchronize: Callable[[], None]) -> None:
@@ -80,7 +78,7 @@ class Costs(TorchDispatchMode):
             cost.flops += max(map(_elements, (*args, *kwargs.values(), out)), default=0)
 
     def table(self) -> list[OpCost]:
-        """The costs, the longest first."""
+        """Return the costs, the longest first."""
         return sorted(self.costs.values(), key=lambda cost: -cost.seconds)
 
 
@@ -89,9 +87,9 @@ def _elements(value: Any) -> int:
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype, synchronize: Callable[[], None]) -> float:
-    """FLOP/s of the best of a few large matrix products: what this device reaches, not its label.
+    """Return the FLOP/s of the best of a few large matrix products: the device's real peak.
 
-    The side is 1024 on a CPU and 8192 on a GPU, where smaller products leave it idle.
+    The side is 1024 on a CPU and 8192 on a GPU, which smaller products do not saturate.
     """
     side = SIZE.get(device.type, 1024)
     a = torch.ones(side, side, device=device, dtype=dtype)
@@ -99,7 +97,8 @@ def peak_flops(device: torch.device, dtype: torch.dtype, synchronize: Callable[[
 
 
 def bandwidth(device: torch.device, synchronize: Callable[[], None]) -> float:
-    """Bytes a second of the best of a few large copies, reads and writes both counted."""
+    """Return the bytes per second of the best of a few large copies; reads and writes both
+    count."""
     size = COPY_BYTES.get(device.type, 2**27)
     source = torch.ones(size // 4, device=device)
     target = torch.empty_like(source)
@@ -117,13 +116,12 @@ def _best(work: Callable[[], Any], synchronize: Callable[[], None]) -> float:
     return min(seconds)
 
 
-# ---- sweep ----
-# Small models that differ in one size, for the laws of activation memory and FLOPs.
+# ---- small models for scaling laws ----
 
 
 def points(subject: Subject, device: torch.device, dtype: torch.dtype) -> Iterator[Point]:
-    """Each relative of ``subject``: the bytes that autograd saves for backward, and the FLOPs of a
-    training step.
+    """Yield a point for each relative of ``subject``: bytes that autograd saves for backward, and
+    FLOPs of a training step.
 
     The models are plain: no sharding, no recomputation. ``dtype`` below float32 is autocast's.
     """
@@ -153,7 +151,7 @@ def _saved_bytes(subject: Subject, module: Any, batch: int, dtype: torch.dtype) 
 
 
 def _flops(subject: Subject, batch: int) -> int:
-    """Counted on storage-less tensors, which take attention as the products that it is."""
+    """Count FLOPs on fake tensors, for which attention consists of its matrix products."""
     with torch.device("meta"):
         module = subject.make()
         with flops.counting() as counter:
@@ -163,7 +161,7 @@ def _flops(subject: Subject, batch: int) -> int:
 
 
 def _samples(subject: Subject, batch: int, device: torch.device | str) -> tuple[Any, Any, Any]:
-    """The subject's example, ``batch`` times over."""
+    """Return the subject's example, repeated ``batch`` times."""
     x, t_B, conditions = subject.example(device)
     many = {name: torch.cat([value] * batch) for name, value in conditions.items()}
     return torch.cat([x] * batch), torch.cat([t_B] * batch), many
@@ -173,9 +171,12 @@ OPS = 40
 
 
 class Look(NamedTuple):
-    """What a portrait needs of a rank: ``step`` takes one more optimizer step, ``infer`` runs the
-    model over a micro batch, ``synchronize`` waits for the device; ``left_out`` are tensors that
-    the meter's baseline holds already."""
+    """Functions and tensors of a rank that a portrait needs.
+
+    ``step`` runs one more optimizer step, ``infer`` runs the model on a micro-batch, and
+    ``synchronize`` waits for the device. ``left_out`` are tensors that the meter's baseline already
+    includes.
+    """
 
     step: Callable[[], None]
     infer: Callable[[], Any]
@@ -184,10 +185,10 @@ class Look(NamedTuple):
 
 
 def take(resolved: Resolved, trained: TrainingRun, look: Look) -> Portrait:
-    """The portrait of this rank, from its next steps; every rank takes part, and each gets its own.
+    """Return the portrait of this rank, from its next steps. Every rank must call it.
 
-    The peak of the step is traced twice, with and without the module hooks and saved-tensors
-    hooks, so that a page can show that looking changed nothing.
+    The peak of the step is traced with and without the module hooks and saved-tensors hooks. A page
+    can then show that the hooks changed nothing.
     """
     device = trained.accelerator.device
     plain = trace_step(trained, device.type, look.step, look.left_out)
@@ -227,7 +228,7 @@ def take(resolved: Resolved, trained: TrainingRun, look: Look) -> Portrait:
 
 
 def _traced(trained: TrainingRun, look: Look) -> tuple[TimelineTracer, list[Kept], int]:
-    """One step with every storage followed and every saved tensor counted."""
+    """Run one step with every storage traced and every saved tensor counted."""
     stack = Stack(trained.module)
     tracer = _begun(trained, stack, look)
     weights = [t for p in trained.module.parameters() for t in stored(p.data)]
@@ -249,7 +250,7 @@ def _begun(trained: TrainingRun, stack: Stack, look: Look) -> TimelineTracer:
 
 
 def _inference(trained: TrainingRun, look: Look) -> Timeline:
-    """A forward pass of one micro batch without gradients, as a sampler runs it."""
+    """Run one micro-batch forward without gradients, as a sampler does."""
     stack = Stack(trained.module)
     trained.model.eval()
     tracer = _begun(trained, stack, look)

@@ -1,4 +1,4 @@
-"""Every storage of one step, in order: what lives at each instant, and who made it."""
+"""Timeline of one step: live storages at each instant, and the modules that allocated them."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from harness.memory.tracer import BEFORE, Tracer
 from strategies.engine import TrainingRun
 
 # ---- modules ----
-# Which module runs: in forward by hooks, in backward by autograd's sequence numbers.
 
 
 def alike(name: str) -> str:
-    """The name shared by a module's siblings: ``blocks.3.attn`` is ``blocks.*.attn``."""
+    """Return the name shared by a module's siblings: ``blocks.3.attn`` is ``blocks.*.attn``."""
     return re.sub(r"\.\d+(?=\.|$)", ".*", name)
 
 
 class Stack:
-    """The module that runs now, by name; empty outside the model.
+    """The running module, by name; empty outside the model.
 
-    Autograd numbers the nodes that forward creates. Each module's call owns a range of numbers,
-    and a node that runs in backward lies in the range of the innermost call that made it.
+    In forward it is known by hooks. In backward it is derived from autograd's sequence numbers:
+    each module call owns a range of the node numbers created in forward. A node that runs in
+    backward lies in the range of the innermost call that created it.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -41,7 +41,7 @@ class Stack:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[Stack]:
-        """Follow every module's forward while this lasts."""
+        """Track every module's forward within this context."""
         handles = []
         for name, part in self.module.named_modules():
             if name:
@@ -54,7 +54,8 @@ class Stack:
                 handle.remove()
 
     def now(self) -> str:
-        """The running module; in backward the one whose forward made the running node."""
+        """Return the running module; in backward the module whose forward created the running
+        node."""
         if self.names:
             return self.names[-1]
         node = torch._C._current_autograd_node()
@@ -80,10 +81,10 @@ class Stack:
 
 @contextlib.contextmanager
 def saving(stack: Stack, parameters: set[int]) -> Iterator[dict[int, tuple[str, int]]]:
-    """What autograd saves: storage -> (the first module that saved it, bytes).
+    """Yield the tensors that autograd saves: storage -> (first module that saved it, bytes).
 
-    Counted by saved-tensors hooks alone, so that the trace's count can be checked against it.
-    ``parameters`` are storages that are left out: they would live without backward too.
+    They are counted only by saved-tensors hooks, so that the trace's count can be checked against
+    them. ``parameters`` are storages to omit: they would be alive without backward too.
     """
     saved: dict[int, tuple[str, int]] = {}
 
@@ -91,7 +92,7 @@ def saving(stack: Stack, parameters: set[int]) -> Iterator[dict[int, tuple[str, 
         storage = tensor.untyped_storage()
         if storage._cdata not in parameters:
             saved.setdefault(storage._cdata, (stack.now(), storage.nbytes()))
-        # An output that its own node saves would keep node and tensor alive for good.
+        # If a node saves its own output, node and tensor would stay alive for ever.
         return tensor.detach()
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
@@ -105,11 +106,11 @@ NOT_OURS = "/harness/memory/"
 
 
 class TimelineTracer(Tracer):
-    """A tracer that also notes for each storage the module and the source line that made it."""
+    """Tracer that also records the module and source line of each allocation."""
 
     def __init__(self, trained: TrainingRun, device_type: str, stack: Stack) -> None:
         super().__init__({device_type: "device"})
-        self.places = None  # a page shows all that lives, wherever it is kept
+        self.places = None  # the page shows all live storages, in any placement
         self.stack, self.buckets, self.ops_run = stack, trained.engine.buckets, 0
         self.modules: dict[int, str] = {}
         self.at: list[int] = []
@@ -117,12 +118,12 @@ class TimelineTracer(Tracer):
         self.on_backward: Callable[[], None] = lambda: None
 
     def ran(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        """Count the operation, but for what the saved-tensors hooks do."""
+        """Count the operation, unless a saved-tensors hook runs it."""
         self.ops_run += func is not torch.ops.aten.detach.default
         super().ran(func, args, kwargs, out)
 
     def enter(self, phase: str) -> None:
-        """Begin a phase, and remember at which operation."""
+        """Begin a phase and record its first operation."""
         self._catch_up()
         if phase == "backward":
             self.on_backward()
@@ -141,22 +142,24 @@ class TimelineTracer(Tracer):
         return index
 
     def _catch_up(self) -> None:
-        """Note how many operations had run at each event since the last call: storages are freed
-        between two operations."""
+        """Record the operation count for each event since the last call: storages are freed between
+        two operations."""
         self.at += [self.ops_run] * (len(self.record.events) - len(self.at))
 
     def finish(self) -> None:
-        """The step is over: catch up with its last events."""
+        """Complete the counts for the step's last events."""
         self._catch_up()
 
-    # -- what was seen --
+    # -- results --
 
     def _category(self, index: int) -> str:
         return measured_name(self.record.storages[index].kind, self.buckets)
 
     def _totals(self) -> list[tuple[int, ...]]:
-        """Bytes of each category after each event of the step; what dies later (the indices of a
-        step live until the next) is not part of it."""
+        """Return the bytes of each category after each event of the step.
+
+        Later events are omitted: the indices of a step live until the next step.
+        """
         place = {name: index for index, name in enumerate(MEASURED)}
         sums, totals = [0] * len(MEASURED), []
         for sign, index in self.record.events[: len(self.at)]:
@@ -165,7 +168,7 @@ class TimelineTracer(Tracer):
         return totals
 
     def timeline(self) -> Timeline:
-        """The step in at most 400 samples, the highest instant among them."""
+        """Return the step in at most 400 samples, the peak among them."""
         totals = self._totals()
         peak = max(range(len(totals)), key=lambda i: sum(totals[i]))
         width = max(1, -(-self.ops_run // SAMPLES))
@@ -197,7 +200,7 @@ class TimelineTracer(Tracer):
         return passed[-1] if passed else BEFORE
 
     def lumps(self) -> list[Lump]:
-        """What lived at the peak, alike things together, the largest first."""
+        """Return the storages alive at the peak, similar ones together, the largest first."""
         totals = self._totals()
         peak = max(range(len(totals)), key=lambda i: sum(totals[i]))
         sizes: Counter[tuple[str, str, str]] = Counter()
@@ -220,7 +223,8 @@ class TimelineTracer(Tracer):
         return live
 
     def kept(self, saved: dict[int, tuple[str, int]]) -> list[Kept]:
-        """Activations alive when the first backward begins, by the module that made them."""
+        """Return activations alive when the first backward begins, by the module that allocated
+        them."""
         boundary = next(at for at, phase in self.marks if phase == "backward")
         made_by: Counter[str] = Counter()
         for index in self._alive(sum(at <= boundary for at in self.at)):
@@ -239,7 +243,7 @@ class TimelineTracer(Tracer):
 
 
 def _site() -> str:
-    """The innermost source line of the project, or of an engine, that asked for an operation."""
+    """Return the innermost source line of the project or an engine that called the operation."""
     frame = sys._getframe(2)
     while frame is not None:
         name = frame.f_code.co_filename

@@ -1,4 +1,8 @@
-"""One cell of the atlas: a model, what is trained of it, a card, how many of them. No torch."""
+"""Cells of the atlas: model, training, card and number of GPUs; and the predictions that fill
+them.
+
+No torch.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +28,13 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-# ---- sizes ----
-# Samples that grow: the next size that does not fit is sought among them. No torch.
+# ---- sample sizes ----
+# Larger samples, among which the next size that does not fit is searched.
 
 
 DOUBLINGS = 3
-"""How often the elements of a sample are doubled at the most, until one does not fit."""
+"""Default number of times that a sample's elements are doubled in search of one that does not fit.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,18 +46,20 @@ class Size:
 
     @property
     def name(self) -> str:
-        """Its pixels and frames."""
+        """The sample's pixels and frames."""
         return name_of(self.row)
 
 
 def name_of(row: Resolved) -> str:
-    """The pixels and frames of a row's sample."""
+    """Return the pixels and frames of a row's sample."""
     return row.subject.size_in_words.partition(",")[0]
 
 
 def larger(row: Resolved, doublings: int) -> Iterator[Size]:
-    """Samples of twice the elements, of four times, ...: more frames of a video, larger sides of an
-    image."""
+    """Yield samples of twice the elements, four times, and so on.
+
+    A video gets more frames, an image larger sides.
+    """
     subject = row.subject
     sizes = subject.samples_up("frames") or subject.samples_up("resolution")
     for power in range(1, doublings + 1):
@@ -64,19 +71,21 @@ def larger(row: Resolved, doublings: int) -> Iterator[Size]:
 
 
 TRAININGS = {"LoRA": True, "all weights": False}
-"""What is trained -> whether some of the model's weights are frozen for it."""
+"""Kind of training -> True if it freezes some of the model's weights."""
 HEADS = ("Model", "Training", "GPUs", "Card", "Has GiB", "Sample", "Fits", "Recipe", "Needs GiB",
          "Needs +-", *SHOWN, "Host GiB", "Host has", "Step s", "+-", "Speed", "Too large",
          "Command")  # fmt: skip
-"""Of the page's columns; those of ``SHOWN`` are GiB by category at the peak instant."""
+"""Columns of the page; those of ``SHOWN`` are GiB by category at the peak."""
 WORD = {"fits": "yes", "tight": "tight", "host": "host", "no": "no"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """The fastest recipe predicted to fit, or, where none does, the one that needs least; None
-    where nothing could be predicted, for ``reason``. ``beyond``: where it fits, the smallest sample
-    that does not, as far as one was sought."""
+    """The fastest recipe predicted to fit, or else the one with the smallest need.
+
+    ``fit`` is None if no recipe could be predicted, for ``reason``. ``beyond``: the smallest
+    sample that does not fit, if the usual one fits and larger ones were tried.
+    """
 
     model: str
     training: str
@@ -90,7 +99,7 @@ class Cell:
 
     @property
     def texts(self) -> list[str]:
-        """A text for each of ``HEADS``."""
+        """The cell's text for each of ``HEADS``."""
         first = [self.model, self.training, str(self.gpus), self.card, gib(self.card_bytes)]
         if self.fit is None:
             blank = [""] * (len(HEADS) - 9)
@@ -110,19 +119,19 @@ class Cell:
 
     @property
     def too_large(self) -> str:
-        """The smallest sample that does not fit, as far as it is known."""
+        """The smallest known sample that does not fit."""
         short = self.fit is not None and not self.fit.fits
         return name_of(self.fit.resolved) if short else self.beyond
 
 
 def of_training(fits: Sequence[Fit], training: str) -> list[Fit]:
-    """Those that train what is meant."""
+    """Return the fits of one kind of training."""
     frozen = TRAININGS[training]
     return [fit for fit in fits if (ADAPTED in fit.resolved.launch.traits) == frozen]
 
 
 def cell_of(fits: Sequence[Fit], training: str, named: dict[str, object]) -> Cell:
-    """The cell of one training; ``named`` are its model, GPUs and card."""
+    """Return the cell of one training; ``named`` has its model, GPUs and card."""
     some = of_training(fits, training)
     best = verdict.fastest(some) or verdict.nearest(some)
     reason = next((fit.lack or fit.prediction.reason for fit in some), "no recipe")
@@ -140,11 +149,10 @@ def cell_of(fits: Sequence[Fit], training: str, named: dict[str, object]) -> Cel
 
 
 # ---- progress ----
-# How an atlas tells that it goes on: what is predicted anew, a line every few models. No torch.
 
 
 class AtlasProgress(PlanProgress):
-    """Of ``models`` models. What an earlier card or call predicted is said by its number alone."""
+    """Progress over ``models`` models: a line for each new prediction, none for cached ones."""
 
     def __init__(self, console: Console, models: int) -> None:
         super().__init__(console)
@@ -152,7 +160,7 @@ class AtlasProgress(PlanProgress):
         self.since, self.made = 0.0, 0
 
     def begin_models(self, names: Sequence[str]) -> None:
-        """The cells of some models begin."""
+        """Start the cells of some models."""
         first, self.at = self.at + 1, self.at + len(names)
         self.since, self.made, self.told = time.monotonic(), 0, ""
         which = f"model {first}" if len(names) == 1 else f"models {first} to {self.at}"
@@ -162,11 +170,11 @@ class AtlasProgress(PlanProgress):
     def begin(
         self, names: Sequence[str], jobs: int, why: str = "", kept: Collection[int] = ()
     ) -> None:
-        """Nothing is said yet."""
+        """Store the names of the next predictions, without printing."""
         self.names, self.kept, self.began, self.why = list(names), kept, time.monotonic(), why
 
     def done(self, index: int, prediction: Prediction) -> None:
-        """A line for what was made now, below what it is for."""
+        """Print a new prediction, below its purpose; skip one from an earlier call."""
         if index in self.kept:
             return
         if self.told != self.why:
@@ -177,10 +185,10 @@ class AtlasProgress(PlanProgress):
         self._say(f"    {self.names[index]}{why}  {time.monotonic() - self.began:.0f} s")
 
     def end(self) -> None:
-        """Nothing is said."""
+        """Print nothing."""
 
     def end_models(self, cells: int) -> None:
-        """All cells of these models are there."""
+        """Print the totals of these models."""
         left = self.models - self.at
         after = f"{left} model{'s' * (left != 1)} left" if left else "the last model"
         seconds = time.monotonic() - self.since
@@ -190,14 +198,13 @@ class AtlasProgress(PlanProgress):
         self.console.print(Text(line), soft_wrap=True)
 
 
-# ---- places ----
-# Where an atlas asks: one model on so many of one card; and how, all places at once, so that every
-# core has work. No torch.
+# ---- scenarios ----
+# All scenarios are predicted in one call, so that every core has work.
 
 
 @dataclass(kw_only=True, eq=False)
 class Scenario:
-    """A model on so many of one card: what is asked there, and each fit that is known."""
+    """A model on a number of one card: the checked request, and the fits known so far."""
 
     model: str
     card: str
@@ -206,11 +213,11 @@ class Scenario:
 
     @property
     def kind(self) -> str:
-        """Of the card, by its kernels of attention: cards of a kind share their traces."""
+        """The card's kind, by its attention kernels; cards of a kind share their traces."""
         return overhead.preferred(self.asked.gpu.capability)
 
     def cell(self, training: str) -> Cell:
-        """The answer of one training."""
+        """Return the cell of one training."""
         named = {"model": self.model, "gpus": self.asked.processes, "card": self.card}
         memory = self.asked.gpu.memory_bytes
         return cell_of(self.fits, training, named | {"card_bytes": memory})
@@ -219,11 +226,11 @@ class Scenario:
 Pairs = Sequence[tuple[Scenario, Resolved]]
 Cells = Sequence[tuple[Scenario, Cell]]
 Ask = Callable[[Pairs, str], list[Fit]]
-"""A fit of each row at its place, in order; with what they are asked for."""
+"""Return a fit for each row in its scenario, in order; the text is the purpose of the request."""
 
 
 def predicted(pairs: Pairs, why: str, *, jobs: int, progress: AtlasProgress) -> list[Fit]:
-    """An ``Ask``: all by one call."""
+    """Judge all rows in one call. This is an ``Ask``."""
     asked = [(row, place.asked.gpu) for place, row in pairs]
     return judged(asked, _name, why, jobs=jobs, told=progress)
 
@@ -234,9 +241,12 @@ def _name(row: Resolved, gpu: Card) -> str:
 
 
 class Replicas:
-    """An ``Ask`` for which DDP's rows of a library's models are traced on one number of GPUs, the
-    first that is asked for: a rank holds and does the same however many there are, and
-    ``tests/predict/test_replicas.py`` holds that. Of the own DiT each draws the noise of all.
+    """An ``Ask`` that traces DDP rows of library models for one number of GPUs only, the first
+    requested.
+
+    Each DDP rank has the same memory and work for any number of ranks
+    (``tests/predict/test_replicas.py``). The project's own DiT is excluded: each rank draws the
+    noise of the whole batch.
     """
 
     def __init__(self, ask: Ask) -> None:
@@ -252,7 +262,7 @@ class Replicas:
         ]
 
     def _traced(self, row: Resolved) -> Resolved:
-        """The row whose trace is this one's."""
+        """Return the row whose trace this row shares."""
         processes = row.spec.processes
         alone = "replicas" in row.launch.traits and row.launch.layout.alike == processes
         if not alone or not row.subject.of_library:

@@ -1,7 +1,7 @@
-"""``./run.sh atlas``: every public model by every common card, LoRA and all weights, as a page.
+"""The ``atlas`` command: every public model on every common card, for LoRA and full training.
 
-Predictions are kept as a plan's are, so that an atlas that was interrupted goes on where it was;
-its files are written anew after each few models.
+Predictions are cached as in a plan, so an interrupted atlas resumes. Its files are rewritten
+after every few models.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from strategies.recipe import nearest
 
 CARDS = ("12GiB", "16GiB", "RTX-3090", "RTX-4090", "RTX-5090", "L40S", "A100-40GB", "A100-80GB",
          "H100-80GB", "H200-141GB", "B200-180GB")  # fmt: skip
-"""Common cards, by name or by their memory."""
+"""Common cards, by name or by memory."""
 COUNTS = (1, 4, 8)
 TOGETHER = 4
-"""Models that are asked for at once: at the end of each request a core waits for another."""
+"""Models predicted in one request. At the end of a request some cores are idle."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,11 +60,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def atlas(options: argparse.Namespace) -> int:
-    """Predict cell by cell, write the files after each model; the exit code.
+    """Predict the cells, write the files after every few models, and return the exit code.
 
     Raises:
-        BadInput: an unknown model or card, or no CSV of an atlas; OutputError: the folder cannot be
-            written.
+        BadInput: an unknown model or card, or a file that is no atlas.csv.
+        OutputError: the folder cannot be written.
     """
     console, models = make_console(), options.models or list(families.table())
     _check(models, options.cards, options)
@@ -83,7 +83,9 @@ def atlas(options: argparse.Namespace) -> int:
 def _predicted(
     models: Sequence[str], options: argparse.Namespace, folder: Path, progress: AtlasProgress
 ) -> list[Path]:
-    """The files, written after each few models."""
+    """Predict the cells of all models, and return the files, which are written after every few
+    models.
+    """
     lines: list[list[str]] = []
     with workers.standing():
         for first in range(0, len(models), TOGETHER):
@@ -112,7 +114,7 @@ def _check(models: Sequence[str], names: Sequence[str], options: argparse.Namesp
 def cells_of(
     models: Sequence[str], options: argparse.Namespace, progress: AtlasProgress
 ) -> list[Cell]:
-    """The cells of some models, by counts and cards."""
+    """Return the cells of some models, by counts and cards."""
     jobs = options.jobs or pool.default_jobs()
     ask = Replicas(functools.partial(predicted, jobs=jobs, progress=progress))
     places = [place for model in models for place in places_of(model, options)]
@@ -120,7 +122,7 @@ def cells_of(
 
 
 def places_of(model: str, options: argparse.Namespace) -> list[Scenario]:
-    """One model on each number of each card."""
+    """Return one model on each number of each card."""
     parser = argparse.ArgumentParser()
     plan_arguments(parser)
     places = []

@@ -1,4 +1,8 @@
-"""Larger samples of what fits at each place: the next size that does not. No torch."""
+"""Rows that an atlas traces: recipes that may be the fastest at the usual sample size, and larger
+samples until one does not fit.
+
+No torch.
+"""
 
 from __future__ import annotations
 
@@ -24,39 +28,45 @@ from harness.planner.verdict import Fit, judge
 from harness.resolve import Resolved
 from strategies.base import Slot
 
-# ---- edge ----
-# The next size of one cell that does not fit: traced, or told by other traces. No torch.
+# ---- next size that does not fit ----
+# In each phase of a step, live memory grows linearly with a sample's elements, or faster if another
+# instant becomes the peak. A size between two traced ones thus needs at most what the line through
+# them gives.
 #
-# In each phase of a step what lives grows in a straight line with a sample's elements, or more
-# steeply where another of its instants becomes the fullest: what lies between two traces needs
-# what a line through them says, or less. Such a line decides where it is clearly beyond the card
-# or short of it; elsewhere the size is traced. What activations grow by is told, too, by trainings
-# that differ in their sharding alone. ``tests/bench/between_sizes.py`` sets both beside traces.
+# The line decides if its value is clearly above or below the card's memory; otherwise the size is
+# traced. Trainings that differ only in their sharding also show the growth of activations.
+# ``tests/bench/between_sizes.py`` compares both rules with traces.
 
 
 ABOVE, BELOW = 0.08, 0.18
-"""By what share of what a line says more may be needed (what the allocator rounds and cannot use
-lies on no line: 6 % seen), and less (13 % seen), by ``tests/bench/between_sizes.py``."""
+"""Margins of a line: the need may be 8 % more or 18 % less than the line gives.
+
+Observed: 6 % more, by the allocator's rounding and unusable memory, and 13 % less
+(``tests/bench/between_sizes.py``).
+"""
 ROUNDED = (0.12, 0.02)
-"""Both where no line is between, for activations are known at that very size: 9 % more seen, and
-never less."""
+"""Margins if activations were traced at that very size. Observed: 9 % more, and never less."""
 KIN = (0.06, 0.06)
-"""Both where the same recipe was traced at both sizes on other cards, or more of them: 4.4 % more
-seen, and 4.2 % less."""
+"""Margins if the recipe was traced at both sizes on other cards or on more of them.
+
+Observed: 4.4 % more and 4.2 % less.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Told:
-    """Bytes that a size needs at the most and at the least, which may both be off: by what shares
-    more is needed, and less."""
+    """Upper and lower estimate of a size's need in bytes, with the relative margins of both."""
 
     most: float
     least: float
     margins: tuple[float, float] = (ABOVE, BELOW)
 
     def clearly(self, *known: Fit) -> bool | None:
-        """Whether it fits, by the upper end of its need; None where nothing tells. These are needs
-        at the least, and ``known`` fits of the recipe say by how much more the allocator reserves.
+        """Return True if the size fits by its upper estimate, False if the lower one is too large,
+        else None.
+
+        The estimates are least needs. The fits in ``known`` give the ratio of the allocator's
+        reservation to the least need.
         """
         above, below = self.margins
         has = known[0].capacity_bytes
@@ -67,10 +77,13 @@ class Told:
 
 @dataclass(kw_only=True)
 class Edge:
-    """Growing samples beyond the ``usual`` one, and the fits of those that were ``traced``: what is
-    left open by its ``kin``, the same recipe on other cards, and by those that are ``alike`` in
-    their activations; where nothing is known of them, the largest first, then what its line leaves
-    open."""
+    """Search for the smallest sample that does not fit, for one recipe on one card.
+
+    ``sizes`` grow beyond the ``usual`` sample; ``traced`` has the fits found so far. ``kin``
+    are edges of the same recipe on other cards; ``alike`` are edges with the same activations.
+    If neither decides, the largest size is traced first, then the sizes that its line leaves
+    open.
+    """
 
     usual: Fit
     sizes: Sequence[Size]
@@ -80,7 +93,7 @@ class Edge:
 
     @property
     def open(self) -> int | None:
-        """The place among the sizes of the one to trace next; None where the edge is known."""
+        """The index of the size to trace next; None if the edge is known."""
         at = self._first
         if at is None or self._fits(at) is not None:
             return None
@@ -88,8 +101,10 @@ class Edge:
 
     @property
     def too_large(self) -> str:
-        """The smallest sample that does not fit, or beyond what all do; empty where no larger one
-        was asked for or could be traced."""
+        """The smallest sample that does not fit, or "above" the largest if all fit.
+
+        Empty if no larger size was requested or could be traced.
+        """
         if not self.sizes:
             return ""
         at = self._first
@@ -99,9 +114,13 @@ class Edge:
         return self.sizes[at].name if known else ""
 
     def as_alike(self, at: int) -> Told | None:
-        """What a size needs by how the activations of what is alike grew from the size below that
-        was traced here: these are added to its fullest instant; or to what lives between steps, for
-        the fullest may be one without them. None where nothing tells."""
+        """Estimate a size's need from the growth of the same activations elsewhere; None if
+        unknown.
+
+        The growth since the next smaller traced size is added to its peak for the upper
+        estimate. For the lower estimate it is added to the memory between steps, because the
+        peak may have no activations.
+        """
         below = self._below(at)
         small, found = self.traced.get(below, self.usual), self._grown(below, at)
         if found is None or not _straight(small):
@@ -115,8 +134,9 @@ class Edge:
         return Told(most=most, least=least, margins=margins)
 
     def as_kin(self, at: int) -> Told | None:
-        """What a size needs by how the need of its kin grew from the size below that was traced
-        here; None where nothing tells."""
+        """Estimate a size's need from the growth of the same recipe's need on other cards; None if
+        unknown.
+        """
         below = self._below(at)
         small = self.traced.get(below, self.usual)
         for ends in (other._ends(below, at) for other in self.kin if other is not self):
@@ -126,13 +146,17 @@ class Edge:
         return None
 
     def _ends(self, below: int, at: int) -> tuple[Fit, Fit] | None:
-        """Two sizes, where both were traced and lie on a line."""
+        """Return two sizes if both were traced and their needs lie on a line."""
         small, large = (self.usual if n < 0 else self.traced.get(n) for n in (below, at))
         return (small, large) if small and large and _straight(small, large) else None
 
     def _grown(self, below: int, at: int) -> tuple[tuple[float, float], tuple[float, float]] | None:
-        """By how much activations grow from one size to another, and what the allocator cannot use,
-        and how far the need may be off: as both were traced of what is alike, or by its line."""
+        """Return the growth of activations and of unusable memory between two sizes, with the
+        margins.
+
+        The source is a trace of both sizes in an edge of the same activations, or else that
+        edge's line.
+        """
         for ends in (other._ends(below, at) for other in self.alike if other is not self):
             if ends:
                 return _apart(*ends), ROUNDED
@@ -144,8 +168,11 @@ class Edge:
 
     @property
     def growth(self) -> tuple[float, float] | None:
-        """Bytes that activations grow by with a usual sample's elements up to the largest size, and
-        what the allocator cannot use; None where that was not traced, or lies on no line."""
+        """Bytes of activations and of unusable memory per usual sample's elements, up to the
+        largest size.
+
+        None if the largest size was not traced, or if the needs lie on no line.
+        """
         last = len(self.sizes) - 1
         if last not in self.traced or not _straight(self.usual, self.traced[last]):
             return None
@@ -155,11 +182,11 @@ class Edge:
 
     @property
     def _first(self) -> int | None:
-        """The first size that is not known to fit."""
+        """The index of the first size that is not known to fit."""
         return next((at for at in range(len(self.sizes)) if not self._fits(at)), None)
 
     def _fits(self, at: int) -> bool | None:
-        """Whether a size fits; None where nothing tells."""
+        """Return True if a size fits, False if it does not, None if unknown."""
         if any(fit.fits for place, fit in self.traced.items() if place >= at):
             return True
         if any(not fit.fits for place, fit in self.traced.items() if place <= at):
@@ -175,7 +202,7 @@ class Edge:
         return _told_by_line(self.traced.get(below, self.usual), self.traced[above], share)
 
     def _below(self, at: int) -> int:
-        """The largest smaller size that was traced; before all sizes the usual one."""
+        """Return the index of the next smaller traced size; -1 is the usual one."""
         return max((place for place in self.traced if place < at), default=-1)
 
     def _times(self, at: int) -> float:
@@ -187,20 +214,21 @@ class Edge:
 
 
 def _traced_activations(fit: Fit) -> int:
-    """The most beyond the state while a sample is computed with."""
+    """Return the most bytes beyond the state in the forward or backward pass."""
     return max(fit.prediction.beyond.get(phase, 0) for phase in ("forward", "backward"))
 
 
 def _kept(fit: Fit) -> int:
-    """Buckets that are beyond the state, and stay between steps: counted twice by both."""
+    """Return the bytes of buckets that count both as beyond the state and as kept between steps."""
     found = fit.prediction
     beyond = found.buckets == "workspace" and found.peak is not None
     return found.peak.categories.get("buckets", 0) if beyond else 0
 
 
 def _apart(small: Fit, large: Fit) -> tuple[int, int]:
-    """What the activations of a sample take more than another's, and what the allocator cannot use
-    more."""
+    """Return how much two samples differ in activations and in memory that the allocator cannot
+    use.
+    """
     unused = [one.prediction.least - max(one.prediction.phases.values()) for one in (small, large)]
     return _traced_activations(large) - _traced_activations(small), unused[1] - unused[0]
 
@@ -211,8 +239,10 @@ def _told_by_line(small: Fit, large: Fit, share: float) -> bool | None:
 
 
 def _straight(*fits: Fit) -> bool:
-    """Whether what they need lies on a line: all were traced, and no attention keeps its scores,
-    which grow with the square."""
+    """Return True if the needs lie on a line: all were traced, and no attention stores its scores.
+
+    Attention scores grow with the square of the sample.
+    """
     return all(
         fit.least_bytes is not None and fit.prediction.phases
         and "math" not in fit.prediction.attention
@@ -221,8 +251,10 @@ def _straight(*fits: Fit) -> bool:
 
 
 def between(small: Fit, large: Fit, share: float) -> float | None:
-    """Bytes that a sample needs at the least which lies this ``share`` of the way between two that
-    were traced; None where nothing lies on a line."""
+    """Return the least need in bytes at this ``share`` of the way between two traced samples.
+
+    None if the needs lie on no line.
+    """
     if not _straight(small, large):
         return None
     ends = small.prediction, large.prediction
@@ -237,27 +269,29 @@ def between(small: Fit, large: Fit, share: float) -> float | None:
     return lives + line(*beside)
 
 
-# ---- usual ----
-# The usual sample at each place: the recipes that may be the fastest that fits, in the order of
-# their speed. No torch.
+# ---- usual size ----
+# Recipes are traced in the order of their speed, and a recipe slower than one that fits is not
+# traced.
 #
-# A recipe that is slower than one that fits is not traced. Nor is one on a card of another kind
-# (of other kernels of attention) that the trace for a kind before says is far from being the
-# answer: the two differ little, and what is told of a card is of its own trace.
+# Cards of another kind have other attention kernels, which change little. A recipe is not traced
+# again for such a kind if the first kind's trace is far from the answer. Published numbers come
+# from the card's own trace.
 
 
 HOSTED, GATHERED = "host_optimizer", "split_parameters"
 USUAL = "samples of the usual size"
 NEAR = 0.03
-"""By what share of a need and of a step's seconds kinds of cards are allowed to differ before a
-trace is made for the second, too; ``tests/bench/kinds_of_cards.py`` says how far they do."""
+"""Relative difference in need and step time within which a second kind of card is traced too.
+
+Source: ``tests/bench/kinds_of_cards.py``.
+"""
 
 Known = Mapping[tuple[str, int, str], Prediction]
 """(model, number of GPUs, recipe) -> its trace for another kind of card."""
 
 
 def usual_cells(places: Sequence[Scenario], ask: Ask) -> Cells:
-    """Of each place and training one, in order, each with its place."""
+    """Return a cell for each scenario and training, in order, with its scenario."""
     kinds: dict[str, list[Scenario]] = {}
     for place in places:
         kinds.setdefault(place.kind, []).append(place)
@@ -274,7 +308,7 @@ def usual_cells(places: Sequence[Scenario], ask: Ask) -> Cells:
 
 
 def _fill(searches: Sequence[Search], ask: Ask) -> None:
-    """Trace at each place the recipes that may be the fastest that fits."""
+    """Trace in each scenario the recipes that may be the fastest that fits."""
     while now := [(one, row) for one in searches for row in one.wanted()]:
         fits = ask([(one.place, row) for one, row in now], USUAL)
         for (one, row), fit in zip(now, fits, strict=True):
@@ -284,7 +318,7 @@ def _fill(searches: Sequence[Search], ask: Ask) -> None:
 
 
 class Search:
-    """What is still to be traced at a place."""
+    """The recipes of one scenario that are still to be traced."""
 
     def __init__(self, place: Scenario, known: Known) -> None:
         self.place, gpu = place, place.asked.gpu
@@ -296,10 +330,10 @@ class Search:
                 self.guessed[str(row.recipe)] = verdict.judge(row, other, gpu)
 
     def wanted(self) -> list[Resolved]:
-        """The rows to trace now; none where the answers are known."""
+        """Return the rows to trace next; none if the answers are known."""
         able = [fit.resolved for fit in self._fits if fit.fits and self._sure(fit)]
         self.left = [r for r in self.left if not any(_slower(r, one) for one in able)]
-        # What a guess says does not fit is waited for by none.
+        # No row waits for one that does not fit by a guess.
         first = [r for r in self.left if (fit := self._guess(r)) is None or _turns(fit)]
         blind = [
             row for row in self.left
@@ -308,13 +342,13 @@ class Search:
         return blind or [fit.resolved for name in TRAININGS for fit in self._able_to_win(name)]
 
     def take(self, row: Resolved, fit: Fit) -> None:
-        """``row`` was traced."""
+        """Add the fit of ``row``, which was traced."""
         self.place.fits.append(fit)
         self.left.remove(row)
         self.guessed.pop(fit.label, None)
 
     def end(self) -> None:
-        """Nothing is wanted any more: fits in the order of recipes."""
+        """Sort the fits in the order of recipes."""
         order = [str(row.recipe) for row in self.place.asked.resolved]
         self.place.fits.sort(key=lambda fit: order.index(fit.label))
 
@@ -330,12 +364,13 @@ class Search:
         return [*self.place.fits, *self._guesses]
 
     def _sure(self, fit: Fit) -> bool:
-        """Whether a fit is traced, or so far from the card that its own trace would say the
-        same."""
+        """Return True if a fit is traced, or too far from the card's memory for its own trace to
+        differ.
+        """
         return fit.label not in self.guessed or not _turns(fit)
 
     def _able_to_win(self, training: str) -> list[Fit]:
-        """Guesses that may be the answer."""
+        """Return the guesses that may be the answer."""
         some = of_training(self._fits, training)
         best = verdict.fastest(some) or verdict.nearest(some)
         guesses = of_training(self._guesses, training)
@@ -343,14 +378,14 @@ class Search:
 
 
 def _turns(fit: Fit) -> bool:
-    """Whether an end of a need is so near the card that another kind's may be on its other side."""
+    """Return True if another kind of card may turn an end of the need across the card's memory."""
     has = fit.gpu.memory_bytes
     ends = (fit.most_bytes, fit.need_bytes - fit.spread_bytes, fit.least_bytes)
     return any(abs(end - has) <= NEAR * has for end in ends)
 
 
 def _as_good(fit: Fit, best: Fit) -> bool:
-    """Whether it may be better than what looks best."""
+    """Return True if ``fit`` may be better than the current best."""
     if not best.may_fit:
         return (1 - NEAR) * fit.shortage <= best.shortage
     speeds = fit.samples_per_second, best.samples_per_second
@@ -358,9 +393,12 @@ def _as_good(fit: Fit, best: Fit) -> bool:
 
 
 def _slower(row: Resolved, other: Resolved) -> bool:
-    """Whether ``row`` is the slower of two that train the same: it does all that ``other`` does and
-    more, or steps the optimizer on the host, and ``other`` does not. Of those that gather weights
-    only the latter says so: with checkpoints they may gather less often."""
+    """Return True if ``row`` is slower than ``other``, which trains the same weights.
+
+    It is slower if it has all strategies of ``other`` and more, or if only it steps the
+    optimizer on the host. For recipes that gather weights only the second rule holds: with
+    checkpointing they may gather less often.
+    """
     own, others = row.launch.traits, other.launch.traits
     if (ADAPTED in own) != (ADAPTED in others):
         return False
@@ -372,11 +410,13 @@ def _slower(row: Resolved, other: Resolved) -> bool:
 
 LARGER = "larger samples"
 WHOLE = frozenset({"one_process", "replicas"})
-"""Traits of a launch whose ranks hold all that is trained."""
+"""Traits of a launch whose ranks each hold all trained weights."""
 
 
 def cells_at(places: Sequence[Scenario], ask: Ask, doublings: int) -> list[Cell]:
-    """Of each place and training one, in order; samples of what fits are doubled so often."""
+    """Return a cell for each scenario and training, in order; fitting samples are doubled up to
+    ``doublings`` times.
+    """
     cells = usual_cells(places, ask)
     edges = edges_of(cells, ask, doublings)
     return [
@@ -386,7 +426,7 @@ def cells_at(places: Sequence[Scenario], ask: Ask, doublings: int) -> list[Cell]
 
 
 def edges_of(cells: Cells, ask: Ask, doublings: int) -> dict[int, Edge]:
-    """Number of a cell -> where its samples begin not to fit, sought where the usual one does."""
+    """Return for each cell that fits, by its index, the search for the next size that does not."""
     edges = {
         number: Edge(usual=cell.fit, sizes=list(larger(cell.fit.resolved, doublings)))
         for number, (_, cell) in enumerate(cells)
@@ -405,7 +445,7 @@ def edges_of(cells: Cells, ask: Ask, doublings: int) -> dict[int, Edge]:
         same.setdefault(_trace(cells[number][0], edge), []).append(edge)
     turns = {number: _turn(edge) for number, edge in edges.items()}
     for turn in sorted(set(turns.values())):
-        # Those before, too: a trace for another card may have opened what was told.
+        # Earlier edges again: a trace for another card may have changed an estimate.
         some = [number for number in edges if turns[number] <= turn]
         while asked := [(n, at) for n in some if (at := edges[n].open) is not None]:
             pairs = [(cells[n][0], edges[n].sizes[at].row) for n, at in asked]
@@ -416,8 +456,10 @@ def edges_of(cells: Cells, ask: Ask, doublings: int) -> dict[int, Edge]:
 
 
 def _recipe(fit: Fit) -> Any:
-    """What edges share whose need grows by the same: the recipe, on one GPU or on several; where
-    each holds all, on any number."""
+    """Return the key of edges whose need grows equally: the recipe, on one GPU or on several.
+
+    If each rank holds all weights, the key ignores the number of GPUs.
+    """
     spec = fit.resolved.spec
     if WHOLE & fit.resolved.launch.traits:
         return _activations(fit)
@@ -425,20 +467,25 @@ def _recipe(fit: Fit) -> Any:
 
 
 def _trace(place: Scenario, edge: Edge) -> Any:
-    """What edges share whose sizes are traced once for all of their cards."""
+    """Return the key of edges that share the trace of a size across their cards."""
     row = edge.usual.resolved
     return place.kind, row.spec.model, str(row.recipe), row.spec.processes
 
 
 def _turn(edge: Edge) -> int:
-    """The first of each kind of activations, then the others by their number of GPUs: what was
-    traced of those before tells of these."""
+    """Sort key: the first edge of each kind of activations, then the others by their number of
+    GPUs.
+    """
     return 0 if edge.alike[0] is edge else edge.usual.resolved.spec.processes
 
 
 def _activations(fit: Fit) -> Any:
-    """What a step's activations follow from: the model, and all of the recipe but how it shards;
-    there whether weights are computed with in the type that they are stored in."""
+    """Return the key of edges with equal activations: the model, and the recipe without its
+    sharding.
+
+    A rank that holds all weights computes with them in their stored type, so the key includes
+    that.
+    """
     recipe, traits = fit.resolved.recipe, fit.resolved.launch.traits
     rest = [str(part) for part in recipe.strategies if part.slot != Slot.SHARD]
     whole = bool(WHOLE & traits)

@@ -1,5 +1,7 @@
-"""The atlas as one HTML page that opens from disk and filters: its cells as JSON, and a script
-that shows those that are chosen. No torch."""
+"""The atlas as files: CSV, Markdown, and one HTML page that opens from disk and filters its cells.
+
+No torch.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,7 @@ from harness.planner.plan.candidates import PlanError
 from harness.planner.plan.table import SHOWN
 from strategies.files import bounded_text, cell, printable
 
-# ---- lines ----
-# The atlas as lines of text, a text for each of ``HEADS``: its CSV, and what it covers. No torch.
+# ---- lines of text ----
 
 
 Lines = Sequence[Sequence[str]]
@@ -38,17 +39,17 @@ FILTERS = ("Model", "Training", "GPUs", "Card", "Fits")
 
 
 def at(line: Sequence[str], head: str) -> str:
-    """The text below ``head``."""
+    """Return the text in the column ``head``."""
     return line[HEADS.index(head)]
 
 
 def values(lines: Lines, head: str) -> list[str]:
-    """The different texts below ``head``, in their order."""
+    """Return the distinct texts in the column ``head``, in order."""
     return list(dict.fromkeys(at(line, head) for line in lines))
 
 
 def covered(lines: Lines) -> str:
-    """What the atlas is of, in a sentence: what is not named was left out."""
+    """Return a sentence on what the atlas covers; anything not named was left out."""
     fits = [line for line in lines if at(line, "Fits") in ("yes", "tight")]
     sought = values([line for line in fits if at(line, "Too large")], "GPUs")
     sizes = ", and the next size that does not fit was not sought"
@@ -63,17 +64,17 @@ def covered(lines: Lines) -> str:
 
 
 def as_csv(lines: Lines) -> str:
-    """The text of ``atlas.csv``."""
+    """Return the text of ``atlas.csv``."""
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows([HEADS, *(map(cell, line) for line in lines)])
     return out.getvalue()
 
 
 def from_csv(path: Path) -> list[list[str]]:
-    """The lines of an ``atlas.csv``.
+    """Read the lines of an ``atlas.csv``.
 
     Raises:
-        PlanError: it cannot be read, or has other columns or none of the cells.
+        PlanError: it cannot be read, has other columns, or has no cells.
     """
     try:
         heads, *lines = csv.reader(io.StringIO(printable(bounded_text(path))))
@@ -95,7 +96,7 @@ CATEGORIES = {
     "activ": "activations",
     "other": "other",
 }
-"""Head of a category -> its word on the page; colours follow their order."""
+"""Head of a category -> its word on the page; colours follow this order."""
 assert tuple(CATEGORIES) == tuple(SHOWN)
 PLAIN = ("Model", "Training", "GPUs", "Card", "Fits", "Needs GiB", "Needs +-", "Host GiB",
          "Step s", "Speed", "Too large")  # fmt: skip
@@ -107,12 +108,12 @@ VERDICTS = {
     "no": "does not fit",
     "not": "not predicted",
 }
-"""Class of a square of the overview -> what it means."""
+"""Class of a square in the overview -> its meaning."""
 STYLE, SCRIPT = (Path(__file__).with_name(f"page.{kind}") for kind in ("css", "js"))
 
 
 def page(lines: Lines) -> str:
-    """The text of ``atlas.html``."""
+    """Return the text of ``atlas.html``."""
     chosen = "".join(_select(head, lines) for head in FILTERS)
     heads = "".join(f"<th>{html.escape(head)}</th>" for head in (*PLAIN, "Recipe and memory", ""))
     gpus, trainings = values(lines, "GPUs"), values(lines, "Training")
@@ -139,7 +140,7 @@ def page(lines: Lines) -> str:
 
 
 def _data(lines: Lines) -> str:
-    """What the script reads. A "<" of a text does not end its element."""
+    """Return the script's data; each "<" is escaped so that a text cannot close the element."""
     what = {"heads": HEADS, "plain": PLAIN, "numbers": NUMBERS, "words": CATEGORIES, "lines": lines}
     return json.dumps(what, separators=(",", ":")).replace("<", "\\u003c").replace("],[", "],\n[")
 
@@ -155,12 +156,12 @@ def _select(head: str, lines: Lines) -> str:
     )
 
 
-# ---- markdown ----
-# The atlas as Markdown: an overview of models by cards, and a page a model. No torch.
+# ---- Markdown ----
+# An overview of models by cards, and a page for each model.
 
 
 FOLDER = "models"
-"""Where the pages of models lie, beside the overview."""
+"""Folder of the models' pages, beside the overview."""
 SHORT = ("Training", "GPUs", "Card", "Fits", "Recipe", "Needs GiB", "Needs +-", "Host GiB",
          "Step s", "Speed", "Too large")  # fmt: skip
 READING = (
@@ -171,7 +172,7 @@ READING = (
 
 
 def overview(lines: Lines) -> str:
-    """``atlas.md``: models by cards, a table for each training and number of GPUs."""
+    """Return ``atlas.md``: a table of models by cards for each training and number of GPUs."""
     files = "[atlas.html](atlas.html) filters them all; [atlas.csv](atlas.csv) has each number."
     return "\n\n".join(
         ["# Atlas", NOTE, covered(lines), f"{READING} {files}", *_tables(lines)]
@@ -179,7 +180,7 @@ def overview(lines: Lines) -> str:
 
 
 def of_model(model: str, lines: Lines) -> str:
-    """The page of one model, a row a cell."""
+    """Return the page of one model, with a row for each cell."""
     rows = [[at(line, head) for head in SHORT] for line in lines if at(line, "Model") == model]
     return f"# {model}\n\n{_table(SHORT, rows)}\n\nHow to read it: [the atlas](../atlas.md).\n"
 
@@ -204,7 +205,7 @@ def _tables(lines: Lines) -> Iterator[str]:
 
 
 def _told(line: Sequence[str]) -> str:
-    """A cell in a few characters."""
+    """Return a cell in a few characters."""
     fits = at(line, "Fits")
     if fits in ("yes", "tight"):
         return f"{at(line, 'Step s')} s" + " tight" * (fits == "tight")
@@ -219,12 +220,12 @@ def _table(heads: Sequence[str], rows: Lines) -> str:
 
 
 # ---- files ----
-# The files of the atlas. No torch.
 
 
 def write(lines: Lines, folder: Path) -> list[Path]:
-    """Write ``atlas.csv``, ``atlas.md`` with a page a model beside it, and ``atlas.html`` into
-    ``folder``; the paths of the three."""
+    """Write ``atlas.csv``, ``atlas.md``, a page for each model, and ``atlas.html``; return the
+    three paths.
+    """
     pages = folder / FOLDER
     pages.mkdir(exist_ok=True)
     if pages.is_symlink():

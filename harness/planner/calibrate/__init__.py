@@ -1,6 +1,6 @@
-"""The ``calibrate`` command: measure a machine, and hold predictions to rows that ran on it.
+"""The ``calibrate`` command: measure a machine, and compare predictions with rows that ran on it.
 
-A part (check, memory, story) is a list of stations, the most useful first (``parts``). Stations run
-in processes of their own (``running``); each leaves an outcome, from which the same command
-resumes. No torch outside of ``stations``.
+A part (check, memory, story) is a list of stations, the most useful first (``parts``). Each
+station runs in its own process (``running``) and writes an outcome; the same command resumes
+from the outcomes. Only ``stations`` imports torch.
 """

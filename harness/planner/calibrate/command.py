@@ -1,4 +1,4 @@
-"""``./run.sh calibrate``: measure what predictions assume of this machine, and keep it."""
+"""The ``calibrate`` command: measure and store the rates and overheads that predictions use."""
 
 from __future__ import annotations
 
@@ -45,13 +45,12 @@ from harness.system.gpus import has_driver
 from harness.system.machine import Machine, recall
 from harness.system.requirements import lacks_sight
 
-# ---- against ----
-# Times of a plan held to results that were measured: by typical figures, and calibrated.
+# ---- comparison with results ----
 
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """A measured step, and what it was predicted to take. Seconds."""
+    """A measured step time in seconds, and the work from which it is predicted."""
 
     recipe: str
     processes: int
@@ -59,16 +58,16 @@ class Held:
     measured: float
 
     def predicted(self, card: Card) -> Seconds:
-        """By the rates of ``card``."""
+        """Return the step time by the rates of ``card``."""
         return seconds(self.work, card, self.processes, "tf32" in self.recipe.split("+"))
 
     def error(self, card: Card) -> float:
-        """(predicted - measured) / measured."""
+        """Return (predicted - measured) / measured."""
         return self.predicted(card).total / self.measured - 1
 
 
 def held(results: Sequence[Result], predictions: Mapping[str, Prediction]) -> list[Held]:
-    """The rows that ended well and have a prediction with work; a repeated row by its first run."""
+    """Return the rows that ended well and have a prediction with work, without repetitions."""
     rows = []
     for result in results:
         found = predictions.get(result.spec.key)
@@ -86,7 +85,9 @@ def held(results: Sequence[Result], predictions: Mapping[str, Prediction]) -> li
 
 
 def table(rows: Sequence[Held], card: Card) -> Table:
-    """Each row by typical figures and by ``card``'s calibration, and the errors in sum."""
+    """Return each row's time by typical figures and by ``card``'s calibration, with the overall
+    errors.
+    """
     ways = {"typical": dataclasses.replace(card, calibrated=None)}
     ways |= {"calibrated": card} if card.calibrated else {}
     heads = ["Row", "Processes", "Measured ms"]
@@ -123,22 +124,21 @@ def _summary(name: str, rows: Sequence[Held], card: Card) -> str:
 
 
 def as_json(rows: Sequence[Held]) -> list[dict[str, Any]]:
-    """Plain data, for a file."""
+    """Return the rows as plain data."""
     return [dataclasses.asdict(row) for row in rows]
 
 
 def from_json(data: Sequence[Mapping[str, Any]]) -> list[Held]:
-    """What ``as_json`` made."""
+    """Read the rows that ``as_json`` returned."""
     return [Held(**{**row, "work": tuple(Work(**w) for w in row["work"])}) for row in data]
 
 
-# ---- calibrate against ----
-# ``./run.sh calibrate --against DIR``: planned times beside measured ones, with and without the
-# calibration of the device that the results are of.
+# ---- calibrate --against ----
+# Predicted times beside measured ones, with and without the calibration of the results' device.
 
 
 def against(options: argparse.Namespace, console: Console) -> int:
-    """Predict every row of the results anew, and print the table; the exit code."""
+    """Predict each row of the results again, print the table, and return the exit code."""
     results = _results(options.against)
     card = _card(results[0])
     rows = held(results, _predictions(results, console))
@@ -150,8 +150,11 @@ def against(options: argparse.Namespace, console: Console) -> int:
 
 
 def _results(folder: Path) -> list[Result]:
-    """Those that ended well and stand for what they say: no repetitions, no simulated worlds,
-    and no rows of several machines, whose network no calibration has measured."""
+    """Return the results that ended well, without repetitions, simulated worlds and multi-node
+    rows.
+
+    No calibration has measured the network between machines.
+    """
     found = [
         result
         for result in load_all(folder)[0]
@@ -166,7 +169,7 @@ def _results(folder: Path) -> list[Result]:
 
 
 def _card(result: Result) -> Card:
-    """The device of the results, with the calibration that is kept for it."""
+    """Return the device of the results, with its stored calibration if there is one."""
     facts = result.environment
     alike = [one for one in store.every() if rates.measured_on(facts, one.device)]
     found = store.choose(alike)
@@ -199,7 +202,7 @@ OPS = {"cpu_adam", "async_io", "shm_comm"}
 USUAL = ("memory",)
 SMALL_STEPS = {"model": "DiT-T/8", "steps": 1, "warmup": 1, "noise_floor": 1}
 SHARED = "others"
-"""Whose a shared calibration is, to its reader."""
+"""Owner that a shared calibration names to its reader."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -234,7 +237,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def minutes(text: str) -> float:
-    """A number of minutes above 0, for argparse."""
+    """Parse a number of minutes above 0, for argparse."""
     value = float(text)
     if not value > 0:
         raise argparse.ArgumentTypeError(f"{text} is not a number of minutes above 0")
@@ -242,13 +245,15 @@ def minutes(text: str) -> float:
 
 
 def calibrate(options: argparse.Namespace) -> int:
-    """Measure, or only say what would be; the exit code."""
+    """Measure, or with ``--dry-run`` list the stations; return the exit code."""
     console = make_console(WIDE)
     _check(options)
     if options.against:
         return against(options, console)
     if has_driver() and not options.dry_run and not recall(ROOT).gpus:
-        examined(console, ROOT, set())  # what nvidia-smi does not show (WSL2) names the folder too
+        examined(
+            console, ROOT, set()
+        )  # a GPU that nvidia-smi does not show (WSL2) names the folder too
     folder = _folder(options)
     if options.dry_run:
         return _dry_run(_session(options, folder, recall(folder), console), options, console)
@@ -319,7 +324,9 @@ def _session(
 
 
 def _known(options: argparse.Namespace, device: str, machine: Machine) -> list[Result]:
-    """The results in ``--rows`` that are of this device and ended well, none twice."""
+    """Return the results in ``--rows`` that are from this device and ended well, without
+    repetitions.
+    """
     if options.rows is None:
         return []
     own = here.device(device, machine)
@@ -336,7 +343,7 @@ def _known(options: argparse.Namespace, device: str, machine: Machine) -> list[R
 
 
 def _sighted(device: str, machine: Machine) -> None:
-    """Refuse a GPU that is not there; one with a driver may be seen once torch was asked."""
+    """Refuse a missing GPU; with a driver, only after torch has looked for it."""
     asked = machine.probe is not None or not has_driver()
     if device == "cuda" and not machine.gpus and asked:
         raise SpecError("device is cuda, and no GPU is to be seen here; use --device cpu")
@@ -346,14 +353,14 @@ def _sighted(device: str, machine: Machine) -> None:
 
 
 def _overrides(options: argparse.Namespace) -> dict[str, object]:
-    """What the suites of the story are given."""
+    """Return the settings for the suites of the story part."""
     given = dict(SMALL_STEPS) if options.small else {}
     given |= {"model": options.model} if options.model else {}
     return given | ({"steps": options.steps} if options.steps else {})
 
 
 def _run(session: Session, parts: Sequence[str]) -> list[Outcome] | None:
-    """The outcomes of the parts in their own order; None where Ctrl-C ended them."""
+    """Return the outcomes of the parts, in the order of ``PARTS``; None after Ctrl-C."""
     outcomes: list[Outcome] = []
     try:
         for part in (part for part in PARTS if part in parts):
@@ -368,7 +375,7 @@ def _code(outcomes: Sequence[Outcome]) -> int:
     return FAILED if any(o.status in ("failed", "partly") for o in outcomes) else OK
 
 
-# ---- words ----
+# ---- output ----
 
 
 def _dry_run(session: Session, options: argparse.Namespace, console: Console) -> int:
@@ -409,7 +416,7 @@ def _show(left: Left, console: Console) -> None:
 
 
 def print_table(table: Table, console: Console) -> None:
-    """One table and its note."""
+    """Print one table and its note."""
     console.print(f"[italic]{escape(table.title)}[/italic]", highlight=False)
     # A column of more than a number and its unit may break between words.
     short = [
@@ -427,13 +434,15 @@ def print_table(table: Table, console: Console) -> None:
 
 
 def _own(options: argparse.Namespace, machine: Machine) -> list[Calibration]:
-    """What is kept of this machine's device."""
+    """Return the stored calibrations of this machine's device."""
     name = here.device(options.device or machine.device, machine).name
     return [one for one in store.every(store.OWN) if one.device.name == name]
 
 
 def _share(calibration: Calibration, path: Path, console: Console) -> int:
-    """A file that others can use: put it into their results/calibrations, or name it to plan."""
+    """Write the calibration to a file that others can use in results/calibrations or name to
+    ``plan``.
+    """
     public(calibration, SHARED).write(path)
     told = f"./run.sh plan --calibration {path.name} uses it, as does one in {short(store.OWN)}"
     console.print(Text(f"{short(path)}: {told}"), soft_wrap=True)

@@ -1,4 +1,4 @@
-"""What a call leaves: the calibration, its tables, and one archive of the session. No torch."""
+"""Output of a call: the calibration, its tables, and one archive of the session. No torch."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from harness.report.figures.predicted import FILE, read_predictions
 from harness.resolve import run_name
 from harness.result import Result, Status, load_all
 
-# ---- assemble ----
-# The calibration that a session's outcomes make. Pure; no torch.
+# ---- calibration ----
+# Pure functions.
 
 
 CEILINGS = ("products", "model_products", "streams", "attention", "copies", "launch_seconds",
@@ -48,8 +48,11 @@ def calibration_of(
     load: float = 0.0,
     today: str = "",
 ) -> Calibration:
-    """What was measured of ``device``. ``predictions`` by the key of a spec; ``load``: how many
-    cores other work kept busy."""
+    """Return the calibration of ``device``.
+
+    ``predictions`` are by the key of a spec; ``load`` is the number of cores that other work
+    kept busy.
+    """
     ceilings, standing = ceilings_of(outcomes), standing_of(outcomes)
     rows = [
         measured_row(result, predictions.get(result.spec.key), device, ceilings, standing)
@@ -67,12 +70,12 @@ def calibration_of(
 
 
 def ceilings_of(outcomes: Sequence[Outcome]) -> Ceilings:
-    """The ceilings that stations found."""
+    """Return the ceilings that the stations measured."""
     return build(Ceilings, _facts(outcomes, CEILINGS), "ceilings")
 
 
 def standing_of(outcomes: Sequence[Outcome]) -> StandingBytes:
-    """What stations found to stand beside a training."""
+    """Return the fixed overhead in bytes that the stations measured."""
     return build(StandingBytes, _facts(outcomes, STANDING), "standing")
 
 
@@ -85,7 +88,7 @@ def _facts(outcomes: Sequence[Outcome], names: Sequence[str]) -> dict[str, Any]:
 
 
 def _missing(outcomes: Sequence[Outcome]) -> dict[str, str]:
-    """Station, or a type or kernel of one, -> why it has no numbers."""
+    """Station, or a type or kernel of one -> the reason for its missing numbers."""
     found: dict[str, str] = {}
     for outcome in outcomes:
         if outcome.status != "ok":
@@ -96,17 +99,17 @@ def _missing(outcomes: Sequence[Outcome]) -> dict[str, str]:
 
 
 # ---- archive ----
-# A session as one file to carry away: what was measured and how it ended, without its caches.
+# One file of a session's measurements and outcomes, without its caches.
 
 
 FILE_BYTES = 4 * 2**20
-"""A larger file is a recording or a compiler's: it stays where it is."""
+"""Larger files are recordings or compiler output, and are not archived."""
 LEFT_OUT = ("compiled", "profile", "nvme", "ranks", "predictions")
-"""Folders of a run that nothing is read from later; predictions lie beside the results too."""
+"""Folders of a run that are not read later. Predictions are also stored beside the results."""
 
 
 def packed(folder: Path) -> Iterator[Path]:
-    """The files of a session that are carried, in order."""
+    """Yield the files of a session that belong in the archive, in order."""
     for path in sorted(folder.rglob("*")):
         inside = path.relative_to(folder)
         hidden = any(part in LEFT_OUT or part.startswith(".") for part in inside.parts)
@@ -116,7 +119,7 @@ def packed(folder: Path) -> Iterator[Path]:
 
 
 def pack(folder: Path, target: Path) -> Path:
-    """Write ``target``, a gzipped tar of the session below one folder of its name."""
+    """Write ``target``, a gzipped tar of the session in one folder of its name."""
     beside = target.with_name(f".{target.name}")
     with tarfile.open(beside, "w:gz") as tar:
         for path in packed(folder):
@@ -127,8 +130,10 @@ def pack(folder: Path, target: Path) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class Left:
-    """What a call left; ``kept``: where predictions find the calibration, None for a rehearsal or
-    where nothing was measured."""
+    """The output of a call. ``kept`` is the file in which predictions find the calibration.
+
+    It is None for a rehearsal, or if nothing was measured.
+    """
 
     calibration: Calibration
     tables: list[Table]
@@ -138,8 +143,10 @@ class Left:
 
 
 def leave(session: Session, outcomes: Sequence[Outcome]) -> Left:
-    """Predict the rows that ran, and write everything. ``outcomes`` are this call's; those of
-    earlier calls are read."""
+    """Predict the rows that ran, and write all files.
+
+    ``outcomes`` are this call's; those of earlier calls are read.
+    """
     every = _every(session, outcomes)
     results = _results(session)
     predictions = _predicted(session, results)
@@ -159,7 +166,7 @@ def leave(session: Session, outcomes: Sequence[Outcome]) -> Left:
 
 
 def _every(session: Session, outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """Of every station of every part the outcome of this call, or an earlier one that holds."""
+    """Return each station's outcome: this call's, or an earlier one that is still valid."""
     now = {(outcome.part, outcome.station): outcome for outcome in outcomes}
     found = []
     for part in PARTS:
@@ -173,14 +180,14 @@ def _every(session: Session, outcomes: Sequence[Outcome]) -> list[Outcome]:
 
 
 def _results(session: Session) -> list[Result]:
-    """Of the rows of this setting, in order of worth."""
+    """Return the results of this setting's rows in the order of stations, then the known ones."""
     rows = [station.spec for station in session.stations("memory") if station.spec]
     there = {result.spec: result for result in load_all(session.folder / "memory")[0]}
     return [*(there[spec] for spec in rows if spec in there), *session.known]
 
 
 def _predicted(session: Session, results: Sequence[Result]) -> dict[str, Prediction]:
-    """Of the rows that ended well: those of earlier calls, and the others made now."""
+    """Return predictions of the rows that ended well: stored ones, and new ones for the rest."""
     out, predictions = session.folder / "memory", {}
     for result in results:
         known = kept_prediction(out / "runs" / run_name(result.spec) / FILE)
@@ -201,7 +208,7 @@ def _predicted(session: Session, results: Sequence[Result]) -> dict[str, Predict
 
 
 def _story(session: Session, found: Calibration) -> list[MeasuredRow]:
-    """Rows of the suites: they count for goals alone."""
+    """Return the rows of the suites. Only the goals use them."""
     rows = []
     for folder in sorted((session.folder / "story").glob("*")):
         skipped: list[str] = []
@@ -222,7 +229,7 @@ def _story(session: Session, found: Calibration) -> list[MeasuredRow]:
 
 
 def _load(outcomes: Sequence[Outcome]) -> float:
-    """Cores that other work kept busy, of the measure that had most."""
+    """Return the most cores that other work kept busy during a measurement."""
     return max((float(outcome.facts.get("load", 0.0)) for outcome in outcomes), default=0.0)
 
 
@@ -232,7 +239,10 @@ def _meter(outcomes: Sequence[Outcome]) -> float | None:
 
 
 def _keep(session: Session, found: Calibration) -> Path | None:
-    """Where predictions find it; a rehearsal's numbers are of tiny shapes, and are not kept."""
+    """Write the calibration where predictions find it.
+
+    A rehearsal has numbers of tiny shapes and is not stored.
+    """
     if session.setting.small or not (found.ceilings.products or found.rows):
         return None
     path = store.file_of(found, store.OWN)

@@ -1,4 +1,5 @@
-"""One run in a process of its own, so that several can run at a time and each can be ended:
+"""One run in its own process, so that several run at a time and each can be ended.
+
 ``python -m harness.planner.calibrate.one SPEC FOLDER SECONDS``. No torch.
 """
 
@@ -16,7 +17,7 @@ from harness.system.process import Interrupted
 
 
 def main(argv: Sequence[str]) -> int:
-    """Launch and leave ``FOLDER/result.json``; 130 where a signal ended it."""
+    """Launch the run, which writes ``FOLDER/result.json``; return 130 if a signal ended it."""
     spec = Spec(**json.loads(Path(argv[0]).read_text(encoding="utf-8")))
     try:
         launch.run(resolve(spec), Path(argv[1]), timeout=float(argv[2]))

@@ -1,4 +1,7 @@
-"""The stations of each part, in order of worth, with the minutes that are expected. No torch."""
+"""Stations of each part, in order of worth, with their expected minutes; and their outcomes.
+
+No torch.
+"""
 
 from __future__ import annotations
 
@@ -36,17 +39,17 @@ from harness.suite.file import load_suite
 from strategies import parse
 from strategies.workloads import TRAIN
 
-# ---- station ----
-# Stations and their order, a budget of minutes, and what is to be done of them. Pure; no torch.
+# ---- stations and budget ----
+# Pure functions.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Station:
-    """One thing that is measured. ``minutes`` are expected on this kind of machine.
+    """One measurement. ``minutes`` is the expected time on this kind of machine.
 
     ``kind``: measure (``harness.planner.calibrate.stations``), row (one recipe with its
-    prediction), check
-    (one recipe of the catalog, beside others), suite, or tests. ``spec`` is a row's or a check's.
+    prediction), check (one recipe of the catalog, several at a time), suite, tests, or meter.
+    Rows and checks have a ``spec``.
     """
 
     name: str
@@ -57,13 +60,13 @@ class Station:
 
     @property
     def key(self) -> str:
-        """Its name, unique among all parts."""
+        """The station's name, unique among all parts."""
         return f"{self.part} {self.name}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """A station and what is to be done with it: run, done (an earlier call did it), or skip."""
+    """A station and its action: run, done (by an earlier call), or skip."""
 
     station: Station
     action: str
@@ -72,7 +75,7 @@ class Planned:
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """Minutes that a call may take (None: as long as it takes), by a clock in seconds."""
+    """The minutes that a call may take (None: no limit), by a clock in seconds."""
 
     minutes: float | None
     now: Callable[[], float]
@@ -80,11 +83,11 @@ class Budget:
 
     @property
     def left(self) -> float | None:
-        """Minutes that are left; None without a limit."""
+        """The minutes left; None without a limit."""
         return None if self.minutes is None else self.minutes - (self.now() - self.began) / 60
 
     def lacks(self, minutes: float) -> str:
-        """Why something of so many minutes is not begun; empty where it may be."""
+        """Return why a station of that many minutes does not start; empty if it may."""
         left = self.left
         if left is None or minutes <= left:
             return ""
@@ -94,7 +97,10 @@ class Budget:
 def schedule(
     stations: Sequence[Station], minutes: float | None, done: Collection[str], at_a_time: int = 1
 ) -> list[Planned]:
-    """What a call would do, in order, if each took what is expected. Checks run ``at_a_time``."""
+    """Return the actions of a call, in order, if each station takes the expected time.
+
+    Checks run ``at_a_time``.
+    """
     planned, spent = [], 0.0
     for station in stations:
         if station.key in done:
@@ -111,14 +117,14 @@ def schedule(
 
 
 PARTS = ("check", "memory", "story")
-"""In the order of a first day: does all of it run, what predictions assume, the first pictures."""
+"""In the order of a first day: does all of it run, the inputs of predictions, the first suites."""
 GOAL_BATCH = 128
-"""Samples of the batch that fast-DiT published a speed for."""
+"""Batch size at which fast-DiT published its speed."""
 LOW = (
     "single+bf16_pure+checkpoint+adam8bit+accumulate:steps=4+ema:place=cpu",
     "single+bf16_pure+checkpoint+adam8bit+accumulate:steps=8+ema:place=cpu",
 )
-"""Recipes of little memory that train that batch on one GPU."""
+"""Low-memory recipes that train that batch on one GPU."""
 MEASURES = {
     "cuda": {"products": 1.0, "streams": 0.5, "standing": 0.3, "attention": 1.5, "copies": 0.4,
              "collective": 0.8},
@@ -139,16 +145,16 @@ ROWS = {
         "zero3 of 8", "single+offload_activations", "single+compile",
     ),
 }  # fmt: skip
-"""Device -> recipes that are run and predicted, in order of worth: "of 8" is rank 0 of so many."""
+"""Device -> recipes to run and predict, in order of worth. "of 8" is rank 0 of a simulated 8."""
 MINUTES = {"cuda": 1.5, "cpu": 0.5}
-"""Of a row with its prediction, on a free machine."""
+"""Minutes of a row with its prediction, on an idle machine."""
 CHECK_MINUTES = {"cuda": 0.6, "cpu": 0.4}
 SUITES = {
     "cuda": {"default": 30.0, "fast_dit_table": 12.0, "ladder": 15.0},
     "cpu": {"default": 9.0, "fast_dit_table": 5.0, "ladder": 6.0},
 }
 SMALL_SHARE = {"measure": 0.3, "row": 0.5, "check": 0.8, "suite": 0.6, "tests": 1.0, "meter": 1.0}
-"""Of the minutes, in a rehearsal: most of them are the starts of processes."""
+"""Share of the minutes that a rehearsal takes; most of it is process start-up."""
 WORLD = 8
 CPU_PROCESSES = 2
 SMALL_MODEL = "DiT-T/8"
@@ -156,9 +162,10 @@ SMALL_MODEL = "DiT-T/8"
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """The machine as far as stations depend on it, and what was asked for. ``model``: of the rows
-    (empty: usual). ``small``: a rehearsal, of tiny models and shapes.
-    ``rows_known``: rows that were measured earlier stand for those of the memory part.
+    """The machine's properties that stations depend on, and the options.
+
+    ``model``: the model of the rows (empty: usual). ``small``: a rehearsal with tiny models and
+    shapes. ``rows_known``: earlier results replace the rows of the memory part.
     """
 
     device: str
@@ -171,19 +178,19 @@ class Setting:
 
     @property
     def usual_model(self) -> str:
-        """What rows train where no model is asked for."""
+        """The model of rows if no other is requested."""
         if self.small:
             return SMALL_MODEL
         return "DiT-XL/2" if self.device == "cuda" else "DiT-S/4"
 
     @property
     def processes(self) -> int:
-        """Of a recipe of several."""
+        """The processes of a multi-process recipe."""
         return self.gpus if self.device == "cuda" else CPU_PROCESSES
 
 
 def stations_of(part: str, setting: Setting) -> list[Station]:
-    """The stations of a part in order of worth."""
+    """Return the stations of a part, in order of worth."""
     made = {"check": _check, "memory": _memory, "story": _story}[part](setting)
     if not setting.small:
         return made
@@ -194,7 +201,8 @@ def _replaced(station: Station, minutes: float) -> Station:
     return Station(**{**vars(station), "minutes": minutes})
 
 
-# ---- memory: ceilings, then rows ----
+# ---- memory part ----
+# Ceilings, then rows.
 
 
 def _memory(setting: Setting) -> list[Station]:
@@ -208,13 +216,15 @@ def _memory(setting: Setting) -> list[Station]:
     rows = [_row(text, setting) for text in ROWS[setting.device] if _can_be(text, setting)]
     first = len(measures) if setting.device == "cpu" else 3
     low = [_low(recipe, setting) for recipe in LOW] if setting.device == "cuda" else []
-    # On a GPU the first rows tell more than attention, copies and collectives.
+    # On a GPU the first rows are worth more than attention, copies and collectives.
     return [*measures[:first], *rows[:3], *measures[first:], *low, *rows[3:]]
 
 
 def _can_be(text: str, setting: Setting) -> bool:
-    """Whether a recipe of several processes has them. On one GPU replicas are the plain loop, and
-    shards are whole; an offload works there too."""
+    """Return True if the machine has enough processes for a recipe.
+
+    On one GPU replicas equal plain training, and shards are whole; an offload is still useful.
+    """
     if " of " in text or setting.processes > 1:
         return True
     return parse(text).alone(setting.device) or "offload" in text
@@ -241,7 +251,7 @@ def _low(recipe: str, setting: Setting) -> Station:
 
 
 def _usual(setting: Setting) -> dict[str, object]:
-    """Spec fields of every row."""
+    """Return the spec fields of every row."""
     short = setting.small
     steps = setting.steps or (1 if short else 10 if setting.device == "cuda" else 5)
     return {
@@ -254,7 +264,7 @@ def _usual(setting: Setting) -> dict[str, object]:
 
 
 def _batch(setting: Setting) -> int:
-    """Samples a process: what plain training fits, on a CPU a few."""
+    """Return samples per process: the batch that fits in plain training; a few on a CPU."""
     if setting.device == "cpu" or setting.small:
         return 8
     usual = {name: value for name, value in _usual(setting).items() if name != "device"}
@@ -262,18 +272,19 @@ def _batch(setting: Setting) -> int:
     return fitting_batch(usual, setting.gpu_bytes, 1)
 
 
-# ---- check: the whole catalog on a small model ----
+# ---- check part ----
+# The whole catalog on a small model.
 
 
 def _named(spec: Spec) -> str:
-    """A row's name: one recipe may train and draw samples."""
+    """Return a row's name; one recipe may both train and sample."""
     return spec.recipe if spec.workload == TRAIN else f"{spec.workload} {spec.recipe}"
 
 
 def _check(setting: Setting) -> list[Station]:
     suite = load_suite("check", setting.device)
     model = setting.model or (SMALL_MODEL if setting.small else suite.settings["model"])
-    # In the suite's place: a row that needs another kind of model keeps its own.
+    # Replace the model in the suite: a row that needs another kind of model keeps its own.
     suite = dataclasses.replace(suite, settings={**suite.settings, "model": model})
     given: dict[str, object] = {}
     if setting.small or setting.steps:
@@ -292,7 +303,8 @@ def _check(setting: Setting) -> list[Station]:
     return [tests, *rows, meter]
 
 
-# ---- story: the suites of the first pictures ----
+# ---- story part ----
+# Suites for the first reports.
 
 
 def _story(setting: Setting) -> list[Station]:
@@ -302,8 +314,8 @@ def _story(setting: Setting) -> list[Station]:
     ]
 
 
-# ---- rows ----
-# A row that was run and predicted, as a calibration has it. Pure; no torch.
+# ---- calibration rows ----
+# Pure functions.
 
 
 def measured_row(
@@ -313,7 +325,7 @@ def measured_row(
     ceilings: Ceilings,
     standing: StandingBytes,
 ) -> MeasuredRow:
-    """``result`` beside its prediction, timed by these ceilings alone."""
+    """Return ``result`` with its prediction, timed by these ceilings alone."""
     spec, (status, reason) = result.spec, derive.effective_status(result)
     found = {
         "recipe": spec.recipe,
@@ -347,8 +359,7 @@ def _measured(result: Result) -> dict[str, object]:
 
 
 def _parts(result: Result, prediction: Prediction, alone: Calibration) -> dict[str, float]:
-    """Seconds of each part at the ceilings, which a calibration without rows has; and of the whole
-    by typical figures."""
+    """Return the seconds of each part by the ceilings alone, and the total by typical figures."""
     if not prediction.work:
         return {}
     typical = cards.of_device(alone.device)
@@ -375,19 +386,22 @@ def _bytes(result: Result, prediction: Prediction, alone: Calibration) -> dict[s
     }
 
 
-# ---- outcome ----
-# How a station ended, as a file: what a call resumes from, and what the archive holds.
+# ---- outcomes ----
+# Files from which a call resumes, and which the archive has.
 
 
 DONE = ("ok", "partly", "lacking")
-"""Ends that another call would not change."""
+"""Final outcomes, which another call would not change."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """``status``: ok, partly (some rows of a suite did not end well), lacking (the machine cannot),
-    failed, or skipped (no time was left). ``facts`` are what it measured; ``mark`` says of which
-    device, sources and settings."""
+    """The end of a station.
+
+    ``status``: ok, partly (some rows of a suite failed), lacking (the machine cannot run it),
+    failed, or skipped (no time was left). ``facts`` are its measurements; ``mark`` is a hash of
+    device, sources and settings.
+    """
 
     station: str
     part: str
@@ -398,19 +412,19 @@ class Outcome:
     facts: dict[str, Any] = field(default_factory=dict)
 
     def write(self, folder: Path) -> None:
-        """Keep it below the session's folder."""
+        """Write the outcome below the session's folder."""
         write_json(outcome_file(self.part, self.station, folder), dataclasses.asdict(self))
 
 
 def outcome_file(part: str, name: str, folder: Path) -> Path:
-    """The file of a station's outcome."""
+    """Return the file of a station's outcome."""
     plain = re.sub(r"[^\w.-]+", "_", name)[:60]
     key = hashlib.sha256(name.encode()).hexdigest()[:6]
     return folder / "stations" / f"{part}-{plain}-{key}.json"
 
 
 def kept(part: str, name: str, folder: Path) -> Outcome | None:
-    """The outcome of an earlier call; None where there is none to read."""
+    """Return the outcome of an earlier call; None if there is no readable one."""
     try:
         return read_json(outcome_file(part, name, folder), Outcome)
     except BadFile:
@@ -418,8 +432,10 @@ def kept(part: str, name: str, folder: Path) -> Outcome | None:
 
 
 def mark_of(station: Station, device: Device, small: bool) -> str:
-    """A hash of all that decides what a station measures, but for rows and suites, which know for
-    themselves whether they must run again."""
+    """Return a hash of everything that decides what a station measures.
+
+    Rows and suites decide themselves if they must run again.
+    """
     spec = dataclasses.asdict(station.spec) if station.spec else None
     sources = digest(("calibrate/stations",))
     facts = [dataclasses.asdict(device), sources, station.key, small, spec]

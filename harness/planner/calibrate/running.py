@@ -1,5 +1,6 @@
-"""Runs the stations of a part, each in processes of its own. A station that fails is an outcome;
-none ends the rest. No torch.
+"""Runs the stations of a part, each in its own processes.
+
+A failed station is an outcome and does not stop the others. No torch.
 """
 
 from __future__ import annotations
@@ -26,21 +27,23 @@ from harness.system.machine import busy_now
 
 LOG_BYTES = 4000
 PATIENCE, LEAST_SECONDS = 4.0, 240.0
-"""A station is ended after so many times what is expected of it, and no sooner than that."""
+"""A station is ended after this many times its expected time, and not before this many seconds."""
 SUITE_SECONDS = 3600.0
-"""The same least of a suite: each of its runs has a deadline of its own."""
+"""The same minimum for a suite, because each of its runs has its own deadline."""
 LONG = ("suite", "tests", "meter")
-"""Kinds of stations that take minutes and say nothing by then: it is told where they write."""
+"""Kinds of stations that take minutes without output; their log file is printed."""
 GPU_TESTS = "tests/worker"
 METER_BENCH = "tests/bench/meter_cost.py"
 WORDS = {Status.UNSUPPORTED: "lacking", Status.REFUSED: "lacking", Status.OK: "ok"}
 
 
 def run_part(part: str, session: Session) -> list[Outcome]:
-    """Every station of ``part``, in order of worth; the outcomes, earlier ones too.
+    """Run every station of ``part``, in order of worth; return the outcomes, with those of earlier
+    calls.
 
     Raises:
-        process.Interrupted, SuiteInterrupted or KeyboardInterrupt: Ctrl-C; what had ended is kept.
+        process.Interrupted, SuiteInterrupted or KeyboardInterrupt: Ctrl-C; finished outcomes
+            are stored.
     """
     stations = session.stations(part)
     session.tell(f"{part}: {len(stations)} stations")
@@ -54,9 +57,9 @@ def run_part(part: str, session: Session) -> list[Outcome]:
 
 
 def _one(station: Station, session: Session, place: str) -> Outcome:
-    """One station's outcome: kept, skipped for lack of time, or measured now."""
+    """Return one station's outcome: stored, skipped for lack of time, or measured now."""
     earlier = session.earlier(station)
-    if earlier is not None and station.kind != "row":  # a row looks for its own result
+    if earlier is not None and station.kind != "row":  # ``run_suite`` finds a row's result
         session.tell(f"{place} {station.name}: {earlier.status}  (from an earlier call)")
         return earlier
     lack = "" if earlier else session.budget.lacks(station.minutes)
@@ -102,21 +105,23 @@ def _measured(station: Station, session: Session) -> Outcome:
         return kinds[station.kind](station, session)
     except (process.Interrupted, SuiteInterrupted):
         raise
-    except Exception as error:  # the rest goes on, and the outcome says why
+    except Exception as error:  # the outcome has the reason; other stations continue
         return _outcome(station, session, "failed", f"{type(error).__name__}: {error}"[:300])
 
 
-# ---- one child ----
+# ---- child process ----
 
 
 def _log(station: Station, session: Session) -> Path:
-    """What its child says."""
+    """Return the log file of a station's child process."""
     name = outcome_file(station.part, station.name, Path()).stem
     return session.folder / "logs" / f"{name}.txt"
 
 
 def _child(words: Sequence[str], station: Station, session: Session) -> tuple[process.Ended, str]:
-    """Run a Python of this environment to its end or its deadline; with the end of what it said."""
+    """Run Python on ``words`` until it ends or reaches its deadline; return the end of its output
+    too.
+    """
     log = _log(station, session)
     log.parent.mkdir(parents=True, exist_ok=True)
     log.unlink(missing_ok=True)
@@ -136,7 +141,7 @@ def _least(station: Station) -> float:
 
 
 def _fault(ended: process.Ended, text: str) -> str:
-    """Why a child did not end well; empty where it did."""
+    """Return why a child failed; empty if it succeeded."""
     if ended.stopped:
         return f"{ended.stopped} after {ended.wall_seconds:.0f} s"
     if ended.exit_code == 0:
@@ -163,13 +168,13 @@ def _measure(station: Station, session: Session) -> Outcome:
 
 
 def _children_seconds() -> float:
-    """CPU seconds of children that have ended."""
+    """Return the CPU seconds of children that have ended."""
     times = os.times()
     return times.children_user + times.children_system
 
 
 def _tests(station: Station, session: Session) -> Outcome:
-    """The tests that want a GPU and are not of the catalog."""
+    """Run the tests that need a GPU and are not about the catalog."""
     if not (ROOT / GPU_TESTS).exists():
         return _outcome(station, session, "lacking", f"there is no {GPU_TESTS} here")
     words = ["-m", "pytest", "-m", "gpu", "-q", GPU_TESTS]
@@ -180,7 +185,7 @@ def _tests(station: Station, session: Session) -> Outcome:
 
 
 def _meter(station: Station, session: Session) -> Outcome:
-    """What measuring costs a step, by the bench that says so."""
+    """Measure the cost of the meter as a share of a step, by its benchmark."""
     if not (ROOT / METER_BENCH).exists():
         return _outcome(station, session, "lacking", f"there is no {METER_BENCH} here")
     words = [METER_BENCH, "--device", session.setting.device, "--pairs", "3"]
@@ -194,14 +199,13 @@ def _meter(station: Station, session: Session) -> Outcome:
 
 
 def meter_share(text: str) -> float | None:
-    """The share of a step that measuring costs, of what the bench prints; None where it says it
-    not."""
+    """Return the meter's share of a step from the benchmark's output; None if it is missing."""
     found = re.search(r"^measured .*\n\s+wall off by ([+-][\d.]+) %", text, re.MULTILINE)
     return float(found[1]) / 100 if found else None
 
 
 def _suite(station: Station, session: Session) -> Outcome:
-    """A suite by the command that a person would type; rows that are finished are kept by it."""
+    """Run a suite by its public command, which keeps finished rows."""
     words = ["-m", "harness", "run", "--suite", station.name, "--device", session.setting.device]
     words += ["--out", str(session.folder / "story" / station.name)]
     for name, value in session.overrides.items():
@@ -217,7 +221,7 @@ def _suite(station: Station, session: Session) -> Outcome:
 
 
 class _Silent:
-    """A suite of one row, of which the station itself is told."""
+    """A suite's progress display without output, because the station prints its own line."""
 
     def __getattr__(self, name: str) -> Any:
         return lambda *given, **named: None
@@ -239,7 +243,9 @@ def _row(station: Station, session: Session) -> Outcome:
 
 
 def _ended(station: Station, session: Session, result: Result) -> Outcome:
-    """A failed row may be run again by the next call; one that the machine lacks will not be."""
+    """Return the outcome of a row. The next call may repeat a failed row, but not an unsupported
+    one.
+    """
     status = WORDS.get(result.status, "failed")
     why = "" if status == "ok" else f"{result.status.value}: {result.reason}"[:300]
     key = result.spec.key
@@ -260,7 +266,8 @@ def _suite_of(rows: Sequence[Planned], session: Session) -> Suite:
     )
 
 
-# ---- the check: several at a time ----
+# ---- check ----
+# Several rows at a time.
 
 
 def _checked(stations: Sequence[Station], session: Session) -> list[Outcome]:

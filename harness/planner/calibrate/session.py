@@ -1,4 +1,6 @@
-"""One call of ``calibrate``: its folder, what it was asked for, and what earlier calls left."""
+"""One call of ``calibrate``: its folder, options and earlier outcomes; and parallel runs of the
+check.
+"""
 
 from __future__ import annotations
 
@@ -37,23 +39,25 @@ from harness.suite.rows import identity
 from harness.suite.run import KEPT, Planned, plan, seen
 from harness.system.machine import Machine
 
-# ---- together ----
-# Runs of the catalog, several at a time: whether each ends well matters, and no time of theirs.
+# ---- parallel runs ----
+# Only the outcome of each run counts, not its time.
 
 
 PROCESS_BYTES = 3 * 2**30
-"""Memory of one process of a small model, with its libraries."""
+"""Host memory of one process of a small model, with its libraries."""
 GPU_BYTES = 6 * 2**30
-"""The same on a GPU, with its context; a run has a process on each."""
+"""GPU memory of the same process, with its context; a run has a process on each GPU."""
 MOST = 8
 TERM_SECONDS = 20.0
 Ended = Callable[[Planned, Result | None, str], None]
-"""Told of each row: its result, or None and why it was not begun."""
+"""Called for each row with its result, or with None and the reason that it did not start."""
 
 
 def default_jobs(machine: Machine, gpu_bytes: int) -> int:
-    """Runs at a time: by cores (two for a run's processes), by memory, and by the GPU's (0: runs
-    on the CPU)."""
+    """Return the number of runs at a time, by cores, host memory and GPU memory.
+
+    A run has two processes. ``gpu_bytes`` is 0 if runs use the CPU.
+    """
     limits = [MOST, max(2, machine.cores // 2), machine.memory_bytes // (2 * PROCESS_BYTES)]
     if gpu_bytes:
         limits.append(gpu_bytes // GPU_BYTES)
@@ -62,7 +66,7 @@ def default_jobs(machine: Machine, gpu_bytes: int) -> int:
 
 @dataclasses.dataclass
 class Together:
-    """A pool of such runs. ``lacks``: why a row is not begun any more; empty where it may be."""
+    """A pool of runs. ``lacks`` returns why no further row may start; empty if one may."""
 
     machine: Machine
     timeout: float
@@ -73,12 +77,12 @@ class Together:
     stopped: bool = False
 
     def run(self, rows: Sequence[Planned], jobs: int) -> None:
-        """All of them; what an earlier call did counts.
+        """Run all rows; results of earlier calls count.
 
         Raises:
-            KeyboardInterrupt: Ctrl-C; the runs that were under way have ended.
+            KeyboardInterrupt: Ctrl-C; the active runs have ended.
         """
-        turn = threading.Lock()  # one row is told of at a time
+        turn = threading.Lock()  # report one row at a time
         with ThreadPoolExecutor(jobs) as pool:
             futures = [pool.submit(self._one, row, turn) for row in rows]
             try:
@@ -96,7 +100,7 @@ class Together:
             return
         try:
             result, why = self._result(row)
-        except Exception as error:  # a full disk, say: the others go on
+        except Exception as error:  # for example a full disk; other rows continue
             result, why = _failed(row, f"{type(error).__name__}: {error}"), ""
         if not self.stopped:
             with turn:
@@ -115,7 +119,7 @@ class Together:
 
     def _launched(self, row: Planned, mark: str) -> Result:
         row.folder.mkdir(parents=True, exist_ok=True)
-        (row.folder / "result.json").unlink(missing_ok=True)  # an old one is not this run's
+        (row.folder / "result.json").unlink(missing_ok=True)  # remove the result of an older run
         asked = row.folder / "spec.json"
         asked.write_text(json.dumps(dataclasses.asdict(row.resolved.spec)), encoding="utf-8")
         words = [str(asked), str(row.folder), str(self.timeout)]
@@ -128,7 +132,7 @@ class Together:
             start_new_session=True,
         )
         self.children.add(child)
-        if self.stopped:  # in between
+        if self.stopped:  # stopped while this child started
             child.terminate()
         try:
             child.wait()
@@ -144,7 +148,7 @@ class Together:
         return result
 
     def _end_children(self) -> None:
-        """As Ctrl-C would: each ends its own processes, and has some seconds for it."""
+        """Send SIGTERM to the children, and wait some seconds while each ends its own processes."""
         children = list(self.children)
         for child in children:
             with contextlib.suppress(ProcessLookupError):
@@ -156,7 +160,7 @@ class Together:
 
 
 def _finished(folder: Path, mark: str) -> Result | None:
-    """The earlier result of the same spec, code and machine, if it needs no repeating."""
+    """Return the earlier result of the same spec, code and machine if it needs no repetition."""
     try:
         result = load(folder / "result.json")
     except BadResult:
@@ -165,7 +169,7 @@ def _finished(folder: Path, mark: str) -> Result | None:
 
 
 def _not_run(row: Planned, machine: Machine) -> Result:
-    """A row that this machine cannot run."""
+    """Return the result of a row that this machine cannot run."""
     spec = row.resolved.spec
     return Result(
         status=row.status or Status.UNSUPPORTED,
@@ -186,8 +190,11 @@ def _failed(row: Planned, reason: str) -> Result:
 
 @dataclass
 class Session:
-    """``tell`` prints a line. ``jobs``: runs of the check at a time (0: as many as fit). ``known``:
-    results of this device, measured earlier, by which predictions are calibrated too."""
+    """One call's folder, options and state.
+
+    ``tell`` prints a line. ``jobs``: runs of the check at a time (0: as many as fit).
+    ``known``: earlier results of this device, which also calibrate predictions.
+    """
 
     folder: Path
     machine: Machine
@@ -202,41 +209,41 @@ class Session:
 
     @property
     def jobs_at_a_time(self) -> int:
-        """Runs of the check at a time."""
+        """The runs of the check at a time."""
         on_gpu = self.setting.device == "cuda"
         return self.jobs or default_jobs(self.machine, on_gpu * self.setting.gpu_bytes)
 
     @functools.cached_property
     def device(self) -> Device:
-        """What is calibrated."""
+        """The device to calibrate."""
         return store.device(self.setting.device, self.machine)
 
     def stations(self, part: str) -> list[Station]:
-        """The stations of a part here."""
+        """Return the stations of a part on this machine."""
         return stations_of(part, self.setting)
 
     def mark(self, station: Station) -> str:
-        """What decides that a station's earlier outcome holds."""
+        """Return the hash that decides if a station's earlier outcome is valid."""
         return mark_of(station, self.device, self.setting.small)
 
     def earlier(self, station: Station) -> Outcome | None:
-        """The outcome of an earlier call that need not be repeated."""
+        """Return the outcome of an earlier call that needs no repetition, or None."""
         found = None if self.fresh else kept(station.part, station.name, self.folder)
         good = found is not None and found.status in DONE and found.mark == self.mark(station)
         return found if good else None
 
     def planned(self, station: Station, folder: Path) -> Planned:
-        """A row's or a check's run, checked as far as that takes no process."""
+        """Return the run of a row or a check, with all checks that need no process."""
         assert station.spec is not None
         return plan([self.resolved_of(station.spec)], folder, self.machine)[0]
 
     def resolved_of(self, spec: Spec) -> Resolved:
-        """``spec`` with what follows from it, once."""
+        """Return ``spec`` resolved, and cache it."""
         if spec not in self.resolved:
             self.resolved[spec] = resolve(spec)
         return self.resolved[spec]
 
 
 def clock(minutes: float | None) -> Budget:
-    """A budget that begins now."""
+    """Return a budget that starts now."""
     return Budget(minutes=minutes, now=time.monotonic, began=time.monotonic())

@@ -1,4 +1,4 @@
-"""A session as tables: ceilings, rows beside their predictions, stations, goals. No torch."""
+"""Tables of a session: ceilings, rows beside their predictions, stations and goals. No torch."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from harness.report.figures.units import CATEGORIES, GIB, MIB
 from strategies import parse
 
 # ---- goals ----
-# The numbers that a GPU must show, each judged by what was measured. Pure; no torch.
+# Numbers to reach on a GPU, each judged by a measurement. Pure functions.
 
 
 ONE, SHARDED, RESERVED = 0.03, 0.05, 0.10
 PEAK = 0.55
 LOW_BYTES, LOW_BATCH, LOW_SPEED = 7 * 2**30, 128, 0.84
-"""fast-DiT's published speed of DiT-XL/2 at batch 128 on an A100, steps a second."""
+"""fast-DiT's published speed of DiT-XL/2 at batch 128 on an A100, in steps per second."""
 METER = 0.01
 LARGE = "DiT-XL/2"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """A goal beside what was measured. ``met``: None where nothing was measured, for ``why``."""
+    """A goal and its measurement. ``met`` is None if nothing was measured."""
 
     text: str
     measured: str
@@ -47,19 +47,19 @@ class Judged:
 
 
 Found = tuple[str, bool | None]
-"""What was measured, in words, and whether the goal is met."""
+"""The measurement in words, and whether the goal is met."""
 
 
 @dataclass(frozen=True)
 class Goal:
-    """A goal, and how it is judged of a calibration and the meter's cost (a share of a step)."""
+    """A goal, and its judge by a calibration and the meter's cost (a share of a step)."""
 
     text: str
     judge: Callable[[Calibration, float | None], Found]
 
 
 def judged(calibration: Calibration, meter: float | None = None) -> list[Judged]:
-    """Every goal. A CPU can meet none of them."""
+    """Judge every goal. On a CPU all are unmeasured."""
     if calibration.device.kind != "cuda":
         why = "no GPU was measured"
         return [Judged(text=goal.text, measured=why, met=None) for goal in GOALS]
@@ -72,7 +72,7 @@ def _sharded(row: MeasuredRow) -> bool:
 
 
 def _worst(rows: Sequence[MeasuredRow], name: str, limit: float) -> Found:
-    """The largest error of a pair of bytes among these rows."""
+    """Return the largest error in a pair of bytes among these rows."""
     errors = {
         row.label: abs(pair[0] / pair[1] - 1)
         for row in rows
@@ -97,7 +97,7 @@ def _reserved(found: Calibration, meter: float | None) -> Found:
 
 
 def _peak(found: Calibration, meter: float | None) -> Found:
-    """The best row of the large model that computes in bfloat16."""
+    """Return the best row of the large model that computes in bfloat16."""
     products = found.ceilings.products.get("bfloat16")
     rows = [
         row
@@ -113,7 +113,7 @@ def _peak(found: Calibration, meter: float | None) -> Found:
 
 
 def _low(found: Calibration, meter: float | None) -> Found:
-    """The quickest row within the bytes; where none is within, the leanest."""
+    """Return the fastest row within the bytes; if none is within, the one that needs least."""
     rows = [
         row
         for row in found.rows
@@ -153,7 +153,7 @@ NONE = "-"
 
 
 class Table:
-    """A title, heads, lines, and a note below."""
+    """A title, heads, rows, and a note below."""
 
     def __init__(
         self, title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], note: str = ""
@@ -164,7 +164,7 @@ class Table:
 def tables(
     calibration: Calibration, outcomes: Sequence[Outcome], goals: Sequence[Judged]
 ) -> list[Table]:
-    """Every table of a session that has a line."""
+    """Return every table of a session that has rows."""
     made = [
         ceilings(calibration),
         attention(calibration),
@@ -178,7 +178,7 @@ def tables(
 
 
 def lines(title: str, made: Sequence[Table]) -> str:
-    """The tables as Markdown."""
+    """Return the tables as Markdown."""
     parts = [f"# {title}", ""]
     for table in made:
         parts += [f"## {table.title}", "", _line(table.heads)]
@@ -195,7 +195,7 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def ceilings(found: Calibration) -> Table:
-    """What was measured, beside the figure that predictions take without it."""
+    """Return each measured ceiling beside the typical figure that predictions use without it."""
     card, made = cards.of_device(found.device), found.ceilings
     rows = [
         (f"products {name}", f"{rate / 1e12:.3g} TFLOP/s", _share(rate, _flops(card, name)))
@@ -256,7 +256,7 @@ def _speed(rate: float) -> str:
 
 
 def attention(found: Calibration) -> Table:
-    """Each kernel, type and width."""
+    """Return the rates of each kernel, type and width."""
     rows = [
         (a.kernel, a.dtype, str(a.width), f"{a.rate / 1e12:.3g}", _mib(a.scratch_bytes),
          _mib(a.formula_bytes))
@@ -274,7 +274,9 @@ def _mib(size: int | None) -> str:
 
 
 def times(found: Calibration) -> Table:
-    """Predicted and measured steps: by typical figures, and by a fit to the other rows alone."""
+    """Return predicted and measured step times: by typical figures, and by a fit to the other rows
+    alone.
+    """
     fit, errors = fitted(found.rows), left_out_errors(found.rows)
     timed = [row for row in found.rows if row.timed]
     heads = ("Row", "Measured ms", "Typical %", "Fitted ms", "Fitted %", "Left out %")
@@ -289,7 +291,7 @@ def _of_times(
     errors: Mapping[str, float],
     usual: Mapping[str, float],
 ) -> str:
-    """What was fitted, and how far off rows are then."""
+    """Return the fitted factors, and the errors of rows with them."""
     if not fit.rows:
         return "Too few rows to fit anything."
     words = ", ".join(f"{part} x{factor:.2f}" for part, factor in fit.factors.items())
@@ -315,7 +317,7 @@ def _middle(values: Sequence[float]) -> str:
 
 
 def _typical(row: MeasuredRow) -> float | None:
-    """The error of typical figures."""
+    """Return the relative error of typical figures."""
     if row.typical_seconds is None or not row.step_seconds:
         return None
     return row.typical_seconds / row.step_seconds - 1
@@ -332,7 +334,7 @@ def _percent(error: float | None) -> str:
 
 
 def memory(found: Calibration) -> Table:
-    """Predicted and measured bytes."""
+    """Return predicted and measured bytes."""
     heads = ("Row", "Step GiB", "Error %", "Run GiB", "Error %", "Reserved GiB", "Error %", "Why")
     rows = [
         [row.label, *_pair(row.step), *_pair(row.run), *_pair(row.reserved), row.reason or NONE]
@@ -346,7 +348,7 @@ def memory(found: Calibration) -> Table:
 
 
 def categories(found: Calibration) -> Table:
-    """The error of each category of a step, in percent."""
+    """Return the error of each category of a step, in percent."""
     names = [name for name in CATEGORIES if any(name in row.categories for row in found.rows)]
     rows = [
         [row.label, *(_error(row.categories.get(name)) for name in names)]
@@ -371,7 +373,7 @@ def _pair(pair: Sequence[int]) -> tuple[str, str]:
 
 
 def stations(outcomes: Sequence[Outcome]) -> Table:
-    """How every station ended."""
+    """Return the outcome of every station."""
     rows = [
         (f"{o.part}: {o.station}", o.status, f"{o.seconds:.0f}" if o.seconds else NONE, o.reason)
         for o in outcomes

@@ -1,1 +1,2 @@
-"""Calibration files: measured rates of one card, driver and torch version. No torch."""
+"""Calibration files: measured rates of one card, driver and torch version. Does not import
+torch."""

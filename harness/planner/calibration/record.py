@@ -1,4 +1,7 @@
-"""The calibration of one card, driver and torch, as a file. Raw numbers in base units; no torch."""
+"""Calibration of one card, driver and torch: its file, and the fit of predicted to measured times.
+
+Numbers are raw, in base units. Does not import torch.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,11 @@ SCHEMA = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """What was measured. ``name``: as torch and nvidia-smi say it; of a CPU its processor and
-    cores. ``kind``: cuda or cpu. ``driver`` and ``capability`` are of a GPU alone."""
+    """The calibrated device. ``kind``: cuda or cpu.
+
+    ``name``: as torch and nvidia-smi report it; for a CPU, its processor and cores. ``driver`` and
+    ``capability`` are set only for a GPU.
+    """
 
     name: str
     kind: str
@@ -32,7 +38,7 @@ class Device:
 
 @dataclass(frozen=True, kw_only=True)
 class Stream:
-    """Bytes a second that an elementwise operation reaches which moves ``bytes``."""
+    """Bytes per second of an elementwise operation that moves ``bytes``."""
 
     bytes: int
     rate: float
@@ -40,10 +46,10 @@ class Stream:
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionRate:
-    """FLOP/s of one kernel of attention, forward and backward, at heads of ``width``.
+    """FLOP/s of one attention kernel, forward and backward, at heads of ``width``.
 
-    ``scratch_bytes``: what its backward takes of the allocator beside its results, measured; and
-    ``formula_bytes``: by ``harness.planner.overhead``. None on a CPU.
+    ``scratch_bytes``: measured allocations of its backward beyond its results. ``formula_bytes``:
+    the same by ``harness.planner.overhead``. Both are None on a CPU.
     """
 
     kernel: str
@@ -56,8 +62,11 @@ class AttentionRate:
 
 @dataclass(frozen=True, kw_only=True)
 class Collective:
-    """An all-reduce among ``ranks`` processes of this machine: seconds of a small one, and bytes a
-    second on the wire of each rank of a large one, where it passes twice."""
+    """All-reduce among ``ranks`` processes of this machine.
+
+    ``seconds``: of a small one. ``rate``: bytes per second on the wire of each rank of a large one,
+    which it crosses twice.
+    """
 
     ranks: int
     seconds: float
@@ -66,12 +75,12 @@ class Collective:
 
 @dataclass(frozen=True, kw_only=True)
 class Ceilings:
-    """What the device reached; what was not measured is empty or None.
+    """Measured rates of the device; a rate that was not measured is empty or None.
 
-    ``products``: type -> FLOP/s of large square matrix products of random data. ``model_products``:
-    the same of products in the shapes of a DiT's block. ``copies``: way ("pinned to device" and the
-    like) -> bytes a second. ``launch_seconds``: of an operation that does almost nothing.
-    ``host_rate``: bytes a second of host memory.
+    ``products``: dtype -> FLOP/s of large square matrix products of random data.
+    ``model_products``: the same in the shapes of a DiT block. ``copies``: way ("pinned to device"
+    and the like) -> bytes per second. ``launch_seconds``: of an operation that does almost nothing.
+    ``host_rate``: bytes per second of host memory.
     """
 
     products: dict[str, float] = field(default_factory=dict)
@@ -86,8 +95,11 @@ class Ceilings:
 
 @dataclass(frozen=True, kw_only=True)
 class StandingBytes:
-    """Bytes that stand beside a training: CUDA's context (on a CPU the interpreter with its
-    libraries), cuBLAS's workspaces, and NCCL's. None: not measured."""
+    """Fixed bytes of a training beside its tensors; None: not measured.
+
+    ``context``: CUDA's context, or on a CPU the interpreter with its libraries. ``libraries``:
+    cuBLAS's workspaces. ``communication``: NCCL's buffers.
+    """
 
     context: int | None = None
     libraries: int | None = None
@@ -98,11 +110,13 @@ class StandingBytes:
 class MeasuredRow:
     """One recipe that was run and predicted.
 
-    Seconds of a step: ``step_seconds`` measured (median), ``typical_seconds`` as typical figures
-    predict it, the three parts as the ceilings predict them, before any fit. Bytes are [predicted,
-    measured] pairs: ``step`` of the tensors of a step, ``run`` of the whole run by the meter,
-    ``reserved`` by the allocator; ``categories`` of the step. Empty: not known. ``reason``: why
-    there is no number.
+    ``step_seconds``: measured seconds of a step (median). ``typical_seconds``: predicted from
+    typical figures. ``compute``, ``communication``, ``offload``: predicted from the ceilings,
+    before any fit.
+
+    The lists are [predicted, measured] bytes, or empty if unknown. ``step``: tensors of a step;
+    ``categories`` splits it. ``run``: the whole run by the meter. ``reserved``: by the allocator.
+    ``reason``: why there are no numbers.
     """
 
     recipe: str
@@ -127,22 +141,24 @@ class MeasuredRow:
 
     @property
     def label(self) -> str:
-        """The recipe, with the world that one process stood for."""
+        """The recipe, with the number of ranks if one process simulated them."""
         return f"{self.recipe} of {self.world}" if self.world else self.recipe
 
     @property
     def timed(self) -> bool:
-        """Whether its time tells something of predicted times: a simulated world does not
-        communicate."""
+        """True if the measured time can be compared; a simulated world does not communicate."""
         known = self.step_seconds and self.compute is not None
         return bool(known) and not self.world and self.status == "ok"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """What one card, driver and torch were measured to do. ``measured``: the day. ``source``: who
-    measured it, where that is not the reader. ``load``: how many cores other work kept busy, in
-    the mean of the station that had most of it. ``missing``: station -> why it has no numbers."""
+    """Measurements of one card, driver and torch.
+
+    ``measured``: the day. ``source``: who measured it, if not the reader. ``load``: cores that
+    other work kept busy, as the mean of the station with the most of it. ``missing``: station ->
+    why it has no numbers.
+    """
 
     device: Device
     measured: str
@@ -155,13 +171,15 @@ class Calibration:
     schema: int = SCHEMA
 
     def write(self, path: Path) -> None:
-        """Write atomically."""
+        """Write the calibration to ``path`` atomically."""
         write_json(path, dataclasses.asdict(self))
 
 
 def public(calibration: Calibration, source: str) -> Calibration:
-    """What others can use: numbers and versions, and of what failed only that it did. Reasons may
-    hold a machine's paths, and a model file has its own."""
+    """Return a copy that can be published: without reasons and without rows of model files.
+
+    Reasons can contain paths of a machine.
+    """
     rows = [
         dataclasses.replace(row, reason="failed" if row.reason else "")
         for row in calibration.rows
@@ -172,7 +190,7 @@ def public(calibration: Calibration, source: str) -> Calibration:
 
 
 def load(path: Path) -> Calibration:
-    """Read one.
+    """Read the calibration in ``path``.
 
     Raises:
         BadInput: unreadable, of another schema, or a field of the wrong shape; names the file.
@@ -187,36 +205,37 @@ def load(path: Path) -> Calibration:
     return found
 
 
-# ---- residuals ----
-# What measured rows tell of predicted times: a factor for each part, and how far off rows stay.
-#
-# Ceilings are of single operations, and a step is not their sum: caches, launches and other
-# threads are left out alike for all recipes. So each part of a predicted time (computing,
-# communicating, offloading) gets one factor: those that bring the rows' relative errors to their
-# least squares, together, and none below ``LOWEST``. What then remains between predicted and
-# measured is the uncertainty of the next prediction. Pure functions; no torch.
+# ---- Fit of predicted times ----
+# Ceilings are of single operations, and a step is not their sum. Each part of a predicted time
+# (compute, communication, offload) therefore gets one factor of at least ``LOWEST``. The factors
+# minimize the squared relative errors of all rows together. The remaining errors give the
+# uncertainty of the next prediction.
 
 
 PARTS = ("compute", "communication", "offload")
 SHARE = 0.10
-"""Of a predicted step: a part with more must have a factor for the row to tell of the others."""
+"""Share of a predicted step. A row with a larger part that has no factor is left out of the fit."""
 TOLD, TELLERS = 0.02, 2
-"""Of a predicted step, and rows: a part gets a factor where as many rows have so much of it."""
+"""Share of a predicted step, and number of rows. A part gets a factor if that many rows have at
+least that share of it."""
 LOWEST = 0.1
-"""The least that a factor can be."""
+"""Smallest factor."""
 LEAST = 3
-"""Rows in which parts are fitted; fewer say nothing of the next one."""
+"""Fewest rows that are fitted."""
 FLOOR = 0.03
-"""The least uncertainty that is claimed: steps themselves differ by as much."""
+"""Smallest uncertainty that is reported: measured steps themselves differ by as much."""
 STUDENT = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812, 1.796, 1.782)
-"""Student's t within which 90 % lie, for 1 to 12 degrees of freedom."""
+"""Student's t that bounds 90 % on both sides, for 1 to 12 degrees of freedom."""
 NORMAL = 1.645
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fitted:
-    """Part -> its factor, and -> the share by which nine of ten predictions are off at the most;
-    parts that were not fitted are in neither. ``rows``: how many tell of the share."""
+    """Result of a fit. A part that was not fitted has no entry.
+
+    ``factors``: part -> its factor. ``shares``: part -> the error that nine of ten predictions do
+    not exceed. ``rows``: number of fitted rows.
+    """
 
     factors: Mapping[str, float] = field(default_factory=dict)
     shares: Mapping[str, float] = field(default_factory=dict)
@@ -224,7 +243,7 @@ class Fitted:
 
 
 def fitted(rows: Sequence[MeasuredRow]) -> Fitted:
-    """Factors and uncertainty of the rows that were timed; empty where they are too few."""
+    """Return the factors and uncertainty of the timed rows; empty if there are too few."""
     timed = [row for row in rows if row.timed]
     if len(timed) < LEAST:
         return Fitted()
@@ -241,13 +260,15 @@ def fitted(rows: Sequence[MeasuredRow]) -> Fitted:
 
 
 def predicted_seconds(row: MeasuredRow, factors: Mapping[str, float]) -> float:
-    """A row's step by its ceilings and these factors."""
+    """Return a row's predicted seconds per step, from its ceilings and these factors."""
     return sum(factors.get(part, 1.0) * (getattr(row, part) or 0.0) for part in PARTS)
 
 
 def left_out_errors(rows: Sequence[MeasuredRow]) -> dict[str, float]:
-    """Label -> error of the row's predicted time where the factors were fitted to the others alone:
-    what a row that was not there would have met. None where the others are too few."""
+    """Return label -> relative error of the row's time, predicted by a fit to the other rows.
+
+    A row is left out if the others are too few to fit.
+    """
     timed = [row for row in rows if row.timed]
     errors = {}
     for row in timed:
@@ -258,8 +279,11 @@ def left_out_errors(rows: Sequence[MeasuredRow]) -> dict[str, float]:
 
 
 def _factors(rows: Sequence[MeasuredRow], parts: Sequence[str]) -> dict[str, float]:
-    """The factors by which the rows' relative errors are least in squares: of what is left beyond
-    the least factor of each, by those that are not negative."""
+    """Return the factors that minimize the squared relative errors of the rows.
+
+    It solves for what exceeds ``LOWEST``, over all subsets of parts, and takes the best nonnegative
+    solution.
+    """
     shares = [[(getattr(row, p) or 0.0) / row.step_seconds for p in parts] for row in rows]
     rest = [_unfitted(row, parts) / row.step_seconds for row in rows]
     left = [1 - more - LOWEST * sum(own) for own, more in zip(shares, rest, strict=True)]
@@ -272,15 +296,18 @@ def _factors(rows: Sequence[MeasuredRow], parts: Sequence[str]) -> dict[str, flo
 
 
 def _unfitted(row: MeasuredRow, parts: Sequence[str]) -> float:
-    """Seconds of the parts that get no factor."""
+    """Return the seconds of the parts without a factor."""
     return sum(getattr(row, part) or 0.0 for part in PARTS if part not in parts)
 
 
 def _solved(
     shares: Sequence[Sequence[float]], left: Sequence[float], chosen: Sequence[int]
 ) -> list[float] | None:
-    """Least squares in the ``chosen`` unknowns, the others 0; None where one would be negative or
-    the rows do not tell them apart. By normal equations: there are three unknowns at the most."""
+    """Return the least-squares solution in the ``chosen`` unknowns, with the others 0.
+
+    None if one is negative or the rows do not separate them. It uses normal equations, because
+    there are at most three unknowns.
+    """
     matrix = [[math.fsum(row[i] * row[j] for row in shares) for j in chosen] for i in chosen]
     target = [math.fsum(row[i] * y for row, y in zip(shares, left, strict=True)) for i in chosen]
     found = _gauss(matrix, target)
@@ -293,7 +320,7 @@ def _solved(
 
 
 def _gauss(matrix: list[list[float]], target: list[float]) -> list[float] | None:
-    """The solution of a small symmetric system; None where it is singular."""
+    """Return the solution of a small symmetric system, or None if it is singular."""
     size = len(target)
     rows = [[*line, value] for line, value in zip(matrix, target, strict=True)]
     for i in range(size):
@@ -316,8 +343,10 @@ def _squares(
 
 
 def _told(rows: Sequence[MeasuredRow], part: str) -> bool:
-    """Whether enough rows have the part; one beside computing must be more in some than in others,
-    or nothing tells the two apart."""
+    """Return True if enough rows have the part to fit it.
+
+    A part other than compute must also vary between rows; else the fit cannot separate the two.
+    """
     shares = [_share(row, part) for row in rows]
     enough = sum(share >= TOLD for share in shares) >= TELLERS
     return enough and (part == "compute" or max(shares) - min(shares) >= TOLD)
@@ -333,7 +362,7 @@ def _miss(row: MeasuredRow, factors: Mapping[str, float]) -> float:
 
 
 def _within(misses: Sequence[float], freedom: int) -> float:
-    """The share that holds nine of ten further rows, by Student's t."""
+    """Return the relative error that nine of ten further rows do not exceed, by Student's t."""
     deviation = math.sqrt(math.fsum(miss * miss for miss in misses) / freedom)
     student = STUDENT[freedom - 1] if freedom <= len(STUDENT) else NORMAL
     return max(FLOOR, math.expm1(student * deviation * math.sqrt(1 + 1 / len(misses))))

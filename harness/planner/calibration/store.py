@@ -1,6 +1,7 @@
-"""Where calibrations lie, and which one is for a card. No torch.
+"""Folders of calibrations, the choice of one for a card, and the description of this machine.
 
-A reader's own are in ``results/calibrations``, those that the project measured beside this module.
+The reader's own are in ``results/calibrations``; the project's are in ``measured`` beside this
+module. Does not import torch.
 """
 
 from __future__ import annotations
@@ -25,26 +26,25 @@ from strategies.base import BadInput
 
 OWN = ROOT / "results" / "calibrations"
 BUSY = 0.1
-"""Share of the cores from which other work is said to have been there."""
+"""Share of the cores above which other work is reported."""
 PROJECT = Path(__file__).with_name("measured")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Applied:
-    """A calibration that predictions use, with ``marks``: in what it is not of this machine as it
-    is now."""
+    """A calibration in use. ``marks`` are its differences from this machine, in words."""
 
     calibration: Calibration
     marks: tuple[str, ...] = ()
 
     @property
     def fitted(self) -> Fitted:
-        """What its rows tell of predicted times."""
+        """Factors and uncertainty of predicted times, fitted to the calibration's rows."""
         return fitted(self.calibration.rows)
 
     @property
     def words(self) -> str:
-        """Of what and when, in a sentence."""
+        """Sentence with the device, versions, day and fit of the calibration."""
         device, found = self.calibration.device, self.fitted
         driver = f", driver {device.driver}" if device.driver else ""
         source = f", measured by {self.calibration.source}" if self.calibration.source else ""
@@ -63,8 +63,11 @@ def _times(found: Fitted) -> str:
 def applied(
     calibration: Calibration, *, driver: str = "", torch: str = "", cores: int = 0
 ) -> Applied:
-    """``calibration`` marked with what is another here (driver, torch, or cores, where known), and
-    with other work that a CPU had."""
+    """Return ``calibration`` with marks for differences and for other work during a CPU's
+    calibration.
+
+    The driver, torch and cores are compared if given.
+    """
     device, marks = calibration.device, []
     if device.kind == "cpu" and calibration.load > BUSY * device.cores:
         marks.append(f"measured beside other work on {calibration.load:.1f} cores")
@@ -80,15 +83,18 @@ def applied(
 def choose(
     calibrations: Iterable[Calibration], *, driver: str = "", torch: str = ""
 ) -> Applied | None:
-    """The best of several of one card: of this driver and torch where there is one, then the
-    newest; the first of equals."""
+    """Return the best of several calibrations of one card, or None if there are none.
+
+    The one with the fewest marks is best, then the newest, then the first.
+    """
     known = [applied(one, driver=driver, torch=torch) for one in calibrations]
     known.sort(key=lambda one: one.calibration.measured, reverse=True)
     return min(known, key=lambda one: len(one.marks), default=None)
 
 
 def every(*folders: Path) -> list[Calibration]:
-    """Return all that can be read, a reader's own first; a file that is none is named once."""
+    """Return all readable calibrations, the reader's own first. An unreadable file is reported
+    once."""
     found = []
     for folder in folders or (OWN, PROJECT):
         for path in sorted(folder.glob("*.json")):
@@ -105,26 +111,26 @@ def _leave_out(why: str) -> None:
 
 
 def file_of(calibration: Calibration, folder: Path) -> Path:
-    """The file that it is kept in: one for a device, driver and torch."""
+    """Return the file of a calibration in ``folder``; there is one per device, driver and torch."""
     device = calibration.device
     words = "-".join(filter(None, (device.name, device.driver, _release(device.torch))))
     return folder / f"{re.sub(r'[^a-z0-9.]+', '-', words.lower()).strip('-')}.json"
 
 
 def _release(version: str) -> str:
-    """2.13.0 of 2.13.0+cu130: the build follows from the driver and the device."""
+    """Return 2.13.0 for 2.13.0+cu130; the driver and the device imply the build."""
     return version.partition("+")[0]
 
 
-# ---- here ----
-# What a calibration made here now would be of: this machine's device, driver and torch.
+# ---- Device of this machine ----
+# The device, driver and torch version that identify a calibration made on this machine.
 
 
 DRIVER = "--query-gpu=driver_version"
 
 
 def device(kind: str, machine: Machine | None = None) -> Device:
-    """This machine's first GPU (``kind`` cuda), or its CPU."""
+    """Return this machine's first GPU (``kind`` cuda with a machine), or its CPU."""
     return _gpu(machine) if kind == "cuda" and machine else _cpu()
 
 
@@ -153,23 +159,23 @@ def _gpu(machine: Machine) -> Device:
 
 
 def processor() -> str:
-    """The CPU's name with its cores: with another number of them it is another device."""
+    """Return the CPU's name with its number of cores, because another number is another device."""
     cores = kernel.cores()
     return f"{kernel.cpu_name()}, {cores} core{'s' * (cores != 1)}"
 
 
 def memory_bytes() -> int:
-    """What all processes together may hold."""
+    """Return the bytes that all processes together may use."""
     whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min(whole, kernel.memory_kills().limit_bytes or whole)
 
 
 def driver() -> str:
-    """The NVIDIA driver's version; empty without one."""
+    """Return the version of the NVIDIA driver; empty without one."""
     said = gpus.smi(DRIVER) if gpus.has_driver() else ""
     return next(iter(said.split()), "")
 
 
 def torch() -> str:
-    """The version of the installed torch; empty without one."""
+    """Return the version of the installed torch; empty without one."""
     return version("torch") or ""

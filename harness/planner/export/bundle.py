@@ -1,4 +1,4 @@
-"""An export: all of its files, what is left to fill in, and the command that starts it."""
+"""An export: its files, the values that the user must fill in, and the command that starts it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from harness.planner.export.trainers import Translation, translated
 from harness.resolve import Resolved
 from strategies.inventory import ResolvedConfig
 
-# ---- script ----
-# train.py: the stand-in with a recipe's lines in their places, marked to be carried home.
+# ---- train.py ----
+# The example trainer with a recipe's lines at their places, marked for copying.
 
 
 STAND_IN = Path(__file__).with_name("stand_in.py")
@@ -46,12 +46,13 @@ def script(
     numbers: str,
     handlers: Sequence[str],
 ) -> str:
-    """The text of train.py.
+    """Return the text of train.py.
 
     Args:
-        commands: the one that starts it, and the one that plans it (empty: none is named).
-        numbers: the line that sets micro batch, accumulation and steps.
-        handlers: code of ``kwargs_handlers`` that the engine needs, beside those of the parts.
+        commands: the command that starts it, and the one that plans it (empty: none).
+        numbers: the line that sets micro-batch, accumulation and steps.
+        handlers: code of ``kwargs_handlers`` that the engine needs, beside those of the
+            strategies.
     """
     _, _, body = STAND_IN.read_text(encoding="utf-8").split('"""', 2)
     made: list[str] = []
@@ -71,7 +72,7 @@ def script(
 def _at(
     place: str, usual: str, lines: Sequence[Lines], numbers: str, handlers: Sequence[str]
 ) -> list[str]:
-    """What stands at a place; ``usual`` is the stand-in's own line there."""
+    """Return the lines at a place; ``usual`` is the example trainer's own line there."""
     if place == "numbers":
         return [numbers]
     if place == "imports":
@@ -89,7 +90,7 @@ def _marked(part: Lines, text: str) -> list[str]:
 
 
 def _imports(lines: Sequence[Lines], handlers: Sequence[str]) -> list[str]:
-    """Each import once, under the names of the parts that want it."""
+    """Return each import once, with the names of the strategies that need it."""
     wanted = [line for part in lines for line in part.places.get("imports", "").splitlines()]
     names = " ".join(part.of for part in lines if "imports" in part.places)
     made = [f"{BEGIN} {names}", *dict.fromkeys(wanted), END] if wanted else []
@@ -98,7 +99,9 @@ def _imports(lines: Sequence[Lines], handlers: Sequence[str]) -> list[str]:
 
 
 def _accelerator(lines: Sequence[Lines], handlers: Sequence[str]) -> list[str]:
-    """The call of ``Accelerator`` with what the parts ask of it; nothing where they ask nothing."""
+    """Return the call of ``Accelerator`` with the strategies' arguments; nothing without
+    arguments.
+    """
     given = [part.places["accelerator"].strip() for part in lines if "accelerator" in part.places]
     handed = [part.places["handlers"].strip() for part in lines if "handlers" in part.places]
     if handlers or handed:
@@ -121,7 +124,11 @@ HEAD_BLANK, PORT = "FILL.IN.THE.FIRST.MACHINE", 29500
 
 @dataclass(frozen=True, kw_only=True)
 class Bundle:
-    """``files``: name -> text. ``blanks``: "file: key" -> what only the user can put there."""
+    """The files and texts of an export.
+
+    ``files``: name -> text. ``blanks``: "file: key" -> the value that only the user can fill
+    in.
+    """
 
     folder: Path
     title: str
@@ -135,16 +142,16 @@ class Bundle:
 def bundle(
     resolved: Resolved, folder: Path, trainers: Sequence[str], plan: str = "", machines: int = 1
 ) -> Bundle:
-    """Everything, as text; nothing is written.
+    """Return the whole export as text, without writing files.
 
     Args:
-        folder: where the files will lie, absolute: the launch file names others by it.
-        plan: the command that plans it, which train.py names.
-        machines: among which the GPUs are shared alike.
-        trainers: those whose options are told (``harness.planner.export.trainers.known``).
+        folder: absolute path of the export, because the launch file names other files by it.
+        plan: the command that plans the recipe, which train.py names.
+        machines: number of machines that share the GPUs equally.
+        trainers: those to translate options for (``harness.planner.export.trainers.known``).
 
     Raises:
-        BadInput: the recipe's numbers cannot be settled, or an unknown trainer.
+        BadInput: the recipe's numbers cannot be resolved, or a trainer is unknown.
     """
     made = [translated(name, resolved, str(folder / YAML)) for name in trainers]
     settled, lines = settle(resolved, folder), lines_of(resolved)
@@ -169,7 +176,9 @@ def bundle(
 
 
 def _among(machines: int, settled: ResolvedConfig) -> tuple[Mapping[str, Any], Mapping[str, str]]:
-    """accelerate's file and its blanks for several machines: each gets the file with its rank."""
+    """Return accelerate's file for several machines, each with its own rank, and the values to
+    fill in.
+    """
     if machines == 1:
         return settled.content, settled.blanks
     own = {"num_machines": machines, "machine_rank": 0, "main_process_ip": HEAD_BLANK}
@@ -181,7 +190,7 @@ def _among(machines: int, settled: ResolvedConfig) -> tuple[Mapping[str, Any], M
 
 
 def write(made: Bundle) -> None:
-    """Write the files; the folder is made."""
+    """Create the folder and write the files."""
     made.folder.mkdir(parents=True, exist_ok=True)
     for name, text in made.files.items():
         (made.folder / name).write_text(text, encoding="utf-8")
@@ -201,7 +210,7 @@ def _numbers(resolved: Resolved) -> str:
 
 
 def _command(resolved: Resolved, folder: Path) -> str:
-    """The line that starts train.py from the folder in which the user is."""
+    """Return the line that starts train.py from the user's current folder."""
     here = Path(os.path.relpath(folder)) if folder.is_relative_to(Path.cwd()) else folder
     added = resolved.launch.engine.environment(resolved.spec.device)
     lead = [f"{key}={value}" for key, value in added.items()]

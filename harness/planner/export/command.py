@@ -1,4 +1,4 @@
-"""``./run.sh export``: a recipe as files, lines and options for a trainer of one's own."""
+"""The ``export`` command: a recipe as files, code lines and options for other trainers."""
 
 from __future__ import annotations
 
@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from harness.planner.export.trainers import Translation
 
 
-# ---- export table ----
-# An export in a terminal: what was written, what to fill in, and the line that starts it.
+# ---- terminal output ----
 
 
 WHAT = {
@@ -47,7 +46,10 @@ CARRIED = "a module that train.py imports; copy it along"
 
 
 def print_export(made: Bundle, fit: Fit | None, console: Console) -> None:
-    """All of it; ``fit`` is what is known of the card, None where no card is meant."""
+    """Print the files, code lines, blanks and trainers of an export.
+
+    ``fit`` is the prediction for the card, or None without a card.
+    """
     console.print(Text(made.title, style="bold"))
     if fit is not None:
         console.print(_predicted(fit), highlight=False, style="dim")
@@ -67,13 +69,13 @@ def print_export(made: Bundle, fit: Fit | None, console: Console) -> None:
 
 
 def _part(console: Console, title: str, rows: Iterable[tuple[str, str]]) -> None:
-    """A title and a row a thing; nothing where there are none."""
+    """Print a title and a row for each entry; nothing without entries."""
     rows = list(rows)
     if not rows:
         return
     console.print(Text(f"\n{title}", style="bold"))
     if max(len(name) for name, _ in rows) > console.width // 2:
-        for name, what in rows:  # a name that is folded cannot be searched for
+        for name, what in rows:  # a wrapped name cannot be searched for
             console.print(Text(f"  {name}"), soft_wrap=True)
             console.print(Text(f"    {what}"))
         return
@@ -91,7 +93,7 @@ def _counted(made: Translation) -> str:
 
 
 def _predicted(fit: Fit) -> str:
-    """What a plan knows of this recipe on this card; where none was made, how to ask for one."""
+    """Return a plan's verdict on this recipe and card; without one, refer to ``plan``."""
     if fit.need_bytes is None:
         return f"whether it fits {fit.gpu.words} was not predicted: ./run.sh plan says"
     words = {"fits": "predicted to fit", "tight": "predicted to be tight on"}
@@ -101,12 +103,12 @@ def _predicted(fit: Fit) -> str:
 
 
 SETTINGS = ("learning_rate", "weight_decay", "beta2", "grad_clip", "ema")
-"""Fields of a spec that an export may be given; all others are a plan's."""
+"""Fields of a spec that ``export`` takes as options; all others come from the plan."""
 AS_PLANNED = {"workload": TRAIN, "sampler_steps": 0, "cfg_scale": 0.0, "suite": None, "jobs": None}
 AS_PLANNED |= dict.fromkeys(("largest", "check", "advise", "explain"))
-"""Options of a plan that an export leaves as they are."""
+"""Options of a plan that ``export`` does not take."""
 COLUMNS = 80
-"""Of what is printed where there is no terminal to ask."""
+"""Columns of the output if it is not a terminal."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -124,14 +126,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def export(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
-    """Write the files, say what they are; the exit code.
+    """Write the files, describe them, and return the exit code.
 
     Raises:
-        BadInput: the recipe cannot be, as a plan says it; or the folder cannot be written.
+        BadInput: the recipe is impossible or cannot be exported, or the folder cannot be
+            written.
     """
     asked, resolved = _resolved(options, given)
     for name in options.trainers:
-        trainers.table(name)  # a name that there is none of, before anything else is done
+        trainers.table(name)  # refuse an unknown name before other work
     folder = Path(options.out or ROOT / "results" / "export" / slug(options.recipes[0])).absolute()
     machines = -(-resolved.spec.processes // asked.gpu.node)
     made = bundle(resolved, folder, options.trainers, _plan(resolved, asked), machines)
@@ -144,7 +147,7 @@ def export(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
 
 
 def _resolved(options: argparse.Namespace, given: Mapping[str, Any]) -> tuple[Asked, Resolved]:
-    """The recipe as a plan has it, with the numbers that were given; what a plan refuses is."""
+    """Resolve the recipe as a plan does, with the given numbers; raise what a plan refuses."""
     asked, (recipe,) = asked_for(options), options.recipes
     settings = {name: given[name] for name in SETTINGS if name in given}
     resolved = resolve(dataclasses.replace(asked.resolved[0].spec, **settings))
@@ -157,7 +160,9 @@ def _resolved(options: argparse.Namespace, given: Mapping[str, Any]) -> tuple[As
 
 
 def _plan(resolved: Resolved, asked: Asked) -> str:
-    """The command that plans what was exported; empty if no plan can be asked for it."""
+    """Return the command that plans the exported recipe; empty if ``plan`` lacks one of its
+    options.
+    """
     if resolved.spec != asked.resolved[0].spec:
         return ""
     recipe = str(resolved.recipe)
@@ -165,7 +170,7 @@ def _plan(resolved: Resolved, asked: Asked) -> str:
 
 
 def _known(resolved: Resolved, asked: Asked) -> Fit:
-    """The card, and what an earlier plan predicted for it, if it was made."""
+    """Return the verdict of an earlier prediction for the card, or one without a need."""
     kind = overhead.preferred(asked.gpu.capability)
     kept = pool.cached(resolved, pool.default_folder(), kind)
     if kept is None:

@@ -1,4 +1,6 @@
-"""The lines of code that a recipe means, by the places where they go; or why a part has none."""
+"""Code lines of a recipe's strategies by their place in a trainer, and its launch file with all
+numbers resolved.
+"""
 
 from __future__ import annotations
 
@@ -28,16 +30,12 @@ from strategies.inventory import ResolvedConfig
 from strategies.strategy import Strategy
 
 # ---- rules ----
-# Rules about strategies, kept as data: which lines of code, or which options, a part means.
+# Tables map a strategy's name to rules, of which the first that fits applies. The conditions of a
+# rule are ``for`` (values of parameters, or lists of them), ``with`` and ``without`` (traits of the
+# launch) and ``device``. In all other entries ``$name`` is a parameter or a number of the training.
 #
-# A table maps a strategy's name to rules, the first of which that fits is taken. The conditions of
-# a rule: ``for`` (values of parameters, or lists of them), ``with`` and ``without`` (traits of the
-# launch), ``device``. All else is what it means; ``$name`` there is a parameter, or a number of
-# the training.
-#
-# A parameter that a rule neither names nor uses must have its default, or the rule does not fit:
-# what a rule was not written for is never claimed by it. ``any`` names those that make no
-# difference.
+# A parameter that a rule neither names nor uses must have its default, so a rule never applies to a
+# case that it was not written for. ``any`` names parameters that make no difference.
 
 
 Rule = Mapping[str, Any]
@@ -46,13 +44,13 @@ CONDITIONS = ("for", "with", "without", "device", "any")
 
 @functools.cache
 def read(path: Path) -> dict[str, Any]:
-    """A table of rules."""
+    """Read a table of rules."""
     return yaml.safe_load(path.read_text(encoding="utf-8"))
 
 
 @functools.cache
 def read_folder(folder: Path) -> dict[str, Any]:
-    """All tables of a folder as one."""
+    """Read all tables of a folder as one."""
     return {name: rules for p in sorted(folder.glob("*.yaml")) for name, rules in read(p).items()}
 
 
@@ -62,10 +60,10 @@ def fitting(
     launch: RunContext,
     usual: Mapping[str, Any] | None = None,
 ) -> Rule | None:
-    """The first rule that fits, without its conditions; None where there is none.
+    """Return the first rule that fits, without its conditions; None if none fits.
 
-    ``values`` are those that ``for`` asks for, by name; ``usual`` are the defaults of those that a
-    rule must be written for where they differ from it.
+    ``values`` are the values that ``for`` compares, by name. ``usual`` are defaults: a rule
+    must cover a value that differs from them.
     """
     for rule in rules:
         asked = all(_answers(rule, name, values, usual or {}) for name in values)
@@ -81,7 +79,7 @@ def _stands_beside(rule: Rule, launch: RunContext) -> bool:
 
 
 def _answers(rule: Rule, name: str, values: Mapping[str, Any], usual: Mapping[str, Any]) -> bool:
-    """Whether a rule was written for the value of one parameter."""
+    """Return True if a rule covers the value of one parameter."""
     value, wanted = values[name], rule.get("for", {})
     if name in wanted:
         some = wanted[name]
@@ -93,7 +91,7 @@ def _answers(rule: Rule, name: str, values: Mapping[str, Any], usual: Mapping[st
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """All strings within a value, keys of mappings too."""
+    """Yield all strings in a value, including keys of mappings."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -103,11 +101,12 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def filled(value: Any, numbers: Mapping[str, Any]) -> Any:
-    """``value`` with each ``$name`` replaced. A text that is one name alone becomes the number
-    itself, so that it has its type in JSON and YAML.
+    """Return ``value`` with each ``$name`` replaced.
+
+    A text of one name alone becomes the number itself, which keeps its type in JSON and YAML.
 
     Raises:
-        KeyError: a name that nobody knows.
+        KeyError: an unknown name.
     """
     if isinstance(value, str):
         alone = re.fullmatch(r"\$(\w+)", value)
@@ -124,15 +123,20 @@ PLACES = (
     "imports", "functions", "settings", "accelerator", "handlers", "model", "optimizer",
     "prepared", "backward", "gradients", "stepped",
 )  # fmt: skip
-"""Where lines go, in the order of a script: "accelerator" and "handlers" are arguments of
-``Accelerator``, "model" comes before prepare, "stepped" behind each optimizer step."""
+"""Places of lines, in the order of a script.
+
+"accelerator" and "handlers" are arguments of ``Accelerator``, "model" comes before prepare, and
+"stepped" after each optimizer step.
+"""
 
 
 @dataclass(frozen=True)
 class Lines:
-    """What one part means. ``of``: the part as a recipe spells it. ``places``: place -> lines.
-    ``carry``: files of this project that need no other of it. ``why``: the sentence of a part
-    that is no code, or that is not a few lines."""
+    """The code lines of one strategy.
+
+    ``of``: the strategy as a recipe spells it. ``places``: place -> lines. ``carry``: files of
+    this project that import no other of it. ``why``: the reason if there are no lines.
+    """
 
     of: str
     says: str = ""
@@ -143,12 +147,12 @@ class Lines:
 
 @functools.cache
 def table() -> dict[str, Any]:
-    """Strategy -> rules."""
+    """Return strategy -> rules."""
     return read_folder(FOLDER)
 
 
 def of_part(part: Strategy, resolved: Resolved) -> Lines:
-    """The lines of a part of the recipe."""
+    """Return the lines of one strategy of the recipe."""
     rule = _rule(part, resolved)
     if not rule:
         return Lines(str(part), why=f"no lines of it are kept; its code is {_home(part)}")
@@ -159,14 +163,16 @@ def of_part(part: Strategy, resolved: Resolved) -> Lines:
 
 
 def _rule(part: Strategy, resolved: Resolved) -> Rule:
-    """What the table says of a part; nothing where no rule was written for it."""
+    """Return the rule for a strategy; empty if there is none."""
     found = table().get(part.name, ())
     return fitting(found, parameters(part), resolved.launch, defaults(part)) or {}
 
 
 def lines_of(resolved: Resolved) -> list[Lines]:
-    """Those of the sharding where its launch file does not say all, of every other part in the
-    order in which they are applied, and those that the training's own numbers ask for."""
+    """Return the lines of each strategy in the order in which they apply, then gradient clipping.
+
+    The sharding has lines only if its launch file is not enough.
+    """
     sharding = resolved.recipe.in_slot(Slot.SHARD)
     launched = [sharding] if sharding.name in table() else []
     parts = [*launched, *techniques(resolved)]
@@ -180,15 +186,18 @@ def _clipping(resolved: Resolved) -> Iterable[Lines]:
     if "own_clipping" in resolved.launch.traits:
         yield Lines(f"grad_clip {clip:g}", why="a setting of the launch file; the engine clips")
         return
-    # The model's, asked for anew: what is sharded has other parameters than before.
+    # Read the model's parameters again: sharding has replaced them.
     call = f"accelerator.clip_grad_norm_(model.parameters(), {clip})"
     text = f"if accelerator.sync_gradients:\n    {call}\n"
     yield Lines(f"grad_clip {clip:g}", "Clips the gradients' norm", {"gradients": text})
 
 
 def mixed_precision(resolved: Resolved) -> str:
-    """accelerate's word for the recipe's precision: no, bf16 or fp16. By a rule, since a strategy
-    may need torch to say it; a strategy that has none is asked."""
+    """Return accelerate's word for the recipe's precision: no, bf16 or fp16.
+
+    A rule gives the word, because a strategy may need torch for it; without a rule the strategy
+    does.
+    """
     part = resolved.recipe.in_slot(Slot.PRECISION)
     rule = _rule(part, resolved)
     if "mixed_precision" in rule:
@@ -197,39 +206,40 @@ def mixed_precision(resolved: Resolved) -> str:
 
 
 def told(part: Strategy) -> str:
-    """The first sentence of a strategy's docstring."""
+    """Return the first sentence of a strategy's docstring."""
     text = " ".join((type(part).__doc__ or "").replace("``", "").split())
     return text.partition(". ")[0].rstrip(".")
 
 
 def _home(part: Strategy) -> str:
-    """The file of a strategy, from the project's root."""
+    """Return the file of a strategy, relative to the project's root."""
     return type(part).__module__.replace(".", "/") + ".py"
 
 
 def _literal(value: Any) -> str:
-    """``value`` as Python writes it; a number where a parameter takes words and numbers."""
+    """Return ``value`` as a Python literal; digits are a number if a parameter takes words and
+    numbers.
+    """
     spelt = isinstance(value, str) and not value.isdigit()
     return json.dumps(value) if spelt else str(value)
 
 
-# ---- sizes ----
-# Sizes of what is trained: an engine's buffer sizes follow from them.
-#
-# Where a strategy freezes, adds or replaces weights they are known once the model is edited: on
-# tensors without storage, in a process of its own (``python -m harness.planner.export.lines``).
+# ---- sizes of trained weights ----
+# An engine's buffer sizes follow from them. If a strategy freezes, adds or replaces weights, the
+# model is edited on tensors without storage, in its own process (``python -m
+# harness.planner.export.lines``).
 
 
 EDITED = {"frozen_weights", "replaced_layers", "quantized_weights", "other_products"}
-"""Traits of recipes that train other weights than the model's own, all of them."""
+"""Traits of recipes that do not train all of the model's own weights."""
 TIMEOUT = 600.0
 
 
 def trained_sizes(resolved: Resolved) -> Sizes:
-    """Sizes in elements, of all that takes a gradient.
+    """Return the sizes, in elements, of all weights with a gradient.
 
     Raises:
-        BadInput: the model could not be edited without storage; the last line of why.
+        BadInput: the model could not be edited without storage; has the last line of the error.
     """
     if not EDITED & resolved.launch.traits:
         return resolved.subject.sizes
@@ -252,7 +262,7 @@ def trained_sizes(resolved: Resolved) -> Sizes:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Edit the model of a spec without storage and print its sizes."""
+    """Edit a spec's model without storage and print its sizes."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     from harness.planner.tracing.shortcuts import storageless
@@ -270,15 +280,15 @@ if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))
 
 
-# ---- settling ----
-# A recipe's launch file with every number in place, as text.
+# ---- launch files ----
+# A recipe's launch file as text, with every number resolved.
 
 
 YAML = "accelerate.yaml"
 
 
 def settle(resolved: Resolved, folder: Path) -> ResolvedConfig:
-    """What the recipe's engine makes of its launch file; the files will lie in ``folder``."""
+    """Return the engine's resolved launch file; the files will be in ``folder``."""
     recipe, launch = resolved.recipe, resolved.launch
     precision = recipe.in_slot(Slot.PRECISION)
 
@@ -292,18 +302,18 @@ def settle(resolved: Resolved, folder: Path) -> ResolvedConfig:
         )
 
     def configure(accelerator: Any) -> None:
-        precision.configure(accelerator, None, launch)  # of the launch alone: no model is there
+        precision.configure(accelerator, None, launch)  # by the launch alone, without a model
 
     word = mixed_precision(resolved)
     return launch.engine.settled(launch, work, word, configure, folder)
 
 
 def as_yaml(content: Mapping[str, Any], title: str, source: str) -> str:
-    """accelerate's file, with what it is above it."""
+    """Return accelerate's file, with its title and source as comments."""
     head = "".join(f"# {line}\n" for line in (title, f"Source: {source}") if line)
     return head + yaml.safe_dump(dict(content), sort_keys=False)
 
 
 def as_json(content: Mapping[str, Any]) -> str:
-    """A file that the YAML names."""
+    """Return the text of a file that the YAML names."""
     return json.dumps(content, indent=2) + "\n"

@@ -1,6 +1,7 @@
-"""A small model and its training loop, plain torch and accelerate: what stands around the lines of
-an exported recipe, so that they run. Read as text (``harness.planner.export.bundle``), which puts a
-recipe's lines where a comment in brackets is.
+"""Example model and training loop in plain torch and accelerate, into which an export inserts a
+recipe's lines.
+
+``harness.planner.export.bundle`` reads this file as text and replaces the comments in brackets.
 """
 
 import torch

@@ -1,7 +1,7 @@
-"""The options of other trainers that mean what a recipe means, and what has no counterpart there.
+"""Options of other trainers that are equivalent to a recipe, and the parts without a counterpart.
 
-A table a trainer in ``trainers/``, with the version that was read. What a table does not know, or
-knows as missing, is named: nothing is left out in silence.
+Each trainer has a table in ``trainers/``, with the version it describes. An export lists every
+part that the table lacks.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from strategies.recipe import nearest
 FOLDER = Path(__file__).with_name("trainers")
 SETTINGS = ("micro_batch", "accumulation", "learning_rate", "betas", "eps", "weight_decay", "clip",
             "all_weights")  # fmt: skip
-"""What a trainer must be told beside the techniques, in the order of its options."""
+"""Settings that a trainer needs beside the strategies, in the order of its options."""
 NO_OPTION = "it has no such option"
 DECIDING = (Slot.PRECISION, Slot.CAST, Slot.ADAPT, Slot.RECOMPUTE, Slot.OFFLOAD, Slot.SWAP,
             Slot.OPTIMIZE, Slot.STEP)  # fmt: skip
-"""Slots that decide what a training holds in memory."""
+"""Slots that decide the memory of a training."""
 
 
 class Missing(NamedTuple):
-    """What has no counterpart, and why."""
+    """A part without a counterpart, and the reason."""
 
     what: str
     why: str
@@ -40,9 +40,12 @@ class Missing(NamedTuple):
 
 @dataclass
 class Translation:
-    """A recipe in a trainer's words. ``options``: name -> value, True where a flag stands alone.
-    ``beside``: what is said elsewhere than among them. ``notes``: (what, where it differs).
-    ``unplanned``: parts without a counterpart that decide the memory of the training."""
+    """A recipe in a trainer's options.
+
+    ``options``: name -> value, True for a flag. ``beside``: settings outside the options.
+    ``notes``: (part, difference). ``unplanned``: parts without a counterpart that decide the
+    training's memory.
+    """
 
     trainer: Mapping[str, Any]
     start: str = ""
@@ -53,7 +56,7 @@ class Translation:
     unplanned: list[str] = field(default_factory=list)
 
     def add(self, what: str, rule: lines.Rule | None, values: Mapping[str, Any]) -> None:
-        """Take up what a rule says of ``what``; None: the table knows nothing of it."""
+        """Add a rule's entries for ``what``; None: the table has no rule for it."""
         if rule is None:
             rule = {"lacks": f"nobody has looked for it in {self.trainer['version']}"}
         found = lines.filled(rule, values)
@@ -67,12 +70,12 @@ class Translation:
 
 
 def known() -> list[str]:
-    """The trainers that there are tables of."""
+    """Return the trainers that have a table."""
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
 def table(name: str) -> dict[str, Any]:
-    """A trainer's table.
+    """Read a trainer's table.
 
     Raises:
         BadInput: there is none; names the nearest.
@@ -83,7 +86,7 @@ def table(name: str) -> dict[str, Any]:
 
 
 def translated(name: str, resolved: Resolved, config: str) -> Translation:
-    """``resolved`` in the words of the trainer ``name``; ``config`` is accelerate's file."""
+    """Translate ``resolved`` for the trainer ``name``; ``config`` is accelerate's file."""
     trainer, launch, values = table(name), resolved.launch, numbers(resolved)
     made = Translation(trainer)
     values |= {"config": config, **_model(made, resolved)}
@@ -108,7 +111,7 @@ def translated(name: str, resolved: Resolved, config: str) -> Translation:
 
 
 def _found(trainer: Mapping[str, Any], resolved: Resolved) -> Iterator[tuple[str, Any]]:
-    """What a table says of the sharding, of the training's numbers, and of places left empty."""
+    """Yield the table's rules for the sharding, the training's numbers, and empty slots."""
     launch, values = resolved.launch, numbers(resolved)
     yield launch.sharding, lines.fitting(trainer["sharding"], {}, launch)
     for what in SETTINGS:
@@ -122,13 +125,13 @@ def _found(trainer: Mapping[str, Any], resolved: Resolved) -> Iterator[tuple[str
 
 
 def _names(trainer: Mapping[str, Any], what: str) -> set[str]:
-    """The numbers that the rules of a setting ask for."""
+    """Return the numbers that the rules of a setting compare."""
     written: Sequence[lines.Rule] = trainer["settings"].get(what, ())
     return {name for rule in written for name in rule.get("for", {})}
 
 
 def _model(made: Translation, resolved: Resolved) -> dict[str, str]:
-    """What the trainer calls the model, and by which script it is trained."""
+    """Return the trainer's name of the model, and the script that trains it."""
     kind = "lora" if "frozen_weights" in resolved.launch.traits else "full"
     named, model = made.trainer["models"], resolved.spec.model
     words = named.get(model, {})
@@ -142,12 +145,11 @@ def _model(made: Translation, resolved: Resolved) -> dict[str, str]:
     return {"script": found or "SCRIPT", "model": found or "MODEL"}
 
 
-# ---- pages ----
-# trainers.md: a recipe in the words of other trainers, a section each.
+# ---- trainers.md ----
 
 
 def page(title: str, translations: Sequence[Translation]) -> str:
-    """All sections, under what they are of."""
+    """Return all sections under the title."""
     head = (
         f"# {title}\n\nWhat means the same in other trainers. Each option was looked up in the "
         "source named with it; another version may differ. What has no counterpart is named.\n"
@@ -156,7 +158,7 @@ def page(title: str, translations: Sequence[Translation]) -> str:
 
 
 def section(made: Translation) -> str:
-    """One trainer's."""
+    """Return the section of one trainer."""
     about = made.trainer
     read = "".join(f"- `{path}`\n" for path in about["read"])
     parts = [f"## {about['title']}\n", _unplanned(made), written(made)]
@@ -169,7 +171,7 @@ def section(made: Translation) -> str:
 
 
 def _unplanned(made: Translation) -> str:
-    """What keeps the trainer from training as planned, above its options."""
+    """Return the warning, above the options, if the plan's memory does not apply."""
     if not made.unplanned:
         return ""
     names = ", ".join(f"`{name}`" for name in made.unplanned)
@@ -177,7 +179,7 @@ def _unplanned(made: Translation) -> str:
 
 
 def _evidence(made: Translation) -> str:
-    """Each option with its meaning in the source, as far as the table has it."""
+    """Return a table of each option's meaning in the trainer's source, if known."""
     known = made.trainer.get("evidence", {})
     rows = [f"| `{name}` | {known[name]} |" for name in made.options if name in known]
     head = ["| Option | Where it is read, and what it does |", "|---|---|"]
@@ -185,7 +187,7 @@ def _evidence(made: Translation) -> str:
 
 
 def written(made: Translation) -> str:
-    """The options as the trainer takes them, in a block of code."""
+    """Return the options in the trainer's format, as a code block."""
     if made.trainer["form"] == "flags":
         flags = "".join(f" \\\n    {line}" for line in _flags(made.options))
         return f"```sh\n{made.start}{flags}\n```\n"
@@ -200,7 +202,7 @@ def written(made: Translation) -> str:
 
 
 def _flags(options: Mapping[str, Any]) -> list[str]:
-    """``--name value``; a flag alone where it is on, several values for a list."""
+    """Return ``--name value`` lines; a flag alone if it is True, several values for a list."""
     lines = []
     for name, value in options.items():
         given = [] if value is True else value if isinstance(value, list) else [value]
@@ -209,7 +211,7 @@ def _flags(options: Mapping[str, Any]) -> list[str]:
 
 
 def _toml(options: Mapping[str, Any]) -> str:
-    """Keys of the file, then its tables; strings, numbers and lists are written as in JSON."""
+    """Return the keys of the file, then its tables; values are written as in JSON."""
     made = {name: value for name, value in options.items() if "." not in name}
     lines = [f"{name} = {json.dumps(value)}" for name, value in made.items()]
     for table, keys in _nested({k: v for k, v in options.items() if "." in k}).items():
@@ -218,7 +220,7 @@ def _toml(options: Mapping[str, Any]) -> str:
 
 
 def _nested(options: Mapping[str, Any]) -> dict[str, Any]:
-    """``train.lr`` as a key within a key."""
+    """Return nested mappings: ``train.lr`` is a key within a key."""
     made: dict[str, Any] = {}
     for name, value in options.items():
         *above, last = name.split(".")

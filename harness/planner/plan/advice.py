@@ -1,4 +1,6 @@
-"""``plan --advise``: from one recipe, one knob moved at a time: what it buys, and what it costs."""
+"""Single-recipe questions of ``plan``: ``--advise`` moves one knob at a time, ``--largest``
+searches for the largest size that fits, and a cache is planned at each of its sample sizes.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +31,12 @@ from harness.report.rendering.narrow import print_grid
 from harness.resolve import Resolved, resolve
 
 # ---- advice table ----
-# ``plan --advise`` in a terminal: a line a move, and where the recipe begins to fit.
 
 
 SAME = 0.005
-"""Share of a sample's time below which two are told as equal."""
+"""Relative difference in the time of a sample below which two recipes count as equally fast."""
 NAMED = 4
-"""Moves that a sentence names."""
+"""Number of moves that a sentence names."""
 NOTE = (
     "Buys: GiB less than the recipe needs. Time: of a sample, against the recipe's, by typical "
     "figures."
@@ -43,7 +44,7 @@ NOTE = (
 
 
 def print_advice(found: Advice, ways: Ways | None, console: Console) -> None:
-    """The recipe, its moves by knob, and what follows."""
+    """Print the recipe, its moves by knob, and the conclusions."""
     given = found.given
     console.print(setting([given]), highlight=False)
     console.print(f"From {escape(given.label)}: {escape(_state(given))}", highlight=False)
@@ -82,7 +83,9 @@ def _buys(fit: Fit, given: Fit) -> int | None:
 
 
 def time_of(fit: Fit, given: Fit) -> str:
-    """A sample's time against the given recipe's: ``+30 %``, ``x3.1``; ``-`` where not known."""
+    """Return a sample's time relative to the given recipe's, as ``+30 %`` or ``x3.1``; ``-`` if
+    unknown.
+    """
     if not fit.samples_per_second or not given.samples_per_second:
         return "-"
     times = given.samples_per_second / fit.samples_per_second
@@ -92,7 +95,7 @@ def time_of(fit: Fit, given: Fit) -> str:
 
 
 def advice_lines(found: Advice, ways: Ways | None) -> list[str]:
-    """Where it begins to fit, or what it could be given up for, and how far the scales go."""
+    """Return the moves that make the recipe fit or faster, then the largest size of each scale."""
     given, fits = found.given, [(move, fit) for move, fit in found.moved if fit.fits]
     lines = []
     if given.need_bytes is None:
@@ -114,7 +117,7 @@ def _faster(fit: Fit, given: Fit) -> bool:
 
 
 def _listed(head: str, pairs: Sequence[tuple[Move, Fit]], given: Fit) -> list[str]:
-    """The quickest of ``pairs``, one a line."""
+    """Return up to ``NAMED`` of ``pairs``, one a line, the fastest first."""
     if not pairs:
         return [f"{head}: none of these moves."]
     quick = sorted(pairs, key=lambda pair: -(pair[1].samples_per_second or 0))[:NAMED]
@@ -126,7 +129,7 @@ def _told(move: Move, fit: Fit, given: Fit) -> str:
 
 
 def _end(what: str, one: Largest) -> str:
-    """How far a scale goes."""
+    """Return the sentence on the largest size of one scale."""
     sought = SOUGHT[what]
     if one.fits is None:
         why = one.stopped or (f"not even {sought.named(one.over.resolved)}" if one.over else "none")
@@ -141,11 +144,10 @@ def _end(what: str, one: Largest) -> str:
 
 
 # ---- largest table ----
-# The answer of ``plan --largest`` in a terminal: what fits, what does not, and what is open.
 
 
 def print_largest(answers: Sequence[Largest], what: str, asked: Asked, console: Console) -> None:
-    """A line a recipe, as it was asked: the size that fits, and the next that does not."""
+    """Print a line for each recipe: the largest size that fits, and the next that does not."""
     name = SOUGHT[what].named
     heads = ["Recipe", "Largest that fits", "Needs GiB", "Next larger", "Needs GiB"]
     lines = [
@@ -177,12 +179,14 @@ def print_largest(answers: Sequence[Largest], what: str, asked: Asked, console: 
 
 
 def _need(fit: Fit | None) -> str:
-    """GiB, to a hundredth: neighbours differ by little; with what they may be off by."""
+    """Return the need in GiB to a hundredth, because neighbouring sizes differ by little, and its
+    spread.
+    """
     return f"{fit.need_bytes / GIB:.2f} \u00b1{fit.spread_bytes / GIB:.1f}" if fit else "-"
 
 
 def _how(fit: Fit) -> str:
-    """A mark for a size that may fit, and for one for which only the host's memory is short."""
+    """Mark a size that may fit, or that only host memory is too small for."""
     return {"tight": " (tight)", "host": " (host short)"}.get(fit.verdict, "")
 
 
@@ -196,7 +200,9 @@ def _head(what: str, asked: Asked) -> str:
 
 
 def _remarks(answer: Largest, name: Callable[[Resolved], str]) -> list[str]:
-    """Where the answer is less than "this fits, and the next does not"."""
+    """Return what qualifies the answer: a search that stopped early, untested sizes, or tight
+    fits.
+    """
     remarks = [answer.stopped] if answer.stopped else []
     if answer.fits is None and answer.over is not None:
         remarks.append(f"not even {name(answer.over.resolved)} fits")
@@ -216,12 +222,12 @@ def _remarks(answer: Largest, name: Callable[[Resolved], str]) -> list[str]:
     return remarks
 
 
-# ---- largest ----
-# ``plan --largest``: the inverse of a plan, of each recipe that has such a size.
+# ---- largest size ----
+# ``plan --largest`` inverts a plan, for each recipe that has such a size.
 
 
 def plan_largest(options: argparse.Namespace, asking: Asking, console: Console) -> int:
-    """Seek, print each recipe's answer; the exit code.
+    """Search for each recipe's largest size, print the answers, and return the exit code.
 
     Raises:
         BadInput: no recipe has such a size.
@@ -235,7 +241,7 @@ def plan_largest(options: argparse.Namespace, asking: Asking, console: Console) 
 
 
 def _able(what: str, asked: Asked) -> Asked:
-    """Of the rows those whose largest ``what`` can be sought; the others are refused, with why."""
+    """Move the rows that have no largest ``what`` to the refused ones, with the reason."""
     advice.refuse(what, asked.resolved)
     reasons = [(row, advice.unable(what, row)) for row in asked.resolved]
     refused = [(str(row.recipe), why) for row, why in reasons if why]
@@ -244,7 +250,9 @@ def _able(what: str, asked: Asked) -> Asked:
 
 
 def largest_as_json(answers: Sequence[Largest], asked: Asked) -> dict[str, object]:
-    """Each recipe's bracket: the size that fits and the one that does not, in bytes of a GPU."""
+    """Return each recipe's bracket: the size that fits and the one that does not, in bytes per
+    GPU.
+    """
     rows = [
         {**vars(a), "fits": side_as_json(a.fits), "over": side_as_json(a.over)} for a in answers
     ]
@@ -254,7 +262,7 @@ def largest_as_json(answers: Sequence[Largest], asked: Asked) -> dict[str, objec
 
 
 def side_as_json(fit: Fit | None) -> dict[str, object] | None:
-    """One end of a bracket."""
+    """Return one end of a bracket, or None."""
     if fit is None:
         return None
     spec, sizes = fit.resolved.spec, ("model", "resolution", "frames", "data")
@@ -270,11 +278,11 @@ def side_as_json(fit: Fit | None) -> dict[str, object] | None:
 
 
 def plan_advice(options: argparse.Namespace, asking: Asking, console: Console) -> int:
-    """Predict the recipe and every move from it, print what each does; the exit code."""
+    """Predict the recipe and each move from it, print the effects, and return the exit code."""
     (row,) = asking.asked.resolved
     moves = advice.moves(row, asking.asked.processes)
     given, *fits = asking.fits([row, *(move.row for move in moves)])
-    # Without its own prediction there is nothing that a move could be held to.
+    # Without a prediction of the recipe, no move can be compared with it.
     scales = advice.SCALES if given.need_bytes is not None else ()
     able = [what for what in scales if not inverses.unable(what, row)]
     largest = {
@@ -289,7 +297,7 @@ def plan_advice(options: argparse.Namespace, asking: Asking, console: Console) -
 
 
 def as_json(found: Advice, ways: Ways | None) -> dict[str, object]:
-    """The recipe, its moves, the largest sizes, and what was tried where no move fits."""
+    """Return the recipe, its moves, the largest sizes, and the alternatives if no move fits."""
     return {
         "given": fit_as_json(found.given),
         "moves": [
@@ -303,17 +311,20 @@ def as_json(found: Advice, ways: Ways | None) -> dict[str, object]:
     }
 
 
-# ---- buckets ----
-# A plan over a cache: the largest of its samples decide; what each of the other sizes takes.
+# ---- sample sizes of a cache ----
+# The plan itself is made for the largest sample of the cache.
 
 
 Bucket = Mapping[str, Any]
-"""Fields of a spec that ask for samples of one size, and how many "samples" the cache has."""
+"""Spec fields that request samples of one size, and the number of such ``samples`` in the cache."""
 
 
 def fits_of(fits: Sequence[Fit], buckets: Sequence[Bucket], asking: Asking) -> list[Fit]:
-    """The recipe that answers the plan (the fastest that fits, or the nearest) at each size of the
-    cache; none where nothing could be predicted."""
+    """Predict the plan's answer (the fastest recipe that fits, or the nearest) at each size of the
+    cache.
+
+    The list is empty if no recipe could be predicted.
+    """
     answer = verdict.fastest(fits) or verdict.nearest(fits)
     if answer is None or not buckets:
         return []
@@ -327,7 +338,7 @@ def _at(row: Resolved, bucket: Bucket) -> Resolved:
 
 
 def print_buckets(fits: Sequence[Fit], buckets: Sequence[Bucket], console: Console) -> None:
-    """A line for each size, the largest first."""
+    """Print a line for each sample size, the largest first."""
     if not fits:
         return
     kinds = dict.fromkeys(("Sample", "Samples", "Needs", "Free", "Step ms"), "number")
@@ -350,5 +361,5 @@ def _bucket_cells(fit: Fit, bucket: Bucket) -> list[str]:
 
 
 def buckets_json(fits: Sequence[Fit], buckets: Sequence[Bucket]) -> list[dict[str, Any]]:
-    """The same as JSON."""
+    """Return the sample sizes and their fits as JSON data."""
     return [{**bucket, **fit_as_json(fit)} for fit, bucket in zip(fits, buckets, strict=False)]

@@ -1,4 +1,6 @@
-"""The answer of a plan in words: the fastest that fits, the nearest, and what else was tried."""
+"""The answer of a plan in words: the fastest recipe that fits, the nearest one, and the
+alternatives tried; also the one-line answer of ``plan --check``.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +15,15 @@ from harness.planner.verdict import Fit
 from harness.report.figures.units import GIB
 
 SMALL = GIB // 20
-"""Bytes below which a category is not worth a word: they round to 0.0 GiB."""
+"""Bytes below which a category is not named: they round to 0.0 GiB."""
 ADAPTED = "frozen_weights"
-"""The trait of recipes that train less than all weights."""
+"""The trait of recipes that train only part of the weights."""
 MUCH = 16 * GIB
-"""Host memory of a node from which on it is worth a word."""
+"""Host memory of a node, in bytes, from which the answer states it."""
 
 
 def answers(fits: Sequence[Fit], ways: Ways | None = None) -> list[str]:
-    """The answer; where some recipes train adapters and others all weights, which are two things to
-    want, the answer of each."""
+    """Return the answer; if both adapters and full training were planned, an answer for each."""
     adapted = [fit for fit in fits if ADAPTED in fit.resolved.launch.traits]
     whole = [fit for fit in fits if fit not in adapted]
     if ways is not None or not adapted or not whole:
@@ -32,7 +33,9 @@ def answers(fits: Sequence[Fit], ways: Ways | None = None) -> list[str]:
 
 
 def answer(fits: Sequence[Fit], ways: Ways | None = None) -> list[str]:
-    """The fastest recipe predicted to fit; if none fits, the nearest and what was tried then."""
+    """Return the fastest recipe predicted to fit; if none fits, the nearest one and the
+    alternatives.
+    """
     best = verdict.fastest(fits)
     if best is None:
         return _none_fits(fits) + _tried_instead(ways)
@@ -52,20 +55,20 @@ def answer(fits: Sequence[Fit], ways: Ways | None = None) -> list[str]:
 
 
 def _export(fit: Fit) -> list[str]:
-    """The command that writes a recipe's files for a trainer of one's own."""
+    """Return the command that exports a recipe's files for the reader's own trainer."""
     command = export_command(fit)
     return [f"  export it: {command}"] if command else []
 
 
 def reach(fit: Fit) -> str:
-    """The need with its range, and what a card has: ``20.1 (17.0 to 23.2) of 24.0 GiB``."""
+    """Return the need with its range and the card's memory: ``20.1 (17.0 to 23.2) of 24.0 GiB``."""
     low = fit.need_bytes - fit.spread_bytes
     between = f"({gib(low)} to {gib(fit.most_bytes)})"
     return f"{gib(fit.need_bytes)} {between} of {gib(fit.gpu.memory_bytes)} GiB"
 
 
 def phases(fit: Fit) -> list[str]:
-    """Say each phase's need, and which is the largest and why; nothing if only the step counts."""
+    """Return each phase's need and the reason for the largest; nothing if only the step counts."""
     if len(fit.phases) < 2:
         return []
     each = ", ".join(f"{name} {gib(one.gpu)}" for name, one in fit.phases.items())
@@ -73,13 +76,13 @@ def phases(fit: Fit) -> list[str]:
 
 
 def _binding(fit: Fit) -> list[str]:
-    """Name the phase that needs more than the step, whose peak is told next."""
+    """Name the phase that needs more than the step. The line after it describes the step's peak."""
     more = fit.binds != STEP and fit.phases[fit.binds]
     return [f"  needs the most to {fit.binds}: {more.what}, {gib(more.gpu)} GiB"] if more else []
 
 
 def lacks(fit: Fit) -> str:
-    """What is short where a recipe does not fit: the GPU's memory, or the host's."""
+    """Return the missing memory of a recipe that does not fit: the GPU's or the host's."""
     if fit.verdict == "host":
         have, told = gib(fit.host_memory), fit.gpu.host_told or "assumed"
         return f"needs {gib(fit.host_bytes)} GiB of host memory, of {have} ({told})"
@@ -87,7 +90,7 @@ def lacks(fit: Fit) -> str:
 
 
 def _faster_if_it_fits(best: Fit, fits: Sequence[Fit]) -> list[str]:
-    """The fastest of those that may fit, where it is faster than the fastest that does."""
+    """Return the fastest tight recipe if it is faster than the fastest that fits."""
     quick = verdict.fastest([fit for fit in fits if fit.verdict == "tight"])
     if quick is None or quick.samples_per_second <= best.samples_per_second:
         return []
@@ -95,14 +98,14 @@ def _faster_if_it_fits(best: Fit, fits: Sequence[Fit]) -> list[str]:
 
 
 def _on_host(fit: Fit) -> str:
-    """The host memory that a recipe wants, where it is more than many machines have free."""
+    """Return the host memory that a recipe needs, if it is ``MUCH`` or more."""
     if not fit.host_bytes or fit.host_bytes < MUCH or fit.gpu.shared:
         return ""
     return f", and {gib(fit.host_bytes)} of {gib(fit.host_memory)} GiB of host memory"
 
 
 def _may_be_faster(rival: Fit, best: Fit) -> bool:
-    """Whether ``rival`` may be the faster of the two, each at its end of the uncertainty."""
+    """Return True if ``rival`` is faster with half of each spread in its favour."""
     slow = best.seconds.total + best.seconds.spread / 2
     quick = rival.seconds.total - rival.seconds.spread / 2
     per_best = slow / best.resolved.spec.global_batch
@@ -118,13 +121,13 @@ def _explained(fit: Fit) -> str:
 
 
 def largest(instant: Instant, count: int) -> list[tuple[str, int]]:
-    """Up to ``count`` categories that hold most at an instant, in words, and their bytes."""
+    """Return up to ``count`` categories with the most bytes at an instant, as (words, bytes)."""
     ordered = sorted(instant.categories.items(), key=lambda item: -item[1])[:count]
     return [(name.replace("_", " "), size) for name, size in ordered if size >= SMALL]
 
 
 def where(instant: Instant) -> str:
-    """Phase, op and source line of a peak."""
+    """Return the phase, op and source line of a peak."""
     return f"in {instant.phase} at {', '.join(filter(None, (instant.op, instant.site)))}"
 
 
@@ -146,7 +149,9 @@ def _need(fit: Fit) -> str:
 
 
 def _tried_instead(ways: Ways | None) -> list[str]:
-    """What was tried beyond the plan: what fits, or that nothing does, and on how many GPUs."""
+    """Return the alternatives beyond the plan: those that fit, or that none does, and the GPUs
+    needed.
+    """
     if ways is None:
         return []
     if ways.able:
@@ -173,7 +178,7 @@ def _offer(fit: Fit) -> str:
 
 
 def _on_more_gpus(wider: Sequence[Fit]) -> list[str]:
-    """The fewest of the GPUs tried that would do."""
+    """Return the smallest number of GPUs tried on which the recipe fits."""
     if not wider:
         return []
     first = next((fit for fit in wider if fit.fits), None)
@@ -188,44 +193,47 @@ def _on_more_gpus(wider: Sequence[Fit]) -> list[str]:
 
 
 def rate(fit: Fit) -> str:
-    """Samples a second of the whole job; of a large model a part of one."""
+    """Return samples per second of the whole job, as text."""
     speed = fit.samples_per_second
     return f"{speed:.0f}" if speed >= 10 else f"{speed:.2g}"
 
 
 def rate_in_words(fit: Fit) -> str:
-    """The same with what the samples are."""
+    """Return the rate with its unit, images or videos per second."""
     return f"{rate(fit)} {kind_of_sample(fit)}s/s"
 
 
 def kind_of_sample(fit: Fit) -> str:
-    """Whether a sample is an image or a video."""
+    """Return "video" or "image"."""
     return "video" if fit.resolved.subject.samples_up("frames") else "image"
 
 
 def near(size: int | None, spread: int | None) -> str:
-    """Bytes as GiB with what they may be off by, for a table: 20.1 and its 3.6."""
+    """Return bytes as GiB with their spread, for a table: 20.1 and its 3.6."""
     return "-" if size is None else f"{gib(size)} \u00b1{gib(spread)}"
 
 
 def gib(size: int | None) -> str:
-    """Bytes as GiB, for a table."""
+    """Return bytes as GiB, for a table."""
     return "-" if size is None else f"{size / GIB:.1f}"
 
 
-# ---- held ----
-# What CUDA's allocator may hold of a GPU beyond what a plan says it reserves.
+# ---- memory held by record_stream ----
 
 
 def held_back(fit: Fit) -> int:
-    """Bytes at most, of one GPU, beyond ``need_bytes``.
+    """Return an upper bound on the bytes of one GPU held beyond ``need_bytes``.
 
-    ZeRO-3 gathers on a stream of its own and lets go of weights by ``Tensor.record_stream``
-    (DeepSpeed 0.19.8, partition_parameters.py, ``free_param``): their memory is given out again
-    once the GPU has used them. The host is ahead by then and has gathered the next ones into other
-    memory; how far ahead nobody says, so at most all weights stand gathered at once. A prediction
-    has those that the host knows of. Nothing fails by it: before it gives up, the allocator waits
-    for what is held (torch 2.13, CUDACachingAllocator.cpp, ``release_cached_blocks``).
+    ZeRO-3 gathers weights on its own CUDA stream and frees them by ``Tensor.record_stream``
+    (DeepSpeed 0.19.8, partition_parameters.py, ``free_param``). The allocator reuses that
+    memory only after the GPU has used it.
+
+    Meanwhile the host runs ahead and gathers the next weights into other memory. The distance
+    is not documented, so the bound is all weights gathered at once. A prediction already counts
+    the weights that are gathered on the host's timeline.
+
+    This memory causes no failure: before an out-of-memory error the allocator waits for it
+    (torch 2.13, CUDACachingAllocator.cpp, ``release_cached_blocks``).
     """
     instant, launch = fit.prediction.peak, fit.resolved.launch
     if instant is None or fit.gpu.shared or "gathers_ahead" not in launch.traits:
@@ -236,7 +244,9 @@ def held_back(fit: Fit) -> int:
 
 
 def held_notes(fits: Sequence[Fit]) -> list[str]:
-    """Of the rows that may fit, where it may be more than what is left of the card."""
+    """Return a note for each row that may fit if the held memory may exceed the card's free
+    memory.
+    """
     able = [fit for fit in fits if fit.may_fit and held_back(fit) > max(0, fit.margin_bytes)]
     return [
         f"{fit.label}: up to {gib(held_back(fit))} GiB more, gathered weights that are let go of, "
@@ -246,14 +256,12 @@ def held_notes(fits: Sequence[Fit]) -> list[str]:
 
 
 # ---- check ----
-# ``plan --check``: a guard in front of a training, one line and an exit code.
-#
-# 0: it is predicted to fit, by the upper end of its range. 1: it is not, what there is lies within
-# the range, it cannot run on the card, or there is no prediction. 2: bad input.
+# ``plan --check`` guards a training by one line and an exit code. 0: predicted to fit, by the upper
+# end of the range. 1: does not fit, may fit, cannot run, or was not predicted. 2: bad input.
 
 
 def check_line(fit: Fit, ways: Ways | None) -> str:
-    """Whether it fits, why and by how much, and the nearest that does."""
+    """Return the verdict with its reason and margin, and the nearest alternative that fits."""
     if fit.lack:
         return f"cannot run: {fit.label}: {fit.lack}"
     if fit.need_bytes is None:
@@ -278,7 +286,7 @@ def _size(fit: Fit) -> str:
 
 
 def _host(fit: Fit) -> str:
-    """The host memory that was judged."""
+    """Return the host memory that the verdict used."""
     if not fit.host_bytes or fit.gpu.shared:
         return ""
     told = fit.gpu.host_told or "assumed"
@@ -286,7 +294,7 @@ def _host(fit: Fit) -> str:
 
 
 def _why(fit: Fit) -> str:
-    """The largest of what lived at the peak; of several phases, what each needs."""
+    """Return the two largest categories at the peak; with several phases, the need of each."""
     instant = fit.prediction.peak
     if told := phases(fit):
         return f" ({told[0]})"
@@ -297,7 +305,9 @@ def _why(fit: Fit) -> str:
 
 
 def _way(ways: Ways | None) -> str:
-    """The nearest that fits: on these GPUs, else on more of them, else how far the least is off."""
+    """Return the nearest alternative that fits, on these GPUs or on more; else the smallest need
+    tried.
+    """
     able = ways.able if ways else []
     if able:
         return f"fits: {_offer_of_check(able[0])}"

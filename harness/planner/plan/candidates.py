@@ -1,4 +1,4 @@
-"""What a plan is asked for: a model, a card and recipes, checked."""
+"""Rows that ``plan`` predicts: the model, card and recipes of the options, checked and resolved."""
 
 from __future__ import annotations
 
@@ -31,9 +31,8 @@ from strategies.streaming.block_swap import AT_ONCE
 from strategies.subject import Shaping, Subject
 from strategies.workloads import SAMPLE
 
-# ---- across ----
-# What is planned of a public model on several nodes where no recipes are named: the ways to share
-# its weights, its samples and its blocks, each as wide as the nodes and the model allow.
+# ---- recipes across nodes ----
+# Planned for a public model on several nodes if no recipes are named.
 
 
 WHOLE = "+bf16+checkpoint"
@@ -42,26 +41,29 @@ ALIKE = [
     f"zero3{WHOLE}",
     f"fsdp2{WHOLE}",
 ]
-"""Those that take any number of GPUs."""
+"""Recipes that take any number of GPUs."""
 SHARING = (8, 4, 2)
-"""Of so many ranks, the first that a model can be cut for, samples are shared."""
+"""Sequence-parallel ranks to try; the first number that the model can be split for is planned."""
 STAGES = (8, 4)
-"""Stages, as many as a node's GPUs or half of them: each is a row."""
+"""Pipeline stages, as many as the GPUs of a node or half of them; each number is a row."""
 
 
 def recipes(gpus: int, node: int, refused: Callable[[str], bool]) -> list[str]:
-    """Recipes for so many ``gpus``, ``node`` of them in each machine; ``refused``: whether a recipe
-    cannot be. Where all ranks that would share samples are refused, the last is named."""
+    """Return recipes for ``gpus`` GPUs with ``node`` of them in each machine.
+
+    ``refused`` returns True if a recipe is impossible. If it refuses every number of
+    sequence-parallel ranks, the smallest is planned.
+    """
     shared = [f"fsdp2+sp:ranks={ranks}{WHOLE}" for ranks in SHARING if ranks <= node]
     staged = [n for n in STAGES if n <= node and gpus % n == 0]
     found = [*ALIKE, f"hsdp:replicate={gpus // node}{WHOLE}"]
     found += [next((text for text in shared if not refused(text)), shared[-1])] if shared else []
-    # One sample a GPU: as many micro batches pass as there are stages.
+    # One sample per GPU: as many micro-batches as pipeline stages.
     return found + [f"pp:stages={n},micro={n}{WHOLE}" for n in staged]
 
 
 DEFAULT_GPU_BATCH = 32
-"""Samples a GPU of a DiT; of a public model one, as its trainers begin."""
+"""Samples per GPU for a DiT. A public model has one, the usual start of its trainers."""
 DEFAULT_PIXELS = 256
 PUBLIC_ALONE = [
     "single+bf16_pure+lora:rank=16",
@@ -91,28 +93,31 @@ PUBLIC = [
     "zero3_offload+bf16+lora:rank=16+checkpoint",
     "zero3_offload+bf16+checkpoint",
 ]
-"""What is planned of a public model where no recipes are named, on one GPU and on more: what its
-trainers do, from adapters over 16-bit weights to all weights with float32 masters."""
+"""Recipes planned for a public model if none are named, on one GPU and on several.
+
+They cover its trainers' usual setups, from adapters over 16-bit weights to full training with
+float32 master weights.
+"""
 SWAPPED = [
     "single+bf16_pure+block_swap:blocks={half}+lora:rank=16+checkpoint",
     "single+bf16_pure+block_swap:blocks={most}+lora:rank=16+checkpoint",
     "single+bf16_pure+block_swap:blocks={most}+checkpoint",
 ]
-"""The same on one GPU with half of the blocks, and all but four, in host memory."""
+"""Further recipes on one GPU, with half of the blocks, or all but a few, in host memory."""
 GPUS, CPU_PROCESSES = 8, 2
-"""Processes where none are asked for; of a public model one."""
+"""Default number of processes; a public model has one."""
 
 
 class PlanError(BadInput):
-    """A plan that cannot be made: one line with the key, its value and the way out."""
+    """A plan that cannot be made: one line with the key, its value and a hint."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What a plan is for: specs checked, and the recipes of a suite that cannot be, with why.
+    """Checked rows of a plan, and the suite's recipes that are impossible, with the reason.
 
-    ``processes``: the GPUs asked for, whatever a recipe of one process takes of them. ``buckets``:
-    the sizes of the samples in a cache, the largest first; the rows are of that.
+    ``processes``: the GPUs requested, even if a one-process recipe uses only one of them.
+    ``buckets``: the sample sizes of a cache, the largest first; the rows are for the largest.
     """
 
     resolved: list[Resolved]
@@ -123,11 +128,11 @@ class Asked:
 
 
 def asked_for(options: argparse.Namespace) -> Asked:
-    """Every row checked.
+    """Check the options and resolve every row.
 
     Raises:
-        BadInput: one line. A recipe that was named must be possible; one of a suite
-            that is not becomes a line of its own.
+        BadInput: one line. A recipe that was named must be possible; an impossible recipe of a
+            suite is reported as refused.
     """
     if options.workload == SAMPLE and options.processes not in (None, 1):
         raise PlanError(
@@ -166,14 +171,16 @@ def asked_for(options: argparse.Namespace) -> Asked:
 
 
 def for_card(recipes: Sequence[str], gpu: Card) -> list[str]:
-    """Recipes that nobody named, with mixed precision in float16 where ``gpu`` has no bfloat16."""
+    """Replace bfloat16 by float16 in default recipes if ``gpu`` has no bfloat16."""
     if gpu.capability is None or not shortfall("bf16", gpu.capability, gpu.name):
         return list(recipes)
     return list(dict.fromkeys(re.sub(r"\+bf16(_pure)?\b", "+fp16", text) for text in recipes))
 
 
 def _buckets(options: argparse.Namespace) -> Sequence[Mapping[str, Any]]:
-    """The sizes of the cache that was named; the plan is of the largest, or of that asked for."""
+    """Return the sample sizes of the named cache; the plan uses the largest, or the size
+    requested.
+    """
     data = located({"data": options.data})["data"]
     if not data:
         return ()
@@ -192,14 +199,14 @@ def _buckets(options: argparse.Namespace) -> Sequence[Mapping[str, Any]]:
 
 
 def _usual_processes(options: argparse.Namespace) -> int:
-    """Of a public model one GPU, which is what most who ask have."""
+    """Return the default number of processes: one GPU for a public model, as most users have."""
     if options.cpu:
         return CPU_PROCESSES
     return 1 if kind_of(model_name(options.model)).brings_samples else GPUS
 
 
 def _check_kinds(options: argparse.Namespace) -> None:
-    """Refuse questions that cannot be asked together, and those of one recipe asked of several."""
+    """Refuse options that exclude each other, and questions about one recipe if several are set."""
     asked = [name for name in ("largest", "check", "advise") if getattr(options, name)]
     if options.explain and asked:
         why = "searches many" if asked == ["largest"] else "answers otherwise"
@@ -214,7 +221,9 @@ def _check_kinds(options: argparse.Namespace) -> None:
 
 
 def _with_beside(gpu: Card, options: argparse.Namespace, at_work: bool) -> Card:
-    """``gpu`` with the models that stay on it beside the training, perhaps ``at_work`` there."""
+    """Return ``gpu`` with the models that stay on it during the training; ``at_work``: they run
+    there.
+    """
     if not options.also:
         return gpu
     found = resident_models.of(options.also, options.model)
@@ -223,9 +232,12 @@ def _with_beside(gpu: Card, options: argparse.Namespace, at_work: bool) -> Card:
 
 
 def _phases(options: argparse.Namespace) -> str:
-    """The phases that were asked for, as a spec has them. Encoders that stay on each GPU encode in
-    each step; others are there while the trained model is loaded, as in diffusers' scripts. What
-    encodes in each step stays."""
+    """Return the requested phases as a spec has them.
+
+    Encoders that stay on each GPU encode in each step. Other encoders are on the GPU while the
+    trained model is loaded, as in diffusers' scripts. An encoder that runs in each step stays
+    on the GPU.
+    """
     found = planned(options.phases)
     places = set(found.get("encode", ())) & {"alone", "loaded", "step"}
     if "encode" in found and not places:
@@ -245,13 +257,13 @@ def _phases(options: argparse.Namespace) -> str:
 
 
 def _before(options: argparse.Namespace) -> str:
-    """The models that were on each GPU before the training, as a spec has them."""
+    """Return the models that were on each GPU before the training, as a spec has them."""
     found = resident_models.of(options.before, options.model, "before")
     return ",".join(one.name for one in found)
 
 
 def _placed(gpu: Card, options: argparse.Namespace) -> Card:
-    """``gpu`` among its nodes, with the network between them."""
+    """Return ``gpu`` distributed over its nodes, with the network between them."""
     if options.cpu and (options.nodes or options.network):
         raise PlanError(
             "--nodes and --network are of GPUs, and --cpu is one machine; leave out both"
@@ -261,10 +273,10 @@ def _placed(gpu: Card, options: argparse.Namespace) -> Card:
 
 
 def on_nodes(gpu: Card, gpus: int, nodes: int | None) -> Card:
-    """``gpu`` with its number on each of ``nodes``; with 8 on each where that was not said.
+    """Return ``gpu`` with the number of GPUs on each of ``nodes``; unchanged if ``nodes`` is None.
 
     Raises:
-        PlanError: nodes that cannot share so many alike.
+        PlanError: the nodes cannot share the GPUs equally.
     """
     if nodes is None:
         return gpu
@@ -276,17 +288,20 @@ def on_nodes(gpu: Card, gpus: int, nodes: int | None) -> Card:
 
 
 def card_of(options: argparse.Namespace) -> Card:
-    """The card that was asked for, with its calibration and its machine's host memory.
+    """Return the requested card, with its calibration and the host memory of its machine.
 
     Raises:
-        BadInput: there is no such card or size, or the calibration is of something else.
+        BadInput: there is no such card or size, or the calibration is of another device.
     """
     return _hosted(rates.as_calibrated(_card(options), options.calibration), options)
 
 
 def _hosted(gpu: Card, options: argparse.Namespace) -> Card:
-    """``gpu`` with the host memory that was asked for; with this machine's where the card is in it;
-    else its kind's, which ``Card.host_bytes`` assumes."""
+    """Return ``gpu`` with the requested host memory.
+
+    Without a request, a card that is in this machine has this machine's memory. Other cards
+    keep the assumption of ``Card.host_bytes``.
+    """
     asked = options.host_memory
     if asked and gpu.shared:
         raise PlanError(
@@ -331,7 +346,8 @@ def _base(options: argparse.Namespace) -> Spec:
         global_batch=batch,
         processes=options.processes,
         device=_device(options),
-        # The averages of a DiT's reference are part of its training; of public models few keep one.
+        # A DiT's reference training keeps an average of the weights; few trainers of public models
+        # do.
         ema=0.0 if kind.brings_samples else Spec.ema,
         workload=options.workload,
         sampler_steps=options.sampler_steps,
@@ -342,13 +358,13 @@ def _base(options: argparse.Namespace) -> Spec:
     spec.check()
     if options.largest != "batch":
         together = max((parse(text).together for text in _recipes(options)), default=1)
-        # Refuses a batch that no row could take.
+        # Raises for a batch that no row can take.
         spec.micro_batch(max(1, spec.processes // together), 1)
     return spec
 
 
 def _squares(options: argparse.Namespace, kind: type[Subject], model: str) -> str:
-    """The data of a model that takes square latents, by the pixels asked for."""
+    """Return the data of a model that takes square latents, from the requested pixels."""
     text = options.resolution or str(DEFAULT_PIXELS)
     tile = kind(model=model, data=check_data("synthetic")).tile
     step = LATENT * tile
@@ -363,14 +379,16 @@ def _squares(options: argparse.Namespace, kind: type[Subject], model: str) -> st
 
 
 def model_name(text: str) -> str:
-    """A size alone, as ``CUSTOM``, as a model's name; what it leaves out is DiT-XL/2's."""
+    """Return the model's name. Sizes alone, as ``CUSTOM``, change those of DiT-XL/2."""
     if "=" not in text or ":" in text:
         return located({"model": text})["model"]
     return f"DiT-XL/2:{text}"
 
 
 def _recipes(options: argparse.Namespace) -> list[str]:
-    """Each once; on one GPU replicas are the plain loop (``matrix.unreplicated``)."""
+    """Return each recipe once; on one GPU, replicas become plain training
+    (``matrix.unreplicated``).
+    """
     asked = options.recipes
     if not asked and not options.suite and options.workload == SAMPLE:
         options.suite = "sampling"
@@ -386,10 +404,10 @@ def _recipes(options: argparse.Namespace) -> list[str]:
 
 
 def _with_sharding(recipe: str, processes: int) -> str:
-    """A recipe that names no sharding, with the only one that a GPU alone has.
+    """Add ``single`` to a recipe that names no sharding, on one GPU.
 
     Raises:
-        PlanError: on several GPUs there are several.
+        PlanError: several GPUs have several shardings to choose from.
     """
     names = [name_of(word, CATALOG) for word in recipe.replace(" ", "").split("+")]
     if any(name not in CATALOG or CATALOG[name].slot == Slot.SHARD for name in names):
@@ -401,7 +419,7 @@ def _with_sharding(recipe: str, processes: int) -> str:
 
 
 def _swapped(options: argparse.Namespace, base: Spec) -> list[str]:
-    """``SWAPPED`` with the model's numbers, where ``PUBLIC_ALONE`` is planned."""
+    """Return ``SWAPPED`` with the model's numbers of blocks if ``PUBLIC_ALONE`` is planned."""
     named = options.recipes or options.suite or options.workload == SAMPLE
     if named or options.cpu or options.processes > 1 or not kind_of(base.model).brings_samples:
         return []
@@ -411,7 +429,9 @@ def _swapped(options: argparse.Namespace, base: Spec) -> list[str]:
 
 
 def _across(options: argparse.Namespace, base: Spec, gpu: Card) -> list[str]:
-    """What is compared of a public model on several nodes where nothing is named; else nothing."""
+    """Return the recipes compared for a public model on several nodes if none are named; else
+    nothing.
+    """
     named = options.recipes or options.suite or options.workload == SAMPLE
     if named or gpu.shared or base.processes <= gpu.node or base.processes % gpu.node:
         return []
@@ -429,9 +449,10 @@ def _across(options: argparse.Namespace, base: Spec, gpu: Card) -> list[str]:
 
 
 def _row(base: Spec, recipe: str, whole_batches: bool) -> Resolved:
-    """A recipe under the plan's settings; a launch file of one process gets one.
+    """Resolve a recipe under the plan's settings; a launch file of one process has one.
 
-    Where the batch is what is sought (not ``whole_batches``), the one asked for need not divide.
+    If the batch is searched for (not ``whole_batches``), the requested batch need not be
+    divisible.
     """
     parsed = parse(recipe, workload=base.workload)
     processes = 1 if parsed.alone(base.device) else base.processes

@@ -1,6 +1,7 @@
-"""``./run.sh plan``: which recipe is predicted to fit which GPUs, how fast, and what else would.
+"""The ``plan`` command: predict which recipes fit the GPUs, and how fast each trains.
 
-Needs no GPU, and this process no torch: each recipe is predicted in a process of its own.
+It needs no GPU. This process does not import torch: each recipe is predicted in its own
+process.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from harness.report.figures.numbers import REGIMES
 from strategies.workloads import TRAIN, WORKLOADS
 
 WIDE = 116
-"""Columns of the table where there is no terminal to ask."""
+"""Columns of the table if the output is not a terminal."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def plan(options: argparse.Namespace) -> int:
-    """Predict, print the table and the answer; the exit code."""
+    """Predict, print the table and the answer, and return the exit code."""
     console = make_console(WIDE)
     if options.claims:
         return plan_claims(options, console)
@@ -79,7 +80,7 @@ def plan(options: argparse.Namespace) -> int:
         check_file(options.json, "json")
     if options.scale:
         return plan_scale(options, console)
-    # A guard's answer is one line on standard output; what it waits for is said beside it.
+    # ``--check`` prints one line to stdout, so its progress goes to stderr.
     shown = make_console(stderr=True) if options.check else console
     jobs = options.jobs or pool.default_jobs()
     asking = Asking(asked_for(options), jobs, PlanProgress(shown))
@@ -110,7 +111,7 @@ def _plan(options: argparse.Namespace, asking: Asking, console: Console) -> int:
 
 
 def as_json(fits: Sequence[Fit], ways: Ways | None, asked: Asked) -> dict[str, object]:
-    """Everything that was derived, and the predictions it was derived from."""
+    """Return every derived value and the predictions behind it."""
     best = verdict.fastest(fits)
     return {
         "gpu": dataclasses.asdict(asked.gpu),

@@ -1,7 +1,7 @@
-"""Options that ``plan`` and ``export`` share, and any row of a plan in these words.
+"""Options that ``plan`` and ``export`` share, and the command line and JSON of a plan's row.
 
-Both commands take the same options with the same defaults, so that an export is of what was
-planned. ``words`` names every number, and so depends on no default.
+Both commands take the same options with the same defaults, so an export matches the plan.
+``words`` names every number and thus depends on no default.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from harness.subjects.library import families
 from strategies.base import Slot
 from strategies.strategy import Strategy
 
-# ---- asked ----
-# What is exported: a recipe that can be, its numbers, and the parts of it in order. No torch.
+# ---- exportable recipes ----
 
 
 WITHIN = {
@@ -48,7 +47,7 @@ WITHOUT_GPU = (
 
 
 def without_counterpart(resolved: Resolved) -> str:
-    """Why a recipe cannot be taken home as files and a few lines; empty if it can."""
+    """Return why a recipe cannot be exported as files and code lines; empty if it can."""
     launch = resolved.launch
     name = next((name for name in WITHIN if getattr(launch.layout, name) > 1), None)
     if name is not None:
@@ -60,22 +59,24 @@ def without_counterpart(resolved: Resolved) -> str:
 
 
 def techniques(resolved: Resolved) -> list[Strategy]:
-    """The parts beside the sharding, in slot order: that one is its launch file."""
+    """Return the strategies other than the sharding, in slot order. The launch file has the
+    sharding.
+    """
     return [part for part in resolved.recipe.strategies if part.slot != Slot.SHARD]
 
 
 def parameters(part: Strategy) -> dict[str, Any]:
-    """A part's parameters and their values."""
+    """Return a strategy's parameters and their values."""
     return {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
 
 
 def defaults(part: Strategy) -> dict[str, Any]:
-    """A part's parameters and their defaults."""
+    """Return a strategy's parameters and their defaults."""
     return {field.name: field.default for field in dataclasses.fields(part)}
 
 
 def numbers(resolved: Resolved) -> dict[str, Any]:
-    """The numbers of the training, by the names that tables and lines use."""
+    """Return the numbers of the training, by the names that tables and lines use."""
     settings, launch = resolved.settings, resolved.launch
     beta1, beta2 = settings.betas
     return {
@@ -95,13 +96,13 @@ def numbers(resolved: Resolved) -> dict[str, Any]:
 
 CUSTOM = "depth=28,width=1152,heads=16,patch=2"
 HOST_GIVEN = "as --host-memory says"
-"""``Card.host_told`` of a size that was asked for."""
+"""``Card.host_told`` for a size given as an option."""
 LATENT = 8
-"""Pixels of a side that one element of a latent stands for (the VAE's factor)."""
+"""Pixels per side that one latent element covers (the VAE's factor)."""
 
 
 def add_question(parser: Any) -> None:
-    """Options of the model, the GPUs, the samples and what else lies on a GPU."""
+    """Add the options for the model, the GPUs, the samples and the other models on a GPU."""
     add = parser.add_argument
     told = f"a DiT, sizes as in {CUSTOM}, a public model as flux-dev, diffusers:CLASS, or "
     told += "FILE.py:CLASS (default: DiT-XL/2)"
@@ -139,7 +140,7 @@ def add_question(parser: Any) -> None:
 
 
 def words(resolved: Resolved, card: Card) -> list[str]:
-    """The options that ask for this row on this card, whatever the defaults are."""
+    """Return the options that request this row on this card, independent of the defaults."""
     spec = resolved.spec
     found = ["--model", spec.model, "--gpus", str(spec.processes)]
     if card.shared:
@@ -162,7 +163,7 @@ def words(resolved: Resolved, card: Card) -> list[str]:
 
 
 def _resolution(resolved: Resolved) -> str:
-    """Pixels of a row's samples; of a model that takes square latents, by its data's size."""
+    """Return the pixels of a row's samples; for square latents, from the size of the data."""
     spec = resolved.spec
     if kind_of(spec.model).brings_samples:
         return spec.resolution
@@ -171,19 +172,18 @@ def _resolution(resolved: Resolved) -> str:
 
 
 def export_command(fit: Fit) -> str:
-    """The command that exports exactly this row; empty if it cannot be exported."""
+    """Return the command that exports exactly this row; empty if it cannot be exported."""
     resolved = fit.resolved
     if resolved.spec.sampling or without_counterpart(resolved):
         return ""
     return shlex.join(["./run.sh", "export", fit.label, *words(resolved, fit.gpu)])
 
 
-# ---- row json ----
-# A row of a plan as JSON: what was derived of its prediction, and the prediction.
+# ---- JSON of a row ----
 
 
 def fit_as_json(fit: Fit) -> dict[str, Any]:
-    """One row: what was derived of its prediction for the card, and the prediction."""
+    """Return one row: the values derived from its prediction for the card, and the prediction."""
     return {
         "recipe": fit.label,
         "processes": fit.resolved.spec.processes,
@@ -213,7 +213,7 @@ def fit_as_json(fit: Fit) -> dict[str, Any]:
 
 
 def _passed(fit: Fit) -> dict[str, float]:
-    """What is sent while attention is computed, and how much of it that hides."""
+    """Return the seconds sent during attention, and how many of them attention hides."""
     spec = fit.resolved.spec
     taken, hid = behind_attention(fit.prediction.work, fit.gpu, spec.processes)
     return {"sent": taken, "hidden": hid}

@@ -1,7 +1,7 @@
-"""``./run.sh plan --scale 1 8 64``: the same training on ever more GPUs, weak and strong.
+"""``plan --scale``: the same training on growing numbers of GPUs, by weak or strong scaling; and
+``plan --claims``: the claims suite predicted for one card.
 
-What is predicted has the form in which a forecast is kept, and is told by the story of the suite
-``scale``; with ``--keep DIR`` it is kept beside that suite's results.
+Both results are forecasts, which can be stored beside the results of their suite.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from strategies.workloads import TRAIN
 SUITE = "scale"
 BOTH = "both"
 RECIPES = ["ddp+bf16", "zero2+bf16", "zero3+bf16", "fsdp2+bf16", "hsdp+bf16"]
-"""What is planned where no recipes are named."""
+"""Default recipes."""
 FIXED = {
     "suite": (None,),
     "processes": (None,),
@@ -64,15 +64,16 @@ FIXED = {
     "explain": (False,),
     "data": ("",),
 }
-"""Options of a plan -> their values where they were left out: those of one number of GPUs."""
+"""Options of a plan that ``--scale`` does not take -> their default values."""
 LIBRARIES = ("torch", "accelerate", "deepspeed")
 LEAST_WORTH = ("In node GiB", "Between GiB", "Img/s a GPU", "Batch a GPU")
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One row that was asked for: a recipe on so many GPUs, of so many samples a step; what became
-    of it, or why nothing did."""
+    """One requested row: a recipe, a number of GPUs and a global batch; its plan, or why it has
+    none.
+    """
 
     recipe: str
     count: int
@@ -82,7 +83,7 @@ class Cell:
 
 
 def plan_scale(options: argparse.Namespace, console: Console) -> int:
-    """Predict every recipe on every number of GPUs, print what the story tells; the exit code."""
+    """Predict each recipe on each number of GPUs, print the tables, and return the exit code."""
     folder = _checked(options)
     cells = _possible([_asked(cell, options) for cell in cells_of(options)])
     made = _forecast(cells, options, console)
@@ -101,10 +102,10 @@ def plan_scale(options: argparse.Namespace, console: Console) -> int:
 
 
 def _checked(options: argparse.Namespace) -> Path | None:
-    """The folder in which it is kept, if any, where the options go together.
+    """Check the options and return the folder to keep the forecast in, if any.
 
     Raises:
-        PlanError: what does not, and the way out.
+        PlanError: options that exclude each other, with a hint.
     """
     for name, values in FIXED.items():
         if getattr(options, name) not in values:
@@ -142,12 +143,14 @@ def _folder(folder: Path | None) -> Path | None:
     return folder
 
 
-# ---- which rows ----
+# ---- rows ----
 
 
 def cells_of(options: argparse.Namespace) -> list[Cell]:
-    """Every recipe on every number of GPUs, in each regime; on one GPU plain training too, and that
-    alone of replicas."""
+    """Return each recipe on each number of GPUs in each regime.
+
+    One GPU also has plain training, and has no replica recipes.
+    """
     usual = for_card(RECIPES, card_of(options))
     recipes = [parse(text).text for text in options.recipes or usual]
     regimes, counts = _regimes(options), sorted(set(options.scale))
@@ -166,10 +169,10 @@ def _replicates(cell: Cell) -> bool:
 
 
 def _possible(cells: Sequence[Cell]) -> list[Cell]:
-    """``cells`` without recipes that refuse to be alone on a GPU, where plain training stands.
+    """Remove recipes that cannot run on one GPU; plain training covers it.
 
     Raises:
-        PlanError: nothing of what was asked for is possible.
+        PlanError: no row is possible.
     """
     kept = [c for c in cells if c.asked or c.count > 1 or c.recipe == plain(c.recipe)]
     if not any(cell.asked for cell in kept):
@@ -178,7 +181,9 @@ def _possible(cells: Sequence[Cell]) -> list[Cell]:
 
 
 def _batch(options: argparse.Namespace, regime: str, count: int, fewest: int) -> int:
-    """Samples a step: those asked for are of the fewest GPUs, and stay (strong) or grow (weak)."""
+    """Return samples per step. A requested batch is for the fewest GPUs; it grows with weak
+    scaling.
+    """
     brings = kind_of(model_name(options.model)).brings_samples
     of_gpu = 1 if brings else DEFAULT_GPU_BATCH
     asked = options.global_batch
@@ -194,8 +199,7 @@ def _batch(options: argparse.Namespace, regime: str, count: int, fewest: int) ->
 
 
 def _asked(cell: Cell, options: argparse.Namespace) -> Cell:
-    """The same, checked. What is wrong with the model or the card is raised; what is wrong with a
-    recipe on so many GPUs is its reason."""
+    """Check a cell; bad input becomes its reason."""
     words = {"recipes": [of_nodes(cell.recipe, cell.count)], "processes": cell.count}
     words |= {"global_batch": cell.batch}
     try:
@@ -206,7 +210,9 @@ def _asked(cell: Cell, options: argparse.Namespace) -> Cell:
 
 
 def of_nodes(recipe: str, count: int) -> str:
-    """``recipe`` on so many GPUs: one in groups that says nothing of them has one in each node."""
+    """Return ``recipe`` for ``count`` GPUs: a sharding with groups gets one group per node by
+    default.
+    """
     sharding = parse(recipe).sharding
     groups, usual = count // NODE, sharding.engine("cuda").choices.get("replicate")
     if usual is None or sharding.choices["replicate"] != usual or groups < 2:
@@ -218,7 +224,7 @@ def of_nodes(recipe: str, count: int) -> str:
     return parse("+".join(words)).text
 
 
-# ---- what is predicted of them ----
+# ---- forecast ----
 
 
 def _forecast(cells: Sequence[Cell], options: argparse.Namespace, console: Console) -> Forecast:
@@ -254,7 +260,7 @@ def _impossible(cell: Cell, options: argparse.Namespace) -> Foretold:
 
 
 def _refused(cells: Sequence[Cell]) -> list[str]:
-    """Each reason once, with the recipes and numbers of GPUs that it is about."""
+    """Return each reason once, with the recipes and numbers of GPUs that it applies to."""
     of_reason: dict[str, list[str]] = {}
     for cell in cells:
         if cell.reason:
@@ -264,10 +270,8 @@ def _refused(cells: Sequence[Cell]) -> list[str]:
 
 
 # ---- claims ----
-# ``./run.sh plan --claims DIR``: the claims at the size that people train, predicted for one card.
-#
-# The rows are those that the suite would run on such a GPU. What is predicted of them is kept in
-# DIR beside its results, and the reports there are made again with a column of verdicts on it.
+# ``plan --claims DIR`` predicts the suite's rows for one card at full size, and writes the forecast
+# into DIR. The reports there are then written again with a column of verdicts.
 
 
 CLAIMS_SUITE = "claims"
@@ -294,13 +298,16 @@ CLAIMS_FIXED = {
     "keep": (None,),
     "json": (None,),
 }
-"""Options of a plan -> their values where they were left out: the suite decides."""
+"""Options of a plan that ``--claims`` does not take -> their default values; the suite sets them.
+"""
 REPLICAS = 2
-"""Cards for the rows that need more than one: the fewest that communicate."""
+"""Cards for rows that need several: the smallest number that communicates."""
 
 
 def plan_claims(options: argparse.Namespace, console: Console) -> int:
-    """Predict every row, keep the forecast in ``options.claims``, report; the exit code."""
+    """Predict each row, write the forecast into ``options.claims``, report, and return the exit
+    code.
+    """
     folder = checked(options)
     suite, card = listing.load(CLAIMS_SUITE, "cuda"), card_of(options)
     progress = PlanProgress(console)
@@ -320,10 +327,10 @@ def plan_claims(options: argparse.Namespace, console: Console) -> int:
 
 
 def checked(options: argparse.Namespace) -> Path:
-    """The folder of results, if the options go with it.
+    """Check the options and return the folder of results.
 
     Raises:
-        PlanError: what does not, and the way out.
+        PlanError: options that do not apply, with a hint.
     """
     for name, values in CLAIMS_FIXED.items():
         if getattr(options, name) not in values:
@@ -344,7 +351,7 @@ def checked(options: argparse.Namespace) -> Path:
 
 
 def rows_of(suite: Suite, card: Card) -> list[Resolved]:
-    """The suite's rows as they would run on GPUs like ``card``."""
+    """Return the suite's rows as they would run on GPUs like ``card``."""
     specs = matrix.specs(suite, {}, gpus=REPLICAS, gpu_bytes=card.memory_bytes)
     return [resolve(spec) for spec in specs]
 
@@ -352,7 +359,7 @@ def rows_of(suite: Suite, card: Card) -> list[Resolved]:
 def _foretold(
     rows: Sequence[Resolved], card: Card, jobs: int, progress: PlanProgress
 ) -> list[Foretold]:
-    """Each row against the card; what the card cannot run is not predicted."""
+    """Judge each row against the card. A row that the card cannot run is not predicted."""
     lacks = [verdict.lack_of(row, card) for row in rows]
     able = [row for row, lack in zip(rows, lacks, strict=True) if not lack]
     kind = overhead.preferred(card.capability)

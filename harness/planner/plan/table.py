@@ -1,4 +1,4 @@
-"""A plan in a terminal: the table, what it rests on, and the answer in words."""
+"""A plan in a terminal: its table, its notes and answer, and the details of ``plan --explain``."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-# ---- why ----
-# Why one recipe is faster than others on several nodes: what each computes, waits and sends.
+# ---- step time across nodes ----
 
 
 def why(fits: Sequence[Fit]) -> list[str]:
-    """A line for each recipe that was predicted, the fastest that fits first, where GPUs of several
-    nodes are planned; none otherwise."""
+    """Return a line for each predicted recipe, the fastest that fits first, if the plan has
+    several nodes.
+    """
     known = [fit for fit in fits if fit.seconds and fit.prediction.method == "trace"]
     if not known or not any(fit.resolved.spec.processes > fit.gpu.node for fit in known):
         return []
@@ -66,7 +66,7 @@ def _line(fit: Fit) -> str:
 
 
 def idle_seconds(fit: Fit) -> float:
-    """Seconds of a step in which a GPU waits for other stages of its pipeline."""
+    """Return the seconds of a step in which a GPU waits for other pipeline stages."""
     work, processes = fit.prediction.work, fit.resolved.spec.processes
     busy = [one for one in work if one.kind != "chain"]
     whole, alone = (seconds(some, fit.gpu, processes).compute for some in (work, busy))
@@ -98,11 +98,11 @@ ON_GPU = (
 )
 ON_CPU = "GiB. Needs: tensors, interpreters and libraries of all processes, which share the memory."
 LEAST_WORTH = ("other", "ema", "grads", "params", "optim", "activ", "Step ms")
-"""Heads of columns that give way first in a narrow terminal."""
+"""Heads of columns that a narrow terminal hides first."""
 STAYS = ("", "Needs", "Host")
-"""Heads of columns that never do: they decide the verdict."""
+"""Heads of columns that are never hidden: they decide the verdict."""
 SPEED = {"image": "Img/s", "video": "Vid/s"}
-"""What a sample is -> head of the column of speeds."""
+"""Kind of sample -> head of the speed column."""
 LOOK = {"fits": "green", "tight": "yellow", "host": "red", "no": "red", "unknown": "dim",
         "cannot": "dim"}  # fmt: skip
 
@@ -110,7 +110,7 @@ LOOK = {"fits": "green", "tight": "yellow", "host": "red", "no": "red", "unknown
 def print_plan(
     fits: Sequence[Fit], refused: Sequence[tuple[str, str]], ways: Ways | None, console: Console
 ) -> None:
-    """The table, fastest first among those that fit, and the answer."""
+    """Print the table, the fastest first among the rows that fit, then notes and the answer."""
     console.print(setting(fits), highlight=False)
     ordered = sorted(fits, key=order)
     kinds = {"Recipe": "text", "": "flag"}
@@ -127,18 +127,18 @@ def print_plan(
         console.print(f"[yellow]refused[/yellow] {escape(name)}: {escape(reason)}")
     console.print()
     for line in [*answers(fits, ways), *why(fits)]:
-        whole = "./run.sh" in line  # a command that is folded cannot be copied
+        whole = "./run.sh" in line  # a wrapped command cannot be copied
         console.print(escape(line), highlight=False, soft_wrap=whole)
 
 
 def order(fit: Fit) -> tuple[int, float]:
-    """What fits first, the fastest of it before; then what needs least."""
+    """Sort key: by verdict, then the fastest of the rows that may fit, then the smallest need."""
     rank, speed = verdict.VERDICTS.index(fit.verdict), fit.samples_per_second or 0.0
     return (rank, -speed if fit.may_fit else float(fit.need_bytes or 0))
 
 
 def setting(fits: Sequence[Fit]) -> str:
-    """What a table is of: model, size of a sample, batch, cards."""
+    """Return the table's setting: model, size of a sample, batch and cards."""
     spec, card = max((f.resolved.spec for f in fits), key=lambda s: s.processes), fits[0].gpu
     size = fits[0].resolved.subject.size_in_words
     on = f"{spec.processes} processes on" if card.shared else f"{spec.processes} x"
@@ -149,7 +149,7 @@ def setting(fits: Sequence[Fit]) -> str:
 
 
 def _nodes(spec: Spec, card: Card) -> str:
-    """On how many machines, where more than one."""
+    """Return the number of machines, if more than one, and the bandwidth between them."""
     count = -(-spec.processes // card.node)
     if count < 2 or card.shared:
         return ""
@@ -173,7 +173,7 @@ def _cells(fit: Fit) -> list[str]:
 
 
 def notes(fits: Sequence[Fit]) -> list[str]:
-    """What the numbers mean and rest on, and what could not be said."""
+    """Return the meaning and the basis of the numbers, and what is not included."""
     notes = [
         ON_CPU if fits[0].gpu.shared else ON_GPU,
         f"Columns between: the peak instant of live tensors. {rates.words(fits[0].gpu)}",
@@ -201,8 +201,9 @@ def _host_bound(fits: Sequence[Fit]) -> list[str]:
 
 
 def uncertain(fits: Sequence[Fit]) -> Iterator[str]:
-    """What the ranges of memory rest on: a sentence for classes with rows enough of their own, and
-    one for those without."""
+    """Yield the basis of each memory range: a class's own measurements, or all of them if it has
+    few.
+    """
     known = {fit.uncertainty for fit in fits if fit.need_bytes is not None}
     order = list(uncertainty.CLASSES)
     for one in sorted(known, key=lambda one: (one.pooled, order.index(one.kind))):
@@ -219,7 +220,7 @@ def uncertain(fits: Sequence[Fit]) -> Iterator[str]:
 
 
 def host(fit: Fit) -> list[str]:
-    """The host memory that was judged against, and where that is from."""
+    """Return the host memory that verdicts use, and its source."""
     card, processes = fit.gpu, fit.resolved.spec.processes
     if card.shared:
         return []
@@ -234,7 +235,7 @@ def host(fit: Fit) -> list[str]:
 
 
 def _of_each(fits: Sequence[Fit]) -> Iterator[str]:
-    """What is said of single recipes; of several alike once."""
+    """Yield notes on single recipes; a note that several share appears once."""
     told: dict[str, list[str]] = {}
     for fit in fits:
         yield from (f"{fit.label}: {text}" for text in phases(fit))
@@ -246,13 +247,15 @@ def _of_each(fits: Sequence[Fit]) -> Iterator[str]:
 
 
 def _before(fit: Fit) -> list[str]:
-    """What was on each GPU before the training."""
+    """Return the models that were on each GPU before the training."""
     before = fit.resolved.spec.before
     return [resident_models.before_words(before)] if before else []
 
 
 def _beside(fit: Fit) -> list[str]:
-    """What else stays on each GPU: what was counted, or what a public model's own would be."""
+    """Return the other models on each GPU that were counted; else a public model's own, not
+    counted.
+    """
     if fit.gpu.beside_told:
         return [fit.gpu.beside_told]
     own = resident_models.of(resident_models.usual_of(fit.resolved.spec.model), "")
@@ -266,19 +269,19 @@ def _beside(fit: Fit) -> list[str]:
     ]
 
 
-# ---- explained ----
-# ``plan --explain``: of each row when its peak was, at which op and line, and what lived then.
+# ---- explained peaks ----
+# ``plan --explain`` shows each row's peak: its instant, op and line, and the live tensors.
 
 
 FINE = GIB // 200
-"""Bytes below which a phase is not worth a word where hundredths are shown."""
+"""Bytes below which a phase is not shown: they round to 0.00 GiB."""
 
 MORE = 1.02
-"""What the second step must hold, of the first, to be worth a word."""
+"""Ratio of the second step's peak to the first's from which the difference is shown."""
 
 
 def print_explained(fits: Sequence[Fit], console: Console) -> None:
-    """Of each row when its peak was, at which op and line, and what lived then."""
+    """Print each row's peak: its instant, op and line, and the live tensors."""
     for fit in sorted(fits, key=order):
         console.print()
         lines = explained(fit.label, fit.prediction)
@@ -292,7 +295,9 @@ def print_explained(fits: Sequence[Fit], console: Console) -> None:
 
 
 def explained(label: str, prediction: Prediction) -> list[str]:
-    """The peak of one prediction: its place, the largest tensors and the highest of each phase."""
+    """Return the peak of one prediction: its place, the largest tensors and the peak of each
+    phase.
+    """
     instant = prediction.peak
     if instant is None:
         return [f"{label}: {prediction.reason}"]
@@ -312,7 +317,7 @@ def explained(label: str, prediction: Prediction) -> list[str]:
 
 
 def second_step(prediction: Prediction) -> list[str]:
-    """What the second step adds to the first, which begins without optimizer state."""
+    """Return what the second step adds to the first, which starts without optimizer state."""
     first, later = prediction.first_step, prediction.steady
     if not first or later is None or later.bytes < MORE * first:
         return []
@@ -323,14 +328,14 @@ def second_step(prediction: Prediction) -> list[str]:
 
 
 def _held_explained(fit: Fit) -> list[str]:
-    """What a GPU may hold beside, where an engine gives memory back by the GPU's clock."""
+    """Return the memory that a GPU may also hold until it has used gathered weights."""
     size = held_back(fit)
     told = f"  up to {fine(size)} GiB more may be held: gathered weights, until the GPU used them"
     return [told] if size >= FINE else []
 
 
 def _step_explained(fit: Fit) -> list[str]:
-    """What a step takes, and what a GPU sends in it."""
+    """Return the parts of a step's time, and the bytes that a GPU sends."""
     if not fit.seconds:
         return []
     names = ("compute", "communication", "offload", "overhead")
@@ -344,7 +349,7 @@ def _step_explained(fit: Fit) -> list[str]:
 
 
 def _passed_explained(fit: Fit) -> list[str]:
-    """Of what is sent while attention is computed, how much that hides."""
+    """Return the time sent during attention, and the share that attention hides."""
     count = fit.resolved.spec.processes
     taken, hid = behind_attention(fit.prediction.work, fit.gpu, count)
     if not taken:
@@ -353,5 +358,5 @@ def _passed_explained(fit: Fit) -> list[str]:
 
 
 def fine(size: int) -> str:
-    """Bytes as GiB, to a hundredth: the parts of a peak are smaller than a card."""
+    """Return bytes as GiB to a hundredth, because parts of a peak are small."""
     return f"{size / GIB:.2f}"

@@ -1,4 +1,4 @@
-"""What every question of a plan asks with: predictions of rows against the card, with progress."""
+"""Predictions of a plan's rows against the card, with progress."""
 
 from __future__ import annotations
 
@@ -25,11 +25,10 @@ if TYPE_CHECKING:
 
 
 # ---- progress ----
-# How a plan tells that its predictions come in.
 
 
 class PlanProgress:
-    """One line a prediction, as it ends."""
+    """Prints one line for each prediction as it ends."""
 
     def __init__(self, console: Console) -> None:
         self.console, self.names, self.ended, self.began = console, [], 0, time.monotonic()
@@ -37,14 +36,17 @@ class PlanProgress:
     def begin(
         self, names: Sequence[str], jobs: int, why: str = "", kept: Collection[int] = ()
     ) -> None:
-        """So many predictions begin; ``why`` leads in, ``kept`` has the indices of those that an
-        earlier call made."""
+        """Start ``len(names)`` predictions.
+
+        ``why`` leads the printed line. ``kept`` has the indices of predictions from an earlier
+        call.
+        """
         self.names, self.ended = list(names), 0
         some = f"{len(names)} prediction{'s' * (len(names) != 1)}"
         self.console.print(f"{why}{some}, {jobs} at a time", highlight=False)
 
     def done(self, index: int, prediction: Prediction) -> None:
-        """One of them ended."""
+        """Print the prediction at ``index``, which has ended."""
         self.ended += 1
         seconds = time.monotonic() - self.began
         why = f": {prediction.reason}" if prediction.method != "trace" else ""
@@ -52,37 +54,38 @@ class PlanProgress:
         self.console.print(f"  {escape(line)}  {seconds:.0f} s", highlight=False, soft_wrap=True)
 
     def end(self) -> None:
-        """All of them ended."""
+        """Print an empty line after the last prediction."""
         self.console.print()
 
 
 @dataclass(frozen=True)
 class Asking:
-    """What was asked for, how many predictions run at a time, and who is told of each."""
+    """The checked request, the number of predictions at a time, and the progress display."""
 
     asked: Asked
     jobs: int
     progress: PlanProgress
 
     def fits(self, rows: Sequence[Resolved], why: str = "") -> list[Fit]:
-        """Each row against the card; ``why`` says what for."""
+        """Judge each row against the card; ``why`` is the purpose that the progress shows."""
         gpu = self.asked.gpu
         return judged([(r, gpu) for r in rows], self._name, why, jobs=self.jobs, told=self.progress)
 
     def ways(self, fits: Sequence[Fit]) -> Ways | None:
-        """What else would fit, where none of ``fits`` does."""
+        """Search for changes that fit if none of ``fits`` does."""
         return suggestions.seek(fits, self.asked.processes, self.fits)
 
     def largest(
         self, what: str, rows: Sequence[Resolved], tries: int = 0, told: Sequence[Fit] = ()
     ) -> list[Largest]:
-        """The largest ``what`` (a key of ``SOUGHT``) of each row, beginning with the fits that are
-        ``told``."""
+        """Search for each row's largest ``what`` (a key of ``SOUGHT``), starting from the fits in
+        ``told``.
+        """
         folder, gpu = pool.default_folder(), self.asked.gpu
         return SOUGHT[what].seek(rows, gpu, folder, self.jobs, self.progress, tries, told=told)
 
     def _name(self, row: Resolved, gpu: Card) -> str:
-        """A recipe, with the GPUs where they are not those of the plan."""
+        """Return the recipe, and the number of GPUs if the plan's differs."""
         number = row.spec.processes
         usual = number in (1, self.asked.processes)
         return str(row.recipe) if usual else f"{row.recipe} on {number} GPUs"
@@ -96,13 +99,15 @@ def judged(
     jobs: int,
     told: PlanProgress,
 ) -> list[Fit]:
-    """Each row against its card, in order: all are predicted by one call, and what cards of a kind
-    share once. What a card cannot run is not predicted. ``told`` hears of each, as it is
-    ``named``."""
+    """Judge each row against its card, in order.
+
+    One call predicts all of them, and cards of a kind share a prediction. A row that its card
+    cannot run is not predicted. ``told`` shows each prediction by the name from ``named``.
+    """
     folder, lacks = pool.default_folder(), [verdict.lack_of(*pair) for pair in pairs]
     kinds = [overhead.preferred(gpu.capability) for _, gpu in pairs]
     paths = [pool.path_of(row, folder, kind) for (row, _), kind in zip(pairs, kinds, strict=True)]
-    # Of each path the first pair.
+    # The first pair of each path: later pairs share its prediction.
     wanted = {paths[i]: i for i in reversed(range(len(pairs))) if not lacks[i]}
     order = sorted(wanted.values())
     known: dict[Path, Prediction] = {}

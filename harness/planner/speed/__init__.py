@@ -1,1 +1,1 @@
-"""Step time of a traced step: card data, measured rates and a roofline."""
+"""Time of a traced step: data of cards, measured or typical rates, and a roofline."""

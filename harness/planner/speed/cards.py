@@ -1,4 +1,7 @@
-"""Common GPUs: memory, bandwidths and peaks, from ``cards.json``. No torch."""
+"""Data of GPUs and CPUs: memory, bandwidths and peaks of common cards, from ``cards.json``.
+
+Does not import torch.
+"""
 
 from __future__ import annotations
 
@@ -24,40 +27,41 @@ COLUMNS = {
     "float32": "fp32_tflops",
     "tf32": "tf32_tflops",
 }
-"""Type of a matrix product -> column of the table."""
+"""Dtype of a matrix product -> column of the table."""
 OFF = 0.12
-"""Share by which a card's memory may differ from the size in its name."""
+"""Relative difference allowed between a card's memory and the size in its name."""
 NODE = 8
-"""GPUs of a machine, where nothing else is said."""
+"""Default number of GPUs per machine."""
 DESKTOP_HOST, SERVER_HOST = 64 * 2**30, 256 * 2**30
-"""Bytes of host memory assumed for each GPU: of a desktop card, and a GPU's share of a server."""
+"""Bytes of host memory assumed per GPU, for a desktop card and for a server."""
 DESKTOP_MEMORY = 32 * 2**30
-"""A card that is known by its memory alone is a desktop's up to this size."""
+"""Largest memory of a desktop card, if only the memory of the card is known."""
 CORE_FLOPS, CORE_BANDWIDTH, CPU_BANDWIDTH = 64e9, 10e9, 200e9
-"""Of a CPU that nothing is known of but its cores: FLOP/s of each in float32 (AVX2 at 2 GHz), and
-bytes a second of each and of all."""
+"""Typical figures of a CPU: FLOP/s per core in float32 (AVX2 at 2 GHz), and bytes per second per
+core and of all cores."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """One card. Bytes, bytes a second (each direction), dense FLOP a second.
+    """One card. Bytes, bytes per second (each direction), dense FLOP/s.
 
-    ``memory_bytes``: what CUDA reports as the device's total. Bandwidths are of its memory, of
-    the link between GPUs of one node, of the network between nodes, and of copies to host memory.
-    ``capability``: NVIDIA's compute capability; None where it is not known.
-    ``peaks``: what its units reach in float16, bfloat16, float32 and tf32; None without the unit.
-    ``pattern`` finds the card in a device's name, of which ``device`` is one.
-    ``hopper``: cuBLAS takes larger workspaces from this generation on.
-    ``like``: the card whose speed is assumed, where only a memory size was asked for.
-    ``timed``: measured step times on this card were compared with predictions.
-    ``shared``: a CPU, whose cores, memory and bandwidth all processes share.
-    ``calibrated``: what it was measured to do, which then counts and not the figures above.
-    ``node``: GPUs of one machine; more meet over the network. ``network_told``: where that one's
-    bandwidth was measured; empty: a typical figure.
-    ``beside``: bytes of models that stay on each card beside the training
-    (``harness.planner.resident_models``), as ``beside_told`` says.
-    ``host_memory``: bytes of a machine's host memory, as ``host_told`` says; 0: assumed by the kind
-    of card.
+    - ``memory_bytes``: the total that CUDA reports for the device.
+    - ``bandwidth``, ``link_bandwidth``, ``network_bandwidth``, ``host_bandwidth``: of its memory,
+      the link between GPUs of a node, the network between nodes, and copies to host memory.
+    - ``capability``: NVIDIA's compute capability, or None if unknown.
+    - ``peaks``: dtype -> FLOP/s of float16, bfloat16, float32 and tf32; None without such a unit.
+    - ``pattern``: regular expression for the device's name; ``device`` is one such name.
+    - ``hopper``: compute capability 9.x or 10.x, for which cuBLAS takes larger workspaces.
+    - ``like``: the card whose speed is assumed, if only a memory size was given.
+    - ``timed``: measured step times of this card were compared with predictions.
+    - ``shared``: a CPU, whose cores, memory and bandwidth all processes share.
+    - ``calibrated``: measured rates, which replace the figures above.
+    - ``node``: GPUs per machine; more communicate over the network.
+    - ``network_told``: where the network's bandwidth was measured; empty for a typical figure.
+    - ``beside``: bytes of resident models on each card, named by ``beside_told``
+      (``harness.planner.resident_models``).
+    - ``host_memory``: bytes of a machine's host memory, from the source ``host_told``; 0: assumed
+      by the kind of card.
     """
 
     name: str
@@ -84,17 +88,17 @@ class Card:
 
     @property
     def host_share(self) -> int:
-        """Bytes of host memory assumed for each GPU."""
+        """Bytes of host memory assumed per GPU."""
         alone = self.memory_bytes <= DESKTOP_MEMORY if self.like else "RTX" in self.name
         return DESKTOP_HOST if alone else SERVER_HOST
 
     def host_bytes(self, processes: int) -> int:
-        """Bytes of host memory that one machine has for its part of so many processes."""
+        """Return the bytes of host memory that one machine has for its share of ``processes``."""
         return self.host_memory or self.host_share * min(self.node, processes)
 
     @property
     def words(self) -> str:
-        """Name and memory, as a sentence has them."""
+        """Name and memory, for a sentence."""
         size = f"{self.memory_bytes / 2**30:.1f} GiB"
         if self.like:
             return f"{size} (speed assumed: {self.like})"
@@ -106,14 +110,15 @@ class Card:
         return not (self.timed or self.shared or self.calibrated)
 
     def flops(self, dtype: str, tf32: bool = False) -> float:
-        """Peak FLOP/s of matrix products in ``dtype``; float32's where there is no such unit."""
+        """Return the peak FLOP/s of matrix products in ``dtype``; float32's if the card lacks that
+        unit."""
         kind = "tf32" if tf32 and dtype == "float32" else dtype
         return self.peaks.get(kind) or self.peaks["float32"] or 0.0
 
 
 @functools.cache
 def table() -> dict[str, Card]:
-    """Name -> card."""
+    """Return name -> card."""
     rows = json.loads(TABLE.read_text(encoding="utf-8"))["gpus"]
     return {
         row["name"]: Card(
@@ -135,10 +140,10 @@ def table() -> dict[str, Card]:
 
 
 def find(name: str) -> Card:
-    """The card of that name, however it is spelled.
+    """Return the card of that name, in any common spelling.
 
     Raises:
-        BadInput: unknown; names the nearest.
+        BadInput: an unknown or ambiguous name; the message has the nearest.
     """
     known = {_plain(key): gpu for key, gpu in table().items()}
     if _plain(name) in known:
@@ -162,15 +167,16 @@ def find(name: str) -> Card:
 
 
 def _begins(key: str, word: str) -> bool:
-    """Return True if only a memory size or a make follows ``word``: a Ti is another card."""
+    """Return True if ``key`` is ``word`` plus at most a memory size or a make. A Ti is another
+    card."""
     return key.startswith(word) and not re.match(r"ti|super|d\b", key[len(word) :])
 
 
 def named(device: str, memory_bytes: int = 0) -> Card | None:
-    """The card that calls itself ``device``, as nvidia-smi and torch say it; None if unknown.
-    Cards of one name and several sizes are told apart by ``memory_bytes`` (0: the first).
+    """Return the card with the device name ``device`` of nvidia-smi and torch, or None if unknown.
 
-    A MIG slice is none of them: it has a share of its card's units and memory.
+    ``memory_bytes`` chooses among cards of one name (0: the first). A MIG slice is unknown, because
+    it has only a share of its card's units and memory.
     """
     if re.search(r"\bMIG\b", device):
         return None
@@ -183,8 +189,10 @@ def named(device: str, memory_bytes: int = 0) -> Card | None:
 
 
 def of_size(size: int) -> Card:
-    """A card known by its memory alone. Its speed is that of ``alike``'s first, and nothing is
-    assumed of what it can run."""
+    """Return a card known only by its memory, with unknown capability.
+
+    Its speed is that of the slowest card in ``alike``.
+    """
     like = alike(size)[0]
     name = f"{size / 2**30:.4g} GiB"
     given = {"memory_bytes": size, "like": like.name, "capability": None, "timed": False}
@@ -192,8 +200,10 @@ def of_size(size: int) -> Card:
 
 
 def alike(size: int) -> list[Card]:
-    """The table's cards that are nearest to ``size`` bytes to a GiB, the slowest first. Each has
-    bfloat16: without that unit, products in 16 bits would be told at float32's speed."""
+    """Return the table's cards nearest to ``size`` bytes, to a GiB, the slowest first.
+
+    All have bfloat16; without that unit, the times of 16-bit products would be float32's.
+    """
     able = [gpu for gpu in table().values() if gpu.peaks["bfloat16"]]
 
     def off(gpu: Card) -> int:
@@ -204,7 +214,7 @@ def alike(size: int) -> list[Card]:
 
 
 def of_cpu(name: str, cores: int, memory_bytes: int) -> Card:
-    """A CPU of that many cores: typical figures, until it is calibrated."""
+    """Return a CPU of that many cores, with typical figures."""
     flops, bandwidth = CORE_FLOPS * cores, min(CORE_BANDWIDTH * cores, CPU_BANDWIDTH)
     return Card(
         name=name,
@@ -223,7 +233,11 @@ def of_cpu(name: str, cores: int, memory_bytes: int) -> Card:
 
 
 def of_device(device: Device) -> Card:
-    """The card that was calibrated: the table's; one that is not there, by what was measured."""
+    """Return the card of a calibration's device.
+
+    It is the table's if that is known, else one with the device's name and the speed of its memory
+    size.
+    """
     if device.kind == "cpu":
         return of_cpu(device.name, device.cores, device.memory_bytes)
     known = named(device.name, device.memory_bytes)
@@ -237,12 +251,12 @@ def of_device(device: Device) -> Card:
 
 
 def with_calibration(card: Card, found: Applied | None) -> Card:
-    """``card`` as it was measured; as it is where there is no calibration."""
+    """Return ``card`` with the calibration, if there is one."""
     return dataclasses.replace(card, calibrated=found) if found else card
 
 
 def parse_bytes(text: str, option: str = "gpu-memory") -> int:
-    """``24GiB``, ``80GB``, ``40g`` or ``24`` (GiB) as bytes; ``option`` is named where it is none.
+    """Return ``24GiB``, ``80GB``, ``40g`` or ``24`` (GiB) in bytes. Errors name ``option``.
 
     Raises:
         BadInput: not a size above zero.
@@ -256,7 +270,7 @@ def parse_bytes(text: str, option: str = "gpu-memory") -> int:
 
 
 def size_words(size: int) -> str:
-    """Bytes as ``parse_bytes`` reads them back, to the byte."""
+    """Return a size that ``parse_bytes`` reads back exactly."""
     for unit, scale in (("GiB", 2**30), ("GB", 10**9), ("MiB", 2**20)):
         if size % scale == 0:
             return f"{size // scale}{unit}"

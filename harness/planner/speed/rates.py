@@ -1,7 +1,7 @@
-"""What kernels, memory and links of a card reach: measured, or typical shares of its data sheet.
+"""Rates that a card's kernels, memory and links reach, and the choice of a card's calibration.
 
-The typical shares are those of public measurements of large matrix products and flash attention.
-No torch.
+Rates are measured, or typical shares of the data sheet, from public measurements of large matrix
+products and flash attention. Does not import torch.
 """
 
 from __future__ import annotations
@@ -32,30 +32,32 @@ from harness.system import gpus
 from strategies.base import BadInput
 
 PRODUCTS, ATTENTION, STREAMING = 0.75, 0.40, 0.80
-"""Share of the peak FLOP/s, and of the memory bandwidth, that kernels reach."""
+"""Shares of the peak FLOP/s (matrix products, attention) and of the memory bandwidth that kernels
+reach."""
 LAUNCH = 5e-6
 """Seconds of an op that does almost nothing, in eager mode."""
 ISSUE, SLOWEST = 35e-6, 85e-6
-"""Seconds in which the host of a public trainer issues one operation (Python of libraries, hooks,
-autograd), usually and at the slowest: steps that are nothing but that took 28 to 47 microseconds an
-operation where others measured them, two of seven models' with checkpoints 74 to 265
-(docs/models.md)."""
+"""Seconds in which the host of a public trainer issues one operation, usually and at the slowest
+(Python of libraries, hooks, autograd). In published measurements of host-bound steps they were
+28 to 47 microseconds. Two of seven models with checkpoints took 74 to 265 (docs/models.md)."""
 COLLECTIVE = 3e-5
 HOST_BANDWIDTH = 25e9
-"""Bytes a second of host memory for one rank, where eight share a node's."""
+"""Bytes per second of host memory for one rank, if eight share a node's."""
 NVME_BANDWIDTH = 3e9
 OVERLAP = 0.8
-"""Share of backward behind which DDP can hide its all-reduce on a GPU; on a CPU the same cores do
-both."""
+"""Share of backward that can hide DDP's all-reduce on a GPU. On a CPU the same cores do both."""
 HALF = ("float16", "bfloat16")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """For one of several processes. FLOP/s by type of product and of attention where they were
-    measured, of ``gpu`` where not; bytes a second (``wire`` between processes of one machine,
-    ``far_wire`` between machines); seconds of a launch and of a small collective.
-    ``share``: of a CPU that several processes share."""
+    """Rates of one of several processes.
+
+    ``products`` and ``kernels``: measured FLOP/s of matrix products and of attention, by dtype;
+    typical ones of ``gpu`` fill the gaps. ``wire`` and ``far_wire``: bytes per second between
+    processes of one machine and between machines. ``launch`` and ``collective_seconds``: seconds of
+    a launch and of a small collective. ``share``: the process's share of a CPU.
+    """
 
     gpu: Card
     share: float = 1.0
@@ -71,18 +73,22 @@ class Rates:
     nvme: float = NVME_BANDWIDTH
 
     def product(self, dtype: str, tf32: bool = False) -> float:
-        """FLOP/s of matrix products in ``dtype``; float32's where there is no such unit."""
+        """Return the FLOP/s of matrix products in ``dtype``; float32's if the card lacks that
+        unit."""
         kind = "tf32" if tf32 and dtype == "float32" else dtype
         typical = PRODUCTS * self.gpu.flops(dtype, tf32)
         return self.share * self.products.get(kind, typical)
 
     def attention(self, dtype: str, tf32: bool = False) -> float:
-        """The same of fused attention."""
+        """Return the FLOP/s of fused attention in ``dtype``."""
         return self.share * self.kernels.get(dtype, ATTENTION * self.gpu.flops(dtype, tf32))
 
     def streaming(self, size: int) -> float:
-        """Bytes a second of an operation that moves ``size`` bytes: those of the nearest measured
-        size that is no larger, for what is small may stay in a cache."""
+        """Return the bytes per second of an operation that moves ``size`` bytes.
+
+        It is the rate of the largest measured size up to ``size``, because smaller sizes may stay
+        in a cache.
+        """
         if not self.streams:
             return self.share * STREAMING * self.gpu.bandwidth
         ordered = sorted(self.streams, key=lambda stream: stream.bytes)
@@ -90,7 +96,7 @@ class Rates:
         return self.share * (smaller[-1] if smaller else ordered[0]).rate
 
     def slowed(self, compute: float, communication: float) -> Rates:
-        """The same where operations, and where links, take so many times as long."""
+        """Return rates with which operations and links take that many times as long."""
         return replace(
             self,
             share=self.share / compute,
@@ -102,12 +108,12 @@ class Rates:
 
     @property
     def overlap(self) -> float:
-        """Share of backward behind which an all-reduce can hide."""
+        """Share of backward that can hide an all-reduce."""
         return 0.0 if self.gpu.shared else OVERLAP
 
 
 def rates(gpu: Card, processes: int) -> Rates:
-    """What one of ``processes`` on ``gpu`` reaches."""
+    """Return the rates of one of ``processes`` on ``gpu``."""
     far = processes > gpu.node and not gpu.shared
     typical: dict[str, Any] = {
         "share": 1 / processes if gpu.shared else 1.0,
@@ -123,7 +129,7 @@ def rates(gpu: Card, processes: int) -> Rates:
 
 
 def _measured(ceilings: Ceilings, gpu: Card, processes: int, far: bool) -> dict[str, Any]:
-    """The fields of rates that were measured."""
+    """Return the fields of ``Rates`` that were measured."""
     shared, collective = gpu.shared, ceilings.collective
     found: dict[str, Any] = {
         "products": {**ceilings.products, **ceilings.model_products},
@@ -135,7 +141,7 @@ def _measured(ceilings: Ceilings, gpu: Card, processes: int, far: bool) -> dict[
     if ceilings.host_rate and shared:
         found["host"] = ceilings.host_rate / processes
     elif ceilings.host_rate:
-        # Ranks of a node share its memory, and each GPU's own share is what is typical of eight.
+        # Ranks of a node share its memory; HOST_BANDWIDTH is a rank's share among eight.
         found["host"] = max(HOST_BANDWIDTH, ceilings.host_rate / min(processes, gpu.node))
     ways = [rate for way, rate in ceilings.copies.items() if way.startswith("pinned")]
     if ways:
@@ -148,7 +154,7 @@ def _measured(ceilings: Ceilings, gpu: Card, processes: int, far: bool) -> dict[
 
 
 def _kernels(measured: Sequence[AttentionRate], gpu: Card) -> dict[str, float]:
-    """Type -> FLOP/s of the kernel that torch takes for it, at the slower of the widths."""
+    """Return dtype -> FLOP/s of the kernel that torch takes for it, at the slower of the widths."""
     found: dict[str, float] = {}
     for one in measured:
         if one.kernel == _taken(one.dtype, one.width, gpu):
@@ -163,17 +169,16 @@ def _taken(dtype: str, width: int, gpu: Card) -> str:
     return overhead.choose(kind, dtype, width, False, overhead.ORDERS[kind])
 
 
-# ---- network ----
-# The network between nodes as a plan takes it: typical of a card's clusters, or measured.
-#
-# The seam for a calibration: whoever has measured a network gives its ``Wire``.
+# ---- Network between nodes ----
+# Typical of a card's clusters, or measured. Any measured ``Wire`` can replace the typical figure.
 
 
 def of_results(gpu: Card, folder: Path) -> Card:
-    """``gpu`` between nodes as the results in ``folder`` measured them; the slowest of several.
+    """Return ``gpu`` with the network that the results in ``folder`` measured; the slowest of
+    several.
 
     Raises:
-        BadInput: no result there was measured on several nodes with GPUs.
+        BadInput: no result there has a network measured between GPUs.
     """
     wires = [r.wire for r in load_all(folder)[0] if r.wire and r.wire.backend == "nccl"]
     if not wires:
@@ -185,20 +190,22 @@ def of_results(gpu: Card, folder: Path) -> Card:
 
 
 def measured(gpu: Card, wire: Wire, told: str) -> Card:
-    """``gpu`` with a network that was measured. One process a node measured it: a node with
-    several network cards may reach more with all its GPUs, so that the time is an upper bound."""
+    """Return ``gpu`` with a measured network.
+
+    One process per node measured it. A node with several network cards may be faster with all its
+    GPUs, so predicted times are an upper bound.
+    """
     return dataclasses.replace(gpu, network_bandwidth=wire.bandwidth, network_told=told)
 
 
-# ---- calibrated ----
-# A card with the calibration that is for it, or with the one that was asked for. No torch.
+# ---- Calibration of a card ----
 
 
 FILE = "calibration.json"
-"""Beside a set of results: the calibration of the machine that they are of."""
+"""Name of the calibration file beside results; it is of the machine that measured them."""
 
 NONE = "none"
-"""In place of a calibration's file: typical figures, whatever is kept."""
+"""Value in place of a calibration's file: use typical figures."""
 UNTRIED = "No step time measured on {} was ever compared with a prediction: its times are untried."
 UNCALIBRATED = (
     "Times, context and communication are typical figures; ./run.sh calibrate on such a machine "
@@ -207,10 +214,10 @@ UNCALIBRATED = (
 
 
 def find(name: str) -> Card:
-    """The card of that name: the table's, or one that was calibrated.
+    """Return the card of that name, from the table or from the calibrations.
 
     Raises:
-        BadInput: neither knows it; names the nearest.
+        BadInput: an unknown or ambiguous name; the message has the nearest.
     """
     try:
         return cards.find(name)
@@ -222,17 +229,18 @@ def find(name: str) -> Card:
 
 
 def this_cpu() -> Card:
-    """The CPU that this runs on."""
+    """Return this machine's CPU."""
     cpu = here.device("cpu")
     return cards.of_cpu(cpu.name, cpu.cores, cpu.memory_bytes)
 
 
 def as_calibrated(card: Card, asked: str = "") -> Card:
-    """``card`` with its calibration: the one in the file ``asked``, none for ``NONE``, or else the
-    best that is kept for it, if there is one.
+    """Return ``card`` with its calibration.
+
+    ``asked`` is a file, or ``NONE`` for none; empty takes the best stored one, if any.
 
     Raises:
-        BadInput: the file is no calibration, or one of another kind of device.
+        BadInput: the file is no calibration, or is of another kind of device.
     """
     if asked == NONE:
         return card
@@ -248,7 +256,8 @@ def as_calibrated(card: Card, asked: str = "") -> Card:
 
 
 def kept_for(device: str) -> Applied | None:
-    """The best calibration that is kept for a device, named as a worker names it: a GPU, or cpu."""
+    """Return the best stored calibration for a device, by a worker's name for it (a GPU, or
+    cpu)."""
     if device == "cpu":
         return as_calibrated(this_cpu()).calibrated
     same = [one for one in store.every() if one.device.name == device]
@@ -256,8 +265,10 @@ def kept_for(device: str) -> Applied | None:
 
 
 def keep_beside(folder: Path, device: str) -> None:
-    """Leave the calibration of ``device`` beside results that were measured on it, so that their
-    report is made of the same wherever it is made. Nothing where there is none."""
+    """Write the calibration of ``device`` beside results measured on it, if there is one.
+
+    Reports made on other machines then use the same calibration.
+    """
     found = kept_for(device)
     if found:
         with contextlib.suppress(OSError):
@@ -272,15 +283,21 @@ def _is(card: Card, calibration: Calibration) -> bool:
 
 
 def _applied(calibrations: list[Calibration]) -> Applied | None:
-    """The best of them, marked by what is installed here; a driver counts where the card is."""
+    """Return the best of them, marked by the versions installed here.
+
+    The driver is compared only if the calibrated card is in this machine.
+    """
     present = {gpu.name for gpu in gpus.visible()} if calibrations else set()
     known = any(one.device.name in present for one in calibrations)
     return store.choose(calibrations, driver=here.driver() if known else "", torch=here.torch())
 
 
 def of_environment(environment: Mapping[str, Any], found: Calibration | None) -> Card | None:
-    """The card that a result was measured on, by what its worker recorded, with the calibration
-    that lies beside it; None for one that nothing is known of."""
+    """Return the card that a result was measured on, or None if it is unknown.
+
+    It comes from the worker's record. ``found`` is the calibration beside the result and is used if
+    it is of that device.
+    """
     device = str(environment.get("device") or "")
     if found is None or not measured_on(environment, found.device):
         return cards.named(device, int(environment.get("device_bytes") or 0))
@@ -295,7 +312,7 @@ def of_environment(environment: Mapping[str, Any], found: Calibration | None) ->
 
 
 def measured_on(environment: Mapping[str, Any], device: Device) -> bool:
-    """Whether ``device`` is the one of that environment."""
+    """Return True if ``device`` is the one of that environment."""
     if device.kind == "cpu":
         same = str(environment.get("cpu") or "") == device.name.rpartition(", ")[0]
         return environment.get("device") == "cpu" and same
@@ -303,7 +320,7 @@ def measured_on(environment: Mapping[str, Any], device: Device) -> bool:
 
 
 def words(card: Card) -> str:
-    """What its predictions rest on beside the trace, in sentences."""
+    """Return sentences about the source of the card's predicted times."""
     if card.calibrated:
         return card.calibrated.words
     if card.like or not card.untried:

@@ -1,9 +1,8 @@
-"""Seconds of a step from its work: each op takes its FLOPs or its bytes, whichever is slower.
+"""Roofline model of a step's time: each op takes its FLOPs or its bytes, whichever is slower.
 
-No torch: the work was counted by the trace (``work.Counter``) and does not depend on the GPU.
-The efficiencies are those of public measurements of large matrix products and of flash attention,
-and the uncertainty says what that is worth. A card that was calibrated has rates of its own
-(``rates``), and an uncertainty that follows from rows which were measured on it.
+The trace counts the work (``harness.planner.tracing.trace.Counter``), which does not depend on the
+GPU. ``rates`` has typical efficiencies, or measured ones of a calibrated card; then the uncertainty
+follows from the measured rows. Does not import torch.
 """
 
 from __future__ import annotations
@@ -20,22 +19,28 @@ BUSY = ("forward", "backward")
 COLLECTIVES = ("collective", "overlapped", "passed")
 KERNELS = ("product", "attention", "memory")
 SPREAD = {"compute": 0.35, "communication": 0.50, "offload": 0.60}
-"""Relative uncertainty of each part, uncalibrated: with the slowest host's, nine of ten public rows
-lie within it (tests/test_public_peaks.py)."""
+"""Relative uncertainty of each part without calibration. With the slowest host's, nine of ten
+public rows lie within it (tests/test_public_peaks.py)."""
 CPU_SPREAD = dict.fromkeys(SPREAD, 1.0)
-"""The same of a CPU that is known by its cores alone: half or twice is common."""
+"""Relative uncertainty on a CPU known only by its cores; half or twice the time is common."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Work:
-    """``count`` equal ops of one optimizer step. kind: product, attention, memory, collective
-    (``bytes`` on the wire for many ranks), overlapped (the same, hidden behind the computation of
-    its phase), passed (the same, hidden behind one attention, which has this type and these FLOPs),
-    transfer (device to host or back), streamed (the same,
-    hidden behind the computation of its phase and the host's own work there), host, nvme, chain
-    (a rank waits for others (``group`` - 1) / ``count`` of what it computes, as where ``count``
-    micro batches pass through ``group`` ranks). A collective is among ``group`` ranks that are
-    ``stride`` apart; 0: among all."""
+    """``count`` equal ops of one optimizer step. Values of ``kind``:
+
+    - product, attention, memory: kernels.
+    - collective: ``bytes`` on the wire for many ranks.
+    - overlapped: a collective hidden behind the computation of its phase.
+    - passed: a collective hidden behind one attention of this dtype and these FLOPs.
+    - transfer: a copy from device to host or back.
+    - streamed: a transfer hidden behind the computation of its phase and the host's own work there.
+    - host, nvme: bytes of host memory or of files.
+    - chain: a rank waits (``group`` - 1) / ``count`` of its computation, because ``count`` micro
+      batches pass through ``group`` ranks.
+
+    A collective is among ``group`` ranks that are ``stride`` apart; 0: among all.
+    """
 
     phase: str
     kind: str
@@ -48,7 +53,7 @@ class Work:
 
 
 class Slower(NamedTuple):
-    """How many times as long as predicted the operations and the links take."""
+    """Factors by which operations and links take longer than predicted."""
 
     compute: float = 1.0
     communication: float = 1.0
@@ -58,8 +63,8 @@ AS_TYPICAL = Slower()
 
 
 class Sent(NamedTuple):
-    """Bytes that one rank sends in a step, to ranks of its own node and of others, if each
-    collective is a ring."""
+    """Bytes that one rank sends in a step within its node and across nodes, if collectives are
+    rings."""
 
     within: int
     across: int
@@ -67,9 +72,12 @@ class Sent(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Seconds:
-    """Of one optimizer step. ``overhead``: by how much a host that issues every operation is later
-    than the device; ``slowest``: what the slowest host takes. ``spread``: plus or minus, in
-    seconds; ``shares``: of each part."""
+    """Predicted seconds of one optimizer step, by part.
+
+    ``overhead``: the time by which the host issues all operations later than the device could run
+    them. ``slowest``: seconds in which the slowest host issues them. ``shares``: part -> relative
+    uncertainty.
+    """
 
     compute: float
     communication: float
@@ -95,9 +103,11 @@ def seconds(
     tf32: bool = False,
     slower: Slower = AS_TYPICAL,
 ) -> Seconds:
-    """Predicted seconds of one step on ``gpu``, one of ``processes``. The host that issues the
-    operations is counted as those of public trainers are, unless whole steps were measured.
-    ``slower``: what if the card, or the links, took longer."""
+    """Return the predicted seconds of one step on ``gpu``, for one of ``processes``.
+
+    The host's time to issue operations is that of public trainers, unless whole steps were
+    measured. ``slower``: factors for a slower card or slower links.
+    """
     found = rates(gpu, processes).slowed(slower.compute, slower.communication)
     usual = CPU_SPREAD if gpu.shared else SPREAD
     parts = parts_of(work, found, processes, tf32)
@@ -113,14 +123,14 @@ def seconds(
 
 
 def issued(work: Sequence[Work]) -> int:
-    """Operations that a step's host gives to the device."""
+    """Return the number of kernels that the host launches in a step."""
     return sum(w.count for w in work if w.kind in KERNELS)
 
 
 def parts_of(
     work: Sequence[Work], found: Rates, processes: int, tf32: bool = False
 ) -> dict[str, float]:
-    """Seconds of each part of a step, as the rates alone have them."""
+    """Return the seconds of each part of a step, from the rates alone."""
     busy = sum(_compute(w, found, tf32) for w in work if w.phase in BUSY)
     compute = sum(_compute(w, found, tf32) for w in work) + _waits(work) * busy
     shown = sum(_collective(w, found, processes) for w in work if w.kind == "collective")
@@ -135,13 +145,13 @@ def parts_of(
 
 
 def _waits(work: Sequence[Work]) -> float:
-    """How long a rank waits for the others of its chain, as a multiple of what it computes forward
-    and backward (``strategies.engine.Engine.waits``)."""
+    """Return how long a rank waits in its pipeline, relative to its forward and backward
+    computation (``strategies.engine.Engine.waits``)."""
     return sum((w.group - 1) / w.count for w in work if w.kind == "chain")
 
 
 def _left(work: Sequence[Work], found: Rates, processes: int, tf32: bool, phase: str) -> float:
-    """What of a phase's overlapped collectives its computation cannot hide."""
+    """Return the seconds of a phase's overlapped collectives that its computation cannot hide."""
     here = [w for w in work if w.phase == phase]
     hidden = sum(_collective(w, found, processes) for w in here if w.kind == "overlapped")
     return max(0.0, hidden - found.overlap * sum(_compute(w, found, tf32) for w in here))
@@ -150,7 +160,7 @@ def _left(work: Sequence[Work], found: Rates, processes: int, tf32: bool, phase:
 def _passed(
     work: Sequence[Work], found: Rates, processes: int, tf32: bool
 ) -> list[tuple[float, float]]:
-    """(seconds, of them behind attention) of what travels while an attention is computed."""
+    """Return (seconds, seconds hidden behind attention) of each send during an attention."""
     pairs = []
     for w in work:
         if w.kind == "passed":
@@ -163,15 +173,20 @@ def _passed(
 def behind_attention(
     work: Sequence[Work], gpu: Card, processes: int, tf32: bool = False
 ) -> tuple[float, float]:
-    """Seconds of a step's sends that travel while attention is computed (ring attention), and how
-    many of them that hides, as the rates alone have them."""
+    """Return the seconds of ring attention's sends in a step, and the seconds that attention hides.
+
+    Both are from the rates alone.
+    """
     pairs = _passed(work, rates(gpu, processes), processes, tf32)
     return sum(taken for taken, _ in pairs), sum(hid for _, hid in pairs)
 
 
 def _late(work: Sequence[Work], found: Rates, tf32: bool, phase: str) -> float:
-    """Seconds of a phase's streamed copies that neither its computation nor its work on the host
-    hides; in and out are counted as if one waited for the other."""
+    """Return the seconds of a phase's streamed copies that its computation and host work do not
+    hide.
+
+    Copies in and out are counted one after the other.
+    """
     here = [w for w in work if w.phase == phase]
     copied = sum(w.count * w.bytes for w in here if w.kind == "streamed") / found.to_host
     hidden = found.overlap * sum(_compute(w, found, tf32) for w in here)
@@ -188,7 +203,7 @@ def _compute(w: Work, found: Rates, tf32: bool) -> float:
 
 
 def sent(work: Sequence[Work], processes: int, node: int = NODE) -> Sent:
-    """What a rank sends in one step, where ``node`` of the ranks share a machine."""
+    """Return the bytes that a rank sends in one step, with ``node`` ranks per machine."""
     totals = [0, 0]
     for w in work:
         if w.kind in COLLECTIVES:
@@ -198,12 +213,12 @@ def sent(work: Sequence[Work], processes: int, node: int = NODE) -> Sent:
 
 
 def _crosses(w: Work, group: int, node: int) -> bool:
-    """Whether the ranks of a collective sit in several nodes."""
+    """Return True if the ranks of a collective are in several nodes."""
     return w.stride * (group - 1) >= node
 
 
 def _collective(w: Work, found: Rates, processes: int) -> float:
-    """Ring: every rank sends (n - 1) / n of the bytes."""
+    """Return the seconds of a ring collective; every rank sends (n - 1) / n of the bytes."""
     group = w.group or processes
     on_wire = w.bytes * (group - 1) / group
     wire = found.far_wire if _crosses(w, group, found.gpu.node) else found.wire

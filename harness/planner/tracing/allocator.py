@@ -1,8 +1,7 @@
-"""CUDA's caching allocator, simulated: what it reserves for a given order of allocations.
+"""Simulation of CUDA's caching allocator: the reserved memory for allocations in a given order.
 
-Source of the rules: torch 2.13, c10/cuda/CUDACachingAllocator.cpp and CUDAAllocatorConfig.h.
-Each stream has pools of its own; a block that another stream uses too is free for its own as soon
-as it is freed.
+Source of the rules: torch 2.13, c10/cuda/CUDACachingAllocator.cpp and CUDAAllocatorConfig.h. Each
+stream has its own pools. A freed block is reusable at once, even if another stream used it too.
 """
 
 from __future__ import annotations
@@ -19,7 +18,8 @@ LARGE_ROUND = 2 * 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """Peaks in bytes. ``fits``: no allocation exceeded the limit even with all cache returned."""
+    """Peaks in bytes. ``fits``: every allocation succeeded under the limit, if need be after all
+    cached memory was returned."""
 
     allocated: int
     reserved: int
@@ -28,7 +28,7 @@ class Usage:
 
 @dataclass(slots=True, eq=False)
 class Chunk:
-    """A piece of a segment; neighbours merge when both are free."""
+    """A piece of a segment; neighbours merge if both are free."""
 
     size: int
     pool: Pool
@@ -40,8 +40,10 @@ class Chunk:
 
 @dataclass(slots=True, eq=False)
 class Pool:
-    """The free chunks of one size class of a stream, by (size, address); ``begin``: its first
-    address where it grows in one range, ``tail``: the chunk at its end there."""
+    """Free chunks of one size class of a stream, by (size, address).
+
+    ``begin``: first address of an expandable pool. ``tail``: the last chunk of its range.
+    """
 
     small: bool
     begin: int
@@ -58,13 +60,16 @@ class Pool:
         del self.chunks[chunk.address]
 
     def best(self, size: int) -> Chunk | None:
-        """The smallest free chunk that holds ``size``."""
+        """Return the smallest free chunk of at least ``size`` bytes, or None."""
         at = bisect.bisect_left(self.free, (size, 0))
         return self.chunks[self.free[at][1]] if at < len(self.free) else None
 
 
 class Allocator:
-    """Default segments, or (``expandable``) one growing range a pool. ``limit`` in bytes."""
+    """Caching allocator with default segments, or one growing range per pool (``expandable``).
+
+    ``limit`` is in bytes.
+    """
 
     def __init__(self, *, expandable: bool = False, limit: int | None = None) -> None:
         self.expandable, self.limit = expandable, limit
@@ -75,7 +80,7 @@ class Allocator:
         self._next = 0
 
     def allocate(self, size: int, stream: int = 0) -> Chunk:
-        """A chunk for ``size`` bytes on ``stream``."""
+        """Return a chunk for ``size`` bytes on ``stream``."""
         wanted = max(ROUND, -(-size // ROUND) * ROUND)
         pool = self._pool(stream, wanted <= SMALL_SIZE)
         chunk = pool.best(wanted)
@@ -90,7 +95,7 @@ class Allocator:
         return chunk
 
     def release(self, chunk: Chunk) -> None:
-        """Give a chunk back to its pool; it merges with free neighbours."""
+        """Return a chunk to its pool, merged with free neighbours."""
         self.allocated -= chunk.size
         for side in (chunk.left, chunk.right):
             if side is not None and side.free:
@@ -99,18 +104,23 @@ class Allocator:
         chunk.free = True
         chunk.pool.add(chunk)
 
-    # ---- rules ----
+    # ---- Allocation rules ----
 
     def _pool(self, stream: int, small: bool) -> Pool:
-        """The pool of a stream's small or large chunks. Ranges of virtual addresses are large:
-        pools never meet."""
+        """Return the pool of a stream's small or large chunks.
+
+        Pools are 2**50 addresses apart, so that their ranges do not overlap.
+        """
         key = stream, small
         if key not in self.pools:
             self.pools[key] = Pool(small=small, begin=len(self.pools) << 50)
         return self.pools[key]
 
     def _split(self, chunk: Chunk, wanted: int) -> None:
-        """Leave the rest free if it is worth it: large default segments keep rests up to 1 MiB."""
+        """Free the rest of a chunk if it is large enough.
+
+        Large default segments keep rests of up to 1 MiB.
+        """
         rest, pool = chunk.size - wanted, chunk.pool
         least = ROUND if pool.small or self.expandable else SMALL_SIZE + 1
         if rest < least:
@@ -125,7 +135,7 @@ class Allocator:
 
     @staticmethod
     def _merge(chunk: Chunk, side: Chunk) -> None:
-        """``side``, free and out of its pool's list, becomes part of ``chunk``."""
+        """Merge ``side``, which is free and not in its pool's list, into ``chunk``."""
         if side is chunk.left:
             chunk.left, chunk.address = side.left, side.address
             if side.left is not None:
@@ -152,7 +162,7 @@ class Allocator:
         return Chunk(size, pool, self._next - size)
 
     def _extend(self, pool: Pool, wanted: int) -> Chunk:
-        """Map more pages behind the pool's range; a free tail counts towards the need."""
+        """Map more pages at the end of the pool's range; a free tail is part of the new chunk."""
         granule = SMALL_BUFFER if pool.small else LARGE_BUFFER
         tail = pool.tail
         have = tail.size if tail is not None and tail.free else 0
@@ -177,8 +187,8 @@ class Allocator:
         self.peak_reserved = max(self.peak_reserved, self.reserved)
 
     def empty(self) -> None:
-        """Whole free segments go back to the device: where the cache is emptied, and before an
-        allocation fails."""
+        """Return whole free segments to the device, as ``empty_cache`` does, and a failing
+        allocation."""
         for pool in self.pools.values():
             for chunk in list(pool.chunks.values()):
                 if self.expandable:
@@ -196,8 +206,11 @@ class Allocator:
 def replay(
     events: Iterable[tuple[int, ...]], *, expandable: bool = False, limit: int | None = None
 ) -> Usage:
-    """Peaks for (+1 made, -1 freed or 0 cache emptied, id, bytes, stream) events in order; without
-    a stream they are of the one that computes."""
+    """Return the peaks for events in order.
+
+    Events are (+1 allocated, -1 freed or 0 cache emptied, id, bytes, stream); without a stream they
+    are of the compute stream.
+    """
     allocator, chunks = Allocator(expandable=expandable, limit=limit), {}
     for sign, index, size, *stream in events:
         if sign > 0:

@@ -1,10 +1,7 @@
-"""CUDA's behaviour imposed on tensors that stand for a GPU's: autocast, attention, optimizers.
+"""CUDA's behaviour for tensors on ``meta`` that represent a GPU's: autocast, attention, optimizers.
 
-Autocast is a layer of torch's dispatcher that ``meta`` tensors do not pass, and attention falls
-back to plain matrix products there; both would change what a step keeps. A function mode does
-what CUDA's layer does, by its published lists of ops.
-Source of the lists: torch 2.13, aten/src/ATen/autocast_mode.h (AT_FORALL_LOWER_PRECISION_FP,
-AT_FORALL_FP32, AT_FORALL_FP32_SET_OPT_DTYPE, AT_FORALL_PROMOTE).
+``meta`` tensors bypass autocast's dispatch layer, and their attention falls back to plain matrix
+products. Both would change which tensors a step keeps.
 """
 
 from __future__ import annotations
@@ -44,16 +41,20 @@ WIDEST = frozenset({
     *("index_put", "tensordot", "scatter_add"),
 })  # fmt: skip
 ALIGNED = 8
-"""Elements to whose multiples memory-efficient attention wants the strides of a bias."""
+"""Alignment, in elements, of the bias strides for memory-efficient attention."""
 ATTENTION = torch.nn.functional.scaled_dot_product_attention
 DROPOUT = torch.nn.functional.dropout
 DEVICE = torch.Tensor.device.__get__
 GETTER = "__get__"
-"""The name of a function that reads an attribute of a tensor, as that of its device."""
+"""Name of a function that reads a tensor's attribute, such as its device."""
 
 
 class CudaLike(TorchFunctionMode):
-    """Active for the whole of a prediction for a GPU; ``kind`` is the card's (``attention``)."""
+    """Function mode of a prediction for a GPU; ``kind`` is the card's (``overhead.preferred``).
+
+    It applies CUDA's lists of autocast ops. Source: torch 2.13, aten/src/ATen/autocast_mode.h
+    (AT_FORALL_LOWER_PRECISION_FP, AT_FORALL_FP32, AT_FORALL_FP32_SET_OPT_DTYPE, AT_FORALL_PROMOTE).
+    """
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -87,7 +88,8 @@ class CudaLike(TorchFunctionMode):
         return tree_map(lambda leaf: self._cast(leaf, wanted), (args, kwargs))
 
     def _cast(self, leaf: Any, dtype: torch.dtype) -> Any:
-        """``leaf`` in ``dtype``; a weight's low-precision copy is made once a forward."""
+        """Return ``leaf`` in ``dtype``; a weight's low-precision copy is cached until autocast
+        ends."""
         if not _eligible(leaf) or leaf.dtype is dtype:
             return leaf
         keep = leaf.requires_grad and leaf.is_leaf and dtype is not torch.float32
@@ -101,14 +103,14 @@ class CudaLike(TorchFunctionMode):
         self, query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0,
         *given: Any, **more: Any,
     ) -> Any:  # fmt: skip
-        """Attention by the kernel that torch would take on such a card, or its plain products."""
+        """Compute attention by the kernel that torch takes on such a card, or by plain products."""
         q, k, v = query, key, value
         if q.device.type != GPU:
             return ATTENTION(q, k, v, attn_mask, dropout_p, *given, **more)
         dtype, masked = str(q.dtype).removeprefix("torch."), attn_mask is not None
         allowed = _allowed()
         if more.get("enable_gqa") and k.shape[-3] != q.shape[-3]:
-            allowed.discard("efficient")  # it wants a key for each head of the queries
+            allowed.discard("efficient")  # it needs a key head for each query head
         kernel = overhead.choose(self.kind, dtype, q.shape[-1], masked, allowed)
         if kernel == "math":
             return ATTENTION(q, k, v, attn_mask, dropout_p, *given, **more)
@@ -121,26 +123,28 @@ class CudaLike(TorchFunctionMode):
         return fused(q, k, v, *between, dropout_p, causal)[0]
 
     def forget(self) -> None:
-        """The outermost autocast ends: its copies of weights live on in backward alone."""
+        """Clear the cached copies of weights when the outermost autocast ends; only backward keeps
+        them."""
         self._copies.clear()
 
 
 def drop(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
-    """Dropout by CUDA's own kernel, which keeps a mask of a byte an element; others keep noise of
-    the input's type.
+    """Apply dropout by CUDA's kernel, which keeps a mask of one byte per element.
 
-    Source: torch 2.13, aten/src/ATen/native/Dropout.cpp (is_fused_kernel_acceptable).
+    Other kernels keep noise in the input's dtype. Source: torch 2.13,
+    aten/src/ATen/native/Dropout.cpp (is_fused_kernel_acceptable).
     """
     fused = training and 0 < p < 1 and not inplace and x.device.type == GPU
     return torch.native_dropout(x, p, True)[0] if fused else DROPOUT(x, p, training, inplace)
 
 
 def as_bias(mask: Any, q: Any, k: Any, *, padded: bool) -> Any:
-    """The mask that the fused kernels take: numbers of the queries' type for all heads; where they
-    are ``padded``, rows begin at multiples of 8. A boolean one is filled in first.
+    """Return the mask for the fused kernels: additive, in the queries' dtype, expanded to all
+    heads.
 
-    Source: torch 2.13, aten/src/ATen/native/transformers/attention.cpp
-    (convert_boolean_attn_mask_, aligned_tensor, pad_bias, preprocess_mask).
+    A boolean mask is converted first. If ``padded``, rows begin at multiples of 8. Source: torch
+    2.13, aten/src/ATen/native/transformers/attention.cpp (convert_boolean_attn_mask_,
+    aligned_tensor, pad_bias, preprocess_mask).
     """
     if mask.dtype is torch.bool:
         never = torch.full((), float("-inf"), dtype=q.dtype, device=mask.device)
@@ -152,13 +156,14 @@ def as_bias(mask: Any, q: Any, k: Any, *, padded: bool) -> Any:
 
 
 def _eligible(leaf: Any) -> bool:
-    """A floating tensor on the GPU; CUDA's autocast leaves float64 alone."""
+    """Return True for a floating tensor on the GPU, except float64, which CUDA's autocast
+    ignores."""
     is_tensor = isinstance(leaf, torch.Tensor) and device_of(leaf).type == GPU
     return is_tensor and leaf.is_floating_point() and leaf.dtype is not torch.float64
 
 
 def _allowed() -> set[str]:
-    """What ``torch.nn.attention.sdpa_kernel``, or a switch set by hand, leaves to choose among."""
+    """Return the kernels that ``torch.nn.attention.sdpa_kernel`` and torch's switches allow."""
     switches = torch.backends.cuda
     enabled = {
         "flash": switches.flash_sdp_enabled(),
@@ -171,7 +176,7 @@ def _allowed() -> set[str]:
 
 @contextlib.contextmanager
 def cuda_like(kind: str) -> Iterator[CudaLike]:
-    """Make this process behave, for tensors on ``meta``, as one with a GPU of that ``kind``."""
+    """Make this process treat tensors on ``meta`` as those of a GPU of that ``kind``."""
     mode = CudaLike(kind)
     with contextlib.ExitStack() as stack:
         for target, name, stand_in in _patches(mode):
@@ -209,7 +214,7 @@ def _patches(mode: CudaLike) -> list[tuple[Any, str, Any]]:
     patches = [
         (autocast, "__init__", init),
         (autocast, "__exit__", leave),
-        # Autocast asks for a GPU and turns itself off without one.
+        # Autocast disables itself without a GPU.
         (torch.cuda.amp.common, "amp_definitely_not_available", lambda: False),
         (torch.cuda, "is_bf16_supported", lambda *given, **more: True),
         # Recomputation enters autocast again by the type of its inputs' device.

@@ -1,11 +1,7 @@
-"""A deep model predicted from shallow ones of its kind: two blocks of each group, and two more.
+"""Prediction of a deep model from traces of shallow ones.
 
-Blocks of a group are alike, so that memory in each part of a step, and the work, grow in a straight
-line with their number. Where the engine or a strategy treats some blocks otherwise than others
-(``by_block``), the model is traced whole. Else the same set-up and steps are traced of models with
-two blocks of each group, and for each group one with four; everything else follows from these, and
-what the allocator makes of it from their allocations in order (``deepened``). A trace of all blocks
-is what the tests hold it to (``tests/predict/test_extend.py``).
+Blocks of a group are alike, so the memory of each part of a step, and the work, grow linearly with
+their number. Tests compare the result with a full trace (``tests/predict/test_extend.py``).
 """
 
 from __future__ import annotations
@@ -35,29 +31,32 @@ from strategies.engine import STEP_PHASES
 from strategies.subject import Subject
 
 FEW = 2
-"""Blocks of a group in the shallow model, and how many more it has to tell what a block adds."""
+"""Blocks per group in the shallow model, and the number added to one group in a deeper one."""
 FOREVER = 3600.0
-"""Seconds that one trace may take where nobody limits it."""
+"""Seconds that one trace may take without a given limit."""
 WORTH = 10
-"""Blocks from which on a model is extended: a shallower one is traced whole."""
+"""Fewest blocks of a model that is extended; a shallower one is traced whole."""
 FIELDS = ("phase", "kind", "dtype", "group", "stride", "flops", "bytes")
 KIND = FIELDS.index("flops")
-"""What tells ops of a kind apart that blocks do not change, and how many fields of it come first.
-"""
+"""``FIELDS`` identify equal ops; the first ``KIND`` of them are the same for any number of
+blocks."""
 SAME = 0.01
-"""How far the peak of the allocations in order may be from the straight line's."""
+"""Relative difference allowed between the peaks of ordered allocations and of the extrapolation."""
 SHORT = "its reserve is estimated from shallow models, and often too low"
 POOL = ("reserved", "reserved_expandable", "least")
 Events = list[tuple[int, int, int, int]]
-"""(+1 made or -1 freed, id, bytes, CUDA stream) of allocations in order."""
+"""(+1 allocated or -1 freed, id, bytes, CUDA stream) of allocations in order."""
 Places = Mapping[str, tuple[int, Mapping[str, int], tuple[str, str], int]]
-"""Name of a part -> bytes, by category, which op at which line, and the most beyond the state."""
+"""Part name -> bytes, bytes by category, (op, line), and the most bytes beyond the state."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """Values of the shallow model and of each that is a step deeper, and how many steps are meant:
-    what they come to in a straight line."""
+    """Linear extrapolation.
+
+    ``base``: value of the shallow model. ``steps``: the value of each deeper model, and how many
+    times its difference to the base is added.
+    """
 
     base: float
     steps: tuple[tuple[float, float], ...]
@@ -68,8 +67,12 @@ class Line:
 
 
 def shallow(resolved: Resolved) -> list[tuple[dict[str, int], float]]:
-    """The models to trace, by their depths, and for each but the first how many times ``FEW``
-    blocks more its group has; empty where the model is to be traced whole."""
+    """Return the depths of each model to trace, and how often its added blocks must be repeated.
+
+    The first is the base, with two blocks per group and 0. Each other one has four in one group.
+    Empty if the whole model must be traced, because it is shallow or its blocks are treated
+    differently (``by_block``).
+    """
     depths = resolved.subject.depths
     if sum(depths.values()) < WORTH:
         return []
@@ -80,17 +83,17 @@ def shallow(resolved: Resolved) -> list[tuple[dict[str, int], float]]:
 
 
 def _alike(resolved: Resolved, models: Sequence[Mapping[str, int]]) -> bool:
-    """Whether the engine and each strategy treat all blocks of all models alike."""
+    """Return True if the engine and each strategy treat all blocks of all models alike."""
     counts = [resolved.subject.deep(depths).depth for depths in models]
     parts = (resolved.launch.engine, *resolved.recipe.strategies)
     return all(len({how for n in counts for how in part.by_block(n)}) == 1 for part in parts)
 
 
 def extended(resolved: Resolved, kind: str) -> Prediction:
-    """The prediction of ``resolved`` from shallow models, one after the other.
+    """Return the prediction of ``resolved`` from shallow models, traced one after the other.
 
     Raises:
-        NoTrace: one of them could not be traced.
+        NoTrace: a shallow model could not be traced.
     """
     load([resolved])
     ended = sorted(in_forks([_or_why(f) for f in pieces(resolved, kind)], 1, FOREVER))
@@ -99,16 +102,19 @@ def extended(resolved: Resolved, kind: str) -> Prediction:
 
 
 def pieces(resolved: Resolved, kind: str) -> list[Callable[[], dict[str, Any]]]:
-    """What is to be traced, each in a fork, for process groups and patches are global to a process;
-    what they return is for ``joined``. Empty where the model is to be traced whole."""
+    """Return functions that trace the shallow models; ``joined`` takes their results.
+
+    Each runs in a fork, because process groups and patches are global to a process. Empty if the
+    whole model must be traced.
+    """
     return [functools.partial(_traced, resolved, depths, kind) for depths, _ in shallow(resolved)]
 
 
 def joined(resolved: Resolved, found: Sequence[Mapping[str, Any]]) -> Prediction:
-    """The prediction of ``resolved`` from what its ``pieces`` returned.
+    """Return the prediction of ``resolved`` from the results of its ``pieces``.
 
     Raises:
-        NoTrace: one of them could not be traced.
+        NoTrace: a shallow model could not be traced.
     """
     for traced in found:
         if "why" in traced:
@@ -118,20 +124,22 @@ def joined(resolved: Resolved, found: Sequence[Mapping[str, Any]]) -> Prediction
 
 
 def load(rows: Sequence[Resolved]) -> None:
-    """Load once what several forks would: libraries, a pool's history, and what is known of models
-    that they share. What one fork alone wants to know of a model it finds out itself, beside the
-    others. What fails here fails there again, where it is said."""
+    """Load the libraries, pool histories and model surveys that several forks share.
+
+    A fork surveys a model that no other fork needs by itself. Errors are ignored here; they recur
+    in the fork, which reports them.
+    """
     needs = [name for row in rows for name in row.needs]
     libraries = [name for need in needs for name in LIBRARIES.get(need, ())]
     for name in dict.fromkeys([m for row in rows for m in row.launch.engine.modules] + libraries):
         with contextlib.suppress(Exception):
             importlib.import_module(name)
     asked = Counter(_subjects(rows))
-    # The first of all: a survey loads its library too.
+    # The first subject is always surveyed, because that loads its library.
     for place, (subject, times) in enumerate(asked.items()):
         if times > 1 or place == 0:
             with contextlib.suppress(Exception):
-                subject.idle  # noqa: B018 (found by a survey, which its module keeps)
+                subject.idle  # noqa: B018 (its module caches the survey)
     for row in rows:
         with contextlib.suppress(Exception):
             world.sizes(row.spec.before)
@@ -141,7 +149,7 @@ def load(rows: Sequence[Resolved]) -> None:
 
 
 def _subjects(rows: Sequence[Resolved]) -> Iterator[Subject]:
-    """What each fork traces: a row's shallow models, or its model whole."""
+    """Yield the model of each fork: a row's shallow models, or its whole model."""
     for row in rows:
         depths = [depths for depths, _ in shallow(row)]
         yield from [row.subject.deep(one) for one in depths] or [row.subject]
@@ -166,7 +174,7 @@ def _traced(resolved: Resolved, depths: Mapping[str, int], kind: str) -> dict[st
 
 
 def _plain(record: Record, found: Mapping[str, Part]) -> Places:
-    """The parts of one pool as JSON has them."""
+    """Return the parts of one pool as JSON data."""
     return {
         name: (part.bytes, part.kinds, _maker(record, part.event), part.beyond)
         for name, part in found.items()
@@ -179,7 +187,7 @@ def _maker(record: Record, event: int) -> tuple[str, str]:
 
 
 def _or_why(function: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:
-    """``function``, whose exception becomes its word."""
+    """Return ``function`` with exceptions turned into the entry ``why``."""
 
     def told() -> dict[str, Any]:
         try:
@@ -191,7 +199,7 @@ def _or_why(function: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, An
     return told
 
 
-# ---- straight lines ----
+# ---- Linear extrapolation ----
 
 
 def _extended(
@@ -235,8 +243,11 @@ def _peak_of(
     plain: Sequence[Mapping[str, Any]],
     line: Callable[..., int],
 ) -> int:
-    """Bytes of a phase's peak; the phases' own peaks extended if models share none of its parts,
-    as where each marks other events in its optimizer's step."""
+    """Return the bytes of a phase's peak.
+
+    If the models share no part of the phase, their own peaks of the phase are extended. This occurs
+    if each model marks other events in its optimizer step.
+    """
     begins = f"1/{phase}/", f"2/{phase}/"
     if any(name.startswith(begins) for name in set(places[0]).intersection(*places[1:])):
         return _fullest(places, line, *begins).bytes
@@ -244,7 +255,7 @@ def _peak_of(
 
 
 def _fullest(places: Sequence[Places], line: Callable[..., int], *begins: str) -> Instant:
-    """The part of a step that is the fullest in the end; of those that all models have."""
+    """Return the instant of the fullest part in the deep model, among parts of all models."""
     shared = set(places[0]).intersection(*places[1:])
     names = sorted(name for name in shared if name.startswith(begins))
     sizes = {name: line(p[name][0] for p in places) for name in names}
@@ -256,7 +267,7 @@ def _fullest(places: Sequence[Places], line: Callable[..., int], *begins: str) -
 
 
 def _beyond(places: Sequence[Places], line: Callable[..., int]) -> dict[str, int]:
-    """Phase of a later step -> the most beyond the state, of parts that all models have."""
+    """Return phase of a later step -> the most bytes beyond the state, over parts of all models."""
     found: dict[str, int] = {}
     for name in set(places[0]).intersection(*places[1:]):
         step, phase, _ = name.split("/", 2)
@@ -268,7 +279,7 @@ def _beyond(places: Sequence[Places], line: Callable[..., int]) -> dict[str, int
 def _told(
     peaks: Sequence[Mapping[str, Any]], instant: Instant, line: Callable[..., int]
 ) -> Instant:
-    """``instant`` with what lived then, by who made it, of makers that all models' peaks have."""
+    """Return ``instant`` with its live allocations, if all models' peaks have their makers."""
     return dataclasses.replace(instant, held=_held(peaks, line))
 
 
@@ -292,11 +303,13 @@ def _held(peaks: Sequence[Mapping[str, Any]], line: Callable[..., int]) -> list[
 def _pool(
     plain: Sequence[Mapping[str, Any]], peak: int, passing: int, ordered: Callable[[], Events]
 ) -> dict[str, Any]:
-    """What the allocator makes of it: what it rounds and cannot use depends on which tensors find
-    another's place, so that the allocations of all blocks are replayed in order. Where these cannot
-    be told from the shallow models', the most that those lose is taken, and said to be.
-    ``passing``: how much more of what passes this model has than the shallow ones; the peak may lie
-    elsewhere, so that only the order says how much of it counts."""
+    """Return the allocator's peaks for the deep model.
+
+    Rounding and fragmentation depend on the order, so the allocations of all blocks are replayed.
+    If the order cannot be derived, the largest losses of the shallow models are used, with a note.
+    ``passing``: how many more bytes of the passing pool this model has than the shallow one. The
+    peak may be elsewhere, so only the replay shows how many of them count.
+    """
     if plain[0]["allocated"] is None:
         return {}
     allocated = peak + max(p["allocated"] - p["peak"]["bytes"] for p in plain) + passing
@@ -316,7 +329,7 @@ def _pool(
 def _ordered(
     found: Sequence[Mapping[str, Any]], asked: Sequence[tuple[Mapping[str, int], float]]
 ) -> Events:
-    """The allocations of all blocks, in order."""
+    """Return the allocations of all blocks, in order."""
     few, deeper = asked[0][0], []
     for traced, (depths, more) in zip(found[1:], asked[1:], strict=True):
         keys = list(few)
@@ -328,8 +341,11 @@ def _ordered(
 
 
 def _work(lists: Sequence[Sequence[Mapping[str, Any]]], more: Sequence[float]) -> list[Work]:
-    """The work of all blocks. Ops of one size are counted; those whose size grows (an optimizer
-    over all weights) are taken together, by kind."""
+    """Return the work of all blocks.
+
+    Ops with equal sizes in all models are counted. Ops whose size grows, such as an optimizer over
+    all weights, are summed by kind.
+    """
     counts = [Counter({_key(w): w["count"] for w in works}) for works in lists]
     shared = {key for key in counts[0] if all(key in other for other in counts)}
     found = {key: _end([c[key] for c in counts], more) for key in shared}

@@ -1,13 +1,7 @@
-"""The allocations of a deep model in order, from those of shallow ones: what a pool makes of all
-blocks without a trace of them.
+"""Allocations of a deep model in order, derived from the streams of shallow models.
 
-``base`` is the stream of a model with two blocks of each group; for each group that has more there
-is one with four of it: a first block, two between, a last. What the longer stream has and the base
-has not is of the blocks between, and comes as often as there are such blocks: as whole segments
-(their forward and backward), and as runs of allocations and frees elsewhere (their weights, their
-gradients, each operation of an optimizer over all of them). A storage of a block is known by its
-place in that block's segment or run, so that a free tells how far before or behind its block the
-freed one lies, whichever block it is.
+The base model has two blocks per group. Each deeper one has four in one group: a first, two inner
+and a last block. Its additional events repeat for each inner block of the deep model.
 """
 
 from __future__ import annotations
@@ -28,19 +22,22 @@ from harness.planner.tracing.streams import (  # fmt: skip
 )
 
 BETWEEN = (1, 2)
-"""The indices of the blocks between, of four."""
+"""Indices of the inner blocks, of four."""
 LAST = 3
 LOST = 0.002
-"""The share of events that may refer to nothing before the whole is given up."""
+"""Share of events without a known storage above which the result is discarded."""
 
 
 class NotAlike(ValueError):
-    """The streams do not show what a block adds."""
+    """The streams do not show which events a block adds."""
 
 
 class Ref(NamedTuple):
-    """A storage of a longer stream: ``fixed`` is its number in the base, 0 where it has none. What
-    belongs to a block has a ``key``, alike for all blocks, and the ``index`` of its block."""
+    """A storage of a deeper stream.
+
+    ``fixed``: its number in the base, or 0. A block's storage also has a ``key``, equal for all
+    blocks, and the ``index`` of its block.
+    """
 
     fixed: int
     key: tuple[Any, ...] = ()
@@ -53,8 +50,10 @@ class Ref(NamedTuple):
 
 @dataclass
 class Deeper:
-    """The stream of a model with two blocks more, where ``count`` are meant of their kind;
-    ``before`` is how many blocks of other kinds come before them, if these are in one list."""
+    """Stream of a model with two more blocks in one group, which has ``count`` in the deep model.
+
+    ``before``: number of blocks of other groups before them, if all are in one list.
+    """
 
     stream: Stream
     count: int
@@ -62,12 +61,16 @@ class Deeper:
 
 
 Emitted = tuple[int, Ref, int]
-"""An event of the deep model: its sign, the storage, and the block it is of; -1: see the Ref."""
+"""An event of the deep model: its sign, the storage, and the shift of its block's index."""
 
 
 def deepened(base: Stream, deeper: Sequence[Deeper]) -> list[tuple[int, int, int, int]]:
-    """(+1 made, -1 freed or 0 cache emptied, id, bytes, CUDA stream) of the device's pool with all
-    blocks.
+    """Return the events of the device's pool with all blocks.
+
+    Each is (+1 allocated, -1 freed or 0 cache emptied, id, bytes, CUDA stream). Events of inner
+    blocks repeat as whole segments (forward and backward), and as runs elsewhere (weights,
+    gradients, optimizer operations). A key identifies a block's storage by its position in the
+    segment or run, so a free refers to a block by its distance.
 
     Raises:
         NotAlike: the streams do not show what a block adds.
@@ -97,7 +100,7 @@ def _emit(made: _Made, read: Sequence[_Reading], number: int, at: int) -> None:
 
 
 class _Made:
-    """The deep model's events, as they are made."""
+    """Events of the deep model, as they are generated."""
 
     def __init__(self, base: Stream, read: Sequence[_Reading]) -> None:
         self.events: list[tuple[int, int, int, int]] = []
@@ -111,7 +114,8 @@ class _Made:
             self.sizes[number] = max(0, round(own + grown))
 
     def event(self, event: int, ref: Ref, reading: _Reading | None, shift: int) -> None:
-        """Storage ``ref`` is made or freed, for a block ``shift`` further on."""
+        """Add the allocation or free of storage ``ref``, with its block's index moved by
+        ``shift``."""
         name: Any = ref.fixed
         if ref.key and reading is not None:
             name = reading.name(ref, shift)
@@ -133,14 +137,15 @@ class _Made:
         return self.events
 
 
-# ---- what a longer stream says ----
+# ---- Additions of a deeper stream ----
 
 
 class _Reading:
-    """What a longer stream adds to the base.
+    """Events that a deeper stream adds to the base.
 
-    ``added``: (number of a segment of the base, place of an event in it) -> what comes behind it;
-    ``moved``: events of the base that come elsewhere; ``sizes``: of storages of the base, here.
+    ``added``: (segment of the base, position of an event in it) -> events after it. ``moved``:
+    events of the base that come elsewhere. ``sizes``: bytes in the deeper model of the base's
+    storages.
     """
 
     def __init__(self, plain: Sequence[Segment], base: Stream, deeper: Deeper) -> None:
@@ -151,7 +156,7 @@ class _Reading:
         self.sizes: dict[int, int] = {}
         self._refs: dict[int, Ref] = {}
         self._ends: dict[tuple[Any, int], int] = {}
-        # Where the cache is emptied, the base says.
+        # Events that empty the cache come from the base.
         every = [
             dataclasses.replace(s, events=[*filter(None, s.events)])
             for s in segments(deeper.stream)
@@ -162,18 +167,18 @@ class _Reading:
             _Placing(self, number, segment, own).place()
 
     def name(self, ref: Ref, shift: int) -> Any:
-        """What a storage is called in the deep model, ``shift`` blocks further on."""
+        """Return the deep model's name of a storage, with its block's index moved by ``shift``."""
         index = ref.index + shift
         end = {0: 0, self.count - 1: LAST}.get(index)
         fixed = self._ends.get((ref.key, end), 0)
         return fixed or (self.group, self.begin, ref.key, index)
 
     def absolute(self, ref: Ref) -> int:
-        """The shift of a storage that is meant itself: blocks are counted from the nearer end."""
+        """Return the shift that keeps a block's distance to the nearer end."""
         return 0 if ref.index < BETWEEN[1] else self.count - 1 - LAST
 
     def between(self, number: int) -> Iterator[Emitted]:
-        """The events of all blocks between, where they come behind this segment of the base."""
+        """Yield the events of all inner blocks that come after this segment of the base."""
         if not self._blocks[number]:
             return
         first, second = self._blocks[number]
@@ -189,7 +194,8 @@ class _Reading:
     def _paired(
         self, plain: Sequence[Segment], every: Sequence[Segment]
     ) -> tuple[list[Segment], list[list[Segment]]]:
-        """The segments that the base has too, and behind each those of the blocks between."""
+        """Return the segments that the base has too, and after each of them those of the inner
+        blocks."""
         own: list[Segment] = []
         blocks: list[list[Segment]] = []
         for segment in every:
@@ -214,7 +220,7 @@ class _Reading:
             index += self.begin - (len(BETWEEN) if index >= LAST else 0)
         return segment.interval, segment.phase, segment.group, index
 
-    # ---- which storage is which ----
+    # ---- Identity of storages ----
 
     def _label(self, plain: Sequence[Segment], base: Stream) -> None:
         for number, (segment, own) in enumerate(zip(plain, self._own, strict=True)):
@@ -230,7 +236,7 @@ class _Reading:
         return self.stream.kinds[event - 1]
 
     def _match(self, number: int, segment: Segment, own: Segment, base: Stream) -> None:
-        """Tell the base's storages from those that come as often as there are blocks."""
+        """Match the base's storages; all others repeat for each inner block."""
         kinds, made = [base.kinds[event - 1] for event in segment.made()], own.made()
         match = alike(kinds, [self._kind(event) for event in made])
         if match is None:
@@ -248,7 +254,7 @@ class _Reading:
             self._repeated((number, run), [made[place] for place in places], segment.phase)
 
     def _repeated(self, where: tuple[int, int], made: Sequence[int], phase: str) -> None:
-        """Tell what is allocated for one block between from what is for the other."""
+        """Assign the allocations of a run to the two inner blocks."""
         pieces, at = _squares([self._kind(event) for event in made]), 0
         if pieces is None:
             raise NotAlike(f"blocks differ in {phase or 'set-up'}")
@@ -261,7 +267,8 @@ class _Reading:
 
 
 def _grown(base: Stream, deeper: Deeper) -> tuple[int, int]:
-    """The group that has more blocks than in the base, and the first of the four there."""
+    """Return the group with more blocks than in the base, and the first of its four blocks
+    there."""
     few, many = _counts(base), _counts(deeper.stream)
     grown = [group for group, count in many.items() if count == few.get(group, 0) + 2]
     if len(grown) != 1:
@@ -270,7 +277,7 @@ def _grown(base: Stream, deeper: Deeper) -> tuple[int, int]:
 
 
 def _counts(stream: Stream) -> dict[int, int]:
-    """Group -> its blocks."""
+    """Return group -> number of its blocks."""
     found: dict[int, int] = {}
     for _, _, group, index in stream.cuts:
         if group >= 0:
@@ -279,7 +286,7 @@ def _counts(stream: Stream) -> dict[int, int]:
 
 
 def _keys(segment: Segment, kinds: Sequence[Kind]) -> list[tuple[Any, ...]]:
-    """What each storage of a block is known by, in every block."""
+    """Return the key of each storage of a block, which is equal in every block."""
     return [("block", segment.interval, order, kind) for kind, order in numbered(kinds)]
 
 
@@ -288,7 +295,7 @@ def _sign(event: int) -> int:
 
 
 class _Placing:
-    """Where, between the events of one segment of the base, those of a longer stream come."""
+    """Positions of a deeper stream's events within one segment of the base."""
 
     def __init__(self, reading: _Reading, number: int, segment: Segment, own: Segment) -> None:
         self.reading, self.number, self.own = reading, number, own
@@ -297,7 +304,7 @@ class _Placing:
         freed = [reading.ref(event) for event in own.events if event < 0]
         here = {(ref.key, ref.index) for ref in freed if ref.repeated}
         self.both = {key for key, _ in here if all((key, index) in here for index in BETWEEN)}
-        """What is freed here of every block between."""
+        """Keys of storages that both inner blocks free in this segment."""
         self.first: dict[Any, int] = {}
 
     def place(self) -> None:
@@ -312,8 +319,8 @@ class _Placing:
         self._stretch(stretch)
 
     def _stretch(self, events: Sequence[int]) -> None:
-        """Events between two allocations of the base: perhaps a run of the blocks' own, and frees
-        before and behind it."""
+        """Place the events between two allocations of the base, such as a run of the blocks'
+        allocations."""
         refs = [self.reading.ref(event) for event in events]
         made = [n for n, event in enumerate(events) if event > 0]
         if not made:
@@ -333,7 +340,7 @@ class _Placing:
         self._frees(events[end:])
 
     def _frees(self, events: Sequence[int]) -> None:
-        """Frees, of the base and of blocks."""
+        """Place frees of the base and of blocks."""
         refs, at = [self.reading.ref(event) for event in events], 0
         while at < len(events):
             if not refs[at].repeated:
@@ -348,7 +355,7 @@ class _Placing:
             at += 2 * half or 1
 
     def _all_freed(self, events: Sequence[int], first: int) -> None:
-        """What is freed of one block is freed of each between."""
+        """Add the same frees for each inner block."""
         inner = range(1, self.reading.count - 1)
         for index in inner if first == BETWEEN[0] else reversed(inner):
             for event in events:
@@ -372,7 +379,8 @@ class _Placing:
         added.append((_sign(event), ref, shift))
 
     def _made_run(self, events: Sequence[int], second: int) -> None:
-        """The first of the blocks between as it is, all others as the second."""
+        """Add the first inner block's part of a run once, and the second's for each further
+        block."""
         for event in events:
             self.both.discard(self.reading.ref(event).key)
         for event in events[:second]:
@@ -393,8 +401,11 @@ class _Placing:
             self._moved(event)
 
     def _freed(self, event: int, ref: Ref) -> None:
-        """A free out of line: of the nearest blocks, or where all are freed here, of all those that
-        the other such event does not stand for."""
+        """Add a free that is outside of any run.
+
+        If both inner blocks free this key here, the first of the two events repeats for all inner
+        blocks except the last in this order. Else it is added once.
+        """
         if not ref.repeated or ref.key not in self.both:
             self._once(event)
             return
@@ -409,8 +420,7 @@ class _Placing:
 
 
 def _twins(refs: Sequence[Ref]) -> int:
-    """How many frees of one block, at the begin of ``refs``, are followed by those of the other
-    between; 0 where none are."""
+    """Return how many frees of one block at the start of ``refs`` the other inner block repeats."""
     first = refs[0].index
     own = next((n for n, ref in enumerate(refs) if ref.index != first), 0)
     for half in range(own, 0, -1):
@@ -423,7 +433,7 @@ def _twins(refs: Sequence[Ref]) -> int:
 
 
 def _squares(kinds: Sequence[Kind]) -> list[int] | None:
-    """The lengths of pieces of which each is something twice; None where there are none."""
+    """Return the lengths of pieces that each repeat a sequence twice, or None."""
     found, at = [], 0
     while at < len(kinds):
         longest = (len(kinds) - at) // 2

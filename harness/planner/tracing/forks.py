@@ -1,6 +1,8 @@
-"""Functions in forks of this process, so many at a time: process groups and patches are global to
-a process, and what was imported or learned of operations before, here or by an earlier fork, is
-there at once."""
+"""Functions run in parallel forks of this process.
+
+Each fork has its own process groups and patches, which are global to a process. It starts with the
+imports and cached operations of this process, which include those of earlier forks.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ CHUNK = 2**20
 
 
 class Ended(NamedTuple):
-    """The ``index`` of a function, what it returned as JSON has it, and seconds."""
+    """Result of a function: its ``index``, the returned JSON data, and its seconds."""
 
     index: int
     made: dict[str, Any]
@@ -41,7 +43,7 @@ class _Fork:
     text: bytes = b""
 
     def end(self, limit: float) -> Ended:
-        """What came of it; of one that is past its time, that it was ended."""
+        """Wait for the fork and return its result; kill it if it is over the limit."""
         seconds = time.monotonic() - self.began
         late = seconds >= limit
         if late:
@@ -57,10 +59,11 @@ class _Fork:
 
 
 def in_forks(functions: Sequence[Function], jobs: int, limit: float) -> Iterator[Ended]:
-    """What each function returns, as they end, ``jobs`` at a time; ``why`` says what was lost: of a
-    fork that died, or that took longer than ``limit`` seconds.
+    """Yield the result of each function when it ends; ``jobs`` run at a time.
 
-    A function that raises ends its fork: what it is to say of that, it returns.
+    The result of a fork that died, or took longer than ``limit`` seconds, has the reason in
+    ``why``. A function must return its errors as data, because an exception ends its fork without a
+    result.
     """
     waiting, ended = list(enumerate(functions)), []
     with selectors.DefaultSelector() as running:
@@ -69,13 +72,13 @@ def in_forks(functions: Sequence[Function], jobs: int, limit: float) -> Iterator
                 index, function = waiting.pop(0)
                 pipe, fork = _start(index, function)
                 running.register(pipe, selectors.EVENT_READ, fork)
-            yield from ended  # whoever makes something of it does so beside those that run
+            yield from ended  # the caller processes these while other forks run
             ended = [*_ended(running, limit)]
     yield from ended
 
 
 def _ended(running: selectors.BaseSelector, limit: float) -> Iterator[Ended]:
-    """Those that ended, or are past their time, when something was heard or a second has gone."""
+    """Yield the forks that ended or are over the limit; wait at most a second."""
     heard = {key.fd for key, _ in running.select(timeout=1)}
     for key in list(running.get_map().values()):
         fork, chunk = key.data, os.read(key.fd, CHUNK) if key.fd in heard else None
@@ -87,7 +90,7 @@ def _ended(running: selectors.BaseSelector, limit: float) -> Iterator[Ended]:
 
 
 def _start(index: int, function: Function) -> tuple[int, _Fork]:
-    """A fork that writes what ``function`` returns into a pipe, as a line."""
+    """Start a fork that writes the result of ``function`` as one line into a pipe."""
     out, into = os.pipe()
     pid = os.fork()
     if pid:
@@ -96,9 +99,9 @@ def _start(index: int, function: Function) -> tuple[int, _Fork]:
     code = 1
     try:
         die_with_parent()
-        # A fork makes torch's pool of threads anew at the first call that asks for it. Autograd's
-        # threads ask all at once, and one of them then finds no pool ("Invalid thread pool!",
-        # caffe2/utils/threadpool/pthreadpool-cpp.cc). So this thread asks first.
+        # A fork makes a new torch thread pool at the first use. If autograd's threads use it at
+        # the same time, one of them finds none ("Invalid thread pool!",
+        # caffe2/utils/threadpool/pthreadpool-cpp.cc). So this thread uses it first.
         torch.set_num_threads(torch.get_num_threads())
         os.close(out)
         before, answers = set(sys.modules), known()

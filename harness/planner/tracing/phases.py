@@ -1,7 +1,7 @@
-"""Text encoders and VAEs on tensors without storage: what their forward passes take of a GPU.
+"""Traces of text encoders and VAEs on tensors without storage: the memory of their forward passes.
 
-The classes are transformers' and diffusers', as ``beside.yaml`` names them. They are traced without
-a training, because what lives beside them is the same for every instant of a pass.
+``resident_models.yaml`` names the classes of transformers and diffusers. They are traced without a
+training, because the memory beside them is constant during a pass.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ from harness.resolve import Resolved
 from harness.subjects.library.families import Space
 
 COPIES = {4: 2, 5: 1}
-"""Dimensions of a convolution's weight -> bytes that cuDNN takes for it, as a multiple of its input
-and its output: kernels for 16 bits want channels last and copy both. The figures were chosen on
-public rows of SD's and Qwen-Image's VAEs (docs/public-phases.yaml)."""
+"""Dimensions of a convolution's weight -> bytes that cuDNN allocates, as a multiple of input and
+output. Its 16-bit kernels copy both to channels last. The figures were fitted to public rows of
+SD's and Qwen-Image's VAEs (docs/public-phases.yaml)."""
 CLIP_TOKENS = 77
 
 
 def of(resolved: Resolved, kind: str) -> dict[str, Aside]:
-    """Phase -> its encoders and VAE, for a card of that ``kind``; of those that ask for any."""
+    """Return phase -> its encoders and VAE, for the planned phases that use any, on a ``kind`` of
+    card."""
     names = resident_models.usual_of(resolved.spec.model)
     found: dict[str, Aside] = {}
     for phase, ways in planned(resolved.spec.phases).items():
@@ -54,8 +55,10 @@ def _fullest(
     how: str,
     ways: Sequence[str],
 ) -> Aside:
-    """The models that are ``there`` together, and of those that ``run`` one after the other the
-    pass that takes most. Training samples are encoded by micro batch; one sample is decoded."""
+    """Return the weights of all models in ``there``, and the largest of the passes in ``run``.
+
+    The models run one after the other. Encoding takes a micro batch, decoding one sample.
+    """
     space: Space = resolved.subject.space
     pixels = space.height * resolved.subject.factor, space.width * resolved.subject.factor
     frames = 1 + (space.frames - 1) * max(1, resolved.subject.family.every)
@@ -74,7 +77,7 @@ def _fullest(
 
 
 def _weights(name: str, wide: bool) -> int:
-    """Bytes as it is stored; a VAE perhaps in float32 (``wide``)."""
+    """Return the bytes of the stored weights; a VAE is in float32 if ``wide``."""
     row = resident_models.table()[name]
     return row["elements"] * (4 if wide and "latent" in row else 2)
 
@@ -93,8 +96,10 @@ def passed(
     wide: bool,
     kind: str,
 ) -> tuple[int, int]:
-    """(allocated, reserved) bytes that one forward pass of the model ``name`` takes beyond its
-    weights. ``size``: samples, frames, height and width in pixels; ``how``: encode or decode."""
+    """Return the (allocated, reserved) bytes of one forward pass of ``name`` beyond its weights.
+
+    ``size``: samples, frames, height and width in pixels. ``how``: encode or decode.
+    """
     is_vae = "latent" in resident_models.table()[name]
     dtype = torch.float32 if wide and is_vae else torch.bfloat16
     module = built(name).to(dtype).eval().requires_grad_(False)
@@ -117,7 +122,7 @@ def passed(
 
 
 def _shape(name: str, how: str, size: tuple[int, int, int, int]) -> tuple[int, ...]:
-    """The shape of what a VAE is given; without a dimension of frames if it is of images."""
+    """Return the shape of a VAE's input, without a frame dimension if it is an image VAE."""
     channels, every, down = resident_models.table()[name]["latent"]
     batch, frames, height, width = size
     if how == "decode":
@@ -136,7 +141,8 @@ def _through_vae(module: Any, how: str, shape: tuple[int, ...], dtype: torch.dty
 
 
 def scratch(func: Any, args: Any, out: Any) -> int:
-    """Bytes that a CUDA kernel of this op holds while it runs, cuDNN's convolutions included."""
+    """Return the bytes that a CUDA kernel of this op holds while it runs, cuDNN's convolutions
+    included."""
     if func is torch.ops.aten.convolution.default and args[1].shape[-1] == 3:
         times = COPIES[args[1].dim()] if args[3][-1] == 1 else 1
         return times * (args[0].nbytes + out.nbytes)

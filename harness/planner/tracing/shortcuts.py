@@ -1,10 +1,4 @@
-"""Short ways through what a large world repeats: a thousand equal pieces of one buffer.
-
-ZeRO-3 cuts each gathered buffer and each gradient into a piece a rank and joins the pieces, which
-at 1024 ranks takes nine tenths of a prediction's time. On tensors without storage all pieces of one
-length are alike: the memory that they hold is the buffer's, and what is joined is as large as the
-pieces together. So one piece stands for all, and neither memory nor work changes.
-"""
+"""Patches for traces on tensors without storage, and shortcuts for large worlds."""
 
 from __future__ import annotations
 
@@ -24,7 +18,13 @@ MANY = 8
 
 
 class Shortcuts(TorchFunctionMode):
-    """Answers repeated cuts of the same flat tensor, and ``cat`` of many flat pieces."""
+    """Function mode that reuses pieces of the same flat tensor, and joins many flat pieces as one.
+
+    ZeRO-3 splits each gathered buffer and each gradient into one piece per rank and joins the
+    pieces. At 1024 ranks this takes nine tenths of a prediction's time. Without storage, pieces of
+    one length are alike and share the buffer's memory. One piece therefore replaces all, with the
+    same memory and work.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Shortcuts(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     def _narrow(self, whole: Any, dim: int, start: Any, length: Any) -> Any:
-        """A piece of flat ``whole``; the next one of the same length is the same object."""
+        """Return a piece of the tensor; the next one of the same length is the same object."""
         if whole is self._whole() and length == self._length:
             piece = self._piece()
             if piece is not None:
@@ -52,7 +52,7 @@ class Shortcuts(TorchFunctionMode):
         return self._keep(whole, whole.narrow(dim, start, length))
 
     def _cut(self, whole: Any, part: slice) -> Any:
-        """``whole[part]``, in the same way."""
+        """Return ``whole[part]``; the next one of the same length is the same object."""
         if whole is self._whole() and part.step is None:
             start, stop, _ = part.indices(self._size)
             piece = self._piece() if max(0, stop - start) == self._length else None
@@ -61,7 +61,7 @@ class Shortcuts(TorchFunctionMode):
         return self._keep(whole, whole[part])
 
     def _keep(self, whole: Any, piece: Any) -> Any:
-        """Remember both by weak references: neither may outlive its counterpart in a real run."""
+        """Cache both as weak references, because the cache must not extend their lifetime."""
         if whole.ndim == 1 and not whole.requires_grad:
             self._whole, self._piece = weakref.ref(whole), weakref.ref(piece)
             self._size, self._length = len(whole), len(piece)
@@ -69,18 +69,19 @@ class Shortcuts(TorchFunctionMode):
 
 
 def _nothing() -> None:
-    """A weak reference to nothing."""
+    """Return None, as a weak reference to a freed object does."""
 
 
 def _chunk(whole: Any, count: int) -> tuple[Any, ...]:
-    """``whole`` in ``count`` equal pieces: one of them, as often."""
+    """Return ``count`` times the same piece, for a flat tensor that divides equally."""
     if whole.ndim != 1 or whole.requires_grad or not len(whole) or len(whole) % count:
         return torch.chunk(whole, count)
     return (whole.narrow(0, 0, len(whole) // count),) * count
 
 
 def _join(pieces: Any) -> Any:
-    """``cat`` of one operand that is as long as all pieces: what is read and written is equal."""
+    """Return the ``cat`` of one operand that is as long as all pieces, with equal bytes read and
+    written."""
     distinct = {id(p): p for p in pieces}
     alike = {(p.ndim, p.dtype, p.device, p.requires_grad) for p in distinct.values()}
     lengths = {key: p.numel() for key, p in distinct.items()}
@@ -92,9 +93,11 @@ def _join(pieces: Any) -> Any:
 
 @contextlib.contextmanager
 def first_pieces() -> Iterator[None]:
-    """Of frozen weights, whose bytes a run sums piece by piece, the first piece of one of each
-    shape: the others take the same memory anew, one after the other, and of a large model they are
-    most of a trace's operations."""
+    """Checksum only the first piece of one frozen weight of each shape.
+
+    A run sums all bytes piece by piece. The other pieces allocate the same memory one after the
+    other, and for a large model they are most of a trace's operations.
+    """
     summed, checksum = set(), states.checksum
 
     def first(flat: torch.Tensor) -> tuple[torch.Tensor]:
@@ -113,8 +116,10 @@ def first_pieces() -> Iterator[None]:
 
 @contextlib.contextmanager
 def stays_in_backward(mode: TorchFunctionMode) -> Iterator[None]:
-    """``mode`` on, in backward too: torch takes function modes off while ``backward`` runs, and
-    what is recomputed there would escape it."""
+    """Keep ``mode`` active in backward too, for recomputed ops.
+
+    Torch disables function modes while ``backward`` runs.
+    """
     run: Callable[..., Any] = torch.autograd._engine_run_backward
 
     def run_backward(*given: Any, **more: Any) -> Any:
@@ -125,20 +130,19 @@ def stays_in_backward(mode: TorchFunctionMode) -> Iterator[None]:
         yield
 
 
-# ---- storageless ----
-# What the real set-up needs to run on tensors without storage; undone at the end.
-#
-# Each stand-in says what it replaces and why. None changes what is allocated on a device.
+# ---- Patches of the set-up ----
+# The real set-up needs these to run without storage. None changes the device's allocations.
 
 
 @contextlib.contextmanager
 def storageless() -> Iterator[None]:
-    """Patch for the length of a prediction; engines bring their own (``Imitation.stand_ins``)."""
+    """Patch the set-up during a prediction. Engines have their own patches
+    (``TraceAdapter.stand_ins``)."""
     with contextlib.ExitStack() as stack:
         for target, name, stand_in in _patches():
             stack.enter_context(mock.patch.object(target, name, stand_in))
-        # copy.deepcopy of a fake tensor copies its mode too, and another mode's operations would
-        # give each view of the copy memory of its own.
+        # copy.deepcopy of a fake tensor copies its mode too. Operations of another mode would
+        # allocate new memory for each view of the copy.
         same = mock.patch.object(FakeTensorMode, "__deepcopy__", lambda mode, _: mode, create=True)
         stack.enter_context(same)
         yield
@@ -148,20 +152,20 @@ def _patches() -> list[tuple[Any, str, Any]]:
     from harness.worker import setup
 
     return [
-        # Weights without storage have no bytes to hash.
+        # Weights without storage have no bytes for a digest.
         (setup, "tensor_digest", lambda tensor: "not computed"),
         (torch.nn.Module, "_apply", apply_in_place),
         (torch, "Generator", HostGenerator),
-        # It would read from a tensor without values whether gradients overflowed.
+        # It reads a tensor without values to find out if gradients overflowed.
         (torch.amp.GradScaler, "_maybe_opt_step", step_always),
     ]
 
 
 def apply_in_place(self: torch.nn.Module, fn: Callable, recurse: bool = True) -> torch.nn.Module:
-    """``Module._apply`` for fake tensors, which the original refuses to swap.
+    """Apply ``fn`` as ``Module._apply`` does, for fake tensors, which the original refuses to swap.
 
-    As in the original a parameter stays the same object: an optimizer made before goes on
-    pointing to it.
+    As in the original, a parameter stays the same object, so that existing optimizers still refer
+    to it.
     """
     if recurse:
         for child in self.children():
@@ -182,19 +186,21 @@ def apply_in_place(self: torch.nn.Module, fn: Callable, recurse: bool = True) ->
 
 
 def _become(p: Any, other: Any) -> None:
-    """``torch.utils.swap_tensors`` without its check: fake tensors always have weak references,
-    and these stay right, for the Python object stays the same."""
+    """Swap as ``torch.utils.swap_tensors`` does, without its check for weak references.
+
+    Fake tensors always have some, and they stay valid because the Python object stays the same.
+    """
     torch._C._swap_tensor_impl(p, other)
     p.fake_device, other.fake_device = other.fake_device, p.fake_device
 
 
 class HostGenerator(torch.Generator):
-    """A generator on the CPU whatever device is asked for: meta has none, and draws nothing."""
+    """Generator on the CPU for any device: meta has none, and needs no random numbers."""
 
     def __new__(cls, device: Any = "cpu") -> HostGenerator:
         return super().__new__(cls, "cpu")
 
 
 def step_always(self: Any, optimizer: Any, optimizer_state: Any, *given: Any, **more: Any) -> Any:
-    """``GradScaler._maybe_opt_step`` where no gradient overflowed."""
+    """Step as ``GradScaler._maybe_opt_step`` does when no gradient overflowed."""
     return optimizer.step(*given, **more)

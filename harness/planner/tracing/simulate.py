@@ -1,4 +1,4 @@
-"""One recipe, set up and stepped for real on tensors without storage: its trace, its peaks."""
+"""Trace of one recipe: its real set-up and steps on tensors without storage, and their peaks."""
 
 from __future__ import annotations
 
@@ -50,21 +50,21 @@ from harness.worker.loop import Log, Run, optimizer_step
 from strategies import side_streams
 from strategies.engine import STEP_PHASES, TraceAdapter, TrainingRun
 
-# ---- drawing ----
-# Samples drawn for real on tensors without storage: a batch as a step of a prediction, and the
-# forward pass of a validation.
+# ---- Sampling and denoising ----
 
 
 def draw(
     resolved: Resolved, imitation: TraceAdapter, tracer: StoragelessTracer, counter: Counter
 ) -> int:
-    """Set up and draw one batch, followed by ``tracer`` and ``counter``: nothing that a first batch
-    makes is left for a second. Returns the event at which it began."""
+    """Set up and sample one batch, recorded by ``tracer`` and ``counter``; return its first event.
+
+    The first batch makes nothing that a second one would reuse.
+    """
     accelerator = world.make_accelerator(resolved, imitation)
     drawing, _ = prepare(_without_file(resolved), accelerator, tracer.enter)
     trained = drawing.trained
     finish = imitation.prepared(trained, tracer)
-    gc.collect()  # what only cycles keep alive would die at any moment
+    gc.collect()  # garbage in cycles would be freed at an arbitrary event
     tracer.know(trained)
     counter.begin()
     first = len(tracer.record.events)
@@ -76,14 +76,16 @@ def draw(
 
 
 def _without_file(resolved: Resolved) -> Resolved:
-    """The same with weights as they are drawn: a prediction wants none of their values."""
+    """Return the row without a weights file; a prediction needs no values of weights."""
     return dataclasses.replace(resolved, weights="")
 
 
 def denoised(trained: TrainingRun, tracer: StoragelessTracer) -> int:
-    """Bytes of the device at the fullest instant of one forward pass without gradients beside a
-    training's state. The pass is of two samples, as guidance takes them, or of one if the scale of
-    guidance is an input of the model. The trace keeps nothing of it."""
+    """Return the device's peak bytes in one forward pass without gradients.
+
+    A training's state stays allocated. Guidance takes two samples, or one if the model has the
+    guidance scale as an input. The pass is removed from the trace.
+    """
     gc.collect()
     subject, record, first = trained.subject, tracer.record, len(tracer.record.events)
     config = {**subject.family.defaults, **subject.config} if hasattr(subject, "family") else {}
@@ -105,11 +107,12 @@ def _ignored(*_: object) -> None:
 
 NVME = "nvme"
 STEPS = 2
-"""Optimizer steps traced: the first makes the optimizer's state, the second is every later one."""
+"""Traced optimizer steps: the first makes the optimizer's state, the second is like all later
+ones."""
 
 
 def simulate(resolved: Resolved, kind: str = USUAL) -> Prediction:
-    """Trace the training of rank 0 on a card of that ``kind`` and say what it needs."""
+    """Trace the training of one rank on a card of that ``kind``, and return its prediction."""
     began = time.monotonic()
     tracer, counter, steady_from = trace_training(resolved, kind=kind)
     told = {"denoising": tracer.denoising, "seconds_taken": time.monotonic() - began}
@@ -119,15 +122,19 @@ def simulate(resolved: Resolved, kind: str = USUAL) -> Prediction:
 def trace_training(
     resolved: Resolved, steps: int = STEPS, kind: str = USUAL
 ) -> tuple[StoragelessTracer, Counter, int]:
-    """Set up and take ``steps`` optimizer steps; the event at which the last begins."""
+    """Trace the set-up and ``steps`` optimizer steps.
+
+    The result has the tracer, the counter, and the first event of the last step.
+    """
     return trace_bordered(resolved, kind, steps, watch=False)[:3]
 
 
 def trace_bordered(
     resolved: Resolved, kind: str = USUAL, steps: int = STEPS, *, watch: bool = True
 ) -> tuple[StoragelessTracer, Counter, int, list[streams.Border]]:
-    """The same, with the events at which blocks begin (``landmarks``), where they are watched."""
-    resolved.subject.idle  # noqa: B018 (surveyed now: a survey's tensors are not the training's)
+    """Trace as ``trace_training`` does, and return the block boundaries too (empty without
+    ``watch``)."""
+    resolved.subject.idle  # noqa: B018 (survey now, so that its tensors are not in the trace)
     past = history.sizes(resolved.spec.before)
     imitation = resolved.launch.engine.imitation()
     counter = _counter(resolved, imitation)
@@ -166,7 +173,7 @@ def _train(
     steps: int,
     borders: list[streams.Border] | None,
 ) -> int:
-    """Set up and take ``steps``; the event at which the last begins."""
+    """Set up and take ``steps`` optimizer steps; return the first event of the last."""
     run, first = _prepare(resolved, imitation, tracer), 0
     finish = imitation.prepared(run.trained, tracer)
     watch = borders is not None
@@ -181,7 +188,7 @@ def _train(
 
 
 def _emptying(record: Record) -> Any:
-    """Whoever empties the cache while it lasts, ``record`` has it."""
+    """Return a patch of ``empty_cache`` that adds each call to ``record``."""
 
     def note() -> None:
         record.emptied.append(len(record.events))
@@ -191,8 +198,11 @@ def _emptying(record: Record) -> Any:
 
 @contextlib.contextmanager
 def _streams(tracer: StoragelessTracer) -> Iterator[None]:
-    """Streams of torch.cuda, which has none without a GPU: what runs on a side stream runs beside
-    the computation and allocates memory of its own; it is waited for at once."""
+    """Replace torch.cuda's streams, which do not exist without a GPU.
+
+    Ops on a side stream run beside the computation and allocate from pools of that stream. Waits
+    for a stream end at once.
+    """
 
     @contextlib.contextmanager
     def on(stream: side_streams.Stream | None) -> Iterator[None]:
@@ -220,7 +230,7 @@ def _counter(resolved: Resolved, imitation: TraceAdapter) -> Counter:
 
 
 def _tracer(resolved: Resolved, imitation: TraceAdapter, counter: Counter) -> StoragelessTracer:
-    """Without a GPU the host is the device; with one both are followed."""
+    """Return a tracer of the device, which is the CPU without a GPU; with one, also of the host."""
     on_gpu = resolved.spec.device == "cuda"
 
     def moved(phase: str, kind: str, size: int, group: int, stride: int) -> None:
@@ -239,15 +249,15 @@ def _prepare(resolved: Resolved, imitation: TraceAdapter, tracer: StoragelessTra
     accelerator = world.make_accelerator(resolved, imitation)
     feed = setup.build_feed(resolved, accelerator)
     if resolved.spec.device == "cpu":
-        # A resident meter's baseline holds the data already.
+        # The data is in the baseline of a CPU's resident-memory meter.
         tracer.leave_out(vars(feed.dataset).values())
     scratch = Path("never-written")
     return setup.prepare(resolved, feed, accelerator, scratch, tracer.enter)
 
 
 def _step(run: Run, step: int, tracer: StoragelessTracer, counter: Counter) -> int:
-    """One optimizer step, followed by ``tracer`` and ``counter``; the event at which it began."""
-    gc.collect()  # what only cycles keep alive would die at any moment
+    """Take one optimizer step, recorded by ``tracer`` and ``counter``; return its first event."""
+    gc.collect()  # garbage in cycles would be freed at an arbitrary event
     tracer.know(run.trained)
     counter.begin()
     first = len(tracer.record.events)
@@ -259,8 +269,13 @@ def _step(run: Run, step: int, tracer: StoragelessTracer, counter: Counter) -> i
 
 @contextlib.contextmanager
 def must_step() -> Iterator[None]:
-    """Refuse a trace in which no optimizer steps, as where a loss scale is taken to overflow: it
-    would lack the optimizer's state and its work."""
+    """Refuse a trace in which no optimizer steps, because it lacks the optimizer's state and work.
+
+    This occurs if a loss scale is assumed to overflow.
+
+    Raises:
+        NoTrace: no optimizer stepped.
+    """
     stepped: list[Any] = []
     handle = register_optimizer_step_post_hook(lambda optimizer, *_: stepped.append(optimizer))
     try:
@@ -272,10 +287,10 @@ def must_step() -> Iterator[None]:
 
 
 def kernel_scratch(func: Any, args: Any, out: Any) -> int:
-    """Bytes that a CUDA kernel of this op holds while it runs."""
+    """Return the bytes that a CUDA kernel of this op holds while it runs."""
     name = str(func)
     if func is torch.ops.aten.isinf.default and args[0].device.type == world.GPU:
-        # abs() and a comparison: DeepSpeed asks this of all float16 gradients that ZeRO-3 keeps.
+        # abs() and a comparison: DeepSpeed calls it on all float16 gradients that ZeRO-3 keeps.
         # Source: torch 2.13, aten/src/ATen/native/TensorCompare.cpp.
         return args[0].nbytes
     if "attention" not in name:
@@ -284,7 +299,7 @@ def kernel_scratch(func: Any, args: Any, out: Any) -> int:
 
 
 def gloo_scratch(func: Any, args: Any, out: Any) -> int:
-    """Bytes that gloo holds during this op: it reduce-scatters a copy of its input."""
+    """Return the bytes that gloo holds during this op: its reduce-scatter copies the input."""
     if func.namespace != "c10d" or "reduce_scatter" not in func._schema.name:
         return 0
     tensors = [t for t in tree_leaves(args) if isinstance(t, torch.Tensor)]
@@ -294,7 +309,7 @@ def gloo_scratch(func: Any, args: Any, out: Any) -> int:
 def summary(
     resolved: Resolved, record: Record, counter: Counter, steady_from: int, **more: Any
 ) -> Prediction:
-    """Peaks of a trace, and for a GPU what its allocator makes of them."""
+    """Return the prediction of a trace, with the allocator's peaks for a GPU."""
     on_gpu = resolved.spec.device == "cuda"
     buckets = resolved.launch.engine.buckets
     return Prediction(
@@ -302,8 +317,8 @@ def summary(
         device=resolved.spec.device,
         method="trace",
         buckets=buckets,
-        # From the first phase on: what opening the data took is not the training's.
-        # A run's resident mark, which it is set against on a CPU, is of both places.
+        # From the first phase on, because opening the data is not part of the training.
+        # On a CPU the peak is compared with resident memory, which has both pools.
         peak=peak(record, "device" if on_gpu else None, record.marks[0][0]),
         steady=peak(record, "device", steady_from),
         first_step=_first_step(record, steady_from),
@@ -322,7 +337,7 @@ def summary(
 
 
 def _first_step(record: Record, steady_from: int) -> int | None:
-    """The most that the device held in the first step; None where no step was taken."""
+    """Return the device's peak bytes in the first step, or None if no step was taken."""
     begin = next((at for at, phase in record.marks if phase in STEP_PHASES), None)
     if begin is None or begin >= steady_from:
         return None
@@ -330,7 +345,7 @@ def _first_step(record: Record, steady_from: int) -> int | None:
 
 
 def _chain(resolved: Resolved) -> list[Work]:
-    """What makes a rank wait for those before and behind it."""
+    """Return the work entry for a pipeline's waits, if the engine has any."""
     waits = resolved.launch.engine.waits
     if not waits:
         return []
@@ -339,7 +354,7 @@ def _chain(resolved: Resolved) -> list[Work]:
 
 
 def pooled(events: list[tuple[int, int, int, int]]) -> dict[str, int]:
-    """What CUDA's allocator makes of allocations in order."""
+    """Return the peaks of CUDA's allocator for allocations in order."""
     plain, growing = replay(events), replay(events, expandable=True)
     return {
         "allocated": plain.allocated,
@@ -350,7 +365,7 @@ def pooled(events: list[tuple[int, int, int, int]]) -> dict[str, int]:
 
 
 def _least(events: list[tuple[int, int, int, int]], low: int, high: int) -> int:
-    """The smallest limit, within 1 %, under which every allocation still succeeds."""
+    """Return the smallest limit, within 1 %, under which every allocation still succeeds."""
     while high - low > high // 100:
         middle = (low + high) // 2
         if replay(events, limit=middle).fits:

@@ -1,5 +1,7 @@
-"""A trace as its stream of allocations: which storage of the device is made and freed when, cut
-where phases and blocks begin; and which allocations of two such streams are the same one."""
+"""Allocation streams of a trace: the block boundaries in it, and the matching of two streams.
+
+A stream has the allocations and frees on the device, in order, cut where phases and blocks begin.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +19,18 @@ from harness.memory.record import ALLOCATED, Record
 from harness.planner.tracing.trace import StoragelessTracer
 from strategies.engine import TrainingRun
 
-# ---- landmarks ----
-# Where in a traced step a block begins, forward or backward, and the fullest instant of each part.
-#
-# A step of a deep model repeats what it does for a block. Cut at the blocks' borders, each part of
-# a step grows in a straight line with the number of blocks, whichever part is the fullest in the
-# end: so a shallow model tells of a deep one (``harness.planner.tracing.extend``).
+# ---- Block boundaries ----
+# A step of a deep model repeats the events of one block. Cut at the block boundaries, each part of
+# a step grows linearly with the number of blocks. A shallow model therefore predicts a deep one,
+# even if another part becomes the fullest (``harness.planner.tracing.extend``).
 
 
 class Border(NamedTuple):
-    """Where a block begins: the event, the number of its group, its index there, and whether it is
-    the first or the last of its group, or one between."""
+    """Start of a block.
+
+    ``event``: its index in the record. ``group`` and ``index``: the block. ``place``: "first",
+    "last" or "between" in the group.
+    """
 
     event: int
     group: int
@@ -37,8 +40,11 @@ class Border(NamedTuple):
 
 @dataclass
 class Part:
-    """The fullest instant of the parts of one name: bytes, by category, and the event; and the most
-    ``beyond`` the training's state, perhaps at another."""
+    """Fullest instant of all parts with one name.
+
+    ``bytes`` and ``kinds`` (bytes by category) at ``event``. ``beyond``: the most bytes beyond the
+    training's state, perhaps at another event.
+    """
 
     bytes: int = 0
     kinds: dict[str, int] = field(default_factory=dict)
@@ -48,7 +54,7 @@ class Part:
 
 @contextlib.contextmanager
 def bordered(trained: TrainingRun, borders: list[Border], record: Record) -> Iterator[None]:
-    """While it lasts, ``borders`` is told where each block begins."""
+    """Append the start of each block to ``borders`` while the context is active."""
     handles = []
     for number, group in enumerate(trained.subject.groups(trained.module)):
         for index, block in enumerate(group):
@@ -71,7 +77,8 @@ def _note(borders: list[Border], record: Record, *which: Any) -> Any:
 
 
 def _at_gradient(note: Any) -> Any:
-    """A forward hook: backward of a block begins where its output's gradient is there."""
+    """Return a forward hook that calls ``note`` when the output's gradient exists, where a block's
+    backward begins."""
 
     def after(_: Any, __: Any, out: Any) -> None:
         for leaf in tree_leaves(out):
@@ -88,8 +95,11 @@ def parts(
     steady_from: int,
     beyond: Container[str] = (),
 ) -> dict[str, Part]:
-    """Name of a part (step, phase, block) -> its fullest instant in ``pool``. The step is "2" from
-    the event ``steady_from`` on, "1" before. ``beyond``: the categories that are not state."""
+    """Return part name ("step/phase/block") -> its fullest instant in ``pool``.
+
+    The step is "2" from the event ``steady_from`` on, "1" before. ``beyond``: categories that are
+    not state.
+    """
     record = tracer.record
     blocks = [(one.event, 1, "", f"{one.group}.{one.place}") for one in borders]
     cuts = sorted([*((at, 0, phase, "") for at, phase in record.marks), *blocks])
@@ -115,15 +125,15 @@ def parts(
 
 
 GAP, RESIZED = 2, 3
-"""What it costs to take two streams' allocations for the same: for each run of allocations that
-only the longer stream has, and for each of another size."""
+"""Costs of a match between two streams: for each run of allocations that only the longer stream
+has, and for each allocation of another size."""
 LONGEST = 40_000_000
-"""Cells of a comparison that would take too long."""
+"""Most cells of a comparison; a larger one would take too long."""
 
 
 class Kind(NamedTuple):
-    """What an allocation is known by: the operation and the line that make it, its bytes, and the
-    CUDA stream on which it is made."""
+    """Identity of an allocation: the operation and line that make it, its bytes, and its CUDA
+    stream."""
 
     maker: str
     size: int
@@ -132,9 +142,12 @@ class Kind(NamedTuple):
 
 @dataclass(frozen=True)
 class Stream:
-    """``events``: +n where storage n is made, -n where it is freed, n from 1 in the order in which
-    they are made, 0 where the cache is emptied. ``cuts``: (event, phase, group, index), where a
-    phase begins (group and index are -1) or a block."""
+    """Allocations and frees in order.
+
+    ``events``: +n allocates storage n, -n frees it, 0 empties the cache; n counts from 1.
+    ``kinds``: of each storage. ``cuts``: (event, phase, group, index), where a phase (group and
+    index -1) or a block begins.
+    """
 
     events: Sequence[int]
     kinds: Sequence[Kind]
@@ -142,7 +155,7 @@ class Stream:
 
 
 def told(record: Record, borders: Sequence[Border]) -> dict[str, Any]:
-    """The device's part of a trace, as JSON has it: what ``heard`` makes a stream of."""
+    """Return the device's part of a trace as JSON data, which ``heard`` reads."""
     numbers: dict[int, int] = {}
     events, before, emptied = [], [], set(record.emptied)
     for at, (sign, index) in enumerate(record.events):
@@ -166,18 +179,21 @@ def told(record: Record, borders: Sequence[Border]) -> dict[str, Any]:
 
 
 def heard(told: Mapping[str, Any]) -> Stream:
-    """The stream that was ``told``."""
+    """Return the stream in the data of ``told``."""
     kinds = [Kind(told["names"][number], *known) for number, *known in told["kinds"]]
     return Stream(told["events"], kinds, [tuple(cut) for cut in told["cuts"]])
 
 
-# ---- segments ----
+# ---- Segments ----
 
 
 @dataclass
 class Segment:
-    """The events from one border to the next: in the phase that was entered as the ``interval``-th,
-    in block ``index`` of ``group``, or before the phase's first block (both -1)."""
+    """Events from one boundary to the next.
+
+    ``interval``: number of the phase. ``group`` and ``index``: the block, or -1 before the phase's
+    first block.
+    """
 
     interval: int
     phase: str
@@ -190,8 +206,10 @@ class Segment:
 
 
 def segments(stream: Stream) -> list[Segment]:
-    """The stream's segments, in order. A block that is begun again at once goes on (what is
-    recomputed in backward)."""
+    """Return the stream's segments, in order.
+
+    A block that begins again at once continues its segment, as in recomputation during backward.
+    """
     found = [Segment(-1, "")]
     cuts = [*stream.cuts, (len(stream.events), "", -1, -1)]
     for number, (at, phase, group, index) in enumerate(stream.cuts):
@@ -205,12 +223,15 @@ def segments(stream: Stream) -> list[Segment]:
     return found
 
 
-# ---- which are the same ----
+# ---- Matching of streams ----
 
 
 def alike(short: Sequence[Kind], long: Sequence[Kind]) -> list[int] | None:
-    """For each allocation of ``long`` the index of the same one in ``short``, or -1; None where
-    ``long`` lacks one of ``short``'s. Of all ways that with the fewest runs of -1."""
+    """Return for each allocation of ``long`` the index of its match in ``short``, or -1.
+
+    The match has the least cost (``GAP``, ``RESIZED``). Return None if ``long`` lacks an allocation
+    of ``short``.
+    """
     pairs = enumerate(zip(short, long, strict=False))
     begin = next((n for n, (one, other) in pairs if one != other), min(len(short), len(long)))
     inner = _cheapest(short[begin:], long[begin:])
@@ -222,7 +243,7 @@ def _cheapest(short: Sequence[Kind], long: Sequence[Kind]) -> list[int] | None:
     if more < 0 or len(short) * (more + 1) > LONGEST:
         return None
     costs = _costs(short, long)
-    # best[k]: what it costs to have matched so far, k of ``long`` left out.
+    # best[k]: cost of the match so far, with k of ``long`` skipped.
     best = np.full(more + 1, float(GAP))
     best[0] = 0
     came = []
@@ -242,8 +263,10 @@ def _cheapest(short: Sequence[Kind], long: Sequence[Kind]) -> list[int] | None:
 
 
 def _costs(short: Sequence[Kind], long: Sequence[Kind]) -> Iterator[np.ndarray]:
-    """Of each of ``short``: what it costs to take it for the one as far on in ``long``, and for
-    each behind it, as far as the rest of ``short`` has room."""
+    """Yield for each allocation of ``short`` the cost of a match with each candidate in ``long``.
+
+    Candidates begin at the same position and end where the rest of ``short`` still fits.
+    """
     names = {name: n for n, name in enumerate({kind.maker for kind in (*short, *long)})}
     makers = np.array([names[kind.maker] for kind in long], dtype=np.int64)
     sizes = np.array([kind.size for kind in long], dtype=np.int64)
@@ -255,7 +278,7 @@ def _costs(short: Sequence[Kind], long: Sequence[Kind]) -> Iterator[np.ndarray]:
 
 
 def _least_before(best: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of what comes before each place, the least and where it is."""
+    """Return the least value before each position, and its index."""
     least = np.minimum.accumulate(best)
     places = np.where(best == least, np.arange(len(best)), 0)
     at = np.maximum.accumulate(places)
@@ -263,7 +286,7 @@ def _least_before(best: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def gaps(match: Sequence[int]) -> list[list[int]]:
-    """The runs of places that have no counterpart."""
+    """Return the runs of positions without a counterpart."""
     found: list[list[int]] = []
     for place, counterpart in enumerate(match):
         if counterpart < 0:
@@ -274,7 +297,7 @@ def gaps(match: Sequence[int]) -> list[list[int]]:
 
 
 def numbered(kinds: Sequence[Any]) -> list[tuple[Any, int]]:
-    """Each with how many like it came before."""
+    """Return each kind with the number of equal ones before it."""
     seen: Counter[Any] = Counter()
     found = []
     for kind in kinds:

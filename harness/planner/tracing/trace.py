@@ -1,7 +1,7 @@
-"""The tracer of a prediction: on tensors without storage, from the first line of the set-up on.
+"""Tracer of a prediction: it records storages without bytes, and counts the work of each op.
 
-Beyond what the tracer of a measured step does (``harness.memory.tracer``) it answers where a
-library reads a value that is not there, counts the scratch of the predicted device's kernels, and
+It extends the tracer of a measured step (``harness.memory.tracer``). It returns values that
+libraries read from tensors without storage, adds the scratch of the predicted device's kernels, and
 finds source lines.
 """
 
@@ -35,30 +35,31 @@ OWN = f"{ROOT}/"
 PACKAGES = "/site-packages/"
 RECOMPUTING = "/torch/utils/checkpoint.py"
 RUNNING_BACKWARD = "/torch/autograd/graph.py"
-"""Between these two, a reentrant checkpoint's own backward: nothing is recomputed there."""
+"""Frames between this file and ``RECOMPUTING`` are a reentrant checkpoint's own backward, which
+recomputes nothing."""
 OURSELVES = ("/harness/planner/", "/harness/memory/")
 DEPTH = 40
-# What a value that is not there is answered with: no overflow, a norm of one. torch's own scaler
-# keeps its overflow in float32, where one would skip the step: it is not asked (storageless).
+# Values read from tensors without storage: no overflow, a norm of one. Torch's own scaler stores
+# its overflow in float32, where 1.0 would skip the step, so ``shortcuts.step_always`` replaces it.
 ANSWERS = {torch.bool: False, torch.float32: 1.0, torch.float64: 1.0, torch.bfloat16: 1.0}
 
 ASIDE = AllocationScope(None, "", "", beside=True)
-"""What works on a stream of its own."""
+"""Scope of copies on a side stream."""
 
 Temporary = Callable[[Any, Any, Any], int]
 """(op, arguments, output) -> bytes that the op's kernel holds only while it runs."""
 
 
 class StoragelessTracer(Tracer):
-    """Follows storages that have a size and no bytes.
+    """Tracer of storages that have a size and no bytes.
 
     Args:
         pools: device type -> pool name.
-        temporary: scratch that kernels of the predicted device take inside.
-        witness: told of every op's phase, with its arguments and output, and whether it runs
-            beside the computation (the roofline counts work so).
-        moved: told of work that no op shows: phase, kind, bytes, and among which ranks.
-        shapes_in: endings of the files that keep shapes on ``meta`` (``Imitation.shapes_in``).
+        temporary: returns the scratch bytes of an op's kernel on the predicted device.
+        witness: called for each op with its phase, arguments, output, and whether it runs beside
+            the computation; the roofline counts its work.
+        moved: called for work without an op, with its phase, kind, bytes, group and stride.
+        shapes_in: endings of the files that keep shapes on ``meta`` (``TraceAdapter.shapes_in``).
     """
 
     def __init__(
@@ -73,13 +74,13 @@ class StoragelessTracer(Tracer):
         self.temporary, self.witness, self.moved = temporary, witness, moved
         self.shapes_in = shapes_in
         self.remembered: Remembered | None = None
-        """Once there is a mode of fake tensors, what its operations gave."""
+        """Cache of operations; None before a fake tensor mode exists."""
         self.denoising: int | None = None
-        """Bytes of the fullest instant of a validation's forward pass, where one was asked for."""
+        """Peak bytes of a validation's forward pass, if one was requested."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """No: nothing here is compiled, and torch would wrap each call to say so."""
+        """Return False: nothing is compiled here, and True makes torch wrap each call."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -89,11 +90,12 @@ class StoragelessTracer(Tracer):
             return ANSWERS.get(args[0].dtype, 0)
         if func is aten.nonzero.default:
             return _all_of(args[0])
-        # Not super's: torch has wrapped that, to keep a compiler out of it.
+        # Not super().__torch_dispatch__, which torch has wrapped to exclude it from compilation.
         return self.followed(func, types, args, kwargs or {})
 
     def drop_from(self, first: int) -> None:
-        """Take back what was recorded from the event ``first`` on, and follow no storage of it."""
+        """Remove the events from ``first`` on, and stop following the storages allocated in
+        them."""
         events = self.record.events
         made = {index for sign, index in events[first:] if sign > 0}
         del events[first:]
@@ -101,7 +103,7 @@ class StoragelessTracer(Tracer):
             del self._live[key]
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """What an op gives, perhaps as it gave it before."""
+        """Return the result of an op, from the cache if there is one."""
         if self.remembered is None:
             return super().run(func, args, kwargs)
         return self.remembered(func, args, kwargs)
@@ -110,7 +112,7 @@ class StoragelessTracer(Tracer):
         return device_of(tensor)
 
     def ran(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        """Note what an op has made, its kernel's scratch and its work."""
+        """Record an op's new storages, its kernel's scratch and its work."""
         if self.places is None and makes_view(func) and self._has_seen(out):
             self.ops.add(str(func))  # no memory, no work
             return
@@ -127,21 +129,27 @@ class StoragelessTracer(Tracer):
         self.witness(self.phase, func, args, out, beside)
 
     def _has_seen(self, out: Any) -> bool:
-        """Whether an op's output is one plain tensor whose storage is followed, or left out."""
+        """Return True if the output is one fake tensor whose storage is followed or left out."""
         storage = storage_of(out) if type(out) is FakeTensor else None
         return storage is not None and self._known(storage)
 
     def see(self, tensor: torch.Tensor, func: Any, args: Any = ()) -> None:
-        """As ``Tracer.see``; but a model is made on meta before its weights are there, and these
-        tensors are not the predicted device's."""
+        """Follow the tensor as ``Tracer.see`` does, except on ``meta`` before a model has its
+        weights.
+
+        A model is first made on ``meta``; those tensors are not the predicted device's.
+        """
         if device_of(tensor).type == "meta" and initial.is_valueless():
             self.leave_out([tensor])
         else:
             super().see(tensor, func, args)
 
     def _keeps_shapes(self, func: Any, kwargs: dict[str, Any]) -> bool:
-        """Whether a library remembers shapes as tensors on ``meta``, which take no memory in a real
-        run. A GPU's tensors are on ``meta`` here too, so the library's files are told apart."""
+        """Return True if a library makes a tensor on ``meta`` only to keep its shape.
+
+        Such a tensor takes no memory in a real run. The GPU's tensors are on ``meta`` here too, so
+        the calling file distinguishes the two.
+        """
         is_shape = func is aten.zeros_like.default and str(kwargs.get("device", "")) == "meta"
         frame = sys._getframe(2) if is_shape and self.shapes_in else None
         skipped = ("/torch/", *OURSELVES)
@@ -155,14 +163,14 @@ class StoragelessTracer(Tracer):
             self._round(storage)
 
     def _round(self, storage: Any, pinned: bool = True) -> None:
-        """A GPU's host memory that is pinned comes in whole blocks."""
+        """Set the storage's size; pinned host memory is allocated in whole blocks."""
         size = storage.nbytes()
         known = self.record.storages[self._live[storage._cdata][0]]
         known.size = pinned_block(size) if pinned else size
 
     @contextlib.contextmanager
     def beside(self) -> Iterator[None]:
-        """While it lasts, what is copied is copied beside the computation."""
+        """Count copies in this context as running beside the computation."""
         self._makers.append(ASIDE)
         try:
             yield
@@ -173,17 +181,19 @@ class StoragelessTracer(Tracer):
         storage.stream = side_streams.current().number if storage.pool == DEVICE else 0
         return super()._add(storage)
 
-    # ---- where an engine's imitation writes (strategies.inventory.AllocationRecorder) ----
+    # ---- Records of a trace adapter ----
+    # These methods implement ``strategies.inventory.AllocationRecorder``.
 
     def pin(self, tensor: torch.Tensor, pinned: bool = True) -> None:
-        """A tensor of host memory is pinned, or is not, from the start."""
+        """Record that a tensor of host memory is pinned, or is not, from its allocation on."""
         for plain in stored(tensor):
             storage = storage_of(plain)
             if storage is not None and storage._cdata in self._live:
                 self._round(storage, pinned)
 
     def move(self, category: str, source: str, target: str) -> int:
-        """All of ``category`` in ``source`` was in ``target``; the bytes of it that are held."""
+        """Assign the storages of ``category`` in pool ``source`` to pool ``target``, from their
+        allocation on; return their live bytes."""
         size = 0
         for storage in self.record.storages:
             if storage.pool == source and storage.category == category:
@@ -192,13 +202,14 @@ class StoragelessTracer(Tracer):
         return size
 
     def work(self, phase: str, kind: str, size: int, group: int = 0, stride: int = 1) -> None:
-        """Bytes that were moved and that no op shows."""
+        """Record moved bytes that no op shows."""
         self.moved(phase, kind, size, group, stride)
 
-    # ---- where it is made ----
+    # ---- Source lines ----
 
     def site(self) -> tuple[str, str | None]:
-        """The innermost line of ours or of a training library; whether it is recomputed."""
+        """Return the innermost line of this project or a training library, and "recomputed" or
+        None."""
         frame, site, category = sys._getframe(2), "", None
         may_recompute = self.phase == "backward"
         for _ in range(DEPTH):
@@ -216,7 +227,10 @@ class StoragelessTracer(Tracer):
 
 
 def _all_of(mask: torch.Tensor) -> torch.Tensor:
-    """Where a mask without values holds: everywhere, as in a batch of texts of full length."""
+    """Return the indices of all elements, as of a mask that is true everywhere.
+
+    An example is a batch of texts of full length.
+    """
     places, columns = torch.arange(mask.numel(), device=mask.device), []
     for size in reversed(mask.shape):
         columns.insert(0, places % size)
@@ -225,9 +239,12 @@ def _all_of(mask: torch.Tensor) -> torch.Tensor:
 
 
 def _place(file: str, line: int) -> str:
-    """``file:line`` as a reader finds it; empty for files that explain nothing: torch's own but for
-    its optimizers, and what lies in no package."""
-    # The environment that run.sh makes lies below the root too, and is not ours.
+    """Return ``file:line`` relative to the root or site-packages.
+
+    Empty for files that explain nothing: torch's own, except its optimizers, and files in no
+    package.
+    """
+    # The virtual environment of run.sh is below the root too, but is not the project's code.
     if file.startswith(OWN) and PACKAGES not in file:
         return f"{file[len(OWN) :]}:{line}"
     name = file.rpartition(PACKAGES)[2] if PACKAGES in file else ""
@@ -235,27 +252,27 @@ def _place(file: str, line: int) -> str:
     return f"{name}:{line}" if tells else ""
 
 
-# ---- work ----
-# Counts the work of a traced step: FLOPs and bytes of every op, by kind.
+# ---- Work of each op ----
 
 
 WIRE = {"allreduce_": 2, "allreduce_coalesced_": 2}
-"""Collective -> passes over the wire; an all-reduce is a reduce-scatter and an all-gather."""
+"""Collective -> passes over the wire. An all-reduce is a reduce-scatter and an all-gather."""
 PASSED = ("send", "recv_")
-"""From one rank to one other; counted where it is sent."""
+"""Operations from one rank to another; counted at the sender."""
 AWAITED = ("alltoall_base_", "allgather_")
-"""Collectives within a layer, which the next op waits for, whatever an engine runs beside it."""
+"""Collectives within a layer. The next op waits for them, even if an engine overlaps others."""
 
 
 FIELDS = ("phase", "kind", "dtype", "flops", "bytes", "group", "stride")
-"""Of ``Work``, in the order of a tally's keys."""
+"""Fields of ``Work``, in the order of a tally's keys."""
 
 
 class Counter:
-    """Told of every op of a trace; ``begin`` forgets what came before the step that counts.
-    ``beside``: phases whose collectives run beside the computation, but for those of ranks that
-    have parts of the same weights: ``neighbours`` (how many, how far apart), which are awaited.
-    ``rounds``: whether what is sent to one rank travels while attention is computed, as in a ring.
+    """Counter of the work of all traced ops since ``begin``.
+
+    ``beside``: phases whose collectives overlap with the computation. ``neighbours``: (count,
+    stride) of the ranks with parts of the same weights; their collectives are awaited. ``rounds``:
+    sends overlap with attention, as in ring attention.
     """
 
     def __init__(
@@ -273,20 +290,20 @@ class Counter:
         self.tally: Tally[tuple[str, str, str, int, int, int, int]] = Tally()
 
     def begin(self) -> None:
-        """Forget what was counted so far."""
+        """Discard the work counted so far."""
         self.tally.clear()
         self.under_way.clear()
 
     def see(self, phase: str, func: Any, args: Any, out: Any, beside: bool = False) -> None:
-        """Count one op; ``beside``: where it copies it does so beside the computation."""
+        """Count one op. ``beside``: a copy runs beside the computation."""
         ins, outs = _tensors(args), _tensors(out)
         if func.namespace == "c10d":
             name = func._schema.name.rpartition("::")[2]
-            if name == "send":  # all of it is on the wire once: half of what two ranks pass around
+            if name == "send":  # doubled, because a group of two counts (2 - 1) / 2 of its bytes
                 self._send(phase, 2 * _bytes(ins), _distance(args))
             if name in PASSED:
                 return
-            # What is gathered, or cut: one of the arguments, and not with what it is made of.
+            # The gathered or scattered tensor is the largest argument; its pieces do not count.
             size = max(_bytes(_tensors(arg)) for arg in (*args, out)) * WIRE.get(name, 1)
             among = _ranks(args)
             awaited = name in AWAITED or among == self.neighbours
@@ -311,19 +328,22 @@ class Counter:
         group: int = 0,
         stride: int = 1,
     ) -> None:
-        """Count work, also such as no op shows (a C++ reducer, a left-out kernel)."""
+        """Count work, also such as no op shows (a C++ reducer, a kernel left out of the trace)."""
         self.tally[phase, kind, dtype, flops, size, group, stride] += 1
 
     def _send(self, phase: str, size: int, distance: int) -> None:
-        """Count what goes to one other rank: at once, or when it is known what ran beside it."""
+        """Count a send at once, or after the ops that overlap with it are known."""
         if self.rounds:
             self.under_way.append((phase, size, distance))
         else:
             self.add(phase, "collective", "", 0, size, 2, distance)
 
     def _arrive(self, phase: str, kind: str, dtype: str, flops: int, size: int) -> None:
-        """What is under way as ``kind`` begins travels beside an attention, all of it together;
-        another product wants its result, and has waited for it."""
+        """Count the pending sends when an op of ``kind`` begins.
+
+        They overlap with an attention, all together. Another product needs their result, so it has
+        waited for them.
+        """
         if kind == "attention":
             total, distance = sum(s for _, s, _ in self.under_way), self.under_way[0][2]
             self.add(phase, "passed", dtype, flops, total, 2, distance)
@@ -333,7 +353,7 @@ class Counter:
         self.under_way.clear()
 
     def work(self) -> list[Work]:
-        """What was counted since ``begin``."""
+        """Return the work counted since ``begin``."""
         for sent_in, total, distance in self.under_way:
             self.add(sent_in, "collective", "", 0, total, 2, distance)
         self.under_way.clear()
@@ -343,8 +363,11 @@ class Counter:
         ]
 
     def _rounds(self, func: Any) -> bool:
-        """True for a convolution on a GPU while cuDNN may compute float32 in TF32, its default.
-        Matrix products follow the recipe instead (``roofline.seconds``)."""
+        """Return True for a convolution on a GPU while cuDNN may compute float32 in TF32, its
+        default.
+
+        Matrix products follow the recipe instead (``roofline.seconds``).
+        """
         is_convolution = "convolution" in func._schema.name
         return self.device != "cpu" and is_convolution and torch.backends.cudnn.allow_tf32
 
@@ -368,14 +391,14 @@ class Counter:
 
 
 def _written(func: Any, args: Any) -> list[Any]:
-    """Tensors that an op without output changes (fused and foreach optimizers)."""
+    """Return the tensors that an op without output changes (fused and foreach optimizers)."""
     named = zip(func._schema.arguments, args, strict=False)
     changed = [value for name, value in named if name.alias_info and name.alias_info.is_write]
     return _tensors(changed)
 
 
 def _ranks(args: Any) -> tuple[int, int]:
-    """How many ranks a collective is among, and how far apart they are; (0, 1) for all."""
+    """Return the number of ranks of a collective and their stride; (0, 1) for all ranks."""
     from torch.distributed import distributed_c10d as c10d
 
     group = group_of(args)
@@ -387,7 +410,7 @@ def _ranks(args: Any) -> tuple[int, int]:
 
 
 def _distance(args: Any) -> int:
-    """How far the rank is to which a tensor is sent."""
+    """Return the distance to the rank that receives a tensor."""
     from torch.distributed import distributed_c10d as c10d
 
     group = c10d._resolve_process_group(group_of(args).group_name)

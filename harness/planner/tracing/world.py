@@ -1,4 +1,5 @@
-"""This process as rank 0 of N: accelerate's environment, a process group that moves nothing."""
+"""One rank of N in a trace: environment, fake process group, and models freed before the
+training."""
 
 from __future__ import annotations
 
@@ -20,13 +21,14 @@ from harness.worker.environment import simulate
 from strategies.engine import TraceAdapter
 
 GPU = "meta"
-"""The device type that stands for the GPU: its tensors have no storage, and no CPU is mistaken
-for it."""
+"""Device type that represents the GPU. Its tensors have no storage, and it differs from the
+CPU's."""
 
 
 @contextlib.contextmanager
 def world(resolved: Resolved, imitation: TraceAdapter) -> Iterator[None]:
-    """The environment and process group in which ``Accelerator`` finds what the launch says."""
+    """Enter the environment and process group in which ``Accelerator`` finds the launch's
+    settings."""
     with mock.patch.dict(os.environ, environment(resolved, imitation)):
         if imitation.ranks:
             simulate(resolved.spec.processes, imitation.rank)
@@ -35,13 +37,13 @@ def world(resolved: Resolved, imitation: TraceAdapter) -> Iterator[None]:
 
 
 def environment(resolved: Resolved, imitation: TraceAdapter) -> dict[str, str]:
-    """What ``accelerate launch`` and the harness would put into the rank's environment."""
+    """Return the variables that ``accelerate launch`` and the harness would set for the rank."""
     spec, rank = resolved.spec, dict.fromkeys(("RANK", "LOCAL_RANK"), str(imitation.rank))
     rank |= {"WORLD_SIZE": str(spec.processes), "LOCAL_WORLD_SIZE": str(spec.processes)}
     rank |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
     variables = {k: v for k, v in command.environment(resolved).items() if k != "OMP_NUM_THREADS"}
-    # Of several processes accelerate calls the CPU cpu:0, which a fake tensor, unlike a real one,
-    # takes for another device than cpu.
+    # With several processes accelerate calls the CPU cpu:0. Unlike a real tensor, a fake one
+    # treats that as another device than cpu.
     variables |= {"ACCELERATE_TORCH_DEVICE": GPU if spec.device == "cuda" else "cpu"}
     if spec.device == "cuda":
         variables |= {"CUDA_VISIBLE_DEVICES": ""}
@@ -50,8 +52,8 @@ def environment(resolved: Resolved, imitation: TraceAdapter) -> dict[str, str]:
 
 
 def make_accelerator(resolved: Resolved, imitation: TraceAdapter) -> Accelerator:
-    """Accelerator as ``harness.worker.setup`` makes it, in the world that ``world`` made."""
-    # accelerate counts processes only where a backend is named.
+    """Return the ``Accelerator`` that ``harness.worker.setup`` makes, inside of ``world``."""
+    # accelerate counts processes only if a backend is named.
     launch = dataclasses.replace(resolved.launch, simulated=imitation.ranks)
     kwargs = resolved.recipe.accelerator_kwargs(launch)
     with _taken_for_cuda(resolved.spec.device):
@@ -62,7 +64,8 @@ def make_accelerator(resolved: Resolved, imitation: TraceAdapter) -> Accelerator
 
 @contextlib.contextmanager
 def _taken_for_cuda(device: str) -> Iterator[None]:
-    """accelerate scales losses only on devices that it knows by name, and asks while it is made."""
+    """Patch ``Accelerator.device`` to cuda while it is made: accelerate scales losses only on
+    devices that it knows by name."""
     if device != "cuda":
         yield
         return
@@ -70,20 +73,19 @@ def _taken_for_cuda(device: str) -> Iterator[None]:
         yield
 
 
-# ---- history ----
-# A pool's history: models that a GPU held before the training, freed while torch's cache kept
-# their memory.
-#
-# Trainers that first encode texts and samples often empty the cache while something still refers
-# to the encoders, or do not empty it at all: the segments of the encoders' weights then stay in
-# the pool, and the training's tensors are put into them. What an encoder's forward leaves is not
-# here.
+# ---- Memory pool history ----
+# Models that a GPU held before the training, and whose memory torch's cache kept. Trainers that
+# encode texts and samples first often do not empty the cache, or empty it while the encoders are
+# still referenced. The training's tensors then reuse the segments of the encoders' weights.
+# Segments of an encoder's forward pass are not modelled.
 
 
 @functools.cache
 def sizes(before: str) -> tuple[int, ...]:
-    """Bytes of each tensor of the models that a spec's ``before`` names, in the order in which
-    ``Module.to`` moves them; one of a size alone is one tensor.
+    """Return the bytes of each tensor of the models in a spec's ``before``, in ``Module.to``'s
+    order.
+
+    A model given only by its size is one tensor.
 
     Raises:
         BadInput: an unknown name.
@@ -101,14 +103,14 @@ def sizes(before: str) -> tuple[int, ...]:
 
 
 def leave(of: Sequence[int]) -> None:
-    """Allocate tensors ``of`` these bytes on the GPU and free them, as a program that has held them
-    did."""
+    """Allocate and free tensors ``of`` these bytes on the GPU, so that the pool keeps their
+    segments."""
     held = [torch.empty(size, dtype=torch.uint8, device=GPU) for size in of]
     held.clear()
 
 
 def built(name: str) -> torch.nn.Module:
-    """A model of the table of encoders (``beside``), without memory."""
+    """Return a model of the table of encoders (``resident_models``), without memory."""
     row = resident_models.table()[name]
     with torch.device("meta"):
         if row["class"].startswith("Autoencoder"):
@@ -122,8 +124,8 @@ def built(name: str) -> torch.nn.Module:
 
 
 def moved(module: torch.nn.Module) -> Iterator[torch.Tensor]:
-    """Each tensor once, in the order of ``Module.to``: a module's children first, then its own
-    parameters and buffers (torch 2.13, torch/nn/modules/module.py, ``_apply``)."""
+    """Yield each tensor once, in the order of ``Module.to``: a module's children first, then its
+    own parameters and buffers (torch 2.13, torch/nn/modules/module.py, ``_apply``)."""
     seen: set[int] = set()
     for tensor in _moved(module):
         if id(tensor) not in seen:
@@ -139,6 +141,6 @@ def _moved(module: torch.nn.Module) -> Iterator[torch.Tensor]:
 
 
 def _stored(tensor: torch.Tensor, width: float) -> int:
-    """Bytes of one tensor; a buffer keeps its type."""
+    """Return the bytes of one tensor; a buffer keeps its dtype."""
     is_weight = isinstance(tensor, torch.nn.Parameter)
     return max(1, int(tensor.numel() * width)) if is_weight else tensor.nbytes

@@ -1,1 +1,1 @@
-"""The page of one run's anatomy: where its memory and time went, drawn from a ``Portrait``."""
+"""Page of one run's anatomy, drawn from a ``Portrait``: its memory and time by part."""

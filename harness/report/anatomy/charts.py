@@ -1,4 +1,4 @@
-"""The charts of an anatomy page, as SVG."""
+"""Charts of an anatomy page, as SVG; and the laws of a DiT's activation memory and FLOPs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from harness.subjects.dit.presets import PRESETS, train_flops, trainable_count
 from strategies.engine import STEP_PHASES
 
 # ---- laws ----
-# How a DiT's activation memory and FLOPs grow with its size, fitted to measured points.
+# Activation memory and FLOPs by size of a DiT, fitted to measured points.
 
 
 @dataclass(frozen=True)
@@ -47,16 +47,16 @@ class Law:
     worst: float = 0.0
 
     def __call__(self, batch: int, tokens: int, hidden: int, depth: int) -> float:
-        """Bytes of a step's activations."""
+        """Return the bytes of a step's activations."""
         unit_bytes = self.block * tokens * depth + self.ends * tokens + self.sample * depth
         return batch * hidden * unit_bytes
 
 
 def fit(points: Sequence[Point]) -> Law:
-    """Least squares of relative errors, so that small models count as much as large ones.
+    """Fit by least squares of relative errors, so that small models count as much as large ones.
 
     Raises:
-        ValueError: fewer than four points, or points that do not tell the terms apart.
+        ValueError: fewer than four points, or points that do not separate the terms.
     """
     rows = np.array([_terms(p) for p in points], dtype=float)
     sizes = np.array([p.activation_bytes for p in points], dtype=float)
@@ -73,17 +73,17 @@ def _terms(p: Point) -> tuple[int, int, int]:
 
 
 def six_nd_error(parameters: int, tokens: int, flops: float) -> float:
-    """How far 6 N D is from the counted FLOPs of a training step, relative: + is too many.
+    """Return the relative error of 6 N D against a training step's counted FLOPs; + is too many.
 
-    N trainable parameters, D tokens of the whole batch (Kaplan et al. 2020, arXiv:2001.08361). A
-    DiT's adaLN weights, a third of a block, run once a sample and not once a token; attention's
-    products of activations, which 6 N D leaves out, win some of it back at many tokens.
+    N trainable parameters, D tokens of the whole batch (Kaplan et al. 2020, arXiv:2001.08361).
+    A DiT's adaLN weights, a third of a block, run once per sample, not per token. 6 N D leaves
+    out attention's products of activations, which compensates part of it at many tokens.
     """
     return 6 * parameters * tokens / flops - 1
 
 
 def preset_errors(input_size: int = 32) -> list[tuple[str, int, float]]:
-    """(preset, tokens, error of 6 N D) of every preset, from the closed form of its FLOPs."""
+    """Return (preset, tokens, error of 6 N D) of every preset, from the closed form of FLOPs."""
     errors = []
     for name, shape in PRESETS.items():
         tokens, flops = shape.tokens(input_size), train_flops(shape, input_size)
@@ -93,36 +93,36 @@ def preset_errors(input_size: int = 32) -> list[tuple[str, int, float]]:
 
 
 def attainable(flops_a_byte: float, peak_flops: float, bandwidth: float) -> float:
-    """FLOP/s under the roofline (Williams et al. 2009): what memory feeds, up to the peak."""
+    """Return FLOP/s under the roofline (Williams et al. 2009): the memory's rate or the peak."""
     return min(peak_flops, flops_a_byte * bandwidth)
 
 
 def intensity(cost: OpCost) -> float:
-    """FLOPs a byte moved."""
+    """Return FLOPs per byte moved."""
     return cost.flops / cost.bytes if cost.bytes else 0.0
 
 
 WIDE = 1200.0
-"""Of a chart that takes the whole page."""
+"""Width of a chart over the whole page."""
 SHOWN_OPS = 16
 FRAME = 48.0
-"""Left of a chart, for the labels of its y axis."""
+"""Space left of a chart, for the labels of its y axis."""
 SWEEPS = {
     "batch": ("batch", "samples"),
     "depth": ("depth", "blocks"),
     "tokens": ("tokens", "tokens a sample"),
     "width": ("hidden", "hidden units"),
 }
-"""What is varied -> its field of ``Point``, and what its axis is called."""
+"""Varied size -> its field of ``Point``, and the label of its axis."""
 
 
 def keys() -> list[tuple[str, str]]:
-    """Name and colour of each category, in the order of the stack."""
+    """Return the name and colour of each category, in the order of the stack."""
     return [(title(name), COLOUR_OF[name]) for name in CATEGORIES]
 
 
 def timeline(line: Timeline) -> str:
-    """Bytes alive at each operation of the step, stacked; the peak marked."""
+    """Draw the live bytes at each operation of the step, stacked, with the peak marked."""
     height, top = 300.0, 40.0
     last = max(line.marks[-1][0], 1)
     high = line.peak_bytes / units.MIB
@@ -151,7 +151,7 @@ def _areas(line: Timeline, x: Scale, y: Scale) -> list[str]:
 def _steps(
     ops: Sequence[int], heights: Sequence[float], x: Scale, y: Scale, *, back: bool = False
 ) -> str:
-    """A staircase: each height holds until the next operation."""
+    """Return a staircase: each height holds until the next operation."""
     pairs = []
     for index, value in enumerate(heights):
         pairs += [(x(ops[index]), y(value)), (x(ops[index + 1]), y(value))]
@@ -165,7 +165,7 @@ def _phases(line: Timeline, x: Scale, bottom: float, top: float) -> list[str]:
         parts.append(element("line", x1=at, x2=at, y1=top - 12, y2=bottom, class_="border"))
         if x(stop) - at > 50:
             parts.append(text((at + x(stop)) / 2, top - 4, phase, class_="label mid"))
-        elif stop == line.marks[-1][0]:  # the optimizer is few operations, and the last
+        elif stop == line.marks[-1][0]:  # the optimizer has few operations, at the end
             parts.append(text(x(stop), top - 16, phase, class_="label end"))
     return parts
 
@@ -181,7 +181,7 @@ def _peak(line: Timeline, x: Scale, y: Scale, high: float) -> list[str]:
 
 
 def bars(portrait: Portrait) -> str:
-    """What lives at the peak of a training step, and of inference on the same batch."""
+    """Draw the live bytes at the peak of a training step, and of inference on the same batch."""
     lines = [
         ("training", portrait.timeline.at_peak()),
         ("inference amid training", portrait.inference.at_peak()),
@@ -214,7 +214,7 @@ def _bar(sizes: Mapping[str, int], x: Scale, top: float) -> list[str]:
 
 
 def sweep(points: Sequence[Point], varies: str, law: Law) -> str:
-    """Activation bytes against one size: measured points, and the law's line."""
+    """Draw activation bytes by one size: measured points, and the law's line."""
     mine = [p for p in points if p.varies == varies]
     field, name = SWEEPS[varies]
     sizes = [getattr(p, field) for p in mine]
@@ -236,7 +236,7 @@ def sweep(points: Sequence[Point], varies: str, law: Law) -> str:
 
 
 def preset_chart() -> str:
-    """How far 6 N D is off for each preset, by its number of tokens."""
+    """Draw the error of 6 N D for each preset, by its number of tokens."""
     errors = preset_errors()
     values = [100 * error for _, _, error in errors]
     x = Scale(10, 400, FRAME, WIDTH - 20, log=True)
@@ -265,19 +265,19 @@ def preset_chart() -> str:
 
 
 def short_op(name: str) -> str:
-    """An operation's name for a label: ``sum`` for ``aten.sum.dim_IntList``."""
+    """Return an operation's short name: ``sum`` for ``aten.sum.dim_IntList``."""
     plain = name.removeprefix("aten.").partition(".")[0].strip("_")
     plain = plain.replace("scaled_dot_product_", "sdpa_").replace("_for_cpu", "")
     return plain if len(plain) < 34 else f"{plain[:31]}..."
 
 
 def phase_keys() -> list[tuple[str, str]]:
-    """Name and colour of each phase of the step in the roofline."""
+    """Return the name and colour of each phase in the roofline."""
     return list(zip(STEP_PHASES, COLOURS, strict=False))
 
 
 def family_keys() -> list[tuple[str, str]]:
-    """Name and colour of each family of presets."""
+    """Return the name and colour of each family of presets."""
     return [(family, COLOURS[index]) for index, family in enumerate(_families())]
 
 
@@ -286,7 +286,7 @@ def _families() -> list[str]:
 
 
 def roofline(portrait: Portrait) -> str:
-    """Each operation's arithmetic intensity and its FLOP/s, under this device's own ceilings."""
+    """Draw each operation's arithmetic intensity and FLOP/s, under this device's own ceilings."""
     costs = [c for c in portrait.ops if c.flops and c.bytes and c.seconds > 0][:SHOWN_OPS]
     places = [(intensity(c), c.flops / c.seconds) for c in costs]
     if not costs:

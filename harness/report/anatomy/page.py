@@ -1,4 +1,4 @@
-"""The anatomy of one run as a self-contained page. No torch."""
+"""The anatomy of one run as a self-contained HTML page, and its charts as SVG files. No torch."""
 
 from __future__ import annotations
 
@@ -16,14 +16,17 @@ from harness.report.rendering.parts import HEAD, STYLE, colour_keys, section, ta
 from harness.report.rendering.svg import element, text
 
 AGREE = 0.03
-"""Share by which the two ways of counting activations may differ: what Python itself still holds
-(the model's output, the batch) is alive and was not saved by autograd."""
+"""Relative difference allowed between the two counts of activations.
+
+Tensors that Python holds (the model's output, the batch) are alive, but autograd did not save
+them.
+"""
 SAME = 0.005
-"""Share by which the hooks may move the peak and still be said to change nothing."""
+"""Relative change of the peak up to which the hooks count as having no effect."""
 PRODUCTS = ("addmm", "mm", "bmm", "baddbmm", "convolution", "_scaled_dot", "_flash", "_efficient")
-"""Beginnings of the names of operations whose FLOPs the rule of 6 N D means."""
+"""Prefixes of the operations that the rule of 6 N D counts."""
 ROWS = 24
-"""Of a table; the rest is summed up."""
+"""Rows of a table; further ones are summed up."""
 MORE_STYLE = """
 svg { font-family: system-ui, "Segoe UI", Roboto, Arial, sans-serif; }
 .area { stroke: #fff; stroke-width: 0.4; } .border { stroke: #7d8893; stroke-dasharray: 3 3; }
@@ -67,7 +70,7 @@ OPS = (
 
 
 def render(portrait: Portrait) -> str:
-    """The whole page."""
+    """Return the whole page."""
     title = f"Headroom: anatomy of {portrait.recipe}"
     style = STYLE.read_text(encoding="utf-8") + MORE_STYLE
     parts = [HEAD, f"<title>{escape(title)}</title><style>{style}</style></head><body>"]
@@ -106,7 +109,7 @@ def _mib(size: float) -> str:
 
 
 def sentences(p: Portrait) -> list[tuple[str, str, str]]:
-    """(question, answer, more) of what a reader wants first."""
+    """Return (question, answer, details) for a reader's first questions."""
     line, alone = p.timeline, sum(p.inference_alone.values())
     sizes = [(size, categories.title(name), name) for name, size in line.at_peak().items()]
     alive = ", ".join(
@@ -131,7 +134,7 @@ def sentences(p: Portrait) -> list[tuple[str, str, str]]:
 
 
 def agrees(p: Portrait) -> bool:
-    """Whether the trace and autograd count the same activations."""
+    """Return True if the trace and autograd count the same activations."""
     return _apart(p) <= AGREE
 
 
@@ -154,7 +157,7 @@ def _difference(p: Portrait) -> str:
 
 
 def _looking(p: Portrait) -> str:
-    """Whether the hooks that looked have moved the peak."""
+    """Return the effect of the recording hooks on the peak."""
     off = p.timeline.peak_bytes / p.step_peak_bytes - 1
     return f"{'nothing' if abs(off) <= SAME else 'the peak'} ({100 * off:+.2f} %)"
 
@@ -208,7 +211,7 @@ def _modules(p: Portrait) -> str:
 
 
 def _laws(p: Portrait) -> str:
-    """The laws of a DiT; of another model no small ones were measured, and none are known."""
+    """Return the laws of a DiT; empty for other models, which have no small measured ones."""
     if not p.points:
         return ""
     law = laws.fit(p.points)
@@ -243,7 +246,7 @@ def _laws(p: Portrait) -> str:
 
 
 def _six_nd_here(p: Portrait) -> str:
-    """The rule on this run's own model, where its forward pass could be counted."""
+    """Return the rule's error on this run's model, if its forward FLOPs were counted."""
     products = sum(c.flops for c in p.ops if c.phase == "forward" and c.op.startswith(PRODUCTS))
     if not products:
         return ""
@@ -291,18 +294,18 @@ def _op_rows(p: Portrait) -> list[tuple[OpCost, float, float]]:
 
 
 # ---- files ----
-# The files of an anatomy: its page, and each chart as a drawing that stands alone. No torch.
+# The page, and each chart as a standalone SVG.
 
 
 FONT = 'font-family="system-ui, Segoe UI, Roboto, Arial, sans-serif"'
 TOP = 46.0
-"""Height above a drawing for its title and the key to its colours."""
+"""Height above a drawing for its title and legend."""
 Keys = list[tuple[str, str]]
 """Name and colour of each entry of a legend."""
 
 
 def write(portrait: Portrait, folder: Path) -> list[Path]:
-    """Write the page and the charts; the paths written."""
+    """Write the page and the charts, and return their paths."""
     texts = {"anatomy.html": render(portrait), **charts_of(portrait)}
     for name, content in texts.items():
         (folder / name).write_text(content, encoding="utf-8")
@@ -310,13 +313,13 @@ def write(portrait: Portrait, folder: Path) -> list[Path]:
 
 
 def charts_of(portrait: Portrait) -> dict[str, str]:
-    """File name -> SVG of each chart, with its title, its key and its colours inside."""
+    """Return file name -> SVG of each chart, with its title, legend and colours."""
     pictures: dict[str, tuple[str, Keys]] = {
         "timeline.svg": (charts.timeline(portrait.timeline), charts.keys()),
         "inference.svg": (charts.bars(portrait), charts.keys()),
         "roofline.svg": (charts.roofline(portrait), charts.phase_keys()),
     }
-    if portrait.points:  # a DiT's, for which laws are known
+    if portrait.points:  # only a DiT has laws
         pictures["six_nd.svg"] = (charts.preset_chart(), charts.family_keys())
         law = laws.fit(portrait.points)
         for varies in charts.SWEEPS:
@@ -327,7 +330,7 @@ def charts_of(portrait: Portrait) -> dict[str, str]:
 
 
 def standalone(picture: str, keys: Keys) -> str:
-    """A drawing as a file of its own: no style sheet and no legend stand beside it there."""
+    """Return a drawing as its own file, with style sheet and legend inside."""
     box = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', picture)
     title = re.search(r"<title>(.*?)</title>", picture)
     width, height = float(box[1]), float(box[2])
@@ -353,7 +356,7 @@ def _legend(keys: Keys) -> str:
 
 
 def _style(picture: str) -> str:
-    """The rules of the page that the drawing uses, with the page's colours written out."""
+    """Return the page's rules that the drawing uses, with colours as literals."""
     sheet = STYLE.read_text(encoding="utf-8") + MORE_STYLE
     colours = dict(re.findall(r"(--[a-z]+): *(#[0-9a-f]+)", sheet))
     words = " ".join(re.findall(r'class="([^"]+)"', picture)).split()

@@ -1,1 +1,1 @@
-"""What a report knows: rows, groups, what stands against what, and what a table of text is."""
+"""Data of a report: rows, groups, comparisons, and tables of text."""

@@ -1,9 +1,8 @@
-"""What a reader decides by: the fastest row, the smallest, the best trade, and what fits.
+"""Answers that a reader decides by: the fastest row, the smallest, the best trade, and what fits.
 
-Only rows that may be believed are named: a row whose loss DIFFERS though it should not is left
-out, and ``sentences.warnings`` says so. Of rows that the noise does not tell apart the fastest as
-measured is named first and the others with it: to call the one with least memory the fastest
-would let a row that was measured badly win.
+A row whose loss DIFFERS unexpectedly is in no answer; ``sentences.warnings`` lists it. If the
+noise does not separate rows, the fastest measured one is named first, with the others. To name
+the one with the least memory instead would let a badly measured row win.
 """
 
 from __future__ import annotations
@@ -19,21 +18,21 @@ from harness.report.data.rows import Group, Row
 from harness.report.figures import derive, units
 
 GPU_LIMITS_GIB = (8, 12, 16, 24, 40, 48, 80, 96, 141)
-"""Sizes that GPUs come in."""
+"""Memory sizes of GPUs, in GiB."""
 ROUND = (1, 1.25, 1.5, 2, 2.5, 3, 4, 5, 6, 8)
-"""Where no GPU gives the sizes: these, times a power of ten."""
+"""Sizes without a GPU: these values times a power of ten."""
 MOST_LIMITS = 5
 MANY = 100
-"""Rows from which on a part of a report shows only some of them."""
+"""Number of rows from which a part of a report shows only some."""
 IN_FULL = 150
 """Rows that a report shows in detail, over all its groups."""
 MOST_CLOSE = 3
-"""Rows not told from the fastest that are named; more are counted."""
+"""Rows close to the fastest that are named; further ones are counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """A question, the row that answers it (None: none does), and one sentence."""
+    """A question, the row that answers it (None: no row), and one sentence."""
 
     question: str
     row: Row | None
@@ -42,11 +41,11 @@ class Answer:
 
 @dataclass(frozen=True, kw_only=True)
 class FastestThatFits:
-    """The fastest row that fits in ``limit_bytes``; None: no row that was measured does.
-    ``alike`` fit too, and the noise does not tell them from it.
+    """The fastest row that fits in ``limit_bytes``; ``row`` is None if no measured row does.
 
-    It is the answer up to ``upto_bytes`` as well, the next larger size asked about; None: for
-    every larger size.
+    The noise does not separate it from the rows in ``alike``, which fit too. The answer also
+    holds up to ``upto_bytes``, the largest size with the same answer; None: for every larger
+    size.
     """
 
     limit_bytes: float
@@ -56,12 +55,12 @@ class FastestThatFits:
 
     @property
     def others(self) -> str:
-        """The rows that are as fast as can be told, for a sentence; empty where there are none."""
+        """The rows that are not separable from the fastest, for a sentence; empty without any."""
         return f"; no difference seen to {_names(self.alike)}" if self.alike else ""
 
     @property
     def sizes(self) -> str:
-        """The sizes of memory in GiB for which this is the answer, in words."""
+        """The memory sizes in GiB with this answer, in words."""
         low = f"{self.limit_bytes / units.GIB:g}"
         if self.upto_bytes is None:
             return f"from {low}"
@@ -70,24 +69,23 @@ class FastestThatFits:
 
 
 def believable(group: Group) -> list[Row]:
-    """Rows that an answer may name, fastest first."""
+    """Return the rows that an answer may name, fastest first."""
     return [row for row in group.rows if not row.versus.wrong]
 
 
 def weighed(group: Group) -> list[Row]:
-    """Those of which it is known what a device must have free: what was not traced on a CPU is in
-    no answer about memory."""
+    """Return the believable rows with a known need; an untraced row on a CPU has none."""
     return [row for row in believable(group) if row.numbers.need_bytes is not None]
 
 
-# ---- which rows are shown in detail ----
+# ---- rows in detail ----
 
 
 def in_full(groups: Sequence[Group]) -> list[tuple[Group, Group]]:
-    """The first groups, until ``IN_FULL`` rows are shown in detail; each with its ``in_detail``.
+    """Return the first groups, with up to ``IN_FULL`` rows in detail, each with its ``in_detail``.
 
-    The head of a group and its answers take the room of a row.
-    ``tables.others`` has the rows of the other groups.
+    A group's heading and answers count as one row. ``tables.others`` has the rows of the other
+    groups.
     """
     shown: list[tuple[Group, Group]] = []
     room = IN_FULL
@@ -100,10 +98,10 @@ def in_full(groups: Sequence[Group]) -> list[tuple[Group, Group]]:
 
 
 def in_detail(group: Group, most: int = MANY) -> Group:
-    """The group with the ``most`` rows that charts and detailed tables have room for.
+    """Return the group with the ``most`` rows that fit in charts and detailed tables.
 
-    They are the reference, the front, the fastest row for each size of memory, and the fastest of
-    the others.
+    They are the reference, the front, the fastest row for each memory size, and the fastest
+    others.
     """
     if len(group.rows) <= most:
         return group
@@ -116,12 +114,12 @@ def in_detail(group: Group, most: int = MANY) -> Group:
     return dataclasses.replace(group, rows=[row for row in group.rows if id(row) in wanted])
 
 
-# ---- which row is best ----
+# ---- best rows ----
 
 
 def answers(group: Group) -> list[Answer]:
-    """Fastest, fastest unchanged computation, least memory, best trade."""
-    if group.world:  # its times leave communication out, and its losses mean nothing
+    """Return the fastest row, the fastest with equal results, the least memory and best trade."""
+    if group.world:  # its times exclude communication, and its losses have no meaning
         return []
     rows = believable(group)
     if not rows:
@@ -133,7 +131,7 @@ def answers(group: Group) -> list[Answer]:
 
 
 def _of_memory(rows: list[Row], fastest: Row) -> list[Answer]:
-    """Nothing where no two rows were weighed."""
+    """Return the answers on memory; nothing with fewer than two known needs."""
     if len(rows) < 2:
         return []
     least = min(rows, key=lambda r: (r.numbers.need_bytes, -r.numbers.samples_per_second))
@@ -151,8 +149,10 @@ def _fastest(rows: list[Row]) -> Answer:
 
 
 def _alike(best: Row, others: Sequence[Row]) -> tuple[Row, ...]:
-    """Those that the noise does not tell from ``best``; where none is known, those whose steps
-    spread over its steps."""
+    """Return the rows that the noise does not separate from ``best``.
+
+    Without a noise floor, these are the rows whose step times overlap with its own.
+    """
     if best.floor is None:
         return tuple(row for row in others if derive.overlap(_interval(best), _interval(row)))
     return tuple(row for row in others if differ(best, row) is False)
@@ -168,7 +168,7 @@ def _interval(row: Row) -> tuple[float, float]:
 
 
 def _fastest_with_same_loss(rows: list[Row]) -> list[Answer]:
-    """Nothing where it is the fastest of all."""
+    """Return the fastest row with equal results; nothing if it is the fastest of all."""
     exact = [row for row in rows if row.versus.parity in ("equal", "equal losses", "reference")]
     if not exact or exact[0] is rows[0]:
         return []
@@ -186,7 +186,7 @@ def _speed(row: Row) -> str:
 
 
 def _needs(row: Row) -> str:
-    """What a device must have free for a row; without a GPU that is the peak of its tensors."""
+    """Return a row's need; without a GPU, the peak of its tensors."""
     size = row.numbers.need_bytes
     if size is None:
         return "its memory not traced"
@@ -212,7 +212,7 @@ def _share(row: Row, fastest: Row) -> str:
 
 
 def _design(row: Row) -> str:
-    """That a row computes something else than its reference, and how far its loss is away."""
+    """Return the note that a row differs from its reference by design, and its distance."""
     if row.versus.parity != "by design":
         return ""
     if row.drawn:
@@ -240,11 +240,11 @@ def _best_trade(rows: list[Row]) -> Answer:
     return Answer(question=question, row=row, text=text + _design(row))
 
 
-# ---- what fits ----
+# ---- memory sizes ----
 
 
 def fastest_that_fits(group: Group) -> list[FastestThatFits]:
-    """For each of a few sizes of device memory; sizes with the same answer are one."""
+    """Return the fastest row for a few memory sizes; sizes with the same answer are merged."""
     rows = weighed(group)
     if group.world:
         return []
@@ -272,7 +272,7 @@ def _of_those_that_fit(rows: list[Row], limit: float) -> dict[str, Any]:
 
 
 def limits(group: Group) -> list[float]:
-    """Sizes of memory to answer for, in bytes: GPUs' own, or round values around the needs."""
+    """Return memory sizes in bytes: those of GPUs, or round values around the needs."""
     needs = sorted(row.numbers.need_bytes for row in weighed(group))
     if not needs:
         return []

@@ -1,4 +1,4 @@
-"""Two result sets against each other: what changed by more than the noise explains."""
+"""Comparison of two result sets: the changes beyond noise; and reports of usable files only."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from harness.resolve import run_name
 from harness.result import Result
 from harness.spec import Spec
 
-# ---- usable ----
-# A report of the files that can be used: one whose content breaks it is named and left out.
+# ---- usable files ----
+# A file whose content breaks the report is named and left out.
 
 
 Made = TypeVar("Made")
 FAULTS = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
 MOST = 20
-"""Files that are left out before the fault counts as the report's own."""
+"""Files left out before the fault counts as the report's own."""
 
 
 class Part(NamedTuple):
-    """A file that a report is made of, as it was read."""
+    """An input file of a report, with its content."""
 
     name: str
     content: Any
@@ -47,14 +47,14 @@ def of_usable(
     predictions: Mapping[str, Prediction],
     render: Callable[[Report], Made],
 ) -> Made:
-    """Return what ``render`` makes of the report of all that can be used.
+    """Return ``render`` of the report of all usable files.
 
-    Files pass the typed reader first (``harness.json_files.build``); this is for values of the
-    right type that nothing can be derived from. Each that is left out has a line in
-    ``Report.skipped``.
+    The typed reader (``harness.json_files.build``) has already checked the types. This function
+    handles values of the right type from which nothing can be derived. ``Report.skipped`` has a
+    line for each file left out.
 
     Raises:
-        Exception: what ``render`` raised, where no single file explains it.
+        Exception: the error of ``render``, if no single file causes it.
     """
     parts, left_out = _parts(results, suite, predictions), list(skipped)
 
@@ -95,8 +95,11 @@ def _parts(
 
 
 def _culprit(parts: Sequence[Part], works: Callable[[Sequence[Part]], bool]) -> Part | None:
-    """Return the part without which the others work: found by halves if it breaks a report alone,
-    and one after the other if it breaks one beside another part."""
+    """Return the part without which the others work.
+
+    Bisection finds a part that breaks a report alone. A part that breaks it only together with
+    another is found one by one.
+    """
     some = list(parts)
     while len(some) > 1:
         first, second = some[: len(some) // 2], some[len(some) // 2 :]
@@ -117,21 +120,23 @@ def _words(error: Exception) -> str:
 
 
 STEP_LIMIT = 0.05
-"""Share by which medians must differ, beside intervals that do not overlap, where no row of
-either set was measured twice."""
+"""Relative difference of medians for a change, if no row of either set was measured twice.
+
+The intervals must not overlap either.
+"""
 PEAK_LIMIT = 0.02
 PEAK_LIMIT_BYTES = 16 * units.MIB
-"""A peak has changed beyond either of the two."""
+"""A peak has changed if it exceeds either of the two limits."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """One spec that is in both sets. Ratios are new over old; None where a side has no number.
+    """One spec that both sets have. Ratios are new over old; None if a side has no number.
 
-    ``step_limit_fraction``: the share up to which run-to-run variance explains another median;
-    None where no row was measured twice, and the steps' own intervals decide. ``loss_share``,
-    ``grad_norm_share`` and ``weights_share`` (of what the optimizer did): distances as shares of
-    what rounding explains, above 1 moved.
+    ``step_limit_fraction``: relative difference of medians that run-to-run variance explains.
+    It is None if no row was measured twice; then the steps' intervals decide. ``loss_share``,
+    ``grad_norm_share`` and ``weights_share`` (effect of the optimizer): distances as shares of
+    the limit of rounding, above 1 moved.
     """
 
     label: str
@@ -156,8 +161,7 @@ class Change:
 
     @property
     def step_changed(self) -> bool:
-        """Beyond the run-to-run variance; where none is known, beyond the steps' interval and
-        beyond 5 %."""
+        """True beyond the run-to-run variance; if unknown, beyond the steps' intervals and 5 %."""
         if self.step_ratio is None:
             return False
         if self.step_limit_fraction is None:
@@ -166,30 +170,29 @@ class Change:
 
     @property
     def peak_changed(self) -> bool:
-        """Beyond 2 % or beyond 16 MiB."""
+        """True beyond 2 % or beyond 16 MiB."""
         return is_peak_change(self.old_need_bytes, self.new_need_bytes)
 
     @property
     def loss_changed(self) -> bool:
-        """Beyond what rounding explains in the same computation."""
+        """True if losses differ beyond rounding."""
         return (self.loss_share or 0.0) > 1.0
 
     @property
     def grad_norm_changed(self) -> bool:
-        """The same of the gradient norms."""
+        """True if gradient norms differ beyond rounding."""
         return (self.grad_norm_share or 0.0) > 1.0
 
     @property
     def need_change_fraction(self) -> float | None:
-        """Of what the old one needed."""
+        """The change as a fraction of the old need."""
         if not self.old_need_bytes or self.new_need_bytes is None:
             return None
         return self.new_need_bytes / self.old_need_bytes - 1
 
     @property
     def words(self) -> str:
-        """What changed, in words; those of a change for the worse are in capitals. Empty where
-        nothing did."""
+        """The changes in words, in capitals for the worse; empty without a change."""
         faster = (self.step_ratio or 1) < 1
         less = (self.new_need_bytes or 0) < (self.old_need_bytes or 0)
         changes = {
@@ -205,8 +208,10 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Two sets: what differs around the runs, then row by row. ``basis``: by what it is decided
-    whether a step time changed, in a sentence."""
+    """Two sets: differences of the environment, then of each row.
+
+    ``basis``: a sentence on the criterion for a changed step time.
+    """
 
     environment: list[tuple[str, str, str]]
     changes: list[Change]
@@ -217,17 +222,17 @@ class Comparison:
 
     @property
     def changed(self) -> list[Change]:
-        """The rows in which something changed beyond noise."""
+        """The rows that changed beyond noise."""
         return [change for change in self.changes if change.words]
 
 
 def is_step_change(ratio: float, intervals_overlap: bool) -> bool:
-    """Whether a step ratio (new over old) is a change: outside the noise and beyond 5 %."""
+    """Return True if a step ratio (new over old) is outside the noise and beyond 5 %."""
     return not intervals_overlap and abs(ratio - 1) > STEP_LIMIT
 
 
 def is_peak_change(old: int | None, new: int | None) -> bool:
-    """Whether a peak (bytes) changed: by more than 2 % of the old one, or more than 16 MiB."""
+    """Return True if a peak (bytes) changed by more than 2 % of the old one, or 16 MiB."""
     if old is None or new is None:
         return False
     moved = abs(new - old)
@@ -246,7 +251,7 @@ def compare(old: Path, new: Path) -> Comparison:
 
 
 def compare_reports(old: Report, new: Report) -> Comparison:
-    """Compare two sets whose rows are derived already."""
+    """Compare two sets whose rows are already derived."""
     before, after = _entries(old), _entries(new)
     both = [spec for spec in before if spec in after]
     return Comparison(
@@ -260,7 +265,7 @@ def compare_reports(old: Report, new: Report) -> Comparison:
 
 
 def basis(old: Report, new: Report) -> str:
-    """By what it is decided whether a step time changed."""
+    """Return the criterion for a changed step time."""
     known = [
         f"{side}: {lookup.rests_on(found)}"
         for side, report in (("old", old), ("new", new))
@@ -272,7 +277,7 @@ def basis(old: Report, new: Report) -> str:
 
 
 def _entries(report: Report) -> dict[Spec, Row | Unfinished]:
-    """The row of each spec; one that was measured goes before a repetition that was not."""
+    """Return the row of each spec; a measured one precedes an unfinished repetition."""
     unfinished = {dataclasses.replace(u.result.spec, repeat=0): u for u in report.unfinished}
     rows = {
         dataclasses.replace(row.spec, repeat=0): row
@@ -303,14 +308,13 @@ def _change(spec: Spec, old: Row | Unfinished, new: Row | Unfinished) -> Change:
 
 
 def step_limit(old: Row, new: Row) -> float | None:
-    """The share by which the medians of one row may differ between two sets with nothing changed,
-    by the run-to-run variance within the sets."""
+    """Return the relative difference of medians that the variance within both sets explains."""
     noise = floor.joined(old.floor, new.floor)
     return None if noise is None else math.exp(floor.margin(noise, old.runs, new.runs)) - 1
 
 
 def _computation(old: Result, new: Result) -> dict[str, float | None]:
-    """How far two runs of one recipe are apart, held to what the old one computed in."""
+    """Return the distances of two runs of one recipe, and their shares of the old run's limits."""
     far = parity.distances(new, old)
     shares = parity.shares(new, old, parity.limits([old]))
     did = [shares[measure] for measure in parity.OF_PARAMETERS if measure in shares]
@@ -324,13 +328,13 @@ def _computation(old: Result, new: Result) -> dict[str, float | None]:
 
 
 def _counted_otherwise(old: Numbers, new: Numbers) -> bool:
-    """Whether the memory of one has what is kept in host memory in it, and the other has not."""
+    """Return True if only one memory figure includes tensors kept in host memory."""
     places = [n.placed_by == derive.UNTOLD for n in (old, new)]
     return places[0] is not places[1] and any(n.hosted_bytes for n in (old, new))
 
 
 def _side(side: str, entry: Row | Unfinished) -> dict[str, Any]:
-    """The fields of one side of a change: its status, and its numbers where it has some."""
+    """Return one side of a change: its status, and its numbers if it has any."""
     if isinstance(entry, Unfinished):
         return {f"{side}_status": entry.status.value}
     return {
@@ -341,7 +345,7 @@ def _side(side: str, entry: Row | Unfinished) -> dict[str, Any]:
 
 
 def environment_differences(old: Report, new: Report) -> list[tuple[str, str, str]]:
-    """(fact, old, new) for each fact of the environment that differs; all values a set has."""
+    """Return (fact, old, new) for each environment fact that differs, with all its values."""
     before, after = (_facts(report) for report in (old, new))
     names = [n for n in dict.fromkeys([*before, *after]) if n not in environment_facts.IGNORED]
     sides = [(n, before.get(n, [units.NONE]), after.get(n, [units.NONE])) for n in names]

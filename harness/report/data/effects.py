@@ -1,5 +1,4 @@
-"""What each part of a recipe does: pairs of rows that differ in that part only, or in how the
-training is sharded."""
+"""Effects of each part of a recipe: pairs of rows that differ only in it or in their sharding."""
 
 from __future__ import annotations
 
@@ -16,8 +15,10 @@ NUMBERED = re.compile(r"(\D+)(\d+)(?=_|$)")
 
 @dataclass(frozen=True, kw_only=True)
 class Effect:
-    """What adding ``part`` to the recipe of the row ``base`` did; ``replaced`` is the part that it
-    took the place of, if any."""
+    """The effect of adding ``part`` to the recipe of the row ``base``.
+
+    ``replaced`` is the part that it replaces, if any.
+    """
 
     part: str
     base: Row
@@ -26,19 +27,21 @@ class Effect:
 
     @property
     def words(self) -> str:
-        """The part, and what it is in place of."""
+        """The part, and the part that it replaces."""
         return f"{self.part} (in place of {self.replaced})" if self.replaced else self.part
 
     @property
     def need_change_fraction(self) -> float | None:
-        """Of what a device must have free for the base; None where one of the two is not known."""
+        """The change as a fraction of the base's need; None if one need is unknown."""
         needs = (self.row.numbers.need_bytes, self.base.numbers.need_bytes)
         return needs[0] / needs[1] - 1 if all(needs) else None
 
 
 def effects(group: Group) -> list[Effect]:
-    """All pairs of rows, on equally many processes, that differ in one added part, and before them
-    each row against the one that it differs from in its sharding alone."""
+    """Return all pairs of rows on equally many processes that differ in one added part.
+
+    Pairs that differ only in their sharding come first.
+    """
     pairs = sorted(_added(group.rows), key=lambda effect: (effect.part, effect.base.versus.place))
     return [*_sharded(group), *pairs]
 
@@ -57,7 +60,7 @@ def _added(rows: list[Row]) -> list[Effect]:
 
 
 def _sharded(group: Group) -> list[Effect]:
-    """Those with the fewest other parts first, then by name."""
+    """Return the pairs that differ in their sharding, those with the fewest other parts first."""
     found, others = [], _by_other_parts(group.rows)
     for row in sorted(group.rows, key=lambda row: (len(_words(row)), _words(row)[1:], row.label)):
         base = _other_sharding(row, group, others)
@@ -79,9 +82,11 @@ def _by_other_parts(rows: list[Row]) -> Parts:
 
 
 def _other_sharding(row: Row, group: Group, parts: Parts) -> Row | None:
-    """What a row's sharding is to be held against, with the same other parts: what its name says
-    that it is a variant of (zero2 of zero2_offload), else the next lower of the same name and
-    another number (zero1 of zero2), else the reference's."""
+    """Return the row with the same other parts whose sharding is the base of comparison.
+
+    The base is the variant's origin by name (zero2 for zero2_offload). Otherwise it is the next
+    lower number (zero1 for zero2), or the reference's sharding.
+    """
     sharding, *rest = _words(row)
     usual = _words(group.reference)[0]
     if sharding == usual:
@@ -94,7 +99,7 @@ def _other_sharding(row: Row, group: Group, parts: Parts) -> Row | None:
 
 
 def _numbered(sharding: str) -> tuple[str, int]:
-    """``("zero", 2)`` of ``zero2``, and of ``zero2_offload``; 0 where a name has no number."""
+    """Return ``("zero", 2)`` for ``zero2`` and ``zero2_offload``; 0 for a name without a number."""
     parts = NUMBERED.match(sharding)
     return (parts[1], int(parts[2])) if parts else (sharding, 0)
 
@@ -103,22 +108,20 @@ def _words(row: Row) -> list[str]:
     return row.spec.recipe.split("+")
 
 
-# ---- effect reasons ----
-# Why a part of a recipe changed the peak, or did not: what the peak was made of before and after.
-#
-# From the traced tensors of one step, on the fullest rank. All shares are of the peak before, so
-# that what the categories changed by adds up to what the peak did.
+# ---- reasons of effects ----
+# The traced tensors of one step on the fullest rank, before and after. All shares are of the peak
+# before, so the changes of the categories add up to the change of the peak.
 
 
 SHOWN = 0.02
-"""Share of the peak from which on a change shows."""
+"""Share of the peak from which a change counts."""
 MOVED = 0.03
-"""Share of the peak before, from which on a category is named."""
+"""Share of the peak before, from which a changed category is named."""
 MOST_NAMED = 3
 
 
 def why(effect: Effect) -> str | None:
-    """In words; None where one of the two rows was not traced."""
+    """Return the reason of an effect in words; None if one of the rows was not traced."""
     before, after = held_at_peak(effect.base), held_at_peak(effect.row)
     if not before or not after:
         return None
@@ -136,13 +139,13 @@ def why(effect: Effect) -> str | None:
 
 
 def held_at_peak(row: Row) -> dict[str, int]:
-    """Category -> bytes at the traced peak of a step; empty where the row was not traced."""
+    """Return category -> bytes at the traced peak of a step; empty for an untraced row."""
     sizes = {name: getattr(row.numbers, f"{name}_bytes") for name in CATEGORIES}
     return {} if None in sizes.values() else sizes
 
 
 def _moved(before: Mapping[str, int], after: Mapping[str, int], whole: int) -> str:
-    """Each category that changed by ``MOVED`` of the whole or more, the largest change first."""
+    """Return each category that changed by at least ``MOVED`` of the whole, the largest first."""
     changes = {name: abs(after[name] - before[name]) / whole for name in before}
     named = [name for name, size in changes.items() if size >= MOVED]
     named.sort(key=lambda name: -changes[name])
@@ -153,7 +156,7 @@ def _moved(before: Mapping[str, int], after: Mapping[str, int], whole: int) -> s
 
 
 def _made_of(held: Mapping[str, int], whole: int) -> str:
-    """What most of a peak is, the largest first."""
+    """Return the largest categories of a peak."""
     largest = sorted(held, key=lambda name: -held[name])[:MOST_NAMED]
     parts = [f"{in_sentence(name)} {_share(held[name], whole)}" for name in largest]
     return f"the peak is {', '.join(parts)}"
@@ -164,7 +167,7 @@ def _share(size: float, whole: float) -> str:
 
 
 def _elsewhere(effect: Effect, whole: int) -> list[str]:
-    """What changed at another instant of the step than its peak."""
+    """Return a change away from the step's peak."""
     sizes = [row.numbers.beyond_state_bytes for row in (effect.base, effect.row)]
     if None in sizes or abs(sizes[1] - sizes[0]) < MOVED * whole:
         return []
@@ -173,7 +176,7 @@ def _elsewhere(effect: Effect, whole: int) -> list[str]:
 
 
 def _phases(effect: Effect) -> list[str]:
-    """Whether the peak moved to another phase of the step."""
+    """Return a sentence if the peak moved to another phase of the step."""
     ends = [_phase(row) for row in (effect.base, effect.row)]
     return [f"the peak moved from {ends[0]} to {ends[1]}"] if ends[0] != ends[1] else []
 
@@ -184,7 +187,7 @@ def _phase(row: Row) -> str:
 
 
 def _of_the_step(effect: Effect, change: float) -> list[str]:
-    """The change of the step's tensors, where what a device must have says another."""
+    """Return the change of the step's tensors if it differs from the change of the need."""
     needs = [row.numbers.need_bytes for row in (effect.row, effect.base)]
     if not all(needs) or abs(needs[0] / needs[1] - 1 - change) < SHOWN:
         return []

@@ -1,4 +1,4 @@
-"""Facts of the environment that rows were measured in, as text, and which of them differ."""
+"""Facts of the measurement environment as text, their differences, and the network of nodes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from harness.report.figures import derive, units
 from harness.result import Result, Wire
 
 IGNORED = ("changed_files",)
-"""Facts that change whenever a file is edited between two runs, and explain no number."""
+"""Facts that change whenever a file is edited, and explain no number."""
 MOST = 20
 """Values of a fact that are listed."""
 
 
 def merged(rows: Iterable[Row]) -> dict[str, list[str]]:
-    """Each fact's distinct values over all results of ``rows``, in the order met."""
+    """Return each fact's distinct values over all results of ``rows``, in order of appearance."""
     values: dict[str, dict[str, None]] = {}
     for row in rows:
         for result in row.results:
@@ -26,18 +26,18 @@ def merged(rows: Iterable[Row]) -> dict[str, list[str]]:
 
 
 def differing(rows: Iterable[Row]) -> dict[str, list[str]]:
-    """The facts in which rows that are compared with each other do not agree."""
+    """Return the facts with several values among compared rows."""
     return {n: v for n, v in merged(rows).items() if len(v) > 1 and n not in IGNORED}
 
 
 def listed(values: Sequence[str]) -> str:
-    """Values of a fact as text; of more than ``MOST`` the first, and how many more."""
+    """Return values of a fact as text; above ``MOST``, the first ones and the number of others."""
     more = [f"{len(values) - MOST} more"] if len(values) > MOST else []
     return " / ".join([*values[:MOST], *more])
 
 
 def flat(facts: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """Facts as (name, text); a nested one is named with its parent's name: versions.torch."""
+    """Return facts as (name, text); a nested one has its parent's name: versions.torch."""
     pairs: list[tuple[str, str]] = []
     for name, value in facts.items():
         if isinstance(value, dict):
@@ -50,18 +50,20 @@ def flat(facts: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
 
 
 # ---- nodes ----
-# Of rows on several nodes: which, the network between them, and steps in which it paused.
+# Rows on several nodes: the network between them, and steps in which it paused.
 
 
 PAUSE = 10
-"""Medians from which on a step is no slow step: a link that was down for 8 s and came back shows in
-one step alone, and the row is ok."""
+"""Multiple of the median from which a step counts as a network pause.
+
+A link that was down for 8 s and came back shows in one step alone, and the row is ok.
+"""
 LONG_PAUSE = (3, 5.0)
-"""Of slow steps fewer medians say it, where the step is so many seconds longer than one."""
+"""A smaller multiple, for a step that is also this many seconds longer than the median."""
 
 
 def paused_steps(result: Result) -> int:
-    """Timed steps of a row on several nodes that took over ``PAUSE`` or ``LONG_PAUSE``."""
+    """Return the timed steps of a multi-node row beyond ``PAUSE`` or ``LONG_PAUSE``."""
     steps = derive.step_seconds(result)
     if result.spec.nodes == 1 or not steps:
         return 0
@@ -72,14 +74,14 @@ def paused_steps(result: Result) -> int:
 
 
 def paused_rows(rows: Sequence[Row]) -> list[str]:
-    """Label and count of the rows with such steps."""
+    """Return the label and count of rows with such steps."""
     counts = {row.label: sum(map(paused_steps, row.results)) for row in rows}
     of = {row.label: row.numbers.timed_steps for row in rows}
     return [f"{name} {count} of {of[name]}" for name, count in counts.items() if count]
 
 
 def between(group: Group) -> str:
-    """The nodes of a group's rows and the network between them; empty where all ran on one."""
+    """Return the nodes of a group's rows and their network; empty if all ran on one node."""
     results = [r for row in group.rows for r in row.results if r.spec.nodes > 1]
     if not results:
         return ""

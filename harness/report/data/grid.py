@@ -11,7 +11,7 @@ from harness.report.figures import units
 
 @dataclass(frozen=True)
 class Column:
-    """One column: head (with unit), how to take its value from a row, and its kind (units.py)."""
+    """A column: its head with unit, the function from row to value, and its kind (units.py)."""
 
     head: str
     take: Callable[[Any], Any]
@@ -22,7 +22,7 @@ class Column:
 class Grid:
     """A table of text, ready to be drawn.
 
-    ``lines`` hold one cell for each of ``heads`` and ``kinds``. ``marks`` describe each line in
+    ``lines`` have one cell for each of ``heads`` and ``kinds``. ``marks`` describe each line in
     words (reference, front, alarm, noisy). ``note`` explains the columns.
     """
 
@@ -36,7 +36,7 @@ class Grid:
 
     @property
     def folded(self) -> bool:
-        """Whether it is shown only when asked for: details of the table before it."""
+        """True if the table is collapsed: it has details of the one before it."""
         return self.key == "parts"
 
 
@@ -49,7 +49,7 @@ def tabulate(
     marks: Sequence[tuple[str, ...]] | None = None,
     note: str = "",
 ) -> Grid:
-    """One line a row; a column that no row has a value for is left out."""
+    """Return a table with one line for each row; columns without any value are left out."""
     values_of = [(column, [column.take(row) for row in rows]) for column in columns]
     kept = [(c, values) for c, values in values_of if any(v not in (None, "") for v in values)]
     cells = [units.column(column.kind, values) for column, values in kept]
@@ -67,7 +67,7 @@ def tabulate(
 def text_grid(
     key: str, title: str, kinds: Mapping[str, str], lines: list[list[str]], note: str = ""
 ) -> Grid:
-    """A table whose cells are text already; ``kinds`` maps each head to its kind."""
+    """Return a table whose cells are already text; ``kinds`` maps each head to its kind."""
     return Grid(
         key=key,
         title=title,

@@ -1,7 +1,6 @@
-"""From results to a report: rows of one spec, groups of rows that compare, ranked and set in
-relation.
+"""Construction of a report from results: rows of one spec, and groups of comparable rows, ranked.
 
-Nothing is ranked against a row that did other work or ran on another device.
+No row is ranked with one that did other work or ran on another device.
 """
 
 from __future__ import annotations
@@ -44,18 +43,19 @@ from harness.result import Result, Status
 from harness.sampling import figures
 from harness.spec import Spec
 
-# ---- ranking ----
-# What the noise leaves of a ranking: the floor that a group of rows has, and the ranks in it.
+# ---- noise and ranks ----
 
 
 def own_floor(rows: list[Row], reference: Row) -> Floor | None:
-    """What rows that do the same work tell of their noise; None where none of them ran twice, or
-    in a simulated world, whose times are not compared."""
+    """Return the noise floor of rows that do the same work.
+
+    None if none of them ran twice, or in a simulated world, whose times are not compared.
+    """
     return None if reference.spec.world else floor_of(_runs(rows), reference.label)
 
 
 def lent_floor(group: Group, others: list[Group]) -> Floor | None:
-    """The group's own noise floor, else that of the first group on the same device, else None."""
+    """Return the group's own noise floor, else that of the first group on the same device."""
     if group.floor or group.world:
         return group.floor
     able = (g for g in others if g.floor and (g.device, g.meter) == (group.device, group.meter))
@@ -72,7 +72,7 @@ def _runs(rows: list[Row]) -> dict[str, Runs]:
 
 
 def _alike(rows: list[Row]) -> list[int]:
-    """For each row, the number of rows before it that the noise does not tell from it."""
+    """Return for each row the number of earlier rows that the noise does not separate from it."""
     floor = rows[0].floor if rows else None
     if floor is None:
         return [0] * len(rows)
@@ -83,7 +83,7 @@ def _alike(rows: list[Row]) -> list[int]:
 
 
 def ranked(rows: list[Row]) -> list[Row]:
-    """Each row behind all that are faster beyond the noise; as listed where none is known."""
+    """Rank each row after all that are faster beyond the noise; by order if no noise is known."""
     ranks = [1 + index - alike for index, alike in enumerate(_alike(rows))]
     return [
         dataclasses.replace(row, versus=dataclasses.replace(row.versus, rank=rank))
@@ -92,12 +92,14 @@ def ranked(rows: list[Row]) -> list[Row]:
 
 
 # ---- siblings ----
-# Which rows alter the computation alike, and how each stands to the plainest of them.
+# Rows with the same design changes, each compared with the plainest of them.
 
 
 def siblings_of(rows: list[Row]) -> dict[int, Row]:
-    """id of a row that alters the computation by design -> the plainest other row that alters the
-    same: one of its own computation where there is one."""
+    """Return id -> the plainest other row with the same design changes.
+
+    One of its own computation is preferred.
+    """
     alike: dict[str, list[Row]] = {}
     for row in rows:
         if parity.design(row.first) and not row.spec.sampling:
@@ -106,8 +108,10 @@ def siblings_of(rows: list[Row]) -> dict[int, Row]:
 
 
 def _plainest(rows: list[Row]) -> Iterator[tuple[Row, Row]]:
-    """Each row and the row with the fewest parts of those of its computation, or of any; the row
-    that is the plainest of all itself has none."""
+    """Yield each row and the row with the fewest parts, of its own computation or of any.
+
+    The plainest of all has none.
+    """
     first: dict[str, Row] = {}
     ordered = sorted(rows, key=lambda row: (row.spec.recipe.count("+"), row.spec.recipe))
     for row in ordered:
@@ -120,7 +124,7 @@ def _plainest(rows: list[Row]) -> Iterator[tuple[Row, Row]]:
 
 
 def beside(versus: Versus, row: Row, sibling: Row | None) -> Versus:
-    """How a row stands to its sibling; it DIFFERS where it is further from that than explained."""
+    """Return a row's relation to its sibling; it DIFFERS if it is further away than explained."""
     if sibling is None:
         return versus
     far = parity.distances(row.first, sibling.first)
@@ -138,22 +142,24 @@ def beside(versus: Versus, row: Row, sibling: Row | None) -> Versus:
     return dataclasses.replace(versus, parity="DIFFERS", differs_in=f"{sibling.label}: {fault}")
 
 
-# ---- stand in ----
-# Whether a group's reference stands in for another row: the one that was asked for did not run to
-# its end, or is not there. Nothing may be compared with a stand-in unsaid.
+# ---- replaced references ----
+# A group's reference replaces the requested one if that did not finish or is missing. The report
+# must state each replacement.
 
 
 def same_recipe(one: str, other: str) -> bool:
-    """Whether two recipes have the same parts, in whatever order."""
+    """Return True if two recipes have the same parts, in any order."""
     return sorted(one.split("+")) == sorted(other.split("+"))
 
 
 def with_asked(
     groups: Sequence[Group], wanted: str, unfinished: Sequence[Unfinished]
 ) -> list[Group]:
-    """``groups``, those with a stand-in saying for whom. A group of other work than the one that
-    has the ``wanted`` row has a reference of its own, and asked for no other, unless the wanted row
-    was tried on its work too."""
+    """Return ``groups``; one whose reference replaces the ``wanted`` recipe names that recipe.
+
+    A group of other work has its own reference. It names the recipe only if that was tried on
+    its work.
+    """
     there = [row.spec.recipe for group in groups for row in group.rows]
     measured = any(same_recipe(recipe, wanted) for recipe in there)
     tried = [u for u in unfinished if same_recipe(u.result.spec.recipe, wanted)]
@@ -176,15 +182,15 @@ def _with_asked(group: Group, wanted: str, tried: Sequence[Unfinished], measured
 
 
 def _work(spec: Spec) -> Spec:
-    """A spec without what rows of one ranking may differ in."""
+    """Return a spec without the fields in which rows of one ranking may differ."""
     usual = {f.name: f.default for f in dataclasses.fields(Spec)}
     return dataclasses.replace(spec, **{n: "" if n == "recipe" else usual[n] for n in FREE})
 
 
 PLAIN = "ddp"
-"""The reference of a set whose suite names none."""
+"""Default reference of a set."""
 Predictions = Mapping[str, Prediction]
-"""Spec key -> what was predicted."""
+"""Spec key -> prediction."""
 
 
 def build(
@@ -193,7 +199,7 @@ def build(
     suite: SuiteHead | None = None,
     predictions: Predictions | None = None,
 ) -> Report:
-    """Group, derive, compare and rank."""
+    """Group, derive, compare and rank the results."""
     suite, predictions = suite or SuiteHead(), predictions or {}
     ends = [(result, *derive.effective_status(result)) for result in results]
     finished = [result for result, status, _ in ends if status is Status.OK]
@@ -253,7 +259,7 @@ def _rows(
     predictions: Predictions,
     found: Calibration | None,
 ) -> list[Row]:
-    """One row for the repetitions of a spec."""
+    """Return one row for the repetitions of each spec."""
     repetitions: dict[Any, list[Result]] = {}
     for result in ranked:
         key = (dataclasses.replace(result.spec, repeat=0), same_work(result))
@@ -293,11 +299,11 @@ def _row(
 
 
 def _groups(rows: list[Row], wanted: str) -> list[Group]:
-    """Rows of the same work together; the group with the ``wanted`` reference row first."""
+    """Group rows of the same work; the group with the ``wanted`` reference row is first."""
     members: dict[Any, list[Row]] = {}
     for row in rows:
         members.setdefault(same_work(row.first), []).append(row)
-    # Of several groups with a row of that name, the one with most rows: order of files is chance.
+    # The one with the most rows, because the order of files is arbitrary.
     ordered = sorted(
         members.items(),
         key=lambda item: (
@@ -314,33 +320,32 @@ def _groups(rows: list[Row], wanted: str) -> list[Group]:
 
 
 def _unlike(work: tuple[Any, ...], first: tuple[Any, ...]) -> str:
-    """In what a group's work differs from the first group's."""
+    """Return the differences between a group's work and the first group's."""
     there = dict(first)
     changed = [f"{k} {v} (not {there.get(k)})" for k, v in work if there.get(k) != v]
     return ", ".join(changed)
 
 
 def _place(rows: list[Row], wanted: str) -> int:
-    """0 for a group with the wanted row, 1 for one with plain ddp, 2 for others."""
+    """Return 0 for a group with the wanted row, 1 for one with plain ddp, 2 for others."""
     names = enumerate((wanted, PLAIN))
     return next((place for place, name in names if _named(rows, name)), 2)
 
 
 def _named(rows: list[Row], recipe: str) -> Row | None:
-    """The row of ``recipe``, however its parts are ordered."""
+    """Return the row of ``recipe``, with its parts in any order."""
     return next((row for row in rows if same_recipe(row.spec.recipe, recipe)), None)
 
 
 def _reference(rows: list[Row], wanted: str) -> Row:
-    """The wanted row; else plain ddp; else the row with fewest parts of those that promise the
-    exact computation."""
+    """Return the wanted row, else plain ddp, else the exact row with the fewest parts."""
     exact = [row for row in rows if row.first.parity == "exact"]
     named = _named(rows, wanted) or _named(rows, PLAIN)
     return named or min(exact or rows, key=lambda row: row.spec.recipe.count("+"))
 
 
 def _draft(members: list[Row], wanted: str, unlike: str) -> Group:
-    """A group whose rows are not yet set against each other."""
+    """Return a group whose rows are not yet compared."""
     rows = _labelled(members)
     reference = _reference(rows, wanted)
     first = reference.first
@@ -355,7 +360,7 @@ def _draft(members: list[Row], wanted: str, unlike: str) -> Group:
 
 
 def _group(draft: Group, floor: Floor | None) -> Group:
-    """Its rows with the noise floor that it has, against the reference and in order."""
+    """Return the group with its noise floor and its rows, compared and sorted."""
     place = draft.rows.index(draft.reference)
     members = [dataclasses.replace(row, floor=floor) for row in draft.rows]
     reference = members[place]
@@ -376,7 +381,7 @@ def _need(row: Row) -> float:
 
 
 def _labelled(rows: list[Row]) -> list[Row]:
-    """Rows of one recipe on several numbers of processes say so in their labels."""
+    """Add the number of processes to labels of recipes that ran on several numbers."""
     count = Counter(row.label for row in rows)
     return [
         dataclasses.replace(row, label=f"{row.label} x{_where(row.spec)}")
@@ -390,7 +395,7 @@ def _where(spec: Spec) -> str:
     return f"{spec.processes} on {spec.nodes} nodes" if spec.nodes > 1 else str(spec.processes)
 
 
-# ---- a row against its reference ----
+# ---- comparison with the reference ----
 
 
 def _against(row: Row, reference: Row, place: int, siblings: Mapping[int, Row]) -> Row:
@@ -426,7 +431,7 @@ def _drawn(row: Row, reference: Row) -> figures.DrawnRow | None:
 
 
 def _verdict(row: Row, reference: Row) -> parity.Verdict:
-    """The first repetition that is not as it should be speaks for all."""
+    """Return the first bad verdict of the repetitions, else the first one."""
     if reference.first.drawn:
         return next(
             (v for v in (figures.against(r, reference.first) for r in row.results) if v.what),
@@ -442,7 +447,7 @@ def _worst(distances: list[float | None]) -> float | None:
 
 
 def _with_front(rows: list[Row]) -> list[Row]:
-    """Mark the front. A row that computes something else than it should cannot be on it."""
+    """Mark the front. A row with a wrong computation cannot be on it."""
     able = [
         r
         for r in rows

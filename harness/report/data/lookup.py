@@ -1,4 +1,4 @@
-"""Finding single rows of a report by what they ran, for stories that compare named rows."""
+"""Lookup of single rows of a report by their recipe, and speeds compared with noise."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ from harness.result import Status
 from harness.spec import Spec
 from strategies import parse
 
-# ---- speed ----
-# Speeds of rows against each other as a report tells them, where the noise floor has a say.
+# ---- speed ratios ----
 
 
 NONE_SEEN = "none seen"
-"""In place of a ratio of speeds that the noise explains."""
+"""Replaces a ratio of speeds that the noise explains."""
 ALIKE = "~1"
-"""The same where there is little room."""
+"""The same in a narrow table."""
 WIDE = 0.2
-"""A floor from which on it is said what makes it smaller."""
+"""Noise floor from which the report says how to reduce it."""
 ABSURD = 10.0
-"""A floor above which its size says nothing more: nothing can be told."""
+"""Noise floor above which its size has no meaning."""
 
 
 def differ(row: Row, base: Row) -> bool | None:
-    """Whether one of two rows is faster beyond the noise; None where no noise is known. Of rows
-    of two groups the larger noise counts."""
+    """Return True if one of two rows is faster beyond the noise; None if no noise is known.
+
+    For rows of two groups the larger noise counts.
+    """
     if row.floor is None or base.floor is None:
         return None
     medians = [r.numbers.step_seconds_median for r in (row, base)]
@@ -39,7 +40,7 @@ def differ(row: Row, base: Row) -> bool | None:
 
 
 def margin_fraction(row: Row, base: Row) -> float | None:
-    """The share up to which the speeds of two rows are not told apart; None: not known."""
+    """Return the relative difference up to which two speeds are not separable; None if unknown."""
     return None if row.floor is None or base.floor is None else math.exp(_margin(row, base)) - 1
 
 
@@ -48,22 +49,23 @@ def _margin(row: Row, base: Row) -> float:
 
 
 def ratio(row: Row, base: Row, alike: str = NONE_SEEN) -> float | str:
-    """Samples a second of ``row`` as a multiple of ``base``'s; ``alike`` where the two are closer
-    than their noise. Where no noise is known, the plain ratio."""
+    """Return samples per second of ``row`` relative to ``base``; ``alike`` within the noise.
+
+    If no noise is known, it is the plain ratio.
+    """
     if differ(row, base) is False:
         return alike
     return row.numbers.samples_per_second / base.numbers.samples_per_second
 
 
 def times(row: Row, base: Row) -> str:
-    """The same for a sentence: "x1.25", or "no difference seen"."""
+    """Return the ratio for a sentence: "x1.25", or "no difference seen"."""
     found = ratio(row, base)
     return "no difference seen" if isinstance(found, str) else f"x{found:.2f}"
 
 
 def noise_floor(group: Group) -> str:
-    """The noise floor of a group in a sentence or two, and what it rests on; empty where no
-    speeds are compared."""
+    """Return the noise floor of a group and its basis in words; empty if no speeds are compared."""
     if group.world or len(group.rows) < 2:
         return ""
     floor = group.floor
@@ -89,13 +91,13 @@ def _stated(floor: Floor) -> str:
 
 
 def _size(fraction: float) -> str:
-    """In percent; what is beyond sense is not spelled out."""
+    """Return the floor in percent; beyond ``ABSURD``, only that bound."""
     most = f"above {100 * ABSURD:.0f} %"
     return most if fraction > ABSURD else f"{units.one('percent', fraction)} %"
 
 
 def rests_on(floor: Floor) -> str:
-    """The row that was measured more than once, what came of it, and how many others were."""
+    """Return the row that was measured repeatedly, its medians, and the number of others."""
     (label, medians), *others = floor.again.items()
     found = (
         f"{label} was measured {len(medians)} times ({', '.join(units.column('ms', medians))} ms)"
@@ -111,11 +113,11 @@ def _advice(floor: Floor) -> list[str]:
 
 
 class Missing(LookupError):
-    """A row that a story needs was not measured; the message says which and why."""
+    """A row that an analysis needs was not measured; the message has the row and the reason."""
 
 
 class Rows:
-    """Every measured row of a report, whatever group it is in."""
+    """Every measured row of a report, of all groups."""
 
     def __init__(self, report: Report) -> None:
         self.rows = [row for group in report.groups for row in group.rows]
@@ -133,11 +135,12 @@ class Rows:
         return found
 
     def get(self, recipe: str, **fields: Any) -> Row:
-        """The row of ``recipe`` whose spec has these fields, each a value or a test of one; of the
-        reference row's model, unless another is named.
+        """Return the row of ``recipe`` whose spec has these fields, each a value or a predicate.
+
+        Without a field ``model``, the row has the reference's model.
 
         Raises:
-            Missing: it was not measured; with the reason where the results hold one.
+            Missing: it was not measured; has the reason if the results have one.
         """
         recipe = parse(recipe).text
         is_wanted = self._wanted(recipe, fields)
@@ -151,11 +154,13 @@ class Rows:
         raise Missing(f"{recipe} is {self._ending(unfinished)}")
 
     def _ending(self, unfinished: Unfinished) -> str:
-        """How a row ended, and why, in a sentence."""
+        """Return a row's status and reason in a sentence."""
         return f"{unfinished.status.value}: {unfinished.reason}"
 
     def status(self, recipe: str, **fields: Any) -> Status | None:
-        """How the row that ``get`` would take ended; None if it is not among the results."""
+        """Return the status of the row that ``get`` would return; None if it is not in the
+        results.
+        """
         is_wanted = self._wanted(parse(recipe).text, fields)
         if any(is_wanted(row.spec) for row in self.rows):
             return Status.OK
@@ -163,7 +168,9 @@ class Rows:
         return next(ended, None)
 
     def _wanted(self, recipe: str, fields: dict[str, Any]) -> Callable[[Spec], bool]:
-        fields = {"model": lambda model: self.model in (None, model)} | fields  # a named model wins
+        fields = {
+            "model": lambda model: self.model in (None, model)
+        } | fields  # a named model has priority
 
         def is_wanted(spec: Spec) -> bool:
             return spec.recipe == recipe and all(
@@ -173,24 +180,23 @@ class Rows:
         return is_wanted
 
     def step_bytes(self, recipe: str, **fields: Any) -> int:
-        """``step_bytes`` of the row that ``get`` finds."""
+        """Return ``step_bytes`` of the row that ``get`` returns."""
         return step_bytes(self.get(recipe, **fields))
 
     def beyond_state(self, recipe: str, **fields: Any) -> int:
-        """``beyond_state`` of the row that ``get`` finds."""
+        """Return ``beyond_state`` of the row that ``get`` returns."""
         return beyond_state(self.get(recipe, **fields))
 
     def saved(self, recipe: str, base: str, **fields: Any) -> float:
-        """The share of ``base``'s peak that ``recipe`` saves; negative where it costs."""
+        """Return the share of ``base``'s peak that ``recipe`` saves; negative for a cost."""
         return 1 - self.step_bytes(recipe, **fields) / self.step_bytes(base, **fields)
 
     def times(self, recipe: str, base: str, **fields: Any) -> str:
-        """Samples a second as a multiple of ``base``'s, for a sentence: "x1.25", or that none is
-        seen beyond the noise."""
+        """Return samples per second relative to ``base``, for a sentence: "x1.25", or none seen."""
         return times(*(self.get(r, **fields) for r in (recipe, base)))
 
     def rate_ratio(self, row: Row, base: Row) -> str:
-        """The samples a second of two rows of unlike work, as a multiple for a sentence."""
+        """Return the ratio of samples per second of two rows of different work, for a sentence."""
         return f"x{row.numbers.samples_per_second / base.numbers.samples_per_second:.2f}"
 
 
@@ -199,7 +205,7 @@ def _holds(value: Any, wanted: Any) -> bool:
 
 
 def step_bytes(row: Row) -> int:
-    """A row's peak (``derive.peak_by_phase``), which is of its steps.
+    """Return a row's peak over its steps (``derive.peak_by_phase``).
 
     Raises:
         Missing: the row was not traced, on a CPU.
@@ -210,16 +216,19 @@ def step_bytes(row: Row) -> int:
 
 
 def step_meter(row: Row) -> str | None:
-    """By which meter a row's ``step_bytes`` is: "allocator", "trace", or None without one."""
+    """Return the meter of a row's ``step_bytes``: "allocator", "trace", or None without one."""
     if row.first.meter == "cuda" and row.numbers.peak_bytes:
         return "allocator"
     return None if row.numbers.parameters_bytes is None else "trace"
 
 
 def beyond_state(row: Row) -> int:
-    """The most that a step held at once beyond parameters, gradients, optimizer state and average:
-    kept activations, those computed again, and temporaries, in traced bytes. It need not be at the
-    step's peak, which a deep model with few activations reaches when the last gradients arrive.
+    """Return the most traced bytes of a step beyond parameters, gradients, optimizer state and
+    average.
+
+    They are stored activations, recomputed ones, and temporaries. The instant may differ from
+    the step's peak: a deep model with few activations peaks when the last gradients are
+    computed.
 
     Raises:
         Missing: the row was not traced.
@@ -230,7 +239,7 @@ def beyond_state(row: Row) -> int:
 
 
 def state_bytes(row: Row) -> int:
-    """Bytes of parameters, gradients, optimizer state and average at the peak of a step.
+    """Return the bytes of parameters, gradients, optimizer state and average at a step's peak.
 
     Raises:
         Missing: the row was not traced.
@@ -239,12 +248,12 @@ def state_bytes(row: Row) -> int:
 
 
 def state_share(row: Row) -> float:
-    """The same as a share of that peak."""
+    """Return these bytes as a share of the peak."""
     return state_bytes(row) / step_bytes(row)
 
 
 def _sum(row: Row, names: Sequence[str]) -> int:
-    """Bytes of these categories at the traced peak of a step."""
+    """Return the bytes of these categories at the traced peak of a step."""
     sizes = [getattr(row.numbers, f"{name}_bytes") for name in names]
     if None in sizes:
         raise Missing(f"{row.label} was not traced")

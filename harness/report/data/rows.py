@@ -1,6 +1,6 @@
-"""The classes of a report: the head of its result set, rows, groups, and what did not finish.
+"""Classes of a report: the head of its result set, rows, groups, and unfinished runs.
 
-``grouping`` makes them of results.
+``grouping`` creates them from results.
 """
 
 from __future__ import annotations
@@ -31,16 +31,18 @@ from harness.spec import Spec
 from strategies.base import BadInput
 
 FREE = ("recipe", "processes", "nodes", "repeat")
-"""Fields of a spec in which rows of one group may differ: they do the same work."""
+"""Fields of a spec in which rows of one group may differ, because their work is the same."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteHead:
-    """What ``suite.json`` says at the head of a result set: the suite's name, the recipe of its
-    reference row, when it began, the story that its rows tell (``harness.analyses.registry``) and
-    their recipes in the suite's order. ``calibration``: of the machine, which lies beside it;
-    ``forecast``: what was predicted of the suite for another one, likewise. ``skipped`` has a line
-    for each of these files that cannot be used."""
+    """The head of a result set, from ``suite.json``.
+
+    It has the suite's name, its reference recipe, the start time, the analysis (``story``, see
+    ``harness.analyses.registry``), and the recipes in order. ``calibration`` and ``forecast``
+    are read from files in the same folder: the machine's calibration, and the suite predicted
+    for another machine. ``skipped`` has a line for each of these files that is unusable.
+    """
 
     name: str = ""
     reference: str = ""
@@ -54,17 +56,18 @@ class SuiteHead:
 
 @dataclass(frozen=True, kw_only=True)
 class Versus:
-    """A row against its reference row. ``front``: on the Pareto front of what a device must have
-    free and speed. ``need_change_fraction``: of the former.
+    """A row compared with its reference row.
 
-    ``parity`` is a word of ``harness.report.figures.parity.Verdict``, and ``differs_in`` what
-    stands behind a bad one. ``sibling``: for a row that alters the computation by design, the
-    plainest other row that alters the same, and how far it is from that.
+    ``front``: on the Pareto front of need and speed. ``need_change_fraction``: change of the
+    need. ``parity``: a word of ``harness.report.figures.parity.Verdict``; ``differs_in`` has
+    the reason of a bad one. ``sibling``: for a row that alters the computation by design, the
+    plainest other row with the same change, and the distance to it.
 
-    ``place`` counts the rows as they are listed. ``rank`` is the best place that the noise leaves
-    a row: one behind all that are faster beyond it. Rows that cannot be told from the fastest
-    share the first. ``speed_differs``: from the reference's, beyond the noise; None: not known,
-    and then ``rank`` is ``place``. ``speed_margin_fraction``: the share up to which it would not.
+    ``place`` counts the rows in order. ``rank`` is one more than the number of rows that are
+    faster beyond the noise. Rows that are not separable from the fastest share the first rank.
+    ``speed_differs``: the speed differs from the reference's beyond the noise; None if unknown,
+    and then ``rank`` is ``place``. ``speed_margin_fraction``: relative difference that the
+    noise explains.
     """
 
     place: int
@@ -88,14 +91,16 @@ class Versus:
 
     @property
     def wrong(self) -> bool:
-        """Whether it computed something else than it promised: it is in no answer."""
+        """True if the row computed something else than it promised; no answer names it."""
         return self.parity in WRONG
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One spec that ran: its ok results, one a repetition, and what was derived from them.
-    ``floor`` is its group's. ``drawn``: of a row that draws samples; None of a training."""
+    """One spec that ran: its ok results, one for each repetition, and the derived numbers.
+
+    ``floor`` is its group's. ``drawn``: only for a row that draws samples, None for a training.
+    """
 
     label: str
     results: tuple[Result, ...]
@@ -110,7 +115,7 @@ class Row:
 
     @property
     def first(self) -> Result:
-        """The first repetition: facts that all repetitions share are read from it."""
+        """The first repetition, from which shared facts are read."""
         return self.results[0]
 
     @property
@@ -125,9 +130,9 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Unfinished:
-    """A planned run without a measurement to rank: how it ended, and why.
+    """A planned run without a measurement to rank: its end and the reason.
 
-    ``so_far_bytes``: the highest that its meter counted before it ended (a GPU's allocator, or the
+    ``so_far_bytes``: the most that its meter counted before the end (a GPU's allocator, or the
     resident mark above the baseline).
     """
 
@@ -141,14 +146,12 @@ class Unfinished:
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Rows that did the same work on the same device, fastest first; ``unlike`` says how they
-    differ from the first group, and so why they are not ranked with it.
+    """Rows that did the same work on the same device, fastest first.
 
-    Rows of a simulated world are ordered by what a device must have free: memory is all that they
-    tell, and the noise of their times (``floor``) is not asked for.
-
-    ``asked``: the recipe that was to be the reference, where ``reference`` stands in for it, and
-    ``asked_ended``: how that row ended; empty where no such row is among the results.
+    ``unlike`` has the differences from the first group, which prevent a common ranking. Rows of
+    a simulated world are sorted by need, because their times are not compared (no ``floor``).
+    ``asked``: the requested reference that ``reference`` replaces; ``asked_ended``: its status,
+    empty if it is missing.
     """
 
     rows: list[Row]
@@ -162,19 +165,22 @@ class Group:
 
     @property
     def draws(self) -> bool:
-        """Whether its rows draw samples, and train nothing."""
+        """True if the rows draw samples instead of training."""
         return self.reference.spec.sampling
 
     @property
     def world(self) -> int:
-        """The number of ranks that one process stood for; 0 for real runs."""
+        """The number of ranks that one process simulated; 0 for real runs."""
         return self.reference.spec.world
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Everything that stories and renderings need. ``memory_only`` are results that ran side by
-    side, without times; ``skipped`` has a line for each file that was no result."""
+    """The input of analyses and renderings.
+
+    ``memory_only``: results that ran side by side, without times. ``skipped`` has a line for
+    each file that is no result.
+    """
 
     suite: SuiteHead
     groups: list[Group] = field(default_factory=list)
@@ -185,8 +191,10 @@ class Report:
 
 
 def read_suite(folder: Path) -> SuiteHead:
-    """Return what ``suite.json`` of a result folder says, and the calibration and forecast beside
-    it. A file that is missing leaves its part empty; one that cannot be used is named."""
+    """Read ``suite.json`` of a result folder, and the calibration and forecast beside it.
+
+    A missing file leaves its part empty; an unusable one is named.
+    """
     skipped: list[str] = []
 
     def tried(read: Callable[[], Any]) -> Any:
@@ -209,21 +217,24 @@ def read_suite(folder: Path) -> SuiteHead:
 
 
 def label(spec: Spec) -> str:
-    """A run's name where its recipe alone may not tell it from another."""
+    """Return a run's name, with its world and repetition if it has them."""
     world = f" (rank 0 of {spec.world})" if spec.world else ""
     return spec.recipe + world + (f" (repeat {spec.repeat})" if spec.repeat else "")
 
 
 def device_of(result: Result) -> str:
-    """The device's name; the processor's where there is no GPU."""
+    """Return the device's name; without a GPU, the processor's."""
     facts = result.environment
     name = str(facts.get("device") or result.spec.device)
     return str(facts.get("cpu") or name) if name == "cpu" else name
 
 
 def same_work(result: Result) -> tuple[Any, ...]:
-    """What rows must share to be ranked together, as (name, value): the spec but for ``FREE``, the
-    meter, the device, and the sources they ran (results older than that fact have none)."""
+    """Return (name, value) of everything that rows of one ranking share.
+
+    It has the spec without ``FREE``, the meter, the device, and the source code (none in old
+    results).
+    """
     spec = dataclasses.asdict(result.spec)
     code = str(result.environment.get("code", ""))
     work = tuple(sorted((k, v) for k, v in spec.items() if k not in FREE))

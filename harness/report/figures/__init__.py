@@ -1,1 +1,1 @@
-"""From raw results to figures: pure functions that know no rows, and no report."""
+"""Figures derived from raw results: pure functions, independent of rows and reports."""

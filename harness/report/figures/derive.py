@@ -1,6 +1,6 @@
-"""Every derived number, one small pure function each. Seconds and bytes in, base units out.
+"""Derived numbers, one small pure function each. Input in seconds and bytes, output in base units.
 
-A number that is not defined for the data at hand is None, never 0 or -1.
+A number that is undefined for the data is None, never 0 or -1.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from harness.phases import PEAK_PHASES, SETUP_PEAKS
 from harness.planner.speed import cards
 from harness.result import GpuSample, Rank, Result, Status
 
-# ---- peak flops ----
-# The dense peak FLOP/s of the device that a run names, for MFU.
+# ---- peak FLOP/s ----
+# The dense peak of the device that a run names, for MFU.
 
 
 def peak_flops(device: str, precision: str | None) -> tuple[float | None, str | None]:
-    """FLOP/s of ``device`` at ``precision``, and None; or None, and the reason why not."""
+    """Return FLOP/s of ``device`` at ``precision`` and None; or None and the reason."""
     if precision is None:
         return None, "no precision strategy showed the type it computes in"
     if device.lower() in ("cpu", ""):
@@ -33,25 +33,26 @@ def peak_flops(device: str, precision: str | None) -> tuple[float | None, str | 
 
 
 PHASES = tuple(phase for phase in PEAK_PHASES if phase != "warmup")
-"""The phases whose peak has a column; the steps of the warm-up after the first are like the timed
-ones."""
+"""Phases whose peak has a column. Warm-up steps after the first are like the timed ones."""
 NOISE_LIMIT = 0.2
-"""(p90 - p10) / median of the step times, from which on a row is noisy."""
+"""(p90 - p10) / median of the step times, from which a row is noisy."""
 REPEAT_LIMIT = 0.1
-"""Share by which the medians of repetitions may differ before a row is noisy."""
+"""Relative difference of the repetitions' medians from which a row is noisy."""
 PARITY_LIMIT = 1e-3
-"""Relative distance of a step's loss and gradient norm up to which two rows are equal, where no
-tighter one is known: a GPU may round a product's operands to TF32 (2^-11, some 5e-4), and its
-kernels add in any order."""
+"""Relative distance of a step's loss and gradient norm up to which two rows are equal.
+
+It applies without a tighter limit: a GPU may round the operands of a product to TF32 (2^-11,
+about 5e-4), and its kernels add in any order.
+"""
 LEAST = 1e-12
 """Keeps a relative distance to zero finite."""
 UNTOLD = "not told apart"
-"""How the places of a CPU's tensors were known, in results that are older than the question."""
+"""``placed_by`` of older results, which do not separate the tensors of a CPU by placement."""
 NO_FLOPS = "FLOPs are not counted where weights are frozen, added, removed or packed sparse"
 
 
 def effective_status(result: Result) -> tuple[Status, str | None]:
-    """The status to show and its reason: an ``ok`` row without proof of its work is void."""
+    """Return the status to show and its reason; an ``ok`` row without proof of its work is void."""
     if result.status is not Status.OK:
         return result.status, result.reason
     failed = next((check for check in result.audit if not check.ok), None)
@@ -63,12 +64,12 @@ def effective_status(result: Result) -> tuple[Status, str | None]:
 
 
 def step_seconds(result: Result) -> list[float]:
-    """Seconds of each timed step: the slowest rank's, since the others wait for it."""
+    """Return the seconds of each timed step, by its slowest rank, for which the others wait."""
     return [max(step) for step in zip(*(r.step_seconds for r in result.ranks), strict=False)]
 
 
 def quantile(values: Iterable[float], q: float) -> float:
-    """The ``q`` quantile (0 to 1), linear between neighbours as NumPy's default."""
+    """Return the ``q`` quantile (0 to 1), linear between neighbours as NumPy's default."""
     ordered = sorted(values)
     place = q * (len(ordered) - 1)
     low = math.floor(place)
@@ -77,48 +78,52 @@ def quantile(values: Iterable[float], q: float) -> float:
 
 
 def noise(seconds: Sequence[float]) -> float | None:
-    """(p90 - p10) / median of the step seconds; None below two steps."""
+    """Return (p90 - p10) / median of the step seconds; None below two steps."""
     spread = quantile(seconds, 0.9) - quantile(seconds, 0.1) if len(seconds) > 1 else None
     return None if spread is None else spread / quantile(seconds, 0.5)
 
 
 def repeat_spread(runs: Sequence[Sequence[float]]) -> float | None:
-    """(slowest - fastest) / fastest of the repetitions' median steps; None below two runs."""
+    """Return (slowest - fastest) / fastest of the repetitions' median steps; None below two."""
     medians = [quantile(run, 0.5) for run in runs if run]
     return (max(medians) - min(medians)) / min(medians) if len(medians) > 1 else None
 
 
 def is_noisy(step_noise: float | None, spread: float | None) -> bool:
-    """Whether (p90 - p10) / median exceeds 0.2, or repetitions' medians differ by over 10 %."""
+    """Return True if (p90 - p10) / median exceeds 0.2, or repetitions differ by over 10 %."""
     return (step_noise or 0) > NOISE_LIMIT or (spread or 0) > REPEAT_LIMIT
 
 
 def samples_per_second(global_batch: int, median_seconds: float) -> float:
-    """Samples a second of the whole job: global batch over the median step."""
+    """Return samples per second of the whole job: global batch over the median step."""
     return global_batch / median_seconds
 
 
 def flops_per_second(flops_per_step: float, median_seconds: float) -> float | None:
-    """FLOP/s of the whole job, from the closed form of the model's FLOPs a step."""
+    """Return FLOP/s of the whole job, from the closed form of the model's FLOPs per step."""
     return flops_per_step / median_seconds if flops_per_step > 0 else None
 
 
 def types(evidence: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """What a precision strategy read back: the types of compute, parameters, master, moments."""
+    """Return the types of compute, parameters, master and moments, read by a precision strategy."""
     facts_of = (facts for facts in evidence.values() if isinstance(facts, dict))
     return next((facts for facts in facts_of if facts.get("compute_dtype")), {})
 
 
 def gathered_as(evidence: dict[str, dict[str, Any]]) -> str:
-    """The type that weights are in when the model runs, as an engine read it back that gathers
-    them in another than it keeps; empty where none says so."""
+    """Return the type to which an engine gathers weights, if it differs from the stored type.
+
+    Empty if no engine reported one.
+    """
     facts_of = (facts for facts in evidence.values() if isinstance(facts, dict))
     return next((facts["gathered_as"] for facts in facts_of if "gathered_as" in facts), "")
 
 
 def precision(evidence: dict[str, dict[str, Any]]) -> str | None:
-    """The type that matrix products ran in: "tf32" where float32 was rounded for them, "float8"
-    where the blocks' own products ran in it."""
+    """Return the type of matrix products.
+
+    "tf32" if float32 was rounded for them, "float8" if the blocks' own products ran in it.
+    """
     facts = types(evidence)
     kind = facts.get("compute_dtype")
     if facts.get("float8_products"):
@@ -127,18 +132,18 @@ def precision(evidence: dict[str, dict[str, Any]]) -> str | None:
 
 
 def mfu(flops_device: float | None, device: str, kind: str | None) -> float | None:
-    """Share of one device's dense peak FLOP/s that the model's FLOPs reach; None on a CPU."""
+    """Return the model's FLOP/s as a share of one device's dense peak; None on a CPU."""
     peak, _ = peak_flops(device, kind)
     return flops_device / peak if peak and flops_device else None
 
 
 def mfu_missing(flops_device: float | None, device: str, kind: str | None) -> str | None:
-    """Why there is no MFU; None where there is one."""
+    """Return why there is no MFU; None if there is one."""
     return peak_flops(device, kind)[1] if flops_device else NO_FLOPS
 
 
 def highest_by_phase(ranks: Iterable[Rank], count: str) -> dict[str, int]:
-    """Phase -> bytes: the highest ``count``, a field of ``result.Peak``, of all ranks."""
+    """Return phase -> the highest bytes of ``count``, a field of ``result.Peak``, of all ranks."""
     highest_of: dict[str, int] = {}
     for rank in ranks:
         for phase, peak in rank.phases.items():
@@ -149,17 +154,17 @@ def highest_by_phase(ranks: Iterable[Rank], count: str) -> dict[str, int]:
 
 
 def highest(ranks: Iterable[Rank], count: str) -> int | None:
-    """Bytes: the highest ``count`` of all ranks and phases; None where it was not counted."""
+    """Return the highest bytes of ``count`` over all ranks and phases; None if not counted."""
     return max(highest_by_phase(ranks, count).values(), default=None)
 
 
 def peak_by_phase(ranks: Iterable[Rank]) -> dict[str, int]:
-    """Phase of training -> bytes; the highest of them is the peak of a row.
+    """Return phase of training -> bytes; the highest of them is the peak of a row.
 
-    These two functions decide what "peak" means, in every format: live tensors on the device, in
-    the steps of a training. On a GPU the caching allocator counts them; without one the trace of a
-    step does, and a row that could not be traced has no peak.
-    docs/adding/peak-meaning.md says what else to touch where it changes.
+    This function and ``peak_of`` define "peak" in every format: live tensors on the device, in
+    the steps of a training. On a GPU the caching allocator counts them. Without one the trace
+    of a step does, and an untraced row has no peak. docs/adding/peak-meaning.md lists what else
+    to change with it.
     """
     ranks = list(ranks)
     traced = [r.categories for r in ranks if on_cpu(r) and r.categories is not None]
@@ -171,21 +176,21 @@ def peak_by_phase(ranks: Iterable[Rank]) -> dict[str, int]:
 
 
 def peak_of(ranks: Iterable[Rank]) -> int | None:
-    """Bytes: the peak of a row, or of some of its ranks; None where none was found."""
+    """Return the peak in bytes of a row, or of some of its ranks; None without one."""
     return max(peak_by_phase(ranks).values(), default=None)
 
 
 def on_cpu(rank: Rank) -> bool:
-    """Whether host memory stood in for a device."""
+    """Return True if host memory replaced a device's."""
     return rank.device == "cpu"
 
 
 def need_bytes(ranks: Sequence[Rank], meter: str) -> int | None:
-    """Bytes a device must have free for this row to run: what rows are ranked by.
+    """Return the bytes a device must have free for this row to run; rows are ranked by it.
 
-    On a GPU the largest of what is known of allocated, reserved and the process (context and
-    libraries included), set-up too: a cache that cannot be reserved fails as an allocation does.
-    Without a GPU the peak: what a device would need beside its tensors is not there to be measured.
+    On a GPU it is the largest of allocated, reserved and the process (with context and
+    libraries), set-up included: a cache that cannot be reserved fails as an allocation does.
+    Without a GPU it is the peak, because a device's memory beyond tensors cannot be measured.
     """
     if meter != "cuda":
         return peak_of(ranks)
@@ -194,42 +199,49 @@ def need_bytes(ranks: Sequence[Rank], meter: str) -> int | None:
 
 
 def resident_bytes(ranks: Iterable[Rank]) -> int | None:
-    """Bytes: the highest resident mark of a process above its baseline, in any phase, set-up and
-    libraries' heap included; None on a GPU."""
+    """Return the highest resident bytes of a process above its baseline; None on a GPU.
+
+    All phases count, with set-up and the libraries' heap.
+    """
     return highest((r for r in ranks if on_cpu(r)), "allocated")
 
 
 def hosted_bytes(ranks: Iterable[Rank]) -> int | None:
-    """Bytes of tensors that the fullest rank kept in host memory; None where none did, or where
-    they were not told apart."""
+    """Return the bytes that the fullest rank kept in host memory; None if none or unknown."""
     held = (r.categories and r.categories.host if on_cpu(r) else r.host_categories for r in ranks)
     return max((categories.total for categories in held if categories), default=None)
 
 
 def placed_by(ranks: Iterable[Rank]) -> str | None:
-    """How the places of a CPU's tensors were known; ``UNTOLD`` in older results, None where
-    nothing was traced or devices tell."""
+    """Return the source of the placement of a CPU's tensors.
+
+    ``UNTOLD`` in older results; None if nothing was traced or on GPUs, whose tensors have a
+    device.
+    """
     words = [r.categories.placed_by for r in ranks if on_cpu(r) and r.categories is not None]
     unknown = [w for w in words if w.startswith("unknown")]
     return (unknown or words)[0] or UNTOLD if words else None
 
 
 def imbalance(ranks: Sequence[Rank]) -> float | None:
-    """Highest over lowest peak of the ranks; None for one rank or a rank without a peak."""
+    """Return highest over lowest peak of the ranks; None for one rank or a rank without a peak."""
     peaks = [peak_of([rank]) for rank in ranks]
     return max(peaks) / min(peaks) if len(peaks) > 1 and all(peaks) else None
 
 
 def fullest_rank(ranks: Sequence[Rank]) -> Rank | None:
-    """The rank with the highest peak, among those that traced a step."""
+    """Return the rank with the highest peak, among those that traced a step."""
     traced = [r for r in ranks if r.categories is not None]
     return max(traced, key=lambda r: peak_of([r]) or 0, default=None)
 
 
 def untraced_bytes(rank: Rank) -> int | None:
-    """Bytes that a rank's meter counted in its steps beyond the tensors of the traced one, wherever
-    these are kept. Negative where the traced step held more than the meter saw, as where an
-    allocation was never written to; None without a step to compare."""
+    """Return the bytes that a rank's meter counted in its steps beyond all tensors of the traced
+    one.
+
+    It is negative if the meter saw less than the trace, for example if an allocation was never
+    written. None without a step to compare.
+    """
     steps = {p: peak.allocated for p, peak in rank.phases.items() if p not in SETUP_PEAKS}
     if rank.categories is None or not steps:
         return None
@@ -240,9 +252,9 @@ def untraced_bytes(rank: Rank) -> int | None:
 
 
 def curve_distance(curve: Sequence[float], reference: Sequence[float]) -> float | None:
-    """max over steps of abs(a - b) / max(abs(b), 1e-12); None without a common step.
+    """Return max over steps of abs(a - b) / max(abs(b), 1e-12); None without a common step.
 
-    Infinite where one of two curves is not a finite number.
+    Infinite if one of two curves is not a finite number.
     """
     worst = None
     for a, b in zip(curve, reference, strict=False):
@@ -253,13 +265,13 @@ def curve_distance(curve: Sequence[float], reference: Sequence[float]) -> float 
 
 
 def step_distances(curve: Sequence[float], reference: Sequence[float]) -> list[float | None]:
-    """The relative distance of each step, as in ``curve_distance``."""
+    """Return the relative distance of each step, as in ``curve_distance``."""
     pairs = zip(curve, reference, strict=False)
     return [curve_distance([a], [b]) for a, b in pairs]
 
 
 def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Indices of the (memory, speed) points that no other matches in both and beats in one."""
+    """Return indices of (memory, speed) points that no other matches in both and beats in one."""
 
     front: set[tuple[float, float]] = set()
     best = -math.inf
@@ -271,9 +283,10 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
 
 
 def compromise(points: Sequence[tuple[float, float]]) -> int | None:
-    """The point that saves most memory for the speed it gives up; None where no saving pays.
+    """Return the index of the best trade of memory for speed; None if no saving pays.
 
-    Against the fastest point: share of memory saved minus share of speed lost, if above 0.
+    Relative to the fastest point: the share of memory saved minus the share of speed lost, if
+    above 0.
     """
     memory, speed = max(points, key=lambda p: (p[1], -p[0]), default=(0, 0))
     if memory <= 0:
@@ -284,29 +297,31 @@ def compromise(points: Sequence[tuple[float, float]]) -> int | None:
 
 
 def overlap(a: tuple[float, float], b: tuple[float, float]) -> bool:
-    """Whether two (low, high) intervals share a value."""
+    """Return True if two (low, high) intervals share a value."""
     return a[0] <= b[1] and b[0] <= a[1]
 
 
 def power(x: Sequence[float], y: Sequence[float]) -> float:
-    """Slope of the least-squares line through (log x, log y): the p of y ~ x^p."""
+    """Return the slope of the least-squares line through (log x, log y): the p of y ~ x^p."""
     lx, ly = ([math.log(v) for v in values] for values in (x, y))
     mx, my = sum(lx) / len(lx), sum(ly) / len(ly)
     top = sum((a - mx) * (b - my) for a, b in zip(lx, ly, strict=True))
     return top / sum((a - mx) ** 2 for a in lx)
 
 
-# ---- gpu state ----
-# Whether GPUs ran freely beside the timed steps, by their samples.
+# ---- GPU state ----
+# Disturbances of GPUs around the timed steps, by their samples.
 
 
 CLOCK_LIMIT = 0.05
-"""Share by which a clock may fall from before the timed steps to after them."""
+"""Relative drop of a clock, from before the timed steps to after them, that counts."""
 
 
 def hindered(samples: Sequence[GpuSample]) -> list[str]:
-    """What was in the way of a run's GPUs, a few words each; empty if nothing was, or nothing is
-    known. A clock that is low alike before and after is the card's, or its owner's wish."""
+    """Return the disturbances of a run's GPUs, a few words each; empty if none is known.
+
+    A clock that is equally low before and after is the card's, or set by its owner.
+    """
     names = sorted({(s.index, reason) for s in samples for reason in s.held_back_by})
     words = [f"GPU {index} held back by {reason}" for index, reason in names]
     words += [
@@ -321,13 +336,13 @@ def hindered(samples: Sequence[GpuSample]) -> list[str]:
 
 
 def _most_processes(samples: Sequence[GpuSample]) -> dict[int, int]:
-    """GPU -> the most processes that were seen on it; the run has one on each."""
+    """Return GPU -> the most processes seen on it; the run has one on each."""
     indices = sorted({s.index for s in samples})
     return {i: max(s.processes for s in samples if s.index == i) for i in indices}
 
 
 def _clocks(samples: Sequence[GpuSample]) -> dict[int, tuple[int, int]]:
-    """GPU -> its clock before and after the timed steps, in Hz; 0 where not known."""
+    """Return GPU -> its clock before and after the timed steps, in Hz; 0 if unknown."""
     known = {(s.index, s.when): s.sm_clock_hz for s in samples}
     indices = sorted({s.index for s in samples})
     return {i: (known.get((i, "before"), 0), known.get((i, "after"), 0)) for i in indices}

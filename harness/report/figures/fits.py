@@ -1,5 +1,4 @@
-"""What a series of measured points says as a whole: where it lies in a band, what it tends to,
-and the power it grows with."""
+"""Statements on a series of measured points: spans in a band, limits, and powers of growth."""
 
 from __future__ import annotations
 
@@ -12,12 +11,12 @@ from dataclasses import dataclass
 from harness.report.figures import derive
 
 ROUNDING = 1e-9
-"""Share of a value within which it counts as on the edge of a band."""
+"""Relative tolerance at the edges of a band."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """Two sizes at one point of a sweep: ``ours`` against ``base``, at the batch ``at``."""
+    """Two sizes at one point of a sweep: ``ours`` and ``base``, at the batch ``at``."""
 
     at: float
     base: float
@@ -25,21 +24,20 @@ class Pair:
 
     @property
     def saved(self) -> float:
-        """The share of ``base`` that is not in ``ours``; negative where it costs."""
+        """The share of ``base`` that ``ours`` saves; negative for a cost."""
         return 1 - self.ours / self.base
 
 
 @dataclass(frozen=True, kw_only=True)
 class Band:
-    """Savings from ``least`` to ``most``; the edges are in it, but for a ``most`` that the next
-    word of the scale begins at (``open_above``)."""
+    """Savings from ``least`` to ``most``, with both edges; ``open_above`` excludes ``most``."""
 
     least: float = -math.inf
     most: float = math.inf
     open_above: bool = False
 
     def holds(self, pair: Pair) -> bool:
-        """Whether what ``pair`` saves is in the band."""
+        """Return True if the saving of ``pair`` is in the band."""
         saved = pair.saved
         below = saved < self.most - ROUNDING if self.open_above else saved <= self.most + ROUNDING
         return below and saved >= self.least - ROUNDING
@@ -47,9 +45,11 @@ class Band:
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """A part of a sweep, from ``start`` to ``end``. ``started`` and ``ended`` are the neighbouring
-    points between which an edge was crossed (one point twice where it lies on it); None where the
-    span reaches the end of what was measured."""
+    """A part of a sweep, from ``start`` to ``end``.
+
+    ``started`` and ``ended`` are the measured points around the crossed edge (one point twice
+    if it is on the edge). They are None if the span reaches the end of the sweep.
+    """
 
     start: float
     end: float
@@ -58,13 +58,12 @@ class Span:
 
 
 def spans(pairs: Sequence[Pair], band: Band) -> list[Span]:
-    """Where what is saved lies in ``band``, in order.
+    """Return the spans in which the saving is in ``band``, in order.
 
-    Between two neighbouring points both sizes are taken to be linear. A step's peak is the highest
-    of many instants, each of them a fixed size and so many bytes a sample: it is linear in the
-    batch but where the peak moves from one instant to another, and there the line between two
-    points lies above it. An edge is therefore known to lie between its two neighbours, and about
-    where.
+    Both sizes are taken as linear between neighbouring points. A step's peak is the highest of
+    many instants, each a fixed size plus bytes per sample. It is thus linear in the batch,
+    except where another instant becomes the peak; there the line lies above it. An edge
+    therefore lies between its two neighbours, and its position is approximate.
     """
     ordered = sorted(pairs, key=lambda pair: pair.at)
     if len(ordered) < 2:
@@ -81,14 +80,14 @@ def spans(pairs: Sequence[Pair], band: Band) -> list[Span]:
 
 
 def _open(span: Span, first: float, last: float) -> Span:
-    """A span that reaches the end of what was measured has no edge there."""
+    """Remove an edge of a span at the end of the measured points."""
     started = None if span.start == first else span.started
     ended = None if span.end == last else span.ended
     return dataclasses.replace(span, started=started, ended=ended)
 
 
 def _joined(parts: Sequence[Span]) -> list[Span]:
-    """Parts that touch are one."""
+    """Merge parts that touch."""
     whole: list[Span] = []
     for part in parts:
         if whole and whole[-1].end == part.start:
@@ -99,12 +98,12 @@ def _joined(parts: Sequence[Span]) -> list[Span]:
 
 
 def _crossings(low: Pair, high: Pair, band: Band) -> list[float]:
-    """Where an edge of ``band`` is crossed between two points, in order."""
+    """Return the points between two neighbours that cross an edge of ``band``, in order."""
     found = []
     for level in (band.least, band.most):
         if math.isinf(level):
             continue
-        # saved >= level where ours - (1 - level) base <= 0, which is linear where both are.
+        # saved >= level if ours - (1 - level) base <= 0, which is linear in both.
         ends = [pair.ours - (1 - level) * pair.base for pair in (low, high)]
         if ends[0] * ends[1] < 0:
             found.append(low.at + (high.at - low.at) * ends[0] / (ends[0] - ends[1]))
@@ -117,21 +116,23 @@ def _between(low: Pair, high: Pair, at: float) -> Pair:
     return Pair(at=at, base=base, ours=ours)
 
 
-# ---- what a series tends to, and grows with ----
+# ---- limits and powers ----
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """A value, and how far another estimate of it lies away; None where there is no other."""
+    """A value, and its distance from a second estimate; None without one."""
 
     value: float
     spread: float | None
 
 
 def limit(pairs: Sequence[Pair]) -> Estimate | None:
-    """What is saved of an ever larger base: one less the ratio of the slopes of both sizes, from
-    the two last points; the spread is its distance to the same from the two before them. None
-    where the base does not grow."""
+    """Return the saving in the limit of a large base; None if the base does not grow.
+
+    It is one minus the ratio of the slopes of both sizes, from the last two points. The spread
+    is the distance to the same estimate from the two points before them.
+    """
     ordered = sorted(pairs, key=lambda pair: pair.at)
     last, before = (_slopes(ordered[i:j]) for i, j in ((-2, None), (-3, -1)))
     if last is None:
@@ -147,9 +148,12 @@ def _slopes(ends: Sequence[Pair]) -> float | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Power:
-    """The p of y ~ x^p through all points; ``spread``: the standard error of that slope in
-    logarithms, None of two points; ``first`` and ``last``: the power between the two first and
-    the two last points, which shows a curve that is no power."""
+    """The p of y ~ x^p through all points.
+
+    ``spread``: the standard error of the slope in logarithms, None for two points. ``first``
+    and ``last``: the power between the first two and the last two points, which shows a curve
+    that is no power.
+    """
 
     value: float
     spread: float | None
@@ -158,8 +162,7 @@ class Power:
 
 
 def power(x: Sequence[float], y: Sequence[float]) -> Power:
-    """The power that ``y`` grows with, by least squares through the logarithms of all points, two
-    or more."""
+    """Return the power of ``y``, by least squares through the logarithms of two or more points."""
     points = sorted(zip(x, y, strict=True))
     xs, ys = zip(*points, strict=True)
     slope = derive.power(xs, ys)

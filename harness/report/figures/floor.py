@@ -1,27 +1,26 @@
-"""The noise floor: by how much the speeds of two rows may differ though nothing is different.
+"""The noise floor: the difference of two rows' speeds that noise alone explains.
 
-A run's speed is the median of its steps. Another run of the very same row has another median: its
-pages lie elsewhere, the machine is warmer, others work on it too. How far apart such medians lie
-is measured by rows that ran more than once, above all by the reference, which a suite measures
-first, last and between, so that what drifts over the suite's time is in it.
+A run's speed is the median of its steps. Another run of the same row has another median: its
+pages are elsewhere, the machine is warmer, and other processes run. Rows that ran more than
+once measure the spread of such medians. A suite measures its reference first, last and between,
+so the spread includes drift over the suite's time.
 
-Of two rows the logarithms of whose medians differ by less than the larger of two margins, nothing
-is said to be faster:
+Two rows are not separable if the logarithms of their medians differ by less than the larger of
+two margins:
 
-- between runs: t * s * sqrt(1/a + 1/b). ``s`` is the standard deviation of the logarithm of a
-  run's median about its row's mean, pooled over the rows that ran more than once, and t Student's
-  for its degrees of freedom: 95 % of the differences between equal rows of a and b runs lie
-  within. That it is wide for few repetitions (with two, t is 12.7; with three, 4.3) is no
-  overcaution: a few medians lie close together by luck every so often, and would claim
-  differences that are not there.
-- within runs: the same of the steps, times 1.2533 for their median, with the deviation of the
-  row's own steps or, where that is larger, of a row in the middle. It is the least there must be,
-  should the few medians lie together by luck, and it widens the margin of a row with uneasy steps.
+- between runs: t * s * sqrt(1/a + 1/b), for rows of a and b runs. ``s`` is the standard
+  deviation of the logarithm of a run's median about its row's mean, pooled over the rows that
+  ran more than once. ``t`` is Student's for its degrees of freedom, so 95 % of the differences
+  between equal rows lie within the margin. It is wide for few repetitions (t is 12.7 for
+  two, 4.3 for three), because a few medians are sometimes close by chance and would show false
+  differences.
+- within runs: the same of the steps, times 1.2533 for their median. The deviation is that of
+  the row's own steps, or of the median row if that is larger. It is a lower bound if the few
+  medians are close by chance, and it widens the margin of a row with irregular steps.
 
-Assumed: that noise is relative and as large for all rows of a group as for those that ran more
-than once, that it is normal in the logarithm, and that runs are independent. What it cannot see:
-other work that was there during one run only and slowed all its steps alike. Of twenty comparisons
-of equal rows about one is still said to differ.
+Assumptions: noise is relative and equal for all rows of a group; it is normal in the logarithm;
+runs are independent. Undetected: other work during one run only that slowed all its steps
+equally. About one of twenty comparisons of equal rows still shows a difference.
 """
 
 from __future__ import annotations
@@ -37,11 +36,11 @@ from harness.report.figures import derive
 from harness.result import Result
 
 Runs = Sequence[Sequence[float]]
-"""The timed steps of one row in seconds, run by run."""
+"""Timed steps of one row in seconds, by run."""
 Weighted = Sequence[tuple[float, Runs]]
 """Rows, each with the weight of its median's logarithm in a sum."""
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
-"""Student's t within which 95 % lie, for 1 to 10 degrees of freedom."""
+"""Student's t for 95 %, for 1 to 10 degrees of freedom."""
 MEDIAN = 1.2533
 """Standard error of a median over that of a mean: sqrt(pi / 2), for normal values."""
 
@@ -56,10 +55,12 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True)
 class Floor:
-    """The noise of a group. ``again``: label -> median step seconds of each run, of the rows that
-    ran more than once, the reference first. ``fraction``: up to which share two rows like the
-    reference, it with all its runs and the other with one, are not told apart (0.03 is 3 %).
-    ``source``: the group that it was measured in, where that is another; empty: its own.
+    """The noise of a group.
+
+    ``again``: label -> median step seconds of each run, for rows that ran more than once, the
+    reference first. ``fraction``: relative difference (0.03 is 3 %) up to which the reference
+    with all its runs and an equal row with one run are not separable. ``source``: the other
+    group that measured it; empty: its own.
     """
 
     runs: Spread
@@ -70,7 +71,7 @@ class Floor:
 
 
 def floor_of(rows: Mapping[str, Runs], reference: str) -> Floor | None:
-    """What the rows of one group tell of their noise, by label; None where none ran twice."""
+    """Return the noise of the rows of one group, by label; None if none ran twice."""
     runs = _pooled([_logarithms(_medians(row)) for row in rows.values()])
     if runs is None:
         return None
@@ -81,15 +82,17 @@ def floor_of(rows: Mapping[str, Runs], reference: str) -> Floor | None:
 
 
 def borrowed(floor: Floor, source: str, rows: Mapping[str, Runs], reference: str) -> Floor:
-    """``floor`` for the rows of a group of which none ran twice, with their own steps."""
+    """Return ``floor`` for a group without repeated rows, with the spread of its own steps."""
     steps = _middle(rows.values()) or floor.steps
     made = dataclasses.replace(floor, steps=steps, source=source)
     return _like(made, rows[reference])
 
 
 def joined(old: Floor | None, new: Floor | None) -> Floor | None:
-    """The noise of two result sets together, to compare a row of one with one of the other; that
-    of one set where the other knows none."""
+    """Return the noise of two result sets together, to compare their rows.
+
+    If only one set has a noise floor, it is that one.
+    """
     if old is None or new is None:
         return old or new
     steps = [floor.steps for floor in (old, new) if floor.steps]
@@ -102,35 +105,38 @@ def joined(old: Floor | None, new: Floor | None) -> Floor | None:
 
 
 def margin(floor: Floor, ours: Runs, theirs: Runs) -> float:
-    """How far apart the logarithms of two rows' medians may lie with nothing different."""
+    """Return the difference of two rows' log medians that noise explains."""
     return swing(floor, [(1.0, ours), (-1.0, theirs)])
 
 
 def margin_shares(floor: Floor, row: Runs) -> tuple[float, float]:
-    """Two squares of a row, by runs and by steps. Of two rows, the larger sum of equal kinds is the
-    square of ``margin``."""
+    """Return two squares of a row, by runs and by steps.
+
+    For two rows, the larger sum of equal kinds is the square of ``margin``.
+    """
     runs, steps = _run_side(floor.runs, row), floor.steps
     by_runs = _margin(floor.runs, [runs]) ** 2
     return by_runs, (MEDIAN * _margin(steps, [_step_side(steps, row)])) ** 2 if steps else 0.0
 
 
 def swing(floor: Floor, weighted: Weighted) -> float:
-    """How far a sum of the logarithms of rows' medians, each times its weight, may lie from what it
-    is with nothing different: of a slope through them, say."""
+    """Return the deviation, explained by noise, of a weighted sum of rows' log medians, such as a
+    slope.
+    """
     sides = [_scaled(weight, _run_side(floor.runs, row)) for weight, row in weighted]
     return max(_margin(floor.runs, sides), _margin_of_steps(floor.steps, weighted))
 
 
 def student(freedom: int) -> float:
-    """Student's t within which 95 % lie; above ten degrees of freedom within 0.5 % of it."""
+    """Return Student's t for 95 %; above ten degrees of freedom it is within 0.5 %."""
     return STUDENT[freedom - 1] if freedom <= len(STUDENT) else 1.96 + 2.7 / freedom
 
 
-# ---- one group ----
+# ---- groups ----
 
 
 def _like(floor: Floor, reference: Runs) -> Floor:
-    """``floor`` with its fraction: for a row as the reference is, but with a single run."""
+    """Return ``floor`` with its fraction: for a row like the reference, with a single run."""
     sides = [(floor.runs.deviation, count) for count in (1, len(reference))]
     steps = _margin_of_steps(floor.steps, [(1.0, reference[:1]), (-1.0, reference)])
     widest = max(_margin(floor.runs, sides), steps)
@@ -138,7 +144,9 @@ def _like(floor: Floor, reference: Runs) -> Floor:
 
 
 def _middle(rows: Iterable[Runs]) -> Spread | None:
-    """The spread of steps within runs, of the row in the middle: one uneasy row is not all."""
+    """Return the spread of steps within runs of the median row, so that one irregular row has no
+    effect.
+    """
     spreads = [spread for row in rows if (spread := _within(row))]
     if not spreads:
         return None
@@ -146,14 +154,14 @@ def _middle(rows: Iterable[Runs]) -> Spread | None:
     return Spread(statistics.median(spread.deviation for spread in spreads), freedom)
 
 
-# ---- one row ----
+# ---- rows ----
 
 Side = tuple[float, int]
-"""One side of a comparison: the deviation of its values, and how many there are."""
+"""One side of a comparison: the deviation of its values, and their number."""
 
 
 def _run_side(usual: Spread, row: Runs) -> Side:
-    """A row that ran more than once may be uneasier than the others."""
+    """Return a row's side by runs; its own spread counts if it is larger than the others'."""
     return _uneasier(usual, _pooled([_logarithms(_medians(row))])), len(row)
 
 
@@ -177,7 +185,7 @@ def _medians(row: Runs) -> tuple[float, ...]:
 
 
 def _margin_of_steps(usual: Spread | None, weighted: Weighted) -> float:
-    """0 where no run has two steps, and nothing is known of their spread."""
+    """Return the margin by steps; 0 if no run has two steps."""
     if usual is None:
         return 0.0
     sides = [_scaled(weight, _step_side(usual, row)) for weight, row in weighted]
@@ -204,7 +212,7 @@ def _logarithms(values: Iterable[float]) -> list[float]:
 
 
 def _pooled(lists: Sequence[Sequence[float]]) -> Spread | None:
-    """The spread of values about the mean of their own list; None where no list has two."""
+    """Return the spread of values about the mean of their own list; None if no list has two."""
     freedom = sum(len(values) - 1 for values in lists if values)
     if not freedom:
         return None
@@ -212,37 +220,39 @@ def _pooled(lists: Sequence[Sequence[float]]) -> Spread | None:
     return Spread(math.sqrt(squares / freedom), freedom)
 
 
-# ---- disturbed ----
-# Which timed steps had not the machine to themselves, by what the kernel counted in them.
+# ---- disturbed steps ----
+# Two rules mark a timed step during which the machine was busy, by the kernel's counts.
 #
-# Two rules, either of which marks a step. The first needs nothing but the step: other work held a
-# tenth of the cores or more while less than a quarter of them was idle, so that it was in the way.
-# The second compares the step with the fastest of its row, the one with the least in its way: it
-# took a tenth longer, and that time is not work of its own. It had a smaller share of the cores
-# (its CPU seconds over its seconds), or forced switches far above. A step that is longer because
-# it computes more has more CPU seconds, and is not marked.
+# The first uses the step alone: other work held at least a tenth of the cores while less than a
+# quarter of them was idle. The second compares it with the fastest step of its row. It took a tenth
+# longer, and had either a smaller share of the cores (CPU seconds over seconds) or far more forced
+# switches. A step that computes more has more CPU seconds, and is not marked.
 #
-# The first sees a row that was disturbed from end to end; the second, a step that waited for a
-# disk, a GPU or one core of many. What neither can see: other work on a GPU, or on a machine that
-# does not tell its load.
+# The first detects a row that was disturbed throughout. The second detects a step that waited for a
+# disk, a GPU or a core. Neither detects other work on a GPU, or on a machine that does not report
+# its load.
 
 
 OTHERS_LIMIT = 0.1
 """Share of the cores that other work may hold."""
 IDLE_LIMIT = 0.25
-"""Share of the cores that is idle from which on other work is in nobody's way. Not less: ranks that
-wait for a disturbed one leave their own cores idle."""
+"""Share of idle cores from which other work does not disturb.
+
+It cannot be smaller: ranks that wait for a disturbed one leave their own cores idle.
+"""
 LONGER = 1.1
-"""Times the fastest step, from which on a step is worth a question."""
+"""Multiple of the fastest step from which a step is checked."""
 SHARE_LIMIT = 0.9
-"""Of the fastest step's share of the cores."""
+"""Share of the cores, relative to the fastest step's, below which a step waited."""
 FORCED_TIMES, FORCED_MORE = 2, 20
-"""Times the fastest step's forced switches, and so many more: a few come with every step."""
+"""Allowed forced switches: this multiple of the fastest step's, plus a few that every step has."""
 
 
 class Step(NamedTuple):
-    """One timed step of all ranks; ``busy`` and ``cores`` as the slowest rank counted them.
-    ``away``: the CPU seconds of ranks on other machines than its."""
+    """One timed step of all ranks; ``busy`` and ``cores`` are the slowest rank's counts.
+
+    ``away``: the CPU seconds of ranks on other machines.
+    """
 
     seconds: float
     cpu: float
@@ -253,7 +263,7 @@ class Step(NamedTuple):
 
 
 def disturbed(result: Result) -> list[bool] | None:
-    """Whether the machine was elsewhere in each timed step; None where nothing was counted."""
+    """Return for each timed step if it was disturbed; None without counts."""
     steps = _steps(result)
     if not steps:
         return None
@@ -262,7 +272,7 @@ def disturbed(result: Result) -> list[bool] | None:
 
 
 def others_in_the_way(step: Step) -> bool:
-    """Whether work that is not the run's held cores that the run could have used."""
+    """Return True if other work held cores that the run could have used."""
     had = step.seconds * step.cores
     if not had or not step.busy:
         return False
@@ -271,7 +281,7 @@ def others_in_the_way(step: Step) -> bool:
 
 
 def waited(step: Step, fastest: Step) -> bool:
-    """Whether a step is longer than the fastest of its row without having worked more."""
+    """Return True if a step is longer than the fastest of its row without more work."""
     if step.seconds <= LONGER * fastest.seconds:
         return False
     share, full = step.cpu / step.seconds, fastest.cpu / fastest.seconds
@@ -280,12 +290,12 @@ def waited(step: Step, fastest: Step) -> bool:
 
 
 def cpu_seconds(result: Result) -> list[float]:
-    """CPU seconds of each timed step, of all ranks together; empty where not counted."""
+    """Return the CPU seconds of each timed step over all ranks; empty if not counted."""
     return [step.cpu for step in _steps(result)]
 
 
 def minor_faults(result: Result) -> list[int]:
-    """Pages that each timed step faulted in, of all ranks together; empty where not counted."""
+    """Return the pages that each timed step faulted in, over all ranks; empty if not counted."""
     if not all(rank.step_usage for rank in result.ranks):
         return []
     counted = [rank.step_usage.minor_faults for rank in result.ranks]

@@ -1,4 +1,4 @@
-"""The derived numbers of one row, flat: each is a column of the CSV."""
+"""Derived numbers of one row, which are columns of the CSV; and lines of a scaling series."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from strategies.base import Slot
 
 @dataclass(frozen=True, kw_only=True)
 class Numbers:
-    """The derived numbers of one row, with the unit in each name: bytes, seconds, plain fractions
-    (0.1 is 10 %), ratios. None is a number that is not defined for the row.
+    """The derived numbers of one row, with the unit in each name: bytes, seconds, fractions (0.1
+    is 10 %), ratios.
 
-    A field here is a column of the CSV, in this order; those of the categories, from
-    ``parameters_bytes`` to ``workspace_bytes``, are named as ``categories.CATEGORIES`` is. Metered
-    is what the meter counts: on a GPU live tensors, without one the resident mark.
+    None is a number that is undefined for the row. Each field is a column of the CSV, in this
+    order. The fields from ``parameters_bytes`` to ``workspace_bytes`` follow
+    ``categories.CATEGORIES``. "Metered" is the meter's count: live tensors on a GPU, the
+    resident mark without one.
     """
 
     repeats: int
@@ -77,7 +78,7 @@ class Numbers:
 
 
 def numbers(results: list[Result]) -> Numbers:
-    """The derived numbers of the repetitions of one spec."""
+    """Return the derived numbers of the repetitions of one spec."""
     first, ranks = results[0], [rank for result in results for rank in result.ranks]
     return Numbers(**_time(results, first), **_memory(results, ranks), **_categories(ranks))
 
@@ -110,7 +111,7 @@ def _time(results: list[Result], first: Result) -> dict[str, Any]:
 
 
 def _usage(results: list[Result]) -> dict[str, Any]:
-    """What the kernel counted; None where a repetition is older than these counts."""
+    """Return the kernel's counts; None if a repetition is older than these counts."""
     marked = [floor.disturbed(result) for result in results]
     cpu = [seconds for result in results for seconds in floor.cpu_seconds(result)]
     faults = [pages for result in results for pages in floor.minor_faults(result)]
@@ -163,7 +164,7 @@ def _memory(results: list[Result], ranks: list[Rank]) -> dict[str, Any]:
 
 
 def _categories(ranks: list[Rank]) -> dict[str, Any]:
-    """What the fullest rank held at the traced peak of one step, and what no trace accounts for."""
+    """Return the fullest rank's categories at the traced peak of a step, and its untraced bytes."""
     names = (*CATEGORIES, "beyond_state")
     rank = derive.fullest_rank(ranks)
     if rank is None:
@@ -173,15 +174,13 @@ def _categories(ranks: list[Rank]) -> dict[str, Any]:
 
 
 # ---- scaling ----
-# Throughput against the number of processes: which rows belong together, and what is left of a
-# perfect growth. Pure functions, alike for measured rows and for predicted ones.
-#
-# Weak scaling keeps the samples of a process, strong scaling those of a step.
+# Pure functions on throughput by number of processes, for measured and predicted rows. Weak scaling
+# fixes the samples of a process, strong scaling those of a step.
 
 
 REGIMES = ("weak", "strong")
 TOGETHER = (Slot.SEQUENCE, Slot.TENSOR)
-"""Places of parts that want several ranks."""
+"""Slots of strategies that need several ranks."""
 RINGS = {
     "allreduce": lambda size, ranks: 2 * size * (ranks - 1) // ranks,
     "reduce_scatter": lambda size, ranks: size * (ranks - 1) // ranks,
@@ -190,14 +189,17 @@ RINGS = {
     "allgather": lambda size, ranks: size * (ranks - 1),
     "allgather_base": lambda size, ranks: size * (ranks - 1),
 }
-"""Collective -> bytes that a rank sends, of those that it hands over, if it is a ring."""
+"""Collective -> bytes that a rank sends in a ring, as a function of the bytes it passes in."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """One row: ``recipe`` as it was asked for, on ``count`` processes, of ``batch`` samples a step
-    over all of them. ``seconds`` of one step: as told, and at each end of what is not known of it
-    (empty where only the number is told); ``row`` is what the point was made of."""
+    """One row: ``recipe`` as requested, on ``count`` processes, with ``batch`` samples per step in
+    total.
+
+    ``seconds``: of one step. ``ends``: the same at both ends of its uncertainty (empty if
+    unknown). ``row``: the source of the point.
+    """
 
     recipe: str
     count: int
@@ -208,14 +210,16 @@ class Point:
 
     @property
     def rate(self) -> float | None:
-        """Samples a second of all processes."""
+        """Samples per second of all processes."""
         return self.batch / self.seconds if self.seconds else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """The points of one recipe in one regime, by their number of processes; ``base`` is what they
-    are held to (``base_of``), None where there is nothing."""
+    """The points of one recipe in one regime, by their number of processes.
+
+    ``base`` is the point of comparison (``base_of``), or None.
+    """
 
     recipe: str
     points: tuple[Point, ...]
@@ -223,7 +227,7 @@ class Line:
 
 
 def plain(recipe: str) -> str:
-    """The same training on one process: without sharding, and without what wants several ranks."""
+    """Return the same training on one process: no sharding and no multi-rank strategies."""
     parts = parse(recipe)
     gone = {part.name for slot in TOGETHER if (part := parts.in_slot(slot))}
     words = [word for word in recipe.split("+") if word.partition(":")[0] not in gone]
@@ -231,8 +235,10 @@ def plain(recipe: str) -> str:
 
 
 def lines(points: Iterable[Point], regime: str) -> list[Line]:
-    """The lines of a regime, in the order of the points; plain training on one process begins each
-    of its recipe's, and one that is of nothing else is no line."""
+    """Return the lines of a regime, in the order of the points.
+
+    Plain training on one process starts each of its recipe's lines; it is no line by itself.
+    """
     every = list(points)
     alone = {(p.recipe, p.batch): p for p in every if p.count == 1 and p.recipe == plain(p.recipe)}
     found: dict[tuple[str, int], list[Point]] = {}
@@ -244,7 +250,9 @@ def lines(points: Iterable[Point], regime: str) -> list[Line]:
 
 
 def _kept(point: Point, regime: str) -> int:
-    """Samples that a regime keeps; where they are no whole number, of no other point's."""
+    """Return the samples that a regime fixes; a negative number, unlike any other, if they are no
+    integer.
+    """
     if regime == "strong":
         return point.batch
     return point.batch // point.count if point.batch % point.count == 0 else -point.count
@@ -259,8 +267,10 @@ def _line(points: Sequence[Point], alone: Point | None) -> Line | None:
 
 
 def base_of(points: Sequence[Point], alone: Point | None) -> Point | None:
-    """What efficiency is held to: plain training on one process, which does nothing for the sake of
-    others; where that has no time, the recipe's own fewest processes that have."""
+    """Return the base of efficiency: plain training on one process, which has no communication.
+
+    If that has no time, it is the recipe's own smallest number of processes with a time.
+    """
     known = [p for p in (alone, *points) if p and p.seconds]
     return known[0] if known else None
 
@@ -268,8 +278,10 @@ def base_of(points: Sequence[Point], alone: Point | None) -> Point | None:
 def efficiency(
     point: Point, base: Point, shared: bool = False
 ) -> tuple[float, float, float] | None:
-    """Samples a second of a process against ``base``'s: (least, as told, most), by the ends that
-    both have. ``shared``: of all processes, where they share the same cores whatever their number.
+    """Return samples per second of a process relative to ``base``: (least, best estimate, most).
+
+    The range needs ends on both sides. ``shared``: over all processes, if they share the same
+    cores.
     """
     if not (point.seconds and base.seconds):
         return None
@@ -280,8 +292,9 @@ def efficiency(
 
 
 def told_once(found: Iterable[Line]) -> list[tuple[Line, Point]]:
-    """The points of all lines, each behind its line; what several are held to once, before the
-    first of them."""
+    """Return the points of all lines, each with its line; a shared base appears once, before the
+    first.
+    """
     pairs: list[tuple[Line, Point]] = []
     told: list[Point] = []
     for line in found:
@@ -293,9 +306,11 @@ def told_once(found: Iterable[Line]) -> list[tuple[Line, Point]]:
 
 
 def ring_bytes(sent: Mapping[str, Mapping[str, int]], ranks: int) -> int | None:
-    """Bytes that a rank sends in a step, of what it handed to collectives among all ``ranks``: the
-    fact ``sent_bytes`` of a sharding, phase -> "collective type" -> bytes. None where a collective
-    is in it whose share is not known."""
+    """Return the bytes that a rank sends in a step by collectives among all ``ranks``.
+
+    ``sent`` is the fact ``sent_bytes`` of a sharding: phase -> "collective type" -> bytes. None
+    if the rule of a collective is unknown.
+    """
     total = 0
     for of_phase in sent.values():
         for name, size in of_phase.items():

@@ -1,11 +1,11 @@
-"""Whether a row computed what its reference did: distances of curves and of what the optimizer did,
-the limits that they are held to, and the word for it.
+"""Parity of a row with its reference: distances of curves and of the optimizer's effect, their
+limits, and the verdict.
 
-Five measures, each a relative distance: the losses and the gradient norms of every step, and of
-each parameter the optimizer's first moment, its update and its average
-(``harness.worker.projections``), of which the parameter that is furthest away counts. One whose
-gradient is next to nothing counts by that much less (``SMALL``): it is rounding, and Adam makes an
-update of the usual size of it.
+There are five relative measures: the losses and the gradient norms of every step, and for each
+parameter the optimizer's first moment, its update and its average
+(``harness.worker.projections``). The parameter that is furthest away counts. A parameter whose
+gradient is almost zero counts less (``SMALL``): it is rounding, and Adam makes an update of the
+usual size from it.
 """
 
 from __future__ import annotations
@@ -22,22 +22,24 @@ from strategies.base import BadInput
 from strategies.recipe import Recipe
 
 WRONG = ("DIFFERS", "beyond design")
-"""Words of a row that computed something else than it promised: it is in no answer."""
+"""Words of a row that computed something else than it promised; no answer names it."""
 MEASURES = ("loss", "norm", "moment", "update", "average")
 """In the order in which a fault would show."""
 OF_PARAMETERS = MEASURES[2:]
 EARLY_STEPS = 16
-"""Rounding grows from step to step, as training is chaotic: later ones are held to PARITY_LIMIT."""
+"""Steps with the tight limits; later ones have PARITY_LIMIT, because rounding grows chaotically."""
 SLACK = 8.0
-"""How many times further apart than two runs of one recipe two recipes may be: they add the same
-numbers in other orders."""
+"""Allowed distance of two recipes as a multiple of that of two runs of one recipe.
+
+Two recipes add the same numbers in another order.
+"""
 SAME_INPUTS = 1e-6
-"""Relative; the sums have nine digits."""
+"""Relative tolerance of inputs; the sums have nine digits."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Up to which relative distance two rows are equal, by measure; ``why`` in words."""
+    """Relative distance, by measure, up to which two rows are equal; ``why`` in words."""
 
     loss: float
     norm: float
@@ -48,25 +50,36 @@ class Limits:
 
 
 SMALL = 1e-3
-"""Share of the length of all moments together. A parameter whose moment is smaller counts by as
-much less: what is apart in it is then told as a share of a thousandth of all, so that the limit of
-moments, 5e-5, is float32's rounding of the whole. The bias of keys has no gradient but rounding,
-for a softmax forgives a constant; alone in a tensor it is away from itself by more than itself."""
+"""Share of the length of all moments below which a parameter counts less.
+
+The distance in such a parameter is relative to a thousandth of all moments, so the limit of
+moments, 5e-5, is float32's rounding of the whole. Example: the bias of keys has only rounding
+as its gradient, because a softmax ignores a constant. As a separate tensor, its relative
+distance between equal rows exceeds 1.
+"""
 FLOAT32 = Limits(
     1e-5, 2e-5, 5e-5, 5e-4, 1e-2, "float32 on CPUs, the first 16 steps; later losses and norms 1e-3"
 )
-"""Rows that compute alike lie within 3e-7, 4e-6, 3e-5, 5e-5 and 6e-4 (DiTs and public models, 8 to
-12 steps). Next to them: gradients rounded to bfloat16 (1e-7, 3e-5, 9e-4, 4e-3), a weight decay of
-0.01 twice or not at all (1e-6, 4e-6, 2e-5, 1e-3), gradients doubled behind their norm (9e-6, 8e-5,
-1, 4e-2), an average that misses one of 8 steps (3e-2). An average moves by a ten thousandth of an
-update, near a float32's last bit."""
+"""Limits for float32 on CPUs, in the order loss, norm, moment, update, average.
+
+Equal rows lie within 3e-7, 4e-6, 3e-5, 5e-5 and 6e-4 (DiTs and public models, 8 to 12 steps).
+Faults measured for comparison:
+
+- gradients rounded to bfloat16: 1e-7, 3e-5, 9e-4, 4e-3
+- a weight decay of 0.01 twice or not at all: 1e-6, 4e-6, 2e-5, 1e-3
+- gradients doubled after their norm: 9e-6, 8e-5, 1, 4e-2
+- an average that misses one of 8 steps: 3e-2
+
+An average moves by a ten thousandth of an update, near a float32's last bit.
+"""
 WIDE = Limits(1e-3, 1e-3, 2e-2, 0.2, 0.2, "no tighter limit is known here")
-"""Where nothing tells more: on GPUs, which add in any order, without a repetition of the reference;
-and far into a training. The update is still told from twice it, and from none."""
+"""Limits without a better basis: on GPUs, which add in any order, without a repetition of the
+reference; and late in a training. They still detect an update applied twice or not at all.
+"""
 
 
 def alarming(text: str) -> bool:
-    """Whether a cell or a sentence says that a row computed something else than it promised."""
+    """Return True if a text has the verdict of a row with a wrong computation."""
     return any(word in text for word in WRONG)
 
 
@@ -74,7 +87,7 @@ def alarming(text: str) -> bool:
 
 
 def distances(row: Result, reference: Result) -> dict[str, float]:
-    """Measure -> the largest relative distance; without those that either row lacks."""
+    """Return measure -> the largest relative distance, without measures that either row lacks."""
     found = {
         "loss": derive.curve_distance(row.losses, reference.losses),
         "norm": derive.curve_distance(row.grad_norms, reference.grad_norms),
@@ -87,7 +100,7 @@ def distances(row: Result, reference: Result) -> dict[str, float]:
 def _parameters(
     ours: Projections | None, theirs: Projections | None
 ) -> Iterator[tuple[str, list[tuple[float, str]]]]:
-    """Each kind of sums that both rows have: (distance, name) of the parameters."""
+    """Yield each kind of sums that both rows have: (distance, name) of the parameters."""
     if ours is None or theirs is None:
         return
     counts = _counts(theirs.moment)
@@ -98,7 +111,7 @@ def _parameters(
 
 
 def _counts(moments: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """How much each parameter counts, by the reference's moments; 1 unless it is small."""
+    """Return the weight of each small parameter, by the reference's moments; others have 1."""
     sizes = {name: math.hypot(*sums) for name, sums in moments.items()}
     least = SMALL * math.hypot(*sizes.values())
     return {name: size / least for name, size in sizes.items() if size < least}
@@ -109,8 +122,11 @@ def _apart(
     theirs: Mapping[str, Sequence[float]],
     counts: Mapping[str, float] | None = None,
 ) -> list[tuple[float, str]]:
-    """(distance, name) of each: of a few signed sums, relative to the reference's, times what the
-    name counts; 1 for a name that only one of them has."""
+    """Return (distance, name) for each name.
+
+    The distance is of a few signed sums, relative to the reference's, times the name's weight.
+    It is 1 for a name that only one of them has.
+    """
     names = dict.fromkeys([*theirs, *ours])
     known = counts or {}
     return [
@@ -125,7 +141,7 @@ def _relative(ours: Sequence[float], theirs: Sequence[float]) -> float:
 
 
 def furthest(row: Result, reference: Result, measure: str) -> str:
-    """The parameter that is furthest away in a measure of parameters; empty for another measure."""
+    """Return the parameter that is furthest away in a measure; empty for other measures."""
     for kind, apart in _parameters(row.projections, reference.projections):
         if kind == measure:
             return max(apart)[1]
@@ -136,11 +152,11 @@ def furthest(row: Result, reference: Result, measure: str) -> str:
 
 
 def limits(reference: Sequence[Result]) -> Limits:
-    """What a row is held to: by what the first of these, the reference, computed in, and on what;
-    not by what the other row did, which promised the same and may have computed in less.
+    """Return the limits for a row, by the reference's precision and device, not by the row's own.
 
-    In float32 on a CPU: FLOAT32. Elsewhere from the repetitions of the reference, the others of
-    these, if there are any: what one recipe is away from itself on this device, times SLACK.
+    The row promised the same, but may have computed in less. In float32 on a CPU the limits are
+    FLOAT32. Elsewhere they are the distances between the repetitions of the reference times
+    SLACK, from FLOAT32 to WIDE; without repetitions they are WIDE.
     """
     first, *again = reference
     steps = min(len(first.losses), *(len(r.losses) for r in again)) if again else len(first.losses)
@@ -162,8 +178,10 @@ def limits(reference: Sequence[Result]) -> Limits:
 
 
 def shares(row: Result, reference: Result, allowed: Limits) -> dict[str, float]:
-    """Measure -> distance as a share of what is allowed: above 1 they differ. Curves are held to
-    the limit in the first ``EARLY_STEPS``, and to PARITY_LIMIT in all."""
+    """Return measure -> distance as a share of its limit; above 1 the rows differ.
+
+    Curves have the limit in the first ``EARLY_STEPS``, and PARITY_LIMIT in all steps.
+    """
     pairs = {"loss": (row.losses, reference.losses), "norm": (row.grad_norms, reference.grad_norms)}
     found = distances(row, reference)
     for measure in found:
@@ -186,18 +204,25 @@ def _curve_share(ours: Sequence[float], theirs: Sequence[float], limit: float) -
 
 @dataclass(frozen=True)
 class Verdict:
-    """``word``: "equal"; "equal losses" where a row has no gradient norms (an engine may free
-    gradients before they can be read); "DIFFERS"; "by design" for a row that did not promise the
-    exact computation; "beyond design" for one that is further away than what it alters explains;
-    "not comparable" without a common step, or where the reference is not exact itself. ``what``
-    says in what it differs."""
+    """The parity of a row with its reference. ``what`` has the difference.
+
+    ``word`` is one of:
+
+    - "equal"
+    - "equal losses": a row has no gradient norms (an engine may free gradients before they can
+      be read)
+    - "DIFFERS"
+    - "by design": the row did not promise the exact computation
+    - "beyond design": it is further away than its design changes explain
+    - "not comparable": no common step, or the reference is not exact itself
+    """
 
     word: str
     what: str = ""
 
 
 def against_the_reference(row: Result, reference: Result, allowed: Limits) -> Verdict:
-    """Whether ``row`` computed what the reference did, or what its design explains."""
+    """Judge if ``row`` computed what the reference did, or differs by design."""
     exact = (row.parity == "exact", reference.parity == "exact")
     if derive.curve_distance(row.losses, reference.losses) is None or exact == (True, False):
         return Verdict("not comparable")
@@ -214,7 +239,7 @@ def against_the_reference(row: Result, reference: Result, allowed: Limits) -> Ve
 
 
 def other_work(row: Result, reference: Result) -> str:
-    """In what two rows began differently; empty where they did not, as far as both say."""
+    """Return the difference in the start of two rows; empty if none is known."""
     weights = [r.configs.get("initial_weights") for r in (row, reference)]
     if all(weights) and weights[0] != weights[1]:
         return f"other first weights: {weights[0]}, not {weights[1]}"
@@ -227,7 +252,7 @@ def other_work(row: Result, reference: Result) -> str:
 
 
 def _worst(row: Result, reference: Result, found: Mapping[str, float]) -> Verdict | None:
-    """DIFFERS by the measure that is furthest beyond its limit, if one is."""
+    """Return DIFFERS by the measure that is furthest beyond its limit, if there is one."""
     measure = max(found, key=found.__getitem__)
     if found[measure] <= 1.0:
         return None
@@ -237,9 +262,12 @@ def _worst(row: Result, reference: Result, found: Mapping[str, float]) -> Verdic
 
 
 def _unexplained(row: Result, reference: Result, recipe: Recipe, allowed: Limits) -> str:
-    """What no part of a recipe explains; empty where all is explained, or nothing can be said:
-    rounding to a type of unit roundoff u moves a loss and a norm by a few u, and the moments of all
-    parameters together by at most 2.5 (LTX-Video, of some ten models and batches)."""
+    """Return the distance that no part of a recipe explains; empty if none or unknown.
+
+    Rounding to a type of unit roundoff u moves a loss and a norm by a few u. It moves the
+    moments of all parameters together by at most 2.5 u (LTX-Video, the largest of about ten
+    models and batches).
+    """
     if "forward" in _altered(recipe):
         return ""
     unit, altered = _unit(recipe), _altered(recipe)
@@ -253,10 +281,11 @@ def _unexplained(row: Result, reference: Result, recipe: Recipe, allowed: Limits
 
 
 def _too_far(row: Result, other: Result, altered: set[str], loss: float, norm: float) -> str:
-    """In what two rows are further apart than loss and norm may be; empty where in nothing.
+    """Return the distance beyond the limits of loss and norm; empty if none.
 
-    Looks where a design leaves nothing else to explain it: before the first update at the first
-    loss, and at the first norm unless gradients are altered; if it only rounds, at the early steps.
+    It looks where the design explains nothing: at the first loss, before the first update, and
+    at the first norm unless gradients are altered. If the design only rounds, it looks at the
+    early steps.
     """
     steps = EARLY_STEPS if altered <= {"rounding"} else 1
     curves = {"loss": (row.losses, other.losses, loss)}
@@ -271,9 +300,12 @@ def _too_far(row: Result, other: Result, altered: set[str], loss: float, norm: f
 
 
 def _moments_too_far(row: Result, other: Result, altered: set[str], most: float) -> str:
-    """That the moments of all parameters together, which is their gradients, are further apart than
-    ``most``; empty where they are not, or where more than rounding may have moved them. A norm
-    forgives a gradient that came too late, and knows nothing of what was done behind it."""
+    """Return the distance of the moments of all parameters together beyond ``most``; empty if
+    none.
+
+    Empty too if more than rounding may have moved them. Moments show a gradient that came too
+    late, or a change after the norm; a norm shows neither.
+    """
     early = max(len(row.losses), len(other.losses)) <= EARLY_STEPS
     pair = [r.projections.moment if r.projections else {} for r in (row, other)]
     if altered != {"rounding"} or not early or not all(pair):
@@ -285,11 +317,12 @@ def _moments_too_far(row: Result, other: Result, altered: set[str], most: float)
     return "" if far <= most else f"moments of all parameters together {far:.1e} away"
 
 
-# ---- siblings: rows that alter the same ----
+# ---- siblings ----
+# Rows with the same design changes.
 
 
 def _recipe(row: Result) -> Recipe | None:
-    """The recipe as this version has it; None where it has no such recipe."""
+    """Return the recipe as this version parses it; None if it is unknown."""
     try:
         return parse(row.spec.recipe)
     except BadInput:
@@ -297,41 +330,45 @@ def _recipe(row: Result) -> Recipe | None:
 
 
 def design(row: Result) -> str:
-    """What a row alters by design, as a recipe spells it; empty for an exact row."""
+    """Return the parts that alter the computation, as a recipe spells them; empty if exact."""
     recipe = _recipe(row)
     parts = recipe.altering if recipe else ()
     return "+".join(map(str, parts)) if row.parity != "exact" else ""
 
 
 def replaces_the_model(row: Result) -> bool:
-    """Whether a row draws, by design, with another model than the one that its spec names."""
+    """Return True if a row by design uses another model than its spec names."""
     recipe = _recipe(row)
     return recipe is not None and "model" in _altered(recipe)
 
 
 def computation(row: Result) -> str:
-    """Which of the computations that "bf16" or "fp16" name a row was, by what it read back; empty
-    in float32 and where nothing was read."""
+    """Return which computation named "bf16" or "fp16" a row ran, by the types that it read back.
+
+    Empty in float32 and if no types were read.
+    """
     types = derive.types(row.evidence)
     kind, kept, master = (types.get(k) for k in ("compute_dtype", "parameters", "master"))
     if kind not in ("bfloat16", "float16") or not kept:
         return ""
     if kept == "float32":
-        # The shards are the master, and were never rounded, as an engine's that keeps both is.
+        # The shards are the master weights and were never rounded, unlike those of an engine that
+        # keeps both.
         whole = derive.gathered_as(row.evidence) in ("", "float32")
         return "autocast" if whole else "gathered in 16 bits"
-    mastered = master == "float32" or row.spec.sampling  # where nothing is trained none is wanted
+    mastered = master == "float32" or row.spec.sampling  # sampling needs no master
     return "16-bit weights" + ("" if mastered else " without a master")
 
 
 def against_sibling(row: Result, sibling: Result) -> str:
-    """In what two rows that alter the same are apart, though nothing explains it; empty if in
-    nothing. Of one computation they may differ by roundings that fall otherwise where sums are
-    taken in another order, which leave up to an eighth of the unit roundoff in a mean loss and one
-    in a norm (zero3_offload by zero2 in bf16: a fortieth and a quarter), and four in the moments of
-    all parameters together (there: six tenths); where nothing is rounded the first step is held as
-    an exact row's is. Rows of another computation are not held to each other:
-    how far they are apart is shown."""
+    """Return the unexplained distance of two rows with the same design changes; empty if none.
+
+    Rows of one computation may differ because other orders of sums round differently. With a
+    unit roundoff u, the limits are u/8 for a mean loss, u for a norm, and 4 u for the moments
+    of all parameters together. Measured for zero3_offload and zero2 in bf16: u/40, u/4 and 0.6
+    u. Without rounding, the first step has an exact row's limits. Rows of another computation
+    have no limits; their distance is shown.
+    """
     recipe = _recipe(row)
     if recipe is None or computation(row) != computation(sibling):
         return ""
@@ -347,5 +384,5 @@ def _altered(recipe: Recipe) -> set[str]:
 
 
 def _unit(recipe: Recipe) -> float:
-    """The coarsest unit roundoff of its parts; 0 where none rounds."""
+    """Return the coarsest unit roundoff of a recipe's parts; 0 if none rounds."""
     return max((part.unit for part in recipe.altering), default=0.0)

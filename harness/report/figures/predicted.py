@@ -1,4 +1,4 @@
-"""Predicted beside measured: what was predicted for a row, what was measured, and the errors."""
+"""Predictions compared with measurements: memory of a step and a run, fit, and calibrated times."""
 
 from __future__ import annotations
 
@@ -25,17 +25,19 @@ from harness.report.figures.units import CATEGORIES
 from harness.result import Categories, Result, Status
 
 FILE = "prediction.json"
-"""Beside a run's result."""
+"""File of the prediction in a run's folder."""
 LEAST_SHARE = 0.05
-"""Of the traced peak: a category with less is not compared."""
+"""Share of the traced peak below which a category is not compared."""
 LEAST_HOSTED = 2**20
-"""Bytes of host memory from which on its prediction is judged."""
+"""Bytes of host memory from which its prediction is judged."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PredictedCategory:
-    """A category at the peak of a step, in bytes; its error is a plain fraction, infinite where
-    the run had nothing of the category."""
+    """A category at the peak of a step, in bytes.
+
+    Its error is a fraction, infinite if the run had nothing of the category.
+    """
 
     name: str
     predicted: int
@@ -43,7 +45,7 @@ class PredictedCategory:
 
     @property
     def title(self) -> str:
-        """The category as a sentence names it."""
+        """The category's name in a sentence."""
         return units.in_sentence(self.name)
 
     @property
@@ -53,15 +55,16 @@ class PredictedCategory:
 
 @dataclass(frozen=True, kw_only=True)
 class PredictedAndMeasured:
-    """One row's prediction beside its measurement. Bytes; errors as plain fractions.
+    """One row's prediction and measurement, in bytes; errors are fractions.
 
-    ``step_*``: live tensors on the device at the peak of one later step, against the run's own
-    trace of one (the rank that the prediction stands for), and by category in ``categories``.
-    ``hosted_*``: the same of what is kept in host memory. ``run_*``: of the whole run, set-up
-    included, against the meter's highest: on a GPU the caching allocator's, which holds the
-    workspaces of libraries too, without one tensors of both places against the resident mark.
-    ``reserved_*``: what a GPU's allocator reserved, in the mode in which it ran. ``sent``: what a
-    rank was predicted to send in a step; None where nothing was traced.
+    ``step_*``: live tensors on the device at the peak of a later step, against the run's own
+    trace of the predicted rank; ``categories`` has the same by category. ``hosted_*``: the same
+    of tensors in host memory.
+
+    ``run_*``: the whole run with set-up, against the meter's highest. On a GPU that is the
+    caching allocator's count, which includes libraries' workspaces; on a CPU, the resident mark
+    against tensors of both placements. ``reserved_*``: bytes reserved by a GPU's allocator in
+    its mode. ``sent``: predicted bytes that a rank sends in a step; None without a trace.
     """
 
     method: str
@@ -83,7 +86,7 @@ class PredictedAndMeasured:
 
     @property
     def hosted_error(self) -> float | None:
-        """None below ``LEAST_HOSTED``, where a few pinned samples are all that there is."""
+        """The relative error; None below ``LEAST_HOSTED``, which a few pinned samples reach."""
         if max(self.hosted_predicted or 0, self.hosted_measured or 0) < LEAST_HOSTED:
             return None
         return relative_error(self.hosted_predicted, self.hosted_measured)
@@ -103,15 +106,15 @@ class PredictedAndMeasured:
 
 
 def relative_error(predicted: int | None, measured: int | None) -> float | None:
-    """(predicted - measured) / measured; None where one of them is missing."""
+    """Return (predicted - measured) / measured; None if one of them is missing."""
     return predicted / measured - 1 if predicted and measured else None
 
 
 def read_predictions(folder: Path, skipped: list[str]) -> dict[str, Prediction]:
-    """Spec key -> prediction, of every run folder that has one; its name ends in the key.
+    """Return spec key -> prediction, for every run folder that has one; its name ends in the key.
 
     Args:
-        skipped: takes a line for each file that is no prediction.
+        skipped: collects a line for each file that is no prediction.
     """
     predictions = {}
     for path in sorted(Path(folder).glob(f"runs/*/{FILE}")):
@@ -127,8 +130,10 @@ def predicted_and_measured(
     predictions: Mapping[str, Prediction],
     found: Calibration | None = None,
 ) -> PredictedAndMeasured | None:
-    """The prediction for a row beside its first repetition; None where nothing was predicted.
-    ``found``: the calibration of the device."""
+    """Return the prediction for a row with its first repetition; None without a prediction.
+
+    ``found``: the calibration of the device.
+    """
     known = [predictions[r.spec.key] for r in results if r.spec.key in predictions]
     if not known:
         return None
@@ -166,7 +171,7 @@ def _categories(prediction: Prediction, result: Result) -> tuple[PredictedCatego
 def predicted_categories(
     predicted: Categories, measured: Categories
 ) -> tuple[PredictedCategory, ...]:
-    """The categories that are, or were predicted to be, above 5 % of the measured peak."""
+    """Return the categories above 5 % of the measured peak, predicted or measured."""
     every = (
         PredictedCategory(
             name=name, predicted=getattr(predicted, name), measured=getattr(measured, name)
@@ -180,19 +185,23 @@ def predicted_categories(
 
 
 def library_bytes(result: Result, found: Calibration | None = None) -> int:
-    """What libraries take out of the caching allocator, which no trace shows; 0 on a CPU."""
+    """Return the bytes that libraries take from the caching allocator, invisible to a trace; 0 on
+    a CPU.
+    """
     if result.meter != "cuda":
         return 0
     return overhead.libraries(rates.of_environment(result.environment, found))
 
 
 def reserved_bytes(prediction: Prediction, result: Result) -> int | None:
-    """What the allocator was predicted to reserve in the mode in which it ran; None for another
-    allocator than torch's own."""
+    """Return the bytes that the allocator was predicted to reserve in its mode.
+
+    None for another allocator than torch's own.
+    """
     settings = str(result.environment.get("allocator") or "").replace(" ", "")
     if "backend:cudaMallocAsync" in settings:
         return None
-    # torch takes the last of a setting that is given twice.
+    # torch uses the last value of a repeated setting.
     modes = re.findall(r"expandable_segments:(\w+)", settings)
     expandable = modes[-1:] == ["True"]
     return prediction.reserved_expandable if expandable else prediction.reserved
@@ -203,19 +212,19 @@ def _plus(size: int | None, more: int) -> int | None:
 
 
 # ---- predicted fit ----
-# The prediction for a row against the memory that it ran in, without its uncertainty.
+# The prediction for a row and the memory in which it ran, without uncertainty.
 
 
 OUT_OF_MEMORY = (Status.GPU_OOM, Status.HOST_OOM)
 
 
 Machines = Mapping[str, Mapping[str, Any]]
-"""Device -> facts of the environment of a set's results."""
+"""Device -> environment facts of a set's results."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PredictedFit:
-    """The least memory that a row was predicted to run in, and what there was. Bytes."""
+    """The least memory predicted for a row, and the available memory, in bytes."""
 
     need_bytes: int
     have_bytes: int
@@ -232,15 +241,18 @@ def predicted_fit(
     machines: Machines,
     found: Calibration | None = None,
 ) -> PredictedFit | None:
-    """The prediction for one run against the memory of its device; against the host's where that
-    ran out, or where the device is a CPU. None where one of the two is not known.
+    """Return the prediction for one run with the memory of its device; None if one is unknown.
 
-    ``machines`` (``machine_facts``) tell what a run that died could not; ``found`` is the
+    It is the host's memory if that ran out, or if the device is a CPU. ``machines``
+    (``machine_facts``) has facts that a failed run could not record; ``found`` is the
     calibration of its device.
     """
     if prediction is None:
         return None
-    facts = {**machines.get(result.spec.device, {}), **result.environment}  # the run's own win
+    facts = {
+        **machines.get(result.spec.device, {}),
+        **result.environment,
+    }  # the run's own facts have priority
     on_host = result.spec.device == "cpu" or status is Status.HOST_OOM
     beside = _beside(result, facts, found)
     need = _host_need(prediction, result) if on_host else _device_need(prediction, beside)
@@ -250,7 +262,7 @@ def predicted_fit(
 
 
 def machine_facts(results: Iterable[Result]) -> Machines:
-    """Device (cpu or cuda) -> the facts of the environment that any of the results has."""
+    """Return device (cpu or cuda) -> the environment facts that any of the results has."""
     machines: dict[str, dict[str, Any]] = {}
     for result in results:
         machines.setdefault(result.spec.device, {}).update(result.environment)
@@ -258,35 +270,37 @@ def machine_facts(results: Iterable[Result]) -> Machines:
 
 
 def _beside(result: Result, facts: Mapping[str, Any], found: Calibration | None) -> int:
-    """What stands beside the training on a GPU."""
+    """Return the bytes of fixed overhead on a GPU."""
     gpu = rates.of_environment(facts, found)
     return overhead.standing(gpu, result.spec.processes).total
 
 
 def _device_need(prediction: Prediction, beside: int) -> int | None:
-    """The least that the allocator can run in once it has given back its cache (as ``plan`` counts
-    it), with what stands ``beside`` it on a GPU."""
+    """Return the least bytes of a GPU, with the fixed overhead ``beside``.
+
+    It is the minimum after the allocator has freed its cache, as ``plan`` counts it.
+    """
     return None if prediction.least is None else prediction.least + beside
 
 
 def _host_need(prediction: Prediction, result: Result) -> int | None:
-    """Of all processes of one machine; without the interpreters and libraries."""
+    """Return the bytes of all processes of one machine, without interpreters and libraries."""
     on_cpu = result.spec.device == "cpu"
     process_bytes = prediction.bytes if on_cpu else prediction.host and prediction.host.bytes
     return process_bytes and process_bytes * result.spec.local_processes
 
 
-# ---- calibrated ----
-# A row's time beside the one that the calibration of its device predicts, and its share of the
-# matrix products that were measured there.
+# ---- calibrated times ----
 
 
 @dataclass(frozen=True, kw_only=True)
 class Calibrated:
-    """Seconds of a step: predicted by this device's calibration, plus or minus, and measured.
-    ``typical``: predicted by typical figures, for comparison. ``peak_fraction``: the model's FLOPs
-    a second over the matrix products measured on the device, in the type that the row computes in.
-    ``words``: of what and when the calibration is."""
+    """Seconds of a step: predicted by this device's calibration, with its spread, and measured.
+
+    ``typical``: predicted by typical figures, for comparison. ``peak_fraction``: the model's
+    FLOP/s over the matrix products measured on the device, in the row's type. ``words``: the
+    calibration's device and date.
+    """
 
     predicted: Seconds | None
     typical: Seconds | None
@@ -301,7 +315,7 @@ class Calibrated:
 
     @property
     def typical_error(self) -> float | None:
-        """The same by typical figures."""
+        """The error of typical figures."""
         return self._error(self.typical)
 
     def _error(self, found: Seconds | None) -> float | None:
@@ -321,8 +335,11 @@ def read_calibration(folder: Path) -> Calibration | None:
 def calibrated_row(
     results: Sequence[Result], prediction: Prediction | None, found: Calibration | None
 ) -> Calibrated | None:
-    """A row beside its device's calibration; None without one, for a simulated world,
-    and on several machines, whose network no calibration has measured."""
+    """Return a row's times by its device's calibration.
+
+    None without one, for a simulated world, and on several machines, whose network no
+    calibration has measured.
+    """
     first = results[0]
     card = rates.of_environment(first.environment, found)
     if card is None or card.calibrated is None or first.spec.world:
@@ -347,7 +364,7 @@ def _seconds(first: Result, prediction: Prediction | None, card: Card) -> Second
 
 
 def _peak_fraction(results: Sequence[Result], card: Card) -> float | None:
-    """Of a CPU's peak all processes together, of a GPU's each."""
+    """Return the share of the measured products: on a CPU of all processes, on a GPU of each."""
     first = results[0]
     kind = derive.precision(first.evidence)
     measured = card.calibrated.calibration.ceilings.products.get(kind or "")

@@ -1,4 +1,7 @@
-"""Numbers as text. A column's digits are chosen once, by its largest value, so decimals align."""
+"""Numbers as text, and names of memory categories.
+
+The largest value of a column decides its digits, so that decimals align.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +25,15 @@ SCALE = {
     "giga": 1e-9,
     "tera": 1e-12,
 }
-"""Kind of a column -> what a value in base units is multiplied by to be shown."""
+"""Kind of a column -> factor from base units to the shown unit."""
 TEXT = ("text", "flag")
-"""Kinds whose cells are text already."""
+"""Kinds whose cells are already text."""
 FIXED = {"count": 0, "ratio": 2, "percent": 1, "change": 1, "error": 2, "loss": 4}
-"""Kind -> its decimals, where they do not follow from the values."""
+"""Kind -> decimals that do not depend on the values."""
 
 
 def digits(kind: str, values: Sequence[float]) -> int:
-    """Decimals of a column; where they are not fixed, by its largest value: about three
-    significant digits of it."""
+    """Return the decimals of a column: fixed, or about three significant ones of its largest."""
     if kind in FIXED:
         return FIXED[kind]
     top = max((abs(v) for v in values if math.isfinite(v)), default=0.0)
@@ -42,7 +44,7 @@ def digits(kind: str, values: Sequence[float]) -> int:
 
 
 def column(kind: str, values: Sequence[Any]) -> list[str]:
-    """The cells of one column; ``None`` is a dash, and text stands for what no number says.
+    """Return the cells of one column; None is a dash, and text replaces a missing number.
 
     Kinds: text, flag, count, gib and mib (from bytes), ms (from seconds), seconds, rate, ratio,
     loss, percent, change and error (from fractions), giga, tera, distance (scientific).
@@ -56,12 +58,12 @@ def column(kind: str, values: Sequence[Any]) -> list[str]:
 
 
 def one(kind: str, value: Any) -> str:
-    """A single value as text."""
+    """Return a single value as text."""
     return column(kind, [value])[0]
 
 
 def gib(value: float | None) -> str:
-    """Bytes as GiB with its unit."""
+    """Return bytes as GiB with the unit."""
     return NONE if value is None else f"{one('gib', value)} GiB"
 
 
@@ -76,21 +78,20 @@ def _number(kind: str, value: float | None, places: int) -> str:
     return f"{value:.{places}f}"
 
 
-# ---- categories ----
-# The categories of memory that a step's trace tells apart, and how a report names them.
+# ---- memory categories ----
 
 
 BEYOND_STATE = ("activations", "workspace")
 STATE = tuple(name for name in CATEGORIES if name not in BEYOND_STATE)
-"""What a training holds from one step to the next."""
+"""Categories that a training keeps from one step to the next."""
 
 
 def in_sentence(name: str) -> str:
-    """``optimizer state`` for ``optimizer_state``."""
+    """Return ``optimizer state`` for ``optimizer_state``."""
     return "EMA" if name == "ema" else name.replace("_", " ")
 
 
 def title(name: str) -> str:
-    """``Optimizer state`` for ``optimizer_state``: a table's head, a legend's entry."""
+    """Return ``Optimizer state`` for ``optimizer_state``: a table's head, a legend's entry."""
     text = in_sentence(name)
     return text[0].upper() + text[1:]

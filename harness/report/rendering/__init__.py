@@ -1,1 +1,1 @@
-"""How a report is shown: terminal, Markdown, HTML, CSV, JSON, and drawings in SVG."""
+"""Formats of a report: terminal, Markdown, HTML, CSV, JSON, and charts in SVG."""

@@ -1,4 +1,4 @@
-"""The charts of one group's rows."""
+"""Charts of one group's rows: peaks, losses, step times, and memory by throughput."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ COLOUR_OF = dict(
         strict=True,
     )
 )
-"""Category, and what no trace accounts for -> its colour in every chart."""
+"""Category, or untraced bytes -> its colour in every chart."""
 
 
 def _label_width(rows: Sequence[Row]) -> float:
@@ -47,7 +47,7 @@ def _label_width(rows: Sequence[Row]) -> float:
 
 
 def _row_label(row: Row, right: float, base: float) -> str:
-    """A row's name left of its bar, cut where the room ends; whole in its tip."""
+    """Return a row's name left of its bar, cut to the space; its tooltip has the whole name."""
     room = int(right / width_of("x", 11.5))
     short = row.label if len(row.label) <= room else f"{row.label[: room - 2]}.."
     tip = element("title", escape(row.label))
@@ -55,7 +55,7 @@ def _row_label(row: Row, right: float, base: float) -> str:
 
 
 def split_bars(group: Group) -> str:
-    """The measured peak of each row, stacked by what it is made of."""
+    """Draw the measured peak of each row, stacked by category."""
     rows = [row for row in group.rows if row.numbers.parameters_bytes is not None]
     if not rows:
         return ""
@@ -86,31 +86,33 @@ def _split_bar(row: Row, top: float, x: Scale, shown: str) -> list[str]:
 
 
 def _size(row: Row, name: str) -> int:
-    """Bytes of one part of the bar. What a CPU's meter counts beyond tensors is not of the peak,
-    and what is less than nothing has no length."""
+    """Return the bytes of one part of the bar, at least 0.
+
+    On a CPU, untraced bytes are not part of the peak.
+    """
     if name == "untraced" and row.first.meter != "cuda":
         return 0
     return max(0, getattr(row.numbers, f"{name}_bytes") or 0)
 
 
 def split_legend(meter: str) -> list[tuple[str, str]]:
-    """Name and colour of each category, in the order of the stack."""
+    """Return the name and colour of each category, in the order of the stack."""
     names = STACK if meter == "cuda" else CATEGORIES
     return [(title(name), COLOUR_OF[name]) for name in names]
 
 
 def line_style(index: int) -> tuple[str, str]:
-    """Colour and dash of the ``index``-th line: colours first, then dashes."""
+    """Return the colour and dash of the ``index``-th line: colours first, then dashes."""
     return COLOURS[index % len(COLOURS)], DASHES[index // len(COLOURS) % len(DASHES)]
 
 
 def legend(group: Group) -> list[tuple[str, str, str]]:
-    """Label, colour and dash of each row's line."""
+    """Return the label, colour and dash of each row's line."""
     return [(row.label, *line_style(index)) for index, row in enumerate(group.rows)]
 
 
 def curves(group: Group) -> str:
-    """Loss of each step, warm-up first; the reference thick and behind the others."""
+    """Draw the loss of each step, warm-up first; the reference is thick and behind the others."""
     lines = [row.first.losses for row in group.rows]
     shown = [v for line in lines for v in line if math.isfinite(v)]
     if not shown:
@@ -121,13 +123,13 @@ def curves(group: Group) -> str:
 
 
 def distances(group: Group) -> str:
-    """Relative distance of each step's loss to the reference row's, logarithmic."""
+    """Draw the relative distance of each step's loss to the reference's, on a logarithmic axis."""
     reference = group.reference.first.losses
     lines = [
         [] if row.versus.is_reference else derive.step_distances(row.first.losses, reference)
         for row in group.rows
     ]
-    # What is closer than float64 can tell is drawn at the foot of the chart.
+    # Distances below float64's resolution are drawn at the bottom of the chart.
     floor = 1e-9
     raised = [[max(v, floor) if math.isfinite(v) else 1.0 for v in line] for line in lines]
     shown = [v for line in raised for v in line]
@@ -147,7 +149,7 @@ def distances(group: Group) -> str:
 
 
 def _apart(scale: Scale, value: float) -> Scale:
-    """``scale`` without the ticks whose labels would lie over the one of ``value``."""
+    """Return ``scale`` without the ticks whose labels would overlap that of ``value``."""
     ticks = scale.ticks()
     kept = tuple(tick for tick in ticks if abs(scale(tick) - scale(value)) >= LABEL)
     return dataclasses.replace(scale, marks=kept or tuple(ticks[:1]))
@@ -168,14 +170,16 @@ def _lines(group: Group, lines: list[list[float]], y: Scale, name: str) -> list[
         look["class_"] = "curve home" if is_reference else "curve"
         tip = element("title", row.label.replace("<", "&lt;"))
         curve = element("path", tip, d=polyline(spots), **look)
-        # The reference's lies behind the others.
+        # The reference's line is behind the others.
         paths.insert(0 if is_reference else len(paths), curve)
     return parts + paths
 
 
 def steps(group: Group) -> str:
-    """Every timed step of each row as a dot, p10 to p90 as a bar, the median as a tick; behind
-    them the noise floor about the reference's median."""
+    """Draw every timed step of each row as a dot, p10 to p90 as a bar, and the median as a tick.
+
+    The band behind them is the noise floor around the reference's median.
+    """
     rows = group.rows
     times = [[s * 1e3 for r in row.results for s in derive.step_seconds(r)] for row in rows]
     every = [t for line in times for t in line]
@@ -201,7 +205,7 @@ def steps(group: Group) -> str:
 def _noise_band(
     group: Group, x: Scale, ends: tuple[float, float], sides: tuple[float, float]
 ) -> list[str]:
-    """The medians (ms) that are not told from the reference's, as far as the axis reaches."""
+    """Draw the range of medians (ms) that are not separable from the reference's."""
     if group.floor is None:
         return []
     middle, share = group.reference.numbers.step_seconds_median * 1e3, 1 + group.floor.fraction
@@ -225,27 +229,26 @@ def _strip(row: Row, line: list[float], middle: float, x: Scale) -> list[str]:
     parts = [_row_label(row, x.start - 8, middle + 4)]
     parts.append(element("rect", **box, class_=f"spread{noisy}"))
     for index, value in enumerate(line):
-        # Three heights in turn keep equal times visible as several dots.
+        # Three alternating heights keep equal times visible as several dots.
         up = (index % 3 - 1) * 3.0
         parts.append(element("circle", cx=x(value), cy=middle + up, r=1.8, class_="sample"))
     parts.append(element("line", x1=at, x2=at, y1=middle - 8, y2=middle + 8, class_="median"))
     return parts
 
 
-# ---- scatter ----
-# Memory against throughput: the chart in which a recipe is chosen.
+# ---- memory by throughput ----
 
 
 THREAD_FROM = 17
-"""A label this far from its mark, in pixels, needs a thread to it."""
+"""Distance in pixels from which a line connects a label to its mark."""
 
 
 def scatter(group: Group) -> str:
-    """Memory against throughput; the rows of the front filled and joined."""
+    """Draw memory by throughput; the rows of the front are filled and joined."""
     rows = [row for row in group.rows if row.numbers.need_bytes is not None]
     if not rows:
         return ""
-    # As high as the bars beside it, which have a line for each row.
+    # As high as the bar chart beside it, which has a line for each row.
     top, bottom = 26.0, max(300.0, LINE * len(rows) - 10)
     memory = [row.numbers.need_bytes / units.GIB for row in rows]
     speed = [row.numbers.samples_per_second for row in rows]
@@ -261,14 +264,14 @@ def scatter(group: Group) -> str:
 
 
 def word(meter: str) -> str:
-    """What rows are ranked by: what a device must have free, or the peak without a GPU."""
+    """Return the word for the ranked memory: the need on a GPU, the peak without one."""
     return "need" if meter == "cuda" else "peak"
 
 
 def _labelled_points(
     rows: Sequence[Row], points: list[Point], frame: Box, taken: list[Box]
 ) -> list[str]:
-    """Marks with names where there is room for one, and ranks where there is none."""
+    """Draw marks with names where they fit, and ranks elsewhere."""
     order = sorted(range(len(rows)), key=lambda i: (not rows[i].versus.front, i))
     at = [points[i] for i in order]
     names = [rows[i].label for i in order]
@@ -292,12 +295,12 @@ def _labelled_points(
 
 
 def _dots(points: list[Point]) -> list[Box]:
-    """The marks themselves, a little inside their edge."""
+    """Return the boxes of the marks, slightly smaller than their edge."""
     return [(x - 4, y - 4, x + 4, y + 4) for x, y in points]
 
 
 def _steps_of_front(front: list[Point]) -> list[str]:
-    """The front as a staircase: left of it and above it, nothing was measured."""
+    """Draw the front as a staircase: no measured row is left of it and above it."""
     ordered = sorted(front)
     if not ordered:
         return []
@@ -307,7 +310,7 @@ def _steps_of_front(front: list[Point]) -> list[str]:
 
 
 def _stair_boxes(front: list[Point]) -> list[Box]:
-    """The room that the staircase takes, for labels to keep out of."""
+    """Return the boxes of the staircase, which labels avoid."""
     boxes = []
     for (x0, y0), (x1, y1) in pairwise(sorted(front)):
         boxes.append((x0, y0 - 1, x1, y0 + 1))
@@ -316,7 +319,7 @@ def _stair_boxes(front: list[Point]) -> list[Box]:
 
 
 def _point(at: Point, row: Row, label: str, spot: Point) -> str:
-    """A row's mark and label; a far label gets a thread to its mark."""
+    """Draw a row's mark and label; a line connects a distant label."""
     alarm = row.versus.wrong
     kind = "front" if row.versus.front else "alarm" if alarm else "behind"
     shape = element("circle", _tip(row), cx=at[0], cy=at[1], r=5, class_=f"dot {kind}")
@@ -329,7 +332,7 @@ def _point(at: Point, row: Row, label: str, spot: Point) -> str:
         near = base - 11 if base - 4 > at[1] else base + 2
         thread = element("line", x1=at[0], y1=at[1], x2=middle, y2=near, class_="thread")
     if left < at[0] and base - 4 > at[1] - 17 and left + width_of(label) < at[0]:
-        # Ends at its mark whatever the font's true widths are.
+        # Right-aligned, so it ends at its mark in any font.
         look = f"label {kind} end"
         return thread + shape + text(left + width_of(label), base, label, class_=look)
     return thread + shape + text(left, base, label, class_=f"label {kind}")

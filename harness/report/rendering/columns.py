@@ -1,4 +1,4 @@
-"""The columns of FSDP2's table: what becomes of gathered weights, and how far ahead they are."""
+"""Columns of all report tables: rankings, memory, time, predictions, and comparisons of rows."""
 
 from __future__ import annotations
 
@@ -14,27 +14,26 @@ from harness.report.figures.units import CATEGORIES, title
 from harness.result import Categories
 from harness.sampling.columns import LATENCY, PSNR, SAMPLES
 
-# ---- values ----
-# What several tables take of a row, and the columns that stand in more than one of them.
+# ---- shared columns ----
 
 
 def number(name: str) -> Callable[[Row], Any]:
-    """A field of a row's ``Numbers``."""
+    """Return the function from a row to a field of its ``Numbers``."""
     return lambda row: getattr(row.numbers, name)
 
 
 def versus(name: str) -> Callable[[Row], Any]:
-    """A field of what a row is beside the reference; nothing of the reference itself."""
+    """Return the function from a row to a field of its comparison; None for the reference."""
     return lambda row: None if row.versus.is_reference else getattr(row.versus, name)
 
 
 def _on_gpu(name: str) -> Callable[[Row], Any]:
-    """A number that is shown of a GPU's rows alone, where it has a meaning of its own."""
+    """Return the function from a row to a number; None without a GPU, where it has no meaning."""
     return lambda row: getattr(row.numbers, name) if row.first.meter == "cuda" else None
 
 
 def disturbed_steps(row: Row) -> str | None:
-    """In how many timed steps the machine was elsewhere; None where that was not counted."""
+    """Return the number of disturbed timed steps as text; None if not counted."""
     marked = row.numbers.disturbed_steps
     return None if marked is None else f"{marked} of {row.numbers.timed_steps}"
 
@@ -49,13 +48,13 @@ RESIDENT = Column("Resident GiB", number("resident_peak_bytes"), "gib")
 
 
 def gathering(row: Row) -> dict[str, Any]:
-    """What FSDP2 showed of its gathering in the watched step; empty of another engine."""
+    """Return FSDP2's facts on gathering in the watched step; empty for other engines."""
     shown = (facts for facts in row.first.evidence.values() if "most_groups_ahead" in facts)
     return next(shown, {})
 
 
 def _after_forward(row: Row) -> str:
-    """What becomes of a block's weights behind its forward."""
+    """Return the state of a block's weights after its forward: freed, kept or resharded."""
     kept = gathering(row)["reshard_after_forward"]
     return {True: "freed", False: "kept"}.get(kept) or f"cut among {kept}"
 
@@ -77,15 +76,14 @@ GATHERS = (
 )
 
 
-# ---- ranking ----
-# The columns of the rankings, and of the rows that did not finish.
+# ---- rankings ----
 
 
-# ---- values ----
+# ---- ranking values ----
 
 
 def _speed_ratio(alike: str) -> Callable[[Row], Any]:
-    """The ratio to the reference's; ``alike`` where the noise explains it."""
+    """Return the function from a row to its speed ratio; ``alike`` if the noise explains it."""
 
     def take(row: Row) -> Any:
         return alike if row.versus.speed_differs is False else versus("speed_ratio")(row)
@@ -94,11 +92,11 @@ def _speed_ratio(alike: str) -> Callable[[Row], Any]:
 
 
 SECOND = 1.02
-"""What the second step must hold, of the first, to be noted: a peak of one step is too low."""
+"""Ratio of the second step's peak to the first's from which a note warns about one-step peaks."""
 
 
 def flags(row: Row) -> str:
-    """What a reader must know about a row before its numbers."""
+    """Return the notes that a reader needs before a row's numbers."""
     words = ["front"] if row.versus.front else []
     words += ["noisy"] if row.numbers.noisy else []
     words += [f"{disturbed_steps(row)} steps disturbed"] if row.numbers.disturbed_steps else []
@@ -116,8 +114,11 @@ def _of_the_second_step(found: Numbers) -> list[str]:
 
 
 def _of_the_peak(row: Row) -> list[str]:
-    """Why a row has no peak, or one that has host memory in it; on a GPU what the second step adds
-    to the first, which begins without optimizer state."""
+    """Return why a row has no peak, or one that includes host memory.
+
+    On a GPU, return the second step's increase over the first, which starts without optimizer
+    state.
+    """
     if row.first.meter == "cuda":
         return [] if row.drawn else _of_the_second_step(row.numbers)
     if row.numbers.peak_bytes is None:
@@ -130,7 +131,7 @@ def _without_gpu(name: str) -> Callable[[Row], Any]:
 
 
 def loss_cell(row: Row) -> str | None:
-    """The parity verdict, with the distance wherever it is not equality; of a training."""
+    """Return the parity verdict of a training, with the distance if the row is not equal."""
     if row.drawn is not None:
         return None
     word, distance = row.versus.parity, row.versus.loss_distance
@@ -140,12 +141,12 @@ def loss_cell(row: Row) -> str | None:
 
 
 def p10_p90(row: Row) -> str:
-    """Both ends of the step time's spread, in ms."""
+    """Return both ends of the step time's spread, in ms."""
     ends = [row.numbers.step_seconds_p10, row.numbers.step_seconds_p90]
     return " to ".join(units.column("ms", ends))
 
 
-# ---- tables ----
+# ---- ranking tables ----
 
 RANK = Column("#", lambda r: r.versus.rank, "count")
 SPEED = Column("Samples/s", number("samples_per_second"), "rate")
@@ -195,7 +196,7 @@ SHORT = (
     SPEED,
     SHORT_SPEED_RATIO,
     STEP,
-    # What rows are ranked by, under its name: without a GPU there is no more to need.
+    # The ranked memory: without a GPU the need is the peak.
     Column("Peak GiB", _without_gpu("peak_bytes"), "gib"),
     NEED,
     NEED_CHANGE,
@@ -205,11 +206,11 @@ SHORT = (
 )
 
 
-# ---- rows that did not finish ----
+# ---- unfinished rows ----
 
 
 def _phase(unfinished: Unfinished) -> str | None:
-    """Where it ended: the phase, and the step within it."""
+    """Return where a run ended: the phase, and the step within it."""
     phase, step = unfinished.result.phase, unfinished.result.step
     return phase if phase is None or step is None else f"{phase}, step {step}"
 
@@ -233,7 +234,7 @@ UNFINISHED = (
 
 
 # ---- memory ----
-# The columns of the tables of memory: by phase, by what it is for, all counts; and of buckets.
+# By phase and by category, and the counts of DeepSpeed's buckets.
 
 
 BUCKET_NAMES = (
@@ -246,17 +247,19 @@ BUCKET_NAMES = (
 )
 
 
-# ---- values ----
+# ---- memory values ----
 
 
 def _host(category: str) -> Callable[[Row], Any]:
-    """A category of what the host held."""
+    """Return the function from a row to a category of its host memory."""
     return lambda row: getattr(fullest_host(row), category, None)
 
 
 def fullest_host(row: Row) -> Categories | None:
-    """What the fullest rank held in host memory at its traced peak: on a GPU by the tensors'
-    devices, without one by the engine's placement; None where it held nothing there."""
+    """Return the fullest rank's host memory at its traced peak; None if it held nothing there.
+
+    On a GPU the tensors' devices decide; on a CPU the engine's placement does.
+    """
     ranks = [rank for result in row.results for rank in result.ranks]
     placed = [rank.categories and rank.categories.host for rank in ranks]
     traced = [c for c in (*placed, *(rank.host_categories for rank in ranks)) if c]
@@ -268,12 +271,12 @@ def _peak_phase(row: Row) -> str | None:
 
 
 def traced_peak(row: Row) -> int | None:
-    """Bytes of all categories together; without a GPU that is the peak."""
+    """Return the bytes of all categories together; without a GPU that is the peak."""
     sizes = [getattr(row.numbers, f"{name}_bytes") for name in CATEGORIES]
     return None if None in sizes else sum(sizes)
 
 
-# ---- tables ----
+# ---- memory tables ----
 
 PHASES = (
     RECIPE,
@@ -316,7 +319,9 @@ HOST_SPLIT = (
 
 
 def zero_block(row: Row) -> dict[str, Any]:
-    """The ``zero_optimization`` of DeepSpeed's JSON as the engine used it; empty without one."""
+    """Return the ``zero_optimization`` of DeepSpeed's JSON as the engine used it; empty without
+    one.
+    """
     config = row.first.configs.get("deepspeed")
     block = config.get("zero_optimization") if isinstance(config, dict) else None
     return block if isinstance(block, dict) else {}
@@ -338,19 +343,19 @@ def _bucket(name: str) -> Callable[[Row], str | None]:
 
 
 def _overlap(row: Row) -> str | None:
-    """Whether communication runs beside the computation."""
+    """Return "yes" if communication overlaps with computation."""
     asked = zero_block(row).get("overlap_comm")
     return {True: "yes", False: "no"}.get(asked)
 
 
 def _second_share(row: Row) -> str | None:
-    """Among how many ranks weights lie once more (hpZ)."""
+    """Return the number of ranks that share a second copy of the weights (hpZ)."""
     size = zero_block(row).get("zero_hpz_partition_size", 1)
     return str(size) if size != 1 else None
 
 
 def _offloaded(row: Row) -> float | None:
-    """The share of the optimizer that is offloaded, where that is not all of it."""
+    """Return the offloaded share of the optimizer, if it is not all of it."""
     share = (zero_block(row).get("offload_optimizer") or {}).get("ratio", 1.0)
     return share if share < 1 else None
 
@@ -365,8 +370,7 @@ BUCKETS = (
 )
 
 
-# ---- time ----
-# The columns of the tables of time and of types.
+# ---- time and types ----
 
 
 def _compiled(fact: str) -> Callable[[Row], Any]:
@@ -404,8 +408,7 @@ TYPES = (
 )
 
 
-# ---- predicted ----
-# The columns of what was predicted, beside what was measured.
+# ---- predictions ----
 
 
 def _predicted(name: str) -> Callable[[Row], Any]:
@@ -457,8 +460,7 @@ CATEGORY_ERRORS = (
 )
 
 
-# ---- compared ----
-# The columns of rows beside others: what each part does, and whether the same was computed.
+# ---- comparisons ----
 
 
 EFFECTS = (

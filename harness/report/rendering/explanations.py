@@ -1,4 +1,4 @@
-"""What each column means: the note below a table, and the glossary of the HTML report."""
+"""Notes below tables, and the glossary of the HTML report."""
 
 from __future__ import annotations
 
@@ -151,13 +151,14 @@ GLOSSARY = (
 """(head or heads, meaning), in the order of a reader's first questions."""
 
 
-# ---- shapes ----
-# What was trained, with the size of a sample where one was asked for.
+# ---- model and sample size ----
 
 
 def model_in_words(spec: Spec) -> str:
-    """The model; its changed sizes, the pixels, frames and tokens of text, each where the spec
-    names it: what it leaves open is the model's usual."""
+    """Return the model with its changed sizes, and the pixels, frames and text tokens of the spec.
+
+    Sizes that the spec leaves out are the model's usual ones.
+    """
     told = [
         f"{spec.resolution} pixels" if spec.resolution else "",
         f"{spec.frames} frames" if spec.frames else "",

@@ -20,7 +20,7 @@ from harness.report.rendering import sentences
 from harness.sampling.figures import DrawnRow
 from strategies.files import cell
 
-# Columns of the CSV: BEFORE, then a row against its reference, its numbers, predictions, AFTER.
+# Columns of the CSV: BEFORE, the comparison with the reference, numbers, predictions, AFTER.
 BEFORE = (
     "group",
     "place",
@@ -74,7 +74,7 @@ AFTER = ("phase", "so_far_bytes", "reason", "way_out", "command")
 
 
 def csv_text(report: Report) -> str:
-    """One line a row, unfinished rows last; an empty cell is a value that is not defined."""
+    """Return one line for each row, unfinished rows last; an empty cell is an undefined value."""
     stream = io.StringIO()
     rows = [row for group in report.groups for row in group.rows]
     more = [*PREDICTED] if any(row.predicted for row in rows) else []
@@ -113,25 +113,25 @@ def _finished(index: int, group: Group, row: Row) -> dict[str, Any]:
 
 
 def _predicted(row: Row) -> dict[str, Any]:
-    """What was predicted and how far off it was, with unit or kind in each name."""
+    """Return the predictions and their errors, with the unit or kind in each name."""
     predicted = row.predicted
     values = {name: take(predicted) for name, take in PREDICTED.items()} if predicted else {}
     return {**values, **_calibrated(row), **_fit(row)}
 
 
 def _drawn(row: Row) -> dict[str, Any]:
-    """What it drew, against what its reference did; empty for a training."""
+    """Return the samples' figures compared with the reference's; empty for a training."""
     return {name: take(row.drawn) for name, take in DRAWN.items()} if row.drawn else {}
 
 
 def _calibrated(row: Row) -> dict[str, Any]:
-    """Its time by the calibration of its device."""
+    """Return the row's time by the calibration of its device."""
     found = row.calibrated
     return {name: take(found) for name, take in CALIBRATED.items()} if found else {}
 
 
 def _fit(entry: Row | Unfinished) -> dict[str, Any]:
-    """The least it was predicted to need, and what there was."""
+    """Return the least predicted need, and the available memory."""
     fit = entry.predicted_fit
     return {name: take(fit) for name, take in FIT.items()} if fit else {}
 
@@ -156,12 +156,12 @@ def _unfinished(unfinished: Unfinished) -> dict[str, Any]:
 
 
 def _with_blanks(facts: dict[str, Any]) -> dict[str, Any]:
-    """What has no value is an empty cell."""
+    """Replace None by an empty cell."""
     return {name: "" if value is None else value for name, value in facts.items()}
 
 
 def json_text(report: Report) -> str:
-    """Everything derived, with the raw samples it was derived from."""
+    """Return every derived value, with the raw samples behind it."""
     stream = io.StringIO()
     data = {
         "schema": "headroom-report-1",
@@ -179,7 +179,7 @@ def json_text(report: Report) -> str:
 
 
 def _group(group: Group) -> dict[str, Any]:
-    """Its facts, and its rows, each made finite by itself: all at once would be there twice."""
+    """Return a group and its rows, each made finite separately to avoid a second copy in memory."""
     return {**_finite(_of_group(group)), "rows": [_finite(_row(group, row)) for row in group.rows]}
 
 
@@ -233,7 +233,7 @@ def _row(group: Group, row: Row) -> dict[str, Any]:
 
 
 def _categories(row: Row) -> list[dict[str, Any]]:
-    """The categories of a step, above 5 % of its peak."""
+    """Return the categories of a step above 5 % of its peak."""
     return [
         {
             "category": category.name,
@@ -246,7 +246,7 @@ def _categories(row: Row) -> list[dict[str, Any]]:
 
 
 def _finite(value: Any) -> Any:
-    """``value`` without the numbers that JSON has not: NaN and infinity become null."""
+    """Return ``value`` in JSON's types: NaN and infinity become null."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
@@ -259,7 +259,7 @@ def _finite(value: Any) -> Any:
 
 
 def _suite(head: SuiteHead) -> dict[str, Any]:
-    """The head of the set; what was forecast lies beside this file as it is."""
+    """Return the head of the set without the forecast, which has its own file."""
     known = dataclasses.asdict(dataclasses.replace(head, forecast=None))
     del known["forecast"]
     return known

@@ -1,4 +1,4 @@
-"""Recorded runs in a report: their key averages, and where their files are. Never ranked."""
+"""Unranked runs in a report: recorded ones with key averages and files, and memory-only ones."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ AVERAGES = (
 
 
 def sentence(report: Report) -> str:
-    """Which runs were recorded; empty without one."""
+    """Return a sentence on the recorded runs; empty without one."""
     names = some([label(result.spec) for result in report.recorded])
     return f"Recorded, not ranked: {names}." if names else ""
 
 
 def html(report: Report) -> str:
-    """A section of the page."""
+    """Return the section of the page."""
     if not report.recorded:
         return ""
     parts = [html_parts.tag("p", NOTE, "note")]
@@ -51,7 +51,7 @@ def html(report: Report) -> str:
 
 
 def markdown(report: Report) -> list[str]:
-    """Lines of the Markdown report."""
+    """Return the lines of the Markdown report."""
     if not report.recorded:
         return []
     lines = ["## Recorded runs, not ranked", "", NOTE, ""]
@@ -64,7 +64,7 @@ def markdown(report: Report) -> list[str]:
 
 
 def _more(report: Report) -> list[str]:
-    """A line on the recorded runs that are not listed."""
+    """Return a line on the recorded runs that are not listed."""
     count = len(report.recorded) - MANY
     return [f"{count} more recorded runs, which are not listed here."] if count > 0 else []
 
@@ -73,8 +73,8 @@ def _averages(result: Result) -> Grid:
     return tabulate("averages", "Key averages of three steps", AVERAGES, result.key_averages)
 
 
-# ---- memory only ----
-# Rows that ran side by side in a report: their memory, and no time. In no answer about speed.
+# ---- memory-only rows ----
+# Rows that ran side by side have no comparable times.
 
 
 TITLE = "Memory only"
@@ -91,13 +91,13 @@ COLUMNS = (
 
 
 def grid(report: Report) -> Grid:
-    """The rows, the one that needs least first."""
+    """Return the rows, the smallest need first."""
     rows = sorted(report.memory_only, key=lambda r: derive.need_bytes(r.ranks, r.meter) or 0)
     return tabulate("memory_only", TITLE, COLUMNS, rows, note=MEMORY_ONLY_NOTE)
 
 
 def sentence_of_memory_only(report: Report) -> str:
-    """Which rows, and what they need; empty without one."""
+    """Return the rows and their needs in a sentence; empty without one."""
     if not report.memory_only:
         return ""
     needs = [
@@ -108,7 +108,7 @@ def sentence_of_memory_only(report: Report) -> str:
 
 
 def html_of_memory_only(report: Report) -> str:
-    """A section of the page."""
+    """Return the section of the page."""
     if not report.memory_only:
         return ""
     note = parts.tag("p", MEMORY_ONLY_NOTE, "note")
@@ -116,7 +116,7 @@ def html_of_memory_only(report: Report) -> str:
 
 
 def markdown_of_memory_only(report: Report) -> list[str]:
-    """Lines of the Markdown report."""
+    """Return the lines of the Markdown report."""
     if not report.memory_only:
         return []
     return [f"## {TITLE}", "", MEMORY_ONLY_NOTE, "", *table_lines(grid(report)), ""]

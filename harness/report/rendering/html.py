@@ -1,4 +1,6 @@
-"""The report as one self-contained HTML file: opens from disk, prints, reads without JavaScript."""
+"""The report as one self-contained HTML file, which opens from disk, prints, and reads without
+JavaScript.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,11 @@ SHOWN = (
     "buckets",
     "gathers",
 )
-"""Keys of the tables behind the charts of a group, in this order."""
+"""Keys of the tables below the charts of a group, in order."""
 CROWD = 8
-"""With more rows than this, some marks of the scatter may only have room for their rank."""
-# A button that copies a command; the page is whole without it.
-# Buttons that page through a long table; without JavaScript it has all its rows.
+"""Number of rows above which some marks of the scatter may show only their rank."""
+# A button copies a command; other buttons page through a long table, which has all its rows without
+# JavaScript.
 SCRIPT = """<script>
 document.querySelectorAll('table[data-rows]').forEach(function (table) {
   var rows = table.tBodies[0].rows, size = +table.dataset.rows, first = 0;
@@ -70,7 +72,7 @@ document.querySelectorAll('.command button').forEach(function (b) {
 
 
 def render(report: Report) -> str:
-    """The whole page."""
+    """Return the whole page."""
     name = report.suite.name or "report"
     title = escape(f"Headroom: {name}")
     parts = [HEAD, f"<title>{title}</title>", f"<style>{STYLE.read_text(encoding='utf-8')}</style>"]
@@ -108,7 +110,7 @@ def _story(report: Report) -> str:
         section(f"story-{g.key}", g.title, html_parts.table(g)) for g in registry.tables(report)
     ]
     figures = [_figure(*picture) for picture in of_story.pictures(report)]
-    # Of an odd number of pictures the last leaves room for the keys beside it.
+    # With an odd number of charts, the legend is beside the last one.
     keys = html_parts.line_keys(of_story.keys(report))
     cells = "".join([*figures, keys]) if figures else ""
     charted = f'<div class="charts">{cells}</div>' if cells else ""
@@ -116,7 +118,7 @@ def _story(report: Report) -> str:
 
 
 def _others(report: Report, first: int) -> str:
-    """The rows of the groups that are not shown in full."""
+    """Return the rows of the groups that are not shown in full."""
     text = sentences.others(report, first)
     if not text:
         return ""
@@ -140,12 +142,12 @@ def _group(group: Group, shown: Group, index: int, several: bool) -> str:
 
 
 def _reference(group: Group) -> str:
-    """The row that others are compared with, and for which it stands."""
+    """Return the reference row, and the requested one that it replaces."""
     return group.reference.label + (f", in place of {group.asked}" if group.asked else "")
 
 
 def _table(grid: Grid, intro: str) -> str:
-    """A table under its title and a sentence, or behind its title where it is folded."""
+    """Return a table below its title and a sentence; a folded one is collapsed."""
     if grid.folded:
         title = f"{escape(grid.title)}<small>{len(grid.lines)} values</small>"
         return f"<details><summary>{title}</summary>{html_parts.table(grid)}</details>"
@@ -167,7 +169,7 @@ def _head(group: Group, index: int, several: bool) -> str:
 
 
 def _warnings(texts: list[str]) -> str:
-    """What is wrong in red; what is good to know, together, in grey."""
+    """Return errors in red, and other notes together in grey."""
     red = [text for text in texts if sentences.alarming(text)]
     grey = "".join(tag("p", text) for text in texts if text not in red)
     blocks = [tag("p", text, "warn") for text in red]

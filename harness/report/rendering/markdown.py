@@ -12,22 +12,20 @@ from harness.report.figures import units
 from harness.report.rendering import extra_tables, parts, sentences, tables
 from harness.report.rendering.parts import code, fence, plain, table_lines
 
-# ---- story stamp ----
-# By which meter a story's numbers are: that of a step, where its tables are of a step's peak.
+# ---- meters of an analysis ----
 
 
 METERS = {
     "allocator": "live tensors, by the caching allocator",
     "trace": "live tensors, by a trace of that step",
 }
-"""What ``lookup.step_meter`` says -> in words."""
+"""Word of ``lookup.step_meter`` -> its description."""
 
 
 def story_stamp(report: Report) -> str:
-    """What the numbers of a story's page are, and what they cannot be compared with; of a report
-    with at least one group.
+    """Return the meter of an analysis's numbers, and what they are not comparable with.
 
-    Counted over the rows, not taken from the device: rows that one meter did not reach are named.
+    The report has at least one group. Rows are counted by meter; rows without one are named.
     """
     group = report.groups[0]
     if report.suite.story not in registry.OF_A_STEP:
@@ -52,11 +50,11 @@ SHOWN = (
     *("effects", "phases", "split", "memory", "host", "types", "predicted", "parts", "calibrated"),
     *("time", "parity", "drawn", "siblings", "buckets", "gathers"),
 )
-"""Keys of the tables below the ranking, in this order."""
+"""Keys of the tables below the ranking, in order."""
 
 
 def render(report: Report) -> str:
-    """The whole report."""
+    """Return the whole report."""
     title = f"# Headroom: {plain(report.suite.name or 'report')}"
     lines = [title, "", plain(sentences.summary(report)), ""]
     fits = sentences.predicted_fits(report)
@@ -83,7 +81,7 @@ def render(report: Report) -> str:
 
 
 def render_story(report: Report) -> str:
-    """What the suite's rows tell together, as a page of its own."""
+    """Return the suite's analysis as its own page."""
     lines = [f"# {plain(f'{report.suite.story}: {sentences.summary(report)}')}", ""]
     for grid in registry.tables(report):
         lines += _table(grid)
@@ -139,7 +137,7 @@ def _fits(group: Group) -> list[str]:
 
 
 def _table(grid: Grid, level: str = "##") -> list[str]:
-    """A table under its title, or behind it where it is folded."""
+    """Return a table below its title; a folded one is collapsed."""
     note = [grid.note, ""] if grid.note else []
     if grid.folded:
         fold = f"<details><summary>{grid.title}</summary>"

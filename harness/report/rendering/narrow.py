@@ -1,5 +1,8 @@
-"""A table in a terminal of any width: nothing is cut. Columns of least worth give way and are
-named, and where too few would be left, each row becomes a paragraph that has them all."""
+"""Tables in a terminal of any width, without cut cells.
+
+Columns of the least worth are hidden and named. If too few would remain, each row becomes a
+paragraph with all its cells.
+"""
 
 from __future__ import annotations
 
@@ -22,20 +25,20 @@ if TYPE_CHECKING:
 
 
 ROOMY = 100
-"""Columns of a terminal from which on every column of a short table has room."""
+"""Terminal width from which every column of a short table fits."""
 FOLD, NARROW_FOLD = 22, 18
-"""Characters of a recipe on a line: what the numbers leave of 100 columns, and of 80."""
+"""Characters of a recipe per line, at 100 columns and at 80."""
 FOLDED = ("Recipe", "What was added")
 """Heads of columns of recipes."""
 LEAST_WORTH = ("Step ms", "vs ref %", "Notes", "#", "Old GiB", "Grad norm", "Loss", "Limit %")
-"""Heads of columns that give way first, in this order; then the others, the last one first."""
+"""Heads of columns hidden first, in this order; then the others, the last one first."""
 LOOKS = (("alarm", "bold red"), ("front", "cyan"), ("reference", "bold"))
 GAP = 2
-"""Blanks that a column takes beside its own width."""
+"""Blanks that a column adds to its own width."""
 LONG_WORD = 24
-"""Characters of a word of prose from which on it is broken rather than that a column gives way."""
+"""Characters from which a word of prose is broken before a column is hidden."""
 Styles = Mapping[str, Mapping[str, str]]
-"""Head -> cell -> how it looks."""
+"""Head -> cell -> style."""
 
 
 def print_grid(
@@ -46,11 +49,11 @@ def print_grid(
     stays: Sequence[str] = (),
     styles: Styles | None = None,
 ) -> None:
-    """A table; recipes fold rather than push the numbers off the screen.
+    """Print a table; recipes fold so that the numbers stay visible.
 
     Args:
-        least_worth: heads of columns that give way first where there is no room for all.
-        stays: heads of columns that never give way.
+        least_worth: heads of columns that are hidden first if space is short.
+        stays: heads of columns that are never hidden.
     """
     fold = FOLD if console.width >= ROOMY else NARROW_FOLD
     lines = [_folded(grid.heads, line, fold) for line in grid.lines]
@@ -69,11 +72,11 @@ def print_grid(
 
 
 def fitting(least: Sequence[int], order: Sequence[int], width: int) -> list[int]:
-    """Indices of the columns that have room beside each other.
+    """Return the indices of the columns that fit beside each other.
 
     Args:
-        least: the least width of each column.
-        order: indices of those that may give way, the first to go first.
+        least: the minimum width of each column.
+        order: indices of columns that may be hidden, in order.
     """
     kept, waiting = list(range(len(least))), list(order)
     while waiting and sum(least[i] + GAP for i in kept) > width:
@@ -84,8 +87,7 @@ def fitting(least: Sequence[int], order: Sequence[int], width: int) -> list[int]
 
 
 def folded(recipe: str, width: int = FOLD) -> str:
-    """A long recipe on several lines, broken between its parts, and in a long part before its
-    parameters, rather than in a word."""
+    """Break a long recipe into lines between its parts, or in a long part before its parameters."""
     lines = [""]
     for part in re.split(r"(?<=[+ ])", recipe):
         for piece in [part] if len(part) <= width else re.split(r"(?<=[:,])", part):
@@ -99,7 +101,7 @@ def folded(recipe: str, width: int = FOLD) -> str:
 
 
 def _columns(grid: Grid, lines: Sequence[Sequence[str]]) -> list[tuple[str, bool, list[str]]]:
-    """Head, whether it may break between words, and cells of each column."""
+    """Return head, True if it may break between words, and cells of each column."""
     return [
         (head, kind in units.TEXT and head not in FOLDED, list(cells))
         for head, kind, *cells in zip(grid.heads, grid.kinds, *lines, strict=True)
@@ -107,14 +109,14 @@ def _columns(grid: Grid, lines: Sequence[Sequence[str]]) -> list[tuple[str, bool
 
 
 def _least(head: str, prose: bool, cells: Sequence[str]) -> int:
-    """What a column cannot do with less than: numbers and recipes do not break, prose does."""
+    """Return a column's minimum width: numbers and recipes do not break, prose does."""
     if prose:
         return min(LONG_WORD, _longest(w for c in (head, *cells) for w in c.split()))
     return _longest([*head.split(), *cells])
 
 
 def _natural(head: str, prose: bool, cells: Sequence[str]) -> int:
-    """The width at which nothing of it breaks."""
+    """Return the width at which nothing breaks."""
     return _longest((head, *cells))
 
 
@@ -123,7 +125,7 @@ def _longest(cells: Iterable[str]) -> int:
 
 
 def _order(heads: Sequence[str], least_worth: Sequence[str]) -> list[int]:
-    """Columns but the one that says which row it is, the first to give way first."""
+    """Return the columns without the row's name, in the order in which they are hidden."""
     name = next((i for i, head in enumerate(heads) if head in FOLDED), 0)
     first = [heads.index(head) for head in least_worth if head in heads]
     rest = [i for i in reversed(range(len(heads))) if i not in first]
@@ -131,8 +133,10 @@ def _order(heads: Sequence[str], least_worth: Sequence[str]) -> list[int]:
 
 
 def _widths(columns: Sequence[tuple[str, bool, list[str]]], width: int) -> list[int]:
-    """Each column's own width: its least, and of what room is left as much as it has use for: prose
-    first, for it breaks in every row, and the narrowest wish first."""
+    """Return each column's width: its minimum, and a share of the remaining space.
+
+    Prose is served first, because it breaks in every row, and then the smallest need.
+    """
     widths = [_least(*column) for column in columns]
     room = width - sum(w + GAP for w in widths)
     wishes = [_natural(*column) - w for column, w in zip(columns, widths, strict=True)]
@@ -174,7 +178,7 @@ def _table(
 
 
 def _stack(grid: Grid, console: Console) -> None:
-    """A paragraph a row: its name, and below it every other cell with its head."""
+    """Print a paragraph for each row: its name, then every other cell with its head."""
     name = next((i for i, head in enumerate(grid.heads) if head in FOLDED), 0)
     for line, marks in zip(grid.lines, grid.marks, strict=True):
         look = next((look for word, look in LOOKS if word in marks), "bold")
@@ -190,7 +194,7 @@ def _stack(grid: Grid, console: Console) -> None:
 
 
 def packed(pairs: Sequence[str], width: int) -> list[str]:
-    """``pairs``, as many on a line as have room there; one that is longer has its own."""
+    """Return ``pairs``, as many on a line as fit; a longer one has its own line."""
     lines: list[str] = []
     for pair in pairs:
         if lines and len(lines[-1]) + 2 + len(pair) <= width:
@@ -201,7 +205,7 @@ def packed(pairs: Sequence[str], width: int) -> list[str]:
 
 
 def _tell_flags(grid: Grid, left: Sequence[str], console: Console) -> None:
-    """What stands in columns of words that gave way, row by row: a warning must not go unread."""
+    """Print the cells of hidden flag columns by row, so that no warning is lost."""
     name = next((i for i, head in enumerate(grid.heads) if head in FOLDED), 0)
     for index, (head, kind) in enumerate(zip(grid.heads, grid.kinds, strict=True)):
         if head not in left or kind != "flag":

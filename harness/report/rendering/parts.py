@@ -1,4 +1,4 @@
-"""Pieces of an HTML page: its head, tables, legends, folded evidence, commands, the glossary."""
+"""Pieces of the HTML and Markdown reports: tables, legends, evidence, commands and the glossary."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ HEAD = (
 )
 STYLE = Path(__file__).with_name("page.css")
 LONG = 40
-"""Characters of text from which on a cell is broken into lines."""
+"""Characters of text from which a cell is broken into lines."""
 NAMES = ("Recipe", "Fastest that fits", "Adding", "Status")
-"""Heads of columns whose cells are names, which break after a part and never within one."""
+"""Heads of columns of names, which break only between parts."""
 FAILED = "(does not hold)"
 PAGE = 50
-"""Rows of a page of a table with more than ``MANY`` rows."""
+"""Rows on a page of a table with more than ``MANY`` rows."""
 
 
 def tag(name: str, text: str, classes: str = "") -> str:
-    """An element around plain text."""
+    """Return an element around plain text."""
     look = f' class="{classes}"' if classes else ""
     return f"<{name}{look}>{escape(text)}</{name}>"
 
 
 def section(key: str, title: str, *parts: str) -> str:
-    """A section with a heading to link to."""
+    """Return a section with a heading to link to."""
     return "\n".join([f'<h2 id="{key}">{escape(title)}</h2>', *(p for p in parts if p)])
 
 
 def table(grid: Grid, *, heat: bool = False, note: bool = True) -> str:
-    """A table; ``heat`` fills numeric cells in proportion to the table's largest value."""
+    """Return a table; ``heat`` fills numeric cells in proportion to the table's largest value."""
     top = max((_value(c) for line in grid.lines for c in line[1:]), default=0.0) if heat else 0.0
     columns = list(zip(grid.heads, grid.kinds, strict=True))
     head = "".join(_head_cell(h, _classes(k)) for h, k in columns)
@@ -64,8 +64,10 @@ def table(grid: Grid, *, heat: bool = False, note: bool = True) -> str:
 
 
 def _cell(text: str, head: str, kind: str, top: float) -> str:
-    """A cell that knows its column's head, which a narrow page shows beside it: rows are stacked
-    there, and what has no value is left out."""
+    """Return a cell with its column's head, which a narrow page shows beside it.
+
+    Narrow pages stack the cells of a row and leave out empty ones.
+    """
     cell = _body_cell(text, head, kind, top)
     if head in NAMES[:3] or text in ("", units.NONE):
         return cell
@@ -73,7 +75,7 @@ def _cell(text: str, head: str, kind: str, top: float) -> str:
 
 
 def breakable(recipe: str, name: str, classes: str = "") -> str:
-    """An element around a recipe, which may be broken after a part or its name."""
+    """Return an element around a recipe, which may break after a part or its name."""
     return tag(name, recipe, classes).replace("+", "+<wbr>").replace(":", ":<wbr>")
 
 
@@ -84,7 +86,7 @@ def _classes(kind: str) -> str:
 
 
 def _head_cell(head: str, classes: str) -> str:
-    """A head; long names with underscores may break after one."""
+    """Return a head cell; long names may break after an underscore."""
     return tag("th", head, classes).replace("_", "_<wbr>")
 
 
@@ -104,7 +106,7 @@ def _body_cell(cell: str, head: str, kind: str, top: float) -> str:
 
 
 def _pills(cell: str) -> str:
-    """Flags, each in a frame of its own."""
+    """Return flags, each in its own frame."""
     known = {"reference": "", "front": "front", "noisy": "noisy", "DIFFERS": "alarm"}
     known["beyond design"] = "alarm"
     words = [w for w in cell.split(", ") if w and w != units.NONE]
@@ -121,13 +123,13 @@ def _value(cell: str) -> float:
 
 
 def colour_keys(keys: Sequence[tuple[str, str]]) -> str:
-    """A legend of coloured squares."""
+    """Return a legend of coloured squares."""
     items = [f'<li><i style="background:{colour}"></i>{escape(n)}</li>' for n, colour in keys]
     return f'<ul class="keys">{"".join(items)}</ul>'
 
 
 def line_keys(keys: Sequence[tuple[str, str, str]]) -> str:
-    """A legend of coloured, dashed lines."""
+    """Return a legend of coloured, dashed lines."""
     items = []
     for name, colour, dash in keys:
         look = {"stroke": colour, "stroke_width": 2.4, "stroke_dasharray": dash or None}
@@ -139,7 +141,7 @@ def line_keys(keys: Sequence[tuple[str, str, str]]) -> str:
 
 
 def evidence(group: Group) -> str:
-    """What each row showed to be in force, and its audit: folded."""
+    """Return each row's evidence and audit, collapsed."""
     return "\n".join([tag("h3", "Evidence and audit"), *map(_row_details, group.rows)])
 
 
@@ -160,7 +162,7 @@ def _checks(checks: Sequence[Any]) -> list[list[str]]:
 
 
 def audit_details(unfinished: Unfinished) -> str:
-    """The audit of a row that is void."""
+    """Return the audit of a void row."""
     if not unfinished.result.audit:
         return ""
     checks = _facts(["Audit", "Asked", "Found"], _checks(unfinished.result.audit))
@@ -185,7 +187,7 @@ def _plain(value: Any) -> str:
 
 
 def environment(report: Report) -> str:
-    """Facts of the machine and software of each shown group, once where they are the same."""
+    """Return machine and software facts of each shown group, once if they are equal."""
     shown = in_full(report.groups)
     blocks = dict.fromkeys(_facts_list(environment_facts.merged(g.rows)) for g, _ in shown)
     blocks = [block for block in blocks if block]
@@ -203,7 +205,7 @@ def _facts_list(facts: dict[str, list[str]]) -> str:
 
 
 def commands(report: Report) -> str:
-    """Each row's exact command, to be pasted at the repository's root."""
+    """Return each row's exact command, to run from the repository's root."""
     shown = [row for _, group in in_full(report.groups) for row in group.rows]
     every = [(row.label, row.first.command) for row in shown]
     unfinished = report.unfinished[:MANY]
@@ -219,7 +221,7 @@ def commands(report: Report) -> str:
 
 
 def how_to_read(report: Report) -> str:
-    """What each column is."""
+    """Return the meaning of each column."""
     if not report.groups:
         return ""
     items = [f"<div><dt>{escape(n)}</dt><dd>{escape(text)}</dd></div>" for n, text in GLOSSARY]
@@ -227,30 +229,28 @@ def how_to_read(report: Report) -> str:
     return section("read", "How to read this", f'<dl class="read">{"".join(items)}</dl>', note)
 
 
-# ---- markdown parts ----
-# Pieces of the Markdown report: a table's lines.
+# ---- Markdown ----
 
 
 def plain(text: str) -> str:
-    """Text that results brought along (a reason, a name), as text: no HTML, no link, no picture
-    comes out of it."""
+    """Escape text from results (a reason, a name), so that it makes no HTML, link or picture."""
     return text.replace("<", "&lt;").replace("](", "]\\(")
 
 
 def code(text: str) -> str:
-    """The same as code on a line, which it cannot leave."""
+    """Return text as inline code, with its backticks replaced."""
     return f"`{text.replace('`', chr(39))}`"
 
 
 def fence(language: str, lines: Sequence[str]) -> list[str]:
-    """A block of code whose lines cannot end it."""
+    """Return a block of code that its lines cannot close."""
     longest = max((len(run) for run in re.findall("`+", "\n".join(lines))), default=0)
     ticks = "`" * max(3, longest + 1)
     return [f"{ticks}{language}", *lines, ticks]
 
 
 def table_lines(grid: Grid) -> list[str]:
-    """A table's lines; numbers to the right."""
+    """Return a table's lines; numbers are right-aligned."""
     rules = ["---" if kind in units.TEXT else "--:" for kind in grid.kinds]
     lines = [_line(grid.heads), f"|{'|'.join(rules)}|"]
     for cells, marks in zip(grid.lines, grid.marks, strict=True):
@@ -273,8 +273,8 @@ def _markdown_cell(text: str, head: str, alarm: bool) -> str:
     return f"**{text}**" if alarm and parity.alarming(text) else text
 
 
-# ---- in force ----
-# Which facts of a row's evidence are settings, and not effects that were seen.
+# ---- settings in evidence ----
+# Facts that are settings, not observed effects.
 
 
 IN_FORCE_HEAD = "Settings, not effects"
@@ -285,7 +285,7 @@ NOTE = (
 
 
 def sentences(report: Report) -> list[tuple[str, str]]:
-    """(strategy, names of its facts that are settings), of all rows, in their order."""
+    """Return (strategy, names of its facts that are settings) over all rows, in order."""
     found: dict[str, dict[str, None]] = {}
     for group in report.groups:
         for row in group.rows:
@@ -296,6 +296,6 @@ def sentences(report: Report) -> list[tuple[str, str]]:
 
 
 def markdown(report: Report) -> list[str]:
-    """Lines of the Markdown report; none where every fact is an effect."""
+    """Return the lines of the Markdown report; none if every fact is an effect."""
     lines = [f"- {code(name)}: {plain(facts)}" for name, facts in sentences(report)]
     return [f"## {IN_FORCE_HEAD}", "", NOTE, "", *lines, ""] if lines else []

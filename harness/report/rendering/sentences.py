@@ -1,4 +1,4 @@
-"""Sentences about a report and its groups, the same in every format."""
+"""Sentences about a report and its groups, equal in every format."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NOT_ASKED = "NOT the reference that was asked for"
 
 
 def summary(report: Report) -> str:
-    """How many rows ended how."""
+    """Return the number of rows by status."""
     measured = sum(len(group.rows) for group in report.groups)
     labels: dict[str, list[str]] = {}
     for unfinished in report.unfinished:
@@ -41,29 +41,31 @@ def summary(report: Report) -> str:
 
 
 def some(names: Sequence[str], between: str = ", ") -> str:
-    """All names, or of more than ``MANY`` the first three."""
+    """Return all names; above ``MANY``, the first three."""
     if len(names) <= MANY:
         return between.join(names)
     return f"{between.join(names[:3])} and {len(names) - 3} more"
 
 
 def first_of(lines: Sequence[str], what: str) -> list[str]:
-    """All lines, or of more than ``MANY`` the first and how many more of ``what`` there are."""
+    """Return all lines; above ``MANY``, the first ones and the number of further ``what``."""
     if len(lines) <= MANY:
         return list(lines)
     return [*lines[:MANY], f"{len(lines) - MANY} more {what}, which are not listed here."]
 
 
 def left_out(shown: int, rows: int) -> str:
-    """A sentence on the unfinished rows that a page does not list; empty if it lists all."""
+    """Return a sentence on unfinished rows that a page does not list; empty if it lists all."""
     if shown == rows:
         return ""
     return f"The first {shown} of {rows} are listed; report.json has every row."
 
 
 def others(report: Report, first: int) -> str:
-    """A sentence on the groups from the one of index ``first`` on, which are not shown in full;
-    empty if there are none."""
+    """Return a sentence on the groups from index ``first``, which are not shown in full.
+
+    Empty if there are none.
+    """
     rows = [row for group in report.groups[first:] for row in group.rows]
     if not rows:
         return ""
@@ -78,11 +80,11 @@ def others(report: Report, first: int) -> str:
     return f"{text} Computed something else than promised: {some(wrong)}."
 
 
-# ---- a group ----
+# ---- group ----
 
 
 def detailed(group: Group, shown: Group) -> str:
-    """A sentence on the rows that charts and tables below the ranking show; empty if all."""
+    """Return a sentence on the rows in charts and tables below the ranking; empty if all are."""
     if len(shown.rows) == len(group.rows):
         return ""
     return (
@@ -93,7 +95,7 @@ def detailed(group: Group, shown: Group) -> str:
 
 
 def setting(group: Group) -> str:
-    """What all rows of a group share."""
+    """Return the setting that all rows of a group share."""
     spec, first = group.reference.spec, group.reference.first
     if group.draws:
         return columns.setting(group)
@@ -105,7 +107,7 @@ def setting(group: Group) -> str:
 
 
 def stamp(group: Group) -> str:
-    """What these numbers are, and what they cannot be compared with."""
+    """Return the meter of these numbers, and what they are not comparable with."""
     parts = (_simulated(group) if group.world else "", _meter(group), environment.between(group))
     return " ".join(filter(None, parts))
 
@@ -134,7 +136,7 @@ def _meter(group: Group) -> str:
 
 
 def _places(group: Group) -> str:
-    """Which tensors a CPU's peak has: those for the device, where places were told apart."""
+    """Return which tensors a CPU's peak includes: those on the device, if recorded."""
     if any(row.numbers.placed_by == derive.UNTOLD for row in group.rows):
         return ", wherever they are kept (an older result: offload cannot show a saving in it)"
     return (
@@ -150,7 +152,7 @@ def _processes(group: Group) -> str:
 
 
 def warnings(group: Group) -> list[str]:
-    """What a reader of this group must know, one sentence each."""
+    """Return the warnings for a reader of this group, one sentence each."""
     wrong = [f"{row.label} ({_what(row)})" for row in group.rows if row.versus.wrong]
     noisy = [row.label for row in group.rows if row.numbers.noisy]
     counts = {row.spec.processes for row in group.rows}
@@ -179,7 +181,7 @@ def warnings(group: Group) -> list[str]:
 
 
 def stand_in(group: Group) -> str:
-    """That rows are compared with another row than was asked for; empty where they are not."""
+    """Return a warning if another row replaces the requested reference; empty if not."""
     if not group.asked:
         return ""
     ended = f"ended as {group.asked_ended}" if group.asked_ended else "is not among the results"
@@ -190,17 +192,17 @@ def stand_in(group: Group) -> str:
 
 
 def alarming(text: str) -> bool:
-    """Whether a sentence of a group must not be overlooked."""
+    """Return True if a reader must not miss this sentence."""
     return text.startswith(NOT_ASKED) or parity.alarming(text)
 
 
 def _what(row: Row) -> str:
-    """The verdict of a row that is wrong, and what stands behind it."""
+    """Return the verdict of a wrong row, and its reason."""
     return ": ".join(filter(None, (row.versus.parity, row.versus.differs_in)))
 
 
 def _disturbed(group: Group) -> list[str]:
-    """Which rows had not the machine to themselves, and in how many steps."""
+    """Return the rows with disturbed steps, and their numbers."""
     counted = ((row.label, row.numbers) for row in group.rows)
     marked = [
         f"{name} {n.disturbed_steps} of {n.timed_steps}" for name, n in counted if n.disturbed_steps
@@ -214,7 +216,7 @@ def _disturbed(group: Group) -> list[str]:
 
 
 def _paused(group: Group) -> list[str]:
-    """Rows on several nodes of which a step took far too long: the network came back."""
+    """Return the multi-node rows with steps far above the median, as after a network pause."""
     marked = environment.paused_rows(group.rows)
     if not marked:
         return []
@@ -225,7 +227,7 @@ def _paused(group: Group) -> list[str]:
 
 
 def _not_alone(group: Group) -> list[str]:
-    """Which rows another Headroom worked beside."""
+    """Return the rows that another Headroom process ran beside."""
     names = [
         row.label for row in group.rows if any(r.launch and r.launch.others for r in row.results)
     ]
@@ -238,7 +240,7 @@ def _not_alone(group: Group) -> list[str]:
 
 
 def _unknown_places(group: Group) -> list[str]:
-    """Rows whose tensors could not be told apart by place."""
+    """Return the rows whose tensors have an unknown placement."""
     said = {row.label: row.numbers.placed_by or "" for row in group.rows}
     told = [
         f"Places of {label}: {word}; all of its tensors count as on the device."
@@ -249,7 +251,7 @@ def _unknown_places(group: Group) -> list[str]:
 
 
 def _hindered(group: Group) -> list[str]:
-    """What was in the way of the rows' GPUs."""
+    """Return the disturbances of the rows' GPUs."""
     found = {
         row.label: dict.fromkeys(word for r in row.results for word in hindered(r.gpu_samples))
         for row in group.rows
@@ -259,7 +261,7 @@ def _hindered(group: Group) -> list[str]:
 
 
 def _missing_flops(group: Group) -> list[str]:
-    """Which rows have no FLOP/s, and why a GPU's rows have no MFU."""
+    """Return the rows without FLOP/s, and why a GPU's rows have no MFU."""
     uncounted = [row.label for row in group.rows if row.numbers.flops_per_second is None]
     counted = [r.numbers for r in group.rows if r.numbers.flops_per_second is not None]
     reasons = dict.fromkeys(n.mfu_missing for n in counted if n.mfu_missing)
@@ -269,18 +271,18 @@ def _missing_flops(group: Group) -> list[str]:
     return texts
 
 
-# ---- how good the predictions were ----
+# ---- prediction errors ----
 
 
 def introduction(key: str, group: Group) -> str:
-    """What is said above a table, by its key; empty where nothing is."""
+    """Return the sentence above a table, by its key; empty for most tables."""
     if key == "predicted":
         return prediction_errors(group)
     return calibration(group) if key == "calibrated" else ""
 
 
 def calibration(group: Group) -> str:
-    """Which calibration the predicted times rest on, and how far they are off; empty without."""
+    """Return the calibration of the predicted times, and their errors; empty without one."""
     rows = [row.calibrated for row in group.rows if row.calibrated]
     if not rows:
         return ""
@@ -291,7 +293,7 @@ def calibration(group: Group) -> str:
 
 
 def prediction_errors(group: Group) -> str:
-    """The errors of a group's predictions; empty where nothing was predicted."""
+    """Return the errors of a group's predictions; empty without predictions."""
     rows = [row.predicted for row in group.rows if row.predicted]
     meter = "the allocator's highest" if group.meter == "cuda" else "the resident mark"
     texts = [
@@ -311,7 +313,7 @@ def prediction_errors(group: Group) -> str:
 
 
 def _category_errors(group: Group) -> str:
-    """The errors of all categories of all rows, and where the largest is."""
+    """Return the errors of all categories of all rows, and the place of the largest."""
     pairs = [
         (category, row)
         for row in group.rows
@@ -327,7 +329,7 @@ def _category_errors(group: Group) -> str:
 
 
 def _spread(name: str, errors: Sequence[float | None], where: str = "") -> str:
-    """Median, and the worst, of the absolute errors."""
+    """Return the median and the largest of the absolute errors."""
     known = [abs(error) for error in errors if error is not None]
     if not known:
         return ""
@@ -337,8 +339,11 @@ def _spread(name: str, errors: Sequence[float | None], where: str = "") -> str:
 
 
 def predicted_fits(report: Report) -> str:
-    """How many rows that ran out of memory were predicted to, and how many that finished; empty
-    where no row did either, or nothing was predicted."""
+    """Return how many rows were predicted not to fit, of those out of memory and of those
+    finished.
+
+    Empty if no such row was predicted.
+    """
     out = [unfinished for unfinished in report.unfinished if unfinished.status in OUT_OF_MEMORY]
     known = [unfinished for unfinished in out if unfinished.predicted_fit]
     finished = [row for group in report.groups for row in group.rows if row.predicted_fit]

@@ -1,4 +1,4 @@
-"""The little of SVG that charts need: elements, scales with round ticks, labels that keep apart."""
+"""SVG for charts: elements, scales with round ticks, and labels without overlaps."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from typing import Any
 Point = tuple[float, float]
 Box = tuple[float, float, float, float]
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#444444")
-"""Okabe and Ito's, told apart by every kind of colour vision; yellow is too pale on white."""
+"""Colours of Okabe and Ito, separable by every kind of colour vision; yellow is too pale on white.
+"""
 DASHES = ("", "6 3", "2 2", "8 2 2 2")
 WIDTH = 600.0
-"""Of every chart."""
+"""Width of every chart."""
 LINE = 24.0
 """Height of a row of a bar chart."""
 EM = 0.6
-"""Mean width of a character of a sans serif font, in ems: enough to keep labels apart."""
+"""Mean width of a sans serif character, in ems: enough to keep labels apart."""
 
 
 def element(tag: str, content: str = "", **attributes: Any) -> str:
-    """One element; underscores in names become hyphens, None leaves an attribute out."""
+    """Return one element; underscores in names become hyphens, None omits an attribute."""
     shown = "".join(
         f' {name.rstrip("_").replace("_", "-")}="{escape(_text(value))}"'
         for name, value in attributes.items()
@@ -36,29 +37,31 @@ def _text(value: Any) -> str:
 
 
 def text(x: float, y: float, words: str, **attributes: Any) -> str:
-    """Text at a point; y is the baseline. A white rim (page.css) keeps it legible over lines."""
+    """Return text at a point; y is the baseline. A white rim (page.css) keeps it legible over
+    lines.
+    """
     return element("text", escape(words), x=float(x), y=float(y), **attributes)
 
 
 def picture(width: float, height: float, parts: Sequence[str], title: str) -> str:
-    """A whole picture; a screen reader says its title."""
+    """Return a whole picture; a screen reader reads its title."""
     content = element("title", escape(title)) + "".join(parts)
     box = f"0 0 {_text(float(width))} {_text(float(height))}"
     return element("svg", content, viewBox=box, role="img", xmlns="http://www.w3.org/2000/svg")
 
 
 def polyline(spots: Sequence[Point]) -> str:
-    """The ``d`` of a path through these points."""
+    """Return the ``d`` of a path through these points."""
     return "M" + "L".join(f"{x:.1f},{y:.1f}" for x, y in spots)
 
 
 def width_of(label: str, size: float = 11) -> float:
-    """About how wide ``label`` is drawn at ``size``."""
+    """Return the approximate width of ``label`` at ``size``."""
     return len(label) * size * EM
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """About ``count`` round values from ``low`` to ``high``."""
+    """Return about ``count`` round values from ``low`` to ``high``."""
     span = high - low
     if span <= 0 or not math.isfinite(span):
         return [low]
@@ -72,9 +75,9 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 @dataclass(frozen=True)
 class Scale:
-    """Values from ``low`` to ``high`` onto pixels from ``start`` to ``end``.
+    """Maps values from ``low`` to ``high`` to pixels from ``start`` to ``end``.
 
-    ``marks``: where ticks are wanted, in place of round values.
+    ``marks``: ticks that replace round values.
     """
 
     low: float
@@ -93,8 +96,11 @@ class Scale:
         return math.log10(max(value, 1e-300)) if self.log else value
 
     def ticks(self, count: int = 5) -> list[float]:
-        """Round values of the scale. On a logarithmic one powers of ten (all or every other);
-        over less than three of them 1, 2 and 5 of each."""
+        """Return round values of the scale.
+
+        On a logarithmic scale they are powers of ten (all or some). Below three decades they
+        are 1, 2 and 5 of each.
+        """
         if self.marks:
             return list(self.marks)
         if not self.log:
@@ -124,9 +130,9 @@ def place_labels(
     taken: Sequence[Box] = (),
     size: float = 11.0,
 ) -> list[tuple[float, float] | None]:
-    """Left end and baseline for each label, near its point, over no point and no other label.
+    """Return the left end and baseline of each label, near its point, without overlaps.
 
-    Greedy, in the order given; None where no free place was found near enough.
+    The search is greedy, in the given order; None if no free position is near enough.
     """
     used = [(x - 6, y - 6, x + 6, y + 6) for x, y in points] + list(taken)
     spots: list[tuple[float, float] | None] = []
@@ -144,7 +150,7 @@ def place_labels(
 
 
 def _candidates(x: float, y: float, wide: float, size: float) -> list[tuple[float, float]]:
-    """Places around a point, the nearest and most natural first."""
+    """Return positions around a point, the nearest and most natural first."""
     places = []
     for away in (0, 12, 24, 38):
         side = 10.5 + away * 0.5
@@ -157,7 +163,7 @@ def _candidates(x: float, y: float, wide: float, size: float) -> list[tuple[floa
 
 
 def axes(x: Scale, y: Scale, x_name: str, y_name: str, top: float) -> list[str]:
-    """Grid lines, tick labels and axis names."""
+    """Return grid lines, tick labels and axis names."""
     left, right, bottom = x.start, x.end, y.start
     parts = []
     for value in y.ticks():
@@ -178,7 +184,7 @@ def _tick(value: float, scale: Scale) -> str:
 
 
 def padded(values: Sequence[float], share: float = 0.08) -> tuple[float, float]:
-    """The range of ``values``, wider by ``share`` at both ends, never below zero."""
+    """Return the range of ``values``, wider by ``share`` at both ends, never below zero."""
     low, high = min(values), max(values)
     margin = (high - low or abs(high) or 1.0) * share
     return max(0.0, low - margin), high + margin

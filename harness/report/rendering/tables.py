@@ -1,4 +1,4 @@
-"""Every table of a report: its key, its title, its columns, and the rows that it is about."""
+"""All tables of a report: key, title, columns, and rows."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ from harness.sampling.columns import DRAWING_PHASES, DRAWN
 
 
 def _table(key: str, title: str, columns: Sequence[Column], rows: Sequence[Any]) -> Grid:
-    """``tabulate``, with the note of this table; rows that are ranked are marked."""
+    """Return ``tabulate`` with the note of this table; ranked rows are marked."""
     marks = [_marks(row) if isinstance(row, Row) else () for row in rows]
     return tabulate(key, title, columns, rows, marks=marks, note=NOTES.get(key, ""))
 
 
 def _marks(row: Row) -> tuple[str, ...]:
-    """What there is to say of a row, as words for a style sheet."""
+    """Return a row's marks, as class names of the style sheet."""
     holds = {
         "reference": row.versus.is_reference,
         "front": row.versus.front,
@@ -56,21 +56,21 @@ def _marks(row: Row) -> tuple[str, ...]:
 
 
 def ranking(group: Group) -> Grid:
-    """Rows of a group, fastest first, with their differences to the reference."""
+    """Return the rows of a group, fastest first, with their differences from the reference."""
     if group.world:
         return _table("simulated", f"Memory of rank 0 of {group.world}", SIMULATED, group.rows)
     return _table("ranking", "Ranking", _with_processes(RANKING, group), group.rows)
 
 
 def short_ranking(group: Group) -> Grid:
-    """The ranking for a terminal: of 100 columns; in a narrower one some give way."""
+    """Return the ranking for a terminal of 100 columns; a narrower one hides some columns."""
     if group.world:
         return ranking(group)
     return _table("ranking", "Ranking", SHORT, group.rows)
 
 
 def others(groups: Sequence[Group], first: int) -> Grid:
-    """Rows of the groups from the one of index ``first`` on, each against its own reference."""
+    """Return the rows of the groups from index ``first``, each with its own reference."""
     rows = [
         (row, index + 1, group.unlike if row is group.rows[0] else "")
         for index, group in enumerate(groups)
@@ -85,7 +85,7 @@ def others(groups: Sequence[Group], first: int) -> Grid:
 
 
 def _of_entry(column: Column) -> Column:
-    """A column of the ranking for rows of all kinds; a simulated one has no times to show."""
+    """Adapt a column of the ranking to all rows; a simulated row has no times to show."""
     simulated = {c.head: c.take for c in SIMULATED}
 
     def take(entry: tuple[Row, int, str]) -> Any:
@@ -100,14 +100,14 @@ def _nothing(row: Row) -> None:
 
 
 def _with_processes(columns: Sequence[Column], group: Group) -> list[Column]:
-    """Say on how many processes a row ran, where rows differ in it."""
+    """Add the number of processes if rows differ in it."""
     if len({row.spec.processes for row in group.rows}) == 1:
         return list(columns)
     return [*columns[:2], Column("Processes", lambda r: r.spec.processes, "count"), *columns[2:]]
 
 
 def group_grids(group: Group) -> dict[str, Grid]:
-    """Every table of one group, by key."""
+    """Return every table of one group, by key."""
     rows = group.rows
     compared = [] if group.world else rows
     trained = [] if group.draws else compared
@@ -143,7 +143,7 @@ def group_grids(group: Group) -> dict[str, Grid]:
 
 
 def _of_each_phase(group: Group) -> str:
-    """What the meter counts."""
+    """Return the title of the phase table, by the meter's count."""
     return f"{'Live tensors' if group.meter == 'cuda' else 'Resident mark'} of each phase"
 
 
@@ -162,5 +162,5 @@ def _traced(rows: list[Row]) -> list[Row]:
 
 
 def unfinished_grid(unfinished: list[Unfinished]) -> Grid:
-    """Planned rows without a number to rank."""
+    """Return the planned rows without a number to rank."""
     return _table("unfinished", "Did not finish", UNFINISHED, unfinished)

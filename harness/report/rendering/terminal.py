@@ -1,4 +1,4 @@
-"""The report in a terminal: the ranking, the answers, what did not finish."""
+"""The report and the comparison in a terminal: ranking, answers, unfinished rows and changes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 # ---- comparison ----
-# A comparison of two result sets, as tables and as Markdown.
+# Tables and Markdown of two result sets.
 
 
 NOTE = (
@@ -59,7 +59,7 @@ COLUMNS = (
 
 
 def markdown(comparison: Comparison) -> str:
-    """The comparison as Markdown text."""
+    """Return the comparison as Markdown text."""
     lines = ["# Headroom: old against new", "", summary(comparison), "", comparison.basis, ""]
     if comparison.environment:
         lines += [*table_lines(environment_grid(comparison)), ""]
@@ -70,7 +70,7 @@ def markdown(comparison: Comparison) -> str:
 
 
 def summary(comparison: Comparison) -> str:
-    """One sentence."""
+    """Return the comparison in one sentence."""
     counts = f"{len(comparison.changes)} rows in both sets, {len(comparison.changed)} changed"
     if len(comparison.changes) > MANY:
         counts += f" (the table has at most {MANY} of these)"
@@ -80,26 +80,26 @@ def summary(comparison: Comparison) -> str:
 
 
 def shown(comparison: Comparison) -> Comparison:
-    """The comparison; of more than ``MANY`` rows those that changed, and of these the first."""
+    """Return the comparison; above ``MANY`` rows, only the first changed ones."""
     if len(comparison.changes) <= MANY:
         return comparison
     return dataclasses.replace(comparison, changes=comparison.changed[:MANY])
 
 
 def changes_grid(comparison: Comparison) -> Grid:
-    """The rows that both sets have; those that changed are marked."""
+    """Return the rows that both sets have; changed ones are marked."""
     marks = [("alarm",) if change.words else () for change in comparison.changes]
     return tabulate("compare", "Rows", COLUMNS, comparison.changes, marks=marks)
 
 
 def environment_grid(comparison: Comparison) -> Grid:
-    """The facts of the environment that differ."""
+    """Return the environment facts that differ."""
     kinds = dict.fromkeys(("Differs", "Old", "New"), "text")
     return text_grid("environment", "Environment", kinds, [*map(list, comparison.environment)])
 
 
 def leftovers(comparison: Comparison) -> list[str]:
-    """A line for each row that only one set has, and for each file that was no result."""
+    """Return a line for each row that only one set has, and each file that is no result."""
     sides = (("old", comparison.only_old), ("new", comparison.only_new))
     lines = [f"only in the {side} set: {name}" for side, names in sides for name in names[:MANY]]
     lines += [
@@ -111,7 +111,7 @@ def leftovers(comparison: Comparison) -> list[str]:
 
 
 def render(report: Report, console: Console) -> None:
-    """Print it; without a terminal rich leaves colours out by itself."""
+    """Print the report. Without a terminal, rich leaves out colours."""
     console.print(f"[bold]Headroom: {escape(report.suite.name or 'report')}[/bold]")
     console.print(escape(sentences.summary(report)))
     if sentences.predicted_fits(report):
@@ -140,7 +140,7 @@ def render(report: Report, console: Console) -> None:
 
 
 def render_comparison(compared: Comparison, console: Console) -> None:
-    """Print what changed between two result sets."""
+    """Print the changes between two result sets."""
     console.print(summary(compared))
     console.print(escape(compared.basis), highlight=False)
     if compared.environment:
@@ -175,12 +175,12 @@ def _group(group: Group, shown: Group, console: Console) -> None:
         name = escape(fit.row.label) if fit.row else "nothing that was measured"
         console.print(f" {fit.sizes} GiB: {name}{escape(fit.others)}", highlight=False)
     for text in sentences.warnings(group):
-        if text != sentences.stand_in(group):  # said above the table
+        if text != sentences.stand_in(group):  # printed above the table
             console.print(f"[red]{escape(text)}[/red]" if parity.alarming(text) else escape(text))
 
 
 def _unfinished(unfinished: Unfinished, console: Console) -> None:
-    """One row that did not finish: what is known of it, a line each."""
+    """Print one unfinished row, a line for each fact."""
     grid = tables.unfinished_grid([unfinished])
     facts = dict(zip(grid.heads, grid.lines[0], strict=True))
     name, status = escape(facts.pop("Recipe")), facts.pop("Status")

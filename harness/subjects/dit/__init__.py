@@ -1,1 +1,2 @@
-"""The diffusion transformer (DiT) of Peebles and Xie 2022, written anew."""
+"""Diffusion transformer (DiT) of Peebles and Xie 2022: a new implementation, for images, video and
+tokens."""

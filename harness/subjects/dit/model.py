@@ -1,18 +1,15 @@
 """DiT: a transformer that denoises latents, after Peebles & Xie 2022 (arXiv:2212.09748).
 
-Written anew; parameter names and shapes are those of the public reference
-(github.com/facebookresearch/DiT), so that its checkpoints load with ``strict=True``.
+Parameter names and shapes are those of the public reference (github.com/facebookresearch/DiT), so
+that its checkpoints load with ``strict=True``.
 
-Shape suffixes as in ``harness.subjects.dit.model``.
+Strategies may replace two callables, which own no parameters: ``DiT.run_blocks`` (runs the blocks)
+and ``Attention.attend`` (computes attention). ``DiT.part`` (index, count) is the stripe of rows of
+each sample that the model gets: (0, 1), the whole, unless ranks share samples.
 
-Two places are left open for strategies, both plain callables that own no parameters:
-``DiT.run_blocks`` (how the blocks are run) and ``Attention.attend`` (how attention is computed).
-``DiT.part`` (index, count) says which of so many stripes of rows of each sample is given: (0, 1),
-the whole, unless ranks share samples.
-
-Of a video (``frames`` above 1) each frame is cut into patches as an image is, and attention sees
-the tokens of all frames. Weights are an image model's, so that its checkpoints fit but for the
-table of positions.
+Each frame of a video (``frames`` above 1) is split into patches like an image, and attention covers
+the tokens of all frames. The weights are an image model's, so that its checkpoints fit except for
+the position table.
 """
 
 from __future__ import annotations
@@ -32,21 +29,19 @@ from strategies import initial
 from strategies.initial import Draw
 
 # ---- layers ----
-# The layers of a DiT: embedders, attention, MLP, block and final layer.
-#
 # Shape suffixes: B batch, C channels, V frames of a video, H height, W width of the latent; T
 # tokens, D hidden size, F frequencies, N attention heads, K head size. adaLN's shift, scale and
 # gate are [B, 1, D].
 
 
 def attend(q_BNTK: Tensor, k_BNTK: Tensor, v_BNTK: Tensor) -> Tensor:
-    """Softmax attention, torch's choice of kernel; the default of ``Attention.attend``."""
+    """Softmax attention with the kernel that torch selects; the default of ``Attention.attend``."""
     return F.scaled_dot_product_attention(q_BNTK, k_BNTK, v_BNTK)
 
 
 class PatchEmbed(nn.Module):
-    """Non-overlapping patches to tokens: [B, C, H, W], or a video [B, C, V, H, W] frame by frame,
-    -> [B, T, D]."""
+    """Non-overlapping patches to tokens: [B, C, H, W], or a video [B, C, V, H, W] by frame, -> [B,
+    T, D]."""
 
     def __init__(self, patch_size: int, channels: int, hidden_size: int):
         super().__init__()
@@ -60,7 +55,7 @@ class PatchEmbed(nn.Module):
 
 
 class TimestepEmbedder(nn.Module):
-    """Timesteps, whole or fractional, to vectors: [B] -> [B, D]."""
+    """Whole or fractional timesteps to vectors: [B] -> [B, D]."""
 
     def __init__(self, hidden_size: int):
         super().__init__()
@@ -70,10 +65,11 @@ class TimestepEmbedder(nn.Module):
 
     @staticmethod
     def frequencies(t_B: Tensor) -> Tensor:
-        """Cosines, then sines, of t at geometric frequencies 1 .. 1/10000: [B] -> [B, F] float32.
+        """Return cosines, then sines, of t at geometric frequencies 1 .. 1/10000: [B] -> [B, F]
+        float32.
 
-        Computed on the device at every call: a buffer would be rounded with the weights when the
-        model is turned to bfloat16, and t up to 999 needs more than its 8 bits.
+        They are computed on the device at every call. A buffer would be rounded when the model is
+        converted to bfloat16, and t up to 999 needs more than its 8 bits.
         """
         half = FREQUENCIES // 2
         index = torch.arange(half, dtype=torch.float32, device=t_B.device)
@@ -85,7 +81,7 @@ class TimestepEmbedder(nn.Module):
 
 
 class LabelEmbedder(nn.Module):
-    """Class labels to vectors, [B] -> [B, D]; the last row of the table stands for "no class"."""
+    """Class labels to vectors, [B] -> [B, D]; the last row of the table is "no class"."""
 
     def __init__(self, classes: int, hidden_size: int, dropout: float):
         super().__init__()
@@ -94,7 +90,7 @@ class LabelEmbedder(nn.Module):
         self.dropout_prob = dropout
 
     def forward(self, y_B: Tensor, drop_B: Tensor | None) -> Tensor:
-        """``drop_B`` says which labels are withheld; without it chance does, in training only."""
+        """``drop_B`` are the withheld labels; without it they are random, and only in training."""
         if drop_B is None and self.training and self.dropout_prob > 0:
             drop_B = torch.rand(len(y_B), device=y_B.device) < self.dropout_prob
         if drop_B is not None:
@@ -103,7 +99,7 @@ class LabelEmbedder(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention, [B, T, D] -> [B, T, D]; ``attend`` may be replaced."""
+    """Multi-head self-attention, [B, T, D] -> [B, T, D]; strategies may replace ``attend``."""
 
     def __init__(self, hidden_size: int, num_heads: int):
         super().__init__()
@@ -174,16 +170,19 @@ class FinalLayer(nn.Module):
         return self.linear(torch.addcmul(shift, self.norm_final(x_BTD), 1 + scale))
 
 
-# ---- start ----
-# The first weights of a DiT, each by its name alone. Imports torch: import it where torch is.
+# ---- initial weights ----
+# Each weight depends on its name and the seed only.
 
 
 AWAKE_STD = 0.02
 INITS = ("adaln_zero", "awake")
 ZERO = ("adaLN_modulation", "final_layer.linear")
-"""What adaLN-Zero starts at zero. At zero every block is the identity and the output is constant,
-so the first optimizer steps leave almost all weights without a gradient: two strategies would agree
-in loss whatever they did to the blocks. "awake" fills it with N(0, 0.02)."""
+"""Weights that adaLN-Zero starts at zero.
+
+At zero every block is the identity and the output is constant, so the first optimizer steps give
+almost all weights no gradient. Two strategies would then agree in loss even if one of them broke
+the blocks. "awake" fills them with N(0, 0.02).
+"""
 NARROW = ("t_embedder", "y_embedder", "x_embedder.table")
 
 
@@ -199,8 +198,8 @@ def start(
     """Fill the parameter ``name`` as the reference does, in place; ``awake``: its zeros too.
 
     Args:
-        generator: what draws; None for torch's own.
-        frames: of the videos whose model it is.
+        generator: source of random values; None for torch's own.
+        frames: number of frames of a video model.
     """
     if name == "pos_embed":
         table = sincos_table(p.shape[-1], math.isqrt(p.shape[1] // frames), frames)
@@ -212,16 +211,16 @@ def start(
     elif name.startswith(NARROW):
         nn.init.normal_(p, std=0.02, generator=generator)
     else:
-        # A patch embedding is a linear layer in a convolution's clothes.
+        # A patch embedding is a linear layer, stored as a convolution.
         nn.init.xavier_uniform_(p.view(len(p), -1), generator=generator)
 
 
 def draws(seed: int, init: str, frames: int = 1) -> Draw:
-    """Each first weight of a DiT from ``seed`` and its name: see ``Subject.draws``.
+    """Return each initial weight of a DiT from ``seed`` and its name: see ``Subject.draws``.
 
     Args:
         init: "adaln_zero", the reference's, or "awake", which fills its zeros.
-        frames: of the videos whose model it is.
+        frames: number of frames of a video model.
 
     Raises:
         ValueError: an unknown init.
@@ -239,13 +238,13 @@ def draws(seed: int, init: str, frames: int = 1) -> Draw:
 
 
 def sincos_table(hidden_size: int, grid: int, frames: int = 1) -> np.ndarray:
-    """Position embedding float64 [frames * grid * grid, D]: sines and cosines of the column, then
-    the row.
+    """Return position embeddings float64 [frames * grid * grid, D]: sines and cosines of the
+    column, then the row.
 
-    Column first as in MAE (arXiv:2111.06377), whose table the reference took. Of a video the first
-    quarter of the width tells the frame and the rest column and row, as in CogVideoX
-    (arXiv:2408.06072; diffusers' ``get_3d_sincos_pos_embed``). An image has no use for that
-    quarter: its table is no video's of one frame.
+    The column comes first as in MAE (arXiv:2111.06377), the source of the reference's table. In a
+    video the first quarter of the width encodes the frame and the rest column and row, as in
+    CogVideoX (arXiv:2408.06072; diffusers' ``get_3d_sincos_pos_embed``). An image uses the full
+    width for column and row, so its table is not that of a video of one frame.
     """
     time = hidden_size // 4 if frames > 1 else 0
     rows, columns = np.divmod(np.arange(grid * grid), grid)
@@ -257,7 +256,8 @@ def sincos_table(hidden_size: int, grid: int, frames: int = 1) -> np.ndarray:
 
 
 def _waves(places: tuple[np.ndarray, ...], width: int) -> np.ndarray:
-    """[T, width]: of each coordinate [T] its sines, then its cosines, a share of the width each."""
+    """Return [T, width]: sines, then cosines of each coordinate [T], each on an equal share of the
+    width."""
     count = width // (2 * len(places))
     omega = 10000.0 ** -(np.arange(count) / count)
     angles = [np.outer(place, omega) for place in places]
@@ -275,7 +275,7 @@ class DiT(nn.Module):
     """A diffusion transformer; the arguments are the reference's, and ``frames`` of a video."""
 
     ends = (("x_embedder", "t_embedder", "y_embedder", "pos_embed"), ("final_layer",))
-    """What ``enter`` and ``leave`` use."""
+    """Modules that ``enter`` and ``leave`` use."""
 
     def __init__(
         self,
@@ -300,7 +300,7 @@ class DiT(nn.Module):
         self.x_embedder = PatchEmbed(patch_size, in_channels, hidden_size)
         self.t_embedder = TimestepEmbedder(hidden_size)
         self.y_embedder = LabelEmbedder(num_classes, hidden_size, class_dropout_prob)
-        # Frozen, yet a parameter: the reference's checkpoints and counts have it so.
+        # Frozen, yet a parameter, as in the reference's checkpoints and counts.
         self.frames = frames
         table = torch.zeros(1, frames * self.grid**2, hidden_size)
         self.pos_embed = nn.Parameter(table, requires_grad=False)
@@ -316,15 +316,17 @@ class DiT(nn.Module):
         """Predict noise (and its variance), or velocity, from noisy latents.
 
         Args:
-            x_BCHW: noisy latents, of a video [B, C, V, H, W], or the stripe of them that ``part``
-                says; cast to the weights' dtype.
+            x_BCHW: noisy latents, of a video [B, C, V, H, W], or their stripe as given by ``part``;
+                cast to
+                the weights' dtype.
             t_B: timesteps, whole (0..999) or fractional.
             y_B: int64 class labels; ``num_classes`` means none.
-            drop_B: bool, which labels to withhold. None: chance decides in training, none in eval.
+            drop_B: bool, the labels to withhold. None: random in training, none in eval.
 
         Returns:
             [B, out_channels, H, W], or [B, out_channels, V, H, W], of the same rows, in the compute
-            dtype; the loss upcasts.
+                dtype;
+                the loss upcasts.
         """
         x_BTD, c_BD = self.enter(x_BCHW, t_B, y_B, drop_B)
         x_BTD = self.run_blocks(self.blocks, x_BTD, c_BD)
@@ -333,19 +335,22 @@ class DiT(nn.Module):
     def enter(
         self, x_BCHW: Tensor, t_B: Tensor, y_B: Tensor, drop_B: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """From what ``forward`` is given to what passes through the blocks: tokens [B, T, D], which
-        each returns anew, and the condition [B, D]."""
-        # The position table's dtype is the model's: it alone is never quantised or adapted.
+        """Convert the inputs of ``forward`` to the inputs of the blocks.
+
+        They are tokens [B, T, D], which each block returns anew, and the condition [B, D].
+        """
+        # The position table has the model's dtype: it is never quantised or adapted.
         dtype = self.pos_embed.dtype
         x_BTD = self.x_embedder(x_BCHW.to(dtype)) + self.positions()
         return x_BTD, self.t_embedder(t_B, dtype) + self.y_embedder(y_B, drop_B)
 
     def leave(self, x_BTD: Tensor, c_BD: Tensor, *given: Any) -> Tensor:
-        """From the last block's tokens to the prediction; ``given`` is what ``forward`` was."""
+        """Convert the last block's tokens to the output; ``given`` are the inputs of
+        ``forward``."""
         return self.unpatchify(self.final_layer(x_BTD, c_BD))
 
     def positions(self) -> Tensor:
-        """The rows of the position table that belong to the tokens given: [1, T, D]."""
+        """Return the rows of the position table for the given tokens: [1, T, D]."""
         index, count = self.part
         if count == 1:
             return self.pos_embed
@@ -353,7 +358,7 @@ class DiT(nn.Module):
         return of_rows.chunk(count, dim=2)[index].flatten(1, 3)
 
     def unpatchify(self, x_BTP: Tensor) -> Tensor:
-        """[B, T, patch * patch * C] -> [B, C, H, W], of a video [B, C, V, H, W]."""
+        """Convert [B, T, patch * patch * C] to [B, C, H, W], of a video to [B, C, V, H, W]."""
         size, video = self.grid * self.patch_size, [self.frames] * (self.frames > 1)
         x = x_BTP.unflatten(2, (self.patch_size, self.patch_size, self.out_channels))
         x = x.unflatten(1, (self.frames, -1, self.grid)).permute(0, 6, 1, 2, 4, 3, 5)
@@ -362,11 +367,12 @@ class DiT(nn.Module):
     def forward_with_cfg(
         self, x_BCHW: Tensor, t_B: Tensor, y_B: Tensor, cfg_scale: float, channels: int | None = 3
     ) -> Tensor:
-        """Guided forward as in the reference: the second half of the batch carries null labels.
+        """Guided forward as in the reference: the second half of the batch has null labels.
 
         Args:
-            channels: leading channels to guide; 3 is what the published samples were made with,
-                None guides all ``in_channels``.
+            channels: number of leading channels to guide; the published samples use 3, None guides
+                all
+                ``in_channels``.
 
         Returns:
             [B, out_channels, H, W]: the guided half twice, then each half's own other channels.
@@ -378,9 +384,11 @@ class DiT(nn.Module):
         return torch.cat([torch.cat([guided, guided]), out[:, channels:]], dim=1)
 
     def initialize_weights(self) -> None:
-        """The reference's initialisation, by torch's generator; sets every parameter, so a model on
-        storage from ``to_empty`` needs no more than this call. A run draws each by its name
-        instead (``harness.subjects.dit.model``)."""
+        """Initialize every parameter as the reference does, with torch's generator.
+
+        A model on storage from ``to_empty`` needs only this call. A run samples each parameter by
+        its name instead (``draws``).
+        """
         for name, p in self.named_parameters():
             start(name, p, frames=self.frames)
 
@@ -395,12 +403,13 @@ def make(
     class_dropout: float = 0.1,
     frames: int = 1,
 ) -> DiT:
-    """A DiT on torch's current default device.
+    """Return a DiT on torch's current default device.
 
     Args:
         preset: a name in ``harness.subjects.dit.presets.PRESETS``, or a size (``shape_of``).
         learn_sigma: the objective's; doubles the output channels.
-        class_dropout: only whether it is 0 matters here: then the table has no null row.
+        class_dropout: without dropout (0) the label table has no null row; other values are
+            equivalent.
 
     Raises:
         ValueError: an unknown preset, or a patch that does not tile the input.
@@ -414,11 +423,11 @@ def make(
 
 
 def build(preset: str, *, seed: int, init: str = "adaln_zero", **sizes: Any) -> DiT:
-    """A DiT on the CPU with float32 weights that depend on the arguments alone.
+    """Return a DiT on the CPU with float32 weights that depend only on the arguments.
 
     Args:
         init: "adaln_zero", the reference's, or "awake", which fills its zeros.
-        sizes: as ``make`` takes them.
+        sizes: keyword arguments of ``make``.
 
     Raises:
         ValueError: an unknown init, or as ``make``.

@@ -1,7 +1,7 @@
-"""DiT sizes, and what follows from a size alone: parameters and FLOPs. Imports no torch.
+"""DiT sizes, and the parameters and FLOPs that follow from them. Imports no torch.
 
-Source: Peebles & Xie 2022, arXiv:2212.09748, table 1. The paper's "Gflops" are multiply-adds;
-FLOPs here count a multiply-add as two.
+Source: Peebles & Xie 2022, arXiv:2212.09748, table 1. The paper's "Gflops" are multiply-adds; FLOPs
+here count a multiply-add as two.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from strategies.base import BadInput, Sizes
 
 FREQUENCIES = 256
-"""Width of the sinusoidal timestep embedding; the same in every preset."""
+"""Width of the sinusoidal timestep embedding, the same in every preset."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The five numbers that fix a DiT besides its data."""
+    """Numbers that define a DiT, apart from its data."""
 
     depth: int
     hidden_size: int
@@ -36,11 +36,11 @@ class Shape:
 
     @property
     def mlp_size(self) -> int:
-        """Hidden units of a block's MLP."""
+        """Return the hidden units of a block's MLP."""
         return int(self.hidden_size * self.mlp_ratio)
 
     def tokens(self, input_size: int) -> int:
-        """Tokens of one sample.
+        """Return the tokens of one sample.
 
         Raises:
             ValueError: patches do not tile the input.
@@ -54,7 +54,7 @@ class Shape:
 
 
 _FAMILIES = {
-    # T is not of the paper: small enough that five minutes on two CPU cores teach it digits.
+    # T is not from the paper: it learns digits in five minutes on two CPU cores.
     "DiT-T": Shape(depth=4, hidden_size=128, num_heads=4, patch_size=2),
     "DiT-S": Shape(depth=12, hidden_size=384, num_heads=6, patch_size=2),
     "DiT-B": Shape(depth=12, hidden_size=768, num_heads=12, patch_size=2),
@@ -79,10 +79,10 @@ SIZES = {
 
 
 def shape_of(name: str) -> Shape:
-    """The shape of a preset, or of one with other sizes: ``DiT-S/4:depth=24,width=512,heads=8``.
+    """Return the shape of a preset, or with other sizes: ``DiT-S/4:depth=24,width=512,heads=8``.
 
     Raises:
-        BadInput: an unknown preset or size, with the nearest known one, or sizes that cannot be.
+        BadInput: an unknown preset or size, with the nearest known one, or impossible sizes.
     """
     preset, _, options = name.partition(":")
     if preset not in PRESETS:
@@ -109,8 +109,10 @@ def shape_of(name: str) -> Shape:
 
 
 def ladder(patch: int) -> list[tuple[str, int]]:
-    """DiTs of growing depth and width, in the proportions of DiT-XL (28 deep, 1152 wide, heads of
-    72 units): name and trained parameters."""
+    """Return DiTs of growing depth and width: name and trained parameters.
+
+    Their proportions are those of DiT-XL (depth 28, width 1152, heads of 72 units).
+    """
     names = []
     for heads in range(2, 129):
         width = heads * 72
@@ -130,7 +132,7 @@ def _linear(inputs: int, outputs: int) -> int:
 
 
 def largest_block_count(shape: Shape) -> int:
-    """Parameters of one transformer block: what sharding gathers at once at the least."""
+    """Return the parameters of one transformer block, the least that sharding gathers at once."""
     d, m = shape.hidden_size, shape.mlp_size
     attention = _linear(d, 3 * d) + _linear(d, d)
     return attention + _linear(d, m) + _linear(m, d) + _linear(d, 6 * d)
@@ -143,7 +145,8 @@ def parameter_count(
     classes: int = 1000,
     learn_sigma: bool = True,
 ) -> int:
-    """Elements of all parameters, with the frozen position table and the null class's row."""
+    """Return the elements of all parameters, with the frozen position table and the null class's
+    row."""
     frozen = shape.tokens(input_size) * shape.hidden_size
     return trainable_count(shape, input_size, channels, classes, learn_sigma) + frozen
 
@@ -155,7 +158,7 @@ def trainable_count(
     classes: int = 1000,
     learn_sigma: bool = True,
 ) -> int:
-    """Elements of the parameters that take gradients: all but the position table."""
+    """Return the elements of the parameters with gradients: all except the position table."""
     d, area = shape.hidden_size, shape.patch_size**2
     embedders = _linear(channels * area, d) + _linear(FREQUENCIES, d) + _linear(d, d)
     labels = (classes + 1) * d
@@ -170,7 +173,7 @@ def sizes(
     classes: int = 1000,
     learn_sigma: bool = True,
 ) -> Sizes:
-    """What the sizes of an engine's buffers follow from, with every weight trained."""
+    """Return the sizes that determine an engine's buffers, with every weight trained."""
     d, m = shape.hidden_size, shape.mlp_size
     block = (3 * d * d, d * d, d * m, m * d, 6 * d * d)
     patch = channels * shape.patch_size**2
@@ -193,11 +196,11 @@ def forward_flops(
     batch: int = 1,
     learn_sigma: bool = True,
 ) -> int:
-    """FLOPs (2 x multiply-adds) of one forward pass over ``batch`` samples.
+    """Return the FLOPs (2 x multiply-adds) of one forward pass over ``batch`` samples.
 
-    Counted: every matrix product, that is patch embedding, timestep MLP, adaLN, qkv, both
-    attention products, projection, MLP and final layer. Elementwise work is not, as in the paper
-    and in torch's FlopCounterMode, with which this agrees to the last FLOP.
+    They count every matrix product: patch embedding, timestep MLP, adaLN, qkv, both attention
+    products, projection, MLP and final layer. Elementwise work is excluded, as in the paper and in
+    torch's FlopCounterMode, with which the result agrees exactly.
     """
     tokens, d, m = shape.tokens(input_size), shape.hidden_size, shape.mlp_size
     patch = channels * shape.patch_size**2
@@ -216,9 +219,10 @@ def train_flops(
     batch: int = 1,
     learn_sigma: bool = True,
 ) -> int:
-    """Model FLOPs of one training step: 3 x forward (backward costs two products for each one).
+    """Return the model FLOPs of one training step: 3 x forward (backward has two products for each
+    one).
 
-    Work that a strategy repeats (activation recompute) is not counted, so that a strategy cannot
-    look faster by doing more (the MFU convention of PaLM, arXiv:2204.02311, appendix B).
+    Work that a strategy repeats (activation recompute) is excluded. Otherwise a strategy would seem
+    faster by doing more (the MFU convention of PaLM, arXiv:2204.02311, appendix B).
     """
     return 3 * forward_flops(shape, input_size, channels, batch, learn_sigma)

@@ -1,4 +1,5 @@
-"""The DiT of Peebles and Xie 2022 as a subject: its names, sizes and parts. No torch above."""
+"""DiT subjects: image, video and token models with their names, sizes and parts. No torch at
+import."""
 
 from __future__ import annotations
 
@@ -19,10 +20,10 @@ if TYPE_CHECKING:
 
 
 TARGETS = ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
-"""The linear layers of a block that work on tokens; adaLN's work on one vector a sample."""
+"""Linear layers of a block that process tokens; adaLN's process one vector per sample."""
 
 LARGEST_SIDE = 1024
-"""Elements of a latent's side beyond which no search goes: 8192 pixels."""
+"""Limit of a search: elements of a latent's side (8192 pixels)."""
 
 
 RELATIVES: list[tuple[str, int, dict[str, int]]] = [
@@ -31,11 +32,11 @@ RELATIVES: list[tuple[str, int, dict[str, int]]] = [
     *(("tokens", 2, {"grid": grid}) for grid in (4, 8, 12, 16)),
     *(("width", 2, {"width": width}) for width in (128, 256, 384, 512)),
 ]
-"""Small DiTs for the laws of memory and FLOPs: what varies, batch size, sizes."""
+"""Small DiTs for the scaling laws of memory and FLOPs: varied quantity, batch size, sizes."""
 
 
 def _relative(depth: int, grid: int, width: int) -> Dit:
-    """A small DiT; heads have 64 units, as in the presets but XL."""
+    """Return a small DiT; heads have 64 units, as in the presets other than XL."""
     model = f"DiT-S/2:depth={depth},width={width},heads={width // 64}"
     data = DataFacts(size=1, channels=4, input_size=2 * grid, classes=10)
     return Dit(model=model, data=data, objective="epsilon", class_dropout=0.1)
@@ -68,12 +69,12 @@ class Dit(Subject):
 
     @property
     def shape(self) -> presets.Shape:
-        """The five numbers that fix it."""
+        """Return the numbers that define it."""
         return presets.shape_of(self.model)
 
     @property
     def learn_sigma(self) -> bool:
-        """Whether the model predicts the variance too: the epsilon objective's second half."""
+        """Return whether the model predicts the variance too, as the epsilon objective requires."""
         return self.objective == "epsilon"
 
     @property
@@ -88,11 +89,11 @@ class Dit(Subject):
                 "latents; take another patch, or other --data"
             )
 
-    # ---- what it is ----
+    # ---- identity ----
 
     @classmethod
     def of(cls, shaping: Shaping, **fields: Any) -> Subject:
-        """One frame is an image."""
+        """Return the subject for this shaping; one frame means an image."""
         image = dataclasses.replace(shaping, frames=0) if shaping.frames == 1 else shaping
         return super().of(image, **fields)
 
@@ -142,12 +143,12 @@ class Dit(Subject):
         return presets.ladder(self.shape.patch_size)
 
     def samples_up(self, axis: str) -> list[tuple[Mapping[str, Any], float]]:
-        """Square latents that patches tile, of synthetic data: what a plan is of."""
+        """Return square latents that patches tile, of synthetic data, as a plan uses."""
         tiles = range(self.tile, LARGEST_SIDE + 1, self.tile) if axis == "resolution" else ()
         own = self.data.input_size
         return [({"data": f"synthetic:{side}"}, (side / own) ** 2) for side in tiles]
 
-    # ---- facts, from the sizes alone ----
+    # ---- facts from the sizes ----
 
     @property
     def parameters(self) -> int:
@@ -180,13 +181,13 @@ class Dit(Subject):
     def _data(self) -> tuple[int, int, int, bool]:
         return (self.data.input_size, self.data.channels, self.data.classes, self.learn_sigma)
 
-    # ---- its modules ----
+    # ---- modules ----
 
     def groups(self, module: nn.Module) -> list[Sequence[nn.Module]]:
         return [module.blocks]
 
     def dtype(self, module: nn.Module) -> torch.dtype:
-        return module.pos_embed.dtype  # it alone is never quantised or adapted
+        return module.pos_embed.dtype  # it is never quantised or adapted
 
     def head(self, module: nn.Module) -> nn.Module:
         return module.final_layer
@@ -194,14 +195,14 @@ class Dit(Subject):
     def label_table(self, module: nn.Module) -> nn.Embedding:
         return module.y_embedder.embedding_table
 
-    # ---- one prediction ----
+    # ---- output ----
 
     @property
     def rows(self) -> int:
         return self.data.input_size // self.shape.patch_size
 
     def cut(self, samples: Tensor, part: int, parts: int) -> Tensor:
-        return samples.chunk(parts, dim=2)[part]  # stripes of rows: tokens are counted by rows
+        return samples.chunk(parts, dim=2)[part]  # stripes of rows: tokens are in order of rows
 
     def take_part(self, module: nn.Module, part: int, parts: int) -> None:
         module.part = (part, parts)
@@ -211,23 +212,21 @@ class Dit(Subject):
 
 
 # ---- video ----
-# A DiT on video latents: ``--model DiT-S/4 --frames 9 --data synthetic:32``.
-#
-# Each frame is a latent of its own, as of an image encoder that is given frame by frame (Latte,
-# arXiv:2401.03048), and is cut into patches as an image is; attention sees the tokens of all
-# frames at once, and positions tell frame, row and column, as in CogVideoX (arXiv:2408.06072). One
-# frame (``--frames 1``) is the image model itself.
+# ``--model DiT-S/4 --frames 9 --data synthetic:32``. Each frame is a latent of its own, as from an
+# image encoder (Latte, arXiv:2401.03048), and is split into patches like an image. Attention covers
+# the tokens of all frames, and positions encode frame, row and column, as in CogVideoX
+# (arXiv:2408.06072). One frame (``--frames 1``) is the image model itself.
 
 
 POOL = 8
-"""Videos that it brings: 1.1 MiB at 9 frames of 32 x 32."""
+"""Number of its synthetic videos: 1.1 MiB at 9 frames of 32 x 32."""
 LONGEST = 1024
-"""Frames beyond which no search goes."""
+"""Limit of a search, in frames."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VideoDit(Dit):
-    """A DiT whose samples are [C, frames, H, W]: made up, of the data's channels and sides."""
+    """A DiT with synthetic samples [C, frames, H, W] of the data's channels and sides."""
 
     brings_samples: ClassVar[bool] = True
 
@@ -255,14 +254,14 @@ class VideoDit(Dit):
 
     @property
     def frames(self) -> int:
-        """Frames of a sample: its latent has as many."""
+        """Return the frames of a sample: its latent has the same number."""
         return self.data.shape[1]
 
     @property
     def size_in_words(self) -> str:
         return f"{super().size_in_words} of {self.frames} frames"
 
-    # ---- what it is ----
+    # ---- identity ----
 
     relatives = Subject.relatives
 
@@ -294,7 +293,7 @@ class VideoDit(Dit):
         of_frame = super().dimensions
         return of_frame._replace(tokens=self.frames * of_frame.tokens)
 
-    # ---- samples, and one prediction ----
+    # ---- samples and output ----
 
     @property
     def undrawn(self) -> str:
@@ -314,19 +313,18 @@ class VideoDit(Dit):
 
 # ---- tokens ----
 # A DiT over tokens of a vocabulary, such as an image tokenizer's codes: ``DiT-S/4:tokens=8192``.
-#
-# Blocks, positions, times and labels are the DiT's. A table makes vectors of tokens, and the final
-# layer gives logits over the vocabulary, of which it takes the loss itself: no engine then needs
-# to hand its weight to somebody else.
+# Blocks, positions, times and labels are the DiT's. A table embeds the tokens. The final layer
+# computes logits over the vocabulary and their loss, so that no engine has to pass its weight
+# elsewhere.
 
 
 KEY = "tokens="
 TOKENS_POOL = 256
-"""Samples that it brings: two MiB at 1024 tokens."""
+"""Number of its synthetic samples: two MiB at 1024 tokens."""
 
 
 def is_named(model: str) -> bool:
-    """Whether ``model`` is a DiT over tokens."""
+    """Return whether ``model`` is a DiT over tokens."""
     return model.startswith("DiT") and any(
         word.startswith(KEY) for word in model.partition(":")[2].split(",")
     )
@@ -334,7 +332,7 @@ def is_named(model: str) -> bool:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TokenDit(Dit):
-    """A DiT that predicts hidden tokens, of a vocabulary as large as its name says."""
+    """A DiT that predicts hidden tokens; its name has the size of the vocabulary."""
 
     parts: ClassVar[frozenset[str]] = Dit.parts - {"sized"} | {"vocabulary"}
     objectives: ClassVar[tuple[str, ...]] = ("masked",)
@@ -356,7 +354,7 @@ class TokenDit(Dit):
 
     @property
     def words(self) -> int:
-        """The size of the vocabulary."""
+        """Return the size of the vocabulary."""
         named = self.model.partition(KEY)[2]
         return int(named.partition(",")[0])
 
@@ -370,7 +368,7 @@ class TokenDit(Dit):
     def size_in_words(self) -> str:
         return f"{self.data.sample_shape[0]} tokens"
 
-    # ---- what it is: all of it read off one forward pass ----
+    # ---- identity, from one forward pass ----
 
     parameters, sizes = Subject.parameters, Subject.sizes
     train_flops, relatives, sizes_up = Subject.train_flops, Subject.relatives, Subject.sizes_up
@@ -388,7 +386,7 @@ class TokenDit(Dit):
     def vocabulary(self, module: nn.Module) -> Any:
         return getattr(module.final_layer, "linear", None)
 
-    # ---- samples, and one loss ----
+    # ---- samples and loss ----
 
     def samples(self) -> dict[str, Tensor]:
         import torch
@@ -402,7 +400,7 @@ class TokenDit(Dit):
         import torch
 
         x, t_B, conditions = super().example(device)
-        # All of them others: attention to tokens that are alike would tell nothing.
+        # All tokens differ: with equal tokens a test of attention would show nothing.
         tokens = torch.arange(x.shape[-1], device=device) % self.words
         return tokens.expand(1, 2, -1), t_B, conditions
 
@@ -413,8 +411,8 @@ class TokenDit(Dit):
         return x[:, 0]
 
     def predict(self, model: Any, x: Tensor, t_B: Tensor, conditions: Mapping[str, Tensor]) -> Any:
-        """Return the loss of ``x``, tokens and targets [B, 2, T]; of tokens alone [B, T] return
-        logits [B, V, T]."""
+        """Return the loss of tokens and targets ``x`` [B, 2, T], or the logits [B, V, T] of tokens
+        [B, T]."""
         if x.ndim == 2:
             return model(x, t_B, conditions["y"], conditions.get("drop")).transpose(1, 2)
         seen, wanted = x.unbind(1)

@@ -1,5 +1,8 @@
-"""The model of a DiT over tokens. Shape suffixes as in ``harness.subjects.dit.model``; V: words of
-the vocabulary, N: tokens of all samples."""
+"""Model of a DiT over tokens.
+
+Shape suffixes as in ``harness.subjects.dit.model``; V: words of the vocabulary, N: tokens of all
+samples.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from harness.subjects.dit.presets import Shape
 from strategies.losses.functions import Function, full
 
 TARGETS = 4
-"""The place of targets in what the model is given."""
+"""Index of the targets in the model's inputs."""
 
 
 class TokenEmbed(nn.Module):
@@ -29,8 +32,11 @@ class TokenEmbed(nn.Module):
 
 
 class Vocabulary(nn.Linear):
-    """Hidden states to logits over a vocabulary, or, given targets, to the sum of their cross
-    entropies; ``cross_entropy`` is a place left open for strategies."""
+    """Hidden states to logits over a vocabulary, or with targets to the sum of their cross
+    entropies.
+
+    Strategies may replace ``cross_entropy``.
+    """
 
     def __init__(self, hidden_size: int, words: int):
         super().__init__(hidden_size, words)
@@ -75,14 +81,15 @@ class TokenDiT(DiT):
         drop_B: Tensor | None = None,
         targets_BT: Tensor | None = None,
     ) -> Tensor:
-        """Logits [B, T, V]; with targets (-100: none) the mean cross entropy over all tokens, [1].
+        """Return logits [B, T, V]; with targets (-100: none) the mean cross entropy over all
+        tokens, [1].
 
-        All: where ranks have a part of the tokens each, the mean of their means is the whole's,
-        however many are hidden in each part.
+        The mean covers all tokens, not only hidden ones. So if ranks share the tokens, the mean of
+        their means is the whole's, for any number of hidden tokens in each part.
 
         Args:
-            tokens_BT: int64, below zero where hidden; or the part of them that ``part`` says.
-            t_B: in [0, 1); the more is hidden the smaller.
+            tokens_BT: int64, below zero if hidden; or their part as given by ``part``.
+            t_B: in [0, 1); a smaller value hides more tokens.
         """
         given = (tokens_BT, t_B, y_B, drop_B, targets_BT)
         x_BTD, c_BD = self.enter(*given)
@@ -96,18 +103,18 @@ class TokenDiT(DiT):
         drop_B: Tensor | None = None,
         targets_BT: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """As the DiT's: tokens [B, T, D] and the condition [B, D]."""
+        """Convert inputs as the DiT does: to tokens [B, T, D] and the condition [B, D]."""
         dtype = self.pos_embed.dtype
         x_BTD = self.x_embedder(tokens_BT) + self.positions()
         return x_BTD, self.t_embedder(t_B, dtype) + self.y_embedder(y_B, drop_B)
 
     def leave(self, x_BTD: Tensor, c_BD: Tensor, *given: Any) -> Tensor:
-        """From the last block's tokens to logits, or, where ``given`` has targets, to the loss."""
+        """Convert the last block's tokens to logits, or to the loss if ``given`` has targets."""
         targets_BT = given[TARGETS] if len(given) > TARGETS else None
         out = self.final_layer(x_BTD, c_BD, targets_BT)
         return out if targets_BT is None else out.float().reshape(1) / targets_BT.numel()
 
 
 def make(shape: Shape, words: int, **options: Any) -> TokenDiT:
-    """A DiT over a vocabulary of ``words``, on torch's current default device."""
+    """Return a DiT over a vocabulary of ``words``, on torch's current default device."""
     return TokenDiT(shape, words, **options)

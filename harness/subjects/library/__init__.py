@@ -1,5 +1,5 @@
-"""Models of the diffusers library, built from their configurations alone: no weights, no network.
+"""Models of the diffusers library, built from their configurations without weights or network.
 
-A preset (``flux-dev``) or a class with a configuration (``diffusers:CLASS``); what a model is given
-is its family's to say (``families``).
+A model is a preset (``flux-dev``) or a class with a configuration (``diffusers:CLASS``). Its family
+defines its inputs (``families``).
 """

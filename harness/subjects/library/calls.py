@@ -1,8 +1,8 @@
-"""One prediction of each family of the library's classes: tensors as its ``forward`` wants them.
+"""Forward calls of the library's model families, shared samples, and initial weights.
 
-Each function takes the model (wrapped by an engine or bare), a noisy sample, the time as the model
-is told it, the conditions of ``families``, the configuration and the size; it returns the output in
-the layout of the sample. Positions are made anew in each step, as the library's trainers do.
+Each call takes the model (wrapped by an engine or bare), a noisy sample, the time in the model's
+units, the conditions of ``families``, the configuration and the size. It returns the output in the
+layout of the sample. Positions are computed in each step, as the library's trainers do.
 
 Shape suffixes: B batch, T tokens.
 """
@@ -22,30 +22,29 @@ from harness.subjects.library.families import Space
 from strategies import initial
 from strategies.initial import Draw
 
-# ---- stripes ----
-# A rank's part of a sample in the library's classes: which one, and the positions of its tokens.
-#
-# Where a class is given positions with its tokens, those of the part are given. What it makes
-# inside from the size of what came in is made of the whole size, and cut.
+# ---- parts of a sample ----
+# Ranks that share a sample process one part each. If a class takes positions with its tokens, it
+# gets those of the part. Positions that it computes from the size of its input are computed for the
+# whole size, and then cut.
 
 
 PART = "part_of_samples"
 ROTARY = "rope"
-"""The module that makes a video's positions, (cosines, sines): [1, F H W, 1, K] from the size of
-what came in, or [B, F H W, K] from sizes that it is told."""
+"""Module that computes a video's positions, (cosines, sines): [1, F H W, 1, K] from the size of its
+input, or [B, F H W, K] from given sizes."""
 EMBED = "pos_embed"
-"""The module that makes an image's tokens [B, T, D], with positions, of latents [B, C, H, W]."""
+"""Module that makes an image's tokens [B, T, D], with positions, from latents [B, C, H, W]."""
 
 
 def mine(model: Any, tokens: Tensor, axis: int = 0) -> Tensor:
-    """This rank's part of something along the axis of its tokens, as ``take_part`` said."""
+    """Return this rank's part of a tensor along its token axis, as set by ``take_part``."""
     part, parts = _part(model)
     return tokens if parts == 1 else tokens.chunk(parts, dim=axis)[part]
 
 
 def rows_of(model: Any, table: Tensor, axis: int, frames: int, rows: int) -> Tensor:
-    """The same of a stripe of rows of each frame, where ``axis`` has the tokens of all frames, of
-    so many rows each."""
+    """Return this rank's stripe of rows of each frame; ``axis`` has the tokens of all frames, of
+    ``rows`` rows each."""
     part, parts = _part(model)
     if parts == 1:
         return table
@@ -54,8 +53,10 @@ def rows_of(model: Any, table: Tensor, axis: int, frames: int, rows: int) -> Ten
 
 
 def take_part(module: nn.Module, part: int, parts: int, stripes: str) -> None:
-    """Have the bare ``module`` take the ``part``-th of so many equal parts from now on, which are
-    ``stripes`` of what ``Family.stripes`` says."""
+    """Make the bare ``module`` process the ``part``-th of ``parts`` equal parts from now on.
+
+    ``stripes`` is a value of ``Family.stripes``.
+    """
     known = hasattr(module, PART)
     setattr(module, PART, (part, parts))
     if known:
@@ -74,7 +75,7 @@ def _of_rows(module: nn.Module) -> None:
     rotary = getattr(module, ROTARY)
 
     def whole(_: Any, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """In the place of the part, something of the whole's shape: no more is asked of it."""
+        """Replace the part by a tensor of the whole's shape; the module reads only the shape."""
         x, parts = given[0], _part(module)[1]
         shape = list(x.shape)
         shape[3] *= parts
@@ -97,8 +98,11 @@ def _of_tokens(module: nn.Module) -> None:
 
 
 def _of_an_image(module: nn.Module) -> None:
-    """Its positions are added where its tokens are made, so tokens are made of the part in its
-    place among zeros, and the others are left out: what one layer costs once more for each."""
+    """Add an image's positions for a part of it.
+
+    The module adds positions where it makes tokens. So it gets the part at its position among
+    zeros, and the other tokens are dropped. This costs one layer's work for the whole image.
+    """
 
     def placed(_: Any, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         (x,), (part, parts) = given, _part(module)
@@ -111,15 +115,15 @@ def _of_an_image(module: nn.Module) -> None:
 
 
 GUIDANCE = 1.0
-"""The scale that a distilled model is told, of all samples: as trainers give it."""
+"""Guidance scale for distilled models, the same for all samples, as trainers set it."""
 RATE = 25
-"""Frames a second of a video, for positions that are in seconds."""
+"""Frames per second of a video, for positions in seconds."""
 Given = Mapping[str, Tensor]
 Config = Mapping[str, Any]
 
 
 def _grid(x: Tensor, height: int, width: int, axes: int) -> Tensor:
-    """Positions [height x width, axes] of packed tokens: row and column behind a zero."""
+    """Return positions [height x width, axes] of packed tokens: row and column after a zero."""
     ids = torch.zeros(height, width, axes, device=x.device)
     ids[..., 1] += torch.arange(height, device=x.device)[:, None]
     ids[..., 2] += torch.arange(width, device=x.device)[None]
@@ -277,11 +281,11 @@ CALLS: dict[str, Callable[..., Tensor]] = {
         *(cogview4, mochi, sana, lumina2, aura),
     )
 }
-"""``Family.call`` -> the function."""
+"""``Family.call`` -> function."""
 
 
 class _Whole(TorchFunctionMode):
-    """Answers what a class asks of the values of a mask, where tensors have none: all are true."""
+    """Torch-function mode that returns values of an all-true mask for tensors without values."""
 
     def __init__(self, text: int) -> None:
         super().__init__()
@@ -297,28 +301,28 @@ class _Whole(TorchFunctionMode):
 
 @contextlib.contextmanager
 def masks_are_whole(x: Tensor, text: int) -> Iterator[None]:
-    """For a class that reads the values of its mask: where tensors have none (a prediction), they
-    are answered; ``text`` tokens, all of them. Elsewhere nothing is changed."""
+    """Within this context, a class can read the values of its mask even if tensors have none.
+
+    In a prediction the mask covers all ``text`` tokens. Otherwise nothing changes.
+    """
     valueless = type(x) is not Tensor or x.device.type == "meta"
     with _Whole(text) if valueless else contextlib.nullcontext():
         yield
 
 
-# ---- start ----
-# First weights of the library's models: drawn by their names, with all that is computed in place.
-#
-# The library's classes draw their weights while they are made, in float32, and compute positions
-# by the way, some of which are no buffers. So a model is made with memory for these alone, and
-# each weight is drawn where it will live (``strategies.initial``). Weights are normal with a
-# standard deviation of 0.02, gains one: nothing starts at zero, so that the first steps move every
-# weight. What these models learn from there is of no interest; memory, speed and parity are.
+# ---- initial weights ----
+# The library's classes sample their weights during construction, in float32, and compute positions
+# too, some of which are not buffers. So a model is built with memory only for these, and each
+# weight is sampled on its final device (``strategies.initial``). Weights are normal with a standard
+# deviation of 0.02, gains are one. No weight starts at zero, so that the first steps move every
+# weight. Only memory, speed and parity of these models are measured, not their training quality.
 
 
 SPREAD = 0.02
 
 
 class _Hollow(TorchFunctionMode):
-    """What layers allocate for their weights is made on meta, everything else where it would be."""
+    """Torch-function mode: layers allocate their weights on meta, and everything else as usual."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -328,7 +332,7 @@ class _Hollow(TorchFunctionMode):
 
 
 def shell(make: Callable[[], nn.Module]) -> nn.Module:
-    """The model that ``make`` makes, its parameters on meta."""
+    """Return the model that ``make`` makes, with its parameters on meta."""
     with torch.random.fork_rng(devices=[]), torch.device("cpu"), _Hollow():
         module = make()
     initial.replace(module, lambda p: nn.Parameter(p.detach().to("meta"), p.requires_grad))
@@ -336,7 +340,7 @@ def shell(make: Callable[[], nn.Module]) -> nn.Module:
 
 
 def draws(seed: int) -> Draw:
-    """Each first weight from ``seed`` and its name: see ``Subject.draws``."""
+    """Return each initial weight from ``seed`` and its name: see ``Subject.draws``."""
 
     def draw(name: str, like: Tensor) -> Tensor:
         if like.ndim == 1 and name.endswith("weight"):

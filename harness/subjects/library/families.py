@@ -1,8 +1,8 @@
-"""What the classes of the library are given: the layout of a sample, and what goes with it.
+"""Model families of the library: sample layouts, conditions and presets.
 
-A class's ``forward`` does not tell: of 69 sample layouts 22 are packed tokens and 25 have five
-axes, in two orders. So each family of classes says it here, in numbers that need no torch
-(``Family``); the calls themselves are in ``calls``.
+A class's ``forward`` does not define its sample layout: of 69 layouts 22 are packed tokens and 25
+have five axes, in two orders. So a ``Family`` states it for its class, as numbers that need no
+torch. The calls themselves are in ``calls``.
 
 Shape suffixes: C channels, F frames, H height, W width of a latent; T tokens.
 """
@@ -25,11 +25,11 @@ from strategies.files import parse_yaml
 
 Config = Mapping[str, Any]
 Given = tuple[tuple[int, ...], str]
-"""(shape of one sample's condition, what it holds: "normal", "true", "label")."""
+"""(shape of one sample's condition, its contents: "normal", "true", "label")."""
 
 
 class Space(NamedTuple):
-    """The size of one sample: frames, height and width of its latent, tokens of its text."""
+    """Size of one sample: frames, height and width of its latent, tokens of its text."""
 
     frames: int
     height: int
@@ -41,18 +41,18 @@ class Space(NamedTuple):
 class Family:
     """Facts of a class and of the call that trains it.
 
-    ``name`` is of the class, ``call`` of the function in ``calls``. ``depths``: attribute that has
-    blocks -> key of the configuration with their number, in the order in which they run; one with
-    an empty key has a fixed number of them, of which ``refiners`` is the key. ``defaults``: those
-    of the class, of the keys that are read here. ``text`` is the key of the text's width.
+    ``name`` is the class, ``call`` the function in ``calls``. ``depths``: attribute with blocks ->
+    key of the configuration with their number, in execution order. An attribute with an empty key
+    has a fixed number of blocks, given by the key ``refiners``. ``defaults`` are the class's
+    defaults of the keys that are read here. ``text`` is the key of the text's width.
 
-    ``down``: pixels a side for one element of a latent, ``every``: frames of a video for one of a
-    latent (0: images alone), ``tile``: what sides of a latent are multiples of. ``resolution``,
-    ``frames`` and ``text_tokens`` are usual ones.
+    ``down``: pixels per side of one element of a latent. ``every``: frames of a video per frame of
+    a latent (0: images only). ``tile``: factor of every side of a latent. ``resolution``,
+    ``frames`` and ``text_tokens`` are usual values.
 
-    ``time``: how the model is told the time from noise (0) to data (1): "falling" from 1 to 0,
-    "rising" from 0 to 1, each also as "..._1000"; a rising one predicts data less noise, a falling
-    one noise less data. With steps of a diffusion, "steps".
+    ``time``: the model's time argument from noise (0) to data (1): "falling" from 1 to 0, "rising"
+    from 0 to 1, each also as "..._1000". A rising one predicts data minus noise, a falling one
+    noise minus data. For the steps of a diffusion it is "steps".
     """
 
     name: str
@@ -76,38 +76,38 @@ class Family:
     text_tokens: int = 256
     random: bool = False
     unread: tuple[str, ...] = ()
-    """Layers of the last block of the first group that make queries whose answers nobody reads:
-    their gradient is there, and zero."""
+    """Layers of the first group's last block that compute queries whose results are not read: their
+    gradient exists and is zero."""
     stripes: str = ""
-    """How ranks can share a sample: "height", a stripe of each frame; "tokens", some of those that
-    it is given as; empty: not known."""
+    """Way in which ranks can share a sample: "height", a stripe of each frame; "tokens", some of
+    its input tokens; empty: unknown."""
     joint: bool = False
-    """Whether one attention sees the tokens of sample and text: then ranks share both. Text that
-    is only looked up is whole on each."""
+    """Whether one attention covers the tokens of sample and text, so that ranks share both. With
+    cross-attention each rank has the whole text."""
     stripes_if: str = ""
-    """Key of the configuration without which samples are not shared."""
+    """Key of the configuration without which ranks cannot share samples."""
     whole_masks: bool = False
-    """Whether the class reads values of its mask, of which all are true here."""
+    """Whether the class reads values of its mask, which are all true here."""
     stages: bool = True
-    """Whether its blocks can be given to several ranks: not where it uses a block's own layers
-    outside of it."""
+    """Whether its blocks can be distributed over pipeline stages. False if the model uses a block's
+    own layers outside of it."""
 
     def value(self, config: Config, key: str) -> Any:
-        """A number of the configuration."""
+        """Return a number of the configuration."""
         return config.get(key, self.defaults[key])
 
     def shares(self, config: Config) -> bool:
-        """Whether ranks can share a sample."""
+        """Return whether ranks can share a sample."""
         key = self.stripes_if
         return bool(self.stripes and (not key or self.value(config, key)))
 
     def sample(self, config: Config, space: Space) -> tuple[int, ...]:
-        """The shape of one sample, as the class takes it."""
+        """Return the shape of one sample, in the class's layout."""
         channels = self.value(config, "in_channels")
         return LAYOUTS[self.layout](channels, space)
 
     def conditions(self, config: Config, space: Space) -> dict[str, Given]:
-        """What goes with one sample, by name."""
+        """Return the conditions of one sample, by name."""
         found: dict[str, Given] = {}
         if self.text:
             width = self.value(config, self.text)
@@ -240,7 +240,7 @@ _ALL = [
     ),
 ]  # fmt: skip
 FAMILIES = {family.name: family for family in _ALL}
-"""Class -> what is known of it."""
+"""Class -> family."""
 
 _SHAPES = "the shapes in its forward depend on {what}, which has no values before it runs; "
 _HELP = "give it as a module of your own, with shapes fixed: --model mine.py:make (docs/models.md)"
@@ -258,13 +258,11 @@ REFUSED = {
         "WanAnimate2Transformer3DModel": "the sizes of its grids (tolist)",
     }.items()
 }
-"""Class -> why it cannot be trained here, with what would help."""
+"""Class -> why it cannot be trained here, with a remedy."""
 
 
 # ---- presets ----
-# Which model a name means: presets, and any class of the library with a configuration. No torch.
-#
-# The facts are in ``presets.yaml``; what a class is given, in ``families``.
+# The presets' facts are in ``presets.yaml``. Imports no torch.
 
 
 PREFIX = "diffusers:"
@@ -274,10 +272,10 @@ NOT_CONFIG = ("_class_name", "_diffusers_version", "_name_or_path")
 
 @dataclass(frozen=True)
 class Known:
-    """One model: its class, what differs from the class's defaults, and its usual sizes.
+    """One model: its class, its differences from the class's defaults, and its usual sizes.
 
-    ``config``: key -> value. ``parameters``: elements "built" and "published", and who "told";
-    empty where it is no preset. ``usual``: facts of the family that are otherwise here. ``hub``:
+    ``config``: key -> value. ``parameters``: elements "built" and "published", and the source
+    "told"; empty if it is no preset. ``usual``: values that replace those of the family. ``hub``:
     its names on the Hugging Face Hub.
     """
 
@@ -290,7 +288,7 @@ class Known:
 
 @functools.cache
 def table() -> dict[str, Known]:
-    """Name -> preset."""
+    """Return name -> preset."""
     rows = yaml.safe_load(FILE.read_text(encoding="utf-8"))
     return {
         name: Known(
@@ -306,7 +304,7 @@ def table() -> dict[str, Known]:
 
 @functools.cache
 def _spellings() -> dict[str, str]:
-    """Letters and digits of a preset's name, or of one of its names on the Hub -> preset."""
+    """Return letters and digits of a preset's name, or of one of its Hub names -> preset."""
     hub = {_letters(name): key for key, known in table().items() for name in known.hub}
     tails = {_letters(name.partition("/")[2]): key
              for key, known in table().items() for name in known.hub}  # fmt: skip
@@ -318,7 +316,7 @@ def _letters(name: str) -> str:
 
 
 def canonical(model: str) -> str:
-    """The preset that ``model`` spells, by its own name or by one on the Hub; else as it is."""
+    """Return the preset that ``model`` names, by its own name or one on the Hub; else ``model``."""
     dit = re.fullmatch(r"(?i:dit)-([a-zA-Z]+)(/\d)?", model)
     if dit:
         return f"DiT-{dit[1].upper()}{dit[2] or ''}"
@@ -327,16 +325,16 @@ def canonical(model: str) -> str:
 
 
 def is_named(model: str) -> bool:
-    """Whether ``model`` is a name of this library's."""
+    """Return whether ``model`` is a name of this library's."""
     return model in table() or model.startswith(PREFIX)
 
 
 def find(model: str, config: str = "", changes: str = "") -> Known:
-    """The model of that name, with its configuration read and changed.
+    """Return the model of that name, with its configuration read and changed.
 
     Args:
-        config: a config.json as the library writes it; for ``diffusers:CLASS`` alone.
-        changes: KEY=VALUE,KEY=VALUE over it.
+        config: a config.json as the library writes it; for ``diffusers:CLASS`` only.
+        changes: KEY=VALUE,KEY=VALUE that override it.
 
     Raises:
         BadInput: an unknown class, one that cannot be planned, an unreadable file.
@@ -384,7 +382,7 @@ def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def values(text: str) -> dict[str, Any]:
-    """``num_layers=2,axes_dims_rope=[4,4,8]`` as a mapping; values are YAML's.
+    """Parse ``num_layers=2,axes_dims_rope=[4,4,8]`` into a mapping; values are YAML's.
 
     Raises:
         BadInput: a part that is no KEY=VALUE.

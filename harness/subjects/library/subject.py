@@ -1,4 +1,4 @@
-"""A class of the diffusers library with a configuration as a subject. No torch above."""
+"""Subject for a class of the diffusers library with a configuration. No torch at import."""
 
 from __future__ import annotations
 
@@ -30,11 +30,9 @@ if TYPE_CHECKING:
     from strategies.initial import Draw
 
 
-# ---- cached ----
-# Caches of other trainers as samples of a class of the library: by sizes, in its own layout.
-#
-# A cache holds samples of several sizes (buckets); a batch is of one, and so is a run: that which
-# was asked for, or the largest, which decides whether a training fits.
+# ---- cached samples ----
+# A cache holds samples of several sizes (buckets). A batch has samples of one size, and so does a
+# run: the requested size, or the largest, which decides whether a training fits.
 #
 # Shape suffixes: C channels, F frames, H height, W width of a latent; T tokens.
 
@@ -45,7 +43,7 @@ PACKED = 4
 
 @dataclass(frozen=True)
 class Sized:
-    """What the model takes: its class, its configuration, the pixels for an element of a latent."""
+    """Model of a cache: its class, its configuration, and the pixels per element of a latent."""
 
     family: Family
     config: Mapping[str, Any]
@@ -53,25 +51,25 @@ class Sized:
 
     @property
     def channels(self) -> int:
-        """Channels of a latent before tokens are made of it."""
+        """Return the channels of a latent before it is split into tokens."""
         channels = self.family.value(self.config, "in_channels")
         return channels // PACKED if self.family.layout == "packed" else channels
 
 
 class Bucket(NamedTuple):
-    """Samples of one size; ``space.text`` is the longest of their texts."""
+    """Samples of one size; ``space.text`` is the length of their longest text."""
 
     space: Space
     samples: tuple[Sample, ...]
 
     def words(self, sized: Sized) -> str:
-        """Its pixels and frames, as a spec asks for them."""
+        """Return its pixels and frames, as in a spec."""
         space, every = self.space, sized.family.every
         frames = f" of {(space.frames - 1) * every + 1} frames" if every else ""
         return f"{space.height * sized.down}x{space.width * sized.down}{frames}"
 
     def asked(self, sized: Sized) -> dict[str, Any]:
-        """The fields of a spec that ask for made-up samples of this size."""
+        """Return the spec fields that request synthetic samples of this size."""
         space, every = self.space, sized.family.every
         sides = f"{space.height * sized.down}x{space.width * sized.down}"
         frames = (space.frames - 1) * every + 1 if every else 0
@@ -79,7 +77,7 @@ class Bucket(NamedTuple):
 
 
 class Latent(NamedTuple):
-    """The axes of a latent in its file; ``folded``: 2 x 2 elements are one already."""
+    """Axes of a latent in its file; ``folded``: 2 x 2 elements are already one."""
 
     channels: int
     frames: int
@@ -89,10 +87,10 @@ class Latent(NamedTuple):
 
 
 def buckets_of(name: str, sized: Sized, model: str) -> list[Bucket]:
-    """The buckets of the cache called ``name``, the largest first.
+    """Return the buckets of the cache called ``name``, the largest first.
 
     Raises:
-        BadInput: it is of another model, or a sample has not what the model takes.
+        BadInput: it is of another model, or a sample lacks an input of the model.
     """
     cache = open_cache(name)
     mine = [sample for sample in cache.samples if sized.family.name in sample.classes]
@@ -114,10 +112,10 @@ def _elements(space: Space) -> int:
 
 
 def chosen(found: list[Bucket], sized: Sized, shaping: Shaping) -> Bucket:
-    """The bucket that a spec asks for by its pixels and frames; the largest where it does not.
+    """Return the bucket with the spec's pixels and frames; the largest if the spec has none.
 
     Raises:
-        BadInput: there is none of that size; names those that are.
+        BadInput: there is none of that size; names the available ones.
     """
     if shaping.text:
         raise BadInput(f"text is {shaping.text}, and {shaping.data} has texts: leave --text out")
@@ -136,11 +134,12 @@ def chosen(found: list[Bucket], sized: Sized, shaping: Shaping) -> Bucket:
     )
 
 
-# ---- what a sample is ----
+# ---- facts of a sample ----
 
 
 def _size(sample: Sample, sized: Sized) -> tuple[int, int, int]:
-    """Frames, height and width of its latent, as the model counts them; all of it checked."""
+    """Return frames, height and width of its latent in the model's units, after a check of all
+    parts."""
     latent, family = _latent(sample, sized), sized.family
     fold = 2 if latent.folded else 1
     height, width = latent.height * fold, latent.width * fold
@@ -202,11 +201,11 @@ def _longest(samples: list[Sample]) -> int:
     return max(max(s.parts["text"].shape[0], s.least_text) for s in samples)
 
 
-# ---- its tensors ----
+# ---- tensors of a sample ----
 
 
 def row(cache: Cache, sample: Sample, space: Space, sized: Sized) -> dict[str, Tensor]:
-    """One sample as the model takes it, float32: "x", and its conditions by name."""
+    """Return one sample in the model's layout, float32: "x", and its conditions by name."""
     import torch
 
     parts = {name: cache.tensor(part) for name, part in sample.parts.items()}
@@ -223,7 +222,8 @@ def row(cache: Cache, sample: Sample, space: Space, sized: Sized) -> dict[str, T
 
 
 def _values(parts: Mapping[str, Tensor], sample: Sample, sized: Sized) -> Tensor:
-    """The latent as [C, F, H, W]: the mean of moments, normalised by what lies beside it."""
+    """Return the latent as [C, F, H, W]: the mean of moments, normalised by the sample's own
+    values."""
     latent = parts["latents"].float()
     latent = latent[:, None] if latent.ndim == 3 else latent
     if sample.moments and sized.family.layout == "frames":
@@ -232,14 +232,14 @@ def _values(parts: Mapping[str, Tensor], sample: Sample, sized: Sized) -> Tensor
         latent = latent[: sized.channels]
     if "mean" in parts and "scale" in parts:
         mean, scale = (parts[name].float().view(-1, 1, 1, 1) for name in ("mean", "scale"))
-        # finetrainers keeps one over the deviation for Wan, and the deviation for LTX-Video.
+        # finetrainers stores 1 / deviation for Wan, and the deviation for LTX-Video.
         inverse = sized.family.name == "WanTransformer3DModel"
         latent = (latent - mean) * (scale if inverse else 1 / scale)
     return latent
 
 
 def _laid(latent_CFHW: Tensor, kind: Latent, family: Family) -> Tensor:
-    """In the layout of the class (``families.LAYOUTS``)."""
+    """Return the latent in the layout of the class (``families.LAYOUTS``)."""
     if family.layout == "image":
         return latent_CFHW[:, 0]
     if family.layout == "frames":
@@ -256,16 +256,16 @@ def _laid(latent_CFHW: Tensor, kind: Latent, family: Family) -> Tensor:
     return latent_CFHW
 
 
-# ---- space ----
-# The size of a public model's sample, as a spec asks for it: pixels, frames, tokens. No torch.
+# ---- sample size ----
+# A spec gives the size in pixels, frames and tokens.
 
 
 LARGEST_SIDE, MOST_LATENTS = 8192, 1024
-"""Pixels of the shorter side, and latents of a video, beyond which no search goes."""
+"""Limits of a search: pixels of the shorter side, and latents of a video."""
 
 
 def space_of(shaping: Shaping, family: Family, usual: Mapping[str, Any], down: int) -> Space:
-    """The size of a sample's latent.
+    """Return the size of a sample's latent.
 
     Raises:
         BadInput: sides or frames that the model does not take; names the nearest.
@@ -294,8 +294,10 @@ def space_of(shaping: Shaping, family: Family, usual: Mapping[str, Any], down: i
 def larger(
     axis: str, space: Space, family: Family, down: int
 ) -> list[tuple[Mapping[str, Any], float]]:
-    """Samples that grow from the smallest one, in the proportions of ``space``: (fields of a spec
-    that ask for it, how many times the elements of ``space``)."""
+    """Return samples that grow from the smallest one, in the proportions of ``space``.
+
+    Each is (fields of a spec that request it, elements in multiples of ``space``).
+    """
     if axis == "frames":
         number = MOST_LATENTS if family.every else 0
         return [({"frames": 1 + family.every * n}, (n + 1) / space.frames) for n in range(number)]
@@ -312,7 +314,7 @@ def larger(
 
 
 def _sides(text: str) -> tuple[int, int]:
-    """``1024`` or ``480x832``: height and width in pixels."""
+    """Parse ``1024`` or ``480x832`` into height and width in pixels."""
     match = re.fullmatch(r"(\d+)(?:x(\d+))?", text.strip())
     if not match:
         raise BadInput(f"resolution is {text!r}; write pixels, as 1024, or HEIGHTxWIDTH")
@@ -320,20 +322,20 @@ def _sides(text: str) -> tuple[int, int]:
 
 
 SAMPLES = 8
-"""Synthetic samples: what is measured does not depend on values, and one text is megabytes."""
+"""Synthetic samples. Their values do not affect a measurement, and one text takes megabytes."""
 TWICE = "dual_attention_layers"
 ADAPTED = ("to_q", "to_k", "to_v", "to_out.0")
-"""The endings of the layers that the library's LoRA scripts adapt."""
+"""Suffixes of the layers that the library's LoRA scripts adapt."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Library(Subject):
-    """A preset, or a class with a configuration; made of the facts in the tree, without weights.
+    """A preset, or a class with a configuration; built from known facts, without weights.
 
-    ``kind`` is the class, ``settings`` what differs from its defaults, as JSON; ``space`` the size
-    of a sample, ``factor`` the pixels a side for one element of a latent. ``cache``: the data that
-    its samples are read from; empty: they are made up. ``stands_for``: depths of the model that
-    this one stands for in a prediction; empty: for itself.
+    ``kind`` is the class; ``settings`` are the differences from its defaults, as JSON. ``space`` is
+    the size of a sample; ``factor`` is the pixels per side of one element of a latent. ``cache`` is
+    the source of its samples; empty: synthetic ones. ``stands_for`` has the depths of the model
+    that this one represents in a prediction; empty: itself.
     """
 
     objectives: ClassVar[tuple[str, ...]] = ("flow", "epsilon", "velocity")
@@ -384,16 +386,16 @@ class Library(Subject):
     def usual_objective(cls, shaping: Shaping, model: str) -> str:
         return families.find(model, shaping.config).family.objectives[0]
 
-    # ---- what it is ----
+    # ---- identity ----
 
     @property
     def family(self) -> Family:
-        """What its class is given."""
+        """Return the family of its class."""
         return FAMILIES[self.kind]
 
     @property
     def config(self) -> dict[str, Any]:
-        """Its configuration, without the class's defaults."""
+        """Return its configuration, without the class's defaults."""
         return json.loads(self.settings)
 
     @property
@@ -407,7 +409,7 @@ class Library(Subject):
 
     @property
     def random_blocks(self) -> bool:
-        """Dropout is off in every one, unless its configuration says otherwise."""
+        """Return whether its blocks use dropout, which is off unless its configuration sets it."""
         return bool(self.config.get("dropout", 0))
 
     @property
@@ -421,7 +423,7 @@ class Library(Subject):
 
     @property
     def size_in_words(self) -> str:
-        """How a table's head tells the size of a sample."""
+        """Return the size of a sample for a table's header."""
         space, down = self.space, self.factor
         sides = f"{space.height * down}x{space.width * down}"
         frames = (space.frames - 1) * self.family.every + 1
@@ -430,9 +432,11 @@ class Library(Subject):
 
     @property
     def depths(self) -> dict[str, int]:
-        """Key of the configuration -> how many blocks it asks for, in the order of the groups. The
-        blocks of SD3.5 that attend twice are the first ones, and blocks of their own; where they
-        are others, no shallow model has its blocks in their order."""
+        """Return key of the configuration -> number of its blocks, in the order of the groups.
+
+        The blocks of SD3.5 with two attentions are the first ones, and a group of their own. If
+        they are others, return nothing: no shallow model has the same order of blocks.
+        """
         keys = filter(None, self.family.depths.values())
         counts = {key: self.family.value(self.config, key) for key in keys}
         twice = self.config.get(TWICE, ())
@@ -474,7 +478,7 @@ class Library(Subject):
         return found._replace(total=found.total + more, here=found.total) if more else found
 
     def block_of(self, module: nn.Module, key: str) -> nn.Module:
-        """A block of those that ``key`` counts, the first but one where there are as many."""
+        """Return the first of the blocks that ``key`` counts."""
         if TWICE in self.depths:
             first = 0 if key == TWICE else self.depths[TWICE]
             return module.transformer_blocks[first]
@@ -501,7 +505,7 @@ class Library(Subject):
             raise BadInput(f"model {self.model}: {self.kind} cannot be built: {error}") from error
         for part in module.modules():
             if hasattr(part, "dropout_prob"):
-                # Labels are withheld by the batch, the same on every engine.
+                # The batch withholds labels, the same on every engine.
                 part.dropout_prob = 0.0
         module.passage = functools.partial(cut.passage_between, self)
         return module
@@ -517,7 +521,7 @@ class Library(Subject):
         return calls.draws(seed)
 
     def small(self) -> Library:
-        """One block of each kind, of the smallest sample."""
+        """Return a model with one block of each kind and the smallest sample."""
         tile, text = max(self.family.tile, 2), min(self.space.text, 8)
         space = Space(1, tile, tile, text)
         shallow = dataclasses.replace(self.deep(dict.fromkeys(self.depths, 1)), stands_for=())
@@ -536,7 +540,7 @@ class Library(Subject):
 
     @property
     def parameters(self) -> int:
-        """Of a preset as its file has them, which needs no torch."""
+        """Return the parameters: for a preset from its file, without torch."""
         counted = self._counted
         return counted["built"] if counted else super().parameters
 
@@ -550,7 +554,7 @@ class Library(Subject):
 
     @property
     def _counted(self) -> Mapping[str, Any]:
-        """The elements that a preset's file says; empty where the configuration is another."""
+        """Return the element counts of a preset's file; empty if the configuration differs."""
         known = families.table().get(self.model)
         return known.parameters if known and known.config == self.config else {}
 
@@ -558,7 +562,7 @@ class Library(Subject):
     def attention_linears(self) -> tuple[str, ...]:
         return tuple(name for name in self.linears if name.endswith(ADAPTED))
 
-    # ---- its modules ----
+    # ---- modules ----
 
     def groups(self, module: nn.Module) -> list[Sequence[nn.Module]]:
         return [getattr(module, name) for name in self.family.depths]
@@ -566,7 +570,7 @@ class Library(Subject):
     def head(self, module: nn.Module) -> nn.Module:
         return module.get_submodule(self.family.head)
 
-    # ---- samples, and one prediction ----
+    # ---- samples and output ----
 
     @property
     def rows(self) -> int:
@@ -643,7 +647,7 @@ class Library(Subject):
 
 
 def _class(name: str) -> Any:
-    """A class of diffusers; its import warns of packages without which it does well."""
+    """Return a class of diffusers, without the import's warnings about optional packages."""
     silent = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -659,8 +663,10 @@ def _trained(block: nn.Module) -> int:
 
 
 def _kept_in(model: Any) -> torch.dtype:
-    """The type of what the model is given, outside of autocast: that in which its weights are when
-    it runs, which an engine that gathers them says."""
+    """Return the type of the model's inputs outside of autocast.
+
+    It is the type in which the weights are at run time; an engine that gathers them defines it.
+    """
     kept = (p.dtype for p in model.parameters() if p.is_floating_point())
     return getattr(model, "computes_in", None) or next(kept)
 
@@ -677,8 +683,10 @@ def _version() -> str:
 
 @functools.lru_cache(maxsize=64)
 def _survey(subject: Library) -> Survey:
-    """On fake tensors, which behave as a CPU's do and have no memory: some of these classes read a
-    device's name, or a mask, that "meta" has not."""
+    """Survey the model on fake tensors, which behave like a CPU's and use no memory.
+
+    Some of these classes read a device's name or a mask's values, which "meta" lacks.
+    """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     from strategies import survey

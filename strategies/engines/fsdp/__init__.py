@@ -1,1 +1,1 @@
-"""FSDP2: its engine, and what torch's objects and a step of it show."""
+"""FSDP2: engine, sharding, evidence and trace adapter."""

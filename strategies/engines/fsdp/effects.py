@@ -1,8 +1,8 @@
-"""What FSDP2 shows of itself: what its objects do (``objects``), and, in one watched step, how
-much was gathered at once and what travelled.
+"""Evidence of FSDP2 from its objects and from one watched step: placements, gathers and
+collectives.
 
-Where no step was watched, or the blocks are compiled, what is left of the step are torch's own
-settings, and they are labelled so.
+Without a watched step, or with compiled blocks, the remaining facts of the step are torch's own
+settings, and are labelled so.
 """
 
 from __future__ import annotations
@@ -28,16 +28,13 @@ from strategies.engines.fsdp.shard import groups
 from strategies.evidence.readings import bytes_of
 from strategies.evidence.rules import label, together
 
-# ---- objects ----
-# What the objects of a run under FSDP2 show, without a step: how parameters are cut and grouped,
-# what a rank stores of them and of the optimizer's state, and where.
-#
-# All of it is read off tensors, but for what torch alone knows of itself: what becomes of a block
-# behind its forward, and whether it offloads.
+# ---- facts without a step ----
+# They are read from tensors, except two that only torch's own settings show: resharding after
+# forward, and offload.
 
 
 def cut(trained: TrainingRun) -> dict[str, Any]:
-    """Every parameter is cut by rows over the ranks that share, alike on groups of them."""
+    """Check that every parameter is sharded by rows, equally in each group of ranks."""
     layout = trained.launch.layout
     grouped = trained.engine.hybrid
     mesh = (layout.replicate, layout.sharers) if grouped else (layout.sharers,)
@@ -57,7 +54,7 @@ def first(names: list[str]) -> str:
 
 
 def by_block(trained: TrainingRun) -> dict[str, Any]:
-    """Each block is gathered by itself; what becomes of it after forward is torch's setting."""
+    """Check that each block is gathered by itself; resharding after forward is torch's setting."""
     found, blocks = shard.groups(trained.module), trained.blocks()
     own = {id(module): group for group in found for module in group.modules}
     alone = [b for b in blocks if id(b) in own and _holds(own[id(b)], b)]
@@ -84,13 +81,13 @@ def _reshards_to(group: Any) -> bool | int:
 
 
 def _rows(parameter: Any, ranks: int) -> int:
-    """Bytes of a share as every rank allocates it: rows of the largest."""
+    """Return the bytes of a share as every rank allocates it: the rows of the largest."""
     rows = -(-parameter.shape[0] // ranks)
     return rows * parameter.shape[1:].numel() * parameter.element_size()
 
 
 def shares(trained: TrainingRun) -> dict[str, Any]:
-    """Bytes that are really stored here, those behind each share included."""
+    """Return the bytes really stored on this rank, including the storage behind each share."""
     parameters, ranks = list(trained.module.parameters()), trained.launch.layout.sharers
     stored = bytes_of(shard.local(p) for p in parameters if shard.local(p).numel())
     most = sum(_rows(p, ranks) for p in parameters)
@@ -101,7 +98,8 @@ def shares(trained: TrainingRun) -> dict[str, Any]:
 
 
 def kept(trained: TrainingRun) -> dict[str, Any]:
-    """The optimizer steps the model's own parameters, and keeps a share of state for each."""
+    """Check that the optimizer steps the model's own parameters, and holds a share of state for
+    each."""
     optimizer = trained.inner_optimizer
     free = [p for p in trained.module.parameters() if p.requires_grad]
     stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -117,8 +115,8 @@ def kept(trained: TrainingRun) -> dict[str, Any]:
 
 
 def places(trained: TrainingRun) -> dict[str, Any]:
-    """Where shares wait: torch's policy, and the devices of the tensors, which a CPU cannot tell
-    apart."""
+    """Check the placement of shares: torch's policy, and the tensors' devices, which are equal on a
+    CPU."""
     offloads = trained.engine.offloads
     found = shard.groups(trained.module)
     policies = {isinstance(group.offload_policy, CPUOffloadPolicy) for group in found}
@@ -135,7 +133,7 @@ def places(trained: TrainingRun) -> dict[str, Any]:
 
 
 def copies(trained: TrainingRun) -> dict[str, Any]:
-    """Groups that hold the same shares hold them alike, whatever samples each has seen."""
+    """Check that replica groups hold equal shares, although each has seen other samples."""
     layout = trained.launch.layout
     if layout.replicate == 1 or trained.launch.simulated:
         return {}
@@ -148,14 +146,14 @@ def copies(trained: TrainingRun) -> dict[str, Any]:
 
 
 def alike(parameter: Any, other: Any) -> bool:
-    """Whether another tensor is cut as a parameter is."""
+    """Return whether another tensor is sharded as a parameter is."""
     cut = isinstance(other, DTensor) and other.placements == parameter.placements
     return cut and shard.local(other).shape == shard.local(parameter).shape
 
 
 AT_ONCE = 3
-"""Groups that are gathered together where blocks are let go of: the one at work, the next, and what
-lies outside of the blocks."""
+"""Groups gathered at once if blocks are resharded: the current one, the next, and the group outside
+of blocks."""
 RECOMPUTING = "recomputes"
 KINDS = {
     "_allgather_base_": "gather",
@@ -163,16 +161,19 @@ KINDS = {
     "allreduce_": "reduce",
     "allreduce_coalesced_": "reduce",
 }
-"""Collective of FSDP2's -> what it does; a scatter is a reduction that leaves each rank its share.
-Others are a strategy's."""
+"""Collective of FSDP2 -> its operation; a scatter is a reduction that leaves each rank its share.
+Other collectives are a strategy's."""
 
 
 @dataclass
 class Effects:
-    """What one step showed. ``most``: groups gathered at once; ``ahead``: how many were asked for
-    ahead of the one at work and not waited for yet, at most in forward and in backward; ``odd``:
-    trained parameters whose gradient, when the optimizer steps, is not cut as they are; ``types``:
-    (type that the model was called with, type that it got) of its floating inputs."""
+    """Record of one step.
+
+    ``most``: groups gathered at once. ``ahead``: most groups that were prefetched and not waited
+    for yet, in forward and in backward. ``gradients``: gradients in the optimizer's step; ``odd``:
+    those that are not sharded as their parameters. ``types``: (type that the model was called with,
+    type that it received) of its floating inputs.
+    """
 
     most: int = 0
     ahead: dict[str, int] = field(default_factory=lambda: {"forward": 0, "backward": 0})
@@ -181,12 +182,12 @@ class Effects:
     types: set[tuple[str, str]] = field(default_factory=set)
 
 
-# ---- watching ----
+# ---- watched step ----
 
 
 @contextlib.contextmanager
 def observe(trained: TrainingRun) -> Iterator[Effects]:
-    """Watch one step; torch's classes and the model are as they were when it ends."""
+    """Watch one step; restore torch's classes and the model when it ends."""
     found, given = Effects(), list[str]()
     module = trained.module
     names = {p: name for name, p in module.named_parameters()}
@@ -198,7 +199,7 @@ def observe(trained: TrainingRun) -> Iterator[Effects]:
         found.types |= set(zip(given, _types((args, named)), strict=True))
 
     def stepping(optimizer: Any, *_: Any) -> None:
-        """Of all parameters at once, or of one after the other within backward."""
+        """Record the gradients of a step of all parameters, or of one parameter within backward."""
         stepped = [p for group in optimizer.param_groups for p in group["params"]]
         there = [p for p in stepped if p.grad is not None]
         found.gradients += len(there)
@@ -224,7 +225,7 @@ def _types(values: Any) -> list[str]:
 
 @contextlib.contextmanager
 def _gathering_watched(found: Effects) -> Iterator[None]:
-    """Count the groups that are whole, each time that one comes or goes."""
+    """Count the gathered groups, each time that one is gathered or resharded."""
     whole: set[int] = set()
 
     def noting(name: str, comes: bool) -> Callable[[Any], None]:
@@ -245,7 +246,7 @@ def _gathering_watched(found: Effects) -> Iterator[None]:
 
 
 def _asking_watched(found: Effects, known: list[Any]) -> contextlib.AbstractContextManager[Any]:
-    """Count the groups whose gathering has begun, each time that one is asked for ahead."""
+    """Count the groups whose gather has begun, at each prefetch."""
     ask = FSDPParamGroup._prefetch_unshard
 
     def asked(group: Any, phase: str) -> None:
@@ -260,10 +261,10 @@ def _asking_watched(found: Effects, known: list[Any]) -> contextlib.AbstractCont
 
 
 def evidence(trained: TrainingRun) -> dict[str, Any]:
-    """Facts of the model and the optimizer, and of the watched step.
+    """Return facts of the model and the optimizer, and of the watched step.
 
     Raises:
-        NotInForce: some of it is not sharded, not by block, or not as the recipe asks.
+        NotInForce: something is not sharded, not by block, or not as requested.
     """
     model = trained.model
     demand(
@@ -283,11 +284,12 @@ def evidence(trained: TrainingRun) -> dict[str, Any]:
     return {**found, **_wire(trained)}
 
 
-# ---- of the watched step ----
+# ---- facts of the watched step ----
 
 
 def _step(trained: TrainingRun, seen: Effects) -> dict[str, Any]:
-    """Gradients cut as their parameters, blocks gathered a few at a time, timesteps not rounded."""
+    """Check that gradients are sharded, few blocks are gathered at once, and timesteps are not
+    rounded."""
     traits, total = trained.launch.traits, len(groups(trained.module))
     demand(not seen.odd, f"{len(seen.odd)} gradients are not cut, {first(seen.odd)} first")
     demand(seen.gradients > 0, "no parameter had a gradient when the optimizer stepped")
@@ -307,8 +309,11 @@ def _step(trained: TrainingRun, seen: Effects) -> dict[str, Any]:
 
 
 def _ahead(trained: TrainingRun, seen: Effects) -> dict[str, int]:
-    """Blocks are asked for ahead as the recipe says; what was kept is not asked for again. torch
-    by itself asks for one, in backward alone."""
+    """Check that blocks are prefetched as requested; blocks that stay gathered are not prefetched
+    again.
+
+    torch's default is one block, in backward only.
+    """
     number, traits = trained.engine.prefetch, trained.launch.traits
     again = trained.engine.reshard is not False and "frozen_blocks" not in traits
     least = {"forward": number, "backward": number * again}
@@ -319,8 +324,11 @@ def _ahead(trained: TrainingRun, seen: Effects) -> dict[str, int]:
 
 
 def _wire(trained: TrainingRun) -> dict[str, Any]:
-    """Collectives of the step: all is gathered in forward, blocks again in backward unless they
-    were kept, and each group's gradients are reduced once, behind the last micro batch."""
+    """Check the collectives of the step.
+
+    All weights are gathered in forward, and blocks again in backward unless they stay gathered.
+    Each group's gradients are reduced once, after the last micro-batch.
+    """
     seen = trained.observed
     if not seen.ran:  # compiled blocks are not watched
         return {}
@@ -360,6 +368,6 @@ def _trains(group: Any) -> bool:
 
 
 def _sent_by(group: Any) -> int:
-    """Bytes of this rank's share of a group, in the type in which it is gathered."""
+    """Return the bytes of this rank's share of a group, in the type of the gather."""
     parts = ((p._sharded_param_data, p.param_dtype or p.orig_dtype) for p in group.fsdp_params)
     return sum(data.numel() * dtype.itemsize for data, dtype in parts)

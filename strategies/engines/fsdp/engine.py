@@ -1,11 +1,10 @@
-"""FSDP2 by accelerate: parameters, gradients and optimizer state sharded, gathered block by block.
+"""FSDP2 engine by accelerate: parameters, gradients and optimizer state sharded, gathered by block.
 
-Its launch file says whether they wait in host memory, and whether groups of ranks share (HSDP).
-What a rank holds is read in ``facts``, how the model is sharded stands in ``shard``, and
-what a step shows of it in ``effects``.
+Its launch file sets offload to host memory, and sharding within groups of ranks (HSDP). ``shard``
+shards the model and reads a rank's tensors; ``effects`` reads the facts of a step.
 
-accelerate looks for FSDP on GPUs alone. On a machine without one, its own code runs all the same
-once its state is told so (``shard.stand_in``); a row says so.
+accelerate supports FSDP on GPUs only. On a machine without one its own code still runs after its
+state is set (``shard.stand_in``), and the row has a note.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ if TYPE_CHECKING:
     from strategies.inventory import ResolvedConfig
 
 
-# ---- rows ----
-# What an engine answers whose ranks each have rows of every parameter, as DTensors.
+# ---- row-sharded parameters ----
 
 
 class Rows(Engine):
-    """What ``fully_shard`` has cut, whoever asked it to."""
+    """Engine whose ranks hold rows of every parameter as DTensors, whoever called
+    ``fully_shard``."""
 
     def norm(self, trained: TrainingRun) -> Any:
         return whole(super().norm(trained))
@@ -59,7 +58,7 @@ class Rows(Engine):
         return facts.state_of(trained, shard)
 
     def receivers(self, trained: TrainingRun) -> Sequence[torch.Tensor]:
-        """The gathered parameters, which there are from the first forward on."""
+        """Return the gathered parameters, which exist from the first forward on."""
         from strategies.engines.fsdp import shard as facts
 
         return facts.gathered(trained.module)
@@ -81,7 +80,7 @@ class Rows(Engine):
 
 
 def whole(value: Any) -> Any:
-    """A DTensor put together on every rank; anything else as it is."""
+    """Return the whole tensor of a DTensor, on every rank; anything else unchanged."""
     return value.full_tensor() if hasattr(value, "full_tensor") else value
 
 
@@ -89,7 +88,7 @@ WRAPPED = "TRANSFORMER_BASED_WRAP"
 HYBRID = "HYBRID_SHARD"
 AUTO = "auto"
 USUAL = {"replicate": 2, "prefetch": 0}
-"""What accelerate's launch file has no word for."""
+"""Values that accelerate's launch file has no key for."""
 STAND_IN = (
     "accelerate starts FSDP on GPUs alone: here its own FSDP2 code runs on processes that it "
     "started as replicas"
@@ -131,27 +130,29 @@ class Fsdp(Rows):
             )
         return cls(dataclasses.replace(file, settings={**USUAL, "reshard": reshard}))
 
-    # ---- facts ----
+    # ---- launch file facts ----
 
     @property
     def hybrid(self) -> bool:
-        """Whether groups of ranks share among themselves, and average over the groups."""
+        """True if ranks shard within groups, and average over the groups."""
         return self.file.content["fsdp_config"].get("fsdp_sharding_strategy") == HYBRID
 
     @property
     def offloads(self) -> bool:
-        """Whether what this rank stores waits in host memory, and is stepped there."""
+        """True if this rank's shares stay in host memory, and are stepped there."""
         return bool(self.file.content["fsdp_config"].get("fsdp_offload_params"))
 
     @property
     def reshard(self) -> bool | int:
-        """What becomes of a block's gathered weights between its forward and its backward: freed
-        (True), kept (False), or cut again among so many ranks."""
+        """State of a block's gathered weights between its forward and backward.
+
+        True: freed. False: kept. A number: resharded over that many ranks.
+        """
         return self.file.settings["reshard"]
 
     @property
     def prefetch(self) -> int:
-        """How many blocks are gathered ahead of the one at work; 0: as torch does by itself."""
+        """Number of blocks gathered ahead of the current one; 0: torch's default."""
         return self.file.settings["prefetch"]
 
     @property
@@ -210,7 +211,7 @@ class Fsdp(Rows):
         return None
 
     def environment(self, device: str) -> dict[str, str]:
-        return {}  # ACCELERATE_USE_CPU would make its launcher forget FSDP
+        return {}  # ACCELERATE_USE_CPU would turn FSDP off in its launcher
 
     def accelerator_kwargs(self, launch: RunContext) -> dict[str, Any]:
         asked = super().accelerator_kwargs(launch)
@@ -259,8 +260,10 @@ class Fsdp(Rows):
         make_optimizer: Callable[[list[Any]], Any],
         blocks: Sequence[Any],
     ) -> tuple[Any, Any]:
-        """The optimizer is made for the sharded parameters: those that it was shown before would
-        never move, without an error."""
+        """Shard the model, then make the optimizer for the sharded parameters.
+
+        An optimizer of the parameters before sharding would never move them, without an error.
+        """
         from strategies.engines.fsdp import shard
 
         shard.shard(accelerator, module, blocks)
@@ -282,7 +285,7 @@ class Fsdp(Rows):
     def clip(self, trained: TrainingRun, limit: float) -> Any:
         return whole(super().clip(trained, limit))
 
-    # ---- what is held ----
+    # ---- tensors and checkpoints ----
 
     def arrivals(self, trained: TrainingRun) -> list[int]:
         from strategies.engines.fsdp import shard as facts
@@ -312,7 +315,7 @@ class Fsdp(Rows):
         gradients = [t for g in found.tensors["gradients"] for t in stored(g)]
         return found._replace(host=(*of_weights, *gradients, *found.tensors["optimizer_state"]))
 
-    # ---- proof and prediction ----
+    # ---- evidence and prediction ----
 
     def observe(self, trained: TrainingRun) -> contextlib.AbstractContextManager[Any]:
         from strategies.engines.fsdp import effects
@@ -331,7 +334,7 @@ class Fsdp(Rows):
 
 
 def _resharding(text: Any) -> bool | int:
-    """``reshard`` of a recipe: on, off or a number of ranks."""
+    """Return ``reshard`` of a recipe: on, off or a number of ranks."""
     words = {"on": True, "off": False, True: True, False: False}
     if isinstance(text, str) and text.isdigit() and int(text) > 1:
         return int(text)
@@ -341,23 +344,22 @@ def _resharding(text: Any) -> bool | int:
 
 
 def _ahead(text: Any) -> int:
-    """``prefetch`` of a recipe: auto, or a number of blocks."""
+    """Return ``prefetch`` of a recipe: auto, or a number of blocks."""
     number = int(text) if str(text).isdigit() else 0
     if text != AUTO and number < 1:
         raise ValueError(f"prefetch is {text!r}; auto, or a number of blocks from 1")
     return number
 
 
-# ---- settled ----
-# accelerate's launch file with what a recipe chooses beside it, in words that accelerate reads.
+# ---- resolved launch file ----
 
 
 def settled(content: Mapping[str, Any], reshard: bool | int, layout: Layout) -> dict[str, Any]:
-    """``content`` of a launch file for a run that reshards so, by ranks laid out so.
+    """Return ``content`` of a launch file with the recipe's ``reshard`` and ``layout``.
 
-    accelerate takes true or false alone; a number of ranks is set in code. Of FSDP 1's word for
-    groups of ranks FSDP2 makes nothing: they are dimensions of a mesh there. Source: accelerate
-    1.15, utils/dataclasses.py (``FullyShardedDataParallelPlugin``), parallelism_config.py.
+    accelerate takes only true or false; a number of ranks is set in code. FSDP2 ignores FSDP 1's
+    key for groups of ranks: they are dimensions of a mesh there. Source: accelerate 1.15,
+    utils/dataclasses.py (``FullyShardedDataParallelPlugin``), parallelism_config.py.
     """
     block = {k: v for k, v in content["fsdp_config"].items() if k != "fsdp_sharding_strategy"}
     block["fsdp_reshard_after_forward"] = reshard is not False

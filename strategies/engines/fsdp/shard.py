@@ -1,8 +1,8 @@
-"""How a model comes to be sharded: accelerate's plugin settled, and ``fully_shard`` for each block.
+"""Sharding by FSDP2: accelerate's plugin, ``fully_shard`` for each block, and facts of the result.
 
-Each block gets its weights and is sharded before the next one gets its own, so that no rank ever
-holds the whole model; what is left is accelerate's to shard. Left to itself accelerate takes a
-whole model, on every rank or from the first.
+Each block gets its weights and is sharded before the next one, so no rank ever holds the whole
+model; accelerate shards the rest. By default accelerate takes a whole model, on every rank or from
+the first.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from strategies.launch_file import Layout
 
 
 def stand_in(accelerator: Any, layout: Layout) -> None:
-    """Tell accelerate's state on a machine without a GPU what it looks up on GPUs alone: that this
-    is FSDP, and its plugin, which reads the launch file's settings in the environment.
+    """Set accelerate's state on a machine without a GPU to FSDP, with its plugin.
 
-    Source: accelerate 1.15, state.py (``AcceleratorState.__init__``, below MULTI_GPU).
+    accelerate looks these up only on GPUs. The plugin reads the launch file's settings in the
+    environment. Source: accelerate 1.15, state.py (``AcceleratorState.__init__``, below MULTI_GPU).
     """
     from accelerate.state import AcceleratorState, PartialState
     from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
@@ -40,7 +40,7 @@ def stand_in(accelerator: Any, layout: Layout) -> None:
     if accelerator.mixed_precision != "no":
         plugin.set_mixed_precision(accelerator.mixed_precision)
     if isinstance(plugin.cpu_offload, CPUOffloadPolicy):
-        plugin.cpu_offload = CPUOffloadPolicy(pin_memory=False)  # pages are pinned for a GPU
+        plugin.cpu_offload = CPUOffloadPolicy(pin_memory=False)  # pinned memory needs a GPU
     accelerator.state.fsdp_plugin = plugin
     if meshed(layout):
         config = parallelism(layout)
@@ -50,12 +50,13 @@ def stand_in(accelerator: Any, layout: Layout) -> None:
 
 
 def meshed(layout: Layout) -> bool:
-    """Whether others than all ranks shard the same, which accelerate must be told."""
+    """Return whether weights are sharded over fewer than all ranks, which accelerate needs a mesh
+    for."""
     return layout.replicate > 1 or layout.tensor > 1
 
 
 def parallelism(layout: Layout) -> Any:
-    """accelerate's words for a layout of groups that share."""
+    """Return accelerate's parallelism config for ``layout``."""
     from accelerate.parallelism_config import ParallelismConfig
 
     return ParallelismConfig(
@@ -64,14 +65,14 @@ def parallelism(layout: Layout) -> Any:
 
 
 def settle(accelerator: Any, reshard: bool | int) -> None:
-    """Write into accelerate's plugin what it cannot read in a launch file."""
+    """Write settings into accelerate's plugin that it cannot read in a launch file."""
     plugin = accelerator.state.fsdp_plugin
     plugin.reshard_after_forward = reshard
     # Blocks are sharded before accelerate comes to the rest (``shard``): by then it would not find
     # the classes that public models name for it.
     plugin.transformer_cls_names_to_wrap = []
     if plugin.mixed_precision_policy is not None:
-        # Left on it would round timesteps too: in bfloat16 842.4 is 844. The model casts its own.
+        # It would round timesteps too: 842.4 is 844 in bfloat16. The model casts its inputs.
         plugin.mixed_precision_policy = dataclasses.replace(
             plugin.mixed_precision_policy, cast_forward_inputs=False
         )
@@ -80,7 +81,8 @@ def settle(accelerator: Any, reshard: bool | int) -> None:
 def shard(
     accelerator: Any, module: nn.Module, blocks: Sequence[nn.Module], draw: Draw | None = None
 ) -> None:
-    """Shard ``module`` in place, unless it is; ``draw`` gives weights that are not there yet."""
+    """Shard ``module`` in place, unless it is sharded; ``draw`` returns weights that do not exist
+    yet."""
     from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 
     if isinstance(module, FSDPModule):
@@ -91,15 +93,17 @@ def shard(
         fsdp2_prepare_model(accelerator, module)
     policy = accelerator.state.fsdp_plugin.mixed_precision_policy
     if policy is not None and policy.param_dtype is not None:
-        # What weights are gathered in: their shards do not tell, and nothing casts what comes in.
+        # The type of gathered weights: shards do not show it, and no inputs are cast.
         module.computes_in = policy.param_dtype
 
 
 def by_part(
     accelerator: Any, parts: Sequence[nn.Module], options: Mapping[str, Any], draw: Draw | None
 ) -> None:
-    """Give each of ``parts`` the weights that are not there yet, and shard it, in this order: what
-    one of them holds of another must come before it. ``options`` are ``fully_shard``'s."""
+    """Draw the missing weights of each of ``parts`` and shard it, in this order.
+
+    A part that another one contains must come before it. ``options`` are ``fully_shard``'s.
+    """
     for part in parts:
         _filled(accelerator, part, draw)
         with _marks_kept(part):
@@ -107,9 +111,11 @@ def by_part(
 
 
 def look_ahead(module: nn.Module, blocks: Sequence[nn.Module], number: int) -> None:
-    """Have each block, when it is whole, ask for the next ``number`` in forward, and for as many
-    before it in backward; 0 leaves it to torch, which asks for one in backward, and in forward has
-    the host run ahead of the device."""
+    """Make each block prefetch the next ``number`` blocks in forward, and the preceding ones in
+    backward.
+
+    0 keeps torch's default: one block in backward; in forward the host runs ahead of the device.
+    """
     if not number:
         return
     for place, part in enumerate((module, *blocks)):
@@ -119,7 +125,7 @@ def look_ahead(module: nn.Module, blocks: Sequence[nn.Module], number: int) -> N
 
 
 def _options(accelerator: Any) -> dict[str, Any]:
-    """As accelerate gives them (``fsdp2_prepare_model``)."""
+    """Return the options of ``fully_shard`` that accelerate uses (``fsdp2_prepare_model``)."""
     plugin, mesh = accelerator.state.fsdp_plugin, accelerator.torch_device_mesh
     names = accelerator.parallelism_config.fsdp_dim_names if mesh is not None else ()
     return {
@@ -131,8 +137,11 @@ def _options(accelerator: Any) -> dict[str, Any]:
 
 
 def _filled(accelerator: Any, part: nn.Module, draw: Draw | None) -> None:
-    """Give ``part`` its weights, float32 where they are trained in mixed precision (as accelerate
-    keeps them): all that a group trains is of one type."""
+    """Draw the weights of ``part``; in mixed precision trained weights are float32, as accelerate
+    keeps them.
+
+    All trained weights of a group have one type.
+    """
     if draw is not None:
         initial.fill(part, draw, accelerator.device)
         initial.replace(part, lambda p: _on_device(p, accelerator.device))
@@ -142,19 +151,21 @@ def _filled(accelerator: Any, part: nn.Module, draw: Draw | None) -> None:
             if p.requires_grad and p.dtype is not torch.float32:
                 p.data = p.data.float()
     for own in (module._buffers for module in part.modules()):
-        # torch moves them by their data, which tensors without storage do not let it.
+        # torch moves them by their data, which fails for tensors without storage.
         own.update({key: b.to(accelerator.device) for key, b in own.items() if b is not None})
 
 
 def _unpack(part: nn.Module, device: torch.device) -> None:
-    """Take bitsandbytes' packed weights for the bytes that they are, which can be cut; what else it
-    knows of a weight, its scales, stays whole, with the layer (where bitsandbytes looks for it)."""
+    """Replace bitsandbytes' packed weights by plain bytes, which can be sharded.
+
+    Their scales stay whole, with the layer, where bitsandbytes looks for them.
+    """
     for layer in part.modules():
         weight = layer._parameters.get("weight")
         state = getattr(weight, "quant_state", None)
         if state is None or isinstance(weight, DTensor):
             continue
-        if hasattr(weight, "bnb_quantized"):  # of its own class
+        if hasattr(weight, "bnb_quantized"):  # bitsandbytes' own class
             state.to(device)
             layer.weight = nn.Parameter(weight.data.as_subclass(torch.Tensor).to(device), False)
             layer.weight.quant_state = state
@@ -162,16 +173,18 @@ def _unpack(part: nn.Module, device: torch.device) -> None:
 
 
 def _on_device(p: nn.Parameter, device: torch.device) -> nn.Parameter:
-    """A part of a weight, which is cut where the whole was drawn, moved to where it will be. So is
-    any weight without storage, adapters among them: torch would move it by its data."""
+    """Move a weight that is a tensor-parallel part of the drawn one to its device.
+
+    Weights without storage, adapters included, are moved too: torch would move them by their data.
+    """
     alone = (hasattr(p, "share") or initial.storageless()) and not isinstance(p, DTensor)
     return initial.moved(p, device) if alone and p.device.type != device.type else p
 
 
 @contextlib.contextmanager
 def _marks_kept(part: nn.Module) -> Iterator[None]:
-    """What strategies wrote on parameters is written on those that take their place."""
-    usual = vars(nn.Parameter(torch.empty(0)))  # of a tensor without storage: what it is
+    """Copy attributes that strategies set on parameters to the parameters that replace them."""
+    usual = vars(nn.Parameter(torch.empty(0)))  # a tensor without storage has attributes too
     marks = {
         name: {key: value for key, value in vars(p).items() if key not in usual}
         for name, p in part.named_parameters()
@@ -183,8 +196,11 @@ def _marks_kept(part: nn.Module) -> Iterator[None]:
 
 
 def enlist(accelerator: Any, module: nn.Module) -> None:
-    """Hand the sharded model to accelerate as one that it has prepared, and let go of what a
-    forward without gradients has gathered: only a backward would."""
+    """Register the sharded model with accelerate as prepared, and reshard it after forward-only
+    passes.
+
+    Otherwise only a backward releases gathered weights.
+    """
     accelerator._models.append(module)
 
     def let_go(module: nn.Module, given: Any, out: Any) -> None:
@@ -196,29 +212,31 @@ def enlist(accelerator: Any, module: nn.Module) -> None:
     module.register_forward_hook(let_go)
 
 
-# ---- facts ----
-# What a rank holds of a model that ``fully_shard`` has cut: groups, shares, gathered weights.
-#
+# ---- tensors of a sharded model ----
 # Attribute names are torch's own (2.13, ``torch.distributed.fsdp._fully_shard``); evidence fails
-# loudly where one is missing.
+# with an error if one is missing.
 
 
 def groups(module: nn.Module) -> list[Any]:
-    """torch's parameter groups, each gathered as one, in the order of the modules."""
+    """Return torch's parameter groups, each gathered at once, in the order of the modules."""
     states = [m._get_fsdp_state() for m in module.modules() if isinstance(m, FSDPModule)]
     found = [group for state in states for group in state._fsdp_param_groups]
     return list({id(group): group for group in found}.values())
 
 
 def gathered_as(module: nn.Module) -> str:
-    """The floating types in which torch gathers weights: what they are when the model runs."""
+    """Return the floating types in which torch gathers weights, which are those of the forward
+    pass."""
     kinds = {p.param_dtype or p.orig_dtype for g in groups(module) for p in g.fsdp_params}
     return "+".join(sorted(str(k).removeprefix("torch.") for k in kinds if k.is_floating_point))
 
 
 def process_groups(module: nn.Module) -> list[Any]:
-    """Those among which torch gathers and reduces: of the ranks that share (of fewer of them, where
-    blocks are cut again behind their forward), and of those that hold the same."""
+    """Return the process groups of gathers and reductions.
+
+    They are the ranks that share (or fewer, if blocks are resharded over fewer after forward), and
+    the ranks that hold the same share.
+    """
     meshes = [m for g in groups(module) for m in (g.mesh_info, g.post_forward_mesh_info)]
     found = [group for mesh in meshes for group in _groups_of(mesh)]
     return list({group.group_name: group for group in found}.values())
@@ -231,21 +249,25 @@ def _groups_of(mesh: Any) -> Iterator[Any]:
 
 
 def local(tensor: Any) -> Any:
-    """This rank's share of a DTensor; any other tensor as it is."""
+    """Return this rank's share of a DTensor; any other tensor unchanged."""
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
 def gathered(module: nn.Module) -> list[torch.Tensor]:
-    """The whole parameters that take a gradient, as far as they were ever gathered: they have
-    memory only while they are."""
+    """Return the whole parameters that take a gradient, of those gathered so far.
+
+    They have memory only while they are gathered.
+    """
     params = [p for group in groups(module) for p in group.fsdp_params]
     known = [p._unsharded_param for p in params if hasattr(p, "_unsharded_param")]
     return [p for p in known if p.requires_grad]
 
 
 def arrivals(module: nn.Module) -> list[int]:
-    """Bytes of each tensor in which a group's gradients arrive, reduced: a share of all that it
-    trains, with the rows that even out the ranks'."""
+    """Return the bytes of each tensor in which a group's reduced gradients arrive.
+
+    It is a share of all trained weights of the group, padded to equal rows on every rank.
+    """
     found = [[p for p in g.fsdp_params if p.sharded_param.requires_grad] for g in groups(module)]
     return [
         sum(p.padded_sharded_param_size.numel() * p.sharded_param.element_size() for p in group)
@@ -255,7 +277,7 @@ def arrivals(module: nn.Module) -> list[int]:
 
 
 def state_of(trained: TrainingRun, shard: torch.Tensor) -> Mapping[str, Any]:
-    """What the optimizer keeps of the parameter whose share on this rank is ``shard``."""
+    """Return the optimizer's state of the parameter whose share on this rank is ``shard``."""
     state = trained.inner_optimizer.state
     for p in trained.module.parameters():
         if local(p) is shard:
@@ -264,8 +286,8 @@ def state_of(trained: TrainingRun, shard: torch.Tensor) -> Mapping[str, Any]:
 
 
 def fragments(trained: TrainingRun, *, copies: bool) -> Iterator[Fragment]:
-    """Rows of each trained parameter; of groups that hold the same, the first group's, unless
-    ``copies`` are asked for."""
+    """Yield the rows of each trained parameter; of replica groups only the first's, unless
+    ``copies``."""
     trainable = [(n, p) for n, p in trained.module.named_parameters() if p.requires_grad]
     for index, (name, p) in enumerate(trainable):
         mesh, placements = p.device_mesh, p.placements
@@ -277,8 +299,10 @@ def fragments(trained: TrainingRun, *, copies: bool) -> Iterator[Fragment]:
 
 
 def makers() -> Iterator[AllocationScope]:
-    """Gathered weights come and go within a step; gradients that wait for the last micro batch are
-    whole, and cast to the type that is sent."""
+    """Yield the methods that gather weights, and those that hold or cast whole gradients.
+
+    Gradients stay whole while they wait for the last micro-batch.
+    """
     from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
     from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 

@@ -1,7 +1,7 @@
-"""FSDP2 on tensors without storage: what a prediction must put in the place of ranks and of a GPU.
+"""Trace adapter of FSDP2: simulates ranks and a GPU in a prediction.
 
-Nothing of torch's own sharding is replaced: it cuts, gathers and frees as in a run, over a process
-group that moves nothing.
+torch's own sharding runs unchanged: it cuts, gathers and frees as in a run, over a process group
+that moves nothing.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ GPU = "meta"
 
 
 class Unstored(TraceAdapter):
-    """accelerate's FSDP2, for the launch of ``engine``. On a GPU it gathers the next block, and
-    reduces the last one's gradients, beside the block at work."""
+    """Adapter that runs accelerate's FSDP2 for the launch of ``engine``."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.gpu = False
 
     def beside(self, launch: RunContext) -> frozenset[str]:
-        """Blocks are gathered, and their gradients reduced, beside the block at work."""
+        """Return the phases in which gathers and reductions overlap with the current block, on a
+        GPU."""
         return frozenset({"forward", "backward"} if launch.device == "cuda" else ())
 
     def environment(self, launch: RunContext) -> dict[str, str]:
-        """accelerate's own translation of the launch file."""
+        """Return accelerate's translation of the launch file."""
         from accelerate.utils.launch import prepare_multi_gpu_env
 
         args, _ = arguments(self.engine.file.path, launch.processes)
@@ -59,9 +59,9 @@ class Unstored(TraceAdapter):
         self.gpu = launch.device == "cuda"
 
     def made(self, accelerator: Any, launch: RunContext) -> None:
-        """Without a GPU accelerate knows no FSDP."""
+        """Set accelerate's state to FSDP, which it does only on GPUs."""
         if not self.gpu:
-            return  # as in a run on a CPU: the engine's ``configure`` does so
+            return  # the engine's ``configure`` does it, as in a run on a CPU
         shard.stand_in(accelerator, launch.layout)
 
     def stand_ins(self, books: AllocationRecorder) -> list[contextlib.AbstractContextManager[Any]]:
@@ -75,11 +75,11 @@ STREAMS = SimpleNamespace(
     stream=side_streams.inside,
     current_device=lambda: 0,
 )
-"""A module like torch.cuda, for the device type that stands for the GPU's."""
+"""Module like torch.cuda, for the device type of the simulated GPU."""
 
 
 def _patches(gpu: bool) -> list[tuple[Any, str, Any]]:
-    # A mesh reads the numbers of its ranks, which have values: no mode may look at it.
+    # A mesh reads the values of its rank numbers, so no dispatch mode may be on.
     meshes = [
         (DeviceMesh, "__init__"),
         (DeviceMesh, "__getitem__"),
@@ -89,7 +89,7 @@ def _patches(gpu: bool) -> list[tuple[Any, str, Any]]:
         (_fully_shard, "_init_default_mesh"),
         (_fully_shard, "_get_post_forward_mesh_info"),
     ]
-    # What shape a DTensor's operation has, torch tries on tensors of the whole size.
+    # torch computes the shape of a DTensor operation on tensors of the whole size.
     shapes = [(ShardingPropagator, "_propagate_tensor_meta_non_cached")]
     unwatched = (*meshes, *shapes)
     patches = [(owner, name, _unwatched(getattr(owner, name))) for owner, name in unwatched]
@@ -112,7 +112,7 @@ def _patches(gpu: bool) -> list[tuple[Any, str, Any]]:
 
 
 def _unwatched(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function`` on tensors that have storage, followed by nobody."""
+    """Return ``function`` with all dispatch modes off, so that its tensors have storage."""
 
     def run(*given: Any, **more: Any) -> Any:
         with _disable_current_modes():
@@ -122,7 +122,7 @@ def _unwatched(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _to_host(parameter: Any) -> None:
-    """``FSDPParam`` leaves what is on meta where it is: there it has no memory. Here it has."""
+    """Move a parameter's share to host memory; ``FSDPParam`` leaves tensors on meta there."""
     data, share = parameter._sharded_param_data, parameter.sharded_param
     rows, wide = share._local_tensor.shape[:1], parameter.padded_sharded_param_size
     with torch.no_grad():

@@ -1,1 +1,1 @@
-"""DeepSpeed's ZeRO: its engine, and what DeepSpeed's objects, its files and a step of it show."""
+"""DeepSpeed ZeRO: engine, settings, evidence and trace adapter."""

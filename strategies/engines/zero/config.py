@@ -1,6 +1,8 @@
-"""What a recipe may choose of a DeepSpeed JSON: how many ranks keep a second share of the weights
-between them (``group``, hpZ), and what share of the optimizer lies in host memory (``ratio``,
-Twin-Flow). Either is there where the JSON has it. And what no JSON may ask for. No torch."""
+"""DeepSpeed settings: a recipe's choices, buffer sizes, the resolved JSON, and refused settings.
+
+A recipe may choose the hpZ group size (``group``) and the offloaded share of the optimizer
+(``ratio``, Twin-Flow), if the JSON has the key. No torch.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ HPZ = "zero_hpz_partition_size"
 QWZ = "zero_quantized_weights"
 OPTIMIZER = "offload_optimizer"
 NODE = "node"
-"""The group that the launch file gives: as many ranks as a node has GPUs."""
+"""Default group of the launch file: as many ranks as a node has GPUs."""
 
 FORCE = "zero_force_ds_cpu_optimizer"
 NOT_HERE = {
@@ -32,11 +34,11 @@ NOT_HERE = {
     "zero_quantized_gradients": "qgz",
     "zenflow": "zenflow",
 }
-"""Key of a zero_optimization block -> the technique, by its name among the absent."""
+"""Key of a zero_optimization block -> name of the unsupported technique in ``ABSENT``."""
 
 
 def fault(config: Mapping[str, Any]) -> str | None:
-    """Why no run can be started by this DeepSpeed config, and the way out."""
+    """Return why no run can start with this DeepSpeed config, and the remedy; None if it can."""
     zero = config["zero_optimization"]
     offload = zero.get(OPTIMIZER) or {}
     asked = {name for key, name in NOT_HERE.items() if zero.get(key)}
@@ -55,23 +57,24 @@ def fault(config: Mapping[str, Any]) -> str | None:
 
 
 def group(zero: Mapping[str, Any]) -> int:
-    """Neighbouring ranks that have all weights between them once more; 1: none do."""
+    """Return the number of neighboring ranks that hold a second copy of all weights together; 1:
+    none."""
     return int(zero.get(HPZ, 1))
 
 
 def ratio(zero: Mapping[str, Any]) -> float:
-    """Of the optimizer's elements, the share that is offloaded where any are."""
+    """Return the offloaded share of the optimizer's elements, if any are offloaded."""
     return float((zero.get(OPTIMIZER) or {}).get("ratio", 1.0))
 
 
 def choices(zero: Mapping[str, Any]) -> dict[str, Any]:
-    """Name -> what the launch file gives (``Engine.choices``)."""
+    """Return name -> the launch file's value (``Engine.choices``)."""
     found: dict[str, Any] = {"group": NODE} if HPZ in zero else {}
     return found | ({"ratio": ratio(zero)} if "ratio" in (zero.get(OPTIMIZER) or {}) else {})
 
 
 def with_choices(settings: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """A DeepSpeed config with these choices in it.
+    """Return a DeepSpeed config with these choices.
 
     Raises:
         ValueError: a value out of range.
@@ -90,7 +93,7 @@ def with_choices(settings: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict
 
 
 def write(config: dict[str, Any], zero: Mapping[str, Any]) -> None:
-    """Into the config that accelerate has read from the JSON, what ``zero`` says beside it."""
+    """Write the choices in ``zero`` into the config that accelerate read from the JSON."""
     if HPZ in zero:
         config["zero_optimization"][HPZ] = zero[HPZ]
     if ratio(zero) < 1:
@@ -98,7 +101,7 @@ def write(config: dict[str, Any], zero: Mapping[str, Any]) -> None:
 
 
 def refusal(zero: Mapping[str, Any], ranks: int) -> str | None:
-    """Why so many ranks cannot be in groups of ``group``, and the way out."""
+    """Return why ``ranks`` cannot form groups of ``group``, and the remedy; None if they can."""
     size = group(zero)
     if size == 1 or (size < ranks and ranks % size == 0):
         return None
@@ -112,18 +115,19 @@ def refusal(zero: Mapping[str, Any], ranks: int) -> str | None:
     return f"{ranks} processes are not groups of {size}; take a group that divides them, or zero3"
 
 
-# ---- sizes ----
-# The sizes of DeepSpeed's buffers, settled from the model: its defaults exceed a whole DiT-XL.
+# ---- buffer sizes ----
 
 
 PIECES = 16
-"""Into how many a rank's optimizer is cut where a share of it is offloaded."""
+"""Pieces of a rank's optimizer, if a share of it is offloaded."""
 
 
 def overlaps(zero: Mapping[str, Any], device: str) -> bool:
-    """Whether communication runs beside the computation, by a zero_optimization block on a
-    ``device`` (cpu or cuda). "auto" is true on GPUs, as DDP's does and as users of ZeRO run it; a
-    CPU has no streams to overlap on. Where the key is absent DeepSpeed overlaps in stage 3 alone.
+    """Return whether communication overlaps with computation, by a zero_optimization block on
+    ``device``.
+
+    ``device`` is cpu or cuda. "auto" is true on GPUs, as in DDP and in users' ZeRO runs; a CPU has
+    no streams. Without the key DeepSpeed overlaps only in stage 3.
     """
     asked = zero.get("overlap_comm")
     if asked is None:
@@ -132,17 +136,20 @@ def overlaps(zero: Mapping[str, Any], device: str) -> bool:
 
 
 def reduce_buckets(zero: Mapping[str, Any], device: str) -> int:
-    """Buckets that gradients are reduced in: stages 1 and 2 fill one while the other is on its way
-    where they overlap (DeepSpeed 0.19.8, stage_1_and_2.py, setup_buckets)."""
+    """Return the number of buckets for gradient reduction.
+
+    Stages 1 and 2 fill one bucket while the other is sent, if they overlap (DeepSpeed 0.19.8,
+    stage_1_and_2.py, setup_buckets).
+    """
     return 2 if zero.get("stage") in (1, 2) and overlaps(zero, device) else 1
 
 
 def buffer_sizes(model: Sizes, buckets: int = 1) -> dict[str, int]:
-    """DeepSpeed's buffer sizes, in elements, where gradients are reduced in so many ``buckets``:
-    two of them are half as large each, so that overlapping costs no more memory than not.
+    """Return DeepSpeed's buffer sizes, in elements, for gradients reduced in ``buckets`` buckets.
 
-    With its defaults (5e8 elements a bucket, 1e9 live parameters) the buckets outweigh what ZeRO-2
-    saves (DeepSpeed issues 1302, 3734, 5305), and ZeRO-3 keeps every parameter gathered.
+    Two buckets are half as large each, so overlapping costs no extra memory. With DeepSpeed's
+    defaults (5e8 elements a bucket, 1e9 live parameters) the buckets outweigh what ZeRO-2 saves
+    (DeepSpeed issues 1302, 3734, 5305), and ZeRO-3 keeps every parameter gathered.
     """
     total, block, tensor, bias = model[:4]
     share = min(total // 16, 50_000_000)
@@ -151,22 +158,24 @@ def buffer_sizes(model: Sizes, buckets: int = 1) -> dict[str, int]:
     return {
         "reduce_bucket_size": reduced,
         "allgather_bucket_size": gathered,
-        # ZeRO-3 fetches the next half block while it computes, and lets go of all but two blocks.
+        # ZeRO-3 prefetches half a block while it computes, and releases all but two blocks.
         "stage3_prefetch_bucket_size": max(block // 2, 1),
         "stage3_max_live_parameters": 2 * block,
         "stage3_max_reuse_distance": 2 * block,
-        # Biases stay gathered: a collective each would cost more than their bytes.
+        # Biases stay gathered: a collective for each would cost more than their bytes.
         "stage3_param_persistence_threshold": bias,
-        # The optimizer walks a rank's shard in pieces; offloading holds one piece at a time.
-        # DeepSpeed leaves pieces below 1 MiB a rank in host memory instead of swapping them.
-        # A model that stands for a deeper one is walked in as many.
+        # The optimizer steps a rank's shard in pieces; offloading holds one piece at a time.
+        # DeepSpeed keeps pieces below 1 MiB per rank in host memory instead of swapping them.
+        # A shallow model that represents a deeper one has as many pieces.
         "sub_group_size": max((model.here or total) // 8, tensor, 2**20),
     }
 
 
 def piece_size(model: Sizes, processes: int) -> int:
-    """Elements of a rank's optimizer that are dealt to host or device together, where some of it is
-    offloaded: small enough for the share that was asked for."""
+    """Return the elements of a rank's optimizer that are placed on host or device together.
+
+    Used if some of it is offloaded; small enough for the requested share.
+    """
     return max(1, (model.here or model.total) // (PIECES * processes))
 
 
@@ -175,21 +184,20 @@ def _even(size: int) -> int:
 
 
 def swap_block_bytes(tensor: int, processes: int) -> int:
-    """The NVMe block size, in bytes: above a rank's share of the largest gradient, float32.
+    """Return the NVMe block size in bytes: above a rank's share of the largest gradient in float32.
 
-    DeepSpeed swaps gradients from one block on, and reads them back to wherever they lie in the
-    shard. Direct I/O wants addresses that are multiples of 512 bytes; a DiT's biases shift the
-    gradients off them, the read fails unseen, and the step uses stale gradients (the loss is then
-    1 % off after ten steps; see also DeepSpeed issue 2272). Below one block they stay in the host
-    buffer that they are in anyway. Whole shards are aligned, and are still swapped.
+    DeepSpeed swaps gradients of a block or more, and reads them back to their offset in the shard.
+    Direct I/O needs addresses that are multiples of 512 bytes. A DiT's biases shift the gradients
+    off them, the read fails without an error, and the step uses stale gradients (the loss is then 1
+    % off after ten steps; see also DeepSpeed issue 2272). Gradients below one block stay in their
+    host buffer. Whole shards are aligned, and are still swapped.
     """
     share = 4 * -(-tensor // processes)
     return max(2**20, 1 << share.bit_length())
 
 
-# ---- settled ----
-# DeepSpeed's JSON with every number in place: what a run settles for itself before it starts, and
-# what is handed to a trainer that knows nothing of this house. The same functions do both.
+# ---- resolved JSON ----
+# The same functions fill in a run's config and an exported one.
 
 
 JSON = "deepspeed.json"
@@ -200,8 +208,10 @@ PRECISIONS = ("bf16", "fp16")
 
 
 def settle(config: dict[str, Any], work: Workload, processes: int, device: str) -> None:
-    """Write into a DeepSpeed config what the spec, the model and the ``device`` own. The JSON says
-    "auto" or an explicit 0.0 there; left alone, accelerate would clip at 1.0."""
+    """Write the spec's, the model's and the ``device``'s values into a DeepSpeed config.
+
+    The JSON has "auto" or an explicit 0.0 for them; otherwise accelerate would clip at 1.0.
+    """
     config["train_micro_batch_size_per_gpu"] = work.micro_batch
     config["gradient_clipping"] = work.clip
     for _, block in nvme_blocks(config):
@@ -220,13 +230,13 @@ def _fill(block: dict[str, Any], values: Mapping[str, Any]) -> None:
 
 
 def nvme_blocks(config: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """The offload blocks of a config that swap to files, by name."""
+    """Return the offload blocks of a config that swap to files, by name."""
     blocks = [(name, config["zero_optimization"].get(name) or {}) for name in OFFLOADS]
     return [(name, block) for name, block in blocks if block.get("device") == "nvme"]
 
 
 def sixteen_bits(config: dict[str, Any], *, master: bool, scale: int) -> None:
-    """Write how 16-bit weights are kept (``Engine.sixteen_bits``)."""
+    """Write the format of 16-bit weights (``Engine.sixteen_bits``)."""
     if not master:
         config["bf16"] |= {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
     if scale:
@@ -242,27 +252,27 @@ def settled(
     configure: Callable[[Any], None],
     folder: Path,
 ) -> ResolvedConfig:
-    """The launch file and its JSON as a run of ``launch`` would end up with them."""
+    """Return the launch file and its JSON with the values of a run of ``launch``."""
     config = copy.deepcopy(file.settings)
     settle(config, work, launch.processes, launch.device)
     configure(_holding(config))
     _as_accelerate_does(config, launch, mixed_precision)
     content = copy.deepcopy(file.content)
     content["num_processes"] = launch.processes
-    # accelerate refuses a "mixed_precision" beside a DeepSpeed file: the JSON says it.
+    # accelerate refuses "mixed_precision" with a DeepSpeed file: the JSON sets it.
     content["deepspeed_config"]["deepspeed_config_file"] = str(folder / JSON)
     handlers = ('InitProcessGroupKwargs(backend="gloo")',) if launch.device == "cpu" else ()
     return ResolvedConfig(content, {JSON: config}, dict(_blanks(config)), handlers)
 
 
 def _holding(config: dict[str, Any]) -> Any:
-    """What stands for an ``Accelerator`` of which a strategy asks DeepSpeed's config alone."""
+    """Return a replacement of ``Accelerator`` that has only DeepSpeed's config."""
     plugin = SimpleNamespace(deepspeed_config=config)
     return SimpleNamespace(state=SimpleNamespace(deepspeed_plugin=plugin))
 
 
 def _as_accelerate_does(config: dict[str, Any], launch: RunContext, mixed_precision: str) -> None:
-    """What accelerate writes in place of "auto" while it prepares."""
+    """Replace "auto" by the values that accelerate writes while it prepares."""
     accumulation = launch.accumulation
     samples = config["train_micro_batch_size_per_gpu"] * accumulation * launch.layout.data
     batches = {"train_batch_size": samples, "gradient_accumulation_steps": accumulation}

@@ -1,9 +1,8 @@
-"""What a step of ZeRO shows of itself: gradients alive in backward, who wrote the optimizer's state
-and where, what lies in the swap files, and the type of what was sent.
+"""Evidence of ZeRO from one watched step, and its check against DeepSpeed's own flags.
 
-DeepSpeed's flags say what was asked of it; these are read off one watched step (``observe``). Where
-none was watched, or the machine cannot tell, what is left are settings, and they are labelled so.
-Attribute names are DeepSpeed's own (0.19).
+The step shows gradients alive in backward, the kernel and memory of the optimizer's update, swap
+files, and the type of reduced gradients. Without a watched step, or if the machine cannot show an
+effect, the remaining facts are labelled as settings. Attribute names are DeepSpeed's own (0.19).
 """
 
 from __future__ import annotations
@@ -26,16 +25,19 @@ if TYPE_CHECKING:
 
 
 NEARLY = 0.95
-"""From this share on, gradients count as all of them: an unused parameter may have none."""
+"""Share from which gradients count as complete: an unused parameter may have none."""
 SAMPLE = 4096
 TYPES = {"fp16": "float16", "bfp16": "bfloat16", "bf16": "bfloat16", "fp32": "float32"}
-"""communication_data_type, as DeepSpeed spells it."""
+"""communication_data_type in DeepSpeed's spelling -> torch's."""
 
 
 class Write(NamedTuple):
-    """One update by DeepSpeed's kernel for host memory: elements of the master, devices and
-    storages of all that it was handed, whether the master moved, and, where the optimizer is
-    swapped, a digest of the master and of each moment as the kernel left them."""
+    """Update by DeepSpeed's kernel for host memory.
+
+    ``numel``: elements of the master. ``devices``, ``storages``: those of all its arguments.
+    ``moved``: the master changed. ``digests``: of the master and each moment after the update, if
+    the optimizer is swapped.
+    """
 
     numel: int
     devices: frozenset[str]
@@ -46,11 +48,13 @@ class Write(NamedTuple):
 
 @dataclass
 class Effects:
-    """What one step showed. ``most`` and ``between``: bytes of gradients that parameters held, at
-    most as one arrived, and at most between two micro steps; ``gathered``: elements of the weights
-    that were whole, each time that stage 3 had made some so, and ``again`` those of second shares
-    (``secondary``); ``weights``: the storages that the model's weights were in; ``on_device``: what
-    an optimizer stepped beside the one in host memory (``partial``)."""
+    """Record of one step.
+
+    ``most``, ``between``: largest bytes of parameters' gradients, when one arrived and between two
+    micro-batches. ``gathered``: elements of whole weights after each gather of stage 3; ``again``:
+    those of second shares. ``weights``: the storages of the model's weights. ``on_device``: updates
+    of an optimizer that steps on the device (Twin-Flow).
+    """
 
     most: int = 0
     between: int = 0
@@ -61,12 +65,12 @@ class Effects:
     on_device: list[tuple[int, bool]] = field(default_factory=list)
 
 
-# ---- watching ----
+# ---- watched step ----
 
 
 @contextlib.contextmanager
 def observe(trained: TrainingRun) -> Iterator[Effects]:
-    """Watch one step; DeepSpeed's objects are as they were when it ends."""
+    """Watch one step; restore DeepSpeed's objects when it ends."""
     found = Effects(weights=frozenset(map(_address, _weights(trained))))
     trainable = [p for p in trained.module.parameters() if p.requires_grad]
 
@@ -97,7 +101,7 @@ def _gradient_bytes(parameters: list[Any]) -> int:
 
 
 def _weights(trained: TrainingRun) -> list[torch.Tensor]:
-    """What the model computes with, and this rank's share of it."""
+    """Return the tensors that the model computes with, and this rank's share of them."""
     parameters = list(trained.module.parameters())
     return [p.data for p in parameters] + [
         p.ds_tensor.data for p in parameters if hasattr(p, "ds_tensor")
@@ -109,7 +113,7 @@ def _address(tensor: torch.Tensor) -> int:
 
 
 class WatchedKernel:
-    """Stands before DeepSpeed's compiled CPU Adam, and notes what it wrote."""
+    """Wrapper of DeepSpeed's compiled CPU Adam that records its updates."""
 
     def __init__(self, kernel: Any, writes: list[Write], digests: bool) -> None:
         self.kernel, self.writes, self.digests = kernel, writes, digests
@@ -118,7 +122,7 @@ class WatchedKernel:
         return getattr(self.kernel, name)
 
     def adam_update(self, *given: Any) -> Any:
-        """The kernel, and a note of the tensors that it was handed (master, gradient, moments)."""
+        """Call the kernel, and record its arguments (master, gradient, moments)."""
         import torch
 
         handed = [value for value in given if isinstance(value, torch.Tensor)]
@@ -153,12 +157,13 @@ def _kernel_watched(trained: TrainingRun, writes: list[Write]) -> Iterator[None]
 
 
 def _digest(tensor: torch.Tensor) -> str:
-    """Of a float32 tensor in host memory, without a copy of it."""
+    """Return the digest of a float32 tensor in host memory, without a copy of it."""
     return hashlib.blake2b(tensor.detach().contiguous().numpy(), digest_size=16).hexdigest()
 
 
 def _file_digest(path: Path, size: int) -> str:
-    """Of a file's first ``size`` bytes: they are padded to whole blocks. Empty without one."""
+    """Return the digest of a file's first ``size`` bytes, without its padding; empty without a
+    file."""
     digest = hashlib.blake2b(digest_size=16)
     if not path.exists():
         return ""
@@ -173,10 +178,10 @@ def _file_digest(path: Path, size: int) -> str:
 
 
 def evidence(trained: TrainingRun) -> dict[str, Any]:
-    """DeepSpeed's own account (``facts``), and beside it what the watched step showed.
+    """Return DeepSpeed's own account (``facts``), with the facts of the watched step.
 
     Raises:
-        NotInForce: the two are not one training.
+        NotInForce: the two contradict each other.
     """
     facts = label(read_back.evidence(trained), "stage", "overlap_comm", "buckets")
     seen = trained.observed
@@ -191,14 +196,17 @@ def evidence(trained: TrainingRun) -> dict[str, Any]:
 
 
 def _gradients(trained: TrainingRun, seen: Effects, facts: dict[str, Any]) -> dict[str, Any]:
-    """Stage 1 has all gradients until backward ends, or those of other ranks (``_leaves_early``);
-    above, each goes as its bucket is full."""
+    """Check the gradients alive in backward.
+
+    Stage 1 keeps all until backward ends, or those of other ranks (``_leaves_early``); stages 2 and
+    3 release each when its bucket is full.
+    """
     ds, stage = trained.model, trained.engine.stage
     parameters = [p for p in trained.module.parameters() if p.requires_grad]
     item = parameters[0].element_size()
     sizes = sorted(item * (getattr(p, "ds_numel", None) or p.numel()) for p in parameters)
     whole, bucket = sum(sizes), item * int(ds.config["zero_optimization"]["reduce_bucket_size"])
-    # This rank's own share stays; on their way are a bucket, and the gradients at its two ends.
+    # This rank's share stays; a bucket and the gradients at its two ends are being sent.
     most = whole // trained.launch.processes + bucket + sum(sizes[-2:])
     found = {
         "most_gradient_bytes": seen.most,
@@ -211,7 +219,7 @@ def _gradients(trained: TrainingRun, seen: Effects, facts: dict[str, Any]) -> di
         least = NEARLY * (whole - early)
         demand(seen.most >= least, f"{told}: they are not kept whole as stage 1 does")
     elif most >= NEARLY * whole:
-        # One bucket takes the whole model, or one rank owns it: nothing could leave early.
+        # One bucket holds the whole model, or one rank owns it: nothing can be freed early.
         return label({**facts, **found}, "stage", "gradients_partitioned")
     else:
         demand(seen.most <= most, f"{told}: stage {stage} keeps no more than {most}")
@@ -220,17 +228,17 @@ def _gradients(trained: TrainingRun, seen: Effects, facts: dict[str, Any]) -> di
 
 
 def _leaves_early(optimizer: Any) -> bool:
-    """Return whether stage 1 moves this rank's share to host memory within backward: it does where
-    it reduces there, as on a GPU.
+    """Return whether stage 1 moves this rank's share to host memory within backward.
 
-    Source: DeepSpeed, runtime/zero/stage_1_and_2.py (process_gradients, copy_grads_in_partition).
+    It does if it reduces there, as on a GPU. Source: DeepSpeed, runtime/zero/stage_1_and_2.py
+    (process_gradients, copy_grads_in_partition).
     """
     flags = ("overlap_comm", "cpu_offload")
     return all(getattr(optimizer, flag, False) for flag in flags)
 
 
 def _wire(trained: TrainingRun) -> dict[str, Any]:
-    """The type in which gradients were reduced, off the collectives of backward."""
+    """Return the type in which gradients were reduced, from the collectives of backward."""
     sent = [s for s in trained.observed.sent if s.phase == "backward" and "reduce" in s.collective]
     if trained.launch.processes == 1 or not trained.observed.ran:
         return {}
@@ -244,7 +252,7 @@ def _wire(trained: TrainingRun) -> dict[str, Any]:
 
 
 def _offload(trained: TrainingRun, seen: Effects, facts: dict[str, Any]) -> dict[str, Any]:
-    """Who stepped the optimizer, in which memory, and what it left in files."""
+    """Check the kernel of the optimizer's update, its memory, and its swap files."""
     one_memory = trained.accelerator.device.type == "cpu"
     if trained.engine.place("optimizer") == "device":
         demand(not seen.writes, "DeepSpeed's optimizer for host memory took the step")
@@ -269,7 +277,7 @@ def _offload(trained: TrainingRun, seen: Effects, facts: dict[str, Any]) -> dict
 
 
 def _swapped(trained: TrainingRun, seen: Effects) -> dict[str, Any]:
-    """Each swap file holds, byte by byte, what the kernel last wrote; memory holds none of it."""
+    """Check that swap files hold the bytes that the kernel last wrote, and memory none of them."""
     swapper = trained.model.optimizer.optimizer_swapper
     written = {digest for write in seen.writes for digest in write.digests}
     kept = [t for info in swapper.swap_params_info.values() for t in info.tensors]

@@ -1,8 +1,9 @@
-"""DeepSpeed's ZeRO: optimizer state, gradients and parameters sharded over the ranks, by stage.
+"""DeepSpeed ZeRO engine: optimizer state, gradients and parameters sharded over the ranks, by
+stage.
 
-Its launch file names a DeepSpeed JSON, which owns stage, offload and buckets; ``"auto"`` there is
-settled from the model and the training. What is read back from DeepSpeed's objects, by its own
-attribute names (0.19), is in ``facts``.
+Its launch file names a DeepSpeed JSON, which sets stage, offload and buckets; ``"auto"`` is
+resolved from the model and the training. ``facts`` reads DeepSpeed's objects, by its own attribute
+names (0.19).
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ if TYPE_CHECKING:
 
 
 BLOCK_OF = {"optimizer": "offload_optimizer", "parameters": "offload_param"}
-"""What can be offloaded -> its block of the JSON."""
+"""Tensors that can be offloaded -> their block of the JSON."""
 
 
 class Zero(Engine):
-    """The DeepSpeed engine of a launch file."""
+    """DeepSpeed engine of a launch file."""
 
     modules: ClassVar[tuple[str, ...]] = (
         "deepspeed.runtime.zero.stage3",
@@ -52,7 +53,7 @@ class Zero(Engine):
         "deepspeed.checkpoint",
     )
     buckets: ClassVar[str] = "gradients"
-    """They hold gradients on their way to their owners."""
+    """They hold gradients that are sent to their owners."""
     host_adamw_class: ClassVar[str] = "DeepSpeedCPUAdam"
     # DeepSpeed loads with weights_only=False (checkpoint_engine/torch_checkpoint_engine.py).
     unpickles: ClassVar[bool] = True
@@ -76,11 +77,11 @@ class Zero(Engine):
             raise LaunchFileError(f"{path}: {fault}")
         return cls(dataclasses.replace(file, settings=config))
 
-    # ---- facts ----
+    # ---- launch file facts ----
 
     @property
     def zero(self) -> dict[str, Any]:
-        """The JSON's zero_optimization block."""
+        """zero_optimization block of the JSON."""
         return self.file.settings["zero_optimization"]
 
     @property
@@ -97,7 +98,7 @@ class Zero(Engine):
 
     @property
     def partly(self) -> bool:
-        """Whether a share of the optimizer alone is offloaded."""
+        """True if only a share of the optimizer is offloaded."""
         return chosen.ratio(self.zero) < 1
 
     @property
@@ -128,9 +129,12 @@ class Zero(Engine):
         return "device" if device == "none" else device
 
     def by_block(self, depth: int) -> Sequence[Hashable]:
-        """Each block by itself where host memory holds a part of the training: buffers span
-        blocks, and torch rounds each pinned one to a power of two (``sizes.pinned_block``), so
-        that host memory grows in steps and not with the number of blocks."""
+        """Return a key of its own for each block if host memory holds a part of the training.
+
+        Buffers span blocks, and torch rounds each pinned one to a power of two
+        (``strategies.base.pinned_block``), so host memory does not grow linearly with the number of
+        blocks.
+        """
         on_device = all(self.place(what) == "device" for what in BLOCK_OF)
         return super().by_block(depth) if on_device else range(depth)
 
@@ -139,11 +143,11 @@ class Zero(Engine):
         return groups or variants.refusal(self.zero, launch)
 
     def environment(self, device: str) -> dict[str, str]:
-        # ACCELERATE_USE_CPU must stay unset here: accelerate would silently train DDP.
+        # With ACCELERATE_USE_CPU set, accelerate would train DDP without an error.
         return {"DS_ACCELERATOR": "cpu"} if device == "cpu" else {}
 
     def accelerator_kwargs(self, launch: RunContext) -> dict[str, Any]:
-        # Without a named backend accelerate gives DeepSpeed on a CPU no process group at all.
+        # Without a backend's name accelerate gives DeepSpeed no process group on a CPU.
         if launch.simulated:
             return self.group("fake")
         return self.group("gloo") if launch.device == "cpu" else {}
@@ -154,7 +158,7 @@ class Zero(Engine):
         texts += [variants.REMARK] if self.partly and launch.device == "cpu" else []
         if sizes is None:
             return texts
-        itemsize = 2 if "half_compute" in launch.traits else 4  # it keeps the weights so itself
+        itemsize = 2 if "half_compute" in launch.traits else 4  # DeepSpeed's storage type
         job = Job(sizes=sizes, itemsize=itemsize, ranks=launch.processes, device=launch.device)
         found = [*waste(self.zero, job), *prices(self.zero, job)]
         return [*texts, *(f"{self.file.path.name}: {finding}" for finding in found)]
@@ -205,8 +209,10 @@ class Zero(Engine):
         settled.sixteen_bits(config, master=master, scale=scale)
 
     def host_adamw(self, params: list[Any], settings: Settings) -> Any:
-        """DeepSpeed's, with all settings (accelerate's own swap would drop betas, eps and the
-        decoupled decay)."""
+        """Return DeepSpeed's CPU Adam, with all settings.
+
+        accelerate's own replacement would drop betas, eps and the decoupled decay.
+        """
         from deepspeed.ops.adam import DeepSpeedCPUAdam
 
         from strategies.engines.zero import processor  # noqa: F401 (caches py-cpuinfo's answer)
@@ -220,8 +226,8 @@ class Zero(Engine):
 
     @contextlib.contextmanager
     def marks(self, trained: TrainingRun, enter: Enter) -> Iterator[None]:
-        """accelerate's ``backward`` steps the optimizer as well here, so the boundary is
-        DeepSpeed's own ``step``."""
+        """Mark the optimizer phase at DeepSpeed's ``step``, which accelerate's ``backward``
+        calls."""
         step = trained.model.step
 
         def marked(*given: Any, **more: Any) -> None:
@@ -235,10 +241,11 @@ class Zero(Engine):
         finally:
             del trained.model.step
 
-    # ---- what is held ----
+    # ---- tensors and checkpoints ----
 
     def optimized(self, trained: TrainingRun) -> list[torch.Tensor]:
-        """ZeRO-3 empties the inner optimizer's groups between steps: its shards are asked for."""
+        """Return ZeRO-3's own shards, because it empties the inner optimizer's groups between
+        steps."""
         if self.stage < 3:
             return super().optimized(trained)
         return list(trained.model.optimizer.fp32_partitioned_groups_flat)
@@ -287,7 +294,7 @@ class Zero(Engine):
     def makers(self) -> tuple[AllocationScope, ...]:
         return (*facts.makers(), *variants.makers())
 
-    # ---- proof and prediction ----
+    # ---- evidence and prediction ----
 
     def told(self, trained: TrainingRun) -> EngineReport:
         ds, scale = trained.model, getattr(trained.model.optimizer, "loss_scale", None)

@@ -1,7 +1,7 @@
-"""Facts read back from DeepSpeed's objects: stage, shard sizes, offload, what each rank holds.
+"""Facts read from DeepSpeed's objects: stage, shard sizes, offload, and the tensors of each rank.
 
-Attribute names are DeepSpeed's own (0.19); evidence fails loudly where one is missing. ``ds`` is
-DeepSpeed's engine, which is the prepared model.
+Attribute names are DeepSpeed's own (0.19); evidence fails with an error if one is missing. ``ds``
+is DeepSpeed's engine, which is the prepared model.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ HOST_BUFFERS = (
     "accumulated_grads_in_cpu",
     "grad_partitions_flat_buffer",
 )
-"""Attributes of DeepSpeed's optimizers that are in host memory under offload (stages 1 and 2; the
-last of stage 3)."""
+"""Attributes of DeepSpeed's optimizers that are in host memory under offload. The last is of stage
+3, the others of stages 1 and 2."""
 
 
 # ---- evidence ----
 
 
 def evidence(trained: TrainingRun) -> dict[str, Any]:
-    """Stage, what share of the elements this rank holds, where they live; all read back.
+    """Return the stage, this rank's share of the elements, and their placement, all read back.
 
     Raises:
         NotInForce: DeepSpeed runs another stage, holds another share, or skipped a step.
@@ -62,7 +62,7 @@ def evidence(trained: TrainingRun) -> dict[str, Any]:
 
 
 def _overlaps(trained: TrainingRun) -> bool:
-    """Whether DeepSpeed reduces beside backward, as its optimizer says."""
+    """Return whether DeepSpeed overlaps reduction with backward, by its optimizer."""
     ds, device = trained.model, trained.accelerator.device.type
     if trained.engine.stage == 3:
         found = bool(ds.zero_overlap_comm())
@@ -74,14 +74,14 @@ def _overlaps(trained: TrainingRun) -> bool:
 
 
 def buckets(ds: Any) -> dict[str, int]:
-    """The buffer sizes in force, in elements."""
+    """Return the buffer sizes in force, in elements."""
     config = ds.config["zero_optimization"]
     sizes = ("size", "stage3_prefetch", "stage3_max", "stage3_param")
     return {k: v for k, v in config.items() if any(word in k for word in sizes)}
 
 
 def _expected(share: float, trained: TrainingRun, what: str) -> float:
-    """``share``, which must be this rank's of all ranks'."""
+    """Return ``share``, rounded, after checking that it is one rank's of all ranks'."""
     wanted = 1 / trained.launch.processes
     demand(
         abs(share - wanted) <= PADDING,
@@ -91,7 +91,7 @@ def _expected(share: float, trained: TrainingRun, what: str) -> float:
 
 
 def _shares(trained: TrainingRun) -> dict[str, float]:
-    """Share of the float32 master, and under stage 3 of the parameters, that this rank holds."""
+    """Return this rank's share of the float32 master, and under stage 3 of the parameters."""
     parts = [p for p in trained.module.parameters() if p.requires_grad]
     total = sum(map(_elements, parts))
     owned = sum(master.numel() for _, master in masters(trained)) / total
@@ -109,7 +109,7 @@ def _elements(parameter: Any) -> int:
 
 
 def _gradients(trained: TrainingRun) -> dict[str, Any]:
-    """Whether gradients are reduced to their owner alone (stage 2 and 3)."""
+    """Check whether gradients are reduced only to their owner (stages 2 and 3)."""
     optimizer, stage = trained.model.optimizer, trained.engine.stage
     if stage == 3:
         total = sum(_elements(p) for p in trained.module.parameters() if p.requires_grad)
@@ -121,7 +121,7 @@ def _gradients(trained: TrainingRun) -> dict[str, Any]:
 
 
 def _flags(trained: TrainingRun) -> dict[str, str]:
-    """DeepSpeed's flag -> the place that makes it true."""
+    """Return DeepSpeed's flag -> the placement that sets it."""
     optimizer = trained.engine.place("optimizer")
     if trained.engine.stage < 3:
         return {"cpu_offload": optimizer}
@@ -133,7 +133,7 @@ def _flags(trained: TrainingRun) -> dict[str, str]:
 
 
 def _offload(trained: TrainingRun) -> dict[str, Any]:
-    """Where optimizer and parameters live: the devices of the tensors, and files on NVMe."""
+    """Check the placement of optimizer and parameters: tensors' devices, and files on NVMe."""
     ds, facts = trained.model, {}
     for flag, place in _flags(trained).items():
         value = bool(getattr(ds.optimizer, flag))
@@ -156,11 +156,11 @@ def _offload(trained: TrainingRun) -> dict[str, Any]:
     return facts
 
 
-# ---- what a rank holds ----
+# ---- tensors of a rank ----
 
 
 def swap_files(ds: Any) -> Iterator[tuple[Path, int]]:
-    """This rank's NVMe swap files and their bytes, empty where nothing is swapped."""
+    """Yield this rank's NVMe swap files and their bytes; none if nothing is swapped."""
     swapper = getattr(ds.optimizer, "optimizer_swapper", None)
     if swapper is None:
         return
@@ -169,7 +169,8 @@ def swap_files(ds: Any) -> Iterator[tuple[Path, int]]:
 
 
 def fragments(trained: TrainingRun) -> Iterator[Fragment]:
-    """Where this rank's share of each trainable parameter lies in its flat master shards."""
+    """Yield the position of this rank's share of each trainable parameter in its flat master
+    shards."""
     optimizer = trained.model.optimizer
     for name, p in trained.module.named_parameters():
         if not p.requires_grad:
@@ -186,7 +187,7 @@ def fragments(trained: TrainingRun) -> Iterator[Fragment]:
 
 
 def masters(trained: TrainingRun) -> Iterator[tuple[int, torch.Tensor]]:
-    """This rank's flat float32 master shards, one at a time; swapped-out ones are read in."""
+    """Yield this rank's flat float32 master shards, one at a time; swapped-out ones are read in."""
     optimizer = trained.model.optimizer
     if trained.engine.stage < 3:
         yield from enumerate(optimizer.single_partition_of_fp32_groups)
@@ -197,14 +198,17 @@ def masters(trained: TrainingRun) -> Iterator[tuple[int, torch.Tensor]]:
             optimizer._optimizer_states_and_gradient_swap_in(index)
         try:
             yield index, flat
-        finally:  # also where the reader stops early: a shard left in memory blocks the next read
+        finally:  # also if the reader stops early: a shard in memory blocks the next read
             if swapped:
                 optimizer._release_swap_buffers(index)
 
 
 def held(trained: TrainingRun) -> dict[str, list[torch.Tensor]]:
-    """Category -> tensors: flat low-precision copies are parameters, float32 masters are state of
-    the optimizer (in ZeRO's terms), and buckets are their own."""
+    """Return category -> tensors.
+
+    Flat low-precision copies are parameters, float32 masters are optimizer state (in ZeRO's terms),
+    and buckets are a category of their own.
+    """
     optimizer, optimized = trained.model.optimizer, trained.optimized()
     parts = [p.ds_tensor.data for p in trained.module.parameters() if hasattr(p, "ds_tensor")]
     flats = [
@@ -226,9 +230,11 @@ def held(trained: TrainingRun) -> dict[str, list[torch.Tensor]]:
 
 
 def hosted(trained: TrainingRun) -> Iterator[Any]:
-    """What DeepSpeed itself keeps in host memory where its optimizer says that it offloads: masters
-    with their gradients and state, the buffers on the way there and back, and parameter shards that
-    are not persistent. On a CPU all of it is on one device; on a GPU these are ``cpu`` tensors."""
+    """Yield the tensors that DeepSpeed keeps in host memory if its optimizer reports offload.
+
+    These are masters with their gradients and state, transfer buffers, and parameter shards that
+    are not persistent. On a CPU all tensors are on one device; on a GPU these are ``cpu`` tensors.
+    """
     optimizer = trained.model.optimizer
     if getattr(optimizer, "cpu_offload", False) or getattr(optimizer, "offload_optimizer", False):
         masters = variants.hosted(trained)
@@ -244,7 +250,7 @@ def hosted(trained: TrainingRun) -> Iterator[Any]:
 
 
 def _swap_buffers(optimizer: Any) -> list[torch.Tensor]:
-    """The pinned buffers through which what is on NVMe is read and written."""
+    """Return the pinned buffers through which state on NVMe is read and written."""
     swapper = getattr(optimizer, "optimizer_swapper", None)
     return within(swapper.swap_buffer_manager.all_buffers) if swapper is not None else []
 
@@ -254,7 +260,7 @@ def _flat(optimizer: Any, name: str) -> list[torch.Tensor]:
 
 
 def _gradient_buffers(optimizer: Any) -> list[torch.Tensor]:
-    """Partitions of gradients and their copies in host memory."""
+    """Return gradient partitions and their copies in host memory."""
     names = (
         "averaged_gradients",
         "grad_partitions_flat_buffer",
@@ -264,8 +270,11 @@ def _gradient_buffers(optimizer: Any) -> list[torch.Tensor]:
 
 
 def makers() -> Iterator[AllocationScope]:
-    """DeepSpeed swaps ``.data`` under the parameters and cuts gradients out of buckets: only the
-    method that makes a tensor can say what it is."""
+    """Yield methods whose allocations have a known category.
+
+    DeepSpeed replaces ``.data`` of parameters and cuts gradients out of buckets, so only the
+    allocating method determines a tensor's category.
+    """
     from deepspeed.runtime.zero import partition_parameters, stage3, stage_1_and_2
     from deepspeed.runtime.zero import partitioned_param_coordinator as coordinator
 

@@ -1,10 +1,9 @@
-"""First weights under DeepSpeed: in the type in which it keeps them, and under ZeRO-3 cut up as
-they come, so that no rank ever holds the whole model.
+"""First weights under DeepSpeed, in its storage type; under ZeRO-3 each is sharded as it is drawn.
 
-Left to itself DeepSpeed 0.19 is given the whole model, casts all of it, and then cuts it; where its
-own ``zero.Init`` made the model it finds parameters that are cut already and leaves them. Here each
-parameter is drawn whole, by every rank, and handed to ``zero.Init`` before the next one is drawn:
-in the order of ``module.parameters()``, which is DeepSpeed's own.
+No rank thus holds the whole model. By default DeepSpeed 0.19 takes the whole model, casts all of
+it, and then shards it; it leaves parameters that its own ``zero.Init`` has sharded. Here every rank
+draws each parameter whole, and ``zero.Init`` shards it before the next one is drawn, in the order
+of ``module.parameters()``, which is DeepSpeed's own.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from strategies.initial import Draw
 
 
 def fill(accelerator: Any, module: nn.Module, draw: Draw, *, split: bool) -> None:
-    """Give ``module`` its first weights; ``split``: under ZeRO-3, cut into the ranks' shares."""
+    """Draw the first weights of ``module``; ``split``: under ZeRO-3, shard them."""
     if not initial.waits(module):
         return  # DeepSpeed gets the whole model
     config = accelerator.state.deepspeed_plugin.deepspeed_config
@@ -31,7 +30,7 @@ def fill(accelerator: Any, module: nn.Module, draw: Draw, *, split: bool) -> Non
     cut = Cutter(accelerator, config)
 
     def shared(p: nn.Parameter) -> nn.Parameter:
-        # DeepSpeed casts nothing any more, an adapter that has its value neither.
+        # DeepSpeed casts no parameter after this, nor an adapter that has its value.
         waiting = initial.pending(p) is not None
         new = (
             initial.filled(p, draw, accelerator.device, dtype)
@@ -42,14 +41,14 @@ def fill(accelerator: Any, module: nn.Module, draw: Draw, *, split: bool) -> Non
         return new
 
     initial.replace(module, shared)
-    for part in module.modules():  # nor does it move buffers
+    for part in module.modules():  # DeepSpeed moves no buffers either
         for key, buffer in part._buffers.items():
             if buffer is not None:
                 part._buffers[key] = buffer.to(accelerator.device)
 
 
 def kept_as(config: dict[str, Any]) -> torch.dtype | None:
-    """The 16-bit type to which DeepSpeed casts all parameters; None where it casts none."""
+    """Return the 16-bit type to which DeepSpeed casts all parameters; None if it casts none."""
     for name, dtype in (("fp16", torch.float16), ("bf16", torch.bfloat16)):
         if config.get(name, {}).get("enabled") is True:
             return dtype
@@ -57,10 +56,11 @@ def kept_as(config: dict[str, Any]) -> torch.dtype | None:
 
 
 class Cutter:
-    """Hands parameters to ``deepspeed.zero.Init``, one at a time: what stays of each is a share."""
+    """Sharder of single parameters by ``deepspeed.zero.Init``; only this rank's share of each
+    remains."""
 
     def __init__(self, accelerator: Any, config: dict[str, Any]) -> None:
-        # As accelerate will settle it; Init reads offload and whatever else the file asks for.
+        # The values that accelerate will set; Init reads offload and other settings.
         self.config = copy.deepcopy(config)
         steps = accelerator.gradient_accumulation_steps
         self.config["gradient_accumulation_steps"] = steps
@@ -70,7 +70,7 @@ class Cutter:
 
     def __call__(self, p: nn.Parameter) -> None:
         if self.first is not None:
-            # The parameters that it has cut remember how, as DeepSpeed's engine asks them.
+            # DeepSpeed's engine shards more parameters by a method of the first.
             self.first.convert_to_zero_parameters([p])
             return
         from deepspeed.runtime.zero.partition_parameters import Init

@@ -1,4 +1,4 @@
-"""ZeRO-3 has few weights whole at a time, or it shards in name alone: counted in a watched step."""
+"""Evidence that ZeRO-3 gathers few weights at a time, from counts in a watched step."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from strategies.engines.zero import facts, variants
 
 @contextlib.contextmanager
 def watched(trained: TrainingRun, counts: list[int], again: list[int]) -> Iterator[None]:
-    """While it lasts, ``counts`` gets the elements of the weights that are whole, each time that
-    DeepSpeed has gathered those of a module, and ``again`` those of second shares (``secondary``).
-    Of other stages, nothing."""
+    """Record gathered weights each time that DeepSpeed has gathered those of a module.
+
+    ``counts`` gets the elements of whole weights, ``again`` those of second shares. Other stages
+    record nothing.
+    """
     if trained.engine.stage < 3:
         yield
         return
@@ -35,8 +37,11 @@ def watched(trained: TrainingRun, counts: list[int], again: list[int]) -> Iterat
 
 
 def evidence(trained: TrainingRun, counts: list[int]) -> dict[str, Any]:
-    """The most that was whole, held to what may be: what stays, what DeepSpeed is allowed to keep
-    for a use ahead, what is on its way, and the module at work."""
+    """Check the largest number of gathered elements against its bound.
+
+    The bound adds persistent weights, those that DeepSpeed may keep for later use, those being
+    fetched, and the current module's.
+    """
     if trained.engine.stage < 3:
         return {}
     sizes = {p: p.ds_numel for p in trained.module.parameters()}

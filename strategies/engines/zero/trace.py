@@ -1,6 +1,6 @@
-"""DeepSpeed on tensors without storage: what a prediction must put in the place of a GPU.
+"""Trace adapter of DeepSpeed: runs ZeRO on tensors without storage in a prediction.
 
-Imported where a prediction is made alone: it patches, and it imports DeepSpeed.
+Import it only in a prediction: it imports DeepSpeed and patches it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BUFFERS = 4
 
 
 class Storageless(TraceAdapter):
-    """ZeRO's real set-up and step, for the launch of ``engine``."""
+    """Adapter that runs ZeRO's own set-up and step for the launch of ``engine``."""
 
     shapes_in: ClassVar[tuple[str, ...]] = ("zero/stage_1_and_2.py",)
 
@@ -38,13 +38,14 @@ class Storageless(TraceAdapter):
         self.engine = engine
 
     def beside(self, launch: RunContext) -> frozenset[str]:
-        """Reductions run beside backward, and stage 3 gathers ahead, if the launch overlaps."""
+        """Return backward (reductions), and for stage 3 forward (gathers), if the launch
+        overlaps."""
         if not overlaps(self.engine.zero, launch.device):
             return frozenset()
         return frozenset(("forward", "backward") if self.engine.stage == 3 else ("backward",))
 
     def environment(self, launch: RunContext) -> dict[str, str]:
-        """accelerate's own translation of the launch file."""
+        """Return accelerate's translation of the launch file."""
         from accelerate.utils.launch import prepare_deepspeed_cmd_env
 
         args, defaults = arguments(self.engine.file.path, launch.processes)
@@ -59,8 +60,10 @@ class Storageless(TraceAdapter):
             set_accelerator(StoragelessAccelerator(device))
 
     def made(self, accelerator: Any, launch: RunContext) -> None:
-        """Swapping does real I/O on real bytes: what goes to NVMe stays in host memory, and is
-        counted as on the drive (``prepared``)."""
+        """Replace NVMe by host memory, since swapping does I/O on real bytes.
+
+        ``prepared`` counts that memory as on the drive.
+        """
         config = accelerator.state.deepspeed_plugin.deepspeed_config["zero_optimization"]
         for what in ("offload_optimizer", "offload_param"):
             block = config.get(what, {})
@@ -72,7 +75,7 @@ class Storageless(TraceAdapter):
         return [mock.patch.object(*patch) for patch in [*_patches(books), *_pins(books)]]
 
     def prepared(self, trained: TrainingRun, books: AllocationRecorder) -> Callable[[], None]:
-        """The buffers through which DeepSpeed swaps.
+        """Record the buffers through which DeepSpeed swaps.
 
         Source: deepspeed 0.19, runtime/swap_tensor/partitioned_optimizer_swapper.py
         (``buffer_count`` pinned buffers, each as large as the largest sub-group in float32).
@@ -80,14 +83,14 @@ class Storageless(TraceAdapter):
         if self.engine.place("optimizer") != "nvme":
             return lambda: None
         masters = trained.model.optimizer.fp32_partitioned_groups_flat
-        # Offload to memory keeps a float32 gradient beside each master; swapped, it has none.
+        # Offload to memory keeps a float32 gradient for each master; swapping does not.
         gradients = [m.grad for m in masters if m.grad is not None]
         books.tag("optimizer_state", gradients)
         for gradient in gradients:
             books.pin(gradient, False)
         count = self.engine.zero["offload_optimizer"].get("buffer_count", BUFFERS)
         size = 4 * max(master.numel() for master in masters)
-        if trained.launch.device != "cpu":  # where nothing is pinned
+        if trained.launch.device != "cpu":  # a CPU run pins nothing
             size = pinned_block(size)
         for _ in range(count):
             books.hold("host", size, "swap buffers", "temporaries")
@@ -100,11 +103,11 @@ class Storageless(TraceAdapter):
 
 
 class StoragelessAccelerator(CPU_Accelerator):
-    """DeepSpeed's view of a GPU that is not there: the CPU's with another ``device`` type, so that
-    what is on the host is not on the GPU, and with streams, which have memory of their own.
+    """DeepSpeed accelerator of a simulated GPU: the CPU's, with another ``device`` type and
+    streams.
 
-    What CUDA keeps until a side stream is done (``record_stream`` under ``overlap_comm``) is freed
-    at once.
+    Host tensors are thus not on the simulated GPU. Tensors that CUDA keeps until a side stream is
+    done (``record_stream`` under ``overlap_comm``) are freed at once.
     """
 
     Stream, Event = side_streams.Stream, side_streams.Event
@@ -149,8 +152,11 @@ class StoragelessAccelerator(CPU_Accelerator):
 
 
 class AbsentKernel:
-    """DeepSpeed's compiled CPU optimizers without their kernel: the state is theirs, the
-    arithmetic is left out. Any method may be called; it reads and writes what it is given."""
+    """Replacement of DeepSpeed's compiled CPU optimizers that keeps their state and skips the
+    arithmetic.
+
+    Any method may be called; it records reads and writes of its tensor arguments.
+    """
 
     def __init__(self, books: AllocationRecorder) -> None:
         self.books = books
@@ -166,8 +172,10 @@ class AbsentKernel:
 
 
 class RoundedKernel:
-    """The shapes and types of DeepSpeed's quantiser: 8 bits an element and a float32 scale a group,
-    and float16 again."""
+    """Replacement of DeepSpeed's quantizer with its shapes and types.
+
+    Codes have 8 bits per element, with a float32 scale per group; decoding returns float16.
+    """
 
     Symmetric = 0
 
@@ -181,8 +189,8 @@ class RoundedKernel:
 
 
 def _pins(books: AllocationRecorder) -> list[tuple[Any, str, Any]]:
-    """Pinned memory as DeepSpeed asks for it: a copy that replaces the original at once, or a
-    buffer of its own."""
+    """Return patches that record pinned memory: copies that replace the original, and own
+    buffers."""
 
     def pin_memory(self: Any, tensor: Any, *given: Any, **more: Any) -> Any:
         books.pin(tensor)
@@ -210,30 +218,30 @@ def _patches(books: AllocationRecorder) -> list[tuple[Any, str, Any]]:
         for builder in (CPUAdamBuilder, CPUAdagradBuilder, CPULionBuilder)
     ]
     quantiser = [(op_builder.QuantizerBuilder, "load", lambda self, **more: RoundedKernel())]
-    # Compares numbers across ranks, and here there are no other ranks.
+    # They compare numbers across ranks, and a prediction has one.
     comparisons = [
         (module, "assert_ints_same_as_other_ranks", lambda ints: None)
         for module in (partition_parameters, coordinator, stage3)
     ]
-    # ZeRO-3's linear layer asks for autocast by the name of the device.
+    # ZeRO-3's linear layer reads autocast by the device's name.
     autocast = [
         (linear, "_is_autocast_enabled", lambda kind: torch.is_autocast_enabled(_known(kind))),
         (linear, "_get_autocast_dtype", lambda kind: torch.get_autocast_dtype(_known(kind))),
     ]
-    # A kernel for inference among real ranks, whose loading asks the compiler for a second.
+    # An inference kernel for real ranks, whose loading takes the compiler a second.
     unused = [(sys.modules[TorchBackend.__module__], "build_shm_op", lambda: None)]
-    # On a CPU it starts a program for each bucket, to count the devices of this machine.
+    # On a CPU it starts a program for each bucket, to count the machine's devices.
     unused += [(numa, "get_numa_cores", list)]
-    unused += [(nvtx, "enable_nvtx", False)]  # marks for a profiler, around each call
-    # Lengthens what CUDA keeps of a tensor that is freed, by the device's clock.
+    unused += [(nvtx, "enable_nvtx", False)]  # profiler marks around each call
+    # It delays the reuse of freed memory by the device's clock.
     unused += [(torch.Tensor, "record_stream", lambda tensor, stream: None)]
-    # For each module that it may release it asks all behind it: 150,000 in a trace of six blocks.
+    # Called for all modules inside each released one: 150,000 times in a trace of six blocks.
     quick = [(coordinator, "iter_params", _parameters), (coordinator, "z3_leaf_module", _whole)]
     return kernels + quantiser + comparisons + autocast + unused + quick
 
 
 def _parameters(module: Any, recurse: bool = False) -> list[Any]:
-    """DeepSpeed's ``iter_params``."""
+    """Replace DeepSpeed's ``iter_params``."""
     own = module.parameters() if recurse else module._parameters.values()
     found = [parameter for parameter in own if parameter is not None]
     external = vars(module).get("_external_params")
@@ -241,7 +249,7 @@ def _parameters(module: Any, recurse: bool = False) -> list[Any]:
 
 
 def _whole(module: Any) -> bool:
-    """DeepSpeed's ``z3_leaf_module``."""
+    """Replace DeepSpeed's ``z3_leaf_module``."""
     return vars(module).get("_z3_leaf", False)
 
 

@@ -1,8 +1,9 @@
-"""Twin-Flow: some pieces of the optimizer lie in host memory and are stepped there by DeepSpeed's
-CPU Adam, the others on the device, by torch's AdamW (DeepSpeed's ``backup_optimizer``).
+"""ZeRO variants: partial optimizer offload (Twin-Flow), hpZ and qwZ.
 
-DeepSpeed 0.19.8 deals whole pieces (``sub_group_size``), the first ones to the device; it tells the
-two by the names of devices, and its checkpoints leave the second optimizer's state out.
+Twin-Flow keeps some pieces of the optimizer in host memory, where DeepSpeed's CPU Adam steps them.
+The others are on the device, where torch's AdamW steps them (DeepSpeed's ``backup_optimizer``).
+DeepSpeed 0.19.8 places whole pieces (``sub_group_size``), the first ones on the device. It
+distinguishes the two by device names, and its checkpoints omit the second optimizer's state.
 
 Source: ZeRO-Offload++, deepspeed.ai (blogs/deepspeed-offloadpp); attributes are DeepSpeed's own.
 """
@@ -34,16 +35,20 @@ SAMPLE = 4096
 
 
 def name_device(here: bool) -> None:
-    """On a CPU DeepSpeed would take the device's pieces for the host's, whose name is the same:
-    while ``here``, they are on a CPU that has a number."""
+    """Name the CPU "cpu:0" if ``here``, so that DeepSpeed can tell device pieces from host pieces.
+
+    On a CPU both would have the name "cpu".
+    """
     from deepspeed.accelerator import get_accelerator
 
     get_accelerator()._name = "cpu:0" if here else "cpu"
 
 
 def hosted(trained: TrainingRun) -> list[torch.Tensor]:
-    """The pieces whose float32 weights are in host memory: of an optimizer that is offloaded, all
-    but those that DeepSpeed dealt to the device."""
+    """Return the pieces of an offloaded optimizer whose float32 weights are in host memory.
+
+    All except those that DeepSpeed placed on the device.
+    """
     optimizer = trained.model.optimizer
     dealt = getattr(optimizer, "subgroup_to_device", {})
     pieces = enumerate(trained.optimized())
@@ -51,20 +56,20 @@ def hosted(trained: TrainingRun) -> list[torch.Tensor]:
 
 
 def states(trained: TrainingRun) -> Mapping[Any, Any]:
-    """What the device's optimizer keeps, by piece."""
+    """Return the state of the device's optimizer, by piece."""
     other = getattr(trained.model.optimizer, "backup_optimizer", None)
     return other.state if other is not None else {}
 
 
 def state_of(trained: TrainingRun, piece: torch.Tensor) -> Mapping[str, Any]:
-    """What either optimizer keeps of ``piece``."""
+    """Return the state of ``piece`` in either optimizer."""
     return trained.inner_optimizer.state.get(piece) or states(trained).get(piece, {})
 
 
 @contextlib.contextmanager
 def watched(trained: TrainingRun, stepped: list[tuple[int, bool]]) -> Iterator[None]:
-    """While it lasts, ``stepped`` gets the elements of each piece that the device's optimizer
-    stepped, and whether they moved."""
+    """Record in ``stepped`` the elements of each piece that the device's optimizer steps, and
+    whether they changed."""
     other = getattr(trained.model.optimizer, "backup_optimizer", None)
     if other is None:
         yield
@@ -90,7 +95,7 @@ def _stepped(optimizer: Any) -> list[Any]:
 
 
 def evidence(trained: TrainingRun, stepped: list[tuple[int, bool]]) -> dict[str, Any]:
-    """How much of the optimizer lies on the host, and that torch's AdamW stepped all the rest.
+    """Return the host's share of the optimizer, and check that torch's AdamW stepped the rest.
 
     Raises:
         NotInForce: another share, or a piece that was not stepped.
@@ -104,7 +109,7 @@ def evidence(trained: TrainingRun, stepped: list[tuple[int, bool]]) -> dict[str,
         return {}
     demand(done == elements - host, f"AdamW stepped {done} elements of the {elements - host}")
     demand(all(moved for _, moved in stepped), "AdamW stepped pieces of the device that stayed")
-    # Whole pieces are dealt, and the number of them is rounded down.
+    # DeepSpeed places whole pieces, and rounds their number down.
     off = 2 * max(piece.numel() for piece in pieces) / elements
     told = f"{host} of {elements} elements of the optimizer are on the host, {wanted:g} were asked"
     demand(0 < host < elements and abs(host / elements - wanted) <= off, told)
@@ -112,7 +117,7 @@ def evidence(trained: TrainingRun, stepped: list[tuple[int, bool]]) -> dict[str,
 
 
 def save(trained: TrainingRun, path: Path) -> None:
-    """Beside DeepSpeed's checkpoint, this rank's state of the device's optimizer."""
+    """Save this rank's state of the device's optimizer next to DeepSpeed's checkpoint."""
     import torch
 
     kept = [dict(states(trained).get(piece, {})) for piece in trained.optimized()]
@@ -120,7 +125,7 @@ def save(trained: TrainingRun, path: Path) -> None:
 
 
 def load(trained: TrainingRun, path: Path) -> None:
-    """Read what ``save`` wrote."""
+    """Load a state of ``save``."""
     import torch
 
     other = trained.model.optimizer.backup_optimizer
@@ -131,12 +136,11 @@ def load(trained: TrainingRun, path: Path) -> None:
             other.state[piece] = moved
 
 
-# ---- secondary ----
-# hpZ: from its forward on, each group of ranks has all weights between its members once more, so
-# that backward gathers them among these alone. Watched in a step: DeepSpeed drops the second share
-# when the optimizer has stepped.
-#
-# Source: Wang et al. 2023, ZeRO++ (arXiv:2306.10209); attributes are DeepSpeed's own (0.19).
+# ---- hpZ: a second copy of the weights ----
+# After its forward each group of ranks holds a second copy of all weights, and backward gathers
+# only within the group. DeepSpeed drops the copy when the optimizer has stepped, so it is watched
+# in a step. Source: Wang et al. 2023, ZeRO++ (arXiv:2306.10209); attributes are DeepSpeed's own
+# (0.19).
 
 
 GATHER = "_allgather_base_"
@@ -144,32 +148,33 @@ PADDING = 0.02
 
 
 def forget_group() -> None:
-    """DeepSpeed keeps the group of one training for the process, and refuses a second."""
+    """Clear DeepSpeed's per-process group; it refuses a second training otherwise."""
     from deepspeed.utils import groups
 
     groups._ZERO_PARAM_INTRA_PARALLEL_GROUP = None
 
 
 def kept(parameters: list[Any]) -> list[torch.Tensor]:
-    """The second shares that are there now."""
+    """Return the second shares that exist now."""
     found = (getattr(p, "ds_secondary_tensor", None) for p in parameters)
     return [tensor for tensor in found if tensor is not None]
 
 
 def makers() -> Iterator[AllocationScope]:
-    """The second share is a part of the weights, not something gathered."""
+    """Yield the method that allocates second shares, which count as weights, not as gathered."""
     from deepspeed.runtime.zero.partition_parameters import Init
 
     yield AllocationScope(Init, "_partition_param_sec", "parameters")
 
 
 def secondary_evidence(trained: TrainingRun, most: int) -> dict[str, Any]:
-    """``most``: elements of second shares that were there at once in the watched step. What
-    backward gathered went among a group; of what trains, forward's went among all, for DeepSpeed
-    leaves the second share of frozen weights alone.
+    """Check the second share; ``most`` is its largest number of elements in the watched step.
+
+    Backward gathers within a group. Forward gathers trained weights among all ranks; DeepSpeed
+    leaves the second share of frozen weights in place.
 
     Raises:
-        NotInForce: there is a second share that was not asked for, none, or one of another size.
+        NotInForce: an unrequested second share, none, or one of another size.
     """
     size, ranks = config.group(trained.engine.zero), trained.launch.processes
     if size == 1:
@@ -195,7 +200,7 @@ def secondary_evidence(trained: TrainingRun, most: int) -> dict[str, Any]:
 
 
 def _among(trained: TrainingRun, phase: str) -> list[int]:
-    """Sizes of the groups of ranks among which weights were gathered."""
+    """Return the sizes of the groups of ranks in which weights were gathered."""
     from torch.distributed import distributed_c10d as c10d
 
     seen = trained.observed.sent
@@ -204,30 +209,32 @@ def _among(trained: TrainingRun, phase: str) -> list[int]:
     return sorted({len(c10d.get_process_group_ranks(group)) for group in found})
 
 
-# ---- quantised ----
-# qwZ: weights are rounded to 8 bits on their way to the other ranks, blocks of them with a scale
-# each, and turned back where they are gathered. What each rank keeps is not rounded.
-#
-# Source: Wang et al. 2023, ZeRO++ (arXiv:2306.10209); DeepSpeed's kernels are CUDA's (0.19,
-# partition_parameters.py, ``CUDAQuantizer``), and no GPU has run them here.
+# ---- qwZ: quantized gathers ----
+# Weights are quantized to 8 bits, with a scale per block, when they are sent, and decoded after the
+# gather. Each rank's own share is not rounded. Source: Wang et al. 2023, ZeRO++ (arXiv:2306.10209).
+# DeepSpeed's kernels need CUDA (0.19, partition_parameters.py, ``CUDAQuantizer``); no GPU has run
+# them here.
 
 
 KEY = "zero_quantized_weights"
 OP = "quantizer"
-"""DeepSpeed's compiled kernels, as ``harness.system.probe`` names them."""
+"""DeepSpeed's compiled kernels, by their name in ``harness.system.probe``."""
 MULTIPLE = 8
-"""Elements that the kernels take together."""
+"""Number of elements that the kernels process together."""
 QUANTISED_GATHER = "allgather_base_"
 
 
 def quantised(zero: Mapping[str, Any]) -> bool:
-    """Whether a zero_optimization block gathers weights in 8 bits."""
+    """Return whether a zero_optimization block gathers weights in 8 bits."""
     return bool(zero.get(KEY))
 
 
 def refusal(zero: Mapping[str, Any], launch: RunContext) -> str | None:
-    """Why weights cannot travel so, and the way out: alone nothing travels, and a rank's share of
-    each weight must be a number that the kernels take (DeepSpeed asserts it in the first step)."""
+    """Return why weights cannot be gathered in 8 bits, and the remedy; None if they can.
+
+    One process gathers nothing. A rank's share of each weight must be a multiple of ``MULTIPLE``
+    (DeepSpeed asserts it in the first step).
+    """
     if not quantised(zero):
         return None
     ranks = launch.processes
@@ -244,10 +251,11 @@ def refusal(zero: Mapping[str, Any], launch: RunContext) -> str | None:
 
 
 def quantised_evidence(trained: TrainingRun) -> dict[str, Any]:
-    """In which type weights were gathered in the watched step, and what their scales took.
+    """Return the type in which weights were gathered in the watched step, and the bytes of their
+    scales.
 
     Raises:
-        NotInForce: they travelled in another type than was asked for.
+        NotInForce: they were gathered in another type than requested.
     """
     if trained.engine.stage < 3 or not trained.observed.ran or trained.launch.processes == 1:
         return {}

@@ -1,9 +1,9 @@
-"""DeepSpeed settings that cost memory, for a model of a given size: those that buy nothing
-(``waste``), and those that buy speed (``prices``). No torch.
+"""Costs in memory of DeepSpeed settings: wasted memory (``waste``), and memory spent on speed
+(``prices``).
 
-Each rule names the setting, the bytes it costs on each device, and the value that removes it.
-``"auto"`` passes: ``sizes`` settles it from the model. A setting that is absent counts as
-DeepSpeed's default (0.19.8, runtime/zero/config.py), since that is what runs.
+Each rule names the setting, its bytes on each device, and the value that removes them. ``"auto"``
+passes: it is resolved from the model. A setting that is absent counts as DeepSpeed's default
+(0.19.8, runtime/zero/config.py), which is in force. No torch.
 """
 
 from __future__ import annotations
@@ -24,15 +24,17 @@ DEFAULTS: dict[str, Any] = {
     "sub_group_size": 1_000_000_000,
 }
 MUCH = 4
-"""A bucket is reported from this many times the size that "auto" becomes."""
+"""Ratio to the size of "auto" from which a bucket is reported."""
 NVME_STATE_BYTES = 16
-"""A swapped element in memory: float32 master, gradient and two moments."""
+"""Bytes of a swapped element in memory: float32 master, gradient and two moments."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What the bytes depend on; ``itemsize`` is bytes of a stored weight, ``device`` cpu or cuda:
-    a lint is for GPUs."""
+    """Model and launch that determine the bytes; ``itemsize`` is bytes of a stored weight.
+
+    ``device`` is cpu or cuda; a lint uses the GPU.
+    """
 
     sizes: Sizes
     itemsize: int
@@ -41,12 +43,12 @@ class Job:
 
     @property
     def auto(self) -> dict[str, int]:
-        """The sizes that "auto" becomes."""
+        """Sizes that "auto" resolves to."""
         return buffer_sizes(self.sizes)
 
     def bucket(self, zero: Mapping[str, Any]) -> tuple[int | None, int, int]:
-        """Of gradients that are reduced: the bucket's size in elements (None: settled from the
-        model), what "auto" becomes, and how many such buckets there are."""
+        """Return the reduce bucket's size in elements (None: from the model), the size of "auto",
+        and the number of buckets."""
         buckets = reduce_buckets(zero, self.device)
         right = buffer_sizes(self.sizes, buckets)["reduce_bucket_size"]
         return _number(zero, "reduce_bucket_size"), right, buckets
@@ -54,9 +56,9 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One setting that costs ``bytes`` on a device; ``why`` says what for.
+    """Setting that costs ``bytes`` on a device, with the reason ``why``.
 
-    ``at_most``: how much of it is held at once depends on the order of the modules' uses.
+    ``at_most``: the number held at once depends on the order in which modules are used.
     """
 
     key: str
@@ -72,13 +74,14 @@ class Finding:
 
 
 def waste(zero: Mapping[str, Any], job: Job) -> list[Finding]:
-    """What ``zero`` (a zero_optimization block) wastes for ``job``, the most costly first."""
+    """Return what ``zero`` (a zero_optimization block) wastes for ``job``, the most costly
+    first."""
     findings = [finding for rule in RULES for finding in rule(zero, job) if finding.bytes > 0]
     return sorted(findings, key=lambda finding: -finding.bytes)
 
 
 def prices(zero: Mapping[str, Any], job: Job) -> list[Finding]:
-    """What ``zero`` keeps on a device for the sake of speed."""
+    """Return the memory of a device that ``zero`` spends on speed."""
     return [finding for rule in PRICES for finding in rule(zero, job)]
 
 
@@ -86,13 +89,14 @@ def prices(zero: Mapping[str, Any], job: Job) -> list[Finding]:
 
 
 def _number(zero: Mapping[str, Any], key: str) -> int | None:
-    """The setting in force, in elements; None where it is left to be settled from the model."""
+    """Return the setting in force, in elements; None if it is resolved from the model."""
     value = zero.get(key, DEFAULTS[key])
     return None if value == "auto" else int(value)
 
 
 def large_bucket(zero: Mapping[str, Any], job: Job) -> Iterator[Finding]:
-    """The reduce bucket is allocated whole, however small the model (issues 1302, 3734)."""
+    """Report a reduce bucket that is large for the model; it is allocated whole (issues 1302,
+    3734)."""
     size, right, buckets = job.bucket(zero)
     if size is not None and size > MUCH * right and zero.get("contiguous_gradients", True):
         times = size / job.sizes.total
@@ -108,8 +112,10 @@ def large_bucket(zero: Mapping[str, Any], job: Job) -> Iterator[Finding]:
 
 
 def second_bucket(zero: Mapping[str, Any], job: Job) -> Iterator[Finding]:
-    """Reducing beside backward fills a second bucket while the first is on its way. No waste: DDP
-    overlaps as well, and without it each reduction is waited for."""
+    """Report the second bucket of overlapped reduction.
+
+    It is no waste: DDP overlaps too, and without it each reduction is waited for.
+    """
     size, right, buckets = job.bucket(zero)
     if buckets == 2 and zero.get("contiguous_gradients", True):
         yield Finding(
@@ -122,8 +128,11 @@ def second_bucket(zero: Mapping[str, Any], job: Job) -> Iterator[Finding]:
 
 
 def gathered_ahead(zero: Mapping[str, Any], job: Job) -> Iterator[Finding]:
-    """Stage 3 gathers weights before they are used. No waste: without it each module waits for its
-    own; up to the bound of ``wide_prefetch``, that is."""
+    """Report weights that stage 3 gathers before they are used, up to the bound of
+    ``wide_prefetch``.
+
+    It is no waste: without it each module waits for its own.
+    """
     ahead = _number(zero, "stage3_prefetch_bucket_size")
     size = min(job.auto["stage3_prefetch_bucket_size"] if ahead is None else ahead, job.sizes.total)
     if int(zero.get("stage", 0)) == 3 and job.ranks > 1 and 0 < size <= 2 * job.sizes.block:
@@ -138,7 +147,7 @@ def gathered_ahead(zero: Mapping[str, Any], job: Job) -> Iterator[Finding]:
 
 
 def second_share(zero: Mapping[str, Any], job: Job) -> Iterator[Finding]:
-    """hpZ: weights lie in each group once more, for backward to gather them there."""
+    """Report hpZ's second copy of the weights in each group, which backward gathers from."""
     size = group(zero)
     if int(zero.get("stage", 0)) == 3 and 1 < size < job.ranks:
         yield Finding(
@@ -151,10 +160,11 @@ def second_share(zero: Mapping[str, Any], job: Job) -> Iterator[Finding]:
 
 
 def kept_gathered(zero: Mapping[str, Any], job: Job) -> Iterator[Finding]:
-    """ZeRO-3 lets go of a parameter only if its next use lies beyond the reuse distance.
+    """Report a reuse distance that keeps parameters gathered.
 
-    Forward and backward of the first block are two whole models apart, so half of the distance is
-    what stays gathered; what a rank owns is there anyway.
+    ZeRO-3 releases a parameter only if its next use is beyond that distance. Forward and backward
+    of the first block are two whole models apart, so half of the distance stays gathered; a rank's
+    own share exists anyway.
     """
     reuse = _number(zero, "stage3_max_reuse_distance")
     if int(zero.get("stage", 0)) != 3 or reuse is None or reuse < job.sizes.total:
@@ -171,7 +181,8 @@ def kept_gathered(zero: Mapping[str, Any], job: Job) -> Iterator[Finding]:
 
 
 def everything_live(zero: Mapping[str, Any], job: Job) -> Iterator[Finding]:
-    """The bound on gathered parameters is the model or more: ZeRO-3 then holds all of them."""
+    """Report a bound on live parameters at or above the model's size: ZeRO-3 then keeps all
+    gathered."""
     live = _number(zero, "stage3_max_live_parameters")
     if int(zero.get("stage", 0)) != 3 or live is None or live < job.sizes.total:
         return
@@ -186,7 +197,7 @@ def everything_live(zero: Mapping[str, Any], job: Job) -> Iterator[Finding]:
 
 
 def wide_prefetch(zero: Mapping[str, Any], job: Job) -> Iterator[Finding]:
-    """Prefetching more than the two blocks that are allowed to live."""
+    """Report prefetching of more than the two blocks that may be live."""
     ahead = _number(zero, "stage3_prefetch_bucket_size")
     if int(zero.get("stage", 0)) != 3 or ahead is None or ahead <= 2 * job.sizes.block:
         return
@@ -202,7 +213,8 @@ def wide_prefetch(zero: Mapping[str, Any], job: Job) -> Iterator[Finding]:
 
 
 def unsharded_weights(zero: Mapping[str, Any], job: Job) -> Iterator[Finding]:
-    """Parameters below the threshold stay whole on every rank: meant for biases."""
+    """Report weights below the persistence threshold, which stay whole on every rank; it is for
+    biases."""
     limit = _number(zero, "stage3_param_persistence_threshold")
     if int(zero.get("stage", 0)) != 3 or limit is None:
         return
@@ -217,7 +229,8 @@ def unsharded_weights(zero: Mapping[str, Any], job: Job) -> Iterator[Finding]:
 
 
 def whole_shard_swapped(zero: Mapping[str, Any], job: Job) -> Iterator[Finding]:
-    """An optimizer on NVMe is read in by sub groups: one larger than the model reads all of it."""
+    """Report a sub-group larger than the model: an optimizer on NVMe then reads all of itself at
+    once."""
     size = _number(zero, "sub_group_size")
     place = (zero.get("offload_optimizer") or {}).get("device", "none")
     if int(zero.get("stage", 0)) != 3 or place != "nvme" or size is None or size < job.sizes.total:

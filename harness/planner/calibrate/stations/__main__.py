@@ -28,7 +28,7 @@ MEASURES: dict[str, Callable[[Asked], dict[str, Any]]] = {
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure and write; what fails is the exit code and the last line of stderr."""
+    """Measure and write the numbers; a failure is the exit code and the last line of stderr."""
     die_with_parent()
     parser = argparse.ArgumentParser(prog="python -m harness.planner.calibrate.stations")
     parser.add_argument("name", choices=MEASURES)

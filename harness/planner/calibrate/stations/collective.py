@@ -1,4 +1,4 @@
-"""An all-reduce among all GPUs of this machine (NCCL), or between two processes of a CPU (gloo)."""
+"""All-reduce rates among all GPUs of this machine (NCCL), or two processes on a CPU (gloo)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SECONDS = 240
 
 
 def measure(asked: Asked) -> dict[str, Any]:
-    """``collective`` and, of GPUs, what NCCL holds of each (``communication``)."""
+    """Return ``collective`` and, on GPUs, the bytes that NCCL holds on each (``communication``)."""
     ranks = asked.ranks if asked.on_gpu else CPU_RANKS
     if ranks < 2:
         return {"missing": {"collective": "one GPU has nobody to communicate with"}}
@@ -53,7 +53,7 @@ def _child(rank: int, ranks: int, port: int, asked: Asked) -> subprocess.Popen[s
 
 
 def take_part(asked: Asked) -> dict[str, Any]:
-    """One rank: prints what it measured, on the first."""
+    """Run one rank; the first rank prints the measurements."""
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     device = torch.device("cuda", rank) if asked.on_gpu else asked.device
     asked = Asked(device=device, small=asked.small, ranks=ranks)
@@ -76,7 +76,9 @@ def take_part(asked: Asked) -> dict[str, Any]:
 
 
 def _reduced(tensor: torch.Tensor, asked: Asked) -> float:
-    """Seconds of one all-reduce: as many on every rank, or they would wait for ever."""
+    """Return the seconds of one all-reduce. Every rank makes equally many, or some would wait
+    forever.
+    """
     fixed = 3 if asked.small else 20
     best = float("inf")
     distributed.all_reduce(tensor)
@@ -96,7 +98,10 @@ def _once(tensor: torch.Tensor, asked: Asked) -> float:
 
 
 def _rates(seconds: dict[int, float], ranks: int) -> dict[str, Any]:
-    """Seconds of a small one, and bytes a second that pass the wire twice of a large one."""
+    """Return the seconds of a small all-reduce, and the wire bytes per second of a large one.
+
+    Each all-reduce sends its bytes twice.
+    """
     (_, least), (count, most) = sorted(seconds.items())
     on_wire = 2 * 4 * count * (ranks - 1) / ranks
     rate = on_wire / max(most - least, 1e-6)
@@ -104,7 +109,7 @@ def _rates(seconds: dict[int, float], ranks: int) -> dict[str, Any]:
 
 
 def _beside(asked: Asked) -> int:
-    """What this GPU holds outside of torch's allocator; 0 on a CPU."""
+    """Return the bytes of this GPU that torch's allocator does not hold; 0 on a CPU."""
     if not asked.on_gpu:
         return 0
     free, total = torch.cuda.mem_get_info(asked.device)

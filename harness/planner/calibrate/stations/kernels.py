@@ -1,4 +1,6 @@
-"""What a station is asked for, and how it takes time."""
+"""Stations that measure one device: matrix products, attention, memory rates, copies and fixed
+overhead.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +23,18 @@ from harness.planner.overhead import scratch
 from harness.system import gpus
 
 WINDOWS = {"cpu": (0.0005, 1.0), "cuda": (0.2, 1.2)}
-"""Seconds of a window of equal calls, and of all windows. Other work of the machine hits a CPU, and
-threads that wait for one another most: of many short windows it leaves some alone. A GPU must run
-long enough to take its clock under load."""
+"""Seconds of a window of equal calls, and of all windows.
+
+Other work disturbs a CPU, most of all threads that wait for each other; some of many short
+windows are undisturbed. A GPU must run long enough to reach its clock under load.
+"""
 SMALL = (0.0002, 0.02)
 LEAST_WINDOWS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """A device, and whether small shapes will do: a rehearsal, whose numbers mean nothing."""
+    """A device, and ``small`` for a rehearsal: small shapes, whose numbers have no meaning."""
 
     device: torch.device
     small: bool = False
@@ -46,13 +50,13 @@ class Asked:
             torch.cuda.synchronize(self.device)
 
     def random(self, *shape: int, dtype: torch.dtype = torch.float32, **more: Any) -> torch.Tensor:
-        """Normal numbers: products of zeros or ones take less power, and so run faster."""
+        """Return normal random numbers. Zeros or ones take less power and run faster."""
         made = torch.randn(*shape, device=self.device, dtype=torch.float32)
         return made.to(dtype).requires_grad_(more.get("requires_grad", False))
 
 
 def seconds_of(work: Callable[[], Any], asked: Asked) -> float:
-    """Seconds of one call: the best of several windows of calls back to back."""
+    """Return the seconds of one call: the best of several windows of calls back to back."""
     least, whole = SMALL if asked.small else WINDOWS[asked.device.type]
     work()
     once = min(_window(work, asked, 1) for _ in range(LEAST_WINDOWS))
@@ -74,13 +78,13 @@ def _window(work: Callable[[], Any], asked: Asked, calls: int) -> float:
 
 
 def reason(error: Exception) -> str:
-    """The first line of what a library raised."""
+    """Return the first line of a library's error."""
     first = (str(error).strip() or type(error).__name__).splitlines()[0]
     return f"{type(error).__name__}: {first}"[:200]
 
 
-# ---- products ----
-# FLOP/s of matrix products of random data, by type: large squares, and the shapes of a DiT.
+# ---- matrix products ----
+# FLOP/s on random data by type, for large squares and the shapes of a DiT.
 
 
 TYPES = {
@@ -90,13 +94,13 @@ TYPES = {
 SIDES = {"cuda": (4096, 8192), "cpu": (512, 1024, 2048)}
 SMALL_SIDES = (128,)
 BLOCK = {"cuda": (8192, 1152), "cpu": (2048, 384)}
-"""Tokens of a micro batch, and width: of DiT-XL/2 with 32 samples, and of DiT-S with 8."""
+"""Tokens of a micro-batch, and width: DiT-XL/2 with 32 samples, and DiT-S with 8."""
 SMALL_BLOCK = (128, 64)
 FP8 = torch.float8_e4m3fn
 
 
 def measure(asked: Asked) -> dict[str, Any]:
-    """``products`` and ``model_products``, FLOP/s by type; ``missing``: type -> why not."""
+    """Return ``products`` and ``model_products``, FLOP/s by type; ``missing``: type -> reason."""
     kind = asked.device.type
     sides = SMALL_SIDES if asked.small else SIDES[kind]
     block = SMALL_BLOCK if asked.small else BLOCK[kind]
@@ -105,16 +109,16 @@ def measure(asked: Asked) -> dict[str, Any]:
         try:
             with _rounding(name):
                 squares[name] = max(_square(name, side, asked) for side in sides)
-                if name != "float8":  # its products in a model are of rows scaled one by one
+                if name != "float8":  # a model scales its rows one by one
                     blocks[name] = _block(name, *block, asked)
-        except Exception as error:  # whatever a library lacks for a type is the answer
+        except Exception as error:  # the library has no kernel for this type
             missing[name] = reason(error)
     return {"products": squares, "model_products": blocks, "missing": missing}
 
 
 @contextlib.contextmanager
 def _rounding(name: str) -> Iterator[None]:
-    """float32's products as they are, or rounded to TF32."""
+    """Compute float32 products in full, or in TF32 for that type."""
     torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
     try:
         yield
@@ -137,12 +141,12 @@ def _square(name: str, side: int, asked: Asked) -> float:
 def _fp8_product(side: int, asked: Asked) -> Callable[[], Any]:
     a, b = (asked.random(side, side).to(FP8) for _ in range(2))
     one = torch.ones((), device=asked.device)
-    turned = b.t()  # the second operand lies by columns
+    turned = b.t()  # the second operand is column-major
     return lambda: torch._scaled_mm(a, turned, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
 
 
 def _block(name: str, tokens: int, width: int, asked: Asked) -> float:
-    """The linear layers of a block, with the two products of each one's backward."""
+    """Return FLOP/s of a block's linear layers, with the two products of each backward."""
     flops, seconds = 0, 0.0
     for inner, outer in (
         (width, 3 * width),
@@ -153,7 +157,7 @@ def _block(name: str, tokens: int, width: int, asked: Asked) -> float:
         x = asked.random(tokens, inner, dtype=_type(name))
         weight = asked.random(outer, inner, dtype=_type(name))
         grad = asked.random(tokens, outer, dtype=_type(name))
-        # Bound now: a closure of the loop's names would see the last ones.
+        # Bind the values now: a closure would see the last ones of the loop.
         for product in (
             lambda x=x, weight=weight: x @ weight.t(),
             lambda grad=grad, weight=weight: grad @ weight,
@@ -165,7 +169,7 @@ def _block(name: str, tokens: int, width: int, asked: Asked) -> float:
 
 
 # ---- attention ----
-# FLOP/s of each kernel of attention at heads of 64 and 72, and what its backward takes beside.
+# FLOP/s of each attention kernel at head widths 64 and 72, and the scratch memory of its backward.
 
 
 KERNELS = {
@@ -178,19 +182,22 @@ HERE = {
     "cuda": (("bfloat16", "float16", "float32"), tuple(KERNELS)),
     "cpu": (("float32", "bfloat16"), ("flash", "math")),
 }
-"""Device -> types and kernels that it may have."""
+"""Device -> types and kernels to try."""
 WIDTHS = (64, 72)
-"""Of a head: DiT-S, B and L have 64, DiT-XL 72."""
+"""Head widths: DiT-S, B and L have 64, DiT-XL has 72."""
 SHAPE = {"cuda": (32, 16, 256), "cpu": (8, 6, 256)}
 SMALL_SHAPE = (2, 2, 64)
 PASSES = 14
-"""Products of T x T x K, times two, that forward (2) and backward (5) take together, as torch's
-FLOP counter has them."""
+"""Products of T x T x K, times two, in forward (2) and backward (5), as torch's FLOP counter has
+them.
+"""
 OPERATION = "aten._scaled_dot_product_{}_attention_backward.default"
 
 
 def measure_attention(asked: Asked) -> dict[str, Any]:
-    """``attention``: a rate for each kernel, type and width; ``missing``: the others, and why."""
+    """Return ``attention``: a rate for each kernel, type and width; ``missing``: the others, with
+    reasons.
+    """
     types, kernels = HERE[asked.device.type]
     found, missing = [], {}
     for kernel in kernels:
@@ -198,7 +205,7 @@ def measure_attention(asked: Asked) -> dict[str, Any]:
             for width in WIDTHS:
                 try:
                     found.append(_rate(kernel, dtype, width, asked))
-                except Exception as error:  # a kernel that does not take this is an answer
+                except Exception as error:  # the kernel does not support this
                     missing[f"{kernel} {dtype} {width}"] = reason(error)
     return {"attention": found, "missing": missing}
 
@@ -224,7 +231,7 @@ def _rate(kernel: str, dtype: str, width: int, asked: Asked) -> dict[str, Any]:
 
 
 def _scratch(qkv: list[torch.Tensor], grad: torch.Tensor) -> int:
-    """What a backward held at most beside its three results."""
+    """Return the most bytes that a backward held beyond its three results."""
     out = functional.scaled_dot_product_attention(*qkv)
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -233,13 +240,13 @@ def _scratch(qkv: list[torch.Tensor], grad: torch.Tensor) -> int:
     return max(0, torch.cuda.max_memory_allocated() - before - held)
 
 
-# ---- streams ----
-# Bytes a second of elementwise operations and of copies, and the seconds of a launch.
+# ---- memory rates ----
+# Bytes per second of elementwise operations and copies, and the seconds of a launch.
 
 
 MIB = 2**20
 MOVED = {"cuda": (4, 32, 256, 2048), "cpu": (1, 4, 16, 64, 256)}
-"""MiB that an operation reads and writes: what is small may stay in a cache."""
+"""MiB that an operation reads and writes; small sizes may stay in a cache."""
 SMALL_MOVED = (1, 4)
 HOST = 512 * MIB
 COPIED = 256 * MIB
@@ -248,7 +255,7 @@ TINY = 2000
 
 
 def measure_streams(asked: Asked) -> dict[str, Any]:
-    """``streams``: [bytes moved, rate]; ``launch_seconds``; ``host_rate`` of host memory."""
+    """Return ``streams``: [bytes moved, rate]; ``launch_seconds``; ``host_rate`` of host memory."""
     sizes = SMALL_MOVED if asked.small else MOVED[asked.device.type]
     streams = [{"bytes": size * MIB, "rate": _stream(size * MIB, asked)} for size in sizes]
     host = Asked(device=torch.device("cpu"), small=asked.small)
@@ -257,7 +264,7 @@ def measure_streams(asked: Asked) -> dict[str, Any]:
 
 
 def _stream(moved: int, asked: Asked) -> float:
-    """Half of the bytes are read, and half written."""
+    """Return bytes per second; half of the bytes are read, and half are written."""
     source = asked.random(moved // 8)
     target = torch.empty_like(source)
     return moved / seconds_of(lambda: torch.mul(source, 1.5, out=target), asked)
@@ -274,7 +281,9 @@ def _launch(asked: Asked) -> float:
 
 
 def measure_copies(asked: Asked) -> dict[str, Any]:
-    """Way -> bytes a second of copies between a GPU and host memory, pinned and pageable."""
+    """Return bytes per second of copies between GPU and host memory, pinned and pageable, by
+    direction.
+    """
     count = (MIB if asked.small else COPIED) // 4
     on_device, rates = torch.ones(count, device=asked.device), {}
     for kind in ("pinned", "pageable"):
@@ -285,8 +294,8 @@ def measure_copies(asked: Asked) -> dict[str, Any]:
     return {"copies": rates}
 
 
-# ---- standing ----
-# Bytes that stand beside a training: CUDA's context and cuBLAS's workspaces, or an interpreter.
+# ---- fixed overhead ----
+# Bytes of CUDA's context and cuBLAS's workspaces, or of an interpreter on a CPU.
 
 
 WORKER = "import harness.train; print(open('/proc/self/status').read())"
@@ -294,7 +303,7 @@ USED = "--query-gpu=index,uuid,memory.used"
 
 
 def measure_overhead(asked: Asked) -> dict[str, Any]:
-    """``context`` and ``libraries``, bytes."""
+    """Return ``context`` and ``libraries``, in bytes."""
     if not asked.on_gpu:
         return {"context": _interpreter()}
     before = _used()
@@ -306,14 +315,17 @@ def measure_overhead(asked: Asked) -> dict[str, Any]:
 
 
 def _used() -> int:
-    """What others hold of the first GPU that is seen, before this process has a context."""
+    """Return the bytes that other processes hold on the first visible GPU.
+
+    Call this before this process has a CUDA context.
+    """
     rows = gpus.rows(gpus.smi(USED), 3)
     found = gpus.parse("\n".join(f"{i}, {uuid}, -, 0, {used}" for i, uuid, used in rows), "")
     return next((gpu.used_bytes for gpu in gpus.chosen(found)), 0)
 
 
 def _libraries(asked: Asked) -> int:
-    """What stays allocated once products ran in this thread and in autograd's."""
+    """Return the bytes that stay allocated after products ran in this thread and in autograd's."""
     x = asked.random(1024, 1024, dtype=torch.bfloat16, requires_grad=True)
     before = torch.cuda.memory_allocated(asked.device)
     (x @ x).sum().backward()
@@ -323,7 +335,7 @@ def _libraries(asked: Asked) -> int:
 
 
 def _interpreter() -> int:
-    """What a worker holds before it has a model."""
+    """Return the bytes that a worker holds before it has a model."""
     done = subprocess.run(
         [sys.executable, "-c", WORKER], cwd=ROOT, capture_output=True, text=True, check=True
     )
