@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.analyses import claim_forecast, claim_rules, claim_sweeps
-from harness.analyses import claim_rules as claim_tables
 from harness.analyses.claim_sweeps import (
     FRACTION,
     HALF,
@@ -50,9 +49,9 @@ def tables(report: Report) -> list[Grid]:
     grid = text_grid("claims", title, KINDS, lines(judge(report)), _note(report))
     if report.suite.forecast is None:
         grid = dataclasses.replace(grid, note=f"{grid.note} {WAY}")
-        return [grid, *claim_tables.tables(rows)]
+        return [grid, *claim_rules.tables(rows)]
     at_size = claim_forecast.beside(grid, [claim.rule for claim in CLAIMS], report.suite.forecast)
-    return [at_size, *claim_tables.tables(rows), *claim_forecast.tables(report.suite.forecast)]
+    return [at_size, *claim_rules.tables(rows), *claim_forecast.tables(report.suite.forecast)]
 
 
 WAY = (

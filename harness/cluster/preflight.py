@@ -18,7 +18,6 @@ from harness.launch.command import HEAD, INTERFACE, PORT, RANK
 from harness.launch.sources import MEASURED, digest
 from harness.result import Wire
 from harness.system import machine
-from harness.system import machine as kernel
 from harness.system.gpus import has_driver
 from harness.system.probe import PACKAGES, version
 from strategies.base import BadInput
@@ -57,7 +56,7 @@ def look(order: Order, rank: int) -> Ready:
         memory_bytes=here.container_bytes or here.memory_bytes,
         devices=here.device_names,
         driver=_driver() if has_driver() else "",
-        cpu=kernel.cpu_name(),
+        cpu=machine.cpu_name(),
         code=code(),
         versions=versions(),
         addresses=[a for a in interfaces().values() if not a.startswith("127.")],

@@ -31,7 +31,6 @@ from harness.planner.calibration.record import Ceilings
 from harness.planner.calibration.store import Applied
 from harness.planner.speed import rates
 from harness.report.anatomy import page
-from harness.report.anatomy import page as files
 from harness.report.figures import derive
 from harness.result import Result, Status
 from harness.spec import Spec, SpecError
@@ -142,7 +141,7 @@ def _write(folder: Path, console: Any) -> bool:
     portrait = under_ceilings(measured, rates.kept_for(measured.device))
     for question, answer, more in page.sentences(portrait):
         console.print(f"[bold]{question}[/bold]  {answer}: {more}", highlight=False)
-    for path in [folder / "anatomy.json", *files.write(portrait, folder)]:
+    for path in [folder / "anatomy.json", *page.write(portrait, folder)]:
         console.print(Text(str(short(path))), soft_wrap=True)
     if not page.agrees(portrait):
         text = "the two counts of the activations do not agree: do not rely on this page's bytes"

@@ -19,7 +19,6 @@ from harness import ROOT, result
 from harness.json_files import BadFile, read_json
 from harness.launch import command as recordings
 from harness.launch import outcome
-from harness.launch import outcome as log
 from harness.launch.command import (
     command as command,
 )
@@ -252,7 +251,7 @@ def unfinished(
         phase=phase,
         step=step,
         peak_so_far_bytes=peak(facts.statuses + facts.failures) or None,
-        log_tail=log.tail(facts.log),
+        log_tail=outcome.tail(facts.log),
         recordings=recordings.left_in(folder),
     )
 

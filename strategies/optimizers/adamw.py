@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 from strategies.base import Parity, Settings, Slot, demand
 from strategies.engine import RunContext, TrainingRun
 from strategies.evidence import rules, states
-from strategies.evidence import rules as updates
 from strategies.strategy import Strategy
 
 KERNELS = {
@@ -56,7 +55,7 @@ class AdamW(Strategy):
         return torch.optim.AdamW(params, **settings.adam, **KERNELS[self.impl])
 
     def observe(self, trained: TrainingRun) -> AbstractContextManager[Any]:
-        return updates.watch(trained.inner_optimizer)
+        return rules.watch(trained.inner_optimizer)
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         optimizer = trained.inner_optimizer
@@ -133,7 +132,7 @@ class Sgd(Strategy):
         return states.count_steps(optimizer)
 
     def observe(self, trained: TrainingRun) -> AbstractContextManager[Any]:
-        return updates.watch(trained.inner_optimizer)
+        return rules.watch(trained.inner_optimizer)
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         kind = type(trained.inner_optimizer).__name__
@@ -200,7 +199,7 @@ class Adafactor(Strategy):
 
     def observe(self, trained: TrainingRun) -> AbstractContextManager[Any]:
         """Watch one whole matrix, because its statistics are of rows and columns."""
-        return updates.watch(trained.inner_optimizer, _is_matrix, whole=True, read=_factors)
+        return rules.watch(trained.inner_optimizer, _is_matrix, whole=True, read=_factors)
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         optimizer, settings = trained.inner_optimizer, trained.settings
@@ -279,7 +278,7 @@ class AdamWBf16(Strategy):
         return Bf16AdamW(params, defaults)
 
     def observe(self, trained: TrainingRun) -> AbstractContextManager[Any]:
-        return updates.watch(trained.inner_optimizer)
+        return rules.watch(trained.inner_optimizer)
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         optimizer = trained.inner_optimizer

@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 from strategies.base import Parity, Settings, Slot, demand
 from strategies.engine import RunContext, TrainingRun
 from strategies.evidence import rules, states
-from strategies.evidence import rules as updates
 from strategies.evidence.readings import bytes_of, stored
 from strategies.evidence.rules import label
 from strategies.strategy import Strategy
@@ -58,7 +57,7 @@ def torchao_needs(launch: RunContext) -> tuple[str, ...]:
     return ("torchao", "inductor") if launch.device == "cuda" else ("torchao",)
 
 
-def watch_low_bit(trained: TrainingRun) -> AbstractContextManager[list[updates.Update]]:
+def watch_low_bit(trained: TrainingRun) -> AbstractContextManager[list[rules.Update]]:
     """Record the first update of a tensor with quantized moments, and decode these."""
     optimizer = trained.inner_optimizer
 
@@ -66,7 +65,7 @@ def watch_low_bit(trained: TrainingRun) -> AbstractContextManager[list[updates.U
         kept = [v for v in _moments(optimizer.state.get(p, {})) if str(v.dtype) == "torch.uint8"]
         return bool(kept)
 
-    return updates.watch(optimizer, quantised, read=_as_numbers)
+    return rules.watch(optimizer, quantised, read=_as_numbers)
 
 
 def _as_numbers(state: dict[str, Any], p: Any) -> dict[str, Any]:
@@ -75,18 +74,18 @@ def _as_numbers(state: dict[str, Any], p: Any) -> dict[str, Any]:
         names = {"exp_avg": "1", "exp_avg_sq": "2"}
         return {name: _looked_up(state, number) for name, number in names.items()}
     # Moments of a DTensor are DTensors; their codes are those of the share.
-    return {name: updates.here(state[name]).dequantize() for name in ("exp_avg", "exp_avg_sq")}
+    return {name: rules.here(state[name]).dequantize() for name in ("exp_avg", "exp_avg_sq")}
 
 
 def _looked_up(state: dict[str, Any], number: str) -> Any:
     """Decode bitsandbytes' blocks: each code is an index into the table, each block has a scale."""
-    codes = state[f"state{number}"].flatten()[: updates.SAMPLE]
+    codes = state[f"state{number}"].flatten()[: rules.SAMPLE]
     scales = state[f"absmax{number}"].repeat_interleave(BLOCKS[8])[: codes.numel()]
     return state[f"qmap{number}"][codes.long()] * scales
 
 
 def low_bit_facts(
-    trained: TrainingRun, kind: str, home: str, bits: int, watched: Iterable[updates.Update] | None
+    trained: TrainingRun, kind: str, home: str, bits: int, watched: Iterable[rules.Update] | None
 ) -> dict[str, Any]:
     """Check class, settings, steps, state bytes, and the ``watched`` update against AdamW's rule.
 

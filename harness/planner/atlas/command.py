@@ -17,7 +17,6 @@ from rich.text import Text
 from harness import ROOT
 from harness.commands.console import OK, make_console, short
 from harness.planner import pool
-from harness.planner import pool as workers
 from harness.planner.atlas.cells import (
     DOUBLINGS,
     AtlasProgress,
@@ -87,7 +86,7 @@ def _predicted(
     models.
     """
     lines: list[list[str]] = []
-    with workers.standing():
+    with pool.standing():
         for first in range(0, len(models), TOGETHER):
             some = models[first : first + TOGETHER]
             progress.begin_models(some)

@@ -25,7 +25,6 @@ from harness.planner.calibrate.running import run_part
 from harness.planner.calibrate.session import Session, clock
 from harness.planner.calibrate.table import Table, lines
 from harness.planner.calibration import store
-from harness.planner.calibration import store as here
 from harness.planner.calibration.record import Calibration, public
 from harness.planner.plan.tracing import PlanProgress
 from harness.planner.prediction import Prediction
@@ -258,7 +257,7 @@ def calibrate(options: argparse.Namespace) -> int:
     if options.dry_run:
         return _dry_run(_session(options, folder, recall(folder), console), options, console)
     if options.share and not options.part:
-        kept = store.choose(_own(options, recall(folder)), torch=here.torch())
+        kept = store.choose(_own(options, recall(folder)), torch=store.torch())
         if kept is not None:
             return _share(kept.calibration, options.share, console)
     _sighted(options.device or recall(folder).device, recall(folder))
@@ -291,7 +290,7 @@ def _folder(options: argparse.Namespace) -> Path:
     parent = ROOT / "results" / "calibrate"
     machine = recall(ROOT)
     device = options.device or machine.device
-    name = machine.device_names[0] if device == "cuda" and machine.gpus else here.processor()
+    name = machine.device_names[0] if device == "cuda" and machine.gpus else store.processor()
     return parent / (slug(name.lower()) + ("-small" if options.small else ""))
 
 
@@ -329,7 +328,7 @@ def _known(options: argparse.Namespace, device: str, machine: Machine) -> list[R
     """
     if options.rows is None:
         return []
-    own = here.device(device, machine)
+    own = store.device(device, machine)
     found = [
         result
         for result in load_all(options.rows)[0]
@@ -406,7 +405,7 @@ def _sum(planned: Sequence[Planned], jobs: int) -> str:
 def _show(left: Left, console: Console) -> None:
     for table in left.tables:
         print_table(table, console)
-    kept = store.applied(left.calibration, torch=here.torch())
+    kept = store.applied(left.calibration, torch=store.torch())
     if left.kept:
         console.print(Text(f"{kept.words} Predictions use it from now on: {short(left.kept)}"))
     else:
@@ -435,7 +434,7 @@ def print_table(table: Table, console: Console) -> None:
 
 def _own(options: argparse.Namespace, machine: Machine) -> list[Calibration]:
     """Return the stored calibrations of this machine's device."""
-    name = here.device(options.device or machine.device, machine).name
+    name = store.device(options.device or machine.device, machine).name
     return [one for one in store.every(store.OWN) if one.device.name == name]
 
 

@@ -15,7 +15,6 @@ from rich.markup import escape
 from harness.commands.console import OK
 from harness.json_files import write_json
 from harness.planner import advice, verdict
-from harness.planner import advice as inverses
 from harness.planner.advice import SOUGHT, Advice, Move
 from harness.planner.plan.answer import answer, gib, lacks, near, reach
 from harness.planner.plan.candidates import Asked
@@ -284,7 +283,7 @@ def plan_advice(options: argparse.Namespace, asking: Asking, console: Console) -
     given, *fits = asking.fits([row, *(move.row for move in moves)])
     # Without a prediction of the recipe, no move can be compared with it.
     scales = advice.SCALES if given.need_bytes is not None else ()
-    able = [what for what in scales if not inverses.unable(what, row)]
+    able = [what for what in scales if not advice.unable(what, row)]
     largest = {
         what: asking.largest(what, [row], advice.TRIES, told=[given, *fits])[0] for what in able
     }

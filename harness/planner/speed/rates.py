@@ -15,7 +15,6 @@ from typing import Any
 
 from harness.planner import overhead
 from harness.planner.calibration import store
-from harness.planner.calibration import store as here
 from harness.planner.calibration.record import (
     AttentionRate,
     Calibration,
@@ -230,7 +229,7 @@ def find(name: str) -> Card:
 
 def this_cpu() -> Card:
     """Return this machine's CPU."""
-    cpu = here.device("cpu")
+    cpu = store.device("cpu")
     return cards.of_cpu(cpu.name, cpu.cores, cpu.memory_bytes)
 
 
@@ -289,7 +288,7 @@ def _applied(calibrations: list[Calibration]) -> Applied | None:
     """
     present = {gpu.name for gpu in gpus.visible()} if calibrations else set()
     known = any(one.device.name in present for one in calibrations)
-    return store.choose(calibrations, driver=here.driver() if known else "", torch=here.torch())
+    return store.choose(calibrations, driver=store.driver() if known else "", torch=store.torch())
 
 
 def of_environment(environment: Mapping[str, Any], found: Calibration | None) -> Card | None:

@@ -32,7 +32,6 @@ from harness.planner.overhead import USUAL, NoTrace, of_operations
 from harness.planner.prediction import Prediction
 from harness.planner.speed.roofline import Work
 from harness.planner.tracing import streams, world
-from harness.planner.tracing import world as history
 from harness.planner.tracing.allocator import replay
 from harness.planner.tracing.cuda_calls import cuda_like
 from harness.planner.tracing.op_cache import Remembered
@@ -135,7 +134,7 @@ def trace_bordered(
     """Trace as ``trace_training`` does, and return the block boundaries too (empty without
     ``watch``)."""
     resolved.subject.idle  # noqa: B018 (survey now, so that its tensors are not in the trace)
-    past = history.sizes(resolved.spec.before)
+    past = world.sizes(resolved.spec.before)
     imitation = resolved.launch.engine.imitation()
     counter = _counter(resolved, imitation)
     tracer = _tracer(resolved, imitation, counter)
@@ -155,7 +154,7 @@ def trace_bordered(
         stack.enter_context(tracer)
         if past:
             tracer.enter("load")
-            history.leave(past)
+            world.leave(past)
         borders: list[streams.Border] = []
         if resolved.spec.sampling:
             first = draw(resolved, imitation, tracer, counter)

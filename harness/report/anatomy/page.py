@@ -8,10 +8,8 @@ from pathlib import Path
 
 from harness.memory.memory_breakdown import Kept, Lump, OpCost, Portrait
 from harness.report.anatomy import charts
-from harness.report.anatomy import charts as laws
 from harness.report.data.grid import Column, tabulate
 from harness.report.figures import units
-from harness.report.figures import units as categories
 from harness.report.rendering.parts import HEAD, STYLE, colour_keys, section, table, tag
 from harness.report.rendering.svg import element, text
 
@@ -45,7 +43,7 @@ def _made_by(lump: Lump) -> str:
 
 
 LUMPS = (
-    Column("Category", lambda r: categories.title(r.category)),
+    Column("Category", lambda r: units.title(r.category)),
     Column("Made by", _made_by),
     Column("In module", lambda r: r.module or "outside the model"),
     Column("Tensors", lambda r: r.count, "count"),
@@ -64,7 +62,7 @@ OPS = (
     Column("Time %", lambda r: r[1], "percent"),
     Column("GFLOP", lambda r: r[0].flops, "giga"),
     Column("MiB moved", lambda r: r[0].bytes, "mib"),
-    Column("FLOPs a byte", lambda r: laws.intensity(r[0]), "ratio"),
+    Column("FLOPs a byte", lambda r: charts.intensity(r[0]), "ratio"),
     Column("% of the roof", lambda r: r[2], "percent"),
 )
 
@@ -111,9 +109,9 @@ def _mib(size: float) -> str:
 def sentences(p: Portrait) -> list[tuple[str, str, str]]:
     """Return (question, answer, details) for a reader's first questions."""
     line, alone = p.timeline, sum(p.inference_alone.values())
-    sizes = [(size, categories.title(name), name) for name, size in line.at_peak().items()]
+    sizes = [(size, units.title(name), name) for name, size in line.at_peak().items()]
     alive = ", ".join(
-        f"{categories.in_sentence(name)} {100 * size / line.peak_bytes:.0f} %"
+        f"{units.in_sentence(name)} {100 * size / line.peak_bytes:.0f} %"
         for size, _, name in sorted(sizes, reverse=True)
         if size > 0.005 * line.peak_bytes
     )
@@ -214,7 +212,7 @@ def _laws(p: Portrait) -> str:
     """Return the laws of a DiT; empty for other models, which have no small measured ones."""
     if not p.points:
         return ""
-    law = laws.fit(p.points)
+    law = charts.fit(p.points)
     own = law(p.micro_batch, p.tokens, p.hidden, p.depth)
     formula = (
         f"Activation bytes = B x D x ({law.block:.1f} x T x L + {law.ends:.1f} x T + "
@@ -228,7 +226,7 @@ def _laws(p: Portrait) -> str:
         _figure(f"Against {name}", "", charts.sweep(p.points, key, law))
         for key, (_, name) in charts.SWEEPS.items()
     )
-    errors = [laws.six_nd_error(q.parameters, q.batch * q.tokens, q.flops) for q in p.points]
+    errors = [charts.six_nd_error(q.parameters, q.batch * q.tokens, q.flops) for q in p.points]
     text = (
         f"Counted on the same small models, 6 N D gives {100 * min(errors):.0f} % to "
         f"{100 * max(errors):.0f} % too many FLOPs: a third of a DiT block's weights (adaLN) run "
@@ -251,7 +249,7 @@ def _six_nd_here(p: Portrait) -> str:
     if not products:
         return ""
     tokens = p.global_batch // (p.world or p.processes) * p.tokens
-    error = laws.six_nd_error(p.parameters, tokens, 3 * products)
+    error = charts.six_nd_error(p.parameters, tokens, 3 * products)
     return (
         f" This run: {6 * p.parameters * tokens / 1e9:.1f} GFLOP by the rule, "
         f"{3 * products / 1e9:.1f} counted (three times the products of forward): "
@@ -287,7 +285,7 @@ def _op_rows(p: Portrait) -> list[tuple[OpCost, float, float]]:
     whole = sum(c.seconds for c in p.ops) or 1.0
     rows = []
     for cost in p.ops[:ROWS]:
-        roof = laws.attainable(laws.intensity(cost), p.peak_flops, p.bandwidth)
+        roof = charts.attainable(charts.intensity(cost), p.peak_flops, p.bandwidth)
         reached = cost.flops / cost.seconds / roof if cost.seconds and roof else 0.0
         rows.append((cost, cost.seconds / whole, reached))
     return rows
@@ -321,7 +319,7 @@ def charts_of(portrait: Portrait) -> dict[str, str]:
     }
     if portrait.points:  # only a DiT has laws
         pictures["six_nd.svg"] = (charts.preset_chart(), charts.family_keys())
-        law = laws.fit(portrait.points)
+        law = charts.fit(portrait.points)
         for varies in charts.SWEEPS:
             pictures[f"activations_{varies}.svg"] = (charts.sweep(portrait.points, varies, law), [])
     return {

@@ -8,7 +8,6 @@ from harness.report.data.answers import MANY
 from harness.report.data.grid import Column, Grid, tabulate
 from harness.report.data.rows import Report, label
 from harness.report.figures import derive
-from harness.report.rendering import parts
 from harness.report.rendering import parts as html_parts
 from harness.report.rendering.parts import code, table_lines
 from harness.report.rendering.sentences import some
@@ -111,8 +110,8 @@ def html_of_memory_only(report: Report) -> str:
     """Return the section of the page."""
     if not report.memory_only:
         return ""
-    note = parts.tag("p", MEMORY_ONLY_NOTE, "note")
-    return parts.section("memory-only", TITLE, note, parts.table(grid(report)))
+    note = html_parts.tag("p", MEMORY_ONLY_NOTE, "note")
+    return html_parts.section("memory-only", TITLE, note, html_parts.table(grid(report)))
 
 
 def markdown_of_memory_only(report: Report) -> list[str]:

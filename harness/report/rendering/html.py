@@ -13,9 +13,7 @@ from harness.report.data.answers import MANY, answers, fastest_that_fits, in_ful
 from harness.report.data.grid import Grid, text_grid
 from harness.report.data.rows import Group, Report
 from harness.report.figures import units
-from harness.report.rendering import charts as of_group
-from harness.report.rendering import charts as scatter
-from harness.report.rendering import extra_tables, sentences, tables
+from harness.report.rendering import charts, extra_tables, sentences, tables
 from harness.report.rendering import parts as html_parts
 from harness.report.rendering.parts import HEAD, STYLE, section, tag
 
@@ -208,10 +206,10 @@ def _figure(caption: str, small: str, picture: str, keys: str = "") -> str:
 
 
 def _two_charts(group: Group) -> str:
-    picture = "" if group.world else scatter.scatter(group)
+    picture = "" if group.world else charts.scatter(group)
     left = _figure("Memory against throughput", _scatter_note(group), picture)
-    keys = html_parts.colour_keys(of_group.split_legend(group.meter))
-    bars = of_group.split_bars(group)
+    keys = html_parts.colour_keys(charts.split_legend(group.meter))
+    bars = charts.split_bars(group)
     right = _figure("What the peak is made of", "one step, on the fullest rank", bars, keys)
     return f'<div class="charts">{left}{right}</div>'
 
@@ -227,13 +225,13 @@ def _phases(grid: Grid) -> str:
 
 def _curves(group: Group) -> str:
     instead = f" ({_reference(group)})" if group.asked else ""
-    loss = _figure("Loss", f"the reference{instead} is the broad line", of_group.curves(group))
+    loss = _figure("Loss", f"the reference{instead} is the broad line", charts.curves(group))
     away = _figure(
         f"Distance of the loss to the reference{instead}",
         "dashed: limit of exact rows; at the foot: identical",
-        of_group.distances(group),
+        charts.distances(group),
     )
-    keys = html_parts.line_keys(of_group.legend(group)) if loss else ""
+    keys = html_parts.line_keys(charts.legend(group)) if loss else ""
     return f'<div class="charts">{loss}{away}</div>{keys}'
 
 
@@ -242,7 +240,7 @@ def _time(group: Group, grids: dict[str, Grid]) -> str:
         "Step times",
         "dots: every timed step; bar: p10 to p90; tick: median"
         + ("; band: noise floor about the reference" if group.floor else ""),
-        of_group.steps(group),
+        charts.steps(group),
     )
     effects = grids["effects"]
     right = ""

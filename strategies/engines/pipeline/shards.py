@@ -23,7 +23,6 @@ from torch.distributed.fsdp import (
 )
 
 from strategies import initial
-from strategies.engines.fsdp import shard as facts
 from strategies.engines.fsdp import shard as fsdp
 from strategies.engines.pipeline import cut
 from strategies.engines.pipeline.cut import Cut, Output
@@ -189,4 +188,4 @@ class Reducing(Stage):
         """See torch's."""
         for group in self.submod.staged.reduce(self.submod.run):
             rows = (p.sharded_param.grad for p in group.fsdp_params)
-            torch._foreach_div_([facts.local(g) for g in rows if g is not None], grad_scale_factor)
+            torch._foreach_div_([fsdp.local(g) for g in rows if g is not None], grad_scale_factor)

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from strategies.base import Sizes
 from strategies.engine import Engine, Enter, TraceAdapter, Workload
-from strategies.engines.zero import config as chosen
-from strategies.engines.zero import config as settled
+from strategies.engines.zero import config as ds_config
 from strategies.engines.zero import effects, facts, variants
 from strategies.engines.zero.inputs import give_by_place, plain_file_access, tell_local_ranks
 from strategies.engines.zero.waste import Job, prices, waste
@@ -73,7 +72,7 @@ class Zero(Engine):
         block = config.get("zero_optimization") if isinstance(config, dict) else None
         if not isinstance(block, dict) or block.get("stage") not in (1, 2, 3):
             raise LaunchFileError(f"{path}: no zero_optimization block with a stage from 1 to 3")
-        if fault := chosen.fault(config):
+        if fault := ds_config.fault(config):
             raise LaunchFileError(f"{path}: {fault}")
         return cls(dataclasses.replace(file, settings=config))
 
@@ -90,16 +89,16 @@ class Zero(Engine):
 
     @property
     def choices(self) -> dict[str, Any]:
-        return chosen.choices(self.zero)
+        return ds_config.choices(self.zero)
 
     def chosen(self, choices: Mapping[str, Any]) -> Zero:
-        settings = chosen.with_choices(self.file.settings, choices)
+        settings = ds_config.with_choices(self.file.settings, choices)
         return type(self)(dataclasses.replace(self.file, settings=settings))
 
     @property
     def partly(self) -> bool:
         """True if only a share of the optimizer is offloaded."""
-        return chosen.ratio(self.zero) < 1
+        return ds_config.ratio(self.zero) < 1
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -139,7 +138,7 @@ class Zero(Engine):
         return super().by_block(depth) if on_device else range(depth)
 
     def refuses(self, launch: RunContext) -> str | None:
-        groups = chosen.refusal(self.zero, launch.processes)
+        groups = ds_config.refusal(self.zero, launch.processes)
         return groups or variants.refusal(self.zero, launch)
 
     def environment(self, device: str) -> dict[str, str]:
@@ -167,11 +166,11 @@ class Zero(Engine):
 
     def configure(self, accelerator: Any, work: Workload) -> None:
         config = accelerator.state.deepspeed_plugin.deepspeed_config
-        if settled.nvme_blocks(config):
+        if ds_config.nvme_blocks(config):
             plain_file_access()
             work.scratch.mkdir(parents=True, exist_ok=True)
-        chosen.write(config, self.zero)
-        settled.settle(config, work, accelerator.num_processes, accelerator.device.type)
+        ds_config.write(config, self.zero)
+        ds_config.settle(config, work, accelerator.num_processes, accelerator.device.type)
         variants.forget_group()
         if accelerator.device.type == "cpu":
             variants.name_device(self.partly)
@@ -185,8 +184,8 @@ class Zero(Engine):
         configure: Callable[[Any], None],
         folder: Path,
     ) -> ResolvedConfig:
-        found = work(Path(settled.NVME_BLANK))
-        return settled.settled(self.file, launch, found, mixed_precision, configure, folder)
+        found = work(Path(ds_config.NVME_BLANK))
+        return ds_config.settled(self.file, launch, found, mixed_precision, configure, folder)
 
     def fill(self, accelerator: Any, module: Any, draw: Draw, blocks: Sequence[Any]) -> None:
         from strategies.engines.zero.fill import fill
@@ -206,7 +205,7 @@ class Zero(Engine):
 
     def sixteen_bits(self, accelerator: Any, *, master: bool = True, scale: int = 0) -> None:
         config = accelerator.state.deepspeed_plugin.deepspeed_config
-        settled.sixteen_bits(config, master=master, scale=scale)
+        ds_config.sixteen_bits(config, master=master, scale=scale)
 
     def host_adamw(self, params: list[Any], settings: Settings) -> Any:
         """Return DeepSpeed's CPU Adam, with all settings.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from strategies.base import demand
 from strategies.engine import TrainingRun
-from strategies.engines.zero import config as chosen
+from strategies.engines.zero import config as ds_config
 from strategies.engines.zero import variants
 from strategies.engines.zero.config import overlaps
 from strategies.evidence.readings import stored, tensors, within
@@ -138,7 +138,10 @@ def _offload(trained: TrainingRun) -> dict[str, Any]:
     for flag, place in _flags(trained).items():
         value = bool(getattr(ds.optimizer, flag))
         demand(value == (place != "device"), f"DeepSpeed's {flag} is {value}, asked is {place}")
-    share, asked = getattr(ds.optimizer, "partial_offload", 1.0), chosen.ratio(trained.engine.zero)
+    share, asked = (
+        getattr(ds.optimizer, "partial_offload", 1.0),
+        ds_config.ratio(trained.engine.zero),
+    )
     demand(share == asked, f"DeepSpeed offloads {share} of the optimizer, asked is {asked}")
     if trained.engine.place("optimizer") == "cpu":
         devices = {master.device.type for master in variants.hosted(trained)}
