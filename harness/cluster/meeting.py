@@ -1,4 +1,4 @@
-"""How nodes find one another: rank and head of each, the leader's session, and their files.
+"""Messages between nodes: rank and head of each node, the leader's session, and their files.
 
 All files lie on the file system that the nodes share. Each has one writer, is replaced atomically
 and opened by name, because a listing over NFS may be a minute old. A message counts if it carries
@@ -208,7 +208,7 @@ class Beat:
 
 @dataclass(kw_only=True)
 class End:
-    """How a node's part ended; fields as in ``harness.system.process.Ended`` and
+    """End of a node's part of a launch; fields as in ``harness.system.process.Ended`` and
     ``harness.launch.outcome.Facts``. ``stopped`` may be a reason of ``supervisor.REASONS``, and
     ``lost`` holds the nodes that it is about."""
 
@@ -232,7 +232,7 @@ class End:
 
     @property
     def well(self) -> bool:
-        """Whether its processes ended by themselves without a failure."""
+        """Return whether the node's processes ended by themselves without a failure."""
         return self.exit_code == 0 and self.stopped is None and not self.failures
 
 

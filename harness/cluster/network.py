@@ -92,8 +92,10 @@ def reach(hosts: Iterable[str], port: int) -> tuple[str, str] | None:
 
 
 def answers(address: str, port: int, seconds: float = CONNECT_SECONDS) -> bool:
-    """Whether a machine answers within so many seconds. A refusal counts: the machine is there, and
-    only its supervisor has ended."""
+    """Return whether a machine answers within ``seconds``.
+
+    A refusal counts: the machine is there, and only its supervisor has ended.
+    """
     with socket.socket() as way, selectors.DefaultSelector() as ready:
         way.setblocking(False)
         error = way.connect_ex((address, port))

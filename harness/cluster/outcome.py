@@ -1,4 +1,4 @@
-"""How a row on several nodes ended, in one word and one sentence: pure, from each node's files.
+"""Outcome of a row on several nodes, as a status and a sentence, from each node's files.
 
 The first that holds: a rank's own cause; a kill or crash that a node saw of its own processes; a
 signal; a node without an end file; the deadline; ranks that took no step.

@@ -70,7 +70,7 @@ def _driver() -> str:
 
 
 def _lack(order: Order, here: machine.Machine) -> str:
-    """What this node lacks, with the way out behind "; "; else empty."""
+    """Return what this node lacks, then "; " and a hint; empty if it lacks nothing."""
     if order.environment.get("CUDA_VISIBLE_DEVICES") != "":
         if len(here.gpus) < order.processes:
             have = f"{len(here.gpus)} GPUs of {order.processes}"
@@ -112,7 +112,7 @@ def head_address(all_ready: Sequence[Ready]) -> str:
 
 
 def mixed(all_ready: Sequence[Ready]) -> str:
-    """How the nodes' devices differ, so that their times mean nothing; empty if they do not."""
+    """Return how the nodes' devices differ (their times then mean nothing); else empty."""
     if len({tuple(sorted(r.devices)) or (r.cpu,) for r in all_ready}) < 2:
         return ""
     said = [f"{r.host}: {', '.join(sorted(set(r.devices))) or r.cpu}" for r in all_ready]

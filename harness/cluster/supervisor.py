@@ -84,7 +84,7 @@ def serve(folder: Path, rank: int, tick: Tick = lambda: None) -> End | None:
 
 
 def _await(look: Callable[[], Any], seconds: float, tend: Tick) -> Any:
-    """What ``look`` finds within so many seconds, else None."""
+    """Call ``look`` until it returns a value, at most ``seconds``; return the value or None."""
     deadline = time.monotonic() + seconds
     while (found := look()) is None and time.monotonic() < deadline:
         tend()
@@ -283,8 +283,10 @@ class Progress:
         self.at, self.since = places, self.now()
 
     def silent(self, least: float) -> bool:
-        """Whether no step was taken for ``least`` seconds and for ``STEPS`` median steps, between
-        steps that follow one another."""
+        """Return whether no step was taken for ``least`` seconds and for ``STEPS`` median steps.
+
+        A median step is one between steps that follow one another.
+        """
         if not self.at or not {str(place[1]) for place in self.at} <= set(STEPPING):
             return False
         usual = statistics.median(self.gaps) if self.gaps else 0.0
@@ -334,7 +336,7 @@ class Sentry:
             self._probe()
 
     def finished(self) -> bool:
-        """Whether the result is written or a rank here has failed: the rest adds nothing."""
+        """Return whether the result is written or a rank of this node has failed."""
         return bool(self.failures) or (self.folder / "result.json").exists()
 
     def stop(self) -> str | None:
