@@ -32,7 +32,7 @@ class Edge(NamedTuple):
 
 
 EDGES = {
-    6: Edge(f"--recipes {ADAPTED}+block_swap:blocks=17", "17 blocks"),
+    6: Edge(f"--recipes {ADAPTED}+block_swap:blocks=19", "19 blocks"),
     8: Edge("--recipes single+bf16+checkpoint --global-batch 14", "micro batch 14"),
     9: Edge(f"--recipes {ADAPTED} --frames 157", "480x832 of 157"),
     13: Edge("--recipes single+bf16", "From single+bf16: no, needs"),

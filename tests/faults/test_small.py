@@ -316,7 +316,7 @@ def test_an_anatomy_whose_counts_disagree_is_no_success(monkeypatch, tmp_path):
     monkeypatch.setattr(anatomy, "load", lambda path: Portrait)
     monkeypatch.setattr(anatomy, "under_ceilings", lambda portrait, found: portrait)
     monkeypatch.setattr(page, "sentences", lambda portrait: [])
-    monkeypatch.setattr(anatomy.files, "write", lambda portrait, folder: [])
+    monkeypatch.setattr(anatomy.page, "write", lambda portrait, folder: [])
     assert not anatomy._write(tmp_path, Console(file=out)) and "do not agree" in out.getvalue()
     Portrait.saved_total = 98.0
     assert anatomy._write(tmp_path, Console(file=out))
