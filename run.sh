@@ -209,7 +209,7 @@ missing = [pip for module, pip in needed.items() if importlib.util.find_spec(mod
 hard = [name for name in missing if name not in ("deepspeed", "scikit-learn", "ninja", "transformers")]
 if missing:
     print(f"headroom: {sys.executable} lacks: {', '.join(missing)} (without network access: "
-          "docs/your-machine.md)\n"
+          "docs/how-to/install.md)\n"
           f"headroom: install them with: {sys.executable} -m pip install {' '.join(missing)}",
           file=sys.stderr)
 if missing and not hard:

@@ -169,7 +169,8 @@ def _add_run(commands: Any) -> None:
         "  ./run.sh run --suite default --dry-run"
     )
     text = "run a suite of recipes and report on it"
-    add_arguments(_add(commands, "run", _run, text, example, "docs/suites.md, docs/strategies.md"))
+    pages = "docs/reference/suites.md, docs/reference/strategies.md"
+    add_arguments(_add(commands, "run", _run, text, example, pages))
 
 
 def _add_plan(commands: Any) -> None:
@@ -181,7 +182,7 @@ def _add_plan(commands: Any) -> None:
         "  ./run.sh plan --gpus 64 --gpu A100-80GB --recipes zero3+bf16 --largest model"
     )
     text = "predict, without a GPU, which recipe fits which GPUs and how fast"
-    add_arguments(_add(commands, "plan", _plan, text, example, "docs/plan.md"))
+    add_arguments(_add(commands, "plan", _plan, text, example, "docs/how-to/plan.md"))
 
 
 def _add_atlas(commands: Any) -> None:
@@ -189,7 +190,7 @@ def _add_atlas(commands: Any) -> None:
 
     text = "predict every public model on every common card, as a page with filters"
     example = "./run.sh atlas --models pixart-sigma flux-dev --cards RTX-4090 24GiB --gpus 1"
-    add_arguments(_add(commands, "atlas", _atlas, text, example, "docs/plan.md"))
+    add_arguments(_add(commands, "atlas", _atlas, text, example, "docs/how-to/plan.md"))
 
 
 def _add_export(commands: Any) -> None:
@@ -197,36 +198,36 @@ def _add_export(commands: Any) -> None:
 
     example = "./run.sh export zero2+bf16+checkpoint --gpus 8 --gpu RTX-4090 --out take_home"
     text = "write a recipe's files, lines and options for your own trainer"
-    add_arguments(_add(commands, "export", _export, text, example, "docs/export.md"))
+    add_arguments(_add(commands, "export", _export, text, example, "docs/how-to/export.md"))
 
 
 def _add_report(commands: Any) -> None:
     example = "./run.sh report results/default"
     text = "make the report again from results alone; needs no torch"
-    parser = _add(commands, "report", _report, text, example, "docs/reading-a-report.md")
+    parser = _add(commands, "report", _report, text, example, "docs/how-to/read-a-report.md")
     parser.add_argument("folder", type=folder_name, metavar="DIR", help="a results folder")
 
 
 def _add_compare(commands: Any) -> None:
     example = "./run.sh compare results/before results/after"
     text = "compare two result sets: what changed beyond the noise"
-    parser = _add(commands, "compare", _compare, text, example, "docs/reading-a-report.md")
+    parser = _add(commands, "compare", _compare, text, example, "docs/how-to/read-a-report.md")
     parser.add_argument("old", type=folder_name, metavar="DIR", help="results before")
     parser.add_argument("new", type=folder_name, metavar="DIR", help="results after")
 
 
 def _add_list(commands: Any) -> None:
     text = "list strategies with their parameters, and suites; or models, or cards"
-    pages = "docs/strategies.md, docs/suites.md"
+    pages = "docs/reference/strategies.md, docs/reference/suites.md"
     parser = _add(commands, "list", _list, text, "./run.sh list", pages)
     told = "what is listed (default: strategies)"
     parser.add_argument("what", nargs="?", choices=KINDS, default=KINDS[0], help=told)
-    parser.add_argument("--markdown", action="store_true", help="the table of docs/strategies.md")
+    parser.add_argument("--markdown", action="store_true", help="the strategy table as Markdown")
 
 
 def _add_doctor(commands: Any) -> None:
     text = "say what this machine can run, and why not the rest"
-    parser = _add(commands, "doctor", _doctor, text, "./run.sh doctor", "docs/your-machine.md")
+    parser = _add(commands, "doctor", _doctor, text, "./run.sh doctor", "docs/how-to/install.md")
     add, told = parser.add_argument, "results folder (default: results)"
     add("--out", type=folder_name, metavar="DIR", default=Path("results"), help=told)
     told = "read all of latents:FOLDER instead, for NaN and damage (default: none)"
@@ -240,7 +241,7 @@ def _add_lint(commands: Any) -> None:
 
     text = "name DeepSpeed settings that waste memory for a model, with the bytes"
     example = "./run.sh lint my_zero3.json --model DiT-XL/2 --processes 8"
-    add_arguments(_add(commands, "lint", _lint, text, example, "docs/anatomy.md"))
+    add_arguments(_add(commands, "lint", _lint, text, example, "docs/how-to/find-memory.md"))
 
 
 def _add_anatomy(commands: Any) -> None:
@@ -248,7 +249,7 @@ def _add_anatomy(commands: Any) -> None:
 
     text = "show where the memory and time of one recipe go: a page of its own"
     example = "./run.sh anatomy zero2+bf16 --model DiT-S/4 --global-batch 16"
-    add_arguments(_add(commands, "anatomy", _anatomy, text, example, "docs/anatomy.md"))
+    add_arguments(_add(commands, "anatomy", _anatomy, text, example, "docs/how-to/find-memory.md"))
 
 
 def _add_train(commands: Any) -> None:
@@ -256,7 +257,7 @@ def _add_train(commands: Any) -> None:
 
     text = "train one recipe to a checkpoint and samples"
     example = "./run.sh train --recipe ddp+bf16 --steps 2000 --samples digits.png"
-    add_arguments(_add(commands, "train", _train, text, example, "docs/your-machine.md"))
+    add_arguments(_add(commands, "train", _train, text, example, "docs/how-to/train.md"))
 
 
 def _add_max_batch(commands: Any) -> None:
@@ -264,14 +265,14 @@ def _add_max_batch(commands: Any) -> None:
 
     text = "find the largest micro batch that fits"
     example = "./run.sh max-batch --recipe zero2+bf16 --model DiT-XL/2 --memory-limit 24"
-    add_arguments(_add(commands, "max-batch", _max_batch, text, example, "docs/your-machine.md"))
+    add_arguments(_add(commands, "max-batch", _max_batch, text, example, "docs/how-to/train.md"))
 
 
 def _add_controls(commands: Any) -> None:
     from harness.commands.controls import add_arguments
 
     text = "sabotage runs on purpose, and see whether parity notices"
-    page = "docs/reading-a-report.md"
+    page = "docs/explanation/noise-and-parity.md"
     add_arguments(_add(commands, "controls", _controls, text, "./run.sh controls", page))
 
 
@@ -283,7 +284,7 @@ def _add_calibrate(commands: Any) -> None:
         "  ./run.sh calibrate --part check --part memory --part story --dry-run"
     )
     text = "measure what predictions assume of this machine, and keep it for them"
-    page = "docs/calibrate.md"
+    page = "docs/how-to/calibrate.md"
     add_arguments(_add(commands, "calibrate", _calibrate, text, example, page))
 
 

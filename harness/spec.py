@@ -50,7 +50,7 @@ class Spec:
     model: str = _option(
         "DiT-S/4",
         "DiT-S/4, with sizes DiT-S/4:depth=24, over tokens DiT-S/4:tokens=8192; a public model as "
-        "flux-dev (docs/models.md); diffusers:CLASS; FILE.py:CLASS, or FILE.py:FUNCTION",
+        "flux-dev (docs/reference/models.md); diffusers:CLASS; FILE.py:CLASS, or FILE.py:FUNCTION",
     )
     config: str = _option("", "with diffusers:CLASS: a config.json of the library")
     set: str = _option("", "with a public model: sizes over its configuration, as num_layers=2")

@@ -516,7 +516,7 @@ class Subject:
         """
         raise BadInput(
             f"data is {shaping.data}, a cache of a public model's latents and texts, which "
-            f"{model} is not trained from; give --model as in docs/models.md"
+            f"{model} is not trained from; give --model as in docs/reference/models.md"
         )
 
     def example(self, device: torch.device | str) -> tuple[Tensor, Tensor, dict[str, Tensor]]:

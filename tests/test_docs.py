@@ -19,7 +19,9 @@ from tests.made import pages
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 README, ARCHITECTURE = ROOT / "README.md", DOCS / "architecture.md"
-STRATEGIES, SUITES, CLAIMS = DOCS / "strategies.md", DOCS / "suites.md", DOCS / "claims.md"
+STRATEGIES, SUITES, CLAIMS = (
+    DOCS / f"reference/{name}.md" for name in ("strategies", "suites", "claims")
+)
 RESULTS = DOCS / "results"
 FOLDERS = ("strategies", "harness")
 
@@ -122,7 +124,7 @@ def transcript(page: Path) -> str:
 
 def test_the_first_screen_shows_an_excerpt_of_the_first_answer():
     """What most come for, before anything else; the whole of it is held to the predictor."""
-    shown, full = transcript(README), iter(transcript(DOCS / "questions.md").splitlines())
+    shown, full = transcript(README), iter(transcript(DOCS / "how-to/questions.md").splitlines())
     assert all(line in full for line in shown.splitlines() if line != " ...")
     above = README.read_text().partition(shown)[0]
     assert "\n## " not in above and len(above.splitlines()) < 6

@@ -58,9 +58,11 @@ def test_links_lead_somewhere(page):
     assert lost_links(page.read_text(), page) == []
 
 
-@pytest.mark.parametrize("target", ["docs/nowhere.md", "docs/plan.md#not-there", "#not-there"])
+@pytest.mark.parametrize(
+    "target", ["docs/nowhere.md", "docs/how-to/plan.md#not-there", "#not-there"]
+)
 def test_a_lost_link_is_noticed(target):
-    assert lost_links(f"See [this]({target}) and [plan](docs/plan.md).", README) == [target]
+    assert lost_links(f"See [this]({target}) and [plan](docs/how-to/plan.md).", README) == [target]
 
 
 def test_every_page_is_reached_from_readme():

@@ -1,5 +1,5 @@
-"""docs/questions.md: each question has a command and what it prints. One is asked again as it
-stands; of the others a row, or the edge of what fits, is predicted anew: another one with each
+"""docs/how-to/questions.md: each question has a command and what it prints. One is asked again as
+it stands; of the others a row, or the edge of what fits, is predicted anew: another one with each
 change of the predictor, so that all are in time (all at once: ``QUESTIONS=all``)."""
 
 from __future__ import annotations

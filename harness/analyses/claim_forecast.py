@@ -23,7 +23,7 @@ from harness.result import Categories, Peak, Rank, Result, Status
 PEAK_SPREAD = 0.005
 """Relative error of a predicted peak: traces on CPUs are within it, except for ``controlnet``.
 
-Source: docs/plan.md, checked by tests/predict/test_predict_truth.py.
+Source: docs/explanation/accuracy.md, checked by tests/predict/test_predict_truth.py.
 """
 BASES = {*claim_rules.AGAINST.values(), "single+attend"}
 """Recipes that others are compared with."""

@@ -33,7 +33,7 @@ EXPORTS = ("HEADROOM_PYTHON", "HEADROOM_VENV", "HEADROOM_SCRATCH", "HEADROOM_INT
 
 def add_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     """Add the options that say which machine this is, of how many."""
-    group = parser.add_argument_group("several machines (docs/cluster.md)")
+    group = parser.add_argument_group("several machines (docs/how-to/cluster.md)")
     told = "machines that share the processes alike (default: 1)"
     group.add_argument("--nodes", type=int, metavar="N", help=told)
     told = "which of them this is, 0 leads (default: as the job's variables say)"

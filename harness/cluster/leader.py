@@ -269,7 +269,7 @@ def _refused(launched: Launched) -> outcome.Outcome | None:
     if not launched.go.refused:
         return None
     reason, _, way_out = launched.go.refused.partition("; ")
-    return outcome.Outcome(Status.UNSUPPORTED, reason, way_out or "see docs/cluster.md")
+    return outcome.Outcome(Status.UNSUPPORTED, reason, way_out or "see docs/how-to/cluster.md")
 
 
 # ---- a row ----

@@ -56,7 +56,7 @@ STARTERS = {
 in which they are looked up."""
 TYPE = (
     "start the same command on each node with --node-rank R --head ADDRESS, or inside a Slurm job "
-    "(salloc, sbatch), or see docs/cluster.md"
+    "(salloc, sbatch), or see docs/how-to/cluster.md"
 )
 
 

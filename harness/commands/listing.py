@@ -21,7 +21,7 @@ from strategies.strategy import spelled
 
 DEFAULTS = (
     "Open places get fp32, adamw and ema; all others stay empty. Parameters stand with their "
-    "defaults. Read on: docs/strategies.md"
+    "defaults. Read on: docs/reference/strategies.md"
 )
 
 
@@ -36,7 +36,9 @@ def print_list(console: Console | None = None) -> None:
     heads = ("technique", "reason, and what there is instead")
     print_listed(console, heads, list(ABSENT.items()))
     console.print(Text("suites: ./run.sh run --suite NAME", style="bold"))
-    console.print(Text("Without a name it is default. Read on: docs/suites.md", style="dim"))
+    console.print(
+        Text("Without a name it is default. Read on: docs/reference/suites.md", style="dim")
+    )
     print_listed(console, ("suite", "rows", "title"), _suites())
 
 
@@ -51,7 +53,7 @@ def print_models(console: Console | None = None) -> None:
     console.print(Text(told, style="bold"))
     print_listed(console, ("model", "billion parameters", "on the Hugging Face Hub"), rows)
     names = ", ".join(dict.fromkeys(name.partition("/")[0] for name in dit.PRESETS))
-    told = f"DiTs, each with patch 2, 4 or 8 as in DiT-XL/2: {names}. Read on: docs/models.md"
+    told = f"DiTs, each with patch 2, 4 or 8: {names}. Read on: docs/reference/models.md"
     console.print(Text(told, style="dim"))
 
 
@@ -76,7 +78,7 @@ def print_cards(console: Console | None = None) -> None:
 
 
 def markdown() -> str:
-    """Return the strategy table of docs/strategies.md."""
+    """Return the strategy table of docs/reference/strategies.md."""
     lines = ["| strategy | place | what it does | losses |", "|---|---|---|---|"]
     for name, kind in CATALOG.items():
         what = _first_line(kind.__doc__).partition(". ")[0].rstrip(".:").replace("``", "`")

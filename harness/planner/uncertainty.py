@@ -30,7 +30,9 @@ CLASSES = {
     "beside the step": "loading, encoding or validation needs the most",
 }
 """Class of a prediction -> description of its rows. ``class_of`` returns the first that applies."""
-UNMEASURED = {"beside the step": "the ten public measurements of it (docs/phases.md) are too few"}
+UNMEASURED = {
+    "beside the step": "its ten public measurements are too few (docs/explanation/accuracy.md)"
+}
 """Class without rows in ``residuals.json`` -> its other measurements."""
 
 

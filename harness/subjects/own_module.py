@@ -96,7 +96,7 @@ class OwnModule(Subject):
 
         with users_code(self.model):
             found = type(self).function()
-        way_out = "return (module, batch, loss): docs/models.md"
+        way_out = "return (module, batch, loss): docs/tutorial/your-own-model.md"
         if not isinstance(found, tuple) or len(found) != 3:
             raise BadInput(f"model {self.model}: it returned {type(found).__name__}; {way_out}")
         module, batch, loss = found

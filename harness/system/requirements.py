@@ -60,7 +60,7 @@ BUILDING = {
 """Words of the reason for a failed build -> remedy. Other reasons have the op's remedy."""
 SIGHT = {
     "too old": "update the NVIDIA driver, or install a torch whose CUDA is not newer than it "
-    "(docs/your-machine.md, GPUs)",
+    "(docs/how-to/install.md, GPUs)",
     "without CUDA": "install torch's CUDA build",
     "": "mend the driver (nvidia-smi and torch must run as the same user, in the same container)",
 }

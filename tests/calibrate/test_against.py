@@ -23,7 +23,7 @@ from tests.made.predictions import foretold
 from tests.made.results import cpu_set, done
 
 FOLDER = ROOT / "docs" / "results" / "cpu-2-cores-calibration"
-PAGE = ROOT / "docs" / "calibrate.md"
+PAGE = ROOT / "docs/how-to/calibrate.md"
 
 
 def work(seconds: float) -> tuple[Work, ...]:

@@ -1,4 +1,4 @@
-"""The picture of docs/sampling.md: ten digits of each row of a run of the suite ``quality``.
+"""The picture of docs/how-to/sampling.md: ten digits of each row of a run of the suite ``quality``.
 
 From the repository's root, with the folder of such a run (``samples.png`` lies beside each result):
 

@@ -2,7 +2,7 @@
 
 ``python -m tests.made.families [MODEL ...]``, from the repository's root, runs every recipe of
 these models (of all), keeps what happened in ``docs/families.json`` and writes the table of
-``docs/models.md`` anew. The tests run all of it, and hold the record to what they see
+``docs/reference/models.md`` anew. The tests run all of it, and hold the record to what they see
 (``tests/strategies/test_publics_launched.py``).
 """
 
@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 FILE = ROOT / "docs" / "families.json"
-PAGE = ROOT / "docs" / "models.md"
+PAGE = ROOT / "docs/reference/models.md"
 RECIPES = {
     "ddp": "ddp",
     "zero2": "zero2",
@@ -77,7 +77,7 @@ def told(cell: Mapping[str, Any]) -> str:
 
 
 def table(record: Mapping[str, Any]) -> list[str]:
-    """The table of ``docs/models.md``."""
+    """The table of ``docs/reference/models.md``."""
     cells = {(cell["model"], cell["recipe"]): told(cell) for cell in record["cells"]}
     lines = [line(HEADS), f"|---{'|--:' * len(RECIPES)}|"]
     for name in MINIATURES:

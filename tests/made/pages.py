@@ -18,11 +18,11 @@ __all__ = ["PUBLISHED", "RESULTS", "anew", "line", "tables"]
 RESULTS = ROOT / "docs/results"
 PUBLISHED = {
     "README.md": {"cpu-2-cores": 1},
-    "docs/suites.md": {"cpu-2-cores-ladder": 1, "cpu-2-cores-sharding": 1},
-    "docs/claims.md": {"cpu-2-cores-claims": 5},
-    "docs/distil.md": {"cpu-2-cores-distilled": 1},
-    "docs/sampling.md": {"cpu-2-cores-quality": 2, "cpu-2-cores-sampling": 1},
-    "docs/models.md": {"cpu-2-cores-vocabulary": 1},
+    "docs/reference/suites.md": {"cpu-2-cores-ladder": 1, "cpu-2-cores-sharding": 1},
+    "docs/reference/claims.md": {"cpu-2-cores-claims": 5},
+    "docs/how-to/distil.md": {"cpu-2-cores-distilled": 1},
+    "docs/how-to/sampling.md": {"cpu-2-cores-quality": 2, "cpu-2-cores-sampling": 1},
+    "docs/reference/models.md": {"cpu-2-cores-vocabulary": 1},
 }
 """Page -> result set -> how many tables of the set's reports stand on the page."""
 
@@ -67,4 +67,6 @@ def main() -> None:
             for table in tables(text):
                 text = text.replace(table, changed.get(table, table))
             page.write_text(text)
-    (ROOT / "docs/claims.md").write_text((RESULTS / "cpu-2-cores-claims/claims.md").read_text())
+    (ROOT / "docs/reference/claims.md").write_text(
+        (RESULTS / "cpu-2-cores-claims/claims.md").read_text()
+    )

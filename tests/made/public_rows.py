@@ -1,5 +1,5 @@
 """What others measured on GPUs (``docs/public-peaks.yaml``), what was predicted of it
-(``docs/public-peaks.json``), and the tables of ``docs/models.md`` that say both. No torch."""
+(``docs/public-peaks.json``), and the tables of ``docs/explanation/accuracy.md``. No torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.made.pages import line
 
 FILE = ROOT / "docs" / "public-peaks.yaml"
 RECORD = ROOT / "docs" / "public-peaks.json"
-PAGE = ROOT / "docs" / "models.md"
+PAGE = ROOT / "docs/explanation/accuracy.md"
 PREDICTED = ("predicted", "")
 KINDS = ("reserved", "allocated", "between steps")
 MEMORY = ("run", "source", "settings", *(cell for kind in KINDS for cell in (kind, *PREDICTED)))

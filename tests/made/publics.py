@@ -144,7 +144,7 @@ def miniature(name: str, recipe: str, **change: object) -> Spec:
 
 
 def listed() -> list[str]:
-    """The table of presets in ``docs/models.md``."""
+    """The table of presets in ``docs/reference/models.md``."""
     lines = [
         "| preset | elements | published | objective | usual sample |",
         "|---|--:|--:|---|---|",

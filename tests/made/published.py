@@ -1,7 +1,8 @@
 """Rows that others measured on GPUs, as ``docs/public-peaks.yaml`` has them, predicted.
 
 ``python -m tests.made.published [NUMBER ...]`` predicts every row (or those, counted from 1), keeps
-what came of it in ``docs/public-peaks.json`` and writes the tables of ``docs/models.md`` anew;
+what came of it in ``docs/public-peaks.json`` and writes the tables of
+``docs/explanation/accuracy.md`` anew;
 ``--test OUT.json`` predicts those that have a "test".
 """
 

@@ -1,4 +1,4 @@
-"""The outputs that docs/questions.md shows, from the commands that it shows.
+"""The outputs that docs/how-to/questions.md shows, from the commands that it shows.
 
 ``python -m tests.made.questions``, from the repository's root, runs every command and writes the
 page anew; numbers behind it (``3 7``) choose commands, counted from 1.
@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 from harness import ROOT
 
-PAGE = ROOT / "docs" / "questions.md"
+PAGE = ROOT / "docs/how-to/questions.md"
 BLOCK = re.compile(r"^```\n(\./run\.sh plan [^\n]+)\n(.*?)^```", re.S | re.M)
 PROGRESS = re.compile(r"^(.*\d+ predictions?, \d+ at a time|  \[\d+/\d+\] .*)$\n?", re.M)
 COLUMNS = "80"

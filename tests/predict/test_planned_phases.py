@@ -151,7 +151,7 @@ def test_a_pass_that_others_measured_is_predicted(row):
 
 
 def test_the_page_shows_every_public_row_and_the_range_covers_all():
-    page = (ROOT / "docs/phases.md").read_text()
+    page = (ROOT / "docs/how-to/plan-phases.md").read_text()
     share = uncertainty.shares()["beside the step"].share
     for row in PUBLIC:
         measured, told = row["reserved"], row["predicted"]

@@ -1,7 +1,7 @@
 """The noise floor: how far apart two rows' median steps may lie with nothing different.
 
-As docs/reading-a-report.md states it: Student's t for 95 % times the spread of the logarithms of
-runs' medians, and no less than the same of the medians of single steps.
+docs/explanation/noise-and-parity.md defines it: Student's t for 95 % times the spread of the
+logarithms of runs' medians, and no less than the same of the medians of single steps.
 """
 
 from __future__ import annotations

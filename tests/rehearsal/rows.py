@@ -1,6 +1,8 @@
 """Rows of suite ``check`` on rehearsed cards, and their predictions beside torch's allocator.
 
-    HEADROOM_REHEARSAL_PYTHON=... python -m tests.rehearsal.rows FOLDER    write docs/rehearsal.md
+    HEADROOM_REHEARSAL_PYTHON=... python -m tests.rehearsal.rows FOLDER
+
+It writes docs/reference/rehearsal.md.
 
 FOLDER keeps the rows: a repeated command trains what is missing.
 """
@@ -67,13 +69,13 @@ MISSES = {
     "order of the buffers inside it is not simulated",
 }
 """Row -> why its reserve is further off than the limit."""
-PAGE = ROOT / "docs" / "rehearsal.md"
+PAGE = ROOT / "docs/reference/rehearsal.md"
 TITLE = """# Predictions beside torch's allocator, rehearsed without a GPU
 
 For whoever wants to know how far a prediction of memory may be trusted. **No GPU was measured.**
 A CUDA build of torch trained these rows on devices whose memory is host memory
-([how, and what it cannot show](not-yet-on-a-gpu.md)). Torch's caching allocator counted the bytes,
-and it shares no code with the predictions.
+([how, and what it cannot show](../how-to/first-gpu.md)). Torch's caching allocator counted the
+bytes, and it shares no code with the predictions.
 
 DiT-T/4 (a DiT-T/8 over tokens for the loss over a vocabulary), synthetic data, global batch 8 if no
 other is named, an H100's kernels. *Allocated* and *reserved* are the highest counts of one rank

@@ -1,6 +1,6 @@
 """Commands on rehearsed cards, as a person types them on a first machine with GPUs.
 
-Seconds say nothing here. ``docs/not-yet-on-a-gpu.md`` lists what no rehearsal shows.
+Seconds say nothing here. ``docs/how-to/first-gpu.md`` lists what no rehearsal shows.
 """
 
 from __future__ import annotations

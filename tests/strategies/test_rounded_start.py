@@ -1,5 +1,5 @@
 """The float32 master of DeepSpeed begins as weights that were rounded to 16 bits: what that alone
-does to the first steps, by the published rows (docs/reading-a-report.md)."""
+does to the first steps, by the published rows (docs/explanation/noise-and-parity.md)."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def test_presets_are_held_to_counts_where_there_are_some():
 
 
 def test_the_page_lists_every_preset():
-    page = (ROOT / "docs/models.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/reference/models.md").read_text(encoding="utf-8")
     assert "\n".join(listed()) in page
 
 

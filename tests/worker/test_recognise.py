@@ -20,7 +20,9 @@ def test_it_tells_digits_that_it_has_not_seen():
     images, labels = load_digits(return_X_y=True)
     seen = measure.classifier(images[:HALF], labels[:HALF])
     right = 100 * seen.score(images[HALF:], labels[HALF:])
-    (said,) = re.findall(r"right on (\d+) % of the half", (ROOT / "docs/sampling.md").read_text())
+    (said,) = re.findall(
+        r"right on (\d+) % of the half", (ROOT / "docs/how-to/sampling.md").read_text()
+    )
     assert right == pytest.approx(int(said), abs=0.6)
 
 

@@ -38,7 +38,8 @@ LAUNCH = 5e-6
 ISSUE, SLOWEST = 35e-6, 85e-6
 """Seconds in which the host of a public trainer issues one operation, usually and at the slowest
 (Python of libraries, hooks, autograd). In published measurements of host-bound steps they were
-28 to 47 microseconds. Two of seven models with checkpoints took 74 to 265 (docs/models.md)."""
+28 to 47 microseconds. Two of seven models with checkpoints took 74 to 265
+(docs/explanation/accuracy.md)."""
 COLLECTIVE = 3e-5
 HOST_BANDWIDTH = 25e9
 """Bytes per second of host memory for one rank, if eight share a node's."""

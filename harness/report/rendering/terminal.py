@@ -34,7 +34,7 @@ NOTE = (
     "(what a machine does from one day to another is not in it), or, where that is not known, by "
     "more than 5 % with p10 to p90 intervals that do not overlap; the memory that rows are "
     "ranked by, by more than 2 % or 16 MiB; a loss, a gradient norm, or what the optimizer did to "
-    "a parameter, by more than rounding explains (docs/reading-a-report.md)."
+    "a parameter, by more than rounding explains (docs/explanation/noise-and-parity.md)."
 )
 
 

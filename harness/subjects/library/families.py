@@ -243,7 +243,10 @@ FAMILIES = {family.name: family for family in _ALL}
 """Class -> family."""
 
 _SHAPES = "the shapes in its forward depend on {what}, which has no values before it runs; "
-_HELP = "give it as a module of your own, with shapes fixed: --model mine.py:make (docs/models.md)"
+_HELP = (
+    "give it as a module of your own, with shapes fixed: --model mine.py:make "
+    "(docs/tutorial/your-own-model.md)"
+)
 REFUSED = {
     name: _SHAPES.format(what=what) + _HELP
     for name, what in {
@@ -360,7 +363,7 @@ def _family(model: str, written: str) -> Family:
         raise BadInput(
             f"model {model}: what {name or 'it'} is given is not known; one of "
             f"{', '.join(sorted(FAMILIES))}, or give it as a module of your own with a batch: "
-            "--model mine.py:make (docs/models.md)"
+            "--model mine.py:make (docs/tutorial/your-own-model.md)"
         )
     if written and written != name:
         raise BadInput(f"config is of a {written}; give --model {PREFIX}{written}")
