@@ -31,9 +31,9 @@ NOTE = (
     "was checked against what public projects measured (docs/explanation/accuracy.md: where they "
     "state all settings, tensors between steps within 0.5 % and what the allocator reserves "
     "within 3 %; where some were inferred, within 5 % but for two models' 13 and 15 %). "
-    "A recipe fits where the upper ends of its needs do, of a GPU and of the host: 64 GiB of host memory are assumed "
-    "for each desktop card and 256 for each other. Times are typical figures with the uncertainty "
-    "that stands beside them, and no GPU of these was measured here."
+    "A recipe fits where the upper ends of its needs do, of a GPU and of the host: 64 GiB of host "
+    "memory are assumed for each desktop card and 256 for each other. Times are typical figures "
+    "with the uncertainty that stands beside them, and no GPU of these was measured here."
 )
 FILTERS = ("Model", "Training", "GPUs", "Card", "Fits")
 
