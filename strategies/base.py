@@ -155,6 +155,16 @@ class NotInForce(AssertionError):
     """Missing effect: a strategy was requested and its effect could not be read back."""
 
 
+class Reason(NamedTuple):
+    """Why a run cannot start, failed or does not count; and the remedy, one sentence each."""
+
+    text: str
+    hint: str
+
+    def __str__(self) -> str:
+        return f"{self.text}; {self.hint}" if self.hint else self.text
+
+
 def demand(fact: bool, message: str) -> None:
     """Raise NotInForce(message) if ``fact`` is false. Evidence fails only through this function."""
     if not fact:

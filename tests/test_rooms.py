@@ -28,6 +28,7 @@ ORDER = (
     "harness.system",
     "harness.memory",
     "harness.resolve",
+    "harness.void",
     "harness.result",
     "harness.subjects",
     "harness.data",

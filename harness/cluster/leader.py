@@ -35,6 +35,7 @@ from harness.spec import Spec
 from harness.system import machine as kernel
 from harness.system import process
 from harness.system.machine import Machine
+from harness.void import settle
 
 TRIES = 3
 END_SECONDS = 20.0
@@ -407,11 +408,8 @@ def _row(resolved: Resolved, launched: Launched, nodes: Nodes) -> Result:
     """The worker's own result, or a row that says how far it came."""
     finished = _finished(launched)
     if finished:
-        differ = preflight.mixed([launched.ready[rank] for rank in sorted(launched.ready)])
-        if differ and finished.status is Status.OK:
-            finished.status, finished.reason = Status.VOID, f"{differ}: no comparable times"
-            finished.way_out = "give it nodes of one kind"
-        return finished
+        ready = [launched.ready[rank] for rank in sorted(launched.ready)]
+        return settle(finished, preflight.mixed(ready))
     facts = node_facts(resolved.spec, launched)
     whole = whole_facts(resolved.spec, launched, facts)
     refused = None if launched.interrupt else _refused(launched)

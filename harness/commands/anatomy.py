@@ -31,13 +31,13 @@ from harness.planner.calibration.record import Ceilings
 from harness.planner.calibration.store import Applied
 from harness.planner.speed import rates
 from harness.report.anatomy import page
-from harness.report.figures import derive
 from harness.result import Result, Status
 from harness.spec import Spec, SpecError
 from harness.suite import matrix
 from harness.suite.run import Planned
 from harness.system import process
 from harness.system.machine import Machine
+from harness.void import shown_status
 
 WORDS = ["--anatomy"]
 BRIEF = {"steps": 1, "warmup": 1}
@@ -82,7 +82,7 @@ def anatomy(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
         return INTERRUPTED
     progress.end_run(result)
     progress.end_suite()
-    if derive.effective_status(result)[0] is not Status.OK:
+    if shown_status(result)[0] is not Status.OK:
         console.print(Text(result.log_tail, style="dim"))
         return exit_code([result])
     return OK if _write(folder, console) else FAILED

@@ -24,6 +24,7 @@ from harness.report.data.rows import label
 from harness.report.figures import derive
 from harness.result import Result, Status
 from harness.system.machine import Machine, examine
+from harness.void import shown_status
 from strategies.files import printable
 
 OK, FAILED, INTERRUPTED = 0, 1, 130
@@ -67,7 +68,7 @@ def make_console(columns: int = COLUMNS, *, stderr: bool = False) -> Console:
 
 def exit_code(results: Sequence[Result]) -> int:
     """Return 0 if at least one row is ok and every other row could not run; else 1."""
-    ends = {derive.effective_status(result)[0] for result in results}
+    ends = {shown_status(result)[0] for result in results}
     return FAILED if ends & FAILURES or Status.OK not in ends else OK
 
 
@@ -233,7 +234,7 @@ class Progress:
 
     def _finished(self, result: Result, after: str, name: str) -> None:
         self.done += 1
-        status, reason = derive.effective_status(result)
+        status, reason = shown_status(result)
         words = status.value.replace("_", " ")
         numbers = summary(result) if status is Status.OK else (reason or "")
         head = self._head()

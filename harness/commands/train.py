@@ -21,12 +21,12 @@ from harness.commands.options import ALL_GPUS, add_settings, check_file, folder_
 from harness.json_files import BadFile, read_json
 from harness.launch import launch
 from harness.launch.checkpoints import check_same, claims, finished, newest_whole, terms
-from harness.report.figures import derive
 from harness.result import Result, Status
 from harness.spec import Spec, SpecError
 from harness.suite.run import Planned
 from harness.system import process
 from harness.system.machine import Machine
+from harness.void import shown_status
 
 DEFAULTS: dict[str, Any] = {
     "model": "DiT-T/4",
@@ -191,7 +191,7 @@ def _trained(row: Planned, extra: list[str], options: argparse.Namespace, consol
 
 
 def _tell(result: Result, folder: Path, options: argparse.Namespace, console: Console) -> None:
-    if derive.effective_status(result)[0] is not Status.OK and result.log_tail:
+    if shown_status(result)[0] is not Status.OK and result.log_tail:
         console.print(Text(result.log_tail, style="dim"))
     if result.losses:
         first, last = ends(result.losses)

@@ -10,6 +10,7 @@ from harness.memory import dissect
 from harness.memory.traced_step import trace_step
 from harness.resolve import Resolved
 from harness.result import Check, Projections, Rank, Result, Status
+from harness.void import settle
 from harness.worker import environment, loop, setup
 from harness.worker.audit import audit, collect_evidence, gather
 from harness.worker.loop import Log, Run
@@ -199,13 +200,9 @@ def result_of(
 ) -> Result:
     """Return the result of all ranks; ``facts`` are further fields of it."""
     resolved, run, meter = bench.resolved, bench.run, bench.meter
-    failed = next((c for c in checks if not c.ok), None)
-    reason = f"{failed.name}: asked {failed.asked}, found {failed.found}" if failed else None
     whole = run.trained.engine.everywhere(run.trained)
-    return Result(
-        status=Status.VOID if failed else Status.OK,
-        reason=reason,
-        way_out="not ranked: fix the cause named here, or the recipe" if failed else None,
+    result = Result(
+        status=Status.OK,
         spec=resolved.spec,
         parity=resolved.recipe.parity.value,
         phase="done",
@@ -225,6 +222,7 @@ def result_of(
         gpu_samples=bench.watch.samples(),
         **facts,
     )
+    return settle(result)
 
 
 def _configs(resolved: Resolved, run: Run) -> dict[str, Any]:

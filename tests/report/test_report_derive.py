@@ -16,6 +16,7 @@ from harness.report.figures.predicted import predicted_and_measured
 from harness.report.figures.units import CATEGORIES, STATE, in_sentence, title
 from harness.result import Categories, Check, Peak, Rank, Result, Status
 from harness.spec import Spec
+from harness.void import shown_status
 
 GIB = 2**30
 
@@ -228,19 +229,19 @@ def test_intervals():
 
 def test_a_failed_check_voids_an_ok_row():
     wrong = Check(name="micro batch", asked=[8], found=[4], ok=False)
-    status, reason = derive.effective_status(result(rank(), audit=[wrong]))
+    status, reason = shown_status(result(rank(), audit=[wrong]))
     assert status is Status.VOID
     assert reason == "micro batch: asked [8], found [4]"
 
 
 def test_an_ok_row_without_steps_is_void():
-    assert derive.effective_status(result())[0] is Status.VOID
-    assert derive.effective_status(result(rank()))[0] is Status.OK
+    assert shown_status(result())[0] is Status.VOID
+    assert shown_status(result(rank()))[0] is Status.OK
 
 
 def test_other_ends_stay_what_they_are():
     gone = result(status=Status.GPU_OOM, reason="no room")
-    assert derive.effective_status(gone) == (Status.GPU_OOM, "no room")
+    assert shown_status(gone) == (Status.GPU_OOM, "no room")
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,7 @@ from harness.system import process
 from harness.system.gpus import has_driver
 from harness.system.machine import Machine, recall
 from harness.system.requirements import lacks_sight
+from harness.void import shown_status
 
 # ---- comparison with results ----
 
@@ -70,7 +71,7 @@ def held(results: Sequence[Result], predictions: Mapping[str, Prediction]) -> li
     rows = []
     for result in results:
         found = predictions.get(result.spec.key)
-        good = derive.effective_status(result)[0].value == "ok" and not result.spec.repeat
+        good = shown_status(result)[0].value == "ok" and not result.spec.repeat
         if good and found and found.work and not result.spec.world:
             rows.append(
                 Held(

@@ -36,6 +36,7 @@ from harness.result import Result, Status
 from harness.spec import Spec
 from harness.suite import matrix
 from harness.suite.file import load_suite
+from harness.void import shown_status
 from strategies import parse
 from strategies.workloads import TRAIN
 
@@ -326,7 +327,7 @@ def measured_row(
     standing: StandingBytes,
 ) -> MeasuredRow:
     """Return ``result`` with its prediction, timed by these ceilings alone."""
-    spec, (status, reason) = result.spec, derive.effective_status(result)
+    spec, (status, reason) = result.spec, shown_status(result)
     found = {
         "recipe": spec.recipe,
         "model": spec.model,

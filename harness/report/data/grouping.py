@@ -42,6 +42,7 @@ from harness.report.figures.predicted import (
 from harness.result import Result, Status
 from harness.sampling import figures
 from harness.spec import Spec
+from harness.void import shown_status
 
 # ---- noise and ranks ----
 
@@ -201,7 +202,7 @@ def build(
 ) -> Report:
     """Group, derive, compare and rank the results."""
     suite, predictions = suite or SuiteHead(), predictions or {}
-    ends = [(result, *derive.effective_status(result)) for result in results]
+    ends = [(result, *shown_status(result)) for result in results]
     finished = [result for result, status, _ in ends if status is Status.OK]
     machines = machine_facts(results)
     unfinished = [

@@ -11,7 +11,7 @@ from typing import Any
 
 from harness.phases import PEAK_PHASES, SETUP_PEAKS
 from harness.planner.speed import cards
-from harness.result import GpuSample, Rank, Result, Status
+from harness.result import GpuSample, Rank, Result
 
 # ---- peak FLOP/s ----
 # The dense peak of the device that a run names, for MFU.
@@ -49,18 +49,6 @@ LEAST = 1e-12
 UNTOLD = "not told apart"
 """``placed_by`` of older results, which do not separate the tensors of a CPU by placement."""
 NO_FLOPS = "FLOPs are not counted where weights are frozen, added, removed or packed sparse"
-
-
-def effective_status(result: Result) -> tuple[Status, str | None]:
-    """Return the status to show and its reason; an ``ok`` row without proof of its work is void."""
-    if result.status is not Status.OK:
-        return result.status, result.reason
-    failed = next((check for check in result.audit if not check.ok), None)
-    if failed is not None:
-        return Status.VOID, f"{failed.name}: asked {failed.asked}, found {failed.found}"
-    if not step_seconds(result) and not result.beside:
-        return Status.VOID, "the result holds no timed step of all ranks"
-    return Status.OK, None
 
 
 def step_seconds(result: Result) -> list[float]:

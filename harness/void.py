@@ -1,0 +1,53 @@
+"""Void runs: the only place that decides that a finished run does not count, and why.
+
+No other module assigns ``Status.VOID``. The worker and the leader of several nodes decide by
+``settle``; reports and commands read ``shown_status``. This module does not import torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from harness.result import Check, Result, Status
+from strategies.base import Reason
+
+FIX = "not ranked: fix the cause named here, or the recipe"
+
+
+def settle(result: Result, mixed: str = "") -> Result:
+    """Make ``result`` void if it is ok and must not count; return it.
+
+    Args:
+        mixed: difference between the devices of the nodes that ran it; empty if they are alike.
+    """
+    why = _audited(result.audit) or _mixed(mixed)
+    if why and result.status is Status.OK:
+        result.status, result.reason, result.way_out = Status.VOID, *why
+    return result
+
+
+def shown_status(result: Result) -> tuple[Status, str | None]:
+    """Return the status to show and its reason: an ok result without proof of its work is void."""
+    why = _audited(result.audit) or _timed(result)
+    if why and result.status is Status.OK:
+        return Status.VOID, why.text
+    return result.status, result.reason
+
+
+def _audited(checks: Sequence[Check]) -> Reason | None:
+    """Return the first failed check of the audit (``harness.worker.audit``)."""
+    failed = next((check for check in checks if not check.ok), None)
+    found = failed and f"{failed.name}: asked {failed.asked}, found {failed.found}"
+    return Reason(found, FIX) if failed else None
+
+
+def _mixed(difference: str) -> Reason | None:
+    text = f"{difference}: no comparable times"
+    return Reason(text, "give it nodes of one kind") if difference else None
+
+
+def _timed(result: Result) -> Reason | None:
+    """Return why a result without times is void. Parallel rows keep no times on purpose."""
+    timed = result.ranks and all(rank.step_seconds for rank in result.ranks)
+    lacks = "the result holds no timed step of all ranks"
+    return None if timed or result.beside else Reason(lacks, FIX)
