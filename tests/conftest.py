@@ -332,8 +332,8 @@ def draw_here() -> Iterator[Callable]:
     ``draw_here(spec) -> Drawing``."""
     import torch
 
-    from harness.sampling.batch import prepare
     from harness.worker import setup
+    from harness.worker.sampling import prepare
     from strategies.evidence.watching import observe_step
 
     def go(spec: Spec):

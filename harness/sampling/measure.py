@@ -21,7 +21,6 @@ from torch.nn import functional as F
 
 from harness.resolve import Resolved
 from harness.result import Check, Drawn, Result
-from harness.sampling.batch import Drawing, digest, labels_of, noise_of, prepare
 from harness.worker import audit as grid
 from harness.worker import samples, setup
 from harness.worker.audit import collect_evidence, gather
@@ -31,6 +30,7 @@ from harness.worker.meter import cards_before, make_meter
 from harness.worker.passes import Bench
 from harness.worker.sabotage import sabotage
 from harness.worker.samples import GpuWatch
+from harness.worker.sampling import Drawing, digest, labels_of, noise_of, prepare
 from harness.worker.status import Reporter
 from strategies.evidence.rules import relative_error
 from strategies.evidence.watching import observe_step

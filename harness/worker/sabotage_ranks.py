@@ -42,12 +42,12 @@ def positions_of_the_first_part(run: Run) -> None:
 
 def parts_not_joined(run: Run) -> None:
     """Use each rank's own part of the output for all parts."""
-    from harness.sampling import batch
+    from harness.worker import sampling
 
     def own_alone(trained: Any, part: Any, samples: Any, known: Any) -> Any:
         return part.repeat(1, 1, trained.launch.layout.sequence, 1)
 
-    batch.join = own_alone
+    sampling.join = own_alone
 
 
 def samples_of_their_own(run: Run) -> None:

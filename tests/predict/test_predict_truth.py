@@ -21,10 +21,10 @@ from harness.memory.traced_step import trace_step
 from harness.planner.tracing.simulate import kernel_scratch, simulate, trace_training
 from harness.planner.worker import predict
 from harness.resolve import Resolved, resolve
-from harness.sampling.batch import prepare
 from harness.spec import Spec
 from harness.worker import setup
 from harness.worker.loop import Log, optimizer_step
+from harness.worker.sampling import prepare
 from strategies.activations.attend import KERNELS
 from strategies.base import BadInput
 from strategies.sampling import eight_bits

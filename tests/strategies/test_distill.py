@@ -12,9 +12,9 @@ from conftest import DRAWN, SUBJECT, TINY, observe_here, part_named
 from safetensors.torch import load_file, save_file
 
 from harness.planner import pool
+from harness.report.figures import samples
 from harness.resolve import resolve
 from harness.result import Drawn, Result, Status
-from harness.sampling import figures
 from harness.suite.rows import identity
 from harness.worker.training import Training
 from strategies import parse
@@ -338,5 +338,5 @@ def test_a_student_is_compared_with_its_teacher():
         return Result(status=Status.OK, spec=spec, drawn=told, configs=configs, parity="by design")
 
     reference = row("single", "teacher")
-    assert figures.not_comparable(row("single+distilled:depth=2", "student"), reference) == ""
-    assert "other weights" in figures.not_comparable(row("single+int8", "student"), reference)
+    assert samples.not_comparable(row("single+distilled:depth=2", "student"), reference) == ""
+    assert "other weights" in samples.not_comparable(row("single+int8", "student"), reference)

@@ -21,10 +21,11 @@ from harness import train
 from harness.planner import pool
 from harness.report.data.grouping import build
 from harness.report.data.rows import SuiteHead
+from harness.report.figures import samples as figures
 from harness.report.rendering import markdown
 from harness.resolve import resolve
 from harness.result import Result, Status, load
-from harness.sampling import analyses, figures
+from harness.sampling import analyses
 from harness.spec import Spec, SpecError
 from harness.worker import setup
 from harness.worker.sabotage_ranks import DRAWN as DRAWN_APART

@@ -10,9 +10,9 @@ import torch
 from conftest import launched
 
 from harness.planner.overhead import ORDERS, choose, preferred
+from harness.report.figures import samples
 from harness.resolve import resolve
 from harness.result import Status
-from harness.sampling import figures
 from harness.spec import Spec
 from harness.system.machine import examine
 from harness.system.requirements import obstacle
@@ -88,7 +88,7 @@ def test_a_captured_model_draws_the_same_samples(here, tmp_path):
         rows[recipe] = launched(spec, tmp_path / str(len(rows)))
         assert rows[recipe].status is Status.OK, rows[recipe].log_tail
     plain, captured = rows.values()
-    assert figures.distance(captured, plain).relative < 1e-3
+    assert samples.distance(captured, plain).relative < 1e-3
     facts = captured.evidence["cuda_graphs"]
     assert facts["graphs"] == 2 and facts["replays"] > 10 * facts["graphs"]
 

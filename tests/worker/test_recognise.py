@@ -10,8 +10,8 @@ from sklearn.datasets import load_digits
 
 from harness import ROOT
 from harness.data.feed import open_data
+from harness.report.figures.samples import share_alike
 from harness.sampling import measure
-from harness.sampling.figures import share_alike
 
 HALF = 898
 

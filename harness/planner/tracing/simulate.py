@@ -43,9 +43,9 @@ from harness.planner.tracing.shortcuts import (
 )
 from harness.planner.tracing.trace import Counter, StoragelessTracer
 from harness.resolve import Resolved
-from harness.sampling.batch import prepare
 from harness.worker import setup
 from harness.worker.loop import Log, Run, optimizer_step
+from harness.worker.sampling import prepare
 from strategies import side_streams
 from strategies.engine import STEP_PHASES, TraceAdapter, TrainingRun
 

@@ -28,7 +28,7 @@ from harness.report.data.rows import (
     label,
     same_work,
 )
-from harness.report.figures import derive, parity
+from harness.report.figures import derive, parity, samples
 from harness.report.figures.floor import Floor, Runs, borrowed, floor_of, margin_shares
 from harness.report.figures.numbers import numbers
 from harness.report.figures.predicted import (
@@ -40,7 +40,6 @@ from harness.report.figures.predicted import (
     predicted_fit,
 )
 from harness.result import Result, Status
-from harness.sampling import figures
 from harness.spec import Spec
 from harness.void import shown_status
 
@@ -425,18 +424,18 @@ def _against(row: Row, reference: Row, place: int, siblings: Mapping[int, Row]) 
     return dataclasses.replace(row, versus=versus, drawn=_drawn(row, reference))
 
 
-def _drawn(row: Row, reference: Row) -> figures.DrawnRow | None:
+def _drawn(row: Row, reference: Row) -> samples.DrawnRow | None:
     if row.first.drawn is None or reference.first.drawn is None:
         return None
-    return figures.drawn_row(row.results, reference.first, is_reference=row is reference)
+    return samples.drawn_row(row.results, reference.first, is_reference=row is reference)
 
 
 def _verdict(row: Row, reference: Row) -> parity.Verdict:
     """Return the first bad verdict of the repetitions, else the first one."""
     if reference.first.drawn:
         return next(
-            (v for v in (figures.against(r, reference.first) for r in row.results) if v.what),
-            figures.against(row.first, reference.first),
+            (v for v in (samples.against(r, reference.first) for r in row.results) if v.what),
+            samples.against(row.first, reference.first),
         )
     allowed = parity.limits(reference.results)
     verdicts = [parity.against_the_reference(r, reference.first, allowed) for r in row.results]

@@ -25,8 +25,8 @@ from harness.report.figures.predicted import (
     PredictedFit,
     read_calibration,
 )
+from harness.report.figures.samples import DrawnRow
 from harness.result import Result, Status
-from harness.sampling.figures import DrawnRow
 from harness.spec import Spec
 from strategies.base import BadInput
 

@@ -16,8 +16,8 @@ from harness.report.data.rows import Group, Report, Row, SuiteHead, Unfinished, 
 from harness.report.figures import derive
 from harness.report.figures.numbers import Numbers
 from harness.report.figures.predicted import Calibrated, PredictedAndMeasured, PredictedFit
+from harness.report.figures.samples import DrawnRow
 from harness.report.rendering import sentences
-from harness.sampling.figures import DrawnRow
 from strategies.files import cell
 
 # Columns of the CSV: BEFORE, the comparison with the reference, numbers, predictions, AFTER.

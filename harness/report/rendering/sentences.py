@@ -13,7 +13,6 @@ from harness.report.figures.derive import hindered
 from harness.report.figures.predicted import OUT_OF_MEMORY
 from harness.report.rendering.explanations import model_in_words
 from harness.result import Status
-from harness.sampling import columns
 
 NOT_ASKED = "NOT the reference that was asked for"
 
@@ -98,11 +97,23 @@ def setting(group: Group) -> str:
     """Return the setting that all rows of a group share."""
     spec, first = group.reference.spec, group.reference.first
     if group.draws:
-        return columns.setting(group)
+        return _setting_of_samples(group)
     return (
         f"{model_in_words(spec)} ({first.parameters / 1e6:.1f} M parameters) on {spec.data}, "
         f"{spec.objective} objective, global batch {spec.global_batch}, seed {spec.seed}, "
         f"{spec.warmup} warm-up + {spec.steps} timed steps"
+    )
+
+
+def _setting_of_samples(group: Group) -> str:
+    spec, first = group.reference.spec, group.reference.first
+    weights = f"weights of {spec.weights}" if spec.weights else "weights as they are drawn"
+    guidance = f"guidance {spec.scale:g}" if spec.scale != 1 else "no guidance"
+    return (
+        f"Samples of {model_in_words(spec)} ({first.parameters / 1e6:.1f} M parameters, {weights}) "
+        f"in the shape of {spec.data}, {spec.objective} objective, {spec.drawn_steps} steps of its "
+        f"sampler, {guidance}, {spec.global_batch} samples a batch, seed {spec.seed}, "
+        f"{spec.warmup} warm-up + {spec.steps} timed batches"
     )
 
 

@@ -15,6 +15,8 @@ from harness.report.rendering.columns import (
     BUCKETS,
     CALIBRATED,
     CATEGORY_ERRORS,
+    DRAWING_PHASES,
+    DRAWN,
     EFFECTS,
     GATHERS,
     HOST_SPLIT,
@@ -35,7 +37,6 @@ from harness.report.rendering.columns import (
     zero_block,
 )
 from harness.report.rendering.explanations import NOTES
-from harness.sampling.columns import DRAWING_PHASES, DRAWN
 
 
 def _table(key: str, title: str, columns: Sequence[Column], rows: Sequence[Any]) -> Grid:
