@@ -1,8 +1,8 @@
 """Extensions: packages of ``harness`` that add commands and hooks to the core, and can be deleted.
 
 The module ``harness/NAME/register.py`` of an extension imports nothing but this module. It holds
-``COMMANDS``, a table of name -> ``Command``, and ``HOOKS``, a table of name -> "module:function".
-The core never imports an extension: it looks up commands and hooks by name.
+tables by name: ``COMMANDS`` of ``Command``, ``ANALYSES`` of ``Analysis``, and ``HOOKS`` of
+"module:function". The core never imports an extension: it looks up all of them by name.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from typing import Any, NamedTuple
 EXTENSIONS: dict[str, tuple[str, ...]] = {
     "planner": (),
     "cluster": ("--nodes", "--on"),
-    "sampling": (),
-    "analyses": (),
+    "sampling": ("sample",),
+    "analyses": ("--scale",),
 }
-"""Package below ``harness`` -> its commands, and its options for commands of the core. The error
-for a missing extension is made from this table."""
+"""Package below ``harness`` -> its commands, workloads and options for commands of others.
+
+The error for a missing extension is made from this table."""
 
 
 class Command(NamedTuple):
@@ -35,6 +36,21 @@ class Command(NamedTuple):
     page: str
     arguments: str
     act: str
+
+
+class Analysis(NamedTuple):
+    """An analysis, which a suite names as its ``story``.
+
+    Each of the first three is a "module:function" that takes a report. ``tables`` returns grids,
+    ``charts`` a caption, a small print and an SVG of each chart, and ``lines`` the recipes of their
+    lines. ``of_a_step``: its memory is the peak of one training step
+    (``harness.report.data.lookup``).
+    """
+
+    tables: str
+    charts: str = ""
+    lines: str = ""
+    of_a_step: bool = False
 
 
 def load(place: str) -> Callable[..., Any]:
@@ -57,12 +73,26 @@ def _register(extension: str) -> ModuleType | None:
 
 def commands() -> dict[str, Command]:
     """Return the commands of the installed extensions."""
-    tables = (getattr(_register(name), "COMMANDS", {}) for name in EXTENSIONS)
-    return {name: command for table in tables for name, command in table.items()}
+    return _all("COMMANDS")
+
+
+def analyses() -> dict[str, Analysis]:
+    """Return the analyses of the installed extensions."""
+    return _all("ANALYSES")
+
+
+def _all(kind: str) -> dict[str, Any]:
+    tables = (getattr(_register(name), kind, {}) for name in EXTENSIONS)
+    return {name: entry for table in tables for name, entry in table.items()}
+
+
+def is_complete() -> bool:
+    """Return True if every extension is installed."""
+    return all(_register(name) for name in EXTENSIONS)
 
 
 def missing(word: str) -> str:
-    """Return an error text if ``word`` is a command or option of a missing extension; else
+    """Return an error text if a missing extension has this command, workload or option; else
     empty."""
     for name, own in EXTENSIONS.items():
         if word in own and _register(name) is None:

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 from dataclasses import dataclass
 
+from harness import extensions
 from harness.data.caches.named import is_cache
 from harness.data.feed import check_data
 from harness.spec import Spec, SpecError
@@ -125,6 +126,8 @@ def _in_place(subject: Subject, spec: Spec, recipe: Recipe) -> tuple[Subject, st
 
 
 def _check_sampling(spec: Spec, recipe: Recipe, subject: Subject) -> None:
+    if absent := extensions.missing(spec.workload):
+        raise SpecError(f"workload {absent}")
     if subject.undrawn:
         raise SpecError(f"{subject.name} {subject.undrawn}; take a DiT, or a model of your own")
     if recipe.guides_apart and spec.scale == 1:

@@ -21,11 +21,11 @@ from pathlib import Path
 
 import torch
 
+from harness import extensions
 from harness.data.feed import check_data
 from harness.launch import command
 from harness.resolve import Resolved, resolve
 from harness.result import Result
-from harness.sampling import measure as drawing
 from harness.spec import Spec, add_arguments, from_arguments
 from harness.system import process
 from harness.worker import loop, measure, training
@@ -76,7 +76,8 @@ def _check_words(spec: Spec, options: argparse.Namespace) -> None:
 def _measured(resolved: Resolved, options: argparse.Namespace, reporter: Reporter) -> Result | None:
     """Run the workload of the spec; return the result on rank 0."""
     if resolved.spec.sampling:
-        return drawing.measure(resolved, options.out, reporter, control=options.sabotage)
+        (draw,) = extensions.hooks("measure_samples")
+        return draw(resolved, options.out, reporter, control=options.sabotage)
     return measure.measure(
         resolved,
         options.out,

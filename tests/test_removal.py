@@ -23,7 +23,10 @@ COMMANDS = {
     "run": f"run --recipes single {SMALL} --warmup 1 --noise-floor 1 --out results/suite",
 }
 QUICK = "--no-predictions"
-NOT_YET = ("planner", "sampling", "analyses")
+STORY = "ladder.md"
+"""The page of the recorded suite's analysis."""
+SUITES = ("ladder", "sampling", "quality")
+NOT_YET = ("planner",)
 """Extensions that the core still imports; tests/test_rooms.py counts where."""
 INSTALLED = [
     name
@@ -43,6 +46,7 @@ def removed(request, tmp_path_factory) -> tuple[str, Path, dict[str, subprocess.
         shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.rmtree(tree / "harness" / request.param)
     shutil.copytree(RECORDED, tree / "recorded")
+    (tree / "recorded" / STORY).unlink()
     shutil.copy(ROOT / "pyproject.toml", tree)
     lines = {name: line.split() for name, line in COMMANDS.items()}
     if QUICK not in extensions.EXTENSIONS[request.param]:
@@ -74,9 +78,36 @@ def test_the_tree_without_an_extension_leaves_results_and_explains_what_is_missi
     assert list((tree / "results" / "trained" / "checkpoint").iterdir())
     for word in extensions.EXTENSIONS[extension]:
         words = ["run", word, "2"] if word.startswith("-") else [word]
-        assert start(tree, words, "missing").wait(60) == 2
-        told = (tree / "missing.txt").read_text()
-        assert told == f"error: {word} is not installed: harness/{extension} is missing\n"
+        assert refused(tree, words) == f"error: {told(word, extension)}"
+
+
+def refused(tree: Path, words: list[str]) -> str:
+    """Return what a command prints that ends with 2."""
+    assert start(tree, words, "missing").wait(60) == 2
+    return (tree / "missing.txt").read_text()
+
+
+def told(word: str, extension: str) -> str:
+    return f"{word} is not installed: harness/{extension} is missing\n"
+
+
+def test_an_analysis_is_shown_where_it_is_installed(removed):
+    extension, tree, _ = removed
+    assert (tree / "recorded" / STORY).exists() == (extension != "analyses")
+    shown = "## The ladder" in (tree / "recorded" / "report.md").read_text()
+    assert shown == (extension != "analyses")
+
+
+def test_a_suite_runs_without_what_its_rows_do_not_need(removed):
+    """Suites of samples need the extension that draws them; their analysis is optional."""
+    extension, tree, _ = removed
+    planned = {s: ["run", "--suite", s, "--device", "cpu", "--dry-run"] for s in SUITES}
+    if extension == "sampling":
+        for suite in ("sampling", "quality"):
+            assert refused(tree, planned[suite]) == f"error: workload {told('sample', extension)}"
+    elif extension == "analyses":
+        for suite in ("sampling", "ladder"):
+            assert start(tree, planned[suite], "suite").wait(60) == 0
 
 
 # ---- the table ----

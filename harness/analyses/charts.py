@@ -15,20 +15,7 @@ Lines = dict[str, list[tuple[int, float]]]
 """Recipe -> (depth or batch, value) of its points."""
 
 
-def pictures(report: Report) -> list[tuple[str, str, str]]:
-    """Return (caption, small print, SVG) of each chart; none for an analysis without charts."""
-    draw = PICTURES.get(report.suite.story)
-    return draw(report) if draw else []
-
-
-def keys(report: Report) -> list[tuple[str, str, str]]:
-    """Return the label, colour and dash of each recipe's line in the charts."""
-    lines = KEYS.get(report.suite.story)
-    recipes = lines(report) if lines else ()
-    return [(recipe, *line_style(index)) for index, recipe in enumerate(recipes)]
-
-
-def _of_depth(report: Report) -> list[tuple[str, str, str]]:
+def of_depth(report: Report) -> list[tuple[str, str, str]]:
     points_of = suites.series(report)
     if not points_of:
         return []
@@ -56,7 +43,7 @@ def sweep_lines(report: Report) -> Lines:
     return {recipe: line for recipe, line in lines.items() if len(line) > 1}
 
 
-def _of_claims(report: Report) -> list[tuple[str, str, str]]:
+def of_claims(report: Report) -> list[tuple[str, str, str]]:
     lines = sweep_lines(report)
     if not lines:
         return []
@@ -86,7 +73,7 @@ def _scaled(report: Report) -> dict[tuple[str, str], list[numbers.Line]]:
     return {key: lines for key, lines in found.items() if lines}
 
 
-def _of_scale(report: Report) -> list[tuple[str, str, str]]:
+def of_scale(report: Report) -> list[tuple[str, str, str]]:
     order, shared = scaling_recipes(report), scale.shared(report)
     found = []
     for (regime, where), lines in _scaled(report).items():
@@ -149,9 +136,3 @@ def _picture(lines: Lines, x: Scale, y: Scale, names: tuple[str, str]) -> str:
         parts += [element("circle", cx=a, cy=b, r=2.5, fill=colour) for a, b in spots]
     title = f"{names[1]} against {'depth' if names[0] == 'blocks' else names[0]}"
     return picture(WIDTH, 260, parts, title)
-
-
-PICTURES = {"depth": _of_depth, "claims": _of_claims, "scale": _of_scale}
-"""Analysis -> its charts."""
-KEYS = {"depth": suites.series, "claims": sweep_lines, "scale": scaling_recipes}
-"""Analysis -> the recipes of its lines."""

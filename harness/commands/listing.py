@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from harness.analyses.registry import STORIES
+from harness import extensions
 from harness.commands.console import make_console, print_listed
 from harness.planner.speed import cards
 from harness.subjects.dit import presets as dit
@@ -126,15 +126,16 @@ def _suites() -> list[tuple[Any, ...]]:
 
 
 def load(name: str, device: str) -> Suite:
-    """Read the suite of that name or file, with the report's analyses, for ``device`` (cpu or
+    """Read the suite of that name or file, with an analysis that is known, for ``device`` (cpu or
     cuda).
 
     Raises:
         SuiteError: one line that names the file, key and value, and a remedy.
     """
     suite = load_suite(name, device)
-    if suite.story not in ("", *STORIES):
+    known = extensions.analyses()
+    if suite.story not in ("", *known) and extensions.is_complete():
         raise SuiteError(
-            f"{suite.path}: story is {suite.story!r}; one of {', '.join(STORIES)}, or leave it out"
+            f"{suite.path}: story is {suite.story!r}; one of {', '.join(known)}, or leave it out"
         )
     return suite

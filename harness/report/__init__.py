@@ -17,7 +17,7 @@ from harness.report.data.compare import Comparison, compare, of_usable
 from harness.report.data.grouping import build
 from harness.report.data.rows import Report, SuiteHead, read_suite
 from harness.report.figures.predicted import read_predictions
-from harness.report.rendering import export, html, markdown
+from harness.report.rendering import analyses, export, html, markdown
 from harness.result import Result
 
 if TYPE_CHECKING:
@@ -89,9 +89,7 @@ def write_report(
 def _texts(report: Report) -> dict[str, str]:
     """Return the name of each file -> its text."""
     texts = {name: render(report) for name, render in FORMATS.items()}
-    from harness.analyses.registry import STORIES
-
-    if report.suite.story in STORIES:
+    if analyses.analysis_of(report):
         texts[f"{report.suite.story}.md"] = markdown.render_story(report)
     return texts
 

@@ -8,13 +8,12 @@ import random
 
 import pytest
 
-from harness.analyses import registry
 from harness.report import build
 from harness.report.data import lookup
 from harness.report.data.answers import answers, fastest_that_fits
 from harness.report.data.rows import Group, SuiteHead
 from harness.report.figures.floor import floor_of, margin
-from harness.report.rendering import markdown
+from harness.report.rendering import analyses, markdown
 from harness.report.rendering.tables import ranking
 from harness.result import Result
 from tests.made.results import FULL, done
@@ -209,7 +208,7 @@ def test_a_fastest_that_is_told_apart_stands_alone():
 def test_a_story_compares_speeds_by_the_floor(story):
     order = ("ddp", SAME, SLOWER)
     head = SuiteHead(reference="ddp", story=story, order=order)
-    (grid,) = registry.tables(build(suite(QUIET), [], head))
+    (grid,) = analyses.tables(build(suite(QUIET), [], head))
     place = grid.heads.index("Speed x")
     ratios = [line[place] for line in grid.lines]
     assert ratios == ["-", "none seen", "0.84" if story == "ladder" else "0.83"]

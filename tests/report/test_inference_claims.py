@@ -7,13 +7,13 @@ import base64
 import numpy as np
 import pytest
 
-from harness.analyses import claims, registry
+from harness.analyses import claims, samples
 from harness.analyses.claim_sweeps import Verdict
 from harness.report import build
 from harness.report.data.lookup import Rows
 from harness.report.data.rows import SuiteHead
+from harness.report.rendering import analyses
 from harness.result import Drawn
-from harness.sampling import analyses
 from tests.made.results import done
 
 FIELDS = {"workload": "sample", "processes": 1, "model": "DiT-T/4", "objective": "flow"}
@@ -40,7 +40,7 @@ def drawn(recipe: str, held: float, beyond: float, *, wrong: int = 0, away: floa
 
 def finding(words: str, *results):
     """What the one claim that contains ``words`` finds in these rows."""
-    (claim,) = [c for c in analyses.CLAIMS if words in c.says]
+    (claim,) = [c for c in samples.CLAIMS if words in c.says]
     report = build(list(results), [], SuiteHead(reference="single"))
     ((_, found),) = claims.judged([claim], Rows(report))
     return found
@@ -116,9 +116,9 @@ def test_the_story_shows_shares_of_the_row_s_own_batch():
     rows = [drawn("single", 200, 1), drawn("single+int8", 50, 1, wrong=4, away=0.1)]
     rows += [drawn("single", 200, 0.5, global_batch=1)]
     head = SuiteHead(reference="single", story="quality", order=("single", "single+int8", "single"))
-    table, judged = registry.tables(build(rows, [], head))
+    table, judged = analyses.tables(build(rows, [], head))
     assert [line[0] for line in table.lines] == ["single", "single+int8"]
     cells = dict(zip(table.heads, table.lines[1], strict=True))
     assert (cells["Recognised %"], cells["As reference's %"]) == ("90.0", "90.0")
     assert cells["Peak vs ref"] == "-74.6 %" and cells["Samples"] == "by design 1.0e-01"
-    assert len(judged.lines) == len(analyses.CLAIMS)
+    assert len(judged.lines) == len(samples.CLAIMS)

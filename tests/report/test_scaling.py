@@ -7,12 +7,13 @@ import dataclasses
 
 import pytest
 
-from harness.analyses import charts, registry, scale
+from harness.analyses import scale
 from harness.planner.forecast import Forecast, Foretold
 from harness.report import build
 from harness.report.data.rows import SuiteHead
 from harness.report.figures import numbers, units
 from harness.report.figures.numbers import Point
+from harness.report.rendering import analyses
 from harness.spec import Spec
 from tests.made.predictions import foretold
 from tests.made.results import row
@@ -96,7 +97,7 @@ def measured(recipe: str, count: int, batch: int, beyond: float = 100.0, **facts
 
 
 def told(results, head=HEAD, predictions=None):
-    return {g.key: g for g in registry.tables(build(results, [], head, predictions or {}))}
+    return {g.key: g for g in analyses.tables(build(results, [], head, predictions or {}))}
 
 
 SET = [("single", 1, 8), ("single", 1, 32), ("ddp", 2, 16), ("ddp", 2, 32), ("ddp", 16, 32)]
@@ -194,11 +195,11 @@ def test_fewer_gpus_that_do_not_hold_it_are_no_end():
 def test_predictions_beside_results_are_told_and_drawn():
     head = dataclasses.replace(HEAD, forecast=of(ALONE, *ENDS["no end seen"][0]))
     report = build([measured(*one) for one in SET], [], head)
-    grids = {g.key: g for g in registry.tables(report)}
+    grids = {g.key: g for g in analyses.tables(report)}
     assert list(grids) == ["scale_weak", "scale_strong", "foretold_weak", "scale_ends"]
     weak = grids["foretold_weak"]
     assert [line[weak.heads.index("GPUs")] for line in weak.lines] == ["1", "8", "64"]
     assert "Nothing was run. Nodes of 8 H100-80GB" in weak.note
-    pictures, keys = charts.pictures(report), charts.keys(report)
+    pictures, keys = analyses.charts(report), analyses.keys(report)
     assert [name for name, *_ in keys] == ["ddp"]
     assert len(pictures) == 6 and all("<svg" in picture for *_, picture in pictures)

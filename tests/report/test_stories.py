@@ -8,11 +8,13 @@ import itertools
 import pytest
 from conftest import SUBJECT
 
-from harness.analyses import charts, registry, suites
+from harness import extensions
+from harness.analyses import suites
 from harness.analyses.claim_rules import DEEP
 from harness.report import build
 from harness.report.data.rows import SuiteHead
 from harness.report.figures import units
+from harness.report.rendering import analyses
 from harness.result import Status
 from harness.suite import file as suite_file
 from harness.suite import matrix
@@ -30,7 +32,7 @@ def test_the_ladder_compares_each_rung_with_the_one_above():
         row("single+bf16+lora", 130.0, parity="by design"),
     ]
     suite = SuiteHead(reference="single", story="ladder", order=order)
-    (grid,) = registry.tables(build(results, [], suite))
+    (grid,) = analyses.tables(build(results, [], suite))
     assert [line[0] for line in grid.lines] == [
         "single", "+ bf16", "+ single+bf16+checkpoint", "+ lora",
     ]  # fmt: skip
@@ -45,7 +47,7 @@ def test_a_rung_says_what_it_came_in_place_of():
     order = ("single+bf16", "single+bf16_pure")
     results = [row(recipe, 380.0, parity="by design") for recipe in order]
     suite = SuiteHead(reference=order[0], story="ladder", order=order)
-    (grid,) = registry.tables(build(results, [], suite))
+    (grid,) = analyses.tables(build(results, [], suite))
     assert grid.lines[1][0] == "+ bf16_pure (in place of bf16)"
 
 
@@ -83,7 +85,7 @@ def test_each_row_stands_against_the_reference_in_the_suite_s_order():
         gone("single+fp8", Status.UNSUPPORTED, "no such unit", None, processes=1),
     ]
     suite = SuiteHead(reference="single", story="each", order=order)
-    (grid,) = registry.tables(build(results, [], suite))
+    (grid,) = analyses.tables(build(results, [], suite))
     assert [line[0] for line in grid.lines] == list(order)
     assert [line[4] for line in grid.lines] == [units.NONE, "-50.0 %", units.NONE, units.NONE]
     assert float(grid.lines[2][6]) > 0, "speed is known of a row that was not traced"
@@ -111,7 +113,7 @@ def test_a_loss_that_was_not_traced_stands_once_and_saves_nothing_known():
     results = [row("single", 40.0, model="DiT-S/2:tokens=1024"), untraced]
     order = ("single", "single+cross_entropy")
     suite = SuiteHead(reference="single", story="vocabulary", order=order)
-    (grid,) = registry.tables(build(results, [], suite))
+    (grid,) = analyses.tables(build(results, [], suite))
     assert [line[1] for line in grid.lines] == [*order]
     assert "nothing to judge it by" in grid.note
 
@@ -123,7 +125,7 @@ def test_the_published_table_stands_beside_the_measured_one():
     extracted = zip(order[3:6], (50.0, 40.0, 30.0), strict=True)
     results += [row(r, size, data="synthetic") for r, size in extracted]
     told = SuiteHead(reference=order[0], story="fast_dit", order=order)
-    grid, careful = registry.tables(build(results, [], told))
+    grid, careful = analyses.tables(build(results, [], told))
     assert [line[3:5] for line in grid.lines] == [
         ["out of memory", "out of memory"], ["0.43", "44045"], ["0.56", "40461"], ["0.84", "27485"],
     ]  # fmt: skip
@@ -150,7 +152,7 @@ def test_the_table_of_fast_dit_tells_speeds_beyond_the_noise_alone(others, said)
              for i, seconds in enumerate(others, 1)]  # fmt: skip
     rows.append(at(row(order[1], 100.0, data="vae_small:256"), 1.0 / 1.5))
     suite = SuiteHead(reference=order[0], story="fast_dit", order=order)
-    grid, _ = registry.tables(build(rows, [], suite))
+    grid, _ = analyses.tables(build(rows, [], suite))
     place = grid.heads.index("Speed x")
     assert [line[place] for line in grid.lines[:2]] == [units.NONE, said]
 
@@ -162,16 +164,16 @@ def test_the_power_of_time_says_how_far_the_noise_lets_it_be_told(others, spread
     rows += [at(row("single", 10.0, model=DEEP.format(16), repeat=i), seconds)
              for i, seconds in enumerate((4.0, *others))]  # fmt: skip
     suite = SuiteHead(reference="single", story="depth", order=("single",))
-    (grid,) = registry.tables(build(rows, [], suite))
+    (grid,) = analyses.tables(build(rows, [], suite))
     (cell,) = [line[grid.heads.index("Step time ~ L^")] for line in grid.lines]
-    once = registry.tables(build(rows[:2], [], suite))[0].lines[0][-1]
+    once = analyses.tables(build(rows[:2], [], suite))[0].lines[0][-1]
     assert cell == f"1.00 +- {spread}" and once == "1.00"
 
 
 @pytest.mark.parametrize("name", sorted(suite_file.known_suites()))
 def test_a_suites_story_is_known(name):
     suite = suite_file.load_suite(name, "cpu")
-    assert suite.story in ("", *registry.STORIES)
+    assert suite.story in ("", *extensions.analyses())
     assert dataclasses.asdict(suite)["name"] == name
 
 
@@ -191,12 +193,12 @@ def test_depth_tells_memory_and_counted_work_of_each_regime():
         rows += [row("single", 10.0 * depth, **spec), row(nothing, 14.0, evidence=facts, **spec)]
     suite = SuiteHead(reference="single", story="depth", order=("single", nothing))
     report = build(rows, [], suite)
-    (grid,) = registry.tables(report)
+    (grid,) = analyses.tables(report)
     plain, none = (dict(zip(grid.heads, line, strict=True)) for line in grid.lines)
     assert plain["Added by a block MiB"] == "10.00" and plain["Memory ~ L^"] == "1.00"
     assert plain["Forwards a block"] == "1.00" and none["Forwards a block"] == "3.50 to 9.50"
     assert none["Memory ~ L^"] == "0.00" and none["Forward work ~ L^"] == "1.72"
-    pictures, keys = charts.pictures(report), charts.keys(report)
+    pictures, keys = analyses.charts(report), analyses.keys(report)
     assert len(pictures) == 3 and [name for name, *_ in keys] == ["single", nothing]
     assert all(f">{depth}</text>" in picture for *_, picture in pictures for depth in (4, 16))
 
@@ -207,7 +209,7 @@ def test_long_tells_memory_and_time_against_tokens():
         spec = {"model": "DiT-T/2", "data": f"synthetic:{side}"}
         rows += [row("single", length, **spec), row("ddp+sp", length / 2, processes=2, **spec)]
     suite = SuiteHead(reference="single", story="long", order=("single", "ddp+sp"))
-    (grid,) = registry.tables(build(rows, [], suite))
+    (grid,) = analyses.tables(build(rows, [], suite))
     plain, shared = (dict(zip(grid.heads, line, strict=True)) for line in grid.lines)
     assert plain["Recipe"] == "single" and shared["Processes"] == "2"
     assert (plain["T=256 MiB"], shared["T=256 MiB"]) == ("256.0", "128.0")

@@ -18,6 +18,7 @@ from conftest import DRAWN, Case, launched_together
 from safetensors.torch import save_file
 
 from harness import train
+from harness.analyses.samples import sampled_tables
 from harness.planner import pool
 from harness.report.data.grouping import build
 from harness.report.data.rows import SuiteHead
@@ -25,7 +26,6 @@ from harness.report.figures import samples as figures
 from harness.report.rendering import markdown
 from harness.resolve import resolve
 from harness.result import Result, Status, load
-from harness.sampling import analyses
 from harness.spec import Spec, SpecError
 from harness.worker import setup
 from harness.worker.sabotage_ranks import DRAWN as DRAWN_APART
@@ -103,7 +103,7 @@ def test_the_report_compares_what_was_drawn(rows):
     assert away["single"] is None and "single" in {r.label for r in group.rows}
     assert 0 < away["single+int8"].relative < away["single+palette:bits=3"].relative
     assert away["single+int8"].psnr_db > away["single+palette:bits=3"].psnr_db
-    (grid,) = analyses.sampled_tables(report)
+    (grid,) = sampled_tables(report)
     front = {line[0] for line in grid.lines if line[-1] == "front"}
     assert "single+palette:bits=3" in front
     text = markdown.render(report)

@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from harness.analyses import scale
+from harness import extensions
 from harness.commands import listing
 from harness.commands.console import OK
 from harness.commands.reports import report
@@ -84,14 +84,17 @@ class Cell:
 
 def plan_scale(options: argparse.Namespace, console: Console) -> int:
     """Predict each recipe on each number of GPUs, print the tables, and return the exit code."""
+    if absent := extensions.missing("--scale"):
+        raise PlanError(absent)
+    (tables,), (note,) = map(extensions.hooks, ("scale_tables", "scale_note"))
     folder = _checked(options)
     cells = _possible([_asked(cell, options) for cell in cells_of(options)])
     made = _forecast(cells, options, console)
-    for grid in scale.predicted(made):
+    for grid in tables(made):
         console.print(escape(grid.title), highlight=False)
         print_grid(grid, console, least_worth=LEAST_WORTH)
         console.print()
-    for text in [scale.foretold_note(made), *_refused(cells)]:
+    for text in [note(made), *_refused(cells)]:
         console.print(escape(text), style="dim", highlight=False)
     if options.json:
         write_json(options.json, forecast.as_data(made))

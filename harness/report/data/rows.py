@@ -39,7 +39,7 @@ class SuiteHead:
     """The head of a result set, from ``suite.json``.
 
     It has the suite's name, its reference recipe, the start time, the analysis (``story``, see
-    ``harness.analyses.registry``), and the recipes in order. ``calibration`` and ``forecast``
+    ``harness.extensions.Analysis``), and the recipes in order. ``calibration`` and ``forecast``
     are read from files in the same folder: the machine's calibration, and the suite predicted
     for another machine. ``skipped`` has a line for each of these files that is unusable.
     """

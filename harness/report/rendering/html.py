@@ -6,14 +6,12 @@ from __future__ import annotations
 
 from html import escape
 
-from harness.analyses import charts as of_story
-from harness.analyses import registry
 from harness.report.data import lookup
 from harness.report.data.answers import MANY, answers, fastest_that_fits, in_full
 from harness.report.data.grid import Grid, text_grid
 from harness.report.data.rows import Group, Report
 from harness.report.figures import units
-from harness.report.rendering import charts, extra_tables, sentences, tables
+from harness.report.rendering import analyses, charts, extra_tables, sentences, tables
 from harness.report.rendering import parts as html_parts
 from harness.report.rendering.parts import HEAD, STYLE, section, tag
 
@@ -105,11 +103,11 @@ def _under_title(report: Report) -> str:
 
 def _story(report: Report) -> str:
     grids = [
-        section(f"story-{g.key}", g.title, html_parts.table(g)) for g in registry.tables(report)
+        section(f"story-{g.key}", g.title, html_parts.table(g)) for g in analyses.tables(report)
     ]
-    figures = [_figure(*picture) for picture in of_story.pictures(report)]
+    figures = [_figure(*picture) for picture in analyses.charts(report)]
     # With an odd number of charts, the legend is beside the last one.
-    keys = html_parts.line_keys(of_story.keys(report))
+    keys = html_parts.line_keys(analyses.keys(report))
     cells = "".join([*figures, keys]) if figures else ""
     charted = f'<div class="charts">{cells}</div>' if cells else ""
     return "\n".join([*grids, charted])

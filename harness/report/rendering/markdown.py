@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from harness.analyses import registry
 from harness.report.data import environment, lookup
 from harness.report.data.answers import MANY, Answer, answers, fastest_that_fits, in_full
 from harness.report.data.grid import Grid
 from harness.report.data.lookup import step_meter
 from harness.report.data.rows import Group, Report, Row
 from harness.report.figures import units
-from harness.report.rendering import extra_tables, parts, sentences, tables
+from harness.report.rendering import analyses, extra_tables, parts, sentences, tables
 from harness.report.rendering.parts import code, fence, plain, table_lines
 
 # ---- meters of an analysis ----
@@ -28,7 +27,8 @@ def story_stamp(report: Report) -> str:
     The report has at least one group. Rows are counted by meter; rows without one are named.
     """
     group = report.groups[0]
-    if report.suite.story not in registry.OF_A_STEP:
+    analysis = analyses.analysis_of(report)
+    if not (analysis and analysis.of_a_step):
         return sentences.stamp(group)
     rows = [row for group in report.groups for row in group.rows]
     said = {word: [row for row in rows if step_meter(row) == word] for word in (*METERS, None)}
@@ -59,7 +59,7 @@ def render(report: Report) -> str:
     lines = [title, "", plain(sentences.summary(report)), ""]
     fits = sentences.predicted_fits(report)
     lines += [plain(fits), ""] if fits else []
-    for grid in registry.tables(report):
+    for grid in analyses.tables(report):
         lines += _table(grid)
     groups = in_full(report.groups)
     for group, shown in groups:
@@ -83,7 +83,7 @@ def render(report: Report) -> str:
 def render_story(report: Report) -> str:
     """Return the suite's analysis as its own page."""
     lines = [f"# {plain(f'{report.suite.story}: {sentences.summary(report)}')}", ""]
-    for grid in registry.tables(report):
+    for grid in analyses.tables(report):
         lines += _table(grid)
     if report.groups:
         lines += [f"> {story_stamp(report)}", "", f"{sentences.setting(report.groups[0])}.", ""]

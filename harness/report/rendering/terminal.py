@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 from rich.padding import Padding
 
-from harness.analyses import registry
 from harness.report.data import lookup
 from harness.report.data.answers import MANY, answers, fastest_that_fits, in_full
 from harness.report.data.compare import Change, Comparison
 from harness.report.data.grid import Column, Grid, tabulate, text_grid
 from harness.report.data.rows import Group, Report, Unfinished
 from harness.report.figures import parity
-from harness.report.rendering import extra_tables, sentences, tables
+from harness.report.rendering import analyses, extra_tables, sentences, tables
 from harness.report.rendering.narrow import folded as folded
 from harness.report.rendering.narrow import print_grid as print_grid
 from harness.report.rendering.parts import plain, table_lines
@@ -116,7 +115,7 @@ def render(report: Report, console: Console) -> None:
     console.print(escape(sentences.summary(report)))
     if sentences.predicted_fits(report):
         console.print(escape(sentences.predicted_fits(report)), highlight=False)
-    for grid in registry.tables(report):
+    for grid in analyses.tables(report):
         console.print(f"\n[bold]{escape(grid.title)}[/bold]")
         print_grid(grid, console)
         console.print(escape(grid.note), style="dim", highlight=False)
