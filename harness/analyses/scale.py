@@ -118,7 +118,7 @@ def _kept(point: Point, line: Line, cores: bool) -> str:
     if found is None:
         return units.NONE
     if point is not line.base and _in_the_noise(found[1], point.row, line.base.row):
-        return lookup.NONE_SEEN
+        return lookup.SAME
     behind = "" if line.base.count == 1 else f" (of {line.base.count})"
     return f"{units.one('percent', found[1])}{behind}"
 

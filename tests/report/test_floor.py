@@ -113,7 +113,7 @@ def test_a_difference_of_a_fifth_is_found(runs, steps, least):
 
 def test_a_wide_spread_of_the_reference_hides_the_same_fifth():
     group = group_of(suite(BUSY))
-    assert set(cells(group, "x ref").values()) == {"-", "none seen"}
+    assert set(cells(group, "x ref").values()) == {"-", "same"}
     assert set(cells(group, "#").values()) == {"1"}
     assert "higher --noise-floor make it smaller" in lookup.noise_floor(group)
 
@@ -156,7 +156,7 @@ def smaller(*seconds: float) -> list[Result]:
 def test_a_group_borrows_the_noise_of_the_first_and_says_so():
     group = group_of(suite(QUIET, *smaller(0.1, 0.101)), 1)
     assert group.unlike and group.floor.source == "DiT-S/4 at batch 16"
-    assert cells(group, "x ref")["zero2"] == "none seen"
+    assert cells(group, "x ref")["zero2"] == "same"
     said = lookup.noise_floor(group)
     assert "borrowed: no row of this group was measured twice" in said
     assert "of DiT-S/4 at batch 16 ddp was measured 3 times" in said
@@ -185,18 +185,18 @@ def test_the_fastest_is_named_with_those_that_are_as_fast():
     results = suite(QUIET, steady("zero2", 0.41, parts=slim))
     group = group_of(results)
     found = {answer.question: answer.text for answer in answers(group)}
-    assert found["Fastest"].endswith(f"; no difference seen to {SAME}, zero2")
-    assert "for no difference seen in speed" in found["Best trade"]
-    assert "no difference seen to the fastest row's samples/s" in found["Least memory"]
+    assert found["Fastest"].endswith(f"; equally fast: {SAME}, zero2")
+    assert "at the same speed" in found["Best trade"]
+    assert "as fast as the fastest row" in found["Least memory"]
     last = fastest_that_fits(group)[-1]
-    assert (last.row.label, last.others) == ("ddp", f"; no difference seen to {SAME}, zero2")
+    assert (last.row.label, last.others) == ("ddp", f"; equally fast: {SAME}, zero2")
 
 
 def test_a_fastest_that_is_told_apart_stands_alone():
     slim = (126, 63, 126, 126, 96, 58)
     group = group_of([*references(QUIET), steady("zero2", 0.48, parts=slim)])
     found = {answer.question: answer.text for answer in answers(group)}
-    assert "no difference seen" not in " ".join(found.values())
+    assert "equally fast" not in " ".join(found.values())
     assert "16.7 % of its speed" in found["Best trade"]
     assert all(fit.others == "" for fit in fastest_that_fits(group))
 
@@ -211,4 +211,4 @@ def test_a_story_compares_speeds_by_the_floor(story):
     (grid,) = analyses.tables(build(suite(QUIET), [], head))
     place = grid.heads.index("Speed x")
     ratios = [line[place] for line in grid.lines]
-    assert ratios == ["-", "none seen", "0.84" if story == "ladder" else "0.83"]
+    assert ratios == ["-", "same", "0.84" if story == "ladder" else "0.83"]

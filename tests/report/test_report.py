@@ -27,6 +27,7 @@ from harness.report.data.answers import (
     MANY,
     answers,
     fastest_that_fits,
+    headline,
     in_detail,
     in_full,
 )
@@ -128,15 +129,42 @@ def test_without_a_gpu_every_format_says_so():
     results = recorded("cpu")
     report = report_of("cpu")
     for text in (markdown.render(report), html.render(report), export.json_text(report)):
-        assert "NOT comparable with a GPU" in text
-    assert "NOT comparable with a GPU" in " ".join(printed(results).split())
-    assert "NOT comparable" not in markdown.render(report_of("gpu"))
+        assert "Do NOT compare" in text
+    assert "Do NOT compare" in " ".join(printed(results).split())
+    assert "Do NOT compare" not in markdown.render(report_of("gpu"))
 
 
-def test_meter_notes_are_shown():
+def test_meter_notes_are_shown_once_for_all_files_that_they_are_of():
     results = recorded("cpu")
-    results[0].meter_notes.append("freed memory may still be counted")
-    assert "freed memory may still be counted" in markdown.render(build(results, []))
+    results[0].meter_notes.append("zero2.yaml: freed memory may still be counted")
+    results[1].meter_notes.append("zero3.yaml: freed memory may still be counted")
+    told = markdown.render(build(results, []))
+    assert told.count("freed memory may still be counted") == 1
+    assert "zero2.yaml, zero3.yaml: freed memory" in told or "zero3.yaml, zero2.yaml:" in told
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_the_ranking_has_at_most_eight_columns_and_the_others_on_request(name):
+    (group,) = report_of(name).groups
+    grid = tables.ranking(group)
+    short = grid.short()
+    assert len(short.heads) <= 8 and set(grid.details) == set(grid.heads) - set(short.heads)
+    assert {len(line) for line in short.lines} == {len(short.heads)}
+    page = html.render(report_of(name))
+    ranked = page.partition('data-key="ranking"')[2].partition("</table>")[0]
+    assert ranked.count('class="detail') == len(grid.details) * (1 + len(group.rows))
+    assert "Step ms" in grid.details and ("Needs GiB" in short.heads) == (name == "gpu")
+
+
+def test_the_headline_names_the_fastest_row_and_what_the_best_trade_costs():
+    (group,) = report_of("gpu").groups
+    assert headline(group) == (
+        "On 2 x NVIDIA H100 80GB HBM3, ddp+bf16 is fastest (297.9 samples/s, needs 31.84 GiB a "
+        "device); zero3+bf16+checkpoint needs 64 % less memory at 61 % of its speed."
+    )
+    alone = dataclasses.replace(group, rows=group.rows[:1])
+    assert headline(alone).startswith("On 2 x NVIDIA H100 80GB HBM3, ddp+bf16: 297.9 samples/s")
+    assert headline(dataclasses.replace(group, world=8)) == ""
 
 
 def test_rows_on_other_devices_or_of_other_work_are_not_ranked_together():
@@ -298,9 +326,9 @@ def edited(edit) -> str:
 
 
 def test_an_older_result_says_that_places_were_not_told_apart():
-    assert "an older result: offload cannot show" not in edited(lambda rank: None)
+    assert "an older result" not in edited(lambda rank: None)
     told = edited(lambda rank: setattr(rank.categories, "placed_by", ""))
-    assert "an older result: offload cannot show a saving in it" in told
+    assert "an older result: offload shows no saving" in told
 
 
 def test_places_that_are_not_known_are_said_in_the_row():
@@ -315,7 +343,7 @@ def test_places_that_are_not_known_are_said_in_the_row():
 def test_what_was_not_traced_has_no_peak_and_is_in_no_answer_about_memory():
     told = edited(lambda rank: setattr(rank, "categories", None))
     line = next(x for x in told.splitlines() if re.match(r"\| \d+ \| `zero3_off", x))
-    assert "not traced: see Resident" in line and "| 0.530 |" in line
+    assert "not traced: resident 0.530 GiB" in line
     assert "**Least memory**: `zero3+checkpoint`" in told
     assert "**Least memory**: `zero3_offload`" in edited(lambda rank: None)
 

@@ -56,7 +56,7 @@ class FastestThatFits:
     @property
     def others(self) -> str:
         """The rows that are not separable from the fastest, for a sentence; empty without any."""
-        return f"; no difference seen to {_names(self.alike)}" if self.alike else ""
+        return f"; equally fast: {_names(self.alike)}" if self.alike else ""
 
     @property
     def sizes(self) -> str:
@@ -142,7 +142,7 @@ def _of_memory(rows: list[Row], fastest: Row) -> list[Answer]:
 def _fastest(rows: list[Row]) -> Answer:
     best, text = rows[0], _speed(rows[0])
     close = _alike(best, rows[1:])
-    word = "within the spread of its steps:" if best.floor is None else "no difference seen to"
+    word = "step times overlap with" if best.floor is None else "equally fast:"
     return Answer(
         question="Fastest", row=best, text=f"{text}; {word} {_names(close)}" if close else text
     )
@@ -181,7 +181,7 @@ def _speed(row: Row) -> str:
     text = f"{units.one('rate', numbers.samples_per_second)} samples/s"
     if not row.versus.is_reference:
         alike = row.versus.speed_differs is False
-        text += " (~1)" if alike else f" (x{row.versus.speed_ratio:.2f})"
+        text += ", same speed as the reference" if alike else f" (x{row.versus.speed_ratio:.2f})"
     return f"{text}, {_needs(row)}{_design(row)}"
 
 
@@ -200,15 +200,15 @@ def _memory(row: Row, fastest: Row) -> str:
     if not row.versus.is_reference and change is not None:
         text += f" ({units.one('change', change)} %)"
     if row is not fastest:
-        text += f", {_share(row, fastest)} the fastest row's samples/s"
+        text += f", {_share(row, fastest)}"
     return text + _design(row)
 
 
 def _share(row: Row, fastest: Row) -> str:
     if differ(row, fastest) is False:
-        return "no difference seen to"
+        return "as fast as the fastest row"
     share = row.numbers.samples_per_second / fastest.numbers.samples_per_second
-    return f"at {units.one('percent', share)} % of"
+    return f"at {units.one('percent', share)} % of the fastest row's samples/s"
 
 
 def _design(row: Row) -> str:
@@ -222,22 +222,71 @@ def _design(row: Row) -> str:
 
 def _best_trade(rows: list[Row]) -> Answer:
     question = "Best trade"
+    found = _compromise(rows)
+    if found is None:
+        text = "no other row saves a larger share of this one's memory than of its speed"
+        return Answer(question=question, row=rows[0], text=text)
+    row, top = found
+    slower = 1 - row.numbers.samples_per_second / top.numbers.samples_per_second
+    price = f"for {units.one('percent', slower)} % of its speed"
+    price = "at the same speed" if differ(row, top) is False else price
+    text = (
+        f"saves {units.one('percent', _saved(row, top))} % of the fastest row's memory {price}, "
+        "the largest margin on the front"
+    )
+    return Answer(question=question, row=row, text=text + _design(row))
+
+
+def _compromise(rows: list[Row]) -> tuple[Row, Row] | None:
+    """Return the best trade of the front and the front's fastest row; None without a trade."""
     front = [row for row in rows if row.versus.front]
     points = [(r.numbers.need_bytes, r.numbers.samples_per_second) for r in front]
     best = derive.compromise(points)
     if best is None:
-        text = "no other row saves a larger share of this one's memory than of its speed"
-        return Answer(question=question, row=rows[0], text=text)
-    row, top = front[best], max(front, key=lambda r: r.numbers.samples_per_second)
-    slower = 1 - row.numbers.samples_per_second / top.numbers.samples_per_second
-    saved = 1 - row.numbers.need_bytes / top.numbers.need_bytes
-    price = f"{units.one('percent', slower)} % of its speed"
-    price = "no difference seen in speed" if differ(row, top) is False else price
-    text = (
-        f"saves {units.one('percent', saved)} % of the fastest row's memory for {price}, "
-        "the largest margin on the front"
-    )
-    return Answer(question=question, row=row, text=text + _design(row))
+        return None
+    return front[best], max(front, key=lambda r: r.numbers.samples_per_second)
+
+
+def _saved(row: Row, top: Row) -> float:
+    return 1 - row.numbers.need_bytes / top.numbers.need_bytes
+
+
+# ---- headline ----
+
+
+def headline(group: Group) -> str:
+    """Return the group's answer in one sentence; empty if no row may be named."""
+    rows = [] if group.world else believable(group)
+    if not rows:
+        return ""
+    best, found = rows[0], _compromise(weighed(group))
+    if len(rows) == 1:
+        return f"{_where(group)}, {best.label}: {_pace(best)}, {_needs(best)}."
+    text = f"{_where(group)}, {best.label} is fastest ({_pace(best)}, {_needs(best)})"
+    if found is None:
+        return f"{text}; no other row saves a larger share of its memory than of its speed."
+    row, top = found
+    return f"{text}; {row.label} needs {_trade(row, top)}."
+
+
+def _where(group: Group) -> str:
+    count = group.reference.spec.processes
+    if group.meter == "cuda":
+        return f"On {f'{count} x ' * (count > 1)}{group.device}"
+    return f"On {count} CPU process{'es' * (count > 1)}"
+
+
+def _pace(row: Row) -> str:
+    return f"{units.one('rate', row.numbers.samples_per_second)} samples/s"
+
+
+def _trade(row: Row, top: Row) -> str:
+    """Return what the best trade saves and costs: "39 % less memory at the same speed"."""
+    saved = f"{100 * _saved(row, top):.0f} % less memory"
+    if differ(row, top) is False:
+        return f"{saved} at the same speed"
+    share = row.numbers.samples_per_second / top.numbers.samples_per_second
+    return f"{saved} at {100 * share:.0f} % of its speed"
 
 
 # ---- memory sizes ----

@@ -18,10 +18,8 @@ from strategies import parse
 # ---- speed ratios ----
 
 
-NONE_SEEN = "none seen"
+SAME = "same"
 """Replaces a ratio of speeds that the noise explains."""
-ALIKE = "~1"
-"""The same in a narrow table."""
 WIDE = 0.2
 """Noise floor from which the report says how to reduce it."""
 ABSURD = 10.0
@@ -48,13 +46,13 @@ def _margin(row: Row, base: Row) -> float:
     return max(margin(r.floor, row.runs, base.runs) for r in (row, base))
 
 
-def ratio(row: Row, base: Row, alike: str = NONE_SEEN) -> float | str:
-    """Return samples per second of ``row`` relative to ``base``; ``alike`` within the noise.
+def ratio(row: Row, base: Row) -> float | str:
+    """Return samples per second of ``row`` relative to ``base``; ``SAME`` within the noise.
 
     If no noise is known, it is the plain ratio.
     """
     if differ(row, base) is False:
-        return alike
+        return SAME
     return row.numbers.samples_per_second / base.numbers.samples_per_second
 
 
@@ -84,10 +82,7 @@ def _stated(floor: Floor) -> str:
             f"Noise floor {size}, borrowed: no row of this group was measured twice, but of "
             f"{floor.source} {rests}. Its own may be larger."
         )
-    return (
-        f"Noise floor {size}: {rests}. Rows closer than that are not told apart: "
-        f"'{NONE_SEEN}' stands for their difference."
-    )
+    return f"Noise floor {size}: {rests}. Speeds closer than that count as equal and read '{SAME}'."
 
 
 def _size(fraction: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -138,13 +139,14 @@ DRAWN = (
 # ---- ranking values ----
 
 
-def _speed_ratio(alike: str) -> Callable[[Row], Any]:
-    """Return the function from a row to its speed ratio; ``alike`` if the noise explains it."""
+def _speed_ratio(row: Row) -> Any:
+    """Return a row's speed ratio; ``lookup.SAME`` if the noise explains it."""
+    return lookup.SAME if row.versus.speed_differs is False else versus("speed_ratio")(row)
 
-    def take(row: Row) -> Any:
-        return alike if row.versus.speed_differs is False else versus("speed_ratio")(row)
 
-    return take
+def detail(column: Column) -> Column:
+    """Return the column as one that is shown only on request."""
+    return dataclasses.replace(column, detail=True)
 
 
 SECOND = 1.02
@@ -178,12 +180,8 @@ def _of_the_peak(row: Row) -> list[str]:
     if row.first.meter == "cuda":
         return [] if row.drawn else _of_the_second_step(row.numbers)
     if row.numbers.peak_bytes is None:
-        return ["not traced: see Resident"]
+        return [f"not traced: resident {units.gib(row.numbers.resident_peak_bytes)}"]
     return ["places unknown"] if (row.numbers.placed_by or "").startswith("unknown") else []
-
-
-def _without_gpu(name: str) -> Callable[[Row], Any]:
-    return lambda row: getattr(row.numbers, name) if row.first.meter != "cuda" else None
 
 
 def loss_cell(row: Row) -> str | None:
@@ -206,8 +204,7 @@ def p10_p90(row: Row) -> str:
 
 RANK = Column("#", lambda r: r.versus.rank, "count")
 SPEED = Column("Samples/s", number("samples_per_second"), "rate")
-SPEED_RATIO = Column("x ref", _speed_ratio(lookup.NONE_SEEN), "ratio")
-SHORT_SPEED_RATIO = Column("x ref", _speed_ratio(lookup.ALIKE), "ratio")
+SPEED_RATIO = Column("x ref", _speed_ratio, "ratio")
 HOST = Column("Host GiB", number("host_total_bytes"), "gib")
 MFU = Column("MFU %", number("mfu_fraction"), "percent")
 LOSS = Column("Loss vs ref", loss_cell)
@@ -218,21 +215,22 @@ RANKING = (
     RECIPE,
     SPEED,
     SPEED_RATIO,
-    STEP,
-    Column("p10 to p90 ms", p10_p90),
-    LATENCY,
+    detail(STEP),
+    Column("p10 to p90 ms", p10_p90, detail=True),
+    detail(LATENCY),
     PEAK,
     NEED,
     NEED_CHANGE,
-    HOSTED,
-    RESIDENT,
-    HOST,
-    MFU,
+    detail(HOSTED),
+    detail(RESIDENT),
+    detail(HOST),
+    detail(MFU),
     LOSS,
     SAMPLES,
-    PSNR,
+    detail(PSNR),
     FLAGS,
 )
+"""At most eight columns without the details. On a GPU the peak is a detail too."""
 SIMULATED = (
     RANK,
     RECIPE,
@@ -245,20 +243,6 @@ SIMULATED = (
     HOST,
     Column("Step ms, no communication", number("step_seconds_median"), "ms"),
     Column("Notes", lambda r: "simulated"),
-)
-SHORT = (
-    RANK,
-    RECIPE,
-    SPEED,
-    SHORT_SPEED_RATIO,
-    STEP,
-    # The ranked memory: without a GPU the need is the peak.
-    Column("Peak GiB", _without_gpu("peak_bytes"), "gib"),
-    NEED,
-    NEED_CHANGE,
-    LOSS,
-    SAMPLES,
-    FLAGS,
 )
 
 

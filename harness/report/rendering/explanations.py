@@ -26,14 +26,15 @@ def _limits() -> str:
 
 
 NOTES = {
-    "ranking": "#: one more than the rows that are faster beyond the noise; rows that cannot be "
-    "told apart share it. None seen (~1 in a terminal): a speed closer to the reference's than the "
-    "noise floor. Samples/s of the whole job: global batch over the median step. Peak: live "
-    "tensors on the fullest device at the fullest instant of a step. Needs, on a GPU: what the "
-    "device must have free for the whole run; rows are ranked by it, and without a GPU by Peak. "
-    "Front: no other row has both less of that and more samples/s. On host: tensors that are kept "
-    "in host memory. Resident: a process's own mark, without a GPU. Noisy: "
-    "(p90 - p10) / median above 20 %, or repetitions' medians more than 10 % apart.",
+    "ranking": "#: rank by speed; rows that the noise does not separate share a rank. Samples/s: "
+    "global batch over the median step, of the whole job. x ref: samples/s relative to the "
+    "reference; 'same' is within the noise floor. Peak: live tensors on the fullest device at the "
+    "fullest instant of a step. Needs (GPU): free memory that the device must have for the whole "
+    "run. vs ref %: change of Needs, without a GPU of Peak. Loss vs ref: 'equal' within rounding; "
+    "'by design' if the recipe changes the computation. Front: no other row is both faster and "
+    "smaller. Noisy: (p90 - p10) / median above 20 %, or medians of repetitions more than 10 % "
+    "apart. On host: tensors in host memory. Resident: high-water mark of one process, with "
+    "libraries and set-up.",
     "simulated": "Peak: live tensors of rank 0 in a step. Smallest first. A step's time is "
     "computation alone.",
     "phases": "Highest of all ranks in each phase, before the timed steps: on a GPU live tensors "
@@ -98,8 +99,8 @@ NOTES = {
     "types": "Read back from the trained model and its optimizer. Updated weights wider than the "
     "model's are a master copy.",
     "effects": "Two rows that differ in one part only: what adding this part did, to speed "
-    "and to the memory that rows are ranked by. None seen: a "
-    "difference of speed that the noise explains. Why: what the traced peak of one step, on the "
+    "and to the memory that rows are ranked by. Same: a "
+    "difference of speed within the noise floor. Why: what the traced peak of one step, on the "
     "fullest rank, was made of before and after, all as shares of the peak before; below 2 % "
     "nothing is said to show.",
 }
@@ -134,7 +135,7 @@ GLOSSARY = (
      "other work held the cores, or the step was longer than the row's fastest without working "
      "more. They stay in the median: measure again on a quieter machine."),
     ("x ref, vs ref %", "Samples/s as a multiple of the reference row's; change of what it needs. "
-     "None seen: closer to 1 than what equal rows may be apart."),
+     "Same: closer to 1 than what equal rows may be apart."),
     ("Noise floor, #", "By how much equal rows may be apart, from the medians of the rows that "
      "were measured more than once (95 % of such differences lie within, by Student's t), and no "
      "less than the steps' own spread explains. #: the best place that it leaves a row."),

@@ -5,9 +5,10 @@ JavaScript.
 from __future__ import annotations
 
 from html import escape
+from pathlib import Path
 
-from harness.report.data import lookup
-from harness.report.data.answers import MANY, answers, fastest_that_fits, in_full
+from harness.report.data import answers, lookup
+from harness.report.data.answers import MANY, fastest_that_fits, in_full
 from harness.report.data.grid import Grid, text_grid
 from harness.report.data.rows import Group, Report
 from harness.report.figures import units
@@ -23,48 +24,11 @@ SHOWN = (
 """Keys of the tables below the charts of a group, in order."""
 CROWD = 8
 """Number of rows above which some marks of the scatter may show only their rank."""
-# A button copies a command; other buttons page through a long table, which has all its rows without
-# JavaScript.
-SCRIPT = """<script>
-document.querySelectorAll('table[data-rows]').forEach(function (table) {
-  var rows = table.tBodies[0].rows, size = +table.dataset.rows, first = 0;
-  var pages = document.createElement('p'), where = document.createElement('span');
-  var show = function (at) {
-    first = Math.max(0, Math.min(at, Math.floor((rows.length - 1) / size) * size));
-    for (var i = 0; i < rows.length; i++) { rows[i].hidden = i < first || i >= first + size; }
-    where.textContent = ' rows ' + (first + 1) + ' to ' + Math.min(first + size, rows.length) +
-      ' of ' + rows.length + ' ';
-  };
-  var add = function (name, at) {
-    var b = document.createElement('button');
-    b.type = 'button'; b.textContent = name; b.onclick = function () { show(at()); };
-    pages.appendChild(b);
-  };
-  pages.className = 'pages';
-  add('First', function () { return 0; }); add('Back', function () { return first - size; });
-  pages.appendChild(where);
-  add('Next', function () { return first + size; });
-  add('Last', function () { return rows.length; });
-  table.parentNode.parentNode.insertBefore(pages, table.parentNode); show(0);
-  window.addEventListener('beforeprint', function () { pages.hidden = true; });
-});
-document.querySelectorAll('.command button').forEach(function (b) {
-  b.hidden = false;
-  b.onclick = function () {
-    var pre = b.parentNode.querySelector('pre');
-    var done = function () {
-      b.textContent = 'Copied'; setTimeout(function () { b.textContent = 'Copy'; }, 1200);
-    };
-    var pick = function () {
-      var range = document.createRange(), chosen = window.getSelection();
-      range.selectNodeContents(pre); chosen.removeAllRanges(); chosen.addRange(range);
-      if (document.execCommand('copy')) { done(); }
-    };
-    if (navigator.clipboard) { navigator.clipboard.writeText(pre.textContent).then(done, pick); }
-    else { pick(); }
-  };
-});
-</script>"""
+SCRIPT = Path(__file__).with_name("page.js")
+"""Sorts, filters and pages tables, and copies commands; every row is there without it.
+
+Own code, because a table library (Tabulator: 100 kB packed) would be in every report.
+"""
 
 
 def render(report: Report) -> str:
@@ -72,9 +36,11 @@ def render(report: Report) -> str:
     name = report.suite.name or "report"
     title = escape(f"Headroom: {name}")
     parts = [HEAD, f"<title>{title}</title>", f"<style>{STYLE.read_text(encoding='utf-8')}</style>"]
-    parts += ["</head><body>", tag("h1", f"Headroom: {name}"), _under_title(report)]
-    parts.append(_story(report))
+    parts += ["</head><body>", tag("h1", f"Headroom: {name}")]
     several = len(report.groups) > 1
+    parts += [_headline(report.groups[0]) if report.groups and not several else ""]
+    parts.append(_under_title(report))
+    parts.append(_story(report))
     groups = in_full(report.groups)
     for index, (group, shown) in enumerate(groups):
         parts.append(_group(group, shown, index, several))
@@ -87,7 +53,8 @@ def render(report: Report) -> str:
         html_parts.environment(report),
     ]
     parts += [html_parts.commands(report), html_parts.how_to_read(report)]
-    return "\n".join([*(part for part in parts if part), SCRIPT, "</body></html>\n"])
+    script = f"<script>\n{SCRIPT.read_text(encoding='utf-8')}</script>"
+    return "\n".join([*(part for part in parts if part), script, "</body></html>\n"])
 
 
 def _under_title(report: Report) -> str:
@@ -125,12 +92,13 @@ def _others(report: Report, first: int) -> str:
 
 def _group(group: Group, shown: Group, index: int, several: bool) -> str:
     grids = tables.group_grids(shown)
-    parts = [_head(group, index, several), _answers(group)]
+    parts = [_head(group, index, several), _front(group, shown)]
     reference = f"{grids['ranking'].title}<small> against {escape(_reference(group))}</small>"
     floor = tag("p", lookup.noise_floor(group), "sub") if lookup.noise_floor(group) else ""
     parts.append(f"<h3>{reference}</h3>{floor}{html_parts.table(tables.ranking(group))}")
     parts.append(tag("p", sentences.detailed(group, shown), "note") if shown is not group else "")
-    parts += [_two_charts(shown), _phases(grids["phases"]), _curves(shown), _time(shown, grids)]
+    parts += [_notes(group), _bars_and_steps(shown), _phases(grids["phases"]), _curves(shown)]
+    parts += [_effects(grids["effects"]), _table(grids["time"], "")]
     for key in SHOWN:
         if grids[key].lines:
             parts.append(_table(grids[key], sentences.introduction(key, shown)))
@@ -152,33 +120,45 @@ def _table(grid: Grid, intro: str) -> str:
 
 
 def _head(group: Group, index: int, several: bool) -> str:
-    setting = escape(sentences.setting(group))
-    if several:
-        parts = [f"<h2>Group {index + 1}: {escape(group.device)}</h2>", f"<p>{setting}</p>"]
-    else:
-        parts = [f'<p class="sub">{setting}</p>']
+    parts = [f"<h2>Group {index + 1}: {escape(group.device)}</h2>"] if several else []
+    parts += [_headline(group)] if several else []
+    parts.append(tag("p", sentences.setting(group), "sub"))
     if group.unlike:
         parts.append(tag("p", f"Not ranked with group 1: {group.unlike}.", "warn mild"))
     kind = "stamp" if group.meter == "cuda" else "stamp cpu"
     parts.append(tag("p", sentences.stamp(group), kind))
-    return "\n".join([*parts, _warnings(sentences.warnings(group))])
+    red = [text for text in sentences.warnings(group) if sentences.alarming(text)]
+    return "\n".join([*parts, *(tag("p", text, "warn") for text in red)])
 
 
-def _warnings(texts: list[str]) -> str:
-    """Return errors in red, and other notes together in grey."""
-    red = [text for text in texts if sentences.alarming(text)]
-    grey = "".join(tag("p", text) for text in texts if text not in red)
-    blocks = [tag("p", text, "warn") for text in red]
-    return "\n".join(blocks + ([f'<div class="warn mild">{grey}</div>'] if grey else []))
+def _headline(group: Group) -> str:
+    text = answers.headline(group)
+    return tag("p", text, "headline") if text else ""
+
+
+def _notes(group: Group) -> str:
+    """Return what a reader may want to know of the rows, collapsed; errors are above."""
+    texts = [text for text in sentences.warnings(group) if not sentences.alarming(text)]
+    if not texts:
+        return ""
+    lines = "".join(tag("li", text) for text in texts)
+    count = f"{len(texts)} note{'s' * (len(texts) > 1)} on these rows"
+    return f"<details><summary>{count}</summary><ul>{lines}</ul></details>"
+
+
+def _front(group: Group, shown: Group) -> str:
+    """Return the scatter beside the answers."""
+    picture = "" if group.world else charts.scatter(shown)
+    left = _figure("Memory against throughput", _scatter_note(shown), picture)
+    return f'<div class="charts">{left}<div>{_answers(group)}{_fits(group)}</div></div>'
 
 
 def _answers(group: Group) -> str:
     items = []
-    for answer in answers(group):
+    for answer in answers.answers(group):
         name = html_parts.breakable(answer.row.label, "b") if answer.row else ""
         items.append(f"<dt>{escape(answer.question)}</dt><dd>{name}{escape(answer.text)}</dd>")
-    left = f'<dl class="answers">{"".join(items)}</dl>'
-    return f'<div class="top"><div>{left}</div><div>{_fits(group)}</div></div>'
+    return f'<dl class="answers">{"".join(items)}</dl>' if items else ""
 
 
 def _fits(group: Group) -> str:
@@ -203,13 +183,21 @@ def _figure(caption: str, small: str, picture: str, keys: str = "") -> str:
     return f"<figure><figcaption>{escape(caption)}{note}</figcaption>{keys}{picture}</figure>"
 
 
-def _two_charts(group: Group) -> str:
-    picture = "" if group.world else charts.scatter(group)
-    left = _figure("Memory against throughput", _scatter_note(group), picture)
+def _bars_and_steps(group: Group) -> str:
     keys = html_parts.colour_keys(charts.split_legend(group.meter))
     bars = charts.split_bars(group)
-    right = _figure("What the peak is made of", "one step, on the fullest rank", bars, keys)
+    left = _figure("What the peak is made of", "one step, on the fullest rank", bars, keys)
+    right = _figure(
+        "Step times",
+        "dots: every timed step; bar: p10 to p90; tick: median"
+        + ("; band: noise floor about the reference" if group.floor else ""),
+        charts.steps(group),
+    )
     return f'<div class="charts">{left}{right}</div>'
+
+
+def _effects(grid: Grid) -> str:
+    return _table(grid, "") if grid.lines else ""
 
 
 def _scatter_note(group: Group) -> str:
@@ -231,22 +219,6 @@ def _curves(group: Group) -> str:
     )
     keys = html_parts.line_keys(charts.legend(group)) if loss else ""
     return f'<div class="charts">{loss}{away}</div>{keys}'
-
-
-def _time(group: Group, grids: dict[str, Grid]) -> str:
-    left = _figure(
-        "Step times",
-        "dots: every timed step; bar: p10 to p90; tick: median"
-        + ("; band: noise floor about the reference" if group.floor else ""),
-        charts.steps(group),
-    )
-    effects = grids["effects"]
-    right = ""
-    if effects.lines:
-        right = f"<figure><figcaption>{effects.title}<small>{escape(effects.note)}</small>"
-        right += f"</figcaption>{html_parts.table(effects, note=False)}</figure>"
-    charted = f'<div class="charts">{left}{right}</div>'
-    return charted + tag("h3", grids["time"].title) + html_parts.table(grids["time"])
 
 
 def _unfinished(report: Report) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.report.data import environment, lookup
-from harness.report.data.answers import MANY, Answer, answers, fastest_that_fits, in_full
+from harness.report.data.answers import MANY, Answer, answers, fastest_that_fits, headline, in_full
 from harness.report.data.grid import Grid
 from harness.report.data.lookup import step_meter
 from harness.report.data.rows import Group, Report, Row
@@ -93,10 +93,12 @@ def render_story(report: Report) -> str:
 
 def _group(group: Group, shown: Group) -> list[str]:
     lines = [f"## {plain(sentences.setting(group))}", ""]
+    lines += [f"**{plain(headline(group))}**", ""] if headline(group) else []
     if group.unlike:
         lines += [f"Not ranked with the rows above: {plain(group.unlike)}.", ""]
     lines += [f"> **{plain(sentences.stamp(group))}**", ""]
-    for warning in sentences.warnings(group):
+    warnings = sentences.warnings(group)
+    for warning in filter(sentences.alarming, warnings):
         lines += [f"> {plain(warning)}", ""]
     lines += [_answer(answer) for answer in answers(group)]
     told = (sentences.prediction_errors(group), sentences.calibration(group))
@@ -105,8 +107,12 @@ def _group(group: Group, shown: Group) -> list[str]:
     lines += [text for text in (lookup.noise_floor(group), "") if lookup.noise_floor(group)]
     ranking = tables.ranking(group)
     grids = tables.group_grids(shown)
-    lines += [*table_lines(ranking), "", ranking.note, ""]
+    lines += [*table_lines(ranking.short()), "", ranking.note, ""]
+    notes = [f"- {plain(text)}" for text in warnings if not sentences.alarming(text)]
+    lines += [*notes, ""] if notes else []
     lines += [sentences.detailed(group, shown), ""] if shown is not group else []
+    if ranking.details:
+        lines += _folded(f"Ranking, all {len(ranking.heads)} columns", table_lines(ranking))
     for key in SHOWN:
         if grids[key].lines:
             lines += _table(grids[key], "###")
@@ -140,9 +146,12 @@ def _table(grid: Grid, level: str = "##") -> list[str]:
     """Return a table below its title; a folded one is collapsed."""
     note = [grid.note, ""] if grid.note else []
     if grid.folded:
-        fold = f"<details><summary>{grid.title}</summary>"
-        return [fold, "", *table_lines(grid), "", *note, "</details>", ""]
+        return _folded(grid.title, [*table_lines(grid), "", *note])
     return [f"{level} {grid.title}", "", *table_lines(grid), "", *note]
+
+
+def _folded(title: str, lines: list[str]) -> list[str]:
+    return [f"<details><summary>{title}</summary>", "", *lines, "", "</details>", ""]
 
 
 def _environment(report: Report) -> list[str]:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 ROOMY = 100
 """Terminal width from which every column of a short table fits."""
-FOLD, NARROW_FOLD = 22, 18
+FOLD, NARROW_FOLD = 30, 18
 """Characters of a recipe per line, at 100 columns and at 80."""
 FOLDED = ("Recipe", "What was added")
 """Heads of columns of recipes."""

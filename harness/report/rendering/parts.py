@@ -48,19 +48,37 @@ def table(grid: Grid, *, heat: bool = False, note: bool = True) -> str:
     """Return a table; ``heat`` fills numeric cells in proportion to the table's largest value."""
     top = max((_value(c) for line in grid.lines for c in line[1:]), default=0.0) if heat else 0.0
     columns = list(zip(grid.heads, grid.kinds, strict=True))
-    head = "".join(_head_cell(h, _classes(k)) for h, k in columns)
+    head = "".join(_detail(_head_cell(h, _classes(k)), h, grid) for h, k in columns)
     body = []
     for line, marks in zip(grid.lines, grid.marks, strict=True):
-        cells = [_cell(c, h, k, top) for c, (h, k) in zip(line, columns, strict=True)]
+        cells = [
+            _detail(_cell(c, h, k, top), h, grid) for c, (h, k) in zip(line, columns, strict=True)
+        ]
         look = f' class="{" ".join(marks)}"' if marks else ""
         body.append(f"<tr{look}>{''.join(cells)}</tr>")
     below = tag("p", grid.note, "note") if note and grid.note else ""
     rows = "\n".join(body)
     paged = f' data-rows="{PAGE}"' if len(grid.lines) > MANY else ""
     return (
-        f'<div class="wide"><table data-key="{grid.key}"{paged}><thead><tr>{head}</tr></thead>\n'
-        f"<tbody>{rows}</tbody></table></div>{below}"
+        f'{_switch(grid)}<div class="wide"><table data-key="{grid.key}"{paged}><thead><tr>{head}'
+        f"</tr></thead>\n<tbody>{rows}</tbody></table></div>{below}"
     )
+
+
+def _switch(grid: Grid) -> str:
+    """Return the checkbox that shows the details of the table after it; it needs no JavaScript."""
+    if not grid.details:
+        return ""
+    return f'<label class="switch"><input type="checkbox"> All {len(grid.heads)} columns</label>'
+
+
+def _detail(cell: str, head: str, grid: Grid) -> str:
+    """Return a cell; one of a detail column has the class that the switch shows."""
+    if head not in grid.details:
+        return cell
+    if ' class="' in cell.partition(">")[0]:
+        return cell.replace(' class="', ' class="detail ', 1)
+    return re.sub(r"^<(t[hd])", r'<\1 class="detail"', cell)
 
 
 def _cell(text: str, head: str, kind: str, top: float) -> str:

@@ -140,20 +140,16 @@ def _meter(group: Group) -> str:
             "allocator's reserve, the CUDA context and the communication library."
         )
     return (
-        f"Measured without a GPU, on CPU processes ({where}). Memory is ranked by Peak, the live "
-        f"tensors of a traced step{_places(group)}. Resident is the process's own high-water mark, "
-        "with libraries' heap, and set-up. These numbers are NOT comparable with a GPU's."
+        f"Measured on CPU processes ({where}), without a GPU. Do NOT compare these numbers with a "
+        f"GPU's. Rows are ranked by Peak: the live tensors of a traced step{_places(group)}."
     )
 
 
 def _places(group: Group) -> str:
     """Return which tensors a CPU's peak includes: those on the device, if recorded."""
     if any(row.numbers.placed_by == derive.UNTOLD for row in group.rows):
-        return ", wherever they are kept (an older result: offload cannot show a saving in it)"
-    return (
-        " that the engine keeps on the device; what it keeps in host memory is counted apart (On "
-        "host), by its own placement, for on a CPU both are host memory"
-    )
+        return ", on the device and in host memory (an older result: offload shows no saving)"
+    return " on the device. Tensors that the engine offloads to host memory are in On host"
 
 
 def _processes(group: Group) -> str:
@@ -187,8 +183,18 @@ def warnings(group: Group) -> list[str]:
         texts.append(f"Rows were not all measured alike: {name} is {environment.listed(values)}.")
     texts += _unknown_places(group)
     texts += _missing_flops(group)
-    notes = dict.fromkeys(n for row in group.rows for r in row.results for n in r.meter_notes)
-    return [*texts, *first_of([f"Meter: {note}." for note in notes], "notes of the meter")]
+    return [*texts, *first_of(_meter_notes(group), "notes of the meter")]
+
+
+def _meter_notes(group: Group) -> list[str]:
+    """Return the meter's notes; those that differ only in their file, "X.yaml: ...", are one."""
+    files: dict[str, list[str]] = {}
+    for note in dict.fromkeys(n for row in group.rows for r in row.results for n in r.meter_notes):
+        name, colon, rest = note.partition(": ")
+        named = colon and name.endswith((".yaml", ".json"))
+        files.setdefault(rest if named else note, []).extend([name] if named else [])
+    heads = ((", ".join(names), text) for text, names in files.items())
+    return [f"{names}: {text}." if names else f"{text}." for names, text in heads]
 
 
 def stand_in(group: Group) -> str:

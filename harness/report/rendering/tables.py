@@ -18,20 +18,23 @@ from harness.report.rendering.columns import (
     DRAWING_PHASES,
     DRAWN,
     EFFECTS,
+    FLAGS,
     GATHERS,
     HOST_SPLIT,
     MEMORY,
     PARITY,
+    PEAK,
     PHASES,
     PREDICTED,
     RANKING,
-    SHORT,
     SIBLINGS,
     SIMULATED,
     SPLIT,
     TIME,
     TYPES,
     UNFINISHED,
+    detail,
+    flags,
     fullest_host,
     gathering,
     zero_block,
@@ -60,14 +63,7 @@ def ranking(group: Group) -> Grid:
     """Return the rows of a group, fastest first, with their differences from the reference."""
     if group.world:
         return _table("simulated", f"Memory of rank 0 of {group.world}", SIMULATED, group.rows)
-    return _table("ranking", "Ranking", _with_processes(RANKING, group), group.rows)
-
-
-def short_ranking(group: Group) -> Grid:
-    """Return the ranking for a terminal of 100 columns; a narrower one hides some columns."""
-    if group.world:
-        return ranking(group)
-    return _table("ranking", "Ranking", SHORT, group.rows)
+    return _table("ranking", "Ranking", _columns(group), group.rows)
 
 
 def others(groups: Sequence[Group], first: int) -> Grid:
@@ -93,18 +89,27 @@ def _of_entry(column: Column) -> Column:
         row = entry[0]
         return simulated.get(column.head, _nothing)(row) if row.spec.world else column.take(row)
 
-    return Column(column.head, take, column.kind)
+    return dataclasses.replace(column, take=take)
 
 
 def _nothing(row: Row) -> None:
     return None
 
 
-def _with_processes(columns: Sequence[Column], group: Group) -> list[Column]:
-    """Add the number of processes if rows differ in it."""
+def _columns(group: Group) -> list[Column]:
+    """Return the ranking's columns; rows of another number of processes have a note."""
+    columns = [detail(c) if c is PEAK and group.meter == "cuda" else c for c in RANKING]
     if len({row.spec.processes for row in group.rows}) == 1:
-        return list(columns)
-    return [*columns[:2], Column("Processes", lambda r: r.spec.processes, "count"), *columns[2:]]
+        return columns
+    usual = group.reference.spec.processes
+
+    def noted(row: Row) -> str:
+        count = row.spec.processes
+        own = [] if count == usual else [f"{count} process{'es' * (count > 1)}"]
+        return ", ".join([*own, *filter(None, [flags(row)])])
+
+    counts = Column("Processes", lambda r: r.spec.processes, "count", detail=True)
+    return [*columns[:2], counts, *columns[2:-1], dataclasses.replace(FLAGS, take=noted)]
 
 
 def group_grids(group: Group) -> dict[str, Grid]:

@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.padding import Padding
 
 from harness.report.data import lookup
-from harness.report.data.answers import MANY, answers, fastest_that_fits, in_full
+from harness.report.data.answers import MANY, answers, fastest_that_fits, headline, in_full
 from harness.report.data.compare import Change, Comparison
 from harness.report.data.grid import Column, Grid, tabulate, text_grid
 from harness.report.data.rows import Group, Report, Unfinished
@@ -42,6 +42,8 @@ def _outcome(change: Change) -> str:
     return change.words or still
 
 
+MOST_NOTES = 3
+"""Notes on a group that are printed; report.md has all."""
 COLUMNS = (
     Column("Recipe", lambda c: c.label),
     Column("Old ms", lambda c: c.old_step_seconds, "ms"),
@@ -153,29 +155,34 @@ def render_comparison(compared: Comparison, console: Console) -> None:
 
 def _group(group: Group, shown: Group, console: Console) -> None:
     console.print(f"\n[bold]{escape(sentences.setting(group))}[/bold]")
+    if text := headline(group):
+        console.print(escape(text), style="bold", highlight=False)
     if group.unlike:
         console.print(f"Not ranked with the rows above: {escape(group.unlike)}.")
     look = "yellow" if group.meter != "cuda" else "dim"
     console.print(f"[{look}]{escape(sentences.stamp(group))}[/{look}]")
-    if lookup.noise_floor(group):
-        console.print(escape(lookup.noise_floor(group).replace(lookup.NONE_SEEN, lookup.ALIKE)))
     if group.asked:
         console.print(f"[bold red]{escape(sentences.stand_in(group))}[/bold red]")
-    print_grid(tables.short_ranking(shown), console)
+    print_grid(tables.ranking(shown).short(), console)
+    if lookup.noise_floor(group):
+        console.print(escape(lookup.noise_floor(group)))
     if shown is not group:
         console.print(sentences.detailed(group, shown), style="dim", highlight=False)
     for answer in answers(group):
         name = f"[cyan]{escape(answer.row.label)}[/cyan]: " if answer.row else ""
         line = f"[bold]{answer.question}[/bold]  {name}{escape(answer.text)}"
         console.print(Padding(line, (0, 0, 0, 1), expand=False))
-    for text in filter(None, (sentences.prediction_errors(group), sentences.calibration(group))):
-        console.print(Padding(escape(text), (0, 0, 0, 1), expand=False), highlight=False)
     for fit in fastest_that_fits(group):
         name = escape(fit.row.label) if fit.row else "nothing that was measured"
         console.print(f" {fit.sizes} GiB: {name}{escape(fit.others)}", highlight=False)
-    for text in sentences.warnings(group):
-        if text != sentences.stand_in(group):  # printed above the table
-            console.print(f"[red]{escape(text)}[/red]" if parity.alarming(text) else escape(text))
+    texts = [text for text in sentences.warnings(group) if text != sentences.stand_in(group)]
+    for text in filter(parity.alarming, texts):
+        console.print(f"[red]{escape(text)}[/red]")
+    notes = [text for text in texts if not parity.alarming(text)]
+    for text in notes[:MOST_NOTES]:
+        console.print(escape(text))
+    if len(notes) > MOST_NOTES:
+        console.print(f"{len(notes) - MOST_NOTES} more notes: report.md", highlight=False)
 
 
 def _unfinished(unfinished: Unfinished, console: Console) -> None:
