@@ -40,7 +40,7 @@ class _Parser(argparse.ArgumentParser):
 
 MOST = 1000
 """Most characters of an error's line."""
-KINDS = ("strategies", "models", "cards")
+KINDS = ("strategies", "suites", "models", "cards")
 """Kinds that ``list`` accepts."""
 LONG = ("run", "train", "max-batch", "controls", "anatomy")
 """Long commands, which warn if their output could not be written."""
@@ -217,11 +217,11 @@ def _add_compare(commands: Any) -> None:
 
 
 def _add_list(commands: Any) -> None:
-    text = "list strategies with their parameters, and suites; or models, or cards"
+    text = "list strategies, suites, models or cards; or describe one strategy"
     pages = "docs/reference/strategies.md, docs/reference/suites.md"
-    parser = _add(commands, "list", _list, text, "./run.sh list", pages)
-    told = "what is listed (default: strategies)"
-    parser.add_argument("what", nargs="?", choices=KINDS, default=KINDS[0], help=told)
+    parser = _add(commands, "list", _list, text, "./run.sh list zero2", pages)
+    told = f"{', '.join(KINDS)}, or the name of a strategy (default: strategies)"
+    parser.add_argument("what", nargs="?", metavar="WHAT", default=KINDS[0], help=told)
     parser.add_argument("--markdown", action="store_true", help="the strategy table as Markdown")
 
 
@@ -341,10 +341,12 @@ def _list(options: argparse.Namespace) -> int:
 
     if options.markdown:
         print(listing.markdown())
+        return OK
+    whole = (listing.print_list, listing.print_suites, listing.print_models, listing.print_cards)
+    if options.what in KINDS:
+        whole[KINDS.index(options.what)]()
     else:
-        {"models": listing.print_models, "cards": listing.print_cards}.get(
-            options.what, listing.print_list
-        )()
+        listing.print_one(options.what)
     return OK
 
 

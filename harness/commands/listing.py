@@ -1,11 +1,14 @@
-"""``./run.sh list``: print strategies with their parameters, models, cards and suites."""
+"""``./run.sh list``: print strategies, suites, models and cards."""
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
+import textwrap
 from typing import Any
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.text import Text
 
 from harness import extensions
@@ -16,29 +19,70 @@ from harness.subjects.library import families
 from harness.suite import file as suite_file
 from harness.suite.file import Suite, SuiteError, load_suite
 from strategies import CATALOG
-from strategies.recipe import ABSENT
+from strategies.base import BadInput
+from strategies.recipe import ABSENT, name_of, nearest
 from strategies.strategy import spelled
 
-DEFAULTS = (
-    "Open places get fp32, adamw and ema; all others stay empty. Parameters stand with their "
-    "defaults. Read on: docs/reference/strategies.md"
+INTRO = (
+    "A recipe joins strategies with +, at most one of each place: zero2+bf16+ema.",
+    "Defaults for open places: fp32, adamw, ema. Details: ./run.sh list NAME",
 )
+OTHERS = "Also: ./run.sh list models, ./run.sh list cards, ./run.sh list suites"
+NAME_WIDTH = 23
+"""Columns of a name in the list, with the gap behind it."""
 
 
 def print_list(console: Console | None = None) -> None:
-    """Print the strategies, the unsupported ones and the suites."""
+    """Print the strategies by place, one line each."""
     console = console or make_console()
-    told = "strategies: at most one for each place, joined by + into a recipe"
-    console.print(Text(told, style="bold"))
-    console.print(Text(DEFAULTS, style="dim"))
-    print_listed(console, ("strategy", "place", "what it does"), _strategies())
-    console.print(Text("not here, and why", style="bold"))
-    heads = ("technique", "reason, and what there is instead")
-    print_listed(console, heads, list(ABSENT.items()))
-    console.print(Text("suites: ./run.sh run --suite NAME", style="bold"))
-    console.print(
-        Text("Without a name it is default. Read on: docs/reference/suites.md", style="dim")
-    )
+    for line in INTRO:
+        console.print(Text(line, style="dim"))
+    for place in dict.fromkeys(kind.slot for kind in CATALOG.values()):
+        console.print(Text(place.name.lower(), style="bold"))
+        for name, kind in CATALOG.items():
+            if kind.slot is place:
+                _print_line(console, name, _first_line(kind.__doc__))
+    console.print(Text("not here (./run.sh list NAME says why)", style="bold"))
+    console.print(Padding(Text(", ".join(ABSENT)), (0, 0, 0, 2), expand=False))
+    console.print(Text(OTHERS, style="dim"))
+
+
+def _print_line(console: Console, name: str, text: str) -> None:
+    """Print a name and its text on one line, cut between words."""
+    room = console.width - NAME_WIDTH - 2
+    if room < NAME_WIDTH:  # a narrow terminal gets the name alone
+        console.print(Text(f"  {name}", no_wrap=True, overflow="crop"))
+        return
+    short = textwrap.shorten(text, room, placeholder=" ..")
+    console.print(Text(f"  {name:{NAME_WIDTH}}"), Text(short, "dim"), sep="")
+
+
+def print_one(name: str, console: Console | None = None) -> None:
+    """Print what a strategy does, its parameters, parity and source, or why there is none.
+
+    Raises:
+        BadInput: there is no such strategy.
+    """
+    console = console or make_console()
+    absent = name.lower().replace("-", "_")
+    if absent in ABSENT:
+        console.print(f"{absent} is no strategy here: {ABSENT[absent]}", markup=False)
+        return
+    known = name_of(name, CATALOG)
+    if known not in CATALOG:
+        raise BadInput(f"there is no strategy {name!r}; {nearest(name, (*CATALOG, *ABSENT))}")
+    kind = CATALOG[known]
+    console.print(Text(f"{known} (place: {kind.slot.name.lower()})", style="bold"))
+    for paragraph in inspect.cleandoc(kind.__doc__ or "").split("\n\n"):
+        console.print(Text(" ".join(paragraph.replace("``", "").split())))
+    for note in _notes(kind):
+        console.print(Padding(Text(note), (0, 0, 0, 2), expand=False))
+
+
+def print_suites(console: Console | None = None) -> None:
+    """Print the suites: their rows on a CPU, and their titles."""
+    console = console or make_console()
+    console.print(Text("suites: ./run.sh run --suite NAME (without a name: default)", style="bold"))
     print_listed(console, ("suite", "rows", "title"), _suites())
 
 
@@ -85,16 +129,6 @@ def markdown() -> str:
         place = kind.slot.name.lower().replace("_", " ")
         lines.append(f"| `{name}` | {place} | {what} | {kind.parity.value} |")
     return "\n".join(lines)
-
-
-def _strategies() -> list[tuple[Any, ...]]:
-    rows = []
-    for name, kind in CATALOG.items():
-        what = Text(_first_line(kind.__doc__))
-        for note in _notes(kind):
-            what.append(f"\n{note}", "dim")
-        rows.append((Text(name, "bold"), kind.slot.name.lower(), what))
-    return rows
 
 
 def _notes(kind: Any) -> list[str]:

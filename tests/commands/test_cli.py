@@ -26,6 +26,7 @@ from harness.result import Result, Status
 from harness.system import gpus
 from harness.system import machine as machines
 from harness.worker.training import Training
+from strategies import CATALOG
 from tests.made.calibrations import CPU, made
 from tests.made.machines import SUITE, machine
 from tests.made.results import ok
@@ -473,8 +474,23 @@ COMMANDS = ["run", "plan", "report", "compare", "list", "doctor", "lint", "anato
 def test_list(capsys) -> None:
     assert call(["list"]) == 0
     text = capsys.readouterr().out
-    for word in ("zero3_nvme", "async_io", "every=1", "default", "arXiv:1910.02054"):
-        assert word in text
+    assert all(name in text for name in CATALOG)
+    assert len(text.splitlines()) < len(CATALOG) + 40
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("zero3-nvme", ("async_io", "arXiv")), ("checkpoint", ("every=1",)), ("suites", ("default",))],
+)
+def test_list_describes_one_strategy_in_any_spelling(name, words, capsys) -> None:
+    assert call(["list", name]) == 0
+    text = capsys.readouterr().out
+    assert all(word in text for word in words)
+
+
+def test_list_of_an_unknown_name_suggests_the_nearest(capsys) -> None:
+    assert call(["list", "chekpoint"]) == 2
+    assert "did you mean 'checkpoint'?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", COMMANDS)

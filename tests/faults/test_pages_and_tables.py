@@ -39,7 +39,7 @@ def printed(width: int, show, *given, **more) -> str:
 def test_every_number_of_the_ranking_is_whole_or_its_column_is_named_as_left_out(width):
     results = list(cpu_set().values())
     (group,) = build(results, [], SuiteHead(reference="ddp")).groups
-    grid = tables.short_ranking(group)
+    grid = tables.ranking(group).short()
     text = printed(width, narrow.print_grid, grid, Console)
     assert max(map(len, text.splitlines())) <= width
     left = re.search(r"No room for (.*?): a wider terminal, or COLUMNS", " ".join(text.split()))
@@ -64,7 +64,7 @@ def test_no_table_of_any_command_is_wider_than_the_terminal(width):
     ]
     for text in texts:
         assert max(map(len, text.splitlines())) <= width
-    assert "optimizer_in_backward" in texts[2] and "arXiv:1910.02054" in texts[2]
+    assert "optimizer_in_backward" in texts[2]
 
 
 # ---- the reference ----
