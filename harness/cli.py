@@ -190,7 +190,7 @@ def _add_atlas(commands: Any) -> None:
 
     text = "predict every public model on every common card, as a page with filters"
     example = "./run.sh atlas --models pixart-sigma flux-dev --cards RTX-4090 24GiB --gpus 1"
-    add_arguments(_add(commands, "atlas", _atlas, text, example, "docs/how-to/plan.md"))
+    add_arguments(_add(commands, "atlas", _atlas, text, example, "docs/how-to/atlas.md"))
 
 
 def _add_export(commands: Any) -> None:

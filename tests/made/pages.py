@@ -17,12 +17,17 @@ __all__ = ["PUBLISHED", "RESULTS", "anew", "line", "tables"]
 
 RESULTS = ROOT / "docs/results"
 PUBLISHED = {
-    "README.md": {"cpu-2-cores": 1},
-    "docs/reference/suites.md": {"cpu-2-cores-ladder": 1, "cpu-2-cores-sharding": 1},
     "docs/reference/claims.md": {"cpu-2-cores-claims": 5},
-    "docs/how-to/distil.md": {"cpu-2-cores-distilled": 1},
-    "docs/how-to/sampling.md": {"cpu-2-cores-quality": 2, "cpu-2-cores-sampling": 1},
-    "docs/reference/models.md": {"cpu-2-cores-vocabulary": 1},
+    "docs/reference/results.md": {
+        "cpu-2-cores-ladder": 1,
+        "cpu-2-cores-sharding": 1,
+        "cpu-2-cores-vocabulary": 1,
+    },
+    "docs/reference/results-sampling.md": {
+        "cpu-2-cores-quality": 2,
+        "cpu-2-cores-sampling": 1,
+        "cpu-2-cores-distilled": 1,
+    },
 }
 """Page -> result set -> how many tables of the set's reports stand on the page."""
 

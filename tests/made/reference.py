@@ -1,0 +1,136 @@
+"""Parts of pages that the code generates: commands, strategies, suites, columns and a ranking.
+
+``PYTHONPATH=. python tests/test_docs.py`` writes them. A part lies between ``<!-- made: NAME -->``
+and ``<!-- end -->``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from harness import ROOT, cli
+from harness.commands import listing
+from harness.report.rendering.explanations import GLOSSARY
+from harness.suite import file as suite_file
+from tests.made.pages import RESULTS, line, tables
+
+__all__ = ["FOLDERS", "GENERATED", "filled", "packages", "sentence", "written"]
+
+FOLDERS = ("harness", "strategies")
+
+PART = re.compile(r"(<!-- made: (\w+) -->\n).*?(?=<!-- end -->)", re.S)
+RANKING = ("Recipe", "Samples/s", "x ref", "Peak GiB", "vs ref %", "Loss vs ref", "Notes")
+"""Columns of README's table."""
+ROWS = (
+    *("ddp+bf16", "zero2+bf16", "single", "ddp", "zero2", "fsdp2", "fsdp2+checkpoint", "zero3"),
+    *("zero3_offload", "zero3_offload+bf16+checkpoint+accumulate:steps=4"),
+)
+"""Recipes of README's table."""
+
+
+def _table(heads: Sequence[str], rows: Iterator[Sequence[str]]) -> str:
+    lines = [line(heads), "|" + "---|" * len(heads)]
+    return "\n".join([*lines, *(line(row) for row in rows)])
+
+
+def commands() -> str:
+    """Return the table of the commands of ``./run.sh``."""
+    (choices,) = (
+        action.choices
+        for action in cli._parser()._actions
+        if isinstance(action, argparse._SubParsersAction)
+    )
+    return _table(
+        ("command", "what it does", "read on"),
+        ((f"`./run.sh {name}`", _prose(p.description), _links(p)) for name, p in choices.items()),
+    )
+
+
+def _prose(text: str | None) -> str:
+    return " ".join((text or "").rstrip(".").split())
+
+
+def _links(parser: argparse.ArgumentParser) -> str:
+    pages = re.findall(r"docs/([\w/-]+)\.md", (parser.epilog or "").partition("read on: ")[2])
+    return ", ".join(f"[{page.rpartition('/')[2]}](../{page}.md)" for page in pages)
+
+
+def suites() -> str:
+    """Return the table of the suites that come along."""
+    found = ((name, suite_file.load_suite(name, "cpu")) for name in suite_file.known_suites())
+    return _table(
+        ("suite", "what it compares", "reference", "rows on a CPU"),
+        (
+            (f"`{name}`", suite.title, f"`{suite.reference}`", str(len(suite.rows)))
+            for name, suite in found
+        ),
+    )
+
+
+def columns() -> str:
+    """Return the table of the report's columns and words."""
+    rows = ((f"**{name}**", text.replace("|", "\\|")) for name, text in GLOSSARY)
+    return _table(("column or word", "meaning"), rows)
+
+
+def _report() -> str:
+    return (RESULTS / "cpu-2-cores/report.md").read_text(encoding="utf-8")
+
+
+def headline() -> str:
+    """Return the published report's answer in one sentence."""
+    return "> " + re.search(r"^\*\*(.+)\*\*$", _report(), re.M)[1]
+
+
+def ranking() -> str:
+    """Return README's rows and columns of the published ranking."""
+    found = next(table for table in tables(_report()) if table.startswith("| # | Recipe |"))
+    heads, _, *rows = ([cell.strip() for cell in x.split("|")[1:-1]] for x in found.splitlines())
+    chosen = [heads.index(name) for name in RANKING]
+    kept = [[row[i] for i in chosen] for row in rows if row[chosen[0]].strip("`") in ROWS]
+    return _table(RANKING, iter(kept))
+
+
+def sentence(path: Path) -> str:
+    """Return the first sentence of a module's docstring, without its period."""
+    paragraph = (ast.get_docstring(ast.parse(path.read_text())) or "").split("\n\n")[0]
+    return re.split(r"(?<=[a-z)`])[.] (?=[A-Z`])", " ".join(paragraph.split()))[0].rstrip(".")
+
+
+def packages() -> str:
+    """Return the table of the packages and the first sentence of each."""
+    folders = [p for name in FOLDERS for p in sorted((ROOT / name).glob("*/__init__.py"))]
+    every = sorted([ROOT / name / "__init__.py" for name in FOLDERS] + folders)
+    rows = ((f"`{p.parent.relative_to(ROOT)}`", sentence(p).replace("``", "`")) for p in every)
+    return _table(("package", "what it holds"), rows)
+
+
+GENERATED = {
+    "README.md": {"headline": headline, "ranking": ranking},
+    "docs/architecture.md": {"packages": packages},
+    "docs/reference/commands.md": {"commands": commands},
+    "docs/reference/strategies.md": {"strategies": listing.markdown},
+    "docs/reference/suites.md": {"suites": suites},
+    "docs/reference/columns.md": {"columns": columns},
+}
+"""Page -> name of a part -> the function that generates it."""
+
+
+def filled(page: str) -> str:
+    """Return the text of ``page`` with its parts generated again.
+
+    Raises:
+        KeyError: the page has a part that no function generates.
+    """
+    text = (ROOT / page).read_text(encoding="utf-8")
+    return PART.sub(lambda part: part[1] + GENERATED[page][part[2]]() + "\n", text)
+
+
+def written() -> None:
+    """Write all generated parts."""
+    for page in GENERATED:
+        (ROOT / page).write_text(filled(page), encoding="utf-8")
