@@ -72,7 +72,7 @@ LONGEST = (
     "strategies/test_publics_staged",
     "strategies/test_pipeline", "predict/test_predict_truth", "predict/test_extend",
     "strategies/test_parallel", "strategies/test_pipeline_shards", "strategies/test_tensor",
-    "test_public_peaks", "worker/test_counted", "worker/test_drawing", "worker/test_world",
+    "test_public_peaks", "worker/test_counted", "sampling/test_drawing", "worker/test_world",
     "export/test_launched_exports", "commands/test_public_run", "worker/test_resume",
     "worker/test_building",
     "predict/test_closed_form", "strategies/test_stubs", "launch/test_launch",

@@ -14,7 +14,6 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from harness.analyses.claim_sweeps import LARGE
 from harness.json_files import write_json
 from harness.report import build, read_suite
 from harness.report.rendering import markdown
@@ -414,7 +413,7 @@ STATE = 120.0
 def row(recipe: str, beyond: float, *, state: float = STATE, evidence: dict | None = None, **spec):
     """A measured row of so many MiB of state, and MiB beyond it."""
     parts = (state * 0.2, state * 0.2, state * 0.4, state * 0.2, beyond, 0.0)
-    spec = {"global_batch": LARGE, "processes": 1, **spec}
+    spec = {"global_batch": 32, "processes": 1, **spec}
     result = done(parse(recipe).text, 1.0, parts, **spec)
     result.evidence |= evidence or {}
     return result

