@@ -16,7 +16,7 @@ from harness.data.feed import check_data
 from harness.spec import Spec, SpecError
 from harness.subjects import subject_of
 from strategies import parse
-from strategies.base import BadInput, Conflict, Settings
+from strategies.base import BadInput, Conflict, Reason, Settings
 from strategies.engine import RunContext
 from strategies.recipe import Recipe
 from strategies.subject import DataFacts, Shaping, Subject
@@ -32,7 +32,7 @@ class Resolved:
     subject: Subject
     settings: Settings
     micro_batch: int
-    refusal: str | None
+    refusal: Reason | None
     weights: str = ""
     """File of the initial weights; empty if they are sampled."""
 

@@ -37,6 +37,15 @@ class Status(str, Enum):
     NODE_LOST = "node_lost"
 
 
+UNPLACED = "unknown: "
+"""Beginning of ``Categories.placed_by`` if a CPU's tensors could not be told apart."""
+
+
+def is_unplaced(placed_by: str | None) -> bool:
+    """Return whether the placement of a row's tensors is unknown, by its ``placed_by``."""
+    return (placed_by or "").startswith(UNPLACED)
+
+
 class BadResult(ValueError):
     """A file is not a result of this schema; the message names the file and the error."""
 

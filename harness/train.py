@@ -100,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         spec = from_arguments(options)
         resolved = resolve(spec, check_data(spec.data, thorough=False))
         if resolved.refusal:
-            raise Conflict(resolved.refusal)
+            raise Conflict(str(resolved.refusal))
         _check_words(spec, options)
     except BadInput as error:
         reporter.failed(error)

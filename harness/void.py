@@ -22,7 +22,8 @@ def settle(result: Result, mixed: str = "") -> Result:
     """
     why = _audited(result.audit) or _mixed(mixed)
     if why and result.status is Status.OK:
-        result.status, result.reason, result.way_out = Status.VOID, *why
+        result.status = Status.VOID
+        result.reason, result.way_out = why.text, why.hint
     return result
 
 

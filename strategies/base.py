@@ -140,11 +140,42 @@ class Parity(Enum):
     BY_DESIGN = "by design"
 
 
+@dataclass(frozen=True)
+class Reason:
+    """Why a run cannot start, failed or does not count: ``text``, and ``hint``, the remedy.
+
+    ``about`` names the strategy that refuses, or the lacking resource (``GPUS``). Code that needs
+    to distinguish reasons compares it, and never reads the text.
+    """
+
+    text: str
+    hint: str = ""
+    about: str = ""
+
+    @classmethod
+    def read(cls, sentence: str, about: str = "") -> Reason:
+        """Return the reason that a strategy or an error states as "cause; remedy"."""
+        text, _, hint = sentence.partition("; ")
+        return cls(text, hint, about)
+
+    def __str__(self) -> str:
+        return f"{self.text}; {self.hint}" if self.hint else self.text
+
+
+GPUS = "gpus"
+"""``Reason.about`` if a machine has fewer GPUs than processes."""
+
+
 class BadInput(ValueError):
     """Unusable user input. The message is one line with the cause and the remedy.
 
     Any other ValueError is a bug of Headroom, and is reported as one.
     """
+
+    @property
+    def reason(self) -> Reason:
+        """The message as its cause and its remedy."""
+        return Reason.read(str(self))
 
 
 class Conflict(BadInput):
@@ -153,16 +184,6 @@ class Conflict(BadInput):
 
 class NotInForce(AssertionError):
     """Missing effect: a strategy was requested and its effect could not be read back."""
-
-
-class Reason(NamedTuple):
-    """Why a run cannot start, failed or does not count; and the remedy, one sentence each."""
-
-    text: str
-    hint: str
-
-    def __str__(self) -> str:
-        return f"{self.text}; {self.hint}" if self.hint else self.text
 
 
 def demand(fact: bool, message: str) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from strategies.base import BadInput, Conflict, Parity, Slot
+from strategies.base import BadInput, Conflict, Parity, Reason, Slot
 from strategies.engine import RunContext
 from strategies.strategy import Strategy
 from strategies.subject import Subject
@@ -185,13 +185,13 @@ class Recipe:
             workload=workload,
         )
 
-    def refusal(self, launch: RunContext) -> str | None:
+    def refusal(self, launch: RunContext) -> Reason | None:
         """Return the first reason why a part refuses ``launch``, prefixed by the part's name; else
         None."""
         for part in self.strategies:
             reason = part.out_of_place(launch) or part.refuses(launch)
             if reason:
-                return f"{part.name}: {reason}"
+                return Reason.read(f"{part.name}: {reason}", part.name)
         return None
 
     def accelerator_kwargs(self, launch: RunContext) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from harness.report.data.lookup import Missing, Rows, beyond_state, state_share, step_bytes
+from harness.report.data.lookup import Absent, Missing, Rows, beyond_state, state_share, step_bytes
 from harness.report.figures import fits
 from harness.report.figures.fits import Band, Pair, Span
 from harness.report.figures.units import gib
@@ -143,7 +143,7 @@ def swept(rows: Rows, recipe: str, base: str = PLAIN, at: tuple[int, ...] | None
     Raises:
         Missing: there is no such batch; has the reason at the largest.
     """
-    peaks, beyond, shares, missing = [], [], {}, {}
+    peaks, beyond, shares, missing, last = [], [], {}, {}, Missing()
     wanted = at or batches(rows)
     for batch in wanted:
         try:
@@ -151,13 +151,15 @@ def swept(rows: Rows, recipe: str, base: str = PLAIN, at: tuple[int, ...] | None
             sizes = step_bytes(ours), step_bytes(theirs)
             mores = beyond_state(ours), beyond_state(theirs)
         except Missing as why:
-            missing[batch] = str(why)
+            last = why
+            if not isinstance(why, Absent):
+                missing[batch] = str(why)
             continue
         peaks.append(Pair(at=batch, ours=sizes[0], base=sizes[1]))
         beyond.append(Pair(at=batch, ours=mores[0], base=mores[1]))
         shares[batch] = 1 - state_share(theirs)
     if not peaks:
-        raise Missing(missing[wanted[-1]])
+        raise last
     return Sweep(peaks=peaks, beyond=beyond, shares=shares, missing=missing)
 
 
@@ -223,13 +225,8 @@ def told(sweep: Sweep, band: Band) -> str:
     ends = dict.fromkeys((sweep.peaks[0], sweep.peaks[-1]))
     parts = [f"peak {', '.join(f'{change(-p.saved, *edges)} at batch {p.at}' for p in ends)}"]
     parts += [_limit(sweep, band, edges)] if len(sweep.peaks) > 1 else []
-    parts += [f"batch {batch} is missing: {why}" for batch, why in _notable(sweep).items()]
+    parts += [f"batch {batch} is missing: {why}" for batch, why in sweep.missing.items()]
     return "; ".join(parts)
-
-
-def _notable(sweep: Sweep) -> dict[int, str]:
-    """Return requested batches that did not end well; batches in no suite are left out."""
-    return {b: why for b, why in sweep.missing.items() if "not among the results" not in why}
 
 
 def _limit(sweep: Sweep, band: Band, edges: Sequence[float]) -> str:

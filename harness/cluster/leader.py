@@ -36,6 +36,7 @@ from harness.system import machine as kernel
 from harness.system import process
 from harness.system.machine import Machine
 from harness.void import settle
+from strategies.base import Reason
 
 TRIES = 3
 END_SECONDS = 20.0
@@ -79,7 +80,10 @@ class Launched:
         self.seconds = time.monotonic() - self.began
         self.look()
         if self.interrupt and self.go is None:  # the other nodes wait for it
-            write(self.folder, Go(token=self.order.token, refused="the leader was interrupted"))
+            write(
+                self.folder,
+                Go(token=self.order.token, refused=Reason("the leader was interrupted")),
+            )
         # A scheduler that ends a job leaves its leader half a minute.
         self.end(HURRY_SECONDS if self.interrupt else END_SECONDS)
 
@@ -254,7 +258,7 @@ def survey(nodes: Nodes, out: Path, device: str, ops: Sequence[str]) -> None:
     if launched.interrupt:
         raise launched.interrupt
     if refused := _refused(launched):
-        raise preflight.SurveyError(f"{refused.reason}; {refused.way_out}")
+        raise preflight.SurveyError(f"{refused.reason}; {refused.hint}")
     nodes.wire = preflight.wire_found(here, launched.ends)
     nodes.notes += preflight.slow(nodes.wire)
     nodes.ready = [launched.ready[rank] for rank in sorted(launched.ready)]
@@ -265,12 +269,12 @@ def _refused(launched: Launched) -> outcome.Outcome | None:
     if launched.go is None:
         gone = [f"node {r}" for r in range(launched.order.nodes) if r not in launched.ready]
         reason = f"{', '.join(gone) or 'the leader'} gave no sign before the start"
-        way_out = f"look at that node; is {launched.order.out} shared?"
-        return outcome.Outcome(Status.NODE_LOST, reason, way_out)
+        hint = f"look at that node; is {launched.order.out} shared?"
+        return outcome.Outcome(Status.NODE_LOST, reason, hint)
     if not launched.go.refused:
         return None
-    reason, _, way_out = launched.go.refused.partition("; ")
-    return outcome.Outcome(Status.UNSUPPORTED, reason, way_out or "see docs/how-to/cluster.md")
+    why = launched.go.refused
+    return outcome.Outcome(Status.UNSUPPORTED, why.text, why.hint or "see docs/how-to/cluster.md")
 
 
 # ---- a row ----
@@ -322,9 +326,9 @@ def run(
 def _not_begun(resolved: Resolved, folder: Path, nodes: Nodes) -> Result:
     """The row of nodes of which one was lost."""
     reason = f"not begun: {nodes.gone} was lost in an earlier row"
-    way_out = "start again on nodes that answer: the suite resumes here"
+    hint = "start again on nodes that answer: the suite resumes here"
     told = display(resolved, folder)
-    return Result.not_run(resolved, Status.NODE_LOST, reason, way_out, command=told)
+    return Result.not_run(resolved, Status.NODE_LOST, reason, hint, command=told)
 
 
 def _launched(

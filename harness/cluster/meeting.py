@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from harness.json_files import BadFile, read_json, write_json
-from strategies.base import BadInput
+from strategies.base import BadInput, Reason
 
 MEET_SECONDS = 300.0
 """Time for all nodes to start the command, while images are pulled and file systems mounted."""
@@ -159,7 +159,7 @@ class Order:
 
 @dataclass(kw_only=True)
 class Ready:
-    """A node before it begins. ``lack`` is why it cannot, with the way out behind "; ".
+    """A node before it begins. ``lack`` is why it cannot.
 
     The head opens ``door`` for probes and reserves ``port`` for the ranks. Another node gives the
     head's address as it ``reached`` it, and its own ``address`` on the way there.
@@ -168,7 +168,7 @@ class Ready:
     token: str
     rank: int
     host: str
-    lack: str = ""
+    lack: Reason | None = None
     cores: int = 0
     memory_bytes: int = 0
     devices: list[str] = field(default_factory=list)
@@ -191,7 +191,7 @@ class Go:
     head: str = ""
     door: int = 0
     port: int = 0
-    refused: str = ""
+    refused: Reason | None = None
 
 
 @dataclass(kw_only=True)

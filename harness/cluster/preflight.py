@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import platform
 import socket
@@ -20,7 +21,7 @@ from harness.result import Wire
 from harness.system import machine
 from harness.system.gpus import has_driver
 from harness.system.probe import PACKAGES, version
-from strategies.base import BadInput
+from strategies.base import GPUS, BadInput, Reason
 
 DRIVER = Path("/proc/driver/nvidia/version")
 LATENCY_SECONDS = 1e-3
@@ -69,40 +70,44 @@ def _driver() -> str:
     return DRIVER.read_text(encoding="utf-8").splitlines()[0] if DRIVER.exists() else "unknown"
 
 
-def _lack(order: Order, here: machine.Machine) -> str:
-    """Return what this node lacks, then "; " and a hint; empty if it lacks nothing."""
+def _lack(order: Order, here: machine.Machine) -> Reason | None:
+    """Return what this node lacks; None if it lacks nothing."""
     if order.environment.get("CUDA_VISIBLE_DEVICES") != "":
         if len(here.gpus) < order.processes:
-            have = f"{len(here.gpus)} GPUs of {order.processes}"
-            return f"it has {have}; give fewer --processes, or other nodes"
+            have = f"it has {len(here.gpus)} GPUs of {order.processes}"
+            return Reason(have, "give fewer --processes, or other nodes", about=GPUS)
         for gpu in here.gpus:
             if gpu.busy:
-                return f"its GPU {gpu.index} is in use: {gpu.who()}; wait, or take another node"
+                used = f"its GPU {gpu.index} is in use: {gpu.who()}"
+                return Reason(used, "wait, or take another node")
     faults = (here.probe or {}).get("errors", {})
     if "probe" in faults:
-        return f"its Python does not run torch: {faults['probe']}; set it up alike on all nodes"
-    return ""
+        text = f"its Python does not run torch: {faults['probe']}"
+        return Reason(text, "set it up alike on all nodes")
+    return None
 
 
 # ---- all nodes together ----
 
 
-def disagreement(order: Order, all_ready: Sequence[Ready]) -> str:
-    """Why these nodes cannot run one training, with the way out behind "; "; else empty."""
+def disagreement(order: Order, all_ready: Sequence[Ready]) -> Reason | None:
+    """Return why these nodes cannot run one training; None if they can."""
     for ready in all_ready:
         who = f"node {ready.rank} ({ready.host})"
         if ready.lack:
-            return f"{who}: {ready.lack}"
+            return dataclasses.replace(ready.lack, text=f"{who}: {ready.lack.text}")
         if ready.code != order.code:
-            return f"{who} has other sources than the leader; give all nodes the same checkout"
+            hint = "give all nodes the same checkout"
+            return Reason(f"{who} has other sources than the leader", hint)
         for name, found in ready.versions.items():
             if order.versions.get(name) != found:
                 theirs = f"{name} {found}, the leader {order.versions.get(name)}"
-                return f"{who} has {theirs}; give all nodes the same packages"
+                return Reason(f"{who} has {theirs}", "give all nodes the same packages")
     if head_address(all_ready):
-        return ""
+        return None
     said = ", ".join(f"node {r.rank}: {r.reached or 'not at all'}" for r in all_ready if r.rank)
-    return f"the head is reached by several addresses ({said}); give --head ADDRESS on all nodes"
+    text = f"the head is reached by several addresses ({said})"
+    return Reason(text, "give --head ADDRESS on all nodes")
 
 
 def head_address(all_ready: Sequence[Ready]) -> str:

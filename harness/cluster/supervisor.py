@@ -34,6 +34,7 @@ from harness.launch.command import (
 )
 from harness.phases import RUN_PHASES
 from harness.system import machine, process, tree
+from strategies.base import Reason
 from strategies.files import check_own_folder, lock_file
 
 Tick = Callable[[], None]
@@ -100,7 +101,8 @@ def _ready(order: Order, folder: Path, rank: int, door: network.Door, tend: Tick
         return ready
     head = _await(lambda: read(folder, Ready, 0, order.token), READY_SECONDS, tend)
     if head is None:
-        ready.lack = ready.lack or "it sees no file of node 0; is the results folder shared?"
+        unshared = Reason("it sees no file of node 0", "is the results folder shared?")
+        ready.lack = ready.lack or unshared
         return ready
     hosts = [order.head, *head.addresses]
     way = _await(lambda: network.reach(hosts, head.door), 15.0, tend)
@@ -108,7 +110,7 @@ def _ready(order: Order, folder: Path, rank: int, door: network.Door, tend: Tick
         ready.reached, ready.address = way
     elif not ready.lack:
         told = f"it cannot reach node 0 ({head.host}) at {', '.join(hosts)}, port {head.door}"
-        ready.lack = f"{told}; open the network between them, or give --head ADDRESS"
+        ready.lack = Reason(told, "open the network between them, or give --head ADDRESS")
     return ready
 
 

@@ -25,9 +25,9 @@ from harness.resolve import Resolved, resolve
 from harness.spec import Spec, SpecError
 from harness.system import wheels
 from harness.system.machine import Machine, recall
-from harness.system.requirements import Requirement, gib, needed_ops, obstacle
+from harness.system.requirements import gib, needed_ops, obstacle
 from strategies import CATALOG, parse
-from strategies.base import Conflict, Slot
+from strategies.base import Conflict, Reason, Slot
 from strategies.workloads import SAMPLE, TRAIN
 
 SHOWN = 10
@@ -157,7 +157,7 @@ def _strategies(machine: Machine) -> list[tuple[Any, ...]]:
     rows = []
     for name in CATALOG:
         why = why_not(name, machine)
-        text = Text(f"{why.reason}\n-> {why.way_out}") if why else Text("")
+        text = Text(f"{why.text}\n-> {why.hint}") if why else Text("")
         rows.append((name, Text("no", "red") if why else Text("yes", "green"), text))
     return rows
 
@@ -178,16 +178,16 @@ MORE_GPUS = (2, 4, 8, 16)
 """GPU counts to try for a strategy that refuses this machine's number of GPUs."""
 
 
-def why_not(name: str, machine: Machine) -> Requirement | None:
+def why_not(name: str, machine: Machine) -> Reason | None:
     """Return what prevents a plain run of the strategy ``name`` here; None if nothing does."""
     runs = list(_plain_runs(name, machine))
     resolved = next((run for run in runs if not run.refusal), runs[0])
     needed, here = resolved.spec.processes, len(machine.gpus)
     if resolved.refusal:
-        return Requirement(resolved.refusal, "see ./run.sh list")
+        return Reason(str(resolved.refusal), "see ./run.sh list")
     if here and needed > here and not machine.blind:
         present = f"{here} GPU{'s' * (here > 1)}"
-        return Requirement(
+        return Reason(
             f"{name} needs {needed} GPUs; this machine has {present}",
             f"./run.sh plan --recipes {resolved.spec.recipe} --gpus {needed} predicts it",
         )

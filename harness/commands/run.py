@@ -45,6 +45,7 @@ from harness.system.gpus import has_driver
 from harness.system.machine import Machine, recall
 from harness.system.requirements import lacks_sight, needed_ops
 from harness.system.tree import at_work
+from strategies.base import GPUS
 from strategies.subject import DataFacts
 from strategies.workloads import TRAIN
 
@@ -221,8 +222,8 @@ def _enough_gpus(given: Mapping[str, Any], planned: Sequence[Planned]) -> None:
     """Refuse an explicit --processes above the number of GPUs: it is a typing error, and no reason
     to report every row as unsupported."""
     for row in planned:
-        if "processes" in given and row.lack and "as many GPUs" in row.lack.reason:
-            raise SpecError(f"{row.lack.reason}; {row.lack.way_out}")
+        if "processes" in given and row.lack and row.lack.about == GPUS:
+            raise SpecError(str(row.lack))
 
 
 def _alone_here(console: Console) -> None:
@@ -240,7 +241,7 @@ def _sighted(suite: Suite, machine: Machine) -> None:
     """Refuse the whole suite if torch cannot use the GPUs, because no row could run."""
     lack = lacks_sight(machine) if suite.device == "cuda" else None
     if lack:
-        raise SpecError(f"{lack.reason}; {lack.way_out}")
+        raise SpecError(str(lack))
 
 
 def _unseen(suite: Suite, machine: Machine) -> list[str]:
@@ -268,7 +269,7 @@ def _dry_run(planned: Sequence[Planned], machine: Machine, changes: Sequence[str
 def _why_not(row: Planned) -> str:
     if row.status is None:
         return "".join(f" ({note})" for note in row.notes)
-    return f": {row.status.value}: {row.lack.reason} -> {row.lack.way_out}"
+    return f": {row.status.value}: {row.lack.text} -> {row.lack.hint}"
 
 
 # ---- predictions of measured rows ----

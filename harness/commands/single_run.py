@@ -62,6 +62,6 @@ def _possible(resolved: Resolved, folder: Path, machine: Machine) -> Planned:
     (row,) = plan([resolved], folder, machine)
     if row.lack:
         recipe = resolved.spec.recipe
-        about = "" if row.lack.reason.startswith(f"{recipe}: ") else f"{recipe}: "
-        raise SpecError(f"{about}{row.lack.reason}; {row.lack.way_out}")
+        prefix = "" if row.lack.about == recipe else f"{recipe}: "
+        raise SpecError(f"{prefix}{row.lack}")
     return row._replace(folder=folder)

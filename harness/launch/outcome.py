@@ -171,11 +171,11 @@ class Facts:
 
 
 class Outcome(NamedTuple):
-    """The row's status; ``reason`` and ``way_out`` (a remedy) are one sentence each."""
+    """The row's status; ``reason`` and ``hint`` (a remedy) are one sentence each."""
 
     status: Status
     reason: str | None = None
-    way_out: str | None = None
+    hint: str | None = None
 
 
 def classify(facts: Facts) -> Outcome:
@@ -296,11 +296,9 @@ def _timed_out(facts: Facts) -> Outcome | None:
 
 
 def _failed(facts: Facts, failure: Mapping[str, Any]) -> Outcome:
-    text, way_out = _headline(failure), ""
-    if failure.get("ours"):  # the message is "error; remedy"
-        text, _, way_out = text.partition("; ")
+    text, hint = _headline(failure), str(failure.get("hint", ""))
     reason = f"rank {failure.get('rank', 0)} failed in {_at(facts)}: {_line(text)}"
-    return Outcome(Status.FAILED, reason, " ".join(way_out.split()) or _way_out(text))
+    return Outcome(Status.FAILED, reason, " ".join(hint.split()) or _hint(text))
 
 
 def _of_log(facts: Facts) -> Outcome | None:
@@ -324,15 +322,15 @@ def _of_log(facts: Facts) -> Outcome | None:
         return Outcome(Status.FAILED, reason, "run it again: a free port is chosen each time")
     if line := first_match(WATCHDOG, facts.log):
         reason = f"a collective of NCCL ran into its group's timeout in {_at(facts)}: {_line(line)}"
-        return Outcome(Status.FAILED, reason, _way_out(line))
+        return Outcome(Status.FAILED, reason, _hint(line))
     return None
 
 
 def _of_signal(facts: Facts) -> Outcome | None:
     if facts.stopped is None and _sigkilled(facts):
         reason = "killed by SIGKILL from outside, no out-of-memory kill was counted"
-        way_out = "look for who sent it: a job scheduler, earlyoom or systemd-oomd"
-        return Outcome(Status.FAILED, f"{reason}, in {_at(facts)}", way_out)
+        hint = "look for who sent it: a job scheduler, earlyoom or systemd-oomd"
+        return Outcome(Status.FAILED, f"{reason}, in {_at(facts)}", hint)
     if crash := CRASHED.search(facts.log):
         said = first_match(THROWN, facts.log).removeprefix("what():").strip()
         reason = f"a process crashed with {crash[1]} in {_at(facts)}"
@@ -349,35 +347,35 @@ def _unexplained(facts: Facts) -> Outcome:
     if facts.failures and (not line or SECONDARY.search(line)):
         line = _headline(facts.failures[0])
     said = f": {_line(line)}" if line else ", with no message"
-    return Outcome(Status.FAILED, f"no result in {_at(facts)}, {ended}{said}", _way_out(line))
+    return Outcome(Status.FAILED, f"no result in {_at(facts)}, {ended}{said}", _hint(line))
 
 
 def _gpu(facts: Facts, reason: str, text: str) -> Outcome:
     others = re.search(r"Process (\d+) has ([\d.]+ [KMG]iB)", text)
     also = f"; process {others[1]} holds {others[2]} of the GPU as well" if others else ""
-    way_out = ways_out(facts.recipe, facts.processes, host=False)
-    return Outcome(Status.GPU_OOM, reason, way_out + also)
+    hint = ways_out(facts.recipe, facts.processes, host=False)
+    return Outcome(Status.GPU_OOM, reason, hint + also)
 
 
 def _host(facts: Facts, reason: str) -> Outcome:
-    way_out = ways_out(facts.recipe, facts.processes, host=True)
+    hint = ways_out(facts.recipe, facts.processes, host=True)
     if facts.processes > 1:
-        way_out += f", or fewer --processes than {facts.processes}"
+        hint += f", or fewer --processes than {facts.processes}"
     if facts.shell_limit and not (facts.machine_kills or facts.group_kills):
         name, size = facts.shell_limit
         reason += f" (below the limit {name} of {size / 2**30:.1f} GiB)"
-        way_out = f"{name} unlimited, then the same command in that shell; or {way_out}"
-    return Outcome(Status.HOST_OOM, reason, way_out)
+        hint = f"{name} unlimited, then the same command in that shell; or {hint}"
+    return Outcome(Status.HOST_OOM, reason, hint)
 
 
 def _shared_memory(line: str) -> Outcome:
-    way_out = "make /dev/shm larger (docker run --shm-size=8g), or delete what fills it"
+    hint = "make /dev/shm larger (docker run --shm-size=8g), or delete what fills it"
     bus = re.search("SIGBUS|Bus error", line)
     what = "bus error, as when /dev/shm is full" if bus else "shared memory is full"
-    return Outcome(Status.FAILED, f"{what}: {line}", way_out)
+    return Outcome(Status.FAILED, f"{what}: {line}", hint)
 
 
-def _way_out(text: str) -> str:
+def _hint(text: str) -> str:
     if DISK_FULL.search(text):
         return "free space on the disk of the results folder"
     return next((way for pattern, way in WAYS_OUT.items() if re.search(pattern, text)), READ_LOG)

@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from harness.memory import op_facts
 from harness.memory.record import Record, Storage
+from harness.result import UNPLACED
 from strategies.base import pinned_block
 from strategies.engine import TrainingRun
 from strategies.evidence.readings import stored, within, wrapped
@@ -163,7 +164,7 @@ class TensorPlacement:
         if not self.joined:
             return BY_ENGINE
         (name, _), calls = self.joined.most_common(1)[0], self.joined.total()
-        return f"unknown: {calls} operations of forward took operands in both places, as {name}"
+        return f"{UNPLACED}{calls} operations of forward took operands in both places, as {name}"
 
 
 def _name(func: Any) -> str:

@@ -187,7 +187,7 @@ def at_the_ends(fit: Fit) -> tuple[float, float] | None:
 def lack_of(resolved: Resolved, gpu: Card) -> str:
     """Return what the recipe needs and ``gpu`` is too old for, with a hint; empty if nothing."""
     lack = card_lacks(resolved.needs, gpu.name, gpu.capability)
-    return f"{lack.reason} -> {lack.way_out}" if lack else ""
+    return f"{lack.text} -> {lack.hint}" if lack else ""
 
 
 def cannot(resolved: Resolved, gpu: Card, lack: str) -> Fit:

@@ -24,7 +24,8 @@ from harness.spec import Spec
 from harness.suite.file import Suite
 from harness.suite.rows import able, identity, run_beside
 from harness.system.machine import Machine
-from harness.system.requirements import Requirement, notes, obstacle
+from harness.system.requirements import notes, obstacle
+from strategies.base import Reason
 from strategies.files import NotOurs, lock_file
 
 FREE_BYTES = 64 * 2**20
@@ -57,7 +58,7 @@ class Planned(NamedTuple):
     resolved: Resolved
     folder: Path
     status: Status | None
-    lack: Requirement | None
+    lack: Reason | None
     notes: list[str]
 
 
@@ -98,8 +99,8 @@ def plan(rows: Sequence[Resolved], out: Path, machine: Machine) -> list[Planned]
 def _planned(resolved: Resolved, out: Path, machine: Machine) -> Planned:
     folder, status, lack = out / "runs" / run_name(resolved.spec), None, None
     if resolved.refusal:
-        reason, _, way_out = resolved.refusal.partition("; ")
-        status, lack = Status.REFUSED, Requirement(reason, way_out or "take another recipe")
+        hint = resolved.refusal.hint or "take another recipe"
+        status, lack = Status.REFUSED, dataclasses.replace(resolved.refusal, hint=hint)
     else:
         lack = obstacle(resolved, machine)
         status = Status.UNSUPPORTED if lack else None
@@ -255,8 +256,8 @@ def _not_run(row: Planned, machine: Machine) -> Result:
     return Result.not_run(
         row.resolved,
         row.status,
-        row.lack.reason,
-        row.lack.way_out,
+        row.lack.text,
+        row.lack.hint,
         command=launch.display(row.resolved, row.folder),
         started=_now(),
         meter_notes=row.notes,

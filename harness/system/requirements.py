@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from harness.resolve import Resolved
 from harness.spec import Spec
@@ -17,6 +17,7 @@ from harness.system.capability import no_kernels, shortfall
 from harness.system.gpus import BUSY_BYTES
 from harness.system.machine import Machine
 from harness.system.probe import NUMBERS, version
+from strategies.base import GPUS, Reason
 
 SWAP_BYTES = 16 * 1.2
 """NVMe bytes per parameter: float32 master, two moments and a gradient, and room to rewrite
@@ -61,7 +62,6 @@ BUILDING = {
 SIGHT = {
     "too old": "update the NVIDIA driver, or install a torch whose CUDA is not newer than it "
     "(docs/how-to/install.md, GPUs)",
-    "without CUDA": "install torch's CUDA build",
     "": "mend the driver (nvidia-smi and torch must run as the same user, in the same container)",
 }
 """Words of torch's reason for seeing no GPU -> remedy; the last entry is for all other reasons."""
@@ -70,14 +70,7 @@ EXTRAS = ("torchao", "peft", "bitsandbytes", "diffusers", "cut_cross_entropy")
 """Packages of single strategies; the word in ``Strategy.needs`` is the package's name."""
 
 
-class Requirement(NamedTuple):
-    """Reason why a run cannot start on this machine, and its remedy: one sentence each."""
-
-    reason: str
-    way_out: str
-
-
-def obstacle(resolved: Resolved, machine: Machine) -> Requirement | None:
+def obstacle(resolved: Resolved, machine: Machine) -> Reason | None:
     """Return the first thing that ``resolved`` needs and ``machine`` lacks."""
     spec = resolved.spec
     lack = _lacks_past(spec) or _lacks_history(spec) or _lacks_gpus(spec, machine)
@@ -88,32 +81,32 @@ def obstacle(resolved: Resolved, machine: Machine) -> Requirement | None:
     return lack
 
 
-def lacks(need: str, machine: Machine, spec: Spec) -> Requirement | None:
+def lacks(need: str, machine: Machine, spec: Spec) -> Reason | None:
     """Return why ``need`` (a word of ``Strategy.needs``, or torch) is not met, as far as is known.
 
     If the machine was not examined, an op counts as present.
     """
     if need in EXTRAS and version(need) is None:
-        return Requirement(f"the package {need} is not installed", f"pip install {need}")
+        return Reason(f"the package {need} is not installed", f"pip install {need}")
     if need == "cuda" and spec.device != "cuda":
         there = "nothing to page or offload from, and no launch of a kernel that a graph could save"
-        return Requirement(f"without an NVIDIA GPU there is {there}", WAYS[need])
+        return Reason(f"without an NVIDIA GPU there is {there}", WAYS[need])
     if need == "linear_cross_entropy":
         return _lacks_fused_loss()
     if need == "sparse24":
         return _lacks_sparse_cores(machine, spec)
     for package in PACKAGES_OF.get(need, ()):
         if machine.versions[package] is None:
-            return Requirement(f"the package {package} is not installed", WAYS[need])
+            return Reason(f"the package {package} is not installed", WAYS[need])
     probe = machine.probe or {"errors": {}, "ops": {}, "bf16": {}}
     for part in ("probe", "torch", "deepspeed"):
         if part in probe["errors"] and (part != "deepspeed" or _of_deepspeed(need)):
             return _broken(part, probe["errors"][part])
     if need == "bf16":
         reason = probe["bf16"].get(spec.device, "")
-        return Requirement(f"no bf16 on this machine: {reason}", WAYS[need]) if reason else None
+        return Reason(f"no bf16 on this machine: {reason}", WAYS[need]) if reason else None
     if need == "quantizer" and spec.device == "cpu":
-        return Requirement(
+        return Reason(
             "DeepSpeed quantises weights by CUDA kernels, and has none for CPUs", WAYS[need]
         )
     if need in BUILT:
@@ -123,49 +116,47 @@ def lacks(need: str, machine: Machine, spec: Spec) -> Requirement | None:
     return _lacks_ability(need, probe.get("abilities", {}).get(need, {}).get(spec.device, ""))
 
 
-def _broken(part: str, why: str) -> Requirement:
+def _broken(part: str, why: str) -> Reason:
     """Return the requirement for a part of the installation that does not load.
 
     A memory limit of this shell is named first, as the likely cause.
     """
     limit = kernel.shell_limit()
     if limit is None:
-        return Requirement(f"{part} does not work: {why}", WAYS[part])
+        return Reason(f"{part} does not work: {why}", WAYS[part])
     name, size = limit
     reason = f"{part} does not work below the limit {name} of {gib(size)}: {why}"
-    return Requirement(reason, f"{name} unlimited, then the same command in that shell")
+    return Reason(reason, f"{name} unlimited, then the same command in that shell")
 
 
-def _lacks_fused_loss() -> Requirement | None:
+def _lacks_fused_loss() -> Reason | None:
     """Check for torch's fused linear cross entropy by its source file."""
     found = importlib.util.find_spec("torch")
     folder = Path(found.origin).parent if found and found.origin else Path("nowhere")
     if (folder / "nn" / "modules" / "linear_cross_entropy.py").exists():
         return None
     reason = f"torch {version('torch')} has no linear_cross_entropy"
-    return Requirement(reason, "install torch 2.13, or take cross_entropy:kind=chunked")
+    return Reason(reason, "install torch 2.13, or take cross_entropy:kind=chunked")
 
 
 def _of_deepspeed(need: str) -> bool:
     return need == "deepspeed" or need in BUILT
 
 
-def _lacks_ability(need: str, reason: str) -> Requirement | None:
+def _lacks_ability(need: str, reason: str) -> Reason | None:
     """Return the requirement for a number format or attention kernel that the probe found
     missing."""
     if not reason:
         return None
     kind, _, kernel = need.partition("_")
     what = f"no {kernel} attention to train with" if kind == "attention" else f"no {need}"
-    return Requirement(
-        f"{what} on this device: {reason}", HEADERS if PYTHON_H in reason else WAYS[kind]
-    )
+    return Reason(f"{what} on this device: {reason}", HEADERS if PYTHON_H in reason else WAYS[kind])
 
 
-def _lacks_sparse_cores(machine: Machine, spec: Spec) -> Requirement | None:
+def _lacks_sparse_cores(machine: Machine, spec: Spec) -> Reason | None:
     """Check for 2:4 sparse products, which only some NVIDIA GPUs have."""
     if spec.device != "cuda":
-        return Requirement("2:4 sparse products exist on NVIDIA GPUs only", WAYS["sparse24"])
+        return Reason("2:4 sparse products exist on NVIDIA GPUs only", WAYS["sparse24"])
     known = (machine.probe or {}).get("gpus", [])
     reasons = (card_lacks(["sparse24"], gpu["name"], tuple(gpu["capability"])) for gpu in known)
     return next(filter(None, reasons), None)
@@ -173,53 +164,53 @@ def _lacks_sparse_cores(machine: Machine, spec: Spec) -> Requirement | None:
 
 def card_lacks(
     needs: Iterable[str], card: str, capability: tuple[int, int] | None
-) -> Requirement | None:
+) -> Reason | None:
     """Return the first of ``needs`` that ``card`` is too old for; None if its capability is
     unknown."""
     for need in needs if capability else ():
         reason = shortfall(need, capability, card)
         if reason:
-            return Requirement(reason, WAYS[need.partition("_")[0]])
+            return Reason(reason, WAYS[need.partition("_")[0]])
     return None
 
 
-def _lacks_op(need: str, op: dict[str, Any] | None, machine: Machine) -> Requirement | None:
+def _lacks_op(need: str, op: dict[str, Any] | None, machine: Machine) -> Reason | None:
     missing = [n for n, path in (("g++", machine.compiler), ("ninja", machine.ninja)) if not path]
     if missing:
-        return Requirement(
+        return Reason(
             f"{need} compiles on first use; missing: {', '.join(missing)}", WAYS["cpu_adam"]
         )
     if op is None or op["ok"]:
         return None
     if need == "async_io" and "not compatible" in op["reason"]:
-        return Requirement("async_io cannot be built: no libaio (header or library)", WAYS[need])
+        return Reason("async_io cannot be built: no libaio (header or library)", WAYS[need])
     if "CUDA" in op["reason"]:
         toolkit = "install the CUDA toolkit (nvcc) of torch's own CUDA version and set CUDA_HOME"
-        return Requirement(f"{need} cannot be built: {op['reason']}", toolkit)
-    way_out = next((way for word, way in BUILDING.items() if word in op["reason"]), WAYS[need])
-    return Requirement(f"{need} cannot be built: {op['reason']}", way_out)
+        return Reason(f"{need} cannot be built: {op['reason']}", toolkit)
+    hint = next((way for word, way in BUILDING.items() if word in op["reason"]), WAYS[need])
+    return Reason(f"{need} cannot be built: {op['reason']}", hint)
 
 
-def _lacks_past(spec: Spec) -> Requirement | None:
+def _lacks_past(spec: Spec) -> Reason | None:
     if spec.phases:
         why = f"phases is {spec.phases}, and a run is measured by its set-up and its steps"
-        return Requirement(why, "leave it out; ./run.sh plan --phases predicts them")
+        return Reason(why, "leave it out; ./run.sh plan --phases predicts them")
     if not spec.before:
         return None
     why = f"before is {spec.before}, and what a run finds in its pool is what was there"
-    return Requirement(why, "leave it out; ./run.sh plan --before predicts such a pool")
+    return Reason(why, "leave it out; ./run.sh plan --before predicts such a pool")
 
 
-def _lacks_history(spec: Spec) -> Requirement | None:
+def _lacks_history(spec: Spec) -> Reason | None:
     if not spec.snapshot or spec.device == "cuda":
         return None
-    return Requirement(
+    return Reason(
         "--snapshot records the CUDA allocator's history, and this row runs on the CPU",
         "leave --snapshot out; --profile records allocations on a CPU, anatomy follows each tensor",
     )
 
 
-def _lacks_gpus(spec: Spec, machine: Machine) -> Requirement | None:
+def _lacks_gpus(spec: Spec, machine: Machine) -> Reason | None:
     if spec.device != "cuda":
         return None
     here = len(machine.gpus)
@@ -231,49 +222,51 @@ def _lacks_gpus(spec: Spec, machine: Machine) -> Requirement | None:
         fewer = f"use --processes {here * spec.nodes}" if here else "use --device cpu"
         local = spec.local_processes
         some = "1 process needs" if local == 1 else f"{local} processes need"
-        return Requirement(f"{some} as many GPUs; this machine has {present}", fewer)
+        return Reason(f"{some} as many GPUs; this machine has {present}", fewer, about=GPUS)
     if spec.processes > 1 and machine.probe and "nccl" not in machine.probe["backends"]:
-        return Requirement("this torch has no NCCL", "install torch's CUDA build for Linux")
+        return Reason("this torch has no NCCL", "install torch's CUDA build for Linux")
     for gpu in machine.gpus[: spec.local_processes]:
         if gpu.busy:
-            return Requirement(
+            return Reason(
                 f"GPU {gpu.index} is in use: {gpu.who()}",
                 "wait, end that process, or choose free GPUs with CUDA_VISIBLE_DEVICES",
             )
     return None
 
 
-def lacks_sight(machine: Machine) -> Requirement | None:
+def lacks_sight(machine: Machine) -> Reason | None:
     """Return the requirement if nvidia-smi sees GPUs and torch does not."""
     why = machine.blind
     if not why:
         return None
     here = len(machine.gpus)
+    built_for = ((machine.probe or {}).get("torch") or {}).get("cuda", "unknown")
     ways = (way for word, way in SIGHT.items() if word in why)
-    return Requirement(
+    way = next(ways) if built_for else "install torch's CUDA build"
+    return Reason(
         f"nvidia-smi sees {here} GPU{'s' * (here != 1)} and torch none: {why}",
-        f"{next(ways, SIGHT[''])}; or --device cpu to leave {'them' if here > 1 else 'it'} unused",
+        f"{way}; or --device cpu to leave {'them' if here > 1 else 'it'} unused",
     )
 
 
-def _lacks_kernels(machine: Machine) -> Requirement | None:
+def _lacks_kernels(machine: Machine) -> Reason | None:
     """Return the requirement for a GPU that the installed torch has no machine code for."""
     probe = machine.probe or {}
     built_for = (probe.get("torch") or {}).get("built_for", [])
     for gpu in probe.get("gpus", []):
         reason = no_kernels(tuple(gpu["capability"]), built_for, gpu["name"])
         if reason:
-            return Requirement(
+            return Reason(
                 reason, "install a torch that is built for it, or hide it (CUDA_VISIBLE_DEVICES)"
             )
     return None
 
 
-def _lacks_disk(parameters: int, machine: Machine) -> Requirement | None:
+def _lacks_disk(parameters: int, machine: Machine) -> Reason | None:
     wanted = int(parameters * SWAP_BYTES)
     if machine.disk_free_bytes >= wanted:
         return None
-    return Requirement(
+    return Reason(
         f"NVMe offload swaps about {gib(wanted)} to {machine.folder}, which has "
         f"{gib(machine.disk_free_bytes)} free",
         "free disk space, or put the results on a larger disk with --out",

@@ -49,7 +49,8 @@ class Reporter:
         """Record the exception that ends this rank."""
         lines = traceback.format_exception(type(error), error, error.__traceback__)
         failure = {"type": type(error).__name__, "message": str(error), "traceback": "".join(lines)}
-        failure["ours"] = isinstance(error, BadInput)  # its message ends with a remedy
+        if isinstance(error, BadInput):
+            failure |= {"message": error.reason.text, "hint": error.reason.hint}
         write_json(self.folder / f"rank{self.rank}.failure.json", {**self._facts(), **failure})
 
     def _write(self, **more: float) -> None:

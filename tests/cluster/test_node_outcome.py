@@ -124,7 +124,7 @@ def test_a_row_on_several_nodes(name):
     nodes, whole, status, words = CASES[name]
     found = ended(*nodes, **whole)
     assert found.status is status and words in (found.reason or "")
-    assert found.way_out
+    assert found.hint
 
 
 def test_another_headroom_on_any_node_is_told_of():

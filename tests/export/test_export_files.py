@@ -76,7 +76,7 @@ def values(node: Any) -> Iterator[Any]:
 def test_every_number_of_a_launch_file_is_settled(sharding, precision):
     resolved = asked(f"{sharding}+{precision}+accumulate:steps=2", grad_clip=0.5)
     if resolved.refusal:
-        pytest.skip(resolved.refusal)
+        pytest.skip(str(resolved.refusal))
     found = bundle(resolved, FOLDER, ())
     content = yaml.safe_load(found.files["accelerate.yaml"])
     assert content["num_processes"] == resolved.launch.processes

@@ -27,6 +27,8 @@ from harness.resolve import resolve
 from harness.result import BadResult, LaunchRecord, Result, Status, load
 from harness.spec import Spec
 from harness.system.process import Interrupted
+from harness.worker.status import Reporter
+from strategies.base import BadInput
 from strategies.files import nested
 from tests.children.faked import faked
 from tests.made.results import cpu_set, ok
@@ -286,14 +288,17 @@ def test_a_value_that_cannot_be_meant_is_refused(words, said, capsys):
     assert said in told and len(told.splitlines()) == 1
 
 
-def test_the_way_out_is_the_one_that_the_reason_has():
-    said = "latents/3.npy holds values that are not finite; extract it again"
-    failure = {"rank": 1, "type": "BadInput", "message": said, "phase": "measure", "step": 3}
-    ended = classify(Facts(failures=({**failure, "ours": True},)))
+def test_the_way_out_is_the_one_that_the_reason_has(tmp_path):
+    said = BadInput("latents/3.npy holds values that are not finite; extract it again")
+    failures = []
+    for error in (said, ValueError(str(said))):
+        Reporter(tmp_path, 1).failed(error)
+        failures.append(json.loads((tmp_path / "ranks" / "rank1.failure.json").read_text()))
+    ended = classify(Facts(failures=(failures[0],)))
     assert ended.reason.endswith("holds values that are not finite")
-    assert ended.way_out == "extract it again"
-    other = classify(Facts(failures=(failure,)))
-    assert "log.txt" in other.way_out and "extract it again" in other.reason
+    assert ended.hint == "extract it again"
+    other = classify(Facts(failures=(failures[1],)))
+    assert "log.txt" in other.hint and "extract it again" in other.reason
 
 
 def test_every_option_says_its_default():

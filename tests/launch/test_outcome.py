@@ -432,7 +432,7 @@ ABORTED = "traceback : Signal 6 (SIGABRT) received by PID 9\n"
 def test_an_abort_is_explained_by_what_was_said_before_it():
     ended = classify(Facts(exit_code=1, log=TIMED_OUT + ABORTED))
     assert ended.status is FAILED and "OpType=ALLREDUCE" in ended.reason
-    assert "waited" in ended.way_out
+    assert "waited" in ended.hint
     thrown = TIMED_OUT.partition("\n")[2] + ABORTED
     ended = classify(Facts(exit_code=1, log=thrown))
     assert "SIGABRT" in ended.reason and "watchdog thread terminated" in ended.reason
@@ -444,9 +444,9 @@ def test_outcome(name):
     facts, status, reason, way_out = CASES[name]
     found = classify(Facts(recipe="zero2+bf16", **facts))
     assert found.status is status
-    assert reason in (found.reason or "") and way_out in (found.way_out or "")
+    assert reason in (found.reason or "") and way_out in (found.hint or "")
     if status not in (Status.OK, Status.VOID):
-        assert found.reason and found.way_out and "\n" not in found.reason
+        assert found.reason and found.hint and "\n" not in found.reason
         assert len(found.reason) < 400
 
 
@@ -460,7 +460,7 @@ def test_outcome(name):
     ],
 )
 def test_the_way_out_names_what_the_recipe_has_not_tried(recipe, kind, has, has_not):
-    way_out = classify(Facts(recipe=recipe, processes=2, failures=(fail(kind),))).way_out
+    way_out = classify(Facts(recipe=recipe, processes=2, failures=(fail(kind),))).hint
     assert all(word in way_out for word in has)
     assert not any(word in way_out for word in has_not)
 
@@ -538,4 +538,4 @@ def test_kernel_counters_of_both_versions(tmp_path):
 
 def test_one_gpu_has_nobody_to_share_with():
     lost = Facts(recipe="single+checkpoint", failures=(fail("OutOfMemoryError"),))
-    assert "hold less with zero2_offload or zero3_offload" in classify(lost).way_out
+    assert "hold less with zero2_offload or zero3_offload" in classify(lost).hint

@@ -137,6 +137,6 @@ def test_a_run_finds_the_pool_that_is_there():
     with pytest.raises(SpecError, match="leave --before out"):
         Spec(**{**BASE, "device": "cpu"}, before="CLIP-L").check()
     lack = requirements.obstacle(resolve(Spec(**BASE, before="CLIP-L")), machine=None)
-    assert "before is CLIP-L" in lack.reason and "plan --before" in lack.way_out
+    assert "before is CLIP-L" in lack.text and "plan --before" in lack.hint
     with pytest.raises(SystemExit):
         cli.main(["run", "--recipes", "single", "--before", "CLIP-L"])

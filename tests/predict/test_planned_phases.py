@@ -289,4 +289,4 @@ def test_a_run_has_no_phases():
         dataclasses.replace(FLUX, device="cpu", phases="load").check()
     assert "phases" not in FLUX.told and dataclasses.replace(FLUX, phases="load").key != FLUX.key
     lack = requirements.obstacle(resolve(dataclasses.replace(FLUX, phases="load")), machine=None)
-    assert "plan --phases" in lack.way_out
+    assert "plan --phases" in lack.hint

@@ -59,7 +59,7 @@ def test_what_training_left_is_drawn_with_beside_and_merged(trained, draw_here):
 
 
 def refusal(file: Path | str, more: str = "") -> str:
-    return resolve(drawing(file, more)).refusal or ""
+    return str(resolve(drawing(file, more)).refusal or "")
 
 
 def test_files_of_something_else_are_refused_by_name(trained, tmp_path, draw_here):

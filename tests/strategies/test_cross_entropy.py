@@ -94,11 +94,11 @@ def test_a_model_s_loss_is_that_of_its_logits():
 def test_what_cannot_be_is_refused_by_name(monkeypatch):
     cut = parse("single+cross_entropy:kind=cut")
     subject = resolve(TOKENS).subject
-    assert "kind=fused, which runs on a CPU" in cut.refusal(cut.launch("cpu", 1, subject))
+    assert "kind=fused, which runs on a CPU" in str(cut.refusal(cut.launch("cpu", 1, subject)))
     assert cut.refusal(cut.launch("cuda", 1, subject)) is None
     plain = parse("single+cross_entropy")
-    assert "DiT-T/8 has no layer over a vocabulary" in plain.refusal(
-        plain.launch("cpu", 1, SUBJECT)
+    assert "DiT-T/8 has no layer over a vocabulary" in str(
+        plain.refusal(plain.launch("cpu", 1, SUBJECT))
     )
     for model in ("DiT-T/8:tokens=one", "DiT-T/8:tokens=8,tokens=9", "DiT-T/8:tokens=1"):
         with pytest.raises(BadInput, match="tokens is"):
@@ -107,4 +107,4 @@ def test_what_cannot_be_is_refused_by_name(monkeypatch):
         resolve(dataclasses.replace(TOKENS, objective="flow"))
     monkeypatch.setattr(requirements.importlib.util, "find_spec", lambda name: None)
     lack = requirements.lacks("linear_cross_entropy", None, TOKENS)
-    assert "no linear_cross_entropy" in lack.reason and "kind=chunked" in lack.way_out
+    assert "no linear_cross_entropy" in lack.text and "kind=chunked" in lack.hint

@@ -106,7 +106,7 @@ def test_the_teacher_s_size_is_the_file_s_or_what_is_given(file):
     ],
 )  # fmt: skip
 def test_what_does_not_go_with_it_is_refused_by_name(recipe, fields, wanted):
-    reason = resolve(train(recipe, **{"processes": 2} | fields)).refusal
+    reason = str(resolve(train(recipe, **{"processes": 2} | fields)).refusal)
     assert reason and [w for w in wanted if w not in reason] == [], reason
 
 

@@ -217,7 +217,7 @@ def test_it_is_refused_with_the_way_out(text):
     device, wanted = ("cpu", REFUSED[text]) if text in REFUSED else ("cuda", ON_GPUS[text])
     recipe = parse(text)
     processes = 1 if text.startswith("single") else 2
-    reason = recipe.refusal(recipe.launch(device, processes, SUBJECT)) or "not refused"
+    reason = str(recipe.refusal(recipe.launch(device, processes, SUBJECT)) or "not refused")
     assert [w for w in wanted if w not in reason] == []
 
 
@@ -226,7 +226,7 @@ def test_it_is_refused_with_the_way_out(text):
 )
 def test_clipping_is_refused_where_it_would_come_too_late(text):
     recipe = parse(text + ("+sgd:momentum=0.0" if "sparse" in text else ""))
-    assert "--grad-clip 0" in recipe.refusal(recipe.launch("cpu", 1, SUBJECT, clips=True))
+    assert "--grad-clip 0" in str(recipe.refusal(recipe.launch("cpu", 1, SUBJECT, clips=True)))
 
 
 # -- the same computation ---------------------------------------------------------------------

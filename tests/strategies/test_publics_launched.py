@@ -125,7 +125,7 @@ def test_a_cell_that_failed_shows_in_the_table():
 
 @pytest.mark.parametrize("text", FOREIGN)
 def test_a_strategy_about_a_dit_s_own_parts_refuses_by_name(text):
-    words = resolve(miniature("flux-dev", f"ddp+{text}", processes=2)).refusal
+    words = str(resolve(miniature("flux-dev", f"ddp+{text}", processes=2)).refusal)
     assert (
         f"flux-dev has no {PARTS[FOREIGN[text]]}" in words and "leave" in words
     ) or "take" in words

@@ -113,14 +113,16 @@ def test_stages_of_a_family_are_together_the_whole_model(name):
 
 
 def test_what_a_family_cannot_do_is_refused_by_name():
-    reason = resolve(miniature("dit-xl-2", "pp", processes=2)).refusal
+    reason = str(resolve(miniature("dit-xl-2", "pp", processes=2)).refusal)
     assert "dit-xl-2 has no forward pass that can be cut" in reason and "take ddp" in reason
     with pytest.raises(cutting.Unfit, match="of a block is used outside of it"):
         cutting.passage_between(resolve(miniature("dit-xl-2", "ddp", processes=2)).subject)
     for schedule in ("zero_bubble", "zbv"):
-        reason = resolve(miniature("flux-dev", f"pp:schedule={schedule}", processes=2)).refusal
+        reason = str(resolve(miniature("flux-dev", f"pp:schedule={schedule}", processes=2)).refusal)
         assert "flux-dev does not say" in reason and "schedule=interleaved" in reason
-    reason = resolve(miniature("wan2.1-1.3b", "pp:stages=3", processes=3, global_batch=12)).refusal
+    reason = str(
+        resolve(miniature("wan2.1-1.3b", "pp:stages=3", processes=3, global_batch=12)).refusal
+    )
     assert "2 blocks are fewer than 3 stages have; take stages of 2 or fewer" in reason
 
 

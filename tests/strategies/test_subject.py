@@ -75,7 +75,7 @@ def test_it_trains_with_the_evidence_of_all_its_parts(text, train_here):
 def test_what_it_lacks_is_refused_by_name(text):
     two = {"recipe": f"ddp+{text}+sgd:momentum=0.0", "processes": 2}
     resolved = resolve(dataclasses.replace(STRIP, **two))
-    words = resolved.refusal
+    words = str(resolved.refusal)
     (need,) = NEEDS[text]
     assert words.startswith(text.partition(":")[0]) and f"Strip has no {PARTS[need]}" in words
     assert "leave " in words or "take " in words

@@ -277,7 +277,7 @@ def test_what_cannot_be_cut_is_refused_with_the_way_out(text, processes, model, 
     change = {"model": model, "global_batch": 12, "processes": processes}
     if model == "flux-dev":
         change |= {"data": "synthetic", "objective": "flow"}
-    reason = resolve(dataclasses.replace(TINY, recipe=text, **change)).refusal
+    reason = str(resolve(dataclasses.replace(TINY, recipe=text, **change)).refusal)
     assert reason and [w for w in wanted if w not in reason] == []
 
 
@@ -293,13 +293,13 @@ def test_an_uneven_mlp_is_refused_before_anything_starts(ranks, inner, said, mon
     size = resolve(TWO).subject.dimensions._replace(inner=inner)
     monkeypatch.setattr(type(resolve(TWO).subject), "dimensions", size)
     text = f"ddp+tp:ranks={ranks}"
-    refused = resolve(dataclasses.replace(TWO, recipe=text, processes=ranks)).refusal
+    refused = str(resolve(dataclasses.replace(TWO, recipe=text, processes=ranks)).refusal)
     assert refused and refused.endswith(said)
 
 
 def test_tokens_that_cannot_be_dealt_are_refused():
     odd = dataclasses.replace(TWO, recipe="ddp+tp:norms=tokens", data="synthetic:24")
-    assert resolve(odd).refusal.endswith("9 tokens are not 2 equal stripes; take norms=whole")
+    assert str(resolve(odd).refusal).endswith("9 tokens are not 2 equal stripes; take norms=whole")
 
 
 BESIDE = {

@@ -47,10 +47,10 @@ def test_a_limit_of_the_shell_is_named_before_the_installation(tmp_path, monkeyp
     here = machine(tmp_path)
     here.probe["errors"] = {"probe": "ABORT"}
     monkeypatch.setattr(kernel, "shell_limit", lambda: None)
-    assert "install" in obstacle(NVME, here).way_out
+    assert "install" in obstacle(NVME, here).hint
     monkeypatch.setattr(kernel, "shell_limit", lambda: ("ulimit -v", 600 << 20))
     lack = obstacle(NVME, here)
-    assert "ulimit -v of 0.6 GiB" in lack.reason and lack.way_out.startswith("ulimit -v unlimited")
+    assert "ulimit -v of 0.6 GiB" in lack.text and lack.hint.startswith("ulimit -v unlimited")
 
 
 def with_op(folder: Path, name: str, reason: str) -> machines.Machine:
@@ -65,33 +65,33 @@ def test_everything_there_lacks_nothing(tmp_path: Path) -> None:
 
 def test_libaio_names_the_package(tmp_path: Path) -> None:
     here = with_op(tmp_path, "async_io", "RuntimeError: DeepSpeed finds it not compatible")
-    assert "apt-get install libaio-dev" in obstacle(NVME, here).way_out
+    assert "apt-get install libaio-dev" in obstacle(NVME, here).hint
 
 
 def test_a_library_of_cuda_that_the_linker_misses_is_not_libaio(tmp_path: Path) -> None:
     """ld's line on a machine with libaio and a driver, and without a CUDA toolkit's libraries."""
     here = with_op(tmp_path, "async_io", "/usr/bin/ld: cannot find -lcudart: No such file")
-    way_out = obstacle(NVME, here).way_out
+    way_out = obstacle(NVME, here).hint
     assert "LIBRARY_PATH" in way_out and "libaio" not in way_out
 
 
 @pytest.mark.parametrize("tool", ["compiler", "ninja"])
 def test_a_missing_compiler_is_named(tmp_path: Path, tool: str) -> None:
     lack = lacks("cpu_adam", machine(tmp_path, **{tool: None}), NVME.spec)
-    assert {"compiler": "g++", "ninja": "ninja"}[tool] in lack.reason
-    assert "apt-get install g++ ninja-build" in lack.way_out
+    assert {"compiler": "g++", "ninja": "ninja"}[tool] in lack.text
+    assert "apt-get install g++ ninja-build" in lack.hint
 
 
 def test_a_failed_build_keeps_its_decisive_line(tmp_path: Path) -> None:
     here = with_op(tmp_path, "cpu_adam", "foo.cpp:3:1: error: no such thing")
-    assert "error: no such thing" in lacks("cpu_adam", here, NVME.spec).reason
+    assert "error: no such thing" in lacks("cpu_adam", here, NVME.spec).text
 
 
 def test_no_bf16(tmp_path: Path) -> None:
     here = machine(tmp_path)
     here.probe["bf16"]["cpu"] = "a bfloat16 product came out wrong"
     found = obstacle(resolve(Spec(recipe="ddp+bf16", data="synthetic")), here)
-    assert "leave bf16 out" in found.way_out
+    assert "leave bf16 out" in found.hint
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_an_ability_that_the_device_lacks(tmp_path: Path, recipe, need, told) ->
     assert obstacle(resolved, here) is None
     here.probe["abilities"] = {need: {"cpu": "it was tried in vain", "cuda": ""}}
     lack = obstacle(resolved, here)
-    assert [w for w in [*told, "tried in vain"] if w not in f"{lack.reason} {lack.way_out}"] == []
+    assert [w for w in [*told, "tried in vain"] if w not in f"{lack.text} {lack.hint}"] == []
     other = resolve(Spec(recipe="ddp+attend+compile:backend=aot_eager", data="synthetic"))
     assert obstacle(other, here) is None
 
@@ -114,13 +114,13 @@ def test_an_ability_that_the_device_lacks(tmp_path: Path, recipe, need, told) ->
 def test_a_broken_torch_stops_every_row(tmp_path: Path) -> None:
     here = machine(tmp_path)
     here.probe["errors"]["torch"] = "ImportError: libfoo.so: cannot open"
-    assert "libfoo.so" in obstacle(resolve(Spec(recipe="ddp", data="synthetic")), here).reason
+    assert "libfoo.so" in obstacle(resolve(Spec(recipe="ddp", data="synthetic")), here).text
 
 
 def test_swap_files_need_room(tmp_path: Path) -> None:
     lack = obstacle(NVME, machine(tmp_path, disk_free_bytes=1000))
-    assert str(tmp_path) in lack.reason
-    assert "--out" in lack.way_out
+    assert str(tmp_path) in lack.text
+    assert "--out" in lack.hint
 
 
 def on_gpu(**changes: object) -> Spec:
@@ -131,15 +131,15 @@ def on_gpu(**changes: object) -> Spec:
 
 def test_too_few_gpus(tmp_path: Path) -> None:
     lack = obstacle(resolve(on_gpu()), machine(tmp_path, gpus=(CARD,)))
-    assert "this machine has 1 GPU" in lack.reason
-    assert lack.way_out == "use --processes 1"
+    assert "this machine has 1 GPU" in lack.text
+    assert lack.hint == "use --processes 1"
 
 
 def test_a_busy_gpu_names_who(tmp_path: Path) -> None:
     busy = dataclasses.replace(CARD, used_bytes=5 * GIB, others=((4711, "python", 5 * GIB),))
     lack = obstacle(resolve(on_gpu(processes=1)), machine(tmp_path, gpus=(busy,)))
-    assert "pid 4711 (python) 5.0 GiB" in lack.reason
-    assert "CUDA_VISIBLE_DEVICES" in lack.way_out
+    assert "pid 4711 (python) 5.0 GiB" in lack.text
+    assert "CUDA_VISIBLE_DEVICES" in lack.hint
     desktop = dataclasses.replace(CARD, used_bytes=GIB // 2)
     assert obstacle(resolve(on_gpu(processes=1)), machine(tmp_path, gpus=(desktop,))) is None
 
@@ -152,17 +152,17 @@ def test_a_desktop_is_noted_and_its_memory_is_not_planned_with(tmp_path: Path) -
     assert here.smallest_gpu_bytes == 21 * GIB
     elsewhere = dataclasses.replace(desktop, used_bytes=12 * GIB)
     lack = obstacle(row, machine(tmp_path, gpus=(elsewhere,)))
-    assert "a process that is not visible from here" in lack.reason
+    assert "a process that is not visible from here" in lack.text
     unsized = dataclasses.replace(desktop, others=((7, "python", 0),))
-    assert "pid 7 (python)" in obstacle(row, machine(tmp_path, gpus=(unsized,))).reason
+    assert "pid 7 (python)" in obstacle(row, machine(tmp_path, gpus=(unsized,))).text
 
 
 def test_python_s_headers_are_named_where_a_compiler_misses_them(tmp_path: Path) -> None:
     here = with_op(tmp_path, "cpu_adam", "x.cpp:1:10: fatal error: Python.h: No such file")
-    assert "python3-dev" in lacks("cpu_adam", here, NVME.spec).way_out
+    assert "python3-dev" in lacks("cpu_adam", here, NVME.spec).hint
     here.probe["abilities"] = {"inductor": {"cpu": "main.c:5: fatal error: Python.h: none"}}
     compiled = resolve(Spec(recipe="single+compile", data="synthetic"))
-    assert "python3-dev" in obstacle(compiled, here).way_out
+    assert "python3-dev" in obstacle(compiled, here).hint
 
 
 def test_triton_counts_once_a_kernel_of_it_has_run(monkeypatch) -> None:
@@ -183,7 +183,7 @@ def test_triton_counts_once_a_kernel_of_it_has_run(monkeypatch) -> None:
 
 def test_nccl(tmp_path: Path) -> None:
     lack = obstacle(resolve(on_gpu()), machine(tmp_path, gpus=(CARD, CARD)))
-    assert "NCCL" in lack.reason
+    assert "NCCL" in lack.text
 
 
 def test_nvidia_smi_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,8 +244,8 @@ def test_on_few_gpus_the_table_says_how_many_a_strategy_needs(tmp_path: Path) ->
     here = machine(tmp_path, gpus=(CARD,))
     for name, needed in (("ddp", 2), ("hsdp", 4), ("sp", 2)):
         lack = doctor.why_not(name, here)
-        assert f"{name} needs {needed} GPUs; this machine has 1 GPU" in lack.reason
-        assert f"--gpus {needed}" in lack.way_out
+        assert f"{name} needs {needed} GPUs; this machine has 1 GPU" in lack.text
+        assert f"--gpus {needed}" in lack.hint
     assert doctor.why_not("zero2", here) is None
 
 
@@ -326,7 +326,7 @@ def test_the_probe_here() -> None:
 )
 def test_a_strategy_is_asked_for_in_company_that_it_bears(name, lack, tmp_path: Path) -> None:
     found = doctor.why_not(name, machine(tmp_path))
-    assert (lack in found.reason and found.way_out) if lack else found is None
+    assert (lack in found.text and found.hint) if lack else found is None
 
 
 def test_what_the_machine_lacks_is_all_that_the_doctor_refuses(tmp_path: Path) -> None:
@@ -334,7 +334,7 @@ def test_what_the_machine_lacks_is_all_that_the_doctor_refuses(tmp_path: Path) -
     found = {name: doctor.why_not(name, machine(tmp_path)) for name in CATALOG}
     refused = {name for name, lack in found.items() if lack}
     assert refused > {"tf32", "sparse24"}
-    assert {name for name in refused if "./run.sh list" in found[name].way_out} == set()
+    assert {name for name in refused if "./run.sh list" in found[name].hint} == set()
 
 
 @pytest.mark.parametrize(
@@ -348,11 +348,12 @@ def test_what_the_machine_lacks_is_all_that_the_doctor_refuses(tmp_path: Path) -
 def test_a_gpu_that_torch_does_not_see_is_no_reason_to_run_on_the_cpu(tmp_path, why, way) -> None:
     here = machine(tmp_path, gpus=(CARD,))
     assert here.device == "cuda" and obstacle(resolve(on_gpu(processes=1)), here) is None
-    here.probe.update(gpus=[], no_cuda=why)
+    built = {"cuda": None if "without CUDA" in why else "13.0"}
+    here.probe.update(gpus=[], no_cuda=why, torch=built)
     assert here.device == "cuda", "asked for nothing, a run must not end up on the CPU"
     lack = obstacle(resolve(on_gpu(processes=1)), here)
-    assert lack.reason == f"nvidia-smi sees 1 GPU and torch none: {why}"
-    assert lack.way_out.startswith(way) and "--device cpu" in lack.way_out
+    assert lack.text == f"nvidia-smi sees 1 GPU and torch none: {why}"
+    assert lack.hint.startswith(way) and "--device cpu" in lack.hint
     assert obstacle(resolve(Spec(recipe="ddp", data="synthetic", processes=2)), here) is None
 
 
@@ -439,7 +440,7 @@ def test_torch_has_machine_code_for_some_cards(tmp_path, capability, built_for, 
     here.probe["gpus"] = [{"name": "a card", "capability": list(capability)}]
     lack = obstacle(resolve(on_gpu(processes=1)), here)
     assert (lack is None) == there
-    assert there or ("built for" in lack.reason and "a card" in lack.reason)
+    assert there or ("built for" in lack.text and "a card" in lack.text)
 
 
 def test_sparse_cores_are_of_newer_gpus(tmp_path: Path) -> None:
@@ -502,7 +503,7 @@ def test_torchao_s_optimizers_want_what_compiles_their_step_on_a_gpu(tmp_path: P
         here = machine(tmp_path, gpus=(CARD,))
         row = resolve(on_gpu(processes=1, recipe=recipe))
         here.probe["abilities"] = {"inductor": {"cuda": "main.c:5: fatal error: Python.h: none"}}
-        assert "python3-dev" in obstacle(row, here).way_out
+        assert "python3-dev" in obstacle(row, here).hint
         on_cpu = resolve(Spec(recipe=recipe, data="synthetic"))
         assert "inductor" not in on_cpu.needs
     assert "inductor" not in resolve(on_gpu(processes=1, recipe="single+adam8bit")).needs

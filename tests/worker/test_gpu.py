@@ -48,7 +48,7 @@ def test_one_gpu_stands_for_rank_0_of_eight(recipe, here, tmp_path):
     spec = Spec(recipe=recipe, model="DiT-S/4", data="synthetic", global_batch=16, steps=2,
                 world=8, device="cuda")  # fmt: skip
     if lack := obstacle(resolve(spec), here):
-        pytest.skip(lack.reason)
+        pytest.skip(lack.text)
     row = launched(spec, tmp_path)
     assert row.status is Status.OK, f"{row.reason}\n{row.log_tail}"
     checks = {check.name: check for check in row.audit}
@@ -65,7 +65,7 @@ def test_weights_in_8_bits_halve_what_is_gathered(here, tmp_path):
     for name in ("zero3", "zero3_qwz"):
         spec = dataclasses.replace(both, recipe=f"{name}+bf16")
         if lack := obstacle(resolve(spec), here):
-            pytest.skip(lack.reason)
+            pytest.skip(lack.text)
         rows[name] = launched(spec, tmp_path / name)
         assert rows[name].status is Status.OK, rows[name].log_tail
     facts = {name: row.evidence[name] for name, row in rows.items()}
@@ -84,7 +84,7 @@ def test_a_captured_model_draws_the_same_samples(here, tmp_path):
     for recipe in ("single+bf16_pure", "single+bf16_pure+cuda_graphs"):
         spec = dataclasses.replace(one, recipe=recipe)
         if lack := obstacle(resolve(spec), here):
-            pytest.skip(lack.reason)
+            pytest.skip(lack.text)
         rows[recipe] = launched(spec, tmp_path / str(len(rows)))
         assert rows[recipe].status is Status.OK, rows[recipe].log_tail
     plain, captured = rows.values()
@@ -98,7 +98,7 @@ def test_what_zero_resets_while_it_is_made_is_not_lost(here, tmp_path):
     spec = Spec(recipe="zero2", model="DiT-B/4", data="synthetic", global_batch=2, steps=1,
                 device="cuda")  # fmt: skip
     if lack := obstacle(resolve(spec), here):
-        pytest.skip(lack.reason)
+        pytest.skip(lack.text)
     row = launched(spec, tmp_path)
     weights = 4 * row.parameters
     assert row.ranks[0].phases["prepare"].allocated > 2 * weights
@@ -162,7 +162,7 @@ def test_a_recipe_runs_on_several_gpus_with_evidence(processes, recipe, here, tm
         processes=processes,
     )  # fmt: skip
     if lack := obstacle(resolve(spec), here):
-        pytest.skip(lack.reason)
+        pytest.skip(lack.text)
     row = launched(spec, tmp_path)
     assert row.status is Status.OK, f"{row.reason}\n{row.log_tail}"
 

@@ -100,7 +100,7 @@ def test_without_a_gpu_there_is_no_allocator_history(tmp_path):
     asked = resolve(Spec(recipe="single", global_batch=16, snapshot=True))
     (row,) = plan([asked], tmp_path, recall(tmp_path))
     assert row.status is Status.UNSUPPORTED
-    assert "runs on the CPU" in row.lack.reason and "leave --snapshot out" in row.lack.way_out
+    assert "runs on the CPU" in row.lack.text and "leave --snapshot out" in row.lack.hint
 
 
 def test_a_history_that_cannot_be_written_hides_no_error_and_is_one(tmp_path, monkeypatch):

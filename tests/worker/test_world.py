@@ -186,14 +186,14 @@ def test_a_world_that_cannot_be_is_bad_input(fields, words):
 
 
 def test_what_trains_alone_refuses_a_world():
-    refusal = resolve(dataclasses.replace(TINY, world=4)).refusal
+    refusal = str(resolve(dataclasses.replace(TINY, world=4)).refusal)
     assert "no world to simulate" in refusal and "leave --world out" in refusal
 
 
 @pytest.mark.parametrize("recipe", ["ddp+topk", "ddp+compress", "ddp+onebit_adam"])
 def test_what_rewrites_the_all_reduce_refuses_a_world(recipe):
     spec = dataclasses.replace(TINY, recipe=recipe, world=4)
-    assert "leave --world out" in resolve(spec).refusal
+    assert "leave --world out" in str(resolve(spec).refusal)
     assert resolve(dataclasses.replace(spec, world=0, processes=2)).refusal is None
 
 

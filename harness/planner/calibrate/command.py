@@ -349,7 +349,7 @@ def _sighted(device: str, machine: Machine) -> None:
         raise SpecError("device is cuda, and no GPU is to be seen here; use --device cpu")
     lack = lacks_sight(machine) if device == "cuda" else None
     if lack:
-        raise SpecError(f"{lack.reason}; {lack.way_out}")
+        raise SpecError(str(lack))
 
 
 def _overrides(options: argparse.Namespace) -> dict[str, object]:

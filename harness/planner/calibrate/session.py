@@ -174,8 +174,8 @@ def _not_run(row: Planned, machine: Machine) -> Result:
     return Result(
         status=row.status or Status.UNSUPPORTED,
         spec=spec,
-        reason=row.lack.reason if row.lack else "",
-        way_out=row.lack.way_out if row.lack else "",
+        reason=row.lack.text if row.lack else "",
+        way_out=row.lack.hint if row.lack else "",
         environment=seen(spec.device, machine),
     )
 

@@ -111,6 +111,10 @@ class Missing(LookupError):
     """A row that an analysis needs was not measured; the message has the row and the reason."""
 
 
+class Absent(Missing):
+    """The results have no such row, not even an unfinished one."""
+
+
 class Rows:
     """Every measured row of a report, of all groups."""
 
@@ -145,7 +149,7 @@ class Rows:
         ended = (row for row in self.unfinished if is_wanted(row.result.spec))
         unfinished = next(ended, None)
         if unfinished is None:
-            raise Missing(f"{recipe} is not among the results")
+            raise Absent(f"{recipe} is not among the results")
         raise Missing(f"{recipe} is {self._ending(unfinished)}")
 
     def _ending(self, unfinished: Unfinished) -> str:

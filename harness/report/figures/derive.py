@@ -11,7 +11,7 @@ from typing import Any
 
 from harness.phases import PEAK_PHASES, SETUP_PEAKS
 from harness.planner.speed import cards
-from harness.result import GpuSample, Rank, Result
+from harness.result import GpuSample, Rank, Result, is_unplaced
 
 # ---- peak FLOP/s ----
 # The dense peak of the device that a run names, for MFU.
@@ -207,7 +207,7 @@ def placed_by(ranks: Iterable[Rank]) -> str | None:
     device.
     """
     words = [r.categories.placed_by for r in ranks if on_cpu(r) and r.categories is not None]
-    unknown = [w for w in words if w.startswith("unknown")]
+    unknown = [w for w in words if is_unplaced(w)]
     return (unknown or words)[0] or UNTOLD if words else None
 
 

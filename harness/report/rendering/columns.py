@@ -13,7 +13,7 @@ from harness.report.data.rows import Row, Unfinished
 from harness.report.figures import derive, parity, units
 from harness.report.figures.numbers import Numbers
 from harness.report.figures.units import CATEGORIES, title
-from harness.result import Categories
+from harness.result import Categories, is_unplaced
 
 # ---- shared columns ----
 
@@ -181,7 +181,7 @@ def _of_the_peak(row: Row) -> list[str]:
         return [] if row.drawn else _of_the_second_step(row.numbers)
     if row.numbers.peak_bytes is None:
         return [f"not traced: resident {units.gib(row.numbers.resident_peak_bytes)}"]
-    return ["places unknown"] if (row.numbers.placed_by or "").startswith("unknown") else []
+    return ["places unknown"] if is_unplaced(row.numbers.placed_by) else []
 
 
 def loss_cell(row: Row) -> str | None:

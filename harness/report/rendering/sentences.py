@@ -12,7 +12,7 @@ from harness.report.figures import derive, parity
 from harness.report.figures.derive import hindered
 from harness.report.figures.predicted import OUT_OF_MEMORY
 from harness.report.rendering.explanations import model_in_words
-from harness.result import Status
+from harness.result import Status, is_unplaced
 
 NOT_ASKED = "NOT the reference that was asked for"
 
@@ -262,7 +262,7 @@ def _unknown_places(group: Group) -> list[str]:
     told = [
         f"Places of {label}: {word}; all of its tensors count as on the device."
         for label, word in said.items()
-        if word.startswith("unknown")
+        if is_unplaced(word)
     ]
     return first_of(told, "rows with unknown places")
 
