@@ -15,7 +15,7 @@ from harness.planner.overhead import WORDS, preferred, standing
 from harness.planner.phase_needs import STEP, Need, needs
 from harness.planner.prediction import Prediction
 from harness.planner.speed.cards import Card, alike
-from harness.planner.speed.roofline import AS_TYPICAL, Seconds, Slower, seconds
+from harness.planner.speed.roofline import AS_TYPICAL, Seconds, Slower, in_tf32, seconds
 from harness.resolve import Resolved
 from harness.system.requirements import card_lacks
 
@@ -264,7 +264,7 @@ def _seconds(
 ) -> Seconds | None:
     if not prediction.work:
         return None
-    tf32 = any(part.name == "tf32" for part in resolved.recipe.strategies)
+    tf32 = in_tf32(str(resolved.recipe))
     return seconds(prediction.work, gpu, resolved.spec.processes, tf32, slower)
 
 

@@ -31,7 +31,7 @@ from harness.planner.prediction import Prediction
 from harness.planner.speed import cards, rates
 from harness.planner.speed.cards import Card
 from harness.planner.speed.rates import measured_on
-from harness.planner.speed.roofline import Seconds, Work, seconds
+from harness.planner.speed.roofline import Seconds, Work, in_tf32, seconds
 from harness.report.data.grid import Grid, text_grid
 from harness.report.figures import derive
 from harness.report.rendering.narrow import print_grid
@@ -59,7 +59,7 @@ class Held:
 
     def predicted(self, card: Card) -> Seconds:
         """Return the step time by the rates of ``card``."""
-        return seconds(self.work, card, self.processes, "tf32" in self.recipe.split("+"))
+        return seconds(self.work, card, self.processes, in_tf32(self.recipe))
 
     def error(self, card: Card) -> float:
         """Return (predicted - measured) / measured."""

@@ -29,7 +29,7 @@ from harness.planner.fitting import fitting_batch
 from harness.planner.prediction import Prediction
 from harness.planner.speed import cards
 from harness.planner.speed.rates import rates
-from harness.planner.speed.roofline import parts_of, seconds
+from harness.planner.speed.roofline import in_tf32, parts_of, seconds
 from harness.report.figures import derive
 from harness.report.figures.predicted import predicted_and_measured
 from harness.result import Result, Status
@@ -366,7 +366,7 @@ def _parts(result: Result, prediction: Prediction, alone: Calibration) -> dict[s
     typical = cards.of_device(alone.device)
     card = cards.with_calibration(typical, Applied(calibration=alone))
     processes = result.spec.processes
-    tf32 = "tf32" in result.spec.recipe.split("+")
+    tf32 = in_tf32(result.spec.recipe)
     parts = parts_of(prediction.work, rates(card, processes), processes, tf32)
     usual = seconds(prediction.work, typical, processes, tf32).total
     return {**parts, "typical_seconds": usual}

@@ -96,6 +96,11 @@ class Seconds:
         return max(known, self.slowest - self.total)
 
 
+def in_tf32(recipe: str) -> bool:
+    """Return whether ``recipe`` rounds the float32 operands of matrix products to TF32."""
+    return "tf32" in recipe.split("+")
+
+
 def seconds(
     work: Sequence[Work],
     gpu: Card,

@@ -18,7 +18,7 @@ from harness.planner.calibration.record import load as load_calibration
 from harness.planner.prediction import Prediction, load
 from harness.planner.speed import rates
 from harness.planner.speed.cards import Card
-from harness.planner.speed.roofline import Seconds, Sent, seconds, sent
+from harness.planner.speed.roofline import Seconds, Sent, in_tf32, seconds, sent
 from harness.planner.verdict import decide
 from harness.report.figures import derive, units
 from harness.report.figures.units import CATEGORIES
@@ -359,7 +359,7 @@ def calibrated_row(
 def _seconds(first: Result, prediction: Prediction | None, card: Card) -> Seconds | None:
     if prediction is None or not prediction.work:
         return None
-    tf32 = "tf32" in first.spec.recipe.split("+")
+    tf32 = in_tf32(first.spec.recipe)
     return seconds(prediction.work, card, first.spec.processes, tf32)
 
 
