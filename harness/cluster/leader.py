@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from harness import result
 from harness.cluster import preflight, supervisor
@@ -228,17 +227,19 @@ class Nodes:
             return launch.run(resolved, folder, **options)
         return run(resolved, folder, nodes=self, **options)
 
-    def table(self) -> Table:
-        """A line for each node."""
-        found = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-        for name in ("node", "host", "address", "cores", "memory", "devices"):
-            found.add_column(name, overflow="fold")
-        for node in self.ready:
-            address = node.address or ", ".join(node.addresses)
-            memory = f"{node.memory_bytes / 2**30:.1f} GiB"
-            devices = ", ".join(node.devices) or node.cpu
-            found.add_row(str(node.rank), node.host, address, str(node.cores), memory, devices)
-        return found
+    def rows(self) -> list[list[str]]:
+        """Return each node: rank, host, address, cores, memory and devices."""
+        return [
+            [
+                str(node.rank),
+                node.host,
+                node.address or ", ".join(node.addresses),
+                str(node.cores),
+                f"{node.memory_bytes / 2**30:.1f} GiB",
+                ", ".join(node.devices) or node.cpu,
+            ]
+            for node in self.ready
+        ]
 
 
 def survey(nodes: Nodes, out: Path, device: str, ops: Sequence[str]) -> None:

@@ -53,7 +53,7 @@ def doctor(options: argparse.Namespace) -> int:
     with machines(options, out, console) as nodes:
         if nodes:
             nodes.survey(machine, out, machine.device, sorted(ops), console)
-            console.print(nodes.table())
+            print_listed(console, NODE_HEADS, nodes.rows())
     print_doctor(machine, console)
     return OK
 
@@ -172,6 +172,8 @@ LATENTS = {"data": "synthetic"}
 """Data that every machine has. The digits need scikit-learn, which may be missing."""
 TRAINED: tuple[dict[str, str], ...] = (LATENTS, TOKENS)
 """Training data: latents, or tokens for the strategies that change a token loss."""
+NODE_HEADS = ("node", "host", "address", "cores", "memory", "devices")
+"""Heads of the table of several machines (hook "machines")."""
 PROCESSES = (2, 4)
 """Process counts without GPUs: any machine can start as many processes as sharding needs."""
 MORE_GPUS = (2, 4, 8, 16)

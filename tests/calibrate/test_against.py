@@ -11,7 +11,7 @@ import pytest
 
 from harness import ROOT, cli
 from harness.planner import pool
-from harness.planner.calibrate.command import Held, as_json, from_json, held, table
+from harness.planner.calibrate.command import Held, as_json, compared, from_json, held
 from harness.planner.calibrate.table import times
 from harness.planner.calibration import record, store
 from harness.planner.calibration.record import fitted, left_out_errors, predicted_seconds
@@ -52,9 +52,9 @@ def test_a_row_is_held_to_its_measured_step():
 def test_the_table_shows_both_and_counts_what_lies_within():
     near = Held(recipe="single", processes=1, work=work(1.0), measured=1.24)
     far = Held(recipe="single+lora", processes=1, work=work(1.0), measured=2.5)
-    found = table([near, far], card(made(CPU, rows=rows(1.25))))
-    assert found.rows[0][2] == "1240" and found.rows[0][5:] == ["1250 +-37", "+1"]
-    assert found.rows[1][6] == "-50"
+    found = compared([near, far], card(made(CPU, rows=rows(1.25))))
+    assert found.lines[0][2] == "1240" and found.lines[0][5:] == ["1250 +-37", "+1"]
+    assert found.lines[1][6] == "-50"
     assert "Calibrated: median error 25 %, largest 50 %, 1 of 2 within" in found.note
 
 
@@ -128,9 +128,9 @@ def test_one_that_was_fitted_to_wrong_steps_is_not_near(recorded):
 
 def test_the_page_shows_what_follows_from_the_recorded_steps(recorded):
     shown, made_now = PAGE.read_text(), times(recorded[1])
-    for line in (made_now.heads, *made_now.rows):
+    for line in (made_now.heads, *made_now.lines):
         assert f"| {' | '.join(line)} |" in shown
-    assert made_now.note in shown and len(made_now.rows) == 23
+    assert made_now.note in shown and len(made_now.lines) == 23
 
 
 # ---- the command ----

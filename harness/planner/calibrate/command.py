@@ -23,7 +23,7 @@ from harness.planner.calibrate.ending import Left, leave
 from harness.planner.calibrate.parts import PARTS, Outcome, Planned, Setting, schedule
 from harness.planner.calibrate.running import run_part
 from harness.planner.calibrate.session import Session, clock
-from harness.planner.calibrate.table import Table, lines
+from harness.planner.calibrate.table import lines, table
 from harness.planner.calibration import store
 from harness.planner.calibration.record import Calibration, public
 from harness.planner.plan.tracing import PlanProgress
@@ -84,7 +84,7 @@ def held(results: Sequence[Result], predictions: Mapping[str, Prediction]) -> li
     return sorted(rows, key=lambda row: row.measured)
 
 
-def table(rows: Sequence[Held], card: Card) -> Table:
+def compared(rows: Sequence[Held], card: Card) -> Grid:
     """Return each row's time by typical figures and by ``card``'s calibration, with the overall
     errors.
     """
@@ -96,7 +96,7 @@ def table(rows: Sequence[Held], card: Card) -> Table:
     lines = [[*_measured(row), *(c for one in ways.values() for c in _cells(row, one))]
              for row in rows]  # fmt: skip
     note = " ".join(_summary(name, rows, one) for name, one in ways.items())
-    return Table(f"Steps of {card.name}, planned and measured", heads, lines, note)
+    return table(f"Steps of {card.name}, planned and measured", heads, lines, note)
 
 
 def _measured(row: Held) -> list[str]:
@@ -144,7 +144,9 @@ def against(options: argparse.Namespace, console: Console) -> int:
     rows = held(results, _predictions(results, console))
     if options.json:
         write_json(options.json, as_json(rows))
-    console.print(escape(lines(f"Against {options.against}", [table(rows, card)])), soft_wrap=True)
+    console.print(
+        escape(lines(f"Against {options.against}", [compared(rows, card)])), soft_wrap=True
+    )
     console.print(escape(rates.words(card)), highlight=False)
     return 0
 
@@ -404,8 +406,8 @@ def _sum(planned: Sequence[Planned], jobs: int) -> str:
 
 
 def _show(left: Left, console: Console) -> None:
-    for table in left.tables:
-        print_table(table, console)
+    for grid in left.tables:
+        print_table(grid, console)
     kept = store.applied(left.calibration, torch=store.torch())
     if left.kept:
         console.print(Text(f"{kept.words} Predictions use it from now on: {short(left.kept)}"))
@@ -415,22 +417,12 @@ def _show(left: Left, console: Console) -> None:
         console.print(Text(str(short(path))), soft_wrap=True)
 
 
-def print_table(table: Table, console: Console) -> None:
+def print_table(grid: Grid, console: Console) -> None:
     """Print one table and its note."""
-    console.print(f"[italic]{escape(table.title)}[/italic]", highlight=False)
-    # A column of more than a number and its unit may break between words.
-    short = [
-        max((len(c.split()) for c in cells), default=0) <= 2
-        for cells in zip(*table.rows, strict=True)
-    ]
-    kinds = ["count" if index and short[index] else "text" for index in range(len(table.heads))]
-    lines = [list(row) for row in table.rows]
-    marks = [() for _ in lines]
-    heads = list(table.heads)
-    grid = Grid(key="calibration", title="", heads=heads, kinds=kinds, lines=lines, marks=marks)
+    console.print(f"[italic]{escape(grid.title)}[/italic]", highlight=False)
     print_grid(grid, console, least_worth=())
-    if table.note:
-        console.print(escape(table.note), highlight=False)
+    if grid.note:
+        console.print(escape(grid.note), highlight=False)
 
 
 def _own(options: argparse.Namespace, machine: Machine) -> list[Calibration]:

@@ -15,7 +15,7 @@ from harness.json_files import build
 from harness.planner import overhead, pool
 from harness.planner.calibrate.parts import PARTS, Outcome, kept, measured_row
 from harness.planner.calibrate.session import Session
-from harness.planner.calibrate.table import Table, judged, lines, tables
+from harness.planner.calibrate.table import judged, lines, tables
 from harness.planner.calibration import store
 from harness.planner.calibration.record import (
     Calibration,
@@ -26,6 +26,7 @@ from harness.planner.calibration.record import (
 )
 from harness.planner.prediction import Prediction
 from harness.planner.prediction import kept as kept_prediction
+from harness.report.data.grid import Grid
 from harness.report.figures.predicted import FILE, read_predictions
 from harness.resolve import run_name
 from harness.result import Result, Status, load_all
@@ -136,7 +137,7 @@ class Left:
     """
 
     calibration: Calibration
-    tables: list[Table]
+    tables: list[Grid]
     page: Path
     archive: Path
     kept: Path | None

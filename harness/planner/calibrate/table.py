@@ -18,7 +18,9 @@ from harness.planner.calibration.record import (
 )
 from harness.planner.speed import cards
 from harness.planner.speed.roofline import CPU_SPREAD, SPREAD
+from harness.report.data.grid import Grid
 from harness.report.figures.units import CATEGORIES, GIB, MIB
+from harness.report.rendering.parts import table_lines
 from strategies import parse
 
 # ---- goals ----
@@ -152,18 +154,21 @@ GOALS = (
 NONE = "-"
 
 
-class Table:
-    """A title, heads, rows, and a note below."""
-
-    def __init__(
-        self, title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], note: str = ""
-    ) -> None:
-        self.title, self.heads, self.rows, self.note = title, heads, rows, note
+def table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], note: str = "") -> Grid:
+    """Return a table. A column of more than a number and its unit is text, as is the first."""
+    widest = [max((len(c.split()) for c in cells), default=0) for cells in zip(*rows, strict=True)]
+    kinds = ["count" if i and words <= 2 else "text" for i, words in enumerate(widest)]
+    lines = [list(row) for row in rows]
+    marks = [() for _ in rows]
+    return Grid(
+        key="calibration", title=title, heads=list(heads), kinds=kinds, lines=lines, marks=marks,
+        note=note,
+    )  # fmt: skip
 
 
 def tables(
     calibration: Calibration, outcomes: Sequence[Outcome], goals: Sequence[Judged]
-) -> list[Table]:
+) -> list[Grid]:
     """Return every table of a session that has rows."""
     made = [
         ceilings(calibration),
@@ -172,29 +177,24 @@ def tables(
         memory(calibration),
         categories(calibration),
         stations(outcomes),
-        Table("Goals", ("Goal", "Measured", ""), [(g.text, g.measured, g.word) for g in goals]),
+        table("Goals", ("Goal", "Measured", ""), [(g.text, g.measured, g.word) for g in goals]),
     ]
-    return [table for table in made if table.rows]
+    return [grid for grid in made if grid.lines]
 
 
-def lines(title: str, made: Sequence[Table]) -> str:
+def lines(title: str, made: Sequence[Grid]) -> str:
     """Return the tables as Markdown."""
     parts = [f"# {title}", ""]
-    for table in made:
-        parts += [f"## {table.title}", "", _line(table.heads)]
-        parts += [_line(["---", *["--:"] * (len(table.heads) - 1)])]
-        parts += [*map(_line, table.rows), "", *([table.note, ""] if table.note else [])]
+    for grid in made:
+        parts += [f"## {grid.title}", "", *table_lines(grid), ""]
+        parts += [grid.note, ""] if grid.note else []
     return "\n".join(parts)
-
-
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "/").replace("\n", " ") for cell in cells) + " |"
 
 
 # ---- ceilings ----
 
 
-def ceilings(found: Calibration) -> Table:
+def ceilings(found: Calibration) -> Grid:
     """Return each measured ceiling beside the typical figure that predictions use without it."""
     card, made = cards.of_device(found.device), found.ceilings
     rows = [
@@ -224,7 +224,7 @@ def ceilings(found: Calibration) -> Table:
             (f"all-reduce of {c.ranks}", f"{_speed(c.rate)}, {1e6 * c.seconds:.0f} us",
              _share(c.rate, card.link_bandwidth))
         )  # fmt: skip
-    return Table("Ceilings", ("What", "Measured", "Of the typical figure"), rows + _standing(found))
+    return table("Ceilings", ("What", "Measured", "Of the typical figure"), rows + _standing(found))
 
 
 def _standing(found: Calibration) -> list[tuple[str, str, str]]:
@@ -255,7 +255,7 @@ def _speed(rate: float) -> str:
     return f"{rate / 1e9:.1f} GB/s"
 
 
-def attention(found: Calibration) -> Table:
+def attention(found: Calibration) -> Grid:
     """Return the rates of each kernel, type and width."""
     rows = [
         (a.kernel, a.dtype, str(a.width), f"{a.rate / 1e12:.3g}", _mib(a.scratch_bytes),
@@ -263,7 +263,7 @@ def attention(found: Calibration) -> Table:
         for a in found.ceilings.attention
     ]  # fmt: skip
     heads = ("Kernel", "Type", "Head", "TFLOP/s", "Scratch MiB", "By formula MiB")
-    return Table("Attention, forward and backward", heads, rows)
+    return table("Attention, forward and backward", heads, rows)
 
 
 def _mib(size: int | None) -> str:
@@ -273,7 +273,7 @@ def _mib(size: int | None) -> str:
 # ---- rows ----
 
 
-def times(found: Calibration) -> Table:
+def times(found: Calibration) -> Grid:
     """Return predicted and measured step times: by typical figures, and by a fit to the other rows
     alone.
     """
@@ -282,7 +282,7 @@ def times(found: Calibration) -> Table:
     heads = ("Row", "Measured ms", "Typical %", "Fitted ms", "Fitted %", "Left out %")
     rows = [_time(row, fit.factors, errors) for row in timed]
     usual = CPU_SPREAD if found.device.kind == "cpu" else SPREAD
-    return Table("Time of a step", heads, rows, _of_times(fit, timed, errors, usual))
+    return table("Time of a step", heads, rows, _of_times(fit, timed, errors, usual))
 
 
 def _of_times(
@@ -333,7 +333,7 @@ def _percent(error: float | None) -> str:
     return NONE if error is None else f"{100 * error:+.1f}"
 
 
-def memory(found: Calibration) -> Table:
+def memory(found: Calibration) -> Grid:
     """Return predicted and measured bytes."""
     heads = ("Row", "Step GiB", "Error %", "Run GiB", "Error %", "Reserved GiB", "Error %", "Why")
     rows = [
@@ -344,10 +344,10 @@ def memory(found: Calibration) -> Table:
         "GiB as measured. Step: tensors of a step, against the run's own trace. Run: the whole "
         "run, against the meter, an independent measure. Why: there is no number."
     )
-    return Table("Memory", heads, rows, note)
+    return table("Memory", heads, rows, note)
 
 
-def categories(found: Calibration) -> Table:
+def categories(found: Calibration) -> Grid:
     """Return the error of each category of a step, in percent."""
     names = [name for name in CATEGORIES if any(name in row.categories for row in found.rows)]
     rows = [
@@ -357,7 +357,7 @@ def categories(found: Calibration) -> Table:
     ]
     heads = ["Row", *(name.replace("_", " ").capitalize() for name in names)]
     note = "Percent, predicted against traced; of categories above 5 % of the step's peak."
-    return Table("Memory by category, errors", heads, rows, note)
+    return table("Memory by category, errors", heads, rows, note)
 
 
 def _error(pair: Sequence[int] | None) -> str:
@@ -372,10 +372,10 @@ def _pair(pair: Sequence[int]) -> tuple[str, str]:
     return f"{pair[1] / GIB:.3f}", f"{100 * (pair[0] / pair[1] - 1):+.2f}"
 
 
-def stations(outcomes: Sequence[Outcome]) -> Table:
+def stations(outcomes: Sequence[Outcome]) -> Grid:
     """Return the outcome of every station."""
     rows = [
         (f"{o.part}: {o.station}", o.status, f"{o.seconds:.0f}" if o.seconds else NONE, o.reason)
         for o in outcomes
     ]
-    return Table("Stations", ("Station", "Ended", "Seconds", "Why"), rows)
+    return table("Stations", ("Station", "Ended", "Seconds", "Why"), rows)
