@@ -108,34 +108,50 @@ def load_suite(name: str, device: str) -> Suite:
     Raises:
         SuiteError: one line that names file, key, value and a remedy.
     """
+    frame, data = _framed(name, device)
+    path, settings = frame.path, frame.settings
+    rows = _rows(path, data, settings, BLOCK_OF[device])
+    reference = _canonical(path, "reference", data.get("reference", rows[0].recipe), settings)
+    if reference not in {row.recipe for row in rows}:
+        raise SuiteError(
+            f"{path}: reference {reference!r} is not among the recipes; add it or name another"
+        )
+    return dataclasses.replace(frame, reference=reference, rows=rows)
+
+
+def frame_of(name: str, device: str) -> Suite:
+    """Read the settings of a suite for ``device``, without its rows and its reference.
+
+    Raises:
+        SuiteError: as ``load_suite``.
+    """
+    return _framed(name, device)[0]
+
+
+def _framed(name: str, device: str) -> tuple[Suite, dict[str, Any]]:
+    """Return a suite without its rows, and the data of its file."""
     path = _find(name)
     data = _read(path)
     _check(path, "", data, TOP)
     block = BLOCK_OF[device]
     if block not in data:
         raise SuiteError(f"{path}: no block {block!r} for device {device}; add one")
-    settings = _settings(path, block, data[block], BLOCK)
-    rows = _rows(path, data, settings, block)
     often = data.get("noise_floor", NOISE_FLOOR)
     if often < 1:
         raise SuiteError(f"{path}: noise_floor is {often}; write at least 1 (1: no floor)")
-    reference = _canonical(path, "reference", data.get("reference", rows[0].recipe), settings)
-    if reference not in {row.recipe for row in rows}:
-        raise SuiteError(
-            f"{path}: reference {reference!r} is not among the recipes; add it or name another"
-        )
-    return Suite(
+    frame = Suite(
         path=path,
         name=data.get("name", path.stem),
         title=data.get("title", ""),
         story=data.get("story", ""),
-        reference=reference,
+        reference="",
         timeout_seconds=float(data.get("timeout_seconds", TIMEOUT_SECONDS)),
         device=device,
-        settings=settings,
-        rows=rows,
+        settings=_settings(path, block, data[block], BLOCK),
+        rows=(),
         noise_floor=often,
     )
+    return frame, data
 
 
 # ---- reading and checking a file ----

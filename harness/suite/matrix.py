@@ -12,7 +12,7 @@ from typing import Any
 from harness.planner.fitting import fitting_batch
 from harness.resolve import resolve
 from harness.spec import Spec
-from harness.suite.file import ALL, FIT, Suite, SuiteError, SuiteRow, load_suite
+from harness.suite.file import ALL, FIT, Suite, SuiteError, SuiteRow, frame_of
 from strategies import CATALOG, parse
 from strategies.base import Slot
 from strategies.workloads import SAMPLE, TRAIN
@@ -30,7 +30,7 @@ def ad_hoc(recipes: Iterable[str], device: str, workload: str = TRAIN) -> Suite:
         SuiteError: a recipe twice. RecipeError or Conflict: an invalid recipe.
     """
     texts = [parse(text, workload=workload).text for text in recipes]
-    base = load_suite(SUITES.get(workload, "default"), device)
+    base = frame_of(SUITES.get(workload, "default"), device)
     twice = next((t for i, t in enumerate(texts) if t in texts[:i]), None)
     if twice:
         raise SuiteError(f"recipe {twice!r} is given twice; use --repeat to measure it again")

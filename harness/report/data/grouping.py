@@ -82,13 +82,9 @@ def _alike(rows: list[Row]) -> list[int]:
     return [int(np.sum(abs(logs[:i] - logs[i]) <= m)) for i, m in enumerate(margins)]
 
 
-def ranked(rows: list[Row]) -> list[Row]:
+def _ranks(rows: list[Row]) -> list[int]:
     """Rank each row after all that are faster beyond the noise; by order if no noise is known."""
-    ranks = [1 + index - alike for index, alike in enumerate(_alike(rows))]
-    return [
-        dataclasses.replace(row, versus=dataclasses.replace(row.versus, rank=rank))
-        for row, rank in zip(rows, ranks, strict=True)
-    ]
+    return [1 + index - alike for index, alike in enumerate(_alike(rows))]
 
 
 # ---- siblings ----
@@ -270,15 +266,14 @@ def _rows(
         spec = dataclasses.replace(ended.result.spec, repeat=0)
         lost.setdefault(spec, []).append(f"a repetition ended as {ended.status.value}")
     return [
-        dataclasses.replace(
-            _row(results, machines, predictions, found), notes=tuple(lost.get(spec, ()))
-        )
+        _row(results, tuple(lost.get(spec, ())), machines, predictions, found)
         for (spec, _), results in repetitions.items()
     ]
 
 
 def _row(
     results: list[Result],
+    notes: tuple[str, ...],
     machines: Machines,
     predictions: Predictions,
     found: Calibration | None,
@@ -288,6 +283,7 @@ def _row(
     return Row(
         label=first.spec.recipe,
         results=tuple(results),
+        notes=notes,
         numbers=numbers(results),
         predicted=predicted_and_measured(results, predictions, found),
         predicted_fit=predicted_fit(first, Status.OK, prediction, machines, found),
@@ -366,8 +362,20 @@ def _group(draft: Group, floor: Floor | None) -> Group:
     reference = members[place]
     best_first = sorted(members, key=_need if draft.world else _slowness)
     siblings = siblings_of(members)
-    compared = [_against(row, reference, n, siblings) for n, row in enumerate(best_first, 1)]
-    rows = _with_front(ranked(compared))
+    places = enumerate(zip(best_first, _ranks(best_first), strict=True), 1)
+    found = [
+        beside(_against(row, reference, place, rank), row, siblings.get(id(row)))
+        for place, (row, rank) in places
+    ]
+    front = _front(best_first, found)
+    rows = [
+        dataclasses.replace(
+            row,
+            versus=dataclasses.replace(versus, front=index in front),
+            drawn=_drawn(row, reference),
+        )
+        for index, (row, versus) in enumerate(zip(best_first, found, strict=True))
+    ]
     reference = next(row for row in rows if row.versus.is_reference)
     return dataclasses.replace(draft, rows=rows, reference=reference, floor=floor)
 
@@ -398,14 +406,15 @@ def _where(spec: Spec) -> str:
 # ---- comparison with the reference ----
 
 
-def _against(row: Row, reference: Row, place: int, siblings: Mapping[int, Row]) -> Row:
+def _against(row: Row, reference: Row, place: int, rank: int) -> Versus:
+    """Return a row's relation to the reference."""
     ours, theirs, first = row.numbers, reference.numbers, reference.first
     found = [parity.distances(result, first) for result in row.results]
     verdict = _verdict(row, reference)
     needs = (ours.need_bytes, theirs.need_bytes)
-    versus = Versus(
+    return Versus(
         place=place,
-        rank=place,
+        rank=rank,
         front=False,
         is_reference=row is reference,
         speed_ratio=ours.samples_per_second / theirs.samples_per_second,
@@ -420,8 +429,6 @@ def _against(row: Row, reference: Row, place: int, siblings: Mapping[int, Row]) 
         parity="reference" if row is reference else verdict.word,
         differs_in=verdict.what,
     )
-    versus = beside(versus, row, siblings.get(id(row)))
-    return dataclasses.replace(row, versus=versus, drawn=_drawn(row, reference))
 
 
 def _drawn(row: Row, reference: Row) -> samples.DrawnRow | None:
@@ -446,16 +453,12 @@ def _worst(distances: list[float | None]) -> float | None:
     return max((d for d in distances if d is not None), default=None)
 
 
-def _with_front(rows: list[Row]) -> list[Row]:
-    """Mark the front. A row with a wrong computation cannot be on it."""
+def _front(rows: list[Row], found: list[Versus]) -> set[int]:
+    """Return the indices of the front. A row with a wrong computation cannot be on it."""
     able = [
-        r
-        for r in rows
-        if not r.versus.wrong and r.numbers.need_bytes is not None and not r.spec.world
+        index
+        for index, (row, versus) in enumerate(zip(rows, found, strict=True))
+        if not versus.wrong and row.numbers.need_bytes is not None and not row.spec.world
     ]
-    points = [(r.numbers.need_bytes, r.numbers.samples_per_second) for r in able]
-    front = {id(able[i]) for i in derive.pareto_front(points)}
-    return [
-        dataclasses.replace(r, versus=dataclasses.replace(r.versus, front=id(r) in front))
-        for r in rows
-    ]
+    points = [(rows[i].numbers.need_bytes, rows[i].numbers.samples_per_second) for i in able]
+    return {able[i] for i in derive.pareto_front(points)}
