@@ -466,9 +466,8 @@ class Subject:
     # ---- model output ----
 
     @property
-    def rows(self) -> int:
-        """Number whose divisors are the possible counts of equal parts of a sample, each of whole
-        tokens.
+    def most_stripes(self) -> int:
+        """The most equal parts of a sample, each of whole tokens; its divisors are possible too.
 
         Read only with the part "stripes", as are ``cut`` and ``take_part``.
         """

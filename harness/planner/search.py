@@ -158,12 +158,12 @@ def search(
     kind = overhead.preferred(gpu.capability)
     while any(state.open for state in states):
         active = [i for i, state in enumerate(states) if state.open]
-        tries = [_next(states[i], sizes.weights, sizes.start) for i in active]
-        rows = [sizes.at(asked[i], index) for i, index in zip(active, tries, strict=True)]
+        guesses = [_next(states[i], sizes.weights, sizes.start) for i in active]
+        rows = [sizes.at(asked[i], index) for i, index in zip(active, guesses, strict=True)]
         progress.begin([f"{row.recipe} at {sizes.named(row)}" for row in rows], jobs)
         predictions = pool.predict_all(rows, folder, kind=kind, jobs=jobs, done=progress.done)
         progress.end()
-        for i, index, row, prediction in zip(active, tries, rows, predictions, strict=True):
+        for i, index, row, prediction in zip(active, guesses, rows, predictions, strict=True):
             _narrow(states[i], index, verdict.judge(row, prediction, gpu), sizes.named(row))
     return [_answer(*pair) for pair in zip(asked, states, strict=True)]
 

@@ -16,7 +16,6 @@ from strategies.base import NotInForce, Settings, demand
 if TYPE_CHECKING:
     import torch
 
-    from strategies.base import Settings
     from strategies.engine import TrainingRun
 
 

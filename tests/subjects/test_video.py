@@ -83,7 +83,7 @@ def test_a_rank_s_stripe_has_its_own_tokens_and_positions():
     of = subject("DiT-T/8", 32, frames=3)
     model, x = awake(of), torch.randn(1, 4, 3, 32, 32)
     tokens = (model.x_embedder(x) + model.positions()).unflatten(1, (3, 4, 4))
-    for part in range(of.rows // 2):
+    for part in range(of.most_stripes // 2):
         of.take_part(model, part, 2)
         mine = model.x_embedder(of.cut(x, part, 2)) + model.positions()
         torch.testing.assert_close(mine, tokens[:, :, 2 * part : 2 * part + 2].flatten(1, 3))

@@ -198,7 +198,7 @@ class Dit(Subject):
     # ---- output ----
 
     @property
-    def rows(self) -> int:
+    def most_stripes(self) -> int:
         return self.data.input_size // self.shape.patch_size
 
     def cut(self, samples: Tensor, part: int, parts: int) -> Tensor:

@@ -573,7 +573,7 @@ class Library(Subject):
     # ---- samples and output ----
 
     @property
-    def rows(self) -> int:
+    def most_stripes(self) -> int:
         by_height = self.family.stripes == "height"
         rows = self.space.height // self.family.tile if by_height else self.data.sample_shape[0]
         return math.gcd(rows, self.space.text) if self.family.joint else rows

@@ -20,7 +20,6 @@ from strategies.launch_file import LaunchFile, LaunchFileError, Layout
 from strategies.parallel.groups import gatherer, whole_shape
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
     import torch

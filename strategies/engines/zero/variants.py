@@ -23,7 +23,7 @@ from strategies.inventory import AllocationScope
 if TYPE_CHECKING:
     import torch
 
-    from strategies.engine import RunContext, TrainingRun
+    from strategies.engine import RunContext
 
 
 REMARK = (

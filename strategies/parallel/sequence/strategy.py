@@ -97,10 +97,11 @@ class SequenceParallel(Strategy):
                 return "a part would be as long as the text, and taken for it; take other ranks"
         if "doubles_tokens" in launch.traits:
             return "what is joined to the blocks is of whole samples; leave sp out"
-        if subject.rows % self.ranks:
-            fitting = [str(n) for n in range(2, subject.rows + 1) if subject.rows % n == 0]
+        most = subject.most_stripes
+        if most % self.ranks:
+            fitting = [str(n) for n in range(2, most + 1) if most % n == 0]
             return (
-                f"samples of {subject.rows} rows of tokens are not {self.ranks} equal stripes; "
+                f"samples of {most} rows of tokens are not {self.ranks} equal stripes; "
                 f"take ranks of {' or '.join(fitting) or 'none'}, or another resolution or text"
             )
         heads = subject.dimensions.heads
