@@ -55,8 +55,10 @@ def keyed(seed: int, name: str) -> torch.Generator:
 
 @contextlib.contextmanager
 def valueless() -> Iterator[None]:
-    """Make tensors on meta that do not count as memory. (A prediction's simulated GPU is on meta
-    too.)"""
+    """Make tensors on meta that do not count as memory.
+
+    A prediction's simulated GPU is on meta too.
+    """
     _VALUELESS.append(True)
     try:
         with torch.device("meta"):

@@ -87,7 +87,7 @@ def elsewhere(options: argparse.Namespace, out: Path, name: str, console: Consol
 
 
 def _allocation(options: argparse.Namespace) -> Allocation | None:
-    """This machine among ``--nodes``; None if one machine is enough."""
+    """Return this machine among ``--nodes``; None if one machine is enough."""
     if (options.nodes or 1) < 2 or getattr(options, "dry_run", False):
         return None
     return find(os.environ, options.nodes, options.node_rank, options.head)
@@ -98,7 +98,7 @@ def _allocation(options: argparse.Namespace) -> Allocation | None:
 
 @contextlib.contextmanager
 def machines(options: argparse.Namespace, out: Path, console: Console) -> Iterator[Nodes | None]:
-    """The nodes of a command from their meeting to their parting; None on one machine."""
+    """Return the nodes of a command from their meeting to their parting; None on one machine."""
     from harness.cluster.leader import Nodes
 
     here = _allocation(options)
@@ -144,7 +144,7 @@ def _submit(options: argparse.Namespace, out: Path, name: str, console: Console)
 
 
 def typed(options: argparse.Namespace) -> list[str]:
-    """The options as they were typed, without those of the submission."""
+    """Return the options as they were typed, without those of the submission."""
     words: list[str] = []
     for action in options.parser._actions:
         value = getattr(options, action.dest, None)

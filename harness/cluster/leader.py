@@ -132,7 +132,7 @@ class Launched:
             time.sleep(0.2)
 
     def records(self) -> list[NodeRecord]:
-        """The nodes as a result keeps them."""
+        """Return the nodes as a result keeps them."""
         return [self._record_of(rank, end) for rank, end in self.ends.items()]
 
     def _record_of(self, rank: int, end: End | None) -> NodeRecord:
@@ -155,7 +155,8 @@ class Launched:
         return record
 
     def launch_record(self) -> LaunchRecord:
-        """The record of a launch on one machine, with the memory of the node that held most."""
+        """Return the record of a launch on one machine, with the memory of the node that held most.
+        """
         known, first = [end for end in self.ends.values() if end], self.ends.get(0)
         fullest = max(known, key=lambda end: end.tree_peak_bytes, default=None)
         return LaunchRecord(
@@ -189,7 +190,7 @@ class Nodes:
     gone: str = ""
 
     def order(self, out: Path, **given: Any) -> Order:
-        """An order to all nodes, with a token of its own."""
+        """Return an order to all nodes, with a token of its own."""
         return Order(
             token=uuid.uuid4().hex[:12],
             nodes=self.nodes,
@@ -325,7 +326,7 @@ def run(
 
 
 def _not_begun(resolved: Resolved, folder: Path, nodes: Nodes) -> Result:
-    """The row of nodes of which one was lost."""
+    """Return the row of nodes of which one was lost."""
     reason = f"not begun: {nodes.gone} was lost in an earlier row"
     hint = "start again on nodes that answer: the suite resumes here"
     told = display(resolved, folder)
@@ -340,7 +341,7 @@ def _launched(
     on_status: launch.OnStatus,
     more: Sequence[str],
 ) -> Launched:
-    """The row's launch, ended. Its ranks write into its own folder and nowhere else."""
+    """Return the row's launch, ended. Its ranks write into its own folder and nowhere else."""
     order = nodes.order(
         folder.parent.parent,
         words=[],
@@ -356,7 +357,7 @@ def _launched(
 
 
 def _finished(launched: Launched) -> Result | None:
-    """The worker's own result, if it is this launch's."""
+    """Return the worker's own result, if it is this launch's."""
     try:
         found = result.load(launched.folder / "result.json")
     except result.BadResult:
@@ -364,8 +365,9 @@ def _finished(launched: Launched) -> Result | None:
     return found if found.token == launched.order.token else None
 
 
-def node_facts(spec: Spec, launched: Launched) -> list[NodeFacts]:
-    """The facts of each node when a launch is over; a lost node's statuses are of its last beat."""
+""" node_facts(spec: Spec, launched: Launched) -> list[NodeFacts]: """Return the facts of each node
+when a launch is over; a lost node's statuses are of its last beat.
+"""
     found = []
     for rank, end in launched.ends.items():
         last, beat = end or End(token="", rank=rank, host="?"), launched.beats.get(rank)
@@ -388,7 +390,7 @@ def node_facts(spec: Spec, launched: Launched) -> list[NodeFacts]:
 
 
 def whole_facts(spec: Spec, launched: Launched, nodes: Sequence[NodeFacts]) -> outcome.Facts:
-    """The facts of all nodes together."""
+    """Return the facts of all nodes together."""
     late = any(node.facts.stopped == "timeout" for node in nodes)
     first = nodes[0].facts
     return outcome.Facts(
@@ -410,7 +412,7 @@ def _port_taken(spec: Spec, launched: Launched) -> bool:
 
 
 def _row(resolved: Resolved, launched: Launched, nodes: Nodes) -> Result:
-    """The worker's own result, or a row that says how far it came."""
+    """Return the worker's own result, or a row that says how far it came."""
     finished = _finished(launched)
     if finished:
         ready = [launched.ready[rank] for rank in sorted(launched.ready)]

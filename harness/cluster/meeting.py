@@ -76,7 +76,8 @@ class Allocation:
 def find(
     environ: Mapping[str, str], nodes: int, rank: int | None = None, head: str | None = None
 ) -> Allocation:
-    """This machine among ``nodes``, by ``rank`` and ``head`` if they are given, else by variables.
+    """Return this machine among ``nodes``, by ``rank`` and ``head`` if they are given, else by
+    variables.
 
     Raises:
         AllocationError: no rank is given, or another number of machines.
@@ -98,12 +99,12 @@ def find(
 
 
 def first_host(hosts: str) -> str:
-    """The first of a list as schedulers write it: ``n[01-04,7]``, ``a,b``, or one a line."""
+    """Return the first of a list as schedulers write it: ``n[01-04,7]``, ``a,b``, or one a line."""
     return re.split(r"[\s,]", re.sub(r"\[(\w+)[^\]]*\]", r"\1", hosts.strip()))[0]
 
 
 def _number(text: str | None) -> int | None:
-    """The number in ``2``, or the first in torchrun's ``2:4``."""
+    """Return the number in ``2``, or the first in torchrun's ``2:4``."""
     number = (text or "").partition(":")[0]
     return int(number) if number.isdigit() else None
 
@@ -237,7 +238,7 @@ class End:
 
 
 def log_of(rank: int) -> str:
-    """The file with the output of a node's processes."""
+    """Return the file with the output of a node's processes."""
     return f"log.node{rank}.txt"
 
 
@@ -252,7 +253,7 @@ def write(folder: Path, item: Any, rank: int | None = None, *, durable: bool = F
 
 
 def read(folder: Path, kind: type[Kind], rank: int | None = None, token: str = "") -> Kind | None:
-    """The message of ``kind``; None while it is absent, not whole, or of another launch."""
+    """Return the message of ``kind``; None while it is absent, not whole, or of another launch."""
     try:
         item = read_json(folder / _file(kind, rank), kind, name=kind.__name__)
     except BadFile:

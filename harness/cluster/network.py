@@ -47,12 +47,14 @@ def interfaces() -> dict[str, str]:
 
 
 def interface_of(address: str) -> str | None:
-    """The interface of this machine that has ``address``."""
+    """Return the interface of this machine that has ``address``."""
     return next((name for name, own in interfaces().items() if own == address), None)
 
 
 def _resolved(host: str) -> str | None:
-    """The IPv4 address of a name; None if there is none, or only loopback's for another name."""
+    """Return the IPv4 address of a name; None if there is none, or only loopback's for another
+    name.
+    """
     try:
         address = socket.gethostbyname(host)
     except OSError:
@@ -78,9 +80,9 @@ class Door:
     def close(self) -> None:
         self.listening.close()
 
-
-def reach(hosts: Iterable[str], port: int) -> tuple[str, str] | None:
-    """The first address of ``hosts`` that takes a connection, and this machine's own on the way
+"""def reach(hosts: Iterable[str], port: int) -> tuple[str, str] | None: """Return the first address
+of ``hosts`` that takes a connection, and this machine's own on the way
+"""
     there; None if none does."""
     for address in filter(None, map(_resolved, hosts)):
         with (
@@ -153,16 +155,16 @@ def _measured(timed: Callable[[int], float], device: str, nodes: int) -> tuple[f
     seconds = min(timed(size) for _ in range(TIMES))
     return latency, 2 * (nodes - 1) / nodes * size / seconds, size  # a ring
 
-
-def fitting_size(seconds_of_a_mib: float) -> int:
-    """The bytes that ``TIMES`` all-reduces move in about ``SECONDS``: a power of two from 1 MiB to
+"""def fitting_size(seconds_of_a_mib: float) -> int: """Return the bytes that ``TIMES`` all-reduces
+move in about ``SECONDS``: a power of two from 1 MiB to
+"""
     64 MiB."""
     mib = max(1.0, SECONDS / TIMES / seconds_of_a_mib)
     return min(LARGEST, 1 << (20 + int(mib).bit_length() - 1))
 
 
 def _timer(device: str) -> Callable[[int], float]:
-    """A function from bytes to the seconds of one all-reduce, begun together."""
+    """Return a function from bytes to the seconds of one all-reduce, begun together."""
     import torch
     import torch.distributed as dist
 

@@ -32,8 +32,9 @@ LOST_WAY = "look at that node (its power, its link); leave it out, or run the su
 def classify_nodes(
     whole: Facts, nodes: Sequence[NodeFacts], silence: float, by: str = ""
 ) -> Outcome:
-    """The outcome that the facts show, of a launch without a result. ``whole`` has all ranks'
-    files and the logs of all nodes; ``by`` is the scheduler's reason for a signal."""
+    """Return the outcome that the facts show, of a launch without a result. ``whole`` has all
+    ranks' files and the logs of all nodes; ``by`` is the scheduler's reason for a signal.
+    """
     return (
         _own_cause(nodes)
         or _seen_by_a_node(nodes)
@@ -46,7 +47,7 @@ def classify_nodes(
 
 
 def _own_cause(nodes: Sequence[NodeFacts]) -> Outcome | None:
-    """The failure that a rank reported, with its node, if it is no echo of another's end."""
+    """Return the failure that a rank reported, with its node, if it is no echo of another's end."""
     for node in nodes:
         found = cause_of(node.facts)
         if found:
@@ -55,7 +56,7 @@ def _own_cause(nodes: Sequence[NodeFacts]) -> Outcome | None:
 
 
 def _seen_by_a_node(nodes: Sequence[NodeFacts]) -> Outcome | None:
-    """A kill or a crash, on a node whose processes ended by themselves."""
+    """Return a kill or a crash, on a node whose processes ended by themselves."""
     for node in nodes:
         found = own_words(node.facts) if node.end and node.end.stopped is None else None
         if found:
@@ -68,7 +69,7 @@ def _on(node: NodeFacts, found: Outcome) -> Outcome:
 
 
 def _interrupted(whole: Facts, nodes: Sequence[NodeFacts], by: str) -> Outcome | None:
-    """A signal to the leader, or to another node alone."""
+    """Return a signal to the leader, or to another node alone."""
     if whole.stopped == "interrupted":
         found = classify(whole)
         if by.startswith(NODE_FAILURE):
@@ -83,7 +84,7 @@ def _interrupted(whole: Facts, nodes: Sequence[NodeFacts], by: str) -> Outcome |
 
 
 def _lost(whole: Facts, nodes: Sequence[NodeFacts], silence: float) -> Outcome | None:
-    """A node that left no end file, or that lost the others."""
+    """Return a node that left no end file, or that lost the others."""
     for node in nodes:
         if node.end is None:
             return _lost_outcome(whole, f"node {node.rank} ({node.host})", "it gave no sign")

@@ -35,7 +35,7 @@ class SurveyError(BadInput):
 
 
 def code() -> str:
-    """A hash of the sources that all nodes must share."""
+    """Return a hash of the sources that all nodes must share."""
     return digest((*MEASURED, "cluster"))
 
 
@@ -46,7 +46,7 @@ def versions() -> dict[str, str | None]:
 
 
 def look(order: Order, rank: int) -> Ready:
-    """This node, with its ops compiled and what it lacks for the order."""
+    """Return this node, with its ops compiled and what it lacks for the order."""
     out = Path(order.out)
     here = machine.examine(out, order.ops) if order.ops else machine.look(out)
     ready = Ready(
@@ -111,7 +111,7 @@ def disagreement(order: Order, all_ready: Sequence[Ready]) -> Reason | None:
 
 
 def head_address(all_ready: Sequence[Ready]) -> str:
-    """The one address at which all others reach the head; empty if there is none."""
+    """Return the one address at which all others reach the head; empty if there is none."""
     reached = {ready.reached for ready in all_ready if ready.rank}
     return reached.pop() if len(reached) == 1 else ""
 
@@ -128,7 +128,7 @@ def mixed(all_ready: Sequence[Ready]) -> str:
 
 
 def wire_words(device: str, nodes: int) -> list[str]:
-    """A launch's words that measure the network."""
+    """Return a launch's words that measure the network."""
     words = [os.path.abspath(sys.executable), "-m", "harness.cluster.network", "--rank", RANK]
     words += ["--nodes", str(nodes), "--head", HEAD, "--port", PORT, "--device", device]
     return words
@@ -141,7 +141,7 @@ def wire_environment(device: str) -> dict[str, str]:
 
 
 def wire_found(folder: Path, ends: dict[int, End | None]) -> Wire:
-    """The network as it was measured.
+    """Return the network as it was measured.
 
     Raises:
         SurveyError: it was not, with the last line of a log.
@@ -158,7 +158,7 @@ def wire_found(folder: Path, ends: dict[int, End | None]) -> Wire:
 
 
 def slow(wire: Wire) -> list[str]:
-    """Notes on a network that would decide a comparison."""
+    """Return notes on a network that would decide a comparison."""
     notes, slow = [], "slow network between the nodes:"
     if wire.bandwidth < BANDWIDTH:
         speed = f"{wire.bandwidth / 1e6:.1f} MB/s, below gigabit Ethernet"

@@ -47,7 +47,7 @@ class Site:
 
 
 def read_site(path: Path) -> Site:
-    """The site file in ``path``.
+    """Return the site file in ``path``.
 
     Raises:
         SiteError: it is unreadable, or sets an option of the run.
@@ -76,8 +76,9 @@ def script(
     where: Path,
     exports: Mapping[str, str],
 ) -> str:
-    """A batch script, made to be read and changed, that runs ``words`` in the directory ``where``.
-    ``folder`` gets its output."""
+    """Return a batch script, made to be read and changed, that runs ``words`` in the directory
+    ``where``. ``folder`` gets its output.
+    """
     own = {
         "job-name": name,
         "nodes": str(nodes),
@@ -118,7 +119,7 @@ def submit(text: str, folder: Path) -> str:
 
 
 def srun(nodes: int, environ: Mapping[str, str]) -> list[str]:
-    """The words in front of a command that start one task of it on each node of this job.
+    """Return the words in front of a command that start one task of it on each node of this job.
 
     A script's ``--export=NONE`` would reach the step. Newer versions of srun take no cores from
     sbatch."""

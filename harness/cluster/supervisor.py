@@ -94,7 +94,7 @@ def _await(look: Callable[[], Any], seconds: float, tend: Tick) -> Any:
 
 
 def _ready(order: Order, folder: Path, rank: int, door: network.Door, tend: Tick) -> Ready:
-    """This node; all but the head connect to the head first."""
+    """Return this node; all but the head connect to the head first."""
     ready = preflight.look(order, rank)
     if rank == 0:
         ready.door, ready.port = door.port, free_port()
@@ -165,7 +165,7 @@ def _run(sentry: Sentry, ready: Ready, tick: Tick) -> End:
 
 
 def _environment(order: Order, ready: Ready, interface: str, local: Path) -> dict[str, str]:
-    """The order's variables with this node's own: cores, interface, folders."""
+    """Return the order's variables with this node's own: cores, interface, folders."""
     given = order.environment.items()
     own = {key: interface if value == INTERFACE else value for key, value in given}
     own["OMP_NUM_THREADS"] = str(max(1, ready.cores // order.processes))
@@ -195,8 +195,8 @@ LOCK = ".alive"
 
 @contextlib.contextmanager
 def own_folder(token: str, rank: int) -> Iterator[Path]:
-    """A launch's folder on this node's disk, for statuses, caches and swap files. HEADROOM_SCRATCH
-    names another disk, such as a fast NVMe.
+    """Return a launch's folder on this node's disk, for statuses, caches and swap files.
+    HEADROOM_SCRATCH names another disk, such as a fast NVMe.
 
     This process locks it and removes it at the end. Unlocked folders, which a power cut or a
     scheduler's kill left here, are removed first.

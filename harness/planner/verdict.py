@@ -1,4 +1,4 @@
-"""Verdict on a prediction for one card: can the card run it, does it fit, how fast is it?
+"""Verdict on a prediction for one card: whether it runs and fits, and how fast.
 
 Pure functions; does not import torch. Plans and reports (``harness.report.figures.predicted``) both
 use ``decide`` to compare a range of bytes with the available memory.

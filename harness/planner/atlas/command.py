@@ -43,7 +43,7 @@ TOGETHER = 4
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of ``atlas``."""
+    """Add the options of ``atlas``."""
     add = parser.add_argument
     add("--models", nargs="+", metavar="M", help="public models (default: all)")
     told = f"cards, or sizes as 24GiB (default: {' '.join(CARDS)})"

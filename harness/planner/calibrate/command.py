@@ -208,7 +208,7 @@ SHARED = "others"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of ``calibrate``."""
+    """Add the options of ``calibrate``."""
     add = parser.add_argument
     told = "what to do: all of the catalog, what predictions assume, or the first suites " \
         "(default: memory; may be given again)"  # fmt: skip

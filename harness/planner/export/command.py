@@ -112,7 +112,7 @@ COLUMNS = 80
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of ``export``."""
+    """Add the options of ``export``."""
     add = parser.add_argument
     add("recipes", nargs=1, metavar="RECIPE", help="strategies joined by +")
     add("--out", type=Path, metavar="DIR", help="folder (default: results/export/RECIPE)")

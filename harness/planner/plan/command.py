@@ -38,7 +38,7 @@ WIDE = 116
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of ``plan``."""
+    """Add the options of ``plan``."""
     what, add = parser.add_mutually_exclusive_group(), parser.add_argument
     told = "recipes to choose among (default: the suite's)"
     what.add_argument("--recipes", nargs="+", metavar="R", help=told)

@@ -27,7 +27,9 @@ CPU_SPREAD = dict.fromkeys(SPREAD, 1.0)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Work:
-    """``count`` equal ops of one optimizer step. Values of ``kind``:
+    """``count`` equal ops of one optimizer step.
+
+    Values of ``kind``:
 
     - product, attention, memory: kernels.
     - collective: ``bytes`` on the wire for many ranks.

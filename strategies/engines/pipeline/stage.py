@@ -227,9 +227,10 @@ class Missing(nn.Module):
         self.number = number
 
     def forward(self, *given: Any, **named: Any) -> Any:
-        """
+        """Refuse the call: the stages run the blocks.
+
         Raises:
-            AssertionError: it was reached.
+            AssertionError: always.
         """
         raise AssertionError(f"block {self.number} ran before the run in front of it had ended")
 
