@@ -155,8 +155,7 @@ class Launched:
         return record
 
     def launch_record(self) -> LaunchRecord:
-        """Return the record of a launch on one machine, with the memory of the node that held most.
-        """
+        """Return the record of a launch, with the memory of the node that held most."""
         known, first = [end for end in self.ends.values() if end], self.ends.get(0)
         fullest = max(known, key=lambda end: end.tree_peak_bytes, default=None)
         return LaunchRecord(
@@ -365,9 +364,11 @@ def _finished(launched: Launched) -> Result | None:
     return found if found.token == launched.order.token else None
 
 
-""" node_facts(spec: Spec, launched: Launched) -> list[NodeFacts]: """Return the facts of each node
-when a launch is over; a lost node's statuses are of its last beat.
-"""
+def node_facts(spec: Spec, launched: Launched) -> list[NodeFacts]:
+    """Return the facts of each node when a launch is over.
+
+    A lost node's statuses are of its last beat.
+    """
     found = []
     for rank, end in launched.ends.items():
         last, beat = end or End(token="", rank=rank, host="?"), launched.beats.get(rank)

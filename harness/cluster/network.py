@@ -80,10 +80,12 @@ class Door:
     def close(self) -> None:
         self.listening.close()
 
-"""def reach(hosts: Iterable[str], port: int) -> tuple[str, str] | None: """Return the first address
-of ``hosts`` that takes a connection, and this machine's own on the way
-"""
-    there; None if none does."""
+
+def reach(hosts: Iterable[str], port: int) -> tuple[str, str] | None:
+    """Return the first address of ``hosts`` that takes a connection, and this machine's own.
+
+    None if none does.
+    """
     for address in filter(None, map(_resolved, hosts)):
         with (
             contextlib.suppress(OSError),
@@ -155,10 +157,12 @@ def _measured(timed: Callable[[int], float], device: str, nodes: int) -> tuple[f
     seconds = min(timed(size) for _ in range(TIMES))
     return latency, 2 * (nodes - 1) / nodes * size / seconds, size  # a ring
 
-"""def fitting_size(seconds_of_a_mib: float) -> int: """Return the bytes that ``TIMES`` all-reduces
-move in about ``SECONDS``: a power of two from 1 MiB to
-"""
-    64 MiB."""
+
+def fitting_size(seconds_of_a_mib: float) -> int:
+    """Return the bytes that ``TIMES`` all-reduces move in about ``SECONDS``: a power of two.
+
+    It is at least 1 MiB and at most ``LARGEST``.
+    """
     mib = max(1.0, SECONDS / TIMES / seconds_of_a_mib)
     return min(LARGEST, 1 << (20 + int(mib).bit_length() - 1))
 

@@ -56,7 +56,7 @@ def _own_cause(nodes: Sequence[NodeFacts]) -> Outcome | None:
 
 
 def _seen_by_a_node(nodes: Sequence[NodeFacts]) -> Outcome | None:
-    """Return a kill or a crash, on a node whose processes ended by themselves."""
+    """Return the outcome of a kill or a crash on a node whose processes ended by themselves."""
     for node in nodes:
         found = own_words(node.facts) if node.end and node.end.stopped is None else None
         if found:
@@ -69,7 +69,7 @@ def _on(node: NodeFacts, found: Outcome) -> Outcome:
 
 
 def _interrupted(whole: Facts, nodes: Sequence[NodeFacts], by: str) -> Outcome | None:
-    """Return a signal to the leader, or to another node alone."""
+    """Return the outcome of a signal to the leader, or to another node alone."""
     if whole.stopped == "interrupted":
         found = classify(whole)
         if by.startswith(NODE_FAILURE):
@@ -84,7 +84,7 @@ def _interrupted(whole: Facts, nodes: Sequence[NodeFacts], by: str) -> Outcome |
 
 
 def _lost(whole: Facts, nodes: Sequence[NodeFacts], silence: float) -> Outcome | None:
-    """Return a node that left no end file, or that lost the others."""
+    """Return the outcome if a node left no end file, or that lost the others."""
     for node in nodes:
         if node.end is None:
             return _lost_outcome(whole, f"node {node.rank} ({node.host})", "it gave no sign")
