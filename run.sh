@@ -233,6 +233,21 @@ if asks_help "$@"; then
     PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}" exec "$python" -m harness.bare_help "$@"
 fi
 
+# The site needs its own packages alone, and no torch.
+if [ "${1:-}" = docs ]; then
+    shift
+    venv=$venv-docs
+    if [ ! -x "$venv/bin/mkdocs" ]; then
+        say "installing mkdocs into $venv"
+        "$(find_python)" -m venv "$venv"
+        pins docs | "$venv/bin/python" -m pip install -q -r /dev/stdin
+    fi
+    cd "$here"
+    NO_MKDOCS_2_WARNING=1 "$venv/bin/python" -m mkdocs build --strict "$@"
+    say "open site/index.html"
+    exit
+fi
+
 reads=
 if [[ ${1:-} =~ ^(report|compare|list)$ ]]; then reads=$1; fi
 if [ -n "${HEADROOM_PYTHON:-}" ]; then

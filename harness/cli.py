@@ -118,7 +118,7 @@ def _parser(only: str = "") -> argparse.ArgumentParser:
         _add_controls,
         _add_calibrate,
     )
-    for add in (*adders, *rest, _add_test):
+    for add in (*adders, *rest, _add_docs, _add_test):
         add(commands)
     for name, command in extensions.commands().items():
         act = functools.partial(_run_extension, command.act)
@@ -288,9 +288,14 @@ def _add_calibrate(commands: Any) -> None:
     add_arguments(_add(commands, "calibrate", _calibrate, text, example, page))
 
 
+def _add_docs(commands: Any) -> None:
+    text = "build the documentation as a static site in site/, which opens from disk"
+    _add(commands, "docs", _outside, text, "./run.sh docs", "docs/index.md")
+
+
 def _add_test(commands: Any) -> None:
     text = "set up and pass the tests"
-    _add(commands, "test", _test, text, "./run.sh test", "docs/adding/README.md")
+    _add(commands, "test", _outside, text, "./run.sh test", "docs/adding/README.md")
 
 
 # ---- commands ----
@@ -392,6 +397,7 @@ def _calibrate(options: argparse.Namespace) -> int:
     return calibrate(options)
 
 
-def _test(options: argparse.Namespace) -> int:
-    print("error: the tests need their environment; start them with ./run.sh test", file=sys.stderr)
+def _outside(options: argparse.Namespace) -> int:
+    text = f"error: {options.command} needs its environment; start it with ./run.sh"
+    print(text, options.command, file=sys.stderr)
     return BAD

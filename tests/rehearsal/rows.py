@@ -80,7 +80,7 @@ bytes, and it shares no code with the predictions.
 DiT-T/4 (a DiT-T/8 over tokens for the loss over a vocabulary), synthetic data, global batch 8 if no
 other is named, an H100's kernels. *Allocated* and *reserved* are the highest counts of one rank
 over set-up and four steps, in MiB. The test allows 0.5 % of allocated, and 2 % or 2 MiB of
-reserved ([tests/rehearsal](../tests/rehearsal)).
+reserved (`tests/rehearsal`).
 
 Made by `python -m tests.rehearsal.rows FOLDER`; a test holds the same rows.
 """
