@@ -18,6 +18,7 @@ EXTENSIONS: dict[str, tuple[str, ...]] = {
     "cluster": ("--nodes", "--on"),
     "sampling": ("sample",),
     "analyses": ("--scale",),
+    "script": ("script",),
 }
 """Package below ``harness`` -> its commands, workloads and options for commands of others.
 

@@ -36,6 +36,11 @@ class Resolved:
     weights: str = ""
     """File of the initial weights; empty if they are sampled."""
 
+    def words(self, out: str) -> list[str]:
+        """Return the words that start a worker of this run, for ``accelerate launch``; ``out`` is
+        the run's folder."""
+        return ["-m", "harness.train", *self.spec.arguments(), "--out", out]
+
     @property
     def needs(self) -> tuple[str, ...]:
         """Return the required ops and types, by the names of ``harness.system.probe``."""

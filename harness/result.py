@@ -95,7 +95,8 @@ class Categories:
     those that it keeps in host memory, at their own peak instant (None: no such tensors).
     ``placed_by`` is the source of the placement (``harness.memory.tracer``). Older results have an
     empty ``placed_by`` and count both together. ``everywhere`` is the largest sum of all live
-    tensors, on any placement.
+    tensors, on any placement. ``resident`` counts models beside the trained one, in runs of a
+    user's script.
     """
 
     parameters: int
@@ -110,6 +111,7 @@ class Categories:
     host: Categories | None = None
     placed_by: str = ""
     everywhere: int | None = None
+    resident: int = 0
 
     @property
     def total(self) -> int:
@@ -121,6 +123,7 @@ class Categories:
             + self.ema
             + self.activations
             + self.workspace
+            + self.resident
         )
 
 
@@ -149,7 +152,8 @@ class Rank:
     ``phases`` are peaks by ``harness.phases.PEAK_PHASES``. ``phase_seconds`` are the seconds of the
     ``RUN_PHASES`` that had ended. ``host_peak_bytes`` is the process's resident high-water mark.
     ``nvme_bytes`` is the size of its swap files at the end. ``step_usage`` has an entry for each of
-    ``step_seconds``; older results have none.
+    ``step_seconds``; older results have none. ``resident``: class of each model beside the trained
+    one -> bytes, in runs of a user's script.
     """
 
     rank: int
@@ -165,6 +169,7 @@ class Rank:
     phase_seconds: dict[str, float]
     host_categories: Categories | None = None
     step_usage: StepUsage | None = None
+    resident: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True)

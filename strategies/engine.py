@@ -333,6 +333,25 @@ class Engine:
         """
         return accelerator.prepare_model(module, evaluation_mode=True)
 
+    def runs(self, accelerator: Any) -> bool:
+        """Return whether an ``Accelerator`` that a script made runs this engine."""
+        return accelerator.distributed_type.value == self.file.kind
+
+    def adopt(self, accelerator: Any, layout: Layout) -> None:
+        """Set what a script's own ``Accelerator`` does not read from the launch file.
+
+        Called directly after its construction (``harness.script``).
+        """
+
+    def adopt_model(
+        self, accelerator: Any, module: nn.Module, blocks: Sequence[nn.Module], work: Workload
+    ) -> None:
+        """Set what the launch file leaves open, before a script prepares ``module`` by itself.
+
+        Raises:
+            BadInput: the script's call lacks something that the engine needs.
+        """
+
     def ready(self, trained: TrainingRun) -> None:
         """Finish the set-up, after every strategy is attached and before the first step."""
 

@@ -56,9 +56,7 @@ def command(resolved: Resolved, folder: Path, *, port: int, more: Sequence[str] 
         *("--num_processes", str(spec.processes)),
         *_of_nodes(spec.nodes, port),
         *("--log_dir", os.devnull),  # otherwise torchrun leaves an empty folder in /tmp per run
-        *("-m", "harness.train"),
-        *spec.arguments(),
-        *("--out", _relative(folder)),
+        *resolved.words(_relative(folder)),
         *more,
     ]
 

@@ -43,6 +43,10 @@ gradients.
 INFERENCE = ("parameters", "activations", "workspace")
 """Categories of a process that only runs inference."""
 _NAMES = {fine: name for name, parts in MEASURED.items() for fine in parts}
+RESIDENT = "resident"
+"""Category of models beside the trained one, such as text encoders. Only runs of a user's script
+have them."""
+_NAMES[RESIDENT] = RESIDENT
 
 
 def measured_name(category: str, buckets: str) -> str:
@@ -54,7 +58,8 @@ def measured(sums: Mapping[str, int], buckets: str) -> dict[str, int]:
     """Return bytes by field of a measured run; ``buckets`` is the engine's field for buckets."""
     totals = dict.fromkeys(MEASURED, 0)
     for category, size in sums.items():
-        totals[measured_name(category, buckets)] += size
+        name = measured_name(category, buckets)
+        totals[name] = totals.get(name, 0) + size
     return totals
 
 
@@ -211,7 +216,7 @@ def _instant(record: Record, size: int, at: int, live: set[int]) -> Instant:
         phase=phase,
         op=last.op,
         site=last.site,
-        categories={name: sums[name] for name in CATEGORIES},
+        categories={n: sums[n] for n in (*CATEGORIES, *([RESIDENT] if RESIDENT in sums else ()))},
         held=sorted(held, key=lambda alike: -alike.bytes)[:10],
     )
 

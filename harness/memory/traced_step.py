@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -71,14 +72,36 @@ def trace_step(
 
     ``left_out``: tensors that the meter's baseline already includes (data resident on a CPU).
     """
+    with tracing(trained, device_type, left_out) as tracer:
+        step()
+    return categories_of(tracer, trained)
+
+
+@contextlib.contextmanager
+def tracing(
+    trained: TrainingRun,
+    device_type: str,
+    left_out: Iterable[Any] = (),
+    known: Mapping[str, Iterable[Any]] = MappingProxyType({}),
+) -> Iterator[Tracer]:
+    """Return a context that traces the step within it, as ``trace_step``.
+
+    ``known``: category -> further tensors that are alive before the step.
+    """
     tracer = Tracer({device_type: DEVICE})
     if trained.accelerator.device.type != "cpu":
         tracer.places = None  # each tensor's device is its placement
     tracer.leave_out(left_out)
     register_living(tracer, trained)
+    for category, tensors in known.items():
+        tracer.tag(category, tensors)
     with following(tracer, trained), tracer:
-        step()
+        yield tracer
     trained.ops |= tracer.ops
+
+
+def categories_of(tracer: Tracer, trained: TrainingRun) -> Categories:
+    """Return the categories alive at the peak of a traced step, by placement."""
     if tracer.places is None:
         found = step_categories(tracer.record, DEVICE, trained.engine.buckets)
         found.placed_by = BY_DEVICE

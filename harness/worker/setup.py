@@ -245,10 +245,10 @@ def make_accelerator(resolved: Resolved) -> Accelerator:
         environment.simulate(resolved.spec.world)
     listen_on_loopback()
     given = resolved.recipe.accelerator_kwargs(resolved.launch)
-    return Accelerator(**_with_timeout(given, os.environ.get(GROUP_SECONDS)))
+    return Accelerator(**with_timeout(given, os.environ.get(GROUP_SECONDS)))
 
 
-def _with_timeout(given: dict[str, Any], seconds: str | None) -> dict[str, Any]:
+def with_timeout(given: dict[str, Any], seconds: str | None) -> dict[str, Any]:
     """Return ``given`` with ``seconds`` as the timeout of every process group.
 
     accelerate's handler sets that of the first group. Later groups use torch's defaults, which have

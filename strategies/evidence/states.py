@@ -207,6 +207,11 @@ ROWS = 16
 def dtypes(trained: TrainingRun) -> dict[str, str]:
     """Return the types of computation, stored parameters and the optimizer's weights and
     moments."""
+    return {"compute_dtype": compute_dtype(trained), **stored_dtypes(trained)}
+
+
+def stored_dtypes(trained: TrainingRun) -> dict[str, str]:
+    """Return the types of stored parameters and of the optimizer's weights and moments."""
     state = trained.inner_optimizer.state
     moments = {
         str(v.dtype) for s in state.values() for k, v in s.items() if k.startswith("exp_avg")
@@ -215,10 +220,7 @@ def dtypes(trained: TrainingRun) -> dict[str, str]:
     # Packed codes are no compute type; the strategy that packs them checks their type.
     stored = {str(p.dtype) for p in trained.module.parameters() if p.is_floating_point()}
     kinds = {"parameters": stored, "master": weights, "moments": moments}
-    return {
-        "compute_dtype": compute_dtype(trained),
-        **{k: "+".join(sorted(w.removeprefix("torch.") for w in v)) for k, v in kinds.items()},
-    }
+    return {k: "+".join(sorted(w.removeprefix("torch.") for w in v)) for k, v in kinds.items()}
 
 
 def products(trained: TrainingRun) -> dict[str, Any]:

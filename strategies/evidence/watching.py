@@ -70,10 +70,23 @@ def observe_step(
     ``data`` is the source of the step's samples. Fetching may compute them, which is no part's
     work.
     """
+    with observing(trained, parts, data):
+        step()
+
+
+@contextlib.contextmanager
+def observing(
+    trained: TrainingRun, parts: Iterable[Strategy], data: Any = None, *, engine: bool = True
+) -> Iterator[None]:
+    """Return a context in which every part watches one step, as ``observe_step``.
+
+    ``engine`` False leaves out what the engine watches.
+    """
     seen = Observed()
     before = trained.micro_steps
     with contextlib.ExitStack() as stack:
-        seen.engine = stack.enter_context(trained.engine.observe(trained))
+        if engine:
+            seen.engine = stack.enter_context(trained.engine.observe(trained))
         for part in parts:
             seen.notes[part.name] = stack.enter_context(part.observe(trained))
         if "compiled" not in trained.launch.traits:
@@ -81,7 +94,7 @@ def observe_step(
             stack.enter_context(trained.engine.marks(trained, watch.enter))
             stack.enter_context(watch)
             stack.enter_context(_apart(data))
-        step()
+        yield
     seen.micro_steps = trained.micro_steps - before
     trained.observed = seen
 

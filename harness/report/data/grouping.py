@@ -444,6 +444,8 @@ def _verdict(row: Row, reference: Row) -> parity.Verdict:
             (v for v in (samples.against(r, reference.first) for r in row.results) if v.what),
             samples.against(row.first, reference.first),
         )
+    if unknown := parity.unrepeatable(reference.results):
+        return parity.Verdict("not comparable", unknown)
     allowed = parity.limits(reference.results)
     verdicts = [parity.against_the_reference(r, reference.first, allowed) for r in row.results]
     return next((verdict for verdict in verdicts if verdict.what), verdicts[0])

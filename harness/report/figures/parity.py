@@ -230,12 +230,41 @@ def against_the_reference(row: Result, reference: Result, allowed: Limits) -> Ve
     if other:
         return Verdict("DIFFERS", other)
     if exact[0]:
+        allowed = _rounded(allowed, row, reference)
         worst = _worst(row, reference, shares(row, reference, allowed))
         lacks_norms = not (row.grad_norms and reference.grad_norms)
         return worst or Verdict("equal losses" if lacks_norms else "equal")
     recipe = _recipe(row)
     beyond = _unexplained(row, reference, recipe, allowed) if recipe and exact[1] else ""
     return Verdict("beyond design", beyond) if beyond else Verdict("by design")
+
+
+def unrepeatable(reference: Sequence[Result]) -> str:
+    """Return why no row can be compared with this reference; empty if rows can.
+
+    Two runs of it differ from each other beyond the limits: it does not fix its seed.
+    """
+    first, *again = reference
+    far = max((distances(r, first).get("loss", 0.0) for r in again), default=0.0)
+    if far <= limits(reference).loss:
+        return ""
+    return f"two runs of {first.spec.recipe} differ by {far:.1e}: the seed is not fixed"
+
+
+SIXTEEN_BITS = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
+"""Unit roundoff of 16-bit types."""
+
+
+def _rounded(allowed: Limits, row: Result, reference: Result) -> Limits:
+    """Return the limits of two rows that both compute in 16 bits without naming it in a recipe.
+
+    A user's script sets its precision by itself, and engines round at different places.
+    """
+    kinds = {derive.precision(r.evidence) for r in (row, reference)}
+    units = {SIXTEEN_BITS.get(kind or "", 0.0) for kind in kinds}
+    unit = max(units) if all(units) else 0.0
+    loss, norm = max(allowed.loss, 4 * unit), max(allowed.norm, 16 * unit)
+    return dataclasses.replace(allowed, loss=loss, norm=norm)
 
 
 def other_work(row: Result, reference: Result) -> str:

@@ -247,6 +247,23 @@ class Fsdp(Rows):
             shard.stand_in(accelerator, work.layout)
         shard.settle(accelerator, self.reshard)
 
+    def runs(self, accelerator: Any) -> bool:
+        return super().runs(accelerator) and bool(accelerator.is_fsdp2)
+
+    def adopt(self, accelerator: Any, layout: Layout) -> None:
+        from strategies.engines.fsdp import shard
+
+        if accelerator.device.type == "cpu":
+            shard.stand_in(accelerator, layout)
+        accelerator.state.fsdp_plugin.reshard_after_forward = self.reshard
+
+    def adopt_model(
+        self, accelerator: Any, module: Any, blocks: Sequence[Any], work: Workload
+    ) -> None:
+        """Name the blocks' classes, which many models do not."""
+        names = sorted({type(block).__name__ for block in blocks if block is not module})
+        accelerator.state.fsdp_plugin.transformer_cls_names_to_wrap = names
+
     def fill(self, accelerator: Any, module: Any, draw: Draw, blocks: Sequence[Any]) -> None:
         from strategies.engines.fsdp import shard
 

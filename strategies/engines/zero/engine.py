@@ -15,7 +15,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from strategies.base import Sizes
+from strategies.base import BadInput, Sizes
 from strategies.engine import Engine, Enter, TraceAdapter, Workload
 from strategies.engines.zero import config as ds_config
 from strategies.engines.zero import effects, facts, variants
@@ -175,6 +175,35 @@ class Zero(Engine):
         if accelerator.device.type == "cpu":
             variants.name_device(self.partly)
             tell_local_ranks()
+
+    def runs(self, accelerator: Any) -> bool:
+        if not super().runs(accelerator):
+            return False
+        zero = accelerator.state.deepspeed_plugin.deepspeed_config["zero_optimization"]
+        found = type(self)(dataclasses.replace(self.file, settings={"zero_optimization": zero}))
+        facts = [(e.stage, *map(e.place, BLOCK_OF), e.partly) for e in (self, found)]
+        return facts[0] == facts[1]
+
+    def adopt(self, accelerator: Any, layout: Layout) -> None:
+        """Unregister ZeRO-3 with transformers unless the launch file asks for it.
+
+        accelerate 1.15 registers it whatever ``zero3_init_flag`` says (utils/dataclasses.py,
+        ``DeepSpeedPlugin``). ``from_pretrained`` would shard frozen models that no engine gathers.
+        """
+        if not self.file.content["deepspeed_config"].get("zero3_init_flag"):
+            from transformers.integrations import unset_hf_deepspeed_config
+
+            unset_hf_deepspeed_config()
+
+    def adopt_model(
+        self, accelerator: Any, module: Any, blocks: Sequence[Any], work: Workload
+    ) -> None:
+        if not work.micro_batch:
+            raise BadInput(
+                "DeepSpeed reads the micro-batch from a DataLoader in the same prepare call, and "
+                "the script prepares its model without one; take ddp or fsdp2"
+            )
+        self.configure(accelerator, work)
 
     def settled(
         self,

@@ -1,0 +1,214 @@
+"""The model that a script prepares: its blocks, frozen layers, and other models beside it."""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from harness.script.row import ScriptModel
+from strategies.base import Sizes
+from strategies.evidence.readings import stored
+from strategies.subject import Dimensions
+
+NOT_BLOCKS = ("Embed", "Norm", "Resnet")
+"""Parts of class names in ``_no_split_modules`` that are no blocks of a transformer."""
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return the module inside DDP, DeepSpeed's engine and a compiled module."""
+    while True:
+        if (
+            isinstance(model, nn.parallel.DistributedDataParallel)
+            or type(model).__name__ == "DeepSpeedEngine"
+        ):
+            model = model.module
+        elif hasattr(model, "_orig_mod"):
+            model = model._orig_mod
+        else:
+            return model
+
+
+# ---- blocks ----
+
+
+def blocks_of(module: nn.Module) -> list[nn.Module]:
+    """Return the repeated blocks that a model names, else those of its lists; itself if it has
+    none."""
+    for name in ("_repeated_blocks", "_no_split_modules"):
+        for part in module.modules():
+            named = {n for n in getattr(part, name, None) or () if not _is_no_block(name, n)}
+            found = _outermost(module, named) if named else []
+            if len(found) > 1:
+                return found
+    return _listed(module) or [module]
+
+
+def _is_no_block(attribute: str, kind: str) -> bool:
+    return attribute == "_no_split_modules" and any(word in kind for word in NOT_BLOCKS)
+
+
+def _outermost(module: nn.Module, kinds: set[str]) -> list[nn.Module]:
+    """Return the modules of these classes, without those inside another one."""
+    found: list[nn.Module] = []
+    for child in module.children():
+        if type(child).__name__ in kinds:
+            found.append(child)
+        else:
+            found += _outermost(child, kinds)
+    return found
+
+
+def _listed(module: nn.Module) -> list[nn.Module]:
+    """Return the members of the outermost lists of two or more modules of one class with
+    children."""
+    found: list[nn.Module] = []
+    for child in module.children():
+        members = list(child) if isinstance(child, (nn.ModuleList, nn.Sequential)) else []
+        alike = len(members) > 1 and len({type(m) for m in members}) == 1
+        if alike and any(True for _ in members[0].children()):
+            found += members
+        else:
+            found += _listed(child)
+    return found
+
+
+def frozen_linears(module: nn.Module, blocks: Sequence[nn.Module]) -> tuple[str, ...]:
+    """Return the names of the blocks' plain linear layers whose weight takes no gradient."""
+    inside = {id(m) for block in blocks for m in block.modules()}
+    return tuple(
+        name
+        for name, layer in module.named_modules()
+        if type(layer) is nn.Linear and not layer.weight.requires_grad and id(layer) in inside
+    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Found(ScriptModel):
+    """The model of a script once it is prepared."""
+
+    members: list[nn.Module]
+    own_linears: tuple[str, ...] = ()
+
+    def blocks(self, module: nn.Module) -> list[nn.Module]:
+        return self.members
+
+    def groups(self, module: nn.Module) -> list[Sequence[nn.Module]]:
+        return [self.members]
+
+    @property
+    def linears(self) -> tuple[str, ...]:
+        return self.own_linears
+
+    @property
+    def dimensions(self) -> Dimensions:
+        return Dimensions(len(self.members), 0, 0, 0)
+
+
+def sizes_of(module: nn.Module, blocks: Sequence[nn.Module]) -> Sizes:
+    """Return the element counts by which an engine sizes its buffers."""
+    trained = [p for p in module.parameters() if p.requires_grad]
+    return Sizes(
+        total=sum(p.numel() for p in trained),
+        block=max(sum(p.numel() for p in block.parameters()) for block in blocks),
+        tensor=max(p.numel() for p in trained),
+        bias=max((p.numel() for p in module.parameters() if p.ndim == 1), default=0),
+        weights=tuple(p.numel() for p in trained if p.ndim > 1),
+    )
+
+
+# ---- optimizers ----
+
+
+class Joined:
+    """Several optimizers, read as one."""
+
+    def __init__(self, optimizers: Sequence[Any]) -> None:
+        self.members = list(optimizers)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Groups of all of them."""
+        return [group for member in self.members for group in member.param_groups]
+
+    @property
+    def state(self) -> dict[Any, Any]:
+        """State of all of them."""
+        return {key: value for member in self.members for key, value in member.state.items()}
+
+
+# ---- other models ----
+
+
+@dataclass
+class Census:
+    """Tensors of models beside the trained one.
+
+    ``by_owner``: class of the outermost module -> bytes. ``averages``: copies of the trained
+    weights that an EMA keeps.
+    """
+
+    tensors: list[torch.Tensor] = field(default_factory=list)
+    averages: list[torch.Tensor] = field(default_factory=list)
+    by_owner: dict[str, int] = field(default_factory=dict)
+
+
+def is_average(thing: Any) -> bool:
+    """Return whether an object is an EMA of weights, of diffusers or of torch."""
+    kinds = [kind.__name__ for kind in type(thing).__mro__]
+    return "EMAModel" in kinds or "AveragedModel" in kinds
+
+
+def averages_here() -> list[Any]:
+    """Return the EMA objects of this process."""
+    return [thing for thing in _objects() if is_average(thing)]
+
+
+def census(trained: Sequence[nn.Module]) -> Census:
+    """Find the models of this process that are not ``trained``, with their storages."""
+    found, sizes = Census(), Counter()
+    seen: set[int] = set()
+    own = {id(m) for model in trained for m in model.modules()}
+    for thing in _objects():
+        if is_average(thing):
+            found.averages += getattr(thing, "shadow_params", None) or list(_tensors(thing))
+    seen |= {t.untyped_storage()._cdata for t in found.averages}
+    for root in _roots(own):
+        for tensor in _tensors(root):
+            storage = tensor.untyped_storage()
+            if storage._cdata not in seen:
+                seen.add(storage._cdata)
+                found.tensors.append(tensor)
+                sizes[type(root).__name__] += storage.nbytes()
+    found.by_owner = {name: size for name, size in sizes.most_common() if size}
+    return found
+
+
+def _objects() -> Iterator[Any]:
+    for thing in gc.get_objects():
+        kind = type(thing)  # isinstance would call a proxy's own code
+        if issubclass(kind, nn.Module) or kind.__name__ == "EMAModel":
+            yield thing
+
+
+def _roots(own: set[int]) -> list[nn.Module]:
+    """Return the outermost modules that are not of the trained models."""
+    modules = [m for m in _objects() if issubclass(type(m), nn.Module) and not is_average(m)]
+    inner = {id(child) for module in modules for child in _children(module)}
+    outer = [m for m in modules if id(m) not in inner]
+    return [m for m in outer if not any(id(part) in own for part in m.modules())]
+
+
+def _children(module: nn.Module) -> list[nn.Module]:
+    members = vars(module).get("_modules") or {}
+    return [child for child in members.values() if child is not None]
+
+
+def _tensors(module: Any) -> Iterator[torch.Tensor]:
+    for tensor in (*module.parameters(), *module.buffers()):
+        yield from stored(tensor.data)

@@ -1,0 +1,273 @@
+"""Strategies that can be added to a script's model or optimizer, within ``Accelerator.prepare``.
+
+Each is the core's strategy with another way in: a script runs its blocks by itself, so block
+runners do not reach them. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from strategies.activations.attend import KERNELS, Attend, only, ran_by
+from strategies.activations.checkpoint import Checkpoint
+from strategies.activations.compile import Compile, CountingBackend
+from strategies.adapters.cast import Cast
+from strategies.base import BadInput, Settings, Watcher, demand
+from strategies.engine import RunContext, TrainingRun
+from strategies.evidence import rules
+from strategies.optimizers import low_bit
+from strategies.strategy import Strategy
+from strategies.subject import Subject
+
+SWAPPED = ("AdamW", "Adam", "AdamW8bit", "Adam8bit", "PagedAdamW8bit")
+"""Classes of torch and bitsandbytes that compute AdamW or Adam, and so can be replaced."""
+
+
+class Cannot(BadInput):
+    """A strategy cannot be added to this script; the message is "reason; remedy"."""
+
+
+def swap(part: Strategy, optimizer: Any, launch: RunContext) -> Any:
+    """Return the optimizer of ``part`` for the groups of a script's optimizer.
+
+    Raises:
+        Cannot: the optimizer is of another class, or has stepped.
+    """
+    kind = type(optimizer).__name__
+    if kind not in SWAPPED:
+        raise Cannot(
+            f"{part.name} replaces AdamW and Adam, and the script has {kind}; leave it out"
+        )
+    if optimizer.state:
+        raise Cannot(f"{part.name}: the optimizer has state already; prepare it before it steps")
+    decays = any(group.get("weight_decay") for group in optimizer.param_groups)
+    if not kind.startswith(("AdamW", "PagedAdamW")) and decays:
+        raise Cannot(
+            f"{part.name} decays weights apart from gradients, {kind} does not; leave it out"
+        )
+    kept = ("params", "lr", "betas", "eps", "weight_decay", "initial_lr")
+    groups = [{k: g[k] for k in kept if k in g} for g in optimizer.param_groups]
+    return part.make_optimizer(groups, settings_of(optimizer), launch)
+
+
+def settings_of(optimizer: Any) -> Settings:
+    """Return the settings of an optimizer's first group."""
+    group = optimizer.param_groups[0]
+    usual = Settings()
+    return Settings(
+        learning_rate=float(group.get("lr", usual.learning_rate)),
+        betas=tuple(group.get("betas", usual.betas)),
+        eps=float(group.get("eps", usual.eps)),
+        weight_decay=float(group.get("weight_decay", 0.0)),
+        ema_decay=0.0,
+    )
+
+
+class Swapped:
+    """Mixin of a low-bit optimizer: its update is checked by the settings of the watched step."""
+
+    @contextlib.contextmanager
+    def observe(self, trained: TrainingRun) -> Iterator[tuple[Settings, Any]]:
+        before = settings_of(trained.inner_optimizer)
+        with low_bit.watch_low_bit(trained) as updates:
+            yield before, updates
+
+    def note(self, trained: TrainingRun) -> None:
+        return None  # the base class would use the settings after a schedule's next step
+
+    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
+        trained.settings = settings_of(trained.inner_optimizer)
+        facts = super().evidence(trained)
+        seen = trained.observed.notes.get(self.name) if trained.observed else None
+        for update in seen[1] if seen else ():
+            error = rules.adamw_weight_error(update, seen[0])
+            demand(
+                error <= low_bit.OFF, f"an update is {error:.2g} of itself away from AdamW's rule"
+            )
+            facts["update_error"] = float(f"{error:.2g}")
+        return facts
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptAdam8bit(Swapped, low_bit.Adam8bit):
+    """adam8bit in the place of the script's AdamW."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptPagedAdam8bit(Swapped, low_bit.PagedAdam8bit):
+    """paged_adam8bit in the place of the script's AdamW."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptAdam4bit(Swapped, low_bit.Adam4bit):
+    """adam4bit in the place of the script's AdamW."""
+
+
+# ---- blocks ----
+
+
+class Recomputations(Watcher):
+    """Counts forward calls of blocks, and those that autograd starts in backward."""
+
+    def __init__(self, blocks: list[Any]) -> None:
+        self.calls = self.again = 0
+        self.blocks = blocks
+        for block in blocks:
+            block.register_forward_pre_hook(self._called)
+
+    def _called(self, *_: Any) -> None:
+        import torch
+
+        self.calls += 1
+        self.again += torch._C._current_graph_task_id() != -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptCheckpoint(Checkpoint):
+    """Recomputes blocks by the model's own method, or by torch's wrapper of each block."""
+
+    def refuses(self, launch: RunContext) -> str | None:
+        if self != type(self)():
+            return "a script's model recomputes by its own method; take checkpoint alone"
+        return None
+
+    def edit_model(self, module: Any, subject: Subject) -> None:
+        named = ("enable_gradient_checkpointing", "gradient_checkpointing_enable")
+        own = next((getattr(module, name) for name in named if hasattr(module, name)), None)
+        if own is not None:
+            try:
+                own()
+            except ValueError as error:
+                raise Cannot(f"checkpoint: {error}; leave it out") from None
+            return
+        blocks = subject.blocks(module)
+        if blocks == [module]:
+            raise Cannot("checkpoint: the model names no blocks; leave it out")
+        _recompute(module, blocks)
+
+    def attach(self, trained: TrainingRun) -> Recomputations:
+        return Recomputations(trained.blocks())
+
+    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
+        seen: Recomputations = trained.attached[self.name]
+        each, blocks = seen.again / max(trained.micro_steps, 1), len(seen.blocks)
+        demand(each >= 1, f"{seen.again} of {seen.calls} calls of blocks were in backward")
+        return {"blocks": blocks, "blocks_recomputed": round(each, 2)}
+
+
+def _recompute(module: Any, blocks: list[Any]) -> None:
+    """Replace each of ``blocks`` in ``module`` by torch's wrapper, as accelerate does for FSDP.
+
+    Its recomputation calls the block with its hooks, so that an engine gathers the weights again.
+    """
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    chosen = {id(block) for block in blocks}
+    for parent in list(module.modules()):
+        for name, child in list(parent.named_children()):
+            if id(child) in chosen:
+                setattr(parent, name, checkpoint_wrapper(child))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptAttend(Attend):
+    """Restricts torch's attention to one backend within the trained model."""
+
+    def refuses(self, launch: RunContext) -> str | None:
+        if KERNELS[self.kernel] is None:
+            return f"a script's attention cannot be replaced by {self.kernel}; take kernel=math"
+        return None
+
+    def edit_model(self, module: Any, subject: Subject) -> None:
+        for block in subject.blocks(module):
+            block.forward = _within(block.forward, KERNELS[self.kernel])
+
+    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
+        seen = trained.observed
+        demand(seen is not None and bool(seen.ran), "no step was watched")
+        ran = [r.name for r in seen.ran if r.phase == "forward"]
+        calls = {name: sum(ran_by(name, op) for op in ran) for name in KERNELS}
+        others = {k: n for k, n in calls.items() if n and k != self.kernel}
+        demand(not others, f"in forward ran {others}, not {self.kernel}")
+        demand(calls[self.kernel] > 0, f"{self.kernel} did not run")
+        return {"calls_in_forward": calls[self.kernel] / seen.micro_steps}
+
+
+def _within(call: Any, backend: str) -> Any:
+    def forward(*given: Any, **named: Any) -> Any:
+        with only(backend):
+            return call(*given, **named)
+
+    return forward
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptCompile(Compile):
+    """Compiles each block in place."""
+
+    def refuses(self, launch: RunContext) -> str | None:
+        if self.budget < 1 or self.scope != "block":
+            return "a script's blocks are compiled one by one; leave budget and scope out"
+        return None
+
+    def edit_model(self, module: Any, subject: Subject) -> None:
+        import torch
+        from torch._dynamo.utils import counters
+
+        torch._dynamo.reset()
+        counters.clear()
+        module.compiled_by = CountingBackend(self.backend)
+        for block in subject.blocks(module):
+            block.compile(backend=module.compiled_by, dynamic=False)
+
+    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
+        backend = trained.attached.get(self.name)
+        demand(isinstance(backend, CountingBackend) and bool(backend.steps), "nothing was compiled")
+        first, last = backend.steps[0], backend.steps[-1]
+        calls = last["calls"] / max(trained.micro_steps, 1)
+        blocks = len(trained.blocks())
+        demand(calls >= blocks, f"{calls:g} calls of compiled graphs a micro step, not {blocks}")
+        return {
+            "graphs": last["graphs"],
+            "graph_breaks": last["breaks"],
+            "calls": calls,
+            "compile_seconds": round(last["seconds"], 2),
+            "graphs_after_first_step": last["graphs"] - first["graphs"],
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptCast(Cast):
+    """Stores the frozen linear layers of the blocks in 8 bits."""
+
+    def refuses(self, launch: RunContext) -> str | None:
+        # Frozen weights are known only when the script prepares its model.
+        traits = launch.traits | {"frozen_weights"}
+        return super().refuses(dataclasses.replace(launch, traits=traits))
+
+    def edit_model(self, module: Any, subject: Subject) -> None:
+        if not subject.linears:
+            raise Cannot("cast: no linear layer of the blocks is frozen; leave it out")
+        super().edit_model(module, subject)
+
+
+FOREIGN: dict[str, type[Strategy]] = {
+    "checkpoint": ScriptCheckpoint,
+    "attend": ScriptAttend,
+    "compile": ScriptCompile,
+    "cast": ScriptCast,
+    "adam8bit": ScriptAdam8bit,
+    "paged_adam8bit": ScriptPagedAdam8bit,
+    "adam4bit": ScriptAdam4bit,
+}
+"""Strategy -> its form for a script."""
+
+
+def own_part(part: Strategy) -> Strategy:
+    """Return the form of a strategy for a script, with the same parameters."""
+    given = {f.name: getattr(part, f.name) for f in dataclasses.fields(part)}
+    return FOREIGN[part.name](**given)

@@ -1,0 +1,237 @@
+"""Rows of a user's script: the script with its arguments, a launch file, and added strategies.
+
+The launching process and the worker both make the row, so the checked row is the row that starts.
+It imports no torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from harness import ROOT
+from harness.launch.sources import digest
+from harness.resolve import Resolved
+from harness.script.parts import FOREIGN, own_part
+from harness.spec import Spec, SpecError
+from strategies import CATALOG, parse
+from strategies.base import Settings, Slot
+from strategies.engine import RunContext
+from strategies.recipe import Recipe
+from strategies.strategy import Strategy
+from strategies.subject import DataFacts, Dimensions, Subject
+
+LAUNCHERS = ("accelerate", "torchrun", "python", "python3", "deepspeed")
+DATA = "its own data"
+REFERENCES = ("single", "ddp")
+"""Launch files of the reference row: of one process, and of several."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Script:
+    """A training script, its arguments, and the folder in which it starts."""
+
+    path: Path
+    arguments: tuple[str, ...] = ()
+    folder: Path
+
+    @classmethod
+    def of(cls, words: Sequence[str], folder: Path) -> Script:
+        """Return the script that the words of a command line name; ``folder`` is absolute.
+
+        Raises:
+            SpecError: they do not begin with a Python file.
+        """
+        words = list(words)[1:] if list(words)[:1] == ["--"] else list(words)
+        if not words:
+            raise SpecError("no script is given; end the command with -- train.py ARGUMENTS")
+        first = words[0]
+        if first in LAUNCHERS or first.startswith("-"):
+            raise SpecError(
+                f"script is {first!r}; give the training script itself, as -- train.py ARGUMENTS. "
+                "The launch files and --processes take the place of a launcher's options"
+            )
+        path = (folder / first).absolute()
+        if not path.is_file():
+            raise SpecError(f"script is {first}, and there is no such file; give its path")
+        return cls(path=path, arguments=tuple(words[1:]), folder=folder)
+
+    @property
+    def text(self) -> str:
+        """The script's name and arguments, as the report shows them."""
+        return shlex.join([self.path.name, *self.arguments])
+
+    @property
+    def identity(self) -> str:
+        """Hash of the script, of Python files beside it, and of the words that start it."""
+        hasher = hashlib.sha256(repr((self.path, self.arguments, self.folder)).encode())
+        for path in sorted({self.path, *self.path.parent.glob("*.py")}):
+            hasher.update(path.name.encode() + path.read_bytes())
+        return hasher.hexdigest()[:16]
+
+    def words(self) -> list[str]:
+        """Return the words behind ``--`` of a worker's command line."""
+        folder = [] if self.folder == ROOT else ["--folder", str(self.folder)]
+        path = self.path
+        name = str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
+        return [*folder, "--", name, *self.arguments]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptModel(Subject):
+    """The model that a script prepares. It is unknown until then (``harness.script.model``)."""
+
+    of_library: ClassVar[bool] = True
+    script: Script
+
+    @property
+    def name(self) -> str:
+        return self.script.path.name
+
+    @property
+    def identity(self) -> str:
+        return f"{self.script.identity}-{digest(('script',))}"
+
+    @property
+    def parameters(self) -> int:
+        return 0
+
+    @property
+    def sizes(self) -> Any:
+        return None  # unknown without a run
+
+    @property
+    def dimensions(self) -> Dimensions:
+        return Dimensions(1, 0, 0, 0)
+
+    @property
+    def linears(self) -> tuple[str, ...]:
+        return ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptRow(Resolved):
+    """One run of a script.
+
+    ``clip``: the limit of the gradient norm that the script applies, as another row recorded it;
+    None if unknown. ``check``: take two steps alone.
+    """
+
+    script: Script
+    clip: float | None = None
+    check: bool = False
+
+    def words(self, out: str) -> list[str]:
+        spec = self.spec
+        given = {"recipe": spec.recipe, "processes": spec.processes, "device": spec.device}
+        given |= {"warmup": spec.warmup, "steps": spec.steps, "seed": spec.seed, "out": out}
+        if self.clip is not None:
+            given["clip"] = self.clip
+        given |= {"repeat": spec.repeat} if spec.repeat else {}
+        options = [word for name, value in given.items() for word in (f"--{name}", str(value))]
+        options += ["--check"] if self.check else []
+        return ["-m", "harness.script.run", *options, *self.script.words()]
+
+
+def row_of(
+    script: Script,
+    recipe: str,
+    *,
+    clip: float | None = None,
+    check: bool = False,
+    **fields: Any,
+) -> ScriptRow:
+    """Return the row of ``script`` under a recipe: a launch file and added strategies.
+
+    ``fields`` are those of a spec.
+
+    Raises:
+        BadInput: an unknown launch file or strategy.
+    """
+    whole = parse(recipe, ema=False)
+    parts, refusal = parts_of(whole)
+    if whole.alone(fields["device"]):
+        fields["processes"] = 1
+    spec = Spec(
+        recipe=whole.text, model=script.text, data=DATA, objective="own", ema=0.0, global_batch=1,
+        **fields,
+    )  # fmt: skip
+    spec.check()
+    model = ScriptModel(model=script.text, data=DataFacts(1, 1, 1, 1), script=script)
+    own = Recipe(tuple(parts), whole.text)
+    launch = context(own, spec, model)
+    return ScriptRow(
+        spec=spec,
+        recipe=own,
+        launch=launch,
+        subject=model,
+        settings=Settings(ema_decay=0.0),
+        micro_batch=0,
+        refusal=refusal or refused_launch(launch) or own.refusal(launch),
+        script=script,
+        clip=clip,
+        check=check,
+    )
+
+
+def context(recipe: Recipe, spec: Spec, model: Subject) -> RunContext:
+    """Return the run context. Nothing is known of the products of a script's step."""
+    launch = recipe.launch(spec.device, spec.processes, model)
+    return dataclasses.replace(launch, traits=launch.traits | {"other_products"})
+
+
+def parts_of(recipe: Recipe) -> tuple[list[Strategy], str | None]:
+    """Return the parts that apply to a script, and why a named one does not; None if all do."""
+    named = {word.partition(":")[0] for word in recipe.text.split("+")}
+    parts, refusal = [recipe.sharding], None
+    for part in recipe.strategies:
+        if part.slot == Slot.SHARD or part.name not in named:
+            continue
+        if part.name in FOREIGN:
+            parts.append(own_part(part))
+        else:
+            refusal = refusal or f"{part.name}: {not_of_a_script(part)}"
+    return parts, refusal
+
+
+def not_of_a_script(part: Strategy) -> str:
+    """Return why a strategy cannot be added to a script, with the remedy."""
+    known = ", ".join(FOREIGN)
+    if part.slot in (Slot.PRECISION, Slot.ACCUMULATE):
+        return "a script sets it by itself; give the script's own option behind --"
+    if part.slot in (Slot.ADAPT, Slot.SPARSIFY, Slot.STORE):
+        return "the script's optimizer already has its parameters; change the script instead"
+    return f"it needs parts of a model that a script does not name; of use are {known}"
+
+
+def refused_launch(launch: RunContext) -> str | None:
+    """Return why an engine cannot train a script's model; None if it can."""
+    if "stages" in launch.traits:
+        return (
+            f"{launch.sharding}: a script calls its model whole, which no pipeline can cut; take "
+            "fsdp2 or zero3"
+        )
+    if getattr(launch.engine, "prefetch", 0):
+        return f"{launch.sharding}: a script's blocks are not ordered; leave prefetch out"
+    return None
+
+
+def recipes_of(launches: Sequence[str], added: Sequence[str], processes: int) -> list[str]:
+    """Return the recipes to compare: the reference, and each launch file alone and with each of
+    ``added``.
+
+    Raises:
+        BadInput: an unknown name.
+    """
+    files = dict.fromkeys([REFERENCES[processes > 1], *launches])
+    for name in files:
+        kind = name.partition(":")[0]
+        if kind in CATALOG and CATALOG[kind].slot != Slot.SHARD:
+            raise SpecError(f"launch is {name}, a strategy; give it to --with")
+    texts = [text for name in files for text in (name, *(f"{name}+{word}" for word in added))]
+    return list(dict.fromkeys(parse(text, ema=False).text for text in texts))

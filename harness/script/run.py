@@ -1,0 +1,258 @@
+"""One rank of a script's run: patch, run the script, and write a typed result.
+
+Started by accelerate, by the harness or by hand from the repository's root:
+
+    accelerate launch --config_file launch_configs/zero2.yaml --num_processes 2 \\
+        -m harness.script.run --recipe zero2 --processes 2 --device cuda \\
+        --out results/manual/runs/zero2 -- train.py --resolution 512
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import runpy
+import sys
+import types
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import set_seed
+
+from harness import ROOT
+from harness.launch.on_loopback import listen_on_loopback
+from harness.result import Result, Status
+from harness.script import settle
+from harness.script.row import Script, ScriptRow, row_of
+from harness.script.settle import Refused, Void
+from harness.script.steps import Finished, steps_needed
+from harness.script.watch import Watch, watching
+from harness.spec import DEVICES
+from harness.system import process
+from harness.worker.status import Reporter
+from strategies import CATALOG
+from strategies.base import BadInput
+from strategies.launch_file import names
+
+
+def parse_options(argv: Sequence[str]) -> argparse.Namespace:
+    """Parse the worker's command line: the row, the output folder, and the script."""
+    parser = argparse.ArgumentParser(prog="python -m harness.script.run", description=__doc__)
+    add = parser.add_argument
+    add("--recipe", required=True, help="launch file and added strategies, as zero2+checkpoint")
+    add("--processes", type=int, default=1, help="processes (default: 1)")
+    add("--device", choices=DEVICES, default="cpu", help="cpu or cuda (default: cpu)")
+    add("--warmup", type=int, default=2, help="first optimizer steps (default: 2)")
+    add("--steps", type=int, default=8, help="timed optimizer steps (default: 8)")
+    add("--seed", type=int, default=0, help="seed that is set before the script (default: 0)")
+    add("--repeat", type=int, default=0, help="index of this repetition (default: 0)")
+    add("--clip", type=float, help="limit of the gradient norm that the script applies")
+    add("--check", action="store_true", help="take two steps, and record what was recognised")
+    add("--out", type=Path, required=True, metavar="FOLDER", help="run folder")
+    add("--folder", type=Path, default=ROOT, help="the script's working directory")
+    add("script", nargs=argparse.REMAINDER, help="-- train.py ARGUMENTS")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run ``python -m harness.script.run``; return the exit code."""
+    process.die_with_parent()
+    options = parse_options(sys.argv[1:] if argv is None else argv)
+    folder = options.out.absolute()
+    reporter = Reporter(folder, int(os.environ.get("RANK", 0)))
+    reporter.enter("load")
+    try:
+        row = _row(options)
+    except BadInput as error:
+        reporter.failed(error)
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    watch = Watch(row, folder, reporter, check=options.check)
+    settle.absolute_files()
+    listen_on_loopback()
+    with _as_main(row.script):
+        code = _watched(row, watch, options.seed)
+    _end_group()
+    return code
+
+
+def _row(options: argparse.Namespace) -> ScriptRow:
+    script = Script.of(_relative_to_root(options.script), options.folder.absolute())
+    fields = ("processes", "device", "warmup", "steps", "seed", "repeat")
+    row = row_of(
+        script, options.recipe, clip=options.clip, **{n: getattr(options, n) for n in fields}
+    )
+    if row.refusal:
+        raise BadInput(row.refusal)
+    return row
+
+
+def _relative_to_root(words: list[str]) -> list[str]:
+    """Return the script's words with its path in full: a worker starts at the root."""
+    words = words[1:] if words[:1] == ["--"] else words
+    return [str(ROOT / words[0]), *words[1:]] if words else []
+
+
+def _watched(row: ScriptRow, watch: Watch, seed: int) -> int:
+    """Run the script to its last measured step; return the exit code."""
+    reporter = watch.reporter
+    try:
+        with watching(watch), _launchers_refused():
+            set_seed(seed)
+            runpy.run_path(str(row.script.path), run_name="__main__")
+        raise Refused(_too_few(row, watch))
+    except Finished:
+        pass
+    except (Refused, Void) as stop:
+        _write_unmeasured(row, watch, stop)
+    except SystemExit as stop:
+        if watch.finished:
+            pass
+        elif stop.code in (None, 0):
+            _write_unmeasured(row, watch, Refused(_too_few(row, watch)))
+        else:
+            reporter.failed(SystemError(f"the script exited with {stop.code!r}"))
+            raise
+    except BaseException as error:
+        if not watch.finished:
+            reporter.failed(error.with_traceback(_own_frames(error, row.script.path)))
+            raise
+    reporter.enter("done")
+    return 0
+
+
+def _too_few(row: ScriptRow, watch: Watch) -> str:
+    """Return why a script that ended by itself has no result, with the remedy."""
+    needed = steps_needed(row, watch.check)
+    if watch.accelerator is None:
+        return "the script made no Accelerator; give the script that trains, with its arguments"
+    if watch.bench is None:
+        return (
+            "the script ended without a forward pass of a prepared model in training, or without "
+            "accelerator.backward; give the script that trains, with its arguments"
+        )
+    taken = watch.bench.trained.optimizer_steps + watch.complete()
+    return (
+        f"the script ended after {taken} optimizer steps, and {needed} are needed; give it more "
+        "steps (--max_train_steps or more epochs), or a lower --steps and --warmup"
+    )
+
+
+def _write_unmeasured(row: ScriptRow, watch: Watch, stop: BaseException) -> None:
+    """Write the result of a run that was refused or is void; other ranks report a failure."""
+    reason, _, way_out = str(stop).partition("; ")
+    print(f"headroom: {stop}", file=sys.stderr, flush=True)
+    if watch.reporter.rank != 0:
+        return
+    status = Status.VOID if isinstance(stop, Void) else Status.REFUSED
+    if reason.startswith("the script ended after"):
+        status = Status.FAILED
+    result = Result.not_run(
+        row, status, reason, way_out or "see log.txt", phase=watch.reporter.phase,
+        step=watch.reporter.step,
+    )  # fmt: skip
+    with contextlib.suppress(AttributeError):
+        result.evidence = {"script": watch.facts()}
+    result.meter_notes = list(watch.notes)
+    result.write(watch.folder / "result.json")
+
+
+def _own_frames(error: BaseException, path: Path) -> types.TracebackType | None:
+    """Return the traceback of a script's exception from the script's first line on."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename != str(path):
+        trace = trace.tb_next
+    return trace or error.__traceback__
+
+
+@contextlib.contextmanager
+def _as_main(script: Script) -> Iterator[None]:
+    """Enter the script's folder, with its words and its own folder for imports, as Python does."""
+    sys.argv = [str(script.path), *script.arguments]
+    sys.path.insert(0, str(script.path.parent))
+    if str(ROOT) not in sys.path:
+        sys.path.append(str(ROOT))
+    os.chdir(script.folder)
+    yield
+
+
+@contextlib.contextmanager
+def _launchers_refused() -> Iterator[None]:
+    """Refuse scripts that start processes by themselves."""
+    import accelerate
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise Refused(
+            "the script launches its training processes by itself; give the script that trains, "
+            "without its launcher"
+        )
+
+    names = ("notebook_launcher", "debug_launcher")
+    kept = {name: getattr(accelerate, name) for name in names}
+    for name in names:
+        setattr(accelerate, name, refuse)
+    try:
+        yield
+    finally:
+        for name, original in kept.items():
+            setattr(accelerate, name, original)
+
+
+def _end_group() -> None:
+    if torch.distributed.is_initialized():
+        with contextlib.suppress(RuntimeError):
+            torch.distributed.destroy_process_group()
+
+
+# ---- notebooks ----
+
+
+def _launch_of(accelerator: Any) -> str:
+    """Return the first launch file whose engine an ``Accelerator`` runs."""
+    for name in sorted(names(), key=len):
+        engine = CATALOG[name].engine(accelerator.device.type)
+        if "stages" not in engine.traits and engine.runs(accelerator):
+            return name
+    kind = accelerator.distributed_type.value
+    raise BadInput(
+        f"accelerate runs {kind}, of which no launch file is; take one of launch_configs"
+    )
+
+
+@contextlib.contextmanager
+def measured_loop(
+    accelerator: Any, out: Path, *, warmup: int, steps: int, name: str
+) -> Iterator[Watch]:
+    """Measure the loop within this context; see ``harness.script.measured``."""
+    out.mkdir(parents=True, exist_ok=True)
+    script = Script(path=Path(name), folder=Path.cwd())
+    row = row_of(
+        script,
+        _launch_of(accelerator),
+        processes=accelerator.num_processes,
+        device=accelerator.device.type,
+        warmup=warmup,
+        steps=steps,
+    )
+    watch = Watch(row, out.absolute(), Reporter(out.absolute(), accelerator.process_index))
+    watch.reporter.enter("load")
+    watch.adopt(accelerator)
+    watch.models += [m for m in accelerator._models if any(p.requires_grad for p in m.parameters())]
+    watch.loaders += [d for d in accelerator._dataloaders if hasattr(d, "total_batch_size")]
+    watch.watch_models()
+    with watching(watch):
+        try:
+            yield watch
+        except Finished:
+            return
+        except (Refused, Void) as stop:
+            _write_unmeasured(row, watch, stop)
+            raise BadInput(str(stop)) from None
+    raise BadInput(_too_few(row, watch))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,163 @@
+"""What a launch file leaves open for a foreign script: process group, clipping, buffer sizes.
+
+Without it some launches train something else, without an error:
+
+- accelerate finds no backend on a CPU, and each rank trains alone (``accelerate.state``).
+- accelerate registers transformers' ZeRO-3 configuration also if the file says
+  ``zero3_init_flag: false``; ``from_pretrained`` then shards frozen models that no engine gathers.
+- DeepSpeed clips by its JSON alone: ``clip_grad_norm_`` only returns a norm.
+- accelerate cannot fill the JSON's "auto" buffer sizes without the model's hidden size.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from harness import ROOT
+from harness.launch.command import GROUP_SECONDS
+from harness.script.model import blocks_of, sizes_of
+from harness.script.row import ScriptRow
+from harness.worker.setup import with_timeout
+from strategies.base import BadInput
+from strategies.engine import Workload
+
+PLUGINS = (
+    "deepspeed_plugin", "deepspeed_plugins", "fsdp_plugin", "megatron_lm_plugin",
+    "torch_tp_plugin", "parallelism_config",
+)  # fmt: skip
+"""Arguments of ``Accelerator`` that override a launch file."""
+
+
+class Refused(BaseException):
+    """The script cannot run under this launch file; ``str`` is "reason; remedy".
+
+    It is no Exception, so that a script's own handlers do not catch it.
+    """
+
+
+class Void(BaseException):
+    """The run is not the requested one; ``str`` is "reason; remedy"."""
+
+
+def absolute_files() -> None:
+    """Make the launch file's own paths absolute, before the script's folder is entered."""
+    name = "ACCELERATE_DEEPSPEED_CONFIG_FILE"
+    if name in os.environ:
+        os.environ[name] = str(ROOT / os.environ[name])
+
+
+# ---- the Accelerator ----
+
+
+def accelerator_arguments(
+    row: ScriptRow, given: dict[str, Any]
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the arguments of the script's ``Accelerator`` as this launch needs them, and what the
+    script sets against the launch file, one line each.
+
+    Raises:
+        Refused: the script brings a plugin of its own.
+    """
+    plugin = next((name for name in PLUGINS if given.get(name) is not None), None)
+    if plugin is not None:
+        raise Refused(
+            f"the script gives Accelerator a {plugin} of its own, which overrides "
+            f"{row.launch.engine.file.path.name}; run it under that file alone, without {plugin}"
+        )
+    notes, own = [], given.get("mixed_precision")
+    asked = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    if own is not None and str(own) != asked:
+        notes.append(f"the script sets mixed_precision={own}, the launch file {asked}")
+    if given.get("dynamo_backend") is not None or given.get("dynamo_plugin") is not None:
+        notes.append("the script compiles its model by accelerate's dynamo arguments")
+    found = dict(given)
+    for key, value in row.launch.engine.accelerator_kwargs(row.launch).items():
+        found[key] = _handlers(found.get(key), value) if key == "kwargs_handlers" else value
+    return with_timeout(found, os.environ.get(GROUP_SECONDS)), notes
+
+
+def _handlers(own: list[Any] | None, added: list[Any]) -> list[Any]:
+    """Return the script's handlers with the process group's backend; two of a class are refused."""
+    own = list(own or ())
+    for handler in added:
+        same = next((one for one in own if type(one) is type(handler)), None)
+        if same is None:
+            own.append(handler)
+        else:
+            same.backend = handler.backend
+    return own
+
+
+def check_ranks(accelerator: Any, row: ScriptRow) -> None:
+    """Check that the ranks of the launch have met, under the engine of the launch file.
+
+    Raises:
+        Void: they train alone, or under another engine.
+    """
+    started, met = int(os.environ.get("WORLD_SIZE", "1")), accelerator.num_processes
+    if met != started:
+        raise Void(
+            f"{started} processes were started and {met} train together: the ranks never met; "
+            "the script must not choose device or backend by itself"
+        )
+    wanted, found = row.launch.engine.file.kind, accelerator.distributed_type.value
+    if found != wanted:
+        raise Void(
+            f"accelerate runs {found}, the launch file says {wanted}; look in the script for a "
+            "plugin or an environment variable that chooses another engine"
+        )
+
+
+# ---- prepare ----
+
+
+def settle_prepare(
+    accelerator: Any, row: ScriptRow, models: list[nn.Module], micro: int | None, scratch: Path
+) -> None:
+    """Fill in what the engine needs before it prepares ``models``; ``micro`` is the batch of the
+    loader in the same call.
+
+    Raises:
+        Refused: this engine cannot take them.
+    """
+    for module in models:
+        blocks = blocks_of(module)
+        work = Workload(
+            micro_batch=micro or 0,
+            clip=row.clip or 0.0,
+            sizes=sizes_of(module, blocks),
+            scratch=scratch,
+            layout=row.launch.layout,
+        )
+        try:
+            row.launch.engine.adopt_model(accelerator, module, blocks, work)
+        except BadInput as error:
+            raise Refused(str(error)) from None
+
+
+def check_objects(row: ScriptRow, models: int, optimizers: int, earlier: int) -> None:
+    """Check the objects of one ``prepare`` call that has a trained model.
+
+    Args:
+        earlier: number of models with trained weights that other calls prepared before.
+
+    Raises:
+        Refused: this engine takes one model, with its optimizer.
+    """
+    if "shards" not in row.launch.traits:
+        return
+    name = row.launch.sharding
+    if models + earlier > 1:
+        raise Refused(
+            f"{name} takes one model, and the script prepares {models + earlier}; train one of "
+            "them, or take ddp"
+        )
+    if not optimizers:
+        raise Refused(
+            f"{name} takes model and optimizer in one prepare call, and the script prepares the "
+            "model alone; take ddp"
+        )

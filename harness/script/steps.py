@@ -1,0 +1,287 @@
+"""Optimizer steps of a foreign training loop: their order, their clock, and the result.
+
+The loop belongs to the script, so this module runs no step. ``Bench.boundary`` is called between
+two steps. The order of the steps is a generator: each ``yield`` is one step of the script.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import time
+from collections import Counter
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from harness.json_files import write_json
+from harness.memory.record import RESIDENT
+from harness.memory.traced_step import categories_of, tracing
+from harness.result import Check, Result
+from harness.script.model import Census, census
+from harness.script.row import ScriptRow
+from harness.worker import passes, samples
+from harness.worker.audit import collect_evidence, gather
+from harness.worker.loop import Log, Run
+from harness.worker.measure import measured_rank, result_of
+from harness.worker.meter import Meter
+from harness.worker.samples import GpuWatch
+from harness.worker.status import Reporter
+from strategies.engine import TrainingRun
+from strategies.engines.fsdp.engine import whole
+from strategies.evidence import states
+from strategies.evidence.watching import beside, observing
+
+INPUTS = "inputs"
+"""Phase from the start of a step to the trained model's forward: batches, VAE, text encoders."""
+
+
+class Finished(BaseException):
+    """Ends the script after its last measured step. It is no Exception, so that a script's own
+    handlers do not catch it."""
+
+
+def steps_needed(row: ScriptRow, check: bool = False) -> int:
+    """Return the optimizer steps that a run takes before it ends the script."""
+    if check:
+        return 2
+    traced = 0 if "compiled" in row.launch.traits else 1 + (row.spec.device == "cuda")
+    return row.spec.warmup + passes.READ + passes.SETTLING + row.spec.steps + traced + 1
+
+
+class Bench:
+    """One rank's measurement of a script's steps, from the first one on.
+
+    ``facts`` are recorded in the result as evidence of "script". ``check``: two steps alone.
+    """
+
+    def __init__(
+        self,
+        row: ScriptRow,
+        folder: Path,
+        reporter: Reporter,
+        meter: Meter,
+        trained: TrainingRun,
+        *,
+        check: bool = False,
+    ) -> None:
+        asks = trained.accelerator.device.type == "cuda" and trained.accelerator.is_main_process
+        self.inner = passes.Bench(
+            resolved=row,
+            folder=folder,
+            reporter=reporter,
+            meter=meter,
+            run=Run(trained=trained, feed=None, objective=None, digest=""),
+            log=Log(),
+            watch=GpuWatch(row.spec.local_processes if asks else 0),
+        )
+        self.started = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        self.row, self.trained, self.log, self.check = row, trained, self.inner.log, check
+        self.categories: dict[str, Any] = {}
+        self.losses: list[torch.Tensor] = []
+        self.micro: list[int] = []
+        self.norm: Any = None
+        self.types: list[str] = []
+        self.inputs = contextlib.ExitStack()
+        self.forward_begins = lambda: None
+        self.census: Census = census([trained.module])
+        self.order = self._checked() if check else self._measured()
+        next(self.order)
+        self._start_clock()
+
+    # ---- events of a step ----
+
+    def forward(self) -> None:
+        """The trained model's forward pass begins."""
+        self.inputs.close()
+        self.forward_begins()
+
+    def loss(self, loss: Any) -> None:
+        """A backward pass begins, of this loss."""
+        self.losses.append(loss.detach().float().mean())
+        self.trained.micro_steps += 1
+
+    def boundary(self) -> None:
+        """One optimizer step has ended, and the next begins.
+
+        Raises:
+            Finished: it was the last one; the result is written.
+        """
+        self.inner.meter.synchronize()
+        self.log.seconds.append(time.perf_counter() - self.began)
+        self.log.used.append(samples.now() - self.before)
+        self._close_step()
+        if next(self.order, "end") == "end":
+            self.finish()
+            raise Finished
+        self._start_clock()
+
+    def _start_clock(self) -> None:
+        self.trained.accelerator.wait_for_everyone()
+        self.inner.meter.synchronize()
+        self.before, self.began = samples.now(), time.perf_counter()
+
+    def _close_step(self) -> None:
+        self.inputs.close()
+        self.trained.optimizer_steps += 1
+        losses = self.losses or [torch.full((), math.nan, device=self.trained.accelerator.device)]
+        self.log.losses.append(torch.stack(losses).mean())
+        self.micro.append(len(self.losses))
+        self.log.norms.append(self.norm)
+        self.losses, self.norm = [], None
+        for attachment in self.trained.attached.values():
+            attachment.after_step()
+
+    # ---- order of the steps ----
+
+    def _take(self, count: int, peaks: dict[int, str] | None = None) -> Iterator[None]:
+        for index in range(count):
+            if peaks and index in peaks:
+                self.inner.meter.enter(peaks[index])
+            yield
+            self.inner.reporter.at(index + 1)
+
+    def _measured(self) -> Iterator[None]:
+        """Take the steps in the order of ``harness.worker.passes.measured_steps``."""
+        spec, reporter, watch = self.row.spec, self.inner.reporter, self.inner.watch
+        reporter.enter("warmup", spec.warmup)
+        yield from self._take(spec.warmup, passes.WARMUP_PEAKS)
+        reporter.enter("memory", passes.READ)
+        yield from self._take(1, passes.STEADY)
+        yield from self._cut()
+        samples.keep_freed()
+        reporter.enter("settle", passes.SETTLING)
+        watch.begin("before")
+        yield from self._take(1)
+        watch.end()
+        yield from self._take(passes.SETTLING - 1)
+        self.log.timed_from = len(self.log.seconds)
+        reporter.enter("measure", spec.steps)
+        yield from self._take(spec.steps)
+        watch.begin("after")
+        yield from self._traced()
+        yield from self._observed()
+
+    def _checked(self) -> Iterator[None]:
+        """Take one step metered as a whole, and a traced one."""
+        self.inner.reporter.enter("warmup", 1)
+        yield from self._take(1, passes.WARMUP_PEAKS)
+        self.inner.meter.close()
+        self.log.timed_from = 1
+        yield from self._traced(once=True)
+
+    def _cut(self) -> Iterator[None]:
+        """Take one step with a peak for each of its phases, then stop the meter."""
+        meter, trained = self.inner.meter, self.trained
+        with trained.engine.marks(trained, meter.enter):
+            meter.enter(INPUTS)
+            self.forward_begins = lambda: meter.enter("forward") if self._in_inputs() else None
+            yield
+            meter.synchronize()
+        self.forward_begins = lambda: None
+        meter.close()
+
+    def _in_inputs(self) -> bool:
+        return getattr(self.inner.meter, "_running", "") == INPUTS
+
+    def _traced(self, once: bool = False) -> Iterator[None]:
+        """Take one step for each kind of memory, and keep the tensors alive at its peak."""
+        if "compiled" in self.trained.launch.traits:
+            note = "not traced by category: compiled graphs allocate unseen"
+            self.inner.meter.notes.append(note)
+            return
+        self.inner.reporter.enter("anatomy")
+        kinds = dict.fromkeys((self.trained.accelerator.device.type, "cpu"))
+        for kind in list(kinds)[:1] if once else kinds:
+            now = census([self.trained.module])
+            known = {"ema": now.averages, RESIDENT: now.tensors}
+            with tracing(self.trained, kind, known=known) as tracer:
+                del now, known
+                yield
+            self.categories[kind] = categories_of(tracer, self.trained)
+
+    def _observed(self) -> Iterator[None]:
+        """Take one step that the added strategies watch."""
+        self.inner.reporter.enter("evidence")
+        parts = self.row.recipe.strategies[1:]
+        with observing(self.trained, parts, engine=False):
+            self.inputs.enter_context(beside(INPUTS))
+            yield
+
+    # ---- result ----
+
+    def finish(self) -> Result | None:
+        """Collect the evidence of all ranks; on rank 0 write the result and return it."""
+        trained = self.trained
+        log, here = self.log, trained.accelerator
+        self.inner.reporter.enter("evidence")
+        losses = trained.engine.mean(trained, torch.stack(log.losses)).tolist()
+        log.norms = [None if norm is None else float(whole(norm)) for norm in log.norms]
+        evidence, checks = collect_evidence(self.row, trained)
+        evidence |= {"precision": self._types(), "script": self.facts()}
+        checks += self._audit(losses)
+        self.inner.reporter.enter("save")
+        self.inner.resolved = self._as_found()
+        mine = measured_rank(self.inner, self.categories)
+        mine.resident = self.census.by_owner
+        ranks = gather(trained, mine)
+        if not here.is_main_process:
+            return None
+        facts = {"started": self.started, "key_averages": [], "projections": None}
+        result = result_of(self.inner, ranks, losses, checks, {**facts, "evidence": evidence})
+        result.accumulation = max(1, self._accumulation())
+        result.write(self.inner.folder / "result.json")
+        return result
+
+    def facts(self) -> dict[str, Any]:
+        """Return what the run has shown of the script; ``harness.script.watch`` adds its own."""
+        return {}
+
+    def global_batch(self) -> int:
+        """Return the samples of an optimizer step; 0 if unknown. ``harness.script.watch`` knows."""
+        return 0
+
+    def _accumulation(self) -> int:
+        """Return the usual number of backward passes of a step."""
+        return Counter(self.micro).most_common(1)[0][0] if self.micro else 0
+
+    def _as_found(self) -> ScriptRow:
+        """Return the row with the batch that was read off the run."""
+        batch = self.global_batch() * max(1, self._accumulation())
+        if not batch:
+            self.inner.meter.notes.append(
+                "batch unknown: the script prepares no DataLoader with a batch size, so that one "
+                "sample stands for one step in samples per second"
+            )
+        spec = dataclasses.replace(self.row.spec, global_batch=batch or 1)
+        shares = self.row.launch.layout.data * max(1, self._accumulation())
+        return dataclasses.replace(self.row, spec=spec, micro_batch=batch // shares)
+
+    def _types(self) -> dict[str, Any]:
+        compute = self.types[0] if self.types else ""
+        facts = states.stored_dtypes(self.trained)
+        return {"compute_dtype": compute, **facts} if compute else facts
+
+    def _audit(self, losses: list[float]) -> list[Check]:
+        """Return the checks that hold for every script."""
+        trained, here = self.trained, self.trained.accelerator
+        told = trained.engine.told(trained)
+        rows = [
+            ("processes", self.row.spec.processes, here.num_processes),
+            ("device", self.row.spec.device, here.device.type),
+            ("engine", self.row.launch.engine.file.kind, here.distributed_type.value),
+            ("losses finite", True, all(map(math.isfinite, losses))),
+            ("backward passes on each rank alike", 1, len(set(gather(trained, tuple(self.micro))))),
+        ]
+        steps = told.steps if told.steps is not None else states.counted(trained)
+        if steps is not None:
+            rows.append(("optimizer stepped", True, steps > 0))
+        return [Check(name=n, asked=a, found=f, ok=a == f) for n, a, f in rows]
+
+    def keep_facts(self, path: Path) -> None:
+        """Write what is known of the script, for the launching process."""
+        write_json(path, self.facts(), durable=False)

@@ -1,0 +1,585 @@
+"""Patches of ``Accelerator``'s public calls in a script's process, and what they record.
+
+Class attributes are patched before the script runs, so its imports do not matter. The patches call
+the original methods with the script's own arguments, except for what ``harness.script.settle``
+adds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import gc
+import inspect
+import os
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+from torch.utils.data import DataLoader
+
+from harness.script import settle
+from harness.script.model import (
+    Found,
+    Joined,
+    averages_here,
+    blocks_of,
+    frozen_linears,
+    unwrapped,
+)
+from harness.script.parts import Cannot, Swapped, settings_of, swap
+from harness.script.row import ScriptRow
+from harness.script.settle import Refused, Void
+from harness.script.steps import Bench, Finished
+from harness.worker.meter import cards_before, make_meter
+from harness.worker.status import Reporter
+from strategies.engine import TrainingRun
+from strategies.subject import DataFacts
+
+SKIPPED = ("save_state", "save_model", "init_trackers")
+"""Calls that a measured run leaves out. A collective save under ``is_main_process`` would hang, and
+a tracker's package may be missing."""
+GIVE_UP = 3
+"""Times that a script may swallow its end before its process exits."""
+
+
+class ScriptBench(Bench):
+    """A bench with the facts of the watch that made it."""
+
+    watch: Watch
+
+    def facts(self) -> dict[str, Any]:
+        return self.watch.facts()
+
+    def global_batch(self) -> int:
+        return self.watch.global_batch()
+
+
+class Watch:
+    """What one rank's process shows of a script, and its measurement.
+
+    Args:
+        row: the run, as the launching process checked it.
+        folder: the run's folder.
+        check: take two steps alone.
+    """
+
+    def __init__(
+        self, row: ScriptRow, folder: Path, reporter: Reporter, *, check: bool = False
+    ) -> None:
+        self.row, self.folder, self.reporter, self.check = row, folder, reporter, check
+        self.before = cards_before(row.spec.device)
+        self.accelerator: Any = None
+        self.meter: Any = None
+        self.bench: ScriptBench | None = None
+        self.models: list[nn.Module] = []
+        self.blocks: list[nn.Module] = []
+        self.linears: tuple[str, ...] = ()
+        self.optimizers: list[Any] = []
+        self.prepared_optimizers: list[str] = []
+        self.loaders: list[Any] = []
+        self.seen_optimizers = Joined([])
+        self.stepped: Counter[int] = Counter()
+        self.backwards = self.accumulating = self.swallowed = self.forwards = 0
+        self.finished = self.in_accumulate = self.ever_stepped = False
+        self.clip: float | None = None
+        self.notes: list[str] = []
+        self.skipped: Counter[str] = Counter()
+        self.given: dict[str, str] = {}
+
+    # ---- the Accelerator ----
+
+    def make(self, accelerator: Any, given: dict[str, Any], init: Callable[..., None]) -> None:
+        """Run ``Accelerator.__init__`` with the arguments that this launch needs."""
+        arguments, notes = settle.accelerator_arguments(self.row, given)
+        for note in notes:
+            self.note(note)
+        init(accelerator, **arguments)
+        self.row.launch.engine.adopt(accelerator, self.row.launch.layout)
+        settle.check_ranks(accelerator, self.row)
+        shown = ("mixed_precision", "gradient_accumulation_steps", "log_with")
+        self.given |= {name: str(given[name]) for name in shown if given.get(name) is not None}
+        self.adopt(accelerator)
+
+    def adopt(self, accelerator: Any) -> None:
+        """Take this ``Accelerator`` as the script's; start the meter with the first one."""
+        self.accelerator = accelerator
+        if self.meter is None:
+            self.meter = make_meter(accelerator.device, self.before)
+            self.reporter.peak = self.meter.peak_bytes
+            self.reporter.enter("load")
+            self.meter.enter("load")
+
+    # ---- prepare ----
+
+    def preparing(self, accelerator: Any, given: Sequence[Any], named: dict[str, Any]) -> list[Any]:
+        """Return the arguments of ``prepare`` with the added strategies applied.
+
+        Raises:
+            Refused: the launch cannot take these objects.
+        """
+        given = list(given)
+        models = [m for m in given if isinstance(m, nn.Module) and trains(m)]
+        optimizers = [o for o in given if isinstance(o, torch.optim.Optimizer)]
+        if models and not self.models:
+            self.reporter.enter("prepare")
+            self.meter.enter("prepare")
+        if named.get("device_placement") is not None and "own_step" in self.row.launch.traits:
+            raise Refused(
+                f"{self.row.launch.sharding} takes no device_placement, which the script gives to "
+                "prepare; take ddp or fsdp2"
+            )
+        if "shards" in self.row.launch.traits:
+            self._check_frozen(given)
+        if models:
+            settle.check_objects(self.row, len(models), len(optimizers), len(self.models))
+            self._check_averages()
+        for model in models:
+            self._edit(model)
+        given = self._swap_optimizers(given)
+        micro = next((batch_of(x) for x in given if isinstance(x, DataLoader)), None)
+        scratch = self.reporter.own / "nvme"
+        settle.settle_prepare(accelerator, self.row, models, micro, scratch)
+        self.models += models
+        return given
+
+    def _check_frozen(self, given: Sequence[Any]) -> None:
+        frozen = [m for m in given if isinstance(m, nn.Module) and not trains(m)]
+        if frozen:
+            raise Refused(
+                f"{self.row.launch.sharding} takes one model, with its optimizer, and the script "
+                f"prepares {type(frozen[0]).__name__} without trained weights; take ddp"
+            )
+
+    def _check_averages(self) -> None:
+        if "split_parameters" in self.row.launch.traits and averages_here():
+            raise Refused(
+                f"{self.row.launch.sharding} shards the parameters that the script's EMA reads "
+                "whole; turn the script's EMA off, or take zero2 or ddp"
+            )
+
+    def _edit(self, model: nn.Module) -> None:
+        """Find the model's blocks, and apply the added strategies."""
+        blocks = blocks_of(model)
+        linears = frozen_linears(model, blocks)
+        found = self._subject(blocks, linears)
+        for part in self.row.recipe.strategies[1:]:
+            try:
+                part.edit_model(model, found)
+            except Cannot as error:
+                raise Refused(str(error)) from None
+        self.blocks += blocks
+        self.linears += linears
+
+    def _subject(self, blocks: list[nn.Module], linears: tuple[str, ...]) -> Found:
+        return Found(
+            model=self.row.spec.model,
+            data=DataFacts(1, 1, 1, 1),
+            script=self.row.script,
+            members=blocks,
+            own_linears=linears,
+        )
+
+    def _swap_optimizers(self, given: list[Any]) -> list[Any]:
+        """Replace the optimizers by that of an added strategy, also in their schedulers."""
+        part = next((p for p in self.row.recipe.strategies if isinstance(p, Swapped)), None)
+        if part is None:
+            return given
+        for place, optimizer in enumerate(given):
+            if isinstance(optimizer, torch.optim.Optimizer):
+                try:
+                    given[place] = swap(part, optimizer, self.row.launch)
+                except Cannot as error:
+                    raise Refused(str(error)) from None
+                _rebind(optimizer, given[place])
+        return given
+
+    def prepared(self, accelerator: Any, result: Any) -> None:
+        """Record the prepared objects, and watch the forward passes of the models."""
+        self.accelerator = accelerator
+        members = list(result) if isinstance(result, (tuple, list)) else [result]
+        self.loaders += [m for m in members if hasattr(m, "total_batch_size")]
+        self.watch_models()
+
+    def watch_models(self) -> None:
+        """Register a hook on each prepared model that has trained weights."""
+        for model in self.accelerator._models:
+            if not getattr(model, "_headroom_watched", False) and trains(model):
+                model._headroom_watched = True
+                model.register_forward_pre_hook(self._called, prepend=True)
+
+    def _called(self, model: nn.Module, _: Any) -> None:
+        in_backward = torch._C._current_graph_task_id() != -1
+        if model.training and torch.is_grad_enabled() and not in_backward:
+            self.forward()
+
+    # ---- steps ----
+
+    def forward(self) -> None:
+        """A forward pass of a trained model begins, in training."""
+        self.end_again()
+        self.forwards += 1
+        if self.bench is None:
+            self.begin()
+        elif not self.in_accumulate and self.complete():
+            self.boundary()
+        self.bench.forward()
+
+    def begin(self) -> None:
+        """Build the objects of the run and start the first step."""
+        self.watch_models()
+        trained = self._trained()
+        self.bench = ScriptBench.__new__(ScriptBench)
+        self.bench.watch = self
+        self.bench.__init__(
+            self.row, self.folder, self.reporter, self.meter, trained, check=self.check
+        )
+        for part in self.row.recipe.strategies:
+            attachment = part.attach(trained)
+            if attachment is not None:
+                trained.attached[part.name] = attachment
+        self._note_type(trained.module)
+
+    def _trained(self) -> TrainingRun:
+        models = [m for m in self.accelerator._models if trains(m)]
+        modules = [unwrapped(m) for m in models]
+        blocks = self.blocks or [b for m in modules for b in blocks_of(m)]
+        several = len(models) > 1
+        module = nn.ModuleList(modules) if several else modules[0]
+        alone = "one_process" in self.row.launch.traits
+        optimizers = self.accelerator._optimizers
+        inner = [_innermost(o) for o in optimizers]
+        joined = Joined(inner) if inner else self.seen_optimizers
+        optimizer = optimizers[0] if len(optimizers) == 1 else joined
+        launch = dataclasses.replace(self.row.launch, subject=self._subject(blocks, self.linears))
+        return TrainingRun(
+            accelerator=self.accelerator,
+            model=module if alone else models[0],
+            module=module,
+            optimizer=optimizer,
+            launch=launch,
+            settings=settings_of(inner[0]) if inner else self.row.settings,
+            attached={},
+        )
+
+    def _note_type(self, module: nn.Module) -> None:
+        """Record the type of the output of the first layer with a matrix product."""
+        kinds = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+        inside = [m for b in self.blocks for m in b.modules() if isinstance(m, kinds)]
+        layers = inside or [m for m in module.modules() if isinstance(m, kinds)]
+        if not layers:
+            return
+
+        def note(_: Any, __: Any, out: Any) -> None:
+            self.bench.types.append(str(getattr(out, "dtype", "")).removeprefix("torch."))
+            handle.remove()
+
+        handle = layers[0].register_forward_hook(note)
+
+    def backward_begins(self, loss: Any) -> None:
+        """``Accelerator.backward`` is called."""
+        self.end_again()
+        if self.bench is None:
+            self.begin()
+        elif not self.in_accumulate and self.complete():
+            self.boundary()
+        self.backwards += 1
+        self.bench.loss(loss)
+
+    def backward_ended(self) -> None:
+        """``Accelerator.backward`` has returned; DeepSpeed steps within it."""
+        if "own_step" in self.row.launch.traits and self.accelerator.sync_gradients:
+            self.stepped[0] += 1
+            self.ever_stepped = True
+
+    def steps_begin(self, optimizer: Any) -> None:
+        """An optimizer is about to step.
+
+        Raises:
+            Refused: no gradient came by ``Accelerator.backward``.
+        """
+        if self.bench is None and not self.models:
+            return
+        if self.backwards == 0 and self._is_ours(optimizer):
+            raise Refused(
+                "the script steps its optimizer without accelerator.backward; call "
+                "accelerator.backward(loss) in the place of loss.backward()"
+            )
+
+    def steps_end(self, optimizer: Any) -> None:
+        """An optimizer has stepped."""
+        if "own_step" in self.row.launch.traits or not self._is_ours(optimizer):
+            return
+        if not any(optimizer is member for member in self.seen_optimizers.members):
+            self.seen_optimizers.members.append(optimizer)
+        self.stepped[id(optimizer)] += 1
+        self.ever_stepped = True
+
+    def _is_ours(self, optimizer: Any) -> bool:
+        prepared = [_innermost(o) for o in self.accelerator._optimizers] if self.accelerator else []
+        if prepared:
+            return any(optimizer is one for one in prepared)
+        own = {id(p) for model in self.models for p in model.parameters()}
+        return any(id(p) in own for group in optimizer.param_groups for p in group["params"])
+
+    def complete(self) -> bool:
+        """Return whether every optimizer has stepped since the last boundary."""
+        if not self.stepped:
+            return False
+        count = 1 if "own_step" in self.row.launch.traits else len(self.accelerator._optimizers)
+        return len(self.stepped) >= count or max(self.stepped.values()) > 1
+
+    def accumulates(self, models: Sequence[Any]) -> None:
+        """``Accelerator.accumulate`` is entered.
+
+        Raises:
+            Refused: FSDP2 cannot take a list of models.
+        """
+        self.end_again()
+        self.in_accumulate = True
+        listed = any(isinstance(m, (list, tuple)) for m in models)
+        if not listed or self.accelerator.gradient_accumulation_steps == 1:
+            return
+        told = "the script passes a list to accumulate, which accelerate does not unpack"
+        if "dtensor_weights" in self.row.launch.traits:
+            raise Refused(f"{told}; write accumulate(*models), or take ddp")
+        self.note(f"{told}: gradients are sent in every micro-batch")
+
+    def left_accumulate(self) -> None:
+        """``Accelerator.accumulate`` is left."""
+        self.in_accumulate = False
+        fused = self.backwards > 0 and not self.ever_stepped and self.accelerator.sync_gradients
+        if self.bench is not None and (self.complete() or fused):
+            self.boundary()
+
+    def boundary(self) -> None:
+        """End one step; after the last one end the script."""
+        self.stepped.clear()
+        self.backwards = 0
+        try:
+            self.bench.boundary()
+        except Finished:
+            self.finished = True
+            self._leave_thread()
+            raise
+
+    def end_again(self) -> None:
+        """Raise again if the script swallowed its end; exit after some times."""
+        if not self.finished:
+            return
+        self.swallowed += 1
+        if self.swallowed >= GIVE_UP:
+            sys.stdout.flush()
+            os._exit(0)
+        raise Finished
+
+    def _leave_thread(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            if torch.distributed.is_initialized():
+                torch.distributed.barrier()
+            os._exit(0)
+
+    # ---- facts ----
+
+    def clipped(self, limit: Any, norm: Any) -> None:
+        """The script clips its gradients.
+
+        Raises:
+            Void: DeepSpeed clips at another limit, so that the training is another one.
+        """
+        limit = float(limit)
+        if self.bench is not None:
+            self.bench.norm = norm
+        if self.clip == limit:
+            return
+        self.clip = limit
+        if "own_clipping" in self.row.launch.traits and (self.row.clip or 0.0) != limit:
+            raise Void(
+                f"gradient clipping: the script clips at {limit:g}, DeepSpeed at "
+                f"{self.row.clip or 0.0:g}; give --clip {limit:g}"
+            )
+
+    def skip(self, name: str) -> None:
+        """Count a call that is left out."""
+        self.skipped[name] += 1
+
+    def note(self, text: str) -> None:
+        """Keep a remark for the reader of the row."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def global_batch(self) -> int:
+        """Return the samples of one backward pass on all ranks; 0 if unknown."""
+        for loader in self.loaders:
+            with contextlib.suppress(AttributeError, TypeError):
+                return int(loader.total_batch_size)
+        return 0
+
+    def facts(self) -> dict[str, Any]:
+        """Return what the script's run has shown, as plain data."""
+        here = self.accelerator
+        modules = [unwrapped(m) for m in here._models if trains(m)]
+        engine, bench = self.row.launch.engine, self.bench
+        counted = [p for m in modules for p in m.parameters()]
+        sizes = [engine.shape(p).numel() for p in counted]
+        free = sum(n for n, p in zip(sizes, counted, strict=True) if p.requires_grad)
+        optimizers = [type(_innermost(o)).__name__ for o in here._optimizers]
+        return {
+            "models": [type(m).__name__.removeprefix("FSDP") for m in modules],
+            "blocks": len(bench.trained.blocks()) if bench else 0,
+            "parameters": sum(sizes),
+            "trained_parameters": free,
+            "optimizers": optimizers or [type(o).__name__ for o in self.seen_optimizers.members],
+            "mixed_precision": here.mixed_precision,
+            "batch_of_all_ranks": self.global_batch(),
+            "accumulation": bench._accumulation() if bench else 1,
+            "clip": self.clip,
+            "resident_models": bench.census.by_owner if bench else {},
+            "averages": bool(bench and bench.census.averages),
+            "skipped": dict(self.skipped),
+            "given": self.given,
+        }
+
+
+# ---- helpers ----
+
+
+def trains(model: nn.Module) -> bool:
+    """Return whether a model has trained weights."""
+    return any(p.requires_grad for p in model.parameters())
+
+
+def batch_of(loader: Any) -> int | None:
+    """Return the batch size of a loader before it is prepared; None if it names none."""
+    size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
+    return int(size) if isinstance(size, int) else None
+
+
+def _innermost(optimizer: Any) -> Any:
+    while hasattr(optimizer, "optimizer"):
+        optimizer = optimizer.optimizer
+    return optimizer
+
+
+def _rebind(old: Any, new: Any) -> None:
+    """Give the schedulers of an optimizer its replacement."""
+    kind = torch.optim.lr_scheduler.LRScheduler
+    for thing in gc.get_objects():
+        if issubclass(type(thing), kind) and getattr(thing, "optimizer", None) is old:
+            thing.optimizer = new
+
+
+# ---- patches ----
+
+
+@contextlib.contextmanager
+def watching(watch: Watch) -> Iterator[None]:
+    """Within this context, ``watch`` receives the calls of every ``Accelerator``."""
+    with contextlib.ExitStack() as stack:
+        for name, patched in _methods(watch).items():
+            original = getattr(Accelerator, name)
+            replaced = functools.wraps(original)(patched(original))
+            stack.enter_context(mock.patch.object(Accelerator, name, replaced))
+        stack.enter_context(_clipping(watch))
+        for register, hook in (
+            (register_optimizer_step_pre_hook, watch.steps_begin),
+            (register_optimizer_step_post_hook, watch.steps_end),
+        ):
+            stack.callback(register(lambda optimizer, *_, hook=hook: hook(optimizer)).remove)
+        yield
+
+
+Patch = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def _methods(watch: Watch) -> dict[str, Patch]:
+    """Return the name of each patched method -> a function of the original."""
+    skipped = {name: functools.partial(_skipped, watch, name) for name in SKIPPED}
+    own = {
+        "__init__": _init,
+        "prepare": _prepare,
+        "accumulate": _accumulate,
+        "backward": _backward,
+        "clip_grad_norm_": _clip,
+    }
+    return {name: functools.partial(patch, watch) for name, patch in own.items()} | skipped
+
+
+def _init(watch: Watch, original: Any) -> Any:
+    signature = inspect.signature(original)
+
+    def init(accelerator: Any, *given: Any, **named: Any) -> None:
+        bound = signature.bind(accelerator, *given, **named).arguments
+        bound.pop("self")
+        watch.make(accelerator, dict(bound), original)
+
+    return init
+
+
+def _prepare(watch: Watch, original: Any) -> Any:
+    def prepare(accelerator: Any, *given: Any, **named: Any) -> Any:
+        result = original(accelerator, *watch.preparing(accelerator, given, named), **named)
+        watch.prepared(accelerator, result)
+        return result
+
+    return prepare
+
+
+def _accumulate(watch: Watch, original: Any) -> Any:
+    @contextlib.contextmanager
+    def accumulate(accelerator: Any, *models: Any) -> Iterator[None]:
+        watch.accumulates(models)
+        with original(accelerator, *models):
+            yield
+        watch.left_accumulate()
+
+    return accumulate
+
+
+def _backward(watch: Watch, original: Any) -> Any:
+    def backward(accelerator: Any, loss: Any, **named: Any) -> None:
+        watch.backward_begins(loss)
+        original(accelerator, loss, **named)
+        watch.backward_ended()
+
+    return backward
+
+
+def _clip(watch: Watch, original: Any) -> Any:
+    def clip(accelerator: Any, parameters: Any, max_norm: Any, *more: Any, **named: Any) -> Any:
+        norm = original(accelerator, parameters, max_norm, *more, **named)
+        watch.clipped(max_norm, norm)
+        return norm
+
+    return clip
+
+
+def _clipping(watch: Watch) -> Any:
+    """Return a patch of torch's own function, which some scripts call by themselves."""
+    original = nn.utils.clip_grad_norm_
+
+    def clip(parameters: Any, max_norm: Any, *more: Any, **named: Any) -> Any:
+        norm = original(parameters, max_norm, *more, **named)
+        watch.clipped(max_norm, norm)
+        return norm
+
+    return mock.patch.object(nn.utils, "clip_grad_norm_", clip)
+
+
+def _skipped(watch: Watch, name: str, original: Any) -> Any:
+    def skip(accelerator: Any, *_: Any, **__: Any) -> None:
+        watch.skip(name)
+
+    return skip
