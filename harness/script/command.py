@@ -31,7 +31,7 @@ from harness.launch import launch
 from harness.phases import SETUP_PHASES
 from harness.report.figures.units import GIB, title
 from harness.result import Result, Status, load_all
-from harness.script.row import REFERENCES, Script, ScriptRow, recipes_of, row_of
+from harness.script.row import CLIPPING, REFERENCES, Script, ScriptRow, recipes_of, row_of
 from harness.spec import DEVICES, Spec
 from harness.suite.file import Suite, SuiteRow
 from harness.suite.rows import with_reference_again
@@ -222,7 +222,7 @@ class Starter:
 
 def clips_otherwise(result: Result) -> bool:
     """Return whether a row is void because DeepSpeed clips at another limit than the script."""
-    return result.status is Status.VOID and (result.reason or "").startswith("gradient clipping")
+    return any(check.name == CLIPPING and not check.ok for check in result.audit)
 
 
 def _loads(folder: Path) -> bool:

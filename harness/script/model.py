@@ -34,6 +34,13 @@ def unwrapped(model: nn.Module) -> nn.Module:
             return model
 
 
+def wrapper_of(model: nn.Module) -> nn.Module:
+    """Return the DDP of this process that wraps a model; itself if there is none."""
+    kind = nn.parallel.DistributedDataParallel
+    around = (m for m in _objects() if isinstance(m, kind) and m.module is model)
+    return next(around, model)
+
+
 # ---- blocks ----
 
 

@@ -27,6 +27,8 @@ from strategies.strategy import Strategy
 from strategies.subject import DataFacts, Dimensions, Subject
 
 LAUNCHERS = ("accelerate", "torchrun", "python", "python3", "deepspeed")
+CLIPPING = "gradient clipping"
+"""Name of the check that DeepSpeed clips at the script's limit."""
 DATA = "its own data"
 REFERENCES = ("single", "ddp")
 """Launch files of the reference row: of one process, and of several."""

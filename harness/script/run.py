@@ -14,6 +14,7 @@ import contextlib
 import os
 import runpy
 import sys
+import traceback
 import types
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,14 +23,15 @@ from typing import Any
 import torch
 from accelerate.utils import set_seed
 
-from harness import ROOT
+from harness import ROOT, void
 from harness.launch.on_loopback import listen_on_loopback
 from harness.result import Result, Status
 from harness.script import settle
+from harness.script.model import wrapper_of
 from harness.script.row import Script, ScriptRow, row_of
 from harness.script.settle import Refused, Void
 from harness.script.steps import Finished, steps_needed
-from harness.script.watch import Watch, watching
+from harness.script.watch import Watch, trains, watching
 from harness.spec import DEVICES
 from harness.system import process
 from harness.worker.status import Reporter
@@ -115,11 +117,13 @@ def _watched(row: ScriptRow, watch: Watch, seed: int) -> int:
             _write_unmeasured(row, watch, Refused(_too_few(row, watch)))
         else:
             reporter.failed(SystemError(f"the script exited with {stop.code!r}"))
-            raise
+            return 1
     except BaseException as error:
         if not watch.finished:
-            reporter.failed(error.with_traceback(_own_frames(error, row.script.path)))
-            raise
+            own = error.with_traceback(_own_frames(error, row.script.path))
+            reporter.failed(own)
+            traceback.print_exception(own)
+            return 1
     reporter.enter("done")
     return 0
 
@@ -147,13 +151,12 @@ def _write_unmeasured(row: ScriptRow, watch: Watch, stop: BaseException) -> None
     print(f"headroom: {stop}", file=sys.stderr, flush=True)
     if watch.reporter.rank != 0:
         return
-    status = Status.VOID if isinstance(stop, Void) else Status.REFUSED
-    if reason.startswith("the script ended after"):
-        status = Status.FAILED
-    result = Result.not_run(
-        row, status, reason, way_out or "see log.txt", phase=watch.reporter.phase,
-        step=watch.reporter.step,
-    )  # fmt: skip
+    status = Status.FAILED if reason.startswith("the script ended after") else Status.REFUSED
+    where = {"phase": watch.reporter.phase, "step": watch.reporter.step}
+    result = Result.not_run(row, status, reason, way_out or "see log.txt", **where)
+    if isinstance(stop, Void):
+        result.status, result.audit = Status.OK, [stop.check]
+        void.settle(result).way_out = stop.way_out
     with contextlib.suppress(AttributeError):
         result.evidence = {"script": watch.facts()}
     result.meter_notes = list(watch.notes)
@@ -240,9 +243,9 @@ def measured_loop(
     watch = Watch(row, out.absolute(), Reporter(out.absolute(), accelerator.process_index))
     watch.reporter.enter("load")
     watch.adopt(accelerator)
-    watch.models += [m for m in accelerator._models if any(p.requires_grad for p in m.parameters())]
+    watch.models += [m for m in accelerator._models if trains(m)]
     watch.loaders += [d for d in accelerator._dataloaders if hasattr(d, "total_batch_size")]
-    watch.watch_models()
+    watch.watch_models(list(map(wrapper_of, accelerator._models)))
     with watching(watch):
         try:
             yield watch

@@ -19,6 +19,7 @@ from torch import nn
 
 from harness import ROOT
 from harness.launch.command import GROUP_SECONDS
+from harness.result import Check
 from harness.script.model import blocks_of, sizes_of
 from harness.script.row import ScriptRow
 from harness.worker.setup import with_timeout
@@ -40,7 +41,16 @@ class Refused(BaseException):
 
 
 class Void(BaseException):
-    """The run is not the requested one; ``str`` is "reason; remedy"."""
+    """The run is not the requested one: a failed check of the audit, and the remedy."""
+
+    def __init__(self, name: str, asked: Any, found: Any, way_out: str) -> None:
+        super().__init__(f"{name}: asked {asked}, found {found}; {way_out}")
+        self.check = Check(name=name, asked=asked, found=found, ok=False)
+        self.way_out = way_out
+
+
+MET = "processes that train together (if 1, the ranks never met)"
+"""Name of the check that all started ranks share one process group."""
 
 
 def absolute_files() -> None:
@@ -98,18 +108,14 @@ def check_ranks(accelerator: Any, row: ScriptRow) -> None:
     Raises:
         Void: they train alone, or under another engine.
     """
-    started, met = int(os.environ.get("WORLD_SIZE", "1")), accelerator.num_processes
+    started, met = row.spec.processes, accelerator.num_processes
     if met != started:
-        raise Void(
-            f"{started} processes were started and {met} train together: the ranks never met; "
-            "the script must not choose device or backend by itself"
-        )
+        told = "leave device, backend and rank variables to accelerate in the script"
+        raise Void(MET, started, met, told)
     wanted, found = row.launch.engine.file.kind, accelerator.distributed_type.value
-    if found != wanted:
-        raise Void(
-            f"accelerate runs {found}, the launch file says {wanted}; look in the script for a "
-            "plugin or an environment variable that chooses another engine"
-        )
+    if not row.launch.engine.runs(accelerator):
+        told = "look in the script for a plugin or a variable that chooses another engine"
+        raise Void("engine of the launch file", wanted, found, told)
 
 
 # ---- prepare ----
@@ -156,8 +162,8 @@ def check_objects(row: ScriptRow, models: int, optimizers: int, earlier: int) ->
             f"{name} takes one model, and the script prepares {models + earlier}; train one of "
             "them, or take ddp"
         )
-    if not optimizers:
+    if optimizers != 1:
         raise Refused(
-            f"{name} takes model and optimizer in one prepare call, and the script prepares the "
-            "model alone; take ddp"
+            f"{name} takes a model with one optimizer in one prepare call, and the script gives "
+            f"{optimizers} optimizers; take ddp"
         )

@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 
-from harness.json_files import write_json
 from harness.memory.record import RESIDENT
 from harness.memory.traced_step import categories_of, tracing
 from harness.result import Check, Result
@@ -88,6 +87,7 @@ class Bench:
         self.types: list[str] = []
         self.inputs = contextlib.ExitStack()
         self.forward_begins = lambda: None
+        self.clocked = True
         self.census: Census = census([trained.module])
         self.order = self._checked() if check else self._measured()
         next(self.order)
@@ -112,8 +112,9 @@ class Bench:
             Finished: it was the last one; the result is written.
         """
         self.inner.meter.synchronize()
-        self.log.seconds.append(time.perf_counter() - self.began)
-        self.log.used.append(samples.now() - self.before)
+        if self.clocked:
+            self.log.seconds.append(time.perf_counter() - self.began)
+            self.log.used.append(samples.now() - self.before)
         self._close_step()
         if next(self.order, "end") == "end":
             self.finish()
@@ -121,7 +122,8 @@ class Bench:
         self._start_clock()
 
     def _start_clock(self) -> None:
-        self.trained.accelerator.wait_for_everyone()
+        if self.clocked:
+            self.trained.accelerator.wait_for_everyone()
         self.inner.meter.synchronize()
         self.before, self.began = samples.now(), time.perf_counter()
 
@@ -162,6 +164,7 @@ class Bench:
         self.log.timed_from = len(self.log.seconds)
         reporter.enter("measure", spec.steps)
         yield from self._take(spec.steps)
+        self.clocked = False
         watch.begin("after")
         yield from self._traced()
         yield from self._observed()
@@ -177,6 +180,7 @@ class Bench:
     def _cut(self) -> Iterator[None]:
         """Take one step with a peak for each of its phases, then stop the meter."""
         meter, trained = self.inner.meter, self.trained
+        self.clocked = False
         with trained.engine.marks(trained, meter.enter):
             meter.enter(INPUTS)
             self.forward_begins = lambda: meter.enter("forward") if self._in_inputs() else None
@@ -184,6 +188,7 @@ class Bench:
             meter.synchronize()
         self.forward_begins = lambda: None
         meter.close()
+        self.clocked = True
 
     def _in_inputs(self) -> bool:
         return getattr(self.inner.meter, "_running", "") == INPUTS
@@ -226,6 +231,7 @@ class Bench:
         checks += self._audit(losses)
         self.inner.reporter.enter("save")
         self.inner.resolved = self._as_found()
+        self.inner.meter.notes += self.notes()
         mine = measured_rank(self.inner, self.categories)
         mine.resident = self.census.by_owner
         ranks = gather(trained, mine)
@@ -240,6 +246,10 @@ class Bench:
     def facts(self) -> dict[str, Any]:
         """Return what the run has shown of the script; ``harness.script.watch`` adds its own."""
         return {}
+
+    def notes(self) -> list[str]:
+        """Return remarks for the reader of the row."""
+        return []
 
     def global_batch(self) -> int:
         """Return the samples of an optimizer step; 0 if unknown. ``harness.script.watch`` knows."""
@@ -281,7 +291,3 @@ class Bench:
         if steps is not None:
             rows.append(("optimizer stepped", True, steps > 0))
         return [Check(name=n, asked=a, found=f, ok=a == f) for n, a, f in rows]
-
-    def keep_facts(self, path: Path) -> None:
-        """Write what is known of the script, for the launching process."""
-        write_json(path, self.facts(), durable=False)

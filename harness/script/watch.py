@@ -23,6 +23,7 @@ from unittest import mock
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import DeepSpeedOptimizerWrapper
 from torch import nn
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
@@ -40,7 +41,7 @@ from harness.script.model import (
     unwrapped,
 )
 from harness.script.parts import Cannot, Swapped, settings_of, swap
-from harness.script.row import ScriptRow
+from harness.script.row import CLIPPING, ScriptRow
 from harness.script.settle import Refused, Void
 from harness.script.steps import Bench, Finished
 from harness.worker.meter import cards_before, make_meter
@@ -66,6 +67,10 @@ class ScriptBench(Bench):
     def global_batch(self) -> int:
         return self.watch.global_batch()
 
+    def notes(self) -> list[str]:
+        skipped = (f"{name} was left out {n} times" for name, n in self.watch.skipped.items())
+        return [*self.watch.notes, *skipped]
+
 
 class Watch:
     """What one rank's process shows of a script, and its measurement.
@@ -85,6 +90,7 @@ class Watch:
         self.meter: Any = None
         self.bench: ScriptBench | None = None
         self.models: list[nn.Module] = []
+        self.wrapped: list[nn.Module] = []
         self.blocks: list[nn.Module] = []
         self.linears: tuple[str, ...] = ()
         self.optimizers: list[Any] = []
@@ -103,11 +109,13 @@ class Watch:
 
     def make(self, accelerator: Any, given: dict[str, Any], init: Callable[..., None]) -> None:
         """Run ``Accelerator.__init__`` with the arguments that this launch needs."""
+        self.end_again()
         arguments, notes = settle.accelerator_arguments(self.row, given)
         for note in notes:
             self.note(note)
         init(accelerator, **arguments)
-        self.row.launch.engine.adopt(accelerator, self.row.launch.layout)
+        if accelerator.num_processes == self.row.spec.processes:
+            self.row.launch.engine.adopt(accelerator, self.row.launch.layout)
         settle.check_ranks(accelerator, self.row)
         shown = ("mixed_precision", "gradient_accumulation_steps", "log_with")
         self.given |= {name: str(given[name]) for name in shown if given.get(name) is not None}
@@ -130,6 +138,7 @@ class Watch:
         Raises:
             Refused: the launch cannot take these objects.
         """
+        self.end_again()
         given = list(given)
         models = [m for m in given if isinstance(m, nn.Module) and trains(m)]
         optimizers = [o for o in given if isinstance(o, torch.optim.Optimizer)]
@@ -211,13 +220,13 @@ class Watch:
         self.accelerator = accelerator
         members = list(result) if isinstance(result, (tuple, list)) else [result]
         self.loaders += [m for m in members if hasattr(m, "total_batch_size")]
-        self.watch_models()
+        self.watch_models([m for m in members if isinstance(m, nn.Module)])
 
-    def watch_models(self) -> None:
-        """Register a hook on each prepared model that has trained weights."""
-        for model in self.accelerator._models:
-            if not getattr(model, "_headroom_watched", False) and trains(model):
-                model._headroom_watched = True
+    def watch_models(self, models: Sequence[nn.Module]) -> None:
+        """Register a hook on each of these prepared models that has trained weights."""
+        for model in models:
+            if trains(model) and not any(model is known for known in self.wrapped):
+                self.wrapped.append(model)
                 model.register_forward_pre_hook(self._called, prepend=True)
 
     def _called(self, model: nn.Module, _: Any) -> None:
@@ -239,7 +248,6 @@ class Watch:
 
     def begin(self) -> None:
         """Build the objects of the run and start the first step."""
-        self.watch_models()
         trained = self._trained()
         self.bench = ScriptBench.__new__(ScriptBench)
         self.bench.watch = self
@@ -253,7 +261,7 @@ class Watch:
         self._note_type(trained.module)
 
     def _trained(self) -> TrainingRun:
-        models = [m for m in self.accelerator._models if trains(m)]
+        models = self.wrapped
         modules = [unwrapped(m) for m in models]
         blocks = self.blocks or [b for m in modules for b in blocks_of(m)]
         several = len(models) > 1
@@ -303,6 +311,11 @@ class Watch:
         if "own_step" in self.row.launch.traits and self.accelerator.sync_gradients:
             self.stepped[0] += 1
             self.ever_stepped = True
+
+    def asked_to_step(self, optimizer: Any) -> None:
+        """The script calls ``step`` of a prepared optimizer, which DeepSpeed ignores."""
+        if self.bench is not None and self.backwards == 0 and not self.finished:
+            self.steps_begin(_innermost(optimizer))
 
     def steps_begin(self, optimizer: Any) -> None:
         """An optimizer is about to step.
@@ -406,10 +419,7 @@ class Watch:
             return
         self.clip = limit
         if "own_clipping" in self.row.launch.traits and (self.row.clip or 0.0) != limit:
-            raise Void(
-                f"gradient clipping: the script clips at {limit:g}, DeepSpeed at "
-                f"{self.row.clip or 0.0:g}; give --clip {limit:g}"
-            )
+            raise Void(CLIPPING, limit, self.row.clip or 0.0, f"give --clip {limit:g}")
 
     def skip(self, name: str) -> None:
         """Count a call that is left out."""
@@ -430,7 +440,7 @@ class Watch:
     def facts(self) -> dict[str, Any]:
         """Return what the script's run has shown, as plain data."""
         here = self.accelerator
-        modules = [unwrapped(m) for m in here._models if trains(m)]
+        modules = [unwrapped(m) for m in self.wrapped]
         engine, bench = self.row.launch.engine, self.bench
         counted = [p for m in modules for p in m.parameters()]
         sizes = [engine.shape(p).numel() for p in counted]
@@ -493,6 +503,7 @@ def watching(watch: Watch) -> Iterator[None]:
             replaced = functools.wraps(original)(patched(original))
             stack.enter_context(mock.patch.object(Accelerator, name, replaced))
         stack.enter_context(_clipping(watch))
+        stack.enter_context(_stepping(watch))
         for register, hook in (
             (register_optimizer_step_pre_hook, watch.steps_begin),
             (register_optimizer_step_post_hook, watch.steps_end),
@@ -576,6 +587,17 @@ def _clipping(watch: Watch) -> Any:
         return norm
 
     return mock.patch.object(nn.utils, "clip_grad_norm_", clip)
+
+
+def _stepping(watch: Watch) -> Any:
+    """Return a patch of DeepSpeed's stand-in of an optimizer, whose ``step`` does nothing."""
+    original = DeepSpeedOptimizerWrapper.step
+
+    def step(optimizer: Any) -> None:
+        watch.asked_to_step(optimizer)
+        original(optimizer)
+
+    return mock.patch.object(DeepSpeedOptimizerWrapper, "step", step)
 
 
 def _skipped(watch: Watch, name: str, original: Any) -> Any:
