@@ -116,7 +116,9 @@ def _watched(row: ScriptRow, watch: Watch, seed: int) -> int:
         elif stop.code in (None, 0):
             _write_unmeasured(row, watch, Refused(_too_few(row, watch)))
         else:
-            reporter.failed(SystemError(f"the script exited with {stop.code!r}"))
+            told = SystemError(f"the script exited with {stop.code!r}")
+            print(f"headroom: {told}", file=sys.stderr, flush=True)
+            reporter.failed(told)
             return 1
     except BaseException as error:
         if not watch.finished:
