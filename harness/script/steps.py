@@ -96,17 +96,17 @@ class Bench:
     # ---- events of a step ----
 
     def forward(self) -> None:
-        """The trained model's forward pass begins."""
+        """Receive the start of the trained model's forward pass."""
         self.inputs.close()
         self.forward_begins()
 
     def loss(self, loss: Any) -> None:
-        """A backward pass begins, of this loss."""
+        """Receive the loss of a backward pass that begins."""
         self.losses.append(loss.detach().float().mean())
         self.trained.micro_steps += 1
 
     def boundary(self) -> None:
-        """One optimizer step has ended, and the next begins.
+        """Receive the end of one optimizer step, and begin the next.
 
         Raises:
             Finished: it was the last one; the result is written.

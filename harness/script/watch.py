@@ -237,7 +237,7 @@ class Watch:
     # ---- steps ----
 
     def forward(self) -> None:
-        """A forward pass of a trained model begins, in training."""
+        """Receive the start of a trained model's forward pass, in training."""
         self.end_again()
         self.forwards += 1
         if self.bench is None:
@@ -297,7 +297,7 @@ class Watch:
         handle = layers[0].register_forward_hook(note)
 
     def backward_begins(self, loss: Any) -> None:
-        """``Accelerator.backward`` is called."""
+        """Receive the start of ``Accelerator.backward``."""
         self.end_again()
         if self.bench is None:
             self.begin()
@@ -307,18 +307,18 @@ class Watch:
         self.bench.loss(loss)
 
     def backward_ended(self) -> None:
-        """``Accelerator.backward`` has returned; DeepSpeed steps within it."""
+        """Receive the end of ``Accelerator.backward``, within which DeepSpeed steps."""
         if "own_step" in self.row.launch.traits and self.accelerator.sync_gradients:
             self.stepped[0] += 1
             self.ever_stepped = True
 
     def asked_to_step(self, optimizer: Any) -> None:
-        """The script calls ``step`` of a prepared optimizer, which DeepSpeed ignores."""
+        """Receive the script's call of a prepared optimizer's ``step``, which DeepSpeed ignores."""
         if self.bench is not None and self.backwards == 0 and not self.finished:
             self.steps_begin(_innermost(optimizer))
 
     def steps_begin(self, optimizer: Any) -> None:
-        """An optimizer is about to step.
+        """Receive the start of an optimizer's step.
 
         Raises:
             Refused: no gradient came by ``Accelerator.backward``.
@@ -332,7 +332,7 @@ class Watch:
             )
 
     def steps_end(self, optimizer: Any) -> None:
-        """An optimizer has stepped."""
+        """Receive the end of an optimizer's step."""
         if "own_step" in self.row.launch.traits or not self._is_ours(optimizer):
             return
         if not any(optimizer is member for member in self.seen_optimizers.members):
@@ -355,7 +355,7 @@ class Watch:
         return len(self.stepped) >= count or max(self.stepped.values()) > 1
 
     def accumulates(self, models: Sequence[Any]) -> None:
-        """``Accelerator.accumulate`` is entered.
+        """Receive the start of ``Accelerator.accumulate``.
 
         Raises:
             Refused: FSDP2 cannot take a list of models.
@@ -371,7 +371,7 @@ class Watch:
         self.note(f"{told}: gradients are sent in every micro-batch")
 
     def left_accumulate(self) -> None:
-        """``Accelerator.accumulate`` is left."""
+        """Receive the end of ``Accelerator.accumulate``."""
         self.in_accumulate = False
         fused = self.backwards > 0 and not self.ever_stepped and self.accelerator.sync_gradients
         if self.bench is not None and (self.complete() or fused):
@@ -407,7 +407,7 @@ class Watch:
     # ---- facts ----
 
     def clipped(self, limit: Any, norm: Any) -> None:
-        """The script clips its gradients.
+        """Receive the limit and norm of gradients that the script clips.
 
         Raises:
             Void: DeepSpeed clips at another limit, so that the training is another one.
