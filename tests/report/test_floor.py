@@ -201,11 +201,12 @@ def test_a_fastest_that_is_told_apart_stands_alone():
     assert all(fit.others == "" for fit in fastest_that_fits(group))
 
 
-# ---- stories ----
+# ---- analyses ----
 
 
 @pytest.mark.parametrize("story", ["ladder", "each"])
 def test_a_story_compares_speeds_by_the_floor(story):
+    pytest.importorskip("harness.analyses")
     order = ("ddp", SAME, SLOWER)
     head = SuiteHead(reference="ddp", story=story, order=order)
     (grid,) = analyses.tables(build(suite(QUIET), [], head))
