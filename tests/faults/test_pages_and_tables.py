@@ -86,7 +86,7 @@ def test_a_stand_in_for_the_reference_is_said_on_top_and_wherever_rows_are_compa
     instead = group.reference.label
     ended = f"ended as {status.value}" if status else "is not among the results"
     said = f"NOT the reference that was asked for: ddp {ended}, so rows are compared with {instead}"
-    assert said in sentences.summary(report) and sentences.warnings(group)[0].startswith(said)
+    assert said in sentences.summary(report) and sentences.errors(group)[0].startswith(said)
     notes = {line[1]: line[-1] for line in tables.ranking(group).lines}
     assert "in place of ddp" in notes[instead]
     assert '"reference_asked_for": "ddp"' in json_text(report)

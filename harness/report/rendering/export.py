@@ -188,7 +188,7 @@ def _of_group(group: Group) -> dict[str, Any]:
         "device": group.device,
         "meter": group.meter,
         "stamp": sentences.stamp(group),
-        "warnings": sentences.warnings(group),
+        "warnings": [*sentences.errors(group), *sentences.notes(group)],
         "unlike_first_group": group.unlike or None,
         "reference": group.reference.label,
         "reference_asked_for": group.asked or None,

@@ -85,7 +85,7 @@ def _others(report: Report, first: int) -> str:
     text = sentences.others(report, first)
     if not text:
         return ""
-    kind = "warn" if sentences.alarming(text) else "note"
+    kind = "warn" if sentences.others_wrong(report, first) else "note"
     grid = tables.others(report.groups, first)
     return section("others", grid.title, tag("p", text, kind), html_parts.table(grid))
 
@@ -127,8 +127,8 @@ def _head(group: Group, index: int, several: bool) -> str:
         parts.append(tag("p", f"Not ranked with group 1: {group.unlike}.", "warn mild"))
     kind = "stamp" if group.meter == "cuda" else "stamp cpu"
     parts.append(tag("p", sentences.stamp(group), kind))
-    red = [text for text in sentences.warnings(group) if sentences.alarming(text)]
-    return "\n".join([*parts, *(tag("p", text, "warn") for text in red)])
+    red = [tag("p", text, "warn") for text in sentences.errors(group)]
+    return "\n".join([*parts, *red])
 
 
 def _headline(group: Group) -> str:
@@ -138,7 +138,7 @@ def _headline(group: Group) -> str:
 
 def _notes(group: Group) -> str:
     """Return what a reader may want to know of the rows, collapsed; errors are above."""
-    texts = [text for text in sentences.warnings(group) if not sentences.alarming(text)]
+    texts = sentences.notes(group)
     if not texts:
         return ""
     lines = "".join(tag("li", text) for text in texts)

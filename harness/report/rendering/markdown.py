@@ -97,9 +97,8 @@ def _group(group: Group, shown: Group) -> list[str]:
     if group.unlike:
         lines += [f"Not ranked with the rows above: {plain(group.unlike)}.", ""]
     lines += [f"> **{plain(sentences.stamp(group))}**", ""]
-    warnings = sentences.warnings(group)
-    for warning in filter(sentences.alarming, warnings):
-        lines += [f"> {plain(warning)}", ""]
+    for error in sentences.errors(group):
+        lines += [f"> {plain(error)}", ""]
     lines += [_answer(answer) for answer in answers(group)]
     told = (sentences.prediction_errors(group), sentences.calibration(group))
     lines += [f"- {plain(text)}" for text in told if text]
@@ -108,7 +107,7 @@ def _group(group: Group, shown: Group) -> list[str]:
     ranking = tables.ranking(group)
     grids = tables.group_grids(shown)
     lines += [*table_lines(ranking.short()), "", ranking.note, ""]
-    notes = [f"- {plain(text)}" for text in warnings if not sentences.alarming(text)]
+    notes = [f"- {plain(text)}" for text in sentences.notes(group)]
     lines += [*notes, ""] if notes else []
     lines += [sentences.detailed(group, shown), ""] if shown is not group else []
     if ranking.details:

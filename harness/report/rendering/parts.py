@@ -169,31 +169,32 @@ def _row_details(row: Row) -> str:
     summary = f"<summary>{escape(row.label)}<small>{held} of {len(checks)} checks hold</small>"
     lines = [[name, _plain(worded(facts))] for name, facts in row.first.evidence.items()]
     left = _facts(["Strategy", "Read back"], lines)
-    right = _facts(["Audit", "Asked", "Found"], _checks(checks))
+    right = _audit(checks)
     return f'<details>{summary}</summary><div class="pair">{left}{right}</div></details>'
 
 
-def _checks(checks: Sequence[Any]) -> list[list[str]]:
-    return [
+def _audit(checks: Sequence[Any]) -> str:
+    lines = [
         [c.name, _plain(c.asked), _plain(c.found) + ("" if c.ok else f" {FAILED}")] for c in checks
     ]
+    marks = [() if check.ok else ("alarm",) for check in checks]
+    return _facts(["Audit", "Asked", "Found"], lines, marks)
 
 
 def audit_details(unfinished: Unfinished) -> str:
     """Return the audit of a void row."""
     if not unfinished.result.audit:
         return ""
-    checks = _facts(["Audit", "Asked", "Found"], _checks(unfinished.result.audit))
+    checks = _audit(unfinished.result.audit)
     return (
         f"<details><summary>{escape(unfinished.label)}<small>audit</small></summary>"
         f'<div class="pair">{checks}</div></details>'
     )
 
 
-def _facts(heads: list[str], lines: list[list[str]]) -> str:
-    marks = [("alarm",) if line[-1].endswith(FAILED) else () for line in lines]
+def _facts(heads: list[str], lines: list[list[str]], marks: Sequence[tuple[str, ...]] = ()) -> str:
     grid = text_grid("facts", "", dict.fromkeys(heads, "text"), lines)
-    return table(dataclasses.replace(grid, marks=marks))
+    return table(dataclasses.replace(grid, marks=list(marks) or grid.marks))
 
 
 def _plain(value: Any) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from harness.report.data import environment
 from harness.report.data.answers import MANY
 from harness.report.data.rows import Group, Report, Row, label
-from harness.report.figures import derive, parity
+from harness.report.figures import derive
 from harness.report.figures.derive import hindered
 from harness.report.figures.predicted import OUT_OF_MEMORY
 from harness.report.rendering.explanations import model_in_words
@@ -68,7 +68,7 @@ def others(report: Report, first: int) -> str:
     rows = [row for group in report.groups[first:] for row in group.rows]
     if not rows:
         return ""
-    wrong = [f"{row.label} ({row.versus.parity})" for row in rows if row.versus.wrong]
+    wrong = [f"{row.label} ({row.versus.parity})" for row in others_wrong(report, first)]
     text = (
         f"{first} of {len(report.groups)} groups are shown in full. The other groups have "
         f"{len(rows)} rows: report.html and report.md have a table of them, report.csv and "
@@ -77,6 +77,11 @@ def others(report: Report, first: int) -> str:
     if not wrong:
         return text
     return f"{text} Computed something else than promised: {some(wrong)}."
+
+
+def others_wrong(report: Report, first: int) -> list[Row]:
+    """Return the rows of the groups from index ``first`` with a wrong computation."""
+    return [row for group in report.groups[first:] for row in group.rows if row.versus.wrong]
 
 
 # ---- group ----
@@ -158,17 +163,27 @@ def _processes(group: Group) -> str:
     return f"{' or '.join(map(str, counts))} {noun}"
 
 
-def warnings(group: Group) -> list[str]:
-    """Return the warnings for a reader of this group, one sentence each."""
+def errors(group: Group) -> list[str]:
+    """Return what a reader of this group must not miss, one sentence each."""
+    return [stand_in(group)] * bool(group.asked) + wrong_rows(group)
+
+
+def wrong_rows(group: Group) -> list[str]:
+    """Return a sentence on the rows with a wrong computation, if there are any."""
     wrong = [f"{row.label} ({_what(row)})" for row in group.rows if row.versus.wrong]
+    if not wrong:
+        return []
+    return [
+        f"Computed something else than promised: {some(wrong, '; ')}. Left out of the answers "
+        "and of the front."
+    ]
+
+
+def notes(group: Group) -> list[str]:
+    """Return the other warnings for a reader of this group, one sentence each."""
     noisy = [row.label for row in group.rows if row.numbers.noisy]
     counts = {row.spec.processes for row in group.rows}
-    texts = [stand_in(group)] if group.asked else []
-    if wrong:
-        texts.append(
-            f"Computed something else than promised: {some(wrong, '; ')}. Left out of the answers "
-            "and of the front."
-        )
+    texts = []
     if group.reference.versus.differs_in:
         texts.append(
             f"{group.reference.label} did not compute the same when it was measured again "
@@ -206,11 +221,6 @@ def stand_in(group: Group) -> str:
         f"{NOT_ASKED}: {group.asked} {ended}, so rows are compared with {group.reference.label}; "
         "every ratio and distance is to that."
     )
-
-
-def alarming(text: str) -> bool:
-    """Return True if a reader must not miss this sentence."""
-    return text.startswith(NOT_ASKED) or parity.alarming(text)
 
 
 def _what(row: Row) -> str:

@@ -13,7 +13,6 @@ from harness.report.data.answers import MANY, answers, fastest_that_fits, headli
 from harness.report.data.compare import Change, Comparison
 from harness.report.data.grid import Column, Grid, tabulate, text_grid
 from harness.report.data.rows import Group, Report, Unfinished
-from harness.report.figures import parity
 from harness.report.rendering import analyses, extra_tables, sentences, tables
 from harness.report.rendering.narrow import folded as folded
 from harness.report.rendering.narrow import print_grid as print_grid
@@ -124,8 +123,9 @@ def render(report: Report, console: Console) -> None:
     groups = in_full(report.groups)
     for group, shown in groups:
         _group(group, shown, console)
+    wrong = sentences.others_wrong(report, len(groups))
     if text := sentences.others(report, len(groups)):
-        console.print(f"\n{escape(text)}", style="red" if parity.alarming(text) else "dim")
+        console.print(f"\n{escape(text)}", style="red" if wrong else "dim")
     if report.memory_only:
         console.print(escape(extra_tables.sentence_of_memory_only(report)), highlight=False)
     if report.recorded:
@@ -175,10 +175,9 @@ def _group(group: Group, shown: Group, console: Console) -> None:
     for fit in fastest_that_fits(group):
         name = escape(fit.row.label) if fit.row else "nothing that was measured"
         console.print(f" {fit.sizes} GiB: {name}{escape(fit.others)}", highlight=False)
-    texts = [text for text in sentences.warnings(group) if text != sentences.stand_in(group)]
-    for text in filter(parity.alarming, texts):
+    for text in sentences.wrong_rows(group):
         console.print(f"[red]{escape(text)}[/red]")
-    notes = [text for text in texts if not parity.alarming(text)]
+    notes = sentences.notes(group)
     for text in notes[:MOST_NOTES]:
         console.print(escape(text))
     if len(notes) > MOST_NOTES:
