@@ -108,17 +108,9 @@ def _parser(only: str = "") -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version, and end")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
-    adders = (_add_run, _add_plan, _add_export, _add_report, _add_compare, _add_list, _add_doctor)
-    rest = (
-        _add_atlas,
-        _add_lint,
-        _add_anatomy,
-        _add_train,
-        _add_max_batch,
-        _add_controls,
-        _add_calibrate,
-    )
-    for add in (*adders, *rest, _add_docs, _add_test):
+    usual = (_add_run, _add_report, _add_compare, _add_list, _add_doctor)
+    rest = (_add_lint, _add_anatomy, _add_train, _add_max_batch, _add_controls)
+    for add in (*usual, *rest, _add_docs, _add_test):
         add(commands)
     for name, command in extensions.commands().items():
         act = functools.partial(_run_extension, command.act)
@@ -171,34 +163,6 @@ def _add_run(commands: Any) -> None:
     text = "run a suite of recipes and report on it"
     pages = "docs/reference/suites.md, docs/reference/strategies.md"
     add_arguments(_add(commands, "run", _run, text, example, pages))
-
-
-def _add_plan(commands: Any) -> None:
-    from harness.planner.plan.command import add_arguments
-
-    example = (
-        "./run.sh plan --model flux-dev --gpu RTX-4090\n"
-        "  ./run.sh plan --model DiT-XL/2 --gpus 8 --gpu-memory 24GiB --global-batch 256\n"
-        "  ./run.sh plan --gpus 64 --gpu A100-80GB --recipes zero3+bf16 --largest model"
-    )
-    text = "predict, without a GPU, which recipe fits which GPUs and how fast"
-    add_arguments(_add(commands, "plan", _plan, text, example, "docs/how-to/plan.md"))
-
-
-def _add_atlas(commands: Any) -> None:
-    from harness.planner.atlas.command import add_arguments
-
-    text = "predict every public model on every common card, as a page with filters"
-    example = "./run.sh atlas --models pixart-sigma flux-dev --cards RTX-4090 24GiB --gpus 1"
-    add_arguments(_add(commands, "atlas", _atlas, text, example, "docs/how-to/atlas.md"))
-
-
-def _add_export(commands: Any) -> None:
-    from harness.planner.export.command import add_arguments
-
-    example = "./run.sh export zero2+bf16+checkpoint --gpus 8 --gpu RTX-4090 --out take_home"
-    text = "write a recipe's files, lines and options for your own trainer"
-    add_arguments(_add(commands, "export", _export, text, example, "docs/how-to/export.md"))
 
 
 def _add_report(commands: Any) -> None:
@@ -276,18 +240,6 @@ def _add_controls(commands: Any) -> None:
     add_arguments(_add(commands, "controls", _controls, text, "./run.sh controls", page))
 
 
-def _add_calibrate(commands: Any) -> None:
-    from harness.planner.calibrate.command import add_arguments
-
-    example = (
-        "./run.sh calibrate --minutes 20\n"
-        "  ./run.sh calibrate --part check --part memory --part story --dry-run"
-    )
-    text = "measure what predictions assume of this machine, and keep it for them"
-    page = "docs/how-to/calibrate.md"
-    add_arguments(_add(commands, "calibrate", _calibrate, text, example, page))
-
-
 def _add_docs(commands: Any) -> None:
     text = "build the documentation as a static site in site/, which opens from disk"
     _add(commands, "docs", _outside, text, "./run.sh docs", "docs/index.md")
@@ -309,24 +261,6 @@ def _run(options: argparse.Namespace) -> int:
     from harness.commands.run import run
 
     return run(options, overrides(options))
-
-
-def _plan(options: argparse.Namespace) -> int:
-    from harness.planner.plan.command import plan
-
-    return plan(options)
-
-
-def _atlas(options: argparse.Namespace) -> int:
-    from harness.planner.atlas.command import atlas
-
-    return atlas(options)
-
-
-def _export(options: argparse.Namespace) -> int:
-    from harness.planner.export.command import export
-
-    return export(options, overrides(options))
 
 
 def _report(options: argparse.Namespace) -> int:
@@ -389,12 +323,6 @@ def _controls(options: argparse.Namespace) -> int:
     from harness.commands.controls import controls
 
     return controls(options, overrides(options))
-
-
-def _calibrate(options: argparse.Namespace) -> int:
-    from harness.planner.calibrate.command import calibrate
-
-    return calibrate(options)
 
 
 def _outside(options: argparse.Namespace) -> int:

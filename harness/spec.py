@@ -287,6 +287,13 @@ def located(settings: Mapping[str, Any]) -> dict[str, Any]:
     return absolute
 
 
+def model_name(text: str) -> str:
+    """Return the model's name. Sizes alone, as ``CUSTOM``, change those of DiT-XL/2."""
+    if "=" not in text or ":" in text:
+        return located({"model": text})["model"]
+    return f"DiT-XL/2:{text}"
+
+
 def add_arguments(
     parser: argparse.ArgumentParser,
     *,

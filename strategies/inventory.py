@@ -108,7 +108,7 @@ class AllocationRecorder(Protocol):
         """Record ``size`` bytes moved in a phase of the step.
 
         ``kind`` is overlapped, host or nvme. ``group`` and ``stride`` give the ranks that take part
-        (``harness.planner.speed.roofline.Work``).
+        (``harness.prediction.Work``).
         """
 
 

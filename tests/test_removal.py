@@ -13,7 +13,7 @@ import pytest
 
 from harness import ROOT, cli, extensions
 
-RECORDED = ROOT / "docs" / "results" / "cpu-2-cores-ladder"
+RECORDED = ROOT / "docs" / "results" / "cpu-2-cores-vocabulary"
 SMALL = "--model DiT-T/8 --global-batch 2 --processes 1 --device cpu --seed 1 --steps 3"
 COMMANDS = {
     "list": "list",
@@ -23,16 +23,10 @@ COMMANDS = {
     "run": f"run --recipes single {SMALL} --warmup 1 --noise-floor 1 --out results/suite",
 }
 QUICK = "--no-predictions"
-STORY = "ladder.md"
+STORY = "vocabulary.md"
 """The page of the recorded suite's analysis."""
 SUITES = ("ladder", "sampling", "quality")
-NOT_YET = ("planner",)
-"""Extensions that the core still imports; tests/test_rooms.py counts where."""
-INSTALLED = [
-    name
-    for name in extensions.EXTENSIONS
-    if (ROOT / "harness" / name).is_dir() and name not in NOT_YET
-]
+INSTALLED = [name for name in extensions.EXTENSIONS if (ROOT / "harness" / name).is_dir()]
 
 
 # ---- each extension, deleted ----
@@ -94,8 +88,15 @@ def told(word: str, extension: str) -> str:
 def test_an_analysis_is_shown_where_it_is_installed(removed):
     extension, tree, _ = removed
     assert (tree / "recorded" / STORY).exists() == (extension != "analyses")
-    shown = "## The ladder" in (tree / "recorded" / "report.md").read_text()
+    shown = "## Memory against vocabulary" in (tree / "recorded" / "report.md").read_text()
     assert shown == (extension != "analyses")
+
+
+def test_predictions_are_shown_where_the_planner_is_installed(removed):
+    extension, tree, _ = removed
+    for name in ("report.csv", "report.md"):
+        text = (tree / "recorded" / name).read_text()
+        assert ("predicted" in text) == (extension != "planner"), name
 
 
 def test_a_suite_runs_without_what_its_rows_do_not_need(removed):

@@ -75,6 +75,7 @@ def loaded(code: str) -> set[str]:
 def test_an_import_loads_few_modules(module, most):
     found = loaded(f"import {module}")
     assert module in found and len(found) <= most, sorted(found)
+    assert not [name for name in found if name.startswith("harness.planner")]
 
 
 def test_a_recipe_loads_the_modules_of_its_own_strategies():

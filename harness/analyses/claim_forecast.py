@@ -1,6 +1,6 @@
 """Claims at the usual training size: the same rules over predicted rows, beside the measured ones.
 
-A stored forecast is read (``harness.planner.forecast``); nothing is predicted here. A verdict
+A stored forecast is read (``harness.prediction``); nothing is predicted here. A verdict
 is "not decided" if the uncertainty of its predictions can change it.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from harness.analyses import claim_rules
 from harness.analyses.claim_sweeps import Judgement, Rule, Verdict, applied, share
 from harness.memory.record import measured
-from harness.planner.forecast import Forecast, Foretold
+from harness.prediction import Forecast, Foretold
 from harness.report.data.grid import Grid
 from harness.report.data.lookup import Rows
 from harness.report.data.rows import Row, Unfinished

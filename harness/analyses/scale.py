@@ -1,7 +1,7 @@
 """The ``scale`` analysis: weak and strong scaling, measured on this machine's processes and
 predicted for other GPUs.
 
-A stored forecast is read (``harness.planner.forecast``). ``./run.sh plan --scale`` makes it and
+A stored forecast is read (``harness.prediction``). ``./run.sh plan --scale`` makes it and
 prints the same tables.
 """
 
@@ -10,8 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from harness.planner.forecast import Forecast, Foretold
-from harness.planner.speed.roofline import Sent
+from harness.prediction import Forecast, Foretold, Sent
 from harness.report.data import lookup
 from harness.report.data.grid import Grid, text_grid
 from harness.report.data.rows import Report, Row

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import functools
 import sys
 from collections.abc import Mapping
@@ -12,7 +11,7 @@ from typing import Any
 
 from rich.text import Text
 
-from harness import ROOT
+from harness import ROOT, extensions
 from harness.commands import single_run
 from harness.commands.console import (
     FAILED,
@@ -26,10 +25,7 @@ from harness.commands.console import (
 )
 from harness.commands.options import add_settings, folder_name, seconds
 from harness.launch import launch
-from harness.memory.memory_breakdown import Portrait, load
-from harness.planner.calibration.record import Ceilings
-from harness.planner.calibration.store import Applied
-from harness.planner.speed import rates
+from harness.memory.memory_breakdown import load
 from harness.report.anatomy import page
 from harness.result import Result, Status
 from harness.spec import Spec, SpecError
@@ -104,26 +100,6 @@ def _asked(options: argparse.Namespace, given: Mapping[str, Any], machine: Machi
     return spec
 
 
-def under_ceilings(portrait: Portrait, found: Applied | None) -> Portrait:
-    """Return ``portrait`` with the ceilings of its device's calibration, if there is one.
-
-    The calibration measures more shapes for longer than a run does. CPU processes share its
-    ceilings.
-    """
-    ceilings = found.calibration.ceilings if found else Ceilings()
-    flops, streams = ceilings.products.get(portrait.dtype), ceilings.streams
-    if not flops or not streams:
-        return portrait
-    share = portrait.processes if portrait.device == "cpu" else 1
-    largest = max(streams, key=lambda stream: stream.bytes)
-    return dataclasses.replace(
-        portrait,
-        peak_flops=flops / share,
-        bandwidth=largest.rate / share,
-        ceilings=found.words,
-    )
-
-
 def _line(row: Planned) -> str:
     return launch.display(row.resolved, row.folder, WORDS)
 
@@ -137,8 +113,8 @@ def _run(row: Planned, timeout: float | None, progress: Progress) -> Result:
 def _write(folder: Path, console: Any) -> bool:
     """Write the charts and print their summary; return whether the two counts of activation memory
     agree."""
-    measured = load(folder / "anatomy.json")
-    portrait = under_ceilings(measured, rates.kept_for(measured.device))
+    under_ceilings = extensions.hook("under_ceilings", lambda measured: measured)
+    portrait = under_ceilings(load(folder / "anatomy.json"))
     for question, answer, more in page.sentences(portrait):
         console.print(f"[bold]{question}[/bold]  {answer}: {more}", highlight=False)
     for path in [folder / "anatomy.json", *page.write(portrait, folder)]:

@@ -20,7 +20,6 @@ from harness.commands.run import OK, examined
 from harness.data.caches.named import is_cache, open_cache
 from harness.data.feed import check_data
 from harness.data.latents import Folder
-from harness.planner.speed import rates
 from harness.resolve import Resolved, resolve
 from harness.spec import Spec, SpecError
 from harness.system import wheels
@@ -115,6 +114,7 @@ def _facts(machine: Machine) -> list[tuple[str, str]]:
     ]
     if machine.blind:
         cards.append(f"torch sees none: {machine.blind}")
+    device = machine.device_names[0] if machine.gpus else "cpu"
     faults = "; ".join(f"{k}: {v}" for k, v in probe.get("errors", {}).items())
     return [
         ("machine", f"{machine.cores} cores, {memory}"),
@@ -124,7 +124,7 @@ def _facts(machine: Machine) -> list[tuple[str, str]]:
         ("compilers", f"{machine.compiler or 'g++ missing'}, {machine.ninja or 'ninja missing'}"),
         ("packages", f"Python {probe.get('python', '?')}, {versions}"),
         ("backends", ", ".join(probe.get("backends", [])) or "none"),
-        ("calibration", _calibration(machine)),
+        *(("calibration", words(device)) for words in extensions.hooks("calibration_words")),
         ("launch files", _launch_files(machine)),
         *([("faults", faults)] if faults else []),
     ]
@@ -135,12 +135,6 @@ def _driver(probe: dict[str, Any]) -> str:
     version, _ = wheels.here()
     cuda = (probe.get("torch") or {}).get("cuda")
     return f"NVIDIA {version or 'of unknown version'}; torch is built for CUDA {cuda or '?'}"
-
-
-def _calibration(machine: Machine) -> str:
-    """Return the calibration that predictions for this device use."""
-    found = rates.kept_for(machine.device_names[0] if machine.gpus else "cpu")
-    return found.words if found else "none: ./run.sh calibrate measures what predictions assume"
 
 
 def _launch_files(machine: Machine) -> str:

@@ -12,9 +12,8 @@ from rich.markup import escape
 
 from harness.commands.console import FAILED, OK, make_console
 from harness.json_files import BadFile, read_json
-from harness.planner.plan.candidates import model_name
 from harness.resolve import resolve
-from harness.spec import Spec, SpecError
+from harness.spec import Spec, SpecError, model_name
 from harness.subjects import kind_of
 from harness.subjects.library import families
 from strategies import CATALOG

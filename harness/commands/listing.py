@@ -13,11 +13,11 @@ from rich.text import Text
 
 from harness import extensions
 from harness.commands.console import make_console, print_listed
-from harness.planner.speed import cards
 from harness.subjects.dit import presets as dit
 from harness.subjects.library import families
 from harness.suite import file as suite_file
 from harness.suite.file import Suite, SuiteError, load_suite
+from harness.system import cards
 from strategies import CATALOG
 from strategies.base import BadInput
 from strategies.recipe import ABSENT, name_of, nearest

@@ -1,4 +1,4 @@
-"""``./run.sh run``, the default command: measure, predict and report a suite."""
+"""``./run.sh run``, the default command: measure and report a suite."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 
@@ -26,15 +26,8 @@ from harness.commands.console import (
 from harness.commands.options import add_settings, folder_name, seconds
 from harness.commands.reports import show
 from harness.launch import launch
-from harness.planner import overhead, pool
-from harness.planner.plan.tracing import PlanProgress
-from harness.planner.prediction import Prediction
-from harness.planner.prediction import kept as kept_prediction
-from harness.planner.speed import rates
-from harness.report import write_report
 from harness.report.data.rows import label
-from harness.report.figures.predicted import FILE, OUT_OF_MEMORY
-from harness.resolve import Resolved, resolve, run_name
+from harness.resolve import Resolved, resolve
 from harness.result import Result, Status, load_all
 from harness.spec import Spec, SpecError
 from harness.suite import matrix
@@ -43,10 +36,9 @@ from harness.suite.rows import places, with_reference_again
 from harness.suite.run import OutputError, Planned, SuiteInterrupted, check_out, plan, run_suite
 from harness.system.gpus import has_driver
 from harness.system.machine import Machine, recall
-from harness.system.requirements import lacks_sight, needed_ops
+from harness.system.requirements import lacks_sight, needed_ops, obstacle
 from harness.system.tree import at_work
 from strategies.base import GPUS
-from strategies.subject import DataFacts
 from strategies.workloads import TRAIN
 
 SUITE_S = {f.name: f"the suite's, else {f.default}" for f in dataclasses.fields(Spec)}
@@ -68,7 +60,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--timeout", type=seconds, metavar="SECONDS", help="deadline of one run (default: suite's)")
     add("--out", type=folder_name, metavar="DIR", help="results folder (default: results/SUITE)")
     add("--fresh", action="store_true", help="repeat finished runs too (default: keep them)")
-    add("--no-predictions", action="store_true", help="do not predict what was measured")
     told = "rows of one GPU, N at a time, for their memory alone (default: one after another)"
     add("--side-by-side", type=int, metavar="N", help=told)
     add("--dry-run", action="store_true", help="print the commands, start nothing")
@@ -87,24 +78,21 @@ def run(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
     for run_elsewhere in extensions.hooks("elsewhere"):
         if (code := run_elsewhere(options, out, slug(name), console)) is not None:
             return code
-    rows, here = AskedRows(options, given), recall(out)
+    here = recall(out)
     if not options.dry_run:
         here = sighted(console, out, here, options.device)
-    _, planned = rows.planned(out, here)
+    asked = ask(options, given, here)
     if options.dry_run:
-        return _dry_run(planned, recall(out), rows.changes)
+        return _dry_run(asked, out)
     if options.side_by_side is not None:
         places(here, options.side_by_side)
-    _enough_gpus(given, planned)
+    _enough_gpus(given, asked)
     check_out(out)
     machines = extensions.hook("machines", lambda *_: contextlib.nullcontext())
     with machines(options, out, console) as nodes:
-        planned, results, code = _measured(rows, planned, nodes, out, options, console)
-    if code is None and results and not options.no_predictions:
-        # Predictions take minutes and may be interrupted, so the report is written before them.
-        write_report(results, [], out, lost=[])
-        whole = predict_measured(results, [row.resolved for row in planned], out, console)
-        code = None if whole else INTERRUPTED
+        planned, results, code = _measured(asked, given, nodes, out, options, console)
+    for finish in extensions.hooks("after_run"):
+        code = finish(results, [row.resolved for row in planned], options, out, console, code)
     show(results, load_all(out)[1], out, console)
     if code == INTERRUPTED:
         console.print(
@@ -114,8 +102,8 @@ def run(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
 
 
 def _measured(
-    rows: AskedRows,
-    planned: Sequence[Planned],
+    asked: Asked,
+    given: Mapping[str, Any],
     nodes: Any,
     out: Path,
     options: argparse.Namespace,
@@ -126,15 +114,16 @@ def _measured(
     The third value is the exit code if it is decided already, else None. ``nodes`` are several
     machines (hook "machines"), or None.
     """
-    runnable = [row.resolved for row in planned if not row.resolved.refusal]
-    ops = needed_ops(runnable)
+    ops = needed_ops([row for row in asked.rows if not row.refusal])
     machine = examined(console, out, ops)
     if nodes:
         device = options.device or machine.device
         machine = nodes.survey(machine, out, device, sorted(ops), console)
-    suite, planned = rows.planned(out, machine)
+    if _deciding(machine) != _deciding(asked.machine):
+        asked = ask(options, given, machine, asked.rows)
+    suite, planned = asked.suite, plan(asked.rows, out, machine)
     _sighted(suite, machine)
-    for change in [*rows.changes, *([] if options.device else _unseen(suite, machine))]:
+    for change in [*asked.changes, *([] if options.device else _unseen(suite, machine))]:
         console.print(change, style="yellow")
     _alone_here(console)
     many, progress, code = options.side_by_side, Progress(console), None
@@ -158,8 +147,6 @@ def _measured(
     except SuiteInterrupted as stop:
         options.ending.begun = True  # further signals must not cut the report short
         results, code = stop.results, INTERRUPTED
-    names = machine.device_names if suite.device == "cuda" else ["cpu"]
-    rates.keep_beside(out, next(iter(names), ""))
     return planned, results, code
 
 
@@ -168,62 +155,70 @@ def ended(results: Sequence[Result]) -> int:
     return sum(result.status is not Status.INTERRUPTED for result in results)
 
 
-class AskedRows:
-    """The requested rows, planned twice: before and after the machine is examined.
+class Asked(NamedTuple):
+    """The requested suite and its rows on ``machine``; ``changes`` describe the edits that its
+    processes made to the suite."""
 
-    Each spec is resolved once, and each data folder is read once. A spec is resolved again only if
-    the examined machine changes it, because GPU memory may decide the batch. ``changes`` describe
-    the edits that its processes made to the suite.
+    suite: Suite
+    rows: list[Resolved]
+    changes: list[str]
+    machine: Machine
+
+
+def ask(
+    options: argparse.Namespace,
+    given: Mapping[str, Any],
+    machine: Machine,
+    known: Sequence[Resolved] = (),
+) -> Asked:
+    """Return the requested rows; those in ``known`` are not resolved again.
+
+    Raises:
+        BadInput: refused here, before any process starts.
     """
-
-    def __init__(self, options: argparse.Namespace, given: Mapping[str, Any]) -> None:
-        self.options, self.given = options, given
-        self.resolved: dict[Spec, Resolved] = {}
-        self.facts: dict[str, DataFacts] = {}
-        self.changes: list[str] = []
-
-    def planned(self, out: Path, machine: Machine) -> tuple[Suite, list[Planned]]:
-        """Return the suite and its checked rows. Bad input is refused here, before any process
-        starts."""
-        asked = self._suite(machine)
-        gpus = len(machine.gpus) * max(1, self.given.get("nodes", 1))
-        suite, self.changes = matrix.on_processes(asked, self.given, gpus=gpus)
-        specs = matrix.specs(
-            suite,
-            self.given,
-            gpus=gpus,
-            gpu_bytes=machine.smallest_gpu_bytes,
-        )
-        often = self.options.noise_floor
-        often = suite.noise_floor if often is None else often
-        specs = with_reference_again(specs, suite.reference, often)
-        return suite, plan([self._resolved(spec) for spec in specs], out, machine)
-
-    def _resolved(self, spec: Spec) -> Resolved:
-        if spec not in self.resolved:
-            self.resolved[spec] = resolve(spec, self.facts.get(spec.data))
-            self.facts[spec.data] = self.resolved[spec].subject.data
-        return self.resolved[spec]
-
-    def _suite(self, machine: Machine) -> Suite:
-        options = self.options
-        device = options.device or machine.device
-        if device == "cuda" and not machine.gpus and not options.dry_run:
-            why = (machine.probe or {}).get("no_cuda")
-            seen = f"no GPU is to be seen here{f' ({why})' if why else ''}"
-            raise SpecError(f"device is cuda, and {seen}; use --device cpu")
-        workload = self.given.get("workload", TRAIN)
-        if options.recipes:
-            return matrix.ad_hoc(options.recipes, device, workload)
-        return listing.load(options.suite or matrix.SUITES.get(workload, "default"), device)
+    gpus = len(machine.gpus) * max(1, given.get("nodes", 1))
+    suite, changes = matrix.on_processes(_suite(options, given, machine), given, gpus=gpus)
+    specs = matrix.specs(suite, given, gpus=gpus, gpu_bytes=machine.smallest_gpu_bytes)
+    often = suite.noise_floor if options.noise_floor is None else options.noise_floor
+    specs = with_reference_again(specs, suite.reference, often)
+    return Asked(suite, _resolved(specs, known), changes, machine)
 
 
-def _enough_gpus(given: Mapping[str, Any], planned: Sequence[Planned]) -> None:
+def _suite(options: argparse.Namespace, given: Mapping[str, Any], machine: Machine) -> Suite:
+    device = options.device or machine.device
+    if device == "cuda" and not machine.gpus and not options.dry_run:
+        why = (machine.probe or {}).get("no_cuda")
+        seen = f"no GPU is to be seen here{f' ({why})' if why else ''}"
+        raise SpecError(f"device is cuda, and {seen}; use --device cpu")
+    workload = given.get("workload", TRAIN)
+    if options.recipes:
+        return matrix.ad_hoc(options.recipes, device, workload)
+    return listing.load(options.suite or matrix.SUITES.get(workload, "default"), device)
+
+
+def _resolved(specs: Sequence[Spec], known: Sequence[Resolved]) -> list[Resolved]:
+    """Resolve each spec once, and read each data folder once."""
+    rows = {row.spec: row for row in known}
+    facts = {row.spec.data: row.subject.data for row in known}
+    for spec in specs:
+        if spec not in rows:
+            rows[spec] = resolve(spec, facts.get(spec.data))
+            facts[spec.data] = rows[spec].subject.data
+    return [rows[spec] for spec in specs]
+
+
+def _deciding(machine: Machine) -> tuple[str, int, int]:
+    """Return the facts of a machine that decide rows; GPU memory may decide the batch."""
+    return machine.device, len(machine.gpus), machine.smallest_gpu_bytes
+
+
+def _enough_gpus(given: Mapping[str, Any], asked: Asked) -> None:
     """Refuse an explicit --processes above the number of GPUs: it is a typing error, and no reason
     to report every row as unsupported."""
-    for row in planned:
-        if "processes" in given and row.lack and row.lack.about == GPUS:
-            raise SpecError(str(row.lack))
+    for row in asked.rows if "processes" in given else ():
+        lack = None if row.refusal else obstacle(row, asked.machine)
+        if lack and lack.about == GPUS:
+            raise SpecError(str(lack))
 
 
 def _alone_here(console: Console) -> None:
@@ -253,11 +248,12 @@ def _unseen(suite: Suite, machine: Machine) -> list[str]:
     return [f"a driver of GPUs is here, and torch sees none ({why}): this runs on the CPU"]
 
 
-def _dry_run(planned: Sequence[Planned], machine: Machine, changes: Sequence[str]) -> int:
+def _dry_run(asked: Asked, out: Path) -> int:
     """Print the command of each row for a shell, and a comment line for a row that cannot run."""
-    if machine.probe is None:
+    planned = plan(asked.rows, out, asked.machine)
+    if asked.machine.probe is None:
         print("# ops and backends were not probed yet; ./run.sh doctor does")
-    for change in changes:
+    for change in asked.changes:
         print(f"# {change}")
     for index, row in enumerate(planned, 1):
         print(f"# {index}/{len(planned)} {label(row.resolved.spec)}" + _why_not(row))
@@ -270,45 +266,3 @@ def _why_not(row: Planned) -> str:
     if row.status is None:
         return "".join(f" ({note})" for note in row.notes)
     return f": {row.status.value}: {row.lack.text} -> {row.lack.hint}"
-
-
-# ---- predictions of measured rows ----
-
-
-def predict_measured(
-    results: Sequence[Result], rows: Sequence[Resolved], out: Path, console: Console
-) -> bool:
-    """Predict what each measured row needs, and store the prediction beside its result.
-
-    Rows that ran out of memory are predicted too, to check whether the prediction says so.
-    Predictions follow all runs, so they disturb no measurement, and their failure does not fail the
-    command. Return False if the user interrupts them.
-    """
-    done = [r for r in results if r.status in (Status.OK, *OUT_OF_MEMORY)]
-    of_spec = {row.spec: row for row in rows}
-    once = {dataclasses.replace(r.spec, repeat=0): r.spec for r in reversed(done)}.values()
-    wanted = [r.spec for r in done if r.spec in once]  # repetitions share one prediction
-    missing = [of_spec[s] for s in wanted if not kept_prediction(_prediction_file(s, out))]
-    if not missing:
-        return True
-    # The rows ran on one machine, so any environment that names its attention backend serves. A row
-    # that died early recorded none.
-    environment = next((r.environment for r in done if "attention" in r.environment), {})
-    kind = overhead.taken(environment)
-    progress = PlanProgress(console)
-    progress.begin([str(row.recipe) for row in missing], pool.default_jobs())
-
-    def keep(index: int, prediction: Prediction) -> None:
-        with contextlib.suppress(OSError):
-            prediction.write(_prediction_file(missing[index].spec, out))
-        progress.done(index, prediction)
-
-    try:
-        pool.predict_all(missing, out / "predictions", kind=kind, done=keep)
-    except KeyboardInterrupt:
-        return False  # the report can still be made from the results
-    return True
-
-
-def _prediction_file(spec: Spec, out: Path) -> Path:
-    return out / "runs" / run_name(spec) / FILE

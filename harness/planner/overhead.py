@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.planner.calibration.record import StandingBytes
-from harness.planner.speed.cards import Card
+from harness.system.cards import Card
 from strategies.base import BadInput
 from strategies.strategy import Strategy
 

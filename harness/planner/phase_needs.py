@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from harness.phases import planned
-from harness.planner.prediction import Aside, Prediction
 from harness.planner.resident_models import BYTES, STORED
-from harness.planner.speed.cards import Card
+from harness.prediction import Aside, Prediction
 from harness.resolve import Resolved
+from harness.system.cards import Card
 
 STEP = "step"
 

@@ -22,7 +22,7 @@ from harness import ROOT
 from harness.launch import command
 from harness.launch.sources import PREDICTED, digest
 from harness.planner.overhead import USUAL
-from harness.planner.prediction import Prediction, kept, none
+from harness.prediction import Prediction, kept
 from harness.resolve import Resolved
 from harness.subjects import own_module
 from harness.system import machine
@@ -149,6 +149,18 @@ TIMEOUT = 600.0
 WORKER_BYTES = 2 * 2**30
 """Memory of one worker (torch, DeepSpeed and the recorded allocations); limits the number of
 jobs."""
+
+
+def none(resolved: Resolved, reason: str, fault: str = "") -> Prediction:
+    """Return a result without a prediction: ``reason`` is for a person, ``fault`` was raised or
+    printed."""
+    return Prediction(
+        recipe=str(resolved.recipe),
+        device=resolved.spec.device,
+        method="none",
+        reason=reason,
+        fault=fault,
+    )
 
 
 def default_folder() -> Path:

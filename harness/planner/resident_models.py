@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from harness.planner.speed.cards import parse_bytes
+from harness.system.cards import parse_bytes
 from strategies.base import BadInput
 from strategies.recipe import nearest
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from harness.planner import overhead, pool, verdict
-from harness.planner.speed.cards import Card
 from harness.planner.verdict import Fit
 from harness.resolve import Resolved, resolve
+from harness.system.cards import Card
 from strategies.base import BadInput
 
 TRIES = 12

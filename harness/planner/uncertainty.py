@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from harness.phases import SETUP_PEAKS
-from harness.planner.prediction import Prediction
+from harness.prediction import Prediction
 
 FILE = Path(__file__).with_name("residuals.json")
 COVERAGE = 0.9

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from harness.planner import uncertainty as residuals
 from harness.planner.overhead import WORDS, preferred, standing
 from harness.planner.phase_needs import STEP, Need, needs
-from harness.planner.prediction import Prediction
-from harness.planner.speed.cards import Card, alike
 from harness.planner.speed.roofline import AS_TYPICAL, Seconds, Slower, in_tf32, seconds
+from harness.prediction import Prediction
 from harness.resolve import Resolved
+from harness.system.cards import Card, alike
 from harness.system.requirements import card_lacks
 
 VERDICTS = ("fits", "tight", "host", "no", "unknown", "cannot")

@@ -21,8 +21,8 @@ from typing import Any
 
 from harness.planner import overhead
 from harness.planner.overhead import USUAL
-from harness.planner.pool import DONE
-from harness.planner.prediction import Prediction, none, read
+from harness.planner.pool import DONE, none
+from harness.prediction import Prediction, read
 from harness.resolve import Resolved, resolve
 from harness.spec import Spec
 from harness.system.process import die_with_parent

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.json_files import whole
+from harness.prediction import read_predictions
 from harness.report.data.compare import Comparison, compare, of_usable
 from harness.report.data.grouping import build
 from harness.report.data.rows import Report, SuiteHead, read_suite
-from harness.report.figures.predicted import read_predictions
 from harness.report.rendering import analyses, export, html, markdown
 from harness.result import Result
 

@@ -9,10 +9,10 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from harness.planner.fitting import fitting_batch
 from harness.resolve import resolve
 from harness.spec import Spec
 from harness.suite.file import ALL, FIT, Suite, SuiteError, SuiteRow, frame_of
+from harness.suite.fitting import fitting_batch
 from strategies import CATALOG, parse
 from strategies.base import Slot
 from strategies.workloads import SAMPLE, TRAIN

@@ -13,18 +13,17 @@ from harness.analyses import claims
 from harness.analyses.claim_sweeps import BATCHES, TRAINED_BATCHES
 from harness.commands import listing
 from harness.memory.record import CATEGORIES, Instant
-from harness.planner import forecast, overhead, pool
-from harness.planner.forecast import Forecast, Foretold, block_forwards
-from harness.planner.plan.scale import rows_of
-from harness.planner.prediction import Prediction, none
-from harness.planner.speed import cards
-from harness.planner.speed.roofline import Work
+from harness.planner import overhead, pool
+from harness.planner.plan.scale import block_forwards, rows_of
+from harness.planner.pool import none
+from harness.prediction import Forecast, Foretold, Prediction, Work, read_forecast
 from harness.report import build, write_report
 from harness.report.data.rows import SuiteHead
 from harness.report.rendering import markdown
 from harness.resolve import resolve
 from harness.result import load_all
 from harness.spec import Spec
+from harness.system import cards
 from strategies import parse
 from tests.made.results import MIB, STATE, row, write_set
 
@@ -112,7 +111,7 @@ def test_the_column_follows_the_recorded_predictions(tmp_path, share, wanted):
     write_set(tmp_path, small, {"name": "claims", "reference": "single", "story": "claims"})
     told_here = forecast_of(*at_batches("single+bf16", share))
     told_here.write(tmp_path)
-    assert forecast.read(tmp_path) == dataclasses.replace(told_here, rows=list(told_here.rows))
+    assert read_forecast(tmp_path) == dataclasses.replace(told_here, rows=list(told_here.rows))
     write_report(*load_all(tmp_path), tmp_path)
     line = next(x for x in (tmp_path / "claims.md").read_text().splitlines() if MIXED in x)
     assert f"| {wanted} |" in line and "| does not hold here |" in line
@@ -226,7 +225,7 @@ def test_the_command_keeps_what_was_predicted_and_reports_anew(tmp_path, monkeyp
     monkeypatch.setattr(pool, "predict_all", predict_all)
     folder = claims_folder(tmp_path / "claims")
     assert cli.main(["plan", "--claims", str(folder), "--gpu", "A100-80GB"]) == 0
-    kept = forecast.read(folder)
+    kept = read_forecast(folder)
     assert (kept.gpu, kept.model, kept.made_with["torch"] != "") == ("A100-80GB", MODEL, True)
     assert [row.spec for row in kept.rows] == [
         r.spec for r in rows_of(listing.load("claims", "cuda"), cards.find("A100-80GB"))
@@ -275,7 +274,7 @@ def test_a_folder_of_another_story_is_refused(story, tmp_path, capsys):
 
 
 def test_the_recorded_forecast_is_of_every_row_of_the_suite():
-    kept = forecast.read(RECORDED)
+    kept = read_forecast(RECORDED)
     assert [row.spec for row in kept.rows] == planned(kept)
     assert 78 * 2**30 < kept.gpu_bytes == cards.find(kept.gpu).memory_bytes < 82 * 2**30
     unknown = {row.spec.recipe.split("+", 1)[1] for row in kept.rows if row.verdict == "unknown"}
@@ -284,7 +283,7 @@ def test_the_recorded_forecast_is_of_every_row_of_the_suite():
 
 def test_the_recorded_forecast_is_what_is_predicted_today(tmp_path):
     """Two of its rows anew, to 1 %: what was recorded does not outlive what predicts it."""
-    kept = forecast.read(RECORDED)
+    kept = read_forecast(RECORDED)
     usual = {"model": MODEL, "data": "synthetic", "global_batch": 32}
     rows = [row for row in kept.rows if usual.items() <= vars(row.spec).items()]
     old = [r for r in rows if r.spec.recipe in ("single", "single+bf16")]

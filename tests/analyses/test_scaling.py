@@ -8,7 +8,7 @@ import dataclasses
 import pytest
 
 from harness.analyses import scale
-from harness.planner.forecast import Forecast, Foretold
+from harness.prediction import Forecast, Foretold
 from harness.report import build
 from harness.report.data.rows import SuiteHead
 from harness.report.figures import numbers, units
@@ -118,7 +118,7 @@ def test_the_story_has_a_table_a_regime_and_tells_no_speed_beyond_the_cores():
 
 
 def test_predicted_memory_and_bytes_stand_beside_the_measured_ones():
-    from harness.planner.speed.roofline import Work
+    from harness.prediction import Work
 
     facts = {"sent_bytes": {"backward": {"allreduce float32": 3 << 20}}}
     results = [measured(*SET[0]), measured(*SET[2], **facts)]

@@ -15,9 +15,10 @@ from harness.planner.calibrate.command import Held, as_json, compared, from_json
 from harness.planner.calibrate.table import times
 from harness.planner.calibration import record, store
 from harness.planner.calibration.record import fitted, left_out_errors, predicted_seconds
-from harness.planner.speed import cards
-from harness.planner.speed.roofline import Work
+from harness.planner.speed import rates
+from harness.prediction import Work
 from harness.result import Status
+from harness.system import cards
 from tests.made.calibrations import CPU, made, row, rows
 from tests.made.predictions import foretold
 from tests.made.results import cpu_set, done
@@ -34,7 +35,7 @@ def work(seconds: float) -> tuple[Work, ...]:
 
 def card(calibration) -> cards.Card:
     found = store.applied(calibration)
-    return cards.with_calibration(cards.of_device(calibration.device), found)
+    return dataclasses.replace(rates.of_device(calibration.device), calibrated=found)
 
 
 # ---- arithmetic ----

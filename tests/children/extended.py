@@ -13,8 +13,8 @@ from typing import Any
 
 from tests.children.peaks import in_forks  # isort: skip: it keeps GPUs and kernels away
 
-from harness.planner.prediction import Prediction
 from harness.planner.tracing import extend, simulate
+from harness.prediction import Prediction
 from harness.resolve import resolve
 from harness.spec import Spec
 

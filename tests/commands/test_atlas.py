@@ -13,7 +13,7 @@ from harness import cli
 from harness.planner import pool
 from harness.planner.atlas import page as lines
 from harness.planner.atlas.cells import HEADS
-from harness.planner.prediction import Prediction
+from harness.prediction import Prediction
 from tests.made.predictions import prediction
 
 WORDS = ["atlas", "--models", "flux-dev", "--cards", "RTX-4090", "80GiB", "--gpus", "1", "8"]

@@ -12,9 +12,9 @@ from harness.planner.atlas.cells import Replicas
 from harness.planner.atlas.command import add_arguments, places_of
 from harness.planner.atlas.growth import NEAR, usual_cells
 from harness.planner.overhead import standing
-from harness.planner.speed import cards
-from harness.planner.speed.roofline import Work
 from harness.planner.verdict import judge
+from harness.prediction import Work
+from harness.system import cards
 from tests.made.predictions import GIB, prediction
 
 pytestmark = pytest.mark.usefixtures("sure")

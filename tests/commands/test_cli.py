@@ -21,7 +21,7 @@ from harness.planner import pool
 from harness.planner.calibrate import command as calibrate
 from harness.planner.calibration import record, store
 from harness.planner.calibration import store as here
-from harness.planner.prediction import Prediction
+from harness.prediction import Prediction
 from harness.result import Result, Status
 from harness.system import gpus
 from harness.system import machine as machines

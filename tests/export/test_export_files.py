@@ -27,11 +27,11 @@ from harness.planner.export import lines as sizes
 from harness.planner.export.bundle import Bundle, bundle
 from harness.planner.plan.candidates import asked_for
 from harness.planner.plan.request import defaults, export_command, parameters, techniques
-from harness.planner.speed import cards
-from harness.planner.speed.cards import Card
 from harness.resolve import Resolved, resolve
 from harness.spec import Spec
 from harness.subjects.library import families
+from harness.system import cards
+from harness.system.cards import Card
 from strategies import CATALOG
 from strategies.base import BadInput, Slot
 from strategies.engines.zero.config import NVME_BLANK, buffer_sizes, piece_size

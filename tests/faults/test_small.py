@@ -319,7 +319,7 @@ def test_an_anatomy_whose_counts_disagree_is_no_success(monkeypatch, tmp_path):
 
     out = io.StringIO()
     monkeypatch.setattr(anatomy, "load", lambda path: Portrait)
-    monkeypatch.setattr(anatomy, "under_ceilings", lambda portrait, found: portrait)
+    monkeypatch.setattr(anatomy.extensions, "hook", lambda name, default: default)
     monkeypatch.setattr(page, "sentences", lambda portrait: [])
     monkeypatch.setattr(anatomy.page, "write", lambda portrait, folder: [])
     assert not anatomy._write(tmp_path, Console(file=out)) and "do not agree" in out.getvalue()

@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from harness.memory.record import CATEGORIES, Instant
-from harness.planner.prediction import Prediction
-from harness.planner.speed.roofline import Work
+from harness.prediction import Prediction, Work
 from harness.resolve import resolve
 from harness.result import Result
 from harness.spec import Spec

@@ -24,16 +24,16 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from harness.planner import pool, uncertainty
-from harness.planner.prediction import Prediction
-from harness.planner.speed import cards
 from harness.planner.speed.roofline import issued
 from harness.planner.uncertainty import class_of
 from harness.planner.verdict import judge
 from harness.planner.worker import predict
+from harness.prediction import Prediction
 from harness.resolve import Resolved, resolve
 from harness.result import write_json
 from harness.spec import Spec
 from harness.subjects.library import calls
+from harness.system import cards
 from harness.worker import setup
 from strategies.adapters import lora
 from tests.made import public_rows

@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 
 from harness.planner import resident_models, verdict
-from harness.planner.speed import cards
 from harness.subjects.library import families
+from harness.system import cards
 from strategies.base import BadInput
 from tests.made.predictions import GIB, asked, prediction
 

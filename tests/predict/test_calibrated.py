@@ -11,9 +11,11 @@ from harness import cli
 from harness.planner import overhead, pool, verdict
 from harness.planner.calibration import store
 from harness.planner.calibration import store as here
-from harness.planner.speed import cards, rates, roofline
+from harness.planner.speed import rates, roofline
 from harness.planner.speed import rates as calibrated
-from harness.planner.speed.roofline import SPREAD, Work
+from harness.planner.speed.roofline import SPREAD
+from harness.prediction import Work
+from harness.system import cards
 from strategies.base import BadInput
 from tests.made.calibrations import CEILINGS, CPU, GIB, H200, MIB, made, row, rows
 from tests.made.predictions import asked, prediction
@@ -35,7 +37,7 @@ def keep(calibration, folder) -> None:
 
 def card(calibration=None):
     found = store.applied(calibration or made())
-    return cards.with_calibration(cards.of_device(found.calibration.device), found)
+    return dataclasses.replace(rates.of_device(found.calibration.device), calibrated=found)
 
 
 def work(kind: str, **more) -> Work:
@@ -72,7 +74,7 @@ def test_each_kind_of_work_takes_what_was_measured():
 
 
 def test_what_was_not_measured_stays_typical():
-    typical, plain = cards.of_device(H200), card(made(rows=[]))
+    typical, plain = rates.of_device(H200), card(made(rows=[]))
     half = {"flops": 10**15, "dtype": "float16"}
     assert one("product", **half) == one("product", on=typical, **half)
     assert one("nvme", bytes=10**9) == one("nvme", on=typical, bytes=10**9)
@@ -94,7 +96,7 @@ def test_processes_share_a_cpu_and_hide_nothing_behind_it():
 
 def test_the_uncertainty_is_of_the_rows_and_narrower():
     busy = {"flops": 10**15}
-    typical = one("product", on=cards.of_device(H200), **busy)
+    typical = one("product", on=rates.of_device(H200), **busy)
     found = one("product", on=card(made(rows=rows(1.25, 0.03))), **busy)
     bare = one("product", **busy)
     assert found.compute == pytest.approx(bare.compute * 1.25, rel=0.01)
@@ -108,7 +110,7 @@ def test_what_stands_beside_a_training_is_what_was_measured():
     found = overhead.standing(card(), 8)
     assert (found.context, found.libraries, found.communication) == (500 * MIB, 70 * MIB, 200 * MIB)
     assert overhead.standing(card(), 1).communication == 0
-    typical = overhead.standing(cards.of_device(H200), 8)
+    typical = overhead.standing(rates.of_device(H200), 8)
     assert found != typical and typical.libraries == 64 * MIB
     partly = made(standing=dataclasses.replace(made().standing, communication=None))
     assert overhead.standing(card(partly), 8).communication == typical.communication

@@ -13,8 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from harness import cli
 from harness.planner import overhead, pool, verdict
 from harness.planner.overhead import NoKernel, choose, preferred
-from harness.planner.speed import cards
-from harness.system import capability, probe
+from harness.system import capability, cards, probe
 from harness.system import requirements as doctor
 from harness.worker import environment
 from tests.made.machines import machine

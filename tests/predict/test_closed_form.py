@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from conftest import in_fork
 
-from harness.planner import fitting
 from harness.resolve import resolve
 from harness.spec import Spec
 from harness.subjects.dit.presets import trainable_count
+from harness.suite import fitting
 from tests import oracle
 from tests.oracle.layers import by_rank, elements, layers, parameters
 from tests.oracle.sizes import sizes

@@ -9,9 +9,9 @@ from conftest import in_fork
 
 from harness import cli
 from harness.planner import advice, overhead, pool, search
-from harness.planner.speed import cards
 from harness.resolve import Resolved, resolve
 from harness.spec import Spec
+from harness.system import cards
 from strategies.base import BadInput, Slot
 from tests.made.predictions import GIB, prediction
 

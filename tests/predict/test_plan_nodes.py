@@ -10,10 +10,11 @@ import pytest
 from harness.planner.plan.candidates import PlanError, asked_for, on_nodes
 from harness.planner.plan.command import add_arguments as plan_arguments
 from harness.planner.speed import rates
-from harness.planner.speed.cards import find, of_cpu
 from harness.planner.speed.rates import ATTENTION, COLLECTIVE
-from harness.planner.speed.roofline import Work, behind_attention, seconds, sent
+from harness.planner.speed.roofline import behind_attention, seconds, sent
+from harness.prediction import Work
 from harness.result import Wire
+from harness.system.cards import find, of_cpu
 from strategies.base import BadInput
 from tests.made.results import ok
 

@@ -14,13 +14,13 @@ from harness.planner import advice, pool, uncertainty
 from harness.planner.advice import adapter
 from harness.planner.plan.candidates import asked_for
 from harness.planner.plan.command import add_arguments
-from harness.planner.prediction import Prediction
-from harness.planner.speed import cards
 from harness.planner.tracing import extend
+from harness.prediction import Prediction
 from harness.resolve import Resolved
 from harness.resolve import resolve as resolved
 from harness.spec import Spec
 from harness.subjects.library import families
+from harness.system import cards
 from strategies.base import Slot
 from tests.made.predictions import GIB, asked, prediction
 

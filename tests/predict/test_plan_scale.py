@@ -9,12 +9,11 @@ import json
 import pytest
 
 from harness import cli
-from harness.planner import forecast, pool, verdict
-from harness.planner.forecast import foretold
+from harness.planner import pool, verdict
 from harness.planner.plan.command import add_arguments
-from harness.planner.plan.scale import cells_of, of_nodes
-from harness.planner.speed import cards
-from harness.planner.speed.roofline import Work
+from harness.planner.plan.scale import cells_of, foretold, of_nodes
+from harness.prediction import Work, read_forecast
+from harness.system import cards
 from tests.made.predictions import asked, prediction
 from tests.made.results import row, write_set
 
@@ -113,7 +112,7 @@ def test_a_thousand_gpus_are_predicted_and_kept_beside_the_results(tmp_path, cap
     out = " ".join(capsys.readouterr().out.split())
     assert "Weak scaling, predicted for DiT-T/4:depth=2" in out and "Strong scaling" in out
     assert "Refused: ddp on 1024, hsdp on 1024: global_batch 256 does not divide" in out
-    found = forecast.read(folder)
+    found = read_forecast(folder)
     assert json.loads(file.read_text())["node"] == found.node == 8
     rows_of = {(r.asked, r.spec.processes, r.spec.global_batch): r for r in found.rows}
     wide = rows_of["hsdp", 1024, 32 * 1024]

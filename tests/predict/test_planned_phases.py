@@ -12,11 +12,10 @@ from conftest import predictions
 from harness import ROOT, cli
 from harness.phases import planned, planned_text
 from harness.planner import overhead, pool, resident_models, uncertainty, verdict
-from harness.planner.prediction import Aside
-from harness.planner.speed import cards
+from harness.prediction import Aside
 from harness.resolve import resolve
 from harness.spec import Spec, SpecError
-from harness.system import requirements
+from harness.system import cards, requirements
 from tests.made.predictions import GIB, prediction
 
 CARD = cards.of_size(80 * GIB)

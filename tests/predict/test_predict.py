@@ -24,12 +24,12 @@ from harness.planner import overhead, pool, uncertainty, verdict
 from harness.planner import pool as workers
 from harness.planner.plan.answer import answer, check_line, held_back, held_notes
 from harness.planner.plan.table import notes
-from harness.planner.prediction import Prediction, kept, load
-from harness.planner.speed import cards, rates, roofline
-from harness.planner.speed.roofline import Work
+from harness.planner.speed import rates, roofline
 from harness.planner.tracing.allocator import Allocator, replay
+from harness.prediction import Prediction, Work, kept, load
 from harness.resolve import resolve
 from harness.spec import Spec
+from harness.system import cards
 from strategies import CATALOG, parse
 from strategies.base import pinned_block
 from strategies.inventory import AllocationScope

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from harness.planner import pool
-from harness.planner.prediction import Prediction
+from harness.prediction import Prediction
 from harness.resolve import resolve
 from harness.spec import Spec
 

@@ -13,9 +13,9 @@ from rich.console import Console
 from harness.planner import overhead, pool, search
 from harness.planner.plan.advice import print_largest
 from harness.planner.plan.command import Asked
-from harness.planner.prediction import Prediction
-from harness.planner.speed import cards
+from harness.prediction import Prediction
 from harness.resolve import Resolved
+from harness.system import cards
 from tests.made.predictions import GIB, asked, prediction
 
 pytestmark = pytest.mark.usefixtures("sure")

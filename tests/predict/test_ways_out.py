@@ -13,11 +13,12 @@ from harness.memory.record import Held
 from harness.planner import suggestions, verdict
 from harness.planner.plan.answer import answer
 from harness.planner.plan.table import explained, second_step
-from harness.planner.speed import cards
 from harness.planner.speed import rates as calibrated
-from harness.planner.speed.roofline import Seconds, Work, seconds
+from harness.planner.speed.roofline import Seconds, seconds
 from harness.planner.verdict import Fit
+from harness.prediction import Work
 from harness.resolve import Resolved, resolve
+from harness.system import cards
 from strategies.base import Slot
 from tests.made.predictions import GIB, asked, prediction
 

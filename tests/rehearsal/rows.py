@@ -22,7 +22,7 @@ import yaml
 
 from harness import ROOT
 from harness.planner import pool
-from harness.planner.prediction import Prediction
+from harness.prediction import Prediction
 from harness.resolve import resolve
 from harness.spec import Spec
 from harness.suite.file import known_suites

@@ -20,7 +20,7 @@ from rich.console import Console
 
 from harness import ROOT
 from harness.commands import reports
-from harness.planner.prediction import load
+from harness.prediction import load
 from harness.report import SuiteHead, build, print_report, write_report
 from harness.report.data.answers import (
     IN_FULL,
@@ -32,7 +32,6 @@ from harness.report.data.answers import (
     in_full,
 )
 from harness.report.data.rows import read_suite
-from harness.report.figures import predicted
 from harness.report.rendering import export, html, markdown, sentences, tables, terminal
 from harness.result import Status, load_all
 from tests.made.results import MIB, cpu_set, gpu_set, large_set
@@ -476,7 +475,7 @@ def test_a_report_reads_each_prediction_once(tmp_path, monkeypatch):
     for run in runs:
         shutil.copy(source, run / "prediction.json")
     read = []
-    monkeypatch.setattr(predicted, "load", lambda path: read.append(path) or load(path))
+    monkeypatch.setattr("harness.prediction.load", lambda path: read.append(path) or load(path))
     reports.report(tmp_path)
     assert sorted(path.parent for path in read) == runs
 

@@ -10,11 +10,13 @@ import json
 import pytest
 
 from harness.memory.memory_breakdown import Portrait
+from harness.planner import hooks
+from harness.planner.comparison import predicted_and_measured, predicted_fit
 from harness.planner.speed import rates
-from harness.planner.speed.roofline import Work
+from harness.prediction import Work
 from harness.report import build, read_suite
 from harness.report.data.rows import SuiteHead
-from harness.report.figures.predicted import machine_facts, predicted_and_measured, predicted_fit
+from harness.report.figures.predicted import machine_facts
 from harness.report.rendering import export, html, markdown, sentences, tables
 from harness.result import Status
 from tests.made.calibrations import CPU, GIB, H200, MIB, made, row, rows
@@ -49,8 +51,8 @@ def test_a_row_stands_beside_the_time_that_its_device_s_calibration_predicts():
     ddp = cpu_set()["ddp"]
     found = report(made(EPYC, rows=rows(1.25)), [ddp])
     only = found.groups[0].rows[0].calibrated
-    assert only.predicted.total == pytest.approx(0.4 * 1.25)
-    assert only.predicted.spread == pytest.approx(0.03 * 0.5)
+    assert only.predicted_seconds == pytest.approx(0.4 * 1.25)
+    assert only.spread_seconds == pytest.approx(0.03 * 0.5)
     assert only.error == pytest.approx(0.5 / only.measured_seconds - 1)
     line = cells(found)
     assert line["Step, predicted ms"] == "500.0" and line["Plus or minus ms"].startswith("15.0")
@@ -145,21 +147,21 @@ def test_a_driver_that_is_another_than_the_run_s_is_marked():
     assert rates.of_environment({**MACHINE, "cores": 4}, made(EPYC)).calibrated.marks
 
 
-def test_an_anatomy_stands_under_the_ceilings_of_its_device():
-    from harness.commands.anatomy import under_ceilings
-
+def test_an_anatomy_stands_under_the_ceilings_of_its_device(monkeypatch):
     names = {
         f.name: None for f in dataclasses.fields(Portrait) if f.name not in ("schema", "world")
     }
     plain = Portrait(**{**names, "device": "cpu", "dtype": "float32", "processes": 2,
                         "peak_flops": 1.0, "bandwidth": 2.0, "ceilings": ""})  # fmt: skip
     own = rates.store.applied(made(EPYC))
-    found = under_ceilings(plain, own)
+    monkeypatch.setattr(rates, "kept_for", {"cpu": own}.get)
+    found = hooks.under_ceilings(plain)
     assert (found.peak_flops, found.bandwidth) == (25e12, 2e12)
     assert found.ceilings.startswith("Calibrated: AMD EPYC")
-    assert under_ceilings(plain, None) is plain
+    card = dataclasses.replace(plain, device="cuda")
+    assert hooks.under_ceilings(card) is card
     other = dataclasses.replace(plain, dtype="float16")
-    assert under_ceilings(other, own) is other, "what was not measured stays the run's own"
+    assert hooks.under_ceilings(other) is other, "what was not measured stays the run's own"
 
 
 def test_rows_are_fitted_whatever_their_order():

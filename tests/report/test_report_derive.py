@@ -7,12 +7,12 @@ import math
 
 import pytest
 
-from harness.planner.prediction import Prediction
+from harness.planner.comparison import predicted_and_measured
+from harness.prediction import Prediction
 from harness.report import build
 from harness.report.figures import derive, units
 from harness.report.figures.derive import peak_flops
 from harness.report.figures.numbers import numbers
-from harness.report.figures.predicted import predicted_and_measured
 from harness.report.figures.units import CATEGORIES, STATE, in_sentence, title
 from harness.result import Categories, Check, Peak, Rank, Result, Status
 from harness.spec import Spec

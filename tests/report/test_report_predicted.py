@@ -10,9 +10,10 @@ import pytest
 
 from harness.memory.record import Instant
 from harness.planner import pool
-from harness.planner.prediction import Prediction
+from harness.planner.comparison import predicted_and_measured
+from harness.prediction import Prediction
 from harness.report import build
-from harness.report.figures.predicted import PredictedAndMeasured, predicted_and_measured
+from harness.report.figures.predicted import PredictedAndMeasured
 from harness.report.rendering import export, markdown, sentences, tables
 from harness.resolve import resolve
 from harness.result import Result, Status
@@ -202,7 +203,7 @@ def test_what_was_not_predicted_is_no_verdict():
 def test_rows_that_ran_out_of_memory_are_predicted_too(tmp_path, monkeypatch):
     from rich.console import Console
 
-    from harness.commands.run import predict_measured
+    from harness.planner.hooks import predict_measured
 
     asked = []
     monkeypatch.setattr(pool, "predict_all", lambda rows, folder, **more: asked.extend(rows))

@@ -19,12 +19,13 @@ from conftest import STRIP, SUBJECT, TINY, Case, launched_together, verdict
 from safetensors.torch import load_file
 
 from harness.planner import pool
-from harness.planner.prediction import Prediction
-from harness.planner.speed import cards, roofline
+from harness.planner.speed import roofline
+from harness.prediction import Prediction
 from harness.report.figures import parity
 from harness.resolve import resolve
 from harness.result import Result, Status
 from harness.spec import Spec
+from harness.system import cards
 from strategies import parse
 from strategies.engines.pipeline import cut, schedules
 from strategies.engines.pipeline.engine import Pipeline

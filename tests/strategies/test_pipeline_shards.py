@@ -11,12 +11,13 @@ from conftest import SUBJECT, TINY, Case, launched_together, verdict
 from safetensors.torch import load_file
 
 from harness.planner import pool
-from harness.planner.prediction import Prediction
-from harness.planner.speed import cards, roofline
+from harness.planner.speed import roofline
+from harness.prediction import Prediction
 from harness.report.figures import parity
 from harness.resolve import resolve
 from harness.result import Result, Status
 from harness.spec import Spec
+from harness.system import cards
 from harness.worker.sabotage_ranks import STANDING
 from strategies import parse
 from strategies.engines.pipeline.state import INDEX

@@ -19,10 +19,10 @@ from harness.planner.plan.answer import ADAPTED, gib, rate_in_words
 from harness.planner.plan.candidates import Asked
 from harness.planner.plan.table import SHOWN
 from harness.planner.plan.tracing import PlanProgress, judged
-from harness.planner.prediction import Prediction
-from harness.planner.speed.cards import Card
 from harness.planner.verdict import Fit, judge
+from harness.prediction import Prediction
 from harness.resolve import Resolved, resolve
+from harness.system.cards import Card
 
 if TYPE_CHECKING:
     from rich.console import Console

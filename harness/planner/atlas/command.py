@@ -29,9 +29,9 @@ from harness.planner.atlas.growth import cells_at
 from harness.planner.atlas.page import from_csv, write
 from harness.planner.plan.candidates import PlanError, asked_for
 from harness.planner.plan.command import add_arguments as plan_arguments
-from harness.planner.speed import cards
 from harness.subjects.library import families
 from harness.suite.run import check_out
+from harness.system import cards
 from strategies.recipe import nearest
 
 CARDS = ("12GiB", "16GiB", "RTX-3090", "RTX-4090", "RTX-5090", "L40S", "A100-40GB", "A100-80GB",

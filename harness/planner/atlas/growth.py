@@ -23,8 +23,8 @@ from harness.planner.atlas.cells import (
     of_training,
 )
 from harness.planner.plan.answer import ADAPTED
-from harness.planner.prediction import Prediction
 from harness.planner.verdict import Fit, judge
+from harness.prediction import Prediction
 from harness.resolve import Resolved
 from strategies.base import Slot
 

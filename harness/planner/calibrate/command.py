@@ -27,11 +27,10 @@ from harness.planner.calibrate.table import lines, table
 from harness.planner.calibration import store
 from harness.planner.calibration.record import Calibration, public
 from harness.planner.plan.tracing import PlanProgress
-from harness.planner.prediction import Prediction
-from harness.planner.speed import cards, rates
-from harness.planner.speed.cards import Card
+from harness.planner.speed import rates
 from harness.planner.speed.rates import measured_on
-from harness.planner.speed.roofline import Seconds, Work, in_tf32, seconds
+from harness.planner.speed.roofline import Seconds, in_tf32, seconds
+from harness.prediction import Prediction, Work
 from harness.report.data.grid import Grid, text_grid
 from harness.report.figures import derive
 from harness.report.rendering.narrow import print_grid
@@ -39,7 +38,8 @@ from harness.resolve import resolve
 from harness.result import Result, Status, load_all
 from harness.spec import DEVICES, SpecError
 from harness.suite.run import SuiteInterrupted, check_out
-from harness.system import process
+from harness.system import cards, process
+from harness.system.cards import Card
 from harness.system.gpus import has_driver
 from harness.system.machine import Machine, recall
 from harness.system.requirements import lacks_sight

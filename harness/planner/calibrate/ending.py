@@ -24,10 +24,9 @@ from harness.planner.calibration.record import (
     MeasuredRow,
     StandingBytes,
 )
-from harness.planner.prediction import Prediction
-from harness.planner.prediction import kept as kept_prediction
+from harness.prediction import FILE, Prediction, read_predictions
+from harness.prediction import kept as kept_prediction
 from harness.report.data.grid import Grid
-from harness.report.figures.predicted import FILE, read_predictions
 from harness.resolve import run_name
 from harness.result import Result, Status, load_all
 

@@ -25,17 +25,16 @@ from harness.planner.calibration.record import (
     StandingBytes,
 )
 from harness.planner.calibration.store import Applied
-from harness.planner.fitting import fitting_batch
-from harness.planner.prediction import Prediction
-from harness.planner.speed import cards
-from harness.planner.speed.rates import rates
+from harness.planner.comparison import predicted_and_measured
+from harness.planner.speed.rates import of_device, rates
 from harness.planner.speed.roofline import in_tf32, parts_of, seconds
+from harness.prediction import Prediction
 from harness.report.figures import derive
-from harness.report.figures.predicted import predicted_and_measured
 from harness.result import Result, Status
 from harness.spec import Spec
 from harness.suite import matrix
 from harness.suite.file import load_suite
+from harness.suite.fitting import fitting_batch
 from harness.void import shown_status
 from strategies import parse
 from strategies.workloads import TRAIN
@@ -156,7 +155,6 @@ SUITES = {
 }
 SMALL_SHARE = {"measure": 0.3, "row": 0.5, "check": 0.8, "suite": 0.6, "tests": 1.0, "meter": 1.0}
 """Share of the minutes that a rehearsal takes; most of it is process start-up."""
-WORLD = 8
 CPU_PROCESSES = 2
 SMALL_MODEL = "DiT-T/8"
 
@@ -363,8 +361,8 @@ def _parts(result: Result, prediction: Prediction, alone: Calibration) -> dict[s
     """Return the seconds of each part by the ceilings alone, and the total by typical figures."""
     if not prediction.work:
         return {}
-    typical = cards.of_device(alone.device)
-    card = cards.with_calibration(typical, Applied(calibration=alone))
+    typical = of_device(alone.device)
+    card = dataclasses.replace(typical, calibrated=Applied(calibration=alone))
     processes = result.spec.processes
     tf32 = in_tf32(result.spec.recipe)
     parts = parts_of(prediction.work, rates(card, processes), processes, tf32)

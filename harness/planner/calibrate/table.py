@@ -16,11 +16,12 @@ from harness.planner.calibration.record import (
     left_out_errors,
     predicted_seconds,
 )
-from harness.planner.speed import cards
+from harness.planner.speed import rates
 from harness.planner.speed.roofline import CPU_SPREAD, SPREAD
 from harness.report.data.grid import Grid
 from harness.report.figures.units import CATEGORIES, GIB, MIB
 from harness.report.rendering.parts import table_lines
+from harness.system.cards import Card
 from strategies import parse
 
 # ---- goals ----
@@ -196,7 +197,7 @@ def lines(title: str, made: Sequence[Grid]) -> str:
 
 def ceilings(found: Calibration) -> Grid:
     """Return each measured ceiling beside the typical figure that predictions use without it."""
-    card, made = cards.of_device(found.device), found.ceilings
+    card, made = rates.of_device(found.device), found.ceilings
     rows = [
         (f"products {name}", f"{rate / 1e12:.3g} TFLOP/s", _share(rate, _flops(card, name)))
         for name, rate in made.products.items()
@@ -228,7 +229,7 @@ def ceilings(found: Calibration) -> Grid:
 
 
 def _standing(found: Calibration) -> list[tuple[str, str, str]]:
-    typical = overhead.standing(cards.of_device(found.device), 2)
+    typical = overhead.standing(rates.of_device(found.device), 2)
     names = {
         "context": "context" if found.device.kind == "cuda" else "interpreter and libraries",
         "libraries": "library workspaces",
@@ -242,7 +243,7 @@ def _standing(found: Calibration) -> list[tuple[str, str, str]]:
     ]
 
 
-def _flops(card: cards.Card, name: str) -> float:
+def _flops(card: Card, name: str) -> float:
     kind, tf32 = ("float32", True) if name == "tf32" else (name, False)
     return card.peaks.get("tf32" if tf32 else kind) or 0.0
 

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from harness import ROOT
 from harness.commands.console import OK, make_console, short, slug
+from harness.commands.options import overrides
 from harness.planner import overhead, pool, verdict
 from harness.planner.export import trainers
 from harness.planner.export.bundle import PAGE, SCRIPT, Bundle, bundle, write
@@ -125,14 +126,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_settings(parser.add_argument_group("the training's numbers"), leave_out=left)
 
 
-def export(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
+def export(options: argparse.Namespace) -> int:
     """Write the files, describe them, and return the exit code.
 
     Raises:
         BadInput: the recipe is impossible or cannot be exported, or the folder cannot be
             written.
     """
-    asked, resolved = _resolved(options, given)
+    asked, resolved = _resolved(options, overrides(options))
     for name in options.trainers:
         trainers.table(name)  # refuse an unknown name before other work
     folder = Path(options.out or ROOT / "results" / "export" / slug(options.recipes[0])).absolute()

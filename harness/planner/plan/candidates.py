@@ -16,14 +16,14 @@ from harness.phases import planned, planned_text
 from harness.planner import resident_models
 from harness.planner.calibration import store
 from harness.planner.plan.request import HOST_GIVEN, LATENT
-from harness.planner.speed import cards, rates
-from harness.planner.speed.cards import Card
+from harness.planner.speed import rates
 from harness.resolve import Resolved, resolve
-from harness.spec import Spec, SpecError, located
+from harness.spec import Spec, SpecError, located, model_name
 from harness.subjects import kind_of
 from harness.suite.matrix import unreplicated
-from harness.system import gpus
+from harness.system import cards, gpus
 from harness.system.capability import shortfall
+from harness.system.cards import Card
 from strategies import CATALOG, parse
 from strategies.base import BadInput, Slot
 from strategies.recipe import name_of
@@ -376,13 +376,6 @@ def _squares(options: argparse.Namespace, kind: type[Subject], model: str) -> st
             f"({LATENT} pixels a latent x patch {tile}), as {near}"
         )
     return f"synthetic:{pixels // LATENT}"
-
-
-def model_name(text: str) -> str:
-    """Return the model's name. Sizes alone, as ``CUSTOM``, change those of DiT-XL/2."""
-    if "=" not in text or ":" in text:
-        return located({"model": text})["model"]
-    return f"DiT-XL/2:{text}"
 
 
 def _recipes(options: argparse.Namespace) -> list[str]:

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from harness.commands.options import add_shaping
-from harness.planner.speed.cards import NODE, Card, size_words
 from harness.planner.speed.rates import NONE
 from harness.planner.speed.roofline import behind_attention, sent
 from harness.planner.verdict import Fit
 from harness.resolve import Resolved
 from harness.subjects import kind_of
 from harness.subjects.library import families
+from harness.system.cards import NODE, Card, size_words
 from strategies.base import Slot
 from strategies.strategy import Strategy
 

@@ -7,6 +7,7 @@ Both results are forecasts, which can be stored beside the results of their suit
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +20,7 @@ from harness.commands import listing
 from harness.commands.console import OK
 from harness.commands.reports import report
 from harness.json_files import write_json
-from harness.planner import forecast, overhead, pool, verdict
-from harness.planner.forecast import Forecast, Foretold, foretold
+from harness.planner import overhead, pool, verdict
 from harness.planner.plan.candidates import (
     DEFAULT_GPU_BATCH,
     Asked,
@@ -28,21 +28,21 @@ from harness.planner.plan.candidates import (
     asked_for,
     card_of,
     for_card,
-    model_name,
 )
 from harness.planner.plan.tracing import Asking, PlanProgress
-from harness.planner.prediction import Prediction
 from harness.planner.speed import rates
-from harness.planner.speed.cards import NODE, Card
-from harness.planner.verdict import Fit
+from harness.planner.speed.roofline import sent
+from harness.planner.verdict import Fit, at_the_ends
+from harness.prediction import Forecast, Foretold, Prediction, Work
 from harness.report import read_suite
 from harness.report.figures.numbers import REGIMES, plain
 from harness.report.rendering.narrow import print_grid
 from harness.resolve import Resolved, resolve
-from harness.spec import Spec
+from harness.spec import Spec, model_name
 from harness.subjects import kind_of
 from harness.suite import matrix
 from harness.suite.file import Suite
+from harness.system.cards import NODE, Card
 from harness.system.probe import version
 from strategies import parse
 from strategies.base import BadInput
@@ -97,7 +97,7 @@ def plan_scale(options: argparse.Namespace, console: Console) -> int:
     for text in [note(made), *_refused(cells)]:
         console.print(escape(text), style="dim", highlight=False)
     if options.json:
-        write_json(options.json, forecast.as_data(made))
+        write_json(options.json, dataclasses.asdict(made))
     if folder:
         console.print(str(made.write(folder)), highlight=False, soft_wrap=True)
         report(folder)
@@ -381,3 +381,51 @@ def _foretold(
 
 def _name(spec: Spec) -> str:
     return f"{spec.recipe}, {spec.model}, batch {spec.global_batch}"
+
+
+# ---- record of a row ----
+
+
+def foretold(fit: Fit, asked: str = "") -> Foretold:
+    """Return the record of a prediction that was judged against a card."""
+    found, steady = fit.prediction, fit.prediction.steady
+    if steady is None or fit.seconds is None:
+        told = {"verdict": fit.verdict, "reason": found.reason, "asked": asked}
+        return Foretold(spec=fit.resolved.spec, **told)
+    travels = sent(found.work, fit.resolved.spec.processes, fit.gpu.node)
+    slow_links, slow_card = at_the_ends(fit)
+    return Foretold(
+        spec=fit.resolved.spec,
+        verdict=fit.verdict,
+        need_bytes=fit.need_bytes,
+        peak_bytes=steady.bytes,
+        peak_phase=steady.phase,
+        categories=steady.categories,
+        buckets=found.buckets,
+        beyond_state_bytes=found.beyond_state,
+        step_seconds=fit.seconds.total,
+        spread_seconds=fit.seconds.spread,
+        block_forwards=block_forwards(found.work),
+        asked=asked,
+        exposed_seconds=fit.seconds.communication,
+        within_bytes=travels.within,
+        across_bytes=travels.across,
+        slow_links_seconds=slow_links,
+        slow_card_seconds=slow_card,
+    )
+
+
+def block_forwards(work: Sequence[Work]) -> float | None:
+    """Return how often a block's forward runs in one step, or None if it cannot be counted.
+
+    Attention kernels are counted: each forward of a block runs one, and the backward kernels have
+    other FLOPs. There is no count if plain matrix products compute the attention, or if blocks
+    differ in it.
+    """
+    kernels = [w for w in work if w.kind == "attention"]
+    first = {w.flops for w in kernels if w.phase == "forward"}
+    if len(first) != 1:
+        return None
+    ran = {phase: sum(w.count for w in kernels if w.phase == phase and w.flops in first)
+           for phase in ("forward", "backward")}  # fmt: skip
+    return 1 + ran["backward"] / ran["forward"]

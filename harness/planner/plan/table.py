@@ -20,17 +20,17 @@ from harness.planner.plan.answer import (
     rate,
     where,
 )
-from harness.planner.prediction import Prediction
 from harness.planner.speed import rates
-from harness.planner.speed.cards import Card
 from harness.planner.speed.rates import ISSUE
 from harness.planner.speed.roofline import behind_attention, issued, seconds, sent
 from harness.planner.suggestions import Ways
 from harness.planner.verdict import Fit
+from harness.prediction import Prediction
 from harness.report.data.grid import text_grid
 from harness.report.figures.units import GIB
 from harness.report.rendering.narrow import print_grid
 from harness.spec import Spec
+from harness.system.cards import Card
 
 if TYPE_CHECKING:
     from rich.console import Console

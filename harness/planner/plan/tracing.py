@@ -13,12 +13,12 @@ from rich.markup import escape
 from harness.planner import overhead, pool, suggestions, verdict
 from harness.planner.advice import SOUGHT
 from harness.planner.plan.candidates import Asked
-from harness.planner.prediction import Prediction
 from harness.planner.search import Largest
-from harness.planner.speed.cards import Card
 from harness.planner.suggestions import Ways
 from harness.planner.verdict import Fit
+from harness.prediction import Prediction
 from harness.resolve import Resolved
+from harness.system.cards import Card
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -24,10 +24,9 @@ from harness.planner.calibration.record import (
     load,
 )
 from harness.planner.calibration.store import Applied
-from harness.planner.speed import cards
-from harness.planner.speed.cards import Card
 from harness.result import Wire, load_all
-from harness.system import gpus
+from harness.system import cards, gpus
+from harness.system.cards import Card
 from strategies.base import BadInput
 
 PRODUCTS, ATTENTION, STREAMING = 0.75, 0.40, 0.80
@@ -46,7 +45,6 @@ HOST_BANDWIDTH = 25e9
 NVME_BANDWIDTH = 3e9
 OVERLAP = 0.8
 """Share of backward that can hide DDP's all-reduce on a GPU. On a CPU the same cores do both."""
-HALF = ("float16", "bfloat16")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,8 +222,24 @@ def find(name: str) -> Card:
     except BadInput:
         for one in store.every():
             if one.device.kind == "cuda" and one.device.name.lower() == name.strip().lower():
-                return cards.of_device(one.device)
+                return of_device(one.device)
         raise
+
+
+def of_device(device: Device) -> Card:
+    """Return the card of a calibration's device.
+
+    It is the table's if that is known, else one with the device's name and the speed of its memory
+    size.
+    """
+    if device.kind == "cpu":
+        return cards.of_cpu(device.name, device.cores, device.memory_bytes)
+    known = cards.named(device.name, device.memory_bytes)
+    if known is not None:
+        return known
+    capability = (device.capability[0], device.capability[1]) if device.capability else None
+    near = cards.of_size(device.memory_bytes)
+    return replace(near, name=device.name, device=device.name, like="", capability=capability)
 
 
 def this_cpu() -> Card:
@@ -251,8 +265,8 @@ def as_calibrated(card: Card, asked: str = "") -> Card:
                 f"calibration {asked} is of {found.device.name}; give one of the device that the "
                 f"plan is for, or --calibration {NONE}"
             )
-        return cards.with_calibration(card, _applied([found]))
-    return cards.with_calibration(card, _applied([o for o in store.every() if _is(card, o)]))
+        return replace(card, calibrated=_applied([found]))
+    return replace(card, calibrated=_applied([o for o in store.every() if _is(card, o)]))
 
 
 def kept_for(device: str) -> Applied | None:
@@ -279,7 +293,7 @@ def _is(card: Card, calibration: Calibration) -> bool:
     device = calibration.device
     if card.shared or device.kind == "cpu":
         return card.shared and device.kind == "cpu" and card.name == device.name
-    return not card.like and cards.of_device(device).name == card.name
+    return not card.like and of_device(device).name == card.name
 
 
 def _applied(calibrations: list[Calibration]) -> Applied | None:
@@ -308,7 +322,7 @@ def of_environment(environment: Mapping[str, Any], found: Calibration | None) ->
         torch=versions.get("torch") or "",
         cores=environment.get("cores") or 0,
     )
-    return cards.with_calibration(cards.of_device(found.device), known)
+    return replace(of_device(found.device), calibrated=known)
 
 
 def measured_on(environment: Mapping[str, Any], device: Device) -> bool:

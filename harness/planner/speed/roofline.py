@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from harness.planner.calibration.record import Fitted
-from harness.planner.speed.cards import NODE, Card
 from harness.planner.speed.rates import ISSUE, SLOWEST, Rates, rates
+from harness.prediction import Sent, Work
+from harness.system.cards import NODE, Card
 
 BUSY = ("forward", "backward")
 COLLECTIVES = ("collective", "overlapped", "passed")
@@ -25,35 +26,6 @@ CPU_SPREAD = dict.fromkeys(SPREAD, 1.0)
 """Relative uncertainty on a CPU known only by its cores; half or twice the time is common."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Work:
-    """``count`` equal ops of one optimizer step.
-
-    Values of ``kind``:
-
-    - product, attention, memory: kernels.
-    - collective: ``bytes`` on the wire for many ranks.
-    - overlapped: a collective hidden behind the computation of its phase.
-    - passed: a collective hidden behind one attention of this dtype and these FLOPs.
-    - transfer: a copy from device to host or back.
-    - streamed: a transfer hidden behind the computation of its phase and the host's own work there.
-    - host, nvme: bytes of host memory or of files.
-    - chain: a rank waits (``group`` - 1) / ``count`` of its computation, because ``count`` micro
-      batches pass through ``group`` ranks.
-
-    A collective is among ``group`` ranks that are ``stride`` apart; 0: among all.
-    """
-
-    phase: str
-    kind: str
-    dtype: str
-    flops: int
-    bytes: int
-    count: int
-    group: int = 0
-    stride: int = 1
-
-
 class Slower(NamedTuple):
     """Factors by which operations and links take longer than predicted."""
 
@@ -62,14 +34,6 @@ class Slower(NamedTuple):
 
 
 AS_TYPICAL = Slower()
-
-
-class Sent(NamedTuple):
-    """Bytes that one rank sends in a step within its node and across nodes, if collectives are
-    rings."""
-
-    within: int
-    across: int
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,13 +17,12 @@ from typing import Any
 
 from harness.memory.record import CATEGORIES, PASSING, Held, Instant, Record, beyond_kinds
 from harness.planner.overhead import NoTrace
-from harness.planner.prediction import Prediction
-from harness.planner.speed.roofline import Work
 from harness.planner.tracing import world
 from harness.planner.tracing.extrapolate import Deeper, NotAlike, deepened
 from harness.planner.tracing.forks import in_forks
 from harness.planner.tracing.simulate import pooled, summary, trace_bordered
 from harness.planner.tracing.streams import Part, heard, parts, told
+from harness.prediction import Prediction, Work
 from harness.resolve import Resolved
 from harness.system import capability
 from harness.worker.setup import LIBRARIES

@@ -16,12 +16,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from harness.phases import planned
 from harness.planner import resident_models
-from harness.planner.prediction import Aside
 from harness.planner.tracing.cuda_calls import cuda_like
 from harness.planner.tracing.op_cache import Remembered
 from harness.planner.tracing.simulate import kernel_scratch, pooled
 from harness.planner.tracing.trace import StoragelessTracer
 from harness.planner.tracing.world import GPU, built
+from harness.prediction import Aside
 from harness.resolve import Resolved
 from harness.subjects.library.families import Space
 

@@ -29,8 +29,6 @@ from harness.memory.traced_step import following
 from harness.phases import planned
 from harness.planner import overhead
 from harness.planner.overhead import USUAL, NoTrace, of_operations
-from harness.planner.prediction import Prediction
-from harness.planner.speed.roofline import Work
 from harness.planner.tracing import streams, world
 from harness.planner.tracing.allocator import replay
 from harness.planner.tracing.cuda_calls import cuda_like
@@ -42,6 +40,7 @@ from harness.planner.tracing.shortcuts import (
     storageless,
 )
 from harness.planner.tracing.trace import Counter, StoragelessTracer
+from harness.prediction import Prediction, Work
 from harness.resolve import Resolved
 from harness.worker import setup
 from harness.worker.loop import Log, Run, optimizer_step

@@ -21,8 +21,8 @@ from harness import ROOT
 from harness.memory.op_facts import is_free
 from harness.memory.record import Storage
 from harness.memory.tracer import DEVICE, HOST, Tracer, storage_of
-from harness.planner.speed.roofline import Work
 from harness.planner.tracing.op_cache import Remembered, device_of, makes_view
+from harness.prediction import Work
 from strategies import initial, side_streams
 from strategies.base import pinned_block
 from strategies.evidence.flops import formulas

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from harness import result
-from harness.planner.prediction import Prediction
+from harness.prediction import Prediction
 from harness.report.data import environment as environment_facts
 from harness.report.data import lookup
 from harness.report.data.grouping import build

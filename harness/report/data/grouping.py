@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.planner.calibration.record import Calibration
-from harness.planner.prediction import Prediction
+from harness.prediction import Prediction
 from harness.report.data.lookup import differ, margin_fraction
 from harness.report.data.rows import (
     FREE,
@@ -34,10 +33,8 @@ from harness.report.figures.numbers import numbers
 from harness.report.figures.predicted import (
     OUT_OF_MEMORY,
     Machines,
-    calibrated_row,
+    compare_with_predictions,
     machine_facts,
-    predicted_and_measured,
-    predicted_fit,
 )
 from harness.result import Result, Status
 from harness.spec import Spec
@@ -231,11 +228,11 @@ def _unfinished(
     reason: str | None,
     machines: Machines,
     predictions: Predictions,
-    found: Calibration | None,
+    calibration: Any,
 ) -> Unfinished:
     fit = None
     if status in OUT_OF_MEMORY:
-        fit = predicted_fit(result, status, predictions.get(result.spec.key), machines, found)
+        fit = compare_with_predictions([result], status, predictions, machines, calibration).fit
     return Unfinished(
         label=label(result.spec),
         status=status,
@@ -253,7 +250,7 @@ def _rows(
     ranked: list[Result],
     unfinished: list[Unfinished],
     predictions: Predictions,
-    found: Calibration | None,
+    calibration: Any,
 ) -> list[Row]:
     """Return one row for the repetitions of each spec."""
     repetitions: dict[Any, list[Result]] = {}
@@ -266,7 +263,7 @@ def _rows(
         spec = dataclasses.replace(ended.result.spec, repeat=0)
         lost.setdefault(spec, []).append(f"a repetition ended as {ended.status.value}")
     return [
-        _row(results, tuple(lost.get(spec, ())), machines, predictions, found)
+        _row(results, tuple(lost.get(spec, ())), machines, predictions, calibration)
         for (spec, _), results in repetitions.items()
     ]
 
@@ -276,18 +273,17 @@ def _row(
     notes: tuple[str, ...],
     machines: Machines,
     predictions: Predictions,
-    found: Calibration | None,
+    calibration: Any,
 ) -> Row:
-    first = results[0]
-    prediction = predictions.get(first.spec.key)
+    found = compare_with_predictions(results, Status.OK, predictions, machines, calibration)
     return Row(
-        label=first.spec.recipe,
+        label=results[0].spec.recipe,
         results=tuple(results),
         notes=notes,
         numbers=numbers(results),
-        predicted=predicted_and_measured(results, predictions, found),
-        predicted_fit=predicted_fit(first, Status.OK, prediction, machines, found),
-        calibrated=calibrated_row(results, prediction, found),
+        predicted=found.memory,
+        predicted_fit=found.fit,
+        calibrated=found.times,
     )
 
 

@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from harness import extensions
 from harness.json_files import BadFile, read_json
-from harness.planner import forecast
-from harness.planner.calibration.record import Calibration
-from harness.planner.forecast import Forecast
+from harness.prediction import Forecast, read_forecast
 from harness.report.figures import derive
 from harness.report.figures.floor import Floor
 from harness.report.figures.numbers import Numbers
@@ -23,7 +22,6 @@ from harness.report.figures.predicted import (
     Calibrated,
     PredictedAndMeasured,
     PredictedFit,
-    read_calibration,
 )
 from harness.report.figures.samples import DrawnRow
 from harness.result import Result, Status
@@ -40,8 +38,9 @@ class SuiteHead:
 
     It has the suite's name, its reference recipe, the start time, the analysis (``story``, see
     ``harness.extensions.Analysis``), and the recipes in order. ``calibration`` and ``forecast``
-    are read from files in the same folder: the machine's calibration, and the suite predicted
-    for another machine. ``skipped`` has a line for each of these files that is unusable.
+    are read from files in the same folder: the machine's calibration (None without the planner),
+    and the suite predicted for another machine. ``skipped`` has a line for each of these files
+    that is unusable.
     """
 
     name: str = ""
@@ -49,7 +48,7 @@ class SuiteHead:
     started: str = ""
     story: str = ""
     order: tuple[str, ...] = ()
-    calibration: Calibration | None = None
+    calibration: Any = None
     forecast: Forecast | None = None
     skipped: tuple[str, ...] = ()
 
@@ -196,6 +195,7 @@ def read_suite(folder: Path) -> SuiteHead:
     A missing file leaves its part empty; an unusable one is named.
     """
     skipped: list[str] = []
+    calibration = extensions.hook("read_calibration", lambda _: None)
 
     def tried(read: Callable[[], Any]) -> Any:
         try:
@@ -205,8 +205,8 @@ def read_suite(folder: Path) -> SuiteHead:
             return None
 
     beside = {
-        "calibration": tried(lambda: read_calibration(folder)),
-        "forecast": tried(lambda: forecast.read(folder)),
+        "calibration": tried(lambda: calibration(folder)),
+        "forecast": tried(lambda: read_forecast(folder)),
     }
     path = Path(folder) / "suite.json"
     data = tried(lambda: read_json(path, dict[str, Any]) if path.exists() else None) or {}

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from harness.phases import PEAK_PHASES, SETUP_PEAKS
-from harness.planner.speed import cards
 from harness.result import GpuSample, Rank, Result, is_unplaced
+from harness.system import cards
 
 # ---- peak FLOP/s ----
 # The dense peak of the device that a run names, for MFU.

@@ -459,10 +459,6 @@ def _worst(name: str) -> Callable[[Row], Any]:
     return lambda row: getattr(row.predicted.worst, name, None)
 
 
-def _seconds(row: Row, name: str) -> float | None:
-    return getattr(row.calibrated.predicted, name, None)
-
-
 PREDICTED = (
     RECIPE,
     Column("By", _predicted("method")),
@@ -484,8 +480,8 @@ PREDICTED = (
 )
 CALIBRATED = (
     RECIPE,
-    Column("Step, predicted ms", lambda row: _seconds(row, "total"), "ms"),
-    Column("Plus or minus ms", lambda row: _seconds(row, "spread"), "ms"),
+    Column("Step, predicted ms", lambda row: row.calibrated.predicted_seconds, "ms"),
+    Column("Plus or minus ms", lambda row: row.calibrated.spread_seconds, "ms"),
     Column("Step, measured ms", lambda row: row.calibrated.measured_seconds, "ms"),
     Column("Time error %", lambda row: row.calibrated.error, "error"),
     Column("By typical figures %", lambda row: row.calibrated.typical_error, "error"),

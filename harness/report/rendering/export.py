@@ -53,8 +53,8 @@ FIT: dict[str, Callable[[PredictedFit], Any]] = {
     "available_bytes": lambda fit: fit.have_bytes,
 }
 CALIBRATED: dict[str, Callable[[Calibrated], Any]] = {
-    "calibrated_step_seconds": lambda c: c.predicted and c.predicted.total,
-    "calibrated_step_seconds_spread": lambda c: c.predicted and c.predicted.spread,
+    "calibrated_step_seconds": lambda c: c.predicted_seconds,
+    "calibrated_step_seconds_spread": lambda c: c.spread_seconds,
     "calibrated_step_error_fraction": lambda c: c.error,
     "typical_step_error_fraction": lambda c: c.typical_error,
     "measured_peak_fraction": lambda c: c.peak_fraction,

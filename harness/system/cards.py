@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.planner.calibration.record import Device
-from harness.planner.calibration.store import Applied
 from strategies.base import BadInput
 
 TABLE = Path(__file__).with_name("cards.json")
@@ -55,7 +53,7 @@ class Card:
     - ``like``: the card whose speed is assumed, if only a memory size was given.
     - ``timed``: measured step times of this card were compared with predictions.
     - ``shared``: a CPU, whose cores, memory and bandwidth all processes share.
-    - ``calibrated``: measured rates, which replace the figures above.
+    - ``calibrated``: measured rates, which replace the figures above, as an extension applies them.
     - ``node``: GPUs per machine; more communicate over the network.
     - ``network_told``: where the network's bandwidth was measured; empty for a typical figure.
     - ``beside``: bytes of resident models on each card, named by ``beside_told``
@@ -78,7 +76,7 @@ class Card:
     like: str = ""
     timed: bool = False
     shared: bool = False
-    calibrated: Applied | None = None
+    calibrated: Any = None
     node: int = NODE
     network_told: str = ""
     beside: int = 0
@@ -230,29 +228,6 @@ def of_cpu(name: str, cores: int, memory_bytes: int) -> Card:
         host_bandwidth=bandwidth,
         shared=True,
     )
-
-
-def of_device(device: Device) -> Card:
-    """Return the card of a calibration's device.
-
-    It is the table's if that is known, else one with the device's name and the speed of its memory
-    size.
-    """
-    if device.kind == "cpu":
-        return of_cpu(device.name, device.cores, device.memory_bytes)
-    known = named(device.name, device.memory_bytes)
-    if known is not None:
-        return known
-    capability = (device.capability[0], device.capability[1]) if device.capability else None
-    near = of_size(device.memory_bytes)
-    return dataclasses.replace(
-        near, name=device.name, device=device.name, like="", capability=capability
-    )
-
-
-def with_calibration(card: Card, found: Applied | None) -> Card:
-    """Return ``card`` with the calibration, if there is one."""
-    return dataclasses.replace(card, calibrated=found) if found else card
 
 
 def parse_bytes(text: str, option: str = "gpu-memory") -> int:

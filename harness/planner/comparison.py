@@ -1,0 +1,247 @@
+"""Predictions compared with measurements: memory of a step and a run, fit, and calibrated times.
+
+Hooks of the report. ``found`` is the calibration beside the results, used if it is of the device
+that measured them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.memory.record import as_measured
+from harness.planner import overhead
+from harness.planner.calibration.record import Calibration, load
+from harness.planner.speed import rates
+from harness.planner.speed.roofline import Seconds, in_tf32, seconds, sent
+from harness.planner.verdict import decide
+from harness.prediction import Prediction, Sent
+from harness.report.figures import derive
+from harness.report.figures.predicted import (
+    Calibrated,
+    Comparison,
+    Machines,
+    PredictedAndMeasured,
+    PredictedCategory,
+    PredictedFit,
+)
+from harness.report.figures.units import CATEGORIES
+from harness.result import Categories, Result, Status
+from harness.system.cards import Card
+
+LEAST_SHARE = 0.05
+"""Share of the traced peak below which a category is not compared."""
+
+
+def compare_with_predictions(
+    results: Sequence[Result],
+    status: Status,
+    predictions: Mapping[str, Prediction],
+    machines: Machines,
+    found: Calibration | None = None,
+) -> Comparison:
+    """Return the predictions beside one row's repetitions; only the fit if it ran out of memory."""
+    first, ran = results[0], status is Status.OK
+    prediction = predictions.get(first.spec.key)
+    return Comparison(
+        memory=predicted_and_measured(results, predictions, found) if ran else None,
+        fit=predicted_fit(first, status, prediction, machines, found),
+        times=calibrated_row(results, prediction, found) if ran else None,
+    )
+
+
+def predicted_and_measured(
+    results: Sequence[Result],
+    predictions: Mapping[str, Prediction],
+    found: Calibration | None = None,
+) -> PredictedAndMeasured | None:
+    """Return the prediction for a row with its first repetition; None without a prediction."""
+    known = [predictions[r.spec.key] for r in results if r.spec.key in predictions]
+    if not known:
+        return None
+    prediction, first = known[0], results[0]
+    rank = first.ranks[prediction.rank : prediction.rank + 1]
+    step, traced = prediction.steady, rank[0].categories if rank else None
+    beside = library_bytes(first, found)
+    hosted = prediction.host_steady
+    return PredictedAndMeasured(
+        method=prediction.method,
+        reason=prediction.reason or None,
+        step_predicted=step.bytes if step else None,
+        step_measured=traced.total if traced else None,
+        categories=_categories(prediction, first) if step and traced else (),
+        hosted_predicted=hosted.bytes or None if hosted else None,
+        hosted_measured=derive.hosted_bytes(rank),
+        run_predicted=_plus(prediction.bytes, beside),
+        run_measured=derive.highest(first.ranks, "allocated"),
+        reserved_predicted=_plus(reserved_bytes(prediction, first), beside),
+        reserved_measured=derive.highest(first.ranks, "reserved"),
+        sent=_sent(prediction, first),
+    )
+
+
+def _sent(prediction: Prediction, first: Result) -> Sent | None:
+    spec = first.spec
+    return sent(prediction.work, spec.ranks, spec.local_processes) if prediction.work else None
+
+
+def _categories(prediction: Prediction, result: Result) -> tuple[PredictedCategory, ...]:
+    step = as_measured(prediction.steady, prediction.buckets)
+    return predicted_categories(step, result.ranks[prediction.rank].categories)
+
+
+def predicted_categories(
+    predicted: Categories, measured: Categories
+) -> tuple[PredictedCategory, ...]:
+    """Return the categories above 5 % of the measured peak, predicted or measured."""
+    every = (
+        PredictedCategory(
+            name=name, predicted=getattr(predicted, name), measured=getattr(measured, name)
+        )
+        for name in CATEGORIES
+    )
+    least = LEAST_SHARE * measured.total
+    return tuple(
+        category for category in every if max(category.predicted, category.measured) > least
+    )
+
+
+def library_bytes(result: Result, found: Calibration | None = None) -> int:
+    """Return the bytes that libraries take from the caching allocator, invisible to a trace; 0 on
+    a CPU.
+    """
+    if result.meter != "cuda":
+        return 0
+    return overhead.libraries(rates.of_environment(result.environment, found))
+
+
+def reserved_bytes(prediction: Prediction, result: Result) -> int | None:
+    """Return the bytes that the allocator was predicted to reserve in its mode.
+
+    None for another allocator than torch's own.
+    """
+    settings = str(result.environment.get("allocator") or "").replace(" ", "")
+    if "backend:cudaMallocAsync" in settings:
+        return None
+    # torch uses the last value of a repeated setting.
+    modes = re.findall(r"expandable_segments:(\w+)", settings)
+    expandable = modes[-1:] == ["True"]
+    return prediction.reserved_expandable if expandable else prediction.reserved
+
+
+def _plus(size: int | None, more: int) -> int | None:
+    return None if size is None else size + more
+
+
+# ---- predicted fit ----
+# The prediction for a row and the memory in which it ran, without uncertainty.
+
+
+def predicted_fit(
+    result: Result,
+    status: Status,
+    prediction: Prediction | None,
+    machines: Machines,
+    found: Calibration | None = None,
+) -> PredictedFit | None:
+    """Return the prediction for one run with the memory of its device; None if one is unknown.
+
+    It is the host's memory if that ran out, or if the device is a CPU. ``machines``
+    (``machine_facts``) has facts that a failed run could not record; ``found`` is the
+    calibration of its device.
+    """
+    if prediction is None:
+        return None
+    facts = {
+        **machines.get(result.spec.device, {}),
+        **result.environment,
+    }  # the run's own facts have priority
+    on_host = result.spec.device == "cpu" or status is Status.HOST_OOM
+    beside = _beside(result, facts, found)
+    need = _host_need(prediction, result) if on_host else _device_need(prediction, beside)
+    names = ("memory_bytes", "container_bytes") if on_host else ("device_bytes",)
+    have = min((int(facts[name]) for name in names if facts.get(name)), default=None)
+    if not need or not have:
+        return None
+    return PredictedFit(need_bytes=need, have_bytes=have, fits=decide(need, need, have) == "fits")
+
+
+def _beside(result: Result, facts: Mapping[str, Any], found: Calibration | None) -> int:
+    """Return the bytes of fixed overhead on a GPU."""
+    gpu = rates.of_environment(facts, found)
+    return overhead.standing(gpu, result.spec.processes).total
+
+
+def _device_need(prediction: Prediction, beside: int) -> int | None:
+    """Return the least bytes of a GPU, with the fixed overhead ``beside``.
+
+    It is the minimum after the allocator has freed its cache, as ``plan`` counts it.
+    """
+    return None if prediction.least is None else prediction.least + beside
+
+
+def _host_need(prediction: Prediction, result: Result) -> int | None:
+    """Return the bytes of all processes of one machine, without interpreters and libraries."""
+    on_cpu = result.spec.device == "cpu"
+    process_bytes = prediction.bytes if on_cpu else prediction.host and prediction.host.bytes
+    return process_bytes and process_bytes * result.spec.local_processes
+
+
+# ---- calibrated times ----
+
+
+def read_calibration(folder: Path) -> Calibration | None:
+    """Return the calibration beside the results in ``folder``, or None if there is none.
+
+    Raises:
+        BadInput: the file is no calibration.
+    """
+    path = Path(folder) / rates.FILE
+    return load(path) if path.exists() else None
+
+
+def calibrated_row(
+    results: Sequence[Result], prediction: Prediction | None, found: Calibration | None
+) -> Calibrated | None:
+    """Return a row's times by its device's calibration.
+
+    None without one, for a simulated world, and on several machines, whose network no
+    calibration has measured.
+    """
+    first = results[0]
+    card = rates.of_environment(first.environment, found)
+    if card is None or card.calibrated is None or first.spec.world:
+        return None
+    if first.spec.nodes > 1:
+        return None
+    predicted = _seconds(first, prediction, card)
+    typical = _seconds(first, prediction, dataclasses.replace(card, calibrated=None))
+    return Calibrated(
+        predicted_seconds=predicted and predicted.total,
+        spread_seconds=predicted and predicted.spread,
+        typical_seconds=typical and typical.total,
+        measured_seconds=derive.quantile([s for r in results for s in derive.step_seconds(r)], 0.5),
+        peak_fraction=_peak_fraction(results, card),
+        words=card.calibrated.words,
+    )
+
+
+def _seconds(first: Result, prediction: Prediction | None, card: Card) -> Seconds | None:
+    if prediction is None or not prediction.work:
+        return None
+    return seconds(prediction.work, card, first.spec.processes, in_tf32(first.spec.recipe))
+
+
+def _peak_fraction(results: Sequence[Result], card: Card) -> float | None:
+    """Return the share of the measured products: on a CPU of all processes, on a GPU of each."""
+    first = results[0]
+    kind = derive.precision(first.evidence)
+    measured = card.calibrated.calibration.ceilings.products.get(kind or "")
+    median = derive.quantile([s for r in results for s in derive.step_seconds(r)], 0.5)
+    flops = derive.flops_per_second(first.flops_per_step, median)
+    if not measured or not flops:
+        return None
+    return flops / measured / (1 if card.shared else len(first.ranks))

@@ -1,0 +1,45 @@
+"""Commands of the planner, and its hooks in the report and in other commands."""
+
+from harness.extensions import Command
+
+COMMANDS = {
+    "plan": Command(
+        help="predict, without a GPU, which recipe fits which GPUs and how fast",
+        example="./run.sh plan --model flux-dev --gpu RTX-4090\n"
+        "  ./run.sh plan --model DiT-XL/2 --gpus 8 --gpu-memory 24GiB --global-batch 256\n"
+        "  ./run.sh plan --gpus 64 --gpu A100-80GB --recipes zero3+bf16 --largest model",
+        page="docs/how-to/plan.md",
+        arguments="harness.planner.plan.command:add_arguments",
+        act="harness.planner.plan.command:plan",
+    ),
+    "export": Command(
+        help="write a recipe's files, lines and options for your own trainer",
+        example="./run.sh export zero2+bf16+checkpoint --gpus 8 --gpu RTX-4090 --out take_home",
+        page="docs/how-to/export.md",
+        arguments="harness.planner.export.command:add_arguments",
+        act="harness.planner.export.command:export",
+    ),
+    "atlas": Command(
+        help="predict every public model on every common card, as a page with filters",
+        example="./run.sh atlas --models pixart-sigma flux-dev --cards RTX-4090 24GiB --gpus 1",
+        page="docs/how-to/atlas.md",
+        arguments="harness.planner.atlas.command:add_arguments",
+        act="harness.planner.atlas.command:atlas",
+    ),
+    "calibrate": Command(
+        help="measure what predictions assume of this machine, and keep it for them",
+        example="./run.sh calibrate --minutes 20\n"
+        "  ./run.sh calibrate --part check --part memory --part story --dry-run",
+        page="docs/how-to/calibrate.md",
+        arguments="harness.planner.calibrate.command:add_arguments",
+        act="harness.planner.calibrate.command:calibrate",
+    ),
+}
+HOOKS = {
+    "run_arguments": "harness.planner.hooks:add_run_arguments",
+    "after_run": "harness.planner.hooks:after_run",
+    "calibration_words": "harness.planner.hooks:calibration_words",
+    "under_ceilings": "harness.planner.hooks:under_ceilings",
+    "read_calibration": "harness.planner.comparison:read_calibration",
+    "compare_with_predictions": "harness.planner.comparison:compare_with_predictions",
+}

@@ -1,0 +1,274 @@
+"""Records of predictions as data: of one recipe, and of a suite on one card. Does not import torch.
+
+``prediction.json`` lies beside a result, and ``forecast.json`` beside the results of a suite. They
+have raw figures only, from which reports derive theirs. ``harness.planner`` makes them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from harness.json_files import BadFile, build, read_json, write_json
+from harness.memory.record import Instant
+from harness.spec import Spec
+from harness.system.cards import NODE
+
+FILE = "prediction.json"
+"""File of the prediction in a run's folder."""
+FORECAST = "forecast.json"
+"""File of the forecast in a folder of results."""
+SCHEMA = 1
+"""Schema of both files."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Work:
+    """``count`` equal ops of one optimizer step.
+
+    Values of ``kind``:
+
+    - product, attention, memory: kernels.
+    - collective: ``bytes`` on the wire for many ranks.
+    - overlapped: a collective hidden behind the computation of its phase.
+    - passed: a collective hidden behind one attention of this dtype and these FLOPs.
+    - transfer: a copy from device to host or back.
+    - streamed: a transfer hidden behind the computation of its phase and the host's own work there.
+    - host, nvme: bytes of host memory or of files.
+    - chain: a rank waits (``group`` - 1) / ``count`` of its computation, because ``count`` micro
+      batches pass through ``group`` ranks.
+
+    A collective is among ``group`` ranks that are ``stride`` apart; 0: among all.
+    """
+
+    phase: str
+    kind: str
+    dtype: str
+    flops: int
+    bytes: int
+    count: int
+    group: int = 0
+    stride: int = 1
+
+
+class Sent(NamedTuple):
+    """Bytes that one rank sends in a step within its node and across nodes, if collectives are
+    rings."""
+
+    within: int
+    across: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Aside:
+    """Memory of text encoders and a VAE on a GPU, in bytes.
+
+    ``weights``: all their weights. ``allocated`` and ``reserved``: the peak of the forward pass
+    ``what`` beyond the weights, in an empty pool.
+    """
+
+    weights: int
+    allocated: int
+    reserved: int
+    what: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """Memory and work of one rank. If ranks differ, ``rank`` is the one with the highest peak.
+
+    ``method`` is "trace" (the real step on tensors without storage) or "none", with a ``reason``;
+    ``fault`` is the message that a library raised or printed.
+
+    Peaks, in bytes, are of live tensors:
+
+    - ``peak``: of the whole training, set-up included; ``phases``: of each phase.
+    - ``first_step``: of the first step, which begins without optimizer state.
+    - ``steady``: of a later step; ``steady_of_ranks``: the same of each distinct rank.
+    - ``host`` and ``host_steady``: host memory beside a GPU, of the training and of a later step.
+    - ``beyond_state``: of a later step, without parameters, gradients, optimizer state and average;
+      ``beyond``: the same of each phase.
+    - ``between``: on the device between two steps. ``nvme``: swapped to files.
+    - ``denoising``: of a forward pass without gradients.
+
+    ``allocated`` and ``reserved`` are the peaks of CUDA's caching allocator. ``least`` is the
+    smallest limit under which its allocations still succeed. They are None without a GPU.
+
+    ``attention`` names the attention kernels of the trace. ``buckets`` is the category in which a
+    measured step counts the engine's communication buckets. ``asides`` has the encoders and VAE of
+    each phase beside the step (``harness.phases.PLANNED``).
+
+    A prediction depends on the GPU only by the attention kernels of its kind. The planner adds a
+    card's workspaces, context and times.
+    """
+
+    recipe: str
+    device: str
+    method: str
+    buckets: str = "workspace"
+    reason: str = ""
+    fault: str = ""
+    peak: Instant | None = None
+    steady: Instant | None = None
+    first_step: int | None = None
+    host: Instant | None = None
+    host_steady: Instant | None = None
+    beyond_state: int | None = None
+    beyond: dict[str, int] = field(default_factory=dict)
+    phases: dict[str, int] = field(default_factory=dict)
+    nvme: int = 0
+    between: int | None = None
+    allocated: int | None = None
+    reserved: int | None = None
+    reserved_expandable: int | None = None
+    least: int | None = None
+    work: list[Work] = field(default_factory=list)
+    attention: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    rank: int = 0
+    steady_of_ranks: dict[str, int] = field(default_factory=dict)
+    asides: dict[str, Aside] = field(default_factory=dict)
+    denoising: int | None = None
+    seconds_taken: float = 0.0
+    schema: int = SCHEMA
+
+    @property
+    def bytes(self) -> int | None:
+        """Predicted peak of live tensors on the device: ``allocated`` if known, else ``peak``."""
+        if self.allocated is not None:
+            return self.allocated
+        return self.peak.bytes if self.peak else None
+
+    def write(self, path: Path) -> None:
+        """Write the prediction to ``path`` atomically."""
+        write_json(path, dataclasses.asdict(self), durable=False)
+
+
+def load(path: Path) -> Prediction:
+    """Read the prediction in ``path``.
+
+    Raises:
+        BadFile: unreadable, of another schema, or a field of the wrong type; names the file.
+    """
+    data = read_json(path, name="prediction", schema=SCHEMA)
+    try:
+        return read(data)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise BadFile(f"{path}: {error}") from None
+
+
+def kept(path: Path) -> Prediction | None:
+    """Return the cached prediction in ``path``, or None if no readable one exists."""
+    with contextlib.suppress(BadFile):
+        return load(path)
+    return None
+
+
+def read(data: dict[str, Any]) -> Prediction:
+    """Return the prediction that was written as ``data``, after a check of its types."""
+    # Files of earlier versions have an unused closed form and lack ``buckets``. Only the engines
+    # of DeepSpeed and DDP existed then.
+    data.pop("closed_form", None)
+    data.setdefault("buckets", "gradients" if data["recipe"].startswith("zero") else "workspace")
+    return build(Prediction, data, "prediction")
+
+
+def read_predictions(folder: Path, skipped: list[str]) -> dict[str, Prediction]:
+    """Return spec key -> prediction, for every run folder that has one; its name ends in the key.
+
+    Args:
+        skipped: collects a line for each file that is no prediction.
+    """
+    predictions = {}
+    for path in sorted(Path(folder).glob(f"runs/*/{FILE}")):
+        try:
+            predictions[path.parent.name.rpartition("-")[2]] = load(path)
+        except BadFile as error:
+            skipped.append(str(error))
+    return predictions
+
+
+# ---- forecast of a suite ----
+
+
+@dataclass(frozen=True, kw_only=True)
+class Foretold:
+    """Prediction for one row. Bytes are of one GPU, seconds of one optimizer step.
+
+    ``verdict``: fits, tight, host, no, unknown or cannot. ``reason`` says why there is no
+    prediction. ``peak_bytes`` are the live tensors at the fullest instant of a later step, and
+    ``categories`` splits them (``harness.memory.record.CATEGORIES``). ``buckets`` is the category
+    in which the engine's communication buckets count. ``beyond_state_bytes``: the most that such a
+    step held beyond its state. ``spread_seconds``: plus or minus. ``block_forwards``: forward runs
+    of a block per step, or None if the trace does not show it.
+
+    Rows on many GPUs have more fields. ``asked``: the requested recipe, which ``spec`` adapts to
+    that many GPUs. ``exposed_seconds``: communication that nothing hides. ``within_bytes`` and
+    ``across_bytes``: bytes that a rank sends within its node and across nodes.
+    ``slow_links_seconds`` and ``slow_card_seconds``: seconds of a step at two ends of the
+    uncertainty: a fast card with slow links, and a slow card with fast links.
+    """
+
+    spec: Spec
+    verdict: str
+    reason: str = ""
+    need_bytes: int | None = None
+    peak_bytes: int | None = None
+    peak_phase: str = ""
+    categories: Mapping[str, int] = field(default_factory=dict)
+    buckets: str = "workspace"
+    beyond_state_bytes: int | None = None
+    step_seconds: float | None = None
+    spread_seconds: float | None = None
+    block_forwards: float | None = None
+    asked: str = ""
+    exposed_seconds: float | None = None
+    within_bytes: int | None = None
+    across_bytes: int | None = None
+    slow_links_seconds: float | None = None
+    slow_card_seconds: float | None = None
+
+    @property
+    def fits(self) -> bool:
+        """True if the row would train on the card and all its figures are known."""
+        known = (self.peak_bytes, self.beyond_state_bytes, self.step_seconds)
+        return self.verdict in ("fits", "tight") and None not in known
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """Rows of the suite ``suite`` for the model ``model`` on the card ``gpu``.
+
+    ``gpu_bytes``: memory of one card. ``node``: cards per machine. ``assumed``: the assumptions
+    about the card. ``made_with``: versions, and the hash of the predicting sources.
+    """
+
+    suite: str
+    model: str
+    gpu: str
+    gpu_bytes: int
+    assumed: str
+    made_with: Mapping[str, str]
+    rows: Sequence[Foretold]
+    schema: int = SCHEMA
+    node: int = NODE
+
+    def write(self, folder: Path) -> Path:
+        """Write ``folder/forecast.json`` atomically."""
+        path = Path(folder) / FORECAST
+        write_json(path, dataclasses.asdict(self))
+        return path
+
+
+def read_forecast(folder: Path) -> Forecast | None:
+    """Return the forecast in a folder of results, or None if the folder has none.
+
+    Raises:
+        BadFile: unreadable, of another schema, or a field of the wrong type; names the file.
+    """
+    path = Path(folder) / FORECAST
+    return read_json(path, Forecast, name="forecast", schema=SCHEMA) if path.exists() else None
