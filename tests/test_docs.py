@@ -7,17 +7,19 @@ the generated parts of pages.
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 
+from harness import cli
 from harness.result import load_all
 from harness.subjects.library import families as library
 from tests.made import pages, reference
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS, README = ROOT / "docs", ROOT / "README.md"
-RESULTS = DOCS / "results"
+RESULTS, QUESTIONS = DOCS / "results", DOCS / "how-to/questions.md"
 CLAIMS, MEASURED = DOCS / "reference/claims.md", DOCS / "reference/results.md"
 
 
@@ -80,10 +82,22 @@ def transcript(page: Path) -> str:
     return re.search(r"^```\n(\./run\.sh plan .*?)^```", page.read_text(), re.S | re.M)[1]
 
 
-def test_readme_shows_an_excerpt_of_the_first_answer():
+@pytest.mark.parametrize("page", ["README.md", "docs/tutorial/flux-lora-24gb.md"])
+def test_a_page_shows_an_excerpt_of_the_first_answer(page):
     """The whole answer is held to the predictor by test_questions.py."""
-    shown, full = transcript(README), iter(transcript(DOCS / "how-to/questions.md").splitlines())
+    shown, full = transcript(ROOT / page), iter(transcript(QUESTIONS).splitlines())
     assert all(line in full for line in shown.splitlines() if line != " ...")
+
+
+def test_the_tutorial_shows_an_excerpt_of_the_published_report(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    shutil.copytree(RESULTS / "cpu-2-cores", tmp_path / "set")
+    assert cli.main(["report", str(tmp_path / "set")]) == 0
+    printed = iter([line.rstrip() for line in capsys.readouterr().out.splitlines()])
+    page = (DOCS / "tutorial/first-comparison.md").read_text()
+    shown = re.search(r"^```\n\./run\.sh report [^\n]+\n\n(.*?)^```", page, re.S | re.M)[1]
+    lines = [line for line in shown.splitlines() if line.strip() not in ("...", "")]
+    assert len(lines) > 8 and all(line in printed for line in lines)
 
 
 def test_as_many_public_models_as_there_are():
