@@ -103,7 +103,7 @@ def act(options: argparse.Namespace) -> int:
 
 def _line(row: Planned) -> str:
     text = launch.display(row.resolved, row.folder)
-    return f"# {row.status.value}: {row.lack.reason} -> {row.lack.way_out}" if row.status else text
+    return f"# {row.status.value}: {row.lack.text} -> {row.lack.hint}" if row.status else text
 
 
 def _rows(

@@ -20,7 +20,7 @@ from harness.resolve import Resolved
 from harness.script.parts import FOREIGN, own_part
 from harness.spec import Spec, SpecError
 from strategies import CATALOG, parse
-from strategies.base import Settings, Slot
+from strategies.base import Reason, Settings, Slot
 from strategies.engine import RunContext
 from strategies.recipe import Recipe
 from strategies.strategy import Strategy
@@ -187,7 +187,7 @@ def context(recipe: Recipe, spec: Spec, model: Subject) -> RunContext:
     return dataclasses.replace(launch, traits=launch.traits | {"other_products"})
 
 
-def parts_of(recipe: Recipe) -> tuple[list[Strategy], str | None]:
+def parts_of(recipe: Recipe) -> tuple[list[Strategy], Reason | None]:
     """Return the parts that apply to a script, and why a named one does not; None if all do."""
     named = {word.partition(":")[0] for word in recipe.text.split("+")}
     parts, refusal = [recipe.sharding], None
@@ -197,7 +197,8 @@ def parts_of(recipe: Recipe) -> tuple[list[Strategy], str | None]:
         if part.name in FOREIGN:
             parts.append(own_part(part))
         else:
-            refusal = refusal or f"{part.name}: {not_of_a_script(part)}"
+            told = f"{part.name}: {not_of_a_script(part)}"
+            refusal = refusal or Reason.read(told, part.name)
     return parts, refusal
 
 
@@ -211,16 +212,14 @@ def not_of_a_script(part: Strategy) -> str:
     return f"it needs parts of a model that a script does not name; of use are {known}"
 
 
-def refused_launch(launch: RunContext) -> str | None:
+def refused_launch(launch: RunContext) -> Reason | None:
     """Return why an engine cannot train a script's model; None if it can."""
+    name, told = launch.sharding, ""
     if "stages" in launch.traits:
-        return (
-            f"{launch.sharding}: a script calls its model whole, which no pipeline can cut; take "
-            "fsdp2 or zero3"
-        )
-    if getattr(launch.engine, "prefetch", 0):
-        return f"{launch.sharding}: a script's blocks are not ordered; leave prefetch out"
-    return None
+        told = "a script calls its model whole, which no pipeline can cut; take fsdp2 or zero3"
+    elif getattr(launch.engine, "prefetch", 0):
+        told = "a script's blocks are not ordered; leave prefetch out"
+    return Reason.read(f"{name}: {told}", name) if told else None
 
 
 def recipes_of(launches: Sequence[str], added: Sequence[str], processes: int) -> list[str]:

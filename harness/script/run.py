@@ -36,7 +36,7 @@ from harness.spec import DEVICES
 from harness.system import process
 from harness.worker.status import Reporter
 from strategies import CATALOG
-from strategies.base import BadInput
+from strategies.base import BadInput, Reason
 from strategies.launch_file import names
 
 
@@ -88,7 +88,7 @@ def _row(options: argparse.Namespace) -> ScriptRow:
         script, options.recipe, clip=options.clip, **{n: getattr(options, n) for n in fields}
     )
     if row.refusal:
-        raise BadInput(row.refusal)
+        raise BadInput(str(row.refusal))
     return row
 
 
@@ -105,7 +105,7 @@ def _watched(row: ScriptRow, watch: Watch, seed: int) -> int:
         with watching(watch), _launchers_refused():
             set_seed(seed)
             runpy.run_path(str(row.script.path), run_name="__main__")
-        raise Refused(_too_few(row, watch))
+        raise _too_few(row, watch)
     except Finished:
         pass
     except (Refused, Void) as stop:
@@ -114,7 +114,7 @@ def _watched(row: ScriptRow, watch: Watch, seed: int) -> int:
         if watch.finished:
             pass
         elif stop.code in (None, 0):
-            _write_unmeasured(row, watch, Refused(_too_few(row, watch)))
+            _write_unmeasured(row, watch, _too_few(row, watch))
         else:
             told = SystemError(f"the script exited with {stop.code!r}")
             print(f"headroom: {told}", file=sys.stderr, flush=True)
@@ -130,18 +130,21 @@ def _watched(row: ScriptRow, watch: Watch, seed: int) -> int:
     return 0
 
 
-def _too_few(row: ScriptRow, watch: Watch) -> str:
+class TooFew(Refused):
+    """The script ended before the last measured step."""
+
+
+def _too_few(row: ScriptRow, watch: Watch) -> Refused:
     """Return why a script that ended by itself has no result, with the remedy."""
     needed = steps_needed(row, watch.check)
     if watch.accelerator is None:
-        return "the script made no Accelerator; give the script that trains, with its arguments"
+        told = "the script made no Accelerator"
+        return Refused(f"{told}; give the script that trains, with its arguments")
     if watch.bench is None:
-        return (
-            "the script ended without a forward pass of a prepared model in training, or without "
-            "accelerator.backward; give the script that trains, with its arguments"
-        )
+        told = "the script ended without a training step by accelerator.backward"
+        return Refused(f"{told}; give the script that trains, with its arguments")
     taken = watch.bench.trained.optimizer_steps + watch.complete()
-    return (
+    return TooFew(
         f"the script ended after {taken} optimizer steps, and {needed} are needed; give it more "
         "steps (--max_train_steps or more epochs), or a lower --steps and --warmup"
     )
@@ -149,13 +152,13 @@ def _too_few(row: ScriptRow, watch: Watch) -> str:
 
 def _write_unmeasured(row: ScriptRow, watch: Watch, stop: BaseException) -> None:
     """Write the result of a run that was refused or is void; other ranks report a failure."""
-    reason, _, way_out = str(stop).partition("; ")
+    why = Reason.read(str(stop))
     print(f"headroom: {stop}", file=sys.stderr, flush=True)
     if watch.reporter.rank != 0:
         return
-    status = Status.FAILED if reason.startswith("the script ended after") else Status.REFUSED
+    status = Status.FAILED if isinstance(stop, TooFew) else Status.REFUSED
     where = {"phase": watch.reporter.phase, "step": watch.reporter.step}
-    result = Result.not_run(row, status, reason, way_out or "see log.txt", **where)
+    result = Result.not_run(row, status, why.text, why.hint or "see log.txt", **where)
     if isinstance(stop, Void):
         result.status, result.audit = Status.OK, [stop.check]
         void.settle(result).way_out = stop.way_out
@@ -256,7 +259,7 @@ def measured_loop(
         except (Refused, Void) as stop:
             _write_unmeasured(row, watch, stop)
             raise BadInput(str(stop)) from None
-    raise BadInput(_too_few(row, watch))
+    raise BadInput(str(_too_few(row, watch)))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,166 @@
+"""Rows of the command ``script``: which ones there are, which are refused by name, and parity."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from torch import nn
+
+from harness import cli
+from harness.report.data.grouping import build
+from harness.report.data.rows import SuiteHead
+from harness.result import Result, Status, load
+from harness.script import measured
+from harness.script.command import Starter
+from harness.script.row import Script, recipes_of, row_of
+from harness.spec import SpecError
+from harness.suite.run import plan
+from harness.system.machine import look
+from strategies.base import BadInput
+from tests.made.results import cpu_set
+
+FIELDS = {"processes": 2, "device": "cpu", "warmup": 1, "steps": 1, "seed": 0}
+
+
+@pytest.fixture
+def script(tmp_path) -> Script:
+    (tmp_path / "train.py").write_text("print('trains')\n")
+    return Script.of(["--", "train.py", "--size", "4"], tmp_path)
+
+
+def test_each_launch_file_runs_alone_and_with_each_strategy_behind_the_reference():
+    found = recipes_of(["zero2", "fsdp2"], ["checkpoint", "compile"], 2)
+    assert found[0] == "ddp" and found[3:6] == ["zero2", "zero2+checkpoint", "zero2+compile"]
+    assert len(found) == 9 and recipes_of(["single"], [], 1) == ["single"]
+    with pytest.raises(SpecError, match="--with"):
+        recipes_of(["checkpoint"], [], 1)
+    with pytest.raises(BadInput, match="nonsense"):
+        recipes_of(["ddp"], ["nonsense"], 2)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "name"),
+    [
+        ("ddp+bf16", "bf16"),
+        ("ddp+lora", "lora"),
+        ("ddp+block_swap", "block_swap"),
+        ("ddp+checkpoint:every=2", "checkpoint"),
+        ("zero2+cast", "cast"),
+        ("pp", "pp"),
+    ],
+)
+def test_what_no_script_can_have_is_refused_by_name_before_any_process(
+    script, tmp_path, recipe, name
+):
+    (row,) = plan([row_of(script, recipe, **FIELDS)], tmp_path / "out", look(tmp_path))
+    assert row.status is Status.REFUSED and row.lack.text.startswith(f"{name}: ")
+
+
+def test_a_row_is_another_one_once_its_script_has_changed(script):
+    before = row_of(script, "ddp", **FIELDS)
+    script.path.write_text("print('trains otherwise')\n")
+    after = row_of(script, "ddp", **FIELDS)
+    assert before.subject.identity != after.subject.identity
+    assert row_of(script, "single", **FIELDS).spec.processes == 1
+
+
+def test_the_command_of_a_row_can_be_pasted(script, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["script", "--launch", "zero2", "--with", "adam8bit", "--processes", "2"]
+    words += ["--device", "cpu", "--clip", "0.5", "--dry-run", "--", "train.py", "--size", "4"]
+    assert cli.main(words) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 5  # the reference twice
+    assert all("-m harness.script.run --recipe" in line for line in lines if line[0] != "#")
+    assert lines[-2].endswith(f"--folder {tmp_path} -- {tmp_path}/train.py --size 4")
+
+
+# ---- parity ----
+
+
+def rows(*losses: float) -> list[Result]:
+    """The reference twice with the first two losses, and a row with the third."""
+    first, again, other = (copy.deepcopy(cpu_set()[name]) for name in ("ddp", "ddp-r1", "zero2-r0"))
+    again.spec = dataclasses.replace(again.spec, repeat=1)
+    for row, loss in zip((first, again, other), losses, strict=True):
+        row.losses, row.projections = [loss] * len(row.losses), None
+    return [first, again, other]
+
+
+@pytest.mark.parametrize(
+    ("losses", "words"),
+    [((2.0, 2.0, 2.0), "equal"), ((2.0, 2.0, 2.2), "DIFFERS"), ((2.0, 2.1, 2.0), "not comparable")],
+)
+def test_a_reference_that_differs_from_itself_is_compared_with_nothing(losses, words):
+    report = build(rows(*losses), [], SuiteHead(reference="ddp"))
+    (group,) = report.groups
+    other = next(row for row in group.rows if row.label == "zero2")
+    assert other.versus.parity.startswith(words)
+
+
+# ---- one run ----
+
+
+def test_a_row_that_clips_otherwise_than_the_script_runs_again(script, tmp_path, monkeypatch):
+    asked = []
+
+    def run(row, folder, **more):
+        asked.append(row.clip)
+        made = copy.deepcopy(cpu_set()["zero2-r0"])
+        made.evidence = {"script": {"clip": 0.5}}
+        if row.clip != 0.5:
+            made.status = Status.VOID
+            made.audit[0] = dataclasses.replace(
+                made.audit[0], name="gradient clipping", asked=0.5, found=0.0, ok=False
+            )
+        return made
+
+    monkeypatch.setattr("harness.script.command.launch.run", run)
+    row = row_of(script, "zero2", **FIELDS)
+    ended = Starter(tmp_path, 10)(row, tmp_path, timeout=10, on_status=lambda status: None)
+    assert ended.status is Status.OK and asked == [None, 0.5]
+
+
+# ---- a loop of one's own ----
+
+
+@pytest.fixture
+def accelerator():
+    yield Accelerator(cpu=True)
+    AcceleratorState._reset_state(True)
+
+
+def trained(accelerator: Accelerator, out: Path, steps: int) -> list[float]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 1))
+    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
+    losses = []
+    with measured(accelerator, out, warmup=1, steps=1, name="my loop"):
+        for _ in range(steps):
+            loss = model(torch.randn(4, 8)).square().mean()
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+    return losses
+
+
+def test_a_loop_is_measured_in_place(accelerator, tmp_path):
+    losses = trained(accelerator, tmp_path / "row", 30)
+    found = load(tmp_path / "row" / "result.json")
+    assert found.status is Status.OK and found.losses == pytest.approx(losses, rel=0)
+    assert found.spec.recipe == "single" and found.ranks[0].categories.parameters == 161 * 4
+    assert json.loads((tmp_path / "row" / "result.json").read_text())["parameters"] == 161
+    assert Accelerator.backward.__module__ == "accelerate.accelerator"
+
+
+def test_a_loop_that_ends_early_says_how_many_steps_are_needed(accelerator, tmp_path):
+    with pytest.raises(BadInput, match="3 optimizer steps"):
+        trained(accelerator, tmp_path / "row", 3)
