@@ -151,6 +151,8 @@ class Replicas(Engine):
         averages = [s for s in trained.observed.sent if s.collective.startswith("allreduce")]
         among = trained.model.process_group.group_name
         sent = [s for s in averages if s.phase == "backward" and s.group in ("", among)]
+        # With find_unused_parameters, DDP sums a map of the parameters that were used.
+        sent = [s for s in sent if s.dtype != "int32"]
         trainable = [p for p in trained.module.parameters() if p.requires_grad]
         wanted = {str(p.dtype).removeprefix("torch.") for p in trainable}
         found, size = {s.dtype for s in sent}, sum(s.bytes for s in sent)
