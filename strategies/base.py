@@ -14,6 +14,12 @@ if TYPE_CHECKING:
     import torch
 
 
+def load(place: str) -> Any:
+    """Import and return a "module:name"."""
+    module, _, name = place.partition(":")
+    return getattr(import_module(module), name)
+
+
 class LazyTable(UserDict[str, Any]):
     """Mapping of names to classes that imports a class's module at its first look-up.
 
@@ -24,8 +30,7 @@ class LazyTable(UserDict[str, Any]):
     def __getitem__(self, name: str) -> Any:
         found = self.data[name]
         if isinstance(found, str):
-            module, _, kind = found.partition(":")
-            found = self.data[name] = getattr(import_module(module), kind)
+            found = self.data[name] = load(found)
         elif isinstance(found, partial):
             found = self.data[name] = found()
         return found

@@ -9,38 +9,43 @@ holds whole parameters and accelerate does the rest. An engine overrides what it
 must override ``evidence``. Strategies check its traits (``strategies.base.TRAITS``), never its
 name.
 
-Methods in the order of a run:
+Methods by the moment at which they are called:
 
-- ``of`` and the launch file's facts: in the launching process, without torch;
-- ``accelerator_kwargs``, ``configure``, ``fill``, ``sixteen_bits``, ``prepare``, ``ready``: set-up
-  of each rank (``harness.worker.setup``);
-- ``micro_steps``, ``norm``, ``clip``, ``mean``: the loop (``harness.worker.loop``);
-- ``marks``, ``held``, ``makers``: a traced step (``harness.memory.traced_step``);
-- ``observe``: one more step (``strategies.evidence.watching``);
-- ``told`` and ``evidence``: after the last step (``harness.worker.audit``).
+- In the launching process, without torch, as facts of the launch file: ``of``, ``choices``,
+  ``chosen``, ``needs``, ``traits``, ``layout``, ``place``, ``refuses``, ``environment``,
+  ``remarks``.
+- Set-up of each rank (``harness.worker.setup``): ``accelerator_kwargs``, ``configure``, ``fill``,
+  ``sixteen_bits``, ``prepare``, ``ready``.
+- In a script that prepares its own model (``harness.script``): ``runs``, ``adopt``,
+  ``adopt_model``.
+- One optimizer step (``harness.worker.loop``): ``micro_steps``, ``norm``.
+- Around a step that is watched (``harness.memory.traced_step``, ``strategies.evidence.watching``):
+  ``phase_hooks``, ``trace_points``, ``held``, ``observe``.
+- Between two steps, for averages, checksums and evidence: ``optimized``, ``shards``, ``state_of``,
+  ``fragments``, ``whole``, ``global_parameters``, ``part``.
+- Checkpoints (``harness.worker.training``): ``save``, ``load``.
+- After the last step (``harness.worker.audit``): ``report``, ``evidence``.
 
-A prediction runs the same set-up and step (``harness.planner``). ``imitation`` then replaces the
-calls that need real ranks or devices.
+No method predicts. The planner traces the same set-up and step, and has an adapter for each engine
+(``harness.planner.adapters``).
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from strategies.base import Attachment, Settings, Sizes
 from strategies.evidence.readings import Observed, stored, tensors
 from strategies.inventory import (
-    AllocationRecorder,
-    AllocationScope,
     EngineReport,
     Fragment,
-    ResolvedConfig,
+    ParameterPart,
     TensorInventory,
+    TracePoints,
 )
 from strategies.launch_file import LaunchFile, Layout
 from strategies.subject import Subject
@@ -76,77 +81,19 @@ class Workload:
     layout: Layout
 
 
-class TraceAdapter:
-    """Adapter that runs an engine's launch on tensors without storage, for a prediction.
-
-    Its methods are called in the order in which they are defined here
-    (``harness.planner.tracing``). The defaults do nothing, which suits an engine that runs without
-    storage unchanged.
-
-    ``ranks``: the engine needs a process group (a fake one is made). ``rank``: the simulated rank
-    of the launch.
-    """
-
-    ranks: ClassVar[bool] = True
-    rank: int = 0
-    shapes_in: ClassVar[tuple[str, ...]] = ()
-    """Endings of library file names whose tensors on ``meta`` only record shapes.
-
-    They are not counted as GPU memory, although the simulated GPU's tensors are on ``meta`` too.
-    """
-
-    def beside(self, launch: RunContext) -> frozenset[str]:
-        """Return the step phases in which collectives overlap with computation.
-
-        Phases that the adapter itself records (``AllocationRecorder.work``) are left out.
-        """
-        return frozenset()
-
-    def environment(self, launch: RunContext) -> dict[str, str]:
-        """Return variables that accelerate's launcher would add to a rank's environment for this
-        engine. They are set during the prediction."""
-        return {}
-
-    def begin(self, launch: RunContext, device: str) -> None:
-        """Give the library its view of the device.
-
-        Called after the process group exists and before ``Accelerator`` is made. ``device`` is the
-        device type whose tensors represent the GPU's ("meta").
-        """
-
-    def made(self, accelerator: Any, launch: RunContext) -> None:
-        """Set the new ``Accelerator``'s state to its state on GPUs."""
-
-    def stand_ins(self, books: AllocationRecorder) -> list[contextlib.AbstractContextManager[Any]]:
-        """Return contexts that replace operations which need real bytes, each with its reason.
-
-        They are entered before the set-up and left after the last step.
-        """
-        return []
-
-    def prepared(self, trained: TrainingRun, books: AllocationRecorder) -> Callable[[], None]:
-        """Record in ``books`` the memory that lives outside the prepared objects.
-
-        Called between ``Engine.ready`` and the first step. The returned function is called after
-        the last step.
-        """
-        return lambda: None
-
-
 @dataclass(frozen=True)
 class Engine:
     """Behavior of the engine that a launch file names.
 
     ``modules``: modules that a step imports. They are loaded before a CPU's meter takes its
     baseline, so that libraries do not count as training memory. ``buckets``: the category of
-    communication buckets in a measured step, "gradients" or "workspace". ``host_adamw_class``: name
-    of the class that ``host_adamw`` makes, for the evidence; empty if the engine never has the
-    trait "host_optimizer".
+    communication buckets in a measured step, "gradients" or "workspace". ``host_adamw``: the
+    engine's AdamW with its state in host memory, as "module:Class", for the trait "host_optimizer".
     """
 
     modules: ClassVar[tuple[str, ...]] = ()
     buckets: ClassVar[str] = "workspace"
-    host_adamw_class: ClassVar[str] = ""
+    host_adamw: ClassVar[str] = ""
     resumes_on_any: ClassVar[bool] = False
     """A checkpoint can be loaded on another number of processes than wrote it."""
     unpickles: ClassVar[bool] = False
@@ -211,10 +158,6 @@ class Engine:
         """Return the placement of the "optimizer" or the "parameters": device, cpu or nvme."""
         return "device"
 
-    def by_block(self, depth: int) -> Sequence[Hashable]:
-        """Return a key per block of a model of ``depth`` blocks, as ``Strategy.by_block``."""
-        return [None] * depth
-
     def refuses(self, launch: RunContext) -> str | None:
         """Return why it cannot run under ``launch``, then "; " and the remedy; None if it can.
 
@@ -233,14 +176,7 @@ class Engine:
         (``Recipe.accelerator_kwargs``)."""
         if launch.device == "cpu":
             return {"cpu": True}
-        return self.group("fake") if launch.simulated else {}
-
-    @staticmethod
-    def group(backend: str) -> dict[str, Any]:
-        """Return a process group of this backend, as a keyword argument for ``Accelerator``."""
-        from accelerate import InitProcessGroupKwargs
-
-        return {"kwargs_handlers": [InitProcessGroupKwargs(backend=backend)]}
+        return process_group("fake") if launch.simulated else {}
 
     def remarks(self, launch: RunContext, sizes: Sizes | None) -> list[str]:
         """Return notes for a reader of a row that runs; they are kept in the result.
@@ -248,30 +184,6 @@ class Engine:
         ``sizes`` are the model's, None if they are unknown without torch.
         """
         return []
-
-    def settled(
-        self,
-        launch: RunContext,
-        work: Callable[[Path], Workload],
-        mixed_precision: str,
-        configure: Callable[[Any], None],
-        folder: Path,
-    ) -> ResolvedConfig:
-        """Return the launch file with every number filled in, for use without Headroom.
-
-        The numbers are those that ``configure`` and accelerate set in a run. An engine whose launch
-        file names other files returns them too.
-
-        Args:
-            work: makes the workload, given a swap folder. An edited model's sizes cost a process of
-                their own, so it is called only when they are needed.
-            mixed_precision: accelerate's word: no, bf16 or fp16.
-            configure: the precision strategy's ``configure``; it takes a replacement of the
-                ``Accelerator``.
-            folder: destination of the files.
-        """
-        own = {"num_processes": launch.processes, "mixed_precision": mixed_precision}
-        return ResolvedConfig({**self.file.content, **own})
 
     # ---- set-up ----
 
@@ -288,14 +200,6 @@ class Engine:
         strategies call this from their ``configure``. The default does nothing: autocast or the
         strategy does it all.
         """
-
-    def host_adamw(self, params: list[Any], settings: Settings) -> Any:
-        """Return AdamW with all of ``settings`` and its state in host memory.
-
-        ``adamw`` calls it if the engine has the trait "host_optimizer"; such an engine must
-        override it.
-        """
-        raise NotImplementedError
 
     def fill(self, accelerator: Any, module: Any, draw: Draw, blocks: Sequence[Any]) -> None:
         """Draw the edited model's first weights where they will live, one parameter at a time.
@@ -324,14 +228,6 @@ class Engine:
         """
         optimizer = make_optimizer([p for p in module.parameters() if p.requires_grad])
         return accelerator.prepare(module, optimizer)
-
-    def prepare_to_sample(self, accelerator: Any, module: Any) -> Any:
-        """Return the model as samples are drawn with it (``TrainingRun.model``).
-
-        Called instead of ``prepare`` if the workload is sampling: ``module`` takes no gradient and
-        is in eval mode, and there is no optimizer.
-        """
-        return accelerator.prepare_model(module, evaluation_mode=True)
 
     def runs(self, accelerator: Any) -> bool:
         """Return whether an ``Accelerator`` that a script made runs this engine."""
@@ -372,7 +268,7 @@ class Engine:
             batches: one for each micro-batch of the step (``harness.data.feed.Batch``).
             loss_of: the forward pass; returns a scalar loss of one batch.
             arrived: call it once a step, when all gradients exist and the optimizer has not used
-                them. The loop then reads their norm, and clips (``norm``, ``clip``).
+                them. The loop then reads their norm, and clips (``norm``).
 
         Yields:
             The detached loss of each micro-batch, a scalar tensor, without device synchronization.
@@ -388,86 +284,66 @@ class Engine:
                 trained.optimizer.zero_grad()
             yield loss.detach()
 
-    def norm(self, trained: TrainingRun) -> Any:
+    def norm(self, trained: TrainingRun, limit: float = 0.0) -> Any:
         """Return the global L2 norm of the gradients over all ranks' shares, without a loss scale.
 
-        A scalar tensor or a float. Called from ``arrived``.
+        A scalar tensor or a float. Called when all gradients exist (``micro_steps``). If there is a
+        ``limit`` and the engine does not clip by itself ("own_clipping"), the gradients are then
+        clipped to it.
         """
         import torch
 
+        trainable = [p for p in trained.module.parameters() if p.grad is not None]
+        if limit:
+            return trained.accelerator.clip_grad_norm_(trainable, limit)
         # clip_grad_norm_ with an infinite limit would still multiply every gradient by one.
-        grads = [p.grad for p in trained.module.parameters() if p.grad is not None]
+        grads = [p.grad for p in trainable]
         return torch.nn.utils.get_total_norm(
             [g.coalesce().values() if g.is_sparse else g for g in grads]
         )
 
-    def norm_of(self, trained: TrainingRun, norms: list[Any]) -> Any:
-        """Return ``norm`` from the norms of gradients that are freed by then, or of this rank's
-        shares."""
-        import torch
+    # ---- around a watched step ----
 
-        return torch.linalg.vector_norm(torch.stack(norms))
-
-    def clip(self, trained: TrainingRun, limit: float) -> Any:
-        """Clip the gradients to the norm ``limit`` and return their earlier norm, as ``norm``.
-
-        Called from ``arrived`` if the spec clips and the engine does not clip by itself
-        ("own_clipping").
-        """
-        if trained.launch.layout.tensor > 1:  # accelerate would use the norm of a rank's part
-            return self.clip_by(trained, self.norm(trained), limit)
-        parameters = [p for p in trained.module.parameters() if p.grad is not None]
-        return trained.accelerator.clip_grad_norm_(parameters, limit)
-
-    def clip_by(self, trained: TrainingRun, norm: Any, limit: float) -> Any:
-        """Clip this rank's gradients by a ``norm`` over more gradients than this rank holds."""
-        import torch
-
-        own = [p for p in trained.module.parameters() if p.grad is not None]
-        torch.nn.utils.clip_grads_with_norm_(own, limit, norm)
-        return norm
-
-    def mean(self, trained: TrainingRun, values: Any) -> Any:
-        """Return the mean over all ranks of a tensor of equal shape, on every rank.
-
-        A collective; losses are averaged by it.
-        """
-        return trained.accelerator.reduce(values, reduction="mean")
-
-    def marks(self, trained: TrainingRun, enter: Enter) -> contextlib.AbstractContextManager[None]:
+    def phase_hooks(
+        self, trained: TrainingRun, enter: Enter
+    ) -> contextlib.AbstractContextManager[None]:
         """Return a context for one step that calls ``enter`` at the start of each of
         ``STEP_PHASES``.
 
         "optimizer" begins when the last backward of the step returns, so the gradient norm belongs
         to it. For traces and peaks of untimed steps.
         """
-        return self.marked_backward(trained, enter, behind="optimizer")
+        return backward_hook(trained, enter, behind="optimizer")
 
-    @contextlib.contextmanager
-    def marked_backward(self, trained: TrainingRun, enter: Enter, behind: str) -> Iterator[None]:
-        """Implement ``marks`` by wrapping accelerate's ``backward``.
+    def trace_points(self, trained: TrainingRun) -> TracePoints:
+        """Return the leaves at which gradients arrive on this rank, and the library methods whose
+        allocations have a category that ``held`` cannot show."""
+        return TracePoints([p for p in trained.module.parameters() if p.requires_grad])
 
-        ``behind``: the phase that begins when the last backward of a step returns; empty if the
-        engine marks it itself.
+    def held(self, trained: TrainingRun) -> TensorInventory:
+        """Return the tensors that this rank holds between two steps, by category.
+
+        A trace classifies storages by it before and after each traced step. Tensors that are left
+        out appear as temporaries or activations.
         """
-        accelerator = trained.accelerator
-        backward = accelerator.backward
+        parameters = [t for p in trained.module.parameters() for t in stored(p.data)]
+        return TensorInventory(
+            {
+                "parameters": [*parameters, *trained.module.buffers()],
+                "optimizer_state": tensors(trained.inner_optimizer),
+                "gradients": [p.grad for p in trained.module.parameters() if p.grad is not None],
+            }
+        )
 
-        def marked(*given: Any, **more: Any) -> None:
-            enter("backward")
-            backward(*given, **more)
-            phase = behind if accelerator.sync_gradients else "forward"
-            if phase:
-                enter(phase)
+    def observe(self, trained: TrainingRun) -> contextlib.AbstractContextManager[Any]:
+        """Return a context for one untimed step after the measured ones.
 
-        accelerator.backward = marked
-        enter("forward")
-        try:
-            yield
-        finally:
-            accelerator.backward = backward
+        Its value is kept in ``trained.observed.engine``, for ``evidence``: facts that only a step
+        shows, such as the tensors alive in backward.
+        """
+        return contextlib.nullcontext()
 
-    # ---- tensors and checkpoints ----
+    # ---- between two steps ----
 
     def optimized(self, trained: TrainingRun) -> list[torch.Tensor]:
         """Return the tensors that the optimizer updates on this rank, for evidence.
@@ -476,13 +352,6 @@ class Engine:
         """
         groups = trained.inner_optimizer.param_groups
         return [p for group in groups for p in group["params"]]
-
-    def arrivals(self, trained: TrainingRun) -> list[int]:
-        """Return the bytes of each tensor in which gradients arrive in backward.
-
-        Such a tensor holds one parameter's gradient, or several that are reduced together.
-        """
-        return [w.numel() * w.element_size() for w in self.optimized(trained)]
 
     def shards(self, trained: TrainingRun) -> Iterator[tuple[int, torch.Tensor]]:
         """Yield (index, tensor) for each of ``optimized``, in the order of the trained parameters.
@@ -495,13 +364,6 @@ class Engine:
     def state_of(self, trained: TrainingRun, shard: torch.Tensor) -> Mapping[str, Any]:
         """Return this rank's optimizer state of one of the ``shards``; empty if there is none."""
         return trained.inner_optimizer.state.get(shard, {})
-
-    def receivers(self, trained: TrainingRun) -> Sequence[torch.Tensor]:
-        """Return the leaves at which autograd's gradients arrive on this rank.
-
-        A trace that watches them classifies a gradient from its first moment on.
-        """
-        return [p for p in trained.module.parameters() if p.requires_grad]
 
     def fragments(self, trained: TrainingRun, *, copies: bool = False) -> Iterator[Fragment]:
         """Yield the position of this rank's share of each trained parameter in its ``shards``.
@@ -519,11 +381,11 @@ class Engine:
         """Yield the parameters one at a time, each whole until the next is requested.
 
         All ranks call it and exhaust it, since gathering one is a collective. If ranks have
-        different parameters, these are values of ``everywhere``.
+        different parameters, these are values of ``global_parameters``.
         """
         yield from parameters
 
-    def everywhere(self, trained: TrainingRun) -> Mapping[str, Any]:
+    def global_parameters(self, trained: TrainingRun) -> Mapping[str, Any]:
         """Return name -> parameter of the whole model, in one order on all ranks.
 
         A parameter that only other ranks have is an object with its ``shape``, ``dtype`` and
@@ -531,28 +393,11 @@ class Engine:
         """
         return dict(trained.module.named_parameters())
 
-    def part(self, parameter: Any) -> torch.Tensor:
-        """Return this rank's part of a parameter between two steps, for checksums; may be empty."""
-        return parameter
+    def part(self, parameter: Any) -> ParameterPart:
+        """Return this rank's part of a parameter between two steps, and the whole's shape."""
+        return ParameterPart(parameter, parameter.shape)
 
-    def shape(self, parameter: Any) -> torch.Size:
-        """Return the shape of the whole parameter."""
-        return parameter.shape
-
-    def held(self, trained: TrainingRun) -> TensorInventory:
-        """Return the tensors that this rank holds between two steps, by category.
-
-        A trace classifies storages by it before and after each traced step. Tensors that are left
-        out appear as temporaries or activations.
-        """
-        parameters = [t for p in trained.module.parameters() for t in stored(p.data)]
-        return TensorInventory(
-            {
-                "parameters": [*parameters, *trained.module.buffers()],
-                "optimizer_state": tensors(trained.inner_optimizer),
-                "gradients": [p.grad for p in trained.module.parameters() if p.grad is not None],
-            }
-        )
+    # ---- checkpoints ----
 
     def save(self, trained: TrainingRun, path: Path) -> None:
         """Write the training state into the folder ``path``, which may not exist yet; all ranks
@@ -566,25 +411,10 @@ class Engine:
         """Read a checkpoint of ``save`` into prepared objects; all ranks call it."""
         trained.accelerator.load_state(str(path))
 
-    def makers(self) -> tuple[AllocationScope, ...]:
-        """Return library methods whose allocations all belong to one category.
+    # ---- after the last step ----
 
-        For buffers that live only within a step, which ``held`` cannot show.
-        """
-        return ()
-
-    # ---- evidence and prediction ----
-
-    def observe(self, trained: TrainingRun) -> contextlib.AbstractContextManager[Any]:
-        """Return a context for one untimed step after the measured ones.
-
-        Its value is kept in ``trained.observed.engine``, for ``evidence``: facts that only a step
-        shows, such as the tensors alive in backward.
-        """
-        return contextlib.nullcontext()
-
-    def told(self, trained: TrainingRun) -> EngineReport:
-        """Return the library's own statistics after the last step, for the audit."""
+    def report(self, trained: TrainingRun) -> EngineReport:
+        """Return the library's own statistics, for the audit and evidence."""
         scaler = trained.accelerator.scaler
         return EngineReport(loss_scale=None if scaler is None else float(scaler.get_scale()))
 
@@ -599,29 +429,54 @@ class Engine:
         """
         raise NotImplementedError
 
-    def unlike(self, launch: RunContext) -> Sequence[int]:
-        """Return one rank of each group of ranks with equal work and memory.
 
-        A prediction is that of the rank with the highest memory.
-        """
-        return (0,)
+# ---- parts of engines ----
 
-    def foresee(self, launch: RunContext) -> None:
-        """Compute once what the trace of each ``unlike`` rank needs."""
 
-    def standing_for(self, rank: int) -> Engine:
-        """Return the engine whose ``imitation`` represents ``rank``, one of ``unlike``."""
-        return self
+def process_group(backend: str) -> dict[str, Any]:
+    """Return a process group of this backend, as a keyword argument for ``Accelerator``."""
+    from accelerate import InitProcessGroupKwargs
 
-    @property
-    def waits(self) -> Fraction:
-        """Pipeline bubble of a step, as a multiple of a rank's forward and backward time (0:
-        none)."""
-        return Fraction(0)
+    return {"kwargs_handlers": [InitProcessGroupKwargs(backend=backend)]}
 
-    def imitation(self) -> TraceAdapter:
-        """Return the adapter that traces its launch; the default uses only a fake process group."""
-        return TraceAdapter()
+
+def clip_by(trained: TrainingRun, norm: Any, limit: float) -> Any:
+    """Clip this rank's gradients to ``limit`` (0: not at all) by a ``norm`` over more gradients
+    than this rank holds. Return the norm."""
+    import torch
+
+    if limit:
+        own = [p for p in trained.module.parameters() if p.grad is not None]
+        torch.nn.utils.clip_grads_with_norm_(own, limit, norm)
+    return norm
+
+
+@contextlib.contextmanager
+def backward_hook(trained: TrainingRun, enter: Enter, behind: str) -> Iterator[None]:
+    """Implement ``Engine.phase_hooks`` by wrapping accelerate's ``backward``.
+
+    ``behind``: the phase that begins when the last backward of a step returns; empty if the engine
+    marks it itself.
+    """
+    accelerator = trained.accelerator
+    backward = accelerator.backward
+
+    def marked(*given: Any, **more: Any) -> None:
+        enter("backward")
+        backward(*given, **more)
+        phase = behind if accelerator.sync_gradients else "forward"
+        if phase:
+            enter(phase)
+
+    accelerator.backward = marked
+    enter("forward")
+    try:
+        yield
+    finally:
+        accelerator.backward = backward
+
+
+# ---- objects of a run ----
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 
 class Fragment(NamedTuple):
@@ -36,6 +36,13 @@ class TensorInventory(NamedTuple):
     host: tuple[Any, ...] = ()
 
 
+class ParameterPart(NamedTuple):
+    """One rank's part of a parameter, which may be empty, and the ``shape`` of the whole one."""
+
+    tensor: Any
+    shape: Any
+
+
 class AllocationScope(NamedTuple):
     """Library method ``owner.method`` whose allocations belong to ``category``.
 
@@ -54,6 +61,18 @@ class AllocationScope(NamedTuple):
     beside: bool = False
 
 
+class TracePoints(NamedTuple):
+    """Places of one rank at which a traced step categorizes allocations.
+
+    ``leaves``: the leaves at which autograd's gradients arrive. A trace that hooks them categorizes
+    a gradient from its first moment on. ``scopes``: library methods whose allocations all belong to
+    one category, for buffers that live only within a step.
+    """
+
+    leaves: Sequence[Any]
+    scopes: Sequence[AllocationScope] = ()
+
+
 class EngineReport(NamedTuple):
     """Statistics of an engine's library after a run, for the audit to compare.
 
@@ -62,7 +81,8 @@ class EngineReport(NamedTuple):
     limit of the gradient norm that the engine applies by itself; 0.0: none. ``accumulation``:
     micro-batches per step. ``micro_batch``: samples per rank. ``loss_scale``: the current one of
     float16. ``config``: the settings in force, as plain data for the result file.
-    ``swapped_bytes``: bytes of this rank in swap files.
+    ``swapped_bytes``: bytes of this rank in swap files. ``gradient_bucket_bytes``: bytes of each
+    tensor in which gradients of several parameters arrive together in backward.
     """
 
     steps: int | None = None
@@ -72,58 +92,4 @@ class EngineReport(NamedTuple):
     loss_scale: float | None = None
     config: dict[str, Any] | None = None
     swapped_bytes: int = 0
-
-
-# ---- allocation recorder ----
-
-
-class AllocationRecorder(Protocol):
-    """Recorder of allocations that the dispatch trace cannot see.
-
-    The tracer of a prediction implements it (``harness.planner.tracing.trace``).
-    """
-
-    def hold(self, pool: str, size: int, op: str, category: str) -> Callable[[], None]:
-        """Record ``size`` bytes of pool "device", "host" or "nvme" as held from now on.
-
-        ``op`` is a name for the reader. Call the result to record that they are freed. Pool
-        "passing" is device memory that no later step holds.
-        """
-
-    def pin(self, tensor: Any, pinned: bool = True) -> None:
-        """Count a host tensor by its pinned size (``strategies.base.pinned_block``), or if False by
-        its bytes."""
-
-    def tag(self, category: str, tensors: Iterable[Any]) -> None:
-        """Set the category of live tensors that have none."""
-
-    def move(self, category: str, source: str, target: str) -> int:
-        """Count all of ``category`` in pool ``source`` as in pool ``target``, from the trace's
-        start on.
-
-        Returns the bytes of it that are held now.
-        """
-
-    def work(self, phase: str, kind: str, size: int, group: int = 0, stride: int = 1) -> None:
-        """Record ``size`` bytes moved in a phase of the step.
-
-        ``kind`` is overlapped, host or nvme. ``group`` and ``stride`` give the ranks that take part
-        (``harness.prediction.Work``).
-        """
-
-
-# ---- resolved launch file ----
-
-
-class ResolvedConfig(NamedTuple):
-    """Launch file with every number filled in, for use without Headroom (``Engine.settled``).
-
-    ``content``: accelerate's YAML. ``files``: name -> content of each JSON that it names.
-    ``blanks``: values that only the user knows: "file: key" -> description. ``handlers``: code of
-    ``kwargs_handlers`` that ``Accelerator`` needs, of classes that accelerate exports.
-    """
-
-    content: dict[str, Any]
-    files: Mapping[str, dict[str, Any]] = {}
-    blanks: Mapping[str, str] = {}
-    handlers: tuple[str, ...] = ()
+    gradient_bucket_bytes: tuple[int, ...] | None = None

@@ -30,10 +30,11 @@ def following(tracer: Tracer, trained: TrainingRun) -> Iterator[None]:
         tracer.see(gradient, "gradient")
         tracer.tag("gradients", [gradient])
 
-    handles = [leaf.register_hook(arrived) for leaf in trained.engine.receivers(trained)]
-    makers = [*trained.engine.makers(), *(m for a in trained.attached.values() for m in a.makers())]
+    points = trained.engine.trace_points(trained)
+    handles = [leaf.register_hook(arrived) for leaf in points.leaves]
+    makers = [*points.scopes, *(m for a in trained.attached.values() for m in a.makers())]
     try:
-        with trained.engine.marks(trained, enter), tracer.watching(makers):
+        with trained.engine.phase_hooks(trained, enter), tracer.watching(makers):
             yield
     finally:
         for handle in handles:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.planner import overhead
+from harness.planner.adapters import adapter_of
 from harness.planner.overhead import USUAL
 from harness.planner.pool import DONE, none
 from harness.prediction import Prediction, read
@@ -33,8 +34,9 @@ COMPILED = "compiled graphs keep other tensors than eager ones"
 CAPTURED = "captured graphs hold the memory of their calls, each size of them, for good"
 
 
-def predict(resolved: Resolved, kind: str = USUAL) -> Prediction:
-    """Return the traced prediction for a card of that ``kind``, or the reason why there is none."""
+def predict(resolved: Resolved, kind: str = USUAL, rank: int = 0) -> Prediction:
+    """Return the traced prediction of ``rank`` for a card of that ``kind``, or the reason why there
+    is none."""
     if "compiled" in resolved.launch.traits:
         # The compiler itself decides which tensors backward keeps and which ops it fuses.
         return none(resolved, COMPILED)
@@ -45,7 +47,7 @@ def predict(resolved: Resolved, kind: str = USUAL) -> Prediction:
 
         if extend.shallow(resolved):
             return with_asides(resolved, kind, extend.extended(resolved, kind))
-        return with_asides(resolved, kind, simulate.simulate(resolved, kind))
+        return with_asides(resolved, kind, simulate.simulate(resolved, kind, rank))
     except Exception as error:  # any library may stumble over tensors without storage
         traceback.print_exc()
         return none(resolved, **_told(resolved.recipe.strategies, error))
@@ -106,19 +108,15 @@ def _pieces(row: Resolved, kind: str) -> list[Callable[[], dict[str, Any]]]:
     shallow = [] if untraced else extend.pieces(row, kind)
     if shallow:
         return [functools.partial(_or_why, row, piece) for piece in shallow]
-    return [functools.partial(_whole, one, kind) for one in _ranks(row)]
+    return [functools.partial(_whole, row, kind, rank) for rank in _ranks(row)]
 
 
-def _ranks(row: Resolved) -> list[Resolved]:
-    """Return the row once for each distinct rank."""
-    engine = row.launch.engine
-    as_ranks = (engine.standing_for(rank) for rank in engine.unlike(row.launch))
-    launches = (dataclasses.replace(row.launch, engine=one) for one in as_ranks)
-    return [dataclasses.replace(row, launch=launch) for launch in launches]
+def _ranks(row: Resolved) -> Sequence[int]:
+    return adapter_of(row.launch.engine).distinct_ranks(row.launch)
 
 
-def _whole(row: Resolved, kind: str) -> dict[str, Any]:
-    return {"prediction": dataclasses.asdict(predict(row, kind))}
+def _whole(row: Resolved, kind: str, rank: int) -> dict[str, Any]:
+    return {"prediction": dataclasses.asdict(predict(row, kind, rank))}
 
 
 def _whole_or_why(row: Resolved, kind: str, made: Prediction) -> Prediction:
@@ -161,7 +159,7 @@ def _fullest(row: Resolved, each: Sequence[Prediction]) -> Prediction:
     untraced = [one for one in each if one.steady is None]
     if untraced:
         return untraced[0]
-    by_rank = dict(zip(row.launch.engine.unlike(row.launch), each, strict=True))
+    by_rank = dict(zip(_ranks(row), each, strict=True))
     rank, most = max(by_rank.items(), key=lambda item: item[1].steady.bytes)
     steady = {str(number): one.steady.bytes for number, one in by_rank.items()}
     return dataclasses.replace(most, rank=rank, steady_of_ranks=steady)

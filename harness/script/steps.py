@@ -181,7 +181,7 @@ class Bench:
         """Take one step with a peak for each of its phases, then stop the meter."""
         meter, trained = self.inner.meter, self.trained
         self.clocked = False
-        with trained.engine.marks(trained, meter.enter):
+        with trained.engine.phase_hooks(trained, meter.enter):
             meter.enter(INPUTS)
             self.forward_begins = lambda: meter.enter("forward") if self._in_inputs() else None
             yield
@@ -224,7 +224,7 @@ class Bench:
         trained = self.trained
         log, here = self.log, trained.accelerator
         self.inner.reporter.enter("evidence")
-        losses = trained.engine.mean(trained, torch.stack(log.losses)).tolist()
+        losses = here.reduce(torch.stack(log.losses), reduction="mean").tolist()
         log.norms = [None if norm is None else float(whole(norm)) for norm in log.norms]
         evidence, checks = collect_evidence(self.row, trained)
         evidence |= {"precision": self._types(), "script": self.facts()}
@@ -279,7 +279,7 @@ class Bench:
     def _audit(self, losses: list[float]) -> list[Check]:
         """Return the checks that hold for every script."""
         trained, here = self.trained, self.trained.accelerator
-        told = trained.engine.told(trained)
+        told = trained.engine.report(trained)
         rows = [
             ("processes", self.row.spec.processes, here.num_processes),
             ("device", self.row.spec.device, here.device.type),

@@ -443,7 +443,7 @@ class Watch:
         modules = [unwrapped(m) for m in self.wrapped]
         engine, bench = self.row.launch.engine, self.bench
         counted = [p for m in modules for p in m.parameters()]
-        sizes = [engine.shape(p).numel() for p in counted]
+        sizes = [engine.part(p).shape.numel() for p in counted]
         free = sum(n for n, p in zip(sizes, counted, strict=True) if p.requires_grad)
         optimizers = [type(_innermost(o)).__name__ for o in here._optimizers]
         return {

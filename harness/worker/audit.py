@@ -72,7 +72,7 @@ def audit(
         digest: hash of the initial weights on this rank.
         did: changes of each parameter by the optimizer, if they were recorded.
     """
-    spec, accelerator, told = resolved.spec, trained.accelerator, trained.engine.told(trained)
+    spec, accelerator, told = resolved.spec, trained.accelerator, trained.engine.report(trained)
     twins = gather(trained, [[m.tolist() for m in step] for step in log.positions])
     everyone = _shares(resolved.launch.layout, twins)
     steps = len(log.positions)
@@ -145,7 +145,7 @@ def _stepped(trained: TrainingRun, did: Projections | None) -> list[tuple[str, A
     if did is None:
         return rows
     # An unrecorded parameter would be missing from the comparison without notice.
-    free = sum(p.requires_grad for p in trained.engine.everywhere(trained).values())
+    free = sum(p.requires_grad for p in trained.engine.global_parameters(trained).values())
     rows.append(("parameters watched", free, len(did.update)))
     if trained.optimizer_steps >= STEPS_TO_MOVE and did.moment:
         kinds = (did.update, did.moment)

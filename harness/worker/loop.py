@@ -64,7 +64,7 @@ class Log:
         """Return the mean loss of each step over all ranks; every rank must call it."""
         if not self.losses:
             return self.earlier
-        mean = run.trained.engine.mean(run.trained, torch.stack(self.losses))
+        mean = run.trained.accelerator.reduce(torch.stack(self.losses), reduction="mean")
         return self.earlier + mean.tolist()
 
     def all_norms(self) -> list[float]:
@@ -116,7 +116,7 @@ def gradient_norm(run: Run, log: Log) -> Any:
     if trained.gradient_norm is not None:
         return trained.gradient_norm()
     if limit and "own_clipping" not in trained.launch.traits:
-        norm = trained.engine.clip(trained, limit)
+        norm = trained.engine.norm(trained, limit)
         if log.clipped is None:  # checked once: a second norm in each step would slow it
             log.clipped = (float(norm), float(trained.engine.norm(trained)))
         return norm

@@ -183,7 +183,7 @@ def measured_rank(bench: Bench, categories: dict[str, Any]) -> Rank:
         host_categories=categories.get("cpu") if here.device.type == "cuda" else None,
         host_peak_bytes=_host_peak(meter),
         pinned_bytes=pinned_bytes(),
-        nvme_bytes=bench.run.trained.engine.told(bench.run.trained).swapped_bytes,
+        nvme_bytes=bench.run.trained.engine.report(bench.run.trained).swapped_bytes,
         warmup_seconds=log.seconds[:warmup],
         step_seconds=log.seconds[log.timed_from :],
         step_usage=as_usage(log.used[log.timed_from :]),
@@ -200,7 +200,7 @@ def result_of(
 ) -> Result:
     """Return the result of all ranks; ``facts`` are further fields of it."""
     resolved, run, meter = bench.resolved, bench.run, bench.meter
-    whole = run.trained.engine.everywhere(run.trained)
+    whole = run.trained.engine.global_parameters(run.trained)
     result = Result(
         status=Status.OK,
         spec=resolved.spec,
@@ -230,7 +230,7 @@ def _configs(resolved: Resolved, run: Run) -> dict[str, Any]:
     return {
         "launch_file": f"launch_configs/{file.path.name}",
         "accelerate": file.path.read_text(encoding="utf-8"),
-        "deepspeed": run.trained.engine.told(run.trained).config,
+        "deepspeed": run.trained.engine.report(run.trained).config,
         "initial_weights": run.digest,
     }
 

@@ -157,7 +157,7 @@ def _take(
 def _cut_step(bench: Bench) -> None:
     """Run one more step with a peak for each of its phases, then stop the meter."""
     trained = bench.run.trained
-    with trained.engine.marks(trained, bench.meter.enter):
+    with trained.engine.phase_hooks(trained, bench.meter.enter):
         bench.step()
         bench.meter.synchronize()
     bench.meter.close()

@@ -145,7 +145,7 @@ def prepare(
         part.configure(accelerator, module, launch)
     trained = TrainingRun(
         accelerator=accelerator,
-        model=launch.engine.prepare_to_sample(accelerator, module),
+        model=accelerator.prepare_model(module, evaluation_mode=True),
         module=module,
         optimizer=NoOptimizer(),
         launch=launch,

@@ -85,7 +85,7 @@ def adapter_facts(trained: TrainingRun, part: Lora) -> dict[str, Any]:
     name, rank, magnitudes = part.name, part.rank, part.magnitudes
     layers, wanted = adapted(trained.module), len(part.chosen(trained.subject))
     demand(len(layers) == wanted, f"{len(layers)} layers carry an adapter, not {wanted}")
-    ranks = {trained.engine.shape(layer.lora_A["default"].weight)[0] for layer in layers}
+    ranks = {trained.engine.part(layer.lora_A["default"].weight).shape[0] for layer in layers}
     demand(ranks == {rank}, f"the adapters' ranks are {sorted(ranks)}, not {rank}")
     dora = [layer for layer in layers if len(layer.lora_magnitude_vector)]
     demand(len(dora) == len(layers) * magnitudes, f"{len(dora)} layers have a magnitude")
@@ -112,7 +112,9 @@ def dtype_facts(trained: TrainingRun, part: Lora, layers: Sequence[Any]) -> dict
     kinds = {str(p.dtype).removeprefix("torch.") for n, p in named if "lora_" in n}
     if part.dtype == "fp32":
         demand(kinds == {"float32"}, f"adapters are stored as {sorted(kinds)}, not float32")
-        parts = [trained.engine.part(layer.lora_B["default"].weight).detach() for layer in layers]
+        parts = [
+            trained.engine.part(layer.lora_B["default"].weight).tensor.detach() for layer in layers
+        ]
         finer = sum(bool((p != p.bfloat16()).any()) for p in parts)
         there = sum(p.numel() > 0 for p in parts)
         demand(finer == there, f"{there - finer} of {there} adapters hold 16-bit values alone")
@@ -264,7 +266,7 @@ def save(trained: TrainingRun, path: Path, leave_out: tuple[str, ...] = ()) -> N
     Names that begin with one of ``leave_out`` are skipped.
     """
     state = {}
-    everywhere = trained.engine.everywhere(trained)
+    everywhere = trained.engine.global_parameters(trained)
     free = {n: p for n, p in everywhere.items() if p.requires_grad}
     named = {n: p for n, p in free.items() if not n.startswith(leave_out)}
     whole = trained.engine.whole(trained, list(named.values()))

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from strategies.base import demand
-from strategies.engine import Engine, TraceAdapter
+from strategies.engine import Engine
 
 if TYPE_CHECKING:
     from strategies.engine import RunContext, TrainingRun
-
-
-class SingleProcess(TraceAdapter):
-    """Trace adapter without a process group."""
-
-    ranks: ClassVar[bool] = False
 
 
 class Alone(Engine):
@@ -35,9 +29,6 @@ class Alone(Engine):
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         demand(trained.model is trained.module, f"the model is a {type(trained.model).__name__}")
         return {"wrapper": "none"}
-
-    def imitation(self) -> TraceAdapter:
-        return SingleProcess()
 
 
 # ---- unusable launch files ----

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from strategies.base import demand
-from strategies.engine import Engine, TraceAdapter
+from strategies.engine import Engine, clip_by
 from strategies.evidence.readings import stored
-from strategies.inventory import Fragment, TensorInventory
+from strategies.inventory import Fragment, ParameterPart, TensorInventory
 from strategies.parallel.groups import gatherer, whole_shape
 
 if TYPE_CHECKING:
@@ -69,9 +69,11 @@ class Replicas(Engine):
         if trained.launch.simulated and not trained.model._comm_hooks:
             trained.model.register_comm_hook(Divided(trained.launch.layout.alike), divide)
 
-    def norm(self, trained: TrainingRun) -> Any:
+    def norm(self, trained: TrainingRun, limit: float = 0.0) -> Any:
         parts = gatherer(trained)
-        return parts.norm(trained) if parts else super().norm(trained)
+        if parts:
+            return clip_by(trained, parts.norm(trained), limit)
+        return super().norm(trained, limit)
 
     def fragments(self, trained: TrainingRun, *, copies: bool = False) -> Iterator[Fragment]:
         parts = gatherer(trained)
@@ -88,8 +90,8 @@ class Replicas(Engine):
             return super().whole(trained, parameters)
         return (parts.whole(p, p, trained.module) for p in parameters)
 
-    def shape(self, parameter: Any) -> Any:
-        return whole_shape(parameter)
+    def part(self, parameter: Any) -> ParameterPart:
+        return ParameterPart(parameter, whole_shape(parameter))
 
     def held(self, trained: TrainingRun) -> TensorInventory:
         """Return the inventory with the bytes of DDP's gradient buckets, which live in C++.
@@ -160,8 +162,3 @@ class Replicas(Engine):
         whole = sum(p.nbytes for p in trainable)
         demand(size == whole, f"{size} bytes of gradients were sent, of {whole}")
         return {"gradients_sent_as": "+".join(sorted(found)), "gradient_bytes_sent": size}
-
-    def imitation(self) -> TraceAdapter:
-        from strategies.engines.replicas_trace import Reducerless
-
-        return Reducerless()

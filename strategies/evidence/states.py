@@ -288,7 +288,7 @@ def _shape(parameter: Any, engine: Engine | None) -> torch.Size:
     packed = getattr(parameter, "quant_state", None)
     if packed is not None:
         return packed.shape
-    return engine.shape(parameter) if engine else parameter.shape
+    return engine.part(parameter).shape if engine else parameter.shape
 
 
 def train_only(module: Any, wanted: set[str]) -> None:
@@ -327,7 +327,7 @@ class Frozen(Watcher):
 
     def _now(self) -> Iterator[tuple[str, int]]:
         for name, p in self.trained.module.named_parameters():
-            yield name, checksum(self.trained.engine.part(p))
+            yield name, checksum(self.trained.engine.part(p).tensor)
 
     def changed(self) -> set[str]:
         """Return the names of parameters that have changed."""

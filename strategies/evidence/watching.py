@@ -91,7 +91,7 @@ def observing(
             seen.notes[part.name] = stack.enter_context(part.observe(trained))
         if "compiled" not in trained.launch.traits:
             watch = _watch(seen)
-            stack.enter_context(trained.engine.marks(trained, watch.enter))
+            stack.enter_context(trained.engine.phase_hooks(trained, watch.enter))
             stack.enter_context(watch)
             stack.enter_context(_apart(data))
         yield

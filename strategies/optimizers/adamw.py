@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from strategies.base import Parity, Settings, Slot, demand
+from strategies.base import Parity, Settings, Slot, demand, load
 from strategies.engine import RunContext, TrainingRun
 from strategies.evidence import rules, states
 from strategies.strategy import Strategy
@@ -51,7 +51,8 @@ class AdamW(Strategy):
         import torch
 
         if "host_optimizer" in launch.traits:
-            return launch.engine.host_adamw(params, settings)
+            # accelerate's own replacement would drop betas, eps and the decoupled decay.
+            return load(launch.engine.host_adamw)(params, **settings.adam)
         return torch.optim.AdamW(params, **settings.adam, **KERNELS[self.impl])
 
     def observe(self, trained: TrainingRun) -> AbstractContextManager[Any]:
@@ -61,7 +62,7 @@ class AdamW(Strategy):
         optimizer = trained.inner_optimizer
         kind, group = type(optimizer).__name__, optimizer.param_groups[0]
         offloaded = "host_optimizer" in trained.launch.traits
-        wanted = trained.engine.host_adamw_class if offloaded else "AdamW"
+        wanted = trained.engine.host_adamw.partition(":")[2] if offloaded else "AdamW"
         demand(kind == wanted, f"the optimizer is {kind}, not {wanted}")
         states.agree(trained, **trained.settings.adam)
         facts = {"class": kind, "steps": states.steps(trained)}

@@ -97,7 +97,7 @@ def low_bit_facts(
     demand(f"{home}.{kind}" in names, f"the optimizer is {names[0]}, not {home}.{kind}")
     states.agree(trained, **trained.settings.adam)
     block = 1 if home == "bitsandbytes" else BLOCKS[bits]
-    sizes = {p: trained.engine.part(p).numel() for p in optimizer.state}
+    sizes = {p: trained.engine.part(p).tensor.numel() for p in optimizer.state}
     large = [p for p, size in sizes.items() if size >= SMALLEST and size % block == 0]
     # Shards need not be whole blocks; torchao then leaves all of it in float32.
     demand(bool(large), f"nothing was quantised: no tensor is {SMALLEST} elements in whole blocks")

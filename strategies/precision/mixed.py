@@ -172,7 +172,7 @@ class Fp16(Bf16):
         launch.engine.sixteen_bits(accelerator, scale=self.scale)
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        facts, scale = super().evidence(trained), trained.engine.told(trained).loss_scale
+        facts, scale = super().evidence(trained), trained.engine.report(trained).loss_scale
         demand(scale is not None, "no loss scale is kept")
         demand(scale > 1, f"the loss is scaled by {scale}")
         facts = {**facts, "loss_scale": scale}

@@ -248,5 +248,5 @@ class PruneStructured(Strategy):
         size = trained.subject.dimensions.width // heads
         wanted = (3 * self._kept(heads) * size, self._kept(channels))
         weights = (block.attn.qkv.weight, block.mlp.fc1.weight)
-        rows = tuple(trained.engine.shape(weight)[0] for weight in weights)
+        rows = tuple(trained.engine.part(weight).shape[0] for weight in weights)
         demand(rows == wanted, f"the weights have {rows} rows, not {wanted}")

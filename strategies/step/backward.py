@@ -193,7 +193,7 @@ class Accumulate(Strategy):
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         known = trained.accelerator.gradient_state.num_steps
         demand(known == self.steps, f"accelerate accumulates {known} steps, not {self.steps}")
-        engine_steps = trained.engine.told(trained).accumulation
+        engine_steps = trained.engine.report(trained).accumulation
         if engine_steps is not None:
             demand(
                 engine_steps == self.steps,

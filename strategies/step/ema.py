@@ -205,10 +205,10 @@ class Average(Watcher):
         for piece in self.trained.engine.fragments(self.trained):
             pieces.setdefault(piece.name, []).append(piece)
         state = {}
-        for name, p in self.trained.engine.everywhere(self.trained).items():
+        for name, p in self.trained.engine.global_parameters(self.trained).items():
             if not p.requires_grad:
                 continue
-            shape = self.trained.engine.shape(p)
+            shape = self.trained.engine.part(p).shape
             whole = torch.zeros(shape.numel(), device=device)
             for f in pieces.get(name, ()):
                 part = self.shards[f.shard].flatten()[f.start : f.start + f.numel]
@@ -266,7 +266,7 @@ class Ema(Strategy):
         devices = {s.device.type for s in average.shards}
         wanted = "cpu" if self.place == "cpu" else trained.accelerator.device.type
         demand(devices == {wanted}, f"the average lives on {devices}, not {wanted}")
-        parts = map(trained.engine.part, trained.module.parameters())
+        parts = (trained.engine.part(p).tensor for p in trained.module.parameters())
         weights = {_address(p) for p in parts} - {0}
         own = {_address(shard) for shard in average.shards}
         demand(not own & weights, "the average lies in the weights' own storage")

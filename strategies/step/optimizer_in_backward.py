@@ -36,7 +36,7 @@ class InBackward(Watcher):
 
     def _stepper(self, group: dict[str, Any]) -> Any:
         def step(p: Any) -> None:
-            mine = self.trained.engine.part(p.grad)
+            mine = self.trained.engine.part(p.grad).tensor
             self._follow(mine.untyped_storage())
             self.norms.append(mine.norm())
             del mine
@@ -67,7 +67,13 @@ class InBackward(Watcher):
     def gradient_norm(self) -> Any:
         """Return the global gradient norm of the last backward, from the norm of each before it was
         freed."""
-        return self.trained.engine.norm_of(self.trained, self.norms)
+        import torch
+
+        own = torch.linalg.vector_norm(torch.stack(self.norms))
+        if "shards" not in self.trained.launch.traits:
+            return own
+        squares = own.float().square()
+        return self.trained.accelerator.reduce(squares, reduction="sum").sqrt()
 
     def after_step(self) -> None:
         """Clear the norms of this step."""
@@ -119,7 +125,8 @@ class OptimizerInBackward(Strategy):
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         stepper = trained.attached.get(self.name)
         demand(isinstance(stepper, InBackward), "no step is taken in backward")
-        sizes = sorted(trained.engine.arrivals(trained))
+        found = trained.engine.report(trained).gradient_bucket_bytes
+        sizes = sorted([w.nbytes for w in trained.optimized()] if found is None else found)
         updates = len(trained.optimized()) * (trained.optimizer_steps - trained.resumed_steps)
         demand(
             stepper.updates == updates,

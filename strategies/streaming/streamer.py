@@ -77,7 +77,7 @@ class Streamer(Watcher):
         replicas = "replicas" in self.trained.launch.traits
         if not replicas or not self.trained.accelerator.sync_gradients:
             return gradient
-        return self.trained.engine.mean(self.trained, gradient)
+        return self.trained.accelerator.reduce(gradient, reduction="mean")
 
     # ---- forward ----
 

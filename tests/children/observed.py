@@ -49,7 +49,9 @@ def crossed(trained: TrainingRun) -> dict[str, str]:
         launch = CATALOG[name].launch("cpu", trained.launch.processes, trained.subject)
         found[name] = answer(name, dataclasses.replace(trained, launch=launch))
     if trained.launch.layout.replicate > 1:
-        first = trained.engine.part(next(p for p in trained.module.parameters() if p.requires_grad))
+        first = trained.engine.part(
+            next(p for p in trained.module.parameters() if p.requires_grad)
+        ).tensor
         with torch.no_grad():
             first.flatten()[0] += trained.accelerator.process_index
         found["drifted"] = answer(trained.launch.sharding, trained)

@@ -21,6 +21,7 @@ import yaml
 
 from harness import ROOT, cli
 from harness.planner import verdict
+from harness.planner.adapters.zero import NVME_BLANK
 from harness.planner.export import lines, trainers
 from harness.planner.export import lines as rules
 from harness.planner.export import lines as sizes
@@ -34,7 +35,7 @@ from harness.system import cards
 from harness.system.cards import Card
 from strategies import CATALOG
 from strategies.base import BadInput, Slot
-from strategies.engines.zero.config import NVME_BLANK, buffer_sizes, piece_size
+from strategies.engines.zero.config import buffer_sizes, piece_size
 from tests.made.recipes import SETTINGS
 
 FOLDER = Path("/home/me/take_home")

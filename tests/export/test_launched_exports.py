@@ -22,12 +22,13 @@ from _pytest.mark import ParameterSet
 
 from harness import cli
 from harness.launch import command
+from harness.planner.adapters.zero import NVME_BLANK
 from harness.resolve import resolve
 from harness.spec import Spec
 from harness.subjects.library import families
 from strategies import CATALOG
 from strategies.base import Slot
-from strategies.engines.zero.config import NVME_BLANK, buffer_sizes
+from strategies.engines.zero.config import buffer_sizes
 from tests.conftest import OnDemand, begin, launchable, pytest_runtest_setup
 from tests.made import one_start
 from tests.made.publics import MINIATURES

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from conftest import TINY
 from harness import ROOT
 from harness.resolve import resolve
 from strategies import CATALOG, engines
+from strategies import engine as contract
 from strategies.base import TRAITS
 from strategies.engine import Engine
 from strategies.engines import ENGINES
@@ -87,6 +89,19 @@ def test_a_recipe_on_a_broken_file_says_what_is_wrong_with_it(name, house):
 
 
 # ---- the contract ----
+
+
+OF_SCRIPTS = {"runs", "adopt", "adopt_model"}
+"""Methods that only ``harness.script`` calls."""
+
+
+def test_the_contract_is_small_and_its_page_names_each_member_once():
+    public = {name for name in vars(Engine) if not name.startswith("_")}
+    methods = {name for name in public if callable(getattr(Engine, name))}
+    facts = {name for name in public if isinstance(vars(Engine)[name], property)}
+    assert 20 < len(methods - OF_SCRIPTS) <= 30
+    page = contract.__doc__.partition("Methods by the moment")[2].partition("No method predicts")[0]
+    assert sorted(re.findall(r"``(\w+)``", page)) == sorted(methods | facts)
 
 
 def test_every_engine_is_named_by_its_launch_files():

@@ -332,7 +332,7 @@ def test_a_model_is_cut_into_equal_runs_of_blocks_with_the_whole_model_s_names(h
         named = list(dict(module.named_parameters()))
         made = cut.cut(module, SUBJECT.blocks(module), index, homes)
         assert cut.cut(module, SUBJECT.blocks(module), index, homes) is made
-        assert list(made.everywhere(module)) == named
+        assert list(made.global_parameters(module)) == named
         assert len(SUBJECT.blocks(module)) == SUBJECT.depth // count
         own = dict(module.named_parameters())
         parts = [part for run in made.blocks for part in made.parts(module, run)]

@@ -19,7 +19,7 @@ from harness.resolve import resolve
 from harness.spec import Spec
 from harness.system import requirements
 from strategies import CATALOG, engines, parse
-from strategies.base import NotInForce, Parity, Settings, Sizes
+from strategies.base import NotInForce, Parity, Settings, Sizes, load
 from strategies.engines.alone import Broken
 from strategies.engines.zero import variants
 from strategies.engines.zero.config import piece_size
@@ -184,14 +184,15 @@ def test_accelerate_would_couple_the_decay_of_a_cpu_adam_that_it_is_given():
     settings = Settings(learning_rate=1e-3, weight_decay=0.1)
     engine = launch("zero2_offload", 2, "cpu").engine
     plain = stepped(torch.optim.AdamW(weights(), **settings.adam))
-    ours = engine.host_adamw(weights(), settings)
+    make = load(engine.host_adamw)
+    ours = make(weights(), **settings.adam)
     assert ours.adam_w_mode and torch.allclose(stepped(ours), plain, rtol=0, atol=1e-6)
-    remade = map_pytorch_optim_to_deepspeed(engine.host_adamw(weights(), settings))
+    remade = map_pytorch_optim_to_deepspeed(make(weights(), **settings.adam))
     assert not remade.adam_w_mode
     away = (stepped(remade) - plain).abs()
     assert away.max() > settings.learning_rate and (away > 1e-5).float().mean() > 0.3
     without = Settings(learning_rate=1e-3)
-    same = map_pytorch_optim_to_deepspeed(engine.host_adamw(weights(), without))
+    same = map_pytorch_optim_to_deepspeed(make(weights(), **without.adam))
     plain = stepped(torch.optim.AdamW(weights(), **without.adam))
     assert torch.allclose(stepped(same), plain, rtol=0, atol=1e-6)
 

@@ -264,6 +264,6 @@ def _inference(trained: TrainingRun, look: Look) -> Timeline:
 
 def _costs(trained: TrainingRun, look: Look) -> list[OpCost]:
     costs = Costs(look.synchronize)
-    with trained.engine.marks(trained, costs.enter), costs:
+    with trained.engine.phase_hooks(trained, costs.enter), costs:
         look.step()
     return costs.table()[:OPS]

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from harness.planner.adapters.base import ResolvedConfig
 from harness.planner.export import trainers as pages
 from harness.planner.export.lines import YAML, Lines, as_json, as_yaml, lines_of, settle
 from harness.planner.export.trainers import Translation, translated
 from harness.resolve import Resolved
-from strategies.inventory import ResolvedConfig
 
 # ---- train.py ----
 # The example trainer with a recipe's lines at their places, marked for copying.
@@ -154,12 +154,12 @@ def bundle(
         BadInput: the recipe's numbers cannot be resolved, or a trainer is unknown.
     """
     made = [translated(name, resolved, str(folder / YAML)) for name in trainers]
-    settled, lines = settle(resolved, folder), lines_of(resolved)
+    found, lines = settle(resolved, folder), lines_of(resolved)
     title, line, file = _title(resolved), _command(resolved, folder), resolved.launch.engine.file
-    content, blanks = _among(machines, settled)
+    content, blanks = _among(machines, found)
     files = {YAML: as_yaml(content, file.title, file.source)}
-    files |= {name: as_json(content) for name, content in settled.files.items()}
-    files[SCRIPT] = script(title, (line, plan), lines, _numbers(resolved), settled.handlers)
+    files |= {name: as_json(content) for name, content in found.files.items()}
+    files[SCRIPT] = script(title, (line, plan), lines, _numbers(resolved), found.handlers)
     carried = dict.fromkeys(path for part in lines for path in part.carry)
     files |= {path.name: path.read_text(encoding="utf-8") for path in carried}
     if made:
@@ -175,18 +175,18 @@ def bundle(
     )
 
 
-def _among(machines: int, settled: ResolvedConfig) -> tuple[Mapping[str, Any], Mapping[str, str]]:
+def _among(machines: int, found: ResolvedConfig) -> tuple[Mapping[str, Any], Mapping[str, str]]:
     """Return accelerate's file for several machines, each with its own rank, and the values to
     fill in.
     """
     if machines == 1:
-        return settled.content, settled.blanks
+        return found.content, found.blanks
     own = {"num_machines": machines, "machine_rank": 0, "main_process_ip": HEAD_BLANK}
     blanks = {
         f"{YAML}: machine_rank": "0 on the first machine, 1 on the next, and so on",
         f"{YAML}: main_process_ip": "the address of the first machine, on every machine",
     }
-    return {**settled.content, **own, "main_process_port": PORT}, {**settled.blanks, **blanks}
+    return {**found.content, **own, "main_process_port": PORT}, {**found.blanks, **blanks}
 
 
 def write(made: Bundle) -> None:

@@ -21,12 +21,13 @@ import yaml
 
 from harness import ROOT
 from harness.launch import command
+from harness.planner.adapters import adapter_of
+from harness.planner.adapters.base import ResolvedConfig
 from harness.planner.plan.request import defaults, numbers, parameters, techniques
 from harness.resolve import Resolved, resolve
 from harness.spec import Spec
 from strategies.base import BadInput, Sizes, Slot
 from strategies.engine import RunContext, Workload
-from strategies.inventory import ResolvedConfig
 from strategies.strategy import Strategy
 
 # ---- rules ----
@@ -305,7 +306,8 @@ def settle(resolved: Resolved, folder: Path) -> ResolvedConfig:
         precision.configure(accelerator, None, launch)  # by the launch alone, without a model
 
     word = mixed_precision(resolved)
-    return launch.engine.settled(launch, work, word, configure, folder)
+    adapter = adapter_of(launch.engine)
+    return adapter.resolved_config(launch, work, word, configure, folder)
 
 
 def as_yaml(content: Mapping[str, Any], title: str, source: str) -> str:

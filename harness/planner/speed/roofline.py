@@ -117,7 +117,7 @@ def parts_of(
 
 def _waits(work: Sequence[Work]) -> float:
     """Return how long a rank waits in its pipeline, relative to its forward and backward
-    computation (``strategies.engine.Engine.waits``)."""
+    computation (``harness.planner.adapters.base.TraceAdapter.bubble_fraction``)."""
     return sum((w.group - 1) / w.count for w in work if w.kind == "chain")
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.memory.record import CATEGORIES, PASSING, Held, Instant, Record, beyond_kinds
+from harness.planner.adapters import adapter_of
 from harness.planner.overhead import NoTrace
 from harness.planner.tracing import world
 from harness.planner.tracing.extrapolate import Deeper, NotAlike, deepened
@@ -84,7 +85,7 @@ def shallow(resolved: Resolved) -> list[tuple[dict[str, int], float]]:
 def _alike(resolved: Resolved, models: Sequence[Mapping[str, int]]) -> bool:
     """Return True if the engine and each strategy treat all blocks of all models alike."""
     counts = [resolved.subject.deep(depths).depth for depths in models]
-    parts = (resolved.launch.engine, *resolved.recipe.strategies)
+    parts = (adapter_of(resolved.launch.engine), *resolved.recipe.strategies)
     return all(len({how for n in counts for how in part.by_block(n)}) == 1 for part in parts)
 
 
@@ -143,7 +144,7 @@ def load(rows: Sequence[Resolved]) -> None:
         with contextlib.suppress(Exception):
             world.sizes(row.spec.before)
         with contextlib.suppress(Exception):
-            row.launch.engine.foresee(row.launch)
+            adapter_of(row.launch.engine).prepare_trace(row.launch)
     capability.keep()
 
 

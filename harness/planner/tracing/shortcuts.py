@@ -137,10 +137,10 @@ def stays_in_backward(mode: TorchFunctionMode) -> Iterator[None]:
 @contextlib.contextmanager
 def storageless() -> Iterator[None]:
     """Patch the set-up during a prediction. Engines have their own patches
-    (``TraceAdapter.stand_ins``)."""
+    (``TraceAdapter.patches``)."""
     with contextlib.ExitStack() as stack:
-        for target, name, stand_in in _patches():
-            stack.enter_context(mock.patch.object(target, name, stand_in))
+        for target, name, patched in _patches():
+            stack.enter_context(mock.patch.object(target, name, patched))
         # copy.deepcopy of a fake tensor copies its mode too. Operations of another mode would
         # allocate new memory for each view of the copy.
         same = mock.patch.object(FakeTensorMode, "__deepcopy__", lambda mode, _: mode, create=True)

@@ -28,8 +28,10 @@ from harness.memory.record import (
 from harness.memory.traced_step import following
 from harness.phases import planned
 from harness.planner import overhead
+from harness.planner.adapters import adapter_of
+from harness.planner.adapters.base import TraceAdapter
 from harness.planner.overhead import USUAL, NoTrace, of_operations
-from harness.planner.tracing import streams, world
+from harness.planner.tracing import side_streams, streams, world
 from harness.planner.tracing.allocator import replay
 from harness.planner.tracing.cuda_calls import cuda_like
 from harness.planner.tracing.op_cache import Remembered
@@ -45,23 +47,22 @@ from harness.resolve import Resolved
 from harness.worker import setup
 from harness.worker.loop import Log, Run, optimizer_step
 from harness.worker.sampling import prepare
-from strategies import side_streams
-from strategies.engine import STEP_PHASES, TraceAdapter, TrainingRun
+from strategies.engine import STEP_PHASES, TrainingRun
 
 # ---- Sampling and denoising ----
 
 
 def draw(
-    resolved: Resolved, imitation: TraceAdapter, tracer: StoragelessTracer, counter: Counter
+    resolved: Resolved, adapter: TraceAdapter, tracer: StoragelessTracer, counter: Counter
 ) -> int:
     """Set up and sample one batch, recorded by ``tracer`` and ``counter``; return its first event.
 
     The first batch makes nothing that a second one would reuse.
     """
-    accelerator = world.make_accelerator(resolved, imitation)
+    accelerator = world.make_accelerator(resolved, adapter)
     drawing, _ = prepare(_without_file(resolved), accelerator, tracer.enter)
     trained = drawing.trained
-    finish = imitation.prepared(trained, tracer)
+    finish = adapter.prepared(trained, tracer)
     gc.collect()  # garbage in cycles would be freed at an arbitrary event
     tracer.know(trained)
     counter.begin()
@@ -89,7 +90,8 @@ def denoised(trained: TrainingRun, tracer: StoragelessTracer) -> int:
     config = {**subject.family.defaults, **subject.config} if hasattr(subject, "family") else {}
     count = 1 if config.get("guidance_embeds") else 2
     uncounted = mock.patch.multiple(tracer, witness=_ignored, moved=_ignored)  # no step's work
-    with uncounted, torch.no_grad(), tracer.watching(trained.engine.makers()):
+    scopes = trained.engine.trace_points(trained).scopes
+    with uncounted, torch.no_grad(), tracer.watching(scopes):
         x, t_B, conditions = subject.example(trained.accelerator.device)
         x, t_B, *given = (torch.cat([one] * count) for one in (x, t_B, *conditions.values()))
         told = dict(zip(conditions, given, strict=True))
@@ -109,38 +111,38 @@ STEPS = 2
 ones."""
 
 
-def simulate(resolved: Resolved, kind: str = USUAL) -> Prediction:
-    """Trace the training of one rank on a card of that ``kind``, and return its prediction."""
+def simulate(resolved: Resolved, kind: str = USUAL, rank: int = 0) -> Prediction:
+    """Trace the training of ``rank`` on a card of that ``kind``, and return its prediction."""
     began = time.monotonic()
-    tracer, counter, steady_from = trace_training(resolved, kind=kind)
+    tracer, counter, steady_from = trace_training(resolved, kind=kind, rank=rank)
     told = {"denoising": tracer.denoising, "seconds_taken": time.monotonic() - began}
     return summary(resolved, tracer.record, counter, steady_from, **told)
 
 
 def trace_training(
-    resolved: Resolved, steps: int = STEPS, kind: str = USUAL
+    resolved: Resolved, steps: int = STEPS, kind: str = USUAL, rank: int = 0
 ) -> tuple[StoragelessTracer, Counter, int]:
-    """Trace the set-up and ``steps`` optimizer steps.
+    """Trace the set-up and ``steps`` optimizer steps of ``rank``.
 
     The result has the tracer, the counter, and the first event of the last step.
     """
-    return trace_bordered(resolved, kind, steps, watch=False)[:3]
+    return trace_bordered(resolved, kind, steps, rank, watch=False)[:3]
 
 
 def trace_bordered(
-    resolved: Resolved, kind: str = USUAL, steps: int = STEPS, *, watch: bool = True
+    resolved: Resolved, kind: str = USUAL, steps: int = STEPS, rank: int = 0, *, watch: bool = True
 ) -> tuple[StoragelessTracer, Counter, int, list[streams.Border]]:
     """Trace as ``trace_training`` does, and return the block boundaries too (empty without
     ``watch``)."""
     resolved.subject.idle  # noqa: B018 (survey now, so that its tensors are not in the trace)
     past = world.sizes(resolved.spec.before)
-    imitation = resolved.launch.engine.imitation()
-    counter = _counter(resolved, imitation)
-    tracer = _tracer(resolved, imitation, counter)
+    adapter = adapter_of(resolved.launch.engine, rank)
+    counter = _counter(resolved, adapter)
+    tracer = _tracer(resolved, adapter, counter)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(world.world(resolved, imitation))
-        for stand_in in (storageless(), *imitation.stand_ins(tracer)):
-            stack.enter_context(stand_in)
+        stack.enter_context(world.world(resolved, adapter))
+        for patch in (storageless(), *adapter.patches(resolved.launch, tracer)):
+            stack.enter_context(patch)
         if resolved.spec.device == "cuda":
             stack.enter_context(cuda_like(kind))
             stack.enter_context(_emptying(tracer.record))
@@ -156,24 +158,24 @@ def trace_bordered(
             world.leave(past)
         borders: list[streams.Border] = []
         if resolved.spec.sampling:
-            first = draw(resolved, imitation, tracer, counter)
+            first = draw(resolved, adapter, tracer, counter)
         else:
-            first = _train(resolved, imitation, tracer, counter, steps, borders if watch else None)
+            first = _train(resolved, adapter, tracer, counter, steps, borders if watch else None)
         tracer.disbelieve()
     return tracer, counter, first, borders
 
 
 def _train(
     resolved: Resolved,
-    imitation: TraceAdapter,
+    adapter: TraceAdapter,
     tracer: StoragelessTracer,
     counter: Counter,
     steps: int,
     borders: list[streams.Border] | None,
 ) -> int:
     """Set up and take ``steps`` optimizer steps; return the first event of the last."""
-    run, first = _prepare(resolved, imitation, tracer), 0
-    finish = imitation.prepared(run.trained, tracer)
+    run, first = _prepare(resolved, adapter, tracer), 0
+    finish = adapter.prepared(run.trained, tracer)
     watch = borders is not None
     noting = streams.bordered(run.trained, borders, tracer.record) if watch else None
     with noting or contextlib.nullcontext():
@@ -219,15 +221,15 @@ def _streams(tracer: StoragelessTracer) -> Iterator[None]:
         yield
 
 
-def _counter(resolved: Resolved, imitation: TraceAdapter) -> Counter:
+def _counter(resolved: Resolved, adapter: TraceAdapter) -> Counter:
     device = world.GPU if resolved.spec.device == "cuda" else "cpu"
     parts = resolved.launch.layout.tensor
     neighbours = (parts, 1) if parts > 1 else None
     rounds = "flash_alone" in resolved.launch.traits
-    return Counter(device, "cpu", imitation.beside(resolved.launch), neighbours, rounds)
+    return Counter(device, "cpu", adapter.overlapped_phases(resolved.launch), neighbours, rounds)
 
 
-def _tracer(resolved: Resolved, imitation: TraceAdapter, counter: Counter) -> StoragelessTracer:
+def _tracer(resolved: Resolved, adapter: TraceAdapter, counter: Counter) -> StoragelessTracer:
     """Return a tracer of the device, which is the CPU without a GPU; with one, also of the host."""
     on_gpu = resolved.spec.device == "cuda"
 
@@ -239,12 +241,12 @@ def _tracer(resolved: Resolved, imitation: TraceAdapter, counter: Counter) -> St
         temporary=kernel_scratch if on_gpu else gloo_scratch,
         witness=counter.see,
         moved=moved,
-        shapes_in=imitation.shapes_in,
+        shapes_in=adapter.shapes_in,
     )
 
 
-def _prepare(resolved: Resolved, imitation: TraceAdapter, tracer: StoragelessTracer) -> Run:
-    accelerator = world.make_accelerator(resolved, imitation)
+def _prepare(resolved: Resolved, adapter: TraceAdapter, tracer: StoragelessTracer) -> Run:
+    accelerator = world.make_accelerator(resolved, adapter)
     feed = setup.build_feed(resolved, accelerator)
     if resolved.spec.device == "cpu":
         # The data is in the baseline of a CPU's resident-memory meter.
@@ -344,10 +346,10 @@ def _first_step(record: Record, steady_from: int) -> int | None:
 
 def _chain(resolved: Resolved) -> list[Work]:
     """Return the work entry for a pipeline's waits, if the engine has any."""
-    waits = resolved.launch.engine.waits
-    if not waits:
+    bubble = adapter_of(resolved.launch.engine).bubble_fraction
+    if not bubble:
         return []
-    asked = {"count": waits.denominator, "group": waits.numerator + 1}
+    asked = {"count": bubble.denominator, "group": bubble.numerator + 1}
     return [Work(phase="", kind="chain", dtype="", flops=0, bytes=0, **asked)]
 
 

@@ -21,9 +21,10 @@ from harness import ROOT
 from harness.memory.op_facts import is_free
 from harness.memory.record import Storage
 from harness.memory.tracer import DEVICE, HOST, Tracer, storage_of
+from harness.planner.tracing import side_streams
 from harness.planner.tracing.op_cache import Remembered, device_of, makes_view
 from harness.prediction import Work
-from strategies import initial, side_streams
+from strategies import initial
 from strategies.base import pinned_block
 from strategies.evidence.flops import formulas
 from strategies.evidence.readings import stored
@@ -38,6 +39,8 @@ RUNNING_BACKWARD = "/torch/autograd/graph.py"
 """Frames between this file and ``RECOMPUTING`` are a reentrant checkpoint's own backward, which
 recomputes nothing."""
 OURSELVES = ("/harness/planner/", "/harness/memory/")
+ADAPTERS = "/harness/planner/adapters/"
+"""The adapters allocate in place of the engines, so a source line may be theirs."""
 DEPTH = 40
 # Values read from tensors without storage: no overflow, a norm of one. Torch's own scaler stores
 # its overflow in float32, where 1.0 would skip the step, so ``shortcuts.step_always`` replaces it.
@@ -152,8 +155,7 @@ class StoragelessTracer(Tracer):
         """
         is_shape = func is aten.zeros_like.default and str(kwargs.get("device", "")) == "meta"
         frame = sys._getframe(2) if is_shape and self.shapes_in else None
-        skipped = ("/torch/", *OURSELVES)
-        while frame is not None and any(w in frame.f_code.co_filename for w in skipped):
+        while frame is not None and _is_below(frame.f_code.co_filename):
             frame = frame.f_back
         return frame is not None and frame.f_code.co_filename.endswith(self.shapes_in)
 
@@ -182,7 +184,7 @@ class StoragelessTracer(Tracer):
         return super()._add(storage)
 
     # ---- Records of a trace adapter ----
-    # These methods implement ``strategies.inventory.AllocationRecorder``.
+    # These methods implement ``harness.planner.adapters.base.AllocationRecorder``.
 
     def pin(self, tensor: torch.Tensor, pinned: bool = True) -> None:
         """Record that a tensor of host memory is pinned, or is not, from its allocation on."""
@@ -220,10 +222,18 @@ class StoragelessTracer(Tracer):
                 category = "recomputed"
             elif file.endswith(RUNNING_BACKWARD):
                 may_recompute = False
-            if not site and not any(own in file for own in OURSELVES):
+            if not site and not _is_ours(file):
                 site = _place(file, frame.f_lineno)
             frame = frame.f_back
         return site, category
+
+
+def _is_below(file: str) -> bool:
+    return "/torch/" in file or _is_ours(file)
+
+
+def _is_ours(file: str) -> bool:
+    return ADAPTERS not in file and any(own in file for own in OURSELVES)
 
 
 def _all_of(mask: torch.Tensor) -> torch.Tensor:

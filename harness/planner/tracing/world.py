@@ -16,9 +16,9 @@ from accelerate import Accelerator
 
 from harness.launch import command
 from harness.planner import resident_models
+from harness.planner.adapters.base import TraceAdapter
 from harness.resolve import Resolved
 from harness.worker.environment import simulate
-from strategies.engine import TraceAdapter
 
 GPU = "meta"
 """Device type that represents the GPU. Its tensors have no storage, and it differs from the
@@ -26,19 +26,19 @@ CPU's."""
 
 
 @contextlib.contextmanager
-def world(resolved: Resolved, imitation: TraceAdapter) -> Iterator[None]:
+def world(resolved: Resolved, adapter: TraceAdapter) -> Iterator[None]:
     """Enter the environment and process group in which ``Accelerator`` finds the launch's
     settings."""
-    with mock.patch.dict(os.environ, environment(resolved, imitation)):
-        if imitation.ranks:
-            simulate(resolved.spec.processes, imitation.rank)
-        imitation.begin(resolved.launch, GPU)
+    with mock.patch.dict(os.environ, environment(resolved, adapter)):
+        if adapter.ranks:
+            simulate(resolved.spec.processes, adapter.rank)
+        adapter.begin(resolved.launch, GPU)
         yield
 
 
-def environment(resolved: Resolved, imitation: TraceAdapter) -> dict[str, str]:
+def environment(resolved: Resolved, adapter: TraceAdapter) -> dict[str, str]:
     """Return the variables that ``accelerate launch`` and the harness would set for the rank."""
-    spec, rank = resolved.spec, dict.fromkeys(("RANK", "LOCAL_RANK"), str(imitation.rank))
+    spec, rank = resolved.spec, dict.fromkeys(("RANK", "LOCAL_RANK"), str(adapter.rank))
     rank |= {"WORLD_SIZE": str(spec.processes), "LOCAL_WORLD_SIZE": str(spec.processes)}
     rank |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
     variables = {k: v for k, v in command.environment(resolved).items() if k != "OMP_NUM_THREADS"}
@@ -47,18 +47,18 @@ def environment(resolved: Resolved, imitation: TraceAdapter) -> dict[str, str]:
     variables |= {"ACCELERATE_TORCH_DEVICE": GPU if spec.device == "cuda" else "cpu"}
     if spec.device == "cuda":
         variables |= {"CUDA_VISIBLE_DEVICES": ""}
-    variables |= imitation.environment(resolved.launch)
-    return {**variables, **rank} if imitation.ranks else variables
+    variables |= adapter.environment(resolved.launch)
+    return {**variables, **rank} if adapter.ranks else variables
 
 
-def make_accelerator(resolved: Resolved, imitation: TraceAdapter) -> Accelerator:
+def make_accelerator(resolved: Resolved, adapter: TraceAdapter) -> Accelerator:
     """Return the ``Accelerator`` that ``harness.worker.setup`` makes, inside of ``world``."""
     # accelerate counts processes only if a backend is named.
-    launch = dataclasses.replace(resolved.launch, simulated=imitation.ranks)
+    launch = dataclasses.replace(resolved.launch, simulated=adapter.ranks)
     kwargs = resolved.recipe.accelerator_kwargs(launch)
     with _taken_for_cuda(resolved.spec.device):
         accelerator = Accelerator(**kwargs)
-    imitation.made(accelerator, resolved.launch)
+    adapter.adapt_accelerator(accelerator, resolved.launch)
     return accelerator
 
 

@@ -1,1 +1,1 @@
-"""FSDP2: engine, sharding, evidence and trace adapter."""
+"""FSDP2: engine, sharding and evidence."""

@@ -14,20 +14,23 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from strategies.engine import Engine, TraceAdapter, Workload
-from strategies.inventory import AllocationScope, Fragment, TensorInventory
+from strategies.engine import Engine, Workload, clip_by
+from strategies.inventory import (
+    EngineReport,
+    Fragment,
+    ParameterPart,
+    TensorInventory,
+    TracePoints,
+)
 from strategies.launch_file import LaunchFile, LaunchFileError, Layout
 from strategies.parallel.groups import gatherer, whole_shape
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import torch
 
     from strategies.base import Sizes
     from strategies.engine import RunContext, TrainingRun
     from strategies.initial import Draw
-    from strategies.inventory import ResolvedConfig
 
 
 # ---- row-sharded parameters ----
@@ -37,8 +40,8 @@ class Rows(Engine):
     """Engine whose ranks hold rows of every parameter as DTensors, whoever called
     ``fully_shard``."""
 
-    def norm(self, trained: TrainingRun) -> Any:
-        return whole(super().norm(trained))
+    def norm(self, trained: TrainingRun, limit: float = 0.0) -> Any:
+        return whole(super().norm(trained, limit))
 
     def optimized(self, trained: TrainingRun) -> list[torch.Tensor]:
         from strategies.engines.fsdp import shard as facts
@@ -56,26 +59,27 @@ class Rows(Engine):
 
         return facts.state_of(trained, shard)
 
-    def receivers(self, trained: TrainingRun) -> Sequence[torch.Tensor]:
-        """Return the gathered parameters, which exist from the first forward on."""
+    def trace_points(self, trained: TrainingRun) -> TracePoints:
+        """Return the gathered parameters as leaves; they exist from the first forward on."""
         from strategies.engines.fsdp import shard as facts
 
-        return facts.gathered(trained.module)
+        return TracePoints(facts.gathered(trained.module), tuple(facts.makers()))
 
     def fragments(self, trained: TrainingRun, *, copies: bool = False) -> Iterator[Fragment]:
         from strategies.engines.fsdp import shard as facts
 
         return facts.fragments(trained, copies=copies)
 
-    def part(self, parameter: Any) -> torch.Tensor:
+    def part(self, parameter: Any) -> ParameterPart:
         from strategies.engines.fsdp import shard as facts
 
-        return facts.local(parameter)
+        return ParameterPart(facts.local(parameter), whole_shape(parameter))
 
-    def makers(self) -> tuple[AllocationScope, ...]:
+    def report(self, trained: TrainingRun) -> EngineReport:
         from strategies.engines.fsdp import shard as facts
 
-        return tuple(facts.makers())
+        sizes = tuple(facts.gradient_bucket_bytes(trained.module))
+        return super().report(trained)._replace(gradient_bucket_bytes=sizes)
 
 
 def whole(value: Any) -> Any:
@@ -226,18 +230,6 @@ class Fsdp(Rows):
         ahead = [EARLY] if self.prefetch else []
         return [STAND_IN, *ahead] if launch.device == "cpu" else []
 
-    def settled(
-        self,
-        launch: RunContext,
-        work: Callable[[Path], Workload],
-        mixed_precision: str,
-        configure: Callable[[Any], None],
-        folder: Path,
-    ) -> ResolvedConfig:
-
-        made = super().settled(launch, work, mixed_precision, configure, folder)
-        return made._replace(content=settled(made.content, self.reshard, launch.layout))
-
     # ---- set-up ----
 
     def configure(self, accelerator: Any, work: Workload) -> None:
@@ -290,23 +282,13 @@ class Fsdp(Rows):
 
     # ---- one optimizer step ----
 
-    def norm(self, trained: TrainingRun) -> Any:
+    def norm(self, trained: TrainingRun, limit: float = 0.0) -> Any:
         parts = gatherer(trained)
-        return parts.norm(trained) if parts else super().norm(trained)
+        if parts:
+            return clip_by(trained, parts.norm(trained), limit)
+        return super().norm(trained, limit)
 
-    def norm_of(self, trained: TrainingRun, norms: list[Any]) -> Any:
-        own = super().norm_of(trained, norms)
-        return trained.accelerator.reduce(own.float().square(), reduction="sum").sqrt()
-
-    def clip(self, trained: TrainingRun, limit: float) -> Any:
-        return whole(super().clip(trained, limit))
-
-    # ---- tensors and checkpoints ----
-
-    def arrivals(self, trained: TrainingRun) -> list[int]:
-        from strategies.engines.fsdp import shard as facts
-
-        return facts.arrivals(trained.module)
+    # ---- between two steps ----
 
     def fragments(self, trained: TrainingRun, *, copies: bool = False) -> Iterator[Fragment]:
         own, parts = super().fragments(trained, copies=copies), gatherer(trained)
@@ -318,9 +300,6 @@ class Fsdp(Rows):
             found = whole(parameter.detach())
             yield parts.whole(found, parameter, trained.module) if parts else found
 
-    def shape(self, parameter: Any) -> torch.Size:
-        return whole_shape(parameter)
-
     def held(self, trained: TrainingRun) -> TensorInventory:
         from strategies.evidence.readings import stored
 
@@ -331,7 +310,7 @@ class Fsdp(Rows):
         gradients = [t for g in found.tensors["gradients"] for t in stored(g)]
         return found._replace(host=(*of_weights, *gradients, *found.tensors["optimizer_state"]))
 
-    # ---- evidence and prediction ----
+    # ---- evidence ----
 
     def observe(self, trained: TrainingRun) -> contextlib.AbstractContextManager[Any]:
         from strategies.engines.fsdp import effects
@@ -342,11 +321,6 @@ class Fsdp(Rows):
         from strategies.engines.fsdp import effects
 
         return effects.evidence(trained)
-
-    def imitation(self) -> TraceAdapter:
-        from strategies.engines.fsdp.trace import Unstored
-
-        return Unstored(self)
 
 
 def _resharding(text: Any) -> bool | int:
@@ -365,22 +339,3 @@ def _ahead(text: Any) -> int:
     if text != AUTO and number < 1:
         raise ValueError(f"prefetch is {text!r}; auto, or a number of blocks from 1")
     return number
-
-
-# ---- resolved launch file ----
-
-
-def settled(content: Mapping[str, Any], reshard: bool | int, layout: Layout) -> dict[str, Any]:
-    """Return ``content`` of a launch file with the recipe's ``reshard`` and ``layout``.
-
-    accelerate takes only true or false; a number of ranks is set in code. FSDP2 ignores FSDP 1's
-    key for groups of ranks: they are dimensions of a mesh there. Source: accelerate 1.15,
-    utils/dataclasses.py (``FullyShardedDataParallelPlugin``), parallelism_config.py.
-    """
-    block = {k: v for k, v in content["fsdp_config"].items() if k != "fsdp_sharding_strategy"}
-    block["fsdp_reshard_after_forward"] = reshard is not False
-    if layout.replicate == 1:
-        return {**content, "fsdp_config": block}
-    sizes = {"dp_replicate_size": layout.replicate, "dp_shard_size": layout.sharers}
-    mesh = {f"parallelism_config_{name}": size for name, size in sizes.items()}
-    return {**content, "fsdp_config": block, "parallelism_config": mesh}

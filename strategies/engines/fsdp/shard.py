@@ -263,7 +263,7 @@ def gathered(module: nn.Module) -> list[torch.Tensor]:
     return [p for p in known if p.requires_grad]
 
 
-def arrivals(module: nn.Module) -> list[int]:
+def gradient_bucket_bytes(module: nn.Module) -> list[int]:
     """Return the bytes of each tensor in which a group's reduced gradients arrive.
 
     It is a share of all trained weights of the group, padded to equal rows on every rank.

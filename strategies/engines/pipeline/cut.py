@@ -81,7 +81,7 @@ class Cut:
         """Return True if this stage counts a parameter; a shared one is counted once."""
         return self.owners[name] == self.index
 
-    def everywhere(self, module: nn.Module) -> dict[str, Any]:
+    def global_parameters(self, module: nn.Module) -> dict[str, Any]:
         """Return name -> parameter, or its ``Elsewhere``, in the order of the whole model."""
         here = dict(module.named_parameters())
         return {name: here[name] if name in here else self.elsewhere[name] for name in self.owners}

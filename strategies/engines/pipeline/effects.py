@@ -26,6 +26,7 @@ from strategies.engines.pipeline.schedules import (
     OPTIMIZER,
     WEIGHTS,
     Part,
+    bubble_fraction,
     kept,
     order,
 )
@@ -116,8 +117,8 @@ def _held(trained: TrainingRun, engine: Any) -> dict[str, Any]:
 
 def _stepped(trained: TrainingRun, engine: Any) -> dict[str, Any]:
     """Check that this rank's optimizer steps all of this rank's parameters and no others."""
-    part = trained.engine.part
-    own = {id(part(p)) for p in trained.module.parameters() if p.requires_grad}
+    trainable = [p for p in trained.module.parameters() if p.requires_grad]
+    own = {id(trained.engine.part(p).tensor) for p in trainable}
     stepped = {id(p) for p in trained.optimized()}
     odd = len(own ^ stepped)
     demand(not odd, f"{odd} parameters are the stage's or its optimizer's, and not both")
@@ -200,7 +201,7 @@ def replicas(trained: TrainingRun) -> dict[str, Any]:
 def _idle(trained: TrainingRun, engine: Any) -> dict[str, Any]:
     """Return the share of a step that a stage waits: computed from its order, and on a CPU measured
     in the quickest step. A GPU's work is not over when it is launched."""
-    bubble = engine.waits
+    bubble = bubble_fraction(engine.schedule, engine.stages, engine.runs, engine.micro)
     facts: dict[str, Any] = {"idle_share_computed": round(float(bubble / (1 + bubble)), 4)}
     if trained.accelerator.device.type != "cpu":
         return facts
@@ -221,7 +222,7 @@ def _as_the_whole(trained: TrainingRun) -> dict[str, Any]:
         return {}
     with torch.no_grad(), states.eager(trained):
         mine = reference_check.output_of(trained, trained.model)
-        everywhere = trained.engine.everywhere(trained)
+        everywhere = trained.engine.global_parameters(trained)
         whole = trained.subject.make() if trained.accelerator.is_main_process else None
         named = {} if whole is None else dict(whole.named_parameters())
         joint = state.whole(trained, list(everywhere.values()))
@@ -354,7 +355,8 @@ def _shared(trained: TrainingRun) -> dict[str, Any]:
     if not model.cut.shared:
         return {}
     mine = [
-        trained.engine.part(p).detach().double().sum().item() for p in _shared_parameters(trained)
+        trained.engine.part(p).tensor.detach().double().sum().item()
+        for p in _shared_parameters(trained)
     ]
     each = model.ranks.everyone(mine)
     facts = {

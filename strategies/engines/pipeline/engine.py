@@ -11,20 +11,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from fractions import Fraction
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from strategies.base import TRAITS
-from strategies.engine import Engine, TraceAdapter
+from strategies.engine import Engine, clip_by
 from strategies.engines.fsdp.engine import WRAPPED, Fsdp, Rows
 from strategies.engines.pipeline.schedules import (
     AUTO,
     OPTIMIZER,
     SCHEDULES,
     Schedule,
-    bubble_fraction,
-    dealt,
 )
 from strategies.inventory import Fragment, TensorInventory
 from strategies.launch_file import PIPELINE, LaunchFile, LaunchFileError, Layout
@@ -41,8 +38,6 @@ DEGREE, MICRO = "megatron_lm_pp_degree", "megatron_lm_num_micro_batches"
 """accelerate's only keys for a pipeline are those of Megatron-LM."""
 BESIDE = frozenset({"recomputes", "half_compute"})
 """Traits of other parts with which a pipeline was tried."""
-ALL_STAGES = 4
-"""Largest number of stages of which each is predicted."""
 
 
 def in_file(file: LaunchFile) -> bool:
@@ -129,11 +124,6 @@ class Pipeline(Engine):
 
     def refuses(self, launch: RunContext) -> str | None:
         return self._parts(launch) or self._ranks(launch) or self._beside(launch)
-
-    def by_block(self, depth: int) -> Sequence[Hashable]:
-        """Return the stage of each block."""
-        runs = zip(self.homes, dealt(depth, len(self.homes)), strict=True)
-        return [stage for stage, (first, behind) in runs for _ in range(first, behind)]
 
     def _parts(self, launch: RunContext) -> str | None:
         subject, stages, runs = launch.subject, self.stages, self.runs
@@ -246,7 +236,7 @@ class Pipeline(Engine):
         own = (p.grad for p in trained.module.parameters() if p.grad is not None)
         trained.model.ranks.average(own)
 
-    def norm(self, trained: TrainingRun) -> Any:
+    def norm(self, trained: TrainingRun, limit: float = 0.0) -> Any:
         """Sum squares over the stages: each parameter counts on one stage."""
         import torch
 
@@ -255,13 +245,10 @@ class Pipeline(Engine):
         mine = state.own_norm(trained) if trained.model.cut.shared else super().norm(trained)
         total = mine.detach().double().square()
         torch.distributed.all_reduce(total, group=trained.model.ranks.pipe)
-        return total.sqrt().to(mine.dtype)
-
-    def clip(self, trained: TrainingRun, limit: float) -> Any:
-        return self.clip_by(trained, self.norm(trained), limit)
+        return clip_by(trained, total.sqrt().to(mine.dtype), limit)
 
     @contextlib.contextmanager
-    def marks(self, trained: TrainingRun, enter: Enter) -> Iterator[None]:
+    def phase_hooks(self, trained: TrainingRun, enter: Enter) -> Iterator[None]:
         pipe = trained.model.pipe
         before, entered = pipe.tell, ["forward"]
 
@@ -280,8 +267,8 @@ class Pipeline(Engine):
 
     # ---- what is held ----
 
-    def everywhere(self, trained: TrainingRun) -> Mapping[str, Any]:
-        return trained.model.cut.everywhere(trained.module)
+    def global_parameters(self, trained: TrainingRun) -> Mapping[str, Any]:
+        return trained.model.cut.global_parameters(trained.module)
 
     def fragments(self, trained: TrainingRun, *, copies: bool = False) -> Iterator[Fragment]:
         """Yield this stage's parameters, on the first of its replicas; the first stage yields those
@@ -313,50 +300,12 @@ class Pipeline(Engine):
 
         state.load(trained, path)
 
-    # ---- proof and prediction ----
+    # ---- evidence ----
 
     def observe(self, trained: TrainingRun) -> contextlib.AbstractContextManager[Any]:
         from strategies.engines.pipeline import effects
 
         return effects.observe(trained)
-
-    def unlike(self, launch: RunContext) -> Sequence[int]:
-        """Return the first rank of each stage. Of many stages, only the first of each kind: later
-        ones keep activations of as many micro-batches or fewer."""
-        data = self.layout(launch.processes).data
-        return [stage * data for stage in self._unlike(launch.subject)]
-
-    def foresee(self, launch: RunContext) -> None:
-        from strategies.engines.pipeline import cut
-
-        if launch.subject.lacks("ends"):
-            cut.passage_between(launch.subject)
-
-    def _unlike(self, subject: Any) -> Sequence[int]:
-        stages, known = range(self.stages), sum(subject.depths.values())
-        if self.stages <= ALL_STAGES or known != subject.dimensions.depth:
-            return stages
-        kinds = [kind for kind, count in enumerate(subject.depths.values()) for _ in range(count)]
-        runs = dealt(known, len(self.homes))
-        first = dict[Any, int]()
-        for stage in stages:
-            own = [kinds[slice(*runs[n])] for n, home in enumerate(self.homes) if home == stage]
-            ends = (self.homes[0] == stage, self.homes[-1] == stage)
-            first.setdefault((str(own), ends), stage)
-        return [*first.values()]
-
-    def standing_for(self, rank: int) -> Pipeline:
-        settings = self.file.settings | {"rank": rank}
-        return type(self)(dataclasses.replace(self.file, settings=settings))
-
-    @property
-    def waits(self) -> Fraction:
-        return bubble_fraction(self.schedule, self.stages, self.runs, self.micro)
-
-    def imitation(self) -> TraceAdapter:
-        from strategies.engines.pipeline.trace import OneStage
-
-        return OneStage(self.file.settings.get("rank", 0))
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         from strategies.engines.pipeline import effects
@@ -494,7 +443,7 @@ class Sharded(Pipeline, Rows):
             if copies or tells(fragment.name):
                 yield fragment
 
-    # ---- proof and prediction ----
+    # ---- evidence ----
 
     def observe(self, trained: TrainingRun) -> contextlib.AbstractContextManager[Any]:
         from strategies.engines.pipeline import effects
@@ -505,11 +454,6 @@ class Sharded(Pipeline, Rows):
         from strategies.engines.pipeline import effects
 
         return effects.shards(trained)
-
-    def imitation(self) -> TraceAdapter:
-        from strategies.engines.pipeline.trace import OneShard
-
-        return OneShard(self, self.file.settings.get("rank", 0))
 
 
 def _with(file: LaunchFile, **settings: Any) -> LaunchFile:

@@ -37,7 +37,8 @@ def sum_shared(trained: TrainingRun, over: int) -> None:
     for p in common:
         if p.grad is None:  # only other stages' blocks read its values
             p.grad = torch.zeros_like(p)
-    here = [part for part in map(trained.engine.part, (p.grad for p in common)) if part.numel()]
+    parts = (trained.engine.part(p.grad).tensor for p in common)
+    here = [part for part in parts if part.numel()]
     if here:
         model.ranks.add_up(here, over)
 
@@ -51,18 +52,20 @@ def own_norm(trained: TrainingRun) -> Any:
 
 def shared_bytes(trained: TrainingRun) -> int:
     """Return the bytes of shared gradients that this rank sums in a step."""
-    return sum(trained.engine.part(p).nbytes for p in trained.model.cut.common(trained.module))
+    return sum(
+        trained.engine.part(p).tensor.nbytes for p in trained.model.cut.common(trained.module)
+    )
 
 
 INDEX = "model.safetensors.index.json"
 
 
 def whole(trained: TrainingRun, parameters: Sequence[Any]) -> Iterator[Tensor]:
-    """Yield each of ``parameters`` (values of ``Engine.everywhere``, alike on all ranks) from its
-    stage, on every rank; it is valid until the next one."""
+    """Yield each of ``parameters`` (values of ``Engine.global_parameters``, alike on all ranks)
+    from its stage, on every rank; it is valid until the next one."""
     cut, device = trained.model.cut, trained.accelerator.device
     ranks = trained.model.ranks
-    names = {id(p): name for name, p in trained.engine.everywhere(trained).items()}
+    names = {id(p): name for name, p in trained.engine.global_parameters(trained).items()}
     for p in parameters:
         stage = cut.owners[names[id(p)]]
         mine = stage == cut.index
@@ -117,7 +120,8 @@ def _write(
     if cut.index == 0:
         files = {n: _file("model", s, cut.count, "safetensors") for n, s in cut.owners.items()}
         total = sum(
-            p.dtype.itemsize * p.shape.numel() for p in trained.engine.everywhere(trained).values()
+            p.dtype.itemsize * p.shape.numel()
+            for p in trained.engine.global_parameters(trained).values()
         )
         index = {"metadata": {"total_size": total}, "weight_map": files}
         (path / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True))

@@ -1,1 +1,1 @@
-"""DeepSpeed ZeRO: engine, settings, evidence and trace adapter."""
+"""DeepSpeed ZeRO: engine, settings and evidence."""

@@ -1,4 +1,4 @@
-"""DeepSpeed settings: a recipe's choices, buffer sizes, the resolved JSON, and refused settings.
+"""DeepSpeed settings: a recipe's choices, buffer sizes, values of a run, and refused settings.
 
 A recipe may choose the hpZ group size (``group``) and the offloaded share of the optimizer
 (``ratio``, Twin-Flow), if the JSON has the key. No torch.
@@ -7,18 +7,14 @@ A recipe may choose the hpZ group size (``group``) and the offloaded share of th
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
-from types import SimpleNamespace
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from strategies.base import Sizes
-from strategies.inventory import ResolvedConfig
 from strategies.recipe import ABSENT
 
 if TYPE_CHECKING:
-    from strategies.engine import RunContext, Workload
-    from strategies.launch_file import LaunchFile
+    from strategies.engine import Workload
 
 
 HPZ = "zero_hpz_partition_size"
@@ -197,14 +193,10 @@ def swap_block_bytes(tensor: int, processes: int) -> int:
 
 
 # ---- resolved JSON ----
-# The same functions fill in a run's config and an exported one.
+# The planner exports a config by the same functions.
 
 
-JSON = "deepspeed.json"
-NVME_BLANK = "/FILL/IN/A/FOLDER/ON/NVME"
-NVME_TOLD = "a folder on a local NVMe drive; each process swaps its shard there"
 OFFLOADS = ("offload_optimizer", "offload_param")
-PRECISIONS = ("bf16", "fp16")
 
 
 def settle(config: dict[str, Any], work: Workload, processes: int, device: str) -> None:
@@ -220,12 +212,13 @@ def settle(config: dict[str, Any], work: Workload, processes: int, device: str) 
     sizes = buffer_sizes(work.sizes, reduce_buckets(zero, device))
     if ratio(zero) < 1:
         sizes["sub_group_size"] = piece_size(work.sizes, processes)
-    _fill(zero, {**sizes, "overlap_comm": overlaps(zero, device)})
+    fill(zero, {**sizes, "overlap_comm": overlaps(zero, device)})
     block_size = swap_block_bytes(work.sizes.tensor, processes)
-    _fill(config.get("aio", {}), {"block_size": block_size})
+    fill(config.get("aio", {}), {"block_size": block_size})
 
 
-def _fill(block: dict[str, Any], values: Mapping[str, Any]) -> None:
+def fill(block: dict[str, Any], values: Mapping[str, Any]) -> None:
+    """Replace the values "auto" of ``block`` by these."""
     block.update({key: value for key, value in values.items() if block.get(key) == "auto"})
 
 
@@ -242,46 +235,3 @@ def sixteen_bits(config: dict[str, Any], *, master: bool, scale: int) -> None:
     if scale:
         power = scale.bit_length() - 1
         config["fp16"] |= {"loss_scale": 0, "initial_scale_power": power}
-
-
-def settled(
-    file: LaunchFile,
-    launch: RunContext,
-    work: Workload,
-    mixed_precision: str,
-    configure: Callable[[Any], None],
-    folder: Path,
-) -> ResolvedConfig:
-    """Return the launch file and its JSON with the values of a run of ``launch``."""
-    config = copy.deepcopy(file.settings)
-    settle(config, work, launch.processes, launch.device)
-    configure(_holding(config))
-    _as_accelerate_does(config, launch, mixed_precision)
-    content = copy.deepcopy(file.content)
-    content["num_processes"] = launch.processes
-    # accelerate refuses "mixed_precision" with a DeepSpeed file: the JSON sets it.
-    content["deepspeed_config"]["deepspeed_config_file"] = str(folder / JSON)
-    handlers = ('InitProcessGroupKwargs(backend="gloo")',) if launch.device == "cpu" else ()
-    return ResolvedConfig(content, {JSON: config}, dict(_blanks(config)), handlers)
-
-
-def _holding(config: dict[str, Any]) -> Any:
-    """Return a replacement of ``Accelerator`` that has only DeepSpeed's config."""
-    plugin = SimpleNamespace(deepspeed_config=config)
-    return SimpleNamespace(state=SimpleNamespace(deepspeed_plugin=plugin))
-
-
-def _as_accelerate_does(config: dict[str, Any], launch: RunContext, mixed_precision: str) -> None:
-    """Replace "auto" by the values that accelerate writes while it prepares."""
-    accumulation = launch.accumulation
-    samples = config["train_micro_batch_size_per_gpu"] * accumulation * launch.layout.data
-    batches = {"train_batch_size": samples, "gradient_accumulation_steps": accumulation}
-    _fill(config, batches)
-    for name in PRECISIONS:
-        block = config.setdefault(name, {"enabled": "auto"})
-        _fill(block, {"enabled": name == mixed_precision})
-
-
-def _blanks(config: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    for name, _ in nvme_blocks(config):
-        yield f"{JSON}: zero_optimization.{name}.nvme_path", NVME_TOLD

@@ -11,29 +11,28 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from strategies.base import BadInput, Sizes
-from strategies.engine import Engine, Enter, TraceAdapter, Workload
+from strategies.engine import Engine, Enter, Workload, backward_hook, process_group
 from strategies.engines.zero import config as ds_config
 from strategies.engines.zero import effects, facts, variants
 from strategies.engines.zero.inputs import give_by_place, plain_file_access, tell_local_ranks
 from strategies.engines.zero.waste import Job, prices, waste
 from strategies.inventory import (
-    AllocationScope,
     EngineReport,
     Fragment,
-    ResolvedConfig,
+    ParameterPart,
     TensorInventory,
+    TracePoints,
 )
 from strategies.launch_file import LaunchFile, LaunchFileError, Layout, text_of
 
 if TYPE_CHECKING:
     import torch
 
-    from strategies.base import Settings
     from strategies.engine import RunContext, TrainingRun
     from strategies.initial import Draw
 
@@ -53,7 +52,7 @@ class Zero(Engine):
     )
     buckets: ClassVar[str] = "gradients"
     """They hold gradients that are sent to their owners."""
-    host_adamw_class: ClassVar[str] = "DeepSpeedCPUAdam"
+    host_adamw: ClassVar[str] = "strategies.engines.zero.processor:DeepSpeedCPUAdam"
     # DeepSpeed loads with weights_only=False (checkpoint_engine/torch_checkpoint_engine.py).
     unpickles: ClassVar[bool] = True
 
@@ -127,16 +126,6 @@ class Zero(Engine):
         device = (self.zero.get(BLOCK_OF[what]) or {}).get("device", "none")
         return "device" if device == "none" else device
 
-    def by_block(self, depth: int) -> Sequence[Hashable]:
-        """Return a key of its own for each block if host memory holds a part of the training.
-
-        Buffers span blocks, and torch rounds each pinned one to a power of two
-        (``strategies.base.pinned_block``), so host memory does not grow linearly with the number of
-        blocks.
-        """
-        on_device = all(self.place(what) == "device" for what in BLOCK_OF)
-        return super().by_block(depth) if on_device else range(depth)
-
     def refuses(self, launch: RunContext) -> str | None:
         groups = ds_config.refusal(self.zero, launch.processes)
         return groups or variants.refusal(self.zero, launch)
@@ -148,8 +137,8 @@ class Zero(Engine):
     def accelerator_kwargs(self, launch: RunContext) -> dict[str, Any]:
         # Without a backend's name accelerate gives DeepSpeed no process group on a CPU.
         if launch.simulated:
-            return self.group("fake")
-        return self.group("gloo") if launch.device == "cpu" else {}
+            return process_group("fake")
+        return process_group("gloo") if launch.device == "cpu" else {}
 
     def remarks(self, launch: RunContext, sizes: Sizes | None) -> list[str]:
         alone = "one process: ZeRO has nobody to share with, all of the state is on it"
@@ -205,17 +194,6 @@ class Zero(Engine):
             )
         self.configure(accelerator, work)
 
-    def settled(
-        self,
-        launch: RunContext,
-        work: Callable[[Path], Workload],
-        mixed_precision: str,
-        configure: Callable[[Any], None],
-        folder: Path,
-    ) -> ResolvedConfig:
-        found = work(Path(ds_config.NVME_BLANK))
-        return ds_config.settled(self.file, launch, found, mixed_precision, configure, folder)
-
     def fill(self, accelerator: Any, module: Any, draw: Draw, blocks: Sequence[Any]) -> None:
         from strategies.engines.zero.fill import fill
 
@@ -236,24 +214,13 @@ class Zero(Engine):
         config = accelerator.state.deepspeed_plugin.deepspeed_config
         ds_config.sixteen_bits(config, master=master, scale=scale)
 
-    def host_adamw(self, params: list[Any], settings: Settings) -> Any:
-        """Return DeepSpeed's CPU Adam, with all settings.
-
-        accelerate's own replacement would drop betas, eps and the decoupled decay.
-        """
-        from deepspeed.ops.adam import DeepSpeedCPUAdam
-
-        from strategies.engines.zero import processor  # noqa: F401 (caches py-cpuinfo's answer)
-
-        return DeepSpeedCPUAdam(params, adamw_mode=True, **settings.adam)
-
     # ---- one optimizer step ----
 
-    def norm(self, trained: TrainingRun) -> Any:
+    def norm(self, trained: TrainingRun, limit: float = 0.0) -> Any:
         return trained.model.get_global_grad_norm()
 
     @contextlib.contextmanager
-    def marks(self, trained: TrainingRun, enter: Enter) -> Iterator[None]:
+    def phase_hooks(self, trained: TrainingRun, enter: Enter) -> Iterator[None]:
         """Mark the optimizer phase at DeepSpeed's ``step``, which accelerate's ``backward``
         calls."""
         step = trained.model.step
@@ -264,7 +231,7 @@ class Zero(Engine):
 
         trained.model.step = marked
         try:
-            with self.marked_backward(trained, enter, behind=""):
+            with backward_hook(trained, enter, behind=""):
                 yield
         finally:
             del trained.model.step
@@ -297,11 +264,9 @@ class Zero(Engine):
             with GatheredParameters([p]):
                 yield p
 
-    def part(self, parameter: Any) -> torch.Tensor:
-        return getattr(parameter, "ds_tensor", parameter)
-
-    def shape(self, parameter: Any) -> torch.Size:
-        return getattr(parameter, "ds_shape", parameter.shape)
+    def part(self, parameter: Any) -> ParameterPart:
+        shape = getattr(parameter, "ds_shape", parameter.shape)
+        return ParameterPart(getattr(parameter, "ds_tensor", parameter), shape)
 
     def state_of(self, trained: TrainingRun, shard: torch.Tensor) -> Mapping[str, Any]:
         return variants.state_of(trained, shard)
@@ -319,12 +284,13 @@ class Zero(Engine):
     def held(self, trained: TrainingRun) -> TensorInventory:
         return TensorInventory(facts.held(trained), host=tuple(facts.hosted(trained)))
 
-    def makers(self) -> tuple[AllocationScope, ...]:
-        return (*facts.makers(), *variants.makers())
+    def trace_points(self, trained: TrainingRun) -> TracePoints:
+        scopes = (*facts.makers(), *variants.makers())
+        return super().trace_points(trained)._replace(scopes=scopes)
 
-    # ---- evidence and prediction ----
+    # ---- evidence ----
 
-    def told(self, trained: TrainingRun) -> EngineReport:
+    def report(self, trained: TrainingRun) -> EngineReport:
         ds, scale = trained.model, getattr(trained.model.optimizer, "loss_scale", None)
         return EngineReport(
             steps=int(ds.global_steps),
@@ -341,8 +307,3 @@ class Zero(Engine):
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         return effects.evidence(trained)
-
-    def imitation(self) -> TraceAdapter:
-        from strategies.engines.zero.trace import Storageless
-
-        return Storageless(self)

@@ -1,4 +1,4 @@
-"""Cache of py-cpuinfo's result. Importing this module starts processes: import it only for ZeRO.
+"""DeepSpeed's CPU Adam, and a cache of py-cpuinfo's result. Importing this module starts processes.
 
 DeepSpeed (0.19) calls py-cpuinfo for each CPU Adam that it makes and twice for each op that it
 loads. Each call starts a Python process, which runs machine code in further processes: a second of
@@ -17,3 +17,7 @@ with contextlib.suppress(ImportError):  # DeepSpeed then runs lscpu
     cpuinfo.get_cpu_info = functools.cache(cpuinfo.get_cpu_info)
     with contextlib.suppress(Exception):  # DeepSpeed then runs lscpu too, and logs it
         cpuinfo.get_cpu_info()
+
+from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+__all__ = ["DeepSpeedCPUAdam"]

@@ -105,7 +105,7 @@ def _alike(trained: TrainingRun) -> dict[str, Any]:
     group = group_of(trained.module)
     with torch.no_grad():
         alike = [p for p in trained.module.parameters() if share_of(p) is None]
-        each = [trained.engine.part(p).double().sum() for p in alike]
+        each = [trained.engine.part(p).tensor.double().sum() for p in alike]
     most, least = torch.stack(each), torch.stack(each)
     dist.all_reduce(most, op=dist.ReduceOp.MAX, group=group)
     dist.all_reduce(least, op=dist.ReduceOp.MIN, group=group)

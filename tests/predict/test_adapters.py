@@ -1,15 +1,35 @@
-"""What a trace under ZeRO-3 asks in DeepSpeed's place says what DeepSpeed's own functions say."""
+"""Adapters of the engines: one for each, a reason without one, and patches that agree with
+DeepSpeed's own functions."""
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
+from conftest import TINY
 from deepspeed.runtime.zero.partition_parameters import _init_external_params
 from deepspeed.runtime.zero.partitioned_param_coordinator import iter_params
 from deepspeed.utils.z3_leaf_module import set_z3_leaf_modules, z3_leaf_module
 from torch import nn
 
-from strategies.engines.zero.trace import _parameters, _whole
+from harness.planner.adapters import ADAPTERS, adapter_of
+from harness.planner.adapters.zero_patches import _parameters, _whole
+from harness.planner.worker import predict
+from harness.resolve import resolve
+from strategies.sharding import sharding_kinds
+
+
+@pytest.mark.parametrize("kind", sorted(sharding_kinds()))
+def test_the_engine_of_every_launch_file_has_an_adapter(kind):
+    engine = sharding_kinds()[kind].engine("cuda")
+    assert type(adapter_of(engine)) is ADAPTERS[type(engine).__name__]
+
+
+def test_an_engine_without_an_adapter_has_no_prediction_and_a_reason(monkeypatch):
+    monkeypatch.delitem(ADAPTERS.data, "Alone")
+    found = predict(resolve(dataclasses.replace(TINY, recipe="single", processes=1)))
+    assert found.method == "none" and "Alone has no adapter" in found.reason
 
 
 @pytest.fixture

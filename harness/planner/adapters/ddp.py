@@ -1,4 +1,4 @@
-"""Trace adapter of DDP: replaces its C++ reducer in a prediction."""
+"""Adapter of DDP for predictions: replaces its C++ reducer."""
 
 from __future__ import annotations
 
@@ -7,17 +7,13 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-import torch
-import torch.distributed as dist
-
-from strategies.engine import TraceAdapter
-from strategies.inventory import AllocationRecorder
+from harness.planner.adapters.base import AllocationRecorder, TraceAdapter
 
 if TYPE_CHECKING:
     from strategies.engine import RunContext
 
 
-class Reducerless(TraceAdapter):
+class DdpAdapter(TraceAdapter):
     """Adapter that runs DDP without its reducer, which is C++ and needs real bytes.
 
     The reducer's memory is known: one persistent buffer as large as the gradients, cut into
@@ -33,7 +29,15 @@ class Reducerless(TraceAdapter):
     (rebuild_buckets); tried in tests/rehearsal.
     """
 
-    def made(self, accelerator: Any, launch: RunContext) -> None:
+    def patches(
+        self, launch: RunContext, recorder: AllocationRecorder
+    ) -> list[contextlib.AbstractContextManager[Any]]:
+        import torch
+
+        replicas = replicas_for(recorder)
+        return [mock.patch.object(torch.nn.parallel, "DistributedDataParallel", replicas)]
+
+    def adapt_accelerator(self, accelerator: Any, launch: RunContext) -> None:
         """Set the launch file's distributed type; without a GPU accelerate sets MULTI_CPU."""
         from accelerate.state import AcceleratorState, PartialState
         from accelerate.utils import DistributedType
@@ -41,14 +45,11 @@ class Reducerless(TraceAdapter):
         for state in (PartialState, AcceleratorState):
             state._shared_state["distributed_type"] = DistributedType(launch.engine.file.kind)
 
-    def stand_ins(self, books: AllocationRecorder) -> list[contextlib.AbstractContextManager[Any]]:
-        stand_in = replicas_for(books)
-        return [mock.patch.object(torch.nn.parallel, "DistributedDataParallel", stand_in)]
 
-
-def replicas_for(books: AllocationRecorder) -> type:
+def replicas_for(recorder: AllocationRecorder) -> type:
     """Return a replacement class of DistributedDataParallel that records its buckets in
-    ``books``."""
+    ``recorder``."""
+    import torch
 
     class DistributedDataParallel(torch.nn.Module):
         def __init__(self, module: Any, *given: Any, **more: Any) -> None:
@@ -57,10 +58,10 @@ def replicas_for(books: AllocationRecorder) -> type:
             self.among = _among(more.get("process_group"))
             trained = [p for p in module.parameters() if p.requires_grad]
             self.size = sum(p.nbytes for p in trained)
-            self.trained, self.old = trained, OldBuckets(books, self.size)
+            self.trained, self.old = trained, OldBuckets(recorder, self.size)
             if more.get("gradient_as_bucket_view"):
                 return  # gradients are counted when they arrive
-            self.free: Callable[[], None] = books.hold(
+            self.free: Callable[[], None] = recorder.hold(
                 "device", self.size, "c10d.Reducer", "buckets"
             )
 
@@ -69,7 +70,7 @@ def replicas_for(books: AllocationRecorder) -> type:
                 self.old.forward(self)
             if self.syncs and torch.is_grad_enabled():
                 # An all-reduce is a reduce-scatter and an all-gather.
-                books.work("backward", "overlapped", 2 * self.size, *self.among)
+                recorder.work("backward", "overlapped", 2 * self.size, *self.among)
             return self.module(*given, **more)
 
         def register_comm_hook(self, *given: Any) -> None:
@@ -94,18 +95,20 @@ def replicas_for(books: AllocationRecorder) -> type:
 class OldBuckets:
     """DDP's buckets of the first step, while they exist together with the new ones."""
 
-    def __init__(self, books: AllocationRecorder, size: int) -> None:
-        self.books, self.size = books, size
+    def __init__(self, recorder: AllocationRecorder, size: int) -> None:
+        self.recorder, self.size = recorder, size
         self.reduced = self.done = False
 
     def forward(self, ddp: Any) -> None:
         """Record the old buckets at the start of a forward pass with gradients."""
+        import torch.distributed as dist
+
         if not self.reduced or self.done:
             self.reduced = self.reduced or ddp.syncs
             return
         self.done = True
         first = min(dist._DEFAULT_FIRST_BUCKET_BYTES, self.size)
-        free = self.books.hold("passing", self.size, "c10d.Reducer", "buckets")
+        free = self.recorder.hold("passing", self.size, "c10d.Reducer", "buckets")
         arrived = 0
 
         def arrives(parameter: Any) -> None:
@@ -121,6 +124,8 @@ class OldBuckets:
 
 def _among(group: Any) -> tuple[int, int]:
     """Return the number of ranks that average and the distance between them; (0, 1): all ranks."""
+    import torch
+
     if group is None:
         return 0, 1
     ranks = torch.distributed.get_process_group_ranks(group)
