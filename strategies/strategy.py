@@ -92,9 +92,7 @@ class Strategy:
     def by_block(self, depth: int) -> Sequence[Hashable]:
         """Return a key for each of the model's ``depth`` blocks, in execution order.
 
-        Blocks with equal keys are treated alike; by default all are. A deep model is predicted from
-        shallow ones only if all blocks of all of them are treated alike
-        (``harness.planner.tracing.extend``). Override this if some blocks are not.
+        Blocks with equal keys are treated alike; by default all are. Override this if some are not.
         """
         return [None] * depth
 

@@ -1,8 +1,9 @@
 """Evidence of ZeRO from one watched step, and its check against DeepSpeed's own flags.
 
-The step shows gradients alive in backward, the kernel and memory of the optimizer's update, swap
-files, and the type of reduced gradients. Without a watched step, or if the machine cannot show an
-effect, the remaining facts are labelled as settings. Attribute names are DeepSpeed's own (0.19).
+The step shows gathered weights, gradients alive in backward, the kernel and memory of the
+optimizer's update, swap files, and the type of reduced gradients. Without a watched step, or if the
+machine cannot show an effect, the remaining facts are labelled as settings. Attribute names are
+DeepSpeed's own (0.19).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from strategies.base import demand
 from strategies.engine import TrainingRun
 from strategies.engines.zero import facts as read_back
-from strategies.engines.zero import gathered, variants
+from strategies.engines.zero import variants
 from strategies.evidence.rules import label
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def observe(trained: TrainingRun) -> Iterator[Effects]:
         with (
             _kernel_watched(trained, found.writes),
             variants.watched(trained, found.on_device),
-            gathered.watched(trained, *counts),
+            _gathers_watched(trained, *counts),
         ):
             yield found
     finally:
@@ -156,6 +157,31 @@ def _kernel_watched(trained: TrainingRun, writes: list[Write]) -> Iterator[None]
         optimizer.ds_opt_adam = kernel
 
 
+@contextlib.contextmanager
+def _gathers_watched(trained: TrainingRun, counts: list[int], again: list[int]) -> Iterator[None]:
+    """Record gathered weights each time that DeepSpeed has gathered those of a module.
+
+    ``counts`` gets the elements of whole weights, ``again`` those of second shares. Other stages
+    record nothing.
+    """
+    if trained.engine.stage < 3:
+        yield
+        return
+    coordinator = trained.model.optimizer.parameter_offload.get_param_coordinator()
+    fetch, parameters = coordinator.fetch_sub_module, list(trained.module.parameters())
+
+    def fetched(*given: Any, **named: Any) -> None:
+        fetch(*given, **named)
+        counts.append(sum(p.numel() for p in parameters))
+        again.append(sum(share.numel() for share in variants.kept(parameters)))
+
+    coordinator.fetch_sub_module = fetched
+    try:
+        yield
+    finally:
+        del coordinator.fetch_sub_module
+
+
 def _digest(tensor: torch.Tensor) -> str:
     """Return the digest of a float32 tensor in host memory, without a copy of it."""
     return hashlib.blake2b(tensor.detach().contiguous().numpy(), digest_size=16).hexdigest()
@@ -187,7 +213,7 @@ def evidence(trained: TrainingRun) -> dict[str, Any]:
     seen = trained.observed
     if seen is None or not isinstance(seen.engine, Effects):
         return label(facts, "stage", "gradients_partitioned", "optimizer_on", "parameters_on")
-    facts |= gathered.evidence(trained, seen.engine.gathered)
+    facts |= _gathered(trained, seen.engine.gathered)
     facts |= variants.secondary_evidence(trained, max(seen.engine.again, default=0))
     facts |= variants.quantised_evidence(trained)
     facts |= _wire(trained)
@@ -225,6 +251,27 @@ def _gradients(trained: TrainingRun, seen: Effects, facts: dict[str, Any]) -> di
         demand(seen.most <= most, f"{told}: stage {stage} keeps no more than {most}")
         demand(seen.between <= most, f"{seen.between} bytes of gradients wait between micro steps")
     return {**facts, **found}
+
+
+def _gathered(trained: TrainingRun, counts: list[int]) -> dict[str, Any]:
+    """Check the largest number of gathered elements against its bound.
+
+    The bound adds persistent weights, those that DeepSpeed may keep for later use, those being
+    fetched, and the current module's.
+    """
+    if trained.engine.stage < 3:
+        return {}
+    sizes = {p: p.ds_numel for p in trained.module.parameters()}
+    settings = read_back.buckets(trained.model)
+    stay = sum(size for p, size in sizes.items() if p.ds_persist)
+    ahead = settings["stage3_max_live_parameters"] + settings["stage3_prefetch_bucket_size"]
+    modules = trained.module.modules()
+    at_work = max(sum(sizes[p] for p in m.parameters(recurse=False)) for m in modules)
+    most, whole, seen = stay + ahead + at_work, sum(sizes.values()), max(counts, default=0)
+    told = f"{seen} elements of the weights were whole at once, of {whole} in all"
+    demand(seen > 0, "no module's weights were gathered")
+    demand(seen <= most, f"{told}: stage 3 as it is set keeps no more than {most}")
+    return {"most_gathered_elements": seen, "all_elements": whole}
 
 
 def _leaves_early(optimizer: Any) -> bool:
