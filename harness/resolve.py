@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from dataclasses import dataclass
+from typing import ClassVar
 
 from harness import extensions
 from harness.data.caches.named import is_cache
@@ -35,6 +36,8 @@ class Resolved:
     refusal: Reason | None
     weights: str = ""
     """File of the initial weights; empty if they are sampled."""
+    offline: ClassVar[bool] = True
+    """Whether the worker may not download from a model hub."""
 
     def words(self, out: str) -> list[str]:
         """Return the words that start a worker of this run, for ``accelerate launch``; ``out`` is

@@ -90,7 +90,7 @@ def environment(resolved: Resolved) -> dict[str, str]:
         "OMP_NUM_THREADS": str(threads),
         # The processes of one machine need no name service and no network.
         "GLOO_SOCKET_IFNAME": "lo" if spec.nodes == 1 else INTERFACE,
-        "HF_HUB_OFFLINE": "1",
+        **({"HF_HUB_OFFLINE": "1"} if resolved.offline else {}),
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONUNBUFFERED": "1",
     }

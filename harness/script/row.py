@@ -124,6 +124,7 @@ class ScriptRow(Resolved):
     None if unknown. ``check``: take two steps alone.
     """
 
+    offline: ClassVar[bool] = False
     script: Script
     clip: float | None = None
     check: bool = False

@@ -74,6 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     watch = Watch(row, folder, reporter, check=options.check)
     settle.absolute_files()
+    os.environ.setdefault("WANDB_MODE", "disabled")  # a measured run reports to no service
     listen_on_loopback()
     with _as_main(row.script):
         code = _watched(row, watch, options.seed)
