@@ -23,7 +23,7 @@ from harness.result import Categories, Peak, Rank, Result, Status
 PEAK_SPREAD = 0.005
 """Relative error of a predicted peak: traces on CPUs are within it, except for ``controlnet``.
 
-Source: docs/explanation/accuracy.md, checked by tests/predict/test_predict_truth.py.
+Source: docs/explanation/memory.md, checked by tests/predict/test_predict_truth.py.
 """
 BASES = {*claim_rules.AGAINST.values(), "single+attend"}
 """Recipes that others are compared with."""
@@ -176,9 +176,9 @@ def _note(forecast: Forecast) -> str:
         f"predicted for {_where(forecast)} as ./run.sh plan does; growth with depth and tokens at "
         "that width; rows of replicas on two such cards. Peaks are the traced tensors' of a later "
         f"step; each is taken to be known within {share(PEAK_SPREAD, 0.0)}, what the trace was off "
-        "by on CPUs (plan.md), and a verdict that such errors turn is not decided. Behind "
-        "each speed, in brackets, what half of the plan's uncertainty of either step leaves "
-        "possible: not decided where that is faster or slower. No verdict rests on a speed. "
+        "by on CPUs (docs/explanation/memory.md), and a verdict that such errors turn is not "
+        "decided. Behind each speed, in brackets, what half of the plan's uncertainty of either "
+        "step leaves possible: not decided where that is faster or slower. No verdict rests on a speed. "
         f"{forecast.assumed}"
     )
 

@@ -244,7 +244,9 @@ def how_to_read(report: Report) -> str:
     if not report.groups:
         return ""
     items = [f"<div><dt>{escape(n)}</dt><dd>{escape(text)}</dd></div>" for n, text in GLOSSARY]
-    note = tag("p", "GiB = 2^30 bytes. A dash is a value that is not defined here.", "note")
+    note = tag(
+        "p", "GiB = 2^30 bytes. A dash means: not defined. Other words: docs/glossary.md.", "note"
+    )
     return section("read", "How to read this", f'<dl class="read">{"".join(items)}</dl>', note)
 
 
