@@ -178,8 +178,8 @@ def _note(forecast: Forecast) -> str:
         f"step; each is taken to be known within {share(PEAK_SPREAD, 0.0)}, what the trace was off "
         "by on CPUs (docs/explanation/memory.md), and a verdict that such errors turn is not "
         "decided. Behind each speed, in brackets, what half of the plan's uncertainty of either "
-        "step leaves possible: not decided where that is faster or slower. No verdict rests on a speed. "
-        f"{forecast.assumed}"
+        "step leaves possible: not decided where that is faster or slower. No verdict rests on a "
+        f"speed. {forecast.assumed}"
     )
 
 
