@@ -89,6 +89,11 @@ def test_a_page_shows_an_excerpt_of_the_first_answer(page):
     assert all(line in full for line in shown.splitlines() if line != " ...")
 
 
+def test_the_tutorial_on_sharding_shows_the_plan_of_the_how_to():
+    shown = (DOCS / "tutorial/dit-xl-8-gpus.md").read_text().split("```")[1].splitlines()
+    assert len(shown) > 9 and set(shown) <= set((DOCS / "how-to/plan.md").read_text().splitlines())
+
+
 def test_the_tutorial_shows_an_excerpt_of_the_published_report(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     shutil.copytree(RESULTS / "cpu-2-cores", tmp_path / "set")
