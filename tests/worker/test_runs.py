@@ -22,10 +22,10 @@ from harness import ROOT
 from harness.data.feed import Feed, check_data, open_data
 from harness.memory.record import as_measured
 from harness.memory.tracer import BY_ENGINE
+from harness.planner.comparison import predicted_categories
 from harness.prediction import Prediction
 from harness.prediction import load as load_prediction
 from harness.report.figures import parity
-from harness.report.figures.predicted import predicted_categories
 from harness.result import Result, Status
 from harness.spec import Spec
 from harness.subjects import objectives as diffusion

@@ -12,10 +12,10 @@ from harness import cli
 from harness.memory.record import as_measured
 from harness.memory.tracer import BY_ENGINE
 from harness.planner import pool
+from harness.planner.comparison import predicted_categories
 from harness.report import write_report
 from harness.report.data import grouping
 from harness.report.data.answers import answers, fastest_that_fits
-from harness.report.figures.predicted import predicted_categories
 from harness.report.rendering import tables
 from harness.resolve import resolve
 from harness.result import Status
