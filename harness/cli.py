@@ -33,8 +33,8 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         absent = list(filter(None, map(extensions.missing, message.split())))
-        told = absent[0] if absent else f"{message}; see {self.prog} --help"
-        print(f"error: {told}", file=sys.stderr)
+        text = absent[0] if absent else f"{message}; see {self.prog} --help"
+        print(f"error: {text}", file=sys.stderr)
         raise SystemExit(BAD)
 
 
@@ -184,18 +184,18 @@ def _add_list(commands: Any) -> None:
     text = "list strategies, suites, models or cards; or describe one strategy"
     pages = "docs/reference/strategies.md, docs/reference/suites.md"
     parser = _add(commands, "list", _list, text, "./run.sh list zero2", pages)
-    told = f"{', '.join(KINDS)}, or the name of a strategy (default: strategies)"
-    parser.add_argument("what", nargs="?", metavar="WHAT", default=KINDS[0], help=told)
+    message = f"{', '.join(KINDS)}, or the name of a strategy (default: strategies)"
+    parser.add_argument("what", nargs="?", metavar="WHAT", default=KINDS[0], help=message)
     parser.add_argument("--markdown", action="store_true", help="the strategy table as Markdown")
 
 
 def _add_doctor(commands: Any) -> None:
     text = "say what this machine can run, and why not the rest"
     parser = _add(commands, "doctor", _doctor, text, "./run.sh doctor", "docs/how-to/install.md")
-    add, told = parser.add_argument, "results folder (default: results)"
-    add("--out", type=folder_name, metavar="DIR", default=Path("results"), help=told)
-    told = "read all of latents:FOLDER instead, for NaN and damage (default: none)"
-    add("--data", metavar="DATA", help=told)
+    add, message = parser.add_argument, "results folder (default: results)"
+    add("--out", type=folder_name, metavar="DIR", default=Path("results"), help=message)
+    message = "read all of latents:FOLDER instead, for NaN and damage (default: none)"
+    add("--data", metavar="DATA", help=message)
     for more in extensions.hooks("doctor_arguments"):
         more(parser)
 

@@ -64,9 +64,9 @@ def planned(words: str | Iterable[str]) -> dict[str, tuple[str, ...]]:
     Raises:
         BadInput: an unknown phase or variant, or two variants that exclude each other.
     """
-    told = words if isinstance(words, str) else ",".join(words)
+    text = words if isinstance(words, str) else ",".join(words)
     found: dict[str, tuple[str, ...]] = {}
-    for word in filter(None, told.replace(" ", "").split(",")):
+    for word in filter(None, text.replace(" ", "").split(",")):
         phase, _, ways = word.partition(":")
         if phase not in PLANNED:
             raise BadInput(f"phases is {phase!r}; {_hint(phase, PLANNED)}")

@@ -196,7 +196,7 @@ def read_predictions(folder: Path, skipped: list[str]) -> dict[str, Prediction]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Foretold:
+class ForecastRow:
     """Prediction for one row. Bytes are of one GPU, seconds of one optimizer step.
 
     ``verdict``: fits, tight, host, no, unknown or cannot. ``reason`` says why there is no
@@ -253,7 +253,7 @@ class Forecast:
     gpu_bytes: int
     assumed: str
     made_with: Mapping[str, str]
-    rows: Sequence[Foretold]
+    rows: Sequence[ForecastRow]
     schema: int = SCHEMA
     node: int = NODE
 

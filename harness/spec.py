@@ -153,15 +153,15 @@ class Spec:
             for name in ("weights", "sampler_steps", "cfg_scale"):
                 if getattr(self, name):
                     flag = name.replace("_", "-")
-                    way_out = f"give --workload sample, or leave --{flag} out"
-                    raise SpecError(f"{name} is {getattr(self, name)}, of no use here; {way_out}")
+                    hint = f"give --workload sample, or leave --{flag} out"
+                    raise SpecError(f"{name} is {getattr(self, name)}, of no use here; {hint}")
             return
         if not 0 <= self.cfg_scale < float("inf"):
             raise SpecError(f"cfg_scale is {self.cfg_scale}; a scale above 0, 1 guides nothing")
         least, most = (2, 1000) if self.objective == "epsilon" else (1, 1000)
         if not least <= self.drawn_steps <= most:
-            told = f"give --sampler-steps {least} to {most}"
-            raise SpecError(f"sampler_steps is {self.sampler_steps}; {told}")
+            text = f"give --sampler-steps {least} to {most}"
+            raise SpecError(f"sampler_steps is {self.sampler_steps}; {text}")
         if self.objective.partition(":")[0] not in ("epsilon", "flow"):
             raise SpecError(
                 f"objective is {self.objective!r}; samples are drawn of epsilon and flow"
@@ -237,8 +237,7 @@ class Spec:
             )
         return self.global_batch // parts
 
-    @property
-    def told(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return every field by name. Newer fields appear only if they differ from their
         default."""
         return {
@@ -248,7 +247,7 @@ class Spec:
     @property
     def key(self) -> str:
         """Return a stable short hash of all fields; equal specs have equal keys."""
-        text = json.dumps(self.told, sort_keys=True)
+        text = json.dumps(self.to_dict(), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:10]
 
     def arguments(self) -> list[str]:

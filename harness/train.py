@@ -84,7 +84,7 @@ def _measured(resolved: Resolved, options: argparse.Namespace, reporter: Reporte
         reporter,
         training.from_options(options),
         options.memory_limit,
-        portrait=options.anatomy,
+        breakdown=options.anatomy,
         control=options.sabotage,
     )
 

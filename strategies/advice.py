@@ -29,7 +29,7 @@ def lighter(sharding: str, processes: int) -> tuple[str, ...]:
     return tuple(name for name in known if name != sharding)
 
 
-def ways_out(recipe: str, processes: int, *, host: bool) -> str:
+def suggestions(recipe: str, processes: int, *, host: bool) -> str:
     """Return suggestions after an out-of-memory failure of ``recipe``, the cheapest first.
 
     ``host``: host memory ran out, not the device's.

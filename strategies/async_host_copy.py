@@ -9,7 +9,7 @@ MOST = 4
 """Number of tensors whose copies may be in flight at once."""
 
 
-class Leaving:
+class AsyncHostCopy:
     """Copier of tensors to host memory on a stream of its own, with at most ``most`` in flight.
 
     Before it exceeds that number, the compute stream waits for the oldest copy, and that tensor's

@@ -395,13 +395,13 @@ class Subject:
         """Sample size at the head of a plan: pixels, 8 for each element."""
         return "x".join([str(8 * self.data.input_size)] * 2)
 
-    def lacks(self, part: str, way_out: str = "leave this out") -> str | None:
+    def lacks(self, part: str, hint: str = "leave this out") -> str | None:
         """Return why a strategy cannot have ``part`` (a key of ``PARTS``), with the remedy; None if
         it can.
 
         Strategies return it from ``refuses``.
         """
-        return None if part in self.parts else f"{self.name} has no {PARTS[part]}; {way_out}"
+        return None if part in self.parts else f"{self.name} has no {PARTS[part]}; {hint}"
 
     # ---- modules ----
 
@@ -546,8 +546,8 @@ class Subject:
     @property
     def undrawn(self) -> str:
         """Reason why samples cannot be drawn from noise and labels; empty if they can."""
-        told = "takes conditions of its own (texts), which sampling does not make"
-        return told if self.brings_samples else ""
+        text = "takes conditions of its own (texts), which sampling does not make"
+        return text if self.brings_samples else ""
 
     def without_targets(self, x: Tensor) -> Tensor:
         """Return the samples of ``example`` in the form for which ``predict`` returns outputs and

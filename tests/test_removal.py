@@ -155,8 +155,8 @@ def test_a_missing_extension_is_named(made, words, absent, capsys):
     except SystemExit as ended:
         code = ended.code
     assert code == 2
-    told = capsys.readouterr().err
-    assert told == f"error: {absent} is not installed: harness/gone is missing\n"
+    text = capsys.readouterr().err
+    assert text == f"error: {absent} is not installed: harness/gone is missing\n"
 
 
 def test_hooks_come_from_those_that_are_installed(made):

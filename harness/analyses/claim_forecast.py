@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from harness.analyses import claim_rules
 from harness.analyses.claim_sweeps import Judgement, Rule, Verdict, applied, share
 from harness.memory.record import measured
-from harness.prediction import Forecast, Foretold
+from harness.prediction import Forecast, ForecastRow
 from harness.report.data.grid import Grid
 from harness.report.data.lookup import Rows
 from harness.report.data.rows import Row, Unfinished
@@ -44,7 +44,7 @@ class ForecastRows(Rows):
     """
 
     def __init__(self, forecast: Forecast, off: float = 0.0) -> None:
-        self.foretold = {row.spec: row for row in forecast.rows}
+        self.forecast_rows = {row.spec: row for row in forecast.rows}
         self.rows = [_as_row(row, off) for row in forecast.rows if row.fits]
         self.unfinished = [_unfinished(row, forecast) for row in forecast.rows if not row.fits]
         self.model, self.device = forecast.model, "cuda"
@@ -57,7 +57,7 @@ class ForecastRows(Rows):
         """Return the ratio with the range that ``plan`` uses: half of each step's spread in either
         direction.
         """
-        ours, theirs = (_seconds(self.foretold[of.spec]) for of in (row, base))
+        ours, theirs = (_seconds(self.forecast_rows[of.spec]) for of in (row, base))
         batches = row.spec.global_batch / base.spec.global_batch
         low, best, high = (batches * b / a for a, b in zip(ours, reversed(theirs), strict=True))
         undecided = ": not decided" if low < 1 < high else ""
@@ -69,19 +69,19 @@ class ForecastRows(Rows):
         return f"not predicted: {unfinished.reason}"
 
 
-def _seconds(row: Foretold) -> tuple[float, float, float]:
+def _seconds(row: ForecastRow) -> tuple[float, float, float]:
     """Return a step's seconds: slow, best and fast."""
     half = row.spread_seconds / 2
     return row.step_seconds + half, row.step_seconds, row.step_seconds - half
 
 
-def _as_row(row: Foretold, off: float) -> Row:
+def _as_row(row: ForecastRow, off: float) -> Row:
     """Return a prediction as a measured row, so that the same rules judge both."""
     result = _as_result(row, 1 - off if row.spec.recipe in BASES else 1 + off)
     return Row(label=row.spec.recipe, results=(result,), numbers=numbers([result]))
 
 
-def _as_result(row: Foretold, scale: float) -> Result:
+def _as_result(row: ForecastRow, scale: float) -> Result:
     """Return a result that is never written or ranked, because nothing was run."""
     parts = Categories(
         **measured(row.categories, row.buckets),
@@ -107,7 +107,7 @@ def _as_result(row: Foretold, scale: float) -> Result:
     return Result(status=Status.OK, spec=row.spec, meter="cuda", ranks=[rank], evidence=facts)
 
 
-def _unfinished(row: Foretold, forecast: Forecast) -> Unfinished:
+def _unfinished(row: ForecastRow, forecast: Forecast) -> Unfinished:
     """Return a row that would run out of memory, or that cannot be predicted."""
     too_large = row.verdict == "no"
     need = f"{row.need_bytes / GIB:.1f} of {forecast.gpu_bytes / GIB:.1f} GiB" if too_large else ""
@@ -151,7 +151,7 @@ def words(judgement: Judgement) -> str:
 # ---- tables ----
 
 
-def beside(grid: Grid, rules: Sequence[Rule], forecast: Forecast) -> Grid:
+def with_forecast(grid: Grid, rules: Sequence[Rule], forecast: Forecast) -> Grid:
     """Add columns of predicted verdicts and their figures to the table of measured claims."""
     cells = [[words(found), found.numbers] for found in at_size(rules, forecast)]
     heads = (f"At {forecast.model}", "Predicted there")

@@ -50,7 +50,9 @@ def tables(report: Report) -> list[Grid]:
     if report.suite.forecast is None:
         grid = dataclasses.replace(grid, note=f"{grid.note} {WAY}")
         return [grid, *claim_rules.tables(rows)]
-    at_size = claim_forecast.beside(grid, [claim.rule for claim in CLAIMS], report.suite.forecast)
+    at_size = claim_forecast.with_forecast(
+        grid, [claim.rule for claim in CLAIMS], report.suite.forecast
+    )
     return [at_size, *claim_rules.tables(rows), *claim_forecast.tables(report.suite.forecast)]
 
 

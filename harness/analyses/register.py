@@ -13,7 +13,7 @@ ANALYSES = {
         of_a_step=True,
     ),
     "each": Analysis("harness.analyses.each:tables", of_a_step=True),
-    "ladder": Analysis("harness.analyses.suites:ladder_tables", of_a_step=True),
+    "ladder": Analysis("harness.analyses.suites:ladder", of_a_step=True),
     "fast_dit": Analysis("harness.analyses.suites:fast_dit_tables"),
     "depth": Analysis(
         "harness.analyses.suites:tables",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from harness.prediction import Forecast, Foretold, Sent
+from harness.prediction import Forecast, ForecastRow, Sent
 from harness.report.data import lookup
 from harness.report.data.grid import Grid, text_grid
 from harness.report.data.rows import Report, Row
@@ -68,7 +68,7 @@ def shared(report: Report) -> bool:
 def bytes_of(point: Point) -> int | None:
     """Return a point's memory: a measured step's peak, or the predicted need of a GPU."""
     row = point.row
-    return row.need_bytes if isinstance(row, Foretold) else row.numbers.peak_bytes
+    return row.need_bytes if isinstance(row, ForecastRow) else row.numbers.peak_bytes
 
 
 def _point(row: Row) -> Point:
@@ -154,10 +154,10 @@ def _note(report: Report, cores: bool, head: str) -> str:
 
 def foretold_lines(forecast: Forecast, regime: str) -> list[Line]:
     """Return the lines of predicted rows, in the order of the request."""
-    return numbers.lines([_foretold_point(row) for row in forecast.rows], regime)
+    return numbers.lines([_forecast_point(row) for row in forecast.rows], regime)
 
 
-def _foretold_point(row: Foretold) -> Point:
+def _forecast_point(row: ForecastRow) -> Point:
     ends = (row.slow_links_seconds, row.slow_card_seconds)
     return Point(
         recipe=row.asked or row.spec.recipe,
@@ -190,7 +190,7 @@ def _foretold(forecast: Forecast, regime: str, found: Sequence[Line]) -> Grid:
 
 
 def _foretold_values(line: Line, point: Point) -> list[object]:
-    row: Foretold = point.row
+    row: ForecastRow = point.row
     step, pace = units.NONE, None
     if row.step_seconds is not None:
         step = f"{row.step_seconds * 1e3:.0f} +-{row.spread_seconds * 1e3:.0f}"
@@ -213,7 +213,7 @@ def _between(point: Point, line: Line) -> str:
     return f"{told} ({least}-{most})"
 
 
-def exposed(row: Foretold) -> float | None:
+def exposed(row: ForecastRow) -> float | None:
     """Return the share of a step in communication that nothing hides."""
     return row.exposed_seconds / row.step_seconds if row.step_seconds else None
 
@@ -271,7 +271,7 @@ def until(line: Line) -> tuple[str, str]:
 
 def _stops(point: Point, line: Line) -> str:
     """Return why that many GPUs do not pay; empty if they do."""
-    row: Foretold = point.row
+    row: ForecastRow = point.row
     if row.verdict == "no":
         return "does not fit"
     if not row.fits:
@@ -279,5 +279,5 @@ def _stops(point: Point, line: Line) -> str:
     if exposed(row) > HALF:
         return f"{exposed(row):.0%} of a step is exposed communication"
     found = numbers.efficiency(point, line.base) if line.base else None
-    told = f"a GPU does {found[1]:.0%} of what it did at {line.base.count}" if found else ""
-    return told if found and found[1] < HALF else ""
+    text = f"a GPU does {found[1]:.0%} of what it did at {line.base.count}" if found else ""
+    return text if found and found[1] < HALF else ""

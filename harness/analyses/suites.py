@@ -178,7 +178,7 @@ LADDER_NOTE = (
 )
 
 
-def ladder_tables(report: Report) -> list[Grid]:
+def ladder(report: Report) -> list[Grid]:
     """Return rows in the suite's order, each compared with the last measured row above it."""
     rows, lines, above, first = Rows(report), [], None, None
     for recipe in report.suite.order:
@@ -315,12 +315,12 @@ def _models(report: Report) -> dict[int, str]:
 
 
 def _note(saved: dict[str, dict[int, float]]) -> str:
-    told = [f"{recipe} {judged(shares)}" for recipe, shares in saved.items()]
+    lines = [f"{recipe} {judged(shares)}" for recipe, shares in saved.items()]
     return " ".join(
         [
             "Peak of one step. Saved and speed: against all logits at the same vocabulary. The "
             f"claim, that a loss without them saves memory (a share of {MATTERS:.0%} or more):",
-            f"{'; '.join(told)}." if told else "nothing to judge it by was measured.",
+            f"{'; '.join(lines)}." if lines else "nothing to judge it by was measured.",
         ]
     )
 

@@ -34,15 +34,15 @@ EXPORTS = ("HEADROOM_PYTHON", "HEADROOM_VENV", "HEADROOM_SCRATCH", "HEADROOM_INT
 def add_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     """Add the options that say which machine this is, of how many."""
     group = parser.add_argument_group("several machines (docs/how-to/cluster.md)")
-    told = "machines that share the processes alike (default: 1)"
-    group.add_argument("--nodes", type=int, metavar="N", help=told)
-    told = "which of them this is, 0 leads (default: as the job's variables say)"
-    group.add_argument("--node-rank", type=int, metavar="R", help=told)
-    told = "address of node 0 (default: as the job's variables say)"
-    group.add_argument("--head", metavar="ADDRESS", help=told)
-    told = f"a node without a sign for so long is lost (default: {SILENCE_SECONDS:g})"
+    text = "machines that share the processes alike (default: 1)"
+    group.add_argument("--nodes", type=int, metavar="N", help=text)
+    text = "which of them this is, 0 leads (default: as the job's variables say)"
+    group.add_argument("--node-rank", type=int, metavar="R", help=text)
+    text = "address of node 0 (default: as the job's variables say)"
+    group.add_argument("--head", metavar="ADDRESS", help=text)
+    text = f"a node without a sign for so long is lost (default: {SILENCE_SECONDS:g})"
     group.add_argument(
-        "--silence", type=seconds, metavar="SECONDS", default=SILENCE_SECONDS, help=told
+        "--silence", type=seconds, metavar="SECONDS", default=SILENCE_SECONDS, help=text
     )
     return group
 
@@ -50,12 +50,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     """Add those of ``run``: the same, and the options of a submission."""
     group = add_arguments(parser)
-    told = "submit the suite as one job (default: run here)"
-    group.add_argument("--on", choices=("slurm",), help=told)
-    told = "your site's #SBATCH and shell lines, put into the job's script (default: none)"
-    group.add_argument("--site", type=Path, metavar="FILE", help=told)
-    told = "the job's time limit, as Slurm takes it: 4:00:00 (default: the partition's)"
-    group.add_argument("--time", metavar="T", help=told)
+    text = "submit the suite as one job (default: run here)"
+    group.add_argument("--on", choices=("slurm",), help=text)
+    text = "your site's #SBATCH and shell lines, put into the job's script (default: none)"
+    group.add_argument("--site", type=Path, metavar="FILE", help=text)
+    text = "the job's time limit, as Slurm takes it: 4:00:00 (default: the partition's)"
+    group.add_argument("--time", metavar="T", help=text)
     parser.set_defaults(parser=parser)
 
 
@@ -138,8 +138,8 @@ def _submit(options: argparse.Namespace, out: Path, name: str, console: Console)
     check_out(out)
     number = slurm.submit(text, out)
     output = short(out / slurm.OUTPUT.format(number))
-    told = f"job {number}: {short(out / 'suite.sbatch')}; tail -F {output}; scancel {number}"
-    console.print(Text(told), soft_wrap=True)
+    message = f"job {number}: {short(out / 'suite.sbatch')}; tail -F {output}; scancel {number}"
+    console.print(Text(message), soft_wrap=True)
     return OK
 
 

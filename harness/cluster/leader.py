@@ -74,8 +74,8 @@ class Launched:
         except KeyboardInterrupt as signalled:
             self.interrupt = signalled
         except process.CannotStart as error:
-            told = f"cannot start {error.filename}: {error.strerror}"
-            raise launch.LaunchError(told) from None
+            text = f"cannot start {error.filename}: {error.strerror}"
+            raise launch.LaunchError(text) from None
         self.seconds = time.monotonic() - self.began
         self.look()
         if self.interrupt and self.go is None:  # the other nodes wait for it
@@ -213,9 +213,9 @@ class Nodes:
         """
         survey(self, out, device, ops)
         hosts, wire = ", ".join(r.host for r in self.ready), self.wire
-        told = f"{self.nodes} nodes ({hosts}); between them {wire.bandwidth / 1e9:.3g} GB/s, "
-        told += f"{wire.latency_seconds * 1e3:.3g} ms an all-reduce ({wire.backend})"
-        console.print(told, highlight=False, soft_wrap=True)
+        text = f"{self.nodes} nodes ({hosts}); between them {wire.bandwidth / 1e9:.3g} GB/s, "
+        text += f"{wire.latency_seconds * 1e3:.3g} ms an all-reduce ({wire.backend})"
+        console.print(text, highlight=False, soft_wrap=True)
         for note in self.notes:
             console.print(note, style="yellow", highlight=False, soft_wrap=True)
         others = tuple([r.devices, r.driver, r.cpu, r.cores] for r in self.ready)

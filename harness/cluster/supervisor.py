@@ -109,8 +109,8 @@ def _ready(order: Order, folder: Path, rank: int, door: network.Door, tend: Tick
     if way:
         ready.reached, ready.address = way
     elif not ready.lack:
-        told = f"it cannot reach node 0 ({head.host}) at {', '.join(hosts)}, port {head.door}"
-        ready.lack = Reason(told, "open the network between them, or give --head ADDRESS")
+        text = f"it cannot reach node 0 ({head.host}) at {', '.join(hosts)}, port {head.door}"
+        ready.lack = Reason(text, "open the network between them, or give --head ADDRESS")
     return ready
 
 

@@ -114,12 +114,12 @@ def _write(folder: Path, console: Any) -> bool:
     """Write the charts and print their summary; return whether the two counts of activation memory
     agree."""
     under_ceilings = extensions.hook("under_ceilings", lambda measured: measured)
-    portrait = under_ceilings(load(folder / "anatomy.json"))
-    for question, answer, more in page.sentences(portrait):
+    breakdown = under_ceilings(load(folder / "anatomy.json"))
+    for question, answer, more in page.sentences(breakdown):
         console.print(f"[bold]{question}[/bold]  {answer}: {more}", highlight=False)
-    for path in [folder / "anatomy.json", *page.write(portrait, folder)]:
+    for path in [folder / "anatomy.json", *page.write(breakdown, folder)]:
         console.print(Text(str(short(path))), soft_wrap=True)
-    if not page.agrees(portrait):
+    if not page.agrees(breakdown):
         text = "the two counts of the activations do not agree: do not rely on this page's bytes"
         console.print(text, style="red")
-    return page.agrees(portrait)
+    return page.agrees(breakdown)

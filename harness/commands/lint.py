@@ -27,12 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``lint``."""
     add = parser.add_argument
     add("files", nargs="*", metavar="FILE.json", help="DeepSpeed files (default: our own)")
-    told = "a preset or FILE.py:CLASS (default: DiT-XL/2)"
-    add("--model", type=families.canonical, metavar="MODEL", default="DiT-XL/2", help=told)
+    text = "a preset or FILE.py:CLASS (default: DiT-XL/2)"
+    add("--model", type=families.canonical, metavar="MODEL", default="DiT-XL/2", help=text)
     add("--processes", type=int, metavar="N", default=8, help="devices (default: 8)")
-    told = "the type that it trains in (default: bf16)"
+    text = "the type that it trains in (default: bf16)"
     kinds = {"type": lambda word: name_of(word, CATALOG), "choices": ("bf16", "fp32")}
-    add("--precision", **kinds, default="bf16", help=told)
+    add("--precision", **kinds, default="bf16", help=text)
 
 
 def lint_files(options: argparse.Namespace) -> int:

@@ -93,12 +93,12 @@ def print_models(console: Console | None = None) -> None:
         (Text(name, "bold"), f"{known.parameters['built'] / 1e9:.2f}", ", ".join(known.hub))
         for name, known in families.table().items()
     ]
-    told = "public models: --model takes any of these names, however it is spelled"
-    console.print(Text(told, style="bold"))
+    text = "public models: --model takes any of these names, however it is spelled"
+    console.print(Text(text, style="bold"))
     print_listed(console, ("model", "billion parameters", "on the Hugging Face Hub"), rows)
     names = ", ".join(dict.fromkeys(name.partition("/")[0] for name in dit.PRESETS))
-    told = f"DiTs, each with patch 2, 4 or 8: {names}. Read on: docs/reference/models.md"
-    console.print(Text(told, style="dim"))
+    text = f"DiTs, each with patch 2, 4 or 8: {names}. Read on: docs/reference/models.md"
+    console.print(Text(text, style="dim"))
 
 
 def print_cards(console: Console | None = None) -> None:
@@ -117,8 +117,8 @@ def print_cards(console: Console | None = None) -> None:
         for name, card in cards.table().items()
     ]
     print_listed(console, heads, rows)
-    told = "any other: --gpu-memory SIZE. Peaks and bandwidths are the data sheets'."
-    console.print(Text(told, style="dim"))
+    text = "any other: --gpu-memory SIZE. Peaks and bandwidths are the data sheets'."
+    console.print(Text(text, style="dim"))
 
 
 def markdown() -> str:

@@ -200,8 +200,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--memory-limit", type=float, metavar="GIB", help="what a process may use (default: all)")
     add("--first", type=int, default=1, metavar="N", help="micro batch to begin with (default: 1)")
     add("--most", type=int, default=4096, metavar="N", help="largest to try (default: 4096)")
-    told = "deadline of one probe (default: 1800)"
-    add("--timeout", type=seconds, default=1800, metavar="SECONDS", help=told)
+    text = "deadline of one probe (default: 1800)"
+    add("--timeout", type=seconds, default=1800, metavar="SECONDS", help=text)
     add("--fresh", action="store_true", help="repeat probes that are known (default: keep)")
     left = ("repeat", "warmup", "steps", "global_batch", "world", "profile", "snapshot")
     usual = {**DATA, "processes": ALL_GPUS}

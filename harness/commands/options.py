@@ -46,8 +46,8 @@ def add_shaping(parser: Any) -> None:
     resolution."""
     for f in dataclasses.fields(Spec):
         if f.name in ("config", "set", "frames", "text"):
-            told = f"{f.metadata['help']} (default: the model's own)"
-            parser.add_argument(f"--{f.name}", type=type(f.default), default=f.default, help=told)
+            text = f"{f.metadata['help']} (default: the model's own)"
+            parser.add_argument(f"--{f.name}", type=type(f.default), default=f.default, help=text)
 
 
 def overrides(options: argparse.Namespace) -> dict[str, Any]:

@@ -48,20 +48,20 @@ SUITE_S = {f.name: f"the suite's, else {f.default}" for f in dataclasses.fields(
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``run``."""
     what, add = parser.add_mutually_exclusive_group(), parser.add_argument
-    told = "which (default: default, or sampling); ./run.sh list names them"
-    what.add_argument("--suite", metavar="NAME_OR_FILE", help=told)
-    told = (
+    text = "which (default: default, or sampling); ./run.sh list names them"
+    what.add_argument("--suite", metavar="NAME_OR_FILE", help=text)
+    text = (
         "recipes instead, the first the reference (default: none, a suite, whose settings they get)"
     )
-    what.add_argument("--recipes", nargs="+", metavar="R", help=told)
+    what.add_argument("--recipes", nargs="+", metavar="R", help=text)
     add("--repeat", type=int, metavar="N", help="measure every recipe N times (default: 1)")
-    told = "measure the reference N times over the suite (default: the suite's, else 3; 1: once)"
-    add("--noise-floor", type=int, metavar="N", help=told)
+    text = "measure the reference N times over the suite (default: the suite's, else 3; 1: once)"
+    add("--noise-floor", type=int, metavar="N", help=text)
     add("--timeout", type=seconds, metavar="SECONDS", help="deadline of one run (default: suite's)")
     add("--out", type=folder_name, metavar="DIR", help="results folder (default: results/SUITE)")
     add("--fresh", action="store_true", help="repeat finished runs too (default: keep them)")
-    told = "rows of one GPU, N at a time, for their memory alone (default: one after another)"
-    add("--side-by-side", type=int, metavar="N", help=told)
+    text = "rows of one GPU, N at a time, for their memory alone (default: one after another)"
+    add("--side-by-side", type=int, metavar="N", help=text)
     add("--dry-run", action="store_true", help="print the commands, start nothing")
     for more in extensions.hooks("run_arguments"):
         more(parser)

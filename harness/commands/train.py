@@ -54,13 +54,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--checkpoint", metavar="DIR", help="the training state (default: OUT/checkpoint)")
     add("--save-every", type=int, metavar="K", help="steps between two checkpoints (default: 500)")
     add("--resume", action="store_true", help="go on from the newest checkpoint")
-    told = "resume also a checkpoint of another user or machine, whose load may run their code"
-    add("--trust", action="store_true", help=told)
+    text = "resume also a checkpoint of another user or machine, whose load may run their code"
+    add("--trust", action="store_true", help=text)
     add("--samples", metavar="FILE.png", help="grid of samples (default: OUT/samples.png)")
-    told = "what was trained, by itself: adapters, not the model (default: not written)"
-    add("--trained", metavar="FILE", help=told)
-    told = "the averaged weights, for --weights (default: OUT/averaged.safetensors)"
-    add("--averaged", metavar="FILE", help=told)
+    text = "what was trained, by itself: adapters, not the model (default: not written)"
+    add("--trained", metavar="FILE", help=text)
+    text = "the averaged weights, for --weights (default: OUT/averaged.safetensors)"
+    add("--averaged", metavar="FILE", help=text)
     add("--sample-steps", type=int, metavar="N", help="steps of the sampler (default: 25)")
     add("--guidance", type=float, metavar="G", help="classifier-free guidance scale (default: 2.0)")
     add("--dry-run", action="store_true", help="print the command, start nothing")

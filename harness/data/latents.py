@@ -150,16 +150,16 @@ class Folder:
 
 
 def _pair_of_folders(root: Path) -> tuple[Path, Path]:
-    way_out = "it should hold imagenet256_features/ and imagenet256_labels/"
+    hint = "it should hold imagenet256_features/ and imagenet256_labels/"
     if not root.is_dir():
-        raise BadInput(f"no folder {root}; {way_out}")
+        raise BadInput(f"no folder {root}; {hint}")
     pairs = [
         (features, labels)
         for features in sorted(root.glob("*_features"))
         if (labels := root / f"{features.name.removesuffix('_features')}_labels").is_dir()
     ]
     if not pairs:
-        raise BadInput(f"{root} has no pair of folders *_features and *_labels; {way_out}")
+        raise BadInput(f"{root} has no pair of folders *_features and *_labels; {hint}")
     if len(pairs) > 1:
         names = ", ".join(features.name for features, _ in pairs)
         raise BadInput(f"{root} has more than one pair ({names}); keep one a folder")

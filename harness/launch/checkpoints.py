@@ -45,7 +45,7 @@ class Foreign(BadInput):
 def terms(resolved: Resolved) -> dict[str, Any]:
     """Return the facts that must be the same when the training resumes. Its length and device may
     differ."""
-    fields = resolved.spec.told
+    fields = resolved.spec.to_dict()
     free = (*FREE, "processes") if resolved.launch.engine.resumes_on_any else FREE
     return {"recipe": str(resolved.recipe), **{k: v for k, v in fields.items() if k not in free}}
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from harness.launch.command import group_seconds
 from harness.phases import RUN_PHASES
 from harness.result import Status
-from strategies.advice import ways_out
+from strategies.advice import suggestions
 
 # ---- log ----
 
@@ -353,12 +353,12 @@ def _unexplained(facts: Facts) -> Outcome:
 def _gpu(facts: Facts, reason: str, text: str) -> Outcome:
     others = re.search(r"Process (\d+) has ([\d.]+ [KMG]iB)", text)
     also = f"; process {others[1]} holds {others[2]} of the GPU as well" if others else ""
-    hint = ways_out(facts.recipe, facts.processes, host=False)
+    hint = suggestions(facts.recipe, facts.processes, host=False)
     return Outcome(Status.GPU_OOM, reason, hint + also)
 
 
 def _host(facts: Facts, reason: str) -> Outcome:
-    hint = ways_out(facts.recipe, facts.processes, host=True)
+    hint = suggestions(facts.recipe, facts.processes, host=True)
     if facts.processes > 1:
         hint += f", or fewer --processes than {facts.processes}"
     if facts.shell_limit and not (facts.machine_kills or facts.group_kills):

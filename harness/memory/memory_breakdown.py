@@ -101,7 +101,7 @@ class Point:
 
 
 @dataclass(kw_only=True)
-class Portrait:
+class MemoryBreakdown:
     """Data of the page of one run.
 
     ``inference`` is of the same batch without gradients. ``peak_flops`` (per second) and
@@ -152,13 +152,13 @@ class Portrait:
         write_json(path, dataclasses.asdict(self))
 
 
-def load(path: Path) -> Portrait:
+def load(path: Path) -> MemoryBreakdown:
     """Read one portrait.
 
     Raises:
         BadResult: unreadable, or of another schema; names the file.
     """
     try:
-        return read_json(path, Portrait, name="anatomy", schema=SCHEMA)
+        return read_json(path, MemoryBreakdown, name="anatomy", schema=SCHEMA)
     except BadFile as error:
         raise BadResult(str(error)) from None

@@ -48,14 +48,14 @@ def register_living(tracer: Tracer, trained: TrainingRun) -> None:
     none.
     """
     tracer.enter(BEFORE)
-    holdings = trained.engine.held(trained)
+    inventory = trained.engine.held(trained)
     # If Python has seen DDP's buckets (a communication hook gets them), they are known.
-    if holdings.hidden and trained.accelerator.device.type in tracer.pools:
-        tracer.hold("device", holdings.hidden, "communication buckets", "buckets")
+    if inventory.hidden and trained.accelerator.device.type in tracer.pools:
+        tracer.hold("device", inventory.hidden, "communication buckets", "buckets")
         tracer.hidden = True
-    tracer.left_out |= holdings.seen
+    tracer.left_out |= inventory.seen
     kept = [t for a in trained.attached.values() for t in a.tensors()]
-    for tensor in (*(t for some in holdings.tensors.values() for t in some), *kept):
+    for tensor in (*(t for some in inventory.tensors.values() for t in some), *kept):
         tracer.see(tensor, BEFORE)
     gc.collect()  # objects that only cycles keep alive do not belong to the step
     for thing in gc.get_objects():

@@ -42,7 +42,7 @@ PAUSE = 0.01
 
 
 @contextlib.contextmanager
-def awaited(noticed: Callable[[], None]) -> Iterator[None]:
+def gloo_wait(noticed: Callable[[], None]) -> Iterator[None]:
     """Within this context, call ``noticed`` after each wait for a gloo collective."""
     if not (dist.is_available() and dist.is_initialized() and "gloo" in dist.get_backend()):
         yield
@@ -216,7 +216,7 @@ class Tracer(TorchDispatchMode):
 
     def __enter__(self) -> Any:
         self._watching.enter_context(watched(self._resized))
-        self._watching.enter_context(awaited(self._wait))
+        self._watching.enter_context(gloo_wait(self._wait))
         return super().__enter__()
 
     def __exit__(self, *given: Any) -> None:
@@ -321,13 +321,13 @@ class Tracer(TorchDispatchMode):
         """Set category and placement of the tensors alive between two steps, as the engine and the
         strategies report them."""
         self.casts = "float_master" not in trained.launch.traits
-        holdings = trained.engine.held(trained)
+        inventory = trained.engine.held(trained)
         kept = [t for a in trained.attached.values() for t in a.tensors()]
         for category in ("parameters", "optimizer_state"):
-            self.tag(category, holdings.tensors.get(category, ()))
+            self.tag(category, inventory.tensors.get(category, ()))
         self.tag("parameters", [t for a in trained.attached.values() for t in a.weights()])
         self.tag("ema", kept)
-        for category, tensors in holdings.tensors.items():
+        for category, tensors in inventory.tensors.items():
             self.tag(category, tensors)
         self.tag_gradients(trained)
         self.keep_held(trained)

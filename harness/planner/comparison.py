@@ -172,7 +172,7 @@ def predicted_fit(
 def _beside(result: Result, facts: Mapping[str, Any], found: Calibration | None) -> int:
     """Return the bytes of fixed overhead on a GPU."""
     gpu = rates.of_environment(facts, found)
-    return overhead.standing(gpu, result.spec.processes).total
+    return overhead.fixed_overhead(gpu, result.spec.processes).total
 
 
 def _device_need(prediction: Prediction, beside: int) -> int | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from harness.commands.console import INTERRUPTED
-from harness.memory.memory_breakdown import Portrait
+from harness.memory.memory_breakdown import MemoryBreakdown
 from harness.planner import overhead, pool
 from harness.planner.calibration.record import Ceilings
 from harness.planner.plan.tracing import PlanProgress
@@ -26,8 +26,8 @@ from harness.spec import Spec
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the option of ``run``."""
-    told = "do not predict what was measured"
-    parser.add_argument("--no-predictions", action="store_true", help=told)
+    text = "do not predict what was measured"
+    parser.add_argument("--no-predictions", action="store_true", help=text)
 
 
 def after_run(
@@ -100,21 +100,21 @@ def calibration_words(device: str) -> str:
     return found.words if found else "none: ./run.sh calibrate measures what predictions assume"
 
 
-def under_ceilings(portrait: Portrait) -> Portrait:
-    """Return ``portrait`` with the ceilings of its device's calibration, if there is one.
+def under_ceilings(breakdown: MemoryBreakdown) -> MemoryBreakdown:
+    """Return ``breakdown`` with the ceilings of its device's calibration, if there is one.
 
     The calibration measures more shapes for longer than a run does. CPU processes share its
     ceilings.
     """
-    found = rates.kept_for(portrait.device)
+    found = rates.kept_for(breakdown.device)
     ceilings = found.calibration.ceilings if found else Ceilings()
-    flops, streams = ceilings.products.get(portrait.dtype), ceilings.streams
+    flops, streams = ceilings.products.get(breakdown.dtype), ceilings.streams
     if not flops or not streams:
-        return portrait
-    share = portrait.processes if portrait.device == "cpu" else 1
+        return breakdown
+    share = breakdown.processes if breakdown.device == "cpu" else 1
     largest = max(streams, key=lambda stream: stream.bytes)
     return dataclasses.replace(
-        portrait,
+        breakdown,
         peak_flops=flops / share,
         bandwidth=largest.rate / share,
         ceilings=found.words,

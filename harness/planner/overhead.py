@@ -75,7 +75,7 @@ def libraries(gpu: Card | None) -> int:
     return _or(measured(gpu).libraries, typical)
 
 
-def standing(gpu: Card | None, processes: int) -> FixedOverhead:
+def fixed_overhead(gpu: Card | None, processes: int) -> FixedOverhead:
     """Return the fixed overhead of a training of ``processes`` ranks."""
     known = measured(gpu)
     return FixedOverhead(

@@ -116,7 +116,7 @@ _STANDING: ContextVar[list[Worker] | None] = ContextVar("standing", default=None
 
 
 @contextlib.contextmanager
-def standing() -> Iterator[None]:
+def kept_workers() -> Iterator[None]:
     """Share one worker among all requests in this context, so that libraries are loaded once.
 
     If the worker dies, the next request starts another.
@@ -136,7 +136,7 @@ def worker() -> Iterator[Worker]:
     """Yield the shared worker, or one for this request alone."""
     started = _STANDING.get()
     if started is None:
-        with standing(), worker() as own:
+        with kept_workers(), worker() as own:
             yield own
         return
     if not started or not started[-1].runs:

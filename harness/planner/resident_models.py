@@ -28,7 +28,7 @@ STORED = "bf16"
 
 
 @dataclass(frozen=True)
-class Beside:
+class ResidentModel:
     """One resident model: its name as requested, and its bytes on each GPU."""
 
     name: str
@@ -50,7 +50,7 @@ def usual_of(model: str) -> Sequence[str]:
     return _file()["usual"].get(model, ())
 
 
-def of(asked: Sequence[str], model: str, option: str = "also") -> list[Beside]:
+def of(asked: Sequence[str], model: str, option: str = "also") -> list[ResidentModel]:
     """Return the models that ``--also`` (or another ``option``) names.
 
     A word is a model of the table, perhaps with its dtype (``T5-XXL:fp8``), or a size (``2.5GiB``).
@@ -72,14 +72,14 @@ def of(asked: Sequence[str], model: str, option: str = "also") -> list[Beside]:
     return [named(name, option) for name in dict.fromkeys(names)]
 
 
-def named(word: str, option: str = "also") -> Beside:
+def named(word: str, option: str = "also") -> ResidentModel:
     """Return the model of the table, or of the size, that ``word`` names.
 
     Raises:
         BadInput: an unknown name or dtype.
     """
     if word[:1].isdigit():
-        return Beside(word, parse_bytes(word, option))
+        return ResidentModel(word, parse_bytes(word, option))
     name, _, stored = word.partition(":")
     known = {key.lower(): key for key in table()}
     if name.lower() not in known:
@@ -89,8 +89,8 @@ def named(word: str, option: str = "also") -> Beside:
     if stored and stored not in BYTES:
         raise BadInput(f"{option} is {word!r}; its type is one of {', '.join(BYTES)}")
     elements = table()[known[name.lower()]]["elements"]
-    told = known[name.lower()] + f":{stored}" * bool(stored)
-    return Beside(told, int(elements * BYTES[stored or STORED]))
+    text = known[name.lower()] + f":{stored}" * bool(stored)
+    return ResidentModel(text, int(elements * BYTES[stored or STORED]))
 
 
 def before_words(before: str) -> str:
@@ -105,7 +105,7 @@ def before_words(before: str) -> str:
     )
 
 
-def words(found: Sequence[Beside], at_work: bool = False) -> str:
+def words(found: Sequence[ResidentModel], at_work: bool = False) -> str:
     """Return a sentence about the counted models. ``at_work``: their forward passes are counted
     too."""
     parts = [f"{one.name} {one.bytes / 2**30:.1f}" for one in found]

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from harness.planner import uncertainty as residuals
-from harness.planner.overhead import WORDS, preferred, standing
+from harness.planner.overhead import WORDS, fixed_overhead, preferred
 from harness.planner.phase_needs import STEP, Need, needs
 from harness.planner.speed.roofline import AS_TYPICAL, Seconds, Slower, in_tf32, seconds
 from harness.prediction import Prediction
@@ -242,9 +242,9 @@ def _needs(resolved: Resolved, prediction: Prediction, gpu: Card) -> dict[str, N
     all processes and their interpreters.
     """
     processes, host = resolved.spec.processes, _host(resolved, prediction, gpu)
-    more = standing(gpu, processes).total
+    more = fixed_overhead(gpu, processes).total
     if gpu.shared and prediction.bytes is not None:
-        need = processes * (prediction.bytes + standing(gpu, 1).total + gpu.beside)
+        need = processes * (prediction.bytes + fixed_overhead(gpu, 1).total + gpu.beside)
         return {STEP: Need(need, need, host, "")}
     if prediction.reserved is None:
         return {}

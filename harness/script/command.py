@@ -53,29 +53,29 @@ NEVER_BACKWARD = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``script``."""
     add = parser.add_argument
-    told = f"launch files in launch_configs/ (default: {' '.join(LAUNCHES)}; single on one process)"
-    add("--launch", nargs="+", metavar="NAME", help=told)
-    told = "strategies, each added to each launch file, as checkpoint adam8bit (default: none)"
-    add("--with", nargs="+", metavar="STRATEGY", dest="added", default=[], help=told)
+    text = f"launch files in launch_configs/ (default: {' '.join(LAUNCHES)}; single on one process)"
+    add("--launch", nargs="+", metavar="NAME", help=text)
+    text = "strategies, each added to each launch file, as checkpoint adam8bit (default: none)"
+    add("--with", nargs="+", metavar="STRATEGY", dest="added", default=[], help=text)
     add("--check", action="store_true", help="take two steps on one process, show what is seen")
     add("--processes", type=int, metavar="N", help="processes (default: all GPUs, else 1)")
     add("--device", choices=DEVICES, help="cpu or cuda (default: cuda if there)")
     add("--warmup", type=int, metavar="W", default=2, help="first optimizer steps (default: 2)")
     add("--steps", type=int, metavar="N", default=8, help="timed optimizer steps (default: 8)")
-    told = "seed set before the script, whose own seed wins (default: 0)"
-    add("--seed", type=int, metavar="S", default=0, help=told)
-    told = "limit of the gradient norm that the script applies (default: read off a run)"
-    add("--clip", type=float, metavar="NORM", help=told)
-    told = f"deadline of one run (default: {TIMEOUT_SECONDS:g})"
-    add("--timeout", type=seconds, metavar="SECONDS", default=TIMEOUT_SECONDS, help=told)
-    told = "deadline of all that comes before the first step (default: --timeout)"
-    add("--load-timeout", type=seconds, metavar="SECONDS", help=told)
-    told = "results folder (default: results/script-NAME)"
-    add("--out", type=folder_name, metavar="DIR", help=told)
+    text = "seed set before the script, whose own seed wins (default: 0)"
+    add("--seed", type=int, metavar="S", default=0, help=text)
+    text = "limit of the gradient norm that the script applies (default: read off a run)"
+    add("--clip", type=float, metavar="NORM", help=text)
+    text = f"deadline of one run (default: {TIMEOUT_SECONDS:g})"
+    add("--timeout", type=seconds, metavar="SECONDS", default=TIMEOUT_SECONDS, help=text)
+    text = "deadline of all that comes before the first step (default: --timeout)"
+    add("--load-timeout", type=seconds, metavar="SECONDS", help=text)
+    text = "results folder (default: results/script-NAME)"
+    add("--out", type=folder_name, metavar="DIR", help=text)
     add("--fresh", action="store_true", help="repeat finished runs too (default: keep them)")
     add("--dry-run", action="store_true", help="print the commands, start nothing")
-    told = "-- train.py ARGUMENTS: your training script (required; no default)"
-    add("script", nargs=argparse.REMAINDER, help=told)
+    text = "-- train.py ARGUMENTS: your training script (required; no default)"
+    add("script", nargs=argparse.REMAINDER, help=text)
 
 
 def act(options: argparse.Namespace) -> int:

@@ -198,8 +198,8 @@ def parts_of(recipe: Recipe) -> tuple[list[Strategy], Reason | None]:
         if part.name in FOREIGN:
             parts.append(own_part(part))
         else:
-            told = f"{part.name}: {not_of_a_script(part)}"
-            refusal = refusal or Reason.read(told, part.name)
+            message = f"{part.name}: {not_of_a_script(part)}"
+            refusal = refusal or Reason.read(message, part.name)
     return parts, refusal
 
 
@@ -215,12 +215,12 @@ def not_of_a_script(part: Strategy) -> str:
 
 def refused_launch(launch: RunContext) -> Reason | None:
     """Return why an engine cannot train a script's model; None if it can."""
-    name, told = launch.sharding, ""
+    name, text = launch.sharding, ""
     if "stages" in launch.traits:
-        told = "a script calls its model whole, which no pipeline can cut; take fsdp2 or zero3"
+        text = "a script calls its model whole, which no pipeline can cut; take fsdp2 or zero3"
     elif getattr(launch.engine, "prefetch", 0):
-        told = "a script's blocks are not ordered; leave prefetch out"
-    return Reason.read(f"{name}: {told}", name) if told else None
+        text = "a script's blocks are not ordered; leave prefetch out"
+    return Reason.read(f"{name}: {text}", name) if text else None
 
 
 def recipes_of(launches: Sequence[str], added: Sequence[str], processes: int) -> list[str]:

@@ -139,11 +139,11 @@ def _too_few(row: ScriptRow, watch: Watch) -> Refused:
     """Return why a script that ended by itself has no result, with the remedy."""
     needed = steps_needed(row, watch.check)
     if watch.accelerator is None:
-        told = "the script made no Accelerator"
-        return Refused(f"{told}; give the script that trains, with its arguments")
+        text = "the script made no Accelerator"
+        return Refused(f"{text}; give the script that trains, with its arguments")
     if watch.bench is None:
-        told = "the script ended without a training step by accelerator.backward"
-        return Refused(f"{told}; give the script that trains, with its arguments")
+        text = "the script ended without a training step by accelerator.backward"
+        return Refused(f"{text}; give the script that trains, with its arguments")
     taken = watch.bench.trained.optimizer_steps + watch.complete()
     return TooFew(
         f"the script ended after {taken} optimizer steps, and {needed} are needed; give it more "

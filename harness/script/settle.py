@@ -110,12 +110,12 @@ def check_ranks(accelerator: Any, row: ScriptRow) -> None:
     """
     started, met = row.spec.processes, accelerator.num_processes
     if met != started:
-        told = "leave device, backend and rank variables to accelerate in the script"
-        raise Void(MET, started, met, told)
+        text = "leave device, backend and rank variables to accelerate in the script"
+        raise Void(MET, started, met, text)
     wanted, found = row.launch.engine.file.kind, accelerator.distributed_type.value
     if not row.launch.engine.runs(accelerator):
-        told = "look in the script for a plugin or a variable that chooses another engine"
-        raise Void("engine of the launch file", wanted, found, told)
+        text = "look in the script for a plugin or a variable that chooses another engine"
+        raise Void("engine of the launch file", wanted, found, text)
 
 
 # ---- prepare ----

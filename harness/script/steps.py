@@ -33,7 +33,7 @@ from harness.worker.status import Reporter
 from strategies.engine import TrainingRun
 from strategies.engines.fsdp.engine import whole
 from strategies.evidence import states
-from strategies.evidence.watching import beside, observing
+from strategies.evidence.watching import in_phase, observing
 
 INPUTS = "inputs"
 """Phase from the start of a step to the trained model's forward: batches, VAE, text encoders."""
@@ -214,7 +214,7 @@ class Bench:
         self.inner.reporter.enter("evidence")
         parts = self.row.recipe.strategies[1:]
         with observing(self.trained, parts, engine=False):
-            self.inputs.enter_context(beside(INPUTS))
+            self.inputs.enter_context(in_phase(INPUTS))
             yield
 
     # ---- result ----
@@ -279,7 +279,7 @@ class Bench:
     def _audit(self, losses: list[float]) -> list[Check]:
         """Return the checks that hold for every script."""
         trained, here = self.trained, self.trained.accelerator
-        told = trained.engine.report(trained)
+        engine_report = trained.engine.report(trained)
         rows = [
             ("processes", self.row.spec.processes, here.num_processes),
             ("device", self.row.spec.device, here.device.type),
@@ -287,7 +287,7 @@ class Bench:
             ("losses finite", True, all(map(math.isfinite, losses))),
             ("backward passes on each rank alike", 1, len(set(gather(trained, tuple(self.micro))))),
         ]
-        steps = told.steps if told.steps is not None else states.counted(trained)
+        steps = engine_report.steps if engine_report.steps is not None else states.counted(trained)
         if steps is not None:
             rows.append(("optimizer stepped", True, steps > 0))
         return [Check(name=n, asked=a, found=f, ok=a == f) for n, a, f in rows]

@@ -365,10 +365,10 @@ class Watch:
         listed = any(isinstance(m, (list, tuple)) for m in models)
         if not listed or self.accelerator.gradient_accumulation_steps == 1:
             return
-        told = "the script passes a list to accumulate, which accelerate does not unpack"
+        text = "the script passes a list to accumulate, which accelerate does not unpack"
         if "dtensor_weights" in self.row.launch.traits:
-            raise Refused(f"{told}; write accumulate(*models), or take ddp")
-        self.note(f"{told}: gradients are sent in every micro-batch")
+            raise Refused(f"{text}; write accumulate(*models), or take ddp")
+        self.note(f"{text}: gradients are sent in every micro-batch")
 
     def left_accumulate(self) -> None:
         """Receive the end of ``Accelerator.accumulate``."""

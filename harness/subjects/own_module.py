@@ -96,15 +96,15 @@ class OwnModule(Subject):
 
         with users_code(self.model):
             found = type(self).function()
-        way_out = "return (module, batch, loss): docs/tutorial/your-own-model.md"
+        hint = "return (module, batch, loss): docs/tutorial/your-own-model.md"
         if not isinstance(found, tuple) or len(found) != 3:
-            raise BadInput(f"model {self.model}: it returned {type(found).__name__}; {way_out}")
+            raise BadInput(f"model {self.model}: it returned {type(found).__name__}; {hint}")
         module, batch, loss = found
         tensors = isinstance(batch, Mapping) and all(map(torch.is_tensor, batch.values()))
         right = isinstance(module, torch.nn.Module) and tensors and batch and callable(loss)
         if not right:
             kinds = ", ".join(type(part).__name__ for part in found)
-            raise BadInput(f"model {self.model}: it returned ({kinds}); {way_out}")
+            raise BadInput(f"model {self.model}: it returned ({kinds}); {hint}")
         if len({len(tensor) if tensor.ndim else 0 for tensor in batch.values()}) != 1:
             raise BadInput(f"model {self.model}: the tensors of its batch differ in length")
         return found

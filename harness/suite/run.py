@@ -319,8 +319,8 @@ def _alone(out: Path) -> Iterator[None]:
                 raise OutputError(
                     f"another run is writing to {out}; wait or choose another --out"
                 ) from None
-            told = f"{out} cannot be locked ({error.strerror}): a second run there goes unnoticed"
-            print(f"headroom: {told}", file=sys.stderr)
+            text = f"{out} cannot be locked ({error.strerror}): a second run there goes unnoticed"
+            print(f"headroom: {text}", file=sys.stderr)
         yield
 
 

@@ -72,7 +72,11 @@ def audit(
         digest: hash of the initial weights on this rank.
         did: changes of each parameter by the optimizer, if they were recorded.
     """
-    spec, accelerator, told = resolved.spec, trained.accelerator, trained.engine.report(trained)
+    spec, accelerator, engine_report = (
+        resolved.spec,
+        trained.accelerator,
+        trained.engine.report(trained),
+    )
     twins = gather(trained, [[m.tolist() for m in step] for step in log.positions])
     everyone = _shares(resolved.launch.layout, twins)
     steps = len(log.positions)
@@ -87,14 +91,14 @@ def audit(
         ("global batch", [spec.global_batch], sorted({times * n for n in fed})),
         ("micro batch", [resolved.micro_batch], sorted(micro)),
         ("accumulation", resolved.recipe.accumulation, len(log.positions[0])),
-        ("optimizer steps", trained.optimizer_steps, _steps_taken(trained, told)),
+        ("optimizer steps", trained.optimizer_steps, _steps_taken(trained, engine_report)),
         (
             "data order",
             _asked_order(resolved, trained.resumed_steps, steps),
             _found_order(everyone),
         ),
         ("initial weights alike", 1, len(set(gather(trained, digest)))),
-        ("gradient clipping", spec.grad_clip, _clipping(trained, told, log)),
+        ("gradient clipping", spec.grad_clip, _clipping(trained, engine_report, log)),
     ]
     if resolved.launch.layout.data < len(twins):
         rows.append(("samples shared alike", True, _alike(resolved.launch.layout, twins)))
@@ -103,8 +107,8 @@ def audit(
     else:  # a simulated rank trains on its own samples only: its losses mean nothing
         rows.append(("losses finite", True, all(math.isfinite(x) for x in losses)))
     rows += _stepped(trained, did)
-    if told.micro_batch is not None:
-        rows.append(("engine's micro batch", resolved.micro_batch, told.micro_batch))
+    if engine_report.micro_batch is not None:
+        rows.append(("engine's micro batch", resolved.micro_batch, engine_report.micro_batch))
     return [Check(name=n, asked=a, found=f, ok=a == f) for n, a, f in rows]
 
 

@@ -33,7 +33,7 @@ def measure(
     training: Training | None = None,
     memory_limit: int | None = None,
     *,
-    portrait: bool = False,
+    breakdown: bool = False,
     control: str | None = None,
 ) -> Result | None:
     """Run and measure one rank; return the result on rank 0, None on the others.
@@ -42,7 +42,7 @@ def measure(
         training: makes it a training run.
         memory_limit: bytes, 0 for none; makes it a trial that tests whether a batch fits, without a
             traced step.
-        portrait: also write ``anatomy.json`` to the folder.
+        breakdown: also write ``anatomy.json`` to the folder.
         control: name of a sabotage.
     """
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
@@ -57,8 +57,8 @@ def measure(
     reporter.enter("anatomy")
     traced = training is None and memory_limit is None
     categories = traced_steps(bench) if traced else {}
-    if portrait:
-        _portray(bench)
+    if breakdown:
+        _break_down(bench)
     if traced:
         parts, data = resolved.recipe.strategies, bench.run.feed.dataset
         observe_step(bench.run.trained, parts, bench.step, data)
@@ -151,7 +151,7 @@ def traced_steps(bench: Bench) -> dict[str, Any]:
     return categories
 
 
-def _portray(bench: Bench) -> None:
+def _break_down(bench: Bench) -> None:
     taken = dissect.take(bench.resolved, bench.run.trained, bench.look())
     if bench.accelerator.is_main_process:
         taken.write(bench.folder / "anatomy.json")

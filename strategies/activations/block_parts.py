@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from strategies.activations.runners import by_leaf, by_place
-from strategies.activations.weighed import Weighed
+from strategies.activations.weighed import MeasuredBlocks
 
 # ---- segmentation ----
 
@@ -57,7 +57,7 @@ def block_runs(split: Split, blocks: int) -> int:
     return blocks + sum(again(part, 1) for part in split(blocks, 0)[0])
 
 
-class Recompute(Weighed):
+class Recompute(MeasuredBlocks):
     """Block runner that recomputes parts of the blocks in backward, and counts the runs.
 
     ``products``: number and bytes of outputs that ``policy`` made torch keep in the first forward.

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from strategies.activations.block_parts import Recompute
 from strategies.activations.runners import runner_of, surround
-from strategies.activations.weighed import Call, Weighed
+from strategies.activations.weighed import Call, MeasuredBlocks
 from strategies.base import Slot, Watcher, demand
 from strategies.engine import RunContext, TrainingRun
 from strategies.strategy import Strategy
@@ -87,7 +87,7 @@ def _kept_by_a_block(trained: TrainingRun, call: Call, backend: str) -> int:
         made = torch.zeros_like(like, device=trained.accelerator.device)
         return made.requires_grad_(like.is_floating_point())
 
-    runner = Weighed(lambda blocks, *given, **named: compiled(*given, **named))
+    runner = MeasuredBlocks(lambda blocks, *given, **named: compiled(*given, **named))
     compiled = torch.compile(call.block.forward, backend=backend, dynamic=False)
     given, named = tree_map_only(torch.Tensor, zeros, call.given)
     whole = torch._functorch.config.patch(activation_memory_budget=1.0)
@@ -165,8 +165,8 @@ class Compile(Strategy):
             parts.compile_parts(functools.partial(torch.compile, **given))
         for block in _alone(parts, subject.blocks(module)):
             block.compile(**given)
-        if runner_of(module, Weighed) is None:
-            surround(module, subject, Weighed)
+        if runner_of(module, MeasuredBlocks) is None:
+            surround(module, subject, MeasuredBlocks)
 
     def attach(self, trained: TrainingRun) -> CountingBackend | None:
         return getattr(trained.module, "compiled_by", None)
@@ -188,13 +188,13 @@ class Compile(Strategy):
             "graphs_after_first_step": last["graphs"] - first["graphs"],
         }
         if self.scope == "block":
-            facts["kept_bytes"] = runner_of(trained.module, Weighed).kept_bytes
+            facts["kept_bytes"] = runner_of(trained.module, MeasuredBlocks).kept_bytes
         return {**facts, **self._budgeted(trained)} if self.budget < 1 else facts
 
     def _budgeted(self, trained: TrainingRun) -> dict[str, Any]:
         """Check the share of kept bytes above the inputs, relative to a block compiled without a
         budget."""
-        runner = runner_of(trained.module, Weighed)
+        runner = runner_of(trained.module, MeasuredBlocks)
         full = kept_without_budget(trained, runner.calls, self.backend)
         least = sum(call.count * call.input_bytes for call in runner.calls)
         share = (runner.kept_bytes - least) / (full - least)

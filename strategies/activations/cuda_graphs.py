@@ -62,11 +62,11 @@ class CudaGraphs(Strategy):
         captured = trained.attached.get(self.name)
         demand(isinstance(captured, Captured), "nothing was captured")
         replays, eager = captured.noted
-        told = f"{replays} calls were replayed and {eager} were not, of {trained.micro_steps}"
+        text = f"{replays} calls were replayed and {eager} were not, of {trained.micro_steps}"
         watched = trained.observed.micro_steps if trained.observed else 0
-        demand(replays + eager == trained.micro_steps and eager <= watched, told)
+        demand(replays + eager == trained.micro_steps and eager <= watched, text)
         facts = {"graphs": len(captured.graphs), "replays": replays, "calls_of_a_trace": eager}
-        demand(replays > len(captured.graphs) > 0, f"{len(captured.graphs)} graphs: {told}")
+        demand(replays > len(captured.graphs) > 0, f"{len(captured.graphs)} graphs: {text}")
         return {**facts, "away_from_eager": self._away(trained, captured)}
 
     def _away(self, trained: TrainingRun, captured: Any) -> float:

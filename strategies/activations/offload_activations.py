@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 from strategies.activations.block_parts import Recompute
 from strategies.activations.runners import runner_of, surround
-from strategies.activations.weighed import Weighed, is_weight
-from strategies.async_host_copy import Leaving
+from strategies.activations.weighed import MeasuredBlocks, is_weight
+from strategies.async_host_copy import AsyncHostCopy
 from strategies.base import Attachment, Slot, Watcher, demand
 from strategies.engine import RunContext, TrainingRun
 from strategies.inventory import AllocationScope
@@ -44,20 +44,20 @@ class Offloaded:
     __del__ = wait  # the memory of an unused copy must not be reused earlier
 
 
-class Host(Weighed):
+class Host(MeasuredBlocks):
     """Block runner that keeps saved tensors in host memory.
 
     On a GPU the copies use a stream of their own and pinned memory, and overlap with computation:
     out when tensors are saved, back ``AHEAD`` tensors before they are needed. Device memory is
-    allocated and freed in the order of the compute stream (``Leaving``). If the device is the host,
-    the copies are still made, and free nothing.
+    allocated and freed in the order of the compute stream (``AsyncHostCopy``). If the device is the
+    host, the copies are still made, and free nothing.
     """
 
     def __init__(self, inner: Any) -> None:
         super().__init__(inner)
         self.moved = {"out": 0, "back": 0, "out_bytes": 0, "back_bytes": 0, "pinned": 0}
         self.stays: list[Offloaded | None] = []
-        self.leaving = Leaving(None)
+        self.host_copy = AsyncHostCopy(None)
         self.device = "cpu"
 
     def run(self, blocks: Any, *given: Any, **named: Any) -> Any:
@@ -66,8 +66,8 @@ class Host(Weighed):
         self.stays = []
         device = _device_of(given, named)
         self.device = device.type
-        if device.type == "cuda" and self.leaving.stream is None:
-            self.leaving = Leaving(torch.cuda.Stream(device))
+        if device.type == "cuda" and self.host_copy.stream is None:
+            self.host_copy = AsyncHostCopy(torch.cuda.Stream(device))
         pack, unpack = (torch.compiler.disable(f) for f in (self.pack, self.unpack))
         with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
             return self.inner(blocks, *given, **named)
@@ -83,7 +83,7 @@ class Host(Weighed):
         if is_weight(kept) or kept.nbytes < LEAST_BYTES:
             return kept
         host = torch.empty_like(kept, device="cpu", pin_memory=kept.is_cuda)
-        self.leaving.copy(kept, host)
+        self.host_copy.copy(kept, host)
         self.stays.append(Offloaded(host, kept.device))
         self.moved["out"] += 1
         self.moved["out_bytes"] += kept.nbytes
@@ -94,7 +94,7 @@ class Host(Weighed):
         """Return the tensor of a ``pack`` result, on its device."""
         if not isinstance(packed, tuple):
             return packed
-        self.leaving.let_go()
+        self.host_copy.let_go()
         index, stays = packed
         for nearer in range(index, max(-1, index - 1 - AHEAD), -1):
             self._fetch(stays[nearer])
@@ -111,7 +111,10 @@ class Host(Weighed):
         if stay is None or stay.fetched is not None:
             return
         # Memory of the compute stream, where it is freed: reuse needs no event.
-        stay.fetched, stream = torch.empty_like(stay.host, device=stay.device), self.leaving.stream
+        stay.fetched, stream = (
+            torch.empty_like(stay.host, device=stay.device),
+            self.host_copy.stream,
+        )
         if stream is not None:
             stream.wait_stream(torch.cuda.current_stream(stay.device))
         with torch.cuda.stream(stream):

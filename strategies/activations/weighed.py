@@ -29,7 +29,7 @@ class Call:
         return sum(tensor.nbytes for tensor in self.tensors)
 
 
-class Weighed:
+class MeasuredBlocks:
     """Block runner around another one (``inner``; the innermost is the module's own).
 
     It measures the bytes that autograd saves in the first forward of each block: ``kept_bytes``,
@@ -44,7 +44,7 @@ class Weighed:
         self.weighing = self.within = self.passing = False
         self._begun: set[int] = set()
         self._seen: dict[int, weakref.ref] = {}
-        if isinstance(inner, Weighed):
+        if isinstance(inner, MeasuredBlocks):
             inner.within = True  # autograd calls one of nested hooks: this one, which forwards
 
     def __call__(self, blocks: Any, *given: Any, **named: Any) -> Any:
@@ -80,7 +80,7 @@ class Weighed:
         if not (self.passing or known or is_weight(kept)):
             self._seen[kept.data_ptr()] = weakref.ref(storage)
             self.kept_bytes += kept.nbytes
-        if isinstance(self.inner, Weighed):
+        if isinstance(self.inner, MeasuredBlocks):
             self.inner.weigh(kept)
         return kept
 

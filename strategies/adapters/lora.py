@@ -266,8 +266,8 @@ def save(trained: TrainingRun, path: Path, leave_out: tuple[str, ...] = ()) -> N
     Names that begin with one of ``leave_out`` are skipped.
     """
     state = {}
-    everywhere = trained.engine.global_parameters(trained)
-    free = {n: p for n, p in everywhere.items() if p.requires_grad}
+    all_parameters = trained.engine.global_parameters(trained)
+    free = {n: p for n, p in all_parameters.items() if p.requires_grad}
     named = {n: p for n, p in free.items() if not n.startswith(leave_out)}
     whole = trained.engine.whole(trained, list(named.values()))
     for name, p in zip(named, whole, strict=True):

@@ -166,9 +166,9 @@ class Distill(Strategy):
             begin(module, subject, teacher, self.teacher)
         if self.feature:
             blocks, (depth, width, *_) = subject.blocks(module), subject.dimensions
-            heard = Hidden(depth, width, teacher.dimensions.width, subject.dtype(module))
-            hear(module, blocks, heard)
-            module.add_module(NAME, heard)
+            captured = Hidden(depth, width, teacher.dimensions.width, subject.dtype(module))
+            hear(module, blocks, captured)
+            module.add_module(NAME, captured)
 
     def attach(self, trained: TrainingRun) -> Any:
         from strategies.distillation import teacher as begun
@@ -180,8 +180,8 @@ class Distill(Strategy):
         teacher = Teacher(subject, self.teacher, self.store, trained.accelerator.device, pairs)
         if self.init == "blocks":
             teacher.began = begun.apart(trained, teacher.module, depths[1])
-        heard = getattr(trained.module, NAME, None) or Hidden.deaf()
-        trained.supervise = Lesson(teacher, heard, self.weights)
+        captured = getattr(trained.module, NAME, None) or Hidden.deaf()
+        trained.supervise = Lesson(teacher, captured, self.weights)
         return teacher
 
     def observe(self, trained: TrainingRun) -> AbstractContextManager[Any]:

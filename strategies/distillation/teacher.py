@@ -22,7 +22,7 @@ from strategies.engine import TrainingRun
 from strategies.evidence.readings import bytes_of, scales, stored
 from strategies.evidence.rules import relative_error
 from strategies.evidence.states import checksum
-from strategies.evidence.watching import beside
+from strategies.evidence.watching import in_phase
 from strategies.initial import keyed
 from strategies.subject import Subject
 
@@ -107,7 +107,7 @@ class Hidden(nn.Module):
         return cls(0, 1, 1, torch.float32)
 
     @contextlib.contextmanager
-    def heard(self) -> Iterator[list[Tensor]]:
+    def recording(self) -> Iterator[list[Tensor]]:
         """Yield the list of states [B, T, D] of one forward pass, complete after it."""
         self.states, self.listening = [], True
         try:
@@ -127,14 +127,14 @@ class Hidden(nn.Module):
             self.states[:] = [layer(state.to(layer.weight.dtype)) for layer, state in pairs]
 
 
-def hear(module: nn.Module, blocks: Sequence[nn.Module], heard: Hidden) -> None:
+def hear(module: nn.Module, blocks: Sequence[nn.Module], captured: Hidden) -> None:
     """Have ``heard`` record the output of each of ``blocks`` when ``module`` runs.
 
     Called before the engine's hooks, which then treat the projections as part of the forward pass.
     """
     for block in blocks:
-        block.register_forward_hook(lambda part, given, out: heard.note(out))
-    module.register_forward_hook(lambda part, given, out: heard.project())
+        block.register_forward_hook(lambda part, given, out: captured.note(out))
+    module.register_forward_hook(lambda part, given, out: captured.project())
 
 
 class Teacher(Watcher):
@@ -159,9 +159,9 @@ class Teacher(Watcher):
         pack(self.module, subject, store)
         initial.fill(self.module, draw, device)
         self.module.to(device).requires_grad_(False).eval()
-        self.heard = Hidden.deaf()
+        self.captured = Hidden.deaf()
         blocks = subject.blocks(self.module)
-        hear(self.module, [blocks[place] for place in pairs], self.heard)
+        hear(self.module, [blocks[place] for place in pairs], self.captured)
         self.module.register_forward_hook(self._count)
         self.sums = self._sums()
 
@@ -174,7 +174,7 @@ class Teacher(Watcher):
         """Return its output for noisy samples, and the hidden states of its ``pairs``, without a
         graph."""
         off = torch.autocast(x.device.type, enabled=False)
-        with torch.no_grad(), off, beside("teacher"), self.heard.heard() as states:
+        with torch.no_grad(), off, in_phase("teacher"), self.captured.recording() as states:
             return self.subject.predict(self.module, x, t_B, conditions), states
 
     @contextlib.contextmanager
@@ -277,7 +277,7 @@ class Lesson:
     """
 
     teacher: Teacher
-    heard: Hidden
+    captured: Hidden
     weights: Mapping[str, float]
     moments: list[Moment] | None = None
 
@@ -293,7 +293,7 @@ class Lesson:
 
         def ask(x: Tensor, t_B: Tensor) -> Tensor:
             target, wanted = self.teacher.ask(x, t_B, conditions)
-            with self.heard.heard() as states:
+            with self.captured.recording() as states:
                 out = predict(x, t_B)
             said.append((x, t_B, out, target, states, wanted))
             return out

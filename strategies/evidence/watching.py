@@ -100,7 +100,7 @@ def observing(
 
 
 @contextlib.contextmanager
-def beside(phase: str) -> Iterator[None]:
+def in_phase(phase: str) -> Iterator[None]:
     """Count operators inside the context in a ``phase`` of their own.
 
     They are not the trained model's, so no evidence counts them as its products.
@@ -125,7 +125,7 @@ def _apart(data: Any) -> Iterator[None]:
     fetch = data.fetch
 
     def fetched(*given: Any) -> Any:
-        with beside(DATA):
+        with in_phase(DATA):
             return fetch(*given)
 
     data.fetch = fetched

@@ -53,8 +53,8 @@ class Fp32(Strategy):
         if error is not None:
             # A CPU has no TF32: the flag can be set, and nothing rounds.
             rounds = self.rounds and trained.launch.device == "cuda"
-            told = f"a product of the model is {error:.2g} of itself away from float64's"
-            demand((error > FLOAT32_ERROR) == rounds, told)
+            text = f"a product of the model is {error:.2g} of itself away from float64's"
+            demand((error > FLOAT32_ERROR) == rounds, text)
             facts["product_error"] = float(f"{error:.2g}")
         return label(facts, "tf32")
 

@@ -47,7 +47,7 @@ class Adapter(Strategy):
             raise ValueError(f"rank is {self.rank!r}; a whole number, 0: the file's, or 8")
 
     @property
-    def beside(self) -> bool:
+    def attached(self) -> bool:
         """True if the adapters are attached, not merged."""
         return self.how == "beside"
 
@@ -55,10 +55,10 @@ class Adapter(Strategy):
         return (self.file,) if self.file else ()
 
     def traits(self) -> frozenset[str]:
-        return frozenset({"other_products", "replaced_layers"} if self.beside else ())
+        return frozenset({"other_products", "replaced_layers"} if self.attached else ())
 
     def requires(self, launch: RunContext) -> tuple[str, ...]:
-        return ("peft",) if self.beside else ()
+        return ("peft",) if self.attached else ()
 
     def known_rank(self) -> int:
         """Return the rank of its adapters.
@@ -74,7 +74,7 @@ class Adapter(Strategy):
         return found
 
     def refuses(self, launch: RunContext) -> str | None:
-        if self.beside and "quantized_weights" in launch.traits:
+        if self.attached and "quantized_weights" in launch.traits:
             return (
                 "weights in codes have no adapters beside them here; take how=merged, which adds "
                 "them before weights are stored"
@@ -94,7 +94,7 @@ class Adapter(Strategy):
         from strategies.sampling import adapting
 
         found = adapting.pairs(subject, self.file, self.known_rank())
-        if self.beside:
+        if self.attached:
             adapting.put_beside(module, subject, found)
         else:
             adapting.merge(module, found)
@@ -105,9 +105,9 @@ class Adapter(Strategy):
 
         found = adapting.pairs(trained.subject, self.file, self.known_rank())
         beside, onto = adapted(trained.module), getattr(trained.module, "merged_onto", None)
-        wanted = len(found) if self.beside else 0
+        wanted = len(found) if self.attached else 0
         demand(len(beside) == wanted, f"{len(beside)} layers have an adapter, not {wanted}")
-        demand(self.beside == (onto is None), f"{len(onto or ())} adapters are merged")
+        demand(self.attached == (onto is None), f"{len(onto or ())} adapters are merged")
         codes = "quantized_weights" in trained.launch.traits
         adding = {name: pair for name, pair in found.items() if pair.product.any()}
         demand(bool(adding), "the adapters add nothing, as before their training")
@@ -118,6 +118,6 @@ class Adapter(Strategy):
         # Codes round a layer's weights by more than a small adapter, equally up and down.
         held = abs(mean - 1) <= CLOSE_CODES if codes else abs(worst - 1) <= CLOSE
         demand(held, off)
-        own = sum(m.numel() for pair in found.values() for m in pair) if self.beside else 0
+        own = sum(m.numel() for pair in found.values() for m in pair) if self.attached else 0
         facts = {"adapters": len(found), "rank": self.known_rank(), "beside_elements": own}
         return facts | {"least_in_products": round(min(shares.values()), 3)}

@@ -132,8 +132,8 @@ class Float8(EightBits):
             return "a GPU's product of rows in float8 gives bfloat16; add bf16_pure"
         width = launch.subject.dimensions.width
         if width % MULTIPLE:
-            told = f"products in float8 are of multiples of {MULTIPLE}"
-            return f"{told}, and the width is {width}; leave dynamic out"
+            text = f"products in float8 are of multiples of {MULTIPLE}"
+            return f"{text}, and the width is {width}; leave dynamic out"
         return None
 
     def store(self, module: Any, subject: Subject, names: list[str]) -> None:

@@ -70,8 +70,8 @@ class Stored(Strategy):
         most = self.most_bytes(shapes, dtype.itemsize)
         elements = sum(out * width for out, width in shapes)
         least = elements * self.bits_each // 8
-        told = f"{held} bytes hold the weights of {len(found)} layers, not {least} to {most}"
-        demand(least <= held <= most, told)
+        text = f"{held} bytes hold the weights of {len(found)} layers, not {least} to {most}"
+        demand(least <= held <= most, text)
         of_codes = eight_bits.held_bytes(found, self.codes)
         demand(of_codes >= least, f"{of_codes} bytes of {self.codes} hold them, not {least}")
         seen = max(self._seen(trained, name) for name in names)
@@ -93,6 +93,6 @@ class Stored(Strategy):
         demand(1 < seen <= most, f"{name} multiplies by {seen} values in {together}, not {most}")
         if together <= most:  # too few to show it: levels of all rows are bounded too
             every, bound = eight_bits.levels_of_rows(weight), SLACK * most
-            told = f"{name} multiplies by {every} values, as parts of a row's largest"
-            demand(every <= bound, f"{told}, not {bound} at most")
+            text = f"{name} multiplies by {every} values, as parts of a row's largest"
+            demand(every <= bound, f"{text}, not {bound} at most")
         return seen

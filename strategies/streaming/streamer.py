@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from strategies.async_host_copy import Leaving
+from strategies.async_host_copy import AsyncHostCopy
 from strategies.base import Watcher
 from strategies.engine import TrainingRun
 from strategies.evidence.readings import stored
@@ -55,11 +55,11 @@ class Streamer(Watcher):
         device, self.moved = trained.accelerator.device, Counter()
         cuda = trained.launch.device == "cuda"  # in a prediction too
         lane, out = (torch.cuda.Stream(device) if cuda else None for _ in range(2))
-        self.leaving = Leaving(out)
+        self.host_copy = AsyncHostCopy(out)
         self.streamed = {
             # In turn, so that two copies of all of them never exist.
             index: Streamed(
-                taken.pop(index), device, lane, self.leaving, self._averaged, self.moved
+                taken.pop(index), device, lane, self.host_copy, self._averaged, self.moved
             )
             for index in sorted(taken)
         }
@@ -156,9 +156,9 @@ class Streamer(Watcher):
         """Finish backward: wait until all gradients are in host memory for the optimizer."""
         self.reached = self.waiting = None
         self._keep([])
-        self.leaving.let_go()
-        if self.leaving.stream is not None:
-            self.leaving.stream.synchronize()
+        self.host_copy.let_go()
+        if self.host_copy.stream is not None:
+            self.host_copy.stream.synchronize()
 
     # ---- observation ----
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from strategies.async_host_copy import Leaving
+from strategies.async_host_copy import AsyncHostCopy
 
 ALIGNED = 512
 """Alignment of a weight on the device in bytes, that of torch's allocator."""
@@ -104,7 +104,7 @@ class Streamed:
         taken: the weights, with values; emptied, since they are copied.
         device: of the training.
         lane: CUDA stream of the copies to the device; None without CUDA.
-        leaving: copier to host memory, shared by all blocks.
+        host_copy: copier to host memory, shared by all blocks.
         averaged: maps a gradient of this rank to the one for the optimizer.
         moved: counts copies ("in" blocks, "out" gradients) and their bytes.
     """
@@ -114,7 +114,7 @@ class Streamed:
         taken: list[Taken],
         device: torch.device,
         lane: Any,
-        leaving: Leaving,
+        host_copy: AsyncHostCopy,
         averaged: Callable[[Tensor], Tensor],
         moved: Counter[str],
     ) -> None:
@@ -123,7 +123,7 @@ class Streamed:
             one = taken.pop(0)
             alike.setdefault(one.parameter.dtype, []).append(one)
         self.flats = [Flat(some, device) for some in alike.values()]
-        self.device, self.lane, self.leaving = device, lane, leaving
+        self.device, self.lane, self.host_copy = device, lane, host_copy
         self.averaged, self.moved, self.ready = averaged, moved, None
         self.there = False
         for weight in self.weights:
@@ -210,6 +210,6 @@ class Streamed:
                 gradient.add_(host.grad.to(gradient.device, non_blocking=True))
             gradient = self.averaged(gradient)
             out = torch.empty_like(gradient, device="cpu", pin_memory=gradient.is_cuda)
-            self.leaving.copy(gradient, out)
+            self.host_copy.copy(gradient, out)
         host.grad = out
         self.moved.update({"out": 1, "out_bytes": gradient.nbytes})

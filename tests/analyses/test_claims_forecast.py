@@ -16,7 +16,7 @@ from harness.memory.record import CATEGORIES, Instant
 from harness.planner import overhead, pool
 from harness.planner.plan.scale import block_forwards, rows_of
 from harness.planner.pool import none
-from harness.prediction import Forecast, Foretold, Prediction, Work, read_forecast
+from harness.prediction import Forecast, ForecastRow, Prediction, Work, read_forecast
 from harness.report import build, write_report
 from harness.report.data.rows import SuiteHead
 from harness.report.rendering import markdown
@@ -34,11 +34,11 @@ HEAD = SuiteHead(name="claims", reference="single", story="claims")
 
 def told(
     recipe: str, beyond: float, state: float = STATE, seconds: float = 1.0, **spec
-) -> Foretold:
+) -> ForecastRow:
     """A row predicted to hold so many MiB of state, and beyond it."""
     fields = {"model": MODEL, "data": "synthetic", "device": "cuda", **spec}
     sizes = dict.fromkeys(CATEGORIES, 0) | {"parameters": state, "activations": beyond}
-    return Foretold(
+    return ForecastRow(
         spec=Spec(recipe=parse(recipe).text, **fields),
         verdict="fits",
         need_bytes=2 * MIB,
@@ -52,31 +52,31 @@ def told(
     )
 
 
-def lost(recipe: str, verdict: str, **fields) -> Foretold:
+def lost(recipe: str, verdict: str, **fields) -> ForecastRow:
     """A row that would not train, or that could not be predicted."""
     spec = Spec(recipe=recipe, model=MODEL, data="synthetic", device="cuda", global_batch=96)
-    return Foretold(spec=spec, verdict=verdict, **fields)
+    return ForecastRow(spec=spec, verdict=verdict, **fields)
 
 
-def forecast_of(*rows: Foretold) -> Forecast:
+def forecast_of(*rows: ForecastRow) -> Forecast:
     return Forecast(
         suite="claims", model=MODEL, gpu="A100-80GB", gpu_bytes=80 * 2**30, assumed="Flash.",
         made_with={}, rows=rows,
     )  # fmt: skip
 
 
-def with_forecast(*rows: Foretold) -> SuiteHead:
+def with_forecast(*rows: ForecastRow) -> SuiteHead:
     return dataclasses.replace(HEAD, forecast=forecast_of(*rows))
 
 
-def at_batches(recipe: str, share: float, **more) -> list[Foretold]:
+def at_batches(recipe: str, share: float, **more) -> list[ForecastRow]:
     """Plain rows of 30 MiB a sample, and ``recipe`` of a ``share`` of all that, at every batch."""
     rows = [told("single", 30.0 * b, global_batch=b) for b in TRAINED_BATCHES]
     made = {"state": share * STATE, **more}
     return rows + [told(recipe, share * 30 * b, global_batch=b, **made) for b in TRAINED_BATCHES]
 
 
-def column(*rows: Foretold, words: str) -> tuple[str, str]:
+def column(*rows: ForecastRow, words: str) -> tuple[str, str]:
     """The verdict and the figures of the one claim with these ``words``."""
     small = [row("single", 30.0 * b, global_batch=b) for b in BATCHES]
     small += [row("single+bf16", 29.0 * b, global_batch=b) for b in BATCHES]

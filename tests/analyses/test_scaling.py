@@ -8,14 +8,14 @@ import dataclasses
 import pytest
 
 from harness.analyses import scale
-from harness.prediction import Forecast, Foretold
+from harness.prediction import Forecast, ForecastRow
 from harness.report import build
 from harness.report.data.rows import SuiteHead
 from harness.report.figures import numbers, units
 from harness.report.figures.numbers import Point
 from harness.report.rendering import analyses
 from harness.spec import Spec
-from tests.made.predictions import foretold
+from tests.made.predictions import prediction_of
 from tests.made.results import row
 
 HEAD = SuiteHead(reference="single", story="scale", order=("single", "ddp", "zero3"))
@@ -123,7 +123,7 @@ def test_predicted_memory_and_bytes_stand_beside_the_measured_ones():
     facts = {"sent_bytes": {"backward": {"allreduce float32": 3 << 20}}}
     results = [measured(*SET[0]), measured(*SET[2], **facts)]
     work = [Work(phase="backward", kind="overlapped", dtype="", flops=0, bytes=6 << 20, count=1)]
-    predictions = {r.spec.key: foretold(r, work=work) for r in results}
+    predictions = {r.spec.key: prediction_of(r, work=work) for r in results}
     (grid,) = told(results, predictions=predictions).values()
     cells = dict(zip(grid.heads, grid.lines[1], strict=True))
     assert cells["Peak MiB"] == cells["Predicted MiB"] and cells["Error %"] == "0.0"
@@ -133,17 +133,17 @@ def test_predicted_memory_and_bytes_stand_beside_the_measured_ones():
 # ---- predicted ----
 
 
-def foreseen(recipe: str, count: int, batch: int, seconds: float = 1.0, **more) -> Foretold:
+def foreseen(recipe: str, count: int, batch: int, seconds: float = 1.0, **more) -> ForecastRow:
     given = {"exposed_seconds": 0.0, "within_bytes": GIB, "across_bytes": 0}
     ends = {"slow_links_seconds": 1.2 * seconds, "slow_card_seconds": 1.3 * seconds}
     sizes = {"need_bytes": 9 * GIB, "peak_bytes": 8 * GIB, "beyond_state_bytes": GIB}
     spec = Spec(recipe=recipe, model="DiT-XL/2", data="synthetic", device="cuda", processes=count,
                 global_batch=batch)  # fmt: skip
     fields = {"verdict": "fits", "step_seconds": seconds, "spread_seconds": 0.3 * seconds}
-    return Foretold(spec=spec, asked=recipe, **{**given, **ends, **sizes, **fields, **more})
+    return ForecastRow(spec=spec, asked=recipe, **{**given, **ends, **sizes, **fields, **more})
 
 
-def of(*rows: Foretold) -> Forecast:
+def of(*rows: ForecastRow) -> Forecast:
     return Forecast(suite="scale", model="DiT-XL/2", gpu="H100-80GB", gpu_bytes=80 * GIB,
                     assumed="Flash.", made_with={}, rows=rows)  # fmt: skip
 

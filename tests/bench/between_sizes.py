@@ -49,7 +49,7 @@ def main() -> None:
     jobs = options.jobs or pool.default_jobs()
     ask = Replicas(functools.partial(predicted, jobs=jobs, progress=progress))
     found: dict[str, float] = {}
-    with workers.standing():
+    with workers.kept_workers():
         for model in options.models or list(families.table()):
             cells = usual_cells(places_of(model, options), ask)
             for edge in edges_of(cells, ask, options.growth).values():

@@ -20,7 +20,7 @@ from harness.prediction import Work
 from harness.result import Status
 from harness.system import cards
 from tests.made.calibrations import CPU, made, row, rows
-from tests.made.predictions import foretold
+from tests.made.predictions import prediction_of
 from tests.made.results import cpu_set, done
 
 FOLDER = ROOT / "docs" / "results" / "cpu-2-cores-calibration"
@@ -63,7 +63,7 @@ def test_rows_without_a_prediction_or_an_end_are_left_out():
     ddp, zero3 = cpu_set()["ddp"], cpu_set()["zero3"]
     void = dataclasses.replace(zero3, status=Status.VOID)
     again = done("ddp", 0.5, (1,) * 6, repeat=1)
-    known = {r.spec.key: foretold(r, work=list(work(0.1))) for r in (ddp, void, again)}
+    known = {r.spec.key: prediction_of(r, work=list(work(0.1))) for r in (ddp, void, again)}
     assert [one.recipe for one in held([ddp, void, again], known)] == ["ddp"]
     assert held([ddp], {}) == []
 
@@ -144,7 +144,7 @@ def test_the_command_compares_and_keeps_what_it_compared(tmp_path, capsys, monke
     monkeypatch.setattr(store, "OWN", tmp_path / "own")
     monkeypatch.setattr(
         pool, "predict_all", lambda given, folder, **more: [
-            foretold(r, work=list(work(0.001))) for r in (
+            prediction_of(r, work=list(work(0.001))) for r in (
                 next(x for x in results if x.spec == row.spec) for row in given
             )
         ],

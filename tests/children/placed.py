@@ -44,9 +44,9 @@ WORDS = {"engine": hosted, "weights too": weights_too, "nothing": lambda trained
 
 def told(trained: TrainingRun) -> tuple[list[Any], list[Any]]:
     """Tensors with bytes that are said to be in host memory, and all others that are held."""
-    holdings, attached = trained.engine.held(trained), trained.attached.values()
-    host = [*holdings.host, *(t for a in attached for t in a.hosted())]
-    every = [t for some in holdings.tensors.values() for t in some]
+    inventory, attached = trained.engine.held(trained), trained.attached.values()
+    host = [*inventory.host, *(t for a in attached for t in a.hosted())]
+    every = [t for some in inventory.tensors.values() for t in some]
     every += [t for a in attached for t in a.tensors()]
     host, every = ([p for t in some for p in stored(t) if p.nbytes] for some in (host, every))
     storages = {plain.untyped_storage()._cdata for plain in host}

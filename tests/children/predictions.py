@@ -28,11 +28,11 @@ def predicted(fields: dict[str, Any]) -> dict[str, Any]:
     """The prediction of one case."""
     mode = simulate.Shortcuts if fields.pop("shortcuts", True) else BaseTorchFunctionMode
     remembered = fields.pop("remembered", True)
-    kept = simulate.Remembered if remembered else lambda fake: None
+    kept = simulate.OpCache if remembered else lambda fake: None
     passed = trace.makes_view if remembered else lambda func: False
     with (
         mock.patch.object(simulate, "Shortcuts", mode),
-        mock.patch.object(simulate, "Remembered", kept),
+        mock.patch.object(simulate, "OpCache", kept),
         mock.patch.object(trace, "makes_view", passed),
     ):
         found = predict(resolve(Spec(**fields)))

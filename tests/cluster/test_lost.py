@@ -72,8 +72,8 @@ class Row:
         self.seen.end(0.5)
         facts = node_facts(SPEC, self.seen)
         whole = whole_facts(SPEC, self.seen, facts)
-        status, reason, way_out = classify_nodes(whole, facts, SILENCE)
-        assert way_out
+        status, reason, hint = classify_nodes(whole, facts, SILENCE)
+        assert hint
         return status, reason
 
 

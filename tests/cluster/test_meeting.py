@@ -163,8 +163,8 @@ def test_a_follower_that_comes_late_takes_part_from_the_next_launch(tmp_path):
 
 
 def test_a_node_that_does_not_come_is_named(tmp_path):
-    told = r"node 1, node 2 of 3 gave no sign"
-    with pytest.raises(MeetingError, match=told), Session(tmp_path, 3).open(print, 0.1):
+    text = r"node 1, node 2 of 3 gave no sign"
+    with pytest.raises(MeetingError, match=text), Session(tmp_path, 3).open(print, 0.1):
         raise AssertionError("they have not met")
 
 

@@ -11,7 +11,7 @@ import pytest
 from harness.planner.atlas.cells import Replicas
 from harness.planner.atlas.command import add_arguments, places_of
 from harness.planner.atlas.growth import NEAR, usual_cells
-from harness.planner.overhead import standing
+from harness.planner.overhead import fixed_overhead
 from harness.planner.verdict import judge
 from harness.prediction import Work
 from harness.system import cards
@@ -91,7 +91,7 @@ def test_what_is_near_the_card_is_traced_on_it(share, more):
     """The faster recipe may fit or not: its own trace tells, and the answer is the one that traces
     of all would give."""
     gpu = cards.find(OTHER)
-    beside = standing(gpu, 1).total + gpu.beside
+    beside = fixed_overhead(gpu, 1).total + gpu.beside
     near = {SINGLE: (gpu.memory_bytes * (1 + share) - beside) / GIB, EIGHT: 30.0}
     ask = Made(near, FASTER, more=more)
     found = cells(ask, *BOTH)[1, OTHER, "all weights"]

@@ -306,13 +306,13 @@ def test_torch_is_asked_before_a_gpu_is_denied(
         code = call([*SEEN[command], *words])
     except KeyboardInterrupt:
         code = 130
-    told = capsys.readouterr().err
+    text = capsys.readouterr().err
     assert "probe" in nothing_starts
-    assert (code == 130) is there, told
+    assert (code == 130) is there, text
     if not there:
-        assert code == 2 and any(w in told for w in ("no GPU", "0 GPUs", "there is none"))
+        assert code == 2 and any(w in text for w in ("no GPU", "0 GPUs", "there is none"))
     if not there and command == "run":
-        assert "the driver is asleep" in told
+        assert "the driver is asleep" in text
 
 
 def test_a_torch_for_cpus_is_not_asked(tmp_path, capsys, monkeypatch, nothing_starts) -> None:

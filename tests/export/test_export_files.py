@@ -91,8 +91,8 @@ def test_every_number_of_a_launch_file_is_settled(sharding, precision):
         wanted = buffer_sizes(resolved.subject.sizes)
         if "dealt_optimizer" in resolved.launch.traits:
             wanted["sub_group_size"] = piece_size(resolved.subject.sizes, 8)
-        told = {k: v for k, v in config["zero_optimization"].items() if k in wanted}
-        assert told and told == {k: wanted[k] for k in told}
+        fields = {k: v for k, v in config["zero_optimization"].items() if k in wanted}
+        assert fields and fields == {k: wanted[k] for k in fields}
     word = lines.mixed_precision(resolved)
     in_yaml = content.get("mixed_precision")
     assert in_yaml == (None if texts else word), "accelerate refuses it beside a DeepSpeed file"

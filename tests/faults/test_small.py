@@ -19,7 +19,7 @@ from harness.commands.console import Progress
 from harness.commands.max_batch import candidates, most_probes
 from harness.launch import checkpoints
 from harness.launch.outcome import Facts, classify
-from harness.memory.memory_breakdown import load as load_portrait
+from harness.memory.memory_breakdown import load as load_breakdown
 from harness.report import build, write_report
 from harness.report.anatomy import page
 from harness.report.rendering import markdown
@@ -99,8 +99,8 @@ def test_without_a_whole_checkpoint_nothing_begins_anew_unasked(tmp_path, capsys
 def test_another_training_is_refused_before_the_launch(words, said, tmp_path, capsys):
     saved(tmp_path, 5)
     assert resume(tmp_path, *words) == 2
-    told = capsys.readouterr().err
-    assert said in told and "; resume with the same, or start anew" in told
+    text = capsys.readouterr().err
+    assert said in text and "; resume with the same, or start anew" in text
 
 
 def test_a_training_of_so_many_steps_takes_so_many(tmp_path, capsys):
@@ -223,8 +223,8 @@ BOMB = "\n".join(
 def test_a_hostile_suite_is_one_line(text, said, tmp_path, capsys):
     (tmp_path / "s.yaml").write_text(text)
     assert call(["run", "--suite", str(tmp_path / "s.yaml"), "--out", str(tmp_path / "r")]) == 2
-    told = capsys.readouterr().err
-    assert said in told and len(told.splitlines()) == 1 and len(told) < 400
+    message = capsys.readouterr().err
+    assert said in message and len(message.splitlines()) == 1 and len(message) < 400
 
 
 @pytest.mark.parametrize("depth", [60, 900, 100_000])
@@ -284,8 +284,8 @@ def test_markdown_holds_what_results_say_as_text(tmp_path):
 )
 def test_a_value_that_cannot_be_meant_is_refused(words, said, capsys):
     assert call(words) == 2
-    told = capsys.readouterr().err
-    assert said in told and len(told.splitlines()) == 1
+    text = capsys.readouterr().err
+    assert said in text and len(text.splitlines()) == 1
 
 
 def test_the_way_out_is_the_one_that_the_reason_has(tmp_path):
@@ -314,18 +314,18 @@ def test_every_option_says_its_default():
 
 
 def test_an_anatomy_whose_counts_disagree_is_no_success(monkeypatch, tmp_path):
-    class Portrait:
+    class MemoryBreakdown:
         made_total, saved_total, device = 100.0, 96.0, "cpu"
 
     out = io.StringIO()
-    monkeypatch.setattr(anatomy, "load", lambda path: Portrait)
+    monkeypatch.setattr(anatomy, "load", lambda path: MemoryBreakdown)
     monkeypatch.setattr(anatomy.extensions, "hook", lambda name, default: default)
-    monkeypatch.setattr(page, "sentences", lambda portrait: [])
-    monkeypatch.setattr(anatomy.page, "write", lambda portrait, folder: [])
+    monkeypatch.setattr(page, "sentences", lambda breakdown: [])
+    monkeypatch.setattr(anatomy.page, "write", lambda breakdown, folder: [])
     assert not anatomy._write(tmp_path, Console(file=out)) and "do not agree" in out.getvalue()
-    Portrait.saved_total = 98.0
+    MemoryBreakdown.saved_total = 98.0
     assert anatomy._write(tmp_path, Console(file=out))
-    assert anatomy.load is not load_portrait
+    assert anatomy.load is not load_breakdown
 
 
 def test_doctor_reads_latents_before_a_training_does(tmp_path, capsys):

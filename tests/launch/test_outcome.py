@@ -441,10 +441,10 @@ def test_an_abort_is_explained_by_what_was_said_before_it():
 
 @pytest.mark.parametrize("name", CASES)
 def test_outcome(name):
-    facts, status, reason, way_out = CASES[name]
+    facts, status, reason, hint = CASES[name]
     found = classify(Facts(recipe="zero2+bf16", **facts))
     assert found.status is status
-    assert reason in (found.reason or "") and way_out in (found.hint or "")
+    assert reason in (found.reason or "") and hint in (found.hint or "")
     if status not in (Status.OK, Status.VOID):
         assert found.reason and found.hint and "\n" not in found.reason
         assert len(found.reason) < 400
@@ -460,9 +460,9 @@ def test_outcome(name):
     ],
 )
 def test_the_way_out_names_what_the_recipe_has_not_tried(recipe, kind, has, has_not):
-    way_out = classify(Facts(recipe=recipe, processes=2, failures=(fail(kind),))).hint
-    assert all(word in way_out for word in has)
-    assert not any(word in way_out for word in has_not)
+    hint = classify(Facts(recipe=recipe, processes=2, failures=(fail(kind),))).hint
+    assert all(word in hint for word in has)
+    assert not any(word in hint for word in has_not)
 
 
 def test_only_a_taken_port_before_training_is_tried_again():

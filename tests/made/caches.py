@@ -66,11 +66,11 @@ def musubi_sample(folder: Path, model: str, number: int, size: Size, tokens: int
     frames, height, width = size
     sides = f"{latents[-2]}x{latents[-1]}" if "flux_2" in full else f"{frames}x{height}x{width}"
     video = f"_00000-{4 * (frames - 1) + 1:03d}" if full in ("wan", "hunyuan_video") else ""
-    told = {"architecture": full, "format_version": "1.0.1"}
+    fields = {"architecture": full, "format_version": "1.0.1"}
     save_file(
         {f"latents_{sides}_bfloat16": torch.randn(latents, generator=chance).bfloat16()},
         folder / f"cat{number}{video}_{8 * width:04d}x{8 * height:04d}_{short}.safetensors",
-        metadata=told | {"width": str(8 * width), "height": str(8 * height)},
+        metadata=fields | {"width": str(8 * width), "height": str(8 * height)},
     )
     held = {}
     for key, axes in texts.items():
@@ -80,7 +80,7 @@ def musubi_sample(folder: Path, model: str, number: int, size: Size, tokens: int
         else:
             held[f"{key}_bfloat16"] = torch.randn(of, generator=chance).bfloat16()
     path = folder / f"cat{number}_{short}_te.safetensors"
-    save_file(held, path, metadata=told | {"caption1": "a cat"})
+    save_file(held, path, metadata=fields | {"caption1": "a cat"})
 
 
 def finetrainers(folder: Path, model: str, sizes: dict[Size, int]) -> str:

@@ -153,8 +153,8 @@ def predictions_in_forks(begin: Callable[[], Start]) -> Iterator[None]:
             program = Program(running(begin), words[2:], how["env"], {"log": log.name})
             code, said = program.wait(), log.read()
         # Warnings are in the same file.
-        told = "".join(line for line in said.splitlines(True) if line.startswith("{"))
-        return subprocess.CompletedProcess(words, code, told, said)
+        text = "".join(line for line in said.splitlines(True) if line.startswith("{"))
+        return subprocess.CompletedProcess(words, code, text, said)
 
     beside = SimpleNamespace(**vars(subprocess) | {"Popen": started})
     at_once = SimpleNamespace(**vars(subprocess) | {"run": ended})

@@ -30,7 +30,7 @@ def prediction(gib: float, **more) -> Prediction:
     return Prediction(recipe="ddp", device="cuda", method="trace", **{**given, **more})
 
 
-def foretold(result: Result, **more) -> Prediction:
+def prediction_of(result: Result, **more) -> Prediction:
     """A trace that saw in a step exactly what this run's own trace saw."""
     traced = result.ranks[0].categories
     sums = {name: getattr(traced, name, 0) for name in CATEGORIES}

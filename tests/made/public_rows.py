@@ -138,13 +138,13 @@ def left_out(record: Mapping[str, Found]) -> dict[str, tuple[float, int, int]]:
               if not row.get("after") and not row["run"]["model"].startswith("DiT")}  # fmt: skip
     found = [(models[name], _issued(record[name], known, got))
              for name, _, known, (got, _) in timed(record) if name in models]  # fmt: skip
-    told = {}
+    fields = {}
     for model in dict(found):
         needed = sorted(most for name, most in found if name != model)
         slowest = needed[-(-9 * len(needed) // 10) - 1]
         own = [most <= slowest for name, most in found if name == model]
-        told[model] = (slowest, sum(own), len(own))
-    return told
+        fields[model] = (slowest, sum(own), len(own))
+    return fields
 
 
 def _issued(got: Found, known: float, total: float) -> float:

@@ -44,5 +44,5 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if names:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
         more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-        told = ", ".join(names[:SHOWN]) + more
-        print(f"\nwritten while tests ran (by a test, or by you): {told}", flush=True)
+        text = ", ".join(names[:SHOWN]) + more
+        print(f"\nwritten while tests ran (by a test, or by you): {text}", flush=True)

@@ -25,7 +25,7 @@ from harness.worker.meter import make_meter
 from harness.worker.passes import Bench
 from harness.worker.status import Reporter
 
-PORTRAITS: dict[str, memory_breakdown.Portrait] = {}
+PORTRAITS: dict[str, memory_breakdown.MemoryBreakdown] = {}
 STRANGERS: dict[str, int] = {}
 """Bytes that lived in this process already: a trace counts what other tests have left, too."""
 SPEC = dataclasses.replace(TINY, model="DiT-T/4", global_batch=4)
@@ -48,12 +48,12 @@ def sweep():
 
 @pytest.fixture
 def taken(train_here, sweep, monkeypatch):
-    """``taken(recipe) -> Portrait`` of a real run in this process."""
+    """``taken(recipe) -> MemoryBreakdown`` of a real run in this process."""
     monkeypatch.setattr("harness.memory.dissect.taking.points", lambda *given: iter(sweep))
     monkeypatch.setattr("harness.memory.dissect.taking.SIZE", {"cpu": 256})
     monkeypatch.setattr("harness.memory.dissect.taking.COPY_BYTES", {"cpu": 2**22})
 
-    def go(recipe: str) -> memory_breakdown.Portrait:
+    def go(recipe: str) -> memory_breakdown.MemoryBreakdown:
         if recipe not in PORTRAITS:
             spec = dataclasses.replace(SPEC, recipe=recipe)
             settle()  # what it keeps from the collector is not seen by the trace either
@@ -74,7 +74,7 @@ def taken(train_here, sweep, monkeypatch):
 
 
 @pytest.fixture
-def plain(taken) -> memory_breakdown.Portrait:
+def plain(taken) -> memory_breakdown.MemoryBreakdown:
     return taken("single")
 
 

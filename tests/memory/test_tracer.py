@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from harness.memory import op_facts
 from harness.memory import tracer as tracer_module
-from harness.memory.tracer import Tracer, awaited
+from harness.memory.tracer import Tracer, gloo_wait
 from strategies.inventory import AllocationScope
 from tests.children.counted import COUNTED, profiled_peak
 
@@ -63,11 +63,11 @@ def test_what_a_thread_still_held_of_a_collective_is_no_part_of_a_peak(waited, m
 
 def test_a_work_that_gloo_was_waited_for_is_noticed(tmp_path):
     noticed, wait = [], dist.Work.wait
-    with awaited(lambda: noticed.append("before")):
+    with gloo_wait(lambda: noticed.append("before")):
         assert dist.Work.wait is wait, "nothing to notice without a process group"
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
-        with awaited(lambda: noticed.append("sync")):
+        with gloo_wait(lambda: noticed.append("sync")):
             dist.all_reduce(torch.ones(4))
         dist.all_reduce(torch.ones(4))
     finally:

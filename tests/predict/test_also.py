@@ -46,7 +46,7 @@ def test_what_pipelines_bring_is_in_the_tables():
 
 def test_what_is_asked_for_is_counted_once_in_its_type():
     (one,) = resident_models.of(["t5-xxl"], "flux-dev")
-    assert one == resident_models.Beside("T5-XXL", 2 * 4762310656)
+    assert one == resident_models.ResidentModel("T5-XXL", 2 * 4762310656)
     (eight,) = resident_models.of(["T5-XXL:fp8"], "")
     assert eight.bytes == one.bytes // 2
     assert resident_models.of(["2.5GiB"], "")[0].bytes == int(2.5 * GIB)

@@ -107,13 +107,13 @@ def test_the_uncertainty_is_of_the_rows_and_narrower():
 
 
 def test_what_stands_beside_a_training_is_what_was_measured():
-    found = overhead.standing(card(), 8)
+    found = overhead.fixed_overhead(card(), 8)
     assert (found.context, found.libraries, found.communication) == (500 * MIB, 70 * MIB, 200 * MIB)
-    assert overhead.standing(card(), 1).communication == 0
-    typical = overhead.standing(rates.of_device(H200), 8)
+    assert overhead.fixed_overhead(card(), 1).communication == 0
+    typical = overhead.fixed_overhead(rates.of_device(H200), 8)
     assert found != typical and typical.libraries == 64 * MIB
     partly = made(standing=dataclasses.replace(made().standing, communication=None))
-    assert overhead.standing(card(partly), 8).communication == typical.communication
+    assert overhead.fixed_overhead(card(partly), 8).communication == typical.communication
 
 
 def test_a_card_that_no_table_knows_is_planned_for_once_it_was_measured(kept):
@@ -141,7 +141,7 @@ def test_the_calibration_of_another_card_is_not_taken(kept):
 def test_a_cpu_must_hold_all_processes():
     cpu = cards.of_cpu("some CPU", 2, 10 * GIB)
     found = verdict.judge(asked("ddp", device="cpu", processes=2), on_cpu(3), cpu)
-    interpreters = 2 * overhead.standing(cpu, 1).total
+    interpreters = 2 * overhead.fixed_overhead(cpu, 1).total
     assert found.need_bytes == 6 * GIB + interpreters and found.verdict == "fits"
     assert verdict.judge(asked("ddp", device="cpu", processes=4), on_cpu(3), cpu).verdict == "no"
 

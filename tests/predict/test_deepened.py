@@ -7,8 +7,8 @@ import pytest
 
 from harness.memory.record import Record, Storage
 from harness.planner.tracing.allocator import replay
-from harness.planner.tracing.extrapolate import Deeper, NotAlike, deepened
-from harness.planner.tracing.streams import Border, heard, told
+from harness.planner.tracing.extrapolate import Deeper, NotAlike, extrapolate_blocks
+from harness.planner.tracing.streams import Border, stream_from_data, stream_to_data
 
 MIB = 2**20
 
@@ -83,7 +83,7 @@ class Toy:
 
     @property
     def stream(self):
-        return heard(told(self.record, self.borders))
+        return stream_from_data(stream_to_data(self.record, self.borders))
 
     @property
     def pool(self) -> list[tuple[int, int]]:
@@ -95,7 +95,9 @@ def deep(counts: tuple[int, int], odd: int = -1) -> list[tuple[int, int]]:
         Deeper(Toy((4, 2), odd).stream, counts[0]),
         Deeper(Toy((2, 4), odd).stream, counts[1]),
     ]
-    return [(sign, size) for sign, _, size, _ in deepened(Toy((2, 2), odd).stream, deeper)]
+    return [
+        (sign, size) for sign, _, size, _ in extrapolate_blocks(Toy((2, 2), odd).stream, deeper)
+    ]
 
 
 @pytest.mark.parametrize("counts", [(3, 3), (4, 9), (7, 30)])
@@ -113,7 +115,7 @@ def test_a_longer_stream_without_the_base_is_refused():
     short, long = Toy((2, 2)), Toy((4, 2))
     long.record.marks.insert(1, (long.record.marks[1][0], "prepare"))
     with pytest.raises(NotAlike):
-        deepened(short.stream, [Deeper(long.stream, 9)])
+        extrapolate_blocks(short.stream, [Deeper(long.stream, 9)])
 
 
 def test_an_emptied_pool_gives_its_free_segments_back():

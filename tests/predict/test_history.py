@@ -54,7 +54,7 @@ def test_all_of_them_were_held_at_once(found):
 
 def test_without_the_option_no_prediction_has_another_name():
     plain = Spec(**BASE)
-    assert "before" not in plain.told
+    assert "before" not in plain.to_dict()
     assert Spec(**BASE, before="CLIP-L").key != plain.key
 
 
@@ -111,9 +111,9 @@ def test_a_plan_says_what_was_there_before(monkeypatch, capsys):
     words = ["plan", "--model", "hunyuanvideo", "--gpu", "H100-80GB", "--recipes", "single+bf16"]
     assert cli.main([*words, "--before", "usual"]) == 0
     assert asked == ["Llama-3-8B,CLIP-L,Hunyuan-VAE"]
-    told = " ".join(capsys.readouterr().out.split())
-    assert "Before the training each GPU held Llama-3-8B 14.0, CLIP-L 0.2, Hunyuan-VAE 0.5" in told
-    assert "torch's pool kept their memory" in told
+    text = " ".join(capsys.readouterr().out.split())
+    assert "Before the training each GPU held Llama-3-8B 14.0, CLIP-L 0.2, Hunyuan-VAE 0.5" in text
+    assert "torch's pool kept their memory" in text
     assert cli.main(words) == 0 and asked[1:] == [""]
     assert "Before the training" not in capsys.readouterr().out
 

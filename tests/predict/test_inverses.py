@@ -18,7 +18,7 @@ from tests.made.predictions import GIB, prediction
 pytestmark = pytest.mark.usefixtures("sure")
 
 CARD = cards.of_size(24 * GIB)
-ROOM = 24 - overhead.standing(CARD, 1).total / GIB
+ROOM = 24 - overhead.fixed_overhead(CARD, 1).total / GIB
 VIDEO = Spec(
     recipe="single+bf16_pure+lora:rank=16", model="wan2.1-1.3b", objective="flow", ema=0.0,
     data="synthetic", global_batch=1, processes=1, device="cuda",

@@ -11,7 +11,7 @@ import pytest
 from harness import cli
 from harness.planner import pool, verdict
 from harness.planner.plan.command import add_arguments
-from harness.planner.plan.scale import cells_of, foretold, of_nodes
+from harness.planner.plan.scale import cells_of, forecast_row, of_nodes
 from harness.prediction import Work, read_forecast
 from harness.system import cards
 from tests.made.predictions import asked, prediction
@@ -93,7 +93,7 @@ def test_the_ends_of_a_time_hide_the_least_and_the_most():
     slow_links, slow_card = verdict.at_the_ends(fit)
     assert slow_links == pytest.approx(1 / 1.35 + 1.5 - 0.8 / 1.35, rel=1e-3)
     assert slow_card == pytest.approx(1.35, rel=1e-3), "all of it is hidden"
-    kept = foretold(fit, "ddp")
+    kept = forecast_row(fit, "ddp")
     assert kept.across_bytes == pytest.approx(rate, rel=1e-6) and kept.within_bytes == 0
     assert (kept.asked, kept.slow_links_seconds) == ("ddp", slow_links)
 

@@ -116,8 +116,8 @@ def test_loading_fills_host_memory_in_each_process_and_deepspeed_a_whole_model_o
 
 def test_a_host_that_cannot_load_is_short():
     little = dataclasses.replace(CARD, host_memory=30 * GIB)
-    told = {phases: fit(phases, little).verdict for phases in ("", "load:rank0", "load:fp32")}
-    assert told == {"": "fits", "load:rank0": "fits", "load:fp32": "host"}
+    fields = {phases: fit(phases, little).verdict for phases in ("", "load:rank0", "load:fp32")}
+    assert fields == {"": "fits", "load:rank0": "fits", "load:fp32": "host"}
 
 
 def test_diffusers_loads_float32_where_no_type_is_given(tmp_path):
@@ -249,10 +249,10 @@ def test_a_plan_names_the_phase_that_binds(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(pool, "predict_all", made)
     words = [*WORDS, "--model", "flux-dev", "--phases", "validate"]
     assert cli.main([*words, "--json", str(tmp_path / "plan.json")]) == 0
-    told = " ".join(capsys.readouterr().out.split())
-    assert "by phase: step 10.5, validate 20.5 GiB; validate binds: a pass" in told
-    assert "needs the most to validate: a pass, 20.5 GiB" in told
-    assert "--phases validate" in told, "the command that exports it"
+    text = " ".join(capsys.readouterr().out.split())
+    assert "by phase: step 10.5, validate 20.5 GiB; validate binds: a pass" in text
+    assert "needs the most to validate: a pass, 20.5 GiB" in text
+    assert "--phases validate" in text, "the command that exports it"
     (row,) = json.loads((tmp_path / "plan.json").read_text())["rows"]
     assert row["binds"] == "validate" and row["need_bytes"] == row["phases"]["validate"]["gpu"]
     assert cli.main([*words, "--check"]) == 1
@@ -286,6 +286,8 @@ def test_a_phase_that_cannot_be_is_one_line(words, said, capsys, monkeypatch):
 def test_a_run_has_no_phases():
     with pytest.raises(SpecError, match="leave --phases out"):
         dataclasses.replace(FLUX, device="cpu", phases="load").check()
-    assert "phases" not in FLUX.told and dataclasses.replace(FLUX, phases="load").key != FLUX.key
+    assert (
+        "phases" not in FLUX.to_dict() and dataclasses.replace(FLUX, phases="load").key != FLUX.key
+    )
     lack = requirements.obstacle(resolve(dataclasses.replace(FLUX, phases="load")), machine=None)
     assert "plan --phases" in lack.hint

@@ -261,7 +261,7 @@ SHARE = uncertainty.shares()["one GPU"].share
 def test_a_prediction_against_a_card(times, wanted):
     """It fits where the upper end of its range does, and does not where the lower end does not."""
     card = cards.of_size(24 * GIB)
-    beside = overhead.standing(card, 8).total
+    beside = overhead.fixed_overhead(card, 8).total
     size = int(times * 24 * GIB) - beside
     found = verdict.judge(asked("ddp"), prediction(size / GIB, least=size), card)
     assert found.verdict == wanted and found.fits == (wanted == "fits")
@@ -558,7 +558,7 @@ def test_one_worker_answers_what_is_asked_while_it_stands(monkeypatch, tmp_path)
     monkeypatch.setattr(workers, "Worker", Noted)
     small = {"model": "DiT-T/4", "processes": 1, "global_batch": 2}
     plain, half = asked("single", **small), asked("single+bf16", **small)
-    with workers.standing():
+    with workers.kept_workers():
         flash, cudnn = pool.predict_all([half] * 2, tmp_path, kind=["flash", "cudnn"])
         (found,) = pool.predict_all([plain], tmp_path)
         assert len(begun) == 1 and begun[0].runs

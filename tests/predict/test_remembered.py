@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.planner.tracing import op_cache
 from harness.planner.tracing.forks import in_forks
-from harness.planner.tracing.op_cache import Remembered, device_of, known
+from harness.planner.tracing.op_cache import OpCache, device_of, known
 from harness.planner.tracing.trace import StoragelessTracer
 from harness.spec import Spec
 
@@ -47,16 +47,16 @@ def _nothing_known():
 
 
 class Kept(TorchDispatchMode):
-    """Asks ``Remembered`` for each operation; ``asked`` counts those that torch was asked for."""
+    """Asks ``OpCache`` for each operation; ``asked`` counts those that torch was asked for."""
 
     def __init__(self, fake: FakeTensorMode) -> None:
         super().__init__()
-        self.remembered = Remembered(fake)
+        self.op_cache = OpCache(fake)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func is torch.ops.prim.device.default:
             return device_of(args[0])
-        return self.remembered(func, args, kwargs or {})
+        return self.op_cache(func, args, kwargs or {})
 
 
 def _told(tensor: torch.Tensor) -> tuple:
@@ -134,7 +134,7 @@ def test_a_view_of_what_has_no_storage_of_its_own_is_followed():
     """A sparse gradient, as ``sparse_embedding`` makes them: its indices and values are seen."""
     tracer = StoragelessTracer({"meta": "device", "cpu": "host"})
     with FakeTensorMode() as fake:
-        tracer.remembered = Remembered(fake)
+        tracer.op_cache = OpCache(fake)
         with tracer:
             places, values = torch.zeros(1, 2, dtype=torch.int64), torch.ones(2, 3)
             sparse = torch.sparse_coo_tensor(places, values, (4, 3), check_invariants=False)

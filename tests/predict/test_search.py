@@ -21,7 +21,7 @@ from tests.made.predictions import GIB, asked, prediction
 pytestmark = pytest.mark.usefixtures("sure")
 
 CARD = cards.of_size(24 * GIB)
-BESIDE = overhead.standing(CARD, 8).total / GIB
+BESIDE = overhead.fixed_overhead(CARD, 8).total / GIB
 
 
 class Quiet:

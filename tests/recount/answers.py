@@ -19,7 +19,7 @@ def believable(group: Group) -> list[Row]:
     return [row for row in v.ranked(group) if not v.wrong(row)]
 
 
-def weighed(group: Group) -> list[Row]:
+def with_need(group: Group) -> list[Row]:
     """Believable rows whose memory is known."""
     return [row for row in believable(group) if m.need_bytes(row) is not None]
 
@@ -32,14 +32,14 @@ def _same_loss(group: Group) -> Row | None:
 
 
 def _least(group: Group) -> Row | None:
-    rows = weighed(group)
+    rows = with_need(group)
     key = [(m.need_bytes(row), -m.samples_per_second(row)) for row in rows]
     return rows[key.index(min(key))] if len(rows) > 1 else None
 
 
 def _trade(group: Group) -> Row | None:
     """The row of the front that saves most memory for the speed that it gives up."""
-    rows = weighed(group)
+    rows = with_need(group)
     if len(rows) < 2:
         return None
     front = [row for row in rows if v.front(row)]
@@ -72,7 +72,7 @@ def within(least: float, most: float | None, group: Group) -> list[Any]:
     and the rows that fit in ``least`` and that the noise does not tell from the first."""
 
     def able(size: float) -> list[Row]:
-        return [row for row in weighed(group) if m.need_bytes(row) <= size]
+        return [row for row in with_need(group) if m.need_bytes(row) <= size]
 
     small, large = able(least), able(most or math.inf)
     near = [r for r in small[1:] if noise.floor_of(group) and noise.differ(small[0], r) is False]

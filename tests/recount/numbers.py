@@ -185,8 +185,10 @@ def faults(data: dict[str, Any], results: ResultSet) -> Iterator[str]:
     ended = {run.data["command"]: run for run in results.unfinished}
     for entry in data["unfinished"]:
         run = ended.pop(entry["command"], None)
-        told = {name: value for name, value in entry.items() if name not in ("spec", "command")}
-        yield from _values(told, UNFINISHED, run) if run else [f"{entry['recipe']}: no raw result"]
+        fields = {name: value for name, value in entry.items() if name not in ("spec", "command")}
+        yield from (
+            _values(fields, UNFINISHED, run) if run else [f"{entry['recipe']}: no raw result"]
+        )
     yield from (f"{run.recipe}, {run.status}, is missing" for run in ended.values())
 
 
@@ -206,13 +208,13 @@ def _row(entry: dict[str, Any], row: Row) -> Iterator[str]:
     if differs({k: x for k, x in entry["spec"].items() if k in row.spec}, row.spec):
         yield f"{row.recipe}, spec: not as in the raw result"
     for part, rules in OF_A_ROW.items():
-        told = {name: x for name, x in entry.get(part, {}).items() if name != "parts"}
-        yield from _values(told, rules, row)
-    for told in [entry["predicted"]["parts"]] if "predicted" in entry else []:
+        fields = {name: x for name, x in entry.get(part, {}).items() if name != "parts"}
+        yield from _values(fields, rules, row)
+    for fields in [entry["predicted"]["parts"]] if "predicted" in entry else []:
         names = ("category", "predicted_bytes", "traced_bytes", "error_fraction")
         again = [(one.name, one.predicted, one.traced, one.error) for one in p.parts(row)]
-        if differs([[one[name] for name in names] for one in told], again):
-            yield f"{row.recipe}, parts: {told} is not {again}"
+        if differs([[one[name] for name in names] for one in fields], again):
+            yield f"{row.recipe}, parts: {fields} is not {again}"
 
 
 def _group(data: dict[str, Any], group: Group) -> Iterator[str]:

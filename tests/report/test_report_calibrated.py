@@ -9,7 +9,7 @@ import json
 
 import pytest
 
-from harness.memory.memory_breakdown import Portrait
+from harness.memory.memory_breakdown import MemoryBreakdown
 from harness.planner import hooks
 from harness.planner.comparison import predicted_and_measured, predicted_fit
 from harness.planner.speed import rates
@@ -20,7 +20,7 @@ from harness.report.figures.predicted import machine_facts
 from harness.report.rendering import export, html, markdown, sentences, tables
 from harness.result import Status
 from tests.made.calibrations import CPU, GIB, H200, MIB, made, row, rows
-from tests.made.predictions import foretold
+from tests.made.predictions import prediction_of
 from tests.made.results import H100, MACHINE, cpu_set, gpu_set
 
 EPYC = dataclasses.replace(CPU, name="AMD EPYC 7B13, 8 cores", cores=8, torch="2.9.0+cpu")
@@ -37,7 +37,7 @@ def work(seconds: float) -> list[Work]:
 
 
 def report(found, results, **more):
-    predictions = {r.spec.key: foretold(r, work=work(0.4), **more) for r in results}
+    predictions = {r.spec.key: prediction_of(r, work=work(0.4), **more) for r in results}
     return build(results, [], SuiteHead(calibration=found), predictions)
 
 
@@ -87,7 +87,7 @@ def test_processes_of_several_machines_do_not_share_one_memory():
     ddp = cpu_set()["ddp"]
     apart = dataclasses.replace(ddp, spec=dataclasses.replace(ddp.spec, nodes=2))
     needs = [
-        predicted_fit(one, Status.OK, foretold(one), machine_facts([one])).need_bytes
+        predicted_fit(one, Status.OK, prediction_of(one), machine_facts([one])).need_bytes
         for one in (ddp, apart)
     ]
     assert needs[0] == 2 * needs[1] > 0
@@ -107,7 +107,7 @@ def test_a_share_of_the_measured_peak_is_of_each_gpu_and_of_all_of_a_cpu():
 
 def test_a_gpu_s_reserve_and_fit_hold_what_was_measured_to_stand_beside():
     ddp = gpu_set()["ddp"]
-    told = foretold(ddp, allocated=30 * GIB, reserved=31 * GIB, least=29 * GIB)
+    told = prediction_of(ddp, allocated=30 * GIB, reserved=31 * GIB, least=29 * GIB)
     found = predicted_and_measured([ddp], {ddp.spec.key: told}, made(CARD))
     assert found.run_predicted == 30 * GIB + 70 * MIB
     need = predicted_fit(ddp, Status.OK, told, machine_facts([ddp]), made(CARD)).need_bytes
@@ -119,7 +119,7 @@ def test_a_gpu_s_reserve_and_fit_hold_what_was_measured_to_stand_beside():
 def test_a_row_that_ran_out_of_memory_is_judged_by_it_too():
     """A row that died tells nothing of its machine: the other rows of the set do."""
     lost = dataclasses.replace(gpu_set()["ddp"], status=Status.GPU_OOM, environment={})
-    told = foretold(gpu_set()["ddp"], least=29 * GIB)
+    told = prediction_of(gpu_set()["ddp"], least=29 * GIB)
     card = machine_facts([gpu_set()["ddp"]])
     with_it = predicted_fit(lost, Status.GPU_OOM, told, card, made(CARD))
     without = predicted_fit(lost, Status.GPU_OOM, told, card)
@@ -149,9 +149,11 @@ def test_a_driver_that_is_another_than_the_run_s_is_marked():
 
 def test_an_anatomy_stands_under_the_ceilings_of_its_device(monkeypatch):
     names = {
-        f.name: None for f in dataclasses.fields(Portrait) if f.name not in ("schema", "world")
+        f.name: None
+        for f in dataclasses.fields(MemoryBreakdown)
+        if f.name not in ("schema", "world")
     }
-    plain = Portrait(**{**names, "device": "cpu", "dtype": "float32", "processes": 2,
+    plain = MemoryBreakdown(**{**names, "device": "cpu", "dtype": "float32", "processes": 2,
                         "peak_flops": 1.0, "bandwidth": 2.0, "ceilings": ""})  # fmt: skip
     own = rates.store.applied(made(EPYC))
     monkeypatch.setattr(rates, "kept_for", {"cpu": own}.get)

@@ -18,7 +18,7 @@ from harness.report.rendering import export, markdown, sentences, tables
 from harness.resolve import resolve
 from harness.result import Result, Status
 from harness.spec import Spec
-from tests.made.predictions import foretold
+from tests.made.predictions import prediction_of
 from tests.made.results import GPU, MACHINE, MIB, cpu_set, gone, gpu_set
 
 GIB = 2**30
@@ -46,8 +46,8 @@ def compared(result: Result, prediction: Prediction) -> PredictedAndMeasured:
 
 def test_a_category_that_is_wrong_shows_where_the_sum_does_not():
     ddp, zero2 = (cpu_set()[name] for name in ("ddp", "zero2-r0"))
-    wrong = moved(foretold(ddp), 63 * MIB, "gradients", "activations")
-    report = report_on([ddp, zero2], wrong, foretold(zero2))
+    wrong = moved(prediction_of(ddp), 63 * MIB, "gradients", "activations")
+    report = report_on([ddp, zero2], wrong, prediction_of(zero2))
     row = next(row for row in report.groups[0].rows if row.label == "ddp")
     assert row.predicted.step_error == 0
     assert row.predicted.worst.name == "activations"
@@ -56,7 +56,7 @@ def test_a_category_that_is_wrong_shows_where_the_sum_does_not():
 
 def test_what_is_below_5_percent_on_both_sides_is_not_compared():
     ddp = cpu_set()["ddp"]
-    small = {part.name for part in compared(ddp, foretold(ddp)).categories}
+    small = {part.name for part in compared(ddp, prediction_of(ddp)).categories}
     assert small == {
         "parameters",
         "gradients",
@@ -66,7 +66,7 @@ def test_what_is_below_5_percent_on_both_sides_is_not_compared():
         "workspace",
     }
     ddp.ranks[0].categories.workspace = 4 * MIB
-    right = foretold(ddp)
+    right = prediction_of(ddp)
     assert "workspace" not in {part.name for part in compared(ddp, right).categories}
     grown = compared(ddp, moved(right, 60 * MIB, "activations", "temporaries"))
     assert grown.worst.name == "workspace" and grown.worst.error == 15
@@ -75,16 +75,16 @@ def test_what_is_below_5_percent_on_both_sides_is_not_compared():
 def test_a_category_that_the_run_did_not_have_is_infinitely_wrong_and_is_shown():
     ddp, other = (cpu_set()[name] for name in ("ddp", "zero3"))
     ddp.ranks[0].categories.workspace = 0
-    wrong = moved(foretold(ddp), 60 * MIB, "activations", "temporaries")
+    wrong = moved(prediction_of(ddp), 60 * MIB, "activations", "temporaries")
     assert compared(ddp, wrong).worst.error == math.inf
-    report = report_on([ddp, other], wrong, foretold(other))
+    report = report_on([ddp, other], wrong, prediction_of(other))
     assert "largest inf % (workspace of ddp" in markdown.render(report)
     assert json.loads(export.json_text(report), parse_constant=pytest.fail)
 
 
 def test_without_a_trace_no_category_is_guessed():
     ddp = cpu_set()["ddp"]
-    bare = foretold(ddp, steady=None)
+    bare = prediction_of(ddp, steady=None)
     report = report_on([ddp], bare)
     grids = tables.group_grids(report.groups[0])
     assert compared(ddp, bare).categories == () == tuple(grids["parts"].lines)
@@ -104,7 +104,7 @@ def test_without_a_trace_no_category_is_guessed():
 def test_a_host_that_holds_a_few_samples_alone_is_not_judged(predicted, measured, error):
     ddp = cpu_set()["ddp"]
     found = dataclasses.replace(
-        compared(ddp, foretold(ddp)), hosted_predicted=predicted, hosted_measured=measured
+        compared(ddp, prediction_of(ddp)), hosted_predicted=predicted, hosted_measured=measured
     )
     assert found.hosted_error == (error and pytest.approx(error, abs=0.01))
 
@@ -118,7 +118,7 @@ def test_a_host_that_holds_a_few_samples_alone_is_not_judged(predicted, measured
 def test_a_gpu_s_peak_and_reserve_hold_the_libraries_workspaces(device, mib):
     row = gpu_set()["ddp"]
     row.environment = {**row.environment, "device": device}
-    found = compared(row, foretold(row, allocated=30 * GIB, reserved=31 * GIB))
+    found = compared(row, prediction_of(row, allocated=30 * GIB, reserved=31 * GIB))
     assert found.run_predicted == 30 * GIB + mib * MIB
     assert found.reserved_predicted == 31 * GIB + mib * MIB
     assert found.step_predicted == row.ranks[0].categories.total  # no tensor of the step
@@ -126,7 +126,7 @@ def test_a_gpu_s_peak_and_reserve_hold_the_libraries_workspaces(device, mib):
 
 def test_without_a_gpu_there_are_none():
     row = cpu_set()["ddp"]
-    found = compared(row, foretold(row))
+    found = compared(row, prediction_of(row))
     assert found.run_predicted == row.ranks[0].categories.total
     assert found.reserved_predicted is None
 
@@ -145,7 +145,7 @@ def test_without_a_gpu_there_are_none():
 def test_what_is_reserved_is_predicted_for_the_mode_that_ran(settings, gib):
     row = gpu_set()["ddp"]
     row.environment = {**row.environment, "allocator": settings}
-    prediction = foretold(row, reserved=31 * GIB, reserved_expandable=30 * GIB)
+    prediction = prediction_of(row, reserved=31 * GIB, reserved_expandable=30 * GIB)
     found = compared(row, prediction).reserved_predicted
     assert found == (None if gib is None else gib * GIB + 64 * MIB)
 
@@ -160,10 +160,10 @@ def test_rows_that_ran_out_of_memory_are_held_to_their_prediction():
     lost.environment = died.environment = {}
     report = report_on(
         [lost, died, ddp, zero2],
-        foretold(ddp, least=80 * GIB),
-        foretold(ddp, least=20 * GIB),
-        foretold(ddp, least=37 * GIB),
-        foretold(ddp, least=90 * GIB),
+        prediction_of(ddp, least=80 * GIB),
+        prediction_of(ddp, least=20 * GIB),
+        prediction_of(ddp, least=37 * GIB),
+        prediction_of(ddp, least=90 * GIB),
     )
     said = (
         "Predicted not to fit: 1 of 2 rows that ran out of memory (predicted to fit: zero2), "
@@ -181,7 +181,7 @@ def test_a_host_that_ran_out_is_held_to_what_all_processes_keep_there():
     row.status, ddp.status = Status.HOST_OOM, Status.HOST_OOM
     ddp.environment = {**MACHINE, "container_bytes": GIB}
     held = Instant(bytes=20 * GIB, phase="", op="", site="", categories={}, held=[])
-    report = report_on([row, ddp], foretold(row, host=held, least=GIB), foretold(ddp))
+    report = report_on([row, ddp], prediction_of(row, host=held, least=GIB), prediction_of(ddp))
     on_gpu, on_cpu = (one.predicted_fit for one in report.unfinished)
     assert (on_gpu.need_bytes, on_gpu.have_bytes) == (40 * GIB, MACHINE["memory_bytes"])
     assert (on_cpu.need_bytes, on_cpu.have_bytes) == (2 * ddp.ranks[0].categories.total, GIB)
@@ -191,9 +191,11 @@ def test_a_host_that_ran_out_is_held_to_what_all_processes_keep_there():
 def test_what_was_not_predicted_is_no_verdict():
     rows = gpu_set()
     lost, ddp = rows["single"], rows["ddp"]
-    assert sentences.predicted_fits(report_on([lost, ddp], None, foretold(ddp, least=GIB))) == ""
+    assert (
+        sentences.predicted_fits(report_on([lost, ddp], None, prediction_of(ddp, least=GIB))) == ""
+    )
     other = gone("zero1", Status.GPU_OOM, "out of memory", None, **{**GPU, "processes": 2})
-    report = report_on([other, ddp, lost], foretold(ddp, least=99 * GIB), None, None)
+    report = report_on([other, ddp, lost], prediction_of(ddp, least=99 * GIB), None, None)
     assert sentences.predicted_fits(report) == (
         "Predicted not to fit: 1 of 2 rows that ran out of memory (not predicted: single), "
         "0 of 0 rows that finished."

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from strategies.activations.offload_activations import Host, Offloaded
-from strategies.async_host_copy import MOST, Leaving
+from strategies.async_host_copy import MOST, AsyncHostCopy
 from strategies.base import Settings
 from strategies.engine import Engine
 from strategies.evidence import states
@@ -229,16 +229,16 @@ class Streams:
 def test_what_leaves_is_held_until_what_computes_waits_for_its_copy(monkeypatch):
     """And no longer: not until the host finds that the device has come so far."""
     streams, target = Streams(monkeypatch), SimpleNamespace(copy_=lambda source, non_blocking: None)
-    leaving = Leaving(streams.copies, most=2)
+    host_copy = AsyncHostCopy(streams.copies, most=2)
     sources = [torch.empty(8, device="meta") for _ in range(4)]
     for source in sources:
-        leaving.copy(source, target)
-    assert [source.shape for source, _ in leaving.held] == [(8,), (8,)]
+        host_copy.copy(source, target)
+    assert [source.shape for source, _ in host_copy.held] == [(8,), (8,)]
     waits = [line for line in streams.log if line != "copy waits"]
     assert waits == ["compute: event 0", "compute: event 1"]
     assert streams.log.index("compute: event 0") > 2, "two copies go on beside what computes"
-    leaving.let_go()
-    assert streams.log[-2:] == ["compute: event 2", "compute: event 3"] and not leaving.held
+    host_copy.let_go()
+    assert streams.log[-2:] == ["compute: event 2", "compute: event 3"] and not host_copy.held
 
 
 def test_what_comes_back_is_in_memory_of_what_computes(monkeypatch):
@@ -246,7 +246,7 @@ def test_what_comes_back_is_in_memory_of_what_computes(monkeypatch):
     asked for it, before its memory is another's."""
     streams = Streams(monkeypatch)
     host = Host(lambda blocks, *given: None)
-    host.leaving = Leaving(streams.copies)
+    host.host_copy = AsyncHostCopy(streams.copies)
     stays = [Offloaded(torch.ones(4), torch.device("cpu")) for _ in range(2)]
     assert host.unpack((1, stays)).equal(torch.ones(4))
     assert streams.log == ["copy waits", "copy waits", "compute: event 0"]
@@ -268,7 +268,7 @@ def test_a_prediction_for_a_gpu_holds_what_is_leaving():
         with FakeTensorMode():
             x = torch.empty(1024, device=place, requires_grad=True)
             out = host([torch.nn.Identity()], x, torch.empty(1024, device=place))
-            seen.append(len(host.leaving.held))
+            seen.append(len(host.host_copy.held))
             out.sum().backward()
-            seen.append(len(host.leaving.held))
+            seen.append(len(host.host_copy.held))
         assert seen == [wanted, 0] and host.moved["out"] == host.moved["back"] > MOST

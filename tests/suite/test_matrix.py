@@ -414,8 +414,8 @@ def test_a_sweep_s_batch_that_many_gpus_cannot_share_is_left_out_and_said(gpus, 
     assert {spec.global_batch for spec in found} == batches
     for spec in found:
         resolve(spec)
-    told = f"{gpus} processes: ddp+topk of batch 2 is left out, it does not divide"
-    assert (told in said) == (gpus > 2)
+    text = f"{gpus} processes: ddp+topk of batch 2 is left out, it does not divide"
+    assert (text in said) == (gpus > 2)
 
 
 @pytest.mark.parametrize(
@@ -433,8 +433,8 @@ def test_a_file_system_without_locks_is_not_another_run(code, held, tmp_path, mo
             pass
         return
     with suite_run._alone(tmp_path):
-        told = capsys.readouterr().err
-    assert os.strerror(code) in told and "goes unnoticed" in told
+        text = capsys.readouterr().err
+    assert os.strerror(code) in text and "goes unnoticed" in text
 
 
 def test_rows_that_the_command_line_makes_equal_are_one() -> None:

@@ -142,8 +142,8 @@ def test_overlapping_costs_a_second_bucket_which_is_told_and_is_no_waste(tmp_pat
     auto = lint.prices({"stage": 2, **RIGHT, "overlap_comm": "auto"}, job_of(SPEC))
     assert auto[0].bytes == 2 * (XL // 16 // 2 + XL // 16 // 2 % 2)
     assert cli.main(["lint"]) == 0
-    told = capsys.readouterr().out
-    assert told.count("through a second bucket, 40.2 MiB a device") == 4, told
+    text = capsys.readouterr().out
+    assert text.count("through a second bucket, 40.2 MiB a device") == 4, text
     large = lint.waste(
         {"stage": 2, "overlap_comm": True, "reduce_bucket_size": 10**9}, job_of(SPEC)
     )
@@ -210,8 +210,8 @@ def test_a_file_that_cannot_be_read_is_bad_input(text, words, tmp_path, capsys):
     if text is not None:
         path.write_text(text)
     assert cli.main(["lint", str(path)]) == 2
-    told = capsys.readouterr().err
-    assert words in told and len(told.splitlines()) == 1 and "odd.json" in told
+    message = capsys.readouterr().err
+    assert words in message and len(message.splitlines()) == 1 and "odd.json" in message
 
 
 @pytest.mark.parametrize(

@@ -71,8 +71,8 @@ def test_libaio_names_the_package(tmp_path: Path) -> None:
 def test_a_library_of_cuda_that_the_linker_misses_is_not_libaio(tmp_path: Path) -> None:
     """ld's line on a machine with libaio and a driver, and without a CUDA toolkit's libraries."""
     here = with_op(tmp_path, "async_io", "/usr/bin/ld: cannot find -lcudart: No such file")
-    way_out = obstacle(NVME, here).hint
-    assert "LIBRARY_PATH" in way_out and "libaio" not in way_out
+    hint = obstacle(NVME, here).hint
+    assert "LIBRARY_PATH" in hint and "libaio" not in hint
 
 
 @pytest.mark.parametrize("tool", ["compiler", "ninja"])

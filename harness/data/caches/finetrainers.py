@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 FOLDER = "finetrainers-precomputed-data"
-way_out = f"it should hold latent-0.pt and condition-0.pt, or {FOLDER}/"
+hint = f"it should hold latent-0.pt and condition-0.pt, or {FOLDER}/"
 CLASSES = (
     "LTXVideoTransformer3DModel",
     "WanTransformer3DModel",

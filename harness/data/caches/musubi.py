@@ -18,7 +18,7 @@ from harness.data.caches.entries import Contents, Part, Sample, contents
 from harness.data.caches.entries import tensor as tensor
 from strategies.base import BadInput
 
-way_out = "it should hold NAME_0832x0480_wan.safetensors and NAME_wan_te.safetensors, say"
+hint = "it should hold NAME_0832x0480_wan.safetensors and NAME_wan_te.safetensors, say"
 
 
 class Kept(NamedTuple):
@@ -68,7 +68,7 @@ def find(folder: Path) -> list[Sample]:
 def _sample(path: Path) -> Sample:
     named = NAMED.fullmatch(path.name)
     if not named:
-        raise BadInput(f"{path} is not named as musubi-tuner names a cache; {way_out}")
+        raise BadInput(f"{path} is not named as musubi-tuner names a cache; {hint}")
     held = contents(path)
     kept, told = _kept(path, held), held.metadata["architecture"]
     other = _texts_of(path, named["key"], named["arch"])

@@ -32,8 +32,8 @@ class Cache:
         for sample in self.samples:
             for part in sample.parts.values():
                 if not self.tensor(part).float().isfinite().all():
-                    told = f"{part.path}: {part.key} holds values that are not finite"
-                    yield f"{told}; cache it again"
+                    text = f"{part.path}: {part.key} holds values that are not finite"
+                    yield f"{text}; cache it again"
                     break
 
 
@@ -51,7 +51,7 @@ def open_cache(name: str) -> Cache:
     kind, _, detail = name.partition(":")
     folder = Path(detail).expanduser()
     if not detail or not folder.is_dir():
-        raise BadInput(f"no folder {detail or ''}; write {kind}:FOLDER, {KINDS[kind].way_out}")
+        raise BadInput(f"no folder {detail or ''}; write {kind}:FOLDER, {KINDS[kind].hint}")
     return _opened(name, _state(folder))
 
 
@@ -66,5 +66,5 @@ def _opened(name: str, state: tuple[tuple[str, int], ...]) -> Cache:
     kind, _, detail = name.partition(":")
     samples = KINDS[kind].find(Path(detail).expanduser())
     if not samples:
-        raise BadInput(f"{detail} has no caches of {kind}; {KINDS[kind].way_out}")
+        raise BadInput(f"{detail} has no caches of {kind}; {KINDS[kind].hint}")
     return Cache(name, tuple(samples), KINDS[kind].tensor)

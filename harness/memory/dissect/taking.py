@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from harness.memory.dissect.timeline import Stack, TimelineTracer, saving
-from harness.memory.memory_breakdown import Kept, OpCost, Point, Portrait, Timeline
+from harness.memory.memory_breakdown import Kept, MemoryBreakdown, OpCost, Point, Timeline
 from harness.memory.op_facts import is_free
 from harness.memory.traced_step import following, register_living, trace_step
 from harness.resolve import Resolved
@@ -184,7 +184,7 @@ class Look(NamedTuple):
     left_out: tuple[Any, ...]
 
 
-def take(resolved: Resolved, trained: TrainingRun, look: Look) -> Portrait:
+def take(resolved: Resolved, trained: TrainingRun, look: Look) -> MemoryBreakdown:
     """Return the portrait of this rank, from its next steps. Every rank must call it.
 
     The peak of the step is traced with and without the module hooks and saved-tensors hooks. A page
@@ -197,7 +197,7 @@ def take(resolved: Resolved, trained: TrainingRun, look: Look) -> Portrait:
     dtype = getattr(torch, states.compute_dtype(trained))
     size = resolved.subject.dimensions
     elsewhere = sum(row.made for row in kept if not row.module)
-    return Portrait(
+    return MemoryBreakdown(
         recipe=str(resolved.recipe),
         device=reported_name(torch.cuda.get_device_name(device))
         if device.type == "cuda"

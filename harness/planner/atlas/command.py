@@ -46,14 +46,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``atlas``."""
     add = parser.add_argument
     add("--models", nargs="+", metavar="M", help="public models (default: all)")
-    told = f"cards, or sizes as 24GiB (default: {' '.join(CARDS)})"
-    add("--cards", nargs="+", metavar="CARD", default=list(CARDS), help=told)
+    text = f"cards, or sizes as 24GiB (default: {' '.join(CARDS)})"
+    add("--cards", nargs="+", metavar="CARD", default=list(CARDS), help=text)
     add("--gpus", nargs="+", type=int, metavar="N", default=list(COUNTS),
         help="how many of a card (default: 1 4 8)")  # fmt: skip
-    told = f"doublings of a sample tried for the next that does not fit (default: {DOUBLINGS})"
-    add("--growth", type=int, metavar="N", default=DOUBLINGS, help=told)
-    told = "write the files of this atlas.csv anew, and predict nothing (default: predict)"
-    add("--from", dest="csv", type=Path, metavar="CSV", help=told)
+    text = f"doublings of a sample tried for the next that does not fit (default: {DOUBLINGS})"
+    add("--growth", type=int, metavar="N", default=DOUBLINGS, help=text)
+    text = "write the files of this atlas.csv anew, and predict nothing (default: predict)"
+    add("--from", dest="csv", type=Path, metavar="CSV", help=text)
     add("--out", type=Path, metavar="DIR", help="folder (default: results/atlas)")
     add("--jobs", type=int, metavar="N", help="predictions at a time (default: a core each)")
 
@@ -86,7 +86,7 @@ def _predicted(
     models.
     """
     lines: list[list[str]] = []
-    with pool.standing():
+    with pool.kept_workers():
         for first in range(0, len(models), TOGETHER):
             some = models[first : first + TOGETHER]
             progress.begin_models(some)

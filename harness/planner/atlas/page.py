@@ -190,11 +190,11 @@ def _tables(lines: Lines) -> Iterator[str]:
     for training in values(lines, "Training"):
         for number in gpus:
             some = [x for x in lines if (at(x, "Training"), at(x, "GPUs")) == (training, number)]
-            told = {(at(line, "Model"), at(line, "Card")): _told(line) for line in some}
+            fields = {(at(line, "Model"), at(line, "Card")): _told(line) for line in some}
             rows = [
                 [
                     f"[{model}]({FOLDER}/{model}.md)",
-                    *(told.get((model, card), "") for card in cards),
+                    *(fields.get((model, card), "") for card in cards),
                 ]
                 for model in values(some, "Model")
             ]

@@ -210,17 +210,17 @@ SHARED = "others"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``calibrate``."""
     add = parser.add_argument
-    told = "what to do: all of the catalog, what predictions assume, or the first suites " \
+    text = "what to do: all of the catalog, what predictions assume, or the first suites " \
         "(default: memory; may be given again)"  # fmt: skip
-    add("--part", choices=PARTS, action="append", help=told)
-    told = "stop beginning stations that would not fit (default: no limit)"
-    add("--minutes", type=minutes, metavar="M", help=told)
-    told = "write it for others to use (default: not written)"
-    add("--share", type=Path, metavar="FILE", help=told)
-    told = "rows that were measured earlier on this machine (default: some are run)"
-    add("--rows", type=Path, metavar="DIR", help=told)
-    told = "hold planned times to the results in DIR, with and without it (default: calibrate)"
-    add("--against", type=Path, metavar="DIR", help=told)
+    add("--part", choices=PARTS, action="append", help=text)
+    text = "stop beginning stations that would not fit (default: no limit)"
+    add("--minutes", type=minutes, metavar="M", help=text)
+    text = "write it for others to use (default: not written)"
+    add("--share", type=Path, metavar="FILE", help=text)
+    text = "rows that were measured earlier on this machine (default: some are run)"
+    add("--rows", type=Path, metavar="DIR", help=text)
+    text = "hold planned times to the results in DIR, with and without it (default: calibrate)"
+    add("--against", type=Path, metavar="DIR", help=text)
     add(
         "--json",
         type=Path,
@@ -228,8 +228,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what --against compared as JSON (default: not written)",
     )
     add("--dry-run", action="store_true", help="say stations, order and minutes; start nothing")
-    told = "a rehearsal: tiny models and shapes, whose numbers are not kept"
-    add("--small", action="store_true", help=told)
+    text = "a rehearsal: tiny models and shapes, whose numbers are not kept"
+    add("--small", action="store_true", help=text)
     add("--device", choices=DEVICES, help="cpu or cuda (default: cuda if there)")
     add("--model", default="", help="of the rows (default: DiT-XL/2, on a CPU DiT-S/4)")
     add("--steps", type=int, default=0, metavar="N", help="timed steps of a row (default: usual)")
@@ -436,6 +436,6 @@ def _share(calibration: Calibration, path: Path, console: Console) -> int:
     ``plan``.
     """
     public(calibration, SHARED).write(path)
-    told = f"./run.sh plan --calibration {path.name} uses it, as does one in {short(store.OWN)}"
-    console.print(Text(f"{short(path)}: {told}"), soft_wrap=True)
+    text = f"./run.sh plan --calibration {path.name} uses it, as does one in {short(store.OWN)}"
+    console.print(Text(f"{short(path)}: {text}"), soft_wrap=True)
     return OK

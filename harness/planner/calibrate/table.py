@@ -229,7 +229,7 @@ def ceilings(found: Calibration) -> Grid:
 
 
 def _standing(found: Calibration) -> list[tuple[str, str, str]]:
-    typical = overhead.standing(rates.of_device(found.device), 2)
+    typical = overhead.fixed_overhead(rates.of_device(found.device), 2)
     names = {
         "context": "context" if found.device.kind == "cuda" else "interpreter and libraries",
         "libraries": "library workspaces",
@@ -298,14 +298,14 @@ def _of_times(
     words = ", ".join(f"{part} x{factor:.2f}" for part, factor in fit.factors.items())
     share = max(fit.shares.values())
     typical = [abs(error) for row in timed if (error := _typical(row)) is not None]
-    told = [
+    sentences = [
         f"Factors beyond the ceilings: {words}.",
         f"Nine of ten predictions within {100 * share:.0f} % (typical figures claim "
         f"{_range(list(usual.values()))}).",
         f"Median error by typical figures {_middle(typical)}, by the fit to the other rows alone "
         f"(left out) {_middle([abs(error) for error in errors.values()])}.",
     ]
-    return " ".join(told)
+    return " ".join(sentences)
 
 
 def _range(shares: Sequence[float]) -> str:

@@ -120,8 +120,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_question(parser)
     parser.set_defaults(**AS_PLANNED)
     some = ", ".join(trainers.known())
-    told = f"those whose options are told (default: all): {some}"
-    add("--trainers", nargs="*", metavar="T", default=trainers.known(), help=told)
+    text = f"those whose options are told (default: all): {some}"
+    add("--trainers", nargs="*", metavar="T", default=trainers.known(), help=text)
     left = tuple(f.name for f in dataclasses.fields(Spec) if f.name not in SETTINGS)
     add_settings(parser.add_argument_group("the training's numbers"), leave_out=left)
 

@@ -166,8 +166,8 @@ def asked_for(options: argparse.Namespace) -> Asked:
                 refused.append((recipe, str(error)))
     if not rows:
         raise PlanError(f"no recipe can be planned: {refused[0][0]}: {refused[0][1]}")
-    told = {"gpu": gpu, "processes": options.processes, "buckets": buckets}
-    return Asked(resolved=rows, refused=refused, **told)
+    fields = {"gpu": gpu, "processes": options.processes, "buckets": buckets}
+    return Asked(resolved=rows, refused=refused, **fields)
 
 
 def for_card(recipes: Sequence[str], gpu: Card) -> list[str]:
@@ -282,8 +282,8 @@ def on_nodes(gpu: Card, gpus: int, nodes: int | None) -> Card:
         return gpu
     if nodes < 1 or gpus % nodes:
         near = nodes * max(1, gpus // nodes) if nodes > 0 else 1
-        way_out = f"give --gpus {near}" if nodes > 0 else "give --nodes at least 1"
-        raise PlanError(f"nodes is {nodes} and gpus is {gpus}: nodes share alike; {way_out}")
+        hint = f"give --gpus {near}" if nodes > 0 else "give --nodes at least 1"
+        raise PlanError(f"nodes is {nodes} and gpus is {gpus}: nodes share alike; {hint}")
     return dataclasses.replace(gpu, node=gpus // nodes)
 
 

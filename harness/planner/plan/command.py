@@ -40,32 +40,32 @@ WIDE = 116
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``plan``."""
     what, add = parser.add_mutually_exclusive_group(), parser.add_argument
-    told = "recipes to choose among (default: the suite's)"
-    what.add_argument("--recipes", nargs="+", metavar="R", help=told)
-    told = "a suite's recipes (default: the suite default)"
-    what.add_argument("--suite", metavar="NAME_OR_FILE", help=told)
-    told = "the suite claims for one such card, beside the verdicts of results in DIR (default: no)"
-    what.add_argument("--claims", type=Path, metavar="DIR", help=told)
+    text = "recipes to choose among (default: the suite's)"
+    what.add_argument("--recipes", nargs="+", metavar="R", help=text)
+    text = "a suite's recipes (default: the suite default)"
+    what.add_argument("--suite", metavar="NAME_OR_FILE", help=text)
+    text = "the suite claims for one such card, beside the verdicts of results in DIR (default: no)"
+    what.add_argument("--claims", type=Path, metavar="DIR", help=text)
     add_question(parser)
-    told = "train, or sample: samples drawn in batches (default: train)"
-    add("--workload", choices=WORKLOADS, default=TRAIN, help=told)
-    told = "with sample: steps of the sampler (default: 8)"
-    add("--sampler-steps", type=int, metavar="N", default=0, help=told)
-    told = "with sample: guidance scale, 1: none (default: 2)"
-    add("--cfg-scale", type=float, metavar="G", default=0.0, help=told)
-    told = "the largest micro batch (whatever B is), DiT, resolution, number of frames, rank of "
-    told += "adapters, or number of blocks that stay on the GPU, that fits (default: none)"
-    add("--largest", choices=tuple(SOUGHT), help=told)
-    told = "of one recipe one line, and exit code 0 if it fits, 1 if not: a guard of a training"
-    add("--check", action="store_true", help=told)
-    told = "of one recipe: one knob moved at a time, what each buys in memory and costs in time"
-    add("--advise", action="store_true", help=told)
-    told = "the same on each of these numbers of GPUs, eight on a node, and where more stop to pay "
-    add("--scale", type=int, nargs="+", metavar="N", help=told + "(default: one number, --gpus)")
-    told = "with --scale: what stays, weak: the samples of a GPU, strong: those of a step, or both "
-    add("--regime", choices=(*REGIMES, BOTH), default="weak", help=told + "(default: weak)")
-    told = "with --scale: keep it beside the suite scale's results in DIR (default: print it only)"
-    add("--keep", type=Path, metavar="DIR", help=told)
+    text = "train, or sample: samples drawn in batches (default: train)"
+    add("--workload", choices=WORKLOADS, default=TRAIN, help=text)
+    text = "with sample: steps of the sampler (default: 8)"
+    add("--sampler-steps", type=int, metavar="N", default=0, help=text)
+    text = "with sample: guidance scale, 1: none (default: 2)"
+    add("--cfg-scale", type=float, metavar="G", default=0.0, help=text)
+    text = "the largest micro batch (whatever B is), DiT, resolution, number of frames, rank of "
+    text += "adapters, or number of blocks that stay on the GPU, that fits (default: none)"
+    add("--largest", choices=tuple(SOUGHT), help=text)
+    text = "of one recipe one line, and exit code 0 if it fits, 1 if not: a guard of a training"
+    add("--check", action="store_true", help=text)
+    text = "of one recipe: one knob moved at a time, what each buys in memory and costs in time"
+    add("--advise", action="store_true", help=text)
+    text = "the same on each of these numbers of GPUs, eight on a node, and where more stop to pay "
+    add("--scale", type=int, nargs="+", metavar="N", help=text + "(default: one number, --gpus)")
+    text = "with --scale: what stays, weak: the samples of a GPU, strong: those of a step, or both "
+    add("--regime", choices=(*REGIMES, BOTH), default="weak", help=text + "(default: weak)")
+    text = "with --scale: keep it beside the suite scale's results in DIR (default: print it only)"
+    add("--keep", type=Path, metavar="DIR", help=text)
     add("--explain", action="store_true", help="say of each recipe what its peak is made of")
     add("--jobs", type=int, metavar="N", help="predictions at a time (default: a core each)")
     add("--json", type=Path, metavar="FILE", help="everything as JSON too (default: not written)")

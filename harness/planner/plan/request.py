@@ -104,39 +104,39 @@ LATENT = 8
 def add_question(parser: Any) -> None:
     """Add the options for the model, the GPUs, the samples and the other models on a GPU."""
     add = parser.add_argument
-    told = f"a DiT, sizes as in {CUSTOM}, a public model as flux-dev, diffusers:CLASS, or "
-    told += "FILE.py:CLASS (default: DiT-XL/2)"
-    add("--model", type=families.canonical, default="DiT-XL/2", help=told)
+    text = f"a DiT, sizes as in {CUSTOM}, a public model as flux-dev, diffusers:CLASS, or "
+    text += "FILE.py:CLASS (default: DiT-XL/2)"
+    add("--model", type=families.canonical, default="DiT-XL/2", help=text)
     add("--gpus", "--processes", dest="processes", type=int, metavar="N",
         help="GPUs, a process each (default: 8 of a DiT, 1 of a public model), or processes of "
         "the CPU (2)")  # fmt: skip
-    told = "machines that they are in, alike (default: one for each 8 GPUs)"
-    add("--nodes", type=int, metavar="N", help=told)
-    told = "results of run --nodes on such machines: their network counts (default: typical)"
-    add("--network", type=Path, metavar="DIR", help=told)
+    text = "machines that they are in, alike (default: one for each 8 GPUs)"
+    add("--nodes", type=int, metavar="N", help=text)
+    text = "results of run --nodes on such machines: their network counts (default: typical)"
+    add("--network", type=Path, metavar="DIR", help=text)
     card = parser.add_mutually_exclusive_group(required=True)
     card.add_argument("--gpu", metavar="NAME", help="a card, as A100-80GB (no default)")
     card.add_argument("--gpu-memory", metavar="SIZE", help="or its memory, as 24GiB (no default)")
     card.add_argument("--cpu", action="store_true", help="or the CPU of this machine (no default)")
-    told = "host memory of a machine (default: this machine's if it has the card, else 64GiB for "
-    told += "each desktop card and 256GiB for each other)"
-    add("--host-memory", metavar="SIZE", default="", help=told)
-    told = f"what the card was measured to do (default: the best kept; {NONE}: typical figures)"
-    add("--calibration", metavar="FILE", default="", help=told)
-    told = "samples a step (default: 32 a GPU of a DiT, 1 of a public model)"
-    add("--global-batch", type=int, metavar="B", help=told)
-    told = "pixels, as 1024 or HEIGHTxWIDTH (default: the public model's usual; a DiT's: 256)"
-    add("--resolution", default="", metavar="PIXELS", help=told)
+    text = "host memory of a machine (default: this machine's if it has the card, else 64GiB for "
+    text += "each desktop card and 256GiB for each other)"
+    add("--host-memory", metavar="SIZE", default="", help=text)
+    text = f"what the card was measured to do (default: the best kept; {NONE}: typical figures)"
+    add("--calibration", metavar="FILE", default="", help=text)
+    text = "samples a step (default: 32 a GPU of a DiT, 1 of a public model)"
+    add("--global-batch", type=int, metavar="B", help=text)
+    text = "pixels, as 1024 or HEIGHTxWIDTH (default: the public model's usual; a DiT's: 256)"
+    add("--resolution", default="", metavar="PIXELS", help=text)
     add_shaping(parser)
-    told = "a cache, musubi:FOLDER or finetrainers:FOLDER: its largest samples, and each size of "
-    add("--data", default="", metavar="CACHE", help=told + "them (default: made-up samples)")
-    told = "models that stay on each GPU too: T5-XXL, T5-XXL:fp8, 2.5GiB, usual (default: none)"
-    add("--also", nargs="+", metavar="NAME", default=[], help=told)
-    told = "models that each GPU held before, whose memory torch's pool kept when they were freed "
-    add("--before", nargs="+", metavar="NAME", default=[], help=told + "(default: none)")
-    told = "what counts beside set-up and step: load, encode, validate, each perhaps with ways, as "
-    told += "load:fp32 or validate:tiled+encoders; Needs is the largest (default: none)"
-    add("--phases", nargs="+", metavar="PHASE", default=[], help=told)
+    text = "a cache, musubi:FOLDER or finetrainers:FOLDER: its largest samples, and each size of "
+    add("--data", default="", metavar="CACHE", help=text + "them (default: made-up samples)")
+    text = "models that stay on each GPU too: T5-XXL, T5-XXL:fp8, 2.5GiB, usual (default: none)"
+    add("--also", nargs="+", metavar="NAME", default=[], help=text)
+    text = "models that each GPU held before, whose memory torch's pool kept when they were freed "
+    add("--before", nargs="+", metavar="NAME", default=[], help=text + "(default: none)")
+    text = "what counts beside set-up and step: load, encode, validate, each perhaps with ways, as "
+    text += "load:fp32 or validate:tiled+encoders; Needs is the largest (default: none)"
+    add("--phases", nargs="+", metavar="PHASE", default=[], help=text)
 
 
 def words(resolved: Resolved, card: Card) -> list[str]:

@@ -33,7 +33,7 @@ from harness.planner.plan.tracing import Asking, PlanProgress
 from harness.planner.speed import rates
 from harness.planner.speed.roofline import sent
 from harness.planner.verdict import Fit, at_the_ends
-from harness.prediction import Forecast, Foretold, Prediction, Work
+from harness.prediction import Forecast, ForecastRow, Prediction, Work
 from harness.report import read_suite
 from harness.report.figures.numbers import REGIMES, plain
 from harness.report.rendering.narrow import print_grid
@@ -235,7 +235,7 @@ def _forecast(cells: Sequence[Cell], options: argparse.Namespace, console: Conso
     card = able[0].asked.gpu
     fits = iter(_fits(able, options, console))
     rows = [
-        foretold(next(fits), cell.recipe) if cell.asked else _impossible(cell, options)
+        forecast_row(next(fits), cell.recipe) if cell.asked else _impossible(cell, options)
         for cell in cells
     ]
     return Forecast(
@@ -256,10 +256,10 @@ def _fits(cells: Sequence[Cell], options: argparse.Namespace, console: Console) 
     return Asking(cells[0].asked, jobs, PlanProgress(console)).fits(rows)
 
 
-def _impossible(cell: Cell, options: argparse.Namespace) -> Foretold:
+def _impossible(cell: Cell, options: argparse.Namespace) -> ForecastRow:
     spec = Spec(recipe=cell.recipe, model=model_name(options.model), data="synthetic",
                 processes=cell.count, global_batch=cell.batch, device="cuda")  # fmt: skip
-    return Foretold(spec=spec, verdict="refused", reason=cell.reason, asked=cell.recipe)
+    return ForecastRow(spec=spec, verdict="refused", reason=cell.reason, asked=cell.recipe)
 
 
 def _refused(cells: Sequence[Cell]) -> list[str]:
@@ -267,8 +267,8 @@ def _refused(cells: Sequence[Cell]) -> list[str]:
     of_reason: dict[str, list[str]] = {}
     for cell in cells:
         if cell.reason:
-            told = f"{cell.recipe} on {cell.count}"
-            of_reason.setdefault(cell.reason, []).append(told)
+            text = f"{cell.recipe} on {cell.count}"
+            of_reason.setdefault(cell.reason, []).append(text)
     return [f"Refused: {', '.join(names)}: {reason}" for reason, names in of_reason.items()]
 
 
@@ -361,7 +361,7 @@ def rows_of(suite: Suite, card: Card) -> list[Resolved]:
 
 def _foretold(
     rows: Sequence[Resolved], card: Card, jobs: int, progress: PlanProgress
-) -> list[Foretold]:
+) -> list[ForecastRow]:
     """Judge each row against the card. A row that the card cannot run is not predicted."""
     lacks = [verdict.lack_of(row, card) for row in rows]
     able = [row for row, lack in zip(rows, lacks, strict=True) if not lack]
@@ -372,7 +372,7 @@ def _foretold(
     )
     progress.end()
     return [
-        foretold(
+        forecast_row(
             verdict.cannot(row, card, lack) if lack else verdict.judge(row, next(predictions), card)
         )
         for row, lack in zip(rows, lacks, strict=True)
@@ -386,15 +386,15 @@ def _name(spec: Spec) -> str:
 # ---- record of a row ----
 
 
-def foretold(fit: Fit, asked: str = "") -> Foretold:
+def forecast_row(fit: Fit, asked: str = "") -> ForecastRow:
     """Return the record of a prediction that was judged against a card."""
     found, steady = fit.prediction, fit.prediction.steady
     if steady is None or fit.seconds is None:
-        told = {"verdict": fit.verdict, "reason": found.reason, "asked": asked}
-        return Foretold(spec=fit.resolved.spec, **told)
+        fields = {"verdict": fit.verdict, "reason": found.reason, "asked": asked}
+        return ForecastRow(spec=fit.resolved.spec, **fields)
     travels = sent(found.work, fit.resolved.spec.processes, fit.gpu.node)
     slow_links, slow_card = at_the_ends(fit)
-    return Foretold(
+    return ForecastRow(
         spec=fit.resolved.spec,
         verdict=fit.verdict,
         need_bytes=fit.need_bytes,

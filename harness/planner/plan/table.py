@@ -77,8 +77,8 @@ def _links(fit: Fit) -> str:
     spec = fit.resolved.spec
     found = sent(fit.prediction.work, spec.processes, fit.gpu.node)
     ways = [("within its node", found.within), ("to other nodes", found.across)]
-    told = [f"{size / GIB:.1f} GiB {where}" for where, size in ways if size >= GIB / 20]
-    return f"sends {' and '.join(told)}" if told else "sends next to nothing"
+    lines = [f"{size / GIB:.1f} GiB {where}" for where, size in ways if size >= GIB / 20]
+    return f"sends {' and '.join(lines)}" if lines else "sends next to nothing"
 
 
 SHOWN = {
@@ -330,8 +330,8 @@ def second_step(prediction: Prediction) -> list[str]:
 def _held_explained(fit: Fit) -> list[str]:
     """Return the memory that a GPU may also hold until it has used gathered weights."""
     size = held_back(fit)
-    told = f"  up to {fine(size)} GiB more may be held: gathered weights, until the GPU used them"
-    return [told] if size >= FINE else []
+    text = f"  up to {fine(size)} GiB more may be held: gathered weights, until the GPU used them"
+    return [text] if size >= FINE else []
 
 
 def _step_explained(fit: Fit) -> list[str]:
@@ -343,9 +343,9 @@ def _step_explained(fit: Fit) -> list[str]:
     shown = [f"{name} {1e3 * seconds:.0f} ms" for name, seconds in parts if seconds >= 5e-4]
     found = sent(fit.prediction.work, fit.resolved.spec.processes, fit.gpu.node)
     ways = [("within its node", found.within), ("to other nodes", found.across)]
-    told = [f"{fine(size)} GiB {where}" for where, size in ways if size]
+    sentences = [f"{fine(size)} GiB {where}" for where, size in ways if size]
     lines = [f"  a step: {', '.join(shown)}", *_passed_explained(fit)]
-    return lines + ([f"  a GPU sends in it {' and '.join(told)}"] if told else [])
+    return lines + ([f"  a GPU sends in it {' and '.join(sentences)}"] if sentences else [])
 
 
 def _passed_explained(fit: Fit) -> list[str]:

@@ -19,10 +19,10 @@ from harness.memory.record import CATEGORIES, PASSING, Held, Instant, Record, be
 from harness.planner.adapters import adapter_of
 from harness.planner.overhead import NoTrace
 from harness.planner.tracing import world
-from harness.planner.tracing.extrapolate import Deeper, NotAlike, deepened
+from harness.planner.tracing.extrapolate import Deeper, NotAlike, extrapolate_blocks
 from harness.planner.tracing.forks import in_forks
 from harness.planner.tracing.simulate import pooled, summary, trace_bordered
-from harness.planner.tracing.streams import Part, heard, parts, told
+from harness.planner.tracing.streams import Part, parts, stream_from_data, stream_to_data
 from harness.prediction import Prediction, Work
 from harness.resolve import Resolved
 from harness.system import capability
@@ -163,7 +163,7 @@ def _traced(resolved: Resolved, depths: Mapping[str, int], kind: str) -> dict[st
     prediction = summary(row, tracer.record, counter, steady_from, denoising=tracer.denoising)
     beyond = beyond_kinds(prediction.buckets)
     found = {pool: parts(tracer, borders, pool, steady_from, beyond) for pool in ("device", "host")}
-    stream = told(tracer.record, borders) if resolved.spec.device == "cuda" else None
+    stream = stream_to_data(tracer.record, borders) if resolved.spec.device == "cuda" else None
     return {
         "prediction": dataclasses.asdict(prediction),
         "parts": _plain(tracer.record, found["device"]),
@@ -336,8 +336,8 @@ def _ordered(
         own = next(key for key in keys if depths[key] != few[key])
         before = sum(few[key] for key in keys[: keys.index(own)])
         count = round((more + 1) * FEW)
-        deeper.append(Deeper(heard(traced["stream"]), count, before))
-    return deepened(heard(found[0]["stream"]), deeper)
+        deeper.append(Deeper(stream_from_data(traced["stream"]), count, before))
+    return extrapolate_blocks(stream_from_data(found[0]["stream"]), deeper)
 
 
 def _work(lists: Sequence[Sequence[Mapping[str, Any]]], more: Sequence[float]) -> list[Work]:

@@ -64,7 +64,7 @@ Emitted = tuple[int, Ref, int]
 """An event of the deep model: its sign, the storage, and the shift of its block's index."""
 
 
-def deepened(base: Stream, deeper: Sequence[Deeper]) -> list[tuple[int, int, int, int]]:
+def extrapolate_blocks(base: Stream, deeper: Sequence[Deeper]) -> list[tuple[int, int, int, int]]:
     """Return the events of the device's pool with all blocks.
 
     Each is (+1 allocated, -1 freed or 0 cache emptied, id, bytes, CUDA stream). Events of inner

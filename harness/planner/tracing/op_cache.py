@@ -93,7 +93,7 @@ def _operation(name: str) -> Any:
     return functools.reduce(getattr, name.split("."), torch.ops)
 
 
-class Remembered:
+class OpCache:
     """Run operations under one fake tensor mode, from the cache if possible.
 
     Torch's cache alone takes 1.5 to 2.1 times the processor time, because its key takes longer to

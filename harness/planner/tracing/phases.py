@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from harness.phases import planned
 from harness.planner import resident_models
 from harness.planner.tracing.cuda_calls import cuda_like
-from harness.planner.tracing.op_cache import Remembered
+from harness.planner.tracing.op_cache import OpCache
 from harness.planner.tracing.simulate import kernel_scratch, pooled
 from harness.planner.tracing.trace import StoragelessTracer
 from harness.planner.tracing.world import GPU, built
@@ -107,7 +107,7 @@ def passed(
     with contextlib.ExitStack() as stack:
         stack.enter_context(cuda_like(kind))
         fake = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-        tracer.remembered = Remembered(fake)
+        tracer.op_cache = OpCache(fake)
         stack.enter_context(tracer)
         stack.enter_context(torch.no_grad())
         if is_vae:

@@ -34,7 +34,7 @@ from harness.planner.overhead import USUAL, NoTrace, of_operations
 from harness.planner.tracing import side_streams, streams, world
 from harness.planner.tracing.allocator import replay
 from harness.planner.tracing.cuda_calls import cuda_like
-from harness.planner.tracing.op_cache import Remembered
+from harness.planner.tracing.op_cache import OpCache
 from harness.planner.tracing.shortcuts import (
     Shortcuts,
     first_pieces,
@@ -115,8 +115,8 @@ def simulate(resolved: Resolved, kind: str = USUAL, rank: int = 0) -> Prediction
     """Trace the training of ``rank`` on a card of that ``kind``, and return its prediction."""
     began = time.monotonic()
     tracer, counter, steady_from = trace_training(resolved, kind=kind, rank=rank)
-    told = {"denoising": tracer.denoising, "seconds_taken": time.monotonic() - began}
-    return summary(resolved, tracer.record, counter, steady_from, **told)
+    fields = {"denoising": tracer.denoising, "seconds_taken": time.monotonic() - began}
+    return summary(resolved, tracer.record, counter, steady_from, **fields)
 
 
 def trace_training(
@@ -151,7 +151,7 @@ def trace_bordered(
             stack.enter_context(stays_in_backward(Shortcuts()))
         stack.enter_context(first_pieces())
         fake = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-        tracer.remembered = Remembered(fake)
+        tracer.op_cache = OpCache(fake)
         stack.enter_context(tracer)
         if past:
             tracer.enter("load")

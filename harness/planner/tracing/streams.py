@@ -154,8 +154,8 @@ class Stream:
     cuts: Sequence[tuple[int, str, int, int]]
 
 
-def told(record: Record, borders: Sequence[Border]) -> dict[str, Any]:
-    """Return the device's part of a trace as JSON data, which ``heard`` reads."""
+def stream_to_data(record: Record, borders: Sequence[Border]) -> dict[str, Any]:
+    """Return the device's part of a trace as JSON data, which ``stream_from_data`` reads."""
     numbers: dict[int, int] = {}
     events, before, emptied = [], [], set(record.emptied)
     for at, (sign, index) in enumerate(record.events):
@@ -178,8 +178,8 @@ def told(record: Record, borders: Sequence[Border]) -> dict[str, Any]:
     }
 
 
-def heard(told: Mapping[str, Any]) -> Stream:
-    """Return the stream in the data of ``told``."""
+def stream_from_data(told: Mapping[str, Any]) -> Stream:
+    """Return the stream in the data of ``stream_to_data``."""
     kinds = [Kind(told["names"][number], *known) for number, *known in told["kinds"]]
     return Stream(told["events"], kinds, [tuple(cut) for cut in told["cuts"]])
 

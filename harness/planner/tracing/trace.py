@@ -22,7 +22,7 @@ from harness.memory.op_facts import is_free
 from harness.memory.record import Storage
 from harness.memory.tracer import DEVICE, HOST, Tracer, storage_of
 from harness.planner.tracing import side_streams
-from harness.planner.tracing.op_cache import Remembered, device_of, makes_view
+from harness.planner.tracing.op_cache import OpCache, device_of, makes_view
 from harness.prediction import Work
 from strategies import initial
 from strategies.base import pinned_block
@@ -76,7 +76,7 @@ class StoragelessTracer(Tracer):
         super().__init__(pools)
         self.temporary, self.witness, self.moved = temporary, witness, moved
         self.shapes_in = shapes_in
-        self.remembered: Remembered | None = None
+        self.op_cache: OpCache | None = None
         """Cache of operations; None before a fake tensor mode exists."""
         self.denoising: int | None = None
         """Peak bytes of a validation's forward pass, if one was requested."""
@@ -107,9 +107,9 @@ class StoragelessTracer(Tracer):
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Return the result of an op, from the cache if there is one."""
-        if self.remembered is None:
+        if self.op_cache is None:
             return super().run(func, args, kwargs)
-        return self.remembered(func, args, kwargs)
+        return self.op_cache(func, args, kwargs)
 
     def device_of(self, tensor: torch.Tensor) -> torch.device:
         return device_of(tensor)

@@ -1,1 +1,1 @@
-"""Page of one run's anatomy, drawn from a ``Portrait``: its memory and time by part."""
+"""Page of one run's anatomy, drawn from a ``MemoryBreakdown``: its memory and time by part."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.memory.memory_breakdown import OpCost, Point, Portrait, Timeline
+from harness.memory.memory_breakdown import MemoryBreakdown, OpCost, Point, Timeline
 from harness.report.figures import units
 from harness.report.figures.units import CATEGORIES, title
 from harness.report.rendering.charts import COLOUR_OF
@@ -180,15 +180,15 @@ def _peak(line: Timeline, x: Scale, y: Scale, high: float) -> list[str]:
     return [ring, text(at + shift, level - 6, label, **side, font_weight=650)]
 
 
-def bars(portrait: Portrait) -> str:
+def bars(breakdown: MemoryBreakdown) -> str:
     """Draw the live bytes at the peak of a training step, and of inference on the same batch."""
     lines = [
-        ("training", portrait.timeline.at_peak()),
-        ("inference amid training", portrait.inference.at_peak()),
-        ("inference alone", portrait.inference_alone),
+        ("training", breakdown.timeline.at_peak()),
+        ("inference amid training", breakdown.inference.at_peak()),
+        ("inference alone", breakdown.inference_alone),
     ]
     top, left, row = 8.0, 140.0, 34.0
-    high = portrait.timeline.peak_bytes / units.MIB
+    high = breakdown.timeline.peak_bytes / units.MIB
     x = Scale(0, high, left, WIDTH - 50)
     bottom = top + row * len(lines)
     parts = [element("line", x1=x(v), x2=x(v), y1=top, y2=bottom, class_="grid") for v in x.ticks()]
@@ -285,22 +285,22 @@ def _families() -> list[str]:
     return list(dict.fromkeys(name.partition("/")[0] for name, _, _ in preset_errors()))
 
 
-def roofline(portrait: Portrait) -> str:
+def roofline(breakdown: MemoryBreakdown) -> str:
     """Draw each operation's arithmetic intensity and FLOP/s, under this device's own ceilings."""
-    costs = [c for c in portrait.ops if c.flops and c.bytes and c.seconds > 0][:SHOWN_OPS]
+    costs = [c for c in breakdown.ops if c.flops and c.bytes and c.seconds > 0][:SHOWN_OPS]
     places = [(intensity(c), c.flops / c.seconds) for c in costs]
     if not costs:
         return ""
-    ridge = portrait.peak_flops / portrait.bandwidth
+    ridge = breakdown.peak_flops / breakdown.bandwidth
     low = 10 ** math.floor(math.log10(min(p[0] for p in places)))
     high = 10 ** math.ceil(math.log10(max(*(p[0] for p in places), 2 * ridge)))
     floor = 10 ** math.floor(math.log10(min(p[1] for p in places)))
     x = Scale(low, high, 62.0, WIDE - 12, log=True)
-    y = Scale(floor, 10 ** math.ceil(math.log10(portrait.peak_flops)), 330.0, 26.0, log=True)
+    y = Scale(floor, 10 ** math.ceil(math.log10(breakdown.peak_flops)), 330.0, 26.0, log=True)
     parts = axes(x, y, "arithmetic intensity: FLOPs a byte moved", "FLOP/s", y.end)
-    start = max(low, floor / portrait.bandwidth)
-    corner = [(start, attainable(start, portrait.peak_flops, portrait.bandwidth))]
-    corner += [(ridge, portrait.peak_flops), (high, portrait.peak_flops)]
+    start = max(low, floor / breakdown.bandwidth)
+    corner = [(start, attainable(start, breakdown.peak_flops, breakdown.bandwidth))]
+    corner += [(ridge, breakdown.peak_flops), (high, breakdown.peak_flops)]
     path = polyline([(x(a), y(b)) for a, b in corner])
     parts.append(element("path", d=path, class_="roof"))
     return picture(WIDE, 366, parts + _ops(costs, places, x, y), "Roofline of this device")

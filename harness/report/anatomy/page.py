@@ -6,7 +6,7 @@ import re
 from html import escape
 from pathlib import Path
 
-from harness.memory.memory_breakdown import Kept, Lump, OpCost, Portrait
+from harness.memory.memory_breakdown import Kept, Lump, MemoryBreakdown, OpCost
 from harness.report.anatomy import charts
 from harness.report.data.grid import Column, tabulate
 from harness.report.figures import units
@@ -67,22 +67,22 @@ OPS = (
 )
 
 
-def render(portrait: Portrait) -> str:
+def render(breakdown: MemoryBreakdown) -> str:
     """Return the whole page."""
-    title = f"Headroom: anatomy of {portrait.recipe}"
+    title = f"Headroom: anatomy of {breakdown.recipe}"
     style = STYLE.read_text(encoding="utf-8") + MORE_STYLE
     parts = [HEAD, f"<title>{escape(title)}</title><style>{style}</style></head><body>"]
     parts += [
         tag("h1", title),
-        tag("p", _setting(portrait), "sub"),
-        tag("p", _stamp(portrait), "stamp cpu"),
+        tag("p", _setting(breakdown), "sub"),
+        tag("p", _stamp(breakdown), "stamp cpu"),
     ]
-    body = [_answers(portrait), _step(portrait), _modules(portrait), _laws(portrait)]
-    body = [part.replace(" %", "\u00a0%") for part in [*body, _ops(portrait)]]
+    body = [_answers(breakdown), _step(breakdown), _modules(breakdown), _laws(breakdown)]
+    body = [part.replace(" %", "\u00a0%") for part in [*body, _ops(breakdown)]]
     return "\n".join([*parts, *body, "</body></html>\n"])
 
 
-def _setting(p: Portrait) -> str:
+def _setting(p: MemoryBreakdown) -> str:
     ranks = f"rank 0 of a simulated {p.world}" if p.world else f"rank 0 of {p.processes}"
     return (
         f"{p.model} ({p.parameters / 1e6:.1f} M parameters, {p.tokens} tokens a sample), global "
@@ -90,7 +90,7 @@ def _setting(p: Portrait) -> str:
     )
 
 
-def _stamp(p: Portrait) -> str:
+def _stamp(p: MemoryBreakdown) -> str:
     where = (
         "host memory stands in for a GPU's, and attention is the CPU's kernel. "
         if p.device == "cpu"
@@ -106,7 +106,7 @@ def _mib(size: float) -> str:
     return f"{size / units.MIB:.1f} MiB"
 
 
-def sentences(p: Portrait) -> list[tuple[str, str, str]]:
+def sentences(p: MemoryBreakdown) -> list[tuple[str, str, str]]:
     """Return (question, answer, details) for a reader's first questions."""
     line, alone = p.timeline, sum(p.inference_alone.values())
     sizes = [(size, units.title(name), name) for name, size in line.at_peak().items()]
@@ -131,22 +131,22 @@ def sentences(p: Portrait) -> list[tuple[str, str, str]]:
     ]  # fmt: skip
 
 
-def agrees(p: Portrait) -> bool:
+def agrees(p: MemoryBreakdown) -> bool:
     """Return True if the trace and autograd count the same activations."""
     return _apart(p) <= AGREE
 
 
-def _apart(p: Portrait) -> float:
+def _apart(p: MemoryBreakdown) -> float:
     return abs(p.made_total - p.saved_total) / max(p.made_total, p.saved_total, 1)
 
 
-def _agreement(p: Portrait) -> str:
+def _agreement(p: MemoryBreakdown) -> str:
     if agrees(p):
         return f"agree within {100 * _apart(p):.1f} %"
     return f"DISAGREE by {100 * _apart(p):.1f} %"
 
 
-def _difference(p: Portrait) -> str:
+def _difference(p: MemoryBreakdown) -> str:
     return (
         f"{_mib(p.made_total)} made in forward and alive when backward begins, by the trace; "
         f"{_mib(p.saved_total)} saved by autograd, by its own hooks. The rest is alive without "
@@ -154,13 +154,13 @@ def _difference(p: Portrait) -> str:
     )
 
 
-def _looking(p: Portrait) -> str:
+def _looking(p: MemoryBreakdown) -> str:
     """Return the effect of the recording hooks on the peak."""
     off = p.timeline.peak_bytes / p.step_peak_bytes - 1
     return f"{'nothing' if abs(off) <= SAME else 'the peak'} ({100 * off:+.2f} %)"
 
 
-def _answers(p: Portrait) -> str:
+def _answers(p: MemoryBreakdown) -> str:
     items = "".join(
         f"<dt>{escape(q)}</dt><dd><b>{escape(a)}</b>{escape(m)}</dd>" for q, a, m in sentences(p)
     )
@@ -172,7 +172,7 @@ def _figure(caption: str, small: str, picture: str, keys: str = "") -> str:
     return f"<figure>{head}{keys}{picture}</figure>"
 
 
-def _step(p: Portrait) -> str:
+def _step(p: MemoryBreakdown) -> str:
     keys = colour_keys(charts.keys())
     line = _figure("Memory over one step", "each sample is the fullest instant since the last",
                    charts.timeline(p.timeline), keys)  # fmt: skip
@@ -182,7 +182,7 @@ def _step(p: Portrait) -> str:
     return section("step", "One step", line, both)
 
 
-def _modules(p: Portrait) -> str:
+def _modules(p: MemoryBreakdown) -> str:
     shown = p.kept[:ROWS]
     rest = p.kept[ROWS:]
     if rest:
@@ -208,7 +208,7 @@ def _modules(p: Portrait) -> str:
     )
 
 
-def _laws(p: Portrait) -> str:
+def _laws(p: MemoryBreakdown) -> str:
     """Return the laws of a DiT; empty for other models, which have no small measured ones."""
     if not p.points:
         return ""
@@ -243,7 +243,7 @@ def _laws(p: Portrait) -> str:
     return section("laws", "Laws", tag("p", formula), f'<div class="four">{small}</div>', body)
 
 
-def _six_nd_here(p: Portrait) -> str:
+def _six_nd_here(p: MemoryBreakdown) -> str:
     """Return the rule's error on this run's model, if its forward FLOPs were counted."""
     products = sum(c.flops for c in p.ops if c.phase == "forward" and c.op.startswith(PRODUCTS))
     if not products:
@@ -257,7 +257,7 @@ def _six_nd_here(p: Portrait) -> str:
     )
 
 
-def _ops(p: Portrait) -> str:
+def _ops(p: MemoryBreakdown) -> str:
     note = (
         f"Ceilings {'of the calibration' if p.ceilings else 'measured here'}: "
         f"{p.peak_flops / 1e9:.0f} GFLOP/s ({p.dtype} products), "
@@ -281,7 +281,7 @@ def _ops(p: Portrait) -> str:
     )
 
 
-def _op_rows(p: Portrait) -> list[tuple[OpCost, float, float]]:
+def _op_rows(p: MemoryBreakdown) -> list[tuple[OpCost, float, float]]:
     whole = sum(c.seconds for c in p.ops) or 1.0
     rows = []
     for cost in p.ops[:ROWS]:
@@ -302,26 +302,29 @@ Keys = list[tuple[str, str]]
 """Name and colour of each entry of a legend."""
 
 
-def write(portrait: Portrait, folder: Path) -> list[Path]:
+def write(breakdown: MemoryBreakdown, folder: Path) -> list[Path]:
     """Write the page and the charts, and return their paths."""
-    texts = {"anatomy.html": render(portrait), **charts_of(portrait)}
+    texts = {"anatomy.html": render(breakdown), **charts_of(breakdown)}
     for name, content in texts.items():
         (folder / name).write_text(content, encoding="utf-8")
     return [folder / name for name in texts]
 
 
-def charts_of(portrait: Portrait) -> dict[str, str]:
+def charts_of(breakdown: MemoryBreakdown) -> dict[str, str]:
     """Return file name -> SVG of each chart, with its title, legend and colours."""
     pictures: dict[str, tuple[str, Keys]] = {
-        "timeline.svg": (charts.timeline(portrait.timeline), charts.keys()),
-        "inference.svg": (charts.bars(portrait), charts.keys()),
-        "roofline.svg": (charts.roofline(portrait), charts.phase_keys()),
+        "timeline.svg": (charts.timeline(breakdown.timeline), charts.keys()),
+        "inference.svg": (charts.bars(breakdown), charts.keys()),
+        "roofline.svg": (charts.roofline(breakdown), charts.phase_keys()),
     }
-    if portrait.points:  # only a DiT has laws
+    if breakdown.points:  # only a DiT has laws
         pictures["six_nd.svg"] = (charts.preset_chart(), charts.family_keys())
-        law = charts.fit(portrait.points)
+        law = charts.fit(breakdown.points)
         for varies in charts.SWEEPS:
-            pictures[f"activations_{varies}.svg"] = (charts.sweep(portrait.points, varies, law), [])
+            pictures[f"activations_{varies}.svg"] = (
+                charts.sweep(breakdown.points, varies, law),
+                [],
+            )
     return {
         name: standalone(picture, keys) for name, (picture, keys) in pictures.items() if picture
     }

@@ -73,7 +73,7 @@ def believable(group: Group) -> list[Row]:
     return [row for row in group.rows if not row.versus.wrong]
 
 
-def weighed(group: Group) -> list[Row]:
+def with_need(group: Group) -> list[Row]:
     """Return the believable rows with a known need; an untraced row on a CPU has none."""
     return [row for row in believable(group) if row.numbers.need_bytes is not None]
 
@@ -127,7 +127,7 @@ def answers(group: Group) -> list[Answer]:
     fastest = _fastest(rows)
     if len(rows) == 1:
         return [fastest]
-    return [fastest, *_fastest_with_same_loss(rows), *_of_memory(weighed(group), rows[0])]
+    return [fastest, *_fastest_with_same_loss(rows), *_of_memory(with_need(group), rows[0])]
 
 
 def _of_memory(rows: list[Row], fastest: Row) -> list[Answer]:
@@ -259,7 +259,7 @@ def headline(group: Group) -> str:
     rows = [] if group.world else believable(group)
     if not rows:
         return ""
-    best, found = rows[0], _compromise(weighed(group))
+    best, found = rows[0], _compromise(with_need(group))
     if len(rows) == 1:
         return f"{_where(group)}, {best.label}: {_pace(best)}, {_needs(best)}."
     text = f"{_where(group)}, {best.label} is fastest ({_pace(best)}, {_needs(best)})"
@@ -294,7 +294,7 @@ def _trade(row: Row, top: Row) -> str:
 
 def fastest_that_fits(group: Group) -> list[FastestThatFits]:
     """Return the fastest row for a few memory sizes; sizes with the same answer are merged."""
-    rows = weighed(group)
+    rows = with_need(group)
     if group.world:
         return []
     fastest: list[FastestThatFits] = []
@@ -322,7 +322,7 @@ def _of_those_that_fit(rows: list[Row], limit: float) -> dict[str, Any]:
 
 def limits(group: Group) -> list[float]:
     """Return memory sizes in bytes: those of GPUs, or round values around the needs."""
-    needs = sorted(row.numbers.need_bytes for row in weighed(group))
+    needs = sorted(row.numbers.need_bytes for row in with_need(group))
     if not needs:
         return []
     if group.meter == "cuda":

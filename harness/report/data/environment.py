@@ -87,10 +87,10 @@ def between(group: Group) -> str:
         return ""
     counts = " or ".join(str(n) for n in sorted({r.spec.nodes for r in results}))
     wires = dict.fromkeys(_words(r.wire) for r in results if r.wire)
-    told = f"; between them {' / '.join(wires)}" if wires else ""
+    text = f"; between them {' / '.join(wires)}" if wires else ""
     single = any(row.spec.nodes == 1 for row in group.rows)
     some = " (rows of one process on one)" if single else ""
-    return f"On {counts} nodes{some}{told}. Host memory is that of the fullest node."
+    return f"On {counts} nodes{some}{text}. Host memory is that of the fullest node."
 
 
 def _words(wire: Wire) -> str:

@@ -116,7 +116,7 @@ def _plainest(rows: list[Row]) -> Iterator[tuple[Row, Row]]:
             yield row, other
 
 
-def beside(versus: Versus, row: Row, sibling: Row | None) -> Versus:
+def with_sibling(versus: Versus, row: Row, sibling: Row | None) -> Versus:
     """Return a row's relation to its sibling; it DIFFERS if it is further away than explained."""
     if sibling is None:
         return versus
@@ -360,7 +360,7 @@ def _group(draft: Group, floor: Floor | None) -> Group:
     siblings = siblings_of(members)
     places = enumerate(zip(best_first, _ranks(best_first), strict=True), 1)
     found = [
-        beside(_against(row, reference, place, rank), row, siblings.get(id(row)))
+        with_sibling(_against(row, reference, place, rank), row, siblings.get(id(row)))
         for place, (row, rank) in places
     ]
     front = _front(best_first, found)

@@ -269,12 +269,12 @@ def _not_alone(group: Group) -> list[str]:
 def _unknown_places(group: Group) -> list[str]:
     """Return the rows whose tensors have an unknown placement."""
     said = {row.label: row.numbers.placed_by or "" for row in group.rows}
-    told = [
+    lines = [
         f"Places of {label}: {word}; all of its tensors count as on the device."
         for label, word in said.items()
         if is_unplaced(word)
     ]
-    return first_of(told, "rows with unknown places")
+    return first_of(lines, "rows with unknown places")
 
 
 def _hindered(group: Group) -> list[str]:
@@ -283,8 +283,8 @@ def _hindered(group: Group) -> list[str]:
         row.label: dict.fromkeys(word for r in row.results for word in hindered(r.gpu_samples))
         for row in group.rows
     }
-    told = [f"{name}: {', '.join(words)}." for name, words in found.items() if words]
-    return first_of(told, "such rows")
+    lines = [f"{name}: {', '.join(words)}." for name, words in found.items() if words]
+    return first_of(lines, "such rows")
 
 
 def _missing_flops(group: Group) -> list[str]:

@@ -125,8 +125,8 @@ class Dit(Subject):
         width, depth = width or own.hidden_size, depth or own.depth
         heads = heads or width * own.num_heads // own.hidden_size
         given = {"depth": depth, "width": width, "heads": heads, "patch": own.patch_size}
-        preset, told = self.model.partition(":")[0], ",".join(f"{k}={v}" for k, v in given.items())
-        found = dataclasses.replace(self, model=f"{preset}:{told}")
+        preset, text = self.model.partition(":")[0], ",".join(f"{k}={v}" for k, v in given.items())
+        found = dataclasses.replace(self, model=f"{preset}:{text}")
         found.check()
         return found
 

@@ -295,11 +295,11 @@ def _step(trained: TrainingRun, seen: Effects) -> dict[str, Any]:
     demand(seen.gradients > 0, "no parameter had a gradient when the optimizer stepped")
     rounded = sorted(got for asked, got in seen.types if asked != got)
     demand(not rounded, f"the model's inputs were cast to {rounded}, timesteps too")
-    told = f"{seen.most} of {total} groups were gathered at once"
+    text = f"{seen.most} of {total} groups were gathered at once"
     if trained.engine.reshard is False:
-        demand(seen.most == total, f"{told}: blocks were let go of after forward")
+        demand(seen.most == total, f"{text}: blocks were let go of after forward")
     elif RECOMPUTING not in traits:
-        demand(seen.most <= min(AT_ONCE, total), f"{told}: blocks stay gathered after forward")
+        demand(seen.most <= min(AT_ONCE, total), f"{text}: blocks stay gathered after forward")
     return {
         "gradients_cut": seen.gradients,
         "most_groups_at_once": seen.most,
@@ -318,8 +318,8 @@ def _ahead(trained: TrainingRun, seen: Effects) -> dict[str, int]:
     again = trained.engine.reshard is not False and "frozen_blocks" not in traits
     least = {"forward": number, "backward": number * again}
     most = {"forward": number, "backward": number or 1}
-    told = f"{seen.ahead} groups were gathered ahead at most, not {number or 'as torch does'}"
-    demand(all(least[k] <= n <= most[k] for k, n in seen.ahead.items()), told)
+    text = f"{seen.ahead} groups were gathered ahead at most, not {number or 'as torch does'}"
+    demand(all(least[k] <= n <= most[k] for k, n in seen.ahead.items()), text)
     return seen.ahead
 
 
@@ -350,8 +350,8 @@ def _wire(trained: TrainingRun) -> dict[str, Any]:
     elif "frozen_blocks" not in trained.launch.traits:
         demand(backward > 0, "nothing was gathered again in backward: blocks were kept")
     reduced = sent["scatter", "backward"]
-    told = f"{reduced} reductions of gradients in a step of {len(trained_groups)} groups"
-    demand(reduced == len(trained_groups), f"{told}: once each, behind the last micro batch")
+    text = f"{reduced} reductions of gradients in a step of {len(trained_groups)} groups"
+    demand(reduced == len(trained_groups), f"{text}: once each, behind the last micro batch")
     averaged = sent["reduce", "backward"]
     wanted = len(trained_groups) if trained.engine.hybrid else 0
     demand(averaged == wanted, f"{averaged} all-reduces of gradients, not {wanted}")

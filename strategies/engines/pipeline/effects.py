@@ -222,11 +222,11 @@ def _as_the_whole(trained: TrainingRun) -> dict[str, Any]:
         return {}
     with torch.no_grad(), states.eager(trained):
         mine = reference_check.output_of(trained, trained.model)
-        everywhere = trained.engine.global_parameters(trained)
+        all_parameters = trained.engine.global_parameters(trained)
         whole = trained.subject.make() if trained.accelerator.is_main_process else None
         named = {} if whole is None else dict(whole.named_parameters())
-        joint = state.whole(trained, list(everywhere.values()))
-        for name, p in zip(everywhere, joint, strict=True):
+        joint = state.whole(trained, list(all_parameters.values()))
+        for name, p in zip(all_parameters, joint, strict=True):
             if whole is not None:
                 named[name].copy_(p)
         if whole is None:
@@ -298,8 +298,8 @@ def _reduced(trained: TrainingRun) -> dict[str, Any]:
     free = [[p for p in g.fsdp_params if p in trained.model.graded] for g in _groups(trained)]
     groups = sum(bool(own) for own in free)
     scattered = [s for s in ours if "reduce_scatter" in s.collective]
-    told = f"{len(scattered)} reductions of gradients in a step of {groups} groups"
-    demand(len(scattered) == groups, f"{told}: once each, behind the last micro batch")
+    text = f"{len(scattered)} reductions of gradients in a step of {groups} groups"
+    demand(len(scattered) == groups, f"{text}: once each, behind the last micro batch")
     _none_lost(trained)
     sent, sharers = sum(s.bytes for s in scattered), trained.model.ranks.data
     wanted = sum(sharers * _room(p) for own in free for p in own)

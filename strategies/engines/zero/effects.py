@@ -239,16 +239,16 @@ def _gradients(trained: TrainingRun, seen: Effects, facts: dict[str, Any]) -> di
         "all_gradient_bytes": whole,
         "gradient_bytes_between_micro_steps": seen.between,
     }
-    told = f"{seen.most} bytes of gradients were alive in backward, of {whole} in all"
+    text = f"{seen.most} bytes of gradients were alive in backward, of {whole} in all"
     if stage == 1:
         early = whole // trained.launch.processes if _leaves_early(ds.optimizer) else 0
         least = NEARLY * (whole - early)
-        demand(seen.most >= least, f"{told}: they are not kept whole as stage 1 does")
+        demand(seen.most >= least, f"{text}: they are not kept whole as stage 1 does")
     elif most >= NEARLY * whole:
         # One bucket holds the whole model, or one rank owns it: nothing can be freed early.
         return label({**facts, **found}, "stage", "gradients_partitioned")
     else:
-        demand(seen.most <= most, f"{told}: stage {stage} keeps no more than {most}")
+        demand(seen.most <= most, f"{text}: stage {stage} keeps no more than {most}")
         demand(seen.between <= most, f"{seen.between} bytes of gradients wait between micro steps")
     return {**facts, **found}
 
@@ -268,9 +268,9 @@ def _gathered(trained: TrainingRun, counts: list[int]) -> dict[str, Any]:
     modules = trained.module.modules()
     at_work = max(sum(sizes[p] for p in m.parameters(recurse=False)) for m in modules)
     most, whole, seen = stay + ahead + at_work, sum(sizes.values()), max(counts, default=0)
-    told = f"{seen} elements of the weights were whole at once, of {whole} in all"
+    text = f"{seen} elements of the weights were whole at once, of {whole} in all"
     demand(seen > 0, "no module's weights were gathered")
-    demand(seen <= most, f"{told}: stage 3 as it is set keeps no more than {most}")
+    demand(seen <= most, f"{text}: stage 3 as it is set keeps no more than {most}")
     return {"most_gathered_elements": seen, "all_elements": whole}
 
 

@@ -111,8 +111,8 @@ def evidence(trained: TrainingRun, stepped: list[tuple[int, bool]]) -> dict[str,
     demand(all(moved for _, moved in stepped), "AdamW stepped pieces of the device that stayed")
     # DeepSpeed places whole pieces, and rounds their number down.
     off = 2 * max(piece.numel() for piece in pieces) / elements
-    told = f"{host} of {elements} elements of the optimizer are on the host, {wanted:g} were asked"
-    demand(0 < host < elements and abs(host / elements - wanted) <= off, told)
+    text = f"{host} of {elements} elements of the optimizer are on the host, {wanted:g} were asked"
+    demand(0 < host < elements and abs(host / elements - wanted) <= off, text)
     return {"host_share": round(host / elements, 4), "stepped_on_device": done}
 
 
@@ -190,11 +190,11 @@ def secondary_evidence(trained: TrainingRun, most: int) -> dict[str, Any]:
     if not trained.observed.ran:  # compiled blocks are not watched
         return facts
     among = {p: _among(trained, p) for p in ("forward", "backward")}
-    told = f"weights were gathered among {among['backward']} ranks in backward"
-    demand(among["backward"] == [size], f"{told}, not {size}")
+    text = f"weights were gathered among {among['backward']} ranks in backward"
+    demand(among["backward"] == [size], f"{text}, not {size}")
     wanted = {ranks} if any(p.requires_grad for p in cut) else set()
     demand(
-        wanted <= set(among["forward"]), f"{told} and {among['forward']} in forward, not {ranks}"
+        wanted <= set(among["forward"]), f"{text} and {among['forward']} in forward, not {ranks}"
     )
     return facts | {"backward_gathered_among": size}
 
@@ -267,12 +267,12 @@ def quantised_evidence(trained: TrainingRun) -> dict[str, Any]:
         if one.phase in ("forward", "backward"):
             of_type[one.dtype] = of_type.get(one.dtype, 0) + one.bytes
     eight = of_type.pop("int8", 0)
-    told = f"weights were gathered as {sorted(of_type) or 'nothing'}"
+    text = f"weights were gathered as {sorted(of_type) or 'nothing'}"
     if not quantised(trained.engine.zero):
         demand(eight == 0, f"{eight} bytes of weights were gathered in 8 bits, unasked for")
         return {}
-    demand(eight > 0, f"{told}, not int8")
+    demand(eight > 0, f"{text}, not int8")
     others, scales = set(of_type) - {"float32"}, of_type.get("float32", 0)
-    demand(not others, f"{told} beside int8")
+    demand(not others, f"{text} beside int8")
     demand(scales < eight, f"{scales} bytes of scales beside {eight} bytes of weights")
     return {"weights_gathered_as": "int8", "gathered_bytes": eight, "scale_bytes": scales}

@@ -123,8 +123,8 @@ def _attended(trained: TrainingRun, way: Any) -> dict[str, Any]:
     cut = {_inside(call, way.cut, parts) for call in _over_all_tokens(trained)}
     calls = trained.subject.survey.attention
     other = {(a.heads, a.queries // parts, a.keys) for a in calls if a.queries != a.keys}
-    told = f"attention had heads, queries and keys {sorted(found)}"
-    demand(cut <= found <= cut | other, f"{told}, not {sorted(cut)}")
+    text = f"attention had heads, queries and keys {sorted(found)}"
+    demand(cut <= found <= cut | other, f"{text}, not {sorted(cut)}")
     names = ("heads_inside", "queries_inside", "keys_inside")
     return dict(zip(names, max(cut, key=lambda shape: shape[2]), strict=True))
 

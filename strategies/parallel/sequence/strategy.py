@@ -82,8 +82,8 @@ class SequenceParallel(Strategy):
                 "another ranks"
             )
         if launch.workload != TRAIN and launch.layout.data > 1:
-            told = f"{count} processes are several groups, and one draws all samples"
-            return f"{told}; use --processes {self.ranks}, or ranks={count}"
+            text = f"{count} processes are several groups, and one draws all samples"
+            return f"{text}; use --processes {self.ranks}, or ranks={count}"
         return None
 
     def _subject(self, launch: RunContext) -> str | None:

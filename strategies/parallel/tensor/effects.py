@@ -131,8 +131,8 @@ def _exchanged(trained: TrainingRun, by_tokens: bool) -> dict[str, Any]:
             # One more gather a phase: behind the last block, or in front of it in backward.
             found -= micro * (kind == GATHER)
             more = again and phase == "backward" and found > times * blocks
-            told = f"{found} of {kind} in {phase}, not {times} in each of {blocks} blocks"
-            demand(found == times * blocks or more, told)
+            text = f"{found} of {kind} in {phase}, not {times} in each of {blocks} blocks"
+            demand(found == times * blocks or more, text)
             name = {GATHER: "gathers_a_block", SUM: "sums_a_block"}.get(kind, "scatters_a_block")
             counts.setdefault(name, {})[phase] = found / blocks
     size = sum(s.bytes for s in sent if s.phase in WHOLE)

@@ -73,7 +73,7 @@ class OwnStates(Lesson):
 def taught_by(kind):
     def attach(self, trained):
         teacher = ATTACH(self, trained)
-        trained.supervise = kind(teacher, trained.supervise.heard, self.weights)
+        trained.supervise = kind(teacher, trained.supervise.captured, self.weights)
         return teacher
 
     return attach

@@ -73,7 +73,7 @@ def half_merged(self, module, subject):
     """All adapters, of half their size."""
     found = adapting.pairs(subject, self.file, self.known_rank())
     half = {name: adapting.Pair(down, up / 2) for name, (down, up) in found.items()}
-    (adapting.put_beside(module, subject, half) if self.beside else adapting.merge(module, half))
+    (adapting.put_beside(module, subject, half) if self.attached else adapting.merge(module, half))
 
 
 def first_merged(self, module, subject):
@@ -90,7 +90,7 @@ def without_values(self, module, subject):
 
 
 def merged_as_asked_beside(self, module, subject):
-    ADAPTER(Adapter(how="merged" if self.beside else "beside"), module, subject)
+    ADAPTER(Adapter(how="merged" if self.attached else "beside"), module, subject)
 
 
 class Uncaptured(Captured):
