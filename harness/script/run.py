@@ -106,7 +106,7 @@ def _watched(row: ScriptRow, watch: Watch, seed: int) -> int:
         with watching(watch), _launchers_refused():
             set_seed(seed)
             runpy.run_path(str(row.script.path), run_name="__main__")
-        raise _too_few(row, watch)
+        raise watch.ended or _too_few(row, watch)
     except Finished:
         pass
     except (Refused, Void) as stop:
@@ -114,15 +114,17 @@ def _watched(row: ScriptRow, watch: Watch, seed: int) -> int:
     except SystemExit as stop:
         if watch.finished:
             pass
-        elif stop.code in (None, 0):
-            _write_unmeasured(row, watch, _too_few(row, watch))
+        elif watch.ended or stop.code in (None, 0):
+            _write_unmeasured(row, watch, watch.ended or _too_few(row, watch))
         else:
             told = SystemError(f"the script exited with {stop.code!r}")
             print(f"headroom: {told}", file=sys.stderr, flush=True)
             reporter.failed(told)
             return 1
     except BaseException as error:
-        if not watch.finished:
+        if watch.ended is not None and not watch.finished:
+            _write_unmeasured(row, watch, watch.ended)
+        elif not watch.finished:
             own = error.with_traceback(_own_frames(error, row.script.path))
             reporter.failed(own)
             traceback.print_exception(own)

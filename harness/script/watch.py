@@ -69,7 +69,12 @@ class ScriptBench(Bench):
 
     def notes(self) -> list[str]:
         skipped = (f"{name} was left out {n} times" for name, n in self.watch.skipped.items())
-        return [*self.watch.notes, *skipped]
+        beside = (
+            f"beside the trained model: {name}, {size / 2**20:.0f} MiB"
+            for name, size in self.census.by_owner.items()
+            if size >= 2**20
+        )
+        return [*self.watch.notes, *skipped, *beside]
 
 
 class Watch:
@@ -99,7 +104,8 @@ class Watch:
         self.seen_optimizers = Joined([])
         self.stepped: Counter[int] = Counter()
         self.backwards = self.accumulating = self.swallowed = self.forwards = 0
-        self.finished = self.in_accumulate = self.ever_stepped = False
+        self.in_accumulate = self.ever_stepped = False
+        self.ended: BaseException | None = None
         self.clip: float | None = None
         self.notes: list[str] = []
         self.skipped: Counter[str] = Counter()
@@ -227,7 +233,7 @@ class Watch:
         for model in models:
             if trains(model) and not any(model is known for known in self.wrapped):
                 self.wrapped.append(model)
-                model.register_forward_pre_hook(self._called, prepend=True)
+                model.register_forward_pre_hook(self.guarded(self._called), prepend=True)
 
     def _called(self, model: nn.Module, _: Any) -> None:
         in_backward = torch._C._current_graph_task_id() != -1
@@ -248,6 +254,11 @@ class Watch:
 
     def begin(self) -> None:
         """Build the objects of the run and start the first step."""
+        if not self.wrapped:
+            raise Refused(
+                "the script prepares no model with trained weights; pass its model to "
+                "accelerator.prepare"
+            )
         trained = self._trained()
         self.bench = ScriptBench.__new__(ScriptBench)
         self.bench.watch = self
@@ -314,7 +325,7 @@ class Watch:
 
     def asked_to_step(self, optimizer: Any) -> None:
         """Receive the script's call of a prepared optimizer's ``step``, which DeepSpeed ignores."""
-        if self.bench is not None and self.backwards == 0 and not self.finished:
+        if self.bench is not None and self.backwards == 0 and self.ended is None:
             self.steps_begin(_innermost(optimizer))
 
     def steps_begin(self, optimizer: Any) -> None:
@@ -383,20 +394,38 @@ class Watch:
         self.backwards = 0
         try:
             self.bench.boundary()
-        except Finished:
-            self.finished = True
+        except Finished as stop:
+            self.ended = stop
             self._leave_thread()
             raise
 
     def end_again(self) -> None:
         """Raise again if the script swallowed its end; exit after some times."""
-        if not self.finished:
+        if self.ended is None:
             return
         self.swallowed += 1
-        if self.swallowed >= GIVE_UP:
+        if self.swallowed >= GIVE_UP and self.finished:
             sys.stdout.flush()
             os._exit(0)
-        raise Finished
+        raise self.ended
+
+    def guarded(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return ``call``, whose ``Refused``, ``Void`` or ``Finished`` ends the script for good."""
+
+        @functools.wraps(call)
+        def run(*given: Any, **named: Any) -> Any:
+            try:
+                return call(*given, **named)
+            except (Refused, Void, Finished) as stop:
+                self.ended = stop
+                raise
+
+        return run
+
+    @property
+    def finished(self) -> bool:
+        """Return whether the last measured step has ended."""
+        return isinstance(self.ended, Finished)
 
     def _leave_thread(self) -> None:
         if threading.current_thread() is not threading.main_thread():
@@ -500,12 +529,12 @@ def watching(watch: Watch) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for name, patched in _methods(watch).items():
             original = getattr(Accelerator, name)
-            replaced = functools.wraps(original)(patched(original))
+            replaced = functools.wraps(original)(watch.guarded(patched(original)))
             stack.enter_context(mock.patch.object(Accelerator, name, replaced))
         stack.enter_context(_clipping(watch))
         stack.enter_context(_stepping(watch))
         for register, hook in (
-            (register_optimizer_step_pre_hook, watch.steps_begin),
+            (register_optimizer_step_pre_hook, watch.guarded(watch.steps_begin)),
             (register_optimizer_step_post_hook, watch.steps_end),
         ):
             stack.callback(register(lambda optimizer, *_, hook=hook: hook(optimizer)).remove)
@@ -551,7 +580,7 @@ def _prepare(watch: Watch, original: Any) -> Any:
 def _accumulate(watch: Watch, original: Any) -> Any:
     @contextlib.contextmanager
     def accumulate(accelerator: Any, *models: Any) -> Iterator[None]:
-        watch.accumulates(models)
+        watch.guarded(watch.accumulates)(models)
         with original(accelerator, *models):
             yield
         watch.left_accumulate()

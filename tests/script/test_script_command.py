@@ -127,6 +127,24 @@ def test_a_row_that_clips_otherwise_than_the_script_runs_again(script, tmp_path,
     assert ended.status is Status.OK and asked == [None, 0.5]
 
 
+@pytest.mark.parametrize(
+    ("phase", "step", "advice"),
+    [
+        ("load", 0, "--load-timeout"),
+        ("warmup", 0, "accelerator.backward"),
+        ("measure", 3, "--steps"),
+    ],
+)
+def test_a_script_that_comes_to_no_step_in_time_is_told_what_to_do(
+    script, tmp_path, monkeypatch, phase, step, advice
+):
+    row = row_of(script, "ddp", **FIELDS)
+    late = Result.not_run(row, Status.TIMEOUT, "late", "fewer --steps", phase=phase, step=step)
+    monkeypatch.setattr("harness.script.command.launch.run", lambda *_, **__: late)
+    ended = Starter(tmp_path, 10)(row, tmp_path, timeout=10, on_status=lambda status: None)
+    assert advice in ended.way_out
+
+
 # ---- a loop of one's own ----
 
 
