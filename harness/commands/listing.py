@@ -123,7 +123,7 @@ def print_cards(console: Console | None = None) -> None:
 
 def markdown() -> str:
     """Return the strategy table of docs/reference/strategies.md."""
-    lines = ["| strategy | place | what it does | losses |", "|---|---|---|---|"]
+    lines = ["| strategy | slot | what it does | losses |", "|---|---|---|---|"]
     for name, kind in CATALOG.items():
         what = _first_line(kind.__doc__).partition(". ")[0].rstrip(".:").replace("``", "`")
         place = kind.slot.name.lower().replace("_", " ")

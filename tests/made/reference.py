@@ -25,6 +25,8 @@ FOLDERS = ("harness", "strategies")
 PART = re.compile(r"(<!-- made: (\w+) -->\n).*?(?=<!-- end -->)", re.S)
 RANKING = ("Recipe", "Samples/s", "x ref", "Peak GiB", "vs ref %", "Loss vs ref", "Notes")
 """Columns of README's table."""
+NUMBERS = {*RANKING[1:5], "rows on a CPU"}
+"""Heads of columns that are aligned to the right."""
 ROWS = (
     *("ddp+bf16", "zero2+bf16", "single", "ddp", "zero2", "fsdp2", "fsdp2+checkpoint", "zero3"),
     *("zero3_offload", "zero3_offload+bf16+checkpoint+accumulate:steps=4"),
@@ -33,7 +35,8 @@ ROWS = (
 
 
 def _table(heads: Sequence[str], rows: Iterator[Sequence[str]]) -> str:
-    lines = [line(heads), "|" + "---|" * len(heads)]
+    rule = ("--:|" if head in NUMBERS else "---|" for head in heads)
+    lines = [line(heads), "|" + "".join(rule)]
     return "\n".join([*lines, *(line(row) for row in rows)])
 
 
