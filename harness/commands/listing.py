@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 import textwrap
 from typing import Any
 
@@ -41,7 +42,7 @@ def print_list(console: Console | None = None) -> None:
         console.print(Text(place.name.lower(), style="bold"))
         for name, kind in CATALOG.items():
             if kind.slot is place:
-                _print_line(console, name, _first_line(kind.__doc__))
+                _print_line(console, name, _first_sentence(kind.__doc__))
     console.print(Text("not here (./run.sh list NAME says why)", style="bold"))
     console.print(Padding(Text(", ".join(ABSENT)), (0, 0, 0, 2), expand=False))
     console.print(Text(OTHERS, style="dim"))
@@ -53,7 +54,7 @@ def _print_line(console: Console, name: str, text: str) -> None:
     if room < NAME_WIDTH:  # a narrow terminal gets the name alone
         console.print(Text(f"  {name}", no_wrap=True, overflow="crop"))
         return
-    short = textwrap.shorten(text, room, placeholder=" ..")
+    short = textwrap.shorten(text.replace("`", ""), room, placeholder=" ..")
     console.print(Text(f"  {name:{NAME_WIDTH}}"), Text(short, "dim"), sep="")
 
 
@@ -125,7 +126,7 @@ def markdown() -> str:
     """Return the strategy table of docs/reference/strategies.md."""
     lines = ["| strategy | slot | what it does | losses |", "|---|---|---|---|"]
     for name, kind in CATALOG.items():
-        what = _first_line(kind.__doc__).partition(". ")[0].rstrip(".:").replace("``", "`")
+        what = _first_sentence(kind.__doc__).rstrip(".")
         place = kind.slot.name.lower().replace("_", " ")
         lines.append(f"| `{name}` | {place} | {what} | {kind.parity.value} |")
     return "\n".join(lines)
@@ -139,9 +140,10 @@ def _notes(kind: Any) -> list[str]:
     return [*facts, f"parity: {kind.parity.value} ({parity})", f"source: {kind.source}"]
 
 
-def _first_line(doc: str | None) -> str:
-    """Return the first sentence or paragraph of a docstring, on one line."""
-    return " ".join((doc or "").strip().partition("\n\n")[0].split())
+def _first_sentence(doc: str | None) -> str:
+    """Return the first sentence of a docstring, on one line."""
+    paragraph = " ".join((doc or "").strip().partition("\n\n")[0].split())
+    return re.split(r"(?<=[.]) (?=[A-Z`])", paragraph)[0].replace("``", "`")
 
 
 def _suites() -> list[tuple[Any, ...]]:

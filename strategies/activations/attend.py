@@ -148,8 +148,10 @@ def ran_by(kernel: str, operation: str, backward: bool = False) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Attend(Strategy):
-    """Forces one attention kernel: ``naive`` keeps the full score matrix, ``math`` is torch's own
-    reference, ``efficient``, ``flash``, ``cudnn`` and ``flex`` are fused and keep O(tokens).
+    """Forces one attention kernel.
+
+    ``naive`` keeps the full score matrix. ``math`` is torch's own reference. ``efficient``,
+    ``flash``, ``cudnn`` and ``flex`` are fused and keep O(tokens).
     """
 
     name: ClassVar[str] = "attend"

@@ -94,16 +94,20 @@ def _kept_products(runner: Recompute, least: int) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint(Strategy):
-    """Keeps the input of every k-th block and recomputes the k blocks behind it in backward.
+    """Activation checkpointing: backward recomputes blocks.
 
-    ``every=1`` keeps each block's input; ``every=sqrt`` takes k near the root of the depth: the
-    memory of O(sqrt L) activations for one more forward. ``keep`` goes further than ``segments``:
-    ``nested`` keeps O(log L) inputs for O(L log L) work, ``nothing`` the first input alone for
-    O(L^2) work, ``products`` also the outputs of matrix products and attention, so that only
-    cheap operations are repeated. ``share`` recomputes that share of the blocks alone, the first
-    ones (at least one): as much of the extra forward as the memory that is short. ``reentrant`` is
-    torch's older way, and what it takes where nobody says: forward records no graph, and backward
-    enters itself for each part.
+    It keeps the input of every k-th block and recomputes the k blocks after it in backward.
+
+    ``every=1`` keeps each block's input. ``every=sqrt`` takes k near the root of the depth: the
+    memory of O(sqrt L) activations for one more forward.
+
+    ``keep`` goes further than ``segments``. ``nested`` keeps O(log L) inputs for O(L log L) work.
+    ``nothing`` keeps the first input alone, for O(L^2) work. ``products`` also keeps the outputs of
+    matrix products and attention, so that only cheap operations are repeated.
+
+    ``share`` recomputes only that share of the blocks, the first ones (at least one): no more extra
+    work than the memory requires. ``reentrant`` is torch's older way, and its default if the caller
+    names none. Forward then records no graph, and backward enters itself for each part.
     """
 
     name: ClassVar[str] = "checkpoint"

@@ -106,11 +106,13 @@ sizes."""
 
 @dataclass(frozen=True, kw_only=True)
 class Compile(Strategy):
-    """Compiles each block (``scope=block``; one graph serves all of them) or the whole model.
+    """Compiles each block, or the whole model.
 
-    Beside checkpoint the parts that are recomputed are compiled with their checkpoints inside.
-    ``budget`` below 1 has the partitioner keep that share of the activations that it would keep,
-    and recompute the rest. ``backend=aot_eager`` captures graphs without generating code.
+    With ``scope=block`` one graph serves all blocks.
+
+    Beside ``checkpoint``, the recomputed parts are compiled with their checkpoints inside.
+    ``budget`` below 1 keeps that share of the activations that the partitioner would keep, and
+    recomputes the rest. ``backend=aot_eager`` captures graphs without generating code.
     """
 
     name: ClassVar[str] = "compile"

@@ -22,8 +22,10 @@ BESIDE = {
 
 @dataclass(frozen=True, kw_only=True)
 class CudaGraphs(Strategy):
-    """Captures the model's call as one CUDA graph for each size of batch and replays it: the host
-    launches once where it launched each kernel. Each graph keeps the memory of its call for good.
+    """Replays the model's call as one CUDA graph.
+
+    Each size of batch has its own graph. The host launches once where it launched each kernel. Each
+    graph keeps the memory of its call until the run ends.
     """
 
     name: ClassVar[str] = "cuda_graphs"

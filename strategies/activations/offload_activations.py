@@ -143,9 +143,11 @@ class Copies(Watcher):
 
 @dataclass(frozen=True, kw_only=True)
 class OffloadActivations(Strategy):
-    """Keeps activations in host memory between forward and backward: ``all`` that the blocks keep,
-    or, beside checkpoint, the ``checkpoints`` alone. On a GPU the memory is pinned and the copies
-    overlap the computation; without one host and device are the same memory and nothing is saved.
+    """Keeps activations in host memory until backward.
+
+    ``what=all`` takes all that the blocks keep. ``what=checkpoints`` takes only the inputs that
+    ``checkpoint`` keeps. On a GPU the memory is pinned, and the copies overlap the computation.
+    Without a GPU host and device are the same memory, and nothing is saved.
     """
 
     name: ClassVar[str] = "offload_activations"

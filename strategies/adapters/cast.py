@@ -18,9 +18,11 @@ BITS = {"int8": "int8", "fp8": "float8_e4m3fn"}
 
 @dataclass(frozen=True, kw_only=True)
 class Cast(Strategy):
-    """Stores the frozen weights of the blocks' linear layers in 8 bits, a code each and a scale a
-    row (``to``: ``int8`` or ``fp8``), and decodes them for each product, in forward and again in
-    backward, to the type of the computation. With ``lora`` it is an 8-bit base under adapters.
+    """Stores frozen linear weights of the blocks in 8 bits.
+
+    Each weight has a code, and each row a scale (``to``: ``int8`` or ``fp8``). Forward and backward
+    decode them for each product, to the type of the computation. With ``lora`` it is an 8-bit base
+    under adapters.
     """
 
     name: ClassVar[str] = "cast"

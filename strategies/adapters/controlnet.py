@@ -17,10 +17,13 @@ TRAINED = (".copy.", ".zero.", ".enter.")
 
 @dataclass(frozen=True, kw_only=True)
 class ControlNet(Strategy):
-    """Trains copies of the first ``share`` of blocks, which enter the frozen model through zeros.
+    """Trains copies of the first blocks, as a ControlNet.
 
-    The data has no control images: the tokens of the noisy latent enter the branch in their
-    place. Memory and speed are those of a ControlNet; what it learns is not.
+    ``share`` is their share of the blocks. The copies enter the frozen model through layers that
+    start at zero.
+
+    The data has no control images: the tokens of the noisy latent enter the branch instead. Memory
+    and speed are those of a ControlNet, but it learns something else.
     """
 
     name: ClassVar[str] = "controlnet"

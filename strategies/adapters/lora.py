@@ -123,10 +123,12 @@ def dtype_facts(trained: TrainingRun, part: Lora, layers: Sequence[Any]) -> dict
 
 @dataclass(frozen=True, kw_only=True)
 class Lora(Strategy):
-    """Trains a product of two matrices of ``rank`` beside each linear layer of the blocks
-    (``targets=attention``: beside those of queries, keys, values and attention's output alone).
-    ``dtype=fp32`` keeps the matrices, their gradients and moments in float32 over 16-bit weights;
-    ``model`` gives them the type of the model's other weights.
+    """Trains low-rank matrices beside frozen linear layers.
+
+    Each linear layer of the blocks gets a product of two matrices of ``rank``.
+    ``targets=attention`` adapts only queries, keys, values and attention's output. ``dtype=fp32``
+    keeps the matrices, their gradients and moments in float32 over 16-bit weights. ``dtype=model``
+    gives them the type of the model's other weights.
     """
 
     name: ClassVar[str] = "lora"
@@ -187,7 +189,7 @@ class Lora(Strategy):
 
 @dataclass(frozen=True, kw_only=True)
 class Dora(Lora):
-    """LoRA on the direction of each weight, and a trained magnitude for each of its rows."""
+    """LoRA on weights' directions, magnitudes trained too. Each row of a weight has a magnitude."""
 
     name: ClassVar[str] = "dora"
     source: ClassVar[str] = "Liu et al. 2024, DoRA (arXiv:2402.09353); peft"
@@ -200,9 +202,11 @@ class Dora(Lora):
 
 @dataclass(frozen=True, kw_only=True)
 class Qlora(Lora):
-    """LoRA over frozen weights stored in 4 bits (nf4), two to a byte, unpacked for each product;
-    all linear layers are packed except those that the model's class keeps in float32
-    (``layers=blocks``: those of the blocks that can have an adapter).
+    """LoRA over frozen weights stored in 4 bits (nf4).
+
+    Two weights share a byte, and each product unpacks them. All linear layers are packed, except
+    those that the model's class keeps in float32. ``layers=blocks`` packs only those of the blocks
+    that can have an adapter.
     """
 
     name: ClassVar[str] = "qlora"

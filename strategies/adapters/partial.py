@@ -14,7 +14,7 @@ from strategies.subject import Subject
 
 @dataclass(frozen=True, kw_only=True)
 class Head(Strategy):
-    """Trains the final layer alone; backward ends there, so blocks keep no activations."""
+    """Trains the final layer alone. Backward ends there, so blocks keep no activations."""
 
     name: ClassVar[str] = "head"
     slot: ClassVar[Slot] = Slot.ADAPT
@@ -59,7 +59,10 @@ def scaled(layer: Any, given: Any, output: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class DiffFit(Strategy):
-    """Trains biases, the label table and two new scales a block, which start at one."""
+    """Trains biases, the label table and scales of blocks.
+
+    Each block gets two new scales, which start at one.
+    """
 
     name: ClassVar[str] = "difffit"
     slot: ClassVar[Slot] = Slot.ADAPT

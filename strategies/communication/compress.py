@@ -91,7 +91,10 @@ def cast(trained: TrainingRun, kind: str) -> wire.Compression:
 
 @dataclass(frozen=True, kw_only=True)
 class Compress(Strategy):
-    """Averages gradients in 16 bits, or as a product of two matrices of ``rank`` (powersgd)."""
+    """Averages gradients in 16 bits or as low-rank products.
+
+    ``kind=powersgd`` sends a product of two matrices of ``rank``.
+    """
 
     name: ClassVar[str] = "compress"
     slot: ClassVar[Slot] = Slot.COMPRESS

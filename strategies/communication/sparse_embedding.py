@@ -31,7 +31,10 @@ class TouchedRows(Watcher):
 
 @dataclass(frozen=True, kw_only=True)
 class SparseEmbedding(Strategy):
-    """Keeps and sends the label table's gradient as the rows that a batch touched."""
+    """Sends only touched rows of the label table's gradient.
+
+    A row is touched if a label of the batch names it. The gradient is kept in that form.
+    """
 
     name: ClassVar[str] = "sparse_embedding"
     slot: ClassVar[Slot] = Slot.COMPRESS

@@ -62,7 +62,10 @@ class TopKHook(wire.WithFeedback):
 
 @dataclass(frozen=True, kw_only=True)
 class TopK(Strategy):
-    """Sends the largest ``keep`` of each gradient's elements; the rest waits for the next step."""
+    """Sends the largest elements of each gradient.
+
+    ``keep`` is their share. The rest waits for the next step.
+    """
 
     name: ClassVar[str] = "topk"
     slot: ClassVar[Slot] = Slot.COMPRESS

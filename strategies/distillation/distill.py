@@ -99,12 +99,16 @@ def _no_beginning(student: Subject, teacher: Subject) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Distill(Strategy):
-    """Trains the model as the student of a frozen teacher, which answers first in each micro step.
+    """Trains the model as the student of a frozen teacher.
 
-    The teacher has the weights of the file ``teacher`` (without one, drawn ones), of ``depth``
-    blocks of ``width`` and ``heads`` (0: the file's, else twice the student's blocks), ``store``d
-    on every rank. The loss is ``weight`` of the distance to its prediction and the rest of the true
-    one, and ``feature`` times that of hidden states. ``init=blocks``: with its blocks, evenly.
+    The teacher runs first in each micro-step.
+
+    The teacher has the weights of the file ``teacher``; without a file they are drawn. It has
+    ``depth`` blocks of ``width`` and ``heads`` (0: the file's, else twice the student's blocks).
+    Every rank has all of it, in the type ``store``. ``weight`` is the share of the distance to the
+    teacher's output in the loss; the rest is the true loss. ``feature`` times the distance of
+    hidden states is added. ``init=blocks`` starts the student with the teacher's blocks, taken
+    evenly.
     """
 
     name: ClassVar[str] = "distill"

@@ -20,11 +20,13 @@ from strategies.workloads import SAMPLE
 
 @dataclass(frozen=True, kw_only=True)
 class Distilled(Strategy):
-    """Draws with a student in the place of the model that is named, which is its teacher.
+    """Samples with a student of the named model.
 
-    It has the weights of the file ``student`` (without one, drawn ones), of ``depth`` blocks of
-    ``width`` and ``heads`` (0: the file's). The rows beside it draw with the teacher, so that the
-    distance of its samples is that to its teacher's.
+    The named model is the teacher.
+
+    The student has the weights of the file ``student``; without a file they are drawn. It has
+    ``depth`` blocks of ``width`` and ``heads`` (0: the file's). Rows without this strategy sample
+    with the teacher. The distance of the student's samples is thus that to the teacher's.
     """
 
     name: ClassVar[str] = "distilled"

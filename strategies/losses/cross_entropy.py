@@ -17,9 +17,11 @@ KINDS = ("full", "chunked", "fused", "cut")
 
 @dataclass(frozen=True, kw_only=True)
 class CrossEntropy(Strategy):
-    """Computes the loss over a vocabulary with all logits (``kind=full``), with those of a share of
-    the tokens at a time, again in backward (``chunked``, in ``chunks``), by torch's fused linear
-    cross entropy (``fused``), or by the cut-cross-entropy package's kernels for GPUs (``cut``).
+    """Computes a loss over a vocabulary in one of four ways.
+
+    ``kind=full`` has all logits. ``kind=chunked`` has the logits of one of ``chunks`` parts of the
+    tokens at a time, and computes them again in backward. ``kind=fused`` is torch's fused linear
+    cross entropy. ``kind=cut`` is the cut-cross-entropy package's, with kernels for GPUs.
     """
 
     name: ClassVar[str] = "cross_entropy"

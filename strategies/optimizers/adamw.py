@@ -26,8 +26,10 @@ Moments in bfloat16 round by 0.4 %.
 
 @dataclass(frozen=True, kw_only=True)
 class AdamW(Strategy):
-    """AdamW, stepped by one fused kernel, by multi-tensor ops (``foreach``), or tensor by tensor
-    (``plain``). Where the launch file offloads the optimizer it is the engine's own.
+    """AdamW, in one of torch's three implementations.
+
+    ``impl=fused`` is one kernel, ``foreach`` is multi-tensor operations, and ``plain`` steps tensor
+    by tensor. If the launch file offloads the optimizer, the engine's own implementation runs.
     """
 
     name: ClassVar[str] = "adamw"
@@ -173,7 +175,10 @@ ADAFACTOR_OFF = 1e-3
 
 @dataclass(frozen=True, kw_only=True)
 class Adafactor(Strategy):
-    """No first moment, and the second as the outer product of a row and a column a matrix."""
+    """Adafactor: no first moment, and a factored second.
+
+    The second moment is the outer product of a row and a column a matrix.
+    """
 
     name: ClassVar[str] = "adafactor"
     slot: ClassVar[Slot] = Slot.OPTIMIZE
@@ -246,8 +251,11 @@ DEVIATIONS = 6
 
 @dataclass(frozen=True, kw_only=True)
 class AdamWBf16(Strategy):
-    """Writes bfloat16 weights without losing small updates: rounded up or down by chance
-    (``stochastic``), or with the lost part carried to the next step (``kahan``)."""
+    """Writes bfloat16 weights without losing small updates.
+
+    ``write=stochastic`` rounds up or down at random. ``write=kahan`` carries the lost part to the
+    next step.
+    """
 
     name: ClassVar[str] = "adamw_bf16"
     slot: ClassVar[Slot] = Slot.OPTIMIZE

@@ -137,7 +137,10 @@ HOST = "the launch file keeps the optimizer in host memory; take the same shardi
 
 @dataclass(frozen=True, kw_only=True)
 class Adam8bit(Strategy):
-    """AdamW with 8-bit moments, by bitsandbytes (``lib=bnb``) or torchao (``lib=torchao``)."""
+    """AdamW with 8-bit moments.
+
+    The library is bitsandbytes (``lib=bnb``) or torchao (``lib=torchao``).
+    """
 
     name: ClassVar[str] = "adam8bit"
     slot: ClassVar[Slot] = Slot.OPTIMIZE
@@ -182,7 +185,10 @@ class Adam8bit(Strategy):
 
 @dataclass(frozen=True, kw_only=True)
 class PagedAdam8bit(Adam8bit):
-    """8-bit AdamW whose moments live in memory that the driver moves between host and GPU."""
+    """8-bit AdamW with moments in paged memory.
+
+    The driver moves that memory between host and GPU.
+    """
 
     name: ClassVar[str] = "paged_adam8bit"
     source: ClassVar[str] = "Dettmers et al. 2023, QLoRA, section 3 (arXiv:2305.14314)"

@@ -16,7 +16,9 @@ from strategies.subject import Subject
 
 @dataclass(frozen=True, kw_only=True)
 class Muon(Strategy):
-    """Muon for the matrices of the blocks, AdamW for all else (embeddings, biases, output).
+    """Muon for the blocks' matrices, AdamW for all else.
+
+    All else is embeddings, biases and the output.
 
     The step is scaled to the size of AdamW's (Moonlight), so that the spec's learning rate holds.
     """

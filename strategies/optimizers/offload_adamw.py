@@ -17,7 +17,10 @@ SMALLEST = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class OffloadAdamW(Strategy):
-    """Moments, and pinned copies of weights and gradients, in host memory; AdamW steps there."""
+    """AdamW that steps in host memory.
+
+    The moments are there, with pinned copies of weights and gradients.
+    """
 
     name: ClassVar[str] = "offload_adamw"
     slot: ClassVar[Slot] = Slot.OPTIMIZE

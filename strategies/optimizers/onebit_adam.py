@@ -15,11 +15,13 @@ from strategies.strategy import Strategy
 
 @dataclass(frozen=True, kw_only=True)
 class OneBitAdam(Strategy):
-    """AdamW for ``freeze`` steps; then the variance stays and signs of the momentum travel.
+    """AdamW, then only the signs of the momentum travel.
+
+    After ``freeze`` steps the variance stays fixed.
 
     Our own implementation, on DDP's communication hook and with a size for each row, because
-    DeepSpeed no longer has one (0.19). The variance must have settled by then: the paper freezes
-    it after 15 % to 25 % of the steps, and a high learning rate diverges if it is frozen early.
+    DeepSpeed no longer has one (0.19). The variance must have settled by then: the paper freezes it
+    after 15 % to 25 % of the steps. A high learning rate diverges if it is frozen early.
     """
 
     name: ClassVar[str] = "onebit_adam"

@@ -17,8 +17,10 @@ from strategies.workloads import BOTH, TRAIN
 
 @dataclass(frozen=True, kw_only=True)
 class Bf16Master(Bf16):
-    """bfloat16 weights and gradients, updated through a float32 master copy that DeepSpeed keeps
-    (and shards). Refused where no engine keeps one: autocast over float32 weights is bf16.
+    """bfloat16 weights with DeepSpeed's float32 master copy.
+
+    Gradients are bfloat16, and updates go through the master copy, which ZeRO shards. It is refused
+    if the engine keeps no master copy: autocast over float32 weights is ``bf16``.
     """
 
     name: ClassVar[str] = "bf16_master"
@@ -38,13 +40,15 @@ class Bf16Master(Bf16):
 
 @dataclass(frozen=True, kw_only=True)
 class Bf16Pure(Strategy):
-    """Weights, gradients and the optimizer's state in bfloat16, with no float32 master of them.
+    """Weights, gradients, optimizer state all in bfloat16.
 
-    The average of the weights (``ema``) stays float32: 4 of the 12 bytes a parameter that are
-    left, unless ``ema:place=none``. A plain optimizer loses every update below half a unit in the
-    last of 8 bits; ``adamw_bf16`` writes with stochastic rounding or a compensated sum.
-    ``autocast`` computes norms and sums in float32 all the same, as public trainers do that cast
-    their weights and leave accelerate's mixed precision on: it keeps more activations.
+    There is no float32 master of them.
+
+    The average of the weights (``ema``) stays float32, which takes 4 of the 12 bytes a parameter
+    that are left. ``ema:place=none`` removes it. A plain optimizer loses every update below half a
+    unit in the last of 8 bits. ``adamw_bf16`` writes with stochastic rounding or a compensated sum.
+    ``autocast`` computes norms and sums in float32 and keeps more activations. Public trainers do
+    so if they cast their weights and leave accelerate's mixed precision on.
     """
 
     name: ClassVar[str] = "bf16_pure"

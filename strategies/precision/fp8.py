@@ -26,9 +26,11 @@ def float8_layers(trained: TrainingRun) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Fp8(Bf16):
-    """The blocks' matrix products in float8 with a scale a tensor, the rest as bf16; weights stay
-    in high precision and are cast at each use. ``emulate=on`` rounds the operands to float8 and
-    multiplies in float32: its numbers anywhere, without its speed.
+    """The blocks' matrix products in float8, others as bf16.
+
+    Each tensor has a scale. Weights stay in high precision and are cast at each use. ``emulate=on``
+    rounds the operands to float8 and multiplies in float32: float8's numbers on any device, without
+    its speed.
     """
 
     name: ClassVar[str] = "fp8"

@@ -61,9 +61,11 @@ class Fp32(Strategy):
 
 @dataclass(frozen=True, kw_only=True)
 class Tf32(Fp32):
-    """float32, with the operands of matrix products rounded to TF32 (10 bits of mantissa) by GPUs.
+    """float32 whose matrix products round operands to TF32.
 
-    The reference trains so.
+    TF32 has 10 bits of mantissa, and only GPUs round to it.
+
+    DiT's own trainer uses it.
     """
 
     name: ClassVar[str] = "tf32"
@@ -78,9 +80,11 @@ class Tf32(Fp32):
 
 @dataclass(frozen=True, kw_only=True)
 class Bf16(Strategy):
-    """Mixed precision in bfloat16: autocast over float32 weights under ddp and single; bfloat16
-    weights with a float32 master under DeepSpeed; float32 shards that are gathered in bfloat16
-    under FSDP2. The evidence says which of them a row was.
+    """Mixed precision in bfloat16, in the engine's own form.
+
+    Under ddp and single it is autocast over float32 weights. Under DeepSpeed it is bfloat16 weights
+    with a float32 master. Under FSDP2 it is float32 shards that are gathered in bfloat16. The
+    evidence names the form of a row.
     """
 
     name: ClassVar[str] = "bf16"
@@ -138,9 +142,11 @@ UNSCALED = "_amp_foreach_non_finite_check_and_unscale_"
 
 @dataclass(frozen=True, kw_only=True)
 class Fp16(Bf16):
-    """Mixed precision in float16 with a loss scale that adapts: autocast over float32 weights under
-    ddp and single, float16 weights with a float32 master under DeepSpeed. ``scale`` is the first
-    scale; a step whose gradients overflow is skipped, which voids the row: begin lower then.
+    """Mixed precision in float16 with a dynamic loss scale.
+
+    Under ddp and single it is autocast over float32 weights. Under DeepSpeed it is float16 weights
+    with a float32 master. ``scale`` is the first scale. A step whose gradients overflow is skipped,
+    which makes the row void; then start with a lower scale.
     """
 
     name: ClassVar[str] = "fp16"
@@ -187,8 +193,10 @@ class Fp16(Bf16):
 
 @dataclass(frozen=True, kw_only=True)
 class Fp16Pure(Strategy):
-    """Weights and activations in float16: 10 bits of mantissa where bfloat16 has 7, and nothing
-    above 65504. For drawing samples: training so loses small gradients.
+    """Weights and activations in float16.
+
+    float16 has 10 bits of mantissa (bfloat16 has 7), and its largest number is 65504. It is for
+    sampling, because training in it loses small gradients.
     """
 
     name: ClassVar[str] = "fp16_pure"

@@ -21,11 +21,13 @@ all, if codes round weights to few values."""
 
 @dataclass(frozen=True, kw_only=True)
 class Adapter(Strategy):
-    """Draws with the adapters of ``file`` (LoRA's, as ``train`` leaves them; without one, drawn
-    ones of ``rank``), beside the model's own weights or merged into them before anything else.
+    """Samples with a LoRA beside the weights or merged.
 
-    ``how=beside`` costs their memory and two small products a layer, and can be taken off again;
-    ``how=merged`` costs nothing when samples are drawn.
+    ``file`` is a LoRA as ``train`` saves it; without a file, adapters of ``rank`` are drawn.
+
+    ``how=beside`` costs their memory and two small products a layer, and they can be removed again.
+    ``how=merged`` adds them to the weights before anything else, and costs nothing when samples are
+    drawn.
     """
 
     name: ClassVar[str] = "adapter"

@@ -25,8 +25,10 @@ class Call(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Guidance(Strategy):
-    """Predicts with the conditions and without them in one batch of twice the samples (``batched``)
-    or one after the other (``sequential``), which halves the activations.
+    """Predicts with the conditions and without them.
+
+    ``how=batched`` runs one batch of twice the samples. ``how=sequential`` runs one after the
+    other, which halves the activations.
     """
 
     name: ClassVar[str] = "guidance"

@@ -13,8 +13,10 @@ from strategies.subject import Subject
 
 @dataclass(frozen=True, kw_only=True)
 class Palette(Stored):
-    """Weights of the blocks' linear layers as indices of ``bits`` bits, packed, into palettes that
-    k-means chose: one a matrix, or one for each ``rows`` of its rows.
+    """The blocks' linear weights as indices into palettes.
+
+    Indices have ``bits`` bits and are packed. k-means chooses the palettes: one a matrix, or one
+    for each ``rows`` of its rows.
     """
 
     name: ClassVar[str] = "palette"

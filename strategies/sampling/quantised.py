@@ -35,9 +35,7 @@ class EightBits(Stored):
 
 @dataclass(frozen=True, kw_only=True)
 class Int8(EightBits):
-    """Weights of the blocks' linear layers in 8 bits with a scale a row, turned back for each
-    product.
-    """
+    """The blocks' linear weights in 8 bits, a scale a row. Each product decodes them."""
 
     name: ClassVar[str] = "int8"
     source: ClassVar[str] = "Jacob et al. 2017 (arXiv:1712.05877); torchao.Int8WeightOnlyConfig"
@@ -51,8 +49,9 @@ class Int8(EightBits):
 
 @dataclass(frozen=True, kw_only=True)
 class Nf4(Stored):
-    """Weights of the blocks' linear layers in 4 bits (nf4), two to a byte, with a scale for each 64
-    of them, turned back for each product.
+    """The blocks' linear weights in 4 bits (nf4).
+
+    Two weights share a byte, and 64 share a scale. Each product decodes them.
     """
 
     name: ClassVar[str] = "nf4"
@@ -95,10 +94,11 @@ MULTIPLE = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Float8(EightBits):
-    """Weights of the blocks' linear layers in float8 (four bits of exponent, three of mantissa)
-    with a scale a row, turned back for each product. ``dynamic=on`` rounds what a layer is given to
-    float8 as well, each row by a scale of its own, and multiplies the two in float8; with
-    ``emulate=on`` by a CPU's kernel, which has its numbers without its speed.
+    """The blocks' linear weights in float8, a scale a row.
+
+    float8 has four bits of exponent and three of mantissa. Each product decodes the weights.
+    ``dynamic=on`` rounds the input of a layer to float8 as well, with a scale a row, and multiplies
+    in float8. ``emulate=on`` does that on a CPU: the same numbers, without the speed.
     """
 
     name: ClassVar[str] = "float8"

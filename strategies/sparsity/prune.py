@@ -77,9 +77,11 @@ class Masks(Watcher):
 
 @dataclass(frozen=True, kw_only=True)
 class Prune(Strategy):
-    """Zeroes the smallest ``fraction`` of each matrix of the blocks, and keeps those at zero.
+    """Zeroes the smallest weights and keeps them at zero.
 
-    Weights, gradients and moments stay dense: it saves no memory, and costs the masks.
+    ``fraction`` is their share of each matrix of the blocks.
+
+    Weights, gradients and moments stay dense. It saves no memory, and the masks take some.
     """
 
     name: ClassVar[str] = "prune"
@@ -186,7 +188,10 @@ def forward_flops(trained: TrainingRun) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class PruneStructured(Strategy):
-    """Removes the weakest ``fraction`` of heads and MLP channels: fewer parameters and FLOPs."""
+    """Removes the weakest heads and MLP channels.
+
+    ``fraction`` is their share. The model has fewer parameters and FLOPs afterwards.
+    """
 
     name: ClassVar[str] = "prune_structured"
     slot: ClassVar[Slot] = Slot.SPARSIFY

@@ -26,9 +26,11 @@ Packing operators have similar names, and prove nothing.
 
 @dataclass(frozen=True, kw_only=True)
 class Sparse24(Strategy):
-    """Packs the linear layers' weights 2:4 anew in each forward; gradients pass to all of them.
+    """Packs linear weights 2:4 anew in each forward.
 
-    The trained weights stay dense: it is for speed, and costs the packed copies.
+    Gradients pass to all weights.
+
+    The trained weights stay dense. It is for speed, and the packed copies take memory.
     """
 
     name: ClassVar[str] = "sparse24"

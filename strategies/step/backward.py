@@ -105,11 +105,14 @@ LATE = ("clear_late", "zero_late")
 
 @dataclass(frozen=True, kw_only=True)
 class Backward(Strategy):
-    """Keeps the graph (``retain_graph``), collects gradients with ``torch.autograd.grad``
-    (``autograd_grad``), clears those of the last step right before backward (``clear_late``), so
-    that they live through a forward pass, or fills them with zeros there (``zero_late``, what torch
-    before 2.0 and accelerate before 0.28 do), so that they live always. The row shows what it
-    costs.
+    """Runs backward in a way that costs memory.
+
+    The row shows how much.
+
+    ``retain_graph`` keeps the graph. ``autograd_grad`` collects gradients with
+    ``torch.autograd.grad``. ``clear_late`` clears the last step's gradients right before backward,
+    so that they live through a forward pass. ``zero_late`` fills them with zeros there, so that
+    they always live; torch before 2.0 and accelerate before 0.28 do this.
     """
 
     name: ClassVar[str] = "backward"
@@ -173,7 +176,7 @@ class Backward(Strategy):
 
 @dataclass(frozen=True, kw_only=True)
 class Accumulate(Strategy):
-    """Splits each process's share of the global batch into ``steps`` micro batches."""
+    """Splits each process's batch into ``steps`` micro-batches."""
 
     name: ClassVar[str] = "accumulate"
     slot: ClassVar[Slot] = Slot.ACCUMULATE

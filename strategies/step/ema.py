@@ -222,8 +222,10 @@ class Average(Watcher):
 
 @dataclass(frozen=True, kw_only=True)
 class Ema(Strategy):
-    """Averages the weights after every step. ``place`` is where the average lives: on the training
-    device, in host memory (``cpu``), or nowhere (``none``: no average is kept).
+    """Averages the weights after every step.
+
+    ``place`` is the location of the average: the training device, host memory (``cpu``), or none
+    (``none``: no average is kept).
     """
 
     name: ClassVar[str] = "ema"

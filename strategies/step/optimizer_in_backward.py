@@ -82,8 +82,11 @@ class InBackward(Watcher):
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerInBackward(Strategy):
-    """Steps each parameter within backward as soon as its gradient is there, and frees it. Under
-    FSDP2 a block's gradients arrive together, and are freed when its last parameter is stepped."""
+    """Steps each parameter in backward, frees its gradient.
+
+    A parameter is stepped as soon as its gradient is there. Under FSDP2 a block's gradients arrive
+    together, and are freed when its last parameter is stepped.
+    """
 
     name: ClassVar[str] = "optimizer_in_backward"
     slot: ClassVar[Slot] = Slot.STEP

@@ -33,10 +33,12 @@ def spread(count: int, depth: int) -> list[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class BlockSwap(Strategy):
-    """Keeps the weights of ``blocks`` of the model's blocks in host memory, and streams each to the
-    device for its forward and backward, two at a time: the next while one is at work. Blocks are
-    taken evenly over the depth. Of frozen blocks the frozen weights come in and are dropped; where
-    all weights train, gradients go to host memory, where the optimizer steps them.
+    """Keeps blocks' weights in host memory between uses.
+
+    ``blocks`` is the number of blocks, which are taken evenly over the depth. Each is copied to the
+    device for its forward and its backward. Two are there at a time: one computes while the next
+    arrives. Frozen weights are copied in and dropped. If all weights train, gradients go to host
+    memory, where the optimizer steps them.
     """
 
     name: ClassVar[str] = "block_swap"

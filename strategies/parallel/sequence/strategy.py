@@ -26,14 +26,16 @@ WAYS: dict[str, frozenset[str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceParallel(Strategy):
-    """Groups of ``ranks`` neighbours share each sample: a rank embeds, runs and predicts a stripe
-    of its tokens, and only attention sees all of them.
+    """Groups of ranks share each sample, cut by tokens.
 
-    ``how=ulysses`` exchanges heads for tokens around attention (heads must divide by ``ranks``);
-    ``how=gather`` gathers the keys and values of all tokens; ``how=ring`` sends them round, a part
+    Each of the ``ranks`` neighbors embeds, runs and predicts a stripe of the tokens. Only attention
+    sees all of them.
+
+    ``how=ulysses`` exchanges heads for tokens around attention; heads must divide by ``ranks``.
+    ``how=gather`` gathers the keys and values of all tokens. ``how=ring`` sends them round, a part
     at a time, and merges what a rank's queries make of each. The engine averages gradients over all
-    ranks, as of any other samples; the global batch is divided among the groups alone. Where
-    samples are drawn one group draws them, and joins what its ranks predict.
+    ranks. The global batch is divided among the groups alone. When samples are drawn, one group
+    draws them and joins the outputs of its ranks.
     """
 
     name: ClassVar[str] = "sp"

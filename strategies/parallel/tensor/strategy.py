@@ -37,14 +37,16 @@ BESIDE = {
 
 @dataclass(frozen=True, kw_only=True)
 class TensorParallel(Strategy):
-    """Groups of ``ranks`` neighbours share the blocks' weights: a rank has some of the heads and of
-    the MLP's inner features, and what they make of all tokens is summed, twice a block in forward
-    and twice in backward.
+    """Groups of ranks share the blocks' weights.
 
-    Embedders, norms, modulation and the final layer are whole on every rank. All of a group work on
-    the same samples; gradients are averaged among the ranks that have the same parts.
-    ``norms=tokens`` cuts what lies between the products by tokens: each half of a block gathers all
-    tokens and leaves each rank the sum of its own (``whole``: all ranks have all of it).
+    Each of the ``ranks`` neighbors has some of the heads and of the MLP's inner features. Their
+    outputs are summed twice a block in forward and twice in backward.
+
+    Embedders, norms, modulation and the final layer are whole on every rank. All ranks of a group
+    work on the same samples. Gradients are averaged among the ranks that have the same parts.
+    ``norms=whole`` has all tokens on all ranks. ``norms=tokens`` cuts the layers between the
+    products by tokens. Each half of a block then gathers all tokens, and leaves each rank the sum
+    of its own.
     """
 
     name: ClassVar[str] = "tp"
