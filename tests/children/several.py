@@ -8,9 +8,10 @@ makes of a command, its own launcher says, run up to where it would start proces
 
 A case has a ``line``, the words of its command from ``launch`` on, and ``env``, what the harness
 adds to the shell's variables; the ``module`` that runs, with its ``words`` (``foreign`` where they
-are no worker's); folders to ``copy`` first (from, to); and whether ``resident`` marks are to follow
-live tensors, for which each step faults all its pages in again. A case without them takes fewer
-steps: nothing is done for its marks and its clock. The answer comes when all its ranks have ended.
+are no worker's, with the ``modules`` that its ranks import); folders to ``copy`` first (from, to);
+and whether ``resident`` marks are to follow live tensors, for which each step faults all its pages
+in again. A case without them takes fewer steps: nothing is done for its marks and its clock. The
+answer comes when all its ranks have ended.
 
 Other programs run in forks as well, where ``program`` names a module: its ``words``, the whole
 ``env``, and files to ``open`` (``log``, where what it prints goes; any other stands in the words,
@@ -33,7 +34,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 from unittest import mock
@@ -75,12 +76,17 @@ def prepare(asked: Resolved) -> None:
     """What every rank would find out by itself: libraries on its way, and what a survey of its
     model tells."""
     names = [name for need in asked.needs for name in setup.LIBRARIES.get(need, ())]
-    load([*COMMON, *names, *asked.launch.engine.modules])
-    if "deepspeed" in sys.modules:
-        build_for_deepspeed()
+    import_for([*names, *asked.launch.engine.modules])
     with contextlib.suppress(Exception):  # said by the case itself
         asked.subject.idle  # noqa: B018 (a survey, which its module keeps)
         asked.flops_per_step  # noqa: B018 (the same)
+
+
+def import_for(modules: Iterable[str]) -> None:
+    """Import what ranks would, and build what DeepSpeed's would."""
+    load([*COMMON, *modules])
+    if "deepspeed" in sys.modules:
+        build_for_deepspeed()
 
 
 @functools.cache
@@ -249,7 +255,9 @@ def answer(asked: dict[str, Any], programs: Programs) -> int:
             return programs.start(asked)
         if "wait" in asked:
             return programs.wait(asked["wait"])
-        if not asked.get("foreign"):
+        if asked.get("foreign"):
+            import_for(asked.get("modules", ()))
+        else:
             prepare(resolved(asked["words"]))
         load(whole(asked))
         return 0

@@ -1,0 +1,125 @@
+"""Training scripts run in forks of the one start: as users run them, and as measured rows."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from harness import ROOT
+from harness.launch import launch
+from harness.result import Result
+from harness.script.row import Script, row_of
+from harness.system import process
+from tests.made import one_start, pipelines
+
+SCRIPTS = ROOT / "tests" / "script" / "scripts"
+ENV = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": "1"}
+MODULES = {"zero": ("deepspeed",), "fsdp": ("torch.distributed.fsdp",)}
+"""What a launch file's name begins with -> what its ranks import; forks have it."""
+
+
+def alone(start: one_start.Start, script: str, words: Sequence[str], out: Path) -> list[float]:
+    """Return the losses that a script of ``SCRIPTS`` records in ``out``, run by itself."""
+    module = f"tests.script.scripts.{script}"
+    line = ["launch", "--config_file", "launch_configs/single.cpu.yaml", "-m", module]
+    words = [*words, "--output_dir", str(out)]
+    ask(start, line, words, ENV, seconds=120)
+    return [entry["loss"] for entry in json.loads((out / "log.json").read_text())]
+
+
+def ask(
+    start: one_start.Start, line: list[str], words: list[str], env: dict[str, str], seconds: float
+) -> None:
+    """Run what ``accelerate`` would start for ``line``, in forks; the module's ``words`` apart."""
+    file = Path(line[line.index("--config_file") + 1]).name
+    modules = [name for kind in MODULES if file.startswith(kind) for name in MODULES[kind]]
+    asked = {"line": line, "env": env, "module": line[line.index("-m") + 1], "words": words}
+    start.ask({**asked, "foreign": True, "resident": False, "copy": [], "modules": modules},
+              seconds)  # fmt: skip
+
+
+@contextlib.contextmanager
+def rows_in_forks(begin: Callable[[], one_start.Start]) -> Iterator[None]:
+    """Within this context the ranks of measured runs are forks; all else is the harness's own."""
+
+    def run_child(
+        argv: Sequence[str], *, env: dict[str, str], log: Path, **more: Any
+    ) -> process.Ended:
+        start, began = one_start.running(begin), time.monotonic()
+        printed = start.log.stat().st_size
+        line = list(argv[argv.index("launch") :])
+        ask(start, line, line[line.index("-m") + 2 :], {**env, **ENV}, seconds=240)
+        log.write_bytes(start.log.read_bytes()[printed:])
+        return process.Ended(
+            exit_code=int(not (log.parent / "result.json").exists()),
+            signal=None,
+            wall_seconds=time.monotonic() - began,
+            stopped=None,
+            tree_peak_bytes=0,
+            tree_processes=0,
+            left_behind=0,
+            survivors=0,
+        )
+
+    with mock.patch.object(launch.process, "run_child", run_child):
+        yield
+
+
+STEPS = {"warmup": 1, "steps": 1, "seed": 1, "device": "cpu"}
+"""Of each row, besides the steps that a measurement takes anyway."""
+
+
+def measure(
+    begin: Callable[[], one_start.Start],
+    recipe: str,
+    out: Path,
+    script: Path,
+    words: Sequence[str] = (),
+    *,
+    clip: float | None = 1.0,
+) -> Result:
+    """Return the row of ``script`` under a recipe; two processes, but for ``single``.
+
+    ``clip`` is the limit that the scripts of ``SCRIPTS`` clip at, as another row records it.
+    """
+    words = (*words, "--output_dir", str(out / "output"))
+    asked = Script(path=script, arguments=words, folder=script.parent)
+    row = row_of(asked, recipe, processes=2, clip=clip, **STEPS)
+    with rows_in_forks(begin):
+        return launch.run(row, out, timeout=200)
+
+
+# ---- scripts ----
+
+
+def edited(folder: Path, *edits: tuple[str, str], script: str = "train") -> Path:
+    """Write a copy of a script with each text replaced; each is there once."""
+    text = (SCRIPTS / f"{script}.py").read_text()
+    for old, new in edits:
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{script}.py"
+    path.write_text(text)
+    return path
+
+
+def pictures_and(folder: Path, *families: str) -> Path:
+    """Make the pictures and the pipelines of ``families`` in ``folder``."""
+    pipelines.pictures(folder / "pictures")
+    for family in families:
+        pipelines.save(family, folder)
+    return folder
+
+
+def diffusion(folder: Path, family: str, *options: str) -> list[str]:
+    """Return the words of ``train_diffusion`` for a pipeline of ``folder``."""
+    return [
+        *("--pretrained_model_name_or_path", str(folder / family)),
+        *("--instance_data_dir", str(folder / "pictures"), "--seed", "1", *options),
+    ]

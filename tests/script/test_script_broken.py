@@ -1,0 +1,165 @@
+"""Scripts that cannot be measured, and what their rows say; and some that only look like it."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import OnDemand, begin
+
+from harness.result import Result, Status
+from harness.script.row import Script
+from harness.spec import SpecError
+from tests.made.script_rows import edited, measure
+
+SEEDED = ("--seed", "1", "--max_train_steps", "9")
+ACCELERATOR = (
+    "    accelerator = Accelerator(gradient_accumulation_steps=args.gradient_accumulation_steps)\n"
+)
+MAIN = "def main():\n"
+BACKWARD = "accelerator.backward(loss)"
+PREPARE = """    model, loader, scheduler, *optimizers = accelerator.prepare(
+        model, loader, scheduler, *optimizers
+    )
+"""
+APART = """    model, optimizers[0] = accelerator.prepare(model, optimizers[0])
+    loader = accelerator.prepare(loader)
+"""
+SECOND = """    critic = Denoiser(depth=1)
+    critic, model, loader, scheduler, *optimizers = accelerator.prepare(
+        critic, model, loader, scheduler, *optimizers
+    )
+"""
+LISTED = ("accumulate(model)", "accumulate([model])")
+ALONE = (
+    "import argparse\n",
+    "import argparse\nimport os\n\nfor name in ('RANK', 'WORLD_SIZE'):\n    os.environ.pop(name, 0)\n",
+)
+SAVES = (
+    "                step += 1\n",
+    "                step += 1\n"
+    "                if accelerator.is_main_process:\n"
+    "                    accelerator.save_state(args.output_dir)\n",
+)
+TRACKED = (
+    "    log = []\n",
+    "    accelerator.init_trackers('run', config=vars(args))\n    log = []\n",
+)
+LAUNCHER = "    from accelerate import notebook_launcher\n\n    notebook_launcher(main, num_processes=2)\n"
+CASES = {
+    "exception": (
+        "single",
+        [(BACKWARD, f"{BACKWARD}\n                assert step < 2, 'this picture has no colour'")],
+        (),
+        Status.FAILED,
+        "this picture has no colour",
+    ),
+    "no backward": ("single", [(BACKWARD, "pass")], (), Status.REFUSED, "accelerator.backward"),
+    "raw backward": (
+        "single",
+        [(BACKWARD, "loss.backward()")],
+        (),
+        Status.REFUSED,
+        "without accelerator.backward",
+    ),
+    "raw backward, zero2": (
+        "zero2",
+        [(BACKWARD, "loss.backward()")],
+        (),
+        Status.REFUSED,
+        "accelerator.backward",
+    ),
+    "no loader": ("zero2", [(PREPARE, APART)], (), Status.REFUSED, "DataLoader"),
+    "two models": ("zero2", [(PREPARE, SECOND)], (), Status.REFUSED, "one model"),
+    "two optimizers": ("zero2", [], ("--two_optimizers",), Status.REFUSED, "optimizer"),
+    "list": (
+        "fsdp2",
+        [LISTED],
+        ("--gradient_accumulation_steps", "2"),
+        Status.REFUSED,
+        "list to accumulate",
+    ),
+    "too few steps": ("single", [], ("--max_train_steps", "2"), Status.FAILED, "2 optimizer steps"),
+    "launches by itself": (
+        "single",
+        [("    main()\n", LAUNCHER)],
+        (),
+        Status.REFUSED,
+        "launches its training processes by itself",
+    ),
+    "no Accelerator": ("single", [("    main()\n", "    pass\n")], (), Status.REFUSED, "Accelerator"),
+    "exits": ("single", [(BACKWARD, "raise SystemExit(3)")], (), Status.FAILED, "exited with 3"),
+    "ranks alone": ("ddp", [ALONE], (), Status.VOID, "the ranks never met"),
+    "ranks alone, fsdp2": ("fsdp2", [ALONE], (), Status.VOID, "never met"),
+    "own plugin": (
+        "zero2",
+        [("Accelerator(", "Accelerator(deepspeed_plugin=object(), ")],
+        (),
+        Status.REFUSED,
+        "deepspeed_plugin",
+    ),
+    "needless import": (
+        "single",
+        [(MAIN, "accelerator = Accelerator()\n\n\n" + MAIN), (ACCELERATOR, "")],
+        (),
+        Status.OK,
+        "",
+    ),
+    "precision in code": (
+        "single",
+        [("Accelerator(", "Accelerator(mixed_precision='bf16', ")],
+        (),
+        Status.OK,
+        "mixed_precision=bf16",
+    ),
+    "saves": ("fsdp2", [SAVES], (), Status.OK, "save_state"),
+    "tracker": ("ddp", [("Accelerator(", "Accelerator(log_with='wandb', "), TRACKED], (), Status.OK, ""),
+    "swallows": (
+        "single",
+        [("    main()\n", "    try:\n        main()\n    except BaseException:\n        main()\n")],
+        (),
+        Status.OK,
+        "",
+    ),
+    "unseeded": ("single", [], ("--seed", "1"), Status.OK, ""),
+}
+"""Case -> its recipe, edits, further words, status, and what its row says."""
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory) -> OnDemand:
+    folder = tmp_path_factory.mktemp("broken")
+
+    def run(name: str) -> Result:
+        recipe, edits, words, *_ = CASES[name]
+        script = edited(folder / name.replace(",", "").replace(" ", "_"), *edits)
+        return measure(begin, recipe, script.parent / "row", script, (*SEEDED, *words))
+
+    return OnDemand(run)
+
+
+def said(row: Result) -> str:
+    """What a reader of the row is told."""
+    skipped = row.evidence.get("script", {}).get("skipped", {})
+    return "\n".join([row.reason or "", row.way_out or "", *row.meter_notes, *skipped])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_row_has_its_outcome_and_names_the_cause(rows, name):
+    *_, status, text = CASES[name]
+    row = rows[name]
+    assert row.status is status, f"{row.status} {row.reason}\n{row.log_tail}"
+    assert text in said(row)
+
+
+def test_an_exception_is_shown_from_the_scripts_own_line_on(rows):
+    log = rows["exception"].log_tail
+    assert "in main" in log and "assert step < 2" in log and "watch.py" not in log
+
+
+def test_a_script_that_ends_early_is_told_how_many_steps_are_needed(rows):
+    assert "--steps" in rows["too few steps"].way_out
+
+
+@pytest.mark.parametrize("words", [["accelerate", "launch", "train.py"], ["--config_file", "x"], []])
+def test_a_launcher_in_the_place_of_a_script_is_refused(tmp_path, words):
+    with pytest.raises(SpecError, match=r"train\.py"):
+        Script.of(["--", *words], tmp_path)

@@ -1,0 +1,92 @@
+"""One script under the launch files of two processes: all compute what ddp does."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import OnDemand, begin
+
+from harness.report.figures import parity
+from harness.result import Status
+from tests.made.script_rows import SCRIPTS, edited, measure
+
+SEEDED = ("--seed", "1", "--max_train_steps", "9")
+TRAIN = SCRIPTS / "train.py"
+ENGINES = ("zero2", "zero3", "fsdp2")
+LISTED = ("accumulate(model)", "accumulate([model])")
+CASES = {
+    **{name: (name, (), ()) for name in ("ddp", *ENGINES)},
+    "checkpoint": ("fsdp2+checkpoint", (), ()),
+    "unclipped": ("zero2", (), ()),
+    "clipped unasked": ("ddp", (), ("--max_grad_norm", "100")),
+    "list": ("ddp", (LISTED,), ("--gradient_accumulation_steps", "2")),
+}
+"""Row -> its recipe, edits of the script, and further words."""
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory) -> OnDemand:
+    folder = tmp_path_factory.mktemp("engines")
+
+    def run(name: str):
+        recipe, edits, words = CASES[name]
+        script = edited(folder / name, *edits) if edits else TRAIN
+        clip = None if name == "unclipped" else 1.0
+        return measure(begin, recipe, folder / name, script, (*SEEDED, *words), clip=clip)
+
+    return OnDemand(run)
+
+
+@pytest.fixture
+def row(request, rows):
+    found = rows[request.param]
+    assert found.status is Status.OK, f"{found.reason}\n{found.log_tail}"
+    return found
+
+
+def verdict(row, reference) -> parity.Verdict:
+    return parity.against_the_reference(row, reference, parity.limits([reference]))
+
+
+@pytest.mark.parametrize("row", [*ENGINES, "checkpoint"], indirect=True)
+def test_an_engine_computes_what_ddp_computes(row, rows):
+    far = parity.distances(row, rows["ddp"])
+    assert far["loss"] < parity.FLOAT32.loss and far["norm"] < parity.FLOAT32.norm
+    assert len(row.losses) == len(rows["ddp"].losses)
+
+
+@pytest.mark.parametrize("row", ["ddp", *ENGINES], indirect=True)
+def test_all_ranks_trained_together(row):
+    assert [rank.rank for rank in row.ranks] == [0, 1] and row.spec.global_batch == 4
+    assert all(check.ok for check in row.audit)
+
+
+@pytest.mark.parametrize("row", ["zero3", "fsdp2"], indirect=True)
+def test_each_rank_holds_a_shard(row, rows):
+    whole, shard = (r.ranks[0].categories for r in (rows["ddp"], row))
+    assert shard.optimizer_state < 0.6 * whole.optimizer_state
+    assert row.evidence["script"]["parameters"] == rows["ddp"].evidence["script"]["parameters"]
+
+
+@pytest.mark.parametrize("row", ["checkpoint"], indirect=True)
+def test_an_added_checkpoint_recomputes_every_block(row, rows):
+    assert row.evidence["checkpoint"]["blocks_recomputed"] == row.evidence["checkpoint"]["blocks"] == 3
+    ours, theirs = (r.ranks[0].categories for r in (row, rows["fsdp2"]))
+    assert ours.activations < theirs.activations
+
+
+def test_clipping_counts_here(rows):
+    """Else the next test and the parity of norms would say nothing."""
+    assert all(norm > 1.0 for norm in rows["ddp"].grad_norms)
+    apart = parity.distances(rows["clipped unasked"], rows["ddp"])
+    assert apart["loss"] > 10 * parity.FLOAT32.loss
+
+
+def test_a_file_that_switches_clipping_off_makes_a_row_void(rows):
+    row = rows["unclipped"]
+    assert row.status is Status.VOID and "clip" in row.reason
+
+
+def test_a_list_in_accumulate_is_told_of(rows):
+    row = rows["list"]
+    assert row.status is Status.OK and row.accumulation == 2
+    assert any("list" in note for note in row.meter_notes)
