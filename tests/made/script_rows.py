@@ -85,7 +85,7 @@ def measure(
 ) -> Result:
     """Return the row of ``script`` under a recipe; two processes, but for ``single``.
 
-    ``clip`` is the limit that the scripts of ``SCRIPTS`` clip at, as another row records it.
+    ``clip`` is the limit at which the script clips, as another row records it.
     """
     words = (*words, "--output_dir", str(out / "output"))
     asked = Script(path=script, arguments=words, folder=script.parent)

@@ -23,7 +23,7 @@ PREPARE = """    model, loader, scheduler, *optimizers = accelerator.prepare(
 APART = """    model, optimizers[0] = accelerator.prepare(model, optimizers[0])
     loader = accelerator.prepare(loader)
 """
-SECOND = """    critic = Denoiser(depth=1)
+SECOND = """    critic = Denoiser(args.width, depth=1)
     critic, model, loader, scheduler, *optimizers = accelerator.prepare(
         critic, model, loader, scheduler, *optimizers
     )

@@ -9,7 +9,8 @@ from harness.report.figures import parity
 from harness.result import Status
 from tests.made.script_rows import SCRIPTS, edited, measure
 
-SEEDED = ("--seed", "1", "--max_train_steps", "9")
+CLIP = 0.1
+WORDS = ("--seed", "1", "--max_train_steps", "9", "--max_grad_norm", str(CLIP))
 TRAIN = SCRIPTS / "train.py"
 ENGINES = ("zero2", "zero3", "fsdp2")
 LISTED = ("accumulate(model)", "accumulate([model])")
@@ -30,8 +31,8 @@ def rows(tmp_path_factory) -> OnDemand:
     def run(name: str):
         recipe, edits, words = CASES[name]
         script = edited(folder / name, *edits) if edits else TRAIN
-        clip = None if name == "unclipped" else 1.0
-        return measure(begin, recipe, folder / name, script, (*SEEDED, *words), clip=clip)
+        clip = None if name == "unclipped" else CLIP
+        return measure(begin, recipe, folder / name, script, (*WORDS, *words), clip=clip)
 
     return OnDemand(run)
 
@@ -63,7 +64,7 @@ def test_all_ranks_trained_together(row):
 @pytest.mark.parametrize("row", ["zero3", "fsdp2"], indirect=True)
 def test_each_rank_holds_a_shard(row, rows):
     whole, shard = (r.ranks[0].categories for r in (rows["ddp"], row))
-    assert shard.optimizer_state < 0.6 * whole.optimizer_state
+    assert shard.optimizer_state < 0.8 * whole.optimizer_state  # zero3 has a copy of the weights
     assert row.evidence["script"]["parameters"] == rows["ddp"].evidence["script"]["parameters"]
 
 
@@ -76,7 +77,7 @@ def test_an_added_checkpoint_recomputes_every_block(row, rows):
 
 def test_clipping_counts_here(rows):
     """Else the next test and the parity of norms would say nothing."""
-    assert all(norm > 1.0 for norm in rows["ddp"].grad_norms)
+    assert all(norm > CLIP for norm in rows["ddp"].grad_norms)
     apart = parity.distances(rows["clipped unasked"], rows["ddp"])
     assert apart["loss"] > 10 * parity.FLOAT32.loss
 
@@ -88,5 +89,6 @@ def test_a_file_that_switches_clipping_off_makes_a_row_void(rows):
 
 def test_a_list_in_accumulate_is_told_of(rows):
     row = rows["list"]
-    assert row.status is Status.OK and row.accumulation == 2
+    assert row.status is Status.OK, row.reason
+    assert row.accumulation == 2
     assert any("list" in note for note in row.meter_notes)

@@ -26,7 +26,7 @@ class Block(nn.Module):
 class Denoiser(nn.Module):
     _no_split_modules = ["Block"]
 
-    def __init__(self, width=32, depth=3, channels=12):
+    def __init__(self, width, depth, channels=12):
         super().__init__()
         self.embed = nn.Linear(channels + 1, width)
         self.blocks = nn.ModuleList([Block(width) for _ in range(depth)])
@@ -43,6 +43,8 @@ class Denoiser(nn.Module):
 def parse_args():
     parser = argparse.ArgumentParser()
     parser.add_argument("--output_dir", default="out")
+    parser.add_argument("--width", type=int, default=32)
+    parser.add_argument("--depth", type=int, default=3)
     parser.add_argument("--max_train_steps", type=int, default=6)
     parser.add_argument("--train_batch_size", type=int, default=2)
     parser.add_argument("--gradient_accumulation_steps", type=int, default=1)
@@ -69,7 +71,7 @@ def main():
     accelerator = Accelerator(gradient_accumulation_steps=args.gradient_accumulation_steps)
     if args.seed is not None:
         set_seed(args.seed)
-    model = Denoiser()
+    model = Denoiser(args.width, args.depth)
     optimizers = make_optimizers(model, args)
     images = torch.randn(64, 16, 12, generator=torch.Generator().manual_seed(0))
     loader = DataLoader(TensorDataset(images), batch_size=args.train_batch_size, shuffle=True)
