@@ -7,7 +7,7 @@ COMMANDS = {
         help="measure your own training script, built on accelerate, under several launch files",
         example="./run.sh script --launch ddp zero2 fsdp2 --with checkpoint --processes 2 "
         "-- train.py --resolution 512",
-        page="docs/script.md",
+        page="docs/tutorial/your-own-script.md",
         arguments="harness.script.command:add_arguments",
         act="harness.script.command:act",
     )
