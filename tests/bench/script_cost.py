@@ -17,6 +17,7 @@ trust CPU seconds, and the spread of the pairs.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import runpy
@@ -89,7 +90,7 @@ def steps_of(kind: str, steps: int) -> dict[str, float]:
         words += ["--max_train_steps", str(WARMUP + steps + FURTHER)]
         first = watched(Path(name), words, steps) if kind == "watched" else alone(words)
     timed = ends[first - 1 : first + steps]
-    apart = [[b - a for a, b in zip(one, one[1:], strict=False)] for one in zip(*timed, strict=True)]
+    apart = [[b - a for a, b in itertools.pairwise(one)] for one in zip(*timed, strict=True)]
     return dict(zip(("wall", "cpu"), map(statistics.median, apart), strict=True))
 
 

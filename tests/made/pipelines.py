@@ -7,10 +7,10 @@ the seed alone. ``python tests/script/pipelines.py FOLDER`` makes all of them.
 
 from __future__ import annotations
 
-import functools
 import json
 import string
 import sys
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -243,14 +243,12 @@ def _spread(part: Any) -> None:
 
     for name, parameter in getattr(part, "named_parameters", lambda: [])():
         if not parameter.any():
-            digits = functools.reduce(lambda seed, letter: (31 * seed + ord(letter)) % 2**31, name, 7)
-            drawn = torch.Generator().manual_seed(digits)
+            drawn = torch.Generator().manual_seed(zlib.crc32(name.encode()))
             parameter.data.normal_(0.0, 0.02, generator=drawn)
 
 
 def pictures(folder: Path, count: int = 8, side: int = 32) -> Path:
-    """Write ``count`` pictures of random colours, and their captions as an image folder has them.
-    """
+    """Write ``count`` pictures of random colours, with captions as an image folder has them."""
     import numpy
     from PIL import Image
 

@@ -31,7 +31,7 @@ SECOND = """    critic = Denoiser(args.width, depth=1)
 LISTED = ("accumulate(model)", "accumulate([model])")
 ALONE = (
     "import argparse\n",
-    "import argparse\nimport os\n\nfor name in ('RANK', 'WORLD_SIZE'):\n    os.environ.pop(name, 0)\n",
+    "import argparse\nimport os\n\nfor one in 'RANK', 'WORLD_SIZE':\n    os.environ.pop(one, 0)\n",
 )
 SAVES = (
     "                step += 1\n",
@@ -43,7 +43,7 @@ TRACKED = (
     "    log = []\n",
     "    accelerator.init_trackers('run', config=vars(args))\n    log = []\n",
 )
-LAUNCHER = "    from accelerate import notebook_launcher\n\n    notebook_launcher(main, num_processes=2)\n"
+LAUNCHER = "    import accelerate\n\n    accelerate.notebook_launcher(main, num_processes=2)\n"
 CASES = {
     "exception": (
         "single",
@@ -85,7 +85,13 @@ CASES = {
         Status.REFUSED,
         "launches its training processes by itself",
     ),
-    "no Accelerator": ("single", [("    main()\n", "    pass\n")], (), Status.REFUSED, "Accelerator"),
+    "no Accelerator": (
+        "single",
+        [("    main()\n", "    pass\n")],
+        (),
+        Status.REFUSED,
+        "Accelerator",
+    ),
     "exits": ("single", [(BACKWARD, "raise SystemExit(3)")], (), Status.FAILED, "exited with 3"),
     "ranks alone": ("ddp", [ALONE], (), Status.VOID, "the ranks never met"),
     "ranks alone, fsdp2": ("fsdp2", [ALONE], (), Status.VOID, "never met"),
@@ -111,7 +117,13 @@ CASES = {
         "mixed_precision=bf16",
     ),
     "saves": ("fsdp2", [SAVES], (), Status.OK, "save_state"),
-    "tracker": ("ddp", [("Accelerator(", "Accelerator(log_with='wandb', "), TRACKED], (), Status.OK, ""),
+    "tracker": (
+        "ddp",
+        [("Accelerator(", "Accelerator(log_with='wandb', "), TRACKED],
+        (),
+        Status.OK,
+        "",
+    ),
     "swallows": (
         "single",
         [("    main()\n", "    try:\n        main()\n    except BaseException:\n        main()\n")],
@@ -159,7 +171,9 @@ def test_a_script_that_ends_early_is_told_how_many_steps_are_needed(rows):
     assert "--steps" in rows["too few steps"].way_out
 
 
-@pytest.mark.parametrize("words", [["accelerate", "launch", "train.py"], ["--config_file", "x"], []])
+@pytest.mark.parametrize(
+    "words", [["accelerate", "launch", "train.py"], ["--config_file", "x"], []]
+)
 def test_a_launcher_in_the_place_of_a_script_is_refused(tmp_path, words):
     with pytest.raises(SpecError, match=r"train\.py"):
         Script.of(["--", *words], tmp_path)

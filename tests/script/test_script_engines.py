@@ -70,7 +70,8 @@ def test_each_rank_holds_a_shard(row, rows):
 
 @pytest.mark.parametrize("row", ["checkpoint"], indirect=True)
 def test_an_added_checkpoint_recomputes_every_block(row, rows):
-    assert row.evidence["checkpoint"]["blocks_recomputed"] == row.evidence["checkpoint"]["blocks"] == 3
+    facts = row.evidence["checkpoint"]
+    assert facts["blocks_recomputed"] == facts["blocks"] == 3
     ours, theirs = (r.ranks[0].categories for r in (row, rows["fsdp2"]))
     assert ours.activations < theirs.activations
 

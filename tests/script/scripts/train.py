@@ -24,7 +24,7 @@ class Block(nn.Module):
 
 
 class Denoiser(nn.Module):
-    _no_split_modules = ["Block"]
+    _no_split_modules = ("Block",)
 
     def __init__(self, width, depth, channels=12):
         super().__init__()

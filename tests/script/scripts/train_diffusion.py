@@ -72,8 +72,8 @@ class Pictures(Dataset):
 
 class Flux:
     transformer, vae = FluxTransformer2DModel, AutoencoderKL
-    text_encoders = ["CLIPTextModel", "T5EncoderModel"]
-    targets = ["to_q", "to_k", "to_v", "to_out.0"]
+    text_encoders = ("CLIPTextModel", "T5EncoderModel")
+    targets = ("to_q", "to_k", "to_v", "to_out.0")
 
     @staticmethod
     def embed(hidden, pooled):
@@ -101,12 +101,8 @@ class Flux:
 
 class SD3:
     transformer, vae = SD3Transformer2DModel, AutoencoderKL
-    text_encoders = [
-        "CLIPTextModelWithProjection",
-        "CLIPTextModelWithProjection",
-        "T5EncoderModel",
-    ]
-    targets = ["to_q", "to_k", "to_v", "to_out.0"]
+    text_encoders = (*["CLIPTextModelWithProjection"] * 2, "T5EncoderModel")
+    targets = ("to_q", "to_k", "to_v", "to_out.0")
 
     @staticmethod
     def embed(hidden, pooled):
@@ -125,8 +121,8 @@ class SD3:
 
 class Wan:
     transformer, vae = WanTransformer3DModel, AutoencoderKLWan
-    text_encoders = ["UMT5EncoderModel"]
-    targets = ["to_q", "to_k", "to_v", "to_out.0"]
+    text_encoders = ("UMT5EncoderModel",)
+    targets = ("to_q", "to_k", "to_v", "to_out.0")
 
     @staticmethod
     def embed(hidden, pooled):
@@ -198,7 +194,7 @@ def main():
                 r=args.rank,
                 lora_alpha=args.rank,
                 init_lora_weights="gaussian",
-                target_modules=family.targets,
+                target_modules=list(family.targets),
             )
         )
         for parameter in transformer.parameters():
@@ -278,9 +274,9 @@ def main():
                 if ema is not None:
                     ema.step(p for p in transformer.parameters() if p.requires_grad)
                 global_step += 1
-                if accelerator.is_main_process:
-                    if args.checkpointing_steps and global_step % args.checkpointing_steps == 0:
-                        accelerator.save_state(f"{args.output_dir}/checkpoint-{global_step}")
+                saves = args.checkpointing_steps and global_step % args.checkpointing_steps == 0
+                if accelerator.is_main_process and saves:
+                    accelerator.save_state(f"{args.output_dir}/checkpoint-{global_step}")
                 if args.validation_steps and global_step % args.validation_steps == 0:
                     validate()
             log.append({"step": global_step, "loss": loss.detach().item()})
