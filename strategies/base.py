@@ -96,6 +96,7 @@ TRAITS = {
     "takes_sparse": "the optimizer takes sparse gradients",
     "own_state": "the optimizer's state is not two float moments a parameter",
     # Of the workload:
+    "own_loop": "a user's loop accumulates, and may average gradients in each micro-batch",
     "sampling": "samples are drawn: there is no backward, no gradient and no optimizer",
     # Of engines:
     "one_process": "one process trains, and sends nothing",

@@ -79,7 +79,8 @@ LONGEST = (
     "predict/test_inverses", "cluster/test_two_nodes", "test_removal",
     "strategies/test_zero_settings",
     "memory/test_places", "test_questions", "worker/test_sabotage",
-    "export/test_export_files", "predict/test_remembered",
+    "export/test_export_files", "predict/test_remembered", "script/test_script_families",
+    "script/test_script_launched", "script/test_script_alone",
 )  # fmt: skip
 """Files whose tests take longest: they begin first, so that none is left to run alone."""
 
@@ -89,7 +90,8 @@ THOROUGH = (
     "strategies/test_launched", "strategies/test_pipeline_shards", "strategies/test_parallel",
     "strategies/test_tensor", "predict/test_extend", "predict/test_replicas",
     "predict/test_inverses", "test_public_peaks", "worker/test_counted",
-    "commands/test_public_run", "cluster/test_two_nodes",
+    "commands/test_public_run", "cluster/test_two_nodes", "script/test_script_families",
+    "script/test_script_launched",
 )  # fmt: skip
 """Files that run with ``--all`` or by name alone: about half of the time of all tests. What they
 launch are variants; worker/test_runs and strategies/test_pipeline launch each engine."""

@@ -185,7 +185,7 @@ def row_of(
 def context(recipe: Recipe, spec: Spec, model: Subject) -> RunContext:
     """Return the run context. Nothing is known of the products of a script's step."""
     launch = recipe.launch(spec.device, spec.processes, model)
-    return dataclasses.replace(launch, traits=launch.traits | {"other_products"})
+    return dataclasses.replace(launch, traits=launch.traits | {"other_products", "own_loop"})
 
 
 def parts_of(recipe: Recipe) -> tuple[list[Strategy], Reason | None]:

@@ -31,7 +31,7 @@ SECOND = """    critic = Denoiser(args.width, depth=1)
 LISTED = ("accumulate(model)", "accumulate([model])")
 ALONE = (
     "import argparse\n",
-    "import argparse\nimport os\n\nfor one in 'RANK', 'WORLD_SIZE':\n    os.environ.pop(one, 0)\n",
+    "import argparse\nimport os\n\nos.environ.pop('LOCAL_RANK')\nos.environ.pop('WORLD_SIZE')\n",
 )
 SAVES = (
     "                step += 1\n",
