@@ -28,10 +28,11 @@ from harness.launch.on_loopback import listen_on_loopback
 from harness.result import Result, Status
 from harness.script import settle
 from harness.script.model import wrapper_of
+from harness.script.patches import watching
 from harness.script.row import Script, ScriptRow, row_of
 from harness.script.settle import Refused, Void
 from harness.script.steps import Finished, steps_needed
-from harness.script.watch import Watch, trains, watching
+from harness.script.watch import Watch, trains
 from harness.spec import DEVICES
 from harness.system import process
 from harness.worker.status import Reporter

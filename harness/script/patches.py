@@ -1,0 +1,141 @@
+"""Patches of ``Accelerator``'s public calls in a script's process.
+
+Class attributes are patched before the script runs, so its imports do not matter. The patches call
+the original methods with the script's own arguments, except for what ``harness.script.settle``
+adds. ``harness.script.watch`` receives the calls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+from accelerate import Accelerator
+from accelerate.utils import DeepSpeedOptimizerWrapper
+from torch import nn
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from harness.script.watch import Watch
+
+
+@contextlib.contextmanager
+def watching(watch: Watch) -> Iterator[None]:
+    """Within this context, ``watch`` receives the calls of every ``Accelerator``."""
+    with contextlib.ExitStack() as stack:
+        for name, patched in _methods(watch).items():
+            original = getattr(Accelerator, name)
+            replaced = functools.wraps(original)(watch.guarded(patched(original)))
+            stack.enter_context(mock.patch.object(Accelerator, name, replaced))
+        stack.enter_context(_clipping(watch))
+        stack.enter_context(_stepping(watch))
+        for register, hook in (
+            (register_optimizer_step_pre_hook, watch.guarded(watch.steps_begin)),
+            (register_optimizer_step_post_hook, watch.steps_end),
+        ):
+            stack.callback(register(lambda optimizer, *_, hook=hook: hook(optimizer)).remove)
+        yield
+
+
+SKIPPED = ("save_state", "save_model", "init_trackers")
+"""Calls that a measured run leaves out. A collective save under ``is_main_process`` would hang, and
+a tracker's package may be missing."""
+Patch = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def _methods(watch: Watch) -> dict[str, Patch]:
+    """Return the name of each patched method -> a function of the original."""
+    skipped = {name: functools.partial(_skipped, watch, name) for name in SKIPPED}
+    own = {
+        "__init__": _init,
+        "prepare": _prepare,
+        "accumulate": _accumulate,
+        "backward": _backward,
+        "clip_grad_norm_": _clip,
+    }
+    return {name: functools.partial(patch, watch) for name, patch in own.items()} | skipped
+
+
+def _init(watch: Watch, original: Any) -> Any:
+    signature = inspect.signature(original)
+
+    def init(accelerator: Any, *given: Any, **named: Any) -> None:
+        bound = signature.bind(accelerator, *given, **named).arguments
+        bound.pop("self")
+        watch.make(accelerator, dict(bound), original)
+
+    return init
+
+
+def _prepare(watch: Watch, original: Any) -> Any:
+    def prepare(accelerator: Any, *given: Any, **named: Any) -> Any:
+        result = original(accelerator, *watch.preparing(accelerator, given, named), **named)
+        watch.prepared(accelerator, result)
+        return result
+
+    return prepare
+
+
+def _accumulate(watch: Watch, original: Any) -> Any:
+    @contextlib.contextmanager
+    def accumulate(accelerator: Any, *models: Any) -> Iterator[None]:
+        watch.guarded(watch.accumulates)(models)
+        with original(accelerator, *models):
+            yield
+        watch.left_accumulate()
+
+    return accumulate
+
+
+def _backward(watch: Watch, original: Any) -> Any:
+    def backward(accelerator: Any, loss: Any, **named: Any) -> None:
+        watch.backward_begins(loss)
+        original(accelerator, loss, **named)
+        watch.backward_ended()
+
+    return backward
+
+
+def _clip(watch: Watch, original: Any) -> Any:
+    def clip(accelerator: Any, parameters: Any, max_norm: Any, *more: Any, **named: Any) -> Any:
+        norm = original(accelerator, parameters, max_norm, *more, **named)
+        watch.clipped(max_norm, norm)
+        return norm
+
+    return clip
+
+
+def _clipping(watch: Watch) -> Any:
+    """Return a patch of torch's own function, which some scripts call by themselves."""
+    original = nn.utils.clip_grad_norm_
+
+    def clip(parameters: Any, max_norm: Any, *more: Any, **named: Any) -> Any:
+        norm = original(parameters, max_norm, *more, **named)
+        watch.clipped(max_norm, norm)
+        return norm
+
+    return mock.patch.object(nn.utils, "clip_grad_norm_", clip)
+
+
+def _stepping(watch: Watch) -> Any:
+    """Return a patch of DeepSpeed's stand-in of an optimizer, whose ``step`` does nothing."""
+    original = DeepSpeedOptimizerWrapper.step
+
+    def step(optimizer: Any) -> None:
+        watch.asked_to_step(optimizer)
+        original(optimizer)
+
+    return mock.patch.object(DeepSpeedOptimizerWrapper, "step", step)
+
+
+def _skipped(watch: Watch, name: str, original: Any) -> Any:
+    def skip(accelerator: Any, *_: Any, **__: Any) -> None:
+        watch.skip(name)
+
+    return skip
