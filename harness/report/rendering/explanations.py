@@ -106,48 +106,48 @@ NOTES = {
 }
 """Key of a table -> the note below it."""
 GLOSSARY = (
-    ("Peak", "Live tensors on the fullest device at the fullest instant of a training step: on a "
-     "GPU by the caching allocator (max_memory_allocated), without one by a trace of one step. A "
-     "row whose step cannot be traced (compiled graphs) has none there."),
-    ("Needs", "What a device must have free for the whole run, set-up included: on a GPU the "
-     "largest of allocated, reserved and process, without one Peak. Rows are ranked by it."),
-    ("On host", "Tensors kept in host memory at their fullest instant: on a GPU by their device, "
-     "without one by the lists of the engine or strategy that keeps them there, and not in Peak."),
+    ("Peak", "Live tensors on the fullest device at the fullest instant of a training step. On a "
+     "GPU the caching allocator counts them (max_memory_allocated). Without a GPU a trace of one "
+     "step does. A step that cannot be traced (compiled graphs) has none there."),
+    ("Needs", "Free memory that a device must have for the whole run, set-up included. On a GPU: "
+     "the largest of allocated, reserved and process memory. Without one: Peak. Rows are ranked "
+     "by it."),
+    ("On host", "Tensors in host memory at their fullest instant, which are not in Peak. On a GPU "
+     "their device tells. Without one the lists of the engine or strategy that keeps them do."),
     ("Resident", "Without a GPU: the kernel's high-water mark of a process above its baseline, in "
-     "any phase: tensors of both places, libraries' heap, and set-up."),
-    ("Active, reserved", "GPU only. Active: tensors and blocks waiting to be reused by a stream. "
-     "Reserved: what the allocator took from the device; the difference to the peak is cache and "
-     "fragmentation."),
-    ("Process", "The device's own count for the process: reserved, plus context, communication "
-     "and library workspaces, sampled in steps that are not timed. nvidia-smi shows this one. "
-     "Without a GPU, the plain resident mark."),
-    ("Predicted need", "The least that the row was predicted to run in, with the CUDA context, "
-     "libraries and communication; of the host, the tensors of all processes."),
-    ("Baseline", "What the process held before the model was built, subtracted without a GPU."),
-    ("Host", "Resident high-water mark of one rank, and of all processes of the run together; "
-     "offloaded optimizer state is here."),
-    ("Ranks max/min", "Highest over lowest peak of the ranks: 1.00 is balanced."),
-    ("Workspace, untraced", "Workspace: traced bytes of no other category: temporaries of "
-     "backward and the optimizer, communication buckets, kernel scratch. Untraced: what the meter "
-     "counted in the steps beyond the traced tensors; negative where it counted less."),
-    ("Samples/s", "Global batch over the median step, of the whole job, not of one device."),
-    ("Disturbed", "Timed steps that had not the machine to themselves, by the kernel's counts: "
-     "other work held the cores, or the step was longer than the row's fastest without working "
-     "more. They stay in the median: measure again on a quieter machine."),
-    ("x ref, vs ref %", "Samples/s as a multiple of the reference row's; change of what it needs. "
-     "Same: closer to 1 than what equal rows may be apart."),
-    ("Noise floor, #", "By how much equal rows may be apart, from the medians of the rows that "
-     "were measured more than once (95 % of such differences lie within, by Student's t), and no "
-     "less than the steps' own spread explains. #: the best place that it leaves a row."),
+     "any phase. It includes tensors of both placements, libraries' heap, and set-up."),
+    ("Active, reserved", "GPU only. Active: tensors, and blocks that wait for a stream. Reserved: "
+     "what the allocator took from the device. Reserved minus peak is cache and fragmentation."),
+    ("Process", "The device's own count for the process, as nvidia-smi shows it: reserved memory, "
+     "context, communication and library workspaces. It is sampled in steps that are not timed. "
+     "Without a GPU: the plain resident mark."),
+    ("Predicted need", "The least memory that the row was predicted to run in, with CUDA context, "
+     "libraries and communication. For the host: the tensors of all processes."),
+    ("Baseline", "Memory of the process before the model was built. Subtracted without a GPU."),
+    ("Host", "Resident high-water mark of one rank, and of all processes of the run together. "
+     "Offloaded optimizer state is in it."),
+    ("Ranks max/min", "Highest over lowest peak of the ranks. 1.00 is balanced."),
+    ("Workspace, untraced", "Workspace: traced bytes of no other category, such as temporaries, "
+     "communication buckets and kernel scratch. Untraced: what the meter counted beyond the "
+     "traced tensors. It is negative if the meter counted less."),
+    ("Samples/s", "Global batch over the median step, of the whole job and not of one device."),
+    ("Disturbed", "Timed steps during which other work held the cores, or which took longer than "
+     "the row's fastest without working more, by the kernel's counts. They stay in the median: "
+     "measure again on a quieter machine."),
+    ("x ref, vs ref %", "Samples/s relative to the reference row, and the change of its needs. "
+     "Same: the difference is within the noise floor."),
+    ("Noise floor, #", "The difference that equal rows may show: 95 % lie within, by Student's t, "
+     "from rows that were measured more than once. It is at least what the spread of the steps "
+     "explains. #: the best rank that the noise leaves to a row."),
     ("MFU", "The model's FLOPs a second on each device, over its dense peak at the type the row "
      "computes in. Recomputation does not count as work."),
-    ("Loss vs ref", "Equal: no step's loss or gradient norm is further from the reference's than "
-     "rounding explains (limits: below the losses). By design: the recipe changes the computation, "
-     "and how far."),
-    ("Samples vs ref", "Of rows that draw samples: equal within what rounding explains, or how far "
-     "their latents are from the reference's, as a share of its norm."),
-    ("Latency of one", "Seconds from noise to a sample that is drawn alone, the median of three."),
-    ("Void", "The audit found other work than was asked for, so the row is not ranked."),
+    ("Loss vs ref", "Equal: no loss or gradient norm of a step is further from the reference's "
+     "than rounding explains (limits: below the losses). By design: the recipe changes the "
+     "computation, and the distance is shown."),
+    ("Samples vs ref", "Rows that draw samples: equal within rounding, or the distance of their "
+     "latents to the reference's, relative to its norm."),
+    ("Latency of one", "Seconds from noise to a sample that is drawn alone: the median of three."),
+    ("Void", "The audit found other work than the spec asks for, so the row is not ranked."),
 )  # fmt: skip
 """(head or heads, meaning), in the order of a reader's first questions."""
 
