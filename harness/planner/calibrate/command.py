@@ -8,7 +8,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -123,16 +122,6 @@ def _summary(name: str, rows: Sequence[Held], card: Card) -> str:
     return f"{said}, {within} of {len(rows)} within the uncertainty."
 
 
-def as_json(rows: Sequence[Held]) -> list[dict[str, Any]]:
-    """Return the rows as plain data."""
-    return [dataclasses.asdict(row) for row in rows]
-
-
-def from_json(data: Sequence[Mapping[str, Any]]) -> list[Held]:
-    """Read the rows that ``as_json`` returned."""
-    return [Held(**{**row, "work": tuple(Work(**w) for w in row["work"])}) for row in data]
-
-
 # ---- calibrate --against ----
 # Predicted times beside measured ones, with and without the calibration of the results' device.
 
@@ -143,7 +132,7 @@ def against(options: argparse.Namespace, console: Console) -> int:
     card = _card(results[0])
     rows = held(results, _predictions(results, console))
     if options.json:
-        write_json(options.json, as_json(rows))
+        write_json(options.json, [dataclasses.asdict(row) for row in rows])
     console.print(
         escape(lines(f"Against {options.against}", [compared(rows, card)])), soft_wrap=True
     )

@@ -46,7 +46,6 @@ def calibration_of(
     predictions: Mapping[str, Prediction],
     *,
     load: float = 0.0,
-    today: str = "",
 ) -> Calibration:
     """Return the calibration of ``device``.
 
@@ -60,7 +59,7 @@ def calibration_of(
     ]
     return Calibration(
         device=device,
-        measured=today or datetime.date.today().isoformat(),
+        measured=datetime.date.today().isoformat(),
         load=load,
         ceilings=ceilings,
         standing=standing,

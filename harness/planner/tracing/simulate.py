@@ -120,17 +120,17 @@ def simulate(resolved: Resolved, kind: str = USUAL, rank: int = 0) -> Prediction
 
 
 def trace_training(
-    resolved: Resolved, steps: int = STEPS, kind: str = USUAL, rank: int = 0
+    resolved: Resolved, kind: str = USUAL, rank: int = 0
 ) -> tuple[StoragelessTracer, Counter, int]:
-    """Trace the set-up and ``steps`` optimizer steps of ``rank``.
+    """Trace the set-up and ``STEPS`` optimizer steps of ``rank``.
 
     The result has the tracer, the counter, and the first event of the last step.
     """
-    return trace_bordered(resolved, kind, steps, rank, watch=False)[:3]
+    return trace_bordered(resolved, kind, rank, watch=False)[:3]
 
 
 def trace_bordered(
-    resolved: Resolved, kind: str = USUAL, steps: int = STEPS, rank: int = 0, *, watch: bool = True
+    resolved: Resolved, kind: str = USUAL, rank: int = 0, *, watch: bool = True
 ) -> tuple[StoragelessTracer, Counter, int, list[streams.Border]]:
     """Trace as ``trace_training`` does, and return the block boundaries too (empty without
     ``watch``)."""
@@ -160,7 +160,7 @@ def trace_bordered(
         if resolved.spec.sampling:
             first = draw(resolved, adapter, tracer, counter)
         else:
-            first = _train(resolved, adapter, tracer, counter, steps, borders if watch else None)
+            first = _train(resolved, adapter, tracer, counter, borders if watch else None)
         tracer.disbelieve()
     return tracer, counter, first, borders
 
@@ -170,16 +170,15 @@ def _train(
     adapter: TraceAdapter,
     tracer: StoragelessTracer,
     counter: Counter,
-    steps: int,
     borders: list[streams.Border] | None,
 ) -> int:
-    """Set up and take ``steps`` optimizer steps; return the first event of the last."""
+    """Set up and take ``STEPS`` optimizer steps; return the first event of the last."""
     run, first = _prepare(resolved, adapter, tracer), 0
     finish = adapter.prepared(run.trained, tracer)
     watch = borders is not None
     noting = streams.bordered(run.trained, borders, tracer.record) if watch else None
     with noting or contextlib.nullcontext():
-        for step in range(steps):
+        for step in range(STEPS):
             first = _step(run, step, tracer, counter)
     finish()
     if "validate" in planned(resolved.spec.phases) and "stages" not in resolved.launch.traits:
