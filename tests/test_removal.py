@@ -47,7 +47,7 @@ def removed(request, tmp_path_factory) -> tuple[str, Path, dict[str, subprocess.
         lines["run"].append(QUICK)
     started = {name: start(tree, words, name) for name, words in lines.items()}
     for child in started.values():
-        child.wait(300)
+        child.wait(900)
     return request.param, tree, started
 
 
