@@ -236,11 +236,10 @@ def _advised(result: Result, load_limit: float) -> Result:
     before = result.phase in SETUP_PHASES or (result.phase == "warmup" and not result.step)
     if result.status is not Status.TIMEOUT or not before:
         return result
-    if result.phase in ("prepare", "warmup"):
-        result.way_out = NEVER_BACKWARD
-    else:
-        result.way_out = "give a longer --load-timeout and --timeout if the script loads so long"
+    if result.phase != "warmup":
         result.reason = f"no optimizer step after {load_limit:g} s: stopped in phase {result.phase}"
+    loads = "give a longer --load-timeout and --timeout if the script loads so long"
+    result.way_out = NEVER_BACKWARD if result.phase in ("prepare", "warmup") else loads
     return result
 
 

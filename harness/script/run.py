@@ -79,7 +79,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     listen_on_loopback()
     with _as_main(row.script):
         code = _watched(row, watch, options.seed)
-    _end_group()
+    if code == 0:  # else another rank may wait in a collective for this one
+        _end_group()
     return code
 
 
