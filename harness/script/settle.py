@@ -49,6 +49,7 @@ class Void(BaseException):
         self.way_out = way_out
 
 
+KEEP = "leave device, backend and rank variables to accelerate in the script"
 MET = "processes that train together (if 1, the ranks never met)"
 """Name of the check that all started ranks share one process group."""
 
@@ -102,6 +103,17 @@ def _handlers(own: list[Any] | None, added: list[Any]) -> list[Any]:
     return own
 
 
+def check_variables(row: ScriptRow) -> None:
+    """Check that the script has kept the launcher's variables, by which the ranks meet.
+
+    Raises:
+        Void: each rank would train alone.
+    """
+    started, known = row.spec.processes, int(os.environ.get("WORLD_SIZE", "1"))
+    if known != started:
+        raise Void(MET, started, known, KEEP)
+
+
 def check_ranks(accelerator: Any, row: ScriptRow) -> None:
     """Check that the ranks of the launch have met, under the engine of the launch file.
 
@@ -110,8 +122,7 @@ def check_ranks(accelerator: Any, row: ScriptRow) -> None:
     """
     started, met = row.spec.processes, accelerator.num_processes
     if met != started:
-        text = "leave device, backend and rank variables to accelerate in the script"
-        raise Void(MET, started, met, text)
+        raise Void(MET, started, met, KEEP)
     wanted, found = row.launch.engine.file.kind, accelerator.distributed_type.value
     if not row.launch.engine.runs(accelerator):
         text = "look in the script for a plugin or a variable that chooses another engine"

@@ -100,6 +100,7 @@ class Watch:
     def make(self, accelerator: Any, given: dict[str, Any], init: Callable[..., None]) -> None:
         """Run ``Accelerator.__init__`` with the arguments that this launch needs."""
         self.end_again()
+        settle.check_variables(self.row)
         arguments, notes = settle.accelerator_arguments(self.row, given)
         for note in notes:
             self.note(note)
