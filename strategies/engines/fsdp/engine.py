@@ -14,6 +14,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from strategies.base import BadInput
 from strategies.engine import Engine, Workload, clip_by
 from strategies.inventory import (
     EngineReport,
@@ -252,8 +253,17 @@ class Fsdp(Rows):
     def adopt_model(
         self, accelerator: Any, module: Any, blocks: Sequence[Any], work: Workload
     ) -> None:
-        """Name the blocks' classes, which many models do not."""
+        """Name the blocks' classes, which many models do not.
+
+        Raises:
+            BadInput: the model has no blocks, so that all of it would be gathered as one unit.
+        """
         names = sorted({type(block).__name__ for block in blocks if block is not module})
+        if not names:
+            raise BadInput(
+                f"FSDP2 would gather {type(module).__name__} as one unit: it has no blocks; name "
+                "their classes in its _no_split_modules, or keep them in a ModuleList"
+            )
         accelerator.state.fsdp_plugin.transformer_cls_names_to_wrap = names
 
     def fill(self, accelerator: Any, module: Any, draw: Draw, blocks: Sequence[Any]) -> None:
