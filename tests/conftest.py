@@ -88,7 +88,7 @@ LONGEST = (
 THOROUGH = (
     "strategies/test_publics_launched", "strategies/test_publics_staged",
     "strategies/test_launched", "strategies/test_pipeline_shards", "strategies/test_parallel",
-    "strategies/test_tensor", "predict/test_extend", "predict/test_replicas",
+    "strategies/test_tensor", "predict/test_extend", "predict/test_bounds", "predict/test_replicas",
     "predict/test_inverses", "test_public_peaks", "worker/test_counted",
     "commands/test_public_run", "cluster/test_two_nodes", "script/test_script_families",
     "script/test_script_launched",

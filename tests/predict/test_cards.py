@@ -221,12 +221,6 @@ def test_a_card_without_bfloat16_is_offered_float16(card, words, old, monkeypatc
     assert "bf16" not in text if old else "fp16" not in text
 
 
-def test_fsdp2_is_tried_unasked_for_adapters_and_for_all_weights(monkeypatch, capsys):
-    words = ["--gpu", "A100-80GB", "--gpus", "8", "--model", "pixart-sigma"]
-    tried = planned(monkeypatch, capsys, *words)[1]
-    assert {"lora" in recipe for recipe in tried if "fsdp2" in recipe} == {True, False}
-
-
 def test_a_plan_is_for_the_kind_of_its_card(capsys, monkeypatch):
     for card, kind, word in (("H200", "cudnn", "cuDNN's"), ("A100-80GB", "flash", "flash for 16")):
         text, tried, kinds = planned(monkeypatch, capsys, "--gpu", card, "--recipes", "ddp+bf16")

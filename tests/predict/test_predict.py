@@ -675,7 +675,8 @@ def test_a_suite_s_impossible_rows_are_lines_of_the_plan(capsys, monkeypatch):
     monkeypatch.setattr(
         pool, "predict_all", lambda rows, folder, **more: [prediction(5) for _ in rows]
     )
-    assert cli.main(["plan", "--gpu", "L4", "--gpus", "8", "--global-batch", "8"]) == 0
+    words = ["--gpu", "L4", "--gpus", "8", "--global-batch", "8", "--suite", "default"]
+    assert cli.main(["plan", *words]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "refused ddp+accumulate:steps=4: global_batch 8 does not divide" in text
 

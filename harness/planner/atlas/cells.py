@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from harness.planner import overhead, verdict
-from harness.planner.plan.answer import ADAPTED, gib, rate_in_words
+from harness.planner.plan.answer import gib, rate_in_words
 from harness.planner.plan.candidates import Asked
+from harness.planner.plan.lattice import ADAPTED
 from harness.planner.plan.table import SHOWN
 from harness.planner.plan.tracing import PlanProgress, judged
 from harness.planner.verdict import Fit, judge

@@ -22,7 +22,7 @@ from harness.planner.atlas.cells import (
     larger,
     of_training,
 )
-from harness.planner.plan.answer import ADAPTED
+from harness.planner.plan.lattice import ADAPTED
 from harness.planner.verdict import Fit, judge
 from harness.prediction import Prediction
 from harness.resolve import Resolved

@@ -5,19 +5,24 @@ alternatives tried; also the one-line answer of ``plan --check``.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from harness.memory.record import Instant
 from harness.planner import verdict
 from harness.planner.phase_needs import STEP
+from harness.planner.plan.lattice import ADAPTED
 from harness.planner.plan.request import export_command
 from harness.planner.suggestions import Ways
 from harness.planner.verdict import Fit
 from harness.report.figures.units import GIB
 
+if TYPE_CHECKING:
+    from harness.planner.plan.fastest import Proof
+
 SMALL = GIB // 20
 """Bytes below which a category is not named: they round to 0.0 GiB."""
-ADAPTED = "frozen_weights"
-"""The trait of recipes that train only part of the weights."""
+SAME = 0.005
+"""Relative difference of two speeds below which neither recipe is called faster."""
 MUCH = 16 * GIB
 """Host memory of a node, in bytes, from which the answer states it."""
 
@@ -38,12 +43,12 @@ def answer(fits: Sequence[Fit], ways: Ways | None = None) -> list[str]:
     """
     best = verdict.fastest(fits)
     if best is None:
-        return _none_fits(fits) + _tried_instead(ways)
+        return _none_fits(fits) + tried_instead(ways)
     head = "Fastest predicted to fit" if best.fits else "None is sure to fit. Fastest that may"
     lines = [f"{head}: {best.label}, {rate_in_words(best)}, {reach(best)}{_on_host(best)}"]
     lines += [*_binding(best), f"  its peak: {_explained(best)}"]
     lines += _export(best)
-    lines += _faster_if_it_fits(best, fits) if best.fits else _tried_instead(ways)
+    lines += _faster_if_it_fits(best, fits) if best.fits else tried_instead(ways)
     rivals = [f for f in fits if f.fits and f is not best and f.seconds]
     close = [f.label for f in rivals if _may_be_faster(f, best)]
     if close:
@@ -52,6 +57,44 @@ def answer(fits: Sequence[Fit], ways: Ways | None = None) -> list[str]:
     if least is not None and least is not best:
         lines.append(f"Least memory: {least.label}, {_need(least)}{_on_host(least)}")
     return lines
+
+
+def searched(proof: Proof, fits: Sequence[Fit]) -> list[str]:
+    """Return the answer of a search, its export command, and how far it is proved.
+
+    ``fits``: all predictions of the plan.
+    """
+    kind, best = "Adapters" if proof.adapters else "All weights", proof.best
+    if best is None:
+        out = proof.recipes - proof.predicted
+        told = f"{proof.predicted} predicted, {out} out by bounds"
+        return [f"{kind}: none of {proof.recipes} recipes fits: {told}"]
+    sure = "" if best.fits else ", may fit"
+    lines = [f"{kind}: {best.label}, {rate_in_words(best)}, needs {reach(best)}{sure}"]
+    lines += [f"  {_proved(proof)}", *_export(best)]
+    lines += _faster_if_it_fits(best, [fit for fit in fits if _adapted(fit) == proof.adapters])
+    if proof.quicker:
+        quick = proof.quicker
+        lines.append(
+            f"  faster within the uncertainty of time, and not usual: {quick.label}, "
+            f"{rate_in_words(quick)}"
+        )
+    return lines
+
+
+def _proved(proof: Proof) -> str:
+    """Return how many recipes the search compared, and by what."""
+    out = proof.recipes - proof.predicted
+    none = "none is faster"
+    if not proof.all_usual:
+        none = "no usual one is faster, and no other beyond the uncertainty of time"
+    if not proof.sure:
+        none = "none is sure to fit"
+    return f"of {proof.recipes} recipes {none}: {proof.predicted} predicted, {out} out by bounds"
+
+
+def _adapted(fit: Fit) -> bool:
+    return ADAPTED in fit.resolved.launch.traits
 
 
 def _export(fit: Fit) -> list[str]:
@@ -92,7 +135,7 @@ def lacks(fit: Fit) -> str:
 def _faster_if_it_fits(best: Fit, fits: Sequence[Fit]) -> list[str]:
     """Return the fastest tight recipe if it is faster than the fastest that fits."""
     quick = verdict.fastest([fit for fit in fits if fit.verdict == "tight"])
-    if quick is None or quick.samples_per_second <= best.samples_per_second:
+    if quick is None or quick.samples_per_second <= (1 + SAME) * best.samples_per_second:
         return []
     return [f"  faster, and may fit: {quick.label}, {rate_in_words(quick)}, {reach(quick)}"]
 
@@ -148,7 +191,7 @@ def _need(fit: Fit) -> str:
     return f"{gib(fit.need_bytes)} GiB"
 
 
-def _tried_instead(ways: Ways | None) -> list[str]:
+def tried_instead(ways: Ways | None) -> list[str]:
     """Return the alternatives beyond the plan: those that fit, or that none does, and the GPUs
     needed.
     """

@@ -15,6 +15,7 @@ from harness.data.feed import check_data
 from harness.phases import planned, planned_text
 from harness.planner import resident_models
 from harness.planner.calibration import store
+from harness.planner.plan import lattice
 from harness.planner.plan.request import HOST_GIVEN, LATENT
 from harness.planner.speed import rates
 from harness.resolve import Resolved, resolve
@@ -175,6 +176,25 @@ def for_card(recipes: Sequence[str], gpu: Card) -> list[str]:
     if gpu.capability is None or not shortfall("bf16", gpu.capability, gpu.name):
         return list(recipes)
     return list(dict.fromkeys(re.sub(r"\+bf16(_pure)?\b", "+fp16", text) for text in recipes))
+
+
+def lattice_of(options: argparse.Namespace, asked: Asked) -> list[Resolved]:
+    """Return the recipes among which the fastest is searched; none if recipes were named.
+
+    None for a CPU, for samples and for several nodes either: their recipes are lists.
+    """
+    spec, gpu = asked.resolved[0].spec, asked.gpu
+    named = options.recipes or options.suite or options.workload == SAMPLE
+    if named or gpu.shared or asked.processes > gpu.node:
+        return []
+    base = dataclasses.replace(spec, processes=asked.processes)
+    half = list(dict.fromkeys(for_card(["+bf16_pure", "+bf16"], gpu)))
+    return lattice.lattice(
+        lambda recipe: _row(base, recipe, whole_batches=True),
+        several=asked.processes > 1,
+        half=[text.removeprefix("+") for text in half],
+        whole_only=not kind_of(spec.model).brings_samples,
+    )
 
 
 def _buckets(options: argparse.Namespace) -> Sequence[Mapping[str, Any]]:

@@ -22,10 +22,11 @@ from harness.planner.advice import SOUGHT
 from harness.planner.plan import advice
 from harness.planner.plan.advice import plan_advice, plan_largest
 from harness.planner.plan.answer import check_line
-from harness.planner.plan.candidates import Asked, asked_for
+from harness.planner.plan.candidates import Asked, asked_for, lattice_of
+from harness.planner.plan.fastest import Proof
 from harness.planner.plan.request import add_question, fit_as_json
 from harness.planner.plan.scale import BOTH, plan_claims, plan_scale
-from harness.planner.plan.table import print_explained, print_plan
+from harness.planner.plan.table import print_explained, print_plan, print_search
 from harness.planner.plan.tracing import Asking, PlanProgress
 from harness.planner.speed import rates
 from harness.planner.suggestions import Ways
@@ -40,9 +41,10 @@ WIDE = 116
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``plan``."""
     what, add = parser.add_mutually_exclusive_group(), parser.add_argument
-    text = "recipes to choose among (default: the suite's)"
+    text = "recipes to choose among (default: the fastest of a lattice is searched; for a CPU, "
+    text += "several nodes and samples, a list)"
     what.add_argument("--recipes", nargs="+", metavar="R", help=text)
-    text = "a suite's recipes (default: the suite default)"
+    text = "a suite's recipes (default: as without --recipes)"
     what.add_argument("--suite", metavar="NAME_OR_FILE", help=text)
     text = "the suite claims for one such card, beside the verdicts of results in DIR (default: no)"
     what.add_argument("--claims", type=Path, metavar="DIR", help=text)
@@ -93,32 +95,41 @@ def plan(options: argparse.Namespace) -> int:
 
 def _plan(options: argparse.Namespace, asking: Asking, console: Console) -> int:
     asked = asking.asked
-    fits = asking.fits(asked.resolved)
+    rows = lattice_of(options, asked)
+    fits, proofs = asking.search(rows) if rows else ([], [])
+    if not any(proof.best for proof in proofs):  # a list shows by how much nothing fits
+        fits, proofs = asking.fits(asked.resolved), []
     ways = asking.ways(fits)
     if options.check:
         console.print(escape(check_line(fits[0], ways)), highlight=False, soft_wrap=True)
         sizes = []
     else:
-        print_plan(fits, asked.refused, ways, console)
+        if proofs:
+            print_search(fits, proofs, ways, console, whole=options.explain)
+        else:
+            print_plan(fits, asked.refused, ways, console)
         sizes = advice.fits_of(fits, asked.buckets, asking)
         advice.print_buckets(sizes, asked.buckets, console)
     if options.explain:
         print_explained(fits, console)
     if options.json:
-        found = as_json(fits, ways, asked)
+        found = as_json(fits, proofs, ways, asked)
         write_json(options.json, found | {"buckets": advice.buckets_json(sizes, asked.buckets)})
     return FAILED if options.check and not fits[0].fits else OK
 
 
-def as_json(fits: Sequence[Fit], ways: Ways | None, asked: Asked) -> dict[str, object]:
+def as_json(
+    fits: Sequence[Fit], proofs: Sequence[Proof], ways: Ways | None, asked: Asked
+) -> dict[str, object]:
     """Return every derived value and the predictions behind it."""
-    best = verdict.fastest(fits)
+    best = verdict.fastest([proof.best for proof in proofs if proof.best] or fits)
     return {
         "gpu": dataclasses.asdict(asked.gpu),
         "assumed": verdict.assumed(asked.gpu),
         "rests_on": rates.words(asked.gpu),
         "fastest": best.label if best else None,
         "rows": [fit_as_json(fit) for fit in fits],
+        "searches": [proof.as_json for proof in proofs],
         "tried": [fit_as_json(fit) for fit in ways.tried] if ways else [],
         "tried_on_more_gpus": [fit_as_json(fit) for fit in ways.wider] if ways else [],
         "refused": [{"recipe": name, "reason": reason} for name, reason in asked.refused],

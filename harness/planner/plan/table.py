@@ -18,6 +18,8 @@ from harness.planner.plan.answer import (
     near,
     phases,
     rate,
+    searched,
+    tried_instead,
     where,
 )
 from harness.planner.speed import rates
@@ -34,6 +36,8 @@ from harness.system.cards import Card
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from harness.planner.plan.fastest import Proof
 
 
 # ---- step time across nodes ----
@@ -112,21 +116,51 @@ def print_plan(
 ) -> None:
     """Print the table, the fastest first among the rows that fit, then notes and the answer."""
     console.print(setting(fits), highlight=False)
-    ordered = sorted(fits, key=order)
-    kinds = {"Recipe": "text", "": "flag"}
-    speed = SPEED[kind_of_sample(fits[0])]
-    kinds |= dict.fromkeys(("Needs", "Free", *SHOWN, "Host", "Step ms", speed), "number")
-    grid = text_grid("plan", "", kinds, [_cells(fit) for fit in ordered])
-    best = [("reference",) if fit is verdict.fastest(fits) else () for fit in ordered]
-    looks = {"": {WORD[word]: look for word, look in LOOK.items()}}
-    grid = replace(grid, marks=best)
-    print_grid(grid, console, least_worth=LEAST_WORTH, stays=STAYS, styles=looks)
+    best = verdict.fastest(fits)
+    _print_table(fits, [best] if best else [], console)
     for text in notes(fits):
         console.print(text, style="dim", highlight=False)
     for name, reason in refused:
         console.print(f"[yellow]refused[/yellow] {escape(name)}: {escape(reason)}")
     console.print()
-    for line in [*answers(fits, ways), *why(fits)]:
+    _print_lines([*answers(fits, ways), *why(fits)], console)
+
+
+def print_search(
+    fits: Sequence[Fit],
+    proofs: Sequence[Proof],
+    ways: Ways | None,
+    console: Console,
+    *,
+    whole: bool,
+) -> None:
+    """Print the answers of a search, then the table of its predictions, then a few notes.
+
+    ``whole``: all notes.
+    """
+    console.print(setting(fits), highlight=False)
+    _print_lines([line for proof in proofs for line in searched(proof, fits)], console)
+    _print_table(fits, [proof.best for proof in proofs if proof.best], console)
+    for text in notes(fits) if whole else short_notes(fits):
+        console.print(text, style="dim", highlight=False)
+    _print_lines(tried_instead(ways), console)
+
+
+def _print_table(fits: Sequence[Fit], best: Sequence[Fit], console: Console) -> None:
+    """Print the table, with the rows of ``best`` marked."""
+    ordered = sorted(fits, key=order)
+    kinds = {"Recipe": "text", "": "flag"}
+    speed = SPEED[kind_of_sample(fits[0])]
+    kinds |= dict.fromkeys(("Needs", "Free", *SHOWN, "Host", "Step ms", speed), "number")
+    grid = text_grid("plan", "", kinds, [_cells(fit) for fit in ordered])
+    marks = [("reference",) if any(fit is one for one in best) else () for fit in ordered]
+    looks = {"": {WORD[word]: look for word, look in LOOK.items()}}
+    grid = replace(grid, marks=marks)
+    print_grid(grid, console, least_worth=LEAST_WORTH, stays=STAYS, styles=looks)
+
+
+def _print_lines(lines: Sequence[str], console: Console) -> None:
+    for line in lines:
         whole = "./run.sh" in line  # a wrapped command cannot be copied
         console.print(escape(line), highlight=False, soft_wrap=whole)
 
@@ -184,6 +218,15 @@ def notes(fits: Sequence[Fit]) -> list[str]:
         notes.append("Recipes of one process train the whole global batch on one GPU.")
     notes += [verdict.assumed(fits[0].gpu), *verdict.lacking(fits), *held_notes(fits)]
     return [*notes, *_host_bound(fits), *_of_each(fits)]
+
+
+def short_notes(fits: Sequence[Fit]) -> list[str]:
+    """Return the three notes without which the table misleads; ``notes`` has all."""
+    share = max(fit.uncertainty.share for fit in fits)
+    card = fits[0].gpu
+    times = rates.words(card)
+    range_of = f"Ranges of memory hold for nine of ten models (+-{100 * share:.0f} %)."
+    return [ON_GPU, f"{range_of} {times}", " ".join([*host(fits[0]), *_beside(fits[0])])]
 
 
 def _host_bound(fits: Sequence[Fit]) -> list[str]:

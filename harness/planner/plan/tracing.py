@@ -13,6 +13,7 @@ from rich.markup import escape
 from harness.planner import overhead, pool, suggestions, verdict
 from harness.planner.advice import SOUGHT
 from harness.planner.plan.candidates import Asked
+from harness.planner.plan.fastest import Proof, search
 from harness.planner.search import Largest
 from harness.planner.suggestions import Ways
 from harness.planner.verdict import Fit
@@ -70,6 +71,11 @@ class Asking:
         """Judge each row against the card; ``why`` is the purpose that the progress shows."""
         gpu = self.asked.gpu
         return judged([(r, gpu) for r in rows], self._name, why, jobs=self.jobs, told=self.progress)
+
+    def search(self, rows: Sequence[Resolved]) -> tuple[list[Fit], list[Proof]]:
+        """Search a lattice for the fastest rows that fit (``fastest.search``)."""
+        with pool.kept_workers():
+            return search(rows, self.asked.gpu, self.fits)
 
     def ways(self, fits: Sequence[Fit]) -> Ways | None:
         """Search for changes that fit if none of ``fits`` does."""

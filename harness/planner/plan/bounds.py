@@ -1,0 +1,226 @@
+"""Bounds on the memory and time of recipes that were not predicted, from those that were.
+
+A bound must not exceed what the recipe's own prediction would give;
+``tests/predict/test_fastest.py`` compares both. No torch.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from harness.planner import uncertainty
+from harness.planner.overhead import fixed_overhead
+from harness.planner.plan.lattice import Point
+from harness.planner.speed.rates import rates
+from harness.planner.speed.roofline import BUSY, KERNELS, Seconds, seconds
+from harness.planner.verdict import Fit
+from harness.prediction import Work
+from harness.system.cards import Card
+
+PRODUCTS = ("product", "attention")
+SLACK = 64 * 2**20
+"""Bytes by which a recipe that keeps more may need less: buffers, and whole segments of the
+allocator."""
+LIVE = 1.05
+"""Factor from a recipe's state to an estimate of what the allocator reserves for it."""
+
+
+class Known:
+    """A prediction, with the seconds of its kernels."""
+
+    def __init__(self, fit: Fit) -> None:
+        self.fit, self.point = fit, Point(fit.resolved)
+
+    @functools.cached_property
+    def forward(self) -> float:
+        """Seconds of the forward pass, at most."""
+        return self._of(BUSY[:1], KERNELS).total
+
+    @functools.cached_property
+    def products(self) -> tuple[float, float]:
+        """Seconds of matrix products and attentions: of the step, and of its forward pass."""
+        return self._of(BUSY, PRODUCTS).compute, self._of(BUSY[:1], PRODUCTS).compute
+
+    def _of(self, phases: Sequence[str], kinds: Sequence[str]) -> Seconds:
+        work = [w for w in self.fit.prediction.work if w.phase in phases and w.kind in kinds]
+        return _timed(work, self.fit)
+
+    @functools.cached_property
+    def activations(self) -> int:
+        """Bytes that a forward pass keeps at least: those at the peak."""
+        instant = self.fit.prediction.peak
+        return instant.categories.get("activations", 0) if instant else 0
+
+    @functools.cached_property
+    def beyond(self) -> int:
+        """The most bytes beyond the state in forward and backward."""
+        return max((self.fit.prediction.beyond.get(phase, 0) for phase in BUSY), default=0)
+
+
+def _timed(work: Sequence[Work], fit: Fit) -> Seconds:
+    return seconds(work, fit.gpu, fit.resolved.spec.processes)
+
+
+# ---- rules ----
+
+
+def slower(one: Point, other: Point) -> bool:
+    """Return True if the column of ``one`` takes at least the time of the column of ``other``.
+
+    They are equal, or differ only in that ``one`` decodes quantized weights or keeps its state on
+    the host. Of adapters, ranks that hold all weights send and copy the least.
+    """
+    hosted = one.sharding == f"{other.sharding}_offload"
+    least = one.adapted and other.adapted and other.whole_ranks
+    if not (one.sharding == other.sharding or hosted or least):
+        return False
+    return one.rest == other.rest or (not other.quantized and one.plain == other.plain)
+
+
+def time_floor(one: Point, known: Known) -> float:
+    """Return seconds that a step of ``one`` takes at least, by the prediction of another recipe
+    that trains the same weights.
+
+    In a column that is not faster (``slower``), recomputing or streaming more takes no less, and
+    recomputing less saves at most one forward pass. In any column, the matrix products and
+    attentions are the same, and an optimizer on the host steps after them.
+    """
+    other = known.point
+    less = one.level < other.level
+    whole, forward = known.products
+    products = whole - (forward if less else 0.0) + hosted_seconds(one, known.fit.gpu)
+    if slower(one, other) and one.swapped >= other.swapped:
+        return max(products, known.fit.seconds.total - (known.forward if less else 0.0))
+    return products
+
+
+def hosted_seconds(one: Point, gpu: Card) -> float:
+    """Return the fewest seconds of an optimizer on the host: it reads and writes its state, and of
+    streamed blocks also the weights, and reads their gradients."""
+    if not one.hosts_optimizer and (one.adapted or not one.swapped):
+        return 0.0
+    each = 2 * one.optimizer_bytes + (3 * one.weight_bytes if one.swapped else 0.0)
+    elements = one.elements / one.ranks if one.hosts_optimizer else one.streamed
+    return each * elements / rates(gpu, one.row.spec.processes).host
+
+
+def copies_floor(one: Point, gpu: Card) -> float:
+    """Return seconds in which a step sends and copies what it must, if kernels take no time.
+
+    Streamed weights arrive for forward and for backward. Weights of which a rank keeps a share, or
+    that wait on the host, arrive at least once, and gradients are averaged in 16 bits.
+    """
+    found = rates(gpu, one.row.spec.processes)
+    waits = 2 * one.streamed + (one.elements / one.ranks if one.hosts_weights else 0)
+    streamed = one.weight_bytes * waits / found.to_host
+    sent = one.weight_bytes * one.elements if one.splits else 0.0
+    sent += 0.0 if one.adapted else 2.0 * one.elements
+    on_wire = sent * (one.ranks - 1) / one.ranks / found.wire if one.ranks > 1 else 0.0
+    return max(streamed, on_wire, hosted_seconds(one, gpu))
+
+
+def need_floor(one: Point, known: Known) -> float:
+    """Return bytes that a GPU needs at least for ``one``, by the prediction of another recipe that
+    trains the same weights.
+
+    In the same column, recomputing less needs no less, and streaming frees at most what the blocks
+    hold. In another column, as many activations are kept beside its own weights and state.
+    """
+    other = known.point
+    if one.level > other.level:
+        return 0.0
+    if one.column == other.column:
+        more = max(0, one.streamed - other.streamed)
+        return known.fit.need_bytes - one.element_bytes * more - SLACK
+    kept = known.activations if other.pure or not one.pure else 0
+    return fixed(one, known.fit.gpu) + one.state_bytes + kept - SLACK
+
+
+def fixed(one: Point, gpu: Card) -> int:
+    """Return the bytes beside tensors, and of the models that stay on the GPU."""
+    return fixed_overhead(gpu, one.row.spec.processes).total + gpu.beside
+
+
+def host_floor(one: Point, gpu: Card) -> float:
+    """Return the fewest bytes that the ranks of one node keep in host memory."""
+    waits, each = one.streamed, one.element_bytes
+    if one.hosts_optimizer:
+        waits, each = one.elements, one.optimizer_bytes
+    here = min(gpu.node, one.row.spec.processes)
+    return each * waits * here / (one.ranks if one.shards else 1)
+
+
+def share_of(one: Point) -> float:
+    """Return the smallest uncertainty that the memory of a recipe can have."""
+    shares, traits = uncertainty.shares(), one.traits
+    own = "offloaded" if traits & uncertainty.HOSTED else "sharded" if one.shards else "one GPU"
+    return min(shares[kind].share for kind in {own, "set-up", "beside the step"})
+
+
+# ---- all of them ----
+
+
+@dataclass(kw_only=True)
+class Bounds:
+    """Bounds from the predictions ``known``, all of recipes that train the same weights."""
+
+    gpu: Card
+    known: list[Known] = field(default_factory=list)
+
+    def seconds(self, one: Point) -> float:
+        """Return seconds that a step of ``one`` takes at least."""
+        return max([copies_floor(one, self.gpu), *(time_floor(one, k) for k in self.known)])
+
+    def need(self, one: Point) -> float:
+        """Return bytes that ``one`` needs of a GPU at least."""
+        least = fixed(one, self.gpu) + one.state_bytes + one.gradient_bytes
+        return max([least, *(need_floor(one, known) for known in self.known)])
+
+    def may_fit(self, one: Point, sure: bool) -> bool:
+        """Return True if the bounds leave open that ``one`` fits.
+
+        ``sure``: by the upper ends of its ranges, else by the lower ends.
+        """
+        most = max(share.share for share in uncertainty.shares().values())
+        factor = 1 + share_of(one) if sure else 1 - most
+        own = factor * (self.need(one) - self.gpu.beside) + self.gpu.beside
+        have = self.gpu.host_bytes(one.row.spec.processes)
+        return own <= self.gpu.memory_bytes and factor * host_floor(one, self.gpu) <= have
+
+    # ---- estimates, which decide the order alone ----
+
+    def likely_need(self, one: Point) -> float:
+        """Return an estimate of the bytes that ``one`` needs of a GPU."""
+        kept, least = self._likely_beyond(one.level), self.need(one)
+        same = [known for known in self.known if known.point.column == one.column]
+        if not same:
+            held = LIVE * one.state_bytes + max(one.gradient_bytes, kept)
+            return max(least, fixed(one, self.gpu) + held)
+        near = min(same, key=lambda known: abs(known.point.level - one.level))
+        freed = one.element_bytes * (one.streamed - near.point.streamed)
+        return max(least, near.fit.need_bytes + kept - near.beyond - freed)
+
+    def _likely_beyond(self, level: int) -> float:
+        own = [known.beyond for known in self.known if known.point.level == level]
+        some = own or [known.beyond for known in self.known]
+        return sum(some) / len(some) if some else 0.0
+
+    def likely_seconds(self, one: Point) -> float:
+        """Return an estimate of the seconds of a step of ``one``."""
+
+        def apart(known: Known) -> tuple[bool, int, int]:
+            other = known.point
+            levels, swaps = abs(other.level - one.level), abs(other.swapped - one.swapped)
+            return other.column != one.column, levels, swaps
+
+        near = min(self.known, key=apart)
+        steps = (one.level - near.point.level) / 2
+        copies = copies_floor(one, self.gpu) - copies_floor(near.point, self.gpu)
+        likely = near.fit.seconds.total + steps * near.forward + copies
+        return max(self.seconds(one), likely)
+
+    def likely_fits(self, one: Point) -> bool:
+        """Return True if ``one`` is estimated to fit."""
+        return self.likely_need(one) * (1 + share_of(one)) <= self.gpu.memory_bytes

@@ -1,0 +1,234 @@
+"""Search for the fastest recipe of a lattice that fits: predict only those that may still win.
+
+No torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness.planner import verdict
+from harness.planner.export import trainers
+from harness.planner.plan.bounds import Bounds, Known
+from harness.planner.plan.lattice import ADAPTED, Point
+from harness.planner.verdict import Fit
+from harness.resolve import Resolved
+from harness.system.cards import Card
+
+NEAR = 0.01
+"""Relative difference of two times below which neither recipe counts as faster."""
+HANDICAP = 1.4
+"""Factor by which an uncommon recipe must be faster to be the answer, about: ``within``."""
+UNTIMED = 6
+"""Recipes without a prediction after which a search stops."""
+
+
+# ---- recipes that trainers take ----
+
+
+def trained_by(row: Resolved) -> list[str]:
+    """Return the trainers that know the model of ``row`` and have options for all of its parts."""
+    return [name for name in _trainers(row) if not trainers.translated(name, row, "").unplanned]
+
+
+def _trainers(row: Resolved) -> list[str]:
+    """Return the trainers that train this model, all of its weights or an adapter."""
+    model, kind = row.spec.model, "lora" if ADAPTED in row.launch.traits else "full"
+    tables = {name: trainers.table(name)["models"].get(model, {}) for name in trainers.known()}
+    return [name for name, words in tables.items() if {kind, "any"} & set(words)]
+
+
+def common(row: Resolved) -> bool:
+    """Return True if a trainer of the model takes ``row`` as it is.
+
+    If no trainer has the model, every recipe that rounds neither weights nor moments counts.
+    """
+    if _trainers(row):
+        return bool(trained_by(row))
+    pure = "pure_bf16" in row.launch.traits and ADAPTED not in row.launch.traits
+    return not pure and "rounds_state" not in row.launch.traits
+
+
+# ---- search ----
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proof:
+    """Result of a search: its answer, and how many recipes were predicted of how many.
+
+    ``adapters``: the lattice's recipes train adapters. ``sure``: its answers fit by the upper ends
+    of their ranges. ``quicker``: an uncommon recipe, faster within the uncertainty of time.
+    ``all_usual``: no recipe of the lattice is uncommon.
+    """
+
+    best: Fit | None
+    quicker: Fit | None
+    predicted: int
+    recipes: int
+    adapters: bool
+    sure: bool
+    all_usual: bool
+
+    @property
+    def as_json(self) -> dict[str, Any]:
+        """The search as plain data."""
+        found = {"training": "adapters" if self.adapters else "all weights"}
+        found |= {name: getattr(self, name) for name in ("recipes", "predicted", "sure")}
+        return found | {"answer": self.best.label if self.best else None}
+
+
+class Search:
+    """Search among ``rows`` that train the same weights: the fastest that fits ``gpu``.
+
+    A ``common`` recipe is preferred if it is within the uncertainty of time of the fastest. If none
+    is sure to fit, the search continues among those that may fit.
+    """
+
+    def __init__(
+        self, rows: Sequence[Resolved], gpu: Card, common: Callable[[Resolved], bool] = common
+    ) -> None:
+        self.rows, self.gpu, self.common, self.sure = rows, gpu, _by_label(common), True
+        self.bounds, self.fits = Bounds(gpu=gpu), []
+        self.left = [Point(row) for row in rows if not verdict.lack_of(row, gpu)]
+
+    @property
+    def proof(self) -> Proof:
+        """The result, once nothing is wanted."""
+        best, quick = best_of(self.fits, self.common), verdict.fastest(self.fits)
+        return Proof(
+            best=best,
+            quicker=quick if quick is not best else None,
+            predicted=len(self.fits),
+            recipes=len(self.rows),
+            adapters=Point(self.rows[0]).adapted,
+            sure=self.sure,
+            all_usual=all(map(self.common, reversed(self.rows))),
+        )
+
+    def wanted(self) -> list[Resolved]:
+        """Return the rows to predict next; none if the answer is known."""
+        if len(self.fits) >= UNTIMED and not self.bounds.known:
+            return []
+        found = self._next()
+        if not found and self.sure and not self._able:
+            self.sure = False
+            found = self._next()
+        return [one.row for one in found]
+
+    def take(self, fits: Sequence[Fit]) -> None:
+        """Add predictions of wanted rows."""
+        done = {fit.label for fit in fits}
+        self.left = [one for one in self.left if one.label not in done]
+        self.fits += fits
+        timed = [fit for fit in fits if fit.seconds and fit.need_bytes is not None]
+        self.bounds.known += map(Known, timed)
+
+    @property
+    def _able(self) -> list[Fit]:
+        """Predictions that fit, or that may if none is sure to."""
+        fits = [known.fit for known in self.bounds.known]
+        return [fit for fit in fits if fit.fits or (fit.may_fit and not self.sure)]
+
+    def _next(self) -> list[Point]:
+        able = self._able
+        some = [one for one in self.left if self._may_win(one, able)]
+        if some and not self.bounds.known:
+            return self._roots()
+        return sorted(some, key=self._order)[:1]
+
+    def _roots(self) -> list[Point]:
+        """Return the first rows: of one column, with all activations kept and with few.
+
+        It is the first in the lattice's order whose weights may fit, common ones before others; if
+        none may, the smallest.
+        """
+        whole = [one for one in self.left if not one.quantized and not one.swapped]
+        some = [one for one in whole if one.state_bytes] or whole or self.left
+        small = [one for one in some if self.bounds.may_fit(one, sure=True)]
+        small.sort(key=lambda one: not self.common(one.row))
+        least = min(some, key=lambda one: one.state_bytes + one.gradient_bytes)
+        first = small[0] if small else least
+        alike = [one for one in some if one.column == first.column]
+        ends = [min(alike, key=lambda one: one.level), max(alike, key=lambda one: one.level)]
+        return ends[: len(alike)]
+
+    def _may_win(self, one: Point, able: Sequence[Fit]) -> bool:
+        """Return True if the bounds leave open that ``one`` is the answer."""
+        if not self.bounds.may_fit(one, sure=self.sure):
+            return False
+        if not able:
+            return True
+        floor = self.bounds.seconds(one)
+        usual = [fit for fit in able if self.common(fit.resolved)]
+        if self.common(one.row):
+            return not any(_as_fast(fit, floor) for fit in usual) and all(
+                within(floor, fit.seconds.total, fit) for fit in able
+            )
+        if any(within(fit.seconds.total, floor, fit) for fit in usual):
+            return False
+        return not any(_as_fast(fit, floor) for fit in able)
+
+    def _order(self, one: Point) -> tuple[bool, float, float]:
+        """Sort key: the fastest by estimate that fits by estimate, then the smallest."""
+        need = self.bounds.likely_need(one)
+        if self.bounds.likely_fits(one):
+            handicap = 1.0 if self.common(one.row) else HANDICAP
+            return (False, handicap * self.bounds.likely_seconds(one), need)
+        return (True, need, 0.0)
+
+
+def _by_label(common: Callable[[Resolved], bool]) -> Callable[[Resolved], bool]:
+    """Return ``common`` with its results cached by recipe."""
+    known: dict[str, bool] = {}
+
+    def found(row: Resolved) -> bool:
+        label = str(row.recipe)
+        if label not in known:
+            known[label] = common(row)
+        return known[label]
+
+    return found
+
+
+def _as_fast(fit: Fit, floor: float) -> bool:
+    return (1 - NEAR) * fit.seconds.total <= floor
+
+
+def within(slow: float, fast: float, fit: Fit) -> bool:
+    """Return True if ``slow`` seconds may be as few as ``fast``, with half of the uncertainty of
+    ``fit`` in favour of each."""
+    share = fit.seconds.spread / fit.seconds.total / 2
+    return slow * (1 - share) <= fast * (1 + share)
+
+
+def best_of(fits: Sequence[Fit], common: Callable[[Resolved], bool]) -> Fit | None:
+    """Return the fastest that fits, or the fastest common one if that may be as fast."""
+    best = verdict.fastest(fits)
+    if best is None:
+        return None
+    alike = [fit for fit in fits if fit.verdict == best.verdict and common(fit.resolved)]
+    usual = verdict.fastest(alike)
+    return usual if usual and within(usual.seconds.total, best.seconds.total, best) else best
+
+
+def search(
+    rows: Sequence[Resolved], gpu: Card, ask: Callable[[list[Resolved]], list[Fit]]
+) -> tuple[list[Fit], list[Proof]]:
+    """Search for the fastest adapter and the fastest training of all weights, side by side.
+
+    Return all predictions, and a proof for each of the two that the lattice has. ``ask`` predicts
+    rows.
+    """
+    kinds = [
+        [row for row in rows if (ADAPTED in row.launch.traits) is frozen]
+        for frozen in (True, False)
+    ]
+    searches = [Search(rows=some, gpu=gpu) for some in kinds if some]
+    while asked := [(one, row) for one in searches for row in one.wanted()]:
+        fits = ask([row for _, row in asked])
+        for one in searches:
+            one.take([fit for (own, _), fit in zip(asked, fits, strict=True) if own is one])
+    proofs = [one.proof for one in searches]
+    return [fit for one in searches for fit in one.fits], proofs

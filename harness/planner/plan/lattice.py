@@ -1,0 +1,224 @@
+"""Lattice of recipes among which ``plan`` searches the fastest: the valid products of its axes.
+
+No torch.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+
+from harness.resolve import Resolved
+from strategies.base import BadInput, Slot
+from strategies.streaming.block_swap import AT_ONCE, spread
+from strategies.subject import Subject
+
+ADAPTED = "frozen_weights"
+"""The trait of recipes that train only part of the weights."""
+SHARDINGS = {
+    False: ("single", "zero2_offload", "zero3_offload"),
+    True: ("ddp", "fsdp2", "zero2", "zero3", "fsdp2_offload", "zero2_offload", "zero3_offload"),
+}
+"""Several GPUs -> shardings, those that move the fewest bytes first."""
+FOR_WHOLE = ("zero2", "zero2_offload")
+"""Shardings that share or move gradients and optimizer state alone, of which adapters have few."""
+LEVELS = ("", "checkpoint:keep=products", "checkpoint")
+"""Recomputation, the least first: nothing, all but matrix products, whole blocks.
+
+Adapters skip the second: it keeps outputs of frozen products that their backward does not need.
+"""
+ADAPTERS = ("lora:rank=16", "cast:to=fp8+lora:rank=16", "qlora:rank=16")
+"""Adapters over weights of 16, 8 and 4 bits."""
+OPTIMIZERS = {
+    "bf16_pure": ("adamw", "adam8bit", "adafactor", "adafactor+optimizer_in_backward"),
+    "bf16": ("adamw", "adam8bit"),
+    "fp16": ("adamw", "adam8bit"),
+}
+"""Precision -> optimizers with which trainers train all weights."""
+ROUNDING = ("bf16_pure", "adamw")
+"""Precision and optimizer that lose small updates.
+
+They are combined only to stream blocks, which support no other optimizer.
+"""
+SHARES = (0.25, 0.5, 0.75)
+"""Shares of the blocks that may be streamed, besides all but a few."""
+
+
+def lattice(
+    row: Callable[[str], Resolved], several: bool, half: Sequence[str], whole_only: bool
+) -> list[Resolved]:
+    """Return every valid recipe of the lattice.
+
+    ``row`` resolves a recipe and raises ``BadInput`` for an invalid one. ``half``: the 16-bit
+    precisions of the card, with the purest first. ``whole_only``: without adapters.
+    """
+    found: dict[str, Resolved] = {}
+    counts = swaps(row(SHARDINGS[several][0]).subject.depth)
+    for sharding in SHARDINGS[several]:
+        streamed = counts if _valid(row, sharding, half[-1:], LEVELS[-1:], counts[:1]) else []
+        master = _has_master(row, sharding, half[-1])
+        known = half[-1:] if master else half
+        none = whole_only or sharding in FOR_WHOLE
+        columns = [*_columns(known, "" if none else known[0])]
+        for level in LEVELS:
+            for column in columns:
+                if column[1] in ADAPTERS and level == LEVELS[1]:
+                    continue
+                first = [0] if column != ROUNDING else []
+                for one in _valid(row, sharding, column, [level], [*first, *streamed]):
+                    found.setdefault(str(one.recipe), one)
+    return list(found.values())
+
+
+def _has_master(row: Callable[[str], Resolved], sharding: str, precision: str) -> bool:
+    """Return True if the engine stores 16-bit weights with a float32 master of what trains."""
+    found = _valid(row, sharding, [precision], LEVELS[-1:], [0])
+    return bool(found) and "float_master" in found[0].launch.traits
+
+
+def _valid(
+    row: Callable[[str], Resolved],
+    sharding: str,
+    column: Sequence[str],
+    level: Sequence[str],
+    counts: Sequence[int],
+) -> list[Resolved]:
+    """Return the valid recipes with these numbers of streamed blocks; what refuses one number
+    refuses those after it."""
+    found = []
+    for count in counts:
+        swap = f"block_swap:blocks={count}" if count else ""
+        try:
+            found.append(row("+".join(filter(None, (sharding, swap, *column, *level)))))
+        except BadInput:
+            if count:
+                break
+    return found
+
+
+def _columns(half: Sequence[str], adapters: str) -> Iterator[tuple[str, str]]:
+    """Yield the adapters in the precision ``adapters``, if any, then all precisions with their
+    optimizers."""
+    yield from ((adapters, adapter) for adapter in ADAPTERS if adapters)
+    for precision in half:
+        yield from ((precision, optimizer) for optimizer in OPTIMIZERS[precision])
+
+
+def swaps(depth: int) -> list[int]:
+    """Return the numbers of streamed blocks to try for a model of ``depth`` blocks."""
+    counts = {round(share * depth) for share in SHARES} | {depth - 2 * AT_ONCE}
+    return sorted(count for count in counts if AT_ONCE < count <= depth)
+
+
+# ---- coordinates ----
+
+
+FLOAT, HALF = 4, 2
+"""Bytes of an element."""
+
+
+class Point:
+    """A recipe of the lattice: its coordinates, and bytes that follow from them.
+
+    ``level``: how much it recomputes, 0 nothing, 1 all but products, 2 whole blocks. ``swapped``:
+    the number of streamed blocks. ``column``: its other parts.
+    """
+
+    def __init__(self, row: Resolved) -> None:
+        recompute, swap = (row.recipe.in_slot(slot) for slot in (Slot.RECOMPUTE, Slot.SWAP))
+        self.row, self.label, self.traits = row, str(row.recipe), row.launch.traits
+        self.level = 0 if recompute is None else 1 if recompute.keep == "products" else 2
+        self.swapped = swap.blocks if swap else 0
+        parts = [part for part in row.recipe.strategies if part not in (recompute, swap)]
+        self.column = tuple(map(str, parts))
+        self.sharding = self.column[0]
+        self.adapted = ADAPTED in self.traits
+        self.elements, self.ranks = row.subject.parameters, row.launch.processes
+        self.shards = "shards" in self.traits
+        self.splits = "split_parameters" in self.traits
+        self.whole_ranks = bool(self.traits & {"one_process", "replicas"})
+        self.pure = bool(self.traits & {"pure_bf16", "float_master"})
+        """True if activations have 16 bits, without autocast's float32 results."""
+
+    @property
+    def quantized(self) -> bool:
+        """True if frozen weights are stored in fewer bits than they compute in."""
+        return "quantized_weights" in self.traits
+
+    @property
+    def hosts_optimizer(self) -> bool:
+        """True if the optimizer of all weights works on the host."""
+        hosted = self.traits & {"host_optimizer", "host_weights"}
+        return not self.adapted and bool(hosted) and "dealt_optimizer" not in self.traits
+
+    @property
+    def hosts_weights(self) -> bool:
+        """True if a rank's weights wait in host memory."""
+        return self.row.launch.engine.place("parameters") != "device"
+
+    @functools.cached_property
+    def rest(self) -> tuple[str, ...]:
+        """The column without its sharding; of adapters, without the type that engines store too."""
+        drop = self.row.recipe.in_slot(Slot.PRECISION) if self.adapted else None
+        return tuple(part for part in self.column[1:] if part != str(drop))
+
+    @functools.cached_property
+    def plain(self) -> tuple[str, ...]:
+        """``rest`` of the same adapter over weights of 16 bits."""
+        parts = [part for part in self.rest if not part.startswith("cast:")]
+        return tuple(part.replace("qlora:", "lora:", 1) for part in parts)
+
+    @functools.cached_property
+    def streamed(self) -> int:
+        """The most elements that wait in host memory: those of the streamed blocks but two."""
+        if not self.swapped:
+            return 0
+        sizes = _block_sizes(self.row.subject)
+        return sum(sorted(sizes[i] for i in spread(self.swapped, len(sizes)))[AT_ONCE:])
+
+    @functools.cached_property
+    def weight_bytes(self) -> float:
+        """The fewest bytes in which an element of the model's weights is stored."""
+        if "packed_weights" in self.traits:
+            return HALF / 4
+        if self.quantized:
+            return HALF / 2
+        return HALF if self.pure else FLOAT
+
+    @functools.cached_property
+    def optimizer_bytes(self) -> float:
+        """The fewest bytes of optimizer state for each element of the model's weights."""
+        if self.adapted:
+            return 0.0
+        master = FLOAT if "float_master" in self.traits else 0
+        each = HALF if "pure_bf16" in self.traits else FLOAT
+        return master + (0.0 if "own_state" in self.traits else 2.0 * each)
+
+    @functools.cached_property
+    def state_bytes(self) -> float:
+        """The fewest bytes of weights and optimizer state that a rank keeps on its device."""
+        elements = self.elements - self.streamed
+        weights = self.weight_bytes * elements / (self.ranks if self.splits else 1)
+        optimizer = self.optimizer_bytes * elements / (self.ranks if self.shards else 1)
+        hosted = self.traits & {"host_weights", "host_optimizer", "dealt_optimizer"}
+        return (0.0 if self.hosts_weights else weights) + (0.0 if hosted else optimizer)
+
+    @functools.cached_property
+    def gradient_bytes(self) -> float:
+        """The fewest bytes of gradients that a rank holds beside its state when it steps."""
+        early = {"frees_gradients", "early_gradients", "host_weights", "host_optimizer"}
+        if self.adapted or self.traits & early:
+            return 0.0
+        each = HALF if self.shards else self.weight_bytes
+        return each * (self.elements - self.streamed) / (self.ranks if self.shards else 1)
+
+    @functools.cached_property
+    def element_bytes(self) -> float:
+        """The most bytes that streaming an element of the weights frees on the device."""
+        weights = self.weight_bytes
+        return weights if self.adapted else 2 * weights + self.optimizer_bytes
+
+
+@functools.cache
+def _block_sizes(subject: Subject) -> tuple[int, ...]:
+    return tuple(subject.block_parameters)
