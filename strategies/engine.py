@@ -159,7 +159,7 @@ class Engine:
         return "device"
 
     def refuses(self, launch: RunContext) -> str | None:
-        """Return why it cannot run under ``launch``, then "; " and the remedy; None if it can.
+        """Return why it cannot run under ``launch``, with the remedy; None if it can.
 
         Called before any process starts, and again in each rank. The row is then "refused".
         """
@@ -538,7 +538,7 @@ class TrainingRun:
     model inside.
 
     Counts are the loop's own; evidence compares the engine's with them. ``optimizer_steps``: of the
-    whole training; ``resumed_steps``: those of an earlier process; ``micro_steps``: those of this
+    whole training. ``resumed_steps``: those of an earlier process. ``micro_steps``: those of this
     one. In sampling (``sampling``) a step is a batch of samples, and a micro step a call of the
     model.
 

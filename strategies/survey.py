@@ -60,8 +60,8 @@ def of(
 def idle(module: nn.Module, run: Callable[[], Any]) -> tuple[str, ...]:
     """Return the names of the parameters that no gradient reaches from what ``run`` returns.
 
-    The graph is walked, and no backward runs: a build of torch for CUDA starts threads for it, and
-    forks of a process with such threads cannot run backward (torch's "Autograd and Fork").
+    The function walks the graph and runs no backward. For backward a build of torch for CUDA starts
+    threads, and forks of a process with such threads cannot run it (torch's "Autograd and Fork").
     """
     waiting = [out.grad_fn for out in _floats(run())]
     seen: set[Any] = {None}

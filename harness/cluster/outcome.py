@@ -1,7 +1,13 @@
 """Outcome of a row on several nodes, as a status and a sentence, from each node's files.
 
-The first that holds: a rank's own cause; a kill or crash that a node saw of its own processes; a
-signal; a node without an end file; the deadline; ranks that took no step.
+The first of these that holds:
+
+- a rank's own cause,
+- a kill or crash that a node saw of its own processes,
+- a signal,
+- a node without an end file,
+- the deadline,
+- ranks that took no step.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ BANDWIDTH = 100e6
 
 
 class SurveyError(BadInput):
-    """Nodes that cannot run one training: which, why, and the way out."""
+    """Nodes that cannot run one training: which, why, and the remedy."""
 
 
 def code() -> str:

@@ -35,7 +35,7 @@ class SiteError(BadInput):
 
 
 class JobError(BadInput):
-    """A job that cannot be submitted: Slurm's message, and the way out."""
+    """A job that cannot be submitted: Slurm's message, and the remedy."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Command line and environment of a run, complete enough to start it by hand.
 
 Only this module builds the launched command. A caller that starts a worker with further words (for
-a portrait, a training or a trial) passes them as ``more``.
+a memory breakdown, a training or a trial) passes them as ``more``.
 """
 
 from __future__ import annotations

@@ -153,7 +153,7 @@ class MemoryBreakdown:
 
 
 def load(path: Path) -> MemoryBreakdown:
-    """Read one portrait.
+    """Read one breakdown.
 
     Raises:
         BadResult: unreadable, or of another schema; names the file.

@@ -1,6 +1,6 @@
 """Reports: pure functions of results, and the only place that derives numbers. No torch.
 
-``write_report`` writes report.md, .csv, .json and .html; ``print_report`` prints to a terminal;
+``write_report`` writes report.md, .csv, .json and .html. ``print_report`` prints to a terminal.
 ``compare`` compares two result sets. Imports within the package go one way: anatomy ->
 rendering -> analyses -> data. Code outside the package imports from this module.
 """

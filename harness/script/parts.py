@@ -28,7 +28,7 @@ SWAPPED = ("AdamW", "Adam", "AdamW8bit", "Adam8bit", "PagedAdamW8bit")
 
 
 class Cannot(BadInput):
-    """A strategy cannot be added to this script; the message is "reason; remedy"."""
+    """A strategy cannot be added to this script. The message has the reason and the remedy."""
 
 
 def swap(part: Strategy, optimizer: Any, launch: RunContext) -> Any:

@@ -1,4 +1,4 @@
-"""What a launch file leaves open for a foreign script: process group, clipping, buffer sizes.
+"""Set what a launch file leaves open for a script: process group, clipping, buffer sizes.
 
 Without it some launches train something else, without an error:
 
@@ -34,7 +34,7 @@ PLUGINS = (
 
 
 class Refused(BaseException):
-    """The script cannot run under this launch file; ``str`` is "reason; remedy".
+    """The script cannot run under this launch file. ``str`` has the reason and the remedy.
 
     It is no Exception, so that a script's own handlers do not catch it.
     """

@@ -62,7 +62,7 @@ class ScriptBench(Bench):
 
 
 class Watch:
-    """What one rank's process shows of a script, and its measurement.
+    """Observations of a script in one rank's process, and their measurement.
 
     Args:
         row: the run, as the launching process checked it.

@@ -1,7 +1,7 @@
 """Trainable models behind one interface (subjects), and their training objectives.
 
 A model's name is one of these:
-- a DiT (``DiT-S/4:depth=24``; ``DiT-S/4:tokens=8192``);
+- a DiT (``DiT-S/4:depth=24``, ``DiT-S/4:tokens=8192``);
 - a model of the diffusers library (``flux-dev``, ``diffusers:CLASS``);
 - a class or function in a user's file (``my_model.py:Mine``).
 """

@@ -1,8 +1,8 @@
 """Densities of the time in flow matching, with a shift. No torch at import.
 
-``flow:density=logit_normal,shift=3``: a density of the noise level s in (0, 1), and a shift that
-moves it towards noise, s' = shift s / (1 + (shift - 1) s), which large samples need. Source: Esser
-et al. 2024, Scaling Rectified Flow Transformers (arXiv:2403.03206), 3.1 and 5.3.2.
+``flow:density=logit_normal,shift=3`` names a density of the noise level s in (0, 1), and a shift.
+The shift moves it towards noise, which large samples need: s' = shift s / (1 + (shift - 1) s).
+Source: Esser et al. 2024, Scaling Rectified Flow Transformers (arXiv:2403.03206), 3.1 and 5.3.2.
 """
 
 from __future__ import annotations

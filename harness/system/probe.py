@@ -1,4 +1,4 @@
-"""What torch and DeepSpeed can do on this machine, found out in a process of its own.
+"""Find out in a separate process what torch and DeepSpeed can do on this machine.
 
     python -m harness.system.probe [--build OP ...]
 

@@ -26,9 +26,9 @@ ROUNDS = 100
 def palettes(values_GN: Tensor, bits: int) -> Tensor:
     """Return 2 ** ``bits`` values for each row, by k-means (Lloyd 1982): [G, K] float32, ascending.
 
-    The better of two starts: groups of equal size, and entries as dense as the cube root of the
-    values' density, which is best for many entries (Panter and Dite 1951). An entry that is nearest
-    to no value stays unchanged.
+    The better of two starts is taken: groups of equal size, and entries as dense as the cube root
+    of the values' density. The latter is best for many entries (Panter and Dite 1951). An entry
+    that is nearest to no value stays unchanged.
     """
     ordered = values_GN.float().sort(dim=1).values
     sums = F.pad(ordered.double().cumsum(dim=1), (1, 0))

@@ -40,8 +40,8 @@ class Part:
 class Sample:
     """One sample of a cache.
 
-    ``parts`` are its tensors by standard names: "latents"; optional "text", "mask" and "pooled";
-    and "mean" and "scale" if the latents are not normalised yet.
+    ``parts`` are its tensors by standard names. "latents" is required; "text", "mask" and "pooled"
+    are optional. "mean" and "scale" are there if the latents are not normalised yet.
 
     ``classes``: classes of the library that train on it. ``least_text``: number of tokens to which
     its trainer pads every text with zeros. ``moments``: the latents may be mean and log variance,

@@ -1,4 +1,4 @@
-"""Collect the portrait of a run from a few more steps, each traced in another way."""
+"""Collect the memory breakdown of a run from a few more steps, each traced in another way."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ OPS = 40
 
 
 class Look(NamedTuple):
-    """Functions and tensors of a rank that a portrait needs.
+    """Functions and tensors of a rank that a breakdown needs.
 
     ``step`` runs one more optimizer step, ``infer`` runs the model on a micro-batch, and
     ``synchronize`` waits for the device. ``left_out`` are tensors that the meter's baseline already
@@ -185,7 +185,7 @@ class Look(NamedTuple):
 
 
 def take(resolved: Resolved, trained: TrainingRun, look: Look) -> MemoryBreakdown:
-    """Return the portrait of this rank, from its next steps. Every rank must call it.
+    """Return the breakdown of this rank, from its next steps. Every rank must call it.
 
     The peak of the step is traced with and without the module hooks and saved-tensors hooks. A page
     can then show that the hooks changed nothing.

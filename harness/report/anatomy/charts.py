@@ -36,8 +36,8 @@ class Law:
     """Activation bytes = B (block T D L + ends T D + sample D L), for batch B, tokens T, hidden
     units D and blocks L.
 
-    ``block``: bytes a token, hidden unit and block; ``ends``: bytes a token and hidden unit
-    outside the blocks; ``sample``: bytes a sample, hidden unit and block (the modulation).
+    ``block``: bytes a token, hidden unit and block. ``ends``: bytes a token and hidden unit
+    outside the blocks. ``sample``: bytes a sample, hidden unit and block (the modulation).
     ``worst`` is the largest relative error over the points it was fitted to.
     """
 

@@ -18,8 +18,8 @@ two margins:
   the row's own steps, or of the median row if that is larger. It is a lower bound if the few
   medians are close by chance, and it widens the margin of a row with irregular steps.
 
-Assumptions: noise is relative and equal for all rows of a group; it is normal in the logarithm;
-runs are independent. Undetected: other work during one run only that slowed all its steps
+Assumptions: noise is relative and equal for all rows of a group, and normal in the logarithm. Runs
+are independent. Undetected: other work during one run only that slowed all its steps
 equally. About one of twenty comparisons of equal rows still shows a difference.
 """
 

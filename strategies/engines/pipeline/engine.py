@@ -1,10 +1,10 @@
 """Pipeline engines on torch.distributed.pipelining: each rank runs one or more runs of blocks.
 
 The launch file gives the stages and the micro-batches; a recipe may choose others, and the
-schedule. With more ranks than stages each stage exists several times, on other samples: replicated
-(``Pipeline``), or sharded by FSDP2 block by block (``Sharded``, with a block ``fsdp_config`` in the
-launch file). No torch at import. ``cut`` cuts a model, ``stage`` runs a step, ``schedules`` has the
-orders, ``state`` sums and checkpoints, ``effects`` the evidence.
+schedule. With more ranks than stages each stage exists several times, on other samples. It is
+replicated (``Pipeline``), or sharded by FSDP2 block by block (``Sharded``, with a block
+``fsdp_config`` in the launch file). No torch at import. ``cut`` cuts a model, ``stage`` runs a
+step, ``schedules`` has the orders, ``state`` sums and checkpoints, ``effects`` the evidence.
 """
 
 from __future__ import annotations

@@ -2,14 +2,14 @@
 
 torch's schedules, stages, sends and receives are used. torch 2.13's ``pipeline()``, which cuts a
 model by tracing it, was tried with gloo: losses agree, and it does not serve. It drops activation
-checkpointing without an error (a small SD3.5 keeps 1,038,976 bytes for backward instead of
-102,656), its first stage takes inputs in an order of its own, and a DiT's stage fails with "input
-tensor has to be contiguous".
+checkpointing without an error: a small SD3.5 keeps 1,038,976 bytes for backward instead of 102,656.
+Its first stage takes inputs in an order of its own. A DiT's stage fails with "input tensor has to
+be contiguous".
 
 A schedule runs forward and backward of all micro-batches. Every stage computes the loss of a
-micro-batch as other engines do. The model, called on the way, runs the blocks of one run on the
-received tensors and leaves by ``Handed``; behind the last run output and loss go their usual
-way.
+micro-batch as other engines do. The model is called for this. It runs the blocks of one run
+on the received tensors and ends by raising ``Handed``. After the last run it returns its output as
+usual.
 """
 
 from __future__ import annotations

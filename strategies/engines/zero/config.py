@@ -184,8 +184,8 @@ def swap_block_bytes(tensor: int, processes: int) -> int:
 
     DeepSpeed swaps gradients of a block or more, and reads them back to their offset in the shard.
     Direct I/O needs addresses that are multiples of 512 bytes. A DiT's biases shift the gradients
-    off them, the read fails without an error, and the step uses stale gradients (the loss is then 1
-    % off after ten steps; see also DeepSpeed issue 2272). Gradients below one block stay in their
+    off them, the read fails without an error, and the step uses stale gradients. The loss is then
+    1 % off after ten steps (see also DeepSpeed issue 2272). Gradients below one block stay in their
     host buffer. Whole shards are aligned, and are still swapped.
     """
     share = 4 * -(-tensor // processes)

@@ -2,8 +2,8 @@
 count.
 
 DeepSpeed's ZeRO-3 hooks read only positional inputs (``parameter_offload.py``,
-``_post_backward_module_hook``). For a module called by keyword they miss the end of backward, and
-frozen weights gathered for recomputation stay until the step ends: for Flux with adapters and
+``_post_backward_module_hook``). For a module called by keyword they miss the end of backward.
+Frozen weights gathered for recomputation then stay until the step ends: for Flux with adapters and
 checkpointing, all of them. (DeepSpeed issue 5524 has a similar cause.)
 """
 

@@ -163,8 +163,10 @@ def _part_states(optimizer: Any, state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def rows_in_whole(mine: DTensor, p: Any) -> DTensor:
-    """Return a DTensor of the whole shape whose local tensor has this rank's rows of ``mine``, cut
-    as the parameter ``p``: one shard for each box of the whole that they fill."""
+    """Return a DTensor of the whole shape whose local tensor has this rank's rows of ``mine``.
+
+    It is cut as the parameter ``p``, with one shard for each box of the whole that the rows fill.
+    """
     share = share_of(p)
     assert share is not None
     shape, start = compute_local_shape_and_global_offset(

@@ -255,7 +255,11 @@ TINY = 2000
 
 
 def measure_streams(asked: Asked) -> dict[str, Any]:
-    """Return ``streams``: [bytes moved, rate]; ``launch_seconds``; ``host_rate`` of host memory."""
+    """Return the rates of memory and launches.
+
+    ``streams`` has [bytes moved, rate], ``launch_seconds`` the time of a launch, and ``host_rate``
+    the rate of host memory.
+    """
     sizes = SMALL_MOVED if asked.small else MOVED[asked.device.type]
     streams = [{"bytes": size * MIB, "rate": _stream(size * MIB, asked)} for size in sizes]
     host = Asked(device=torch.device("cpu"), small=asked.small)
