@@ -1,0 +1,134 @@
+"""Rules of style for pages and docstrings.
+
+No prose linter runs these rules without network, so the test counts sentences itself. It lists
+every offence with its file, line and sentence.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+MOST = 30
+"""Most words of a sentence."""
+EXEMPT = {"docs/reference/claims.md", "docs/how-to/questions.md"}
+"""Pages that are generated from results or answers."""
+CLAUSE = re.compile(r"(What|Where|Whether|Whose|How|Which)\b")
+"""Words of a docstring that begins with a clause and not with its noun or verb."""
+OLD = re.compile(
+    r"\b(Books|Holdings|Imitation|stand_ins?|beside_blocks|standing_for|landmarks|deepened|"
+    r"foresee|ways?[_ ]out|stories|portraits?|weighed|heard)\b"
+)
+"""Private words that standard terms have replaced."""
+BREAK = re.compile(r"(?<=[.?!])[*)\"]*\s+|(?<=:)\s+(?=[A-Z`*\[])")
+ITEM = re.compile(r"\A\s*([-*]|\d+\.)\s")
+
+
+def _blocks(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the number of the first line and the text of each paragraph or item of Markdown."""
+    text = re.sub(r"```.*?```|<!--.*?-->", lambda m: "\n" * m[0].count("\n"), text, flags=re.S)
+    block: list[str] = []
+    for at, line in enumerate([*text.splitlines(), ""], 1):
+        skipped = not line.strip() or line.lstrip().startswith(("|", "#", "<"))
+        if block and (skipped or ITEM.match(line)):
+            yield at - len(block), "\n".join(block)
+            block = []
+        if not skipped:
+            block.append(line)
+
+
+def _sentences(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the line number and the text of each sentence, without the targets of links."""
+    for at, block in _blocks(text):
+        start = 0
+        for end in [*(m.end() for m in BREAK.finditer(block)), len(block)]:
+            said = re.sub(r"\]\([^)]*\)", "]", block[start:end])
+            said = " ".join(ITEM.sub("", said, count=1).split())
+            if said:
+                yield at + block[:start].count("\n"), said
+            start = end
+
+
+def of_text(text: str) -> Iterator[tuple[int, str]]:
+    """Yield line number and offence of each bad sentence of a page or docstring."""
+    for at, said in _sentences(text):
+        prose = re.sub(r"``.*?``|`[^`]*`", "_", said)
+        if len(said.split()) > MOST:
+            yield at, f"{len(said.split())} words: {said}"
+        if prose.count(";") > 1:
+            yield at, f"semicolons: {said}"
+        if old := OLD.search(prose):
+            yield at, f"old name {old[0]!r}: {said}"
+
+
+def of_code(source: str) -> Iterator[tuple[int, str]]:
+    """Yield line number and offence of each bad sentence of a module's docstrings."""
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    for node in ast.walk(ast.parse(source)):
+        text = ast.get_docstring(node) if isinstance(node, kinds) else None
+        if not text:
+            continue
+        first = node.body[0].lineno - 1
+        if CLAUSE.match(text):
+            yield first + 1, f"clause: {text.splitlines()[0]}"
+        prose = re.split(r"\n(?:Args|Raises|Returns|Yields):\n", text)[0]
+        yield from ((first + at, offence) for at, offence in of_text(prose))
+
+
+def _pages() -> list[Path]:
+    found = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    names = [(p, p.relative_to(ROOT).as_posix()) for p in sorted(found)]
+    return [p for p, name in names if name not in EXEMPT and not name.startswith("docs/results/")]
+
+
+def _modules() -> list[Path]:
+    return sorted(p for name in ("harness", "strategies") for p in (ROOT / name).rglob("*.py"))
+
+
+@pytest.mark.parametrize(("paths", "check"), [(_pages, of_text), (_modules, of_code)])
+def test_prose_keeps_the_rules_of_style(paths, check):
+    found = [
+        f"{path.relative_to(ROOT)}:{line}: {offence}"
+        for path in paths()
+        for line, offence in check(path.read_text(encoding="utf-8"))
+    ]
+    assert not found, "\n" + "\n".join(found)
+
+
+LONG = " ".join(["word"] * (MOST + 1)) + "."
+
+
+def _short(found: Iterator[tuple[int, str]]) -> list[tuple[int, str]]:
+    return [(line, offence.partition(":")[0]) for line, offence in found]
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        (f"Short.\n\nFine. {LONG}", [(3, "31 words")]),
+        (f"- Fine.\n- {LONG[5:]}\n- {LONG}", [(3, "31 words")]),
+        (f"See [it](a.md) {LONG[15:]} See [more of it](b.md) {LONG[15:]}", [(1, "32 words")]),
+        ("One; two.\nThree; four; five.", [(2, "semicolons")]),
+        ("Code `a; b; c`, ``d; e`` and one; more.", []),
+        ("The Holdings of a rank.\n\nThe `Holdings` of it.", [(1, "old name 'Holdings'")]),
+        (f"```sh\n{LONG}; a; b\n```\n| {LONG} |\n# {LONG}\n<!-- {LONG} -->", []),
+    ],
+)
+def test_offences_of_a_text(text, wanted):
+    assert _short(of_text(text)) == wanted
+
+
+def test_offences_of_docstrings():
+    source = f'"""Fine."""\n\n\ndef f():\n    """Whether it is.\n\n    Fine. {LONG}\n    """\n'
+    assert _short(of_code(source)) == [(5, "clause"), (7, "31 words")]
+    assert _short(of_code(source.replace("Whether", "Return whether").replace(LONG, ""))) == []
+
+
+def test_pages_and_modules_are_found():
+    assert {ROOT / "README.md", ROOT / "docs/adding/strategy.md"} < set(_pages())
+    assert len(_pages()) > 40 and len(_modules()) > 200
