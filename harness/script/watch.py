@@ -1,4 +1,4 @@
-"""What one process shows of a script: its objects, its steps, and its end."""
+"""Observations of a script in one process: its objects, its steps, and its end."""
 
 from __future__ import annotations
 
