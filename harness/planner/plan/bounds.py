@@ -133,7 +133,8 @@ def need_floor(one: Point, known: Known) -> float:
         return 0.0
     if one.column == other.column:
         more = max(0, one.streamed - other.streamed)
-        return known.fit.need_bytes - one.element_bytes * more - SLACK
+        buckets = one.weight_bytes if one.buckets else 0.0
+        return known.fit.need_bytes - (one.element_bytes + buckets) * more - SLACK
     kept = known.activations if other.pure or not one.pure else 0
     return fixed(one, known.fit.gpu) + one.state_bytes + kept - SLACK
 

@@ -137,6 +137,8 @@ class Point:
         self.shards = "shards" in self.traits
         self.splits = "split_parameters" in self.traits
         self.whole_ranks = bool(self.traits & {"one_process", "replicas"})
+        self.buckets = "replicas" in self.traits and not self.adapted
+        """True if gradients have a second copy, in DDP's buckets."""
         self.pure = bool(self.traits & {"pure_bf16", "float_master"})
         """True if activations have 16 bits, without autocast's float32 results."""
 
