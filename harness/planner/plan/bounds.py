@@ -20,7 +20,7 @@ from harness.prediction import Work
 from harness.system.cards import Card
 
 PRODUCTS = ("product", "attention")
-SLACK = 64 * 2**20
+SLACK = 96 * 2**20
 """Bytes by which a recipe that keeps more may need less: buffers, and whole segments of the
 allocator."""
 LIVE = 1.05
