@@ -17,6 +17,7 @@ LISTED = ("accumulate(model)", "accumulate([model])")
 CASES = {
     **{name: (name, (), ()) for name in ("ddp", *ENGINES)},
     "checkpoint": ("fsdp2+checkpoint", (), ()),
+    "adam8bit": ("ddp+adam8bit", (), ("--width", "64")),
     "unclipped": ("zero2", (), ()),
     "clipped unasked": ("ddp", (), ("--max_grad_norm", "100")),
     "list": ("ddp", (LISTED,), ("--gradient_accumulation_steps", "2")),
@@ -74,6 +75,15 @@ def test_an_added_checkpoint_recomputes_every_block(row, rows):
     assert facts["blocks_recomputed"] == facts["blocks"] == 3
     ours, theirs = (r.ranks[0].categories for r in (row, rows["fsdp2"]))
     assert ours.activations < theirs.activations
+
+
+@pytest.mark.parametrize("row", ["adam8bit"], indirect=True)
+def test_an_added_optimizer_steps_in_the_place_of_the_scripts(row, rows):
+    ours, theirs = (r.evidence["script"]["optimizers"] for r in (row, rows["ddp"]))
+    assert theirs == ["AdamW"] != ours
+    assert row.evidence["adam8bit"]["update_error"] < 0.05
+    found = row.ranks[0].categories
+    assert found.optimizer_state < 1.2 * found.parameters  # whole moments are twice as large
 
 
 def test_clipping_counts_here(rows):

@@ -20,7 +20,7 @@ OPTIONS = {
 }
 """Family -> options of its script. SD3 is trained whole; it saves as diffusers' examples do, on
 rank 0 alone, and has text encoders of transformers, which zero3 must leave whole."""
-ADDED = ("fsdp2+checkpoint", "ddp+adam8bit")
+ADDED = ("fsdp2+checkpoint",)
 CASES = {f"{family} {engine}": (family, engine) for family in OPTIONS for engine in ENGINES} | {
     f"flux {recipe}": ("flux", recipe) for recipe in ADDED
 }
@@ -60,13 +60,6 @@ def test_the_models_own_recomputation_is_in_force(row, rows):
     assert row.evidence["checkpoint"]["blocks_recomputed"] == 4
     held = [r.ranks[0].categories.activations for r in (row, plain)]
     assert held[0] < held[1]
-
-
-@pytest.mark.parametrize("row", ["flux ddp+adam8bit"], indirect=True)
-def test_the_added_optimizer_steps_in_the_place_of_the_scripts(row, rows):
-    ours, theirs = (r.evidence["script"]["optimizers"] for r in (row, rows["flux ddp"]))
-    assert ours != theirs
-    assert row.evidence["adam8bit"]["update_error"] < 0.05
 
 
 @pytest.mark.parametrize("row", [f"sd3 {name}" for name in ENGINES], indirect=True)
