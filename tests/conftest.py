@@ -224,10 +224,11 @@ def launched_together(cases: dict[str, Case], folder: Path) -> dict[str, Result]
         printed = start.log.stat().st_size
         start.ask(case.asked(folder / name), seconds=300)
         if not (folder / name / "result.json").exists():
-            failure, reason = folder / name / "ranks" / "rank0.failure.json", "it says nothing"
+            failure, told = folder / name / "ranks" / "rank0.failure.json", {}
             if failure.exists():
-                reason = json.loads(failure.read_text())["message"]
-            lost = {"status": Status.FAILED, "reason": reason, "log_tail": start.tail(printed)}
+                told = json.loads(failure.read_text())
+            lost = {"status": Status.FAILED, "log_tail": start.tail(printed)}
+            lost |= {"reason": told.get("message", "it says nothing"), "way_out": told.get("hint")}
             Result(spec=case.spec, **lost).write(folder / name / "result.json")
     return {name: load(folder / name / "result.json") for name in cases}
 

@@ -244,7 +244,7 @@ def launched(folder: Path, script: str, *, code: str = "", silence: float = 5.0)
 
 def test_each_node_runs_its_own_part_with_its_own_facts(quick, tmp_path):
     seen, ends = launched(tmp_path, f'echo "$@" > {tmp_path}/$1.args; env > {tmp_path}/$1.env')
-    assert all(end.well and end.stopped is None for end in ends) and seen.go.refused == ""
+    assert all(end.well and end.stopped is None for end in ends) and seen.go.refused is None
     told = [(tmp_path / f"{rank}.args").read_text().split() for rank in (0, 1)]
     assert [words[0] for words in told] == ["0", "1"] and told[0][1:] == told[1][1:]
     assert told[0][1] == "127.0.0.1" and int(told[0][2]) == seen.go.port
@@ -274,7 +274,7 @@ def test_a_part_that_is_done_but_lingers_is_ended(quick, tmp_path):
 
 def test_a_node_with_other_sources_begins_nothing(quick, tmp_path):
     seen, ends = launched(tmp_path, f"touch {tmp_path}/ran", code="other")
-    assert "has other sources than the leader" in seen.go.refused and ends == [None, None]
+    assert "has other sources than the leader" in seen.go.refused.text and ends == [None, None]
     assert not (tmp_path / "ran").exists()
 
 

@@ -410,7 +410,7 @@ RAISED = {
 def test_what_cannot_be_traced_says_why(recipe, monkeypatch):
     from harness.planner.tracing import simulate as module
 
-    def stumble(resolved: Resolved, kind: str) -> None:
+    def stumble(resolved: Resolved, kind: str, rank: int) -> None:
         raise NotImplementedError("a kernel that knows no tensors without storage")
 
     monkeypatch.setattr(module, "simulate", stumble)
@@ -423,7 +423,7 @@ def test_what_cannot_be_traced_says_why(recipe, monkeypatch):
 def test_bad_input_says_itself_why_nothing_is_traced(monkeypatch):
     from harness.planner.tracing import simulate as module
 
-    def refuse(resolved: Resolved, kind: str) -> None:
+    def refuse(resolved: Resolved, kind: str, rank: int) -> None:
         raise BadInput("attend: no such kernel; take another")
 
     monkeypatch.setattr(module, "simulate", refuse)

@@ -61,7 +61,7 @@ class Steps:
         self.peaks, self.phases, self.calls = [], [], []
         self.resolved = SimpleNamespace(spec=self)
         marks = contextlib.contextmanager(self.marks)
-        engine = SimpleNamespace(marks=lambda trained, enter: marks(enter))
+        engine = SimpleNamespace(phase_hooks=lambda trained, enter: marks(enter))
         self.run = SimpleNamespace(trained=SimpleNamespace(optimizer_steps=0, engine=engine))
         self.log = SimpleNamespace(losses=[torch.zeros(())], seconds=[], timed_from=0)
         self.meter = SimpleNamespace(

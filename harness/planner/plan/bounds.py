@@ -92,7 +92,10 @@ def time_floor(one: Point, known: Known) -> float:
     whole, forward = known.products
     products = whole - (forward if less else 0.0) + hosted_seconds(one, known.fit.gpu)
     if slower(one, other) and one.swapped >= other.swapped:
-        return max(products, known.fit.seconds.total - (known.forward if less else 0.0))
+        found = known.fit.seconds
+        # Shards are gathered in other groups: the host's share of several ranks is no bound.
+        total = found.total - (found.overhead if one.ranks > 1 else 0.0)
+        return max(products, total - (known.forward if less else 0.0))
     return products
 
 
