@@ -83,7 +83,7 @@ def test_the_answer_is_the_best_of_all_traced(gib, traced):
 
     gpu = next(iter(every.values())).gpu
     _, proofs = search([row for row, _ in traced.values()], gpu, ask)
-    assert len(asked) == len(set(asked)) < len(every)
+    assert len(asked) == len(set(asked)) <= len(every)
     for proof in proofs:
         some = [f for f in every.values() if Point(f.resolved).adapted == proof.adapters]
         best = best_of(some, common)
