@@ -160,7 +160,8 @@ class Watch:
         if frozen:
             raise Refused(
                 f"{self.row.launch.sharding} takes one model, with its optimizer, and the script "
-                f"prepares {type(frozen[0]).__name__} without trained weights; take single"
+                f"prepares {type(frozen[0]).__name__} without trained weights; take single, or ddp "
+                "on GPUs"
             )
 
     def _check_averages(self) -> None:
