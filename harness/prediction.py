@@ -100,7 +100,8 @@ class Prediction:
 
     ``attention`` names the attention kernels of the trace. ``buckets`` is the category in which a
     measured step counts the engine's communication buckets. ``asides`` has the encoders and VAE of
-    each phase beside the step (``harness.phases.PLANNED``).
+    each phase beside the step (``harness.phases.PLANNED``). ``recorded`` is the day on which it was
+    made, if it ships with the project.
 
     A prediction depends on the GPU only by the attention kernels of its kind. The planner adds a
     card's workspaces, context and times.
@@ -134,6 +135,7 @@ class Prediction:
     asides: dict[str, Aside] = field(default_factory=dict)
     denoising: int | None = None
     seconds_taken: float = 0.0
+    recorded: str = ""
     schema: int = SCHEMA
 
     @property

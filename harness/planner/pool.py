@@ -21,7 +21,9 @@ from pathlib import Path
 from harness import ROOT
 from harness.launch import command
 from harness.launch.sources import PREDICTED, digest
+from harness.planner import records
 from harness.planner.overhead import USUAL
+from harness.planner.worker import DONE, none
 from harness.prediction import Prediction, kept
 from harness.resolve import Resolved
 from harness.subjects import own_module
@@ -33,10 +35,6 @@ from strategies.distillation import files
 # ---- Worker process ----
 # The parent's side of ``harness.planner.worker``: requests go down one pipe, and the indices of
 # finished rows come back through another.
-
-
-DONE = "done"
-"""Line that a worker writes after the rows of a request."""
 
 
 class Worker:
@@ -151,33 +149,44 @@ WORKER_BYTES = 2 * 2**30
 jobs."""
 
 
-def none(resolved: Resolved, reason: str, fault: str = "") -> Prediction:
-    """Return a result without a prediction: ``reason`` is for a person, ``fault`` was raised or
-    printed."""
-    return Prediction(
-        recipe=str(resolved.recipe),
-        device=resolved.spec.device,
-        method="none",
-        reason=reason,
-        fault=fault,
-    )
+_FOLDER: ContextVar[Path | None] = ContextVar("folder", default=None)
 
 
 def default_folder() -> Path:
     """Return the folder in which ``plan`` caches predictions."""
+    return _FOLDER.get() or _usual_folder()
+
+
+def _usual_folder() -> Path:
     return ROOT / "results" / "predictions"
 
 
-def path_of(resolved: Resolved, folder: Path, kind: str = USUAL) -> Path:
-    """Return the cache file of a prediction.
+@contextlib.contextmanager
+def fresh() -> Iterator[None]:
+    """Trace anew in this context: use no cached or recorded prediction of an earlier call."""
+    with scratch_folder() as folder:
+        token = _FOLDER.set(folder)
+        try:
+            yield
+        finally:
+            _FOLDER.reset(token)
 
-    Its name has the spec, the kind of card (``overhead.preferred``), the code and library versions,
-    and the contents of files that the recipe reads.
+
+def path_of(resolved: Resolved, folder: Path, kind: str = USUAL) -> Path:
+    """Return the cache file of a prediction, which has its ``name``."""
+    return folder / f"{name(resolved, kind)}.json"
+
+
+def name(resolved: Resolved, kind: str = USUAL) -> str:
+    """Return the name of a prediction in a cache and among the records.
+
+    It has the spec, the kind of card (``overhead.preferred``), the contents of files that the
+    recipe reads, and the code and library versions (``records.digest``).
     """
     place = kind if resolved.spec.device == "cuda" else "cpu"
     own = own_module.identity(resolved.spec.model) + resolved.subject.identity
     own += _of_files(resolved)
-    return folder / f"{resolved.spec.key}-{place}-{code()}{own}.json"
+    return "-".join(filter(None, [resolved.spec.key, place, own, records.digest(resolved)]))
 
 
 def _of_files(resolved: Resolved) -> str:
@@ -193,14 +202,21 @@ def _of_files(resolved: Resolved) -> str:
 
 
 def cached(resolved: Resolved, folder: Path, kind: str = USUAL) -> Prediction | None:
-    """Return the prediction that an earlier call cached in ``folder``, or None."""
-    return kept(path_of(resolved, folder, kind))
+    """Return the prediction that an earlier call cached in ``folder``, or None.
+
+    For ``plan``'s usual folder, a recorded prediction that ships with the project counts too.
+    """
+    found = kept(path_of(resolved, folder, kind))
+    if found is None and folder == _usual_folder():
+        return records.find(resolved.spec.model, name(resolved, kind))
+    return found
 
 
 @functools.cache
 def code() -> str:
-    """Return a short hash of the sources that decide a prediction, and of the library versions."""
-    versions = [str(version(name)) for name in ("torch", "accelerate", "deepspeed")]
+    """Return a short hash of the sources that may decide a prediction, and of the library
+    versions."""
+    versions = [str(version(library)) for library in ("torch", "accelerate", "deepspeed")]
     return hashlib.sha256("".join([digest(PREDICTED), *versions]).encode()).hexdigest()[:10]
 
 

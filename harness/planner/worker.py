@@ -22,7 +22,6 @@ from typing import Any
 from harness.planner import overhead
 from harness.planner.adapters import adapter_of
 from harness.planner.overhead import USUAL
-from harness.planner.pool import DONE, none
 from harness.prediction import Prediction, read
 from harness.resolve import Resolved, resolve
 from harness.spec import Spec
@@ -30,8 +29,22 @@ from harness.system.process import die_with_parent
 from strategies.base import BadInput
 from strategies.strategy import Strategy
 
+DONE = "done"
+"""Line that a worker writes after the rows of a request."""
 COMPILED = "compiled graphs keep other tensors than eager ones"
 CAPTURED = "captured graphs hold the memory of their calls, each size of them, for good"
+
+
+def none(resolved: Resolved, reason: str, fault: str = "") -> Prediction:
+    """Return a result without a prediction: ``reason`` is for a person, ``fault`` was raised or
+    printed."""
+    return Prediction(
+        recipe=str(resolved.recipe),
+        device=resolved.spec.device,
+        method="none",
+        reason=reason,
+        fault=fault,
+    )
 
 
 def predict(resolved: Resolved, kind: str = USUAL, rank: int = 0) -> Prediction:

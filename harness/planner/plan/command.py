@@ -7,6 +7,7 @@ process.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
@@ -71,6 +72,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--explain", action="store_true", help="say of each recipe what its peak is made of")
     add("--jobs", type=int, metavar="N", help="predictions at a time (default: a core each)")
     add("--json", type=Path, metavar="FILE", help="everything as JSON too (default: not written)")
+    text = "trace everything anew (default: predictions of earlier plans, and recorded ones that "
+    add("--fresh", action="store_true", help=text + "ship with the project, are used again)")
 
 
 def plan(options: argparse.Namespace) -> int:
@@ -80,12 +83,19 @@ def plan(options: argparse.Namespace) -> int:
         return plan_claims(options, console)
     if options.json:
         check_file(options.json, "json")
-    if options.scale:
-        return plan_scale(options, console)
-    # ``--check`` prints one line to stdout, so its progress goes to stderr.
-    shown = make_console(stderr=True) if options.check else console
-    jobs = options.jobs or pool.default_jobs()
-    asking = Asking(asked_for(options), jobs, PlanProgress(shown))
+    with pool.fresh() if options.fresh else contextlib.nullcontext():
+        if options.scale:
+            return plan_scale(options, console)
+        # ``--check`` prints one line to stdout, so its progress goes to stderr.
+        shown = make_console(stderr=True) if options.check else console
+        jobs = options.jobs or pool.default_jobs()
+        asking = Asking(asked_for(options), jobs, PlanProgress(shown))
+        code = _answered(options, asking, console)
+        asking.progress.tell_recorded()
+        return code
+
+
+def _answered(options: argparse.Namespace, asking: Asking, console: Console) -> int:
     if options.largest:
         return plan_largest(options, asking, console)
     if options.advise:

@@ -29,10 +29,12 @@ if TYPE_CHECKING:
 
 
 class PlanProgress:
-    """Prints one line for each prediction as it ends."""
+    """Prints one line for each new prediction as it ends, none for kept ones."""
 
     def __init__(self, console: Console) -> None:
         self.console, self.names, self.ended, self.began = console, [], 0, time.monotonic()
+        self.kept: Collection[int] = ()
+        self.days: list[str] = []
 
     def begin(
         self, names: Sequence[str], jobs: int, why: str = "", kept: Collection[int] = ()
@@ -42,21 +44,36 @@ class PlanProgress:
         ``why`` leads the printed line. ``kept`` has the indices of predictions from an earlier
         call.
         """
-        self.names, self.ended = list(names), 0
-        some = f"{len(names)} prediction{'s' * (len(names) != 1)}"
-        self.console.print(f"{why}{some}, {jobs} at a time", highlight=False)
+        self.names, self.ended, self.kept = list(names), 0, kept
+        count = len(names) - len(kept)
+        if count:
+            some = f"{count} prediction{'s' * (count != 1)}"
+            self.console.print(f"{why}{some}, {jobs} at a time", highlight=False)
 
     def done(self, index: int, prediction: Prediction) -> None:
-        """Print the prediction at ``index``, which has ended."""
+        """Print the prediction at ``index``, which has ended, unless it was kept."""
+        self.days += [prediction.recorded] if prediction.recorded else []
+        if index in self.kept:
+            return
         self.ended += 1
         seconds = time.monotonic() - self.began
         why = f": {prediction.reason}" if prediction.method != "trace" else ""
-        line = f"[{self.ended}/{len(self.names)}] {self.names[index]} ({prediction.method}{why})"
+        count = len(self.names) - len(self.kept)
+        line = f"[{self.ended}/{count}] {self.names[index]} ({prediction.method}{why})"
         self.console.print(f"  {escape(line)}  {seconds:.0f} s", highlight=False, soft_wrap=True)
 
     def end(self) -> None:
-        """Print an empty line after the last prediction."""
-        self.console.print()
+        """Print an empty line after the last prediction, if lines were printed."""
+        if self.ended:
+            self.console.print()
+
+    def tell_recorded(self) -> None:
+        """Print how many predictions ship with the project, and when they were made."""
+        if self.days:
+            count, days = len(self.days), " to ".join(sorted({min(self.days), max(self.days)}))
+            some = f"{count} prediction{'s' * (count != 1)}"
+            text = f"{some} recorded on {days}, by the same code and libraries; --fresh traces anew"
+            self.console.print(text, style="dim", highlight=False)
 
 
 @dataclass(frozen=True)
@@ -118,7 +135,9 @@ def judged(
     order = sorted(wanted.values())
     known: dict[Path, Prediction] = {}
     if order:
-        kept = {place for place, i in enumerate(order) if paths[i].exists()}
+        kept = {
+            place for place, i in enumerate(order) if pool.cached(pairs[i][0], folder, kinds[i])
+        }
         told.begin([named(*pairs[i]) for i in order], jobs, why, kept)
         asked = {"kind": [kinds[i] for i in order], "jobs": jobs, "done": told.done}
         found = pool.predict_all([pairs[i][0] for i in order], folder, **asked)
