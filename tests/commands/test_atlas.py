@@ -6,13 +6,15 @@ import csv
 import dataclasses
 import json
 import re
+import shutil
+import subprocess
 
 import pytest
 
 from harness import cli
 from harness.planner import pool
 from harness.planner.atlas import page as lines
-from harness.planner.atlas.cells import HEADS
+from harness.planner.atlas.cells import HEADS, MOST
 from harness.prediction import Prediction
 from tests.made.predictions import prediction
 
@@ -186,6 +188,40 @@ def test_the_page_filters_by_itself_and_says_what_it_rests_on(told, tmp_path):
     script = page[page.rindex("<script>") :]
     ids = set(re.findall(r'id="(\w+)"', page))
     assert set(re.findall(r"at\('(\w+)'\)", script)) <= ids, "the script looks for none in vain"
+
+
+@pytest.mark.usefixtures("sure")
+def test_a_cell_has_its_recipes_with_the_answer_first(told, tmp_path):
+    assert cli.main([*WORDS, "--growth", "0", "--out", str(tmp_path)]) == 0
+    given = data((tmp_path / "atlas.html").read_text())
+    width = len(given["figures"]) + len(given["words"])
+    for line in given["lines"]:
+        cell = dict(zip(given["heads"], line, strict=True))
+        recipes = [text.split(" ") for text in cell["Recipes"].split("; ")]
+        assert {len(words) for words in recipes} == {width}
+        first = dict(zip(given["figures"], recipes[0], strict=False))
+        assert first["recipe"] == cell["Recipe"] and first["need"] == cell["Needs GiB"]
+        assert len({words[0] for words in recipes}) == len(recipes) <= MOST
+        assert cell["Export"].startswith(f"./run.sh export {cell['Recipe']} ")
+
+
+@pytest.mark.skipif(not shutil.which("chromium"), reason="chromium is not installed")
+@pytest.mark.usefixtures("sure")
+def test_a_browser_answers_the_question_of_the_address(told, tmp_path):
+    assert cli.main([*WORDS, "--growth", "0", "--out", str(tmp_path)]) == 0
+
+    def shown(question: str) -> str:
+        page = f"file://{tmp_path / 'atlas.html'}#{question}"
+        words = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", page]
+        dom = subprocess.run(words, capture_output=True, text=True, timeout=120).stdout
+        return re.search(r'<section id="answers".*?</section>', dom, re.DOTALL)[0]
+
+    asked = "Model=flux-dev&Card=80GiB&GPUs=1&Training=all+weights"
+    usual, small = shown(asked), shown(f"{asked}&host=8")
+    assert "flux-dev: all weights, 1 x 80GiB" in usual and usual.count("<article>") == 1
+    assert 'class="f yes">fits' in usual and "--host-memory" not in usual
+    assert 'class="f host">host: only' in small and small.count("--host-memory 8GiB") == 2
+    assert shown("Model=none") == shown(""), "what is not there is not chosen"
 
 
 def test_the_files_of_a_csv_are_made_again_without_predictions(told, tmp_path, capsys):

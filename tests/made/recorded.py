@@ -3,7 +3,7 @@
 ``python -m tests.made.recorded [MODEL ...]`` plans the models on common cards, and records each
 prediction that these plans make (``harness.planner.records``). Predictions that are recorded
 already are not made again, so it can be stopped at any time. What is asked for first comes first:
-one GPU before several, adapters before all weights. ``--check`` lists what has a record.
+one GPU before several, common cards before others. ``--check`` lists what has a record.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def places(models: Sequence[str]) -> Iterator[tuple[str, int, str, bool]]:
     """Yield (model, GPUs, card, whether adapters are trained), the most asked for first."""
     rest = tuple(card for card in CARDS if card not in NEAR)
     for gpus, cards in itertools.product(COUNTS, (NEAR, rest)):
-        for adapters, model, card in itertools.product((True, False), models, cards):
+        for model, card, adapters in itertools.product(models, cards, (True, False)):
             yield model, gpus, card, adapters
 
 

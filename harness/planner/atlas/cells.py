@@ -7,6 +7,7 @@ No torch.
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,10 +19,12 @@ from harness.planner import overhead, verdict
 from harness.planner.plan.answer import gib, rate_in_words
 from harness.planner.plan.candidates import Asked
 from harness.planner.plan.lattice import ADAPTED
-from harness.planner.plan.table import SHOWN
+from harness.planner.plan.request import export_command
+from harness.planner.plan.table import SHOWN, order
 from harness.planner.plan.tracing import PlanProgress, judged
 from harness.planner.verdict import Fit, judge
 from harness.prediction import Prediction
+from harness.report.figures.units import GIB
 from harness.resolve import Resolved, resolve
 from harness.system.cards import Card
 
@@ -75,8 +78,11 @@ TRAININGS = {"LoRA": True, "all weights": False}
 """Kind of training -> True if it freezes some of the model's weights."""
 HEADS = ("Model", "Training", "GPUs", "Card", "Has GiB", "Sample", "Fits", "Recipe", "Needs GiB",
          "Needs +-", *SHOWN, "Host GiB", "Host has", "Step s", "+-", "Speed", "Too large",
-         "Command")  # fmt: skip
-"""Columns of the page; those of ``SHOWN`` are GiB by category at the peak."""
+         "Command", "Export", "Recipes")  # fmt: skip
+"""Columns of the page; those of ``SHOWN`` are GiB by category at the peak.
+
+``Recipes``: all predicted recipes of the cell that are shown, as ``recipe_words``.
+"""
 WORD = {"fits": "yes", "tight": "tight", "host": "host", "no": "no"}
 
 
@@ -85,7 +91,8 @@ class Cell:
     """The fastest recipe predicted to fit, or else the one with the smallest need.
 
     ``fit`` is None if no recipe could be predicted, for ``reason``. ``beyond``: the smallest
-    sample that does not fit, if the usual one fits and larger ones were tried.
+    sample that does not fit, if the usual one fits and larger ones were tried. ``rivals``: fits of
+    other recipes.
     """
 
     model: str
@@ -97,32 +104,60 @@ class Cell:
     reason: str
     command: str
     beyond: str = ""
+    rivals: Sequence[Fit] = ()
 
     @property
     def texts(self) -> list[str]:
         """The cell's text for each of ``HEADS``."""
         first = [self.model, self.training, str(self.gpus), self.card, gib(self.card_bytes)]
         if self.fit is None:
-            blank = [""] * (len(HEADS) - 9)
-            return [*first, "", "not predicted", self.reason, *blank, self.command]
-        fit, instant = self.fit, self.fit.prediction.peak
-        kinds = [
-            gib(sum(instant.categories.get(n, 0) for n in names)) if instant else ""
-            for names in SHOWN.values()
-        ]
+            blank = [""] * (len(HEADS) - 11)
+            return [*first, "", "not predicted", self.reason, *blank, self.command, "", ""]
+        fit, kinds = self.fit, by_category(self.fit)
         seconds = fit.seconds
         times = [f"{seconds.total:.2f}", f"{seconds.spread:.2f}"] if seconds else ["", ""]
         speed = rate_in_words(fit) if seconds else ""
         need = [name_of(fit.resolved), WORD[fit.verdict], fit.label]
         need += [gib(fit.need_bytes), gib(fit.spread_bytes)]
         host = [gib(fit.host_bytes), gib(fit.host_memory)]
-        return [*first, *need, *kinds, *host, *times, speed, self.too_large, self.command]
+        shown = sorted((one for one in self.rivals if one is not fit), key=order)[: MOST - 1]
+        recipes = "; ".join(map(recipe_words, (fit, *shown)))
+        commands = [self.command, export_command(fit), recipes]
+        return [*first, *need, *kinds, *host, *times, speed, self.too_large, *commands]
 
     @property
     def too_large(self) -> str:
         """The smallest known sample that does not fit."""
         short = self.fit is not None and not self.fit.fits
         return name_of(self.fit.resolved) if short else self.beyond
+
+
+MOST = 10
+"""Recipes that the page shows of a cell."""
+
+
+def by_category(fit: Fit) -> list[str]:
+    """Return the GiB of each category of ``SHOWN`` at the peak; empty texts if it is unknown."""
+    instant = fit.prediction.peak
+    return [
+        gib(sum(instant.categories.get(n, 0) for n in names)) if instant else ""
+        for names in SHOWN.values()
+    ]
+
+
+def recipe_words(fit: Fit) -> str:
+    """Return a recipe's figures as words.
+
+    First its name and the verdict by the GPU's memory alone. Then GiB of a GPU and their range, GiB
+    of the host and their upper end, and seconds of a step and their range. Last GiB by category.
+    """
+    low = min(fit.need_bytes - fit.spread_bytes, fit.least_bytes)
+    on_gpu = verdict.decide(low, fit.most_bytes, fit.gpu.memory_bytes)
+    most = math.ceil(10 * (fit.host_most or 0) / GIB) / 10  # never told lower than it is
+    times = [f"{fit.seconds.total:.2f}", f"{fit.seconds.spread:.2f}"] if fit.seconds else ["-", "-"]
+    host = ["-", "-"] if fit.host_bytes is None else [gib(fit.host_bytes), f"{most:.1f}"]
+    found = [fit.label, WORD[on_gpu], gib(fit.need_bytes), gib(fit.spread_bytes), *host, *times]
+    return " ".join([*found, *(word or "-" for word in by_category(fit))])
 
 
 def of_training(fits: Sequence[Fit], training: str) -> list[Fit]:
@@ -145,6 +180,7 @@ def cell_of(fits: Sequence[Fit], training: str, named: dict[str, object]) -> Cel
         fit=best,
         reason="" if best else reason,
         command=command,
+        rivals=[fit for fit in some if fit.need_bytes is not None],
         **named,
     )
 

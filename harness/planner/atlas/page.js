@@ -1,11 +1,12 @@
-// The page of the atlas: filters, an overview of models by cards, and the cells that are chosen.
-// Rows are made as they are shown, so that some thousands of cells filter at once.
-const { heads, lines, plain, numbers, words } = JSON.parse(document.getElementById('data').text);
-const SHOWN = 100;
-const cells = lines.map(line => Object.fromEntries(heads.map((head, i) => [head, line[i]])));
+// The page of the atlas: a question, its answers, an overview of models by cards, and the chosen
+// cells. Rows are made as they are shown, so that some thousands of cells filter at once.
+const { heads, lines, plain, numbers, words, figures, verdicts } =
+  JSON.parse(document.getElementById('data').text);
+const SHOWN = 100, ANSWERS = 4;
+const given = lines.map(line => Object.fromEntries(heads.map((head, i) => [head, line[i]])));
 const selects = [...document.querySelectorAll('select')];
 const at = id => document.getElementById(id);
-let chosen = cells, shown = SHOWN;
+let cells = given, chosen = given, shown = SHOWN, sorted = '', down = false;
 
 function make(tag, given = {}, ...inside) {
   const node = Object.assign(document.createElement(tag), given);
@@ -17,6 +18,56 @@ const look = cell => cell.Fits.split(' ')[0];
 const number = text => Number(text) || 0;
 const split = cell => Object.entries(words).filter(([head]) => number(cell[head]))
   .map(([head, word]) => word + ' ' + cell[head]).join(', ');
+
+// ---- recipes of a cell, and the answer for another host memory ----
+
+const recipes = cell => cell.Recipes.split('; ').filter(Boolean).map(text => {
+  const all = text.split(' ');
+  const one = Object.fromEntries(figures.map((name, i) => [name, all[i]]));
+  one.kinds = Object.fromEntries(Object.keys(words).map((head, i) => [head, all[figures.length + i]]));
+  return one;
+});
+
+// The rule of the planner: the host counts only if the GPU's memory may suffice.
+function verdict(one, host) {
+  if (one.gpu === 'no' || one.host === '-') return one.gpu;
+  const most = number(one.hostMost), least = 2 * number(one.host) - most;
+  if (most <= host) return one.gpu;
+  return least <= host ? 'tight' : 'host';
+}
+
+const half = one => number(one.stepSpread) / number(one.step) / 2;
+const faster = (one, other) =>
+  number(one.step) * (1 + half(one)) < number(other.step) * (1 - half(other));
+
+// The cell's own recipe if it still fits and none that now fits is surely faster; else the fastest.
+function pick(all, host) {
+  const [own] = all;
+  for (const word of ['yes', 'tight']) {
+    const able = all.filter(one => verdict(one, host) === word && one.step !== '-');
+    if (!able.length) continue;
+    const best = able.reduce((a, b) => number(b.step) < number(a.step) ? b : a);
+    return able.includes(own) && !faster(best, own) ? own : best;
+  }
+  const lacks = one => Math.max(number(one.hostMost) / host, one.gpu === 'no' ? 2 : 0);
+  return all.reduce((a, b) => lacks(b) < lacks(a) ? b : a);
+}
+
+function hosted(cell, host) {
+  const all = recipes(cell);
+  if (!host || !all.length) return cell;
+  const one = pick(all, host);
+  const own = one.recipe === cell.Recipe;
+  const more = ` --host-memory ${host}GiB`;
+  const times = one.step === '-' ? ['', ''] : [one.step, one.stepSpread];
+  return {
+    ...cell, ...one.kinds, Recipe: one.recipe, Fits: verdict(one, host), 'Needs GiB': one.need,
+    'Needs +-': one.spread, 'Host GiB': one.host, 'Host has': String(host), 'Step s': times[0],
+    '+-': times[1], Speed: own ? cell.Speed : '', 'Too large': own ? cell['Too large'] : '',
+    Command: cell.Command.replace(/ --recipes .*/, '') + more,
+    Export: cell.Export && cell.Export.replace(cell.Recipe, one.recipe) + more,
+  };
+}
 
 // The categories at the peak instant, as shares of the card, or of the need where that is more.
 function bar(cell) {
@@ -30,6 +81,60 @@ function bar(cell) {
     node.append(part);
   });
   return node;
+}
+
+// ---- answers ----
+
+function sentence(cell) {
+  if (look(cell) === 'not') return `not predicted: ${cell.Recipe}`;
+  const need = `needs ${cell['Needs GiB']} +- ${cell['Needs +-']} of ${cell['Has GiB']} GiB`;
+  const time = cell['Step s'] ? `, ${cell['Step s']} +- ${cell['+-']} s a step` : '';
+  const speed = cell.Speed ? `, ${cell.Speed}` : '';
+  return `${need}${look(cell) === 'no' ? '' : time + speed}`;
+}
+
+const parts = cell => Object.entries(words).flatMap(([head, word], i) => number(cell[head])
+  ? [make('span', {}, make('i', { className: 'c' + i }), `${word} ${cell[head]}`), ' '] : []);
+
+function rivals(cell) {
+  const host = number(cell['Host has']);
+  const all = recipes(cell).filter(one => one.recipe !== cell.Recipe);
+  if (!all.length) return '';
+  const row = one => make('tr', {}, make('td', {}, make('code', {}, one.recipe)),
+    make('td', { className: 'f ' + verdict(one, host) }, verdict(one, host)),
+    ...['need', 'host', 'step'].map(name => make('td', { className: 'n' }, one[name])));
+  const heads = ['Other recipes', 'Fits', 'GiB', 'Host', 'Step s'];
+  const top = make('tr', {}, ...heads.map(head => make('th', {}, head)));
+  return make('div', { className: 'scroll' },
+    make('table', { className: 'rivals' }, make('thead', {}, top), make('tbody', {}, ...all.map(row))));
+}
+
+function answer(cell) {
+  const host = cell['Host GiB'] && cell['Host GiB'] !== '-' &&
+    `Host memory: ${cell['Host GiB']} of ${cell['Host has']} GiB of a node.`;
+  const more = [host, cell['Too large'] && `Too large with it: ${cell['Too large']}.`]
+    .filter(Boolean).join(' ');
+  const told = verdicts[look(cell)];
+  const commands = [['Plan it', cell.Command], ['Export it to your trainer', cell.Export]]
+    .filter(([, text]) => text)
+    .map(([word, text]) => make('p', {}, word + ': ', make('code', { className: 'all' }, text)));
+  const what = [cell.Training, `${cell.GPUs} x ${cell.Card}`, cell.Sample].filter(Boolean).join(', ');
+  return make('article', {}, make('h2', {}, `${cell.Model}: ${what}`),
+    make('p', {}, make('span', { className: 'f ' + look(cell) }, told), ' ',
+      look(cell) === 'not' ? '' : make('code', { className: 'best' }, cell.Recipe)),
+    make('p', {}, sentence(cell)), split(cell) ? bar(cell) : '',
+    split(cell) ? make('p', { className: 'parts' }, 'At the peak, GiB: ', ...parts(cell)) : '',
+    make('p', { className: 'note' }, more),
+    ...commands, rivals(cell));
+}
+
+function answers() {
+  const asked = at('Model').value && at('Card').value;
+  const some = asked && chosen.length && chosen.length <= ANSWERS ? chosen : [];
+  const hint = 'Choose a model, a card and a number of GPUs: the answers appear here, and the '
+    + "address of the page then names the question. Each answer is the fastest recipe that fits.";
+  at('answers').replaceChildren(...some.length ? some.map(answer)
+    : [make('p', { className: 'note' }, hint)]);
 }
 
 function details(cell) {
@@ -71,8 +176,9 @@ function square(group) {
     ...group.map(cell => make('i', { className: look(cell) })), text);
   node.addEventListener('click', () => {
     for (const name of ['Model', 'Card']) at(name).value = first[name];
+    if (!at('GPUs').value) at('GPUs').value = first.GPUs;
     filter();
-    at('cells').scrollIntoView();
+    at('answers').scrollIntoView();
   });
   return node;
 }
@@ -91,20 +197,67 @@ function overview() {
 }
 
 function list() {
-  at('rows').replaceChildren(...chosen.slice(0, shown).map(row));
-  at('more').hidden = chosen.length <= shown;
-  at('more').textContent = `Show all ${chosen.length}`;
+  const value = cell => numbers.includes(sorted) ? parseFloat(cell[sorted]) : cell[sorted];
+  const missing = cell => cell[sorted] === '' || Number.isNaN(value(cell));
+  const order = (a, b) => missing(a) - missing(b) ||
+    (down ? -1 : 1) * (value(a) < value(b) ? -1 : value(a) > value(b) ? 1 : 0);
+  const rows = sorted ? [...chosen].sort(order) : chosen;
+  for (const head of document.querySelectorAll('th[data-sort]')) {
+    head.ariaSort = head.dataset.sort !== sorted ? 'none' : down ? 'descending' : 'ascending';
+  }
+  at('rows').replaceChildren(...rows.slice(0, shown).map(row));
+  at('more').hidden = rows.length <= shown;
+  at('more').textContent = `Show all ${rows.length}`;
 }
 
 function filter() {
-  chosen = cells.filter(cell => selects.every(s => !s.value || cell[s.id] === s.value));
+  const host = number(at('host').value);
+  cells = host ? given.map(cell => hosted(cell, host)) : given;
+  chosen = cells.filter(cell => selects.every(s => !s.value || matches(cell, s)));
   shown = SHOWN;
   at('count').textContent = `${chosen.length} of ${cells.length} cells`;
+  answers();
   overview();
   list();
+  keep();
 }
 
-selects.forEach(s => s.addEventListener('change', filter));
+const matches = (cell, s) => s.id === 'Fits' ? look(cell) === s.value.split(' ')[0]
+  : cell[s.id] === s.value;
+
+// ---- the question in the page's address ----
+
+const controls = () => [...selects, at('host')];
+
+function keep() {
+  const pairs = controls().filter(c => c.value).map(c => [c.id, c.value]);
+  if (sorted) pairs.push(['sort', (down ? '-' : '') + sorted]);
+  const text = new URLSearchParams(pairs).toString();
+  if (text !== location.hash.slice(1)) history.replaceState(null, '', text ? '#' + text : '#');
+}
+
+function read() {
+  const asked = new URLSearchParams(location.hash.slice(1));
+  for (const one of controls()) {
+    one.value = asked.get(one.id) ?? '';
+    if (one.selectedIndex < 0) one.value = '';
+  }
+  const text = asked.get('sort') ?? '';
+  down = text.startsWith('-');
+  sorted = plain.includes(text.replace(/^-/, '')) ? text.replace(/^-/, '') : '';
+  filter();
+}
+
+controls().forEach(c => c.addEventListener('input', filter));
+document.querySelector('form').addEventListener('submit', event => event.preventDefault());
 document.querySelector('form').addEventListener('reset', () => setTimeout(filter));
+document.querySelector('#cells thead').addEventListener('click', event => {
+  const head = event.target.closest('th[data-sort]');
+  if (!head) return;
+  [sorted, down] = [head.dataset.sort, head.dataset.sort === sorted && !down];
+  list();
+  keep();
+});
 at('more').addEventListener('click', () => { shown = chosen.length; list(); });
-filter();
+window.addEventListener('hashchange', read);
+read();

@@ -112,10 +112,18 @@ VERDICTS = {
 STYLE, SCRIPT = (Path(__file__).with_name(f"page.{kind}") for kind in ("css", "js"))
 
 
+HOST = (
+    '<label>Host memory, GiB<input id="host" type="number" min="1" step="1" inputmode="numeric" '
+    'placeholder="as assumed"></label>'
+)
+FIGURES = ("recipe", "gpu", "need", "spread", "host", "hostMost", "step", "stepSpread")
+"""Words of a recipe (``cells.recipe_words``) before its categories."""
+
+
 def page(lines: Lines) -> str:
     """Return the text of ``atlas.html``."""
-    chosen = "".join(_select(head, lines) for head in FILTERS)
-    heads = "".join(f"<th>{html.escape(head)}</th>" for head in (*PLAIN, "Recipe and memory", ""))
+    chosen = "".join(_select(head, lines) for head in FILTERS) + HOST
+    heads = "".join(_head(head) for head in PLAIN) + "<th>Recipe and memory</th><th></th>"
     gpus, trainings = values(lines, "GPUs"), values(lines, "Training")
     order = f"{', '.join(gpus)} GPUs, each {', '.join(trainings)}"
     squares = {kind: f'<i class="{kind}"></i>{told}' for kind, told in VERDICTS.items()}
@@ -124,16 +132,18 @@ def page(lines: Lines) -> str:
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>Atlas</title>\n<style>\n{STYLE.read_text('utf-8')}</style></head>\n"
-        f'<body><h1>What fits which card</h1>\n<p class="note">{html.escape(NOTE)}</p>\n'
-        f'<p class="note">{html.escape(covered(lines))}</p>\n'
+        "<body><h1>What fits which card</h1>\n"
         "<noscript><p>The cells are shown by a script; atlas.csv has the same.</p></noscript>\n"
         f'<form>{chosen}<button type="reset">Show all</button><span id="count"></span></form>\n'
+        f'<section id="answers" aria-live="polite"></section>\n'
         "<h2>Models by cards</h2>\n"
         f'<p class="note">A square for each chosen cell ({html.escape(order)}), with its step time '
         "where there is one alone; a click chooses the model and the card.</p>\n"
         f'{_legend(squares.values())}\n<div class="scroll"><table id="overview"></table></div>\n'
-        f'<h2>Cells</h2>\n{_legend(colours)}\n<table id="cells"><thead><tr>{heads}</tr></thead>'
-        '<tbody id="rows"></tbody></table>\n<button id="more" hidden></button>\n'
+        f'<h2>Cells</h2>\n<p class="note">A click on a head sorts.</p>\n{_legend(colours)}\n'
+        f'<table id="cells"><thead><tr>{heads}</tr></thead><tbody id="rows"></tbody></table>\n'
+        '<button id="more" hidden></button>\n<h2>What the numbers rest on</h2>\n'
+        f"<p>{html.escape(NOTE)}</p>\n<p>{html.escape(covered(lines))}</p>\n"
         f'<script type="application/json" id="data">{_data(lines)}</script>\n'
         f"<script>\n{SCRIPT.read_text('utf-8')}</script>\n</body></html>\n"
     )
@@ -141,8 +151,15 @@ def page(lines: Lines) -> str:
 
 def _data(lines: Lines) -> str:
     """Return the script's data; each "<" is escaped so that a text cannot close the element."""
-    what = {"heads": HEADS, "plain": PLAIN, "numbers": NUMBERS, "words": CATEGORIES, "lines": lines}
+    what = {"heads": HEADS, "plain": PLAIN, "numbers": NUMBERS, "words": CATEGORIES}
+    what |= {"figures": FIGURES, "verdicts": VERDICTS, "lines": lines}
     return json.dumps(what, separators=(",", ":")).replace("<", "\\u003c").replace("],[", "],\n[")
+
+
+def _head(name: str) -> str:
+    """Return the head of a column that sorts."""
+    text = html.escape(name)
+    return f'<th data-sort="{text}"><button type="button">{text}</button></th>'
 
 
 def _legend(told: Iterable[str]) -> str:
