@@ -97,7 +97,7 @@ def test_what_is_near_the_card_is_traced_on_it(share, more):
     found = cells(ask, *BOTH)[1, OTHER, "all weights"]
     assert SINGLE in of(ask, OTHER)
     alone = cells(Made(near, FASTER, more=more), "--cards", OTHER, "--gpus", "1")
-    assert found.texts == alone[1, OTHER, "all weights"].texts
+    assert found.texts[:-1] == alone[1, OTHER, "all weights"].texts[:-1]
 
 
 @pytest.mark.parametrize("longer", [0.0, 0.8 * NEAR])
