@@ -6,6 +6,8 @@ the engine that the file names, and reads them back from the objects as evidence
 
 from __future__ import annotations
 
+import copy
+import functools
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -53,7 +55,7 @@ def read(path: Path) -> LaunchFile:
     """
     text = text_of(path)
     try:
-        content = parse_yaml(text)
+        content = copy.deepcopy(_parsed(text))
     except ValueError as error:
         raise LaunchFileError(f"{path}: {error}") from None
     kind = content.get("distributed_type") if isinstance(content, dict) else None
@@ -67,6 +69,12 @@ def read(path: Path) -> LaunchFile:
         source=comments[1].removeprefix("Source: ") if len(comments) > 1 else "",
         content=content,
     )
+
+
+@functools.lru_cache
+def _parsed(text: str) -> Any:
+    """Return the data of a YAML text. A plan reads each launch file hundreds of times."""
+    return parse_yaml(text)
 
 
 def text_of(path: Path) -> str:
