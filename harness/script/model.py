@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -176,8 +177,16 @@ def averages_here() -> list[Any]:
     return [thing for thing in _objects() if is_average(thing)]
 
 
-def census(trained: Sequence[nn.Module]) -> Census:
-    """Find the models of this process that are not ``trained``, with their storages."""
+REPLACED = "parameters from before prepare"
+"""Owner of whole parameters that a script keeps, for example in a list for its optimizer, after
+``prepare`` has put sharded ones in their place."""
+
+
+def census(trained: Sequence[nn.Module], before: Sequence[weakref.ref[Any]] = ()) -> Census:
+    """Find the models of this process that are not ``trained``, with their storages.
+
+    ``before``: the trained models' parameters before ``prepare``.
+    """
     found, sizes = Census(), Counter()
     seen: set[int] = set()
     own = {id(m) for model in trained for m in model.modules()}
@@ -192,8 +201,23 @@ def census(trained: Sequence[nn.Module]) -> Census:
                 seen.add(storage._cdata)
                 found.tensors.append(tensor)
                 sizes[type(root).__name__] += storage.nbytes()
+    for tensor in _replaced(trained, before):
+        found.tensors.append(tensor)
+        sizes[REPLACED] += tensor.untyped_storage().nbytes()
     found.by_owner = {name: size for name, size in sizes.most_common() if size}
     return found
+
+
+def _replaced(
+    trained: Sequence[nn.Module], before: Sequence[weakref.ref[Any]]
+) -> list[torch.Tensor]:
+    """Return those of ``before`` that live on, and whose storage no model uses."""
+    now = [p for model in trained for p in model.parameters()]
+    members = {id(p) for p in now}
+    used = {t.untyped_storage()._cdata for p in now for t in stored(p.data)}
+    alive = [p for p in (ref() for ref in before) if p is not None and id(p) not in members]
+    plain = {t.untyped_storage()._cdata: t for p in alive for t in stored(p.data)}
+    return [tensor for place, tensor in plain.items() if place not in used]
 
 
 def _objects() -> Iterator[Any]:

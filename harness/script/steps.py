@@ -88,7 +88,7 @@ class Bench:
         self.inputs = contextlib.ExitStack()
         self.forward_begins = lambda: None
         self.clocked = True
-        self.census: Census = census([trained.module])
+        self.census = self.beside()
         self.order = self._checked() if check else self._measured()
         next(self.order)
         self._start_clock()
@@ -202,7 +202,7 @@ class Bench:
         self.inner.reporter.enter("anatomy")
         kinds = dict.fromkeys((self.trained.accelerator.device.type, "cpu"))
         for kind in list(kinds)[:1] if once else kinds:
-            now = census([self.trained.module])
+            now = self.beside()
             known = {"ema": now.averages, RESIDENT: now.tensors}
             with tracing(self.trained, kind, known=known) as tracer:
                 del now, known
@@ -242,6 +242,10 @@ class Bench:
         result.accumulation = max(1, self._accumulation())
         result.write(self.inner.folder / "result.json")
         return result
+
+    def beside(self) -> Census:
+        """Return the tensors beside the trained model."""
+        return census([self.trained.module])
 
     def facts(self) -> dict[str, Any]:
         """Return what the run has shown of the script; ``harness.script.watch`` adds its own."""

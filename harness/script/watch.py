@@ -9,6 +9,7 @@ import gc
 import os
 import sys
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,10 +21,13 @@ from torch.utils.data import DataLoader
 
 from harness.script import settle
 from harness.script.model import (
+    REPLACED,
+    Census,
     Found,
     Joined,
     averages_here,
     blocks_of,
+    census,
     frozen_linears,
     unwrapped,
 )
@@ -48,13 +52,17 @@ class ScriptBench(Bench):
     def facts(self) -> dict[str, Any]:
         return self.watch.facts()
 
+    def beside(self) -> Census:
+        return census([self.trained.module], self.watch.before_prepare)
+
     def global_batch(self) -> int:
         return self.watch.global_batch()
 
     def notes(self) -> list[str]:
         skipped = (f"{name} was left out {n} times" for name, n in self.watch.skipped.items())
+        way_out = {REPLACED: "; delete the script's list of them after prepare"}
         beside = (
-            f"beside the trained model: {name}, {size / 2**20:.0f} MiB"
+            f"beside the trained model: {name}, {size / 2**20:.0f} MiB{way_out.get(name, '')}"
             for name, size in self.census.by_owner.items()
             if size >= 2**20
         )
@@ -90,6 +98,7 @@ class Watch:
         self.backwards = self.accumulating = self.swallowed = self.forwards = 0
         self.in_accumulate = self.ever_stepped = False
         self.ended: BaseException | None = None
+        self.before_prepare: list[weakref.ref[Any]] = []
         self.clip: float | None = None
         self.notes: list[str] = []
         self.skipped: Counter[str] = Counter()
@@ -153,6 +162,7 @@ class Watch:
         scratch = self.reporter.own / "nvme"
         settle.settle_prepare(accelerator, self.row, models, micro, scratch)
         self.models += models
+        self.before_prepare += [weakref.ref(p) for m in models for p in m.parameters()]
         return given
 
     def _check_frozen(self, given: Sequence[Any]) -> None:

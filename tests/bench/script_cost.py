@@ -1,117 +1,154 @@
-"""Cost of watching a user's script: seconds of a step with the runner against the script alone.
+"""Cost of watching a user's script: seconds of a watched step against a bare one.
 
-    PYTHONPATH=. .venv/bin/python tests/bench/script_cost.py [--steps 12] [--pairs 4]
+    PYTHONPATH=. .venv/bin/python tests/bench/script_cost.py [--steps 150]
 
-Processes of three kinds take turns, each pair in another order:
+One process runs the script under ``harness.script.run``. In the steps that a row times, every
+other step is bare: the patches of ``Accelerator``, the optimizers' hooks and the model's hook are
+taken out. Each watched step is set against the mean of its two bare neighbours, so that a drift of
+the machine cancels. The line shows the median of these differences and its standard error (1.25
+times the deviation of a median, from the quartiles). Goal: below 1 % of a step.
 
-- alone: the script by itself.
-- again: the same once more. Its distance from the first is what this bench cannot resolve.
-- watched: the script under ``harness.script.run``, in the steps that a row times.
-
-All have one clock, a hook behind each optimizer step, so that the time between two hooks is one
-step with all that the runner does in it. For each pair the medians are set against those of the
-script alone; the median of these ratios is printed. Goal: below 1 % of a step. On a busy machine
-trust CPU seconds, and the spread of the pairs.
+The small model shows the cost in microseconds, the large one its share of a longer step. The
+reporter's thread runs beside bare steps too, so its processor time is counted by itself.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
-import json
+import builtins
+import math
 import os
-import runpy
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 from harness import ROOT
 
-KINDS = ("alone", "again", "watched")
 SCRIPT = ROOT / "tests" / "script" / "scripts" / "train.py"
-SIZE = ("--width", "384", "--depth", "8", "--train_batch_size", "16", "--seed", "1")
-WARMUP = 2
-FURTHER = 8
-"""Steps besides the timed ones; more than a row takes before and after them."""
+LOOP = "for (clean,) in loader:\n"
+SIZES = {"small": ("32", "3", "2"), "large": ("384", "8", "16")}
+"""Width, depth and batch of each model."""
 
 
 def main() -> None:
-    """Print a line for each kind."""
+    """Print a line for each size, each from a process of its own."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--pairs", type=int, default=4)
-    parser.add_argument("--as", dest="kind", choices=KINDS, help="be one of the processes")
+    parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--size", choices=SIZES, help="run this size in this process")
     given = parser.parse_args()
-    if given.kind:
-        print(json.dumps(steps_of(given.kind, given.steps)))
+    if given.size:
+        measure(given.size, given.steps)
         return
-    seen: dict[str, list[dict[str, float]]] = {kind: [] for kind in KINDS}
-    for pair in range(given.pairs):
-        turn = pair % len(KINDS)
-        for kind in KINDS[turn:] + KINDS[:turn]:
-            seen[kind].append(asked(kind))
-    for kind in KINDS:
-        report(kind, seen[kind], seen["alone"])
-
-
-def asked(kind: str) -> dict[str, float]:
-    """Return the medians of one process."""
-    words = [sys.executable, *sys.argv, "--as", kind]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(done.stderr[-2000:])
-    return json.loads(done.stdout.splitlines()[-1])
+    for size in SIZES:
+        words = [sys.executable, __file__, "--steps", str(given.steps), "--size", size]
+        subprocess.run(words, cwd=ROOT, env=env, check=True)
 
 
-def report(kind: str, seen: list[dict[str, float]], alone: list[dict[str, float]]) -> None:
-    """Print a kind's medians and its distance from the script alone, with the pairs' spread."""
-    middle = {name: statistics.median(one[name] for one in seen) for name in seen[0]}
-    print(f"{kind:8} wall {middle['wall'] * 1e3:8.1f} ms  CPU {middle['cpu'] * 1e3:8.1f} ms")
-    for name in ("wall", "cpu") if kind != "alone" else ():
-        off = sorted(100 * (a[name] / b[name] - 1) for a, b in zip(seen, alone, strict=True))
-        spread = f"pairs {off[0]:+.2f} to {off[-1]:+.2f}"
-        print(f"         {name} off by {statistics.median(off):+.2f} % ({spread})")
+def measure(size: str, steps: int) -> None:
+    """Run the script watched, with every other timed step bare, and print the difference."""
+    from harness.script import run, watch
+
+    switch = Switch()
+
+    class Kept(watch.Watch):
+        def __init__(self, *given: Any, **named: Any) -> None:
+            super().__init__(*given, **named)
+            switch.watch = self
+
+    width, depth, batch = SIZES[size]
+    with tempfile.TemporaryDirectory() as name, mock.patch.object(run, "Watch", Kept):
+        script = Path(name, "train.py")
+        marked = f"{LOOP}            mark()\n"
+        script.write_text(SCRIPT.read_text().replace(LOOP, marked))
+        builtins.mark = switch.mark
+        given = ["--recipe", "single", "--steps", str(steps), "--out", name, "--", str(script)]
+        given += ["--width", width, "--depth", depth, "--train_batch_size", batch]
+        code = run.main([*given, "--output_dir", name, "--max_train_steps", str(4 * steps + 40)])
+        assert code == 0 and (Path(name) / "result.json").is_file()
+    switch.report(size)
 
 
-def steps_of(kind: str, steps: int) -> dict[str, float]:
-    """Return the medians of this process's steps, in seconds of the clock and of the CPU."""
-    from torch.optim.optimizer import register_optimizer_step_post_hook
+class Switch:
+    """Takes the runner's patches out for every other timed step, and times all of them."""
 
-    ends: list[tuple[float, float]] = []
-    register_optimizer_step_post_hook(
-        lambda *_: ends.append((time.perf_counter(), time.process_time()))
-    )
-    with tempfile.TemporaryDirectory() as name:
-        words = [*SIZE, "--output_dir", f"{name}/output"]
-        words += ["--max_train_steps", str(WARMUP + steps + FURTHER)]
-        first = watched(Path(name), words, steps) if kind == "watched" else alone(words)
-    timed = ends[first - 1 : first + steps]
-    apart = [[b - a for a, b in itertools.pairwise(one)] for one in zip(*timed, strict=True)]
-    return dict(zip(("wall", "cpu"), map(statistics.median, apart), strict=True))
+    def __init__(self) -> None:
+        self.watch: Any = None
+        self.bare = False
+        self.marks: list[tuple[bool, float]] = []
+        self.out: list[tuple[Any, dict[Any, Any]]] = []
+        self.threads = self.began = self.spent = 0.0
+
+    def mark(self) -> None:
+        """Receive the start of a step."""
+        if self.watch.reporter.phase != "measure":
+            return
+        if not self.marks:
+            self.began, self.threads = time.perf_counter(), seconds_of_threads()
+        self.set(not self.bare)
+        self.marks.append((self.bare, time.perf_counter()))
+        self.spent = seconds_of_threads() - self.threads
+
+    def set(self, bare: bool) -> None:
+        """Take the patches out, or put them back."""
+        from accelerate import Accelerator
+        from torch.optim import optimizer
+
+        self.bare = bare
+        if not bare:
+            for place, kept in self.out:
+                if isinstance(place, dict):
+                    place.update(kept)
+                else:
+                    for name, patched in kept.items():
+                        setattr(place, name, patched)
+            return
+        names = ("accumulate", "backward", "clip_grad_norm_")
+        methods = {name: getattr(Accelerator, name) for name in names}
+        hooks = [optimizer._global_optimizer_pre_hooks, optimizer._global_optimizer_post_hooks]
+        hooks += [model._forward_pre_hooks for model in self.watch.wrapped]
+        self.out = [(Accelerator, methods), *((place, dict(place)) for place in hooks)]
+        assert all(kept for _, kept in self.out)
+        for name, patched in methods.items():
+            setattr(Accelerator, name, patched.__wrapped__)
+        for place in hooks:
+            place.clear()
+
+    def report(self, size: str) -> None:
+        """Print the median difference of watched steps from their bare neighbours."""
+        took = [b[1] - a[1] for a, b in zip(self.marks, self.marks[1:], strict=False)]
+        kinds = [bare for bare, _ in self.marks[:-1]]
+        off = [
+            took[i] - (took[i - 1] + took[i + 1]) / 2
+            for i in range(1, len(took) - 1)
+            if not kinds[i]
+        ]
+        low, middle, high = statistics.quantiles(off, n=4)
+        error = 1.25 * (high - low) / 1.35 / math.sqrt(len(off))
+        step = statistics.median(t for t, bare in zip(took, kinds, strict=True) if bare)
+        whole = self.marks[-1][1] - self.began
+        print(
+            f"{size}: a bare step takes {step * 1e3:.2f} ms; watching adds {middle * 1e6:+.0f} "
+            f"+- {error * 1e6:.0f} us ({100 * middle / step:+.2f} +- {100 * error / step:.2f} %) "
+            f"over {len(off)} steps; other threads of Python: {100 * self.spent / whole:.3f} % "
+            "of one core"
+        )
 
 
-def alone(words: list[str]) -> int:
-    """Run the script by itself; return the index of its first timed step."""
-    sys.argv = [str(SCRIPT), *words]
-    runpy.run_path(str(SCRIPT), run_name="__main__")
-    return WARMUP + FURTHER // 2
-
-
-def watched(folder: Path, words: list[str], steps: int) -> int:
-    """Run the script under the runner; return the index of its first timed step."""
-    from harness.result import load
-    from harness.script import run
-    from harness.worker import passes
-
-    given = ["--recipe", "single", "--warmup", str(WARMUP), "--steps", str(steps)]
-    code = run.main([*given, "--out", str(folder), "--", str(SCRIPT), *words])
-    row = load(folder / "result.json")
-    assert code == 0 and len(row.ranks[0].step_seconds) == steps, row.reason
-    return WARMUP + passes.READ + passes.SETTLING
+def seconds_of_threads() -> float:
+    """Return the processor time of Python's threads besides this one, in seconds."""
+    ticks = 0
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread():
+            fields = Path(f"/proc/self/task/{thread.native_id}/stat").read_text().split()
+            ticks += int(fields[13]) + int(fields[14])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 if __name__ == "__main__":

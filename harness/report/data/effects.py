@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from harness.report.data.rows import Group, Row
 from harness.report.figures import derive
-from harness.report.figures.units import CATEGORIES, column, in_sentence, one
+from harness.report.figures.units import ALL_CATEGORIES, column, in_sentence, one
 
 NUMBERED = re.compile(r"(\D+)(\d+)(?=_|$)")
 
@@ -140,7 +140,7 @@ def why(effect: Effect) -> str | None:
 
 def held_at_peak(row: Row) -> dict[str, int]:
     """Return category -> bytes at the traced peak of a step; empty for an untraced row."""
-    sizes = {name: getattr(row.numbers, f"{name}_bytes") for name in CATEGORIES}
+    sizes = {name: getattr(row.numbers, f"{name}_bytes") for name in ALL_CATEGORIES}
     return {} if None in sizes.values() else sizes
 
 

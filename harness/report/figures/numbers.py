@@ -70,6 +70,7 @@ class Numbers:
     ema_bytes: int | None
     activations_bytes: int | None
     workspace_bytes: int | None
+    other_models_bytes: int | None
     beyond_state_bytes: int | None
     untraced_bytes: int | None
     setup_seconds: float
@@ -168,8 +169,9 @@ def _categories(ranks: list[Rank]) -> dict[str, Any]:
     names = (*CATEGORIES, "beyond_state")
     rank = derive.fullest_rank(ranks)
     if rank is None:
-        return {f"{name}_bytes": None for name in (*names, "untraced")}
+        return {f"{name}_bytes": None for name in (*names, "other_models", "untraced")}
     sizes = {f"{name}_bytes": getattr(rank.categories, name) for name in names}
+    sizes["other_models_bytes"] = rank.categories.resident
     return {**sizes, "untraced_bytes": derive.untraced_bytes(rank)}
 
 

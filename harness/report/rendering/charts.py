@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from harness.report.data.rows import Group, Row
 from harness.report.figures import derive, parity, units
-from harness.report.figures.units import CATEGORIES, title
+from harness.report.figures.units import ALL_CATEGORIES, title
 from harness.report.rendering.svg import (
     COLOURS,
     DASHES,
@@ -31,11 +31,11 @@ from harness.report.rendering.svg import (
 
 LABEL = 12.0
 """Height of a tick's label."""
-STACK = (*CATEGORIES, "untraced")
+STACK = (*ALL_CATEGORIES, "untraced")
 COLOUR_OF = dict(
     zip(
         STACK,
-        ("#0072b2", "#d55e00", "#e69f00", "#cc79a7", "#009e73", "#56b4e9", "#c4c4c4"),
+        ("#0072b2", "#d55e00", "#e69f00", "#cc79a7", "#009e73", "#56b4e9", "#8c6d31", "#c4c4c4"),
         strict=True,
     )
 )
@@ -95,9 +95,13 @@ def _size(row: Row, name: str) -> int:
     return max(0, getattr(row.numbers, f"{name}_bytes") or 0)
 
 
-def split_legend(meter: str) -> list[tuple[str, str]]:
-    """Return the name and colour of each category, in the order of the stack."""
-    names = STACK if meter == "cuda" else CATEGORIES
+def split_legend(group: Group) -> list[tuple[str, str]]:
+    """Return the name and colour of each category, in the order of the stack.
+
+    Other models and untraced bytes are left out if no row has any.
+    """
+    rows, always = group.rows, ALL_CATEGORIES[:-1]
+    names = [n for n in STACK if n in always or any(_size(row, n) for row in rows)]
     return [(title(name), COLOUR_OF[name]) for name in names]
 
 

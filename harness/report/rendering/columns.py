@@ -12,7 +12,7 @@ from harness.report.data.grid import Column
 from harness.report.data.rows import Row, Unfinished
 from harness.report.figures import derive, parity, units
 from harness.report.figures.numbers import Numbers
-from harness.report.figures.units import CATEGORIES, title
+from harness.report.figures.units import ALL_CATEGORIES, CATEGORIES, title
 from harness.result import Categories, is_unplaced
 
 # ---- shared columns ----
@@ -312,14 +312,8 @@ def _peak_phase(row: Row) -> str | None:
 
 def traced_peak(row: Row) -> int | None:
     """Return the bytes of all categories together; without a GPU that is the peak."""
-    sizes = [getattr(row.numbers, f"{name}_bytes") for name in CATEGORIES]
-    return None if None in sizes else sum(sizes) + (_other_models(row) or 0)
-
-
-def _other_models(row: Row) -> int | None:
-    """Return the bytes of models beside the trained one, in runs of a user's script."""
-    fullest = derive.fullest_rank([rank for result in row.results for rank in result.ranks])
-    return fullest.categories.resident or None if fullest else None
+    sizes = [getattr(row.numbers, f"{name}_bytes") for name in ALL_CATEGORIES]
+    return None if None in sizes else sum(sizes)
 
 
 # ---- memory tables ----
@@ -353,7 +347,7 @@ SPLIT = (
     Column("Traced peak GiB", traced_peak, "gib"),
     Column("Peak in", lambda r: None if r.first.meter == "cuda" else _peak_phase(r)),
     *(Column(f"{title(name)} GiB", number(f"{name}_bytes"), "gib") for name in CATEGORIES),
-    Column("Other models GiB", _other_models, "gib"),
+    Column("Other models GiB", lambda row: row.numbers.other_models_bytes or None, "gib"),
     Column("Untraced GiB", number("untraced_bytes"), "gib"),
 )
 HOST_SPLIT = (

@@ -184,7 +184,7 @@ def _figure(caption: str, small: str, picture: str, keys: str = "") -> str:
 
 
 def _bars_and_steps(group: Group) -> str:
-    keys = html_parts.colour_keys(charts.split_legend(group.meter))
+    keys = html_parts.colour_keys(charts.split_legend(group))
     bars = charts.split_bars(group)
     left = _figure("What the peak is made of", "one step, on the fullest rank", bars, keys)
     right = _figure(
