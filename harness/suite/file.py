@@ -24,7 +24,7 @@ ALL = "all"
 FIELDS = {f.name: type(f.default) for f in dataclasses.fields(Spec) if f.name != "recipe"}
 SETTINGS = {k: v for k, v in FIELDS.items() if k not in ("device", "repeat", "nodes")}
 FIT = "fit"
-BLOCK = {**SETTINGS, "per_process_batch": int}
+BLOCK = {**SETTINGS, "per_process_batch": int, "repeat": int}
 TOP = {
     "name": str,
     "title": str,
@@ -74,7 +74,8 @@ class Suite:
     ``settings`` may hold ``processes: all`` and ``per_process_batch`` (a number or ``fit``), which
     ``specs`` replaces by numbers. ``story`` names the analysis of all rows; the report defines the
     analyses. ``noise_floor`` is the number of measurements of the reference row; with 1 the noise
-    is unknown. ``path`` is the suite's file.
+    is unknown. ``repeat`` is the number of rounds in which every row is measured once. ``path`` is
+    the suite's file.
     """
 
     path: Path
@@ -87,6 +88,7 @@ class Suite:
     rows: tuple[SuiteRow, ...]
     story: str = ""
     noise_floor: int = NOISE_FLOOR
+    repeat: int = 1
 
 
 def known_suites() -> dict[str, Path]:
@@ -139,6 +141,7 @@ def _framed(name: str, device: str) -> tuple[Suite, dict[str, Any]]:
     often = data.get("noise_floor", NOISE_FLOOR)
     if often < 1:
         raise SuiteError(f"{path}: noise_floor is {often}; write at least 1 (1: no floor)")
+    settings = _settings(path, block, data[block], BLOCK)
     frame = Suite(
         path=path,
         name=data.get("name", path.stem),
@@ -147,7 +150,8 @@ def _framed(name: str, device: str) -> tuple[Suite, dict[str, Any]]:
         reference="",
         timeout_seconds=float(data.get("timeout_seconds", TIMEOUT_SECONDS)),
         device=device,
-        settings=_settings(path, block, data[block], BLOCK),
+        repeat=settings.pop("repeat", 1),
+        settings=settings,
         rows=(),
         noise_floor=often,
     )

@@ -39,6 +39,7 @@ def ad_hoc(recipes: Iterable[str], device: str, workload: str = TRAIN) -> Suite:
         name="recipes",
         title="Recipes of the command line",
         story="",
+        repeat=1,
         reference=texts[0],
         rows=tuple(SuiteRow(recipe=text) for text in texts),
     )
@@ -162,12 +163,11 @@ def unreplicated(text: str, device: str) -> str:
 def specs(
     suite: Suite, overrides: Mapping[str, Any], *, gpus: int = 0, gpu_bytes: int = 0
 ) -> list[Spec]:
-    """Return one spec per row and repetition: the reference row first, repetitions one after
-    another.
+    """Return one spec per row and repetition, in rounds that each begin with the reference row.
 
     Args:
         overrides: Spec fields from the command line; they win. ``repeat`` is the number of
-            repetitions.
+            rounds.
         gpus: value of ``processes: all`` on a GPU machine.
         gpu_bytes: memory of the smallest GPU, for ``per_process_batch: fit``.
 
@@ -175,7 +175,7 @@ def specs(
         SuiteError: ``processes: all`` or ``per_process_batch: fit`` without a GPU.
     """
     given = {k: v for k, v in overrides.items() if v is not None}
-    repeats = given.pop("repeat", 1)
+    repeats = given.pop("repeat", suite.repeat)
     for name, number in (("repeat", repeats), ("processes", given.get("processes", 1))):
         if number < 1:  # a single-process recipe would ignore it
             raise SuiteError(f"{name} is {number}; give --{name} at least 1")
