@@ -179,7 +179,9 @@ class ScriptAttend(Attend):
 
     def refuses(self, launch: RunContext) -> str | None:
         if KERNELS[self.kernel] is None:
-            return f"a script's attention cannot be replaced by {self.kernel}; take attend:kernel=math"
+            return (
+                f"a script's attention cannot be replaced by {self.kernel}; take attend:kernel=math"
+            )
         return None
 
     def edit_model(self, module: Any, subject: Subject) -> None:
