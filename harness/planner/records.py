@@ -141,13 +141,18 @@ def find(model: str, name: str) -> Prediction | None:
     line = _lines(_path(model)).get(name)
     if line is None:
         return None
-    found = Record(*json.loads(line))
+    found = record_of(line)
     return dataclasses.replace(read(found.prediction), recorded=found.day)
 
 
-def all_of(model: str) -> dict[str, Record]:
-    """Return name -> record of a model, stale ones included."""
-    return {name: Record(*json.loads(line)) for name, line in _lines(_path(model)).items()}
+def lines(model: str) -> dict[str, str]:
+    """Return name -> JSON of each record of a model, those of other code included."""
+    return dict(_lines(_path(model)))
+
+
+def record_of(line: str) -> Record:
+    """Return the record of its JSON."""
+    return Record(*json.loads(line))
 
 
 def line_of(day: str, spec: dict[str, Any], kind: str, found: Prediction) -> str:
@@ -157,10 +162,10 @@ def line_of(day: str, spec: dict[str, Any], kind: str, found: Prediction) -> str
     return OWN_LINE.sub(r'"\1"', json.dumps(record, separators=(",", ":")))
 
 
-def write(model: str, lines: Mapping[str, str]) -> None:
+def write(model: str, found: Mapping[str, str]) -> None:
     """Replace the records of a model by name -> JSON (``line_of``)."""
     path = _path(model)
-    text = "".join(f"{name}\t{line}\n" for name, line in sorted(lines.items()))
+    text = "".join(f"{name}\t{line}\n" for name, line in sorted(found.items()))
     path.parent.mkdir(exist_ok=True)
     part = path.with_suffix(".part")
     part.write_bytes(lzma.compress(text.encode(), preset=9 | lzma.PRESET_EXTREME))

@@ -4,15 +4,22 @@
 prediction that these plans make (``harness.planner.records``). Predictions that are recorded
 already are not made again, so it can be stopped at any time. What is asked for first comes first:
 one GPU before several, common cards before others. ``--check`` lists what has a record.
+
+After a change of code ``--carry`` traces one record of each combination of strategies anew, and
+keeps the others of a combination that comes out alike.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import itertools
+import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
 from rich.console import Console
 
@@ -22,9 +29,8 @@ from harness.planner.plan.candidates import Asked, asked_for, lattice_of
 from harness.planner.plan.command import add_arguments
 from harness.planner.plan.lattice import ADAPTED
 from harness.planner.plan.tracing import Asking, PlanProgress
-from harness.planner.records import Record, line_of
+from harness.planner.records import Record, line_of, record_of
 from harness.planner.verdict import Fit
-from harness.prediction import read
 from harness.resolve import Resolved, resolve
 from harness.spec import Spec
 from harness.subjects.library import families
@@ -57,43 +63,95 @@ def asked(model: str, gpus: int, card: str) -> tuple[Asked, list[Resolved]]:
     return found, lattice_of(options, found)
 
 
-class Ledger:
-    """Current records of one model, to which new ones are added."""
-
-    def __init__(self, model: str, day: str) -> None:
-        self.model, self.day = model, day
-        self.lines = {
-            name: line_of(one.day, one.spec, one.kind, read(one.prediction))
-            for name, one in records.all_of(model).items()
-            if current(name, one)
-        }
-
-    def add(self, fits: Sequence[Fit]) -> int:
-        """Record the traces of ``fits`` that have no record, and return their number."""
-        before = len(self.lines)
-        for fit in fits:
-            row, kind = fit.resolved, overhead.preferred(fit.gpu.capability)
-            if fit.prediction.method == "trace":
-                line = line_of(self.day, row.spec.to_dict(), kind, fit.prediction)
-                self.lines.setdefault(pool.name(row, kind), line)
-        if len(self.lines) > before:
-            records.write(self.model, self.lines)
-        return len(self.lines) - before
+def add(model: str, fits: Sequence[Fit], day: str) -> int:
+    """Record the traces of ``fits`` that have no record, and return their number."""
+    known = records.lines(model)
+    new: dict[str, str] = {}
+    for fit in fits:
+        row, kind = fit.resolved, overhead.preferred(fit.gpu.capability)
+        name = pool.name(row, kind)
+        if fit.prediction.method == "trace" and name not in known:
+            new[name] = line_of(day, row.spec.to_dict(), kind, fit.prediction)
+    if new:
+        records.write(model, known | new)
+    return len(new)
 
 
-def current(name: str, record: Record) -> bool:
-    """Return True if today's code and libraries would find this record."""
-    try:
-        return pool.name(resolve(Spec(**record.spec)), record.kind) == name
-    except (BadInput, TypeError):
-        return False
+# ---- records of other code ----
+
+
+class Kept(NamedTuple):
+    """A record by its name, and its row; None if today's code cannot resolve it."""
+
+    name: str
+    record: Record
+    row: Resolved | None
+
+    @property
+    def today(self) -> str:
+        """The name that today's code and libraries give it; empty for no row."""
+        return pool.name(self.row, self.record.kind) if self.row else ""
+
+
+def of_model(model: str) -> list[Kept]:
+    """Return all records of a model."""
+    found = []
+    for name, line in records.lines(model).items():
+        record, row = record_of(line), None
+        with contextlib.suppress(BadInput, TypeError):
+            row = resolve(Spec(**record.spec))
+        found.append(Kept(name, record, row if row and not row.refusal else None))
+    return found
+
+
+def carry(models: Sequence[str], console: Console) -> None:
+    """Trace one record of other code anew for each combination of code, and keep what is alike.
+
+    A combination is an engine with strategies (``records.roots``) on a kind of card. If its trace
+    is the same to the byte, its other records are kept under today's names; else all go.
+    """
+    groups: dict[tuple[str, ...], list[tuple[str, Kept]]] = {}
+    for model in models:
+        for one in of_model(model):
+            if one.today != one.name:
+                roots = sorted(records.roots(one.row)) if one.row else ()
+                groups.setdefault((one.record.kind, *roots), []).append((model, one))
+    for some in groups.values():
+        first = min((one for _, one in some if one.row), key=_cost, default=None)
+        good = first is not None and same(first)
+        for model in dict(some):
+            _rename(model, {one.name: one.today if good else "" for m, one in some if m == model})
+        what = f"{first.row.spec.model} {first.row.recipe}" if first else "impossible"
+        console.print(f"{'alike' if good else 'gone'}: {what}: {len(some)} records")
+
+
+def _cost(one: Kept) -> tuple[int, int]:
+    return one.row.spec.processes, one.row.subject.parameters
+
+
+def _rename(model: str, names: Mapping[str, str]) -> None:
+    """Give records of a model other names; those without one go."""
+    lines = records.lines(model)
+    old = {name: lines.pop(name) for name in names}
+    records.write(model, {names[name]: line for name, line in old.items() if names[name]} | lines)
+
+
+def same(one: Kept) -> bool:
+    """Return True if a new trace is the recorded one, but for the order of its work."""
+    record = one.record
+    with tempfile.TemporaryDirectory() as folder:
+        (made,) = pool.predict_all([one.row], Path(folder), kind=record.kind, jobs=1)
+    again = record_of(line_of(record.day, record.spec, record.kind, made))
+    for told in (again, record):
+        told.prediction["work"].sort(key=str)
+    return again == record
 
 
 def told(models: Sequence[str]) -> Iterator[str]:
     """Yield a line for each model: its records, and how many of them are current."""
     for model in models:
-        found = records.all_of(model)
-        good = sum(current(*pair) for pair in found.items())
+        found = of_model(model)
+        good = sum(one.today == one.name for one in found)
         yield f"{model}: {len(found)} records, {good} of them of today's code"
 
 
@@ -102,20 +160,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="*")
     parser.add_argument("--check", action="store_true")
+    parser.add_argument("--carry", action="store_true")
     options, console = parser.parse_args(), Console(soft_wrap=True)
     known = [name for name in families.table() if name not in FIRST]
     models = options.models or [*FIRST, *known]
     if options.check:
         console.print("\n".join(told(models)), highlight=False)
         return
+    if options.carry:
+        carry(models, console)
+        return
     day, began, made = datetime.date.today().isoformat(), time.time(), 0
-    ledgers = {model: Ledger(model, day) for model in models}
     with pool.kept_workers():
         for model, gpus, card, adapters in places(models):
             plan, lattice = asked(model, gpus, card)
             rows = [row for row in lattice if (ADAPTED in row.launch.traits) is adapters]
             fits = Asking(plan, 1, PlanProgress(console)).search(rows)[0] if rows else []
-            made += ledgers[model].add(fits)
+            made += add(model, fits, day)
             minutes = (time.time() - began) / 60
             what = f"{model} on {gpus} x {card}, {'adapters' if adapters else 'all weights'}"
             console.print(f"{what}: {made} records in {minutes:.1f} min", highlight=False)
