@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from harness.system.cards import parse_bytes
 from strategies.base import BadInput
+from strategies.files import own_table
 from strategies.recipe import nearest
 
 FILE = Path(__file__).with_name("resident_models.yaml")
@@ -37,7 +36,7 @@ class ResidentModel:
 
 @functools.cache
 def _file() -> Mapping[str, Any]:
-    return yaml.safe_load(FILE.read_text(encoding="utf-8"))
+    return own_table(FILE)
 
 
 def table() -> Mapping[str, Mapping[str, Any]]:

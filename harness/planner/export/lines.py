@@ -28,6 +28,7 @@ from harness.resolve import Resolved, resolve
 from harness.spec import Spec
 from strategies.base import BadInput, Sizes, Slot
 from strategies.engine import RunContext, Workload
+from strategies.files import own_table
 from strategies.strategy import Strategy
 
 # ---- rules ----
@@ -46,7 +47,7 @@ CONDITIONS = ("for", "with", "without", "device", "any")
 @functools.cache
 def read(path: Path) -> dict[str, Any]:
     """Read a table of rules."""
-    return yaml.safe_load(path.read_text(encoding="utf-8"))
+    return own_table(path)
 
 
 @functools.cache

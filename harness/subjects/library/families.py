@@ -17,11 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
 from harness.json_files import BadFile, read_json
 from strategies.base import BadInput
-from strategies.files import parse_yaml
+from strategies.files import own_table, parse_yaml
 
 Config = Mapping[str, Any]
 Given = tuple[tuple[int, ...], str]
@@ -292,7 +290,7 @@ class Known:
 @functools.cache
 def table() -> dict[str, Known]:
     """Return name -> preset."""
-    rows = yaml.safe_load(FILE.read_text(encoding="utf-8"))
+    rows = own_table(FILE)
     return {
         name: Known(
             family=FAMILIES[row["class"]],
