@@ -98,8 +98,13 @@ def residents(asked: Sequence[Resolved]) -> Ladder:
     swapped = [*range(depth, AT_ONCE, -1), 0]
     # AT_ONCE of the swapped blocks are on the device at a time.
     weights = [float(depth - count + AT_ONCE if count else depth) for count in swapped]
+
+    def place(row: Resolved) -> int:
+        part = row.recipe.in_slot(Slot.SWAP)
+        return swapped.index(part.blocks if part else 0)
+
     return Ladder(weights=weights, at=lambda row, index: swapping(row, swapped[index]),
-                  named=resident_name, start=len(swapped) - 1)  # fmt: skip
+                  named=resident_name, place=place, start=len(swapped) - 1)  # fmt: skip
 
 
 def swapping(resolved: Resolved, count: int) -> Resolved:

@@ -102,7 +102,12 @@ def models(asked: Sequence[Resolved]) -> Ladder:
         return resolve(dataclasses.replace(resolved.spec, model=sizes[index][0]))
 
     weights = [float(parameters) for _, parameters in sizes]
-    return Ladder(weights=weights, at=at, named=model_name)
+    names = [name for name, _ in sizes]
+
+    def place(row: Resolved) -> int:
+        return names.index(row.spec.model) if row.spec.model in names else -1
+
+    return Ladder(weights=weights, at=at, named=model_name, place=place)
 
 
 def model_name(resolved: Resolved) -> str:

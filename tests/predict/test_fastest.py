@@ -3,7 +3,7 @@ test_bounds.py has real traces."""
 
 from __future__ import annotations
 
-import dataclasses
+import argparse
 import functools
 import json
 from typing import Any
@@ -11,93 +11,22 @@ from typing import Any
 import pytest
 
 from harness import cli
-from harness.memory.record import CATEGORIES, Instant
+from harness.commands.console import make_console
 from harness.planner import pool, verdict
 from harness.planner.plan import fastest
+from harness.planner.plan.command import add_arguments
 from harness.planner.plan.fastest import NEAR, best_of, common, search
-from harness.planner.plan.lattice import Point, lattice
-from harness.planner.verdict import Fit
-from harness.prediction import Prediction, Work
-from harness.resolve import Resolved, resolve
-from harness.spec import Spec, SpecError
+from harness.planner.plan.lattice import Point
+from harness.planner.plan.scale import usual
+from harness.planner.verdict import Fit, judge
+from harness.prediction import Prediction
+from harness.resolve import Resolved
 from harness.system import cards
-from strategies import parse
+from tests.made.lattices import FLUX, predicted, rows_of
 from tests.made.predictions import GIB
 
-FLUX = Spec(
-    recipe="ddp", model="flux-dev", objective="flow", data="synthetic", device="cuda", ema=0.0
-)
-HALF = ("bf16_pure", "bf16")
 MOST = 14
 """Predictions of one plan: as many as it made when its recipes were a list."""
-
-
-@functools.cache
-def rows_of(base: Spec, gpus: int, batch: int = 1, half: tuple[str, ...] = HALF) -> list[Resolved]:
-    spec = dataclasses.replace(base, processes=gpus, global_batch=batch * gpus)
-
-    def row(text: str) -> Resolved:
-        found = resolve(dataclasses.replace(spec, recipe=parse(text, ema=False).text))
-        if found.refusal:
-            raise SpecError(found.refusal)
-        return found
-
-    return lattice(row, gpus > 1, half, whole_only=False)
-
-
-# ---- made-up predictions ----
-
-
-def work(row: Resolved, tokens: float) -> list[Work]:
-    """Products, casts, copies and collectives of a step, in proportion to ``tokens``."""
-    one, size, ranks = Point(row), row.subject.parameters, row.launch.processes
-    frozen = one.adapted
-    flops = int(2e3 * tokens * size)
-    again, kept = (0.0, 0.15, 1.0)[one.level], size * (1 if frozen else 3)
-
-    def op(phase: str, kind: str, count: float, **more: int) -> Work:
-        given = {"flops": 0, "bytes": 0, **more}
-        return Work(phase=phase, kind=kind, dtype="bfloat16", count=max(1, round(count)), **given)
-
-    found = [op("forward", "product", 100, flops=flops // 100)]
-    found += [op("backward", "product", 100 * (again + 1 + (not frozen)), flops=flops // 100)]
-    found += [op(phase, "memory", 50, bytes=size // 50) for phase in ("forward", "backward")]
-    if one.quantized or one.weight_bytes == 4:
-        found += [op(phase, "memory", 20, bytes=size // 4) for phase in ("forward", "backward")]
-    if one.swapped:
-        moved = int(one.element_bytes * one.streamed)
-        found += [op("forward", "streamed", 1, bytes=moved)]
-    if "host_optimizer" in row.launch.traits and not frozen:
-        found += [op("optimizer", "host", 1, bytes=28 * size // ranks)]
-    elif not frozen:
-        found += [op("optimizer", "memory", 10, bytes=kept // 10)]
-    if row.launch.engine.place("parameters") != "device":
-        found += [op(phase, "transfer", 1, bytes=2 * size // ranks) for phase in
-                  ("forward", "backward")]  # fmt: skip
-    if "split_parameters" in row.launch.traits:
-        found += [op(phase, "collective", 57, bytes=2 * size // 57) for phase in
-                  ("forward", "backward")]  # fmt: skip
-    if ranks > 1 and not frozen:
-        found += [op("backward", "overlapped", 57, bytes=4 * size // 57)]
-    return found
-
-
-def predicted(row: Resolved, tokens: float) -> Prediction:
-    """A step whose activations are ``tokens`` times the weights, or less if recomputed."""
-    one = Point(row)
-    kept = int(tokens * row.subject.parameters * (2.0, 1.2, 0.1)[one.level])
-    kept *= 1 if {"pure_bf16", "float_master"} & row.launch.traits else 2
-    state = int(one.state_bytes)
-    size = state + max(kept, int(one.gradient_bytes))
-    sums = {**dict.fromkeys(CATEGORIES, 0), "activations": kept, "parameters": state}
-    instant = Instant(bytes=size, phase="forward", op="op", site="", categories=sums, held=[])
-    waits = int(one.element_bytes * one.streamed)
-    if row.launch.engine.place("parameters") != "device":
-        waits += int(row.subject.parameters * (2 if one.adapted else 16) / row.launch.processes)
-    host = dataclasses.replace(instant, bytes=GIB + waits)
-    given = {"allocated": size, "reserved": size, "least": size, "peak": instant, "host": host}
-    more = {"beyond": {"forward": kept, "backward": kept}, "work": work(row, tokens)}
-    return Prediction(recipe=str(row.recipe), device="cuda", method="trace", **given, **more)
 
 
 class Asked:
@@ -212,4 +141,55 @@ def test_a_plan_in_which_nothing_fits_shows_by_how_much(capsys, monkeypatch):
         pool, "predict_all", lambda rows, *_, **__: [predicted(row, 1.0) for row in rows]
     )
     assert cli.main(["plan", "--model", "flux-dev", "--gpu-memory", "1GiB"]) == 0
-    assert "None is predicted to fit. Nearest: " in " ".join(capsys.readouterr().out.split())
+    said = " ".join(capsys.readouterr().out.split())
+    for kind in ("Adapters", "All weights"):
+        assert f"{kind}: none of " in said
+    assert said.count("nearest of those predicted: ") == 2
+
+
+# ---- the other questions of a plan ----
+
+
+@pytest.fixture
+def asked_for_sizes(monkeypatch):
+    """Activations in proportion to the micro batch."""
+    monkeypatch.setattr(
+        pool,
+        "predict_all",
+        lambda rows, *_, **__: [predicted(row, 0.3 * row.micro_batch) for row in rows],
+    )
+
+
+@pytest.mark.parametrize("gib", [6, 24, 80])
+def test_the_largest_batch_is_that_of_the_whole_lattice(gib, asked_for_sizes, capsys, tmp_path):
+    file = tmp_path / "largest.json"
+    words = ["plan", "--model", "flux-dev", "--gpu-memory", f"{gib}GiB", "--largest", "batch"]
+    assert cli.main([*words, "--json", str(file)]) == 0
+    found, gpu = json.loads(file.read_text()), cards.of_size(gib * GIB)
+    for kind in found["searches"]:
+        some = [row for row in rows_of(FLUX, 1)
+                if Point(row).adapted is (kind["training"] == "adapters")]  # fmt: skip
+
+        def fits(batch: int, some=some) -> bool:
+            made = (judge(row, predicted(row, 0.3 * batch), gpu) for row in some)
+            return any(fit.fits for fit in made)
+
+        last = kind["recipes"][-1] if kind["recipes"] else ""
+        sizes = [r["fits"]["micro_batch"] for r in found["rows"] if r["recipe"] == last]
+        largest = max(sizes, default=0)
+        assert (largest == 0 or fits(largest)) and not fits(largest + 1)
+        assert kind["none_at"] == f"micro batch {largest + 1}"
+    assert "is sure to fit" in " ".join(capsys.readouterr().out.split())
+
+
+def test_scaling_compares_the_answer_under_each_sharding(asked_for_sizes):
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    words = ["--model", "flux-dev", "--gpu", "H100-80GB", "--scale", "8", "16"]
+    recipes = usual(parser.parse_args(words), make_console())
+    shardings = {text.split("+")[0] for text in recipes}
+    assert shardings == {"ddp", "fsdp2", "hsdp", "zero2", "zero3"}
+    best = {proof.best.label for proof in hold(
+        rows_of(FLUX, 8), Asked(cards.find("H100-80GB"), functools.partial(predicted, tokens=0.3))
+    )}  # fmt: skip
+    assert best <= set(recipes)

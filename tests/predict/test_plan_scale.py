@@ -28,7 +28,8 @@ def options(*words: str) -> argparse.Namespace:
 
 
 def rows(*words: str) -> list[tuple[str, int, int]]:
-    return [(c.recipe, c.count, c.batch) for c in cells_of(options(*words))]
+    found = options(*words)
+    return [(c.recipe, c.count, c.batch) for c in cells_of(found, found.recipes)]
 
 
 def test_weak_keeps_the_samples_of_a_gpu_and_strong_those_of_a_step():

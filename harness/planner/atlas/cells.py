@@ -18,6 +18,7 @@ from rich.text import Text
 from harness.planner import overhead, verdict
 from harness.planner.plan.answer import gib, rate_in_words
 from harness.planner.plan.candidates import Asked
+from harness.planner.plan.fastest import Search, searches_of
 from harness.planner.plan.lattice import ADAPTED
 from harness.planner.plan.request import export_command
 from harness.planner.plan.table import SHOWN, order
@@ -166,11 +167,15 @@ def of_training(fits: Sequence[Fit], training: str) -> list[Fit]:
     return [fit for fit in fits if (ADAPTED in fit.resolved.launch.traits) == frozen]
 
 
-def cell_of(fits: Sequence[Fit], training: str, named: dict[str, object]) -> Cell:
-    """Return the cell of one training; ``named`` has its model, GPUs and card."""
-    some = of_training(fits, training)
-    best = verdict.fastest(some) or verdict.nearest(some)
-    reason = next((fit.lack or fit.prediction.reason for fit in some), "no recipe")
+def cell_of(
+    fits: Sequence[Fit], training: str, named: dict[str, object], answer: Fit | None = None
+) -> Cell:
+    """Return the cell of one training, whose fits are ``fits``.
+
+    ``named`` has its model, GPUs and card. ``answer``: of a search.
+    """
+    best = answer or verdict.fastest(fits) or verdict.nearest(fits)
+    reason = next((fit.lack or fit.prediction.reason for fit in fits), "no recipe")
     command = f"./run.sh plan --model {named['model']} --gpus {named['gpus']}"
     card = str(named["card"])
     command += f" --gpu-memory {card}" if card[0].isdigit() else f" --gpu {card}"
@@ -180,7 +185,7 @@ def cell_of(fits: Sequence[Fit], training: str, named: dict[str, object]) -> Cel
         fit=best,
         reason="" if best else reason,
         command=command,
-        rivals=[fit for fit in some if fit.need_bytes is not None],
+        rivals=[fit for fit in fits if fit.need_bytes is not None],
         **named,
     )
 
@@ -241,12 +246,19 @@ class AtlasProgress(PlanProgress):
 
 @dataclass(kw_only=True, eq=False)
 class Scenario:
-    """A model on a number of one card: the checked request, and the fits known so far."""
+    """A model on a number of one card: the checked request, the fits of listed rows, and the
+    searches of a lattice.
+    """
 
     model: str
     card: str
     asked: Asked
     fits: list[Fit] = field(default_factory=list)
+    searches: list[Search] = field(init=False)
+
+    def __post_init__(self) -> None:
+        asked = self.asked
+        self.searches = searches_of(asked.resolved, asked.gpu) if asked.searched else []
 
     @property
     def kind(self) -> str:
@@ -256,8 +268,14 @@ class Scenario:
     def cell(self, training: str) -> Cell:
         """Return the cell of one training."""
         named = {"model": self.model, "gpus": self.asked.processes, "card": self.card}
-        memory = self.asked.gpu.memory_bytes
-        return cell_of(self.fits, training, named | {"card_bytes": memory})
+        named |= {"card_bytes": self.asked.gpu.memory_bytes}
+        fits = self.fits + [fit for one in self.searches for fit in one.fits]
+        return cell_of(of_training(fits, training), training, named, self._answer(training))
+
+    def _answer(self, training: str) -> Fit | None:
+        """Return the answer of the search of one training."""
+        proofs = [one.proof for one in self.searches]
+        return next((one.best for one in proofs if one.adapters == TRAININGS[training]), None)
 
 
 Pairs = Sequence[tuple[Scenario, Resolved]]

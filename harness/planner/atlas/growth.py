@@ -1,5 +1,4 @@
-"""Rows that an atlas traces: recipes that may be the fastest at the usual sample size, and larger
-samples until one does not fit.
+"""Rows that an atlas traces: those of each cell's plan, and larger samples until one does not fit.
 
 No torch.
 """
@@ -7,11 +6,10 @@ No torch.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.planner import verdict
 from harness.planner.atlas.cells import (
     TRAININGS,
     Ask,
@@ -20,11 +18,9 @@ from harness.planner.atlas.cells import (
     Scenario,
     Size,
     larger,
-    of_training,
 )
-from harness.planner.plan.lattice import ADAPTED
+from harness.planner.plan.fastest import Search, run
 from harness.planner.verdict import Fit, judge
-from harness.prediction import Prediction
 from harness.resolve import Resolved
 from strategies.base import Slot
 
@@ -270,142 +266,26 @@ def between(small: Fit, large: Fit, share: float) -> float | None:
 
 
 # ---- usual size ----
-# Recipes are traced in the order of their speed, and a recipe slower than one that fits is not
-# traced.
-#
-# Cards of another kind have other attention kernels, which change little. A recipe is not traced
-# again for such a kind if the first kind's trace is far from the answer. Published numbers come
-# from the card's own trace.
+# Each scenario has the searches of a plan, which ask for the same rows in the same order. So a cell
+# has the answer of its plan. Cards of a kind share the traces.
 
 
-HOSTED, GATHERED = "host_optimizer", "split_parameters"
 USUAL = "samples of the usual size"
-NEAR = 0.03
-"""Relative difference in need and step time within which a second kind of card is traced too.
-
-Source: ``tests/bench/kinds_of_cards.py``.
-"""
-
-Known = Mapping[tuple[str, int, str], Prediction]
-"""(model, number of GPUs, recipe) -> its trace for another kind of card."""
 
 
 def usual_cells(places: Sequence[Scenario], ask: Ask) -> Cells:
     """Return a cell for each scenario and training, in order, with its scenario."""
-    kinds: dict[str, list[Scenario]] = {}
-    for place in places:
-        kinds.setdefault(place.kind, []).append(place)
-    known: Known = {}
-    for some in sorted(kinds.values(), key=len, reverse=True):
-        _fill([Search(place, known) for place in some], ask)
-        known = dict(known) | {
-            (place.model, place.asked.processes, fit.label): fit.prediction
-            for place in some
-            for fit in place.fits
-            if fit.prediction.method == "trace"
-        }
+    listed = [(place, row) for place in places if not place.asked.searched
+              for row in place.asked.resolved]  # fmt: skip
+    for (place, _), fit in zip(listed, ask(listed, USUAL) if listed else (), strict=True):
+        place.fits.append(fit)
+    placed = {one: place for place in places for one in place.searches}
+
+    def predicted(pairs: Sequence[tuple[Search, Resolved]]) -> list[Fit]:
+        return ask([(placed[one], row) for one, row in pairs], USUAL)
+
+    run(list(placed), predicted)
     return [(place, place.cell(training)) for place in places for training in TRAININGS]
-
-
-def _fill(searches: Sequence[Search], ask: Ask) -> None:
-    """Trace in each scenario the recipes that may be the fastest that fits."""
-    while now := [(one, row) for one in searches for row in one.wanted()]:
-        fits = ask([(one.place, row) for one, row in now], USUAL)
-        for (one, row), fit in zip(now, fits, strict=True):
-            one.take(row, fit)
-    for one in searches:
-        one.end()
-
-
-class Search:
-    """The recipes of one scenario that are still to be traced."""
-
-    def __init__(self, place: Scenario, known: Known) -> None:
-        self.place, gpu = place, place.asked.gpu
-        self.left = list(place.asked.resolved)
-        self.guessed: dict[str, Fit] = {}
-        for row in self.left:
-            other = known.get((place.model, place.asked.processes, str(row.recipe)))
-            if other is not None and not verdict.lack_of(row, gpu):
-                self.guessed[str(row.recipe)] = verdict.judge(row, other, gpu)
-
-    def wanted(self) -> list[Resolved]:
-        """Return the rows to trace next; none if the answers are known."""
-        able = [fit.resolved for fit in self._fits if fit.fits and self._sure(fit)]
-        self.left = [r for r in self.left if not any(_slower(r, one) for one in able)]
-        # No row waits for one that does not fit by a guess.
-        first = [r for r in self.left if (fit := self._guess(r)) is None or _turns(fit)]
-        blind = [
-            row for row in self.left
-            if self._guess(row) is None and not any(_slower(row, other) for other in first)
-        ]  # fmt: skip
-        return blind or [fit.resolved for name in TRAININGS for fit in self._able_to_win(name)]
-
-    def take(self, row: Resolved, fit: Fit) -> None:
-        """Add the fit of ``row``, which was traced."""
-        self.place.fits.append(fit)
-        self.left.remove(row)
-        self.guessed.pop(fit.label, None)
-
-    def end(self) -> None:
-        """Sort the fits in the order of recipes."""
-        order = [str(row.recipe) for row in self.place.asked.resolved]
-        self.place.fits.sort(key=lambda fit: order.index(fit.label))
-
-    def _guess(self, row: Resolved) -> Fit | None:
-        return self.guessed.get(str(row.recipe))
-
-    @property
-    def _guesses(self) -> list[Fit]:
-        return [*filter(None, map(self._guess, self.left))]
-
-    @property
-    def _fits(self) -> list[Fit]:
-        return [*self.place.fits, *self._guesses]
-
-    def _sure(self, fit: Fit) -> bool:
-        """Return True if a fit is traced, or too far from the card's memory for its own trace to
-        differ.
-        """
-        return fit.label not in self.guessed or not _turns(fit)
-
-    def _able_to_win(self, training: str) -> list[Fit]:
-        """Return the guesses that may be the answer."""
-        some = of_training(self._fits, training)
-        best = verdict.fastest(some) or verdict.nearest(some)
-        guesses = of_training(self._guesses, training)
-        return [fit for fit in guesses if _turns(fit) or _as_good(fit, best)]
-
-
-def _turns(fit: Fit) -> bool:
-    """Return True if another kind of card may turn an end of the need across the card's memory."""
-    has = fit.gpu.memory_bytes
-    ends = (fit.most_bytes, fit.need_bytes - fit.spread_bytes, fit.least_bytes)
-    return any(abs(end - has) <= NEAR * has for end in ends)
-
-
-def _as_good(fit: Fit, best: Fit) -> bool:
-    """Return True if ``fit`` may be better than the current best."""
-    if not best.may_fit:
-        return (1 - NEAR) * fit.shortage <= best.shortage
-    speeds = fit.samples_per_second, best.samples_per_second
-    return fit.verdict == best.verdict and speeds[0] >= (1 - NEAR) * speeds[1]
-
-
-def _slower(row: Resolved, other: Resolved) -> bool:
-    """Return True if ``row`` is slower than ``other``, which trains the same weights.
-
-    It is slower if it has all strategies of ``other`` and more, or if only it steps the
-    optimizer on the host. For recipes that gather weights only the second rule holds: with
-    checkpointing they may gather less often.
-    """
-    own, others = row.launch.traits, other.launch.traits
-    if (ADAPTED in own) != (ADAPTED in others):
-        return False
-    if (HOSTED in own) != (HOSTED in others):
-        return HOSTED in own
-    more = {*map(str, row.recipe.strategies)} > {*map(str, other.recipe.strategies)}
-    return more and GATHERED not in own
 
 
 LARGER = "larger samples"

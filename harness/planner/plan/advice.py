@@ -18,8 +18,9 @@ from harness.planner import advice, verdict
 from harness.planner.advice import SOUGHT, Advice, Move
 from harness.planner.plan.answer import answer, gib, lacks, near, reach
 from harness.planner.plan.candidates import Asked
+from harness.planner.plan.reach import reaches
 from harness.planner.plan.request import fit_as_json
-from harness.planner.plan.table import LOOK, WORD, host, notes, setting, uncertain
+from harness.planner.plan.table import LOOK, WORD, host, notes, print_lines, setting, uncertain
 from harness.planner.plan.tracing import Asking
 from harness.planner.search import Largest
 from harness.planner.suggestions import Ways
@@ -232,18 +233,25 @@ def plan_largest(options: argparse.Namespace, asking: Asking, console: Console) 
         BadInput: no recipe has such a size.
     """
     what, asked = options.largest, _able(options.largest, asking.asked)
-    answers = asking.largest(what, asked.resolved)
+    found = reaches(what, asked.resolved, asking) if asked.searched else []
+    rows = asked.resolved if not asked.searched else []
+    answers = [one for reach in found for one in reach.followed] or asking.largest(what, rows)
     print_largest(answers, what, asked, console)
+    print_lines([one.line for one in found], console)
     if options.json:
-        write_json(options.json, largest_as_json(answers, asked))
+        told = {"searches": [one.as_json for one in found]}
+        write_json(options.json, largest_as_json(answers, asked) | told)
     return OK
 
 
 def _able(what: str, asked: Asked) -> Asked:
-    """Move the rows that have no largest ``what`` to the refused ones, with the reason."""
+    """Move the rows that have no largest ``what`` to the refused ones, with the reason.
+
+    Rows of a lattice are left out without one.
+    """
     advice.refuse(what, asked.resolved)
     reasons = [(row, advice.unable(what, row)) for row in asked.resolved]
-    refused = [(str(row.recipe), why) for row, why in reasons if why]
+    refused = [(str(row.recipe), why) for row, why in reasons if why and not asked.searched]
     rows = [row for row, why in reasons if not why]
     return dataclasses.replace(asked, resolved=rows, refused=[*asked.refused, *refused])
 

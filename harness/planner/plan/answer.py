@@ -66,9 +66,7 @@ def searched(proof: Proof, fits: Sequence[Fit]) -> list[str]:
     """
     kind, best = "Adapters" if proof.adapters else "All weights", proof.best
     if best is None:
-        out = proof.recipes - proof.predicted
-        told = f"{proof.predicted} predicted, {out} out by bounds"
-        return [f"{kind}: none of {proof.recipes} recipes fits: {told}"]
+        return _without_answer(kind, proof)
     sure = "" if best.fits else ", may fit"
     lines = [f"{kind}: {best.label}, {rate_in_words(best)}, needs {reach(best)}{sure}"]
     lines += [f"  {_proved(proof)}", *_export(best)]
@@ -82,15 +80,40 @@ def searched(proof: Proof, fits: Sequence[Fit]) -> list[str]:
     return lines
 
 
+def _without_answer(kind: str, proof: Proof) -> list[str]:
+    """Return that no recipe fits, with the nearest; or that none could be predicted."""
+    close = proof.nearest
+    if close is None:
+        return [f"{kind}: none of {proof.recipes} recipes is predicted: {counts_in_words(proof)}"]
+    return [
+        f"{kind}: none of {proof.recipes} recipes fits: {counts_in_words(proof)}",
+        f"  nearest of those predicted: {close.label} {lacks(close)}",
+        *_binding(close),
+        f"  its peak: {_explained(close)}",
+    ]
+
+
+def counts_in_words(proof: Proof) -> str:
+    """Return how many recipes of a search were predicted, and why others were not."""
+    counts = {
+        "predicted": proof.predicted,
+        "out by bounds": proof.recipes - proof.predicted - proof.failed - proof.unable,
+        "not for this card": proof.unable,
+        "not predictable": proof.failed,
+    }
+    if proof.failed and not proof.predicted:
+        counts["not tried"] = counts.pop("out by bounds")
+    return ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+
+
 def _proved(proof: Proof) -> str:
     """Return how many recipes the search compared, and by what."""
-    out = proof.recipes - proof.predicted
     none = "none is faster"
     if not proof.all_usual:
         none = "no usual one is faster, and no other beyond the uncertainty of time"
     if not proof.sure:
         none = "none is sure to fit"
-    return f"of {proof.recipes} recipes {none}: {proof.predicted} predicted, {out} out by bounds"
+    return f"of {proof.recipes} recipes {none}: {counts_in_words(proof)}"
 
 
 def _adapted(fit: Fit) -> bool:

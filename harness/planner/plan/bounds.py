@@ -225,6 +225,12 @@ class Bounds:
         likely = near.fit.seconds.total + steps * near.forward + copies
         return max(self.seconds(one), likely)
 
+    def likely_shortage(self, one: Point) -> float:
+        """Return an estimate of a need's upper end over what there is, of the GPU or the host."""
+        host = host_floor(one, self.gpu) / self.gpu.host_bytes(one.row.spec.processes)
+        need = self.likely_need(one) / self.gpu.memory_bytes
+        return (1 + share_of(one)) * max(need, host)
+
     def likely_fits(self, one: Point) -> bool:
         """Return True if ``one`` is estimated to fit."""
         return self.likely_need(one) * (1 + share_of(one)) <= self.gpu.memory_bytes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +29,6 @@ from harness.system.cards import Card
 from strategies import CATALOG, parse
 from strategies.base import BadInput, Slot
 from strategies.recipe import name_of
-from strategies.streaming.block_swap import AT_ONCE
 from strategies.subject import Shaping, Subject
 from strategies.workloads import SAMPLE
 
@@ -66,45 +66,6 @@ def recipes(gpus: int, node: int, refused: Callable[[str], bool]) -> list[str]:
 DEFAULT_GPU_BATCH = 32
 """Samples per GPU for a DiT. A public model has one, the usual start of its trainers."""
 DEFAULT_PIXELS = 256
-PUBLIC_ALONE = [
-    "single+bf16_pure+lora:rank=16",
-    "single+bf16_pure+lora:rank=16+checkpoint",
-    "single+bf16_pure+cast:to=fp8+lora:rank=16+checkpoint",
-    "single+bf16_pure+qlora:rank=16+checkpoint",
-    "single+bf16_pure+checkpoint+adam8bit",
-    "single+bf16_pure+adafactor+optimizer_in_backward",
-    "single+bf16_pure+checkpoint+adafactor+optimizer_in_backward",
-    "single+bf16",
-    "single+bf16+checkpoint",
-    "zero3_offload+bf16+lora:rank=16+checkpoint",
-    "zero3_offload+bf16+checkpoint",
-]
-PUBLIC = [
-    "ddp+bf16_pure+lora:rank=16",
-    "ddp+bf16_pure+lora:rank=16+checkpoint",
-    "zero3+bf16+lora:rank=16",
-    "zero3+bf16+lora:rank=16+checkpoint",
-    "fsdp2+bf16_pure+lora:rank=16+checkpoint",
-    "ddp+bf16_pure+checkpoint+adam8bit",
-    "zero2+bf16+checkpoint",
-    "zero3+bf16",
-    "zero3+bf16+checkpoint",
-    "fsdp2+bf16",
-    "fsdp2+bf16+checkpoint",
-    "zero3_offload+bf16+lora:rank=16+checkpoint",
-    "zero3_offload+bf16+checkpoint",
-]
-"""Recipes planned for a public model if none are named, on one GPU and on several.
-
-They cover its trainers' usual setups, from adapters over 16-bit weights to full training with
-float32 master weights.
-"""
-SWAPPED = [
-    "single+bf16_pure+block_swap:blocks={half}+lora:rank=16+checkpoint",
-    "single+bf16_pure+block_swap:blocks={most}+lora:rank=16+checkpoint",
-    "single+bf16_pure+block_swap:blocks={most}+checkpoint",
-]
-"""Further recipes on one GPU, with half of the blocks, or all but a few, in host memory."""
 GPUS, CPU_PROCESSES = 8, 2
 """Default number of processes; a public model has one."""
 
@@ -117,6 +78,7 @@ class PlanError(BadInput):
 class Asked:
     """Checked rows of a plan, and the suite's recipes that are impossible, with the reason.
 
+    ``searched``: the rows are a lattice, of which the fastest that fit are searched.
     ``processes``: the GPUs requested, even if a one-process recipe uses only one of them.
     ``buckets``: the sample sizes of a cache, the largest first; the rows are for the largest.
     """
@@ -126,6 +88,7 @@ class Asked:
     gpu: Card
     processes: int = 1
     buckets: Sequence[Mapping[str, Any]] = ()
+    searched: bool = False
 
 
 def asked_for(options: argparse.Namespace) -> Asked:
@@ -154,9 +117,12 @@ def asked_for(options: argparse.Namespace) -> Asked:
     buckets = _buckets(options)
     base = dataclasses.replace(_base(options), phases=phases)
     base.check()
+    fields = {"gpu": gpu, "processes": options.processes, "buckets": buckets}
+    if _searchable(options, gpu):
+        return Asked(resolved=_lattice(base, gpu, options), refused=[], searched=True, **fields)
     rows, refused = [], []
     named = options.recipes or options.suite
-    usual = _across(options, base, gpu) or [*_recipes(options), *_swapped(options, base)]
+    usual = _across(options, base, gpu) or _recipes(options)
     for recipe in usual if named else for_card(usual, gpu):
         try:
             rows.append(_row(base, recipe, whole_batches=options.largest != "batch"))
@@ -167,7 +133,6 @@ def asked_for(options: argparse.Namespace) -> Asked:
                 refused.append((recipe, str(error)))
     if not rows:
         raise PlanError(f"no recipe can be planned: {refused[0][0]}: {refused[0][1]}")
-    fields = {"gpu": gpu, "processes": options.processes, "buckets": buckets}
     return Asked(resolved=rows, refused=refused, **fields)
 
 
@@ -178,22 +143,30 @@ def for_card(recipes: Sequence[str], gpu: Card) -> list[str]:
     return list(dict.fromkeys(re.sub(r"\+bf16(_pure)?\b", "+fp16", text) for text in recipes))
 
 
-def lattice_of(options: argparse.Namespace, asked: Asked) -> list[Resolved]:
-    """Return the recipes among which the fastest is searched; none if recipes were named.
+def _searchable(options: argparse.Namespace, gpu: Card) -> bool:
+    """Return True if the fastest recipe of a lattice is searched.
 
-    None for a CPU, for samples and for several nodes either: their recipes are lists.
+    Named recipes are compared as they are. For a CPU, several nodes and samples the bounds of a
+    search do not hold: their recipes are lists.
     """
-    spec, gpu = asked.resolved[0].spec, asked.gpu
     named = options.recipes or options.suite or options.workload == SAMPLE
-    if named or gpu.shared or asked.processes > gpu.node:
-        return []
-    base = dataclasses.replace(spec, processes=asked.processes)
-    half = list(dict.fromkeys(for_card(["+bf16_pure", "+bf16"], gpu)))
+    return not (named or gpu.shared or options.processes > gpu.node)
+
+
+def _lattice(base: Spec, gpu: Card, options: argparse.Namespace) -> list[Resolved]:
+    half = dict.fromkeys(for_card(["+bf16_pure", "+bf16"], gpu))
+    named = tuple(text.removeprefix("+") for text in half)
+    return list(_lattice_of(base, named, whole_batches=options.largest != "batch"))
+
+
+@functools.lru_cache(maxsize=16)
+def _lattice_of(base: Spec, half: Sequence[str], *, whole_batches: bool) -> Sequence[Resolved]:
+    """Return the lattice in the 16-bit precisions ``half``; cards that have them share it."""
     return lattice.lattice(
-        lambda recipe: _row(base, recipe, whole_batches=True),
-        several=asked.processes > 1,
-        half=[text.removeprefix("+") for text in half],
-        whole_only=not kind_of(spec.model).brings_samples,
+        lambda recipe: _row(base, recipe, whole_batches=whole_batches),
+        several=base.processes > 1,
+        half=half,
+        whole_only=not kind_of(base.model).brings_samples,
     )
 
 
@@ -405,9 +378,7 @@ def _recipes(options: argparse.Namespace) -> list[str]:
     asked = options.recipes
     if not asked and not options.suite and options.workload == SAMPLE:
         options.suite = "sampling"
-    if not asked and not options.suite and kind_of(model_name(options.model)).brings_samples:
-        asked = PUBLIC if options.processes > 1 else PUBLIC_ALONE
-    elif not asked:
+    if not asked:
         suite = listing.load(options.suite or "default", _device(options))
         asked = [row.recipe for row in suite.rows]
     asked = [_with_sharding(recipe, options.processes) for recipe in asked]
@@ -429,16 +400,6 @@ def _with_sharding(recipe: str, processes: int) -> str:
         return f"single+{recipe}"
     named = ", ".join(f"{word}+{recipe}" for word in ("ddp", "zero2", "zero3", "fsdp2"))
     raise PlanError(f"recipe {recipe!r} names no sharding for {processes} GPUs; one of {named}")
-
-
-def _swapped(options: argparse.Namespace, base: Spec) -> list[str]:
-    """Return ``SWAPPED`` with the model's numbers of blocks if ``PUBLIC_ALONE`` is planned."""
-    named = options.recipes or options.suite or options.workload == SAMPLE
-    if named or options.cpu or options.processes > 1 or not kind_of(base.model).brings_samples:
-        return []
-    depth = resolve(dataclasses.replace(base, recipe="single")).subject.depth
-    counts = {"half": depth // 2, "most": depth - 2 * AT_ONCE}
-    return [text.format(**counts) for text in SWAPPED] if counts["half"] > 2 * AT_ONCE else []
 
 
 def _across(options: argparse.Namespace, base: Spec, gpu: Card) -> list[str]:

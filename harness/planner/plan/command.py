@@ -23,7 +23,7 @@ from harness.planner.advice import SOUGHT
 from harness.planner.plan import advice
 from harness.planner.plan.advice import plan_advice, plan_largest
 from harness.planner.plan.answer import check_line
-from harness.planner.plan.candidates import Asked, asked_for, lattice_of
+from harness.planner.plan.candidates import Asked, asked_for
 from harness.planner.plan.fastest import Proof
 from harness.planner.plan.request import add_question, fit_as_json
 from harness.planner.plan.scale import BOTH, plan_claims, plan_scale
@@ -105,10 +105,9 @@ def _answered(options: argparse.Namespace, asking: Asking, console: Console) -> 
 
 def _plan(options: argparse.Namespace, asking: Asking, console: Console) -> int:
     asked = asking.asked
-    rows = lattice_of(options, asked)
-    fits, proofs = asking.search(rows) if rows else ([], [])
-    if not any(proof.best for proof in proofs):  # a list shows by how much nothing fits
-        fits, proofs = asking.fits(asked.resolved), []
+    rows = asked.resolved
+    fits, proofs = asking.search(rows) if asked.searched else ([], [])
+    fits = fits or asking.fits(rows)  # of a lattice, if its card can run none
     ways = asking.ways(fits)
     if options.check:
         console.print(escape(check_line(fits[0], ways)), highlight=False, soft_wrap=True)

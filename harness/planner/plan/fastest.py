@@ -23,6 +23,8 @@ HANDICAP = 1.4
 """Factor by which an uncommon recipe must be faster to be the answer, about: ``within``."""
 UNTIMED = 6
 """Recipes without a prediction after which a search stops."""
+SMALLEST = 3
+"""Most recipes that are predicted to find the one that needs the least, if none fits."""
 
 
 # ---- recipes that trainers take ----
@@ -58,14 +60,19 @@ def common(row: Resolved) -> bool:
 class Proof:
     """Result of a search: its answer, and how many recipes were predicted of how many.
 
-    ``adapters``: the lattice's recipes train adapters. ``sure``: its answers fit by the upper ends
-    of their ranges. ``quicker``: an uncommon recipe, faster within the uncertainty of time.
-    ``all_usual``: no recipe of the lattice is uncommon.
+    ``failed``: recipes whose prediction failed. ``unable``: recipes that the card cannot run.
+    ``nearest``: the predicted one with the smallest shortage, if none fits. ``adapters``: the
+    lattice's recipes train adapters. ``sure``: its answers fit by the upper ends of their ranges.
+    ``quicker``: an uncommon recipe, faster within the uncertainty of time. ``all_usual``: no
+    recipe of the lattice is uncommon.
     """
 
     best: Fit | None
     quicker: Fit | None
+    nearest: Fit | None
     predicted: int
+    failed: int
+    unable: int
     recipes: int
     adapters: bool
     sure: bool
@@ -75,7 +82,8 @@ class Proof:
     def as_json(self) -> dict[str, Any]:
         """The search as plain data."""
         found = {"training": "adapters" if self.adapters else "all weights"}
-        found |= {name: getattr(self, name) for name in ("recipes", "predicted", "sure")}
+        names = ("recipes", "predicted", "failed", "unable", "sure")
+        found |= {name: getattr(self, name) for name in names}
         return found | {"answer": self.best.label if self.best else None}
 
 
@@ -90,17 +98,22 @@ class Search:
         self, rows: Sequence[Resolved], gpu: Card, common: Callable[[Resolved], bool] = common
     ) -> None:
         self.rows, self.gpu, self.common, self.sure = rows, gpu, _by_label(common), True
-        self.bounds, self.fits = Bounds(gpu=gpu), []
+        self.bounds, self.fits, self.small = Bounds(gpu=gpu), [], 0
         self.left = [Point(row) for row in rows if not verdict.lack_of(row, gpu)]
+        self.unable = len(rows) - len(self.left)
 
     @property
     def proof(self) -> Proof:
         """The result, once nothing is wanted."""
         best, quick = best_of(self.fits, self.common), verdict.fastest(self.fits)
+        known = [fit for fit in self.fits if fit.need_bytes is not None]
         return Proof(
             best=best,
             quicker=quick if quick is not best else None,
-            predicted=len(self.fits),
+            nearest=None if best else verdict.nearest(known),
+            predicted=len(known),
+            failed=len(self.fits) - len(known),
+            unable=self.unable,
             recipes=len(self.rows),
             adapters=Point(self.rows[0]).adapted,
             sure=self.sure,
@@ -115,7 +128,7 @@ class Search:
         if not found and self.sure and not self._able:
             self.sure = False
             found = self._next()
-        return [one.row for one in found]
+        return [one.row for one in found or self._smallest()]
 
     def take(self, fits: Sequence[Fit]) -> None:
         """Add predictions of wanted rows."""
@@ -170,6 +183,22 @@ class Search:
             return False
         return not any(_as_fast(fit, floor) for fit in able)
 
+    def _smallest(self) -> list[Point]:
+        """Return the row that is estimated to need the least, if none fits and it is not
+        predicted."""
+        if self._able or not self.left or self.small == SMALLEST:
+            return []
+        one = min(self.left, key=self._need_order)
+        known = [fit.shortage for fit in self.fits if fit.need_bytes is not None]
+        if known and min(known) <= self.bounds.likely_shortage(one):
+            return []
+        self.small += 1
+        return [one]
+
+    def _need_order(self, one: Point) -> tuple[float, int, int]:
+        """Sort key: the smallest by estimate, and of equal ones those that keep the least."""
+        return (self.bounds.likely_shortage(one), -one.level, -one.swapped)
+
     def _order(self, one: Point) -> tuple[bool, float, float]:
         """Sort key: the fastest by estimate that fits by estimate, then the smallest."""
         need = self.bounds.likely_need(one)
@@ -177,6 +206,17 @@ class Search:
             handicap = 1.0 if self.common(one.row) else HANDICAP
             return (False, handicap * self.bounds.likely_seconds(one), need)
         return (True, need, 0.0)
+
+
+class Lean(Search):
+    """Search for any row that is sure to fit; those that need the least are predicted first."""
+
+    def wanted(self) -> list[Resolved]:
+        """Return the row to predict next; none if one fits or none can."""
+        if self._able or (len(self.fits) >= UNTIMED and not self.bounds.known):
+            return []
+        some = [one for one in self.left if self.bounds.may_fit(one, sure=True)]
+        return [min(some, key=self._need_order).row] if some else []
 
 
 def _by_label(common: Callable[[Resolved], bool]) -> Callable[[Resolved], bool]:
@@ -213,6 +253,28 @@ def best_of(fits: Sequence[Fit], common: Callable[[Resolved], bool]) -> Fit | No
     return usual if usual and within(usual.seconds.total, best.seconds.total, best) else best
 
 
+def searches_of(rows: Sequence[Resolved], gpu: Card) -> list[Search]:
+    """Return a search for the fastest adapter and one for the fastest training of all weights, if
+    ``rows`` have both."""
+    kinds = [
+        [row for row in rows if (ADAPTED in row.launch.traits) is frozen]
+        for frozen in (True, False)
+    ]
+    return [Search(rows=some, gpu=gpu) for some in kinds if some]
+
+
+def run(
+    searches: Sequence[Search], ask: Callable[[list[tuple[Search, Resolved]]], list[Fit]]
+) -> None:
+    """Run searches side by side to their ends. ``ask`` predicts rows of each."""
+    while asked := [(one, row) for one in searches for row in one.wanted()]:
+        found: dict[int, list[Fit]] = {}
+        for (one, _), fit in zip(asked, ask(asked), strict=True):
+            found.setdefault(id(one), []).append(fit)
+        for one in searches:
+            one.take(found.get(id(one), ()))
+
+
 def search(
     rows: Sequence[Resolved], gpu: Card, ask: Callable[[list[Resolved]], list[Fit]]
 ) -> tuple[list[Fit], list[Proof]]:
@@ -221,14 +283,6 @@ def search(
     Return all predictions, and a proof for each of the two that the lattice has. ``ask`` predicts
     rows.
     """
-    kinds = [
-        [row for row in rows if (ADAPTED in row.launch.traits) is frozen]
-        for frozen in (True, False)
-    ]
-    searches = [Search(rows=some, gpu=gpu) for some in kinds if some]
-    while asked := [(one, row) for one in searches for row in one.wanted()]:
-        fits = ask([row for _, row in asked])
-        for one in searches:
-            one.take([fit for (own, _), fit in zip(asked, fits, strict=True) if own is one])
-    proofs = [one.proof for one in searches]
-    return [fit for one in searches for fit in one.fits], proofs
+    searches = searches_of(rows, gpu)
+    run(searches, lambda pairs: ask([row for _, row in pairs]))
+    return [fit for one in searches for fit in one.fits], [one.proof for one in searches]

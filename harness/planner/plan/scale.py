@@ -29,6 +29,7 @@ from harness.planner.plan.candidates import (
     card_of,
     for_card,
 )
+from harness.planner.plan.lattice import beside
 from harness.planner.plan.tracing import Asking, PlanProgress
 from harness.planner.speed import rates
 from harness.planner.speed.roofline import sent
@@ -50,8 +51,6 @@ from strategies.workloads import TRAIN
 
 SUITE = "scale"
 BOTH = "both"
-RECIPES = ["ddp+bf16", "zero2+bf16", "zero3+bf16", "fsdp2+bf16", "hsdp+bf16"]
-"""Default recipes."""
 FIXED = {
     "suite": (None,),
     "processes": (None,),
@@ -88,7 +87,8 @@ def plan_scale(options: argparse.Namespace, console: Console) -> int:
         raise PlanError(absent)
     (tables,), (note,) = map(extensions.hooks, ("scale_tables", "scale_note"))
     folder = _checked(options)
-    cells = _possible([_asked(cell, options) for cell in cells_of(options)])
+    recipes = options.recipes or usual(options, console)
+    cells = _possible([_asked(cell, options) for cell in cells_of(options, recipes)])
     made = _forecast(cells, options, console)
     for grid in tables(made):
         console.print(escape(grid.title), highlight=False)
@@ -149,13 +149,33 @@ def _folder(folder: Path | None) -> Path | None:
 # ---- rows ----
 
 
-def cells_of(options: argparse.Namespace) -> list[Cell]:
-    """Return each recipe on each number of GPUs in each regime.
+def usual(options: argparse.Namespace, console: Console) -> list[str]:
+    """Return the recipes that are compared if none are named.
+
+    They are a plan's answers on the most GPUs of one node, under each sharding. Forecasts that are
+    kept beside results have the suite's recipes.
+    """
+    if options.keep:
+        recipes = [row.recipe for row in listing.load(SUITE, "cuda").rows]
+        several = [text for text in recipes if not parse(text).alone("cuda")]
+        return for_card(list(dict.fromkeys(several)), card_of(options))
+    counts = sorted(set(options.scale))
+    count = max((n for n in counts if 1 < n <= NODE), default=NODE)
+    batch = _batch(options, _regimes(options)[0], count, min(counts))
+    words = {"processes": count, "global_batch": batch}
+    asked = asked_for(argparse.Namespace(**{**vars(options), **words}))
+    jobs = options.jobs or pool.default_jobs()
+    _, proofs = Asking(asked, jobs, PlanProgress(console)).search(asked.resolved)
+    best = [proof.best or proof.nearest for proof in proofs]
+    return [text for fit in best if fit for text in beside(fit.resolved, asked.resolved)]
+
+
+def cells_of(options: argparse.Namespace, named: Sequence[str]) -> list[Cell]:
+    """Return each recipe of ``named`` on each number of GPUs in each regime.
 
     One GPU also has plain training, and has no replica recipes.
     """
-    usual = for_card(RECIPES, card_of(options))
-    recipes = [parse(text).text for text in options.recipes or usual]
+    recipes = [parse(text).text for text in named]
     regimes, counts = _regimes(options), sorted(set(options.scale))
     batches = [(n, _batch(options, regime, n, counts[0])) for regime in regimes for n in counts]
     alone = [Cell(plain(recipe), n, b) for recipe in recipes for n, b in batches if n == 1]

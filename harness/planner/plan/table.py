@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -123,7 +124,7 @@ def print_plan(
     for name, reason in refused:
         console.print(f"[yellow]refused[/yellow] {escape(name)}: {escape(reason)}")
     console.print()
-    _print_lines([*answers(fits, ways), *why(fits)], console)
+    print_lines([*answers(fits, ways), *why(fits)], console)
 
 
 def print_search(
@@ -136,14 +137,15 @@ def print_search(
 ) -> None:
     """Print the answers of a search, then the table of its predictions, then a few notes.
 
-    ``whole``: all notes.
+    ``whole``: all notes, which appear too if a recipe could not be predicted.
     """
     console.print(setting(fits), highlight=False)
-    _print_lines([line for proof in proofs for line in searched(proof, fits)], console)
+    print_lines([line for proof in proofs for line in searched(proof, fits)], console)
     _print_table(fits, [proof.best for proof in proofs if proof.best], console)
-    for text in notes(fits) if whole else short_notes(fits):
+    failed = any(proof.failed or not proof.predicted for proof in proofs)
+    for text in notes(fits) if whole or failed else short_notes(fits):
         console.print(text, style="dim", highlight=False)
-    _print_lines(tried_instead(ways), console)
+    print_lines(tried_instead(ways), console)
 
 
 def _print_table(fits: Sequence[Fit], best: Sequence[Fit], console: Console) -> None:
@@ -159,10 +161,19 @@ def _print_table(fits: Sequence[Fit], best: Sequence[Fit], console: Console) -> 
     print_grid(grid, console, least_worth=LEAST_WORTH, stays=STAYS, styles=looks)
 
 
-def _print_lines(lines: Sequence[str], console: Console) -> None:
+def print_lines(lines: Sequence[str], console: Console) -> None:
+    """Print lines of an answer; only commands are not wrapped."""
     for line in lines:
         whole = "./run.sh" in line  # a wrapped command cannot be copied
-        console.print(escape(line), highlight=False, soft_wrap=whole)
+        for part in [line] if whole else wrapped(line, console.width):
+            console.print(escape(part), highlight=False, soft_wrap=True)
+
+
+def wrapped(line: str, width: int) -> list[str]:
+    """Return the line broken at spaces, with its further lines indented below the first."""
+    indent = " " * (len(line) - len(line.lstrip()) + 2)
+    how = {"break_long_words": False, "break_on_hyphens": False}
+    return textwrap.wrap(line, width, subsequent_indent=indent, **how) or [""]
 
 
 def order(fit: Fit) -> tuple[int, float]:
