@@ -28,12 +28,26 @@ from strategies.files import printable
 OK, FAILED, BAD, INTERRUPTED = 0, 1, 2, 130
 
 
+IN_RECIPE = "a recipe has the precision, as in single+bf16: --recipes of plan, --recipe of train"
+WANTED = {
+    **dict.fromkeys(
+        ("--precision", "--mixed-precision", "--mixed_precision", "--dtype"), IN_RECIPE
+    ),
+    **dict.fromkeys(("--batch-size", "--batch_size", "--batch"), "take --global-batch"),
+    "--card": "take --gpu",
+}
+"""Options that other tools have -> what to take instead."""
+
+
 class _Parser(argparse.ArgumentParser):
     """Argument parser that prints a one-line error without the usage."""
 
     def error(self, message: str) -> NoReturn:
         absent = list(filter(None, map(extensions.missing, message.split())))
-        text = absent[0] if absent else f"{message}; see {self.prog} --help"
+        words = message.split() if message.startswith("unrecognized") else ()
+        hints = [WANTED[word] for word in words if word in WANTED]
+        hint = hints[0] if hints else f"see {self.prog} --help"
+        text = absent[0] if absent else f"{message}; {hint}"
         print(f"error: {text}", file=sys.stderr)
         raise SystemExit(BAD)
 
@@ -42,6 +56,7 @@ MOST = 1000
 """Most characters of an error's line."""
 KINDS = ("strategies", "suites", "models", "cards")
 """Kinds that ``list`` accepts."""
+SPELLED = {"gpu": "cards", "gpus": "cards", "strategy": "strategies"}
 LONG = ("run", "train", "max-batch", "controls", "anatomy")
 """Long commands, which warn if their output could not be written."""
 
@@ -282,8 +297,10 @@ def _list(options: argparse.Namespace) -> int:
         print(listing.markdown())
         return OK
     whole = (listing.print_list, listing.print_suites, listing.print_models, listing.print_cards)
-    if options.what in KINDS:
-        whole[KINDS.index(options.what)]()
+    what = SPELLED.get(options.what, options.what)
+    kind = next((kind for kind in KINDS if what in (kind, kind.removesuffix("s"))), None)
+    if kind:
+        whole[KINDS.index(kind)]()
     else:
         listing.print_one(options.what)
     return OK

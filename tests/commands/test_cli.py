@@ -176,6 +176,14 @@ BAD: dict[str, tuple[Callable[[Path], list[str]], str]] = {
         lambda p: ["plan", "--gpu", "A1000"],
         "unknown gpu 'A1000'; ./run.sh list cards",
     ),
+    "plan in a precision": (
+        lambda p: [*plan(), "--precision", "bfloat16"],
+        "a recipe has the precision, as in single+bf16",
+    ),
+    "plan of a recipe in several words": (
+        lambda p: plan("+"),
+        "recipe '+' has an empty part; write it as one word",
+    ),
     "plan on a world that does not divide": (
         lambda p: [*plan(), "--gpus", "3", "--global-batch", "16"],
         "global_batch 16 does not divide by 3 processes",
@@ -480,7 +488,13 @@ def test_list(capsys) -> None:
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("zero3-nvme", ("async_io", "arXiv")), ("checkpoint", ("every=1",)), ("suites", ("default",))],
+    [
+        ("zero3-nvme", ("async_io", "arXiv")),
+        ("checkpoint", ("every=1",)),
+        ("suites", ("default",)),
+        ("model", ("flux-dev", "black-forest-labs/FLUX.1-dev")),
+        ("gpus", ("RTX-4070",)),
+    ],
 )
 def test_list_describes_one_strategy_in_any_spelling(name, words, capsys) -> None:
     assert call(["list", name]) == 0

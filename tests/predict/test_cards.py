@@ -16,6 +16,7 @@ from harness.planner.overhead import NoKernel, choose, preferred
 from harness.system import capability, cards, probe
 from harness.system import requirements as doctor
 from harness.worker import environment
+from strategies.base import BadInput
 from tests.made.machines import machine
 from tests.made.predictions import GIB, asked, prediction
 
@@ -39,6 +40,24 @@ EVERY = {"flash", "efficient", "math", "cudnn"}
 )
 def test_a_card_s_attention(card, kind):
     assert preferred(cards.find(card).capability) == kind
+
+
+@pytest.mark.parametrize(
+    ("name", "card"),
+    [
+        ("RTX4090-24GB", "RTX-4090"),
+        ("rtx 4070 12GB", "RTX-4070"),
+        ("NVIDIA GeForce RTX 3060", "RTX-3060"),
+        ("A100-80G", "A100-80GB"),
+    ],
+)
+def test_a_card_by_another_spelling(name, card):
+    assert cards.find(name).name == card
+
+
+def test_a_card_of_another_size_is_not_taken():
+    with pytest.raises(BadInput):
+        cards.find("RTX4090-48GB")
 
 
 @pytest.mark.parametrize(
