@@ -37,7 +37,7 @@ def work(row: Resolved, tokens: float) -> list[Work]:
     one, size, ranks = Point(row), row.subject.parameters, row.launch.processes
     frozen = one.adapted
     flops = int(2e3 * tokens * size)
-    again, kept = (0.0, 0.15, 1.0)[one.level], size * (1 if frozen else 3)
+    again, kept = 0.15 if one.products else one.share, size * (1 if frozen else 3)
 
     def op(phase: str, kind: str, count: float, **more: int) -> Work:
         given = {"flops": 0, "bytes": 0, **more}
@@ -48,6 +48,9 @@ def work(row: Resolved, tokens: float) -> list[Work]:
     found += [op(phase, "memory", 50, bytes=size // 50) for phase in ("forward", "backward")]
     if one.quantized or one.weight_bytes == 4:
         found += [op(phase, "memory", 20, bytes=size // 4) for phase in ("forward", "backward")]
+    if one.moved:
+        bytes_each = int(0.1 * size * tokens if one.share else 2 * size * tokens)
+        found += [op(phase, "streamed", 1, bytes=bytes_each) for phase in ("forward", "backward")]
     if one.swapped:
         moved = int(one.element_bytes * one.streamed)
         found += [op("forward", "streamed", 1, bytes=moved)]
@@ -69,7 +72,8 @@ def work(row: Resolved, tokens: float) -> list[Work]:
 def predicted(row: Resolved, tokens: float) -> Prediction:
     """A step whose activations are ``tokens`` times the weights, or less if recomputed."""
     one = Point(row)
-    kept = int(tokens * row.subject.parameters * (2.0, 1.2, 0.1)[one.level])
+    of_blocks = 1.2 if one.products else 2.0 - 1.9 * one.share
+    kept = int(tokens * row.subject.parameters * (0.05 if one.moved else of_blocks))
     kept *= 1 if {"pure_bf16", "float_master"} & row.launch.traits else 2
     state = int(one.state_bytes)
     size = state + max(kept, int(one.gradient_bytes))

@@ -43,7 +43,14 @@ def rows_of(gpus: int) -> list[Resolved]:
             raise SpecError(found.refusal)
         return found
 
-    return lattice(row, gpus > 1, ("bf16_pure", "bf16"), whole_only=False)
+    rows = lattice(row, gpus > 1, ("bf16_pure", "bf16"), whole_only=False)
+    # Replicas stream blocks as one GPU does, besides their buckets.
+    return [row for row in rows if gpus == 1 or not streamed_otherwise(row)]
+
+
+def streamed_otherwise(row: Resolved) -> bool:
+    one = Point(row)
+    return bool(one.swapped) and (one.share < 1 or one.moved or one.products)
 
 
 @pytest.fixture(scope="module", params=GPUS)

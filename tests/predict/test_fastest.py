@@ -89,8 +89,11 @@ def test_the_lattice_has_what_people_use():
         rows = [Point(row) for row in rows_of(FLUX, gpus)]
         parts = {part.name for one in rows for part in one.row.recipe.strategies}
         assert names | {"adam8bit", "bf16_pure", "zero3_offload", "lora"} <= parts
-        assert {one.level for one in rows if one.adapted} == {0, 2}
-        assert {one.level for one in rows if not one.adapted} == {0, 1, 2}
+        shares = {0.0, 0.25, 0.5, 0.75, 1.0}
+        assert {one.share for one in rows if one.adapted} == shares
+        assert {one.share for one in rows if not one.adapted} == shares
+        assert {one.adapted for one in rows if one.products} == {False}
+        assert {(one.moved, one.share) for one in rows if one.moved} == {(True, 0), (True, 1)}
     assert {one.adapted for one in rows if one.sharding == "fsdp2"} == {True, False}
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from harness.planner import uncertainty
 from harness.planner.overhead import fixed_overhead
-from harness.planner.plan.lattice import Point
+from harness.planner.plan.lattice import HALF, Point
 from harness.planner.speed.rates import rates
 from harness.planner.speed.roofline import BUSY, KERNELS, Seconds, seconds
 from harness.planner.verdict import Fit
@@ -23,6 +23,8 @@ PRODUCTS = ("product", "attention")
 SLACK = 96 * 2**20
 """Bytes by which a recipe that keeps more may need less: buffers, and whole segments of the
 allocator."""
+UNHIDDEN = 0.05
+"""Estimate of the time of moved activations, over that of the forward pass."""
 LIVE = 1.05
 """Factor from a recipe's state to an estimate of what the allocator reserves for it."""
 
@@ -37,6 +39,11 @@ class Known:
     def forward(self) -> float:
         """Seconds of the forward pass, at most."""
         return self._of(BUSY[:1], KERNELS).total
+
+    @functools.cached_property
+    def passes(self) -> Seconds:
+        """Seconds of the forward and backward passes."""
+        return _timed([w for w in self.fit.prediction.work if w.phase in BUSY], self.fit)
 
     @functools.cached_property
     def products(self) -> tuple[float, float]:
@@ -83,20 +90,51 @@ def time_floor(one: Point, known: Known) -> float:
     """Return seconds that a step of ``one`` takes at least, by the prediction of another recipe
     that trains the same weights.
 
-    In a column that is not faster (``slower``), recomputing or streaming more takes no less, and
-    recomputing less saves at most one forward pass. In any column, the matrix products and
-    attentions are the same, and an optimizer on the host steps after them.
+    In a column that is not faster (``slower``), recomputing, moving or streaming more takes no
+    less, and recomputing less saves at most one forward pass. With another optimizer that holds for
+    the forward and backward passes. In any column, the matrix products and attentions are the same,
+    and an optimizer on the host steps after them.
     """
     other = known.point
-    less = one.level < other.level
+    less = not other.holds(one)
     whole, forward = known.products
-    products = whole - (forward if less else 0.0) + hosted_seconds(one, known.fit.gpu)
-    if slower(one, other) and one.swapped >= other.swapped:
-        found = known.fit.seconds
-        # Shards are gathered in other groups: the host's share of several ranks is no bound.
-        total = found.total - (found.overhead if one.ranks > 1 else 0.0)
-        return max(products, total - (known.forward if less else 0.0))
-    return products
+    stepped = max(hosted_seconds(one, known.fit.gpu), stepped_seconds(one, known.fit.gpu))
+    least = max(whole - (forward if less else 0.0) + stepped, moved_seconds(one, known))
+    if one.swapped < other.swapped or (other.moved and not one.moved):
+        return least
+    # Shards are gathered in other groups: the host's share of several ranks is no bound.
+    if slower(one, other):
+        found, stepped = known.fit.seconds, 0.0
+    elif one.passes == other.passes and "early_gradients" not in other.traits:
+        found = known.passes
+    else:
+        return least
+    total = found.total - (found.overhead if one.ranks > 1 else 0.0)
+    return max(least, total + stepped - (known.forward if less else 0.0))
+
+
+def moved_seconds(one: Point, known: Known) -> float:
+    """Return seconds in which all activations are copied to the host and back, at least.
+
+    They are more than half of the bytes that another recipe keeps at its peak; the rest may be kept
+    outside of the blocks.
+    """
+    if not one.moved or one.share or (one.pure and not known.point.pure):
+        return 0.0
+    return known.activations / rates(known.fit.gpu, one.ranks).to_host
+
+
+def stepped_seconds(one: Point, gpu: Card) -> float:
+    """Return the fewest seconds of an optimizer on the device: it reads gradients, writes weights,
+    and reads and writes its state."""
+    if one.adapted or one.traits & {"host_weights", "host_optimizer"}:
+        return 0.0
+    gradient = HALF if one.shards else one.weight_bytes
+    each = one.weight_bytes + gradient + 2 * one.optimizer_bytes
+    elements = (one.elements - one.streamed) / (one.ranks if one.shards else 1)
+    found = rates(gpu, one.ranks)
+    sizes = [stream.bytes for stream in found.streams] or [1]
+    return each * elements / max(map(found.streaming, sizes))
 
 
 def hosted_seconds(one: Point, gpu: Card) -> float:
@@ -128,11 +166,11 @@ def need_floor(one: Point, known: Known) -> float:
     """Return bytes that a GPU needs at least for ``one``, by the prediction of another recipe that
     trains the same weights.
 
-    In the same column, recomputing less needs no less, and streaming frees at most what the blocks
-    hold. In another column, as many activations are kept beside its own weights and state.
+    In the same column, keeping more on the device needs no less, and streaming frees at most what
+    the blocks hold. In another column, as many activations are kept beside its own state.
     """
     other = known.point
-    if one.level > other.level:
+    if not one.holds_here(other):
         return 0.0
     if one.column == other.column:
         more = max(0, one.streamed - other.streamed)
@@ -197,31 +235,38 @@ class Bounds:
 
     def likely_need(self, one: Point) -> float:
         """Return an estimate of the bytes that ``one`` needs of a GPU."""
-        kept, least = self._likely_beyond(one.level), self.need(one)
+        kept, least = self._likely_beyond(one), self.need(one)
         same = [known for known in self.known if known.point.column == one.column]
         if not same:
             held = LIVE * one.state_bytes + max(one.gradient_bytes, kept)
             return max(least, fixed(one, self.gpu) + held)
-        near = min(same, key=lambda known: abs(known.point.level - one.level))
+        near = min(same, key=lambda known: known.point.apart(one))
         freed = one.element_bytes * (one.streamed - near.point.streamed)
         return max(least, near.fit.need_bytes + kept - near.beyond - freed)
 
-    def _likely_beyond(self, level: int) -> float:
-        own = [known.beyond for known in self.known if known.point.level == level]
-        some = own or [known.beyond for known in self.known]
-        return sum(some) / len(some) if some else 0.0
+    def _likely_beyond(self, one: Point) -> float:
+        """Return an estimate of the activations of ``one``, on the line through the predictions
+        that keep the most and the least."""
+        if not self.known:
+            return 0.0
+        low, high = (pick(self.known, key=lambda k: k.point.kept) for pick in (min, max))
+        width = high.point.kept - low.point.kept
+        if not width:
+            return sum(known.beyond for known in self.known) / len(self.known)
+        share = (one.kept - low.point.kept) / width
+        return max(0.0, low.beyond + share * (high.beyond - low.beyond))
 
     def likely_seconds(self, one: Point) -> float:
         """Return an estimate of the seconds of a step of ``one``."""
 
-        def apart(known: Known) -> tuple[bool, int, int]:
+        def apart(known: Known) -> tuple[bool, float, int]:
             other = known.point
-            levels, swaps = abs(other.level - one.level), abs(other.swapped - one.swapped)
-            return other.column != one.column, levels, swaps
+            return other.column != one.column, one.apart(other), abs(other.swapped - one.swapped)
 
         near = min(self.known, key=apart)
-        steps = (one.level - near.point.level) / 2
+        steps = one.again - near.point.again
         copies = copies_floor(one, self.gpu) - copies_floor(near.point, self.gpu)
+        copies += UNHIDDEN * near.forward * (one.moved - near.point.moved)
         likely = near.fit.seconds.total + steps * near.forward + copies
         return max(self.seconds(one), likely)
 

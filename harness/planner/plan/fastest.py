@@ -163,8 +163,8 @@ class Search:
         small.sort(key=lambda one: not self.common(one.row))
         least = min(some, key=lambda one: one.state_bytes + one.gradient_bytes)
         first = small[0] if small else least
-        alike = [one for one in some if one.column == first.column]
-        ends = [min(alike, key=lambda one: one.level), max(alike, key=lambda one: one.level)]
+        alike = [one for one in some if one.column == first.column and not one.moved]
+        ends = [pick(alike, key=lambda one: one.kept) for pick in (max, min)]
         return ends[: len(alike)]
 
     def _may_win(self, one: Point, able: Sequence[Fit]) -> bool:
@@ -195,9 +195,9 @@ class Search:
         self.small += 1
         return [one]
 
-    def _need_order(self, one: Point) -> tuple[float, int, int]:
+    def _need_order(self, one: Point) -> tuple[float, float, int]:
         """Sort key: the smallest by estimate, and of equal ones those that keep the least."""
-        return (self.bounds.likely_shortage(one), -one.level, -one.swapped)
+        return (self.bounds.likely_shortage(one), one.kept, -one.swapped)
 
     def _order(self, one: Point) -> tuple[bool, float, float]:
         """Sort key: the fastest by estimate that fits by estimate, then the smallest."""
@@ -244,13 +244,19 @@ def within(slow: float, fast: float, fit: Fit) -> bool:
 
 
 def best_of(fits: Sequence[Fit], common: Callable[[Resolved], bool]) -> Fit | None:
-    """Return the fastest that fits, or the fastest common one if that may be as fast."""
+    """Return the fastest that fits, or the fastest common one if that may be as fast.
+
+    Of those that count as equally fast it is the one with the fewest parts.
+    """
     best = verdict.fastest(fits)
     if best is None:
         return None
-    alike = [fit for fit in fits if fit.verdict == best.verdict and common(fit.resolved)]
-    usual = verdict.fastest(alike)
-    return usual if usual and within(usual.seconds.total, best.seconds.total, best) else best
+    alike = [fit for fit in fits if fit.verdict == best.verdict and fit.seconds]
+    usual = verdict.fastest([fit for fit in alike if common(fit.resolved)])
+    if usual and within(usual.seconds.total, best.seconds.total, best):
+        best, alike = usual, [fit for fit in alike if common(fit.resolved)]
+    near = [fit for fit in alike if _as_fast(fit, best.seconds.total)]
+    return min(near, key=lambda fit: (len(fit.resolved.recipe.strategies), fit.seconds.total))
 
 
 def searches_of(rows: Sequence[Resolved], gpu: Card) -> list[Search]:

@@ -20,17 +20,31 @@ SHARDINGS = {
     True: ("ddp", "fsdp2", "zero2", "zero3", "fsdp2_offload", "zero2_offload", "zero3_offload"),
 }
 """Several GPUs -> shardings, those that move the fewest bytes first."""
+OFFLOADED = "_offload"
+"""End of the names of shardings that keep weights or optimizer state in host memory."""
 FOR_WHOLE = ("zero2", "zero2_offload")
 """Shardings that share or move gradients and optimizer state alone, of which adapters have few."""
-LEVELS = ("", "checkpoint:keep=products", "checkpoint")
-"""Recomputation, the least first: nothing, all but matrix products, whole blocks.
+PRODUCTS, WHOLE = "checkpoint:keep=products", "checkpoint"
+"""Recomputation of all but matrix products, and of whole blocks.
 
-Adapters skip the second: it keeps outputs of frozen products that their backward does not need.
+Adapters skip the first: it keeps outputs of frozen products that their backward does not need.
 """
+PARTS = tuple(f"checkpoint:share={share:g}" for share in (0.25, 0.5, 0.75))
+"""Recomputation of a share of the blocks, if none of them is streamed and no engine offloads."""
+MOVED = f"{WHOLE}+offload_activations:what=checkpoints"
+"""Recomputation of whole blocks from inputs that wait in host memory."""
+KEPT = ("offload_activations",)
+"""Ways to keep all activations in host memory, tried as ``PARTS`` are."""
 ADAPTERS = ("lora:rank=16", "cast:to=fp8+lora:rank=16", "qlora:rank=16")
 """Adapters over weights of 16, 8 and 4 bits."""
 OPTIMIZERS = {
-    "bf16_pure": ("adamw", "adam8bit", "adafactor", "adafactor+optimizer_in_backward"),
+    "bf16_pure": (
+        "adamw",
+        "adam8bit",
+        "adam4bit",
+        "adafactor",
+        "adafactor+optimizer_in_backward",
+    ),
     "bf16": ("adamw", "adam8bit"),
     "fp16": ("adamw", "adam8bit"),
 }
@@ -55,24 +69,26 @@ def lattice(
     found: dict[str, Resolved] = {}
     counts = swaps(row(SHARDINGS[several][0]).subject.depth)
     for sharding in SHARDINGS[several]:
-        streamed = counts if _valid(row, sharding, half[-1:], LEVELS[-1:], counts[:1]) else []
+        streamed = counts if _valid(row, sharding, half[-1:], [WHOLE], counts[:1]) else []
         master = _has_master(row, sharding, half[-1])
         known = half[-1:] if master else half
         none = whole_only or sharding in FOR_WHOLE
         columns = [*_columns(known, "" if none else known[0])]
-        for level in LEVELS:
+        alone = () if sharding.endswith(OFFLOADED) else (*PARTS, *KEPT)
+        for level in ("", *alone, PRODUCTS, WHOLE, MOVED):
             for column in columns:
-                if column[1] in ADAPTERS and level == LEVELS[1]:
+                if column[1] in ADAPTERS and level == PRODUCTS:
                     continue
                 first = [0] if column != ROUNDING else []
-                for one in _valid(row, sharding, column, [level], [*first, *streamed]):
+                others = streamed if level not in alone else []
+                for one in _valid(row, sharding, column, [level], [*first, *others]):
                     found.setdefault(str(one.recipe), one)
     return list(found.values())
 
 
 def _has_master(row: Callable[[str], Resolved], sharding: str, precision: str) -> bool:
     """Return True if the engine stores 16-bit weights with a float32 master of what trains."""
-    found = _valid(row, sharding, [precision], LEVELS[-1:], [0])
+    found = _valid(row, sharding, [precision], [WHOLE], [0])
     return bool(found) and "float_master" in found[0].launch.traits
 
 
@@ -118,15 +134,15 @@ def beside(row: Resolved, rows: Sequence[Resolved]) -> list[str]:
     """
     one = Point(row)
 
-    def apart(other: Point) -> tuple[bool, int, int, int]:
+    def apart(other: Point) -> tuple[bool, float, int, int]:
         unlike = len({*one.rest} ^ {*other.rest})
-        steps = abs(one.level - other.level), abs(one.swapped - other.swapped)
+        steps = one.apart(other), abs(one.swapped - other.swapped)
         return one.adapted != other.adapted, *steps, unlike
 
     found = []
     for name in SHARDINGS[True]:
         same = [other for other in map(Point, rows) if other.sharding == name]
-        if same and not name.endswith("_offload"):
+        if same and not name.endswith(OFFLOADED):
             found.append(min(same, key=apart).label)
     wide = [text.replace("fsdp2", "hsdp", 1) for text in found if text.startswith("fsdp2")]
     return found + wide
@@ -142,16 +158,20 @@ FLOAT, HALF = 4, 2
 class Point:
     """A recipe of the lattice: its coordinates, and bytes that follow from them.
 
-    ``level``: how much it recomputes, 0 nothing, 1 all but products, 2 whole blocks. ``swapped``:
-    the number of streamed blocks. ``column``: its other parts.
+    ``share``: the share of the blocks that it recomputes. ``products``: it keeps their matrix
+    products. ``moved``: what blocks keep waits in host memory. ``swapped``: the number of streamed
+    blocks. ``column``: its other parts.
     """
 
     def __init__(self, row: Resolved) -> None:
-        recompute, swap = (row.recipe.in_slot(slot) for slot in (Slot.RECOMPUTE, Slot.SWAP))
+        slots = (Slot.RECOMPUTE, Slot.OFFLOAD, Slot.SWAP)
+        recompute, moved, swap = apart = [row.recipe.in_slot(slot) for slot in slots]
         self.row, self.label, self.traits = row, str(row.recipe), row.launch.traits
-        self.level = 0 if recompute is None else 1 if recompute.keep == "products" else 2
+        self.share = recompute.share if recompute else 0.0
+        self.products = recompute is not None and recompute.keep == "products"
+        self.moved = moved is not None
         self.swapped = swap.blocks if swap else 0
-        parts = [part for part in row.recipe.strategies if part not in (recompute, swap)]
+        parts = [part for part in row.recipe.strategies if part not in apart]
         self.column = tuple(map(str, parts))
         self.sharding = self.column[0]
         self.adapted = ADAPTED in self.traits
@@ -163,6 +183,33 @@ class Point:
         """True if gradients have a second copy, in DDP's buckets."""
         self.pure = bool(self.traits & {"pure_bf16", "float_master"})
         """True if activations have 16 bits, without autocast's float32 results."""
+
+    def holds(self, other: Point) -> bool:
+        """Return True if it keeps, wherever that is, all activations that ``other`` keeps."""
+        whole = other.share == 1 and not other.products
+        return not self.share or whole or (self.products is other.products
+                                           and self.share <= other.share)  # fmt: skip
+
+    def holds_here(self, other: Point) -> bool:
+        """Return True if it keeps on the device all activations that ``other`` keeps there."""
+        alike = (self.share, self.products) == (other.share, other.products)
+        return self.holds(other) and (not self.moved or (other.moved and alike))
+
+    @property
+    def kept(self) -> float:
+        """An estimate of the share of a block's activations that the device keeps."""
+        if self.moved:
+            return 0.0
+        return 0.5 if self.products else 1 - 0.95 * self.share
+
+    @property
+    def again(self) -> float:
+        """An estimate of the share of the forward pass that backward repeats."""
+        return 0.2 if self.products else self.share
+
+    def apart(self, other: Point) -> float:
+        """Return how unlike two points are in what they keep and repeat, from 0 to 2."""
+        return abs(self.kept - other.kept) + abs(self.again - other.again)
 
     @property
     def quantized(self) -> bool:
@@ -185,6 +232,13 @@ class Point:
         """The column without its sharding; of adapters, without the type that engines store too."""
         drop = self.row.recipe.in_slot(Slot.PRECISION) if self.adapted else None
         return tuple(part for part in self.column[1:] if part != str(drop))
+
+    @functools.cached_property
+    def passes(self) -> tuple[str, ...]:
+        """The column without its optimizer: what its forward and backward passes follow from."""
+        slots = (Slot.OPTIMIZE, Slot.STEP)
+        drop = {str(self.row.recipe.in_slot(slot)) for slot in slots}
+        return tuple(part for part in self.column if part not in drop)
 
     @functools.cached_property
     def plain(self) -> tuple[str, ...]:
