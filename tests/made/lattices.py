@@ -52,7 +52,7 @@ def work(row: Resolved, tokens: float) -> list[Work]:
         bytes_each = int(0.1 * size * tokens if one.share else 2 * size * tokens)
         found += [op(phase, "streamed", 1, bytes=bytes_each) for phase in ("forward", "backward")]
     if one.swapped:
-        moved = int(one.element_bytes * one.streamed)
+        moved = int(one.hosted_bytes * one.streamed)
         found += [op("forward", "streamed", 1, bytes=moved)]
     if "host_optimizer" in row.launch.traits and not frozen:
         found += [op("optimizer", "host", 1, bytes=28 * size // ranks)]
@@ -79,7 +79,7 @@ def predicted(row: Resolved, tokens: float) -> Prediction:
     size = state + max(kept, int(one.gradient_bytes))
     sums = {**dict.fromkeys(CATEGORIES, 0), "activations": kept, "parameters": state}
     instant = Instant(bytes=size, phase="forward", op="op", site="", categories=sums, held=[])
-    waits = int(one.element_bytes * one.streamed)
+    waits = int(one.hosted_bytes * one.streamed)
     if row.launch.engine.place("parameters") != "device":
         waits += int(row.subject.parameters * (2 if one.adapted else 16) / row.launch.processes)
     host = dataclasses.replace(instant, bytes=GIB + waits)

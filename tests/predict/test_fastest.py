@@ -15,7 +15,7 @@ from harness.commands.console import make_console
 from harness.planner import pool, verdict
 from harness.planner.plan import fastest
 from harness.planner.plan.command import add_arguments
-from harness.planner.plan.fastest import NEAR, best_of, common, search
+from harness.planner.plan.fastest import EVEN, NEAR, best_of, common, search, within
 from harness.planner.plan.lattice import Point
 from harness.planner.plan.scale import usual
 from harness.planner.verdict import Fit, judge
@@ -25,8 +25,8 @@ from harness.system import cards
 from tests.made.lattices import FLUX, predicted, rows_of
 from tests.made.predictions import GIB
 
-MOST = 14
-"""Predictions of one plan: as many as it made when its recipes were a list."""
+MOST = 16
+"""Predictions of one plan: for a lattice of two hundred recipes."""
 
 
 class Asked:
@@ -53,9 +53,22 @@ def hold(rows: list[Resolved], asked: Asked) -> list[fastest.Proof]:
             continue
         assert proof.best.verdict == best.verdict, (proof.best.label, best.label)
         if best.fits:
-            most = (1 + 2 * NEAR) * best.seconds.total
-            assert proof.best.seconds.total <= most, (proof.best.label, best.label)
+            told = proof.best.label, best.label
+            assert proof.best.seconds.total <= (1 + 3 * NEAR) * (1 + EVEN) * least(every), told
+            # What is even with the fastest by less than the search's own tolerance may be missed.
+            sure = [fit for fit in every if fit.seconds.total <= (1 + EVEN - NEAR) * least(every)]
+            ranks = [Point(fit.resolved).rank for fit in sure if fit.fits and common(fit.resolved)]
+            assert Point(proof.best.resolved).rank <= min(ranks, default=(True, 9)), told
     return proofs
+
+
+def least(fits: list[Fit]) -> float:
+    """Seconds of the fastest that fits among those that people use, or of all if it is alone."""
+    able = [fit for fit in fits if fit.fits]
+    usual = [fit.seconds.total for fit in able if common(fit.resolved)]
+    quick = min(able, key=lambda fit: fit.seconds.total)
+    near = usual and within(min(usual), quick.seconds.total, quick)
+    return min(usual) if near else quick.seconds.total
 
 
 SIZES = (6, 12, 16, 24, 40, 80, 400)
@@ -118,7 +131,10 @@ def test_what_cannot_be_predicted_ends_the_search():
     none = Prediction(recipe="", device="cuda", method="none", reason="hooks")
     asked = Asked(cards.of_size(40 * GIB), lambda row: none)
     fits, proofs = search(rows_of(FLUX, 1), asked.gpu, asked)
-    assert len(fits) <= 2 * fastest.UNTIMED and [proof.best for proof in proofs] == [None, None]
+    assert len(fits) <= 2 * (fastest.UNTIMED + 1) and [proof.best for proof in proofs] == [
+        None,
+        None,
+    ]
 
 
 def test_a_plan_prints_its_answers_first_and_writes_them(capsys, monkeypatch, tmp_path):
@@ -141,10 +157,14 @@ def test_a_plan_prints_its_answers_first_and_writes_them(capsys, monkeypatch, tm
 
 def test_a_plan_in_which_nothing_fits_shows_by_how_much(capsys, monkeypatch):
     monkeypatch.setattr(
-        pool, "predict_all", lambda rows, *_, **__: [predicted(row, 1.0) for row in rows]
+        pool, "predict_all", lambda rows, *_, **__: [predicted(row, 2.0) for row in rows]
     )
+    monkeypatch.setenv("COLUMNS", "80")
     assert cli.main(["plan", "--model", "flux-dev", "--gpu-memory", "1GiB"]) == 0
-    said = " ".join(capsys.readouterr().out.split())
+    text = capsys.readouterr().out
+    answer = text[text.index("Adapters") : text.index(" Recipe ")]
+    assert all(len(line) <= 80 for line in answer.splitlines())
+    said = " ".join(text.split())
     for kind in ("Adapters", "All weights"):
         assert f"{kind}: none of " in said
     assert said.count("nearest of those predicted: ") == 2

@@ -5,19 +5,16 @@ alternatives tried; also the one-line answer of ``plan --check``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from harness.memory.record import Instant
 from harness.planner import verdict
 from harness.planner.phase_needs import STEP
+from harness.planner.plan.fastest import EVEN, Proof
 from harness.planner.plan.lattice import ADAPTED
 from harness.planner.plan.request import export_command
 from harness.planner.suggestions import Ways
 from harness.planner.verdict import Fit
 from harness.report.figures.units import GIB
-
-if TYPE_CHECKING:
-    from harness.planner.plan.fastest import Proof
 
 SMALL = GIB // 20
 """Bytes below which a category is not named: they round to 0.0 GiB."""
@@ -71,13 +68,12 @@ def searched(proof: Proof, fits: Sequence[Fit]) -> list[str]:
     lines = [f"{kind}: {best.label}, {rate_in_words(best)}, needs {reach(best)}{sure}"]
     lines += [f"  {_proved(proof)}", *_export(best)]
     lines += _faster_if_it_fits(best, [fit for fit in fits if _adapted(fit) == proof.adapters])
-    if proof.quicker:
-        quick = proof.quicker
-        lines.append(
-            f"  faster within the uncertainty of time, and not usual: {quick.label}, "
-            f"{rate_in_words(quick)}"
-        )
-    return lines
+    others = {
+        "slightly faster": proof.even,
+        "faster within the uncertainty of time, and not usual": proof.quicker,
+    }
+    told = {how: fit for how, fit in others.items() if fit}
+    return lines + [f"  {how}: {fit.label}, {rate_in_words(fit)}" for how, fit in told.items()]
 
 
 def _without_answer(kind: str, proof: Proof) -> list[str]:
@@ -108,9 +104,10 @@ def counts_in_words(proof: Proof) -> str:
 
 def _proved(proof: Proof) -> str:
     """Return how many recipes the search compared, and by what."""
-    none = "none is faster"
+    faster = f"over {100 * EVEN:.0f} % faster" if proof.even else "faster"
+    none = f"none is {faster}"
     if not proof.all_usual:
-        none = "no usual one is faster, and no other beyond the uncertainty of time"
+        none = f"no usual one is {faster}, and no other beyond the uncertainty of time"
     if not proof.sure:
         none = "none is sure to fit"
     return f"of {proof.recipes} recipes {none}: {counts_in_words(proof)}"

@@ -7,7 +7,7 @@ A bound must not exceed what the recipe's own prediction would give;
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from harness.planner import uncertainty
@@ -98,19 +98,29 @@ def time_floor(one: Point, known: Known) -> float:
     other = known.point
     less = not other.holds(one)
     whole, forward = known.products
-    stepped = max(hosted_seconds(one, known.fit.gpu), stepped_seconds(one, known.fit.gpu))
-    least = max(whole - (forward if less else 0.0) + stepped, moved_seconds(one, known))
-    if one.swapped < other.swapped or (other.moved and not one.moved):
+    gpu = known.fit.gpu
+    stepped = max(hosted_seconds(one, gpu), stepped_seconds(one, gpu))
+    busy = whole - (forward if less else 0.0)
+    if not _factors(gpu):  # computation hides a share of its own time alone
+        busy = max(busy, (1 - rates(gpu, one.ranks).overlap) * busy + wire_seconds(one, gpu))
+    least = max(busy + stepped, moved_seconds(one, known))
+    if one.swapped < other.swapped or (other.moved and not one.moves(other)):
         return least
     # Shards are gathered in other groups: the host's share of several ranks is no bound.
     if slower(one, other):
         found, stepped = known.fit.seconds, 0.0
-    elif one.passes == other.passes and "early_gradients" not in other.traits:
+    elif _alike_but_for_step(one, other):
         found = known.passes
     else:
         return least
     total = found.total - (found.overhead if one.ranks > 1 else 0.0)
     return max(least, total + stepped - (known.forward if less else 0.0))
+
+
+def _alike_but_for_step(one: Point, other: Point) -> bool:
+    """Return True if the passes of ``one`` take no less than those of ``other``."""
+    early = "early_gradients" in other.traits
+    return one.passes == other.passes and one.swapped == other.swapped and not early
 
 
 def moved_seconds(one: Point, known: Known) -> float:
@@ -121,7 +131,7 @@ def moved_seconds(one: Point, known: Known) -> float:
     """
     if not one.moved or one.share or (one.pure and not known.point.pure):
         return 0.0
-    return known.activations / rates(known.fit.gpu, one.ranks).to_host
+    return known.activations / rates(known.fit.gpu, one.ranks).to_host * least_factor(known.fit.gpu)
 
 
 def stepped_seconds(one: Point, gpu: Card) -> float:
@@ -131,10 +141,10 @@ def stepped_seconds(one: Point, gpu: Card) -> float:
         return 0.0
     gradient = HALF if one.shards else one.weight_bytes
     each = one.weight_bytes + gradient + 2 * one.optimizer_bytes
-    elements = (one.elements - one.streamed) / (one.ranks if one.shards else 1)
+    elements = (one.elements - one.stepped_away) / (one.ranks if one.shards else 1)
     found = rates(gpu, one.ranks)
     sizes = [stream.bytes for stream in found.streams] or [1]
-    return each * elements / max(map(found.streaming, sizes))
+    return each * elements / max(map(found.streaming, sizes)) * least_factor(gpu)
 
 
 def hosted_seconds(one: Point, gpu: Card) -> float:
@@ -143,23 +153,40 @@ def hosted_seconds(one: Point, gpu: Card) -> float:
     if not one.hosts_optimizer and (one.adapted or not one.swapped):
         return 0.0
     each = 2 * one.optimizer_bytes + (3 * one.weight_bytes if one.swapped else 0.0)
-    elements = one.elements / one.ranks if one.hosts_optimizer else one.streamed
-    return each * elements / rates(gpu, one.row.spec.processes).host
+    elements = one.elements / one.ranks if one.hosts_optimizer else one.stepped_away
+    return each * elements / rates(gpu, one.ranks).host * least_factor(gpu)
+
+
+def wire_seconds(one: Point, gpu: Card) -> float:
+    """Return seconds in which a rank sends what it must.
+
+    Weights of which it keeps a share are gathered at least once, and gradients are averaged in 16
+    bits.
+    """
+    sent = one.weight_bytes * one.elements if one.splits else 0.0
+    sent += 0.0 if one.adapted else HALF * one.elements
+    wire = rates(gpu, one.ranks).wire
+    return sent * (one.ranks - 1) / one.ranks / wire * least_factor(gpu) if one.ranks > 1 else 0.0
+
+
+def least_factor(gpu: Card) -> float:
+    """Return the smallest factor by which measured steps correct a part of the time, at most 1."""
+    return min([1.0, *_factors(gpu).values()])
+
+
+def _factors(gpu: Card) -> Mapping[str, float]:
+    return gpu.calibrated.fitted.factors if gpu.calibrated else {}
 
 
 def copies_floor(one: Point, gpu: Card) -> float:
     """Return seconds in which a step sends and copies what it must, if kernels take no time.
 
-    Streamed weights arrive for forward and for backward. Weights of which a rank keeps a share, or
-    that wait on the host, arrive at least once, and gradients are averaged in 16 bits.
+    Streamed weights arrive for forward and for backward. Weights that wait on the host arrive at
+    least once.
     """
-    found = rates(gpu, one.row.spec.processes)
     waits = 2 * one.streamed + (one.elements / one.ranks if one.hosts_weights else 0)
-    streamed = one.weight_bytes * waits / found.to_host
-    sent = one.weight_bytes * one.elements if one.splits else 0.0
-    sent += 0.0 if one.adapted else 2.0 * one.elements
-    on_wire = sent * (one.ranks - 1) / one.ranks / found.wire if one.ranks > 1 else 0.0
-    return max(streamed, on_wire, hosted_seconds(one, gpu))
+    streamed = one.weight_bytes * waits / rates(gpu, one.ranks).to_host * least_factor(gpu)
+    return max(streamed, wire_seconds(one, gpu), hosted_seconds(one, gpu))
 
 
 def need_floor(one: Point, known: Known) -> float:
@@ -173,9 +200,7 @@ def need_floor(one: Point, known: Known) -> float:
     if not one.holds_here(other):
         return 0.0
     if one.column == other.column:
-        more = max(0, one.streamed - other.streamed)
-        buckets = one.weight_bytes if one.buckets else 0.0
-        return known.fit.need_bytes - (one.element_bytes + buckets) * more - SLACK
+        return known.fit.need_bytes - one.frees(other) - SLACK
     kept = known.activations if other.pure or not one.pure else 0
     return fixed(one, known.fit.gpu) + one.state_bytes + kept - SLACK
 
@@ -187,7 +212,7 @@ def fixed(one: Point, gpu: Card) -> int:
 
 def host_floor(one: Point, gpu: Card) -> float:
     """Return the fewest bytes that the ranks of one node keep in host memory."""
-    waits, each = one.streamed, one.element_bytes
+    waits, each = one.streamed, one.hosted_bytes
     if one.hosts_optimizer:
         waits, each = one.elements, one.optimizer_bytes
     here = min(gpu.node, one.row.spec.processes)
@@ -241,7 +266,7 @@ class Bounds:
             held = LIVE * one.state_bytes + max(one.gradient_bytes, kept)
             return max(least, fixed(one, self.gpu) + held)
         near = min(same, key=lambda known: known.point.apart(one))
-        freed = one.element_bytes * (one.streamed - near.point.streamed)
+        freed = one.frees(near.point) - near.point.frees(one)
         return max(least, near.fit.need_bytes + kept - near.beyond - freed)
 
     def _likely_beyond(self, one: Point) -> float:

@@ -15,10 +15,13 @@ from harness.planner.plan.bounds import Bounds, Known
 from harness.planner.plan.lattice import ADAPTED, Point
 from harness.planner.verdict import Fit
 from harness.resolve import Resolved
+from harness.spec import Spec
 from harness.system.cards import Card
 
 NEAR = 0.01
 """Relative difference of two times below which neither recipe counts as faster."""
+EVEN = 0.1
+"""Relative difference of two times up to which the recipe that people take first is the answer."""
 HANDICAP = 1.4
 """Factor by which an uncommon recipe must be faster to be the answer, about: ``within``."""
 UNTIMED = 6
@@ -47,6 +50,15 @@ def common(row: Resolved) -> bool:
 
     If no trainer has the model, every recipe that rounds neither weights nor moments counts.
     """
+    if row.spec not in _COMMON:
+        _COMMON[row.spec] = _common(row)
+    return _COMMON[row.spec]
+
+
+_COMMON: dict[Spec, bool] = {}
+
+
+def _common(row: Resolved) -> bool:
     if _trainers(row):
         return bool(trained_by(row))
     pure = "pure_bf16" in row.launch.traits and ADAPTED not in row.launch.traits
@@ -63,12 +75,14 @@ class Proof:
     ``failed``: recipes whose prediction failed. ``unable``: recipes that the card cannot run.
     ``nearest``: the predicted one with the smallest shortage, if none fits. ``adapters``: the
     lattice's recipes train adapters. ``sure``: its answers fit by the upper ends of their ranges.
-    ``quicker``: an uncommon recipe, faster within the uncertainty of time. ``all_usual``: no
-    recipe of the lattice is uncommon.
+    ``quicker``: an uncommon recipe, faster within the uncertainty of time. ``even``: a common one,
+    faster by up to ``EVEN``, that people take later (``Point.rank``). ``all_usual``: no recipe of
+    the lattice is uncommon.
     """
 
     best: Fit | None
     quicker: Fit | None
+    even: Fit | None
     nearest: Fit | None
     predicted: int
     failed: int
@@ -97,7 +111,7 @@ class Search:
     def __init__(
         self, rows: Sequence[Resolved], gpu: Card, common: Callable[[Resolved], bool] = common
     ) -> None:
-        self.rows, self.gpu, self.common, self.sure = rows, gpu, _by_label(common), True
+        self.rows, self.gpu, self.common, self.sure = rows, gpu, common, True
         self.bounds, self.fits, self.small = Bounds(gpu=gpu), [], 0
         self.left = [Point(row) for row in rows if not verdict.lack_of(row, gpu)]
         self.unable = len(rows) - len(self.left)
@@ -106,10 +120,13 @@ class Search:
     def proof(self) -> Proof:
         """The result, once nothing is wanted."""
         best, quick = best_of(self.fits, self.common), verdict.fastest(self.fits)
+        usual = verdict.fastest([fit for fit in self.fits if self.common(fit.resolved)])
+        ahead = best and usual and usual.verdict == best.verdict and not _as_fast(best, _of(usual))
         known = [fit for fit in self.fits if fit.need_bytes is not None]
         return Proof(
             best=best,
-            quicker=quick if quick is not best else None,
+            quicker=quick if quick not in (best, usual) else None,
+            even=usual if ahead else None,
             nearest=None if best else verdict.nearest(known),
             predicted=len(known),
             failed=len(self.fits) - len(known),
@@ -157,13 +174,14 @@ class Search:
         It is the first in the lattice's order whose weights may fit, common ones before others; if
         none may, the smallest.
         """
-        whole = [one for one in self.left if not one.quantized and not one.swapped]
+        whole = [one for one in self.left
+                 if not (one.quantized or one.swapped or one.moved)]  # fmt: skip
         some = [one for one in whole if one.state_bytes] or whole or self.left
         small = [one for one in some if self.bounds.may_fit(one, sure=True)]
         small.sort(key=lambda one: not self.common(one.row))
         least = min(some, key=lambda one: one.state_bytes + one.gradient_bytes)
         first = small[0] if small else least
-        alike = [one for one in some if one.column == first.column and not one.moved]
+        alike = [one for one in some if one.column == first.column]
         ends = [pick(alike, key=lambda one: one.kept) for pick in (max, min)]
         return ends[: len(alike)]
 
@@ -176,12 +194,19 @@ class Search:
         floor = self.bounds.seconds(one)
         usual = [fit for fit in able if self.common(fit.resolved)]
         if self.common(one.row):
-            return not any(_as_fast(fit, floor) for fit in usual) and all(
-                within(floor, fit.seconds.total, fit) for fit in able
-            )
+            near = all(within(floor, fit.seconds.total, fit) for fit in able)
+            return near and self._first_or_faster(one, floor, usual)
         if any(within(fit.seconds.total, floor, fit) for fit in usual):
             return False
-        return not any(_as_fast(fit, floor) for fit in able)
+        return self._first_or_faster(one, floor, able)
+
+    def _first_or_faster(self, one: Point, floor: float, some: Sequence[Fit]) -> bool:
+        """Return True if ``one`` may be faster than ``some``, or even with them and taken first."""
+        if not any(_as_fast(fit, floor) for fit in some):
+            return True
+        least = min(fit.seconds.total for fit in some)
+        even = [fit for fit in some if _even(fit.seconds.total, least)]
+        return _even(floor, least) and one.rank < min(Point(fit.resolved).rank for fit in even)
 
     def _smallest(self) -> list[Point]:
         """Return the row that is estimated to need the least, if none fits and it is not
@@ -219,17 +244,8 @@ class Lean(Search):
         return [min(some, key=self._need_order).row] if some else []
 
 
-def _by_label(common: Callable[[Resolved], bool]) -> Callable[[Resolved], bool]:
-    """Return ``common`` with its results cached by recipe."""
-    known: dict[str, bool] = {}
-
-    def found(row: Resolved) -> bool:
-        label = str(row.recipe)
-        if label not in known:
-            known[label] = common(row)
-        return known[label]
-
-    return found
+def _of(fit: Fit) -> float:
+    return fit.seconds.total
 
 
 def _as_fast(fit: Fit, floor: float) -> bool:
@@ -244,19 +260,36 @@ def within(slow: float, fast: float, fit: Fit) -> bool:
 
 
 def best_of(fits: Sequence[Fit], common: Callable[[Resolved], bool]) -> Fit | None:
-    """Return the fastest that fits, or the fastest common one if that may be as fast.
+    """Return the answer of ``fits``.
 
-    Of those that count as equally fast it is the one with the fewest parts.
+    The fastest common one is taken if it may be as fast as the fastest of all. Of those that take
+    up to ``EVEN`` longer, the first by ``Point.rank`` is the answer, then the fastest. Of equally
+    fast ones it has the fewest parts.
     """
     best = verdict.fastest(fits)
     if best is None:
         return None
-    alike = [fit for fit in fits if fit.verdict == best.verdict and fit.seconds]
-    usual = verdict.fastest([fit for fit in alike if common(fit.resolved)])
-    if usual and within(usual.seconds.total, best.seconds.total, best):
-        best, alike = usual, [fit for fit in alike if common(fit.resolved)]
-    near = [fit for fit in alike if _as_fast(fit, best.seconds.total)]
+    some = [fit for fit in fits if fit.verdict == best.verdict and fit.seconds]
+    usual = _usual_of(some, best, common)
+    if usual:
+        best, some = usual, [fit for fit in some if common(fit.resolved)]
+    even = [fit for fit in some if _even(fit.seconds.total, best.seconds.total)]
+    first = min(Point(fit.resolved).rank for fit in even)
+    even = [fit for fit in even if Point(fit.resolved).rank == first]
+    least = min(fit.seconds.total for fit in even)
+    near = [fit for fit in even if _as_fast(fit, least)]
     return min(near, key=lambda fit: (len(fit.resolved.recipe.strategies), fit.seconds.total))
+
+
+def _usual_of(some: Sequence[Fit], best: Fit, common: Callable[[Resolved], bool]) -> Fit | None:
+    """Return the fastest common fit if it may be as fast as ``best``."""
+    usual = verdict.fastest([fit for fit in some if common(fit.resolved)])
+    near = usual and within(usual.seconds.total, best.seconds.total, best)
+    return usual if near else None
+
+
+def _even(slow: float, fast: float) -> bool:
+    return slow <= (1 + EVEN) * fast
 
 
 def searches_of(rows: Sequence[Resolved], gpu: Card) -> list[Search]:

@@ -192,8 +192,12 @@ class Point:
 
     def holds_here(self, other: Point) -> bool:
         """Return True if it keeps on the device all activations that ``other`` keeps there."""
+        return self.holds(other) and (not self.moved or self.moves(other))
+
+    def moves(self, other: Point) -> bool:
+        """Return True if both move the same activations to the host."""
         alike = (self.share, self.products) == (other.share, other.products)
-        return self.holds(other) and (not self.moved or (other.moved and alike))
+        return self.moved and other.moved and alike
 
     @property
     def kept(self) -> float:
@@ -210,6 +214,17 @@ class Point:
     def apart(self, other: Point) -> float:
         """Return how unlike two points are in what they keep and repeat, from 0 to 2."""
         return abs(self.kept - other.kept) + abs(self.again - other.again)
+
+    @functools.cached_property
+    def rank(self) -> tuple[bool, float]:
+        """Sort key of recipes that are about as fast, the one that people take first.
+
+        Keeping all on the device comes before waiting for the host. Of adapters, more bits of the
+        frozen weights come first; of all weights, those that round neither weights nor moments.
+        """
+        waits = bool(self.swapped) or self.moved or self.hosts_weights or self.hosts_optimizer
+        rounds = len(self.traits & {"pure_bf16", "rounds_state"})
+        return waits, -self.weight_bytes if self.adapted else rounds
 
     @property
     def quantized(self) -> bool:
@@ -249,10 +264,17 @@ class Point:
     @functools.cached_property
     def streamed(self) -> int:
         """The most elements that wait in host memory: those of the streamed blocks but two."""
-        if not self.swapped:
-            return 0
+        return sum(sorted(self._swapped_sizes)[AT_ONCE:])
+
+    @functools.cached_property
+    def stepped_away(self) -> int:
+        """Elements that the host's optimizer steps: those of all streamed blocks, if they train."""
+        return 0 if self.adapted else sum(self._swapped_sizes)
+
+    @property
+    def _swapped_sizes(self) -> list[int]:
         sizes = _block_sizes(self.row.subject)
-        return sum(sorted(sizes[i] for i in spread(self.swapped, len(sizes)))[AT_ONCE:])
+        return [sizes[i] for i in spread(self.swapped, len(sizes))] if self.swapped else []
 
     @functools.cached_property
     def weight_bytes(self) -> float:
@@ -275,9 +297,9 @@ class Point:
     @functools.cached_property
     def state_bytes(self) -> float:
         """The fewest bytes of weights and optimizer state that a rank keeps on its device."""
-        elements = self.elements - self.streamed
-        weights = self.weight_bytes * elements / (self.ranks if self.splits else 1)
-        optimizer = self.optimizer_bytes * elements / (self.ranks if self.shards else 1)
+        here, stepped = self.elements - self.streamed, self.elements - self.stepped_away
+        weights = self.weight_bytes * here / (self.ranks if self.splits else 1)
+        optimizer = self.optimizer_bytes * stepped / (self.ranks if self.shards else 1)
         hosted = self.traits & {"host_weights", "host_optimizer", "dealt_optimizer"}
         return (0.0 if self.hosts_weights else weights) + (0.0 if hosted else optimizer)
 
@@ -288,11 +310,22 @@ class Point:
         if self.adapted or self.traits & early:
             return 0.0
         each = HALF if self.shards else self.weight_bytes
-        return each * (self.elements - self.streamed) / (self.ranks if self.shards else 1)
+        return each * (self.elements - self.stepped_away) / (self.ranks if self.shards else 1)
 
-    @functools.cached_property
-    def element_bytes(self) -> float:
-        """The most bytes that streaming an element of the weights frees on the device."""
+    def frees(self, other: Point) -> float:
+        """Return the most bytes that it frees on the device by streaming more than ``other``.
+
+        Those are weights, and of blocks that train also gradients, their copy in DDP's buckets,
+        optimizer state, and two temporaries of the optimizer's step.
+        """
+        waits = max(0, self.streamed - other.streamed)
+        stepped = max(0, self.stepped_away - other.stepped_away)
+        each = (3 + self.buckets) * self.weight_bytes + self.optimizer_bytes
+        return self.weight_bytes * waits + each * stepped
+
+    @property
+    def hosted_bytes(self) -> float:
+        """The fewest bytes that streaming an element of the weights keeps on the host."""
         weights = self.weight_bytes
         return weights if self.adapted else 2 * weights + self.optimizer_bytes
 

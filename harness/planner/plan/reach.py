@@ -55,14 +55,20 @@ class Reach:
         last = self.followed[-1] if self.followed else None
         told = f"{last.recipe} reaches the largest" if last and last.fits else "none fits"
         if not self.beyond:
-            return f"{kind}: {told}"
+            ended = last is None or last.over is None
+            return f"{kind}: {told}" + ("" if ended else "; beyond it nothing was searched")
         proof = self.beyond
         at = f"at {self.size} none of {proof.recipes} recipes is sure to fit"
         return f"{kind}: {told}; {at}: {counts_in_words(proof)}"
 
 
 def reaches(what: str, rows: Sequence[Resolved], asking: Asking) -> list[Reach]:
-    """Return the largest ``what`` (a key of ``SOUGHT``) of each training that ``rows`` have."""
+    """Return the largest ``what`` (a key of ``SOUGHT``) of each training that ``rows`` have.
+
+    Raises:
+        BadInput: the model has only one size.
+    """
+    SOUGHT[what].ladder(rows)
     with pool.kept_workers():
         fits, proofs = asking.search(rows)
         return [_reach(what, rows, proof, fits, asking) for proof in proofs]

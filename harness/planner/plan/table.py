@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import textwrap
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -170,10 +170,22 @@ def print_lines(lines: Sequence[str], console: Console) -> None:
 
 
 def wrapped(line: str, width: int) -> list[str]:
-    """Return the line broken at spaces, with its further lines indented below the first."""
+    """Return the line broken at spaces, with its further lines indented below the first.
+
+    A recipe that is longer than a line is broken after a plus sign.
+    """
     indent = " " * (len(line) - len(line.lstrip()) + 2)
-    how = {"break_long_words": False, "break_on_hyphens": False}
-    return textwrap.wrap(line, width, subsequent_indent=indent, **how) or [""]
+    room = width - len(indent)
+    lines = [indent[2:]]
+    for word in line.split():
+        whole = len(word) <= room
+        for place, part in enumerate([word] if whole else re.findall(r"[^+]+\+?", word)):
+            gap = " " if place == 0 and lines[-1].strip() else ""
+            if len(lines[-1] + gap + part) > width:
+                lines.append(indent + part)
+            else:
+                lines[-1] += gap + part
+    return lines
 
 
 def order(fit: Fit) -> tuple[int, float]:
