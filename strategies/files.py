@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import errno
-import functools
 import math
 import os
 import re
@@ -19,8 +17,6 @@ import yaml
 DEEPEST = 40
 """Levels of lists and mappings that a file may nest; a result has about ten."""
 
-SHORT = 2**16
-"""Characters below which a parsed YAML text is cached."""
 LARGEST = 64 * 2**20
 """Bytes of the largest text file that is read; a result of 64 ranks has about 2 MiB."""
 SEQUENCE = re.compile(
@@ -136,13 +132,6 @@ def parse_yaml(text: str) -> Any:
         ValueError: not YAML, an alias, a key that is no text or given twice, a tag or number that
             is no plain data, nesting deeper than ``DEEPEST``. Names the line if there is one.
     """
-    parsed = _parsed if len(text) < SHORT else _parsed.__wrapped__
-    return copy.deepcopy(parsed(text))
-
-
-@functools.lru_cache(maxsize=64)
-def _parsed(text: str) -> Any:
-    """Parse a text once: a lattice of recipes reads the same launch files for each."""
     try:
         data = yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:

@@ -225,10 +225,7 @@ def parse(text: str, catalog: Mapping[str, type[Strategy]], defaults: Iterable[S
         Conflict: two strategies for one slot, or no sharding strategy.
     """
     filled: dict[Slot, Strategy] = {}
-    words = text.replace(" ", "").split("+")
-    if "" in words:
-        raise RecipeError(f"recipe {text!r} has an empty part; write it as one word, as ddp+bf16")
-    for word in words:
+    for word in text.replace(" ", "").split("+"):
         part = _parse_part(word, catalog)
         if part.slot in filled:
             raise Conflict(

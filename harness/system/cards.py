@@ -5,7 +5,6 @@ Does not import torch.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import difflib
 import functools
@@ -159,12 +158,6 @@ def find(name: str) -> Card:
     calls = named(name.replace("-", " "), int(size[1]) * 2**30 if size else 0)
     if calls and (not size or abs(calls.memory_bytes / 2**30 / int(size[1]) - 1) < OFF):
         return calls
-    rest = re.sub(r"[ -]*\d+ ?GB?$", "", name, flags=re.IGNORECASE)
-    if size and rest and rest != name:
-        with contextlib.suppress(BadInput):
-            found = find(rest)
-            if abs(found.memory_bytes / 2**30 / int(size[1]) - 1) < OFF:
-                return found
     digits = [key for key in table() if re.findall(r"\d+", key) == re.findall(r"\d+", name)]
     close = difflib.get_close_matches(name.upper(), digits, n=1)
     hint = f"did you mean {close[0]!r}?" if close else "./run.sh list cards shows what there is."

@@ -182,7 +182,7 @@ BAD: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     ),
     "plan of a recipe in several words": (
         lambda p: plan("+"),
-        "recipe '+' has an empty part; write it as one word",
+        "recipes '+' have an empty part; write each as one word",
     ),
     "plan on a world that does not divide": (
         lambda p: [*plan(), "--gpus", "3", "--global-batch", "16"],

@@ -25,7 +25,7 @@ from rich.console import Console
 
 from harness.planner import overhead, pool, records
 from harness.planner.atlas.command import CARDS
-from harness.planner.plan.candidates import Asked, asked_for, lattice_of
+from harness.planner.plan.candidates import Asked, asked_for
 from harness.planner.plan.command import add_arguments
 from harness.planner.plan.lattice import ADAPTED
 from harness.planner.plan.tracing import Asking, PlanProgress
@@ -53,14 +53,12 @@ def places(models: Sequence[str]) -> Iterator[tuple[str, int, str, bool]]:
             yield model, gpus, card, adapters
 
 
-def asked(model: str, gpus: int, card: str) -> tuple[Asked, list[Resolved]]:
-    """Return the plan of a model on a number of cards, and its lattice."""
+def asked(model: str, gpus: int, card: str) -> Asked:
+    """Return the plan of a model on a number of cards, which has a lattice."""
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     what = "--gpu-memory" if card[:1].isdigit() else "--gpu"
-    options = parser.parse_args(["--model", model, "--gpus", str(gpus), what, card])
-    found = asked_for(options)
-    return found, lattice_of(options, found)
+    return asked_for(parser.parse_args(["--model", model, "--gpus", str(gpus), what, card]))
 
 
 def add(model: str, fits: Sequence[Fit], day: str) -> int:
@@ -173,8 +171,8 @@ def main() -> None:
     day, began, made = datetime.date.today().isoformat(), time.time(), 0
     with pool.kept_workers():
         for model, gpus, card, adapters in places(models):
-            plan, lattice = asked(model, gpus, card)
-            rows = [row for row in lattice if (ADAPTED in row.launch.traits) is adapters]
+            plan = asked(model, gpus, card)
+            rows = [row for row in plan.resolved if (ADAPTED in row.launch.traits) is adapters]
             fits = Asking(plan, 1, PlanProgress(console)).search(rows)[0] if rows else []
             made += add(model, fits, day)
             minutes = (time.time() - began) / 60

@@ -16,7 +16,6 @@ from harness.planner.overhead import NoKernel, choose, preferred
 from harness.system import capability, cards, probe
 from harness.system import requirements as doctor
 from harness.worker import environment
-from strategies.base import BadInput
 from tests.made.machines import machine
 from tests.made.predictions import GIB, asked, prediction
 
@@ -49,15 +48,14 @@ def test_a_card_s_attention(card, kind):
         ("rtx 4070 12GB", "RTX-4070"),
         ("NVIDIA GeForce RTX 3060", "RTX-3060"),
         ("A100-80G", "A100-80GB"),
+        ("RTX4090-48GB", "unknown gpu"),
     ],
 )
-def test_a_card_by_another_spelling(name, card):
-    assert cards.find(name).name == card
-
-
-def test_a_card_of_another_size_is_not_taken():
-    with pytest.raises(BadInput):
-        cards.find("RTX4090-48GB")
+def test_a_plan_takes_a_card_by_another_spelling(name, card, monkeypatch, capsys):
+    monkeypatch.setattr(pool, "predict_all", lambda rows, *_, **__: [prediction(5) for _ in rows])
+    code = cli.main(["plan", "--gpu", name, "--gpus", "1", "--recipes", "single"])
+    said = capsys.readouterr()
+    assert code == (2 if card == "unknown gpu" else 0) and card in said.out + said.err
 
 
 @pytest.mark.parametrize(

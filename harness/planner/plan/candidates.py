@@ -316,7 +316,22 @@ def _card(options: argparse.Namespace) -> Card:
         return rates.this_cpu()
     if options.gpu_memory:
         return cards.of_size(cards.parse_bytes(options.gpu_memory))
-    return rates.find(options.gpu)
+    return _named(options.gpu)
+
+
+def _named(text: str) -> Card:
+    """Return the card of a name, which may end in the card's memory, as RTX4090-24GB."""
+    try:
+        return rates.find(text)
+    except BadInput:
+        rest, size = (
+            re.sub(r"[ -]*\d+ ?GB?$", "", text, flags=re.I),
+            re.search(r"(\d+) ?GB?$", text),
+        )
+        found = rates.find(rest) if size and rest != text else None
+        if found and abs(found.memory_bytes / 2**30 / int(size[1]) - 1) < cards.OFF:
+            return found
+        raise
 
 
 def _device(options: argparse.Namespace) -> str:
@@ -381,6 +396,9 @@ def _recipes(options: argparse.Namespace) -> list[str]:
     if not asked:
         suite = listing.load(options.suite or "default", _device(options))
         asked = [row.recipe for row in suite.rows]
+    if any("" in recipe.replace(" ", "").split("+") for recipe in asked):
+        told = " ".join(asked)
+        raise PlanError(f"recipes {told!r} have an empty part; write each as one word, as ddp+bf16")
     asked = [_with_sharding(recipe, options.processes) for recipe in asked]
     if options.processes == 1:
         asked = [unreplicated(recipe, _device(options)) for recipe in asked]
