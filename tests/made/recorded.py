@@ -3,7 +3,7 @@
 ``python -m tests.made.recorded [MODEL ...]`` plans the models on common cards, and records each
 prediction that these plans make (``harness.planner.records``). Predictions that are recorded
 already are not made again, so it can be stopped at any time. What is asked for first comes first:
-one GPU before several, common cards before others. ``--check`` lists what has a record.
+common cards before others, one GPU before several. ``--check`` lists what has a record.
 
 After a change of code ``--carry`` traces one record of each combination of strategies anew, and
 keeps the others of a combination that comes out alike.
@@ -27,7 +27,6 @@ from harness.planner import overhead, pool, records
 from harness.planner.atlas.command import CARDS
 from harness.planner.plan.candidates import Asked, asked_for
 from harness.planner.plan.command import add_arguments
-from harness.planner.plan.lattice import ADAPTED
 from harness.planner.plan.tracing import Asking, PlanProgress
 from harness.planner.records import Record, line_of, record_of
 from harness.planner.verdict import Fit
@@ -45,12 +44,19 @@ NEAR = ("RTX-4090", "24GiB", "RTX-3090", "16GiB", "12GiB", "RTX-5090")
 COUNTS = (1, 8, 4, 2)
 
 
-def places(models: Sequence[str]) -> Iterator[tuple[str, int, str, bool]]:
-    """Yield (model, GPUs, card, whether adapters are trained), the most asked for first."""
+def places(models: Sequence[str]) -> Iterator[tuple[str, int, str]]:
+    """Yield (model, GPUs, card), the most asked for first."""
     rest = tuple(card for card in CARDS if card not in NEAR)
-    for gpus, cards in itertools.product(COUNTS, (NEAR, rest)):
-        for model, card, adapters in itertools.product(models, cards, (True, False)):
-            yield model, gpus, card, adapters
+    for cards, gpus in itertools.product((NEAR[:1], NEAR[1:], rest), COUNTS):
+        yield from itertools.product(models, (gpus,), cards)
+
+
+def planned(plan: Asked, console: Console) -> list[Fit]:
+    """Return all predictions of a plan, with those of the ways out where nothing fits."""
+    asking = Asking(plan, 1, PlanProgress(console))
+    fits, _ = asking.search(plan.resolved)
+    ways = asking.ways(fits)
+    return [*fits, *(ways.tried if ways else ()), *(ways.wider if ways else ())]
 
 
 def asked(model: str, gpus: int, card: str) -> Asked:
@@ -170,13 +176,10 @@ def main() -> None:
         return
     day, began, made = datetime.date.today().isoformat(), time.time(), 0
     with pool.kept_workers():
-        for model, gpus, card, adapters in places(models):
-            plan = asked(model, gpus, card)
-            rows = [row for row in plan.resolved if (ADAPTED in row.launch.traits) is adapters]
-            fits = Asking(plan, 1, PlanProgress(console)).search(rows)[0] if rows else []
-            made += add(model, fits, day)
+        for model, gpus, card in places(models):
+            made += add(model, planned(asked(model, gpus, card), console), day)
             minutes = (time.time() - began) / 60
-            what = f"{model} on {gpus} x {card}, {'adapters' if adapters else 'all weights'}"
+            what = f"{model} on {gpus} x {card}"
             console.print(f"{what}: {made} records in {minutes:.1f} min", highlight=False)
 
 
