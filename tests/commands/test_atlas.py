@@ -197,6 +197,23 @@ def test_a_browser_answers_the_question_of_the_address(told, tmp_path):
     assert shown("Model=none") == shown(""), "what is not there is not chosen"
 
 
+def test_cells_of_kept_predictions_trace_nothing(told, tmp_path, monkeypatch):
+    """Nothing is kept of training all weights: those cells are left out."""
+
+    def cached(row, folder, kind):
+        return pool.predict_all([row], folder)[0] if "lora" in str(row.recipe) else None
+
+    monkeypatch.setattr(pool, "cached", cached)
+    monkeypatch.setattr(pool, "Run", lambda *given: pytest.fail("a process was started"))
+    assert cli.main([*WORDS, "--growth", "0", "--out", str(tmp_path / "all")]) == 0
+    assert cli.main([*WORDS, "--kept", "--out", str(tmp_path / "kept")]) == 0
+    every, some = (
+        list(csv.DictReader((tmp_path / name / "atlas.csv").read_text().splitlines()))
+        for name in ("all", "kept")
+    )
+    assert some == [row for row in every if row["Training"] == "LoRA"] and len(some) == 4
+
+
 def test_the_files_of_a_csv_are_made_again_without_predictions(told, tmp_path, capsys):
     assert cli.main([*WORDS, "--out", str(tmp_path / "one")]) == 0
     told.clear()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from harness.planner import overhead, verdict
+from harness.planner import overhead, pool, verdict
 from harness.planner.plan.answer import gib, rate_in_words
 from harness.planner.plan.candidates import Asked
 from harness.planner.plan.fastest import Search, searches_of
@@ -24,6 +24,7 @@ from harness.planner.plan.request import export_command
 from harness.planner.plan.table import SHOWN, order
 from harness.planner.plan.tracing import PlanProgress, judged
 from harness.planner.verdict import Fit, judge
+from harness.planner.worker import none
 from harness.prediction import Prediction
 from harness.report.figures.units import GIB
 from harness.resolve import Resolved, resolve
@@ -93,7 +94,7 @@ class Cell:
 
     ``fit`` is None if no recipe could be predicted, for ``reason``. ``beyond``: the smallest
     sample that does not fit, if the usual one fits and larger ones were tried. ``rivals``: fits of
-    other recipes.
+    other recipes. ``complete``: a prediction was kept for each recipe that was asked for.
     """
 
     model: str
@@ -106,6 +107,7 @@ class Cell:
     command: str
     beyond: str = ""
     rivals: Sequence[Fit] = ()
+    complete: bool = True
 
     @property
     def texts(self) -> list[str]:
@@ -186,6 +188,7 @@ def cell_of(
         reason="" if best else reason,
         command=command,
         rivals=[fit for fit in fits if fit.need_bytes is not None],
+        complete=all(fit.prediction.reason != NOT_KEPT for fit in fits),
         **named,
     )
 
@@ -288,6 +291,20 @@ def predicted(pairs: Pairs, why: str, *, jobs: int, progress: AtlasProgress) -> 
     """Judge all rows in one call. This is an ``Ask``."""
     asked = [(row, place.asked.gpu) for place, row in pairs]
     return judged(asked, _name, why, jobs=jobs, told=progress)
+
+
+NOT_KEPT = "no prediction of it is kept"
+
+
+def kept(pairs: Pairs, _why: str) -> list[Fit]:
+    """Judge rows by predictions of earlier calls and recorded ones alone. This is an ``Ask``."""
+    folder, fits = pool.default_folder(), []
+    for place, row in pairs:
+        gpu = place.asked.gpu
+        lack = verdict.lack_of(row, gpu)
+        found = pool.cached(row, folder, place.kind) or none(row, NOT_KEPT)
+        fits.append(verdict.cannot(row, gpu, lack) if lack else judge(row, found, gpu))
+    return fits
 
 
 def _name(row: Resolved, gpu: Card) -> str:

@@ -23,6 +23,7 @@ from harness.planner.atlas.cells import (
     Cell,
     Replicas,
     Scenario,
+    kept,
     predicted,
 )
 from harness.planner.atlas.growth import cells_at
@@ -52,6 +53,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how many of a card (default: 1 4 8)")  # fmt: skip
     text = f"doublings of a sample tried for the next that does not fit (default: {DOUBLINGS})"
     add("--growth", type=int, metavar="N", default=DOUBLINGS, help=text)
+    text = (
+        "only cells whose predictions are all kept or recorded; nothing is traced, and no larger "
+    )
+    add("--kept", action="store_true", help=text + "sample is tried (default: trace the others)")
     text = "write the files of this atlas.csv anew, and predict nothing (default: predict)"
     add("--from", dest="csv", type=Path, metavar="CSV", help=text)
     add("--out", type=Path, metavar="DIR", help="folder (default: results/atlas)")
@@ -114,9 +119,11 @@ def cells_of(
     models: Sequence[str], options: argparse.Namespace, progress: AtlasProgress
 ) -> list[Cell]:
     """Return the cells of some models, by counts and cards."""
+    places = [place for model in models for place in places_of(model, options)]
+    if options.kept:
+        return [cell for cell in cells_at(places, kept, 0) if cell.complete]
     jobs = options.jobs or pool.default_jobs()
     ask = Replicas(functools.partial(predicted, jobs=jobs, progress=progress))
-    places = [place for model in models for place in places_of(model, options)]
     return cells_at(places, ask, options.growth)
 
 
