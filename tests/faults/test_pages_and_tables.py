@@ -42,7 +42,7 @@ def test_every_number_of_the_ranking_is_whole_or_its_column_is_named_as_left_out
     grid = tables.ranking(group).short()
     text = printed(width, narrow.print_grid, grid, Console)
     assert max(map(len, text.splitlines())) <= width
-    left = re.search(r"No room for (.*?): a wider terminal, or COLUMNS", " ".join(text.split()))
+    left = re.search(r"Hidden columns: (.*?)\. Widen the terminal", " ".join(text.split()))
     gone = left[1].split(", ") if left else []
     assert set(gone) <= set(grid.heads) - {"Recipe", "Samples/s"}
     words = text.split()

@@ -65,12 +65,12 @@ def searched(proof: Proof, fits: Sequence[Fit]) -> list[str]:
     if best is None:
         return _without_answer(kind, proof)
     sure = "" if best.fits else ", may fit"
-    lines = [f"{kind}: {best.label}, {rate_in_words(best)}, needs {reach(best)}{sure}"]
-    lines += [f"  {_proved(proof)}", *_export(best)]
+    numbers = f"  {rate_in_words(best)}, needs {reach(best)}{sure}"
+    lines = [f"{kind}: {best.label}", numbers, f"  {_proved(proof)}", *_export(best)]
     lines += _faster_if_it_fits(best, [fit for fit in fits if _adapted(fit) == proof.adapters])
     others = {
         "slightly faster": proof.even,
-        "faster within the uncertainty of time, and not usual": proof.quicker,
+        "perhaps faster, within the uncertainty of time, and not usual": proof.quicker,
     }
     told = {how: fit for how, fit in others.items() if fit}
     return lines + [f"  {how}: {fit.label}, {rate_in_words(fit)}" for how, fit in told.items()]
@@ -93,24 +93,24 @@ def counts_in_words(proof: Proof) -> str:
     """Return how many recipes of a search were predicted, and why others were not."""
     counts = {
         "predicted": proof.predicted,
-        "out by bounds": proof.recipes - proof.predicted - proof.failed - proof.unable,
+        "excluded by bounds": proof.recipes - proof.predicted - proof.failed - proof.unable,
         "not for this card": proof.unable,
         "not predictable": proof.failed,
     }
     if proof.failed and not proof.predicted:
-        counts["not tried"] = counts.pop("out by bounds")
+        counts["not tried"] = counts.pop("excluded by bounds")
     return ", ".join(f"{count} {what}" for what, count in counts.items() if count)
 
 
 def _proved(proof: Proof) -> str:
     """Return how many recipes the search compared, and by what."""
-    faster = f"over {100 * EVEN:.0f} % faster" if proof.even else "faster"
-    none = f"none is {faster}"
-    if not proof.all_usual:
-        none = f"no usual one is {faster}, and no other beyond the uncertainty of time"
+    counts, usual = counts_in_words(proof), "" if proof.all_usual else "usual "
     if not proof.sure:
-        none = "none is sure to fit"
-    return f"of {proof.recipes} recipes {none}: {counts_in_words(proof)}"
+        return f"none of {proof.recipes} recipes is sure to fit: {counts}"
+    if proof.even:
+        some = f"of {proof.recipes} recipes no {usual}one is over {100 * EVEN:.0f} % faster"
+        return f"{some}: {counts}"
+    return f"fastest {usual}one of {proof.recipes} recipes: {counts}"
 
 
 def _adapted(fit: Fit) -> bool:
@@ -197,9 +197,9 @@ def where(instant: Instant) -> str:
 def _none_fits(fits: Sequence[Fit]) -> list[str]:
     close = verdict.nearest(fits)
     if all(fit.lack for fit in fits):
-        return ["None of these can run on this card; the notes above say what can."]
+        return ["None of these can run on this card; the lines below the table say what can."]
     if close is None:
-        return ["Nothing could be predicted; the notes above say why."]
+        return ["Nothing could be predicted; the lines below the table say why."]
     return [
         f"None is predicted to fit. Nearest: {close.label} {lacks(close)}",
         *_binding(close),

@@ -69,7 +69,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--regime", choices=(*REGIMES, BOTH), default="weak", help=text + "(default: weak)")
     text = "with --scale: keep it beside the suite scale's results in DIR (default: print it only)"
     add("--keep", type=Path, metavar="DIR", help=text)
-    add("--explain", action="store_true", help="say of each recipe what its peak is made of")
+    add("--explain", action="store_true", help="print the tensors at each recipe's peak")
+    add("--notes", action="store_true", help="print all notes below the table (default: three)")
     add("--jobs", type=int, metavar="N", help="predictions at a time (default: a core each)")
     add("--json", type=Path, metavar="FILE", help="everything as JSON too (default: not written)")
     text = "trace everything anew (default: predictions of earlier plans, and recorded ones that "
@@ -114,9 +115,9 @@ def _plan(options: argparse.Namespace, asking: Asking, console: Console) -> int:
         sizes = []
     else:
         if proofs:
-            print_search(fits, proofs, ways, console, whole=options.explain)
+            print_search(fits, proofs, ways, console, whole=options.notes)
         else:
-            print_plan(fits, asked.refused, ways, console)
+            print_plan(fits, asked.refused, ways, console, whole=options.notes)
         sizes = advice.fits_of(fits, asked.buckets, asking)
         advice.print_buckets(sizes, asked.buckets, console)
     if options.explain:

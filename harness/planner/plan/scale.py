@@ -61,6 +61,7 @@ FIXED = {
     "check": (False,),
     "advise": (False,),
     "explain": (False,),
+    "notes": (False,),
     "data": ("",),
 }
 """Options of a plan that ``--scale`` does not take -> their default values."""
@@ -317,6 +318,7 @@ CLAIMS_FIXED = {
     "check": (False,),
     "advise": (False,),
     "explain": (False,),
+    "notes": (False,),
     "scale": (None,),
     "keep": (None,),
     "json": (None,),

@@ -102,6 +102,7 @@ ON_GPU = (
     "there is lies within a range."
 )
 ON_CPU = "GiB. Needs: tensors, interpreters and libraries of all processes, which share the memory."
+MORE_NOTES = "More notes: the same command with --notes."
 LEAST_WORTH = ("other", "ema", "grads", "params", "optim", "activ", "Step ms")
 """Heads of columns that a narrow terminal hides first."""
 STAYS = ("", "Needs", "Host")
@@ -113,18 +114,24 @@ LOOK = {"fits": "green", "tight": "yellow", "host": "red", "no": "red", "unknown
 
 
 def print_plan(
-    fits: Sequence[Fit], refused: Sequence[tuple[str, str]], ways: Ways | None, console: Console
+    fits: Sequence[Fit],
+    refused: Sequence[tuple[str, str]],
+    ways: Ways | None,
+    console: Console,
+    *,
+    whole: bool,
 ) -> None:
-    """Print the table, the fastest first among the rows that fit, then notes and the answer."""
+    """Print the answer, the table with the fastest first, rows that cannot run, and notes.
+
+    ``whole``: all notes.
+    """
     console.print(setting(fits), highlight=False)
+    print_lines([*answers(fits, ways), *why(fits)], console)
     best = verdict.fastest(fits)
     _print_table(fits, [best] if best else [], console)
-    for text in notes(fits):
-        console.print(text, style="dim", highlight=False)
     for name, reason in refused:
         console.print(f"[yellow]refused[/yellow] {escape(name)}: {escape(reason)}")
-    console.print()
-    print_lines([*answers(fits, ways), *why(fits)], console)
+    _print_notes(fits, console, whole)
 
 
 def print_search(
@@ -135,17 +142,24 @@ def print_search(
     *,
     whole: bool,
 ) -> None:
-    """Print the answers of a search, then the table of its predictions, then a few notes.
+    """Print the answers of a search, the table of its predictions, and notes.
 
     ``whole``: all notes, which appear too if a recipe could not be predicted.
     """
     console.print(setting(fits), highlight=False)
-    print_lines([line for proof in proofs for line in searched(proof, fits)], console)
+    lines = [line for proof in proofs for line in searched(proof, fits)]
+    print_lines([*lines, *tried_instead(ways)], console)
     _print_table(fits, [proof.best for proof in proofs if proof.best], console)
-    failed = any(proof.failed or not proof.predicted for proof in proofs)
-    for text in notes(fits) if whole or failed else short_notes(fits):
-        console.print(text, style="dim", highlight=False)
-    print_lines(tried_instead(ways), console)
+    _print_notes(fits, console, whole)
+
+
+def _print_notes(fits: Sequence[Fit], console: Console, whole: bool) -> None:
+    """Print why rows have no prediction, then all notes, or the three that matter most."""
+    for text in unpredicted(fits):
+        console.print(escape(text), highlight=False)
+    texts = notes(fits) if whole else [*short_notes(fits), MORE_NOTES]
+    for text in texts:
+        console.print(escape(text), style="dim", highlight=False)
 
 
 def _print_table(fits: Sequence[Fit], best: Sequence[Fit], console: Console) -> None:
@@ -239,17 +253,24 @@ def notes(fits: Sequence[Fit]) -> list[str]:
     single = [f for f in fits if f.resolved.spec.processes == 1]
     if single and len(single) < len(fits):
         notes.append("Recipes of one process train the whole global batch on one GPU.")
-    notes += [verdict.assumed(fits[0].gpu), *verdict.lacking(fits), *held_notes(fits)]
+    notes += [verdict.assumed(fits[0].gpu), *held_notes(fits)]
     return [*notes, *_host_bound(fits), *_of_each(fits)]
 
 
 def short_notes(fits: Sequence[Fit]) -> list[str]:
     """Return the three notes without which the table misleads; ``notes`` has all."""
-    share = max(fit.uncertainty.share for fit in fits)
-    card = fits[0].gpu
-    times = rates.words(card)
-    range_of = f"Ranges of memory hold for nine of ten models (+-{100 * share:.0f} %)."
-    return [ON_GPU, f"{range_of} {times}", " ".join([*host(fits[0]), *_beside(fits[0])])]
+    share, card = max(fit.uncertainty.share for fit in fits), fits[0].gpu
+    reach = f"Ranges of memory hold for nine of ten models (+-{100 * share:.0f} %)."
+    last = " ".join([*host(fits[0]), *_beside(fits[0])])
+    found = [ON_CPU if card.shared else ON_GPU, f"{reach} {rates.words(card)}", last]
+    return list(filter(None, found))
+
+
+def unpredicted(fits: Sequence[Fit]) -> list[str]:
+    """Return a line for each reason why rows cannot run on the card or were not predicted."""
+    failed = [fit for fit in fits if not fit.lack and fit.prediction.method != "trace"]
+    lines = (f"Not predicted: {fit.label}: {fit.prediction.reason}" for fit in failed)
+    return [*verdict.lacking(fits), *lines]
 
 
 def _host_bound(fits: Sequence[Fit]) -> list[str]:
@@ -305,8 +326,6 @@ def _of_each(fits: Sequence[Fit]) -> Iterator[str]:
     told: dict[str, list[str]] = {}
     for fit in fits:
         yield from (f"{fit.label}: {text}" for text in phases(fit))
-        if not fit.lack and fit.prediction.method != "trace":
-            yield f"* {fit.label}: not predicted: {fit.prediction.reason}"
         for note in fit.prediction.notes:
             told.setdefault(note, []).append(fit.label)
     yield from (f"{', '.join(labels)}: {note}" for note, labels in told.items())

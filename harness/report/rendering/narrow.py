@@ -1,20 +1,18 @@
 """Tables in a terminal of any width, without cut cells.
 
-Columns of the least worth are hidden and named. If too few would remain, each row becomes a
-paragraph with all its cells.
+A recipe is printed whole, so that it can be copied: one wider than its column gets a line of its
+own above its numbers. Columns of the least worth are hidden and named. If too few would remain,
+each row becomes a paragraph with all its cells.
 """
 
 from __future__ import annotations
 
 import re
-import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from rich import box
 from rich.markup import escape
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from harness.report.data.grid import Grid
@@ -26,9 +24,9 @@ if TYPE_CHECKING:
 
 ROOMY = 100
 """Terminal width from which every column of a short table fits."""
-FOLD, NARROW_FOLD = 30, 18
-"""Characters of a recipe per line, at 100 columns and at 80."""
-FOLDED = ("Recipe", "What was added")
+NAME, NARROW_NAME = 30, 18
+"""Least width of a column of recipes, at 100 columns and at 80."""
+RECIPES = ("Recipe", "What was added")
 """Heads of columns of recipes."""
 LEAST_WORTH = ("Step ms", "vs ref %", "Notes", "#", "Old GiB", "Grad norm", "Loss", "Limit %")
 """Heads of columns hidden first, in this order; then the others, the last one first."""
@@ -49,24 +47,23 @@ def print_grid(
     stays: Sequence[str] = (),
     styles: Styles | None = None,
 ) -> None:
-    """Print a table; recipes fold so that the numbers stay visible.
+    """Print a table; a recipe wider than its column has its own line.
 
     Args:
         least_worth: heads of columns that are hidden first if space is short.
         stays: heads of columns that are never hidden.
     """
-    fold = FOLD if console.width >= ROOMY else NARROW_FOLD
-    lines = [_folded(grid.heads, line, fold) for line in grid.lines]
-    least = [_least(*column) for column in _columns(grid, lines)]
+    columns = _columns(grid, _name_width(grid, console.width))
+    least = [_least(*column) for column in columns]
     order = [i for i in _order(grid.heads, least_worth) if grid.heads[i] not in stays]
     kept = fitting(least, order, console.width)
     if 2 * len(kept) < len(grid.heads):
         _stack(grid, console)
         return
-    _table(grid, lines, kept, console, styles or {})
+    _table(grid, columns, kept, console, styles or {})
     left = [head for index, head in enumerate(grid.heads) if index not in kept]
     if left:
-        text = f"No room for {', '.join(left)}: a wider terminal, or COLUMNS in a log, shows more."
+        text = f"Hidden columns: {', '.join(left)}. Widen the terminal, or set COLUMNS in a log."
         console.print(Padding(Text(text, "dim"), (0, 0, 0, 1), expand=False))
         _tell_flags(grid, left, console)
 
@@ -86,8 +83,8 @@ def fitting(least: Sequence[int], order: Sequence[int], width: int) -> list[int]
     return kept
 
 
-def folded(recipe: str, width: int = FOLD) -> str:
-    """Break a long recipe into lines between its parts, or in a long part before its parameters."""
+def folded(recipe: str, width: int) -> str:
+    """Break a recipe wider than the terminal between its parts, or before a part's parameters."""
     lines = [""]
     for part in re.split(r"(?<=[+ ])", recipe):
         for piece in [part] if len(part) <= width else re.split(r"(?<=[:,])", part):
@@ -100,12 +97,32 @@ def folded(recipe: str, width: int = FOLD) -> str:
 # ---- columns ----
 
 
-def _columns(grid: Grid, lines: Sequence[Sequence[str]]) -> list[tuple[str, bool, list[str]]]:
-    """Return head, True if it may break between words, and cells of each column."""
+def _columns(grid: Grid, most: int) -> list[tuple[str, bool, list[str]]]:
+    """Return head, True if it may break between words, and cells of each column.
+
+    Recipes of more than ``most`` characters do not count, because they get a line of their own.
+    """
+    columns = zip(grid.heads, grid.kinds, *grid.lines, strict=True)
     return [
-        (head, kind in units.TEXT and head not in FOLDED, list(cells))
-        for head, kind, *cells in zip(grid.heads, grid.kinds, *lines, strict=True)
+        (
+            head,
+            kind in units.TEXT and head not in RECIPES,
+            [cell for cell in cells if head not in RECIPES or len(cell) <= most],
+        )
+        for head, kind, *cells in columns
     ]
+
+
+def _name_width(grid: Grid, width: int) -> int:
+    """Return the length from which a recipe has a line of its own.
+
+    Shorter ones leave the other columns as wide as they wish.
+    """
+    columns = zip(grid.heads, grid.kinds, *grid.lines, strict=True)
+    columns = [(head in RECIPES, [head, *cells]) for head, _, *cells in columns]
+    room = width - sum(_longest(cells) + GAP for name, cells in columns if not name) - GAP
+    lengths = [len(cell) for name, cells in columns if name for cell in cells if len(cell) <= room]
+    return max([NAME if width >= ROOMY else NARROW_NAME, *lengths])
 
 
 def _least(head: str, prose: bool, cells: Sequence[str]) -> int:
@@ -126,7 +143,7 @@ def _longest(cells: Iterable[str]) -> int:
 
 def _order(heads: Sequence[str], least_worth: Sequence[str]) -> list[int]:
     """Return the columns without the row's name, in the order in which they are hidden."""
-    name = next((i for i, head in enumerate(heads) if head in FOLDED), 0)
+    name = next((i for i, head in enumerate(heads) if head in RECIPES), 0)
     first = [heads.index(head) for head in least_worth if head in heads]
     rest = [i for i in reversed(range(len(heads))) if i not in first]
     return [i for i in (*first, *rest) if i != name]
@@ -154,32 +171,60 @@ def _widths(columns: Sequence[tuple[str, bool, list[str]]], width: int) -> list[
 
 def _table(
     grid: Grid,
-    lines: Sequence[Sequence[str]],
+    columns: Sequence[tuple[str, bool, list[str]]],
     kept: Sequence[int],
     console: Console,
     styles: Styles,
 ) -> None:
-    columns = [_columns(grid, lines)[i] for i in kept]
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), collapse_padding=True)
-    for (head, _, _), width, i in zip(columns, _widths(columns, console.width), kept, strict=True):
-        numbers = grid.kinds[i] not in units.TEXT
-        broken = numbers and len(head) > width
-        table.add_column(
-            "\n".join(textwrap.wrap(head, width)) if broken else head,
-            justify="right" if numbers else "left",
-            overflow="fold",
-            width=width,
-        )
-    for line, marks in zip(lines, grid.marks, strict=True):
-        look = next((look for word, look in LOOKS if word in marks), None)
+    widths = _widths([columns[i] for i in kept], console.width)
+    heads, right = [grid.heads[i] for i in kept], [grid.kinds[i] not in units.TEXT for i in kept]
+    console.print()
+    for text in _beside([Text(head) for head in heads], widths, right, console, low=True):
+        console.print(text, style="bold", no_wrap=True)
+    rule = "-" if console.options.ascii_only else "\u2500"
+    console.print(f" {rule * (sum(widths) + GAP * (len(widths) - 1))}", no_wrap=True)
+    name = next((place for place, head in enumerate(heads) if head in RECIPES), 0)
+    for line, marks in zip(grid.lines, grid.marks, strict=True):
+        look = next((look for word, look in LOOKS if word in marks), "")
         cells = [Text(line[i], styles.get(grid.heads[i], {}).get(line[i], "")) for i in kept]
-        table.add_row(*cells, style=look)
-    console.print(table)
+        if heads[name] in RECIPES and len(cells[name]) > widths[name]:
+            indent = 1 + sum(width + GAP for width in widths[:name])
+            long = folded(cells[name].plain, console.width - indent)
+            room = [*widths[:name], console.width - indent]
+            for text in _beside([*cells[:name], Text(long)], room, right[: name + 1], console):
+                console.print(text, style=look, no_wrap=True)
+            cells[: name + 1] = [Text("")] * (name + 1)
+        for text in _beside(cells, widths, right, console):
+            console.print(text, style=look, no_wrap=True)
+    console.print()
+
+
+def _beside(
+    cells: Sequence[Text],
+    widths: Sequence[int],
+    right: Sequence[bool],
+    console: Console,
+    *,
+    low: bool = False,
+) -> Iterable[Text]:
+    """Yield the lines of a row: its cells beside each other; ``low``: aligned at the bottom."""
+    wrapped = [
+        list(cell.wrap(console, width, justify="right" if number else "left", overflow="fold"))
+        for cell, width, number in zip(cells, widths, right, strict=True)
+    ]
+    high = max(map(len, wrapped))
+    for place, lines in enumerate(wrapped):
+        blank = [Text(" " * widths[place])] * (high - len(lines))
+        wrapped[place] = blank + lines if low else lines + blank
+    for parts in zip(*wrapped, strict=True):
+        text = Text(" " * GAP).join(parts)
+        text.rstrip()
+        yield Text.assemble(" ", text)
 
 
 def _stack(grid: Grid, console: Console) -> None:
     """Print a paragraph for each row: its name, then every other cell with its head."""
-    name = next((i for i, head in enumerate(grid.heads) if head in FOLDED), 0)
+    name = next((i for i, head in enumerate(grid.heads) if head in RECIPES), 0)
     for line, marks in zip(grid.lines, grid.marks, strict=True):
         look = next((look for word, look in LOOKS if word in marks), "bold")
         console.print(Text(line[name], look), highlight=False)
@@ -206,7 +251,7 @@ def packed(pairs: Sequence[str], width: int) -> list[str]:
 
 def _tell_flags(grid: Grid, left: Sequence[str], console: Console) -> None:
     """Print the cells of hidden flag columns by row, so that no warning is lost."""
-    name = next((i for i, head in enumerate(grid.heads) if head in FOLDED), 0)
+    name = next((i for i, head in enumerate(grid.heads) if head in RECIPES), 0)
     for index, (head, kind) in enumerate(zip(grid.heads, grid.kinds, strict=True)):
         if head not in left or kind != "flag":
             continue
@@ -214,7 +259,3 @@ def _tell_flags(grid: Grid, left: Sequence[str], console: Console) -> None:
             if line[index] not in ("", units.NONE):
                 text = f"{escape(line[name])}: {escape(line[index])}"
                 console.print(Padding(text, (0, 0, 0, 1), expand=False), highlight=False)
-
-
-def _folded(heads: Sequence[str], line: Sequence[str], width: int) -> list[str]:
-    return [folded(c, width) if h in FOLDED else c for h, c in zip(heads, line, strict=True)]

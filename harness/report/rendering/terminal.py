@@ -14,7 +14,6 @@ from harness.report.data.compare import Change, Comparison
 from harness.report.data.grid import Column, Grid, tabulate, text_grid
 from harness.report.data.rows import Group, Report, Unfinished
 from harness.report.rendering import analyses, extra_tables, sentences, tables
-from harness.report.rendering.narrow import folded as folded
 from harness.report.rendering.narrow import print_grid as print_grid
 from harness.report.rendering.parts import plain, table_lines
 from harness.report.rendering.sentences import first_of
@@ -28,11 +27,10 @@ if TYPE_CHECKING:
 
 
 NOTE = (
-    "Changed: the median step by more than Limit %, what equal rows may be apart from run to run "
-    "(what a machine does from one day to another is not in it), or, where that is not known, by "
-    "more than 5 % with p10 to p90 intervals that do not overlap; the memory that rows are "
-    "ranked by, by more than 2 % or 16 MiB; a loss, a gradient norm, or what the optimizer did to "
-    "a parameter, by more than rounding explains (docs/explanation/noise-and-parity.md)."
+    "A row has changed if its median step moved by more than Limit %, the noise from run to run. "
+    "Without a known limit: by more than 5 %, and the p10 to p90 intervals do not overlap. Memory "
+    "has changed from 2 % or 16 MiB. Losses, gradient norms and updates have changed if rounding "
+    "does not explain it. Read on: docs/explanation/noise-and-parity.md."
 )
 
 
@@ -112,8 +110,8 @@ def leftovers(comparison: Comparison) -> list[str]:
 
 def render(report: Report, console: Console) -> None:
     """Print the report. Without a terminal, rich leaves out colours."""
-    console.print(f"[bold]Headroom: {escape(report.suite.name or 'report')}[/bold]")
-    console.print(escape(sentences.summary(report)))
+    name = f"[bold]Headroom: {escape(report.suite.name or 'report')}[/bold]"
+    console.print(f"{name}: {escape(sentences.summary(report))}")
     if sentences.predicted_fits(report):
         console.print(escape(sentences.predicted_fits(report)), highlight=False)
     for grid in analyses.tables(report):
@@ -142,32 +140,27 @@ def render(report: Report, console: Console) -> None:
 
 def render_comparison(compared: Comparison, console: Console) -> None:
     """Print the changes between two result sets."""
-    console.print(summary(compared))
-    console.print(escape(compared.basis), highlight=False)
+    console.print(summary(compared), style="bold", highlight=False)
     if compared.environment:
         print_grid(environment_grid(compared), console)
     if compared.changes:
         print_grid(changes_grid(shown(compared)), console)
-        console.print(NOTE, style="dim")
+        console.print(NOTE, style="dim", highlight=False)
+    console.print(escape(compared.basis), style="dim", highlight=False)
     for line in leftovers(compared):
         console.print(escape(line), highlight=False)
 
 
 def _group(group: Group, shown: Group, console: Console) -> None:
-    console.print(f"\n[bold]{escape(sentences.setting(group))}[/bold]")
+    console.print()
     if text := headline(group):
         console.print(escape(text), style="bold", highlight=False)
+    console.print(escape(sentences.setting(group)), style="dim", highlight=False)
     if group.unlike:
         console.print(f"Not ranked with the rows above: {escape(group.unlike)}.")
-    look = "yellow" if group.meter != "cuda" else "dim"
-    console.print(f"[{look}]{escape(sentences.stamp(group))}[/{look}]")
     if group.asked:
         console.print(f"[bold red]{escape(sentences.stand_in(group))}[/bold red]")
     print_grid(tables.ranking(shown).short(), console)
-    if lookup.noise_floor(group):
-        console.print(escape(lookup.noise_floor(group)))
-    if shown is not group:
-        console.print(sentences.detailed(group, shown), style="dim", highlight=False)
     for answer in answers(group):
         name = f"[cyan]{escape(answer.row.label)}[/cyan]: " if answer.row else ""
         line = f"[bold]{answer.question}[/bold]  {name}{escape(answer.text)}"
@@ -177,11 +170,19 @@ def _group(group: Group, shown: Group, console: Console) -> None:
         console.print(f" {fit.sizes} GiB: {name}{escape(fit.others)}", highlight=False)
     for text in sentences.wrong_rows(group):
         console.print(f"[red]{escape(text)}[/red]")
-    notes = sentences.notes(group)
+    _notes(group, shown, console)
+
+
+def _notes(group: Group, shown: Group, console: Console) -> None:
+    """Print the first notes on a group, and the number of the others."""
+    told = (sentences.stamp(group), lookup.noise_floor(group), *sentences.notes(group))
+    notes = list(filter(None, (*told, sentences.detailed(group, shown))))
+    look = "yellow" if group.meter != "cuda" else "dim"
     for text in notes[:MOST_NOTES]:
-        console.print(escape(text))
+        console.print(escape(text), style=look if text == told[0] else None, highlight=False)
     if len(notes) > MOST_NOTES:
-        console.print(f"{len(notes) - MOST_NOTES} more notes: report.md", highlight=False)
+        more = f"{len(notes) - MOST_NOTES} more notes: report.md"
+        console.print(more, style="dim", highlight=False)
 
 
 def _unfinished(unfinished: Unfinished, console: Console) -> None:
