@@ -17,13 +17,13 @@ from harness.commands.console import (
     FAILED,
     INTERRUPTED,
     OK,
-    Progress,
     exit_code,
     make_console,
     short,
     slug,
 )
 from harness.commands.options import add_settings, folder_name, seconds
+from harness.commands.progress import Progress
 from harness.launch import launch
 from harness.memory.memory_breakdown import load
 from harness.report.anatomy import page

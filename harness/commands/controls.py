@@ -17,8 +17,9 @@ from rich.console import Console
 
 from harness import ROOT
 from harness.commands import single_run
-from harness.commands.console import FAILED, INTERRUPTED, OK, Progress, make_console
+from harness.commands.console import FAILED, INTERRUPTED, OK, make_console
 from harness.commands.options import add_settings, folder_name, seconds
+from harness.commands.progress import Progress
 from harness.launch import launch
 from harness.report.data.grid import text_grid
 from harness.report.figures import parity

@@ -17,8 +17,9 @@ from rich.console import Console
 
 from harness import ROOT
 from harness.commands import single_run
-from harness.commands.console import FAILED, INTERRUPTED, OK, Progress, make_console, short, slug
+from harness.commands.console import FAILED, INTERRUPTED, OK, make_console, short, slug
 from harness.commands.options import ALL_GPUS, add_settings, folder_name, seconds
+from harness.commands.progress import Progress
 from harness.json_files import write_json
 from harness.launch import launch
 from harness.report.figures import derive

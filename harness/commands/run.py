@@ -16,7 +16,6 @@ from harness.commands import listing
 from harness.commands.console import (
     INTERRUPTED,
     OK,
-    Progress,
     examined,
     exit_code,
     make_console,
@@ -24,6 +23,7 @@ from harness.commands.console import (
     slug,
 )
 from harness.commands.options import add_settings, folder_name, seconds
+from harness.commands.progress import Progress
 from harness.commands.reports import show
 from harness.launch import launch
 from harness.report.data.rows import label

@@ -16,8 +16,9 @@ from rich.text import Text
 
 from harness import ROOT
 from harness.commands import single_run
-from harness.commands.console import INTERRUPTED, OK, Progress, exit_code, make_console, short, slug
+from harness.commands.console import INTERRUPTED, OK, exit_code, make_console, short, slug
 from harness.commands.options import ALL_GPUS, add_settings, check_file, folder_name, seconds
+from harness.commands.progress import Progress
 from harness.json_files import BadFile, read_json
 from harness.launch import launch
 from harness.launch.checkpoints import check_same, claims, finished, newest_whole, terms

@@ -11,10 +11,10 @@ from pathlib import Path
 from rich.console import Console
 
 from harness.commands.console import INTERRUPTED
+from harness.commands.progress import Predictions, during
 from harness.memory.memory_breakdown import MemoryBreakdown
 from harness.planner import overhead, pool
 from harness.planner.calibration.record import Ceilings
-from harness.planner.plan.tracing import PlanProgress
 from harness.planner.speed import rates
 from harness.prediction import FILE, Prediction, kept
 from harness.report import write_report
@@ -72,8 +72,7 @@ def predict_measured(
     # that died early recorded none.
     environment = next((r.environment for r in done if "attention" in r.environment), {})
     kind = overhead.taken(environment)
-    progress = PlanProgress(console)
-    progress.begin([str(row.recipe) for row in missing], pool.default_jobs())
+    progress = Predictions(console)
 
     def keep(index: int, prediction: Prediction) -> None:
         with contextlib.suppress(OSError):
@@ -81,7 +80,8 @@ def predict_measured(
         progress.done(index, prediction)
 
     try:
-        pool.predict_all(missing, out / "predictions", kind=kind, done=keep)
+        with during(progress, [str(row.recipe) for row in missing], pool.default_jobs()):
+            pool.predict_all(missing, out / "predictions", kind=kind, done=keep)
     except KeyboardInterrupt:
         return False  # the report can still be made from the results
     return True

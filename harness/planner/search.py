@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from harness.commands.progress import during
 from harness.planner import overhead, pool, verdict
 from harness.planner.verdict import Fit
 from harness.resolve import Resolved, resolve
@@ -165,9 +166,8 @@ def search(
         active = [i for i, state in enumerate(states) if state.open]
         guesses = [_next(states[i], sizes.weights, sizes.start) for i in active]
         rows = [sizes.at(asked[i], index) for i, index in zip(active, guesses, strict=True)]
-        progress.begin([f"{row.recipe} at {sizes.named(row)}" for row in rows], jobs)
-        predictions = pool.predict_all(rows, folder, kind=kind, jobs=jobs, done=progress.done)
-        progress.end()
+        with during(progress, [f"{row.recipe} at {sizes.named(row)}" for row in rows], jobs):
+            predictions = pool.predict_all(rows, folder, kind=kind, jobs=jobs, done=progress.done)
         for i, index, row, prediction in zip(active, guesses, rows, predictions, strict=True):
             _narrow(states[i], index, verdict.judge(row, prediction, gpu), sizes.named(row))
     return [_answer(*pair) for pair in zip(asked, states, strict=True)]

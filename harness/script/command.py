@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +16,6 @@ from harness.commands.console import (
     FAILED,
     INTERRUPTED,
     OK,
-    Progress,
     examined,
     exit_code,
     make_console,
@@ -26,6 +24,7 @@ from harness.commands.console import (
     slug,
 )
 from harness.commands.options import folder_name, seconds
+from harness.commands.progress import Progress, Waiting
 from harness.commands.reports import show
 from harness.launch import launch
 from harness.phases import SETUP_PHASES
@@ -259,10 +258,9 @@ def _check(
         print(launch.display(row, folder))
         return OK
     check_out(out)
-    waiting = console.status("two steps of the script") if console.is_terminal else None
-    with waiting or contextlib.nullcontext():
-        starter = Starter(out, options.load_timeout or options.timeout)
-        result = starter(row, folder, timeout=options.timeout, on_status=lambda status: None)
+    starter = Starter(out, options.load_timeout or options.timeout)
+    with Waiting(console, "two steps of the script") as line:
+        result = starter(row, folder, timeout=options.timeout, on_status=line.status)
     for line in _seen(result):
         console.print(Text(line), soft_wrap=True)
     if result.status is Status.OK:

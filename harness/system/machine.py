@@ -19,7 +19,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -157,6 +158,10 @@ PROBE_SECONDS = 1200
 """Seconds. Compiling three ops takes about two minutes on two free cores, and more on busy ones."""
 
 
+POLL_SECONDS = 2.0
+"""Seconds between two looks at what the probe waits for."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Machine:
     """This machine's facts. ``probe`` is the answer of ``harness.system.probe``, None if not
@@ -222,16 +227,23 @@ def look(folder: Path) -> Machine:
     )
 
 
-def examine(folder: Path, ops: Iterable[str] = (), *, fresh: bool = False) -> Machine:
+def examine(
+    folder: Path,
+    ops: Iterable[str] = (),
+    *,
+    fresh: bool = False,
+    on_wait: Callable[[str], None] = lambda words: None,
+) -> Machine:
     """Return ``look`` with torch's and DeepSpeed's facts; compile missing ``ops``.
 
-    If the probe fails, return the known facts; ``probe["errors"]`` then has the reason.
+    If the probe fails, return the known facts; ``probe["errors"]`` then has the reason. While it
+    runs, ``on_wait`` receives what it waits for.
     """
     machine, wanted = look(folder), set(ops)
     path = _cache_path(machine)
     known = None if fresh else _cached(path, wanted)
     if known is None:
-        known = _ask(wanted | _built(path))
+        known = _ask(wanted | _built(path), on_wait)
         unseen = machine.gpus and not known["gpus"]  # a driver may be repaired at any time
         limited = known["errors"] and shell_limit()  # another shell may have none
         if "probe" not in known["errors"] and not unseen and not limited:
@@ -367,7 +379,7 @@ def _keep(path: Path, known: dict[str, Any]) -> None:
         write_json(path, known, durable=False)
 
 
-def _ask(build: set[str]) -> dict[str, Any]:
+def _ask(build: set[str], on_wait: Callable[[str], None]) -> dict[str, Any]:
     command = [sys.executable, "-m", "harness.system.probe", "--build", *sorted(build)]
     empty = {"torch": None, "gpus": [], "backends": [], "bf16": {}, "ops": {}}
     tree.free_stale_locks()
@@ -381,7 +393,7 @@ def _ask(build: set[str]) -> dict[str, Any]:
         start_new_session=True,
     )
     try:
-        said, errors = child.communicate(timeout=PROBE_SECONDS)
+        said, errors = _answer(child, on_wait)
         return json.loads(said.splitlines()[-1])
     except subprocess.TimeoutExpired:
         reason = f"no answer in {PROBE_SECONDS} s (compiling DeepSpeed's ops?)"
@@ -391,6 +403,22 @@ def _ask(build: set[str]) -> dict[str, Any]:
     finally:
         _end(child)
     return {**empty, "errors": {"probe": reason}}
+
+
+def _answer(child: subprocess.Popen[str], on_wait: Callable[[str], None]) -> tuple[str, str]:
+    """Return the probe's output, and report meanwhile what it waits for.
+
+    Raises:
+        subprocess.TimeoutExpired: no end within ``PROBE_SECONDS``.
+    """
+    deadline = time.monotonic() + PROBE_SECONDS
+    while True:
+        try:
+            return child.communicate(timeout=POLL_SECONDS)
+        except subprocess.TimeoutExpired:
+            if time.monotonic() > deadline:
+                raise
+            on_wait(tree.awaited() or "loading torch and DeepSpeed")
 
 
 def _end(child: subprocess.Popen[str]) -> None:

@@ -262,6 +262,22 @@ def free_stale_locks() -> list[Path]:
     return freed
 
 
+def awaited() -> str:
+    """Return the op that is compiled now, and its lock; or a lock that nobody holds.
+
+    Locks that became stale are removed, so that no wait is for ever. Empty if nothing is compiled.
+    """
+    free_stale_locks()
+    for path in compile_locks():
+        if _held(str(path)):
+            return f"compiling {path.parent.name}, usually less than 2 min (lock: {path})"
+        return (
+            f"waiting for {path}, a lock of a compiler that does not run here. It is removed when "
+            f"it is {STALE_SECONDS / 60:.0f} min old. If no other machine compiles: rm {path}"
+        )
+    return ""
+
+
 def _held(path: str) -> bool:
     return any(path in _opened(pid) for pid, process in _table().items() if process.alive)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import tarfile
@@ -127,6 +128,7 @@ def session(tmp_path, monkeypatch):
         setting=Setting(device="cpu"),
         budget=Budget(minutes=None, now=lambda: clock.seconds, began=0.0),
         tell=said.append,
+        live=lambda name, seconds: contextlib.nullcontext(),
     )
     made.said, made.clock, made.started = said, clock, []
 

@@ -13,8 +13,8 @@ from conftest import TINY, launched
 from rich.console import Console
 
 from harness import ROOT, cli
-from harness.commands.console import Progress
 from harness.commands.max_batch import Search, Unclear, search
+from harness.commands.progress import Progress
 from harness.result import Result, Status
 from tests.made.machines import machine
 

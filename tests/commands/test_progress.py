@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import io
+from collections.abc import Callable
+from typing import Any
 
 from rich.console import Console
 
-from harness.commands.console import Progress
+from harness.commands.progress import LiveLine, Predictions, Progress, Waiting
 from harness.result import Result, Status
 from harness.spec import Spec
+from tests.made.predictions import prediction
 from tests.made.results import ok
 
 
@@ -20,10 +24,12 @@ class Clock:
         return self.seconds
 
 
-def watch(terminal: bool) -> tuple[Progress, io.StringIO, Clock]:
+def watch(
+    terminal: bool, kind: Callable[..., LiveLine] = Progress
+) -> tuple[Any, io.StringIO, Clock]:
     out, now = io.StringIO(), Clock()
     console = Console(file=out, width=100, force_terminal=terminal, color_system=None)
-    return Progress(console, now), out, now
+    return kind(console, now=now), out, now
 
 
 def test_a_log_gets_a_line_an_event() -> None:
@@ -74,9 +80,37 @@ def test_one_live_line_on_a_terminal() -> None:
     now.seconds = 65
     progress.status({"phase": "warmup", "step": 1, "of": 2})
     line = progress.line()
-    assert line.plain.endswith("warm-up 1/2  1 min 05 s")
+    assert line.plain == f"[1/1] warm-up 1/2  1 min 05 s  {recipe}"
     assert line.no_wrap
     progress.end_run(ok(recipe))
     progress.end_suite()
     assert progress.live is None
     assert "200.0 ms a step" in out.getvalue()
+
+
+def test_a_wait_names_its_step_once_in_a_log_and_always_on_a_terminal() -> None:
+    for terminal in (False, True):
+        waiting, out, now = watch(terminal, functools.partial(Waiting, name="machine", expected=90))
+        with waiting:
+            for step in ("loading torch", "compiling cpu_adam", "", "compiling cpu_adam"):
+                waiting.tell(step)
+            now.seconds = 30
+            line = "machine  30 s, about 1 min 00 s left: compiling cpu_adam"
+            assert waiting.line().plain == line
+        assert waiting.live is None
+        if not terminal:
+            lines = out.getvalue().splitlines()
+            assert lines == ["machine: loading torch", "machine: compiling cpu_adam"]
+
+
+def test_kept_predictions_do_not_count_in_the_time_left() -> None:
+    predictions, _, now = watch(True, Predictions)
+    predictions.begin(["a", "b", "c", "d"], 2, "", {0, 1})
+    predictions.done(0, prediction(1))
+    assert predictions.rest_seconds() is None
+    now.seconds = 8
+    predictions.done(2, prediction(1))
+    assert predictions.rest_seconds() == 8
+    assert predictions.line().plain == "[1/2] predicting  8 s  about 8 s left  c"
+    predictions.end()
+    assert predictions.live is None

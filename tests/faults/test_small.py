@@ -15,8 +15,8 @@ from rich.console import Console
 
 from harness import cli
 from harness.commands import anatomy, max_batch, train
-from harness.commands.console import Progress
 from harness.commands.max_batch import candidates, most_probes
+from harness.commands.progress import Progress
 from harness.launch import checkpoints
 from harness.launch.outcome import Facts, classify
 from harness.memory.memory_breakdown import load as load_breakdown

@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 from rich.console import Console
 
-from harness.commands.console import Progress
+from harness.commands.progress import Progress
 from harness.resolve import resolve, run_name
 from harness.result import Result, Status
 from harness.spec import Spec

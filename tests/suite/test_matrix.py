@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 from rich.console import Console
 
-from harness.commands.console import Progress
+from harness.commands.progress import Progress
 from harness.planner import pool
 from harness.resolve import resolve
 from harness.result import Result, Status

@@ -178,8 +178,12 @@ def test_a_stale_compile_lock_is_freed_and_a_held_one_is_not(tmp_path, monkeypat
     os.utime(paths[1], (old, old))
     with subprocess.Popen(["sleep", "60"], stdin=paths[1].open()) as holder:
         assert tree.free_stale_locks() == [paths[0]]
+        assert [path.exists() for path in paths] == [False, True, True]
+        paths[2].unlink()
+        assert tree.awaited().startswith("compiling held, ") and str(paths[1]) in tree.awaited()
         holder.kill()
-    assert [path.exists() for path in paths] == [False, True, True]
+    paths[1].touch()
+    assert tree.awaited().startswith(f"waiting for {paths[1]}, ")
 
 
 def test_a_file_that_is_closed_while_it_is_listed_is_no_fault(monkeypatch, tmp_path):

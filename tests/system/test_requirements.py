@@ -213,7 +213,8 @@ def test_a_card_has_the_size_that_torch_reads(smi, torch_bytes, monkeypatch, tmp
     cards = tuple(gpus.parse(f"0, GPU-aa, NVIDIA X, {smi}", "GPU-aa, 7, python, 300"))
     monkeypatch.setattr(gpus, "visible", lambda: cards)
     monkeypatch.setattr(machines, "_cache_path", lambda machine: tmp_path / "probe.json")
-    monkeypatch.setattr(machines, "_ask", lambda ops: {"errors": {}, "ops": {}, "gpus": [known]})
+    found = {"errors": {}, "ops": {}, "gpus": [known]}
+    monkeypatch.setattr(machines, "_ask", lambda ops, on_wait: found)
     (card,) = machines.examine(tmp_path).gpus
     assert card.total_bytes == card.free_bytes == torch_bytes and not card.busy
     assert bool(card.others) == (torch_bytes != 20 * 2**30), "nvidia-smi still names the processes"
@@ -361,7 +362,7 @@ def test_why_torch_sees_no_gpu_is_asked_each_time(tmp_path, monkeypatch) -> None
     answer = {"errors": {}, "ops": {}, "gpus": [], "no_cuda": "the driver is too old"}
     asked = []
     monkeypatch.setattr(machines, "_cache_path", lambda machine: tmp_path / "probe.json")
-    monkeypatch.setattr(machines, "_ask", lambda ops: asked.append(ops) or answer)
+    monkeypatch.setattr(machines, "_ask", lambda ops, on_wait: asked.append(ops) or answer)
     monkeypatch.setattr(gpus, "visible", lambda: (CARD,))
     for _ in range(2):
         assert machines.examine(tmp_path).blind == "the driver is too old"
@@ -405,7 +406,7 @@ def test_torch_is_asked_before_a_gpu_is_denied(
 ) -> None:
     """nvidia-smi may be missing, as in WSL2, or slow."""
     there = machine(tmp_path, gpus=(CARD,))
-    monkeypatch.setattr(console, "examine", lambda out, ops: there)
+    monkeypatch.setattr(console, "examine", lambda out, ops, on_wait: there)
     here = dataclasses.replace(machine(tmp_path, gpus=seen), probe=None)
     monkeypatch.setattr(machines.Machine, "versions", {"torch": torch})
     found = console.sighted(Console(quiet=True), tmp_path, here, device)

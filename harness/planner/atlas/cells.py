@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from rich.text import Text
 
+from harness.commands.progress import Predictions, counted
 from harness.planner import overhead, pool, verdict
 from harness.planner.plan.answer import gib, rate_in_words
 from harness.planner.plan.candidates import Asked
@@ -22,7 +22,7 @@ from harness.planner.plan.fastest import Search, searches_of
 from harness.planner.plan.lattice import ADAPTED
 from harness.planner.plan.request import export_command
 from harness.planner.plan.table import SHOWN, order
-from harness.planner.plan.tracing import PlanProgress, judged
+from harness.planner.plan.tracing import judged
 from harness.planner.verdict import Fit, judge
 from harness.planner.worker import none
 from harness.prediction import Prediction
@@ -196,51 +196,57 @@ def cell_of(
 # ---- progress ----
 
 
-class AtlasProgress(PlanProgress):
-    """Progress over ``models`` models: a line for each new prediction, none for cached ones."""
+class AtlasProgress(Predictions):
+    """Progress over ``models`` models. A log has a line for each new prediction."""
 
     def __init__(self, console: Console, models: int) -> None:
         super().__init__(console)
-        self.models, self.at, self.why, self.told = models, 0, "", ""
-        self.since, self.made = 0.0, 0
+        self.models, self.at, self.before, self.told = models, 0, 0, ""
+        self.first = self.since = self.now()
+        self.made_of_models = 0
 
     def begin_models(self, names: Sequence[str]) -> None:
         """Start the cells of some models."""
-        first, self.at = self.at + 1, self.at + len(names)
-        self.since, self.made, self.told = time.monotonic(), 0, ""
-        which = f"model {first}" if len(names) == 1 else f"models {first} to {self.at}"
+        self.before, self.at = self.at, self.at + len(names)
+        self.since, self.made_of_models, self.told = self.now(), 0, ""
+        which = f"model {self.at}" if len(names) == 1 else f"models {self.before + 1} to {self.at}"
         line = Text.assemble((", ".join(names), "bold"), f"  {which} of {self.models}")
         self.console.print(line, soft_wrap=True)
 
-    def begin(
-        self, names: Sequence[str], jobs: int, why: str = "", kept: Collection[int] = ()
-    ) -> None:
-        """Store the names of the next predictions, without printing."""
-        self.names, self.kept, self.began, self.why = list(names), kept, time.monotonic(), why
+    def announce(self, text: str) -> None:
+        """Print nothing: the lines of new predictions name their purpose."""
 
     def done(self, index: int, prediction: Prediction) -> None:
-        """Print a new prediction, below its purpose; skip one from an earlier call."""
-        if index in self.kept:
-            return
+        """Count a prediction, and those that an earlier call did not make."""
+        self.made_of_models += index not in self.kept
+        super().done(index, prediction)
+
+    def print_done(self, prediction: Prediction) -> None:
+        """Print a new prediction in a log, below its purpose."""
         if self.told != self.why:
             self.told = self.why
-            self._say(f"  {self.why}")
-        self.made += 1
+            self.say(Text(f"  {self.why}"))
         why = "" if prediction.method == "trace" else f": {prediction.reason}"
-        self._say(f"    {self.names[index]}{why}  {time.monotonic() - self.began:.0f} s")
+        self.say(Text(f"    {self.last}{why}  {self.seconds:.0f} s"))
 
     def end(self) -> None:
-        """Print nothing."""
+        """Remove the line."""
+        self.stop()
+
+    def rest_seconds(self) -> float | None:
+        """Estimate the seconds left of all models from those that have ended."""
+        if not self.before:
+            return None
+        each = (self.since - self.first) / self.before
+        spent = self.now() - self.since
+        return max(0.0, each * (self.models - self.before) - spent)
 
     def end_models(self, cells: int) -> None:
         """Print the totals of these models."""
-        left = self.models - self.at
-        after = f"{left} model{'s' * (left != 1)} left" if left else "the last model"
-        seconds = time.monotonic() - self.since
-        self._say(f"  {cells} cells, {self.made} predictions made, {seconds:.0f} s; {after}")
-
-    def _say(self, line: str) -> None:
-        self.console.print(Text(line), soft_wrap=True)
+        left, seconds = self.models - self.at, self.now() - self.since
+        after = f"{counted(left, 'model')} left" if left else "the last model"
+        made = f"{self.made_of_models} predictions made"
+        self.say(Text(f"  {cells} cells, {made}, {seconds:.0f} s; {after}"))
 
 
 # ---- scenarios ----

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from rich.text import Text
 from harness import ROOT
 from harness.commands.console import FAILED, INTERRUPTED, OK, examined, make_console, short, slug
 from harness.commands.options import check_file
+from harness.commands.progress import Predictions, Waiting, during
 from harness.json_files import write_json
 from harness.planner import overhead, pool
 from harness.planner.calibrate.ending import Left, leave
@@ -25,7 +27,6 @@ from harness.planner.calibrate.session import Session, clock
 from harness.planner.calibrate.table import lines, table
 from harness.planner.calibration import store
 from harness.planner.calibration.record import Calibration, public
-from harness.planner.plan.tracing import PlanProgress
 from harness.planner.speed import rates
 from harness.planner.speed.rates import measured_on
 from harness.planner.speed.roofline import Seconds, in_tf32, seconds
@@ -181,10 +182,9 @@ def _card(result: Result) -> Card:
 def _predictions(results: Sequence[Result], console: Console) -> dict[str, Prediction]:
     rows = [resolve(result.spec) for result in results]
     kind = overhead.taken(results[0].environment)
-    progress = PlanProgress(console)
-    progress.begin([str(row.recipe) for row in rows], pool.default_jobs())
-    found = pool.predict_all(rows, pool.default_folder(), kind=kind, done=progress.done)
-    progress.end()
+    progress = Predictions(console)
+    with during(progress, [str(row.recipe) for row in rows], pool.default_jobs()):
+        found = pool.predict_all(rows, pool.default_folder(), kind=kind, done=progress.done)
     return {row.spec.key: prediction for row, prediction in zip(rows, found, strict=True)}
 
 
@@ -307,6 +307,7 @@ def _session(
         setting=setting,
         budget=clock(options.minutes),
         tell=lambda text: console.print(Text(text), soft_wrap=True),
+        live=functools.partial(Waiting, console),
         fresh=options.fresh,
         jobs=options.jobs,
         known=_known(options, device, machine),

@@ -198,7 +198,8 @@ def _predicted(session: Session, results: Sequence[Result]) -> dict[str, Predict
     session.tell(f"{len(missing)} predictions, {pool.default_jobs()} at a time")
     kind = overhead.taken(missing[0].environment)
     rows = [session.resolved_of(result.spec) for result in missing]
-    found = pool.predict_all(rows, out / "predictions", kind=kind)
+    with session.live(f"{len(rows)} predictions", 0.0):
+        found = pool.predict_all(rows, out / "predictions", kind=kind)
     for row, prediction in zip(rows, found, strict=True):
         predictions[row.spec.key] = prediction
         with contextlib.suppress(OSError):

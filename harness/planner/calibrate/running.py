@@ -72,7 +72,8 @@ def _one(station: Station, session: Session, place: str) -> Outcome:
             session.tell(
                 f"{place} {station.name}: begins, about {station.minutes:.0f} min; see {log}"
             )
-        outcome = _measured(station, session)
+        with session.live(f"{place} {station.name}", 60 * station.minutes):
+            outcome = _measured(station, session)
         seconds = time.monotonic() - began
         outcome = dataclasses.replace(outcome, seconds=seconds)
         outcome.write(session.folder)
@@ -296,5 +297,6 @@ def _checked(stations: Sequence[Station], session: Session) -> list[Outcome]:
         ended=ended,
         fresh=session.fresh,
     )
-    pool.run(rows, jobs)
+    with session.live(f"check, {jobs} at a time", 60 * minutes * len(rows) / jobs):
+        pool.run(rows, jobs)
     return outcomes

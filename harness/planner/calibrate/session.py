@@ -16,8 +16,10 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from harness import ROOT
 from harness.planner.calibrate.parts import (
@@ -192,7 +194,8 @@ def _failed(row: Planned, reason: str) -> Result:
 class Session:
     """One call's folder, options and state.
 
-    ``tell`` prints a line. ``jobs``: runs of the check at a time (0: as many as fit).
+    ``tell`` prints a line that stays. ``live`` shows a line while work goes on: its name, and the
+    seconds that it usually takes. ``jobs``: runs of the check at a time (0: as many as fit).
     ``known``: earlier results of this device, which also calibrate predictions.
     """
 
@@ -201,6 +204,7 @@ class Session:
     setting: Setting
     budget: Budget
     tell: Callable[[str], None]
+    live: Callable[[str, float], AbstractContextManager[Any]]
     fresh: bool = False
     jobs: int = 0
     known: Sequence[Result] = ()

@@ -17,6 +17,7 @@ from rich.markup import escape
 
 from harness.commands.console import FAILED, OK, make_console
 from harness.commands.options import check_file
+from harness.commands.progress import Predictions
 from harness.json_files import write_json
 from harness.planner import pool, verdict
 from harness.planner.advice import SOUGHT
@@ -28,7 +29,7 @@ from harness.planner.plan.fastest import Proof
 from harness.planner.plan.request import add_question, fit_as_json
 from harness.planner.plan.scale import BOTH, plan_claims, plan_scale
 from harness.planner.plan.table import print_explained, print_plan, print_search
-from harness.planner.plan.tracing import Asking, PlanProgress
+from harness.planner.plan.tracing import Asking
 from harness.planner.speed import rates
 from harness.planner.suggestions import Ways
 from harness.planner.verdict import Fit
@@ -90,7 +91,7 @@ def plan(options: argparse.Namespace) -> int:
         # ``--check`` prints one line to stdout, so its progress goes to stderr.
         shown = make_console(stderr=True) if options.check else console
         jobs = options.jobs or pool.default_jobs()
-        asking = Asking(asked_for(options), jobs, PlanProgress(shown))
+        asking = Asking(asked_for(options), jobs, Predictions(shown))
         code = _answered(options, asking, console)
         asking.progress.tell_recorded()
         return code

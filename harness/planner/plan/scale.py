@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from rich.markup import escape
 from harness import extensions
 from harness.commands import listing
 from harness.commands.console import OK
+from harness.commands.progress import Predictions, during
 from harness.commands.reports import report
 from harness.json_files import write_json
 from harness.planner import overhead, pool, verdict
@@ -30,11 +31,11 @@ from harness.planner.plan.candidates import (
     for_card,
 )
 from harness.planner.plan.lattice import beside
-from harness.planner.plan.tracing import Asking, PlanProgress
+from harness.planner.plan.tracing import Asking
 from harness.planner.speed import rates
 from harness.planner.speed.roofline import sent
 from harness.planner.verdict import Fit, at_the_ends
-from harness.prediction import Forecast, ForecastRow, Prediction, Work
+from harness.prediction import Forecast, ForecastRow, Work
 from harness.report import read_suite
 from harness.report.figures.numbers import REGIMES, plain
 from harness.report.rendering.narrow import print_grid
@@ -166,7 +167,7 @@ def usual(options: argparse.Namespace, console: Console) -> list[str]:
     words = {"processes": count, "global_batch": batch}
     asked = asked_for(argparse.Namespace(**{**vars(options), **words}))
     jobs = options.jobs or pool.default_jobs()
-    _, proofs = Asking(asked, jobs, PlanProgress(console)).search(asked.resolved)
+    _, proofs = Asking(asked, jobs, Predictions(console)).search(asked.resolved)
     best = [proof.best or proof.nearest for proof in proofs]
     return [text for fit in best if fit for text in beside(fit.resolved, asked.resolved)]
 
@@ -274,7 +275,7 @@ def _forecast(cells: Sequence[Cell], options: argparse.Namespace, console: Conso
 def _fits(cells: Sequence[Cell], options: argparse.Namespace, console: Console) -> list[Fit]:
     rows: list[Resolved] = [cell.asked.resolved[0] for cell in cells]
     jobs = options.jobs or pool.default_jobs()
-    return Asking(cells[0].asked, jobs, PlanProgress(console)).fits(rows)
+    return Asking(cells[0].asked, jobs, Predictions(console)).fits(rows)
 
 
 def _impossible(cell: Cell, options: argparse.Namespace) -> ForecastRow:
@@ -335,7 +336,7 @@ def plan_claims(options: argparse.Namespace, console: Console) -> int:
     """
     folder = checked(options)
     suite, card = listing.load(CLAIMS_SUITE, "cuda"), card_of(options)
-    progress = PlanProgress(console)
+    progress = Predictions(console)
     kept = _foretold(rows_of(suite, card), card, options.jobs or pool.default_jobs(), progress)
     made = Forecast(
         suite=suite.name,
@@ -382,17 +383,15 @@ def rows_of(suite: Suite, card: Card) -> list[Resolved]:
 
 
 def _foretold(
-    rows: Sequence[Resolved], card: Card, jobs: int, progress: PlanProgress
+    rows: Sequence[Resolved], card: Card, jobs: int, progress: Predictions
 ) -> list[ForecastRow]:
     """Judge each row against the card. A row that the card cannot run is not predicted."""
     lacks = [verdict.lack_of(row, card) for row in rows]
     able = [row for row, lack in zip(rows, lacks, strict=True) if not lack]
     kind = overhead.preferred(card.capability)
-    progress.begin([_name(row.spec) for row in able], jobs)
-    predictions: Iterator[Prediction] = iter(
-        pool.predict_all(able, pool.default_folder(), kind=kind, jobs=jobs, done=progress.done)
-    )
-    progress.end()
+    asked = {"kind": kind, "jobs": jobs, "done": progress.done}
+    with during(progress, [_name(row.spec) for row in able], jobs):
+        predictions = iter(pool.predict_all(able, pool.default_folder(), **asked))
     return [
         forecast_row(
             verdict.cannot(row, card, lack) if lack else verdict.judge(row, next(predictions), card)

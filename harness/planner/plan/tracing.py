@@ -1,15 +1,12 @@
-"""Predictions of a plan's rows against the card, with progress."""
+"""Predictions of a plan's rows against the card."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from rich.markup import escape
-
+from harness.commands.progress import Predictions, during
 from harness.planner import overhead, pool, suggestions, verdict
 from harness.planner.advice import SOUGHT
 from harness.planner.plan.candidates import Asked
@@ -21,60 +18,6 @@ from harness.prediction import Prediction
 from harness.resolve import Resolved
 from harness.system.cards import Card
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-
-# ---- progress ----
-
-
-class PlanProgress:
-    """Prints one line for each new prediction as it ends, none for kept ones."""
-
-    def __init__(self, console: Console) -> None:
-        self.console, self.names, self.ended, self.began = console, [], 0, time.monotonic()
-        self.kept: Collection[int] = ()
-        self.days: list[str] = []
-
-    def begin(
-        self, names: Sequence[str], jobs: int, why: str = "", kept: Collection[int] = ()
-    ) -> None:
-        """Start ``len(names)`` predictions.
-
-        ``why`` leads the printed line. ``kept`` has the indices of predictions from an earlier
-        call.
-        """
-        self.names, self.ended, self.kept = list(names), 0, kept
-        count = len(names) - len(kept)
-        if count:
-            some = f"{count} prediction{'s' * (count != 1)}"
-            self.console.print(f"{why}{some}, {jobs} at a time", highlight=False)
-
-    def done(self, index: int, prediction: Prediction) -> None:
-        """Print the prediction at ``index``, which has ended, unless it was kept."""
-        self.days += [prediction.recorded] if prediction.recorded else []
-        if index in self.kept:
-            return
-        self.ended += 1
-        seconds = time.monotonic() - self.began
-        why = f": {prediction.reason}" if prediction.method != "trace" else ""
-        count = len(self.names) - len(self.kept)
-        line = f"[{self.ended}/{count}] {self.names[index]} ({prediction.method}{why})"
-        self.console.print(f"  {escape(line)}  {seconds:.0f} s", highlight=False, soft_wrap=True)
-
-    def end(self) -> None:
-        """Print an empty line after the last prediction, if lines were printed."""
-        if self.ended:
-            self.console.print()
-
-    def tell_recorded(self) -> None:
-        """Print how many predictions ship with the project, and when they were made."""
-        if self.days:
-            count, days = len(self.days), " to ".join(sorted({min(self.days), max(self.days)}))
-            some = f"{count} prediction{'s' * (count != 1)}"
-            text = f"{some} recorded on {days}, by the same code and libraries; --fresh traces anew"
-            self.console.print(text, style="dim", highlight=False)
-
 
 @dataclass(frozen=True)
 class Asking:
@@ -82,7 +25,7 @@ class Asking:
 
     asked: Asked
     jobs: int
-    progress: PlanProgress
+    progress: Predictions
 
     def fits(self, rows: Sequence[Resolved], why: str = "") -> list[Fit]:
         """Judge each row against the card; ``why`` is the purpose that the progress shows."""
@@ -120,7 +63,7 @@ def judged(
     why: str = "",
     *,
     jobs: int,
-    told: PlanProgress,
+    told: Predictions,
 ) -> list[Fit]:
     """Judge each row against its card, in order.
 
@@ -138,11 +81,10 @@ def judged(
         kept = {
             place for place, i in enumerate(order) if pool.cached(pairs[i][0], folder, kinds[i])
         }
-        told.begin([named(*pairs[i]) for i in order], jobs, why, kept)
         asked = {"kind": [kinds[i] for i in order], "jobs": jobs, "done": told.done}
-        found = pool.predict_all([pairs[i][0] for i in order], folder, **asked)
+        with during(told, [named(*pairs[i]) for i in order], jobs, why, kept):
+            found = pool.predict_all([pairs[i][0] for i in order], folder, **asked)
         known = dict(zip((paths[i] for i in order), found, strict=True))
-        told.end()
     return [
         verdict.cannot(row, gpu, lack) if lack else verdict.judge(row, known[path], gpu)
         for (row, gpu), lack, path in zip(pairs, lacks, paths, strict=True)

@@ -1,0 +1,375 @@
+"""Progress of long commands: one live line on a terminal, plain lines in a log file."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from types import TracebackType
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from harness.phases import RUN_PHASES
+from harness.prediction import Prediction
+from harness.report.data.rows import label
+from harness.report.figures import derive
+from harness.result import Result, Status
+from harness.void import shown_status
+
+HEARTBEAT_SECONDS = 60.0
+"""Seconds between two lines of a run in a log file: few lines, yet a hung run is noticed."""
+ENDED = (Status.OK, Status.VOID)
+"""Ends of rows that ran to completion. Only their durations predict those of the next rows."""
+NAME = 22
+"""Characters of a recipe that leave room for the numbers of its run on 80 columns."""
+STYLES = {Status.OK: "green", Status.VOID: "red", Status.FAILED: "red", Status.TIMEOUT: "red"}
+STYLES |= {Status.NODE_LOST: "red"}
+
+
+class LiveLine:
+    """The live output of a command: a line that a terminal redraws, and lines that stay.
+
+    All times are in seconds; ``now`` is a clock that tests replace.
+    """
+
+    def __init__(self, console: Console, now: Callable[[], float] = time.monotonic) -> None:
+        self.console, self.now = console, now
+        self.begun = self.said = now()
+        self.live: Live | None = None
+
+    def line(self) -> Text:
+        """Return the live line."""
+        raise NotImplementedError
+
+    def start(self) -> None:
+        """Show the line until ``stop``; a log has none."""
+        self.begun = self.said = self.now()
+        if self.console.is_terminal and self.live is None:
+            self.live = Live(
+                get_renderable=self.line,
+                console=self.console,
+                refresh_per_second=4,
+                transient=True,
+                redirect_stdout=False,
+                redirect_stderr=False,
+            )
+            self.live.start()
+
+    def stop(self) -> None:
+        """Remove the line."""
+        if self.live is not None:
+            self.live.stop()
+            self.live = None
+
+    def say(self, text: Text) -> None:
+        """Print a line that stays."""
+        # soft_wrap: the terminal wraps a long reason; a log file never cuts it.
+        self.console.print(text, soft_wrap=not self.console.is_terminal)
+
+    @property
+    def seconds(self) -> float:
+        """The seconds since ``start``."""
+        return self.now() - self.begun
+
+
+class Waiting(LiveLine):
+    """Progress of work that is one piece: its name, its current step, and its seconds.
+
+    Args:
+        name: the work.
+        expected: the seconds that it usually takes, for the time left; 0 without an estimate.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        name: str,
+        expected: float = 0.0,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(console, now)
+        self.name, self.expected, self.step = name, expected, ""
+
+    def tell(self, step: str) -> None:
+        """Show ``step`` as the current one; a log gets a line for each new one."""
+        if step and step != self.step:
+            self.step = step
+            if self.live is None:
+                self.say(Text(f"{self.name}: {step}"))
+
+    def status(self, status: dict[str, Any]) -> None:
+        """Show the phase of a run's status (``launch.run``)."""
+        self.tell(phase_words(status))
+
+    def line(self) -> Text:
+        """Return the live line; it may be longer than the terminal is wide."""
+        step = f": {self.step}" if self.step else ""
+        rest = self.expected - self.seconds
+        left = f", about {clock(rest)} left" if rest > 0 else ""
+        return Text(f"{self.name}  {clock(self.seconds)}{left}{step}")
+
+    def __enter__(self) -> Waiting:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+
+class Predictions(LiveLine):
+    """Progress of new predictions, several at a time. Kept ones are not shown."""
+
+    def __init__(self, console: Console, now: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(console, now)
+        self.names: list[str] = []
+        self.kept: Collection[int] = ()
+        self.why = self.last = ""
+        self.ended = self.count = 0
+        self.days: list[str] = []
+
+    def begin(
+        self, names: Sequence[str], jobs: int, why: str = "", kept: Collection[int] = ()
+    ) -> None:
+        """Start ``len(names)`` predictions.
+
+        ``why`` leads the printed line. ``kept`` has the indices of predictions from an earlier
+        call.
+        """
+        self.names, self.kept, self.why, self.last = list(names), kept, why, ""
+        self.ended, self.count = 0, len(names) - len(kept)
+        if self.count:
+            self.start()
+            if self.live is None:
+                self.announce(f"{why}{counted(self.count, 'prediction')}, {jobs} at a time")
+
+    def announce(self, text: str) -> None:
+        """Print the head of these predictions in a log."""
+        self.say(Text(text))
+
+    def done(self, index: int, prediction: Prediction) -> None:
+        """Count the prediction at ``index``, which has ended; a log gets a line."""
+        self.days += [prediction.recorded] if prediction.recorded else []
+        if index in self.kept:
+            return
+        self.ended, self.last = self.ended + 1, self.names[index]
+        if self.live is None:
+            self.print_done(prediction)
+
+    def print_done(self, prediction: Prediction) -> None:
+        """Print the line of a prediction in a log."""
+        why = f": {prediction.reason}" if prediction.method != "trace" else ""
+        line = f"[{self.ended}/{self.count}] {self.last} ({prediction.method}{why})"
+        self.say(Text(f"  {line}  {self.seconds:.0f} s"))
+
+    def end(self) -> None:
+        """Remove the line; a log gets an empty one below its lines."""
+        if self.live is None and self.ended:
+            self.console.print()
+        self.stop()
+
+    def tell_recorded(self) -> None:
+        """Print how many predictions ship with the project, and when they were made."""
+        if self.days:
+            days = " to ".join(sorted({min(self.days), max(self.days)}))
+            some = counted(len(self.days), "prediction")
+            text = f"{some} recorded on {days}, by the same code and libraries; --fresh traces anew"
+            self.console.print(text, style="dim", highlight=False)
+
+    def line(self) -> Text:
+        """Return the live line, cut to the terminal's width."""
+        words = f"[{self.ended}/{self.count}] {self.why or 'predicting'}"
+        left = self.rest_seconds()
+        rest = "" if left is None else f"  about {clock(left)} left"
+        text = f"{words.rstrip(' :')}  {clock(self.seconds)}{rest}  {self.last}"
+        return Text(text, no_wrap=True, overflow="ellipsis")
+
+    def rest_seconds(self) -> float | None:
+        """Estimate the seconds left; None before a prediction was made."""
+        return (self.count - self.ended) * self.seconds / self.ended if self.ended else None
+
+
+class Begun(Protocol):
+    """Progress that has a beginning and an end."""
+
+    def begin(self, *given: Any) -> None:
+        """Begin to show it."""
+
+    def end(self) -> None:
+        """Remove it."""
+
+
+@contextlib.contextmanager
+def during(progress: Begun, *given: Any) -> Iterator[None]:
+    """Begin ``progress`` with ``given``, and end it however the work ends."""
+    progress.begin(*given)
+    try:
+        yield
+    finally:
+        progress.end()
+
+
+def counted(number: int, noun: str) -> str:
+    """Return the number and the noun, in the plural if needed."""
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
+def phase_words(status: dict[str, Any]) -> str:
+    """Return the phase of a run's status in words."""
+    phase = status.get("phase")
+    return RUN_PHASES.get(phase or "start", phase or "")
+
+
+# ---- suites ----
+
+
+class Progress(LiveLine):
+    """Progress of a suite: one live line on a terminal, one line per event in a log file.
+
+    It shows the current run, recipe, phase and step, the elapsed time, and an estimate of the
+    remaining time.
+    """
+
+    def __init__(self, console: Console, now: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(console, now)
+        self.recipes: list[str] = []
+        self.to_run: list[bool] = []
+        self.done = 0
+        self.last: dict[str, Any] = {}
+        self.spent: list[float] = []
+        self.recipe = ""
+
+    # ---- events, in the order of a suite ----
+
+    def begin_suite(self, name: str, recipes: list[str], to_run: list[bool]) -> None:
+        """Begin a suite of these runs. Those not ``to_run`` are finished or cannot run here."""
+        self.recipes, self.to_run = recipes, to_run
+        rows = f"{counted(len(recipes), 'run')}, {sum(to_run)} to do"
+        self.console.print(Text.assemble("suite ", (name, "bold"), f": {rows}"))
+
+    def begin_run(self, recipe: str, timeout: float | None) -> None:
+        """Begin a row; ``timeout`` is its deadline in seconds."""
+        self.recipe, self.last = recipe, {}
+        self.start()
+        if self.live is None:
+            limit = f", at most {clock(timeout)}" if timeout else ""
+            self.say(Text(f"{self._place()} {recipe}: begins{limit}{self._rest()}"))
+
+    def status(self, status: dict[str, Any]) -> None:
+        """Show a run's status: phase, step, of, peak_bytes, elapsed_seconds (``launch.run``)."""
+        self.last = status
+        if self.live is None and self.now() - self.said >= HEARTBEAT_SECONDS:
+            self.said = self.now()
+            self.say(Text(f"{self._place()} {self.recipe}: {self._where()}{self._elapsed()}"))
+
+    def end_run(self, result: Result, name: str = "") -> None:
+        """End the current row; ``name`` replaces its label."""
+        seconds = self.seconds
+        if result.status in ENDED:
+            self.spent.append(seconds)
+        self.stop()
+        self._finished(result, f"  {clock(seconds)}", name)
+        if result.launch and result.launch.others:
+            pids = ", ".join(map(str, result.launch.others))
+            text = f"another Headroom was at work meanwhile (process {pids}): measure again"
+            self.say(Text(f"{' ' * len(self._head())} {text}", style="yellow"))
+
+    def skip(self, result: Result, name: str = "") -> None:
+        """Show a row that is not run: finished earlier, refused or unsupported. ``name`` replaces
+        its label."""
+        not_run = result.status in (Status.REFUSED, Status.UNSUPPORTED)
+        self._finished(result, "" if not_run else "  (from an earlier run)", name)
+
+    def leave_out(self, recipe: str, status: Status) -> None:
+        """Show a repetition that is not run because the row itself ended as ``status``."""
+        self.done += 1
+        words = f" {recipe}: not run, because its first run ended as {status.value}"
+        self.say(Text.assemble((self._head(), "dim"), words))
+
+    def end_suite(self) -> None:
+        """End the suite, also after an interruption."""
+        self.stop()
+
+    # ---- lines ----
+
+    def line(self) -> Text:
+        """Return the live line, cut to the terminal's width."""
+        return Text.assemble(
+            (f"{self._place()} ", "dim"),
+            f"{self._where()}{self._elapsed()}{self._rest()}  ",
+            (self.recipe, "bold"),
+            no_wrap=True,
+            overflow="ellipsis",
+        )
+
+    def _finished(self, result: Result, after: str, name: str) -> None:
+        self.done += 1
+        status, reason = shown_status(result)
+        words = status.value.replace("_", " ")
+        numbers = summary(result) if status is Status.OK else (reason or "")
+        head = self._head()
+        width = max((len(name) for name in self.recipes if len(name) <= NAME), default=0)
+        first = Text.assemble((head, "dim"), f" {name or label(result.spec):<{width}}")
+        rest = Text.assemble((words, STYLES.get(status, "yellow")), f"  {numbers}", (after, "dim"))
+        narrow = self.console.is_terminal and len(first) + 2 + len(rest) > self.console.width
+        gap = f"\n{' ' * len(head)} " if narrow else "  "
+        self.say(Text(gap).join([first, rest]))
+        if status is not Status.OK and result.way_out:
+            self.say(Text(f"{' ' * len(head)} -> {result.way_out}", style="dim"))
+
+    def _head(self) -> str:
+        return f"[{self.done:>{len(str(len(self.recipes)))}}/{len(self.recipes)}]"
+
+    def _place(self) -> str:
+        return f"[{self.done + 1}/{len(self.recipes)}]"
+
+    def _where(self) -> str:
+        step, of = (self.last.get(key) for key in ("step", "of"))
+        return phase_words(self.last) + (f" {step}/{of}" if of else "")
+
+    def _elapsed(self) -> str:
+        return f"  {clock(self.seconds)}"
+
+    def _rest(self) -> str:
+        left = self.rest_seconds()
+        return "" if left is None else f"  about {clock(left)} left"
+
+    def rest_seconds(self) -> float | None:
+        """Estimate the seconds left of this row and the rows to come; None before a row has
+        ended."""
+        if not self.spent:
+            return None
+        mean, spent = statistics.fmean(self.spent), self.seconds
+        return max(0.0, mean - spent) + mean * sum(self.to_run[self.done + 1 :])
+
+
+def summary(result: Result) -> str:
+    """Return the median step time and the peak of an ok row, as the report derives them.
+
+    An untraced row has its resident high-water mark instead, labeled as such.
+    """
+    seconds = derive.step_seconds(result)
+    peak = derive.peak_of(result.ranks)
+    parts = [f"{1000 * derive.quantile(seconds, 0.5):7.1f} ms a step"] if seconds else []
+    size, name = (
+        (derive.resident_bytes(result.ranks), "resident") if peak is None else (peak, "peak")
+    )
+    return "  ".join([*parts, f"{size / 2**30:.2f} GiB {name}"] if size is not None else parts)
+
+
+def clock(seconds: float) -> str:
+    """Format seconds as 12 s, 3 min 05 s or 2 h 10 min."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
