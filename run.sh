@@ -233,6 +233,11 @@ if asks_help "$@"; then
     PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}" exec "$python" -m harness.bare_help "$@"
 fi
 
+# A shell completes a command: nothing is set up for it.
+if [ -n "${_ARGCOMPLETE:-}" ]; then
+    PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}" exec "${HEADROOM_PYTHON:-$venv/bin/python}" -m harness.completion
+fi
+
 # The site needs its own packages alone, and no torch.
 if [ "${1:-}" = docs ]; then
     shift

@@ -17,6 +17,7 @@ from tests.made.imports import Sources, circle, imported, sources
 ORDER = (
     *(f"harness.{name}" for name in EXTENSIONS),
     "harness.bare_help",
+    "harness.completion",
     "harness.cli",
     "harness.train",
     "harness.commands",

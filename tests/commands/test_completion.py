@@ -1,0 +1,40 @@
+"""Shell completion: what argcomplete's shell function reads from ``run.sh``."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from harness import ROOT
+
+WORDS = {
+    "run --rec": {"--recipes"},
+    "run --recipes zero2+ch": {"zero2+checkpoint"},
+    "run --recipes ddp zero2+zer": set(),
+}
+
+
+@pytest.mark.parametrize("line", WORDS)
+def test_a_shell_completes_names(line, tmp_path):
+    """No set-up begins: the folder of the environment stays away."""
+    told, line = tmp_path / "told", f"run.sh {line}"
+    found = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line))}
+    found |= {"_ARGCOMPLETE_STDOUT_FILENAME": str(told), "HEADROOM_PYTHON": sys.executable}
+    found |= {"HEADROOM_VENV": str(tmp_path / "venv"), "COMP_TYPE": "9"}
+    told.touch()
+    env = {**os.environ, **found, "IFS": "\n"}
+    subprocess.run([ROOT / "run.sh"], env=env, cwd=tmp_path, check=False)
+    words = set(told.read_text().replace("\013", "\n").split())
+    wanted = WORDS[line.partition(" ")[2]]
+    assert wanted <= words and bool(words) == bool(wanted)
+    assert all(word.startswith(line.split()[-1]) for word in words)
+    assert not (tmp_path / "venv").exists()
+
+
+def test_completion_imports_no_torch():
+    code = "import sys; from harness import completion as c; c.parser('run.sh plan'); "
+    code += "c.recipes('zero2+'); c.recipes('zero2+checkpoint:'); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
