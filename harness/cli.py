@@ -182,14 +182,14 @@ def _add_run(commands: Any) -> None:
 
 def _add_report(commands: Any) -> None:
     example = "./run.sh report results/default"
-    text = "make the report again from results alone; needs no torch"
+    text = "write the report of existing results again, without torch"
     parser = _add(commands, "report", _report, text, example, "docs/how-to/read-a-report.md")
     parser.add_argument("folder", type=folder_name, metavar="DIR", help="a results folder")
 
 
 def _add_compare(commands: Any) -> None:
     example = "./run.sh compare results/before results/after"
-    text = "compare two result sets: what changed beyond the noise"
+    text = "compare two result sets, and show the changes beyond the noise"
     parser = _add(commands, "compare", _compare, text, example, "docs/how-to/read-a-report.md")
     parser.add_argument("old", type=folder_name, metavar="DIR", help="results before")
     parser.add_argument("new", type=folder_name, metavar="DIR", help="results after")
@@ -205,11 +205,14 @@ def _add_list(commands: Any) -> None:
 
 
 def _add_doctor(commands: Any) -> None:
-    text = "say what this machine can run, and why not the rest"
+    text = "check which strategies this machine can run, and how to enable the others"
     parser = _add(commands, "doctor", _doctor, text, "./run.sh doctor", "docs/how-to/install.md")
     add, message = parser.add_argument, "results folder (default: results)"
     add("--out", type=folder_name, metavar="DIR", default=Path("results"), help=message)
-    message = "read all of latents:FOLDER instead, for NaN and damage (default: none)"
+    message = (
+        "read all samples of this data source, and report NaN and damaged files, as "
+        "latents:FOLDER (default: none)"
+    )
     add("--data", metavar="DATA", help=message)
     for more in extensions.hooks("doctor_arguments"):
         more(parser)
@@ -218,7 +221,7 @@ def _add_doctor(commands: Any) -> None:
 def _add_lint(commands: Any) -> None:
     from harness.commands.lint import add_arguments
 
-    text = "name DeepSpeed settings that waste memory for a model, with the bytes"
+    text = "list DeepSpeed settings that waste memory for a model, with the bytes"
     example = "./run.sh lint my_zero3.json --model DiT-XL/2 --processes 8"
     add_arguments(_add(commands, "lint", _lint, text, example, "docs/how-to/find-memory.md"))
 
@@ -226,7 +229,7 @@ def _add_lint(commands: Any) -> None:
 def _add_anatomy(commands: Any) -> None:
     from harness.commands.anatomy import add_arguments
 
-    text = "show where the memory and time of one recipe go: a page of its own"
+    text = "write a page about the memory and time of one recipe"
     example = "./run.sh anatomy zero2+bf16 --model DiT-S/4 --global-batch 16"
     add_arguments(_add(commands, "anatomy", _anatomy, text, example, "docs/how-to/find-memory.md"))
 
@@ -250,7 +253,7 @@ def _add_max_batch(commands: Any) -> None:
 def _add_controls(commands: Any) -> None:
     from harness.commands.controls import add_arguments
 
-    text = "sabotage runs on purpose, and see whether parity notices"
+    text = "run sabotaged recipes, and check that parity detects each"
     page = "docs/explanation/noise-and-parity.md"
     add_arguments(_add(commands, "controls", _controls, text, "./run.sh controls", page))
 
@@ -261,7 +264,7 @@ def _add_docs(commands: Any) -> None:
 
 
 def _add_test(commands: Any) -> None:
-    text = "set up and pass the tests"
+    text = "set up the environment, and run the tests"
     _add(commands, "test", _outside, text, "./run.sh test", "docs/adding/README.md")
 
 
@@ -343,6 +346,8 @@ def _controls(options: argparse.Namespace) -> int:
 
 
 def _outside(options: argparse.Namespace) -> int:
-    text = f"error: {options.command} needs its environment; start it with ./run.sh"
+    text = (
+        f"error: ./run.sh {options.command} runs in an environment of its own; start it as ./run.sh"
+    )
     print(text, options.command, file=sys.stderr)
     return BAD

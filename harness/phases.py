@@ -71,7 +71,7 @@ def planned(words: str | Iterable[str]) -> dict[str, tuple[str, ...]]:
         if phase not in PLANNED:
             raise BadInput(f"phases is {phase!r}; {_hint(phase, PLANNED)}")
         if phase in found:
-            raise BadInput(f"phases names {phase} twice; give all its ways at once, as A:B+C")
+            raise BadInput(f"phases has {phase} twice; give all its ways at once, as A:B+C")
         found[phase] = _ways(phase, list(filter(None, ways.split("+"))))
     return {phase: found[phase] for phase in PLANNED if phase in found and phase != "step"}
 
@@ -93,4 +93,4 @@ def _ways(phase: str, asked: list[str]) -> tuple[str, ...]:
 
 
 def _hint(word: str, known: Iterable[str]) -> str:
-    return nearest(word, known) if known else "it has no ways; give step alone"
+    return nearest(word, known) if known else "step has no ways; give step alone"

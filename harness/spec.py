@@ -49,47 +49,58 @@ class Spec:
     recipe: str = dataclasses.field(metadata={"help": "strategies joined by +, as in zero3+bf16"})
     model: str = _option(
         "DiT-S/4",
-        "DiT-S/4, with sizes DiT-S/4:depth=24, over tokens DiT-S/4:tokens=8192; a public model as "
-        "flux-dev (docs/reference/models.md); diffusers:CLASS; FILE.py:CLASS, or FILE.py:FUNCTION",
+        "model: DiT-S/4, with sizes as DiT-S/4:depth=24, or over tokens as "
+        "DiT-S/4:tokens=8192; or a public model, diffusers:CLASS, FILE.py:CLASS or "
+        "FILE.py:FUNCTION (docs/reference/models.md)",
     )
-    config: str = _option("", "with diffusers:CLASS: a config.json of the library")
-    set: str = _option("", "with a public model: sizes over its configuration, as num_layers=2")
-    resolution: str = _option("", "with a public model: pixels, as 1024 or HEIGHTxWIDTH")
-    frames: int = _option(0, "frames of a video, of a DiT or a public video model")
+    config: str = _option("", "with diffusers:CLASS: config.json of the model")
+    set: str = _option(
+        "", "with a public model: sizes that replace its configuration's, such as num_layers=2"
+    )
+    resolution: str = _option("", "with a public model: pixels, such as 1024 or HEIGHTxWIDTH")
+    frames: int = _option(0, "frames of a video, for a DiT or a public video model")
     text: int = _option(0, "with a public model: tokens of a text")
     data: str = _option(
         "digits",
-        "digits, synthetic[:SIZE], latents:FOLDER, vae[:PIXELS]; of a public model a cache: "
-        "musubi:FOLDER, finetrainers:FOLDER",
+        "digits, synthetic[:SIZE], latents:FOLDER, vae[:PIXELS]; for a public model a "
+        "cache: musubi:FOLDER, finetrainers:FOLDER",
     )
     objective: str = _option(
         "epsilon",
         "epsilon (DiT), flow (SiT; flow:density=logit_normal,shift=3), velocity, masked, own",
     )
-    init: str = _option("awake", "awake, or adaln_zero as the reference trains")
-    global_batch: int = _option(16, "samples an optimizer step, over all processes")
+    init: str = _option(
+        "awake", "initial weights: awake, or adaln_zero as in the reference training"
+    )
+    global_batch: int = _option(16, "samples in one optimizer step, over all processes")
     steps: int = _option(8, "timed optimizer steps")
-    warmup: int = _option(2, "first optimizer steps, before memory is read and time is taken")
-    seed: int = _option(0, "weights, data order, noise")
-    processes: int = _option(1, "processes, a GPU each where there are any")
-    nodes: int = _option(1, "machines that share the processes alike")
-    world: int = _option(0, "run rank 0 of so many on one process (0: no): real memory, no losses")
+    warmup: int = _option(2, "optimizer steps before memory is read and time is measured")
+    seed: int = _option(0, "seed of weights, data order and noise")
+    processes: int = _option(1, "processes, one on each GPU if there are GPUs")
+    nodes: int = _option(1, "machines, each with the same number of processes")
+    world: int = _option(
+        0, "simulate rank 0 of this many processes on one process (0: no): real memory, no losses"
+    )
     device: str = _option("cpu", "cpu or cuda")
     learning_rate: float = _option(1e-4, "AdamW's")
     weight_decay: float = _option(0.0, "AdamW's")
     beta2: float = _option(0.999, "AdamW's second beta")
-    grad_clip: float = _option(0.0, "gradient norm limit; 0 clips nothing")
-    ema: float = _option(0.9999, "decay of the weight average; 0 keeps none")
-    class_dropout: float = _option(0.1, "share of labels dropped for guidance")
+    grad_clip: float = _option(0.0, "limit of the gradient norm; 0: no clipping")
+    ema: float = _option(0.9999, "decay of the weight average; 0: no average")
+    class_dropout: float = _option(0.1, "share of labels that training drops, for guidance")
     workload: str = _option(TRAIN, "train, or sample: draw samples from noise, in batches")
-    weights: str = _option("", "with sample: weights in a file that train wrote (else drawn ones)")
+    weights: str = _option(
+        "", "with sample: file of weights that train wrote (default: random weights)"
+    )
     sampler_steps: int = _option(0, f"with sample: steps of the sampler (0: {SAMPLER_STEPS})")
     cfg_scale: float = _option(0.0, f"with sample: guidance scale, 1: none (0: {CFG_SCALE:g})")
     before: str = _option(
-        "", "of a plan: models that a GPU held before, whose memory its pool kept, as T5-XXL,CLIP-L"
+        "",
+        "for plan: models that a GPU held before, such as T5-XXL,CLIP-L; the allocator "
+        "kept their memory",
     )
     phases: str = _option(
-        "", f"of a plan: phases that count beside the step, of {', '.join(PLANNED)}"
+        "", f"for plan: phases that count besides the step, of {', '.join(PLANNED)}"
     )
     repeat: int = _option(0, "index of this repetition")
     profile: bool = _option(False, "record a profiler's trace of extra steps; not ranked")
@@ -118,19 +129,19 @@ class Spec:
             raise SpecError(f"world is {self.world}; give --world at least 2, or leave it out")
         if self.world and self.processes != 1:
             raise SpecError(
-                f"world is {self.world} and processes is {self.processes}; one process stands for "
-                "all: leave --processes out"
+                f"world is {self.world} and processes is {self.processes}; one process "
+                "simulates all: leave --processes out"
             )
         self._check_nodes()
         for name in ("grad_clip", "weight_decay"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise SpecError(f"{name} is {getattr(self, name)}; it cannot be negative")
         if not 0 <= self.ema < 1:
-            raise SpecError(f"ema is {self.ema}; a decay lies in [0, 1), 0 keeps no average")
+            raise SpecError(f"ema is {self.ema}; give a decay in [0, 1), or 0 for no average")
         if not 0 <= self.class_dropout < 1:
-            raise SpecError(f"class_dropout is {self.class_dropout}; a share lies in [0, 1)")
+            raise SpecError(f"class_dropout is {self.class_dropout}; give a share in [0, 1)")
         if not 0 <= self.beta2 < 1:
-            raise SpecError(f"beta2 is {self.beta2}; it lies in [0, 1)")
+            raise SpecError(f"beta2 is {self.beta2}; give a value in [0, 1)")
         if not 0 < self.learning_rate < float("inf"):
             raise SpecError(f"learning_rate is {self.learning_rate}; it must be positive")
         known = {"objective": OBJECTIVES, "init": INITS, "device": DEVICES, "workload": WORKLOADS}
@@ -139,12 +150,13 @@ class Spec:
                 raise SpecError(f"{name} is {getattr(self, name)!r}; one of {', '.join(words)}")
         if self.before and self.device != "cuda":
             raise SpecError(
-                f"before is {self.before}, and only a GPU's allocator keeps what was freed; leave "
-                "--before out"
+                f"before is {self.before}, but only a GPU's allocator keeps freed memory; "
+                "leave --before out"
             )
         if planned(self.phases) and (self.device != "cuda" or self.sampling):
             raise SpecError(
-                f"phases is {self.phases}, and phases are of a training on GPUs; leave --phases out"
+                f"phases is {self.phases}, but phases are planned only for training on "
+                "GPUs; leave --phases out"
             )
         self._check_sampling()
 
@@ -154,41 +166,43 @@ class Spec:
                 if getattr(self, name):
                     flag = name.replace("_", "-")
                     hint = f"give --workload sample, or leave --{flag} out"
-                    raise SpecError(f"{name} is {getattr(self, name)}, of no use here; {hint}")
+                    raise SpecError(
+                        f"{name} is {getattr(self, name)}, which only sampling uses; {hint}"
+                    )
             return
         if not 0 <= self.cfg_scale < float("inf"):
-            raise SpecError(f"cfg_scale is {self.cfg_scale}; a scale above 0, 1 guides nothing")
+            raise SpecError(f"cfg_scale is {self.cfg_scale}; give a scale above 0 (1: no guidance)")
         least, most = (2, 1000) if self.objective == "epsilon" else (1, 1000)
         if not least <= self.drawn_steps <= most:
             text = f"give --sampler-steps {least} to {most}"
             raise SpecError(f"sampler_steps is {self.sampler_steps}; {text}")
         if self.objective.partition(":")[0] not in ("epsilon", "flow"):
             raise SpecError(
-                f"objective is {self.objective!r}; samples are drawn of epsilon and flow"
+                f"objective is {self.objective!r}; only models of epsilon and flow draw samples"
             )
         if self.scale != 1 and not self.class_dropout:
             raise SpecError(
-                "class_dropout is 0, so that the model knows no withheld label to guide away "
-                "from; give --cfg-scale 1"
+                "class_dropout is 0, so the model was not trained without labels, which "
+                "guidance needs; give --cfg-scale 1"
             )
         for name in ("world", "profile"):
             if getattr(self, name):
-                raise SpecError(f"{name} is of training; leave --{name} out")
+                raise SpecError(f"{name} is for training only; leave --{name} out")
         if self.weights and not (ROOT / self.weights).is_file():
-            raise SpecError(f"weights is {self.weights}, and there is no such file; train one")
+            raise SpecError(f"weights is {self.weights}, but there is no such file; train one")
 
     def _check_nodes(self) -> None:
         if self.world and self.nodes > 1:
             raise SpecError(
-                f"world is {self.world} and nodes is {self.nodes}; one process stands for all: "
-                "leave --nodes out"
+                f"world is {self.world} and nodes is {self.nodes}; one process simulates "
+                "all: leave --nodes out"
             )
         if self.processes % self.nodes:
             below = self.processes // self.nodes * self.nodes
             near = f"{below} or {below + self.nodes}" if below else str(self.nodes)
             raise SpecError(
-                f"processes is {self.processes} and nodes is {self.nodes}: nodes share alike; "
-                f"give --processes {near}"
+                f"processes is {self.processes} and nodes is {self.nodes}: each node "
+                f"needs the same number; give --processes {near}"
             )
 
     @property

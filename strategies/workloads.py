@@ -17,16 +17,22 @@ WORKLOADS = {
 BOTH = (TRAIN, SAMPLE)
 
 NOT_SAMPLING = {
-    Slot.SHARD: "samples are drawn by one process, or by replicas that share them by sp, and "
-    "there are no gradients and no optimizer state to shard or to average; take single, or ddp+sp",
-    Slot.PRECISION: "it is of training; take bf16_pure, fp16_pure or bf16",
+    Slot.SHARD: (
+        "samples are drawn by one process, or by replicas that share them by sp. There are "
+        "no gradients and no optimizer state to shard or average; take single, or ddp+sp"
+    ),
+    Slot.PRECISION: "it is for training only; take bf16_pure, fp16_pure or bf16",
     Slot.CAST: "it stores frozen weights for a backward pass; take int8 or float8",
-    Slot.TENSOR: "ranks that draw together have whole weights each; leave it out, or take ddp+sp, "
-    "which cuts the samples' tokens",
+    Slot.TENSOR: (
+        "ranks that draw samples together have whole weights each; leave it out, or take "
+        "ddp+sp, which divides the samples' tokens"
+    ),
     Slot.LOSS: "no loss is computed when samples are drawn; leave it out",
-    Slot.ADAPT: "it says which weights are trained, and sampling trains none; draw with what lora "
-    "left by adapter:file=FILE, or give merged weights by --weights",
-    Slot.SPARSIFY: "it is trained with; leave it out, or give what was trained by --weights",
+    Slot.ADAPT: (
+        "it selects trained weights, but sampling trains none; draw with lora's result by "
+        "adapter:file=FILE, or give merged weights by --weights"
+    ),
+    Slot.SPARSIFY: "it is for training only; leave it out, or give trained weights by --weights",
     Slot.RECOMPUTE: "without a backward pass nothing is kept that could be recomputed; leave it "
     "out",
     Slot.OFFLOAD: "without a backward pass no activations are kept; leave it out",
@@ -39,12 +45,16 @@ NOT_SAMPLING = {
     "weights by --weights",
 }
 NOT_TRAINING = {
-    Slot.PRECISION: "it is of sampling: small gradients vanish without a loss scale; take fp16, or "
-    "--workload sample",
+    Slot.PRECISION: (
+        "it is for sampling only: small gradients vanish without a loss scale; take fp16, or "
+        "--workload sample"
+    ),
     Slot.STORE: "weights stored so take no gradient; take qlora, which trains adapters beside "
     "them, or --workload sample",
-    Slot.GUIDE: "training predicts each sample once, and guides nothing; leave it out, or take "
-    "--workload sample",
+    Slot.GUIDE: (
+        "training predicts each sample once, without guidance; leave it out, or take "
+        "--workload sample"
+    ),
 }
 REASONS = {SAMPLE: NOT_SAMPLING, TRAIN: NOT_TRAINING}
 

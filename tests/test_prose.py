@@ -1,4 +1,4 @@
-"""Rules of style for pages and docstrings.
+"""Rules of style for pages, docstrings and messages.
 
 No prose linter runs these rules without network, so the test counts sentences itself. It lists
 every offence with its file, line and sentence.
@@ -7,6 +7,7 @@ every offence with its file, line and sentence.
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +17,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 MOST = 30
 """Most words of a sentence."""
-EXEMPT = {"docs/reference/claims.md", "docs/how-to/questions.md"}
-"""Pages that are generated from results or answers."""
+EXEMPT = {"docs/reference/claims.md"}
+"""Pages that are generated from results."""
 CLAUSE = re.compile(r"(What|Where|Whether|Whose|How|Which)\b")
 """Words of a docstring that begins with a clause and not with its noun or verb."""
 OLD = re.compile(
@@ -25,6 +26,12 @@ OLD = re.compile(
     r"foresee|ways?[_ ]out|stories|portraits?|weighed|heard)\b"
 )
 """Private words that standard terms have replaced."""
+NO_PROSE = re.compile(
+    r"\\[a-z.(|*]|\(\?|[{}]|</|\n {0,2}\w+:|^\s*[|#<]|^\.?[\w-]+ \{|arXiv|^error: ", re.M
+)
+"""Parts of strings that are no messages: patterns, markup, style sheets, tables and citations."""
+LEAST = 4
+"""Least words of a message. Shorter strings are labels, names and parts of sentences."""
 BREAK = re.compile(r"(?<=[.?!])[*)\"]*\s+|(?<=:)\s+(?=[A-Z`*\[])")
 ITEM = re.compile(r"\A\s*([-*]|\d+\.)\s")
 
@@ -66,10 +73,14 @@ def of_text(text: str) -> Iterator[tuple[int, str]]:
             yield at, f"old name {old[0]!r}: {said}"
 
 
+parsed = functools.cache(ast.parse)
+"""Parse a module once for all rules."""
+
+
 def of_code(source: str) -> Iterator[tuple[int, str]]:
     """Yield line number and offence of each bad sentence of a module's docstrings."""
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         text = ast.get_docstring(node) if isinstance(node, kinds) else None
         if not text:
             continue
@@ -78,6 +89,37 @@ def of_code(source: str) -> Iterator[tuple[int, str]]:
             yield first + 1, f"clause: {text.splitlines()[0]}"
         prose = re.split(r"\n(?:Args|Raises|Returns|Yields):\n", text)[0]
         yield from ((first + at, offence) for at, offence in of_text(prose))
+
+
+def of_messages(source: str) -> Iterator[tuple[int, str]]:
+    """Yield line number and offence of each bad sentence of a module's messages.
+
+    Messages are the strings outside of docstrings. A value in an f-string counts as one word.
+    """
+    tree = parsed(source)
+    parts = {
+        id(part)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.JoinedStr | ast.Expr)
+        for part in ast.walk(node)
+        if part is not node and (isinstance(node, ast.JoinedStr) or part is node.value)
+        if isinstance(part, ast.Constant)
+    }
+    for node in ast.walk(tree):
+        text = _message(node)
+        if id(node) in parts or len(text.split()) < LEAST or NO_PROSE.search(text):
+            continue
+        if CLAUSE.match(text):
+            yield node.lineno, f"clause: {text}"
+        yield from ((node.lineno, offence) for _, offence in of_text(text))
+
+
+def _message(node: ast.AST) -> str:
+    """Return the text of a string or f-string; empty for another node."""
+    if isinstance(node, ast.Constant):
+        return node.value if isinstance(node.value, str) else ""
+    values = node.values if isinstance(node, ast.JoinedStr) else []
+    return "".join(v.value if isinstance(v, ast.Constant) else "_" for v in values)
 
 
 def _pages() -> list[Path]:
@@ -90,7 +132,9 @@ def _modules() -> list[Path]:
     return sorted(p for name in ("harness", "strategies") for p in (ROOT / name).rglob("*.py"))
 
 
-@pytest.mark.parametrize(("paths", "check"), [(_pages, of_text), (_modules, of_code)])
+@pytest.mark.parametrize(
+    ("paths", "check"), [(_pages, of_text), (_modules, of_code), (_modules, of_messages)]
+)
 def test_prose_keeps_the_rules_of_style(paths, check):
     found = [
         f"{path.relative_to(ROOT)}:{line}: {offence}"
@@ -127,6 +171,21 @@ def test_offences_of_docstrings():
     source = f'"""Fine."""\n\n\ndef f():\n    """Whether it is.\n\n    Fine. {LONG}\n    """\n'
     assert _short(of_code(source)) == [(5, "clause"), (7, "31 words")]
     assert _short(of_code(source.replace("Whether", "Return whether").replace(LONG, ""))) == []
+
+
+def test_offences_of_messages():
+    long = LONG.replace("word word", "{why} word", 1)
+    source = (
+        f'def f():\n    """{LONG}"""\n    raise E(f"{long}")\n\n\nNOTE = "Where it is found."\n'
+    )
+    assert _short(of_messages(source)) == [(6, "clause"), (3, "31 words")]
+    harmless = [
+        '"(?:a; b; c; d)"',
+        '"What it is"',
+        '"Who 2020, It (arXiv:1); a; b"',
+        f'"""{LONG}"""',
+    ]
+    assert _short(of_messages("\n".join([f"x = {harmless[0]}", *harmless[1:]]))) == []
 
 
 def test_pages_and_modules_are_found():

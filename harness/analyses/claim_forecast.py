@@ -172,14 +172,15 @@ def _where(forecast: Forecast) -> str:
 def _note(forecast: Forecast) -> str:
     heads = f"At {forecast.model}, Predicted there"
     return (
-        f"{heads}: nothing was run. The same rules over the same recipes and batches, each "
-        f"predicted for {_where(forecast)} as ./run.sh plan does; growth with depth and tokens at "
-        "that width; rows of replicas on two such cards. Peaks are the traced tensors' of a later "
-        f"step; each is taken to be known within {share(PEAK_SPREAD, 0.0)}, what the trace was off "
-        "by on CPUs (docs/explanation/memory.md), and a verdict that such errors turn is not "
-        "decided. Behind each speed, in brackets, what half of the plan's uncertainty of either "
-        "step leaves possible: not decided where that is faster or slower. No verdict rests on a "
-        f"speed. {forecast.assumed}"
+        f"{heads}: nothing was run. The same rules are applied to the same recipes and "
+        f"batches, each predicted for {_where(forecast)} as ./run.sh plan does. Growth "
+        "with depth and tokens is at that width. Rows of replicas are on two such cards. "
+        "Peaks are those of the traced tensors of a later step. Each peak is known "
+        f"within {share(PEAK_SPREAD, 0.0)}, the error of traces on CPUs "
+        "(docs/explanation/memory.md); a verdict that such an error changes is not "
+        "decided. Brackets behind a speed: the range that half of the plan's uncertainty "
+        "of either step leaves; not decided if that range has both faster and slower. No "
+        f"verdict rests on a speed. {forecast.assumed}"
     )
 
 

@@ -109,10 +109,10 @@ def root_of_depth(rows: Rows) -> Judgement:
     if forwards is None:
         raise Missing(f"how often {ROOT} ran a block is not known")
     numbers = (
-        f"from {DEPTHS[0]} to {deepest} blocks memory beyond the state grows with depth to the "
-        f"power {power_words(plain)} plain, {power_words(root, MOST_ROOT)} with sqrt; "
-        f"{much_from(rows, *reversed(depths))}; "
-        f"{number(forwards, MOST_FORWARDS)} forwards a block"
+        f"from {DEPTHS[0]} to {deepest} blocks memory beyond the state grows with depth "
+        f"to the power {power_words(plain)} plain, {power_words(root, MOST_ROOT)} with "
+        f"sqrt ({much_from(rows, *reversed(depths))}); {number(forwards, MOST_FORWARDS)} "
+        "forwards a block"
     )
     if forwards > MOST_FORWARDS:
         return Judgement(Verdict.NOT, numbers)
@@ -289,7 +289,7 @@ def _growth_cells(rows: Rows) -> Grid:
             continue
     kinds = {"Recipe": "text", "Against": "text", "MiB": "text", "Power": "text"}
     kinds |= {"first": "ratio", "last": "ratio"}
-    return text_grid("growths", "What memory beyond the state grows with", kinds, lines,
+    return text_grid("growths", "Growth of memory beyond the state", kinds, lines,
                      GROWTHS_NOTE)  # fmt: skip
 
 

@@ -67,17 +67,17 @@ def _note(report: Report) -> str:
     much, half, fraction, some = map(share, (MUCH, HALF, FRACTION, SOME))
     by = "the allocator's" if _on_gpu(report) else "the traced tensors'"
     return (
-        f"Here: the model, machine and step of this page. Peaks are {by}, of one training step. "
-        f"Each claim of a saving is judged at every batch measured. Much: from {much} of the peak "
-        f"on; half: from {half}; down to a fraction: from {fraction}; any, or little: from {some}; "
-        f"little to medium: from {some} to less than {half}. Where a verdict turns between two "
-        "batches, both peaks are taken to be linear between them, as a peak is but where it moves "
-        "to another instant of the step: the neighbours are certain, the batch between them is "
-        "not. Limit for large batches: the ratio of what one more sample adds to each, beyond the "
-        "state, from the two largest batches; behind +- how far the pair before them is from it, "
-        "in points. Powers: least squares through the logarithms of all points, +- the standard "
-        "error of the slope. Speeds are of the few steps that each row took: other work on the "
-        "machine shows in them."
+        "Claims are judged for the model, machine and step of this page, at every batch "
+        f"measured. Peaks are {by}, of one training step. Much: from {much} of the peak "
+        f"on. Half: from {half} on. A fraction: from {fraction} on. Any, or little: from "
+        f"{some} on. Little to medium: from {some} to less than {half}. If a verdict "
+        "changes between two batches, the batch between them is interpolated linearly, "
+        "so it is less certain than its neighbours. Limit for large batches: the ratio "
+        "of the memory that one more sample adds to each, beyond the state, from the two "
+        "largest batches. The number behind +- is the distance to the same ratio from "
+        "the pair before them, in points. Powers: least squares through the logarithms "
+        "of all points, +- the standard error of the slope. Speeds are of the few steps "
+        "of each row, so other work on the machine affects them."
     )
 
 

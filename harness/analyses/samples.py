@@ -50,11 +50,12 @@ KINDS = {
     FRONT: "text",
 }
 NOTE = (
-    "Peak: live tensors at the fullest instant of a batch, of which weights are the parameters, as "
-    "they are stored. Samples: equal to the reference's within what rounding explains, or the "
-    "relative L2 distance of their latents. Recognised, of digits: what a classifier of the same "
-    "digits takes for what was asked; as reference's: for what it takes the reference's sample "
-    "for. Front: no other row has both a smaller peak and samples that are as near."
+    "Peak: live tensors at the fullest instant of a batch, of which weights are the "
+    "parameters as stored. Samples: equal to the reference's within rounding, or the "
+    "relative L2 distance of their latents. Recognised, for digits: the share in which a "
+    "classifier sees the requested class. As reference's: the share in which it sees the "
+    "same class as in the reference's sample. Front: no other row has both a smaller "
+    "peak and samples that are as near."
 )
 
 
@@ -154,11 +155,12 @@ def tables(report: Report) -> list[Grid]:
 def _note() -> str:
     half, quarter, kept, some = map(share, (HALF, QUARTER, KEPT, SOME))
     return (
-        "Here: the model, weights and machine of this page. Peaks are the traced tensors', of one "
-        "batch of samples, each judged at every batch measured; half: from "
-        f"{half} saved on; a quarter: from {quarter}. Quality is kept where a classifier takes at "
-        f"least {kept} of the samples for what it takes the reference's for; of a student, where "
-        f"it recognises no more than {some} fewer than of its teacher."
+        "Claims are judged for the model, weights and machine of this page, at every "
+        "batch measured. Peaks are those of the traced tensors of one batch of samples. "
+        f"Half: from {half} saved on. A quarter: from {quarter} on. Quality is kept if a "
+        f"classifier sees the same class in at least {kept} of the samples as in the "
+        f"reference's. A student keeps it if the classifier recognises at most {some} "
+        "fewer samples than of its teacher."
     )
 
 

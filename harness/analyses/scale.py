@@ -34,10 +34,10 @@ ON_GPU = (
     "fewest GPUs, whose number is behind it. None seen: the noise floor explains the difference."
 )
 MEMORY = (
-    "Peak: the traced tensors of a step on the rank that the prediction stands for, beside the "
-    "prediction. Sent: bytes that a rank sends in a step if each collective is a ring: of what "
-    "this rank was seen to hand over in a watched step, beside what was predicted; a dash where "
-    "not all collectives are among all ranks, whose shares the record does not tell."
+    "Peak: the traced tensors of a step on the predicted rank, beside the prediction. "
+    "Sent: bytes that this rank sends in a step if each collective is a ring, from a "
+    "watched step, beside the prediction. A dash: not all collectives are among all "
+    "ranks, and the record does not have their groups."
 )
 
 
@@ -222,18 +222,18 @@ def foretold_note(forecast: Forecast) -> str:
     """Return the meaning of the columns, and what no prediction includes."""
     return (
         f"Nothing was run. Nodes of {forecast.node} {forecast.gpu} "
-        f"({forecast.gpu_bytes / units.GIB:.1f} GiB each). Needs: of one GPU, on which the noise "
-        "of the whole batch is drawn, as every rank does here. Efficiency: images a second of a "
-        "GPU against plain training on one, or where that does not fit against the "
-        "recipe's own fewest GPUs that do (base); above 100 % where an engine steps a share of the "
-        "weights alone, or casts them less often. In brackets: between a quick card on slow links "
-        "and a slow card on quick ones, each by the plan's uncertainty, alike for both. In node "
-        "and Between: what a GPU sends in a step if each collective is a ring; one that spans "
-        "nodes counts as sent between them. Exposed: the share of a step that is communication "
-        "which nothing hides. Not in it: that a collective among many ranks takes longer to begin "
-        "than one among few, ranks that are slower than others, and links that jobs share; on many "
-        "nodes a step takes longer for that. "
-        f"{forecast.assumed}"
+        f"({forecast.gpu_bytes / units.GIB:.1f} GiB each). Needs: memory of one GPU, on "
+        "which the noise of the whole batch is drawn, as on every rank here. Efficiency: "
+        "images/s of a GPU relative to plain training on one GPU. If that does not fit: "
+        "relative to the recipe on the fewest GPUs on which it fits (base). It exceeds "
+        "100 % if an engine steps a share of the weights only, or casts them less often. "
+        "Brackets: the range from a quick card on slow links to a slow card on quick "
+        "ones, by the plan's uncertainty. In node and Between: bytes that a GPU sends in "
+        "a step if each collective is a ring; one that spans nodes counts as sent "
+        "between them. Exposed: the share of a step in which communication is not "
+        "hidden. Not included: the longer start of collectives among many ranks, slower "
+        "ranks, and links that jobs share. Steps on many nodes take longer for these "
+        f"reasons. {forecast.assumed}"
     )
 
 
@@ -246,12 +246,15 @@ def _ends(forecast: Forecast, lines_of: dict[str, list[Line]]) -> Grid:
         [line.recipe, regime, *until(line)] for regime, found in lines_of.items() for line in found
     ]
     note = (
-        "Of the numbers of GPUs that were asked for. It stops where a GPU does less than "
-        f"{HALF:.0%} of what it did at the base, where more than {HALF:.0%} of a step is "
-        "communication that nothing hides, where the memory does not suffice any more, or where a "
-        "batch cannot be divided further (strong)."
+        "Among the requested numbers of GPUs. More GPUs stop to pay if one of these "
+        f"holds. A GPU does less than {HALF:.0%} of its work at the base. Exposed "
+        f"communication takes more than {HALF:.0%} of a step. The memory no longer "
+        "suffices. A batch cannot be divided further (strong)."
     )
-    title = f"Where more GPUs stop to pay, predicted for {forecast.model} on {forecast.gpu}"
+    title = (
+        f"Number of GPUs from which more do not pay, predicted for {forecast.model} on "
+        f"{forecast.gpu}"
+    )
     return text_grid("scale_ends", title, kinds, cells, note)
 
 

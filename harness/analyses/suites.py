@@ -22,13 +22,14 @@ from harness.report.figures.floor import Floor, Runs, swing
 from harness.subjects.dit.presets import shape_of
 
 NOTE = (
-    "L: blocks. Memory: the most that one step held at once beyond parameters, gradients, "
-    "optimizer state and average. Added by a block: between the two deepest models. Powers: "
-    "least squares through the logarithms; one block's own activations, which every regime "
-    "computes, and what does not depend on depth flatten them. Forwards a block: counted in one "
-    "step, in the least and in the deepest model; times the blocks it is the work of the forward "
-    "passes. Behind +-: how far the noise floor lets the power of time lie from it, where a row "
-    "was measured more than once."
+    "L: blocks. Memory: the most that one step held beyond parameters, gradients, "
+    "optimizer state and average. Added by a block: between the two deepest models. "
+    "Powers: least squares through the logarithms. One block's own activations, which "
+    "every regime computes, and memory that does not depend on depth lower them. "
+    "Forwards a block: counted in one step, in the shallowest and in the deepest model; "
+    "times the blocks, it is the work of the forward passes. The number behind +-: the "
+    "uncertainty of the power of time from the noise floor, if a row was measured more "
+    "than once."
 )
 
 
@@ -171,10 +172,11 @@ KINDS = {
     "Losses": "text",
 }
 LADDER_NOTE = (
-    "Each row keeps what the rows above it brought; a technique in place of another cannot "
-    "stand beside it. Peak: live tensors on the device in a step; saved: of that. Whole run: on a "
-    "GPU what a device must have free, without one the resident mark of a process, loading and "
-    "libraries included. Speed against the row above, where the noise does not explain it."
+    "Each row keeps the techniques of the rows above, unless it replaces one. Peak: live "
+    "tensors on the device in a step; saved: relative to that. Whole run: free memory "
+    "that a GPU must have; on a CPU, the resident mark of a process with loading and "
+    "libraries. Speed is relative to the row above, and shown if the noise does not "
+    "explain it."
 )
 
 
@@ -221,11 +223,12 @@ def _ladder_added(row: Row, above: Row | None) -> str:
 
 
 LONG_NOTE = (
-    "T: tokens of a sample. Memory: the most that one step held at once beyond parameters, "
-    "gradients, optimizer state and average, on the fullest rank; ranks that share samples (sp) "
-    "hold a part of the tokens each. All rows take the same samples a step. Powers: least squares "
-    "through the logarithms; what does not depend on tokens flattens them. Behind +-: how far the "
-    "noise floor lets the power of time lie from it, where a row was measured more than once."
+    "T: tokens of a sample. Memory: the most that one step held beyond parameters, "
+    "gradients, optimizer state and average, on the fullest rank. Ranks that share "
+    "samples (sp) hold a part of the tokens each. All rows take the same number of "
+    "samples a step. Powers: least squares through the logarithms; memory and time that "
+    "do not depend on tokens lower them. The number behind +-: the uncertainty of the "
+    "power of time from the noise floor, if a row was measured more than once."
 )
 
 
@@ -376,9 +379,8 @@ CAREFUL = {
     "Against theirs %": "change",
 }
 CAREFUL_NOTE = (
-    "The last published row's order of things, as above, and what the same features need with "
-    "gradients let go behind the step, so that they do not live through the next one's passes; "
-    "with fused attention, which keeps no score matrix; and with the average in host memory."
+    "Variants of the last published row: gradients freed before the next step's passes, "
+    "fused attention without a score matrix, and the average in host memory."
 )
 
 

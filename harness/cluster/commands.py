@@ -34,13 +34,15 @@ EXPORTS = ("HEADROOM_PYTHON", "HEADROOM_VENV", "HEADROOM_SCRATCH", "HEADROOM_INT
 def add_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     """Add the options that say which machine this is, of how many."""
     group = parser.add_argument_group("several machines (docs/how-to/cluster.md)")
-    text = "machines that share the processes alike (default: 1)"
+    text = "number of machines, each with the same number of processes (default: 1)"
     group.add_argument("--nodes", type=int, metavar="N", help=text)
-    text = "which of them this is, 0 leads (default: as the job's variables say)"
+    text = "index of this machine; 0 is the head (default: from the job's variables)"
     group.add_argument("--node-rank", type=int, metavar="R", help=text)
-    text = "address of node 0 (default: as the job's variables say)"
+    text = "address of node 0 (default: from the job's variables)"
     group.add_argument("--head", metavar="ADDRESS", help=text)
-    text = f"a node without a sign for so long is lost (default: {SILENCE_SECONDS:g})"
+    text = (
+        f"seconds without a sign of life after which a node is lost (default: {SILENCE_SECONDS:g})"
+    )
     group.add_argument(
         "--silence", type=seconds, metavar="SECONDS", default=SILENCE_SECONDS, help=text
     )
@@ -50,11 +52,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     """Add those of ``run``: the same, and the options of a submission."""
     group = add_arguments(parser)
-    text = "submit the suite as one job (default: run here)"
+    text = "submit the suite as one Slurm job (default: run here)"
     group.add_argument("--on", choices=("slurm",), help=text)
-    text = "your site's #SBATCH and shell lines, put into the job's script (default: none)"
+    text = "file with your site's #SBATCH and shell lines for the job's script (default: none)"
     group.add_argument("--site", type=Path, metavar="FILE", help=text)
-    text = "the job's time limit, as Slurm takes it: 4:00:00 (default: the partition's)"
+    text = "time limit of the job in Slurm's format: 4:00:00 (default: the partition's)"
     group.add_argument("--time", metavar="T", help=text)
     parser.set_defaults(parser=parser)
 
@@ -138,7 +140,10 @@ def _submit(options: argparse.Namespace, out: Path, name: str, console: Console)
     check_out(out)
     number = slurm.submit(text, out)
     output = short(out / slurm.OUTPUT.format(number))
-    message = f"job {number}: {short(out / 'suite.sbatch')}; tail -F {output}; scancel {number}"
+    message = (
+        f"job {number}: {short(out / 'suite.sbatch')}. Follow it with tail -F {output}, and "
+        f"end it with scancel {number}."
+    )
     console.print(Text(message), soft_wrap=True)
     return OK
 

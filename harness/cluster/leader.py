@@ -270,7 +270,10 @@ def _refused(launched: Launched) -> outcome.Outcome | None:
     if launched.go is None:
         gone = [f"node {r}" for r in range(launched.order.nodes) if r not in launched.ready]
         reason = f"{', '.join(gone) or 'the leader'} gave no sign before the start"
-        hint = f"look at that node; is {launched.order.out} shared?"
+        hint = (
+            f"check that node, and that {launched.order.out} is on a file system that all "
+            "nodes share"
+        )
         return outcome.Outcome(Status.NODE_LOST, reason, hint)
     if not launched.go.refused:
         return None
@@ -326,8 +329,8 @@ def run(
 
 def _not_begun(resolved: Resolved, folder: Path, nodes: Nodes) -> Result:
     """Return the row of nodes of which one was lost."""
-    reason = f"not begun: {nodes.gone} was lost in an earlier row"
-    hint = "start again on nodes that answer: the suite resumes here"
+    reason = f"not started: {nodes.gone} was lost in an earlier row"
+    hint = "start the command again on nodes that answer: the suite resumes"
     told = display(resolved, folder)
     return Result.not_run(resolved, Status.NODE_LOST, reason, hint, command=told)
 

@@ -90,7 +90,7 @@ def find(
             continue  # an interactive step of one node may lie in a job of more
         return _by_starter(starter, nodes, there, own, first_host(environ.get(names[2], "")))
     if "SLURM_JOB_ID" not in environ:
-        raise AllocationError(f"nodes is {nodes}, and no variable has this machine's rank; {TYPE}")
+        raise AllocationError(f"nodes is {nodes}, but no variable has this machine's rank; {TYPE}")
     there = _number(environ.get("SLURM_JOB_NUM_NODES"))
     if there is None or there < nodes:
         job = f"Slurm job {environ['SLURM_JOB_ID']} has {there or 'an unknown number'}"
@@ -114,7 +114,10 @@ def _by_hand(nodes: int, rank: int | None, head: str | None) -> Allocation:
         missing = "--node-rank R (0 on the head)" if rank is None else "--head ADDRESS"
         raise AllocationError(f"nodes is {nodes}, and {missing} is missing; give both")
     if not 0 <= rank < nodes:
-        raise AllocationError(f"node_rank is {rank} of {nodes} nodes; give 0 to {nodes - 1}")
+        raise AllocationError(
+            f"node_rank is {rank}; give --node-rank 0 to {nodes - 1}, because there are "
+            f"{nodes} nodes"
+        )
     return Allocation(nodes=nodes, rank=rank, head=head, starter="by hand")
 
 
@@ -392,7 +395,7 @@ def follow(
         elif alive and word.closed:
             return count
         elif alive and time.monotonic() - last > silence:
-            raise LeaderLost(f"node 0 gave no sign for {silence:g} s: this node ends too")
+            raise LeaderLost(f"node 0 gave no sign for {silence:g} s: this node stops too")
         elif not alive and time.monotonic() - began > seconds:
             raise MeetingError(_not_met(f"node {rank} found no living node 0", out))
         time.sleep(POLL_SECONDS)

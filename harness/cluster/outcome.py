@@ -32,7 +32,7 @@ class NodeFacts:
     facts: Facts
 
 
-LOST_WAY = "look at that node (its power, its link); leave it out, or run the suite again"
+LOST_WAY = "check that node's power and network; leave it out, or run the suite again"
 
 
 def classify_nodes(
@@ -85,7 +85,9 @@ def _interrupted(whole: Facts, nodes: Sequence[NodeFacts], by: str) -> Outcome |
     for node in nodes:
         if node.end and node.end.stopped == "interrupted":
             reason = f"node {node.rank} ({node.host}) was told to end in {_at(whole)}"
-            return Outcome(Status.INTERRUPTED, reason, "run the suite again: it resumes here")
+            return Outcome(
+                Status.INTERRUPTED, reason, "run the suite again: it resumes at this row"
+            )
     return None
 
 
@@ -120,7 +122,7 @@ def _silent(whole: Facts, nodes: Sequence[NodeFacts], silence: float) -> Outcome
     behind = _least_far(nodes)
     reason = f"no rank took a step for {silence:g} s in {_at(whole)}; all nodes answer"
     hint = f"; least far: {behind}" if behind else ""
-    return Outcome(Status.FAILED, reason + hint, "look at that rank; the others wait for it")
+    return Outcome(Status.FAILED, reason + hint, "check that rank; the other ranks wait for it")
 
 
 def _least_far(nodes: Sequence[NodeFacts]) -> str:

@@ -83,7 +83,7 @@ def _lack(order: Order, here: machine.Machine) -> Reason | None:
     faults = (here.probe or {}).get("errors", {})
     if "probe" in faults:
         text = f"its Python does not run torch: {faults['probe']}"
-        return Reason(text, "set it up alike on all nodes")
+        return Reason(text, "set up the same environment on all nodes")
     return None
 
 
@@ -97,12 +97,12 @@ def disagreement(order: Order, all_ready: Sequence[Ready]) -> Reason | None:
         if ready.lack:
             return dataclasses.replace(ready.lack, text=f"{who}: {ready.lack.text}")
         if ready.code != order.code:
-            hint = "give all nodes the same checkout"
-            return Reason(f"{who} has other sources than the leader", hint)
+            hint = "use the same checkout on all nodes"
+            return Reason(f"{who} has different sources from node 0's", hint)
         for name, found in ready.versions.items():
             if order.versions.get(name) != found:
                 theirs = f"{name} {found}, the leader {order.versions.get(name)}"
-                return Reason(f"{who} has {theirs}", "give all nodes the same packages")
+                return Reason(f"{who} has {theirs}", "install the same packages on all nodes")
     if head_address(all_ready):
         return None
     said = ", ".join(f"node {r.rank}: {r.reached or 'not at all'}" for r in all_ready if r.rank)
@@ -152,8 +152,8 @@ def wire_found(folder: Path, ends: dict[int, End | None]) -> Wire:
     last = next((text.splitlines()[-1][:200] for text in logs if text), "no message")
     ways = ", ".join(f"node {rank}: {end.interface}" for rank, end in ends.items() if end)
     raise SurveyError(
-        f"the nodes could not exchange data by torch's own network (interfaces: {ways}): {last}; "
-        f"set HEADROOM_INTERFACE to the interface between them; logs in {folder}"
+        f"the nodes could not exchange data over torch's network (interfaces: {ways}): "
+        f"{last}. Set HEADROOM_INTERFACE to the interface between them. Logs: {folder}"
     )
 
 

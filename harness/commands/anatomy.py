@@ -74,7 +74,7 @@ def anatomy(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
         result = _run(row, options.timeout, progress)
     except process.Interrupted:
         progress.end_suite()
-        print("interrupted; nothing is kept of it", file=sys.stderr)
+        print("interrupted; no result was kept", file=sys.stderr)
         return INTERRUPTED
     progress.end_run(result)
     progress.end_suite()
@@ -94,8 +94,8 @@ def _asked(options: argparse.Namespace, given: Mapping[str, Any], machine: Machi
     )
     if given.get("processes", spec.processes) != spec.processes:
         raise SpecError(
-            f"processes is {given['processes']}; {options.recipe} trains one process, leave "
-            "--processes out"
+            f"processes is {given['processes']}, but {options.recipe} trains on one "
+            "process; leave --processes out"
         )
     return spec
 
@@ -120,6 +120,6 @@ def _write(folder: Path, console: Any) -> bool:
     for path in [folder / "anatomy.json", *page.write(breakdown, folder)]:
         console.print(Text(str(short(path))), soft_wrap=True)
     if not page.agrees(breakdown):
-        text = "the two counts of the activations do not agree: do not rely on this page's bytes"
+        text = "the two counts of the activations differ: do not rely on the bytes of this page"
         console.print(text, style="red")
     return page.agrees(breakdown)

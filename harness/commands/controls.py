@@ -179,7 +179,9 @@ def controls(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
     try:
         reference = _ended(Control(name="plain", adds=""), plain, out, options, progress)
         if reference.status is not Status.OK:
-            console.print(f"the plain run is {reference.status.value}: {reference.reason}")
+            console.print(
+                f"the run without sabotage ended as {reference.status.value}: {reference.reason}"
+            )
             return FAILED
         for control in asked:
             result = _ended(control, plain, out, options, progress)
@@ -245,13 +247,13 @@ def _told(words: dict[Control, tuple[Result, str]], reference: Result, console: 
     print_grid(replace(grid, marks=marks), console, least_worth=tuple(reversed(parity.MEASURES)))
     allowed = parity.limits([reference])
     limits = ", ".join(f"{m} {getattr(allowed, m):g}" for m in parity.MEASURES)
-    console.print(f"limits here, relative to the plain run: {limits} ({allowed.why})")
+    console.print(f"limits, relative to the run without sabotage: {limits} ({allowed.why})")
     for control, (result, word) in words.items():
         if word == result.status.value:
-            console.print(f"{control.name} did not end as it must: {word}: {result.reason}")
+            console.print(f"{control.name} did not end as expected: {word}: {result.reason}")
     wrong = [control.name for control, (_, word) in words.items() if word != control.expected]
     if wrong:
-        console.print(f"NOT as they must: {', '.join(wrong)}", style="red")
+        console.print(f"NOT as expected: {', '.join(wrong)}", style="red")
         return FAILED
-    console.print(f"all {len(words)} controls read as they must", style="green")
+    console.print(f"all {len(words)} controls ended as expected", style="green")
     return OK

@@ -45,7 +45,7 @@ def doctor(options: argparse.Namespace) -> int:
             return code
     there = next(p for p in (out, *out.parents) if p.exists())
     if not (there.is_dir() and os.access(there, os.W_OK)):
-        raise SpecError(f"{out}: {there} is no folder to write to; choose another --out")
+        raise SpecError(f"{out}: cannot write to {there}; choose another --out")
     ops = needed_ops([resolve(Spec(recipe="zero3_nvme", device=recall(out).device, **LATENTS))])
     machine = examined(console, out, ops)
     machines = extensions.hook("machines", lambda *_: contextlib.nullcontext())
@@ -69,7 +69,7 @@ def look_at_data(name: str) -> int:
         return _told(list(cache.faults()), f"{len(cache.samples)} samples", console)
     if kind != "latents" or not path:
         check_data(name)
-        console.print(f"{name}: made on the spot, there is nothing to read", highlight=False)
+        console.print(f"{name}: generated data, which has no files to read", highlight=False)
         return OK
     folder = Folder(path, thorough=False)
     shape = " x ".join(map(str, folder.sample_shape))
@@ -82,7 +82,7 @@ def _told(found: Sequence[str], samples: str, console: Console) -> int:
         console.print(Text(line, "red"), soft_wrap=True)
     if len(found) > SHOWN:
         console.print(f"and {len(found) - SHOWN} more", style="red", highlight=False)
-    console.print(f"{samples}, {len(found)} that cannot be trained on", highlight=False)
+    console.print(f"{samples}, of which {len(found)} are unusable for training", highlight=False)
     return FAILED if found else OK
 
 
@@ -98,7 +98,7 @@ def print_doctor(machine: Machine, console: Console) -> None:
         facts.add_row(name, Text(text))
     console.print(facts)
     console.print()
-    heads = ("strategy", "runs", "why not, and the way out")
+    heads = ("strategy", "runs", "reason, and what to do")
     print_listed(console, heads, _strategies(machine))
 
 
@@ -118,7 +118,7 @@ def _facts(machine: Machine) -> list[tuple[str, str]]:
     faults = "; ".join(f"{k}: {v}" for k, v in probe.get("errors", {}).items())
     return [
         ("machine", f"{machine.cores} cores, {memory}"),
-        ("GPUs", "\n".join(cards) or "none that torch can use: runs on the CPU"),
+        ("GPUs", "\n".join(cards) or "torch can use none: runs use the CPU"),
         *([("driver", _driver(probe))] if cards else []),
         ("disk", f"{gib(machine.disk_free_bytes)} free at {machine.folder}"),
         ("compilers", f"{machine.compiler or 'g++ missing'}, {machine.ninja or 'ninja missing'}"),

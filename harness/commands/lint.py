@@ -26,11 +26,16 @@ from strategies.subject import Shaping
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``lint``."""
     add = parser.add_argument
-    add("files", nargs="*", metavar="FILE.json", help="DeepSpeed files (default: our own)")
+    add(
+        "files",
+        nargs="*",
+        metavar="FILE.json",
+        help="DeepSpeed JSON files (default: those in launch_configs)",
+    )
     text = "a preset or FILE.py:CLASS (default: DiT-XL/2)"
     add("--model", type=families.canonical, metavar="MODEL", default="DiT-XL/2", help=text)
     add("--processes", type=int, metavar="N", default=8, help="devices (default: 8)")
-    text = "the type that it trains in (default: bf16)"
+    text = "type of the computation (default: bf16)"
     kinds = {"type": lambda word: name_of(word, CATALOG), "choices": ("bf16", "fp32")}
     add("--precision", **kinds, default="bf16", help=text)
 

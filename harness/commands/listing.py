@@ -94,7 +94,7 @@ def print_models(console: Console | None = None) -> None:
         (Text(name, "bold"), f"{known.parameters['built'] / 1e9:.2f}", ", ".join(known.hub))
         for name, known in families.table().items()
     ]
-    text = "public models: --model takes any of these names, however it is spelled"
+    text = "public models: --model takes these names in any spelling"
     console.print(Text(text, style="bold"))
     print_listed(console, ("model", "billion parameters", "on the Hugging Face Hub"), rows)
     names = ", ".join(dict.fromkeys(name.partition("/")[0] for name in dit.PRESETS))
@@ -105,7 +105,7 @@ def print_models(console: Console | None = None) -> None:
 def print_cards(console: Console | None = None) -> None:
     """Print the cards that ``plan`` accepts by name."""
     console = console or make_console()
-    console.print(Text("cards: --gpu takes their names, however they are spelled", style="bold"))
+    console.print(Text("cards: --gpu takes these names in any spelling", style="bold"))
     heads = ("card", "GiB", "GB/s", "TFLOP/s in 16 bits", "step times")
     rows = [
         (
@@ -118,7 +118,7 @@ def print_cards(console: Console | None = None) -> None:
         for name, card in cards.table().items()
     ]
     print_listed(console, heads, rows)
-    text = "any other: --gpu-memory SIZE. Peaks and bandwidths are the data sheets'."
+    text = "Other cards: --gpu-memory SIZE. Peak rates and bandwidths are from data sheets."
     console.print(Text(text, style="dim"))
 
 
@@ -134,7 +134,9 @@ def markdown() -> str:
 
 def _notes(kind: Any) -> list[str]:
     given = ", ".join(f"{f.name}={spelled(f.default)}" for f in dataclasses.fields(kind))
-    parity = "losses as the reference's" if kind.parity.value == "exact" else "changes the losses"
+    parity = (
+        "same losses as the reference" if kind.parity.value == "exact" else "changes the losses"
+    )
     facts = [f"parameters: {given}"] if given else []
     facts += [f"needs: {', '.join(kind.needs)}"] if kind.needs else []
     return [*facts, f"parity: {kind.parity.value} ({parity})", f"source: {kind.source}"]

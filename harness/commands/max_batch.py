@@ -198,12 +198,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``max-batch``."""
     add = parser.add_argument
     add("--out", type=folder_name, metavar="DIR", help="folder (default: results/max-batch/RECIPE)")
-    add("--memory-limit", type=float, metavar="GIB", help="what a process may use (default: all)")
-    add("--first", type=int, default=1, metavar="N", help="micro batch to begin with (default: 1)")
-    add("--most", type=int, default=4096, metavar="N", help="largest to try (default: 4096)")
+    add(
+        "--memory-limit",
+        type=float,
+        metavar="GIB",
+        help="memory limit of a process in GiB (default: all of it)",
+    )
+    add("--first", type=int, default=1, metavar="N", help="first micro batch to try (default: 1)")
+    add(
+        "--most",
+        type=int,
+        default=4096,
+        metavar="N",
+        help="largest micro batch to try (default: 4096)",
+    )
     text = "deadline of one probe (default: 1800)"
     add("--timeout", type=seconds, default=1800, metavar="SECONDS", help=text)
-    add("--fresh", action="store_true", help="repeat probes that are known (default: keep)")
+    add("--fresh", action="store_true", help="repeat finished probes too (default: keep them)")
     left = ("repeat", "warmup", "steps", "global_batch", "world", "profile", "snapshot")
     usual = {**DATA, "processes": ALL_GPUS}
     add_settings(parser.add_argument_group("settings"), *left, defaults=usual)
@@ -219,7 +230,7 @@ def max_batch(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
         best = search(state.fits, options.first, options.most)
     except KeyboardInterrupt:
         options.ending.begun = True
-        console.print(f"interrupted: {state.known()}; the same command goes on", highlight=False)
+        console.print(f"interrupted: {state.known()}; the same command resumes", highlight=False)
         return INTERRUPTED
     except Unclear as stop:
         console.print(f"known so far: {state.known()}", highlight=False)
@@ -270,7 +281,7 @@ def _samples(spec: Spec, micro_batch: int) -> int:
 def _tell(state: Search, best: int, most: int, console: Console) -> None:
     limit = f" in {state.limit_bytes / 2**30:g} GiB" if state.limit_bytes else ""
     if not best:
-        console.print(f"not even one sample fits{limit}: {state.results[1].way_out}")
+        console.print(f"one sample does not fit{limit}: {state.results[1].way_out}")
     else:
         size = (_metered(state.results[best]) or 0) / 2**30
         name = "allocated" if state.results[best].meter == "cuda" else "resident"

@@ -80,7 +80,7 @@ def folder_name(text: str) -> Path:
     """Parse a folder, for argparse. An empty name would mean the working directory; an unset
     variable gives one."""
     if not text.strip():
-        raise argparse.ArgumentTypeError("the folder's name is empty")
+        raise argparse.ArgumentTypeError("the folder's name is empty; give a name")
     return Path(text)
 
 
@@ -99,6 +99,6 @@ def check_file(path: Path, name: str) -> None:
     if path.is_dir():
         why = "it is a folder"
     elif not why and not os.access(folder, os.W_OK):
-        why = f"{folder} cannot be written to"
+        why = f"cannot write to {folder}"
     if why:
         raise SpecError(f"{name} is {path}: {why}; give another --{name} FILE")

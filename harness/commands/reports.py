@@ -51,7 +51,7 @@ def show(results: Sequence[Result], skipped: Sequence[str], out: Path, console: 
 def _results(folder: Path) -> tuple[list[Result], list[str]]:
     _readable(folder)
     if not folder.is_dir():
-        raise SpecError(f"{folder}: no such folder; give one that ./run.sh run made (--out)")
+        raise SpecError(f"{folder}: no such folder; give a results folder of ./run.sh run (--out)")
     results, skipped = load_all(folder)
     if not results:
         first = f"; {skipped[0]}" if skipped else "; it should hold runs/*/result.json"
@@ -66,7 +66,7 @@ def _readable(folder: Path) -> None:
             with os.scandir(path):
                 pass
         except PermissionError as error:
-            way = "ask its owner, or copy what you may read"
+            way = "ask its owner for access, or copy the files that you may read"
             raise SpecError(f"{path}: {error.strerror}; {way}") from None
         except OSError:  # a missing folder or a file has its own message
             return

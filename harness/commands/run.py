@@ -48,24 +48,33 @@ SUITE_S = {f.name: f"the suite's, else {f.default}" for f in dataclasses.fields(
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``run``."""
     what, add = parser.add_mutually_exclusive_group(), parser.add_argument
-    text = "which (default: default, or sampling); ./run.sh list names them"
+    text = "suite to run; ./run.sh list suites shows them (default: default, or sampling)"
     what.add_argument("--suite", metavar="NAME_OR_FILE", help=text)
     text = (
-        "recipes instead, the first the reference (default: none, a suite, whose settings they get)"
+        "run these recipes with the suite's settings; the first is the reference "
+        "(default: a suite's recipes)"
     )
     what.add_argument("--recipes", nargs="+", metavar="R", help=text)
     add("--repeat", type=int, metavar="N", help="measure every recipe N times (default: 1)")
-    text = "measure the reference N times over the suite (default: the suite's, else 3; 1: once)"
+    text = (
+        "measure the reference N times, spread over the suite (default: the suite's, else 3; "
+        "1: once)"
+    )
     add("--noise-floor", type=int, metavar="N", help=text)
-    add("--timeout", type=seconds, metavar="SECONDS", help="deadline of one run (default: suite's)")
+    add(
+        "--timeout",
+        type=seconds,
+        metavar="SECONDS",
+        help="deadline of one run (default: the suite's)",
+    )
     add("--out", type=folder_name, metavar="DIR", help="results folder (default: results/SUITE)")
     add("--fresh", action="store_true", help="repeat finished runs too (default: keep them)")
-    text = "rows of one GPU, N at a time, for their memory alone (default: one after another)"
+    text = "run N single-GPU rows at a time, and measure memory only (default: one row at a time)"
     add("--side-by-side", type=int, metavar="N", help=text)
     add("--dry-run", action="store_true", help="print the commands, start nothing")
     for more in extensions.hooks("run_arguments"):
         more(parser)
-    settings = parser.add_argument_group("settings of every row (they win over the suite's)")
+    settings = parser.add_argument_group("settings of every row (they override the suite's)")
     add_settings(settings, "recipe", "repeat", defaults=SUITE_S, sampling=True)
 
 
@@ -188,7 +197,7 @@ def _suite(options: argparse.Namespace, given: Mapping[str, Any], machine: Machi
     device = options.device or machine.device
     if device == "cuda" and not machine.gpus and not options.dry_run:
         why = (machine.probe or {}).get("no_cuda")
-        seen = f"no GPU is to be seen here{f' ({why})' if why else ''}"
+        seen = f"torch sees no GPU here{f' ({why})' if why else ''}"
         raise SpecError(f"device is cuda, and {seen}; use --device cpu")
     workload = given.get("workload", TRAIN)
     if options.recipes:
@@ -226,8 +235,9 @@ def _alone_here(console: Console) -> None:
     others = at_work()
     if others:
         console.print(
-            f"another Headroom is at work on this machine (process {', '.join(map(str, others))}): "
-            "the times of both will be too long; wait for it, and run this again with --fresh",
+            "another Headroom runs on this machine (process "
+            f"{', '.join(map(str, others))}). Both measure times that are too long. Wait "
+            "for it, and run this command again with --fresh.",
             style="yellow",
         )
 
@@ -245,14 +255,16 @@ def _unseen(suite: Suite, machine: Machine) -> list[str]:
     why = (machine.probe or {}).get("no_cuda")
     if suite.device != "cpu" or machine.gpus or not why or not has_driver():
         return []
-    return [f"a driver of GPUs is here, and torch sees none ({why}): this runs on the CPU"]
+    return [
+        f"this machine has a GPU driver, but torch sees no GPU ({why}): the suite runs on the CPU"
+    ]
 
 
 def _dry_run(asked: Asked, out: Path) -> int:
     """Print the command of each row for a shell, and a comment line for a row that cannot run."""
     planned = plan(asked.rows, out, asked.machine)
     if asked.machine.probe is None:
-        print("# ops and backends were not probed yet; ./run.sh doctor does")
+        print("# ops and backends were not probed yet; ./run.sh doctor probes them")
     for change in asked.changes:
         print(f"# {change}")
     for index, row in enumerate(planned, 1):

@@ -52,15 +52,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--out", type=folder_name, metavar="DIR", help="run folder (default: results/train/RECIPE)")
     add("--timeout", type=seconds, metavar="SECONDS", help="deadline (default: none)")
-    add("--checkpoint", metavar="DIR", help="the training state (default: OUT/checkpoint)")
+    add(
+        "--checkpoint", metavar="DIR", help="folder of the training state (default: OUT/checkpoint)"
+    )
     add("--save-every", type=int, metavar="K", help="steps between two checkpoints (default: 500)")
-    add("--resume", action="store_true", help="go on from the newest checkpoint")
-    text = "resume also a checkpoint of another user or machine, whose load may run their code"
+    add("--resume", action="store_true", help="resume from the newest checkpoint")
+    text = "also resume a checkpoint of another user or machine; its code may run while it loads"
     add("--trust", action="store_true", help=text)
     add("--samples", metavar="FILE.png", help="grid of samples (default: OUT/samples.png)")
-    text = "what was trained, by itself: adapters, not the model (default: not written)"
+    text = "file of the trained weights alone, such as adapters (default: not written)"
     add("--trained", metavar="FILE", help=text)
-    text = "the averaged weights, for --weights (default: OUT/averaged.safetensors)"
+    text = "file of the averaged weights, for --weights (default: OUT/averaged.safetensors)"
     add("--averaged", metavar="FILE", help=text)
     add("--sample-steps", type=int, metavar="N", help="steps of the sampler (default: 25)")
     add("--guidance", type=float, metavar="G", help="classifier-free guidance scale (default: 2.0)")
@@ -127,18 +129,20 @@ def _check_saved(folder: Path, options: argparse.Namespace) -> None:
         return
     if not options.resume:
         raise SpecError(
-            f"{folder} holds a training already ({saved[-1].name}); give --resume to go on from "
-            "it, or another --checkpoint DIR"
+            f"{folder} already holds a training ({saved[-1].name}); give --resume to "
+            "continue it, or another --checkpoint DIR"
         )
     newest, skipped = newest_whole(folder)
     if newest is None:
         raise SpecError(
-            f"{folder} has no checkpoint to go on from ({'; '.join(skipped)}); begin anew in "
+            f"{folder} has no checkpoint to resume ({'; '.join(skipped)}); start in "
             "another --checkpoint DIR"
         )
     taken, wanted = int(newest.name.removeprefix("step-")), options.steps or DEFAULTS["steps"]
     if taken >= wanted:
-        raise SpecError(f"{folder} has taken {taken} steps already; ask for more with --steps")
+        raise SpecError(
+            f"the training in {folder} has already taken {taken} steps; give a larger --steps"
+        )
 
 
 def _check_goes_on(row: Planned, options: argparse.Namespace, console: Console) -> None:
@@ -151,7 +155,7 @@ def _check_goes_on(row: Planned, options: argparse.Namespace, console: Console) 
         claims(newest)
     for line in skipped:
         console.print(Text(line, style="yellow"), soft_wrap=True)
-    console.print(f"goes on from {newest.name}", soft_wrap=True)
+    console.print(f"resumes {newest.name}", soft_wrap=True)
 
 
 def _asked(options: argparse.Namespace, given: Mapping[str, Any], machine: Machine) -> Spec:
@@ -171,7 +175,9 @@ def _line(row: Planned, extra: list[str]) -> str:
 def _trained(row: Planned, extra: list[str], options: argparse.Namespace, console: Console) -> int:
     spec, progress = row.resolved.spec, _WithLoss(console, row.folder)
     if options.resume and not finished(Path(options.checkpoint)):
-        console.print(f"nothing to resume in {options.checkpoint}: begins anew", soft_wrap=True)
+        console.print(
+            f"no checkpoint in {options.checkpoint}: the training starts at step 0", soft_wrap=True
+        )
     progress.begin_suite("train", [spec.recipe], [True])
     progress.begin_run(spec.recipe, options.timeout)
     try:
@@ -184,7 +190,7 @@ def _trained(row: Planned, extra: list[str], options: argparse.Namespace, consol
         )
     except process.Interrupted:
         progress.end_suite()
-        print(f"interrupted; --resume goes on from {options.checkpoint}", file=sys.stderr)
+        print(f"interrupted; --resume continues from {options.checkpoint}", file=sys.stderr)
         return INTERRUPTED
     progress.end_run(result)
     _tell(result, row.folder, options, console)

@@ -154,8 +154,8 @@ def _cache_facts(name: str) -> DataFacts:
 def _image_facts(kind: str, detail: str) -> DataFacts:
     if not (detail or "256").isdecimal() or int(detail or 256) % 8 or int(detail or 256) < 16:
         raise BadInput(
-            f"{kind} cannot encode images of {detail!r} pixels; write {kind}:256, or another "
-            "multiple of 8"
+            f"{kind} cannot encode images of {detail!r} pixels; write {kind}:256, or "
+            "another multiple of 8"
         )
     if importlib.util.find_spec("diffusers") is None:
         raise BadInput(f"{kind} needs diffusers; pip install diffusers, or use --data synthetic")
@@ -308,8 +308,8 @@ class Feed:
         parts = self.shares * self.micro_batch
         if self.global_batch % parts:
             raise ValueError(
-                f"global_batch {self.global_batch} does not divide by {self.shares} shares "
-                f"x micro_batch {self.micro_batch}; use a multiple of {parts}"
+                f"global_batch {self.global_batch} does not divide by {self.shares} "
+                f"shares x micro_batch {self.micro_batch}; give a multiple of {parts}"
             )
         self._generator = torch.Generator(self.device)
 

@@ -162,7 +162,7 @@ def _pair_of_folders(root: Path) -> tuple[Path, Path]:
         raise BadInput(f"{root} has no pair of folders *_features and *_labels; {hint}")
     if len(pairs) > 1:
         names = ", ".join(features.name for features, _ in pairs)
-        raise BadInput(f"{root} has more than one pair ({names}); keep one a folder")
+        raise BadInput(f"{root} has more than one pair ({names}); keep one pair in a folder")
     return pairs[0]
 
 

@@ -99,7 +99,7 @@ def newest_whole(folder: Path) -> tuple[Path | None, list[str]]:
         why = fault(path)
         if not why:
             return path, skipped
-        skipped.append(f"{path.name} is not whole: {why}")
+        skipped.append(f"{path.name} is incomplete: {why}")
     return None, skipped
 
 
@@ -152,12 +152,12 @@ def check_own(path: Path) -> None:
     signed, found = _signed(path), _digests(path)
     for name in sorted(signed.keys() | found.keys()):
         if signed.get(name) != found.get(name):
-            raise Foreign(f"{path}: {name} is not the file that was saved; {TRUST}")
+            raise Foreign(f"{path}: {name} has changed since it was saved; {TRUST}")
 
 
 TRUST = (
-    "its load may run code of whoever wrote it; give --trust if you trust them, or begin anew in "
-    "another --checkpoint DIR (SECURITY.md)"
+    "loading it may run code of its author; give --trust if you trust the author, or "
+    "start in another --checkpoint DIR (SECURITY.md)"
 )
 
 

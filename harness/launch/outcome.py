@@ -132,11 +132,11 @@ SECONDARY = re.compile(
     r"|Watchdog caught"
 )
 WAYS_OUT = {
-    r"invalid device ordinal|Duplicate GPU": "give --processes no more than there are GPUs",
-    r"ModuleNotFoundError|ImportError": "install what is missing; doctor names what is needed",
+    r"invalid device ordinal|Duplicate GPU": "give at most as many --processes as there are GPUs",
+    r"ModuleNotFoundError|ImportError": "install the missing package; ./run.sh doctor lists them",
     r"no kernel image is available": "install a torch build that supports this GPU",
     r"Call to ibv_\w+ failed .*Cannot allocate": "raise ulimit -l, locked memory's limit",
-    r"Watchdog caught|Timed out waiting": "one rank waited for another in vain; see log.txt",
+    r"Watchdog caught|Timed out waiting": "a rank waited for another until a timeout: see log.txt",
 }
 SHELL_SIGKILL = 128 + signal.SIGKILL
 READ_LOG = "read log.txt in the run's folder"
@@ -184,7 +184,7 @@ def classify(facts: Facts) -> Outcome:
         return Outcome(facts.result, facts.result_reason, facts.result_way_out)
     if facts.stopped == "interrupted":
         reason = f"interrupted in {_at(facts)}"
-        return Outcome(Status.INTERRUPTED, reason, "run the suite again: it resumes here")
+        return Outcome(Status.INTERRUPTED, reason, "run the suite again: it resumes at this row")
     return (
         _out_of_memory(facts)
         or _killed_for_memory(facts)
@@ -287,7 +287,7 @@ def _timed_out(facts: Facts) -> Outcome | None:
     if facts.stopped != "timeout":
         return None
     limit = f"{facts.timeout_seconds:g} s" if facts.timeout_seconds else "its deadline"
-    reason = f"not done after {limit}: stopped in {_at(facts)}"
+    reason = f"not finished after {limit}: stopped in {_at(facts)}"
     if facts.processes > 1:
         waits = group_seconds(facts.timeout_seconds)
         of = f" of {waits:g} s" if waits else ""
@@ -318,8 +318,8 @@ def _of_log(facts: Facts) -> Outcome | None:
     if line := first_match(SHM_FULL, facts.log):
         return _shared_memory(_line(line))
     if line := first_match(ADDRESS, facts.log):
-        reason = f"the port for the processes to meet was taken: {_line(line)}"
-        return Outcome(Status.FAILED, reason, "run it again: a free port is chosen each time")
+        reason = f"the port on which the processes meet was in use: {_line(line)}"
+        return Outcome(Status.FAILED, reason, "run it again: each run chooses a free port")
     if line := first_match(WATCHDOG, facts.log):
         reason = f"a collective of NCCL ran into its group's timeout in {_at(facts)}: {_line(line)}"
         return Outcome(Status.FAILED, reason, _hint(line))
@@ -328,8 +328,8 @@ def _of_log(facts: Facts) -> Outcome | None:
 
 def _of_signal(facts: Facts) -> Outcome | None:
     if facts.stopped is None and _sigkilled(facts):
-        reason = "killed by SIGKILL from outside, no out-of-memory kill was counted"
-        hint = "look for who sent it: a job scheduler, earlyoom or systemd-oomd"
+        reason = "killed by SIGKILL from outside; the kernel counted no out-of-memory kill"
+        hint = "find the sender: a job scheduler, earlyoom or systemd-oomd"
         return Outcome(Status.FAILED, f"{reason}, in {_at(facts)}", hint)
     if crash := CRASHED.search(facts.log):
         said = first_match(THROWN, facts.log).removeprefix("what():").strip()
@@ -369,7 +369,7 @@ def _host(facts: Facts, reason: str) -> Outcome:
 
 
 def _shared_memory(line: str) -> Outcome:
-    hint = "make /dev/shm larger (docker run --shm-size=8g), or delete what fills it"
+    hint = "enlarge /dev/shm (docker run --shm-size=8g), or delete files in it"
     bus = re.search("SIGBUS|Bus error", line)
     what = "bus error, as when /dev/shm is full" if bus else "shared memory is full"
     return Outcome(Status.FAILED, f"{what}: {line}", hint)

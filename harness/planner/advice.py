@@ -142,12 +142,15 @@ def unable(what: str, resolved: Resolved) -> str:
     """Return why this row's largest ``what`` cannot be searched, with a hint; empty if it can."""
     recipe, model = resolved.recipe, resolved.spec.model
     if what == "rank" and adapter(resolved) is None:
-        return f"{recipe} has no adapters, and so no rank; add lora:rank=16, or seek another size"
+        return (
+            f"{recipe} has no adapters, so it has no rank; add lora:rank=16, or give another "
+            "--largest"
+        )
     if what == "resident":
         refusal = swapping(resolved, AT_ONCE + 1).refusal
         return f"no block of {recipe} can be swapped: {refusal}" if refusal else ""
     if what in ("resolution", "frames") and not resolved.subject.samples_up(what):
-        return f"model {model} takes samples of one number of {what}; seek batch instead"
+        return f"model {model} takes one number of {what} only; give --largest batch"
     return ""
 
 

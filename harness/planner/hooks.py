@@ -26,7 +26,7 @@ from harness.spec import Spec
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the option of ``run``."""
-    text = "do not predict what was measured"
+    text = "do not predict the measured rows"
     parser.add_argument("--no-predictions", action="store_true", help=text)
 
 
@@ -97,7 +97,11 @@ def _prediction_file(spec: Spec, out: Path) -> Path:
 def calibration_words(device: str) -> str:
     """Return the calibration that predictions for a device use, by a worker's name for it."""
     found = rates.kept_for(device)
-    return found.words if found else "none: ./run.sh calibrate measures what predictions assume"
+    return (
+        found.words
+        if found
+        else "none; ./run.sh calibrate measures the rates that predictions assume"
+    )
 
 
 def under_ceilings(breakdown: MemoryBreakdown) -> MemoryBreakdown:

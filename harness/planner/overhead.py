@@ -188,8 +188,8 @@ def _takes(name: str, kind: str, dtype: str, width: int, masked: bool) -> bool:
 # has no effect once its library runs without storage.
 
 
-HOOK = "{name} hooks into DDP's reducer, which is C++ and wants real bytes"
-COMPILED = "torchao compiles the step of {name}, which torch cannot do without storage"
+HOOK = "{name} hooks into DDP's C++ reducer, which needs real memory"
+COMPILED = "torchao compiles the step of {name}, and torch compiles only tensors with memory"
 
 LIMITS = {
     "adam4bit": COMPILED,
@@ -197,7 +197,7 @@ LIMITS = {
     "compress": HOOK,
     "onebit_adam": HOOK,
     "topk": HOOK,
-    "paged_adam8bit": "{name} takes pages from the CUDA driver, and a prediction has none",
+    "paged_adam8bit": "{name} allocates pages by the CUDA driver, and a prediction has no driver",
 }
 """Strategy, by name or text -> why a training with ``{name}`` cannot be traced."""
 

@@ -87,7 +87,7 @@ class Worker:
     def _died(self, code: int) -> None:
         self._log.seek(0)
         lines = (line.strip() for line in reversed(self._log.read().splitlines()))
-        self.reason = f"its worker ended with exit code {code}"
+        self.reason = f"the predicting process ended with exit code {code}"
         self.fault = next(filter(None, lines), "")[:200]
 
     def _start(self, asked: int, told: int) -> subprocess.Popen[bytes] | None:
@@ -97,7 +97,7 @@ class Worker:
         try:
             return subprocess.Popen(words, cwd=ROOT, env=env, pass_fds=[asked, told], **streams)
         except OSError as error:
-            self.reason, self.fault = "its worker could not be started", str(error)
+            self.reason, self.fault = "the predicting process could not be started", str(error)
             return None
         finally:
             os.close(asked)

@@ -4,7 +4,7 @@ from harness.extensions import Command
 
 COMMANDS = {
     "plan": Command(
-        help="predict, without a GPU, which recipe fits which GPUs and how fast",
+        help="predict without a GPU which recipes fit, and how fast each trains",
         example="./run.sh plan --model flux-dev --gpu RTX-4090\n"
         "  ./run.sh plan --model DiT-XL/2 --gpus 8 --gpu-memory 24GiB --global-batch 256\n"
         "  ./run.sh plan --gpus 64 --gpu A100-80GB --recipes zero3+bf16 --largest model",
@@ -13,21 +13,21 @@ COMMANDS = {
         act="harness.planner.plan.command:plan",
     ),
     "export": Command(
-        help="write a recipe's files, lines and options for your own trainer",
+        help="write a recipe's files, code and options for your own trainer",
         example="./run.sh export zero2+bf16+checkpoint --gpus 8 --gpu RTX-4090 --out take_home",
         page="docs/how-to/export.md",
         arguments="harness.planner.export.command:add_arguments",
         act="harness.planner.export.command:export",
     ),
     "atlas": Command(
-        help="predict every public model on every common card, as a page with filters",
+        help="predict every public model on every common card, and write a page with filters",
         example="./run.sh atlas --models pixart-sigma flux-dev --cards RTX-4090 24GiB --gpus 1",
         page="docs/how-to/atlas.md",
         arguments="harness.planner.atlas.command:add_arguments",
         act="harness.planner.atlas.command:atlas",
     ),
     "calibrate": Command(
-        help="measure what predictions assume of this machine, and keep it for them",
+        help="measure the rates of this machine that predictions assume, and store them",
         example="./run.sh calibrate --minutes 20\n"
         "  ./run.sh calibrate --part check --part memory --part story --dry-run",
         page="docs/how-to/calibrate.md",

@@ -64,8 +64,8 @@ def of(asked: Sequence[str], model: str, option: str = "also") -> list[ResidentM
         own = [f"{name}:{stored}" if stored else name for name in usual_of(model)]
         if kind == USUAL and not own:
             raise BadInput(
-                f"{option} is {word}, and what model {model} brings is not known; name it, as "
-                "T5-XXL, or give its size, as 2.5GiB"
+                f"{option} is {word}, but the other models of {model} are not known; name "
+                "one, such as T5-XXL, or give its size, such as 2.5GiB"
             )
         names += own if kind == USUAL else [word]
     return [named(name, option) for name in dict.fromkeys(names)]
@@ -83,7 +83,7 @@ def named(word: str, option: str = "also") -> ResidentModel:
     known = {key.lower(): key for key in table()}
     if name.lower() not in known:
         hint = nearest(name, [*table(), USUAL])
-        what = f"{option} is {word!r}, which is no known model"
+        what = f"{option} is {word!r}, which is not a known model"
         raise BadInput(f"{what}; {hint} Or a size, as 2.5GiB")
     if stored and stored not in BYTES:
         raise BadInput(f"{option} is {word!r}; its type is one of {', '.join(BYTES)}")

@@ -97,7 +97,7 @@ def seek(fits: Sequence[Fit], processes: int, ask: Ask) -> Ways | None:
     more = list(_together(close.resolved, processes))
     pairs = [more[at : at + 2] for at in range(0, len(more), 2)]
     for rows in (_alone(close, processes), *pairs):
-        tried += ask(list(_new(rows, known)), "None fits; what else might: ")
+        tried += ask(list(_new(rows, known)), "None fits; trying changes: ")
         if any(fit.fits for fit in tried):
             return Ways(tried=tried)
     sharded = [fit for fit in (close, *tried) if "shards" in fit.resolved.launch.traits]
@@ -105,7 +105,7 @@ def seek(fits: Sequence[Fit], processes: int, ask: Ask) -> Ways | None:
     # More processes on one CPU add no memory.
     more_help = least and not close.gpu.shared
     rows = list(_on_more_gpus(least.resolved)) if more_help else []
-    return Ways(tried=tried, wider=ask(rows, "None of these fits; on more GPUs: "))
+    return Ways(tried=tried, wider=ask(rows, "None of these fits; trying more GPUs: "))
 
 
 def _key(row: Resolved) -> tuple[str, int]:

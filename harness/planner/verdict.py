@@ -203,13 +203,17 @@ def assumed(gpu: Card) -> str:
     They name the attention kernels. A card of unknown capability is assumed to run everything.
     """
     if gpu.shared:
-        return "All processes share the CPU's cores and memory. Attention as torch takes it there."
+        return (
+            "All processes share the CPU's cores and memory. Attention uses the kernel that "
+            "torch takes on this CPU."
+        )
     how = WORDS[preferred(gpu.capability)]
     if gpu.capability is not None:
-        return f"Attention as torch 2.13 takes it on this card: {how}."
+        return f"Attention kernel that torch 2.13 takes on this card: {how}."
     return (
-        "The compute capability of the card is not known: whether it can run bf16, tf32, fp8 or "
-        f"flash attention was not judged. Attention as from 8.0 on: {how}.{_speed_of(gpu)}"
+        "The card's compute capability is unknown, so bf16, tf32, fp8 and flash "
+        "attention were not checked. Assumed attention, as from capability 8.0 on: "
+        f"{how}.{_speed_of(gpu)}"
     )
 
 
@@ -221,8 +225,8 @@ def _speed_of(gpu: Card) -> str:
     times = near[-1].flops("bfloat16") / near[0].flops("bfloat16")
     names = ", ".join(card.name for card in near)
     return (
-        f" No card was named, so times are {gpu.like}'s; cards of this size are up to {times:.1f} "
-        f"times as fast. Name yours with --gpu: {names}."
+        f" No card was named, so times are those of {gpu.like}; cards of this size are up "
+        f"to {times:.1f} times as fast. Name yours with --gpu: {names}."
     )
 
 

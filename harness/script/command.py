@@ -44,8 +44,8 @@ LAUNCHES = ("ddp", "zero2", "zero3", "fsdp2")
 RUNS_OF_REFERENCE = 2
 """Two runs of the reference show whether a script's losses can be compared."""
 NEVER_BACKWARD = (
-    "the script prepared its model and never called accelerator.backward(loss); call it in the "
-    "place of loss.backward(), or give a longer --timeout"
+    "the script prepared its model and never called accelerator.backward(loss); call it "
+    "instead of loss.backward(), or give a longer --timeout"
 )
 
 
@@ -54,20 +54,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     text = f"launch files in launch_configs/ (default: {' '.join(LAUNCHES)}; single on one process)"
     add("--launch", nargs="+", metavar="NAME", help=text)
-    text = "strategies, each added to each launch file, as checkpoint adam8bit (default: none)"
+    text = "strategies to add to each launch file, such as checkpoint adam8bit (default: none)"
     add("--with", nargs="+", metavar="STRATEGY", dest="added", default=[], help=text)
-    add("--check", action="store_true", help="take two steps on one process, show what is seen")
+    add(
+        "--check",
+        action="store_true",
+        help="take two steps on one process, and print the recognised model, optimizer and "
+        "settings",
+    )
     add("--processes", type=int, metavar="N", help="processes (default: all GPUs, else 1)")
     add("--device", choices=DEVICES, help="cpu or cuda (default: cuda if there)")
     add("--warmup", type=int, metavar="W", default=2, help="first optimizer steps (default: 2)")
     add("--steps", type=int, metavar="N", default=8, help="timed optimizer steps (default: 8)")
     text = "seed set before the script, whose own seed wins (default: 0)"
     add("--seed", type=int, metavar="S", default=0, help=text)
-    text = "limit of the gradient norm that the script applies (default: read off a run)"
+    text = "limit of the gradient norm that the script applies (default: read from a run)"
     add("--clip", type=float, metavar="NORM", help=text)
     text = f"deadline of one run (default: {TIMEOUT_SECONDS:g})"
     add("--timeout", type=seconds, metavar="SECONDS", default=TIMEOUT_SECONDS, help=text)
-    text = "deadline of all that comes before the first step (default: --timeout)"
+    text = "deadline for loading and preparing, before the first step (default: --timeout)"
     add("--load-timeout", type=seconds, metavar="SECONDS", help=text)
     text = "results folder (default: results/script-NAME)"
     add("--out", type=folder_name, metavar="DIR", help=text)

@@ -40,14 +40,18 @@ def swap(part: Strategy, optimizer: Any, launch: RunContext) -> Any:
     kind = type(optimizer).__name__
     if kind not in SWAPPED:
         raise Cannot(
-            f"{part.name} replaces AdamW and Adam, and the script has {kind}; leave it out"
+            f"{part.name} replaces AdamW and Adam, but the script's optimizer is {kind}; "
+            f"leave {part.name} out"
         )
     if optimizer.state:
-        raise Cannot(f"{part.name}: the optimizer has state already; prepare it before it steps")
+        raise Cannot(
+            f"{part.name}: the optimizer already has state; call prepare before its first step"
+        )
     decays = any(group.get("weight_decay") for group in optimizer.param_groups)
     if not kind.startswith(("AdamW", "PagedAdamW")) and decays:
         raise Cannot(
-            f"{part.name} decays weights apart from gradients, {kind} does not; leave it out"
+            f"{part.name} applies decoupled weight decay, but {kind} does not; leave "
+            f"{part.name} out"
         )
     kept = ("params", "lr", "betas", "eps", "weight_decay", "initial_lr")
     groups = [{k: g[k] for k in kept if k in g} for g in optimizer.param_groups]
@@ -146,7 +150,10 @@ class ScriptCheckpoint(Checkpoint):
             return
         blocks = subject.blocks(module)
         if blocks == [module]:
-            raise Cannot("checkpoint: the model names no blocks; leave it out")
+            raise Cannot(
+                "checkpoint: the model has no _no_split_modules, so its blocks are unknown; "
+                "leave checkpoint out"
+            )
         _recompute(module, blocks)
 
     def attach(self, trained: TrainingRun) -> Recomputations:
@@ -253,7 +260,7 @@ class ScriptCast(Cast):
 
     def edit_model(self, module: Any, subject: Subject) -> None:
         if not subject.linears:
-            raise Cannot("cast: no linear layer of the blocks is frozen; leave it out")
+            raise Cannot("cast: no linear layer of the blocks is frozen; leave cast out")
         super().edit_model(module, subject)
 
 

@@ -55,12 +55,12 @@ class Script:
         first = words[0]
         if first in LAUNCHERS or first.startswith("-"):
             raise SpecError(
-                f"script is {first!r}; give the training script itself, as -- train.py ARGUMENTS. "
-                "The launch files and --processes take the place of a launcher's options"
+                f"script is {first!r}; give the training script itself, as -- train.py "
+                "ARGUMENTS. The launch files and --processes replace a launcher's options"
             )
         path = (folder / first).absolute()
         if not path.is_file():
-            raise SpecError(f"script is {first}, and there is no such file; give its path")
+            raise SpecError(f"script is {first}, but there is no such file; give its path")
         return cls(path=path, arguments=tuple(words[1:]), folder=folder)
 
     @property
@@ -207,19 +207,19 @@ def not_of_a_script(part: Strategy) -> str:
     """Return why a strategy cannot be added to a script, with the remedy."""
     known = ", ".join(FOREIGN)
     if part.slot in (Slot.PRECISION, Slot.ACCUMULATE):
-        return "a script sets it by itself; give the script's own option behind --"
+        return "the script sets it; give the script's own option behind --"
     if part.slot in (Slot.ADAPT, Slot.SPARSIFY, Slot.STORE):
         return "the script's optimizer already has its parameters; change the script instead"
-    return f"it needs parts of a model that a script does not name; of use are {known}"
+    return f"it needs model parts that a script does not name; add one of {known}"
 
 
 def refused_launch(launch: RunContext) -> Reason | None:
     """Return why an engine cannot train a script's model; None if it can."""
     name, text = launch.sharding, ""
     if "stages" in launch.traits:
-        text = "a script calls its model whole, which no pipeline can cut; take fsdp2 or zero3"
+        text = "a script calls its whole model, which a pipeline cannot cut; take fsdp2 or zero3"
     elif getattr(launch.engine, "prefetch", 0):
-        text = "a script's blocks are not ordered; leave prefetch out"
+        text = "the order of a script's blocks is unknown; leave prefetch out"
     return Reason.read(f"{name}: {text}", name) if text else None
 
 
@@ -234,6 +234,6 @@ def recipes_of(launches: Sequence[str], added: Sequence[str], processes: int) ->
     for name in files:
         kind = name.partition(":")[0]
         if kind in CATALOG and CATALOG[kind].slot != Slot.SHARD:
-            raise SpecError(f"launch is {name}, a strategy; give it to --with")
+            raise SpecError(f"launch is {name}, which is a strategy; give --with {name}")
     texts = [text for name in files for text in (name, *(f"{name}+{word}" for word in added))]
     return list(dict.fromkeys(parse(text, ema=False).text for text in texts))

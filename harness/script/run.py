@@ -231,7 +231,7 @@ def _launch_of(accelerator: Any) -> str:
             return name
     kind = accelerator.distributed_type.value
     raise BadInput(
-        f"accelerate runs {kind}, of which no launch file is; take one of launch_configs"
+        f"accelerate runs {kind}, which no launch file has; use a file in launch_configs"
     )
 
 

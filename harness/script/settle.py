@@ -49,7 +49,7 @@ class Void(BaseException):
         self.way_out = way_out
 
 
-KEEP = "leave device, backend and rank variables to accelerate in the script"
+KEEP = "do not set device, backend or rank variables in the script; accelerate sets them"
 MET = "processes that train together (if 1, the ranks never met)"
 """Name of the check that all started ranks share one process group."""
 
@@ -76,8 +76,9 @@ def accelerator_arguments(
     plugin = next((name for name in PLUGINS if given.get(name) is not None), None)
     if plugin is not None:
         raise Refused(
-            f"the script gives Accelerator a {plugin} of its own, which overrides "
-            f"{row.launch.engine.file.path.name}; run it under that file alone, without {plugin}"
+            f"the script passes a {plugin} to Accelerator, which overrides "
+            f"{row.launch.engine.file.path.name}; run it under that file alone, without "
+            f"{plugin}"
         )
     notes, own = [], given.get("mixed_precision")
     asked = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
@@ -125,7 +126,7 @@ def check_ranks(accelerator: Any, row: ScriptRow) -> None:
         raise Void(MET, started, met, KEEP)
     wanted, found = row.launch.engine.file.kind, accelerator.distributed_type.value
     if not row.launch.engine.runs(accelerator):
-        text = "look in the script for a plugin or a variable that chooses another engine"
+        text = "find the plugin or variable in the script that chooses another engine"
         raise Void("engine of the launch file", wanted, found, text)
 
 

@@ -147,8 +147,8 @@ class Watch:
             self.meter.enter("prepare")
         if named.get("device_placement") is not None and "own_step" in self.row.launch.traits:
             raise Refused(
-                f"{self.row.launch.sharding} takes no device_placement, which the script gives to "
-                "prepare; take ddp or fsdp2"
+                f"{self.row.launch.sharding} does not support device_placement, which the "
+                "script passes to prepare; take ddp or fsdp2"
             )
         if "shards" in self.row.launch.traits:
             self._check_frozen(given)
@@ -335,7 +335,7 @@ class Watch:
         if self.backwards == 0 and self._is_ours(optimizer):
             raise Refused(
                 "the script steps its optimizer without accelerator.backward; call "
-                "accelerator.backward(loss) in the place of loss.backward()"
+                "accelerator.backward(loss) instead of loss.backward()"
             )
 
     def steps_end(self, optimizer: Any) -> None:

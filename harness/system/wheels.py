@@ -64,10 +64,12 @@ def choose(
     there = next((build for build in able if build in found), None)
     if there:
         return Choice(f"torch=={there}", f"{why}; taking torch {there}, which does")
-    return Choice(pinned, f"{why}, and pip finds none that does ({', '.join(able)}): update the "
-                  "driver; or name PyTorch's index of CUDA 12.6 builds (pytorch.org, Get Started) "
-                  "in PIP_EXTRA_INDEX_URL, remove the environment, and run this again; or use a "
-                  "PyTorch of your own (HEADROOM_PYTHON)")  # fmt: skip
+    text = (
+        f"{why}, and pip finds no build that does ({', '.join(able)}). Update the driver. Or name "
+        "PyTorch's index of CUDA 12.6 builds (pytorch.org, Get Started) in PIP_EXTRA_INDEX_URL, "
+        "remove the environment, and run this again. Or use a PyTorch of your own (HEADROOM_PYTHON)"
+    )
+    return Choice(pinned, text)
 
 
 def need(driver: str, capabilities: Sequence[tuple[int, int]]) -> bool:

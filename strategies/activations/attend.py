@@ -180,9 +180,15 @@ class Attend(Strategy):
             if lack:
                 return lack
         if self.kernel in WRITTEN_OUT and "cut_queries" in launch.traits:
-            return f"{self.kernel} is told by its whole score matrix; take kernel=flash, or ulysses"
+            return (
+                f"{self.kernel} is proved by its whole score matrix, which sp cuts; take "
+                "kernel=flash, or ulysses"
+            )
         if self.kernel != "flash" and "flash_alone" in launch.traits:
-            return "parts of attention are merged by what flash alone tells; take kernel=flash"
+            return (
+                "parts of attention are merged by the log-sum-exp that only flash "
+                "returns; take kernel=flash"
+            )
         if self.kernel == "flex" and "recomputes" in launch.traits:
             return "checkpoint would recompute flex attention uncompiled; take kernel=flash"
         half = launch.device != "cuda" or "half_compute" in launch.traits

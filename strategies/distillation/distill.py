@@ -45,7 +45,7 @@ def check(part: Any) -> None:
     if not 0 <= part.feature < float("inf"):
         raise ValueError(f"feature is {part.feature}; from 0")
     if not part.weight and not part.feature:
-        raise ValueError("weight and feature are 0, which asks the teacher nothing; give one")
+        raise ValueError("weight and feature are 0, so the teacher is not used; give one above 0")
     if part.init not in ("drawn", "blocks"):
         raise ValueError(f"init is {part.init!r}; drawn, or blocks (the teacher's)")
 
@@ -121,8 +121,8 @@ class Distill(Strategy):
     )
     scaffold: ClassVar[tuple[str, ...]] = ("hidden_states.",)
     idle: ClassVar[str] = (
-        "it trains a student; give what it left by --weights, or draw with distilled beside the "
-        "teacher"
+        "it trains a student; give the trained student by --weights, or draw with "
+        "distilled beside the teacher"
     )
 
     teacher: str = ""

@@ -73,7 +73,7 @@ def _weighed(moment: Moment, weights: Mapping[str, float]) -> dict[str, float]:
     demand(not missing, f"{', '.join(missing)} is not in the loss that was differentiated")
     scale = sum(came.values()) / sum(wanted.values())
     off = max(abs(came[name] / scale - weight) for name, weight in wanted.items())
-    demand(off < 1e-3, f"terms were weighed as {came}, not as {wanted}")
+    demand(off < 1e-3, f"the weights of the loss terms were {came}, not {wanted}")
     return {name: round(came[name] / scale, 6) for name in wanted}
 
 

@@ -53,7 +53,7 @@ class Replicas(Engine):
     def refuses(self, launch: RunContext) -> str | None:
         if launch.processes == 1 and not launch.simulated:
             # accelerate 1.15 wraps a model in DDP from two processes on: no DDP would be in force.
-            return "one process has nobody to average with; use single, or more processes"
+            return "one process has no replica to average with; use single, or more processes"
         if launch.simulated and "hooks_allreduce" in launch.traits:
             return "the optimizer's own all-reduce needs real ranks; leave --world out"
         return None

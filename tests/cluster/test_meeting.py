@@ -79,7 +79,7 @@ def test_what_is_given_by_hand_wins():
         ({"NODE_RANK": "0", "NNODES": "2"}, (2,), "does not name node 0"),
         ({}, (2, 1), "--head ADDRESS is missing"),
         ({}, (2, None, "a"), "--node-rank R .* is missing"),
-        ({}, (2, 2, "a"), "node_rank is 2 of 2 nodes; give 0 to 1"),
+        ({}, (2, 2, "a"), "node_rank is 2; give --node-rank 0 to 1"),
     ],
 )
 def test_what_is_missing_is_said(environ, given, words):
@@ -178,7 +178,9 @@ def test_a_leader_that_falls_silent_is_left(tmp_path):
     served, ended = [], []
 
     def followed() -> None:
-        with pytest.raises(LeaderLost, match=r"node 0 gave no sign for 0\.3 s: this node ends too"):
+        with pytest.raises(
+            LeaderLost, match=r"node 0 gave no sign for 0\.3 s: this node stops too"
+        ):
             follow(tmp_path, 1, 0.3, served.append, 5.0)
         ended.append(True)
 
@@ -229,7 +231,7 @@ def ready(rank: int, **more) -> Ready:
     ("other", "words"),
     [
         ({}, ""),
-        ({"code": "d"}, "node 1 (n2) has other sources than the leader"),
+        ({"code": "d"}, "node 1 (n2) has different sources from node 0's"),
         ({"versions": {"torch": "2.9"}}, "node 1 (n2) has torch 2.9, the leader 2.13"),
         ({"lack": Reason("its GPU 0 is in use", "wait")}, "node 1 (n2): its GPU 0 is in use; wait"),
         ({"reached": ""}, "give --head ADDRESS on all nodes"),

@@ -96,7 +96,7 @@ CASES = {
     ),
     "the deadline": (
         (node(0, {"stopped": "timeout"}), node(1, {"stopped": "timeout"})),
-        {"stopped": "timeout", "timeout_seconds": 30.0}, Status.TIMEOUT, "not done after 30 s",
+        {"stopped": "timeout", "timeout_seconds": 30.0}, Status.TIMEOUT, "not finished after 30 s",
     ),
     "Slurm's limit": (
         (node(0, {"stopped": "interrupted"}), node(1, None)),

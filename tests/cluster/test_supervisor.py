@@ -274,7 +274,7 @@ def test_a_part_that_is_done_but_lingers_is_ended(quick, tmp_path):
 
 def test_a_node_with_other_sources_begins_nothing(quick, tmp_path):
     seen, ends = launched(tmp_path, f"touch {tmp_path}/ran", code="other")
-    assert "has other sources than the leader" in seen.go.refused.text and ends == [None, None]
+    assert "has different sources from node 0's" in seen.go.refused.text and ends == [None, None]
     assert not (tmp_path / "ran").exists()
 
 

@@ -150,7 +150,7 @@ def test_the_page_filters_by_itself_and_says_what_it_rests_on(told, tmp_path):
     page, table = ((tmp_path / f"atlas.{kind}").read_text() for kind in ("html", "md"))
     assert "http" not in page and "src=" not in page and page.count("<select") == 5
     for text in (page, table):
-        assert "no GPU of these was measured" in text and "within 3 %" in text
+        assert "none of these GPUs was measured" in text and "within 3 %" in text
         assert "8 cells: 1 models (flux-dev), on 1, 8 GPUs of RTX-4090, 80GiB; what is not" in text
     filters = re.findall(r'<select id="(\w+)"', page)
     assert filters == ["Model", "Training", "GPUs", "Card", "Fits"]
@@ -231,7 +231,7 @@ def test_the_files_of_a_csv_are_made_again_without_predictions(told, tmp_path, c
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--models", "flux-def"], "which is no public model; did you mean"),
+        (["--models", "flux-def"], "which is not a public model; did you mean"),
         (["--models", "flux-dev", "--cards", "H10"], "is several cards"),
         (["--models", "flux-dev", "--gpus", "0"], "give --gpus at least 1"),
         (["--models", "flux-dev", "--growth", "-1"], "give --growth 0 or more"),

@@ -103,7 +103,7 @@ BAD: dict[str, tuple[Callable[[Path], list[str]], str]] = {
         "this machine has 0 GPUs; leave --side-by-side out",
     ),
     "steps out of range": (lambda p: ["--recipes", "ddp", "--steps", "0"], "--steps at least 1"),
-    "ema out of range": (lambda p: ["--recipes", "ddp", "--ema", "1"], "a decay lies in"),
+    "ema out of range": (lambda p: ["--recipes", "ddp", "--ema", "1"], "give a decay in"),
     "batch": (lambda p: ["--recipes", "ddp", "--global-batch", "7"], "use 6 or 8"),
     "recipe twice": (lambda p: ["--recipes", "ddp", "ddp"], "'ddp' is given twice"),
     "model": (lambda p: ["--recipes", "ddp", "--model", "DiT-XXL/2"], "did you mean 'DiT-XL/2'"),
@@ -142,15 +142,15 @@ BAD: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     "compare with nothing": (lambda p: ["compare", str(p), str(p)], "no results in it"),
     "train over another": (
         lambda p: [*saved(p, 7), "--steps", "9"],
-        "holds a training already (step-00000007); give --resume",
+        "already holds a training (step-00000007); give --resume",
     ),
     "train no further": (
         lambda p: [*saved(p, 7), "--steps", "5", "--resume"],
-        "has taken 7 steps already; ask for more with --steps",
+        "has already taken 7 steps; give a larger --steps",
     ),
     "anatomy of one process on two": (
         lambda p: ["anatomy", "single", "--processes", "2"],
-        "processes is 2; single trains one process, leave --processes out",
+        "processes is 2, but single trains on one process; leave --processes out",
     ),
     "train one process on two": (
         lambda p: ["train", "--recipe", "single", "--processes", "2"],
@@ -166,7 +166,7 @@ BAD: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     ),
     "train replicas of one": (
         lambda p: ["train", "--recipe", "ddp", "--processes", "1"],
-        "one process has nobody to average with; use single, or more processes",
+        "one process has no replica to average with; use single, or more processes",
     ),
     "train guidance": (
         lambda p: ["train", "--recipe", "ddp", "--guidance", "nan"],
@@ -206,7 +206,7 @@ BAD: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     ),
     "calibrate a GPU that is not there": (
         lambda p: ["calibrate", "--device", "cuda", "--out", str(p / "results")],
-        "device is cuda, and no GPU is to be seen here; use --device cpu",
+        "device is cuda, but torch sees no GPU here; use --device cpu",
     ),
     "calibrate against nothing": (
         lambda p: ["calibrate", "--against", str(p / "none")],
@@ -327,7 +327,7 @@ def test_a_torch_for_cpus_is_not_asked(tmp_path, capsys, monkeypatch, nothing_st
     monkeypatch.setattr(machines, "version", lambda name: "2.13.0+cpu")
     words = [*SEEN["run"], "--device", "cuda", "--out", str(tmp_path)]
     assert call(words) == 2 and nothing_starts == []
-    assert "no GPU is to be seen here" in capsys.readouterr().err
+    assert "torch sees no GPU here" in capsys.readouterr().err
 
 
 def test_a_full_disk(tmp_path: Path, capsys, monkeypatch, nothing_starts) -> None:

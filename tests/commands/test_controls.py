@@ -69,7 +69,7 @@ def test_every_sabotage_and_every_other_way_is_launched(runs, tmp_path, capsys):
     assert runs["one_block_not_reduced"][0] == "fsdp2"
     assert runs["norm_of_one_stage"] == ("pp", ["--sabotage", "norm_of_one_stage"])
     said = capsys.readouterr().out
-    assert f"all {len(names) - 1} controls read as they must" in said
+    assert f"all {len(names) - 1} controls ended as expected" in said
     assert "loss 1e-05, norm 2e-05" in said
 
 
@@ -91,19 +91,19 @@ def test_one_process_trains_alone(runs, tmp_path):
 def test_a_sabotage_that_is_not_noticed_fails_the_command(fault, runs, tmp_path, capsys):
     runs[fault].add("rounded")
     assert called(tmp_path) == 1
-    assert "NOT as they must: rounded" in capsys.readouterr().out
+    assert "NOT as expected: rounded" in capsys.readouterr().out
 
 
 def test_a_run_that_fails_is_told_with_its_reason(runs, tmp_path, capsys):
     runs["broken"].add("again")
     assert called(tmp_path) == 1
     said = capsys.readouterr().out
-    assert "NOT as they must: again" in said
-    assert "again did not end as it must: failed: it fell over" in said
+    assert "NOT as expected: again" in said
+    assert "again did not end as expected: failed: it fell over" in said
 
 
 def test_without_a_plain_run_nothing_is_compared(runs, tmp_path, capsys):
     runs["broken"].add("plain")
     assert called(tmp_path) == 1
-    assert "the plain run is failed: it fell over" in capsys.readouterr().out
+    assert "the run without sabotage ended as failed: it fell over" in capsys.readouterr().out
     assert "stale" not in runs

@@ -191,18 +191,21 @@ def newer(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("sabotage", "words"),
     [
-        (wrong_architecture, f"{LATENT} is of architecture framepack, which no model .* one of h"),
-        (two_architectures, f"{TEXT} is of architecture qwen_image, its latents of wan; cache"),
+        (wrong_architecture, f"{LATENT} is for architecture framepack, which no .* one of h"),
+        (
+            two_architectures,
+            f"{TEXT} is for architecture qwen_image, but its latents are for wan; cache",
+        ),
         (wrong_shape, rf"{LATENT}: latents_2x8x16_bfloat16 has shape \[3, .* have 4 channels;"),
         (wrong_width, rf"{TEXT}: varlen_t5_bfloat16 has shape \[5, 9\], .* text of width 16; is"),
         (missing_text, f"{TEXT} is missing, the text of {LATENT}; cache text encoder outputs"),
         (no_text_in_it, rf"{TEXT} has no varlen_t5, but clipL_bfloat16 \[8\]; cache the text"),
-        (first_image, f"{LATENT} holds latents_image_2x8x16_bfloat16: a control or first image"),
+        (first_image, f"{LATENT} has latents_image_2x8x16_bfloat16, a control or first image"),
         (odd_sides, "a latent of 2 x 8 x 15; the model takes sides that are multiples of 2"),
         (cut_short, f"{LATENT} has [0-9]+ of [0-9]+ bytes; write its cache again"),
         (no_header, f"{LATENT} is not a readable safetensors file"),
-        (renamed, "cat1.safetensors is not named as musubi-tuner names a cache; it should hold"),
-        (newer, "has format_version '2.0'; what is read here is 1.0.1"),
+        (renamed, "cat1.safetensors does not have a name of a musubi-tuner cache; it should hold"),
+        (newer, "has format_version '2.0', and only 1.0.1 is supported"),
     ],
 )
 def test_a_sabotaged_cache_is_refused_by_name(sabotage, words, tmp_path):
@@ -263,8 +266,8 @@ def no_mask(root: Path) -> None:
 @pytest.mark.parametrize(
     ("sabotage", "words"),
     [
-        (foreign, "latent-1.pt is no file of tensors alone, and nothing else of a pickle is load"),
-        (plain_pickle, "latent-1.pt is no file of tensors alone, and nothing else"),
+        (foreign, "latent-1.pt has more than tensors, and other pickled objects are not load"),
+        (plain_pickle, "latent-1.pt has more than tensors, and other pickled"),
         (half, "condition-1.pt is missing; precompute again, or delete its partner"),
         (other_key, "condition-1.pt has no encoder_hidden_states, but prompt; precompute again"),
         (other_channels, r"latents has shape \[12, 2, 8, 16\], .* have 8 channels \(or 16, as mom"),

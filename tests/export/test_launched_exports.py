@@ -266,4 +266,4 @@ def test_groups_of_ranks_hold_the_same_shares(said):
 def test_what_accelerate_would_not_shard_is_refused(recipe, tmp_path, capsys):
     words = ["export", recipe, "--cpu", "--gpus", "4", "--out", str(tmp_path / "out")]
     assert cli.main(words) == 2
-    assert "on GPUs alone" in capsys.readouterr().err and not (tmp_path / "out").exists()
+    assert "only on GPUs" in capsys.readouterr().err and not (tmp_path / "out").exists()

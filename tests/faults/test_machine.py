@@ -76,7 +76,7 @@ def test_a_process_that_is_killed_fails_its_row_and_the_next_one_runs(whom, tmp_
     assert (child.returncode, row.status) == (1, Status.FAILED), said
     assert "SIGKILL" in row.reason and "measure" in row.reason and row.way_out
     assert rows(tmp_path)["zero2"].status is Status.OK, "its own processes, as if nothing had been"
-    assert "NOT the reference that was asked for: ddp ended as failed" in " ".join(said.split())
+    assert "NOT the requested reference: ddp ended as failed" in " ".join(said.split())
 
 
 def test_nothing_is_left_in_the_folder_for_temporary_files(tmp_path, monkeypatch):
@@ -107,7 +107,7 @@ def test_a_rank_that_is_stopped_runs_into_the_deadline(tmp_path):
     said = ended(child, tmp_path)
     row = rows(tmp_path)["ddp"]
     assert (child.returncode, row.status) == (1, Status.TIMEOUT), said
-    assert "not done after 12 s: stopped in phase measure" in row.reason
+    assert "not finished after 12 s: stopped in phase measure" in row.reason
     assert rows(tmp_path)["single"].status is Status.OK
 
 
@@ -119,7 +119,7 @@ def test_two_harnesses_notice_each_other(tmp_path):
     assert same.returncode == 2 and "another run is writing to" in said
     second = start(tmp_path / "two", "ddp", runs="good:ddp")
     said = " ".join(ended(second, tmp_path / "two").split())
-    assert "another Headroom is at work on this machine" in said
+    assert "another Headroom runs on this machine" in said
     (row,) = (load(path) for path in (tmp_path / "two").glob("runs/*/result.json"))
     assert ranks(tmp_path / "one")[0] in row.launch.others
     assert "another Headroom was at work meanwhile" in said

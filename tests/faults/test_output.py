@@ -45,7 +45,7 @@ def test_a_reader_who_leaves_does_not_stop_the_rows(tmp_path, monkeypatch, capsy
         assert call(words(tmp_path), stream, monkeypatch) == 0
     assert kept(tmp_path) == ROWS and (tmp_path / "report.md").exists()
     said = capsys.readouterr().err
-    assert said.count("standard output ended (Broken pipe): what runs goes on") == 1
+    assert said.count("standard output was closed (Broken pipe): the run continues") == 1
 
 
 def test_a_full_output_is_said_and_stops_no_row(tmp_path, monkeypatch, capsys):

@@ -85,7 +85,7 @@ def test_a_stand_in_for_the_reference_is_said_on_top_and_wherever_rows_are_compa
     (group,) = report.groups
     instead = group.reference.label
     ended = f"ended as {status.value}" if status else "is not among the results"
-    said = f"NOT the reference that was asked for: ddp {ended}, so rows are compared with {instead}"
+    said = f"NOT the requested reference: ddp {ended}, so rows are compared with {instead}"
     assert said in sentences.summary(report) and sentences.errors(group)[0].startswith(said)
     notes = {line[1]: line[-1] for line in tables.ranking(group).lines}
     assert "in place of ddp" in notes[instead]
@@ -96,7 +96,7 @@ def test_a_reference_that_ran_stands_for_nobody():
     for wanted in ("ddp", ""):
         report = build(list(cpu_set().values()), [], SuiteHead(reference=wanted))
         text = markdown.render(report) + html.render(report)
-        assert "NOT the reference" not in text and "Reference row: `ddp`." in text
+        assert "NOT the requested reference" not in text and "Reference row: `ddp`." in text
 
 
 def test_a_group_of_other_work_asked_for_no_other_reference_unless_it_was_tried_there():

@@ -71,8 +71,8 @@ def test_a_cut_checkpoint_is_passed_over_and_said(tmp_path, capsys):
     assert checkpoints.newest_whole(tmp_path)[0] == older
     assert resume(tmp_path) == 0
     said = capsys.readouterr().out
-    why = f"{newer.name} is not whole: engine/shard.pt has 60 of 100 bytes"
-    assert f"{why}\ngoes on from {older.name}" in said
+    why = f"{newer.name} is incomplete: engine/shard.pt has 60 of 100 bytes"
+    assert f"{why}\nresumes {older.name}" in said
     (newer / "engine" / "shard.pt").unlink()
     assert "is missing" in checkpoints.fault(newer)
     (newer / checkpoints.DONE).write_text("{half")
@@ -82,7 +82,7 @@ def test_a_cut_checkpoint_is_passed_over_and_said(tmp_path, capsys):
 def test_without_a_whole_checkpoint_nothing_begins_anew_unasked(tmp_path, capsys):
     saved(tmp_path, 5, cut=True)
     assert resume(tmp_path) == 2
-    assert "has no checkpoint to go on from (step-00000005 is not" in capsys.readouterr().err
+    assert "has no checkpoint to resume (step-00000005 is in" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_a_training_of_so_many_steps_takes_so_many(tmp_path, capsys):
     assert "give --steps at least 3" in capsys.readouterr().err
     saved(tmp_path / "checkpoint", 20)
     assert call([*TRAIN, "--out", str(tmp_path), "--dry-run"]) == 2
-    assert "has taken 20 steps already" in capsys.readouterr().err
+    assert "has already taken 20 steps" in capsys.readouterr().err
 
 
 def test_a_short_training_s_first_and_last_losses_are_of_different_steps():
@@ -173,12 +173,12 @@ def test_an_interrupted_search_keeps_what_it_knew(tmp_path, monkeypatch, capsys)
     assert "at most 8 probes, each a run of its own" in capsys.readouterr().out
     words[-1] = str(tmp_path / "cut")
     assert call([*words, "--first", "64", "--most", "256"]) == 130
-    assert "interrupted: no probe had ended; the same command goes on" in capsys.readouterr().out
+    assert "interrupted: no probe had ended; the same command resumes" in capsys.readouterr().out
     monkeypatch.setattr(max_batch, "Search", lambda **given: search(
         **given, start=lambda resolved, folder, **more: dataclasses.replace(
             start(resolved, folder, **more), status=Status.OK)))  # fmt: skip
     assert call([*words, "--first", "16", "--most", "256"]) == 130
-    assert "interrupted: 32 fits; the same command goes on" in capsys.readouterr().out
+    assert "interrupted: 32 fits; the same command resumes" in capsys.readouterr().out
     kept = json.loads((tmp_path / "cut" / "max_batch.json").read_text())
     assert (kept["micro_batch"], kept["largest_known_to_fit"]) == (None, 32)
 
@@ -197,7 +197,7 @@ def test_another_headroom_at_work_is_said_in_the_row_and_in_the_report():
     progress.end_run(done)
     assert "another Headroom was at work meanwhile (process 4711)" in out.getvalue()
     text = markdown.render(build(results, []))
-    assert "Another Headroom was at work on the machine during zero2: their times" in text
+    assert "Another Headroom ran on the machine during zero2, so their times" in text
     done.launch.others = []
     assert "Another Headroom" not in markdown.render(build(results, []))
 
@@ -322,7 +322,9 @@ def test_an_anatomy_whose_counts_disagree_is_no_success(monkeypatch, tmp_path):
     monkeypatch.setattr(anatomy.extensions, "hook", lambda name, default: default)
     monkeypatch.setattr(page, "sentences", lambda breakdown: [])
     monkeypatch.setattr(anatomy.page, "write", lambda breakdown, folder: [])
-    assert not anatomy._write(tmp_path, Console(file=out)) and "do not agree" in out.getvalue()
+    assert (
+        not anatomy._write(tmp_path, Console(file=out)) and "activations differ" in out.getvalue()
+    )
     MemoryBreakdown.saved_total = 98.0
     assert anatomy._write(tmp_path, Console(file=out))
     assert anatomy.load is not load_breakdown
@@ -341,7 +343,7 @@ def test_doctor_reads_latents_before_a_training_does(tmp_path, capsys):
     said = " ".join(capsys.readouterr().out.split())
     assert "7.npy holds values that are not finite; extract it again" in said
     assert "9.npy is not a readable .npy file" in said
-    assert "12 samples of 4 x 8 x 8, 2 that cannot be trained on" in said
+    assert "12 samples of 4 x 8 x 8, of which 2 are unusable" in said
     for n in (7, 9):
         for kind in ("features", "labels"):
             (tmp_path / f"imagenet256_{kind}" / f"{n}.npy").unlink()

@@ -229,7 +229,7 @@ CASES = {
     "killed by hand": (
         {"log": TORCHRUN_KILL},
         FAILED,
-        "killed by SIGKILL from outside, no out-of-memory kill was counted",
+        "killed by SIGKILL from outside; the kernel counted no out-of-memory kill",
         "earlyoom",
     ),
     "a kill elsewhere on the machine": (
@@ -252,7 +252,7 @@ CASES = {
             "statuses": ({"phase": "measure", "step": 4}, {"phase": "measure", "step": 3}),
         },
         TIMEOUT,
-        "not done after 90 s: stopped in phase measure, step 3",
+        "not finished after 90 s: stopped in phase measure, step 3",
         "--timeout",
     ),
     "deadline of several processes": (

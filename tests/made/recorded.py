@@ -23,11 +23,12 @@ from typing import NamedTuple
 
 from rich.console import Console
 
+from harness.commands.progress import Predictions
 from harness.planner import overhead, pool, records
 from harness.planner.atlas.command import CARDS
 from harness.planner.plan.candidates import Asked, asked_for
 from harness.planner.plan.command import add_arguments
-from harness.planner.plan.tracing import Asking, PlanProgress
+from harness.planner.plan.tracing import Asking
 from harness.planner.records import Record, line_of, record_of
 from harness.planner.verdict import Fit
 from harness.resolve import Resolved, resolve
@@ -53,7 +54,7 @@ def places(models: Sequence[str]) -> Iterator[tuple[str, int, str]]:
 
 def planned(plan: Asked, console: Console) -> list[Fit]:
     """Return all predictions of a plan, with those of the ways out where nothing fits."""
-    asking = Asking(plan, 1, PlanProgress(console))
+    asking = Asking(plan, 1, Predictions(console))
     fits, _ = asking.search(plan.resolved)
     ways = asking.ways(fits)
     return [*fits, *(ways.tried if ways else ()), *(ways.wider if ways else ())]

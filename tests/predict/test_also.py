@@ -58,7 +58,7 @@ BAD = {
     "T5-XXXL": "did you mean 'T5-XXL'? Or a size, as 2.5GiB",
     "T5-XXL:fp7": "its type is one of fp32, bf16",
     "2lots": "also is '2lots'; write a size",
-    "usual": "what model mine.py:make brings is not known",
+    "usual": "the other models of mine.py:make are not known",
 }
 
 

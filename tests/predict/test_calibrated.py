@@ -167,7 +167,7 @@ def planned(capsys, monkeypatch, *words: str) -> str:
 
 def test_a_plan_says_what_its_times_rest_on(kept, capsys, monkeypatch, tmp_path):
     typical = planned(capsys, monkeypatch, "--gpu", "H200")
-    assert "typical figures; ./run.sh calibrate" in typical and "Calibrated" not in typical
+    assert "typical figures. ./run.sh calibrate" in typical and "Calibrated" not in typical
     keep(made(), kept)
     own = planned(capsys, monkeypatch, "--gpu", "H200", "--json", str(tmp_path / "p.json"))
     assert "Calibrated: NVIDIA H200, driver 580.65, torch 2.13.0+cu130, 2026-11-22" in own

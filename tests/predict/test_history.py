@@ -121,10 +121,10 @@ def test_a_plan_says_what_was_there_before(monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--gpu", "L4", "--before", "T5-XXXL"], "before is 'T5-XXXL', which is no known model"),
+        (["--gpu", "L4", "--before", "T5-XXXL"], "before is 'T5-XXXL', which is not a known model"),
         (["--gpu", "L4", "--before", "2lots"], "before is '2lots'; write a size"),
-        (["--gpu", "L4", "--before", "usual"], "before is usual, and what model DiT-XL/2 brings"),
-        (["--cpu", "--before", "T5-XXL"], "only a GPU's allocator keeps what was freed"),
+        (["--gpu", "L4", "--before", "usual"], "before is usual, but the other models of DiT-XL/2"),
+        (["--cpu", "--before", "T5-XXL"], "only a GPU's allocator keeps freed memory"),
     ],
 )
 def test_what_no_pool_can_have_held_is_refused(words, said, capsys, monkeypatch):

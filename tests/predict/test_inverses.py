@@ -95,7 +95,7 @@ def test_a_sample_keeps_its_proportions_and_grows():
 
 BAD = {
     "rank": (["--model", "flux-dev", "--recipes", "single+bf16"], "has no adapters"),
-    "frames": (["--model", "flux-dev"], "takes samples of one number of frames"),
+    "frames": (["--model", "flux-dev"], "takes one number of frames only"),
     "model": (["--model", "flux-dev"], "comes in one size"),
     "resident": (["--model", "flux-dev", "--recipes", "zero3+bf16"], "no block of zero3+bf16"),
 }

@@ -42,7 +42,7 @@ def test_a_cache_is_planned_for_its_largest_and_told_for_each_size(cache, tmp_pa
     assert plan(cache, "24GiB", "--json", str(tmp_path / "plan.json")) == 0
     said = capsys.readouterr().out
     assert "qwen-image at 128x128, 5 tokens of text" in said
-    assert "at each size of the cache; the plan above is of the largest:" in said
+    assert "at each size of the cache; the plan above is for the largest:" in said
     found = json.loads((tmp_path / "plan.json").read_text())
     told = [(b["resolution"], b["samples"], round(b["need_bytes"] / GIB, 1))
             for b in found["buckets"]]  # fmt: skip
@@ -65,7 +65,7 @@ def test_a_guard_judges_the_largest(cache, capsys):
 @pytest.mark.parametrize(
     ("data", "more", "words"),
     [
-        ("synthetic", (), "a plan takes a cache (musubi:FOLDER, finetrainers:FOLDER)"),
+        ("synthetic", (), "a plan reads only caches (musubi:FOLDER, finetrainers:FOLDER)"),
         ("", ("--resolution", "96"), "which has no samples of 96; give --resolution"),
         ("", ("--model", "DiT-XL/2", "--set", ""), "a cache of a public model's latents"),
         ("", ("--model", "wan2.1-1.3b", "--set", ""), "model wan2.1-1.3b is not trained from"),

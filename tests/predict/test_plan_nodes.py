@@ -43,7 +43,7 @@ def test_nodes_that_cannot_share_alike(gpus, nodes, words):
 
 
 def test_a_network_that_was_measured_counts(tmp_path):
-    with pytest.raises(BadInput, match="no result there has a network measured between GPUs"):
+    with pytest.raises(BadInput, match="no result there has a measured network between GPUs"):
         rates.of_results(CARD, tmp_path)
     for name, backend, speed in (("a", "nccl", 9e9), ("b", "nccl", 7e9), ("c", "gloo", 1e9)):
         wire = Wire(backend=backend, latency_seconds=1e-5, bandwidth=speed, size_bytes=1 << 26)
@@ -63,7 +63,7 @@ def test_what_is_sent_within_a_node_goes_by_the_node_that_was_asked_for():
 def test_a_plan_for_this_cpu_is_of_one_machine(words):
     parser = argparse.ArgumentParser()
     plan_arguments(parser)
-    with pytest.raises(PlanError, match="--cpu is one machine; leave out both"):
+    with pytest.raises(PlanError, match="--cpu is one machine without them; leave out both"):
         asked_for(parser.parse_args(["--cpu", "--recipes", "ddp", *words]))
 
 

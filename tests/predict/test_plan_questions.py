@@ -111,15 +111,15 @@ def test_a_guard_lets_nothing_by_that_nobody_can_say(world, capsys):
 def test_a_guard_s_way_out_may_be_more_gpus_or_nothing(world, capsys):
     assert plan("2GiB", "zero3_offload+bf16", "--check", "--gpus", "2") == 1
     (line,) = capsys.readouterr().out.splitlines()
-    assert "nothing that was tried fits, the least is " in line
+    assert "no alternative that was tried fits; the smallest is " in line
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--check"], "--check is of one recipe, and none is named; give --recipes RECIPE"),
-        (["--advise", "--recipes", "ddp", "zero2"], "--advise is of one recipe, and 2 are named"),
-        (["--check", "--advise", "--recipes", "ddp"], "two questions; leave one out"),
+        (["--check"], "--check takes one recipe, and none is named; give --recipes RECIPE"),
+        (["--advise", "--recipes", "ddp", "zero2"], "--advise takes one recipe, and 2 are named"),
+        (["--check", "--advise", "--recipes", "ddp"], "exclude each other; leave one out"),
         (["--check", "--explain", "--recipes", "ddp"], "leave one out"),
         (["--recipes", "ddp", "--also", "T5-XXXL"], "did you mean 'T5-XXL'"),
     ],

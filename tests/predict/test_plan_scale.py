@@ -56,18 +56,30 @@ def test_groups_of_which_nothing_is_said_are_nodes(recipe, count, wanted):
 
 
 BAD = {
-    ("--scale", "1", "8", "--gpus", "8"): "gpus is 8; --scale is of several numbers of GPUs",
+    (
+        "--scale",
+        "1",
+        "8",
+        "--gpus",
+        "8",
+    ): "gpus is 8; --scale predicts named recipes on several numbers of GPUs",
     ("--scale", "1", "8", "--suite", "ladder"): "leave --suite out",
-    ("--scale", "1", "8", "--largest", "batch"): "largest is batch; --scale is of several",
+    (
+        "--scale",
+        "1",
+        "8",
+        "--largest",
+        "batch",
+    ): "largest is batch; --scale predicts named recipes on several",
     ("--scale", "0", "8"): "scale is 0; give --scale numbers of GPUs from 1",
     ("--scale", "8", "8"): "give --scale at least two numbers, as 1 8 64",
     ("--scale", "8", "12"): "scale is 12, and nodes have 8; give --scale 8 or 16",
-    ("--scale", "3", "6", "--global-batch", "4"): "which 3 GPUs cannot share alike",
-    ("--scale", "8", "16", "--recipes", "single"): "single trains on one GPU, however many",
+    ("--scale", "3", "6", "--global-batch", "4"): "which does not divide by 3 GPUs",
+    ("--scale", "8", "16", "--recipes", "single"): "single always trains on one GPU",
     ("--claims", "x", "--scale", "1", "8"): "scale is [1, 8]; --claims predicts the suite's own",
     ("--claims", "x", "--model", "dit-xl/2"): "x: its suite.json tells the story",
     ("--claims", "x", "--model", "FLUX.1-dev"): "model is flux-dev; --claims predicts the suite's",
-    ("--scale", "1", "8", "--keep", "nowhere"): "no results of the suite scale lie",
+    ("--scale", "1", "8", "--keep", "nowhere"): "which has no results of the suite scale",
 }
 
 
@@ -126,5 +138,8 @@ def test_a_thousand_gpus_are_predicted_and_kept_beside_the_results(tmp_path, cap
     # A rank draws noise for itself and its neighbours: as much as among eight.
     assert ddp.peak_bytes == rows_of["ddp", 8, 256].peak_bytes
     page = (folder / "report.md").read_text()
-    assert "Where more GPUs stop to pay" in page and "Weak scaling, predicted for" in page
+    assert (
+        "Number of GPUs from which more do not pay" in page
+        and "Weak scaling, predicted for" in page
+    )
     assert scale.foretold_lines(found, "weak")[0].base.recipe == "single"

@@ -251,7 +251,7 @@ def test_a_plan_names_the_phase_that_binds(monkeypatch, capsys, tmp_path):
     assert cli.main([*words, "--json", str(tmp_path / "plan.json")]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "by phase: step 10.5, validate 20.5 GiB; validate binds: a pass" in text
-    assert "needs the most to validate: a pass, 20.5 GiB" in text
+    assert "needs the most in the phase validate: a pass, 20.5 GiB" in text
     assert "--phases validate" in text, "the command that exports it"
     (row,) = json.loads((tmp_path / "plan.json").read_text())["rows"]
     assert row["binds"] == "validate" and row["need_bytes"] == row["phases"]["validate"]["gpu"]
@@ -269,11 +269,11 @@ def test_a_plan_names_the_phase_that_binds(monkeypatch, capsys, tmp_path):
         (["load:fp8"], "phases is load:fp8; did you mean 'fp32'?"),
         (["step:x"], "phases is step:x; it has no ways"),
         (["encode:alone+step"], "phases is encode:alone+step; give one of alone, step"),
-        (["load", "load"], "phases names load twice"),
+        (["load", "load"], "phases has load twice"),
         (["encode", "--model", "wan2.2-5b"], "which encoders and VAE model wan2.2-5b has"),
         (["validate", "--model", "sana-1.6b"], "which VAE model sana-1.6b has"),
         (["validate", "--model", "DiT-XL/2"], "which encoders and VAE model DiT-XL/2 has"),
-        (["load", "--workload", "sample"], "phases are of a training on GPUs"),
+        (["load", "--workload", "sample"], "only for training on GPUs"),
     ],
 )
 def test_a_phase_that_cannot_be_is_one_line(words, said, capsys, monkeypatch):

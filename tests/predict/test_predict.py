@@ -404,7 +404,7 @@ def test_the_host_issues_each_operation_and_may_be_slow():
         for work in ([small], [large])
     ]
     assert [fit.seconds.total for fit in fits] == pytest.approx([found.total, hidden.total] * 2)
-    said = [[note for note in notes([fit]) if "floor of the host" in note] for fit in fits]
+    said = [[note for note in notes([fit]) if "This floor is" in note] for fit in fits]
     assert [len(some) for some in said] == [1, 0, 1, 0] and "10,000" in said[0][0]
 
 
@@ -515,8 +515,8 @@ def test_zero3_may_hold_all_weights_until_the_gpu_has_used_them(recipe, gathered
     roomy, close = (verdict.judge(row, found, cards.of_size(int(size * GIB))) for size in (12, 3.9))
     assert held_back(roomy) == held_back(close) == max(0, most)
     assert held_notes([roomy]) == []
-    said = [f"{recipe}: up to {most / GIB:.1f} GiB more"] if most > close.margin_bytes else []
-    assert [line.partition(", gathered")[0] for line in held_notes([close])] == said
+    said = [f"up to {most / GIB:.1f} GiB more"] if most > close.margin_bytes else []
+    assert [line.partition(", of")[0].partition("hold ")[2] for line in held_notes([close])] == said
     assert held_back(verdict.judge(row, found, cards.of_cpu("a CPU", 2, 24 * GIB))) == 0
 
 
@@ -539,10 +539,12 @@ def test_a_worker_that_fails_is_no_prediction_with_the_reason(monkeypatch, tmp_p
     row = asked("ddp")
     found = pool.predict_all([row], tmp_path)[0]
     assert (found.method, found.fault, found.bytes) == ("none", "", None)
-    assert found.reason == "its worker ended with exit code 1"
+    assert found.reason == "the predicting process ended with exit code 1"
     monkeypatch.setattr(sys, "executable", "/nowhere")
     found = pool.predict_all([row], tmp_path)[0]
-    assert found.reason == "its worker could not be started" and "/nowhere" in found.fault
+    assert (
+        found.reason == "the predicting process could not be started" and "/nowhere" in found.fault
+    )
     assert list(tmp_path.iterdir()) == []  # a failure is not kept
 
 
@@ -598,7 +600,7 @@ BAD = {
         ["--gpu", "L4", "--host-memory", "lots"],
         "host-memory is 'lots'; write a size",
     ),
-    "no host": (["--cpu", "--host-memory", "64GiB"], "host-memory is 64GiB, and --cpu plans for"),
+    "no host": (["--cpu", "--host-memory", "64GiB"], "host-memory is 64GiB, but --cpu plans for"),
     "no card": ([], "one of the arguments --gpu --gpu-memory --cpu is required"),
     "model": (["--gpu", "L4", "--model", "DiT-XXL/2"], "did you mean 'DiT-XL/2'"),
     "size": (["--gpu", "L4", "--model", "depth=0"], "depth is '0'; a whole number from 1"),
@@ -661,7 +663,7 @@ def test_a_plan_that_fits_nothing_predicts_what_else_would(capsys, monkeypatch, 
     words = ["--gpus", "8", "--gpu-memory", "12GiB", "--recipes", "ddp", "ddp+bf16", "--explain"]
     assert cli.main(["plan", *words, "--json", str(file)]) == 0
     text = capsys.readouterr().out
-    assert "None fits; what else might: " in text
+    assert "None fits; trying changes: " in text
     assert "fits instead" not in text and "Predicted to fit instead, of " in text
     assert "ddp+bf16: 20.00 GiB of tensors, in forward at op" in text
     found = json.loads(file.read_text())

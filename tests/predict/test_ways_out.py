@@ -217,7 +217,7 @@ def test_a_card_of_a_size_is_as_fast_as_the_slowest_of_them_that_has_bf16(gib):
     assert all(card.flops("bfloat16") <= one.flops("bfloat16") for one in near)
     assert card.flops("bfloat16") > card.flops("float32")
     said = verdict.assumed(card)
-    assert all(one.name in said for one in near) and f"times are {card.like}'s" in said
+    assert all(one.name in said for one in near) and f"times are those of {card.like};" in said
 
 
 def test_cards_whose_times_nobody_measured_are_marked():
@@ -257,8 +257,7 @@ def test_what_the_second_step_adds_is_said_where_it_is_worth_a_word():
     later = prediction(10)
     later = dataclasses.replace(later, steady=later.peak)
     low = dataclasses.replace(later, first_step=8 * GIB)
-    assert second_step(low) == [
-        "  the second step adds 2.00 GiB to the first's 8.00: a peak read after one step is too low"
-    ]
+    (text,) = second_step(low)
+    assert text.startswith("  the second step adds 2.00 GiB to the first's 8.00: ")
     for first in (None, 10 * GIB, 9.9 * GIB):
         assert second_step(dataclasses.replace(later, first_step=first)) == []

@@ -145,7 +145,7 @@ def test_training_on_four_cards_goes_on_where_it_was(tmp_path):
              "--out", str(tmp_path / "out"))  # fmt: skip
     said([H100] * 4, tmp_path, *words, "--steps", "6")
     text = said([H100] * 4, tmp_path, *words, "--steps", "9", "--resume")
-    assert "goes on from step-00000006" in text
+    assert "resumes step-00000006" in text
     result = load_rehearsed(tmp_path / "out" / "result.json")
     assert result.status is Status.OK and len(result.losses) == 9
     assert (tmp_path / "out" / "samples.png").exists()

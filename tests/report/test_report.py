@@ -333,7 +333,7 @@ def test_an_older_result_says_that_places_were_not_told_apart():
 def test_places_that_are_not_known_are_said_in_the_row():
     words = "unknown: 4 operations of forward took operands in both places, as aten.mm"
     told = edited(lambda rank: setattr(rank.categories, "placed_by", words))
-    assert f"Places of zero3_offload: {words}; all of its tensors count as on the device." in told
+    assert f"Placement of zero3_offload's tensors: {words}. All count as on the device." in told
     assert "places unknown" in next(
         x for x in told.splitlines() if re.match(r"\| \d+ \| `zero3_off", x)
     )

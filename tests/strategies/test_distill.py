@@ -113,7 +113,7 @@ def test_what_does_not_go_with_it_is_refused_by_name(recipe, fields, wanted):
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
-        ("distill:weight=0", ["asks the teacher nothing"]),
+        ("distill:weight=0", ["the teacher is not used"]),
         ("distill:weight=2", ["weight is 2", "[0, 1]"]),
         ("distill:store=fp64", ["'fp64'", "fp32, bf16"]),
         ("distill:init=random", ["'random'", "blocks"]),
@@ -200,7 +200,7 @@ def test_the_weights_that_are_told_are_those_that_came_to_the_terms():
     moment.arrived = {"output": 0.10001, "true": 0.09999}
     asked = {"true": 0.5, "output": 0.5, "feature": 0.0}
     assert evidence._weighed(moment, asked) == {"true": 0.49995, "output": 0.50005}
-    with pytest.raises(NotInForce, match="terms were weighed as"):
+    with pytest.raises(NotInForce, match="the weights of the loss terms were"):
         evidence._weighed(moment, {"true": 0.4, "output": 0.6})
 
 

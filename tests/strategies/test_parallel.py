@@ -338,7 +338,7 @@ def test_parts_that_go_round_make_the_whole_attention(device, dtype, close, monk
         ("single+sp", 1, "DiT-T/8", ["nobody to share", "take ddp or fsdp2"]),
         ("ddp+sp", 3, "DiT-T/8", ["3 processes are not groups of 2", "--processes 2"]),
         ("ddp+sp:how=ring+compile", 2, "DiT-T/8", ["ring inside a graph", "how=gather"]),
-        ("ddp+sp:how=ring+attend", 2, "DiT-T/8", ["flash alone tells", "kernel=flash"]),
+        ("ddp+sp:how=ring+attend", 2, "DiT-T/8", ["only flash returns", "kernel=flash"]),
         ("ddp+sp:ranks=3", 3, "DiT-T/8", ["4 rows", "ranks of 2 or 4"]),
         ("ddp+sp:ranks=4", 4, "DiT-S/8", ["6 heads", "how=gather"]),
         ("ddp+sp+controlnet", 2, "DiT-T/8", ["whole samples", "leave sp out"]),

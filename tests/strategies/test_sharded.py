@@ -336,7 +336,7 @@ def test_a_choice_out_of_range_is_named(text, words):
 @pytest.mark.parametrize(
     ("text", "processes", "words"),
     [
-        ("fsdp2", 1, "nobody to share with; use single"),
+        ("fsdp2", 1, "one process cannot shard; use single"),
         ("hsdp", 2, "2 processes are not 2 groups of two or more; use --processes 4"),
         ("hsdp:replicate=3", 8, "8 processes are not 3 groups"),
         ("fsdp2:reshard=3", 8, "take a divisor of 8"),

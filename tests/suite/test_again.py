@@ -128,7 +128,7 @@ def test_a_reference_that_ended_badly_is_not_tried_again(tmp_path: Path, capsys)
     assert launcher.started == ["ddp", "zero2", "zero3"]
     assert [r.spec.recipe for r in found] == ["ddp", "zero2", "zero3"]
     text = capsys.readouterr().out
-    assert "[3/5] ddp (repeat 1): not run, for the row itself ended as gpu_oom" in text
+    assert "[3/5] ddp (repeat 1): not run, because its first run ended as gpu_oom" in text
     assert "[5/5] ddp (repeat 2): not run" in text
 
 

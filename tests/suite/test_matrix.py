@@ -294,7 +294,7 @@ def test_on_one_gpu_no_row_wants_to_average_with_nobody(name):
     suite, changes = on_processes(asked, {}, gpus=1)
     rows = [resolve(spec) for spec in specs(suite, {"data": "synthetic"}, gpus=1, gpu_bytes=2**37)]
     assert [
-        str(r.recipe) for r in rows if r.refusal and "nobody to average" in r.refusal.text
+        str(r.recipe) for r in rows if r.refusal and "no replica to average" in r.refusal.text
     ] == []
     assert rows[0].recipe.text == suite.reference and not rows[0].refusal
     replicated = {row.recipe for row in asked.rows if row.recipe.split("+")[0] == "ddp"}
@@ -330,7 +330,7 @@ def test_a_world_of_many_stays_replicated_on_its_one_process():
 
 def test_replicas_of_one_are_refused_where_no_suite_renames_them():
     refusal = str(resolve(Spec(recipe="ddp", data="synthetic", processes=1)).refusal)
-    assert "nobody to average with" in refusal and "use single" in refusal
+    assert "no replica to average with" in refusal and "use single" in refusal
 
 
 # -- a row of one process beside rows of several GPUs ----------------------------------------------

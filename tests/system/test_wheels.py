@@ -24,7 +24,7 @@ AMPERE, VOLTA, BLACKWELL = (8, 0), (7, 0), (12, 0)
         ("525.60.13", [], ALL[3:], "torch==2.12.1+cu126", "below 580"),
         ("550.54.15", [BLACKWELL], ["2.11.0+cu128"], "torch==2.11.0+cu128", "which does"),
         ("590.1", [VOLTA], ALL, "torch==2.13.0+cu126", "compute capability 7.0 is too old"),
-        ("590.1", [VOLTA, BLACKWELL], ["2.11.0+cu128"], PINNED, "finds none that does"),
+        ("590.1", [VOLTA, BLACKWELL], ["2.11.0+cu128"], PINNED, "finds no build that does"),
         ("550.54.15", [AMPERE], ["2.13.0"], PINNED, "PIP_EXTRA_INDEX_URL"),
         ("470.82", [AMPERE], ALL, PINNED, "update the driver"),
     ],

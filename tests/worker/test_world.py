@@ -155,7 +155,7 @@ def test_it_is_shown_apart_and_in_no_answer(wide, tmp_path):
     for path in write_report([wide], [], tmp_path):
         if path.suffix in (".html", ".md"):
             text = path.read_text()
-            assert "SIMULATED WORLD: one process stood for rank 0 of 16." in text
+            assert "SIMULATED WORLD: one process ran rank 0 of 16." in text
             assert "without communication" in text and "Samples/s as" not in text.split("<h2")[0]
 
 

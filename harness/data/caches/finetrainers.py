@@ -72,7 +72,10 @@ def _sample(root: Path, name: str) -> Sample:
         held = _load(path, "meta")
         beside = [key for key in held if key in BESIDE]
         if beside:
-            raise BadInput(f"{path} holds {beside[0]}: models here are given text alone")
+            raise BadInput(
+                f"{path} has {beside[0]}, but models are trained here on text alone; "
+                "precompute without it"
+            )
         if DUE[kind] not in held:
             raise BadInput(f"{path} has no {DUE[kind]}, but {', '.join(held)}; precompute again")
         found = {known[key]: key for key in held if key in known}
@@ -84,7 +87,7 @@ def _part(path: Path, key: str, found: Any) -> Part:
     import torch
 
     if not torch.is_tensor(found):
-        raise BadInput(f"{path}: {key} is a {type(found).__name__} and no tensor")
+        raise BadInput(f"{path}: {key} is a {type(found).__name__}, not a tensor; precompute again")
     shape = tuple(found.shape)
     if found.ndim > 1 and shape[0] == 1:
         shape = shape[1:]
@@ -99,10 +102,13 @@ def _load(path: Path, place: str) -> Mapping[str, Any]:
     except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as fault:
         reason = str(fault).split(". ")[0].splitlines()[0][:120]
         raise BadInput(
-            f"{path} is no file of tensors alone, and nothing else of a pickle is loaded ({reason})"
+            f"{path} has more than tensors, and other pickled objects are not loaded "
+            f"({reason}); precompute again"
         ) from fault
     if not isinstance(found, Mapping):
-        raise BadInput(f"{path} holds a {type(found).__name__}; a dict of tensors is due")
+        raise BadInput(
+            f"{path} holds a {type(found).__name__}, not a dict of tensors; precompute again"
+        )
     return found
 
 

@@ -68,14 +68,16 @@ def find(folder: Path) -> list[Sample]:
 def _sample(path: Path) -> Sample:
     named = NAMED.fullmatch(path.name)
     if not named:
-        raise BadInput(f"{path} is not named as musubi-tuner names a cache; {hint}")
+        raise BadInput(f"{path} does not have a name of a musubi-tuner cache; {hint}")
     held = contents(path)
     kept, told = _kept(path, held), held.metadata["architecture"]
     other = _texts_of(path, named["key"], named["arch"])
     text = contents(other)
     if text.metadata.get("architecture") != told:
         found = text.metadata.get("architecture")
-        raise BadInput(f"{other} is of architecture {found}, its latents of {told}; cache it again")
+        raise BadInput(
+            f"{other} is for architecture {found}, but its latents are for {told}; cache it again"
+        )
     parts = {"latents": _latents(path, held), "text": _by_key(other, text, kept.text)}
     for name, key in (("mask", kept.mask), ("pooled", kept.pooled)):
         if key:
@@ -87,17 +89,20 @@ def _kept(path: Path, held: Contents) -> Kept:
     found = held.metadata.get("architecture")
     if found not in KEPT:
         raise BadInput(
-            f"{path} is of architecture {found}, which no model here is trained from; one of "
-            f"{', '.join(KEPT)}"
+            f"{path} is for architecture {found}, which no supported model has; use one "
+            f"of {', '.join(KEPT)}"
         )
     version = held.metadata.get("format_version", "")
     if not version.startswith("1."):
-        raise BadInput(f"{path} has format_version {version!r}; what is read here is 1.0.1")
+        raise BadInput(
+            f"{path} has format_version {version!r}, and only 1.0.1 is supported; cache it "
+            "again with musubi-tuner"
+        )
     beside = [key for key in held.parts if key.startswith(BESIDE)]
     if beside:
         raise BadInput(
-            f"{path} holds {beside[0]}: a control or first image, which models here are not given; "
-            "cache for a training from text alone"
+            f"{path} has {beside[0]}, a control or first image, but models are trained "
+            "here on text alone; cache it for text to video"
         )
     return KEPT[found]
 
@@ -117,7 +122,10 @@ def _texts_of(path: Path, key: str, arch: str) -> Path:
 def _latents(path: Path, held: Contents) -> Part:
     found = [part for key, part in held.parts.items() if key.startswith("latents_")]
     if len(found) != 1 or len(found[0].shape) not in (3, 4):
-        raise BadInput(f"{path} holds {_told(held.parts)}; one latents_FxHxW of 3 or 4 axes is due")
+        raise BadInput(
+            f"{path} has {_told(held.parts)}, but needs one latents_FxHxW with 3 or 4 axes; "
+            "cache it again"
+        )
     return found[0]
 
 

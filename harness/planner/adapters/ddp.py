@@ -74,7 +74,9 @@ def replicas_for(recorder: AllocationRecorder) -> type:
             return self.module(*given, **more)
 
         def register_comm_hook(self, *given: Any) -> None:
-            raise NotImplementedError("a communication hook runs in DDP's reducer, which is C++")
+            raise NotImplementedError(
+                "a communication hook runs in DDP's C++ reducer, which a prediction cannot trace"
+            )
 
         def _get_ddp_logging_data(self) -> dict[str, str]:
             return {"bucket_sizes": "0"}  # the hidden bytes are recorded already

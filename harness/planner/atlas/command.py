@@ -50,14 +50,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = f"cards, or sizes as 24GiB (default: {' '.join(CARDS)})"
     add("--cards", nargs="+", metavar="CARD", default=list(CARDS), help=text)
     add("--gpus", nargs="+", type=int, metavar="N", default=list(COUNTS),
-        help="how many of a card (default: 1 4 8)")  # fmt: skip
-    text = f"doublings of a sample tried for the next that does not fit (default: {DOUBLINGS})"
+        help="numbers of GPUs (default: 1 4 8)")  # fmt: skip
+    text = (
+        "most doublings of the sample size in the search for one that does not fit (default: "
+        f"{DOUBLINGS})"
+    )
     add("--growth", type=int, metavar="N", default=DOUBLINGS, help=text)
     text = (
         "only cells whose predictions are all kept or recorded; nothing is traced, and no larger "
     )
     add("--kept", action="store_true", help=text + "sample is tried (default: trace the others)")
-    text = "write the files of this atlas.csv anew, and predict nothing (default: predict)"
+    text = "write the pages of this atlas.csv again, without predictions (default: predict)"
     add("--from", dest="csv", type=Path, metavar="CSV", help=text)
     add("--out", type=Path, metavar="DIR", help="folder (default: results/atlas)")
     add("--jobs", type=int, metavar="N", help="predictions at a time (default: a core each)")
@@ -106,7 +109,7 @@ def _check(models: Sequence[str], names: Sequence[str], options: argparse.Namesp
     for model in models:
         if model not in families.table():
             hint = nearest(model, families.table())
-            raise PlanError(f"models has {model!r}, which is no public model; {hint}")
+            raise PlanError(f"models has {model!r}, which is not a public model; {hint}")
     for name in names:
         cards.parse_bytes(name) if name[:1].isdigit() else cards.find(name)
     if options.growth < 0:

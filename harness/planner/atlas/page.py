@@ -24,16 +24,18 @@ from strategies.files import bounded_text, cell, printable
 
 Lines = Sequence[Sequence[str]]
 NOTE = (
-    "Predicted without a GPU, one sample a GPU at each model's usual size, encoders and VAE not on "
-    "the GPU: the fastest of the recipes that ./run.sh plan tries, or, where none fits, the one "
-    "that needs least. Too large: the first of twice, four and eight times the sample that does "
-    "not fit with that recipe, by a prediction of it, or where others leave no doubt. Memory "
-    "was checked against what public projects measured (docs/explanation/accuracy.md: where they "
-    "state all settings, tensors between steps within 0.5 % and what the allocator reserves "
-    "within 3 %; where some were inferred, within 5 % but for two models' 13 and 15 %). "
-    "A recipe fits where the upper ends of its needs do, of a GPU and of the host: 64 GiB of host "
-    "memory are assumed for each desktop card and 256 for each other. Times are typical figures "
-    "with the uncertainty that stands beside them, and no GPU of these was measured here."
+    "Predicted without a GPU, for one sample a GPU at each model's usual size, with "
+    "encoders and VAE not on the GPU. Each cell has the fastest recipe that ./run.sh "
+    "plan finds. If none fits, it has the recipe that needs the least memory. Too large: "
+    "the first of two, four and eight times the sample size that does not fit with that "
+    "recipe, predicted or implied by other predictions. Memory was compared with "
+    "measurements of public projects (docs/explanation/accuracy.md). For projects that "
+    "state all settings, tensors between steps agree within 0.5 % and the allocator's "
+    "reserve within 3 %. For projects with inferred settings they agree within 5 %, "
+    "except two models with 13 and 15 %. A recipe fits if the upper ends of its ranges "
+    "fit the GPU and the host. 64 GiB of host memory are assumed for each desktop card, "
+    "and 256 GiB for each other card. Times are typical figures with their uncertainty; "
+    "none of these GPUs was measured here."
 )
 FILTERS = ("Model", "Training", "GPUs", "Card", "Fits")
 
@@ -182,9 +184,10 @@ FOLDER = "models"
 SHORT = ("Training", "GPUs", "Card", "Fits", "Recipe", "Needs GiB", "Needs +-", "Host GiB",
          "Step s", "Speed", "Too large")  # fmt: skip
 READING = (
-    "Below: seconds of a step where a recipe is predicted to fit (tight: what there is lies within "
-    "the range of what it needs), else the GiB of a GPU, or of the host where that alone is short, "
-    "of the recipe that lacks the least. A model's page names the recipes."
+    "Cells: seconds of a step if a recipe is predicted to fit (tight: the available "
+    "memory lies within the range of the need). Otherwise: the GiB of a GPU, or of the "
+    "host if only that is short, for the recipe that lacks the least. A model's page "
+    "names the recipes."
 )
 
 

@@ -199,30 +199,45 @@ SHARED = "others"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``calibrate``."""
     add = parser.add_argument
-    text = "what to do: all of the catalog, what predictions assume, or the first suites " \
-        "(default: memory; may be given again)"  # fmt: skip
+    text = ("part of the calibration: check runs the catalog, memory measures what predictions "
+        "assume, story runs the first suites (default: memory; may be repeated)")  # fmt: skip
     add("--part", choices=PARTS, action="append", help=text)
-    text = "stop beginning stations that would not fit (default: no limit)"
+    text = "time budget; a station that would exceed it does not start (default: no limit)"
     add("--minutes", type=minutes, metavar="M", help=text)
-    text = "write it for others to use (default: not written)"
+    text = "write the calibration to a file for other users (default: not written)"
     add("--share", type=Path, metavar="FILE", help=text)
-    text = "rows that were measured earlier on this machine (default: some are run)"
+    text = "use the results in DIR, which this machine measured (default: run some rows)"
     add("--rows", type=Path, metavar="DIR", help=text)
-    text = "hold planned times to the results in DIR, with and without it (default: calibrate)"
+    text = (
+        "compare the results in DIR with times planned with and without the calibration "
+        "(default: calibrate)"
+    )
     add("--against", type=Path, metavar="DIR", help=text)
     add(
         "--json",
         type=Path,
         metavar="FILE",
-        help="what --against compared as JSON (default: not written)",
+        help="write the comparison of --against as JSON (default: not written)",
     )
-    add("--dry-run", action="store_true", help="say stations, order and minutes; start nothing")
-    text = "a rehearsal: tiny models and shapes, whose numbers are not kept"
+    add("--dry-run", action="store_true", help="print stations, order and minutes; start nothing")
+    text = "rehearse with tiny models and shapes; the numbers are not kept"
     add("--small", action="store_true", help=text)
     add("--device", choices=DEVICES, help="cpu or cuda (default: cuda if there)")
-    add("--model", default="", help="of the rows (default: DiT-XL/2, on a CPU DiT-S/4)")
-    add("--steps", type=int, default=0, metavar="N", help="timed steps of a row (default: usual)")
-    add("--jobs", type=int, default=0, metavar="N", help="checks at a time (default: what fits)")
+    add("--model", default="", help="model of the rows (default: DiT-XL/2, on a CPU DiT-S/4)")
+    add(
+        "--steps",
+        type=int,
+        default=0,
+        metavar="N",
+        help="timed steps of a row (default: the suite's)",
+    )
+    add(
+        "--jobs",
+        type=int,
+        default=0,
+        metavar="N",
+        help="checks at a time (default: as many as fit)",
+    )
     add("--out", type=Path, metavar="DIR", help="folder (default: results/calibrate/DEVICE)")
     add("--fresh", action="store_true", help="repeat finished stations too (default: keep them)")
 
@@ -273,7 +288,7 @@ def _check(options: argparse.Namespace) -> None:
         if getattr(options, name):
             check_file(getattr(options, name), name)
     if options.json and not options.against:
-        raise SpecError("--json is of what --against compared; give --against DIR")
+        raise SpecError("--json writes the comparison of --against; give --against DIR")
 
 
 def _folder(options: argparse.Namespace) -> Path:
@@ -338,7 +353,7 @@ def _sighted(device: str, machine: Machine) -> None:
     """Refuse a missing GPU; with a driver, only after torch has looked for it."""
     asked = machine.probe is not None or not has_driver()
     if device == "cuda" and not machine.gpus and asked:
-        raise SpecError("device is cuda, and no GPU is to be seen here; use --device cpu")
+        raise SpecError("device is cuda, but torch sees no GPU here; use --device cpu")
     lack = lacks_sight(machine) if device == "cuda" else None
     if lack:
         raise SpecError(str(lack))
@@ -358,7 +373,7 @@ def _run(session: Session, parts: Sequence[str]) -> list[Outcome] | None:
         for part in (part for part in PARTS if part in parts):
             outcomes += run_part(part, session)
     except (process.Interrupted, SuiteInterrupted, KeyboardInterrupt):
-        session.tell("interrupted; what has ended is kept, and the same command goes on")
+        session.tell("interrupted; finished stations are kept, and the same command resumes")
         return None
     return outcomes
 
@@ -402,7 +417,7 @@ def _show(left: Left, console: Console) -> None:
     if left.kept:
         console.print(Text(f"{kept.words} Predictions use it from now on: {short(left.kept)}"))
     else:
-        console.print("Nothing is kept for predictions: a rehearsal, or nothing was measured.")
+        console.print("Predictions do not use it: it was a rehearsal, or nothing was measured.")
     for path in (left.page, left.archive):
         console.print(Text(str(short(path))), soft_wrap=True)
 

@@ -162,7 +162,7 @@ def _measure(station: Station, session: Session) -> Outcome:
     others = (busy_now() - busy) - (_children_seconds() - own)
     why = _fault(ended, text)
     if why or not out.exists():
-        return _outcome(station, session, "failed", why or "it left no numbers")
+        return _outcome(station, session, "failed", why or "the station wrote no numbers")
     facts = json.loads(out.read_text(encoding="utf-8"))
     load = max(0.0, others) / max(ended.wall_seconds, 1e-3)
     return _outcome(station, session, "ok", load=load, **facts)
@@ -193,7 +193,7 @@ def _meter(station: Station, session: Session) -> Outcome:
     words += ["--recipe", "single+bf16", "--model", "DiT-B/2", "--global-batch", "32"]
     ended, text = _child(words, station, session)
     share = meter_share(text)
-    why = _fault(ended, text) or ("" if share is not None else "it named no cost")
+    why = _fault(ended, text) or ("" if share is not None else "the benchmark printed no cost")
     if why:
         return _outcome(station, session, "failed", why)
     return _outcome(station, session, "ok", meter_share=share)
@@ -213,7 +213,7 @@ def _suite(station: Station, session: Session) -> Outcome:
         words += [f"--{name.replace('_', '-')}", str(value)]
     ended, text = _child(words, station, session)
     if ended.exit_code == 1 and not ended.stopped:
-        return _outcome(station, session, "partly", "a row did not end well; its report says which")
+        return _outcome(station, session, "partly", "a row failed; its report names it")
     why = _fault(ended, text)
     return _outcome(station, session, "failed" if why else "ok", why)
 

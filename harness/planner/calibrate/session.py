@@ -183,7 +183,7 @@ def _not_run(row: Planned, machine: Machine) -> Result:
 
 
 def _lost(row: Planned, code: int | None) -> Result:
-    return _failed(row, f"its launcher ended with exit code {code} and left no result")
+    return _failed(row, f"the launcher ended with exit code {code} and wrote no result")
 
 
 def _failed(row: Planned, reason: str) -> Result:

@@ -40,10 +40,10 @@ if TYPE_CHECKING:
 WHAT = {
     YAML: "accelerate's launch file",
     "deepspeed.json": "DeepSpeed's settings, every number settled",
-    SCRIPT: "a small trainer that runs; the recipe's lines stand between >>> and <<<",
+    SCRIPT: "a small working trainer; the recipe's lines are between >>> and <<<",
     PAGE: "the same in the options of other trainers",
 }
-CARRIED = "a module that train.py imports; copy it along"
+CARRIED = "a module that train.py imports; copy it too"
 
 
 def print_export(made: Bundle, fit: Fit | None, console: Console) -> None:
@@ -61,8 +61,8 @@ def print_export(made: Bundle, fit: Fit | None, console: Console) -> None:
     _part(console, "no lines of code", ((p.of, p.why) for p in made.lines if not p.places))
     told = ((t.trainer["title"], _counted(t)) for t in made.translations)
     _part(console, f"other trainers in {PAGE}", told)
-    _part(console, "to be filled in", made.blanks.items())
-    moved = f"{YAML} names the other files by their folder: change that where you move them"
+    _part(console, "fill in these fields", made.blanks.items())
+    moved = f"{YAML} has the paths of the other files: change them if you move the files"
     if len({name for name in made.files if name.endswith((".yaml", ".json"))}) > 1:
         console.print(moved, style="dim", highlight=False)
     console.print(Text("\nstart it", style="bold"))
@@ -96,7 +96,7 @@ def _counted(made: Translation) -> str:
 def _predicted(fit: Fit) -> str:
     """Return a plan's verdict on this recipe and card; without one, refer to ``plan``."""
     if fit.need_bytes is None:
-        return f"whether it fits {fit.gpu.words} was not predicted: ./run.sh plan says"
+        return f"not predicted for {fit.gpu.words}; ./run.sh plan predicts whether it fits"
     words = {"fits": "predicted to fit", "tight": "predicted to be tight on"}
     word = words.get(fit.verdict, "predicted NOT to fit")
     host = f", and {lacks(fit)}" if fit.verdict == "host" else ""
@@ -120,7 +120,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_question(parser)
     parser.set_defaults(**AS_PLANNED)
     some = ", ".join(trainers.known())
-    text = f"those whose options are told (default: all): {some}"
+    text = f"trainers whose options are printed (default: all): {some}"
     add("--trainers", nargs="*", metavar="T", default=trainers.known(), help=text)
     left = tuple(f.name for f in dataclasses.fields(Spec) if f.name not in SETTINGS)
     add_settings(parser.add_argument_group("the training's numbers"), leave_out=left)

@@ -255,9 +255,9 @@ def trained_sizes(resolved: Resolved) -> Sizes:
     if ended.returncode:
         said = [line.strip() for line in ended.stderr.splitlines() if line.strip()]
         raise BadInput(
-            f"{resolved.recipe}: what it trains of {resolved.spec.model} could not be counted "
-            f"({said[-1] if said else 'no word of why'}); take a recipe without an adapter, or "
-            "another --model"
+            f"{resolved.recipe}: the trained parameters of {resolved.spec.model} could "
+            f"not be counted ({said[-1] if said else 'no message'}); take a recipe "
+            "without an adapter, or another --model"
         )
     found = json.loads(ended.stdout.splitlines()[-1])
     return Sizes(**found | {"weights": tuple(found["weights"])})

@@ -58,7 +58,7 @@ class Translation:
     def add(self, what: str, rule: lines.Rule | None, values: Mapping[str, Any]) -> None:
         """Add a rule's entries for ``what``; None: the table has no rule for it."""
         if rule is None:
-            rule = {"lacks": f"nobody has looked for it in {self.trainer['version']}"}
+            rule = {"lacks": f"not looked up in {self.trainer['version']}"}
         found = lines.filled(rule, values)
         self.options |= found.get("options", {})
         for key, kept in (("note", self.notes), ("lacks", self.lacks)):

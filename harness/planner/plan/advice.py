@@ -38,8 +38,8 @@ SAME = 0.005
 NAMED = 4
 """Number of moves that a sentence names."""
 NOTE = (
-    "Buys: GiB less than the recipe needs. Time: of a sample, against the recipe's, by typical "
-    "figures."
+    "Buys: GiB that the move saves of the recipe's need. Time: time of a sample relative "
+    "to the recipe's, with typical figures."
 )
 
 
@@ -99,7 +99,7 @@ def advice_lines(found: Advice, ways: Ways | None) -> list[str]:
     given, fits = found.given, [(move, fit) for move, fit in found.moved if fit.fits]
     lines = []
     if given.need_bytes is None:
-        lines.append("Without a prediction of the recipe nothing can be held to it.")
+        lines.append("The recipe was not predicted, so no move can be compared with it.")
     elif given.fits:
         faster = [pair for pair in fits if _faster(pair[1], given)]
         lines += _listed("It fits. Faster, and fits too", faster, given)
@@ -138,7 +138,7 @@ def _end(what: str, one: Largest) -> str:
     if one.over is None:
         return f"Largest {sought.words} that fits: {size} or more"
     over = f"{sought.named(one.over.resolved)} does not, with {gib(one.over.need_bytes)} GiB"
-    between = "" if one.exact else "; what lies between was not predicted"
+    between = "" if one.exact else "; sizes between them were not predicted"
     head = f"Largest {sought.words} that fits: {size} ({gib(one.fits.need_bytes)} GiB)"
     return f"{head}; {over}{between}"
 
@@ -174,7 +174,7 @@ def print_largest(answers: Sequence[Largest], what: str, asked: Asked, console: 
     told = [*uncertain(known), *(host(known[0]) if known else [])]
     for text in (*told, verdict.assumed(asked.gpu)):
         console.print(text, style="dim", highlight=False)
-    text = "Every size in the table was predicted by itself, none by a line through others."
+    text = "Every size in the table was predicted; none is interpolated."
     console.print(text, style="dim", highlight=False)
 
 
@@ -208,8 +208,8 @@ def _remarks(answer: Largest, name: Callable[[Resolved], str]) -> list[str]:
         remarks.append(f"not even {name(answer.over.resolved)} fits")
     if answer.fits is not None and not answer.exact and answer.over is not None:
         remarks.append(
-            f"between {name(answer.fits.resolved)} and {name(answer.over.resolved)}, after "
-            f"{answer.tried} predictions; what lies between was not predicted"
+            f"between {name(answer.fits.resolved)} and {name(answer.over.resolved)}, "
+            f"after {answer.tried} predictions; sizes between them were not predicted"
         )
     if answer.fits is not None and answer.over is None and not answer.stopped:
         end = "the search ends there" if answer.exact else f"after {answer.tried} predictions"
@@ -354,7 +354,7 @@ def print_buckets(fits: Sequence[Fit], buckets: Sequence[Bucket], console: Conso
     order = ["Sample", "", "Samples", "Needs", "Free", "Step ms"]
     grid = text_grid("buckets", "", {head: kinds[head] for head in order}, lines)
     console.print(
-        f"{fits[0].label} at each size of the cache; the plan above is of the largest:",
+        f"{fits[0].label} at each size of the cache; the plan above is for the largest:",
         highlight=False,
     )
     print_grid(grid, console, styles={"": {WORD[word]: look for word, look in LOOK.items()}})

@@ -141,7 +141,11 @@ def phases(fit: Fit) -> list[str]:
 def _binding(fit: Fit) -> list[str]:
     """Name the phase that needs more than the step. The line after it describes the step's peak."""
     more = fit.binds != STEP and fit.phases[fit.binds]
-    return [f"  needs the most to {fit.binds}: {more.what}, {gib(more.gpu)} GiB"] if more else []
+    return (
+        [f"  needs the most in the phase {fit.binds}: {more.what}, {gib(more.gpu)} GiB"]
+        if more
+        else []
+    )
 
 
 def lacks(fit: Fit) -> str:
@@ -312,8 +316,9 @@ def held_notes(fits: Sequence[Fit]) -> list[str]:
     """
     able = [fit for fit in fits if fit.may_fit and held_back(fit) > max(0, fit.margin_bytes)]
     return [
-        f"{fit.label}: up to {gib(held_back(fit))} GiB more, gathered weights that are let go of, "
-        "may be held until the GPU has used them: the allocator would then wait, which is slow."
+        f"{fit.label}: the allocator may hold up to {gib(held_back(fit))} GiB more, of "
+        "gathered weights that the GPU still uses. It would then wait for them, which is "
+        "slow."
         for fit in able
     ]
 
@@ -333,7 +338,7 @@ def check_line(fit: Fit, ways: Ways | None) -> str:
         free = f"{gib(fit.margin_bytes)} GiB free"
         return "; ".join([f"fits: {_size(fit)}, {free}{_host(fit)}", *phases(fit)])
     if fit.may_fit:
-        return f"tight: {_size(fit)}, may fit and may not{_host(fit)}{_why(fit)}; {_way(ways)}"
+        return f"tight: {_size(fit)}, may or may not fit{_host(fit)}{_why(fit)}; {_way(ways)}"
     if fit.verdict == "host":
         return f"does not fit: {_size(fit)}, and {lacks(fit)}; {_way(ways)}"
     short = gib(-fit.margin_bytes)
@@ -381,9 +386,10 @@ def _way(ways: Ways | None) -> str:
         return f"on {spec.processes} GPUs, {batch}, fits: {_offer_of_check(wider)}"
     least = verdict.nearest(ways.tried) if ways else None
     if least is None:
-        return "nothing else was found"
+        return "no alternative was found"
     return (
-        f"nothing that was tried fits, the least is {least.label} with {gib(least.need_bytes)} GiB"
+        f"no alternative that was tried fits; the smallest is {least.label} with "
+        f"{gib(least.need_bytes)} GiB"
     )
 
 

@@ -100,7 +100,7 @@ def asked_for(options: argparse.Namespace) -> Asked:
     """
     if options.workload == SAMPLE and options.processes not in (None, 1):
         raise PlanError(
-            f"gpus is {options.processes}, and samples are drawn by one; leave --gpus out"
+            f"gpus is {options.processes}, but one GPU draws the samples; leave --gpus out"
         )
     if options.workload == SAMPLE:
         options.processes = 1
@@ -179,8 +179,9 @@ def _buckets(options: argparse.Namespace) -> Sequence[Mapping[str, Any]]:
         return ()
     if not is_cache(data):
         raise PlanError(
-            f"data is {data}; a plan takes a cache ({', '.join(f'{kind}:FOLDER' for kind in KINDS)}"
-            "), for of other data sizes alone matter: --resolution, --frames, --text"
+            f"data is {data}; a plan reads only caches "
+            f"({', '.join(f'{kind}:FOLDER' for kind in KINDS)}). For other data, give the "
+            "sizes: --resolution, --frames, --text"
         )
     names = ("config", "set", "resolution", "frames", "text")
     shaping = Shaping(data=data, **{name: getattr(options, name) for name in names})
@@ -203,14 +204,14 @@ def _check_kinds(options: argparse.Namespace) -> None:
     asked = [name for name in ("largest", "check", "advise") if getattr(options, name)]
     if options.explain and asked:
         why = "searches many" if asked == ["largest"] else "answers otherwise"
-        raise PlanError(f"--explain is of one size, and --{asked[0]} {why}; leave one out")
+        raise PlanError(f"--explain explains one size, and --{asked[0]} {why}; leave one out")
     if len(asked) > 1:
-        raise PlanError(f"--{asked[0]} and --{asked[1]} are two questions; leave one out")
+        raise PlanError(f"--{asked[0]} and --{asked[1]} exclude each other; leave one out")
     of_one = [name for name in asked if name != "largest"]
     count = len(options.recipes or ())
     if of_one and count != 1:
         named = f"{count} are named" if count else "none is named"
-        raise PlanError(f"--{of_one[0]} is of one recipe, and {named}; give --recipes RECIPE")
+        raise PlanError(f"--{of_one[0]} takes one recipe, and {named}; give --recipes RECIPE")
 
 
 def _with_beside(gpu: Card, options: argparse.Namespace, at_work: bool) -> Card:
@@ -259,7 +260,8 @@ def _placed(gpu: Card, options: argparse.Namespace) -> Card:
     """Return ``gpu`` distributed over its nodes, with the network between them."""
     if options.cpu and (options.nodes or options.network):
         raise PlanError(
-            "--nodes and --network are of GPUs, and --cpu is one machine; leave out both"
+            "--nodes and --network describe GPU machines, and --cpu is one machine "
+            "without them; leave out both"
         )
     gpu = on_nodes(gpu, options.processes, options.nodes)
     return rates.of_results(gpu, options.network) if options.network else gpu
@@ -276,7 +278,9 @@ def on_nodes(gpu: Card, gpus: int, nodes: int | None) -> Card:
     if nodes < 1 or gpus % nodes:
         near = nodes * max(1, gpus // nodes) if nodes > 0 else 1
         hint = f"give --gpus {near}" if nodes > 0 else "give --nodes at least 1"
-        raise PlanError(f"nodes is {nodes} and gpus is {gpus}: nodes share alike; {hint}")
+        raise PlanError(
+            f"nodes is {nodes} and gpus is {gpus}: each node needs the same number of GPUs; {hint}"
+        )
     return dataclasses.replace(gpu, node=gpus // nodes)
 
 
@@ -298,7 +302,8 @@ def _hosted(gpu: Card, options: argparse.Namespace) -> Card:
     asked = options.host_memory
     if asked and gpu.shared:
         raise PlanError(
-            f"host-memory is {asked}, and --cpu plans for this machine's memory; leave it out"
+            f"host-memory is {asked}, but --cpu plans for this machine's memory; leave "
+            "--host-memory out"
         )
     if asked:
         size = cards.parse_bytes(asked, "host-memory")
@@ -417,7 +422,7 @@ def _with_sharding(recipe: str, processes: int) -> str:
     if processes == 1:
         return f"single+{recipe}"
     named = ", ".join(f"{word}+{recipe}" for word in ("ddp", "zero2", "zero3", "fsdp2"))
-    raise PlanError(f"recipe {recipe!r} names no sharding for {processes} GPUs; one of {named}")
+    raise PlanError(f"recipe {recipe!r} names no sharding for {processes} GPUs; add one of {named}")
 
 
 def _across(options: argparse.Namespace, base: Spec, gpu: Card) -> list[str]:

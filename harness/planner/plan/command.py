@@ -43,39 +43,43 @@ WIDE = 116
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``plan``."""
     what, add = parser.add_mutually_exclusive_group(), parser.add_argument
-    text = "recipes to choose among (default: the fastest of a lattice is searched; for a CPU, "
-    text += "several nodes and samples, a list)"
+    text = "recipes to compare (default: a search for the fastest; for a CPU, "
+    text += "several nodes and samples, a list of recipes)"
     what.add_argument("--recipes", nargs="+", metavar="R", help=text)
     text = "a suite's recipes (default: as without --recipes)"
     what.add_argument("--suite", metavar="NAME_OR_FILE", help=text)
-    text = "the suite claims for one such card, beside the verdicts of results in DIR (default: no)"
+    text = "predict the suite claims for this card, beside the results in DIR (default: no)"
     what.add_argument("--claims", type=Path, metavar="DIR", help=text)
     add_question(parser)
-    text = "train, or sample: samples drawn in batches (default: train)"
+    text = "train, or sample: draw samples in batches (default: train)"
     add("--workload", choices=WORKLOADS, default=TRAIN, help=text)
     text = "with sample: steps of the sampler (default: 8)"
     add("--sampler-steps", type=int, metavar="N", default=0, help=text)
     text = "with sample: guidance scale, 1: none (default: 2)"
     add("--cfg-scale", type=float, metavar="G", default=0.0, help=text)
-    text = "the largest micro batch (whatever B is), DiT, resolution, number of frames, rank of "
-    text += "adapters, or number of blocks that stay on the GPU, that fits (default: none)"
+    text = "search for the largest size that fits: micro batch, DiT, resolution, frames, rank of "
+    text += "adapters, or number of blocks that stay on the GPU (default: none)"
     add("--largest", choices=tuple(SOUGHT), help=text)
-    text = "of one recipe one line, and exit code 0 if it fits, 1 if not: a guard of a training"
+    text = "print one line for one recipe; the exit code is 0 if it fits, else 1"
     add("--check", action="store_true", help=text)
-    text = "of one recipe: one knob moved at a time, what each buys in memory and costs in time"
+    text = "change one setting of one recipe at a time, and print its memory and time"
     add("--advise", action="store_true", help=text)
-    text = "the same on each of these numbers of GPUs, eight on a node, and where more stop to pay "
+    text = "predict each number of GPUs, eight on a node, and from where more do not pay off "
     add("--scale", type=int, nargs="+", metavar="N", help=text + "(default: one number, --gpus)")
-    text = "with --scale: what stays, weak: the samples of a GPU, strong: those of a step, or both "
+    text = "with --scale: keep the samples of a GPU (weak), those of a step (strong), or both "
     add("--regime", choices=(*REGIMES, BOTH), default="weak", help=text + "(default: weak)")
-    text = "with --scale: keep it beside the suite scale's results in DIR (default: print it only)"
+    text = (
+        "with --scale: write the prediction to DIR, which has results of the suite scale "
+        "(default: print only)"
+    )
     add("--keep", type=Path, metavar="DIR", help=text)
     add("--explain", action="store_true", help="print the tensors at each recipe's peak")
     add("--notes", action="store_true", help="print all notes below the table (default: three)")
     add("--jobs", type=int, metavar="N", help="predictions at a time (default: a core each)")
-    add("--json", type=Path, metavar="FILE", help="everything as JSON too (default: not written)")
-    text = "trace everything anew (default: predictions of earlier plans, and recorded ones that "
-    add("--fresh", action="store_true", help=text + "ship with the project, are used again)")
+    text = "write everything as JSON too (default: not written)"
+    add("--json", type=Path, metavar="FILE", help=text)
+    text = "trace every prediction again (default: use those of earlier plans, and those that "
+    add("--fresh", action="store_true", help=text + "ship with the project)")
 
 
 def plan(options: argparse.Namespace) -> int:

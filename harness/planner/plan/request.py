@@ -40,8 +40,8 @@ Source: accelerate 1.15, parallelism_config.py and accelerator.py (``_prepare_tp
 """
 
 WITHOUT_GPU = (
-    "accelerate looks for FSDP on GPUs alone, and here each process would train a model by itself, "
-    "without a word; give --gpu CARD"
+    "accelerate starts FSDP only on GPUs, and on a CPU each process would train a model "
+    "of its own without a message; give --gpu CARD"
 )
 """Source: accelerate 1.15, state.py (``AcceleratorState.__init__``, below MULTI_GPU)."""
 
@@ -108,33 +108,42 @@ def add_question(parser: Any) -> None:
     text += "FILE.py:CLASS (default: DiT-XL/2)"
     add("--model", type=families.canonical, default="DiT-XL/2", help=text)
     add("--gpus", "--processes", dest="processes", type=int, metavar="N",
-        help="GPUs, a process each (default: 8 of a DiT, 1 of a public model), or processes of "
-        "the CPU (2)")  # fmt: skip
-    text = "machines that they are in, alike (default: one for each 8 GPUs)"
+        help="GPUs, one process on each (default: 8 for a DiT, 1 for a public model); CPU "
+            "processes (default: 2)")  # fmt: skip
+    text = "machines with the same number of GPUs each (default: one for each 8 GPUs)"
     add("--nodes", type=int, metavar="N", help=text)
-    text = "results of run --nodes on such machines: their network counts (default: typical)"
+    text = "results of run --nodes on such machines, for their network (default: typical figures)"
     add("--network", type=Path, metavar="DIR", help=text)
     card = parser.add_mutually_exclusive_group(required=True)
-    card.add_argument("--gpu", metavar="NAME", help="a card, as A100-80GB (no default)")
-    card.add_argument("--gpu-memory", metavar="SIZE", help="or its memory, as 24GiB (no default)")
+    card.add_argument("--gpu", metavar="NAME", help="card, such as A100-80GB (no default)")
+    card.add_argument(
+        "--gpu-memory", metavar="SIZE", help="or the memory of a card, such as 24GiB (no default)"
+    )
     card.add_argument("--cpu", action="store_true", help="or the CPU of this machine (no default)")
     text = "host memory of a machine (default: this machine's if it has the card, else 64GiB for "
     text += "each desktop card and 256GiB for each other)"
     add("--host-memory", metavar="SIZE", default="", help=text)
-    text = f"what the card was measured to do (default: the best kept; {NONE}: typical figures)"
+    text = f"calibration to use (default: the best one for the card; {NONE}: typical figures)"
     add("--calibration", metavar="FILE", default="", help=text)
-    text = "samples a step (default: 32 a GPU of a DiT, 1 of a public model)"
+    text = "samples a step (default: 32 a GPU for a DiT, 1 for a public model)"
     add("--global-batch", type=int, metavar="B", help=text)
     text = "pixels, as 1024 or HEIGHTxWIDTH (default: the public model's usual; a DiT's: 256)"
     add("--resolution", default="", metavar="PIXELS", help=text)
     add_shaping(parser)
-    text = "a cache, musubi:FOLDER or finetrainers:FOLDER: its largest samples, and each size of "
-    add("--data", default="", metavar="CACHE", help=text + "them (default: made-up samples)")
-    text = "models that stay on each GPU too: T5-XXL, T5-XXL:fp8, 2.5GiB, usual (default: none)"
+    text = (
+        "cache, musubi:FOLDER or finetrainers:FOLDER: plan its largest samples, and each size of "
+    )
+    add(
+        "--data",
+        default="",
+        metavar="CACHE",
+        help=text + "its samples (default: synthetic samples)",
+    )
+    text = "other models on each GPU: T5-XXL, T5-XXL:fp8, 2.5GiB, usual (default: none)"
     add("--also", nargs="+", metavar="NAME", default=[], help=text)
     text = "models that each GPU held before, whose memory torch's pool kept when they were freed "
     add("--before", nargs="+", metavar="NAME", default=[], help=text + "(default: none)")
-    text = "what counts beside set-up and step: load, encode, validate, each perhaps with ways, as "
+    text = "phases to predict besides set-up and step: load, encode, validate; with ways, as "
     text += "load:fp32 or validate:tiled+encoders; Needs is the largest (default: none)"
     add("--phases", nargs="+", metavar="PHASE", default=[], help=text)
 

@@ -116,8 +116,8 @@ def _checked(options: argparse.Namespace) -> Path | None:
         if getattr(options, name) not in values:
             word = {"processes": "gpus"}.get(name, name)
             raise PlanError(
-                f"{word} is {getattr(options, name)}; --scale is of several numbers of GPUs, eight "
-                f"on a node, and of named recipes: leave --{word} out"
+                f"{word} is {getattr(options, name)}; --scale predicts named recipes on "
+                f"several numbers of GPUs, eight on a node: leave --{word} out"
             )
     low = min(options.scale)
     if low < 1:
@@ -133,8 +133,8 @@ def _checked(options: argparse.Namespace) -> Path | None:
     alone = next((r for r in options.recipes or () if parse(r).alone("cuda")), None)
     if alone:
         raise PlanError(
-            f"{alone} trains on one GPU, however many there are; name recipes of several, as ddp: "
-            "plain training on one is told beside them"
+            f"{alone} always trains on one GPU; name recipes for several, such as ddp. "
+            "Plain training on one GPU is added to the table."
         )
     return _folder(options.keep)
 
@@ -142,8 +142,8 @@ def _checked(options: argparse.Namespace) -> Path | None:
 def _folder(folder: Path | None) -> Path | None:
     if folder and read_suite(folder).story != SUITE:
         raise PlanError(
-            f"keep is {folder}, where no results of the suite {SUITE} lie; give a folder that "
-            f"./run.sh run --suite {SUITE} made (--out)"
+            f"keep is {folder}, which has no results of the suite {SUITE}; give a results "
+            f"folder of ./run.sh run --suite {SUITE} (--out)"
         )
     return folder
 
@@ -218,7 +218,8 @@ def _batch(options: argparse.Namespace, regime: str, count: int, fewest: int) ->
         return count * of_gpu
     if asked % fewest:
         raise PlanError(
-            f"global_batch is {asked}, which {fewest} GPUs cannot share alike; give a multiple"
+            f"global_batch is {asked}, which does not divide by {fewest} GPUs; give a "
+            f"multiple of {fewest}"
         )
     return asked // fewest * count
 

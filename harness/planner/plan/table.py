@@ -53,7 +53,7 @@ def why(fits: Sequence[Fit]) -> list[str]:
         return []
     best = verdict.fastest(fits)
     ordered = sorted(known, key=lambda fit: (fit is not best, not fit.fits, fit.seconds.total))
-    return ["Where a step goes, and what a GPU sends in it:", *map(_line, ordered)]
+    return ["Parts of a step's time, and the data that a GPU sends in it:", *map(_line, ordered)]
 
 
 def _line(fit: Fit) -> str:
@@ -83,7 +83,7 @@ def _links(fit: Fit) -> str:
     found = sent(fit.prediction.work, spec.processes, fit.gpu.node)
     ways = [("within its node", found.within), ("to other nodes", found.across)]
     lines = [f"{size / GIB:.1f} GiB {where}" for where, size in ways if size >= GIB / 20]
-    return f"sends {' and '.join(lines)}" if lines else "sends next to nothing"
+    return f"sends {' and '.join(lines)}" if lines else "sends less than 0.1 GiB"
 
 
 SHOWN = {
@@ -97,11 +97,14 @@ SHOWN = {
 WORD = {"fits": "fits", "tight": "tight", "host": "host short", "no": "no",
         "unknown": "not predicted", "cannot": "cannot run"}  # fmt: skip
 ON_GPU = (
-    "GiB of one GPU; Host: of a node. Needs: what the allocator reserves, library "
-    "workspaces, CUDA context and NCCL. fits: so do the upper ends of Needs and Host. tight: what "
-    "there is lies within a range."
+    "Memory in GiB of one GPU; Host: of a node. Needs: the allocator's reserve, library "
+    "workspaces, CUDA context and NCCL. fits: the upper ends of Needs and Host fit too. "
+    "tight: the available memory lies within the range."
 )
-ON_CPU = "GiB. Needs: tensors, interpreters and libraries of all processes, which share the memory."
+ON_CPU = (
+    "Memory in GiB. Needs: tensors, interpreters and libraries of all processes, which share "
+    "the host's memory."
+)
 MORE_NOTES = "More notes: the same command with --notes."
 LEAST_WORTH = ("other", "ema", "grads", "params", "optim", "activ", "Step ms")
 """Heads of columns that a narrow terminal hides first."""
@@ -247,7 +250,8 @@ def notes(fits: Sequence[Fit]) -> list[str]:
     """Return the meaning and the basis of the numbers, and what is not included."""
     notes = [
         ON_CPU if fits[0].gpu.shared else ON_GPU,
-        f"Columns between: the peak instant of live tensors. {rates.words(fits[0].gpu)}",
+        "Columns between Free and Host: live tensors at the peak of a step. "
+        f"{rates.words(fits[0].gpu)}",
     ]
     notes += [*uncertain(fits), *host(fits[0]), *_beside(fits[0]), *_before(fits[0])]
     single = [f for f in fits if f.resolved.spec.processes == 1]
@@ -261,7 +265,7 @@ def short_notes(fits: Sequence[Fit]) -> list[str]:
     """Return the three notes without which the table misleads; ``notes`` has all."""
     share, card = max(fit.uncertainty.share for fit in fits), fits[0].gpu
     reach = f"Ranges of memory hold for nine of ten models (+-{100 * share:.0f} %)."
-    last = " ".join([*host(fits[0]), *_beside(fits[0])])
+    last = " ".join([*host(fits[0]), *_beside(fits[0]), *_before(fits[0])])
     found = [ON_CPU if card.shared else ON_GPU, f"{reach} {rates.words(card)}", last]
     return list(filter(None, found))
 
@@ -281,9 +285,10 @@ def _host_bound(fits: Sequence[Fit]) -> list[str]:
     some = "every row" if len(bound) == len(fits) else ", ".join(fit.label for fit in bound)
     least = min(issued(fit.prediction.work) for fit in bound)
     return [
-        f"The host, not the card, sets the step time of {some}: Python issues {least:,} or more "
-        f"operations a step, each in {ISSUE * 1e6:.0f} microseconds. That floor of the host is "
-        f"{ISSUE * least:.2f} s on any card. A larger batch costs no time until the card is slower."
+        f"The host, and not the card, limits the step time of {some}: Python issues "
+        f"{least:,} or more operations a step, each in {ISSUE * 1e6:.0f} microseconds. "
+        f"This floor is {ISSUE * least:.2f} s on any card. A larger batch costs no time "
+        "until the card becomes the limit."
     ]
 
 
@@ -297,12 +302,12 @@ def uncertain(fits: Sequence[Fit]) -> Iterator[str]:
         words, share = uncertainty.CLASSES[one.kind], f"+-{100 * one.share:.0f} %"
         rows = f"{one.rows} public measurements of {one.models} models"
         if not one.pooled:
-            why = f"from {rows}, to hold for nine of ten other models"
+            why = f"from {rows}; nine of ten other models are expected within it"
         elif one.rows:
-            why = f"{rows} are too few alone, and all classes count"
+            why = f"{rows} are too few, so the range is from all classes"
         else:
-            why = uncertainty.UNMEASURED.get(one.kind, "nobody's measurement is of this class")
-            why += ", and all classes count"
+            why = uncertainty.UNMEASURED.get(one.kind, "no public measurement is of this class")
+            why += ", so the range is from all classes"
         yield f"Memory {share} ({words}): {why}."
 
 
@@ -316,8 +321,7 @@ def host(fit: Fit) -> list[str]:
         return [f"Host memory of a machine: {size}, {card.host_told}."]
     share = card.host_share // 2**30
     return [
-        f"Host memory: {share} GiB assumed for each GPU, its own or its share of a server; "
-        "--host-memory SIZE gives a machine's."
+        f"Host memory: {share} GiB assumed for each GPU. Give a machine's with --host-memory SIZE."
     ]
 
 
@@ -349,7 +353,7 @@ def _beside(fit: Fit) -> list[str]:
     names, total = ", ".join(one.name for one in own), sum(one.bytes for one in own)
     uncounted = "Not counted" + " in the step" * bool(fit.resolved.spec.phases)
     return [
-        f"{uncounted}: {names}, {gib(total)} GiB in 16 bits where they stay on the GPU: "
+        f"{uncounted}: {names}, {gib(total)} GiB in 16 bits if they stay on the GPU. "
         "--also usual counts them."
     ]
 
@@ -407,15 +411,18 @@ def second_step(prediction: Prediction) -> list[str]:
     if not first or later is None or later.bytes < MORE * first:
         return []
     return [
-        f"  the second step adds {fine(later.bytes - first)} GiB to the first's {fine(first)}: a "
-        "peak read after one step is too low"
+        f"  the second step adds {fine(later.bytes - first)} GiB to the first's "
+        f"{fine(first)}: do not measure the peak after one step"
     ]
 
 
 def _held_explained(fit: Fit) -> list[str]:
     """Return the memory that a GPU may also hold until it has used gathered weights."""
     size = held_back(fit)
-    text = f"  up to {fine(size)} GiB more may be held: gathered weights, until the GPU used them"
+    text = (
+        f"  the allocator may hold up to {fine(size)} GiB more: gathered weights that the GPU "
+        "still uses"
+    )
     return [text] if size >= FINE else []
 
 

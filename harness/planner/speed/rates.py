@@ -181,8 +181,8 @@ def of_results(gpu: Card, folder: Path) -> Card:
     wires = [r.wire for r in load_all(folder)[0] if r.wire and r.wire.backend == "nccl"]
     if not wires:
         raise BadInput(
-            f"network is {folder}: no result there has a network measured between GPUs; run "
-            "./run.sh run --nodes on such machines, or leave --network out"
+            f"network is {folder}: no result there has a measured network between GPUs; "
+            "run ./run.sh run --nodes on such machines, or leave --network out"
         )
     return measured(gpu, min(wires, key=lambda wire: wire.bandwidth), str(folder))
 
@@ -204,10 +204,10 @@ FILE = "calibration.json"
 
 NONE = "none"
 """Value in place of a calibration's file: use typical figures."""
-UNTRIED = "No step time measured on {} was ever compared with a prediction: its times are untried."
+UNTRIED = "Times are untried: no measured step time on {} was compared with a prediction."
 UNCALIBRATED = (
-    "Times, context and communication are typical figures; ./run.sh calibrate on such a machine "
-    "makes them its own."
+    "Times, context and communication are typical figures. ./run.sh calibrate on such a "
+    "machine replaces them."
 )
 
 

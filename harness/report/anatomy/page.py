@@ -228,11 +228,11 @@ def _laws(p: MemoryBreakdown) -> str:
     )
     errors = [charts.six_nd_error(q.parameters, q.batch * q.tokens, q.flops) for q in p.points]
     text = (
-        f"Counted on the same small models, 6 N D gives {100 * min(errors):.0f} % to "
-        f"{100 * max(errors):.0f} % too many FLOPs: a third of a DiT block's weights (adaLN) run "
-        "once a sample, not once a token. The report's FLOPs are the closed form, not 6 N D."
-        + _six_nd_here(p)
-    )
+        f"On the same small models, 6 N D counts {100 * min(errors):.0f} % to "
+        f"{100 * max(errors):.0f} % too many FLOPs. A third of a DiT block's weights "
+        "(adaLN) runs once a sample, not once a token. The report's FLOPs are from the "
+        "closed form, not from 6 N D."
+    ) + _six_nd_here(p)
     six = _figure(
         "The rule of 6 N D on DiT presets",
         "closed form of each preset, 32x32 latents",

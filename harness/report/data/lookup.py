@@ -69,8 +69,8 @@ def noise_floor(group: Group) -> str:
     floor = group.floor
     if floor is None:
         return (
-            "Noise floor unknown: no row was measured twice, so that a small difference of speed "
-            "may be none (--noise-floor 3 measures the reference three times)."
+            "Noise floor unknown: no row was measured twice, so small differences of "
+            "speed may be noise. --noise-floor 3 measures the reference three times."
         )
     return " ".join([_stated(floor), *_advice(floor)])
 
@@ -79,8 +79,8 @@ def _stated(floor: Floor) -> str:
     size, rests = _size(floor.fraction), rests_on(floor)
     if floor.source:
         return (
-            f"Noise floor {size}, borrowed: no row of this group was measured twice, but of "
-            f"{floor.source} {rests}. Its own may be larger."
+            f"Noise floor {size}, from another group, because no row of this one was "
+            f"measured twice: {floor.source} {rests}. This group's floor may be larger."
         )
     return f"Noise floor {size}: {rests}. Speeds closer than that count as equal and read '{SAME}'."
 

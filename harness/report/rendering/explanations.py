@@ -20,8 +20,9 @@ def _limits() -> str:
         for limits in (parity.FLOAT32, parity.WIDE)
     )
     return (
-        f"Limits: in float32 on CPUs {tight} in the first {parity.EARLY_STEPS} steps; on GPUs what "
-        f"repetitions of the reference are apart, times {parity.SLACK:g}; else {wide}."
+        f"Limits: in float32 on CPUs {tight} in the first {parity.EARLY_STEPS} steps. On "
+        f"GPUs: {parity.SLACK:g} times the distance between repetitions of the reference. "
+        f"Otherwise: {wide}."
     ).replace("e-0", "e-")
 
 
@@ -37,72 +38,104 @@ NOTES = {
     "libraries and set-up.",
     "simulated": "Peak: live tensors of rank 0 in a step. Smallest first. A step's time is "
     "computation alone.",
-    "phases": "Highest of all ranks in each phase, before the timed steps: on a GPU live tensors "
-    "by the caching allocator, without one the resident mark above the baseline, which is not "
-    "Peak. Steady is the step after the warm-up; forward, backward and optimizer are from the one "
-    "after that. Colour: the share of the table's highest value.",
-    "drawing_phases": "Highest in each phase, before the timed batches: on a GPU live tensors by "
-    "the caching allocator, without one the resident mark above the baseline, which is not Peak. "
-    "Warm-up is the first batch; denoise is a whole batch, from noise to samples.",
-    "drawn": "Samples are latents, of the first few labels of the batch, drawn by every row from "
-    "the same noise. Relative L2: norm of the difference to the reference's over its norm. PSNR: "
-    "against the span of the reference's values. Recognised, of digits: the share of the batch "
-    "that a classifier of the same digits (a support vector machine) takes for what was asked; "
-    "taken as reference's: for what it takes the reference's sample for. A row that must not "
-    "change the computation DIFFERS beyond what rounding explains: 4 x the echo of the reference "
-    "(how far its samples move when each number of the noise is moved by its last bit) x the root "
-    "of the number of roundings, one a product of each evaluation of the model; at most 1e-3. Rows "
-    "that differ in steps of the sampler, guidance, seed or weights are not compared.",
-    "split": "Alive at the traced peak of one step on the fullest rank. EMA: and what else a "
-    "strategy keeps beside the model (masks, gradients not sent yet). Workspace: temporaries, "
-    "buckets, kernel scratch. Without a GPU the traced peak is the Peak. Untraced: what the meter "
-    "counted in the steps (a GPU's allocator, or the resident mark) beyond the traced tensors of "
-    "both places; below zero where it counted less.",
-    "host": "Tensors in host memory at the traced peak of one step, on the fullest rank: offloaded "
-    "state is here. On a GPU by each tensor's own device, without one by the engine's placement.",
-    "time": "Each step counts as its slowest rank's. On CPUs the timed steps run under glibc's "
-    "default heap, those whose memory is read under one that gives all back at once. Disturbed: "
-    "other work held 10 % of the cores or more while less than 25 % were idle; or the step took "
-    "10 % longer than the row's fastest with a smaller share of the cores, or with forced switches "
-    "far above. CPU s: of all ranks together, the median step. Set-up: import to prepared; warm-up "
-    "and compilation are not timed steps. Compile: torch.compile's own, within the warm-up, from "
-    "an empty cache.",
-    "parity": "Distance: the largest step's |a - b| / |b| to the reference row; of moment, update "
-    "and average, the parameter's that is furthest away: a few signed sums of the optimizer's "
-    "first moment, of what the steps changed, and of the way of the averaged weights. A parameter "
-    "whose moment is below a thousandth of all together counts by that much less. A row that "
-    f"must not change the computation DIFFERS beyond what rounding explains. {_limits()}",
-    "siblings": "Rows that change the computation by design, each beside the plainest other row "
-    "that changes the same: of one computation they are held to each other, within what rounding "
-    "explains. Of another computation (in brackets) the distance is only shown.",
+    "phases": (
+        "Highest of all ranks in each phase, before the timed steps. On a GPU: live tensors "
+        "by the caching allocator. Without a GPU: the resident mark above the baseline, "
+        "which is not Peak. Steady is the step after the warm-up; forward, backward and "
+        "optimizer are from the step after that. Colour: the share of the table's highest "
+        "value."
+    ),
+    "drawing_phases": (
+        "Highest in each phase, before the timed batches. On a GPU: live tensors by the "
+        "caching allocator. Without a GPU: the resident mark above the baseline, which is "
+        "not Peak. Warm-up is the first batch; denoise is a whole batch, from noise to "
+        "samples."
+    ),
+    "drawn": (
+        "Samples are latents of the first few labels of the batch, which every row draws "
+        "from the same noise. Relative L2: norm of the difference to the reference's over "
+        "its norm. PSNR: relative to the span of the reference's values. Recognised, for "
+        "digits: the share of the batch in which a classifier of the same digits (a support "
+        "vector machine) sees the requested class. Taken as reference's: the share in which "
+        "it sees the same class as in the reference's sample. A row that must not change the "
+        "computation DIFFERS beyond what rounding explains. The limit is 4 x the echo of the "
+        "reference x the root of the number of roundings, and at most 1e-3. Echo: the "
+        "distance that its samples move if the last bit of each number of the noise changes. "
+        "Each product of an evaluation of the model is one rounding. Rows that differ in "
+        "sampler steps, guidance, seed or weights are not compared."
+    ),
+    "split": (
+        "Alive at the traced peak of one step on the fullest rank. EMA: the average, and "
+        "everything else that a strategy keeps beside the model (masks, gradients not sent "
+        "yet). Workspace: temporaries, buckets, kernel scratch. Without a GPU the traced "
+        "peak is the Peak. Untraced: bytes that the meter counted in the steps (a GPU's "
+        "allocator, or the resident mark) beyond the traced tensors on device and host. It "
+        "is negative if the meter counted less."
+    ),
+    "host": (
+        "Tensors in host memory at the traced peak of one step, on the fullest rank, such as "
+        "offloaded state. On a GPU placement is each tensor's own device, without a GPU the "
+        "engine's lists."
+    ),
+    "time": (
+        "Each step counts as its slowest rank's. On CPUs the timed steps use glibc's default "
+        "heap, and the steps whose memory is read use one that returns freed memory at once. "
+        "Disturbed: other work held 10 % of the cores or more, and less than 25 % were idle. "
+        "Also disturbed: a step 10 % longer than the row's fastest, with a smaller share of "
+        "the cores or far more forced switches. CPU s: of all ranks together, the median "
+        "step. Set-up: import to prepared; warm-up and compilation are not timed steps. "
+        "Compile: time of torch.compile within the warm-up, from an empty cache."
+    ),
+    "parity": (
+        "Distance: the largest step's |a - b| / |b| to the reference row. For moment, update "
+        "and average it is that of the parameter that is furthest away. They are a few "
+        "signed sums of the optimizer's first moment, of the changes by the steps, and of "
+        "the changes of the averaged weights. A parameter whose moment is below a thousandth "
+        "of all together counts proportionally less. A row that must not change the "
+        f"computation DIFFERS beyond what rounding explains. {_limits()}"
+    ),
+    "siblings": (
+        "Rows that change the computation by design, each beside the plainest other row with "
+        "the same changes. Rows of one computation must agree within rounding. For rows of "
+        "another computation (in brackets) the distance is only shown."
+    ),
     "buckets": "As the engine used them, in elements, and MiB at the type the row computes in. "
     "overlap_comm: whether communication runs beside the computation; stages 1 and 2 then have two "
     "reduce buckets. Stage 3 gathers up to a prefetch bucket ahead, whether it overlaps or not.",
-    "gathers": "Read off the watched step. Prefetch: how many blocks each asks for ahead, as the "
-    "recipe says; auto is torch's own way: one in backward, and in forward as far as the host runs "
-    "ahead of a GPU, which is not counted here. Whole at once: groups (blocks, and what is outside "
-    "of them) whose weights were whole; those ahead are on their way, in a buffer of their size. "
-    "On a CPU each is waited for when it is asked for: nothing overlaps.",
-    "predicted": "Predicted by tracing the same set-up and step without memory, on this machine, "
-    "in a process of its own. Step: live tensors at the peak of one later step, against the run's "
-    "own trace (rank 0): not an independent measure, for one tracer makes both. Worst category: of "
-    "those above 5 % of that peak, the one with the largest error; both sides name categories by "
-    "the same rules. Host: the same of what is kept in host memory. Run: the whole run, set-up "
-    "included, an independent measure: on a GPU against the allocator's highest phase, both with "
-    "cuBLAS's workspaces; without one tensors of both places against Resident, which has "
-    "libraries' scratch in it. Reserved, on a GPU: in the allocator's mode that ran (expandable "
-    "segments or not).",
-    "calibrated": "The same trace, timed by what this device was measured to do before (./run.sh "
-    "calibrate), and by typical figures; plus or minus follows from the rows that it was fitted "
-    "to. Measured peak reached: the model's FLOPs a second over that of large matrix products of "
-    "random data, in the type the row computes in; recomputation does not count as work.",
+    "gathers": (
+        "Read from the watched step. Prefetch: number of blocks that each block gathers "
+        "ahead, as set by the recipe. auto is torch's own: one in backward, and in forward "
+        "as many as the host runs ahead of a GPU, which is not counted here. Whole at once: "
+        "groups (blocks, and the modules outside of them) whose weights were whole. "
+        "Prefetched groups are in transfer, in a buffer of their size. On a CPU each "
+        "prefetch is waited for at once: nothing overlaps."
+    ),
+    "predicted": (
+        "Predicted by tracing the same set-up and step without memory, on this machine, in a "
+        "separate process. Step: live tensors at the peak of one later step, against the "
+        "run's own trace (rank 0). It is not an independent measure, because one tracer "
+        "makes both. Worst category: the one with the largest error, of those above 5 % of "
+        "that peak; both sides name categories by the same rules. Host: the same for tensors "
+        "in host memory. Run: the whole run with set-up, against an independent measure. On "
+        "a GPU that is the allocator's highest phase, both with cuBLAS's workspaces. Without "
+        "a GPU it is Resident, which includes libraries' scratch, against tensors on device "
+        "and host. Reserved, on a GPU: in the allocator's mode of the run (expandable "
+        "segments or not)."
+    ),
+    "calibrated": (
+        "The same trace, timed by the calibration of this device (./run.sh calibrate), and "
+        "by typical figures. Plus or minus follows from the rows of the fit. Measured peak "
+        "reached: the model's FLOPs a second over those of large matrix products of random "
+        "data, in the row's type; recomputation does not count as work."
+    ),
     "types": "Read back from the trained model and its optimizer. Updated weights wider than the "
     "model's are a master copy.",
-    "effects": "Two rows that differ in one part only: what adding this part did, to speed "
-    "and to the memory that rows are ranked by. Same: a "
-    "difference of speed within the noise floor. Why: what the traced peak of one step, on the "
-    "fullest rank, was made of before and after, all as shares of the peak before; below 2 % "
-    "nothing is said to show.",
+    "effects": (
+        "Two rows that differ in one part only, and its effect on speed and on the memory "
+        "that rows are ranked by. Same: a difference of speed within the noise floor. Why: "
+        "categories of the traced peak of one step on the fullest rank, before and after, as "
+        "shares of the peak before. Changes below 2 % are not shown."
+    ),
 }
 """Key of a table -> the note below it."""
 GLOSSARY = (

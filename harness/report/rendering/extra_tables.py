@@ -78,8 +78,9 @@ def _averages(result: Result) -> Grid:
 
 TITLE = "Memory only"
 MEMORY_ONLY_NOTE = (
-    "Measured side by side, each on a GPU of its own (--side-by-side): memory only. Their times "
-    "would be of the company they had, and are not kept. To rank them, run them without it."
+    "Measured side by side, each on its own GPU (--side-by-side), for memory only. Their "
+    "times would depend on the rows beside them, and are not kept. To rank these rows, "
+    "run them without it."
 )
 COLUMNS = (
     Column("Recipe", lambda r: label(r.spec)),

@@ -186,10 +186,10 @@ def _figure(caption: str, small: str, picture: str, keys: str = "") -> str:
 def _bars_and_steps(group: Group) -> str:
     keys = html_parts.colour_keys(charts.split_legend(group))
     bars = charts.split_bars(group)
-    left = _figure("What the peak is made of", "one step, on the fullest rank", bars, keys)
+    left = _figure("Memory at the peak", "one step, on the fullest rank", bars, keys)
     right = _figure(
         "Step times",
-        "dots: every timed step; bar: p10 to p90; tick: median"
+        "dots: every timed step, bar: p10 to p90, tick: median"
         + ("; band: noise floor about the reference" if group.floor else ""),
         charts.steps(group),
     )
@@ -201,7 +201,7 @@ def _effects(grid: Grid) -> str:
 
 
 def _scatter_note(group: Group) -> str:
-    note = "filled: Pareto front; ring: reference; up and left is better"
+    note = "filled: Pareto front, ring: reference. Up and left is better"
     return note + ("; a number is a line of the ranking" if len(group.rows) > CROWD else "")
 
 

@@ -235,7 +235,7 @@ def commands(report: Report) -> str:
         for label, command in every
         if command
     ]
-    note = tag("p", "Each row again, alone: run from the repository's root.", "note")
+    note = tag("p", "Command of each row, to run it alone from the repository's root.", "note")
     return section("commands", "Commands", note, *blocks) if blocks else ""
 
 
@@ -247,7 +247,7 @@ def how_to_read(report: Report) -> str:
     note = tag(
         "p", "GiB = 2^30 bytes. A dash means: not defined. Other words: docs/glossary.md.", "note"
     )
-    return section("read", "How to read this", f'<dl class="read">{"".join(items)}</dl>', note)
+    return section("read", "Reading this page", f'<dl class="read">{"".join(items)}</dl>', note)
 
 
 # ---- Markdown ----
@@ -300,8 +300,8 @@ def _markdown_cell(text: str, head: str, alarm: bool) -> str:
 
 IN_FORCE_HEAD = "Settings, not effects"
 NOTE = (
-    "Facts of the rows' evidence that could only be read where they were set. Every other fact was "
-    "read off what the training did."
+    "Evidence that could only be read from a setting. All other evidence was read from "
+    "the training's effects."
 )
 
 

@@ -14,7 +14,7 @@ from harness.report.figures.predicted import OUT_OF_MEMORY
 from harness.report.rendering.explanations import model_in_words
 from harness.result import Status, is_unplaced
 
-NOT_ASKED = "NOT the reference that was asked for"
+NOT_ASKED = "NOT the requested reference"
 
 
 def summary(report: Report) -> str:
@@ -76,7 +76,7 @@ def others(report: Report, first: int) -> str:
     )
     if not wrong:
         return text
-    return f"{text} Computed something else than promised: {some(wrong)}."
+    return f"{text} Rows with a wrong computation: {some(wrong)}."
 
 
 def others_wrong(report: Report, first: int) -> list[Row]:
@@ -115,10 +115,10 @@ def _setting_of_samples(group: Group) -> str:
     weights = f"weights of {spec.weights}" if spec.weights else "weights as they are drawn"
     guidance = f"guidance {spec.scale:g}" if spec.scale != 1 else "no guidance"
     return (
-        f"Samples of {model_in_words(spec)} ({first.parameters / 1e6:.1f} M parameters, {weights}) "
-        f"in the shape of {spec.data}, {spec.objective} objective, {spec.drawn_steps} steps of its "
-        f"sampler, {guidance}, {spec.global_batch} samples a batch, seed {spec.seed}, "
-        f"{spec.warmup} warm-up + {spec.steps} timed batches"
+        f"Samples of {model_in_words(spec)} ({first.parameters / 1e6:.1f} M parameters, "
+        f"{weights}) in the shape of {spec.data}: {spec.objective} objective, "
+        f"{spec.drawn_steps} sampler steps, {guidance}, {spec.global_batch} samples a "
+        f"batch, seed {spec.seed}, {spec.warmup} warm-up + {spec.steps} timed batches"
     )
 
 
@@ -130,10 +130,10 @@ def stamp(group: Group) -> str:
 
 def _simulated(group: Group) -> str:
     return (
-        f"SIMULATED WORLD: one process stood for rank 0 of {group.world}. Memory is that rank's, "
-        "real, without what the communication library itself holds. Time is computation without "
-        "communication. Losses mean nothing and are not kept. Ordered by memory; never ranked with "
-        "real rows, and in no answer."
+        f"SIMULATED WORLD: one process ran rank 0 of {group.world}. Memory is that "
+        "rank's, without the communication library's own. Time is computation without "
+        "communication. Losses have no meaning and are not kept. Rows are ordered by "
+        "memory, never ranked with real rows, and in no answer."
     )
 
 
@@ -141,8 +141,9 @@ def _meter(group: Group) -> str:
     where = f"{group.device}, {_processes(group)}"
     if group.meter == "cuda":
         return (
-            f"Measured on {where}; memory is ranked by what a device must have free: the caching "
-            "allocator's reserve, the CUDA context and the communication library."
+            f"Measured on {where}. Memory is ranked by the free memory that a device must "
+            "have: the caching allocator's reserve, the CUDA context and the "
+            "communication library."
         )
     return (
         f"Measured on CPU processes ({where}), without a GPU. Do NOT compare these numbers with a "
@@ -174,8 +175,8 @@ def wrong_rows(group: Group) -> list[str]:
     if not wrong:
         return []
     return [
-        f"Computed something else than promised: {some(wrong, '; ')}. Left out of the answers "
-        "and of the front."
+        f"Rows with a wrong computation: {some(wrong, '; ')}. They are in no answer and "
+        "not on the front."
     ]
 
 
@@ -186,8 +187,9 @@ def notes(group: Group) -> list[str]:
     texts = []
     if group.reference.versus.differs_in:
         texts.append(
-            f"{group.reference.label} did not compute the same when it was measured again "
-            f"({group.reference.versus.differs_in}): the other rows' distances to it say less."
+            f"{group.reference.label} computed something else when it was measured again "
+            f"({group.reference.versus.differs_in}), so the distances of other rows to it "
+            "are less certain."
         )
     if noisy:
         texts.append(f"Noisy step times: {some(noisy)}. More --steps, or a quieter machine.")
@@ -195,7 +197,7 @@ def notes(group: Group) -> list[str]:
     if len(counts) > 1:
         texts.append("Rows differ in their number of processes; samples/s is of the whole job.")
     for name, values in environment.differing(group.rows).items():
-        texts.append(f"Rows were not all measured alike: {name} is {environment.listed(values)}.")
+        texts.append(f"Rows differ in their environment: {name} is {environment.listed(values)}.")
     texts += _unknown_places(group)
     texts += _missing_flops(group)
     return [*texts, *first_of(_meter_notes(group), "notes of the meter")]
@@ -237,8 +239,8 @@ def _disturbed(group: Group) -> list[str]:
     if not marked:
         return []
     return [
-        "Disturbed steps, in which the machine was elsewhere: "
-        f"{some(marked)}. Their times are too long: measure again on a quieter machine."
+        f"Disturbed steps, during which other work held the cores: {some(marked)}. Their "
+        "times are too long: measure again on a quieter machine."
     ]
 
 
@@ -248,8 +250,8 @@ def _paused(group: Group) -> list[str]:
     if not marked:
         return []
     return [
-        f"Network paused? Steps far above the median: {some(marked)}. Look at the "
-        "link between the nodes, and measure again."
+        f"Network paused? Steps far above the median: {some(marked)}. Check the link "
+        "between the nodes, and measure again."
     ]
 
 
@@ -261,8 +263,8 @@ def _not_alone(group: Group) -> list[str]:
     if not names:
         return []
     return [
-        f"Another Headroom was at work on the machine during {some(names)}: their times say "
-        "little. Measure again with one at a time."
+        f"Another Headroom ran on the machine during {some(names)}, so their times are "
+        "too long. Measure again with one at a time."
     ]
 
 
@@ -270,11 +272,11 @@ def _unknown_places(group: Group) -> list[str]:
     """Return the rows whose tensors have an unknown placement."""
     said = {row.label: row.numbers.placed_by or "" for row in group.rows}
     lines = [
-        f"Places of {label}: {word}; all of its tensors count as on the device."
+        f"Placement of {label}'s tensors: {word}. All count as on the device."
         for label, word in said.items()
         if is_unplaced(word)
     ]
-    return first_of(lines, "rows with unknown places")
+    return first_of(lines, "rows with unknown placement")
 
 
 def _hindered(group: Group) -> list[str]:
@@ -325,7 +327,7 @@ def prediction_errors(group: Group) -> str:
     meter = "the allocator's highest" if group.meter == "cuda" else "the resident mark"
     texts = [
         _spread(
-            "tensors of a step, against the run's own trace, which is no independent measure",
+            "tensors of a step, against the run's own trace, which is not an independent measure",
             [r.step_error for r in rows],
         ),
         _category_errors(group),

@@ -119,15 +119,15 @@ def group_grids(group: Group) -> dict[str, Grid]:
     trained = [] if group.draws else compared
     grids = [
         dataclasses.replace(ranking(group), key="ranking"),
-        _table("effects", "What each part does", EFFECTS, effects(group) if compared else []),
+        _table("effects", "Effect of each part", EFFECTS, effects(group) if compared else []),
         _table(
             "drawing_phases" if group.draws else "phases",
             _of_each_phase(group),
             DRAWING_PHASES if group.draws else PHASES,
             rows,
         ),
-        _table("split", "What the peak is made of", SPLIT, _traced(rows)),
-        _table("host", "What the host holds", HOST_SPLIT, [r for r in rows if fullest_host(r)]),
+        _table("split", "Memory at the peak", SPLIT, _traced(rows)),
+        _table("host", "Memory on the host", HOST_SPLIT, [r for r in rows if fullest_host(r)]),
         _table("memory", "Memory, all counts", MEMORY, rows),
         _table("time", "Time", TIME, rows),
         _table("types", "Precision", TYPES, [r for r in rows if derive.types(r.first.evidence)]),

@@ -247,9 +247,9 @@ class VideoDit(Dit):
         super().check()
         if self.shape.hidden_size % 16:
             raise BadInput(
-                f"model {self.model} is {self.shape.hidden_size} wide, which frames, rows and "
-                "columns cannot share (a quarter, and two times three eighths, each of sines and "
-                "cosines); take a width that divides by 16"
+                f"model {self.model} has width {self.shape.hidden_size}, which sines and "
+                "cosines of frames, rows and columns cannot share (1/4, 3/8 and 3/8); "
+                "give a width that divides by 16"
             )
 
     @property

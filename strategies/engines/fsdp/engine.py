@@ -94,14 +94,11 @@ AUTO = "auto"
 USUAL = {"replicate": 2, "prefetch": 0}
 """Values that accelerate's launch file has no key for."""
 STAND_IN = (
-    "accelerate starts FSDP on GPUs alone: here its own FSDP2 code runs on processes that it "
-    "started as replicas"
+    "accelerate starts FSDP only on GPUs: on this CPU its own FSDP2 code runs on "
+    "processes that were started as replicas"
 )
 
-EARLY = (
-    "a CPU has no streams: blocks that are gathered ahead are waited for as they are asked for, "
-    "which takes their memory and saves no time"
-)
+EARLY = "a CPU has no streams: each prefetch is waited for, so it takes memory and saves no time"
 
 
 class Fsdp(Rows):
@@ -191,7 +188,7 @@ class Fsdp(Rows):
     def refuses(self, launch: RunContext) -> str | None:
         layout, ranks = self.layout(launch.processes), launch.processes
         if ranks == 1:
-            return "one process has nobody to share with; use single, or more processes"
+            return "one process cannot shard; use single, or more processes"
         if self.hybrid and (layout.ranks != ranks or layout.shard < 2):
             groups = layout.replicate
             return (

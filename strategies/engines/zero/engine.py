@@ -141,7 +141,7 @@ class Zero(Engine):
         return process_group("gloo") if launch.device == "cpu" else {}
 
     def remarks(self, launch: RunContext, sizes: Sizes | None) -> list[str]:
-        alone = "one process: ZeRO has nobody to share with, all of the state is on it"
+        alone = "one process: ZeRO cannot shard, so all of the state is on it"
         texts = [alone] if launch.processes == 1 else []
         texts += [variants.REMARK] if self.partly and launch.device == "cpu" else []
         if sizes is None:

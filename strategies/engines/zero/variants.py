@@ -26,10 +26,7 @@ if TYPE_CHECKING:
     from strategies.engine import RunContext
 
 
-REMARK = (
-    "host and device are one memory here: what would be the device's share is stepped by torch's "
-    "AdamW on the CPU"
-)
+REMARK = "host and device share one memory here: torch's AdamW steps the device's share on the CPU"
 STATE = "device_share_{}.pt"
 SAMPLE = 4096
 

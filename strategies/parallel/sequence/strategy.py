@@ -76,7 +76,7 @@ class SequenceParallel(Strategy):
         count = launch.processes
         if "one_process" in launch.traits:
             others = "ddp or fsdp2" if launch.workload == TRAIN else "ddp"
-            return f"one process has nobody to share a sample with; take {others}"
+            return f"one process cannot share a sample; take {others}"
         if launch.layout.sequence != self.ranks:
             near = max(self.ranks, count // self.ranks * self.ranks)
             return (

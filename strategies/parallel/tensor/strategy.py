@@ -81,7 +81,7 @@ class TensorParallel(Strategy):
 
     def _ranks(self, launch: RunContext) -> str | None:
         if "one_process" in launch.traits:
-            return "one process has nobody to share weights with; take ddp"
+            return "one process cannot share weights; take ddp"
         if not launch.traits & {"replicas", "dtensor_weights"}:
             return (
                 f"{launch.sharding} shards weights in a way of its own, and a part of one has not "
