@@ -111,7 +111,7 @@ function rivals(cell) {
 
 function answer(cell) {
   const host = cell['Host GiB'] && cell['Host GiB'] !== '-' &&
-    `Host memory: ${cell['Host GiB']} of ${cell['Host has']} GiB of a node.`;
+    `Host memory: ${cell['Host GiB']} of ${cell['Host has']} GiB of a machine.`;
   const more = [host, cell['Too large'] && `Too large with it: ${cell['Too large']}.`]
     .filter(Boolean).join(' ');
   const told = verdicts[look(cell)];
@@ -142,7 +142,7 @@ function details(cell) {
     split(cell) && 'At the peak: ' + split(cell) + ' GiB',
     cell.Sample && 'Sample: ' + cell.Sample,
     cell['Step s'] && 'Step: ' + cell['Step s'] + ' +- ' + cell['+-'] + ' s',
-    cell['Host GiB'] && `Host: ${cell['Host GiB']} of ${cell['Host has']} GiB of a node`,
+    cell['Host GiB'] && `Host: ${cell['Host GiB']} of ${cell['Host has']} GiB of a machine`,
   ].filter(Boolean).map(text => make('div', {}, text));
   const command = make('div', {}, make('code', {}, cell.Command));
   return make('details', {}, make('summary', {}, 'more'), ...told, command);

@@ -115,8 +115,8 @@ STYLE, SCRIPT = (Path(__file__).with_name(f"page.{kind}") for kind in ("css", "j
 
 
 HOST = (
-    '<label>Host memory, GiB<input id="host" type="number" min="1" step="1" inputmode="numeric" '
-    'placeholder="as assumed"></label>'
+    '<label>Host memory of a machine, GiB<input id="host" type="number" min="1" step="1" '
+    'inputmode="numeric" placeholder="as assumed"></label>'
 )
 FIGURES = ("recipe", "gpu", "need", "spread", "host", "hostMost", "step", "stepSpread")
 """Words of a recipe (``cells.recipe_words``) before its categories."""
