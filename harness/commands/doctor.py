@@ -87,10 +87,16 @@ def _told(found: Sequence[str], samples: str, console: Console) -> int:
 
 
 def print_doctor(machine: Machine, console: Console) -> None:
-    """Print the machine's facts and, for each strategy of the catalog, whether it can run.
+    """Print how many strategies can run, the machine's facts, and the strategies.
 
     A strategy that cannot run has a reason and a remedy.
     """
+    lacks = {name: why_not(name, machine) for name in CATALOG}
+    able = [name for name, lack in lacks.items() if lack is None]
+    device = "GPUs" if machine.device == "cuda" and not machine.blind else "the CPU"
+    text = f"{len(able)} of {len(lacks)} strategies can run on {device} of this machine"
+    console.print(Text(text, style="bold"))
+    console.print()
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="bold", no_wrap=True)
     facts.add_column(overflow="fold")
@@ -98,8 +104,11 @@ def print_doctor(machine: Machine, console: Console) -> None:
         facts.add_row(name, Text(text))
     console.print(facts)
     console.print()
-    heads = ("strategy", "runs", "reason, and what to do")
-    print_listed(console, heads, _strategies(machine))
+    console.print(Text.assemble(("can run: ", "bold green"), ", ".join(able)))
+    console.print()
+    rows = [(name, Text(f"{lack.text}\n-> {lack.hint}")) for name, lack in lacks.items() if lack]
+    if rows:
+        print_listed(console, ("cannot run", "reason, and what to do"), rows)
 
 
 def _facts(machine: Machine) -> list[tuple[str, str]]:
@@ -145,15 +154,6 @@ def _launch_files(machine: Machine) -> str:
     wastes = [f"{name}: {finding}" for name, findings in by_file.items() for finding in findings]
     fine = f"all {len(by_file)} DeepSpeed files pass ./run.sh lint ({LINTED} on {devices} devices)"
     return "\n".join(wastes) or fine
-
-
-def _strategies(machine: Machine) -> list[tuple[Any, ...]]:
-    rows = []
-    for name in CATALOG:
-        why = why_not(name, machine)
-        text = Text(f"{why.text}\n-> {why.hint}") if why else Text("")
-        rows.append((name, Text("no", "red") if why else Text("yes", "green"), text))
-    return rows
 
 
 COMPANY = (

@@ -247,7 +247,7 @@ def test_the_list_says_what_is_not_here(capsys):
         ({"workload": "draw"}, ["workload is 'draw'", "train, sample"]),
         ({"workload": "train"}, ["sampler_steps is 2", "--workload sample"]),
         ({"objective": "epsilon", "sampler_steps": 1}, ["sampler_steps is 1", "2 to 1000"]),
-        ({"objective": "velocity"}, ["drawn of epsilon and flow"]),
+        ({"objective": "velocity"}, ["epsilon and flow draw samples"]),
         ({"class_dropout": 0.0}, ["trained without labels", "--cfg-scale 1"]),
         ({"weights": "nowhere.safetensors"}, ["nowhere.safetensors", "no such file"]),
         ({"world": 2}, ["world is for training only"]),

@@ -335,7 +335,7 @@ def test_parts_that_go_round_make_the_whole_attention(device, dtype, close, monk
 @pytest.mark.parametrize(
     ("text", "processes", "model", "wanted"),
     [
-        ("single+sp", 1, "DiT-T/8", ["nobody to share", "take ddp or fsdp2"]),
+        ("single+sp", 1, "DiT-T/8", ["cannot share a sample", "take ddp or fsdp2"]),
         ("ddp+sp", 3, "DiT-T/8", ["3 processes are not groups of 2", "--processes 2"]),
         ("ddp+sp:how=ring+compile", 2, "DiT-T/8", ["ring inside a graph", "how=gather"]),
         ("ddp+sp:how=ring+attend", 2, "DiT-T/8", ["only flash returns", "kernel=flash"]),

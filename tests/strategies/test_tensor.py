@@ -260,7 +260,7 @@ def test_evidence_is_lost_where_a_sum_is(case, runs):
 @pytest.mark.parametrize(
     ("text", "processes", "model", "wanted"),
     [
-        ("single+tp", 1, "DiT-T/8", ["nobody to share", "take ddp"]),
+        ("single+tp", 1, "DiT-T/8", ["cannot share weights", "take ddp"]),
         ("ddp+tp", 3, "DiT-T/8", ["3 processes are not groups of 2", "--processes 2"]),
         ("ddp+tp:ranks=4", 4, "DiT-S/8", ["6 heads", "ranks of 2 or 3 or 6"]),
         ("zero2+tp", 2, "DiT-T/8", ["zero2 shards weights in a way of its own", "take ddp"]),
