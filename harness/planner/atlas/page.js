@@ -41,7 +41,8 @@ const faster = (one, other) =>
   number(one.step) * (1 + half(one)) < number(other.step) * (1 - half(other));
 
 // The cell's own recipe if it still fits and none that now fits is surely faster; else the fastest.
-function pick(all, host) {
+// If none fits, the one that lacks the least of a GPU or of the host.
+function pick(all, host, has) {
   const [own] = all;
   for (const word of ['yes', 'tight']) {
     const able = all.filter(one => verdict(one, host) === word && one.step !== '-');
@@ -49,14 +50,15 @@ function pick(all, host) {
     const best = able.reduce((a, b) => number(b.step) < number(a.step) ? b : a);
     return able.includes(own) && !faster(best, own) ? own : best;
   }
-  const lacks = one => Math.max(number(one.hostMost) / host, one.gpu === 'no' ? 2 : 0);
+  const lacks = one =>
+    Math.max((number(one.need) + number(one.spread)) / has, number(one.hostMost) / host);
   return all.reduce((a, b) => lacks(b) < lacks(a) ? b : a);
 }
 
 function hosted(cell, host) {
   const all = recipes(cell);
   if (!host || !all.length) return cell;
-  const one = pick(all, host);
+  const one = pick(all, host, number(cell['Has GiB']));
   const own = one.recipe === cell.Recipe;
   const more = ` --host-memory ${host}GiB`;
   const times = one.step === '-' ? ['', ''] : [one.step, one.stepSpread];
