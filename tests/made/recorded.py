@@ -173,7 +173,8 @@ def main() -> None:
         console.print("\n".join(told(models)), highlight=False)
         return
     if options.carry:
-        carry(models, console)
+        with pool.kept_workers():
+            carry(models, console)
         return
     day, began, made = datetime.date.today().isoformat(), time.time(), 0
     with pool.kept_workers():
