@@ -14,6 +14,7 @@ from harness import cli
 from harness.commands.console import make_console
 from harness.planner import pool, verdict
 from harness.planner.plan import fastest
+from harness.planner.plan.bounds import Known, need_floor, wire_seconds
 from harness.planner.plan.command import add_arguments
 from harness.planner.plan.fastest import EVEN, NEAR, best_of, common, search, within
 from harness.planner.plan.lattice import Point
@@ -22,6 +23,7 @@ from harness.planner.verdict import Fit, judge
 from harness.prediction import Prediction
 from harness.resolve import Resolved
 from harness.system import cards
+from strategies.base import Slot
 from tests.made.lattices import FLUX, predicted, rows_of
 from tests.made.predictions import GIB
 
@@ -135,6 +137,32 @@ def test_what_cannot_be_predicted_ends_the_search():
         None,
         None,
     ]
+
+
+def test_an_engine_without_autocast_keeps_and_sends_16_bits():
+    """FSDP2 casts what it gathers, and its blocks keep no float32 results as autocast's do."""
+    gpu = cards.find("A100-80GB")
+    ddp, fsdp2 = (next(row for row in rows_of(FLUX, 8) if str(row.recipe) == f"{name}+bf16")
+                  for name in ("ddp", "fsdp2"))  # fmt: skip
+    known, one = Known(judge(ddp, predicted(ddp, 1.0), gpu)), Point(fsdp2)
+    assert need_floor(one, known) <= judge(fsdp2, predicted(fsdp2, 0.5), gpu).need_bytes
+    both = 7 / 8 * (2 + 2) * one.elements
+    assert wire_seconds(one, gpu) == pytest.approx(both / gpu.link_bandwidth)
+
+
+def test_recipes_that_cannot_be_predicted_leave_the_others():
+    """The first column fails: another is the root, and the answer is the best of the rest."""
+    none = Prediction(recipe="", device="cuda", method="none", reason="hooks")
+    rows, gpu = rows_of(FLUX, 8), cards.of_size(24 * GIB)
+    fits, _ = search(rows, gpu, Asked(gpu, lambda _: none))
+    kinds = {fit.resolved.recipe.in_slot(Slot.ADAPT) is None: fit for fit in reversed(fits)}
+    lost = {Point(fit.resolved).column for fit in kinds.values()}
+
+    def predict(row: Resolved) -> Prediction:
+        return none if Point(row).column in lost else predicted(row, 1.0)
+
+    _, proofs = search(rows, gpu, Asked(gpu, predict))
+    assert all(proof.best and proof.failed for proof in proofs)
 
 
 def test_a_plan_prints_its_answers_first_and_writes_them(capsys, monkeypatch, tmp_path):

@@ -106,14 +106,14 @@ def time_floor(one: Point, known: Known) -> float:
     least = max(busy + stepped, moved_seconds(one, known))
     if one.swapped < other.swapped or (other.moved and not one.moves(other)):
         return least
-    # Shards are gathered in other groups: the host's share of several ranks is no bound.
     if slower(one, other):
         found, stepped = known.fit.seconds, 0.0
     elif _alike_but_for_step(one, other):
         found = known.passes
     else:
         return least
-    total = found.total - (found.overhead if one.ranks > 1 else 0.0)
+    # Another engine gathers shards in other groups: the host's share of its time is no bound.
+    total = found.total - (found.overhead if one.sharding != other.sharding else 0.0)
     return max(least, total + stepped - (known.forward if less else 0.0))
 
 
@@ -129,7 +129,7 @@ def moved_seconds(one: Point, known: Known) -> float:
     They are more than half of the bytes that another recipe keeps at its peak; the rest may be kept
     outside of the blocks.
     """
-    if not one.moved or one.share or (one.pure and not known.point.pure):
+    if not one.moved or one.share or (one.half and not known.point.half):
         return 0.0
     return known.activations / rates(known.fit.gpu, one.ranks).to_host * least_factor(known.fit.gpu)
 
@@ -163,7 +163,8 @@ def wire_seconds(one: Point, gpu: Card) -> float:
     Weights of which it keeps a share are gathered at least once, and gradients are averaged in 16
     bits.
     """
-    sent = one.weight_bytes * one.elements if one.splits else 0.0
+    each = min(one.weight_bytes, HALF) if "half_compute" in one.traits else one.weight_bytes
+    sent = each * one.elements if one.splits else 0.0
     sent += 0.0 if one.adapted else HALF * one.elements
     wire = rates(gpu, one.ranks).wire
     return sent * (one.ranks - 1) / one.ranks / wire * least_factor(gpu) if one.ranks > 1 else 0.0
@@ -201,7 +202,7 @@ def need_floor(one: Point, known: Known) -> float:
         return 0.0
     if one.column == other.column:
         return known.fit.need_bytes - one.frees(other) - SLACK
-    kept = known.activations if other.pure or not one.pure else 0
+    kept = known.activations if other.half or not one.half else 0
     return fixed(one, known.fit.gpu) + one.state_bytes + kept - SLACK
 
 

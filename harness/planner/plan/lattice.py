@@ -49,6 +49,8 @@ OPTIMIZERS = {
     "fp16": ("adamw", "adam8bit"),
 }
 """Precision -> optimizers with which trainers train all weights."""
+UNTRACED = ("adam4bit", "dtensor_weights")
+"""An optimizer, and a trait of engines with which its step cannot be traced."""
 ROUNDING = ("bf16_pure", "adamw")
 """Precision and optimizer that lose small updates.
 
@@ -82,7 +84,8 @@ def lattice(
                 first = [0] if column != ROUNDING else []
                 others = streamed if level not in alone else []
                 for one in _valid(row, sharding, column, [level], [*first, *others]):
-                    found.setdefault(str(one.recipe), one)
+                    if column[1] != UNTRACED[0] or UNTRACED[1] not in one.launch.traits:
+                        found.setdefault(str(one.recipe), one)
     return list(found.values())
 
 
@@ -182,6 +185,8 @@ class Point:
         self.buckets = "replicas" in self.traits and not self.adapted
         """True if gradients have a second copy, in DDP's buckets."""
         self.pure = bool(self.traits & {"pure_bf16", "float_master"})
+        """True if weights are stored in 16 bits."""
+        self.half = self.pure or {"half_compute", "dtensor_weights"} <= self.traits
         """True if activations have 16 bits, without autocast's float32 results."""
 
     def holds(self, other: Point) -> bool:
