@@ -246,7 +246,10 @@ def examine(
         known = _ask(wanted | _built(path), on_wait)
         unseen = machine.gpus and not known["gpus"]  # a driver may be repaired at any time
         limited = known["errors"] and shell_limit()  # another shell may have none
-        if "probe" not in known["errors"] and not unseen and not limited:
+        # The compiler that this probe waited for was ended: the next probe compiles the op.
+        missing = f"{tree.extensions_folder()}/"
+        ended = any(missing in str(op.get("reason")) for op in known["ops"].values())
+        if "probe" not in known["errors"] and not unseen and not limited and not ended:
             _keep(path, known)
     return replace(machine, probe=known, gpus=_merged(machine.gpus, known["gpus"]))
 
