@@ -150,6 +150,16 @@ def test_an_engine_without_autocast_keeps_and_sends_16_bits():
     assert wire_seconds(one, gpu) == pytest.approx(both / gpu.link_bandwidth)
 
 
+@pytest.mark.parametrize("base", ["cast:to=fp8+", ""])
+def test_streaming_frees_at_most_16_bits_of_a_frozen_weight(base):
+    """A cast leaves parts of a block as they are: of Flux in fp8, a streamed block frees more than
+    a byte an element."""
+    rows = {one.label: one for one in map(Point, rows_of(FLUX, 1))}
+    few, most = (rows[f"single+bf16_pure+block_swap:blocks={n}+{base}lora:rank=16+checkpoint"]
+                 for n in (28, 43))  # fmt: skip
+    assert most.frees(few) == 2 * (most.streamed - few.streamed) and few.frees(most) == 0
+
+
 def test_recipes_that_cannot_be_predicted_leave_the_others():
     """The first column fails: another is the root, and the answer is the best of the rest."""
     none = Prediction(recipe="", device="cuda", method="none", reason="hooks")

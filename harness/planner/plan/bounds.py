@@ -21,8 +21,10 @@ from harness.system.cards import Card
 
 PRODUCTS = ("product", "attention")
 SLACK = 96 * 2**20
-"""Bytes by which a recipe that keeps more may need less: buffers, and whole segments of the
-allocator."""
+"""Bytes by which a recipe that keeps more may need less: whole segments of the allocator.
+
+Seen: 20 MiB, which is one such segment (a DiT-S on one and on four ranks, DiT-XL/2 on eight, Flux).
+"""
 UNHIDDEN = 0.05
 """Estimate of the time of moved activations, over that of the forward pass."""
 LIVE = 1.05

@@ -320,13 +320,14 @@ class Point:
     def frees(self, other: Point) -> float:
         """Return the most bytes that it frees on the device by streaming more than ``other``.
 
-        Those are weights, and of blocks that train also gradients, their copy in DDP's buckets,
-        optimizer state, and two temporaries of the optimizer's step.
+        Those are weights, of which some parts may stay in 16 bits, and of blocks that train also
+        gradients, their copy in DDP's buckets, optimizer state, and two temporaries of the
+        optimizer's step.
         """
         waits = max(0, self.streamed - other.streamed)
         stepped = max(0, self.stepped_away - other.stepped_away)
         each = (3 + self.buckets) * self.weight_bytes + self.optimizer_bytes
-        return self.weight_bytes * waits + each * stepped
+        return max(self.weight_bytes, HALF) * waits + each * stepped
 
     @property
     def hosted_bytes(self) -> float:
