@@ -320,8 +320,8 @@ class Point:
     def frees(self, other: Point) -> float:
         """Return the most bytes that it frees on the device by streaming more than ``other``.
 
-        Those are weights, of which some parts may stay in 16 bits, and of blocks that train also
-        gradients, their copy in DDP's buckets, optimizer state, and two temporaries of the
+        Those are weights, of which some parts may stay in 16 bits. Of blocks that train they are
+        also gradients, their copy in DDP's buckets, optimizer state, and two temporaries of the
         optimizer's step.
         """
         waits = max(0, self.streamed - other.streamed)
