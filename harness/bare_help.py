@@ -50,7 +50,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
         module = types.ModuleType(spec.name)
-        module.__getattr__ = lambda name: getattr(_Placeholder, name)
+        vars(module)["__getattr__"] = lambda name: getattr(_Placeholder, name)
         return module
 
     def exec_module(self, module: types.ModuleType) -> None:

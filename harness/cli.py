@@ -132,8 +132,8 @@ def _parser(only: str = "") -> argparse.ArgumentParser:
         added = _add(commands, name, act, command.help, command.example, command.page)
         if only in ("", name):
             extensions.load(command.arguments)(added)
-    for command in commands.choices.values():
-        _say_defaults(command)
+    for one in commands.choices.values():
+        _say_defaults(one)
     return parser
 
 

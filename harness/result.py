@@ -363,7 +363,7 @@ class Result:
 
     @classmethod
     def not_run(
-        cls, resolved: Any, status: Status, reason: str, way_out: str, **more: Any
+        cls, resolved: Any, status: Status, reason: str | None, way_out: str | None, **more: Any
     ) -> Result:
         """Return the row of a run without a worker's result.
 

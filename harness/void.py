@@ -38,8 +38,9 @@ def shown_status(result: Result) -> tuple[Status, str | None]:
 def _audited(checks: Sequence[Check]) -> Reason | None:
     """Return the first failed check of the audit (``harness.worker.audit``)."""
     failed = next((check for check in checks if not check.ok), None)
-    found = failed and f"{failed.name}: asked {failed.asked}, found {failed.found}"
-    return Reason(found, FIX) if failed else None
+    if failed is None:
+        return None
+    return Reason(f"{failed.name}: asked {failed.asked}, found {failed.found}", FIX)
 
 
 def _mixed(difference: str) -> Reason | None:

@@ -38,7 +38,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from strategies.base import Attachment, Settings, Sizes
+from strategies.base import Settings, Sizes
 from strategies.evidence.readings import Observed, stored, tensors
 from strategies.inventory import (
     EngineReport,
@@ -558,7 +558,7 @@ class TrainingRun:
     optimizer: Any
     launch: RunContext
     settings: Settings
-    attached: dict[str, Attachment]
+    attached: dict[str, Any]
     optimizer_steps: int = 0
     resumed_steps: int = 0
     micro_steps: int = 0
@@ -566,11 +566,11 @@ class TrainingRun:
     gradient_norm: Callable[[], Any] | None = None
     supervise: Callable[[Callable[[Any], Any], Any, Mapping[str, Any]], Any] | None = None
     ops: set[str] = field(default_factory=set)
-    observed: Observed | None = None
+    observed: Observed = None  # type: ignore[assignment]  # evidence is read after a watched step
 
     @property
-    def engine(self) -> Engine:
-        """Engine of the launch."""
+    def engine(self) -> Any:
+        """Engine of the launch; Any, because each engine's evidence reads its own fields."""
         return self.launch.engine
 
     @property

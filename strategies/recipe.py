@@ -139,7 +139,7 @@ class Recipe:
     @property
     def accumulation(self) -> int:
         """Micro-batches of an optimizer step on every process: accumulated, or the engine's own."""
-        part = self.in_slot(Slot.ACCUMULATE)
+        part: Any = self.in_slot(Slot.ACCUMULATE)
         return self.sharding.micro_batches * (part.steps if part else 1)
 
     def shares(self, device: str, ranks: int) -> int:
@@ -151,19 +151,19 @@ class Recipe:
     @property
     def guides_apart(self) -> bool:
         """True if the two halves of guidance are computed one after the other."""
-        part = self.in_slot(Slot.GUIDE)
+        part: Any = self.in_slot(Slot.GUIDE)
         return part is not None and part.how == "sequential"
 
     @property
     def sequence(self) -> int:
         """Number of ranks that split the tokens of the same samples."""
-        part = self.in_slot(Slot.SEQUENCE)
+        part: Any = self.in_slot(Slot.SEQUENCE)
         return part.ranks if part else 1
 
     @property
     def tensor(self) -> int:
         """Number of ranks that split the same weights."""
-        part = self.in_slot(Slot.TENSOR)
+        part: Any = self.in_slot(Slot.TENSOR)
         return part.ranks if part else 1
 
     @property

@@ -234,7 +234,8 @@ def _word(control: Control, result: Result, reference: Result) -> str:
 
 def _told(words: dict[Control, tuple[Result, str]], reference: Result, console: Console) -> int:
     """Print the table and its conclusion; return the exit code."""
-    lines, marks = [], []
+    lines: list[list[str]] = []
+    marks: list[tuple[str, ...]] = []
     for control, (result, word) in words.items():
         far = parity.distances(result, reference)
         cells = [f"{far[m]:.1e}" if m in far else "-" for m in parity.MEASURES]

@@ -162,9 +162,9 @@ COMPANY = (
 )  # fmt: skip
 """Recipes to combine a strategy with. The first that the strategy accepts decides if it can run."""
 TOKENS = {"model": "DiT-S/4:tokens=1024", "objective": "masked", "data": "synthetic"}
-LATENTS = {"data": "synthetic"}
+LATENTS: dict[str, Any] = {"data": "synthetic"}
 """Data that every machine has. The digits need scikit-learn, which may be missing."""
-TRAINED: tuple[dict[str, str], ...] = (LATENTS, TOKENS)
+TRAINED: tuple[dict[str, Any], ...] = (LATENTS, TOKENS)
 """Training data: latents, or tokens for the strategies that change a token loss."""
 NODE_HEADS = ("node", "host", "address", "cores", "memory", "devices")
 """Heads of the table of several machines (hook "machines")."""
@@ -206,7 +206,11 @@ def _plain_runs(name: str, machine: Machine) -> Iterator[Resolved]:
     for processes, trained, recipe in itertools.product(counts, subjects, recipes):
         if _parses(recipe):
             count = 1 if parse(recipe).alone(machine.device) else processes
-            shared = {"device": machine.device, "processes": count, "global_batch": 64 * count}
+            shared: dict[str, Any] = {
+                "device": machine.device,
+                "processes": count,
+                "global_batch": 64 * count,
+            }
             yield resolve(Spec(recipe=recipe, workload=workload, **shared, **trained))
 
 

@@ -36,8 +36,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--model", type=families.canonical, metavar="MODEL", default="DiT-XL/2", help=text)
     add("--processes", type=int, metavar="N", default=8, help="devices (default: 8)")
     text = "type of the computation (default: bf16)"
-    kinds = {"type": lambda word: name_of(word, CATALOG), "choices": ("bf16", "fp32")}
-    add("--precision", **kinds, default="bf16", help=text)
+    add(
+        "--precision",
+        type=lambda word: name_of(word, CATALOG),
+        choices=("bf16", "fp32"),
+        default="bf16",
+        help=text,
+    )
 
 
 def lint_files(options: argparse.Namespace) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ class Unclear(Exception):
         self.result = result
 
 
-def candidates(first: int, most: int) -> Iterator[int]:
+def candidates(first: int, most: int) -> Generator[int, bool, None]:
     """Yield micro-batches to try; the caller sends back whether each fits.
 
     The size doubles until one does not fit. Then the search halves the gap between the largest that

@@ -275,6 +275,6 @@ def _dry_run(asked: Asked, out: Path) -> int:
 
 
 def _why_not(row: Planned) -> str:
-    if row.status is None:
+    if row.status is None or row.lack is None:
         return "".join(f" ({note})" for note in row.notes)
     return f": {row.status.value}: {row.lack.text} -> {row.lack.hint}"

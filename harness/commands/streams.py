@@ -72,7 +72,7 @@ def lasting_streams(*, warns: bool) -> Iterator[Lasting]:
 
     Characters that their encoding lacks are written as escapes.
     """
-    before = sys.stdout, sys.stderr
+    before: tuple[Any, Any] = (sys.stdout, sys.stderr)
     for stream in before:
         with contextlib.suppress(AttributeError, ValueError):
             stream.reconfigure(errors="backslashreplace")

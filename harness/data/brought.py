@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -77,7 +77,7 @@ class Cached:
 
         self.facts, self.read, self.device = facts, read, torch.device(device)
         self._reader = ThreadPoolExecutor(1)
-        self._coming: tuple[bytes, Future] | None = None
+        self._coming: tuple[bytes, Future[Any]] | None = None
 
     def begin(self, indices: np.ndarray) -> None:
         """Do nothing: files are read one fetch ahead (``expect``)."""
@@ -88,6 +88,7 @@ class Cached:
             self.expect(indices)
         # Always read by that thread: a trace's modes, which create fake tensors, are of this
         # thread.
+        assert self._coming is not None
         rows = moved(self._coming[1].result(), self.device)
         self._coming = None
         return rows.pop("x"), rows

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -183,7 +183,8 @@ def _digits() -> tuple[np.ndarray, np.ndarray]:
     pixel per token, and repeated in 4 channels.
     """
     # Read only its file: importing scikit-learn loads all of scipy, a second for each rank.
-    library = Path(importlib.util.find_spec("sklearn").origin).parent
+    found: Any = importlib.util.find_spec("sklearn")
+    library = Path(found.origin).parent
     table = np.loadtxt(library / "datasets/data/digits.csv.gz", np.float32, delimiter=",")
     pixels = table[:, :-1].reshape(-1, 1, 8, 8) / 8 - 1
     latents = pixels.repeat(4, axis=1).repeat(4, axis=2).repeat(4, axis=3)
@@ -200,7 +201,9 @@ def _synthetic(facts: DataFacts) -> tuple[np.ndarray, np.ndarray]:
 class Resident:
     """A small dataset that is entirely on the device."""
 
-    def __init__(self, facts: DataFacts, x: np.ndarray, y: np.ndarray, device: torch.device | str):
+    def __init__(
+        self, facts: DataFacts, x: np.ndarray, y: np.ndarray, device: torch.device | str
+    ) -> None:
         import torch
 
         self.facts = facts
@@ -223,14 +226,14 @@ class Resident:
 class Latents:
     """A folder of latents, read file by file, one fetch ahead of the training step."""
 
-    def __init__(self, folder: Folder, device: torch.device | str):
+    def __init__(self, folder: Folder, device: torch.device | str) -> None:
         import torch
 
         self.facts = _folder_facts(folder)
         self.folder = folder
         self.device = torch.device(device)
         self._reader = ThreadPoolExecutor(1)
-        self._coming: tuple[bytes, Future] | None = None
+        self._coming: tuple[bytes, Future[Any]] | None = None
 
     def fetch(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
         """See ``Dataset.fetch``; ValueError names an unusable file."""

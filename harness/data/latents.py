@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -62,7 +62,7 @@ class Folder:
 
     classes = CLASSES
 
-    def __init__(self, path: str, *, thorough: bool):
+    def __init__(self, path: str, *, thorough: bool) -> None:
         self.features, self.labels = _pair_of_folders(Path(path).expanduser())
         self.names = _pair_of_listings(self.features, self.labels)
         self.header, _ = _header(self.features / self.names[0])
@@ -75,7 +75,7 @@ class Folder:
         return len(self.names)
 
     @property
-    def sample_shape(self) -> tuple[int, int, int]:
+    def sample_shape(self) -> tuple[int, ...]:
         """Return (C, H, H)."""
         return self.header.shape[-3:]
 
@@ -115,7 +115,8 @@ class Folder:
         path = self.features / name
         header = self._check_header(name)
         flat = np.fromfile(path, header.dtype, math.prod(header.shape), offset=header.start)
-        values = flat.reshape(header.shape, order=header.order).reshape(self.sample_shape)
+        order: Any = header.order
+        values = flat.reshape(header.shape, order=order).reshape(self.sample_shape)
         if not np.isfinite(values).all():
             raise BadInput(f"{path} holds values that are not finite; extract it again")
         return values

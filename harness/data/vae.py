@@ -29,7 +29,7 @@ SEED = 0
 class Images:
     """Random images on the device; fetching encodes them, without gradients."""
 
-    def __init__(self, kind: str, facts: DataFacts, device: torch.device | str):
+    def __init__(self, kind: str, facts: DataFacts, device: torch.device | str) -> None:
         from diffusers import AutoencoderKL
 
         # Load the library now and build its model later: only the model counts as memory of a run.

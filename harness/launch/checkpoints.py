@@ -94,7 +94,7 @@ def fault(path: Path) -> str:
 
 def newest_whole(folder: Path) -> tuple[Path | None, list[str]]:
     """Return the newest complete checkpoint, and a line for each newer one that is incomplete."""
-    skipped = []
+    skipped: list[str] = []
     for path in reversed(finished(folder)):
         why = fault(path)
         if not why:

@@ -144,8 +144,9 @@ def group_seconds(deadline: float | None) -> float | None:
     It is later than the deadline, so that the deadline comes first. None keeps the libraries'
     timeouts.
     """
-    behind = deadline is not None and deadline <= LONG_DEADLINE
-    return deadline + AFTER_DEADLINE if behind else None
+    if deadline is None or deadline > LONG_DEADLINE:
+        return None
+    return deadline + AFTER_DEADLINE
 
 
 def group_limit(deadline: float | None) -> dict[str, str]:

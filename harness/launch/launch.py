@@ -91,7 +91,7 @@ def run(
         tree.free_stale_locks()
         port, kills, interrupt = free_port(), machine.memory_kills(), None
         try:
-            variables = environment(resolved) | added
+            variables = {**environment(resolved), **added}
             ended = _start(argv(port), variables, folder, timeout, on_status, stop)
         except process.Interrupted as signalled:
             ended, interrupt = signalled.ended, signalled
@@ -120,7 +120,8 @@ def _start(
         return process.run_child(
             argv,
             cwd=ROOT,
-            env=inherited() | group_limit(timeout) | variables | own_caches(folder / COMPILED),
+            env={**inherited(), **group_limit(timeout), **variables}
+            | own_caches(folder / COMPILED),
             log=folder / "log.txt",
             timeout=timeout,
             on_tick=_Ticker(folder, on_status),
@@ -247,7 +248,9 @@ def unfinished(
     phase, step = outcome.where(facts)
     return Result.not_run(
         resolved,
-        *ended,
+        ended.status,
+        ended.reason,
+        ended.hint,
         phase=phase,
         step=step,
         peak_so_far_bytes=peak(facts.statuses + facts.failures) or None,
@@ -299,7 +302,7 @@ def rank_files(folder: Path, kind: str) -> tuple[dict[str, Any], ...]:
     return tuple(sorted(records, key=lambda data: data.get("rank") or 0))
 
 
-def peak(records: Sequence[dict[str, Any]]) -> int:
+def peak(records: Sequence[Mapping[str, Any]]) -> int:
     """Return the largest ``peak_bytes`` of the ranks' records; 0 if none has it."""
     return max((int(record.get("peak_bytes") or 0) for record in records), default=0)
 

@@ -22,7 +22,7 @@ def listen_on_loopback() -> None:
     from torch.distributed.elastic.rendezvous import static_tcp_rendezvous
 
     # torch.distributed has a function of the same name as this module.
-    rendezvous = importlib.import_module("torch.distributed.rendezvous")
+    rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")
 
     def store(
         host_name: str, port: int, world_size: Any = None, is_master: bool = False, *args: Any,

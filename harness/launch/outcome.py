@@ -304,17 +304,19 @@ def _failed(facts: Facts, failure: Mapping[str, Any]) -> Outcome:
 def _of_log(facts: Facts) -> Outcome | None:
     """Return the outcome from the output of ranks that crashed in native code and could not
     report."""
-    for pattern, kind, say in (
-        (PINNED, _host, "could not pin host memory"),
-        (GPU_OOM, _gpu, "ran out of GPU memory"),
-        (HOST_OOM, _host, "ran out of host memory"),
+    for pattern, say in (
+        (PINNED, "could not pin host memory"),
+        (GPU_OOM, "ran out of GPU memory"),
+        (HOST_OOM, "ran out of host memory"),
     ):
         line = first_match(pattern, facts.log)
-        if line and kind is _gpu:
-            if _full(facts, line):
-                return _gpu(facts, f"{say} in {_at(facts)}: {_line(line)}", line)
-        elif line:
-            return kind(facts, f"{say} in {_at(facts)}: {_line(line)}")
+        if not line:
+            continue
+        reason = f"{say} in {_at(facts)}: {_line(line)}"
+        if pattern is not GPU_OOM:
+            return _host(facts, reason)
+        if _full(facts, line):
+            return _gpu(facts, reason, line)
     if line := first_match(SHM_FULL, facts.log):
         return _shared_memory(_line(line))
     if line := first_match(ADDRESS, facts.log):

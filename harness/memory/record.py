@@ -6,6 +6,7 @@ import itertools
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from harness.result import Categories
 
@@ -167,7 +168,7 @@ def peak(record: Record, pool: str | None, first: int = 0, last: int | None = No
     best = max(totals, default=0)
     if not best:
         return Instant(bytes=0, phase="", op="", site="", categories={}, held=[])
-    at, live = first + totals.index(best), set()
+    at, live = first + totals.index(best), set[int]()
     for sign, index in record.events[: at + 1]:
         if record.storages[index].within(pool):
             (live.add if sign > 0 else live.discard)(index)
@@ -188,7 +189,7 @@ def phase_peaks(
 ) -> dict[str, int]:
     """Return phase -> peak bytes (of the ``wanted`` categories) over all its occurrences from event
     ``begin`` on."""
-    totals, peaks = running(record, pool, wanted), {}
+    totals, peaks = running(record, pool, wanted), dict[str, int]()
     for name, first, last in record.phases():
         if last > begin:
             most = max(totals[max(first, begin) : last], default=0)
@@ -223,7 +224,7 @@ def _instant(record: Record, size: int, at: int, live: set[int]) -> Instant:
 
 def as_measured(instant: Instant, buckets: str) -> Categories:
     """Convert an instant to a measured run's categories; ``buckets`` is the engine's field."""
-    sums = measured(instant.categories, buckets)
+    sums: dict[str, Any] = {**measured(instant.categories, buckets)}
     return Categories(**sums, phase=instant.phase, where=instant.op)
 
 

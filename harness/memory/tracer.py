@@ -266,7 +266,7 @@ class Tracer(TorchDispatchMode):
         for plain in stored(tensor):
             pool = self.pools.get(self.device_of(plain).type)
             storage = storage_of(plain) if pool else None
-            if storage is not None and not self._known(storage) and storage.nbytes():
+            if pool and storage is not None and not self._known(storage) and storage.nbytes():
                 site, category = self.site()
                 made_as = self._made_as()
                 if made_as and storage._cdata in _storages_of(args):
@@ -315,7 +315,8 @@ class Tracer(TorchDispatchMode):
                 storage = storage_of(plain)
                 if storage is not None and storage._cdata in self._live:
                     self.record.storages[self._live[storage._cdata][0]].pool = pool
-                    self.places.put(storage._cdata, pool)
+                    if self.places is not None:
+                        self.places.put(storage._cdata, pool)
 
     def know(self, trained: TrainingRun) -> None:
         """Set category and placement of the tensors alive between two steps, as the engine and the
@@ -472,9 +473,10 @@ class Tracer(TorchDispatchMode):
     def _free(self, key: int | None, index: int) -> None:
         if key is not None and self._live.get(key, (None,))[0] != index:
             return
-        self._live.pop(key, None)
-        if self.places is not None and key is not None:
-            self.places.forget(key)
+        if key is not None:
+            self._live.pop(key, None)
+            if self.places is not None:
+                self.places.forget(key)
         self._total -= self.record.storages[index].size
         self.record.storages[index].freed_in = self.phase
         self.record.events.append((-1, index))

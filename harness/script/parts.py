@@ -234,7 +234,7 @@ class ScriptCompile(Compile):
             block.compile(backend=module.compiled_by, dynamic=False)
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        backend = trained.attached.get(self.name)
+        backend: Any = trained.attached.get(self.name)
         demand(isinstance(backend, CountingBackend) and bool(backend.steps), "nothing was compiled")
         first, last = backend.steps[0], backend.steps[-1]
         calls = last["calls"] / max(trained.micro_steps, 1)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from strategies.base import BadInput
 
@@ -67,7 +67,7 @@ def read(text: str) -> Density:
         BadInput: an unknown parameter or an impossible value.
     """
     names = {f.name for f in dataclasses.fields(Density)}
-    given: dict[str, str | float] = {}
+    given: dict[str, Any] = {}
     for part in filter(None, text.split(",")):
         name, _, value = part.partition("=")
         if name not in names:

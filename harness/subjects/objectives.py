@@ -15,7 +15,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -69,7 +69,7 @@ class Tables:
     Each quantity is a column, so that one gather serves a batch. ``betas`` is float64 [S].
     """
 
-    def __init__(self, betas: np.ndarray):
+    def __init__(self, betas: np.ndarray) -> None:
         alphas, kept = 1 - betas, np.cumprod(1 - betas)
         before = np.append(1.0, kept[:-1])
         variance = betas * (1 - before) / (1 - kept)
@@ -145,7 +145,13 @@ class Diffusion:
     def __init__(self) -> None:
         self.tables = Tables(linear_betas())
 
-    def draw(self, generator, count, sample_shape, device):
+    def draw(
+        self,
+        generator: torch.Generator,
+        count: int,
+        sample_shape: tuple[int, ...],
+        device: torch.device | str,
+    ) -> tuple[Tensor, Tensor]:
         """See ``Objective.draw``; t is int64 in [0, 1000)."""
         t_B = torch.randint(0, STEPS, (count,), generator=generator, device=device)
         noise = torch.randn((count, *sample_shape), generator=generator, device=device)
@@ -155,7 +161,7 @@ class Diffusion:
 class Epsilon(Diffusion):
     """Noise prediction with a learned variance."""
 
-    def loss(self, predict, x_BCHW, t_B, noise_BCHW):
+    def loss(self, predict: Predict, x_BCHW: Tensor, t_B: Tensor, noise_BCHW: Tensor) -> Tensor:
         """See ``Objective.loss``; squared error of the noise plus the variational bound (bits).
 
         The bound trains only the variance: the mean enters it without gradient.
@@ -175,7 +181,14 @@ class Epsilon(Diffusion):
         return error.square().flatten(1).mean(1) + bound.flatten(1).mean(1)
 
     @torch.no_grad()
-    def sample(self, predict, noise_BCHW, *, steps, generator):
+    def sample(
+        self,
+        predict: Predict,
+        noise_BCHW: Tensor,
+        *,
+        steps: int,
+        generator: torch.Generator | None,
+    ) -> Tensor:
         """See ``Objective.sample``; ancestral sampling over ``steps`` of the 1000 steps."""
         visited = spaced_steps(steps)
         tables = spaced_tables(visited)
@@ -244,7 +257,13 @@ class Flow:
     def __init__(self, density: Density | None = None) -> None:
         self.density = density
 
-    def draw(self, generator, count, sample_shape, device):
+    def draw(
+        self,
+        generator: torch.Generator,
+        count: int,
+        sample_shape: tuple[int, ...],
+        device: torch.device | str,
+    ) -> tuple[Tensor, Tensor]:
         """See ``Objective.draw``; t is float32, in [0, 1)."""
         if self.density is None:
             t_B = torch.rand(count, generator=generator, device=device)
@@ -253,7 +272,7 @@ class Flow:
         noise = torch.randn((count, *sample_shape), generator=generator, device=device)
         return t_B, noise
 
-    def loss(self, predict, x_BCHW, t_B, noise_BCHW):
+    def loss(self, predict: Predict, x_BCHW: Tensor, t_B: Tensor, noise_BCHW: Tensor) -> Tensor:
         """See ``Objective.loss``; squared error of the velocity."""
         velocity = x_BCHW - noise_BCHW
         far = t_B.view(-1, *[1] * (x_BCHW.ndim - 1))
@@ -261,7 +280,15 @@ class Flow:
         return (out.float() - velocity).square().flatten(1).mean(1)
 
     @torch.no_grad()
-    def sample(self, predict, noise_BCHW, *, steps, generator=None, method="heun"):
+    def sample(
+        self,
+        predict: Predict,
+        noise_BCHW: Tensor,
+        *,
+        steps: int,
+        generator: torch.Generator | None = None,
+        method: str = "heun",
+    ) -> Tensor:
         """See ``Objective.sample``; ``steps`` even steps of Heun's method (two calls each) or
         Euler's.
 
@@ -308,19 +335,32 @@ class Masked:
 
     HIDDEN = -1
 
-    def draw(self, generator, count, sample_shape, device):
+    def draw(
+        self,
+        generator: torch.Generator,
+        count: int,
+        sample_shape: tuple[int, ...],
+        device: torch.device | str,
+    ) -> tuple[Tensor, Tensor]:
         """See ``Objective.draw``; t is u, and the noise orders the tokens for hiding."""
         t_B = torch.rand(count, generator=generator, device=device)
         return t_B, torch.rand((count, *sample_shape), generator=generator, device=device)
 
-    def loss(self, predict: Any, x_BT: Tensor, t_B: Tensor, noise_BT: Tensor) -> Tensor:
+    def loss(self, predict: Predict, x_BT: Tensor, t_B: Tensor, noise_BT: Tensor) -> Tensor:
         """See ``Objective.loss``; [1], the mean over the batch's tokens, 0 for a visible one."""
         hidden_BT = noise_BT < torch.cos(t_B * (math.pi / 2))[:, None]
         seen = torch.where(hidden_BT, self.HIDDEN, x_BT)
         wanted = torch.where(hidden_BT, x_BT, IGNORED)
         return predict(torch.stack([seen, wanted], 1), t_B).float().reshape(-1)
 
-    def sample(self, predict, noise_BCHW, *, steps, generator):
+    def sample(
+        self,
+        predict: Predict,
+        noise_BCHW: Tensor,
+        *,
+        steps: int,
+        generator: torch.Generator | None,
+    ) -> Tensor:
         """Not supported: the samples are codes of a tokenizer that is not available here."""
         raise NotImplementedError("samples are drawn of epsilon and flow")
 
@@ -334,14 +374,21 @@ class Masked:
 class Velocity(Diffusion):
     """Prediction of v = a noise - s x, where the noisy sample is a x + s noise."""
 
-    def loss(self, predict, x_BCHW, t_B, noise_BCHW):
+    def loss(self, predict: Predict, x_BCHW: Tensor, t_B: Tensor, noise_BCHW: Tensor) -> Tensor:
         """See ``Objective.loss``; squared error of the velocity."""
         signal, scale = self.tables.at(t_B, x_BCHW, "signal", "noise")
         out = predict(signal * x_BCHW + scale * noise_BCHW, t_B)
         velocity = signal * noise_BCHW - scale * x_BCHW
         return (out.float() - velocity).square().flatten(1).mean(1)
 
-    def sample(self, predict, noise_BCHW, *, steps, generator):
+    def sample(
+        self,
+        predict: Predict,
+        noise_BCHW: Tensor,
+        *,
+        steps: int,
+        generator: torch.Generator | None,
+    ) -> Tensor:
         """Not supported: the samples are latents of a VAE that is not available here."""
         raise NotImplementedError("samples are drawn of epsilon and flow")
 
@@ -349,21 +396,34 @@ class Velocity(Diffusion):
 class Own:
     """The model's own loss, which ``strategies.subject.Subject.predict`` returns."""
 
-    def draw(self, generator, count, sample_shape, device):
+    def draw(
+        self,
+        generator: torch.Generator,
+        count: int,
+        sample_shape: tuple[int, ...],
+        device: torch.device | str,
+    ) -> tuple[Tensor, Tensor]:
         """See ``Objective.draw``; returns zeros, one per sample."""
         nothing = torch.zeros(count, device=device)
         return nothing, nothing[:, None]
 
-    def loss(self, predict: Any, x_BCHW: Tensor, t_B: Tensor, noise_BCHW: Tensor) -> Tensor:
+    def loss(self, predict: Predict, x_BCHW: Tensor, t_B: Tensor, noise_BCHW: Tensor) -> Tensor:
         """See ``Objective.loss``; [1] if the model's own loss is the mean of a batch."""
         return predict(x_BCHW, t_B).float().reshape(-1)
 
-    def sample(self, predict, noise_BCHW, *, steps, generator):
+    def sample(
+        self,
+        predict: Predict,
+        noise_BCHW: Tensor,
+        *,
+        steps: int,
+        generator: torch.Generator | None,
+    ) -> Tensor:
         """Not supported: a user's module has its own sampler."""
         raise NotImplementedError("samples are drawn of epsilon and flow")
 
 
-OTHERS = {"velocity": Velocity, "own": Own, "masked": Masked}
+OTHERS: dict[str, Callable[[], Objective]] = {"velocity": Velocity, "own": Own, "masked": Masked}
 
 
 @functools.cache

@@ -73,7 +73,7 @@ class OwnModule(Subject):
                 "--data synthetic"
             )
         plain = super().of(shaping, **fields)
-        samples = _measured(cls, plain.model).samples
+        samples = _measured(cls, plain.model).samples  # type: ignore[arg-type]  # a class is hashable
         return dataclasses.replace(plain, data=DataFacts(samples, 1, 1, 1))
 
     @property
@@ -118,7 +118,7 @@ class OwnModule(Subject):
 
     @property
     def survey(self) -> Survey:
-        return _measured(type(self), self.model).survey
+        return _measured(type(self), self.model).survey  # type: ignore[arg-type]  # a class is hashable
 
     @property
     def attention_linears(self) -> tuple[str, ...]:
@@ -143,7 +143,7 @@ class OwnModule(Subject):
         return x[:1].to(device), torch.zeros(1, device=device), given
 
     def predict(self, model: Any, x: Tensor, t_B: Tensor, conditions: Mapping[str, Tensor]) -> Any:
-        names = _measured(type(self), self.model).names
+        names = _measured(type(self), self.model).names  # type: ignore[arg-type]  # a class is hashable
         batch = {names[0]: x, **{name: conditions[name] for name in names[1:]}}
         return _LOSSES[type(self)](model, batch)
 
@@ -241,7 +241,7 @@ def _module(model: str, path: Path) -> Any:
     name = f"headroom_subject_{hashlib.sha256(str(path.absolute()).encode()).hexdigest()[:12]}"
     if name in sys.modules:
         return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
+    spec: Any = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look up their module here
     try:

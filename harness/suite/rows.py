@@ -121,6 +121,8 @@ def _collect(
         ended, left = wait(left, return_when=FIRST_COMPLETED)
         for future in ended:
             result, row = future.result(), running[future]
+            if result is None:  # interrupted before it began
+                continue
             if result.status in KEPT:
                 done(row, without_times(result, at_once))
             else:
@@ -214,7 +216,7 @@ def identity(resolved: Resolved, machine: Machine) -> str:
     devices."""
     spec = resolved.spec
     rooms = (*MEASURED, "cluster") if spec.nodes > 1 else MEASURED
-    facts = [spec.key, stamp(spec.data), digest(rooms), platform.python_version()]
+    facts: list[Any] = [spec.key, stamp(spec.data), digest(rooms), platform.python_version()]
     facts += [machine.versions, own_module.identity(spec.model)]
     facts.append(resolved.subject.identity)
     facts += _file(spec.weights)

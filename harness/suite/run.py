@@ -155,7 +155,9 @@ def run_suite(
                 company = row.folder in beside
                 results.append(_run_row(row, machine, progress, again, limit, start, company))
         except KeyboardInterrupt:
-            raise SuiteInterrupted([*results, *_interrupted_row(row, machine, results)]) from None
+            if row is not None:
+                results.extend(_interrupted_row(row, machine, results))
+            raise SuiteInterrupted(results) from None
         finally:
             progress.end_suite()
     return results
@@ -253,6 +255,7 @@ def _interrupted_row(row: Planned, machine: Machine, known: Sequence[Result]) ->
 
 def _not_run(row: Planned, machine: Machine) -> Result:
     """Return the row of a run that was not started."""
+    assert row.status is not None and row.lack is not None
     return Result.not_run(
         row.resolved,
         row.status,

@@ -193,7 +193,12 @@ def of_size(size: int) -> Card:
     """
     like = alike(size)[0]
     name = f"{size / 2**30:.4g} GiB"
-    given = {"memory_bytes": size, "like": like.name, "capability": None, "timed": False}
+    given: dict[str, Any] = {
+        "memory_bytes": size,
+        "like": like.name,
+        "capability": None,
+        "timed": False,
+    }
     return dataclasses.replace(like, name=name, **given)
 
 
@@ -208,7 +213,7 @@ def alike(size: int) -> list[Card]:
         return round(abs(gpu.memory_bytes - size) / 2**30)
 
     near = [gpu for gpu in able if off(gpu) == min(map(off, able))]
-    return sorted(near, key=lambda gpu: gpu.peaks["bfloat16"])
+    return sorted(near, key=lambda gpu: gpu.peaks["bfloat16"] or 0.0)
 
 
 def of_cpu(name: str, cores: int, memory_bytes: int) -> Card:
@@ -238,7 +243,7 @@ def parse_bytes(text: str, option: str = "gpu-memory") -> int:
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
     unit = UNITS.get(match[2].lower()) if match else None
-    size = int(float(match[1]) * unit) if unit else 0
+    size = int(float(match[1]) * unit) if match and unit else 0
     if size <= 0:
         raise BadInput(f"{option} is {text!r}; write a size as in 24GiB or 80GB")
     return size

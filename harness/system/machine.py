@@ -384,7 +384,7 @@ def _keep(path: Path, known: dict[str, Any]) -> None:
 
 def _ask(build: set[str], on_wait: Callable[[str], None]) -> dict[str, Any]:
     command = [sys.executable, "-m", "harness.system.probe", "--build", *sorted(build)]
-    empty = {"torch": None, "gpus": [], "backends": [], "bf16": {}, "ops": {}}
+    empty: dict[str, Any] = {"torch": None, "gpus": [], "backends": [], "bf16": {}, "ops": {}}
     tree.free_stale_locks()
     child = subprocess.Popen(
         command,

@@ -10,6 +10,7 @@ fail.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import platform
@@ -208,7 +209,7 @@ def _ops(build: Sequence[str]) -> dict[str, dict[str, Any]]:
     for name, kind in OPS.items():
         if ON.get(name, accelerator.device_name()) != accelerator.device_name():
             continue
-        ops[name] = _op(lambda kind=kind: accelerator.create_op_builder(kind), name in build)
+        ops[name] = _op(functools.partial(accelerator.create_op_builder, kind), name in build)
     return ops
 
 

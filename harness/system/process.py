@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from harness import ROOT
 from harness.system.tree import MARK, Tree, remove
@@ -292,7 +293,7 @@ def own_tools_first() -> None:
 def _keeper(mark: str, scratch: Sequence[Path]) -> Iterator[Callable[[set[str]], None]]:
     """Start a small process that ends the tree if this process is killed. Yield a function that
     sets the files that it then removes."""
-    keeper = subprocess.Popen(
+    keeper: Any = subprocess.Popen(
         [sys.executable, "-m", "harness.system.process", mark],
         cwd=ROOT,
         stdin=subprocess.PIPE,
@@ -317,7 +318,7 @@ def _keeper(mark: str, scratch: Sequence[Path]) -> Iterator[Callable[[set[str]],
         keeper.wait()
 
 
-def _send(keeper: subprocess.Popen, lines: list[str]) -> None:
+def _send(keeper: Any, lines: list[str]) -> None:
     with suppress(BrokenPipeError):  # the keeper was killed; the run continues without it
         for line in lines:
             keeper.stdin.write(line + "\n")

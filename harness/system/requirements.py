@@ -167,7 +167,9 @@ def card_lacks(
 ) -> Reason | None:
     """Return the first of ``needs`` that ``card`` is too old for; None if its capability is
     unknown."""
-    for need in needs if capability else ():
+    if capability is None:
+        return None
+    for need in needs:
         reason = shortfall(need, capability, card)
         if reason:
             return Reason(reason, WAYS[need.partition("_")[0]])

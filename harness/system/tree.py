@@ -151,7 +151,7 @@ class Tree:
 
     def _named_after_us(self, path: str) -> bool:
         named = OWNED.match(os.path.basename(path))
-        return bool(named) and int(named[1]) in self.members
+        return named is not None and int(named[1]) in self.members
 
     def _note_files(self, alive: dict[int, Process]) -> None:
         """Record new files that the tree's processes hold.

@@ -145,7 +145,9 @@ def _stepped(trained: TrainingRun, did: Projections | None) -> list[tuple[str, A
     parameter's change. A flat state counts once for all its parameters; their changes tell them
     apart."""
     counts = sorted({n for rank in gather(trained, states.each_count(trained)) for n in rank})
-    rows = [("steps of each weight", [trained.optimizer_steps], counts)] if counts else []
+    rows: list[tuple[str, Any, Any]] = []
+    if counts:
+        rows.append(("steps of each weight", [trained.optimizer_steps], counts))
     if did is None:
         return rows
     # An unrecorded parameter would be missing from the comparison without notice.

@@ -138,7 +138,7 @@ def traced_steps(bench: Bench) -> dict[str, Any]:
     """Run one or two untimed steps; return the tensors that were alive at the peak."""
     meter, trained = bench.meter, bench.run.trained
     device_type = bench.accelerator.device.type
-    categories = {}
+    categories: dict[str, Any] = {}
     if "compiled" in trained.launch.traits:
         # A trace would run compiled graphs uncompiled, and cannot see their allocations.
         meter.notes.append("not traced by category: compiled graphs allocate unseen")

@@ -64,7 +64,8 @@ class _Phases:
         if self._running is None:
             return
         self.note()
-        seen, kept = self._noted, self.phases.get(self._running)
+        seen: Any = self._noted
+        kept = self.phases.get(self._running)
         self.phases[self._running] = seen if kept is None else highest(kept, seen)
         self._running = self._noted = None
 
@@ -93,7 +94,8 @@ def highest(a: Peak, b: Peak) -> Peak:
     unknown."""
     pairs = {f.name: (getattr(a, f.name), getattr(b, f.name)) for f in dataclasses.fields(Peak)}
     known = {name: [v for v in pair if v is not None] for name, pair in pairs.items()}
-    return Peak(**{name: max(values, default=None) for name, values in known.items()})
+    most: dict[str, Any] = {name: max(values, default=None) for name, values in known.items()}
+    return Peak(**most)
 
 
 class CudaMeter(_Phases):

@@ -77,7 +77,7 @@ def _on_gradients(run: Run, change: Callable[[Any], Any]) -> None:
         p.register_hook(change)
 
 
-def _at_the_step(run: Run, change: Callable[[list[Any]], None]) -> None:
+def _at_the_step(run: Run, change: Callable[[list[Any]], object]) -> None:
     """Change gradients after their norm is taken, just before the optimizer's step."""
     optimizer = run.trained.optimizer
     step = optimizer.step
@@ -179,7 +179,7 @@ def other_labels_dropped(run: Run) -> None:
             drop = batch.conditions["drop"].roll(1)
             yield dataclasses.replace(batch, conditions={**batch.conditions, "drop": drop})
 
-    run.feed.micro_batches = kept
+    run.feed.micro_batches = kept  # type: ignore[method-assign]
 
 
 def timesteps_rounded(run: Run) -> None:

@@ -54,7 +54,9 @@ def samples_of_their_own(run: Run) -> None:
     """Give ranks that should share samples parts of different samples."""
     layout, batches = run.trained.launch.layout, run.feed.micro_batches
     part = layout.part(run.trained.accelerator.process_index)
-    run.feed.micro_batches = lambda step: batches(step + LATER * part)
+    run.feed.micro_batches = (  # type: ignore[method-assign]
+        lambda step: batches(step + LATER * part)
+    )
 
 
 def gradients_not_averaged(run: Run) -> None:

@@ -102,7 +102,7 @@ class Counts(NamedTuple):
     busy_seconds: float
 
     def __sub__(self, other: Counts) -> Counts:
-        return Counts(*(a - b for a, b in zip(self, other, strict=True)))
+        return Counts._make(a - b for a, b in zip(self, other, strict=True))
 
 
 def now() -> Counts:

@@ -171,8 +171,7 @@ class Building:
     def __init__(self, resolved: Resolved) -> None:
         subject = resolved.subject
         # A model that a part of the recipe substitutes for the named one has its own weights.
-        named = {"model": subject.model, "weights": resolved.weights}
-        spec = dataclasses.replace(resolved.spec, **named)
+        spec = dataclasses.replace(resolved.spec, model=subject.model, weights=resolved.weights)
         self.resolved, self.notes = resolved, list[str]()
         draw = first_values(spec, subject)
         if draw is None:
@@ -400,7 +399,7 @@ def _attach(trained: TrainingRun, strategies: Sequence[Strategy]) -> None:
 
 def _optimizer_of(resolved: Resolved) -> Callable[[list[torch.nn.Parameter]], Any]:
     """Return a function that makes the recipe's optimizer from the engine's parameters."""
-    chosen = resolved.recipe.in_slot(Slot.OPTIMIZE)
+    chosen: Any = resolved.recipe.in_slot(Slot.OPTIMIZE)
     return lambda params: chosen.make_optimizer(params, resolved.settings, resolved.launch)
 
 

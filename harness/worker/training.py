@@ -168,7 +168,7 @@ class Training:
             lora.save(run.trained, self.trained, leave_out=scaffold)
         if self.samples is None and self.averaged is None:
             return
-        average = run.trained.attached.get("ema")
+        average: Any = run.trained.attached.get("ema")
         if not isinstance(average, Average):
             raise BadInput("samples are drawn from the averaged weights; train with --ema 0.999")
         state = average.full_state()
@@ -208,6 +208,7 @@ class Training:
         drawn = run.objective.sample(predict, noise, steps=self.sample_steps, generator=generator)
         if video:
             drawn = drawn.transpose(1, 2).flatten(0, 1)
+        assert self.samples is not None
         audit.write_grid(drawn, self.samples, columns, grey=resolved.spec.data == "digits")
 
 

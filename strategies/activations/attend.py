@@ -197,7 +197,7 @@ class Attend(Strategy):
         return None
 
     def edit_model(self, module: Any, subject: Subject) -> None:
-        backend = KERNELS[self.kernel]
+        backend: Any = KERNELS[self.kernel]
         if "attend" not in subject.parts:
             surround(module, subject, lambda inner: ByKernel(inner, backend))
             return
@@ -215,7 +215,7 @@ class Attend(Strategy):
         counts = {name: sum(ran_by(name, operation.name) for operation in ran) for name in KERNELS}
         depth, full = layers(trained), score_matrices(trained, ran)
         demand(depth > 0, "no attention of torch's is called")
-        facts = {"calls": {name: count for name, count in counts.items() if count}}
+        facts: dict[str, Any] = {"calls": {name: count for name, count in counts.items() if count}}
         facts["score_matrices"] = full
         fused = {name: count for name, count in counts.items() if name not in WRITTEN_OUT and count}
         if self.kernel in WRITTEN_OUT:

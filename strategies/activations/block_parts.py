@@ -80,7 +80,7 @@ class Recompute(MeasuredBlocks):
         self.chosen = None if chosen is None else frozenset(map(id, chosen))
         self.products = {"kept": 0, "bytes": 0}
         # Blocks without random numbers need no generator state.
-        self.options = {"use_reentrant": reentrant, "preserve_rng_state": random}
+        self.options: dict[str, Any] = {"use_reentrant": reentrant, "preserve_rng_state": random}
         if policy:
             self.options["context_fn"] = functools.partial(policy, self)
 
@@ -150,7 +150,7 @@ class Recompute(MeasuredBlocks):
     def compile_parts(self, compiler: Callable[[Any], Any]) -> None:
         """Compile the parts with their checkpoints inside: outside of graphs torch recomputes
         uncompiled."""
-        self.part = compiler(self.part)
+        self.part = compiler(self.part)  # type: ignore[method-assign]
 
 
 def keep_products(runner: Recompute) -> Any:

@@ -151,7 +151,7 @@ class Checkpoint(Strategy):
                 f"share={self.share:g} keeps the other blocks whole, and all that is kept would "
                 "be moved; leave it out, or leave offload_activations out"
             )
-        if self.every != "sqrt" and self.every > 1:
+        if isinstance(self.every, int) and self.every > 1:
             depth = launch.subject.dimensions.depth
             if self.every > depth:
                 return f"every={self.every}, and the model has {depth} blocks; give at most {depth}"
@@ -184,7 +184,11 @@ class Checkpoint(Strategy):
         blocks = subject.blocks(module)
         split, count = self._split(len(blocks)), self._count(len(blocks))
         chosen = None if count is None else blocks[:count]
-        more = {"random": subject.random_blocks, "chosen": chosen, "reentrant": self.reentrant}
+        more: dict[str, Any] = {
+            "random": subject.random_blocks,
+            "chosen": chosen,
+            "reentrant": self.reentrant,
+        }
         surround(module, subject, lambda inner: Recompute(inner, split, policy, **more))
 
     def _count(self, depth: int) -> int | None:

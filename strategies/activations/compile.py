@@ -87,8 +87,8 @@ def _kept_by_a_block(trained: TrainingRun, call: Call, backend: str) -> int:
         made = torch.zeros_like(like, device=trained.accelerator.device)
         return made.requires_grad_(like.is_floating_point())
 
-    runner = MeasuredBlocks(lambda blocks, *given, **named: compiled(*given, **named))
     compiled = torch.compile(call.block.forward, backend=backend, dynamic=False)
+    runner = MeasuredBlocks(lambda blocks, *given, **named: compiled(*given, **named))
     given, named = tree_map_only(torch.Tensor, zeros, call.given)
     whole = torch._functorch.config.patch(activation_memory_budget=1.0)
     with whole, torch.enable_grad(), trained.accelerator.autocast():
@@ -174,7 +174,7 @@ class Compile(Strategy):
         return getattr(trained.module, "compiled_by", None)
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        backend = trained.attached.get(self.name)
+        backend: Any = trained.attached.get(self.name)
         demand(isinstance(backend, CountingBackend), "nothing was compiled")
         first, last = backend.steps[0], backend.steps[-1]
         calls, parts = last["calls"] / trained.micro_steps, runner_of(trained.module, Recompute)

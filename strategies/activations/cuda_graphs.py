@@ -61,7 +61,7 @@ class CudaGraphs(Strategy):
         """
         from strategies.activations.captured import Captured
 
-        captured = trained.attached.get(self.name)
+        captured: Any = trained.attached.get(self.name)
         demand(isinstance(captured, Captured), "nothing was captured")
         replays, eager = captured.noted
         text = f"{replays} calls were replayed and {eager} were not, of {trained.micro_steps}"

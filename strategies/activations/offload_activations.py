@@ -31,7 +31,8 @@ class Offloaded:
 
     def __init__(self, host: Any, device: Any) -> None:
         self.host, self.device = host, device
-        self.fetched = self.ready = None
+        self.fetched: Any = None
+        self.ready: Any = None
 
     def wait(self) -> None:
         """Make later computation wait for the copy."""

@@ -32,7 +32,7 @@ def _run_singly(module: Any, blocks: list[Any]) -> None:
     It replaces the call, not ``forward``: an engine's hooks run in between, and gather a block's
     weights again in recomputation.
     """
-    owner = weakref.ref(module)
+    owner: Callable[[], Any] = weakref.ref(module)
     kinds: dict[type, type] = {}
 
     def call(block: Any, *given: Any, **named: Any) -> Any:
@@ -52,7 +52,7 @@ def _run_one(blocks: list[Any], *given: Any, **named: Any) -> Any:
     return block.plain_kind.__call__(block, *given, **named)
 
 
-def runner_of(module: Any, kind: type) -> Any | None:
+def runner_of(module: Any, kind: type) -> Any:
     """Return the runner of class ``kind`` in the module's chain, or None."""
     runner = getattr(module, "run_blocks", None)
     while runner is not None and not isinstance(runner, kind):

@@ -43,7 +43,7 @@ class MeasuredBlocks:
         self.calls: list[Call] = []
         self.weighing = self.within = self.passing = False
         self._begun: set[int] = set()
-        self._seen: dict[int, weakref.ref] = {}
+        self._seen: dict[int, weakref.ref[Any]] = {}
         if isinstance(inner, MeasuredBlocks):
             inner.within = True  # autograd calls one of nested hooks: this one, which forwards
 

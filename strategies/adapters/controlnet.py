@@ -60,6 +60,7 @@ class ControlNet(Strategy):
 
         from strategies.adapters.controlled import Controlled
 
+        blocks: Any
         (blocks,) = subject.groups(module)
         number = self._number(len(blocks))
         like = torch.empty(subject.dimensions.width, dtype=subject.dtype(module))

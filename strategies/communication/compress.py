@@ -134,7 +134,7 @@ class Compress(Strategy):
             sent = facts["wire_dtype"]
             demand(sent == wanted, f"gradients were sent as {sent}, not {wanted}")
             return facts
-        power = getattr(trained.attached[self.name], "power", None)
+        power: Any = getattr(trained.attached[self.name], "power", None)
         demand(power is not None, "no low-rank hook is on DDP's all-reduce")
         taken = trained.optimizer_steps - trained.resumed_steps
         demand(taken > DENSE_STEPS, f"the first {DENSE_STEPS} steps are dense; take more --steps")

@@ -68,7 +68,7 @@ class SparseEmbedding(Strategy):
         return TouchedRows(trained)
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        rows = trained.attached.get(self.name)
+        rows: Any = trained.attached.get(self.name)
         demand(
             isinstance(rows, TouchedRows) and rows.seen > 0,
             "no gradient of the label table was seen",

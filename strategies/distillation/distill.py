@@ -191,13 +191,14 @@ class Distill(Strategy):
     def observe(self, trained: TrainingRun) -> AbstractContextManager[Any]:
         from strategies.distillation.evidence import watched
 
-        return watched(trained.supervise) if trained.supervise else nullcontext()
+        lesson: Any = trained.supervise
+        return watched(lesson) if lesson else nullcontext()
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         from strategies.distillation.evidence import shown
         from strategies.distillation.teacher import Teacher
 
-        teacher = trained.attached.get(self.name)
+        teacher: Any = trained.attached.get(self.name)
         demand(isinstance(teacher, Teacher), "no teacher is kept")
         calls, steps = teacher.calls, trained.micro_steps
         demand(calls == steps, f"the teacher was asked {calls} times in {steps} micro steps")

@@ -82,7 +82,7 @@ def _same(name: str, took: float, found: float) -> None:
     demand(close, f"{name} was {took:.4g}, and against the teacher it is {found:.4g}")
 
 
-def _output_gradient(moment: Moment, target: Any, weights: Mapping[str, float]) -> float:
+def _output_gradient(moment: Any, target: Any, weights: Mapping[str, float]) -> float:
     """Return the relative distance of the output's gradient from that of both terms together."""
     demand(moment.gradient is not None, "no gradient came to the student's output")
     leaf = moment.out.clone().requires_grad_()

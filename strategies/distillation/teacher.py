@@ -7,6 +7,7 @@ Imports torch. Shape suffixes: B batch, T tokens, D hidden size.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -327,7 +328,7 @@ class Lesson:
         for name, term in terms.items():
             term.register_hook(came(name))
         out.register_hook(lambda gradient: setattr(moment, "gradient", gradient.detach().clone()))
-        self.moments.append(moment)
+        self.moments.append(moment)  # type: ignore[union-attr]  # called while moments are set
 
 
 # ---- initialization from the teacher ----
@@ -357,7 +358,7 @@ def begin(module: nn.Module, subject: Subject, teacher: Subject, file: str) -> N
             continue
         source = renamed(name, names, blocks)
         if initial.pending(p) is not None:
-            initial.instead(p, lambda drawn, source=source: draw(source, drawn))
+            initial.instead(p, functools.partial(draw, source))
         else:
             with torch.no_grad():
                 p.copy_(draw(source, p))

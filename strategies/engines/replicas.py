@@ -4,7 +4,7 @@ backward."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, no_type_check
 
 from strategies.base import demand
 from strategies.engine import Engine, clip_by
@@ -28,6 +28,7 @@ class Divided:
         self.storages: set[int] = set()
 
 
+@no_type_check
 def divide(divided, bucket):
     """Divide a bucket: the hook itself. It has no annotations, because DDP compares them with its
     own types."""
@@ -113,7 +114,7 @@ class Replicas(Engine):
         """
         import torch
 
-        facts = {"wrapper": self._wrapper(trained)}
+        facts: dict[str, Any] = {"wrapper": self._wrapper(trained)}
         if trained.launch.simulated:  # a collective returns this rank's own values
             size = trained.model.process_group.size()
             demand(size == trained.launch.layout.alike, f"DDP averages over {size} ranks")

@@ -80,7 +80,7 @@ def _raw(formula: Any) -> Any:
     def count(*given: Any, **named: Any) -> Any:
         return formula(*given, **named)
 
-    count._get_raw = True
+    count._get_raw = True  # type: ignore[attr-defined]  # torch reads it
     return count
 
 

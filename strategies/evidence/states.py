@@ -62,14 +62,14 @@ def first_moment(trained: TrainingRun, weight: torch.Tensor) -> torch.Tensor | N
     """
     state = trained.engine.state_of(trained, weight)
     named = (state.get(name) for name in ("exp_avg", "momentum_buffer"))
-    found = next((moment for moment in named if moment is not None), None)
+    found: Any = next((moment for moment in named if moment is not None), None)
     plain = found is not None and found.is_floating_point() and not wrapped((type(found),))
     return found if plain and found.numel() == weight.numel() else None
 
 
 def steps(trained: TrainingRun) -> int:
     """Return the step count in the optimizer's state, which must equal the loop's."""
-    taken = counted(trained)
+    taken: Any = counted(trained)
     demand(taken is not None, "the optimizer holds no state: it never stepped")
     demand(
         taken == trained.optimizer_steps,
@@ -367,7 +367,7 @@ class Frozen(Watcher):
 def split_facts(trained: TrainingRun, name: str) -> dict[str, Any]:
     """Return the counts of trained and frozen elements, and check bit by bit that frozen ones are
     unchanged."""
-    kept = trained.attached.get(name)
+    kept: Any = trained.attached.get(name)
     demand(isinstance(kept, Frozen), "no checksums were taken before training")
     parameters = dict(trained.module.named_parameters())
     free = {n for n, p in parameters.items() if p.requires_grad}

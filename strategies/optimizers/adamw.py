@@ -291,7 +291,7 @@ class AdamWBf16(Strategy):
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         optimizer = trained.inner_optimizer
-        rescued = getattr(optimizer, "rescued", None)
+        rescued: Any = getattr(optimizer, "rescued", None)
         demand(rescued is not None, f"the optimizer is {type(optimizer).__name__}")
         demand(rescued > 0, "no update that plain rounding would have lost was kept")
         carried = [s["carried"] for s in optimizer.state.values() if "carried" in s]

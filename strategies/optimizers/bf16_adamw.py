@@ -42,7 +42,8 @@ class Bf16AdamW(torch.optim.Optimizer):
 
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
         super().__init__(params, defaults)
-        self.rescued, self.generator = 0, None
+        self.rescued = 0
+        self.generator: Any = None
         self.places: dict[Any, int] = {}
 
     @torch.no_grad()

@@ -57,7 +57,8 @@ class Guidance(Strategy):
             yield seen
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        calls, asked = self.note(trained), trained.sampling
+        calls: Any = self.note(trained)
+        asked: Any = trained.sampling
         demand(bool(calls), "no call of the model was seen")
         whole, halves = asked.samples, (Call(asked.samples, 0), Call(asked.samples, asked.samples))
         if asked.guidance == 1:

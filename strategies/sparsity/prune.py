@@ -127,7 +127,7 @@ class Prune(Strategy):
         return Masks(trained)
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        masks = trained.attached.get(self.name)
+        masks: Any = trained.attached.get(self.name)
         demand(isinstance(masks, Masks) and bool(masks.pruned), "no masks are kept")
         pruned, total, wrong = masks.counted()
         share = pruned / total

@@ -203,7 +203,7 @@ class Accumulate(Strategy):
                 f"the engine accumulates {engine_steps} steps, not {self.steps}",
             )
         # The loop counts micro-batches, the optimizer's state counts its steps.
-        taken = states.counted(trained)
+        taken: Any = states.counted(trained)
         demand(taken is not None, "the optimizer holds no state: it never stepped")
         ratio = trained.micro_steps / (taken - trained.resumed_steps)
         demand(ratio == self.steps, f"{ratio} micro steps were fed an optimizer step")

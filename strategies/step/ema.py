@@ -42,7 +42,7 @@ class Staging:
         Each piece is valid until the next is requested.
         """
         pieces = tensor.flatten().split(self.elements)
-        coming = self.begin(0, pieces[0])
+        coming: Any = self.begin(0, pieces[0])
         for index, piece in enumerate(pieces):
             wait, coming = coming, None
             if index + 1 < len(pieces):
@@ -86,7 +86,8 @@ class Average(Watcher):
         device = trained.accelerator.device if place == "device" else "cpu"
         self.on_host = place != "device"
         self.swapped = "swapped_weights" in trained.launch.traits
-        self.shards, self.staging = [], None
+        self.shards: list[Any] = []
+        self.staging: Staging | None = None
         for _, master in self._masters():
             self.shards.append(master.detach().float().clone().to(device))
             self._stage(master)
@@ -144,9 +145,9 @@ class Average(Watcher):
         """Take one step towards a master of another device or type, in pieces."""
         if not master.numel():
             return
-        staged = self.staging is not None and master.device.type != "cpu"
-        size = self.staging.elements if staged else PIECE
-        theirs = self.staging.read(master) if staged else master.flatten().split(size)
+        staging = None if master.device.type == "cpu" else self.staging
+        size = staging.elements if staging else PIECE
+        theirs = staging.read(master) if staging else master.flatten().split(size)
         for mine, piece in zip(shard.flatten().split(size), theirs, strict=True):
             mine.lerp_(piece.to(mine), weight)
 
@@ -244,7 +245,7 @@ class Ema(Strategy):
         return Average(trained, trained.settings.ema_decay, self.place)
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        average = trained.attached.get(self.name)
+        average: Any = trained.attached.get(self.name)
         if self.place == "none":
             demand(average is None, "an average is kept")
             return {"bytes": 0}

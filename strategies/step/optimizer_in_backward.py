@@ -126,7 +126,7 @@ class OptimizerInBackward(Strategy):
         return InBackward(trained)
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        stepper = trained.attached.get(self.name)
+        stepper: Any = trained.attached.get(self.name)
         demand(isinstance(stepper, InBackward), "no step is taken in backward")
         found = trained.engine.report(trained).gradient_bucket_bytes
         sizes = sorted([w.nbytes for w in trained.optimized()] if found is None else found)

@@ -120,13 +120,13 @@ class BlockSwap(Strategy):
         return streamer
 
     def observe(self, trained: TrainingRun) -> AbstractContextManager[Any]:
-        streamer = trained.attached.get(self.name)
+        streamer: Any = trained.attached.get(self.name)
         return streamer.watched() if streamer else nullcontext()
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         from strategies.streaming.evidence import streamed_facts
 
-        streamer = trained.attached.get(self.name)
+        streamer: Any = trained.attached.get(self.name)
         demand(streamer is not None, "no block's weights are streamed")
         found = len(streamer.streamed)
         demand(found == self.blocks, f"{found} blocks are streamed, not {self.blocks}")

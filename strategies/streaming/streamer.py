@@ -52,7 +52,7 @@ class Streamer(Watcher):
 
     def __init__(self, trained: TrainingRun, taken: dict[int, list[Taken]]) -> None:
         self.trained, self.blocks = trained, trained.blocks()
-        device, self.moved = trained.accelerator.device, Counter()
+        device, self.moved = trained.accelerator.device, Counter[str]()
         cuda = trained.launch.device == "cuda"  # in a prediction too
         lane, out = (torch.cuda.Stream(device) if cuda else None for _ in range(2))
         self.host_copy = AsyncHostCopy(out)
@@ -115,10 +115,10 @@ class Streamer(Watcher):
 
     def _keep(self, wanted: Iterable[int | None]) -> None:
         """Fetch these blocks' weights to the device, and release all others."""
-        wanted = [index for index in wanted if index in self.streamed]
-        for index in set(self._there()).difference(wanted):
+        near = [index for index in wanted if index is not None and index in self.streamed]
+        for index in set(self._there()).difference(near):
             self.streamed[index].release()
-        for index in wanted:
+        for index in near:
             self.streamed[index].fetch()
 
     def _there(self) -> list[int]:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -97,7 +97,7 @@ def contents(path: Path) -> Contents:
     return Contents(metadata, parts)
 
 
-def _part(path: Path, key: str, told: Mapping[str, object], behind: int) -> Part:
+def _part(path: Path, key: str, told: Mapping[str, Any], behind: int) -> Part:
     if told["dtype"] not in KINDS:
         raise ValueError(f"{key} is of type {told['dtype']}")
     begin, end = told["data_offsets"]

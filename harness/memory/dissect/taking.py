@@ -213,7 +213,7 @@ def take(resolved: Resolved, trained: TrainingRun, look: Look) -> MemoryBreakdow
         depth=size.depth,
         heads=size.heads,
         parameters=resolved.subject.parameters,
-        step_peak_bytes=plain.everywhere,
+        step_peak_bytes=plain.everywhere,  # type: ignore[arg-type]  # set with each peak
         timeline=tracer.timeline(),
         lumps=tracer.lumps(),
         kept=kept,

@@ -7,6 +7,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import torch
@@ -244,7 +245,7 @@ class TimelineTracer(Tracer):
 
 def _site() -> str:
     """Return the innermost source line of the project or an engine that called the operation."""
-    frame = sys._getframe(2)
+    frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         name = frame.f_code.co_filename
         if any(part in name for part in OURS) and not any(part in name for part in NOT_OURS):

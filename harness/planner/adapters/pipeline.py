@@ -58,7 +58,7 @@ class PipelineAdapter(DdpAdapter):
     @property
     def bubble_fraction(self) -> Fraction:
         engine = self.engine
-        return bubble_fraction(engine.schedule, engine.stages, engine.runs, engine.micro)
+        return bubble_fraction(engine.schedule, engine.stages, engine.stage_runs, engine.micro)
 
     def prepare_trace(self, launch: RunContext) -> None:
         """Find the tensors that pass between the stages, once for all of them."""

@@ -16,7 +16,7 @@ MICRO_BATCH, ACCUMULATION, STEPS = 2, 1, 2  # [numbers]
 
 
 class Attention(nn.Module):
-    def __init__(self, width, heads):
+    def __init__(self, width, heads) -> None:
         super().__init__()
         self.heads = heads
         self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
@@ -28,7 +28,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, width, heads):
+    def __init__(self, width, heads) -> None:
         super().__init__()
         self.norm1, self.attn = nn.LayerNorm(width), Attention(width, heads)
         self.norm2 = nn.LayerNorm(width)
@@ -44,7 +44,7 @@ class Block(nn.Module):
 class Model(nn.Module):
     """Put your own in its place; the recipe's lines know its ``blocks``, ``final``, ``labels``."""
 
-    def __init__(self, width=128, heads=4, depth=4, channels=16, classes=10):
+    def __init__(self, width=128, heads=4, depth=4, channels=16, classes=10) -> None:
         super().__init__()
         self.width, self.channels, self.classes = width, channels, classes
         self.enter, self.labels = nn.Linear(channels, width), nn.Embedding(classes, width)

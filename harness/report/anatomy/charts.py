@@ -64,7 +64,7 @@ def fit(points: Sequence[Point]) -> Law:
         raise ValueError(f"{len(points)} points do not tell the law's three terms apart")
     factors, *_ = np.linalg.lstsq(rows / sizes[:, None], np.ones(len(points)), rcond=None)
     errors = np.abs(rows @ factors / sizes - 1)
-    return Law(*(float(factor) for factor in factors), worst=float(errors.max()))
+    return Law(*map(float, (*factors, errors.max())))
 
 
 def _terms(p: Point) -> tuple[int, int, int]:

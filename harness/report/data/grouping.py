@@ -170,14 +170,15 @@ def _with_asked(group: Group, wanted: str, tried: Sequence[Unfinished], measured
         group.reference, notes=(*group.reference.notes, f"in place of {wanted}")
     )
     rows = [reference if row is group.reference else row for row in group.rows]
-    stands = {"rows": rows, "reference": reference}
-    return dataclasses.replace(group, **stands, asked=wanted, asked_ended=ended)
+    return dataclasses.replace(
+        group, rows=rows, reference=reference, asked=wanted, asked_ended=ended
+    )
 
 
 def _work(spec: Spec) -> Spec:
     """Return a spec without the fields in which rows of one ranking may differ."""
-    usual = {f.name: f.default for f in dataclasses.fields(Spec)}
-    return dataclasses.replace(spec, **{n: "" if n == "recipe" else usual[n] for n in FREE})
+    usual: dict[str, Any] = {f.name: f.default for f in dataclasses.fields(Spec)}
+    return dataclasses.replace(spec, **{n: usual[n] for n in FREE} | {"recipe": ""})
 
 
 PLAIN = "ddp"

@@ -104,7 +104,7 @@ class Row:
     label: str
     results: tuple[Result, ...]
     numbers: Numbers
-    versus: Versus | None = None
+    versus: Versus = None  # type: ignore[assignment]  # set by the row's group
     predicted: PredictedAndMeasured | None = None
     predicted_fit: PredictedFit | None = None
     calibrated: Calibrated | None = None
@@ -210,7 +210,9 @@ def read_suite(folder: Path) -> SuiteHead:
     }
     path = Path(folder) / "suite.json"
     data = tried(lambda: read_json(path, dict[str, Any]) if path.exists() else None) or {}
-    texts = {name: str(data.get(name) or "") for name in ("name", "reference", "started", "story")}
+    texts: dict[str, Any] = {
+        name: str(data.get(name) or "") for name in ("name", "reference", "started", "story")
+    }
     order = data.get("order")
     recipes = tuple(map(str, order)) if isinstance(order, list) else ()
     return SuiteHead(**texts, order=recipes, skipped=tuple(skipped), **beside)

@@ -14,6 +14,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from harness.report.figures import derive
 from harness.result import Projections, Result
@@ -162,7 +163,11 @@ def limits(reference: Sequence[Result]) -> Limits:
     steps = min(len(first.losses), *(len(r.losses) for r in again)) if again else len(first.losses)
     late = steps > EARLY_STEPS
     if first.meter == "resident" and derive.precision(first.evidence) == "float32":
-        far = {"moment": WIDE.moment, "update": WIDE.update, "average": WIDE.average}
+        far: dict[str, Any] = {
+            "moment": WIDE.moment,
+            "update": WIDE.update,
+            "average": WIDE.average,
+        }
         return dataclasses.replace(FLOAT32, **far) if late else FLOAT32
     if not again:
         return WIDE

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from html import escape
 from itertools import pairwise
+from typing import Any
 
 from harness.report.data.rows import Group, Row
 from harness.report.figures import derive, parity, units
@@ -163,7 +164,7 @@ def _lines(group: Group, lines: list[list[float]], y: Scale, name: str) -> list[
     longest = max(len(line) for line in lines)
     x = Scale(1, max(longest, 2), 48.0, WIDTH - 10)
     parts = axes(x, y, "optimizer step, warm-up first", name, y.end)
-    paths = []
+    paths: list[str] = []
     for index, (row, line) in enumerate(zip(group.rows, lines, strict=True)):
         spots = [(x(i), y(v)) for i, v in enumerate(line, 1) if math.isfinite(v)]
         if not spots:
@@ -227,7 +228,12 @@ def _log_ticks(low: float, high: float) -> list[float]:
 def _strip(row: Row, line: list[float], middle: float, x: Scale) -> list[str]:
     numbers = row.numbers
     ends = x(numbers.step_seconds_p10 * 1e3), x(numbers.step_seconds_p90 * 1e3)
-    box = {"x": ends[0], "width": max(ends[1] - ends[0], 1.5), "y": middle - 6, "height": 12}
+    box: dict[str, Any] = {
+        "x": ends[0],
+        "width": max(ends[1] - ends[0], 1.5),
+        "y": middle - 6,
+        "height": 12,
+    }
     at = x(numbers.step_seconds_median * 1e3)
     noisy = " noisy" if numbers.noisy else ""
     parts = [_row_label(row, x.start - 8, middle + 4)]

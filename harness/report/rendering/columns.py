@@ -257,7 +257,7 @@ def _phase(unfinished: Unfinished) -> str | None:
 
 def _fit_words(unfinished: Unfinished) -> str | None:
     fit = unfinished.predicted_fit
-    return fit and ("yes" if fit.fits else "no")
+    return ("yes" if fit.fits else "no") if fit else None
 
 
 UNFINISHED = (

@@ -80,7 +80,8 @@ def csv_text(report: Report) -> str:
     more = [*PREDICTED] if any(row.predicted for row in rows) else []
     more += DRAWN if any(row.drawn for row in rows) else ()
     more += CALIBRATED if any(row.calibrated for row in rows) else ()
-    more += FIT if any(entry.predicted_fit for entry in (*rows, *report.unfinished)) else ()
+    fits = [row.predicted_fit for row in rows] + [gone.predicted_fit for gone in report.unfinished]
+    more += FIT if any(fits) else ()
     worlds = ["world"] if any(group.world for group in report.groups) else []
     names = [*BEFORE, *worlds, *VERSUS, *NUMBERS, *more, *AFTER]
     writer = csv.DictWriter(stream, names, "", "ignore", lineterminator="\n")

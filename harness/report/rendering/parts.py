@@ -150,7 +150,11 @@ def line_keys(keys: Sequence[tuple[str, str, str]]) -> str:
     """Return a legend of coloured, dashed lines."""
     items = []
     for name, colour, dash in keys:
-        look = {"stroke": colour, "stroke_width": 2.4, "stroke_dasharray": dash or None}
+        look: dict[str, Any] = {
+            "stroke": colour,
+            "stroke_width": 2.4,
+            "stroke_dasharray": dash or None,
+        }
         line = element("line", x1=0, x2=26, y1=4, y2=4, **look)
         items.append(
             f'<li><svg viewBox="0 0 26 8" aria-hidden="true">{line}</svg>{escape(name)}</li>'
@@ -208,8 +212,8 @@ def _plain(value: Any) -> str:
 def environment(report: Report) -> str:
     """Return machine and software facts of each shown group, once if they are equal."""
     shown = in_full(report.groups)
-    blocks = dict.fromkeys(_facts_list(environment_facts.merged(g.rows)) for g, _ in shown)
-    blocks = [block for block in blocks if block]
+    found = dict.fromkeys(_facts_list(environment_facts.merged(g.rows)) for g, _ in shown)
+    blocks = [block for block in found if block]
     return section("environment", "Environment", "<hr>".join(blocks)) if blocks else ""
 
 

@@ -43,7 +43,7 @@ class PatchEmbed(nn.Module):
     """Non-overlapping patches to tokens: [B, C, H, W], or a video [B, C, V, H, W] by frame, -> [B,
     T, D]."""
 
-    def __init__(self, patch_size: int, channels: int, hidden_size: int):
+    def __init__(self, patch_size: int, channels: int, hidden_size: int) -> None:
         super().__init__()
         self.proj = nn.Conv2d(channels, hidden_size, patch_size, stride=patch_size)
 
@@ -57,7 +57,7 @@ class PatchEmbed(nn.Module):
 class TimestepEmbedder(nn.Module):
     """Whole or fractional timesteps to vectors: [B] -> [B, D]."""
 
-    def __init__(self, hidden_size: int):
+    def __init__(self, hidden_size: int) -> None:
         super().__init__()
         self.mlp = nn.Sequential(
             nn.Linear(FREQUENCIES, hidden_size), nn.SiLU(), nn.Linear(hidden_size, hidden_size)
@@ -83,7 +83,7 @@ class TimestepEmbedder(nn.Module):
 class LabelEmbedder(nn.Module):
     """Class labels to vectors, [B] -> [B, D]; the last row of the table is "no class"."""
 
-    def __init__(self, classes: int, hidden_size: int, dropout: float):
+    def __init__(self, classes: int, hidden_size: int, dropout: float) -> None:
         super().__init__()
         self.embedding_table = nn.Embedding(classes + (dropout > 0), hidden_size)
         self.num_classes = classes
@@ -101,7 +101,7 @@ class LabelEmbedder(nn.Module):
 class Attention(nn.Module):
     """Multi-head self-attention, [B, T, D] -> [B, T, D]; strategies may replace ``attend``."""
 
-    def __init__(self, hidden_size: int, num_heads: int):
+    def __init__(self, hidden_size: int, num_heads: int) -> None:
         super().__init__()
         self.num_heads = num_heads
         self.qkv = nn.Linear(hidden_size, 3 * hidden_size)
@@ -117,7 +117,7 @@ class Attention(nn.Module):
 class Mlp(nn.Module):
     """Two linear layers with the tanh form of GELU between: [B, T, D] -> [B, T, D]."""
 
-    def __init__(self, hidden_size: int, inner_size: int):
+    def __init__(self, hidden_size: int, inner_size: int) -> None:
         super().__init__()
         self.fc1 = nn.Linear(hidden_size, inner_size)
         self.act = nn.GELU(approximate="tanh")
@@ -138,7 +138,7 @@ def _norm(hidden_size: int) -> nn.LayerNorm:
 class Block(nn.Module):
     """Attention and MLP, each shifted, scaled and gated by the condition (adaLN-Zero)."""
 
-    def __init__(self, hidden_size: int, num_heads: int, mlp_ratio: float):
+    def __init__(self, hidden_size: int, num_heads: int, mlp_ratio: float) -> None:
         super().__init__()
         self.norm1 = _norm(hidden_size)
         self.attn = Attention(hidden_size, num_heads)
@@ -159,7 +159,7 @@ class Block(nn.Module):
 class FinalLayer(nn.Module):
     """Tokens to patches of output: [B, T, D] -> [B, T, patch * patch * C]."""
 
-    def __init__(self, hidden_size: int, patch_size: int, channels: int):
+    def __init__(self, hidden_size: int, patch_size: int, channels: int) -> None:
         super().__init__()
         self.norm_final = _norm(hidden_size)
         self.linear = nn.Linear(hidden_size, patch_size * patch_size * channels)

@@ -177,7 +177,7 @@ def sizes(
     d, m = shape.hidden_size, shape.mlp_size
     block = (3 * d * d, d * d, d * m, m * d, 6 * d * d)
     patch = channels * shape.patch_size**2
-    ends = (patch * d, FREQUENCIES * d, d * d, (classes + 1) * d)
+    ends: tuple[int, ...] = (patch * d, FREQUENCIES * d, d * d, (classes + 1) * d)
     ends += (2 * d * d, patch * (1 + learn_sigma) * d)
     weights = block * shape.depth + ends
     return Sizes(

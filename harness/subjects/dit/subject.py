@@ -263,7 +263,7 @@ class VideoDit(Dit):
 
     # ---- identity ----
 
-    relatives = Subject.relatives
+    relatives = Subject.relatives  # type: ignore[assignment]  # as without a preset
 
     def draws(self, seed: int, init: str) -> Draw:
         from harness.subjects.dit import model
@@ -340,7 +340,7 @@ class TokenDit(Dit):
 
     @classmethod
     def of(cls, shaping: Shaping, **fields: Any) -> Subject:
-        found = super().of(shaping, **fields)
+        found: Any = super().of(shaping, **fields)
         side = found.data.input_size // found.shape.patch_size
         data = dataclasses.replace(found.data, size=TOKENS_POOL, shape=(side * side,))
         return dataclasses.replace(found, data=data)
@@ -371,7 +371,9 @@ class TokenDit(Dit):
     # ---- identity, from one forward pass ----
 
     parameters, sizes = Subject.parameters, Subject.sizes
-    train_flops, relatives, sizes_up = Subject.train_flops, Subject.relatives, Subject.sizes_up
+    train_flops = Subject.train_flops
+    relatives = Subject.relatives  # type: ignore[assignment]  # as without a preset
+    sizes_up = Subject.sizes_up  # type: ignore[assignment]  # as without a preset
 
     def make(self) -> nn.Module:
         from harness.subjects.dit import token_model

@@ -23,7 +23,7 @@ TARGETS = 4
 class TokenEmbed(nn.Module):
     """Tokens to vectors: [B, T] -> [B, T, D]; a token below zero is hidden, and has its own row."""
 
-    def __init__(self, words: int, hidden_size: int):
+    def __init__(self, words: int, hidden_size: int) -> None:
         super().__init__()
         self.words, self.table = words, nn.Embedding(words + 1, hidden_size)
 
@@ -38,7 +38,7 @@ class Vocabulary(nn.Linear):
     Strategies may replace ``cross_entropy``.
     """
 
-    def __init__(self, hidden_size: int, words: int):
+    def __init__(self, hidden_size: int, words: int) -> None:
         super().__init__(hidden_size, words)
         self.cross_entropy: Function = full
 
@@ -52,7 +52,7 @@ class Vocabulary(nn.Linear):
 class TokenHead(FinalLayer):
     """The DiT's final layer over a vocabulary: [B, T, D] -> logits [B, T, V], or the loss."""
 
-    def __init__(self, hidden_size: int, words: int):
+    def __init__(self, hidden_size: int, words: int) -> None:
         super().__init__(hidden_size, 1, 1)
         self.linear = Vocabulary(hidden_size, words)
 
@@ -65,7 +65,7 @@ class TokenHead(FinalLayer):
 class TokenDiT(DiT):
     """A DiT whose samples are tokens."""
 
-    def __init__(self, shape: Shape, words: int, **options: Any):
+    def __init__(self, shape: Shape, words: int, **options: Any) -> None:
         super().__init__(
             options["input_size"], shape.patch_size, 1, shape.hidden_size, shape.depth,
             shape.num_heads, shape.mlp_ratio, options["class_dropout"], options["classes"], False,

@@ -127,7 +127,7 @@ def chosen(found: list[Bucket], sized: Sized, shaping: Shaping) -> Bucket:
         frames = (space.frames - 1) * sized.family.every + 1
         if right and shaping.frames in (0, frames):
             return bucket
-    asked = " of ".join(filter(None, (shaping.resolution, shaping.frames and f"{shaping.frames}")))
+    asked = " of ".join(filter(None, (shaping.resolution, str(shaping.frames or ""))))
     raise BadInput(
         f"data is {shaping.data}, which has no samples of {asked}; give --resolution (and "
         f"--frames) as one of {', '.join(b.words(sized) for b in found[:12])}"
@@ -167,7 +167,7 @@ def _latent(sample: Sample, sized: Sized) -> Latent:
             f"{_of(sample, 'latents')} has shape {list(sample.parts['latents'].shape)}, and the "
             f"model's latents have {wanted} channels{also}; is the cache of another model?"
         )
-    return Latent(channels, *sides, folded)
+    return Latent(channels, sides[0], sides[1], sides[2], folded)
 
 
 def _check_conditions(sample: Sample, sized: Sized) -> None:
@@ -304,7 +304,7 @@ def larger(
     if axis != "resolution":
         return []
     short, long = sorted((space.height, space.width))
-    found = []
+    found: list[tuple[Mapping[str, Any], float]] = []
     for tiles in range(1, LARGEST_SIDE // (down * family.tile) + 1):
         pair = (tiles * family.tile, round(tiles * long / short) * family.tile)
         height, width = pair if space.height <= space.width else pair[::-1]
@@ -363,6 +363,7 @@ class Library(Subject):
         if cache:
             sized = Sized(family, known.config, down)
             found = buckets_of(cache, sized, fields["model"])
+            held: Sequence[Any]
             space, held = chosen(found, sized, shaping)
         else:
             space, held = space_of(shaping, family, known.usual, down), range(SAMPLES)
@@ -399,7 +400,7 @@ class Library(Subject):
         return json.loads(self.settings)
 
     @property
-    def parts(self) -> frozenset[str]:
+    def parts(self) -> frozenset[str]:  # type: ignore[override]  # of each configuration
         shared = self.family.shares(self.config)
         stripes = ("stripes",) if shared else ()
         sized = ("sized",) if len(self.depths) == 1 else ()
@@ -408,7 +409,7 @@ class Library(Subject):
         return frozenset((*stages, *stripes, *sized, *head))
 
     @property
-    def random_blocks(self) -> bool:
+    def random_blocks(self) -> bool:  # type: ignore[override]  # of each configuration
         """Return whether its blocks use dropout, which is off unless its configuration sets it."""
         return bool(self.config.get("dropout", 0))
 

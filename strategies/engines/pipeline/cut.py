@@ -56,7 +56,7 @@ class Cut:
     shared: frozenset[str] = frozenset()
     elsewhere: dict[str, Elsewhere] = field(default_factory=dict)
     passage: Passage | None = None
-    slots: Slots | None = None
+    slots: Slots = None  # type: ignore[assignment]  # set once the blocks are cut
 
     @property
     def count(self) -> int:

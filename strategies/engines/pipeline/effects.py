@@ -134,7 +134,7 @@ def _ran(trained: TrainingRun, engine: Any) -> dict[str, Any]:
     for run in cut.blocks:
         _each_once(engine, run, parts)
     schedule = engine.schedule
-    wanted = order(schedule, engine.stages, engine.runs, engine.micro)[cut.index]
+    wanted = order(schedule, engine.stages, engine.stage_runs, engine.micro)[cut.index]
     most, least = (kept(each, schedule.split) for each in (parts, wanted))
     demand(most == least, f"{most} micro batches were kept at once, not {least}")
     demand(parts == wanted, f"the order was {parts[:4]}..., not {wanted[:4]}...")
@@ -201,7 +201,7 @@ def replicas(trained: TrainingRun) -> dict[str, Any]:
 def _idle(trained: TrainingRun, engine: Any) -> dict[str, Any]:
     """Return the share of a step that a stage waits: computed from its order, and on a CPU measured
     in the quickest step. A GPU's work is not over when it is launched."""
-    bubble = bubble_fraction(engine.schedule, engine.stages, engine.runs, engine.micro)
+    bubble = bubble_fraction(engine.schedule, engine.stages, engine.stage_runs, engine.micro)
     facts: dict[str, Any] = {"idle_share_computed": round(float(bubble / (1 + bubble)), 4)}
     if trained.accelerator.device.type != "cpu":
         return facts

@@ -80,14 +80,14 @@ class Pipeline(Engine):
         return SCHEDULES[self.file.settings["schedule"]]
 
     @property
-    def runs(self) -> int:
+    def stage_runs(self) -> int:
         """Runs of blocks a stage."""
         return self.schedule.runs(self.file.settings["runs"])
 
     @property
     def homes(self) -> tuple[int, ...]:
         """The stage of each run of blocks, in the order in which they run."""
-        return self.schedule.homes(self.stages, self.runs)
+        return self.schedule.homes(self.stages, self.stage_runs)
 
     @property
     def naive(self) -> bool:
@@ -126,7 +126,7 @@ class Pipeline(Engine):
         return self._parts(launch) or self._ranks(launch) or self._beside(launch)
 
     def _parts(self, launch: RunContext) -> str | None:
-        subject, stages, runs = launch.subject, self.stages, self.runs
+        subject, stages, runs = launch.subject, self.stages, self.stage_runs
         lack = subject.lacks("stages", "take ddp or fsdp2")
         if lack:
             return lack

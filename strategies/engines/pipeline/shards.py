@@ -136,7 +136,8 @@ def shard(
         _draw_others(before, module, draw)
         here = [block for run in made.blocks.values() for block in run]
         fsdp.by_part(accelerator, [*here, module], _options(engine, accelerator, own), draw)
-    model = Shared(module, cut.cut_of(module), vars(module)[KEY], engine.reshard)
+    whole: Any = cut.cut_of(module)
+    model = Shared(module, whole, vars(module)[KEY], engine.reshard)
     model.computes_in = _half(accelerator)
     return model
 

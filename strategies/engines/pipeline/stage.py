@@ -307,7 +307,7 @@ class Chunk(nn.Module):
         self.own = nn.ModuleList(staged.cut.parts(staged.module, run))
         self.shared = nn.ParameterList(staged.cut.common(staged.module))
         self.run, self.passes = run, passes
-        self.loss_of: Callable[[int], Tensor] | None = None
+        self.loss_of: Any = None
         self.number = 0
 
     def forward(self, *received: Tensor) -> Any:

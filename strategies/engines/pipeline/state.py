@@ -112,7 +112,7 @@ def _write(
     cut = trained.model.cut
     path.mkdir(parents=True, exist_ok=True)
     own = _file("model", cut.index, cut.count, "safetensors")
-    save_file(weights, str(path / own), metadata={"format": "pt"})
+    save_file(dict(weights), str(path / own), metadata={"format": "pt"})
     optimizer = trained.inner_optimizer
     groups = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
     kept = {"state": state, "groups": groups}

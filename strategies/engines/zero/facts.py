@@ -134,7 +134,7 @@ def _flags(trained: TrainingRun) -> dict[str, str]:
 
 def _offload(trained: TrainingRun) -> dict[str, Any]:
     """Check the placement of optimizer and parameters: tensors' devices, and files on NVMe."""
-    ds, facts = trained.model, {}
+    ds, facts = trained.model, dict[str, Any]()
     for flag, place in _flags(trained).items():
         value = bool(getattr(ds.optimizer, flag))
         demand(value == (place != "device"), f"DeepSpeed's {flag} is {value}, asked is {place}")

@@ -26,11 +26,12 @@ def give_by_place(module: Any) -> None:
 
 
 def _moved(module: Any, given: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
-    return placed(_parameters(type(module)), given, named) if named else None
+    kind: Any = type(module)
+    return placed(_parameters(kind), given, named) if named else None
 
 
 @cache
-def _parameters(kind: type) -> tuple[inspect.Parameter, ...]:
+def _parameters(kind: Any) -> tuple[inspect.Parameter, ...]:
     """Return the parameters of ``kind.forward`` that may be positional or keyword, without
     ``self``."""
     parameters = list(inspect.signature(kind.forward).parameters.values())[1:]

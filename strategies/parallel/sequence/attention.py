@@ -175,7 +175,7 @@ def _passed(x: Tensor, group: Any) -> Callable[[], Tensor]:
             work.wait()
         return got
 
-    taken.sent = x  # it must live until it is sent
+    taken.sent = x  # type: ignore[attr-defined]  # it must live until it is sent
     return taken
 
 
@@ -207,7 +207,8 @@ class Round(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, group: Any) -> Tensor:
-        pair, merged = torch.stack([k, v]), None
+        pair: Any = torch.stack([k, v])
+        merged: Any = None
         for left in reversed(range(group.size())):
             coming = _passed(pair, group) if left else None
             out, lse, ctx.rest = _attended(q, *pair)
@@ -221,10 +222,12 @@ class Round(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         q, k, v, out, lse = ctx.saved_tensors
-        pair, of_q, home = torch.stack([k, v]), torch.zeros_like(q, dtype=torch.float32), None
+        pair: Any = torch.stack([k, v])
+        of_q = torch.zeros_like(q, dtype=torch.float32)
+        home: Any = None
         for left in reversed(range(ctx.group.size())):
             coming = _passed(pair, ctx.group) if left else None
-            mine, *of_pair = _differentiated(grad, q, *pair, out, lse, ctx.rest)
+            mine, *of_pair = _differentiated(grad, q, pair[0], pair[1], out, lse, ctx.rest)
             of_q += mine
             so_far = torch.stack(of_pair).float()
             # Gradients travel with their part, and after the last round to its owner.
@@ -245,7 +248,7 @@ def _merged(
 
 # ---- installation in a model ----
 
-Way = Callable[[Any], Around]
+Way = Callable[[Any], Callable[..., Any]]
 """Makes an ``Around`` of an attention; its group is given."""
 
 
@@ -276,7 +279,8 @@ class _Intercept(TorchFunctionMode):
         if func is not F.scaled_dot_product_attention:
             return func(*args, **named)
         names = ("query", "key", "value")
-        query, key, value, *more = [*args, *(named[name] for name in names[len(args) :])]
+        given = list(args) + [named[name] for name in names[len(args) :]]
+        query, key, value, *more = given
         if query.shape[-2] != key.shape[-2]:
             return func(*args, **named)
         rest = {k: v for k, v in named.items() if k not in names}

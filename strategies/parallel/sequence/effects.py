@@ -5,6 +5,7 @@ it, and an output equal to the whole model's. Imports torch.
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Iterator
 from typing import Any
 
@@ -120,13 +121,14 @@ def _attended(trained: TrainingRun, way: Any) -> dict[str, Any]:
     parts, found = trained.launch.layout.sequence, attention_operands(trained)
     if not found:  # attention written out in products: the forward pass covers it
         return {}
-    cut = {_inside(call, way.cut, parts) for call in _over_all_tokens(trained)}
+    cut: set[Any] = {_inside(call, way.cut, parts) for call in _over_all_tokens(trained)}
     calls = trained.subject.survey.attention
     other = {(a.heads, a.queries // parts, a.keys) for a in calls if a.queries != a.keys}
     text = f"attention had heads, queries and keys {sorted(found)}"
     demand(cut <= found <= cut | other, f"{text}, not {sorted(cut)}")
     names = ("heads_inside", "queries_inside", "keys_inside")
-    return dict(zip(names, max(cut, key=lambda shape: shape[2]), strict=True))
+    largest: Any = max(cut, key=operator.itemgetter(2))
+    return dict(zip(names, largest, strict=True))
 
 
 def _inside(call: Attended, cut: frozenset[str], parts: int) -> tuple[int, int, int]:

@@ -120,7 +120,7 @@ class SequenceParallel(Strategy):
         from strategies.parallel.sequence import attention
 
         around = attention.kind(self.how, self.ranks)
-        way = partial(around, group=attention.neighbours(self.ranks))
+        way: Any = partial(around, group=attention.neighbours(self.ranks))
         attention.connect(module, launch.subject, way)
         part = launch.layout.part(accelerator.process_index)
         launch.subject.take_part(module, part, self.ranks)
