@@ -85,20 +85,8 @@ LONGEST = (
 """Files whose tests take longest: they begin first, so that none is left to run alone."""
 
 
-THOROUGH = (
-    "strategies/test_publics_launched", "strategies/test_publics_staged",
-    "strategies/test_launched", "strategies/test_pipeline_shards", "strategies/test_parallel",
-    "strategies/test_tensor", "predict/test_extend", "predict/test_bounds", "predict/test_replicas",
-    "predict/test_inverses", "test_public_peaks", "worker/test_counted",
-    "commands/test_public_run", "cluster/test_two_nodes", "script/test_script_families",
-    "script/test_script_launched",
-)  # fmt: skip
-"""Files that run with ``--all`` or by name alone: about half of the time of all tests. What they
-launch are variants; worker/test_runs and strategies/test_pipeline launch each engine."""
-
-
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--all", action="store_true", help="run the thorough tests too (THOROUGH)")
+    parser.addoption("--all", action="store_true", help="run the thorough tests too")
 
 
 def files(names: Iterable[str]) -> list[Path]:
@@ -110,9 +98,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: first.get(item.path, len(first)))
     if not config.option.all:
         asked = {Path(arg.partition("::")[0]).resolve() for arg in config.args}
-        left = {*files(THOROUGH)} - asked
-        config.hook.pytest_deselected(items=[item for item in items if item.path in left])
-        items[:] = [item for item in items if item.path not in left]
+        left = {i for i in items if i.path not in asked and i.get_closest_marker("thorough")}
+        config.hook.pytest_deselected(items=[*left])
+        items[:] = [item for item in items if item not in left]
 
 
 @functools.cache

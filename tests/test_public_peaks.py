@@ -11,6 +11,8 @@ from harness.planner import uncertainty
 from harness.planner.atlas.page import NOTE
 from tests.made import public_rows
 
+pytestmark = pytest.mark.thorough
+
 ROWS = [row for row in public_rows.rows() if row.get("test")]
 NEAR = {"reserved": 0.03, "between": 0.005}
 

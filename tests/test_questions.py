@@ -71,6 +71,7 @@ def drawn() -> list[int]:
     return sorted(random.Random(pool.code()).sample(list(EDGES), DRAWN))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("number", drawn())
 def test_what_decides_an_answer_is_predicted_so_now(number, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(pool, "default_folder", lambda: tmp_path)

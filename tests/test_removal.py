@@ -23,32 +23,37 @@ COMMANDS = {
     "run": f"run --recipes single {SMALL} --warmup 1 --noise-floor 1 --out results/suite",
 }
 QUICK = "--no-predictions"
+"""An option of the planner."""
 STORY = "vocabulary.md"
 """The page of the recorded suite's analysis."""
 SUITES = ("ladder", "sampling", "quality")
 INSTALLED = [name for name in extensions.EXTENSIONS if (ROOT / "harness" / name).is_dir()]
 
 
-# ---- each extension, deleted ----
+EACH = [pytest.param((name,), marks=pytest.mark.thorough, id=name) for name in INSTALLED]
 
 
-@pytest.fixture(scope="module", params=INSTALLED)
-def removed(request, tmp_path_factory) -> tuple[str, Path, dict[str, subprocess.Popen]]:
-    """A tree without one extension, and the core's commands that were run in it at once."""
+# ---- all extensions, deleted together and each alone ----
+
+
+@pytest.fixture(scope="module", params=[pytest.param(tuple(INSTALLED), id="all"), *EACH])
+def removed(request, tmp_path_factory) -> tuple[set[str], Path, dict[str, subprocess.Popen]]:
+    """A tree without some extensions, and the core's commands that were run in it at once."""
     tree = tmp_path_factory.mktemp("tree")
     for name in ("harness", "strategies", "launch_configs"):
         shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.rmtree(tree / "harness" / request.param)
+    for name in request.param:
+        shutil.rmtree(tree / "harness" / name)
     shutil.copytree(RECORDED, tree / "recorded")
     (tree / "recorded" / STORY).unlink()
     shutil.copy(ROOT / "pyproject.toml", tree)
     lines = {name: line.split() for name, line in COMMANDS.items()}
-    if QUICK not in extensions.EXTENSIONS[request.param]:
+    if "planner" not in request.param:
         lines["run"].append(QUICK)
     started = {name: start(tree, words, name) for name, words in lines.items()}
     for child in started.values():
         child.wait(900)
-    return request.param, tree, started
+    return set(request.param), tree, started
 
 
 def start(tree: Path, words: list[str], name: str) -> subprocess.Popen:
@@ -67,12 +72,13 @@ def test_the_core_runs_without_an_extension(removed, name):
 
 
 def test_the_tree_without_an_extension_leaves_results_and_explains_what_is_missing(removed):
-    extension, tree, _ = removed
+    gone, tree, _ = removed
     assert (tree / "results" / "suite" / "report.md").exists()
     assert list((tree / "results" / "trained" / "checkpoint").iterdir())
-    for word in extensions.EXTENSIONS[extension]:
-        words = ["run", word, "2"] if word.startswith("-") else [word]
-        assert refused(tree, words) == f"error: {told(word, extension)}"
+    for extension in gone:
+        for word in extensions.EXTENSIONS[extension]:
+            words = ["run", word, "2"] if word.startswith("-") else [word]
+            assert refused(tree, words) == f"error: {told(word, extension)}"
 
 
 def refused(tree: Path, words: list[str]) -> str:
@@ -86,28 +92,28 @@ def told(word: str, extension: str) -> str:
 
 
 def test_an_analysis_is_shown_where_it_is_installed(removed):
-    extension, tree, _ = removed
-    assert (tree / "recorded" / STORY).exists() == (extension != "analyses")
+    gone, tree, _ = removed
+    assert (tree / "recorded" / STORY).exists() == ("analyses" not in gone)
     shown = "## Memory against vocabulary" in (tree / "recorded" / "report.md").read_text()
-    assert shown == (extension != "analyses")
+    assert shown == ("analyses" not in gone)
 
 
 def test_predictions_are_shown_where_the_planner_is_installed(removed):
-    extension, tree, _ = removed
+    gone, tree, _ = removed
     for name in ("report.csv", "report.md"):
         text = (tree / "recorded" / name).read_text()
-        assert ("predicted" in text) == (extension != "planner"), name
+        assert ("predicted" in text) == ("planner" not in gone), name
 
 
 def test_a_suite_runs_without_what_its_rows_do_not_need(removed):
     """Suites of samples need the extension that draws them; their analysis is optional."""
-    extension, tree, _ = removed
+    gone, tree, _ = removed
     planned = {s: ["run", "--suite", s, "--device", "cpu", "--dry-run"] for s in SUITES}
-    if extension == "sampling":
+    if "sampling" in gone:
         for suite in ("sampling", "quality"):
-            assert refused(tree, planned[suite]) == f"error: workload {told('sample', extension)}"
-    elif extension == "analyses":
-        for suite in ("sampling", "ladder"):
+            assert refused(tree, planned[suite]) == f"error: workload {told('sample', 'sampling')}"
+    if "analyses" in gone:
+        for suite in {"sampling", "ladder"} - ({"sampling"} & gone):
             assert start(tree, planned[suite], "suite").wait(60) == 0
 
 

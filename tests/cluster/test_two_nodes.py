@@ -21,6 +21,8 @@ from harness.result import Result, Status, load, load_all
 from harness.spec import Spec
 from tests.made.two_nodes import two_nodes, why_not
 
+pytestmark = pytest.mark.thorough
+
 SPEC = Spec(recipe="ddp", model="DiT-T/8", global_batch=4, warmup=1, steps=2, processes=2)
 WORDS = "run --recipes ddp --model DiT-T/8 --global-batch 4 --warmup 1 --steps 2 --processes 2 "
 WORDS += "--device cpu --noise-floor 1 --no-predictions --out"

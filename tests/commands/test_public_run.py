@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from harness import cli
 from harness.result import Status, load
+
+pytestmark = pytest.mark.thorough
 
 WIDTH = 1152  # PixArt-Sigma's: 16 heads of 72 units
 RECIPE = "single+lora:rank=4+checkpoint"

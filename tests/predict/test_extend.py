@@ -19,6 +19,8 @@ from strategies.strategy import Strategy
 from strategies.streaming.block_swap import BlockSwap
 from strategies.workloads import TRAIN
 
+pytestmark = pytest.mark.thorough
+
 LAYERS = {
     "flux-dev": "num_layers=5,num_single_layers=7",
     "ltx-video-2b": "num_layers=11",

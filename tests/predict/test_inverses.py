@@ -15,7 +15,7 @@ from harness.system import cards
 from strategies.base import BadInput, Slot
 from tests.made.predictions import GIB, prediction
 
-pytestmark = pytest.mark.usefixtures("sure")
+pytestmark = [pytest.mark.thorough, pytest.mark.usefixtures("sure")]
 
 CARD = cards.of_size(24 * GIB)
 ROOM = 24 - overhead.fixed_overhead(CARD, 1).total / GIB

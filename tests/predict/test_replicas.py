@@ -11,6 +11,8 @@ from harness.prediction import Prediction
 from harness.resolve import resolve
 from harness.spec import Spec
 
+pytestmark = pytest.mark.thorough
+
 COUNTS = (2, 24)
 ALIKE = [
     ("pixart-sigma", "ddp+bf16_pure+lora:rank=16+checkpoint"),

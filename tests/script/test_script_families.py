@@ -18,6 +18,8 @@ from harness.spec import Spec
 from tests.made import script_rows
 from tests.made.script_rows import SCRIPTS, diffusion, measure
 
+pytestmark = pytest.mark.thorough
+
 ENGINES = ("ddp", "zero2", "zero3", "fsdp2")
 OPTIONS = {
     "flux": ("--rank", "4"),

@@ -15,6 +15,8 @@ from harness import ROOT, cli
 from harness.result import Result, Status, load, load_all
 from tests.made.script_rows import SCRIPTS, edited, rows_in_forks
 
+pytestmark = pytest.mark.thorough
+
 WORDS = ("--seed", "1", "--max_train_steps", "9", "--max_grad_norm", "0.1")
 STEPS = ("--warmup", "1", "--steps", "1", "--device", "cpu")
 SLEEPS = ("    args = parse_args()\n", "    import time\n\n    time.sleep(300)\n")

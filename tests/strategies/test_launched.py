@@ -19,6 +19,8 @@ from harness.result import Result, Status
 from harness.spec import Spec
 from strategies import parse
 
+pytestmark = pytest.mark.thorough
+
 DEEP = dataclasses.replace(TINY, processes=2, steps=1)
 TWO = dataclasses.replace(DEEP, model=HALF)
 LONGER = dataclasses.replace(TWO, global_batch=8, steps=2)

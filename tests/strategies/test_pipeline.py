@@ -9,13 +9,14 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from conftest import STRIP, SUBJECT, TINY, Case, launched_together, verdict
+from conftest import STRIP, SUBJECT, TINY, Case, OnDemand, launched_together, verdict
 from safetensors.torch import load_file
 
 from harness.planner import pool
@@ -80,11 +81,19 @@ WORDS = {
 WIDER = "of more tokens"
 """Where what is still on its way shows in a peak."""
 SAVED, ON = "saved", "goes on"
+OFTEN = ("pp", "pp:schedule=interleaved", REPEATED)
+"""Those that run by default: ``worker/test_runs`` launches the other launch files as well."""
+
+
+def variants(*recipes: str) -> list[Any]:
+    """The recipes as parameters; all but ``OFTEN`` have the mark ``thorough``."""
+    rare = pytest.mark.thorough
+    return [r if r in OFTEN else pytest.param(r, marks=rare) for r in recipes]
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory) -> tuple[dict[str, Result], Path]:
-    """Name -> result, and where the folders of those names are."""
+def runs(tmp_path_factory) -> tuple[Mapping[str, Result], Path]:
+    """Name -> result, run when it is read, and where the folders of those names are."""
     base = tmp_path_factory.mktemp("pipeline")
 
     def case(recipe: str, *words: str, ranks: int = 2, steps: int = 1) -> Case:
@@ -104,7 +113,7 @@ def runs(tmp_path_factory) -> tuple[dict[str, Result], Path]:
     kept = ["--checkpoint", str(folder), "--averaged", str(base / "averaged.safetensors")]
     cases[SAVED] = case(REPEATED, *kept, ranks=4, steps=2)
     cases[ON] = case(REPEATED, *kept, "--resume", ranks=4, steps=3)
-    return launched_together(cases, base), base
+    return OnDemand(lambda name: launched_together({name: cases[name]}, base)[name]), base
 
 
 def words(recipe: str, ranks: int = 2) -> Spec:
@@ -122,7 +131,7 @@ def engine_of(row: Result) -> Pipeline:
 # ---- in force ----
 
 
-@pytest.mark.parametrize("row", [*EQUAL, *WIDE, *OTHERS], indirect=True)
+@pytest.mark.parametrize("row", variants(*EQUAL, *WIDE, *OTHERS), indirect=True)
 def test_stages_show_what_they_hold_and_pass_on(row):
     assert [check for check in row.audit if not check.ok] == []
     recipe, engine = parse(row.spec.recipe), engine_of(row)
@@ -137,18 +146,18 @@ def test_stages_show_what_they_hold_and_pass_on(row):
     schedule = facts["schedule"].removeprefix("Schedule")
     runs = {"ZBVZeroBubble": [[0, 3], [1, 2]]}.get(schedule, [[0, 2], [1, 3]])
     assert facts.get("runs_of_stages", runs) == runs
-    assert tuple(facts["in_flight_of_stages"]) == KEPT[schedule, stages, engine.runs, micro]
+    assert tuple(facts["in_flight_of_stages"]) == KEPT[schedule, stages, engine.stage_runs, micro]
     # Tokens and condition, of each micro batch and over each border; then their gradients.
     size = SUBJECT.dimensions
     passed = 4 * size.width * (size.tokens + 1) * row.spec.global_batch // data
-    times = {"Interleaved1F1B": 3, "ZBVZeroBubble": 2}.get(schedule, 2 * engine.runs - 1)
+    times = {"Interleaved1F1B": 3, "ZBVZeroBubble": 2}.get(schedule, 2 * engine.stage_runs - 1)
     assert facts["sends"] == 2 * micro * times and facts["sent_to_stages_bytes"] == passed * times
     assert facts.get("replicas", 1) == data and facts.get("replica_spread", 0) == 0
     assert facts["away_from_the_whole"] < (1e-2 if "bf16" in row.spec.recipe else 1e-5)
     assert 0 < facts["idle_share_measured"] < 1
 
 
-@pytest.mark.parametrize("row", [*EQUAL, *WIDE], indirect=True)
+@pytest.mark.parametrize("row", variants(*EQUAL, *WIDE), indirect=True)
 def test_losses_gradients_and_updates_are_those_of_whole_models(row, runs):
     assert verdict(row, runs) == parity.Verdict("equal"), parity.distances(row, runs[0]["ddp"])
 
@@ -217,6 +226,7 @@ def test_every_order_that_is_not_refused_can_run_and_has_each_part_once(name):
     assert tried > 3
 
 
+@pytest.mark.thorough
 def test_memory_of_every_stage_is_predicted_and_the_row_s_is_the_fullest(runs, tmp_path):
     over_words = [f"{recipe} of words" for recipe in [*WORDS][1:]]
     rows = [runs[0][name] for name in (*EQUAL, *WIDE, *OTHERS, *over_words, WIDER)]

@@ -25,6 +25,8 @@ from strategies.recipe import RecipeError
 from tests.made.publics import miniature
 from tests.made.stubs.stages import SHARES_LOST, SHARES_UNLIKE
 
+pytestmark = pytest.mark.thorough
+
 # As in test_pipeline: what is equal is equal because all clip, decay and step alike.
 FOUR = dataclasses.replace(
     TINY, recipe="ddp", processes=4, global_batch=8, steps=1, learning_rate=1e-3, weight_decay=0.01,

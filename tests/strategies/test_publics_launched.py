@@ -23,6 +23,8 @@ from strategies.subject import PARTS
 from tests.made import families
 from tests.made.publics import MINIATURES, miniature
 
+pytestmark = pytest.mark.thorough
+
 EACH = {(name, recipe): head for name in MINIATURES for head, recipe in families.RECIPES.items()}
 """Model and recipe -> the column of the page."""
 AT_ONCE = {

@@ -22,6 +22,8 @@ from strategies import parse
 from strategies.engines.pipeline.state import INDEX
 from tests.made.publics import miniature
 
+pytestmark = pytest.mark.thorough
+
 STAGED = {
     ("wan2.1-1.3b", "pp"): ("one group of blocks", 2),
     ("wan2.1-1.3b", "pp:micro=2"): ("each stage there twice", 4),

@@ -11,6 +11,8 @@ import torch
 from harness import ROOT
 from harness.result import load_all
 
+pytestmark = pytest.mark.thorough
+
 STEPS = 2
 PUBLISHED = {row.spec.recipe: row for row in load_all(ROOT / "docs/results/cpu-2-cores")[0]}
 

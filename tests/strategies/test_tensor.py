@@ -29,6 +29,8 @@ from strategies.recipe import RecipeError
 from tests.made.recipes import SETTINGS
 from tests.made.stubs.parallel import LOST_PARTS
 
+pytestmark = pytest.mark.thorough
+
 # As in test_runs: what is equal is equal because all clip, decay and step alike.
 TWO = dataclasses.replace(
     TINY, model="DiT-T/8:depth=2", recipe="ddp", processes=2, global_batch=8, steps=1,

@@ -17,6 +17,8 @@ from harness.resolve import resolve
 from harness.spec import Spec
 from tests.children.counted import Blocks
 
+pytestmark = pytest.mark.thorough
+
 RECIPES = ("zero3", "ddp", "zero1", "zero2", "zero2_offload", "zero2+bf16")
 HELD = 4_000_000
 """Bytes that ZeRO-3 was seen to hold beyond its trace, in some runs and not in others (0 to 3.2 MB
