@@ -77,7 +77,7 @@ def parser(line: str) -> argparse.ArgumentParser:
         for command in choices.values():
             for option in command._actions:
                 if completer := BY_OPTION.get(option.dest):
-                    option.completer = completer  # type: ignore[attr-defined]
+                    option.completer = completer
     return whole
 
 

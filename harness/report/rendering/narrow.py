@@ -118,8 +118,8 @@ def _name_width(grid: Grid, width: int) -> int:
 
     Shorter ones leave the other columns as wide as they wish.
     """
-    columns = zip(grid.heads, grid.kinds, *grid.lines, strict=True)
-    columns = [(head in RECIPES, [head, *cells]) for head, _, *cells in columns]
+    told = zip(grid.heads, grid.kinds, *grid.lines, strict=True)
+    columns = [(head in RECIPES, [head, *cells]) for head, _, *cells in told]
     room = width - sum(_longest(cells) + GAP for name, cells in columns if not name) - GAP
     lengths = [len(cell) for name, cells in columns if name for cell in cells if len(cell) <= room]
     return max([NAME if width >= ROOMY else NARROW_NAME, *lengths])
