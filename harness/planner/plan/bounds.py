@@ -79,15 +79,15 @@ def slower(one: Point, other: Point) -> bool:
     """Return True if the column of ``one`` takes at least the time of the column of ``other``.
 
     They are equal, or differ only in that ``one`` decodes quantized weights or keeps its state on
-    the host. Weights in float32, which autocast casts, may take longer than quantized ones. Of
-    adapters, ranks that hold all weights send and copy the least.
+    the host. Weights that autocast casts, or that are gathered, may take longer than quantized
+    ones. Of adapters, ranks that hold all weights send and copy the least.
     """
     hosted = one.sharding == f"{other.sharding}_offload"
     least = one.adapted and other.adapted and other.whole_ranks
     if not (one.sharding == other.sharding or hosted or least):
         return False
-    decodes = other.pure and not other.quantized and one.plain == other.plain
-    return one.rest == other.rest or decodes
+    plain = other.pure and not other.quantized and not other.splits
+    return one.rest == other.rest or (plain and one.plain == other.plain)
 
 
 def time_floor(one: Point, known: Known) -> float:
