@@ -27,7 +27,7 @@ SPEC = Spec(
 )
 PLAIN, CHECKPOINT = "zero2_offload+bf16", "zero2_offload+bf16+checkpoint"
 CHEAP = 12
-"""Records of the smallest models, among which a sample is traced anew."""
+"""Records of the smallest models, of which one is traced anew."""
 
 
 def row_of(recipe: str, **more) -> Resolved:
@@ -158,5 +158,5 @@ def test_a_sample_of_the_shipped_records_is_what_a_trace_gives():
     known = sorted(good, key=lambda one: one.row.subject.parameters)[:CHEAP]
     if not known:
         pytest.skip("no record is of today's code: python -m tests.made.recorded")
-    for one in random.Random(pool.code()).sample(known, k=min(2, len(known))):
-        assert recorded.same(one), one.record.spec
+    one = random.Random(pool.code()).choice(known)
+    assert recorded.same(one), one.record.spec
