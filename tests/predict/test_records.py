@@ -26,7 +26,7 @@ SPEC = Spec(
     recipe="", model="pixart-sigma", data="synthetic", global_batch=2, processes=2, device="cuda"
 )
 PLAIN, CHECKPOINT = "zero2_offload+bf16", "zero2_offload+bf16+checkpoint"
-CHEAP = 12
+CHEAP = 6
 """Records of the smallest models, of which one is traced anew."""
 
 
