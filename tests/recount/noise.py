@@ -141,16 +141,17 @@ def differ(row: Row, base: Row) -> bool | None:
 
 
 def fraction(group: Group) -> float | None:
-    """For a row as the reference is, but with a single run."""
+    """For a row as the reference is, but with as few runs as any other row."""
     floor, row = floor_of(group), group.reference
     if floor is None:
         return None
-    both = [1, len(row.runs)]
+    fewest = min((len(r.runs) for r in group.rows if r is not row), default=1)
+    both = [fewest, len(row.runs)]
     between = error(floor.runs, [(None, count) for count in both])
     if floor.steps is None:
         return math.expm1(between)
-    first, every = row.runs[0].steps, [run.steps for run in row.runs]
-    sides = [(spread([first]), len(first)), (spread(every), sum(map(len, every)))]
+    every = [run.steps for run in row.runs]
+    sides = [(spread(some), sum(map(len, some))) for some in (every[:fewest], every)]
     return math.expm1(max(between, OF_A_MEDIAN * error(floor.steps, sides)))
 
 

@@ -76,6 +76,13 @@ def test_of_rows_that_all_ran_twice_the_noise_is_pooled_and_t_smaller():
     assert few_floor.fraction > 4 * many_floor.fraction
 
 
+def test_the_stated_floor_is_that_of_the_rows_with_the_fewest_runs():
+    rows = {name: [[seconds], [1.02 * seconds]] for name, seconds in (("ddp", 1.0), ("zero2", 1.5))}
+    floor = floor_of(rows, "ddp")
+    assert margin(floor, rows["zero2"], rows["ddp"]) == pytest.approx(math.log1p(floor.fraction))
+    assert floor.fraction < floor_of({**rows, "zero3": [[1.0]]}, "ddp").fraction
+
+
 def test_nothing_measured_twice_nothing_known():
     assert floor_of({"ddp": [[1.0, 1.1]], "zero2": [[1.0]]}, "ddp") is None
 

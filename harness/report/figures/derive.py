@@ -48,7 +48,7 @@ LEAST = 1e-12
 """Keeps a relative distance to zero finite."""
 UNTOLD = "not told apart"
 """``placed_by`` of older results, which do not separate the tensors of a CPU by placement."""
-NO_FLOPS = "FLOPs are not counted where weights are frozen, added, removed or packed sparse"
+NO_FLOPS = "FLOPs are not counted in own scripts, nor for frozen, added, removed or sparse weights"
 
 
 def step_seconds(result: Result) -> list[float]:

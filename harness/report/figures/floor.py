@@ -59,8 +59,8 @@ class Floor:
 
     ``again``: label -> median step seconds of each run, for rows that ran more than once, the
     reference first. ``fraction``: relative difference (0.03 is 3 %) up to which the reference
-    with all its runs and an equal row with one run are not separable. ``source``: the other
-    group that measured it; empty: its own.
+    with all its runs and an equal row, with as few runs as any, are not separable.
+    ``source``: the other group that measured it; empty: its own.
     """
 
     runs: Spread
@@ -78,14 +78,14 @@ def floor_of(rows: Mapping[str, Runs], reference: str) -> Floor | None:
     often = sorted(rows, key=lambda label: (label != reference, -len(rows[label])))
     again = {label: _medians(rows[label]) for label in often if len(rows[label]) > 1}
     made = Floor(runs=runs, steps=_middle(rows.values()), again=again, fraction=0.0)
-    return _like(made, rows[reference])
+    return _like(made, rows, reference)
 
 
 def borrowed(floor: Floor, source: str, rows: Mapping[str, Runs], reference: str) -> Floor:
     """Return ``floor`` for a group without repeated rows, with the spread of its own steps."""
     steps = _middle(rows.values()) or floor.steps
     made = dataclasses.replace(floor, steps=steps, source=source)
-    return _like(made, rows[reference])
+    return _like(made, rows, reference)
 
 
 def joined(old: Floor | None, new: Floor | None) -> Floor | None:
@@ -135,10 +135,14 @@ def student(freedom: int) -> float:
 # ---- groups ----
 
 
-def _like(floor: Floor, reference: Runs) -> Floor:
-    """Return ``floor`` with its fraction: for a row like the reference, with a single run."""
-    sides = [(floor.runs.deviation, count) for count in (1, len(reference))]
-    steps = _margin_of_steps(floor.steps, [(1.0, reference[:1]), (-1.0, reference)])
+def _like(floor: Floor, rows: Mapping[str, Runs], name: str) -> Floor:
+    """Return ``floor`` with its fraction: for a row like the reference ``name``, with as few runs
+    as any other row.
+    """
+    reference = rows[name]
+    fewest = min((len(row) for label, row in rows.items() if label != name), default=1)
+    sides = [(floor.runs.deviation, count) for count in (fewest, len(reference))]
+    steps = _margin_of_steps(floor.steps, [(1.0, reference[:fewest]), (-1.0, reference)])
     widest = max(_margin(floor.runs, sides), steps)
     return dataclasses.replace(floor, fraction=math.exp(widest) - 1)
 

@@ -181,7 +181,7 @@ def _notes(group: Group, shown: Group, console: Console) -> None:
     for text in notes[:MOST_NOTES]:
         console.print(escape(text), style=look if text == told[0] else None, highlight=False)
     if len(notes) > MOST_NOTES:
-        more = f"{len(notes) - MOST_NOTES} more notes: report.md"
+        more = f"More notes ({len(notes) - MOST_NOTES}): report.md"
         console.print(more, style="dim", highlight=False)
 
 
