@@ -1,6 +1,6 @@
 """Modules of the project that a prediction loads: ``python -m tests.children.reached SPEC.json``.
 
-Prints the prediction's method and, as JSON, the files that lie in the project.
+Prints the prediction's method and, as JSON, the files of the project's own packages.
 """
 
 from __future__ import annotations
@@ -18,4 +18,5 @@ if __name__ == "__main__":
     found = predict(resolve(Spec(**json.loads(sys.argv[1]))))
     loaded = [Path(getattr(module, "__file__", None) or "/") for module in sys.modules.values()]
     print(found.method, found.reason)
-    print(json.dumps([str(f.relative_to(ROOT)) for f in loaded if f.is_relative_to(ROOT)]))
+    inside = [f.relative_to(ROOT) for f in loaded if f.is_relative_to(ROOT)]
+    print(json.dumps([str(f) for f in inside if f.parts[0] in ("harness", "strategies")]))

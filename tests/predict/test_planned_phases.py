@@ -238,7 +238,8 @@ def test_phases_are_asked_for_in_any_order(words, phases, monkeypatch, capsys):
     assert [spec.phases for spec in specs_asked(monkeypatch, given)] == [phases]
     assert planned_text(planned(phases)) == phases
     stays = "T5-XXL" in words or "step" in phases
-    assert ("stays on each GPU beside the training" in capsys.readouterr().out) == stays
+    text = " ".join(capsys.readouterr().out.split())
+    assert ("stays on each GPU beside the training" in text) == stays
 
 
 def test_a_plan_names_the_phase_that_binds(monkeypatch, capsys, tmp_path):
@@ -247,7 +248,7 @@ def test_a_plan_names_the_phase_that_binds(monkeypatch, capsys, tmp_path):
         return [prediction(9, **given) for _ in rows]
 
     monkeypatch.setattr(pool, "predict_all", made)
-    words = [*WORDS, "--model", "flux-dev", "--phases", "validate"]
+    words = [*WORDS, "--model", "flux-dev", "--phases", "validate", "--notes"]
     assert cli.main([*words, "--json", str(tmp_path / "plan.json")]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "by phase: step 10.5, validate 20.5 GiB; validate binds: a pass" in text
@@ -267,7 +268,7 @@ def test_a_plan_names_the_phase_that_binds(monkeypatch, capsys, tmp_path):
     [
         (["lod"], "phases is 'lod'; did you mean 'load'?"),
         (["load:fp8"], "phases is load:fp8; did you mean 'fp32'?"),
-        (["step:x"], "phases is step:x; it has no ways"),
+        (["step:x"], "phases is step:x; step has no ways"),
         (["encode:alone+step"], "phases is encode:alone+step; give one of alone, step"),
         (["load", "load"], "phases has load twice"),
         (["encode", "--model", "wan2.2-5b"], "which encoders and VAE model wan2.2-5b has"),

@@ -147,8 +147,8 @@ def test_a_digest_covers_all_that_a_trace_loads():
         for name in reached
         for file in (f"{name.replace('.', '/')}.py", f"{name.replace('.', '/')}/__init__.py")
     }
-    lacking = [one for one in json.loads(loaded) if not one.startswith("tests/")]
-    assert [one for one in lacking if one not in files] == []
+    own = json.loads(loaded)
+    assert len(own) > 50 and [one for one in own if one not in files] == []
     assert not any("fsdp" in name for name in reached if name.startswith("harness.planner"))
 
 

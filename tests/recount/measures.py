@@ -283,6 +283,12 @@ def category(name: str) -> Callable[[Row], int | None]:
     return lambda row: (fullest(row) or {}).get("categories", {}).get(name)
 
 
+def other_models_bytes(row: Row) -> int | None:
+    """Models beside the trained one. Results of before scripts could be measured name none."""
+    rank = fullest(row)
+    return rank and rank["categories"].get("resident", 0)
+
+
 def traced_bytes(row: Row) -> int | None:
     rank = fullest(row)
     return rank and traced_total(rank["categories"])

@@ -55,6 +55,7 @@ NUMBERS: dict[str, Take] = {
     "nvme_bytes": m.nvme_bytes,
     **{f"{phase}_metered_bytes": m.metered(phase) for phase in m.PHASES},
     **{f"{name}_bytes": m.category(name) for name in (*m.CATEGORIES, "beyond_state")},
+    "other_models_bytes": m.other_models_bytes,
     "untraced_bytes": m.untraced_bytes,
     "setup_seconds": m.setup_seconds,
     "warmup_seconds": m.warmup_seconds,

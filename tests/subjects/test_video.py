@@ -113,7 +113,7 @@ def test_objectives_take_a_video_as_they_take_the_same_numbers_of_an_image(name)
     ("model", "frames", "data", "words"),
     [
         ("DiT-T/8", 9, "digits", "data is digits, which are images"),
-        ("DiT-T/8:width=72,heads=2", 9, "synthetic", "72 wide, .*divides by 16"),
+        ("DiT-T/8:width=72,heads=2", 9, "synthetic", "has width 72, .*divides by 16"),
         ("DiT-T/8:tokens=64", 9, "synthetic", "frames is 9, which model DiT-T/8:tokens=64 does"),
     ],
 )

@@ -330,7 +330,7 @@ def _named(text: str) -> Card:
         return rates.find(text)
     except BadInput:
         rest, size = (
-            re.sub(r"[ -]*\d+ ?GB?$", "", text, flags=re.I),
+            re.sub(r"[ -]+\d+ ?GB?$", "", text, flags=re.I),
             re.search(r"(\d+) ?GB?$", text),
         )
         found = rates.find(rest) if size and rest != text else None
