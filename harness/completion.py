@@ -27,7 +27,8 @@ def recipes(prefix: str, **_: Any) -> list[str]:
     whole, plus, last = prefix.rpartition("+")
     if ":" in last:
         return [f"{whole}{plus}{text}" for text in _parameters(last)]
-    taken = {CATALOG[name].slot for part in whole.split("+") if (name := part.split(":")[0])}
+    names = [part.split(":")[0] for part in whole.split("+")]
+    taken = {CATALOG[name].slot for name in names if name in CATALOG}
     able = (name for name in CATALOG if name.startswith(last))
     if not plus:
         return [name for name in able if CATALOG[name].slot is Slot.SHARD]
@@ -35,8 +36,11 @@ def recipes(prefix: str, **_: Any) -> list[str]:
 
 
 def _parameters(part: str) -> list[str]:
-    """Return ``part`` with each parameter that it lacks, as ``checkpoint:every=``."""
+    """Return ``part`` with each parameter that it lacks, as ``checkpoint:every=``. An unknown
+    strategy has none."""
     name, _, given = part.partition(":")
+    if name not in CATALOG:
+        return []
     before, comma, last = given.rpartition(",")
     known = {text.partition("=")[0] for text in before.split(",")}
     fields = (field.name for field in dataclasses.fields(CATALOG[name]))

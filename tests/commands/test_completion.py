@@ -14,6 +14,8 @@ WORDS = {
     "run --rec": {"--recipes"},
     "run --recipes zero2+ch": {"zero2+checkpoint"},
     "run --recipes ddp zero2+zer": set(),
+    "run --recipes nosuch+ch": {"nosuch+checkpoint"},
+    "run --recipes zero2+nosuch:": set(),
 }
 
 
