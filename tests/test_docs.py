@@ -6,6 +6,7 @@ the generated parts of pages.
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -60,6 +61,13 @@ def test_recorded_results_were_made_as_the_pages_say():
         for result in results:
             for option, value in settings.items():
                 assert str(getattr(result.spec, option.replace("-", "_"))) == value, option
+
+
+def test_the_stated_noise_floor_is_that_of_the_recorded_default_suite():
+    text = (DOCS / "explanation" / "noise-and-parity.md").read_text()
+    said = re.search(r"\[it was ([\d.]+) %\]\(\.\./(results/[\w-]+)/report\.md\)", text)
+    report = json.loads((DOCS / said[2] / "report.json").read_text())
+    assert round(100 * report["groups"][0]["noise_floor"]["fraction"], 1) == float(said[1])
 
 
 def test_recorded_commands_name_no_folder_of_a_machine():
