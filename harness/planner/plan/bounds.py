@@ -78,9 +78,9 @@ def _timed(work: Sequence[Work], fit: Fit) -> Seconds:
 def slower(one: Point, other: Point) -> bool:
     """Return True if the column of ``one`` takes at least the time of the column of ``other``.
 
-    They are equal, or differ only in that ``one`` decodes quantized weights or keeps its state on
-    the host. Weights that autocast casts, or that are gathered, may take longer than quantized
-    ones. Of adapters, ranks that hold all weights send and copy the least.
+    The columns are equal, or ``one`` also decodes quantized weights or keeps its state on the host.
+    Weights that autocast casts, or that are gathered, can take longer than quantized ones, so these
+    are not compared. For adapters, ranks that hold all weights communicate the least.
     """
     hosted = one.sharding == f"{other.sharding}_offload"
     least = one.adapted and other.adapted and other.whole_ranks
@@ -198,8 +198,9 @@ def need_floor(one: Point, known: Known) -> float:
     """Return bytes that a GPU needs at least for ``one``, by the prediction of another recipe that
     trains the same weights.
 
-    In the same column, keeping more on the device needs no less, and streaming frees at most what
-    the blocks hold. In another column, as many activations are kept beside its own state.
+    In the same column, a recipe that keeps more on the device needs no less, and streaming frees at
+    most the bytes of the streamed blocks. In another column, ``one`` keeps at least the activations
+    of ``known``, beside a state of its own size.
     """
     other = known.point
     if not one.holds_here(other):

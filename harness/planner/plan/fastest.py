@@ -23,7 +23,8 @@ NEAR = 0.01
 EVEN = 0.1
 """Relative difference of two times up to which the recipe that people take first is the answer."""
 HANDICAP = 1.4
-"""Factor by which an uncommon recipe must be faster to be the answer, about: ``within``."""
+"""Estimate of the factor by which an uncommon recipe must be faster to be the answer. It orders
+predictions; ``within`` decides."""
 UNTIMED = 6
 """Recipes without a prediction after which a search stops."""
 SMALLEST = 3
@@ -46,9 +47,10 @@ def _trainers(row: Resolved) -> list[str]:
 
 
 def common(row: Resolved) -> bool:
-    """Return True if a trainer of the model takes ``row`` as it is.
+    """Return True if a trainer of the model has options for all parts of ``row``.
 
-    If no trainer has the model, every recipe that rounds neither weights nor moments counts.
+    If no trainer has the model, a recipe is common if it keeps trained weights and optimizer state
+    unrounded.
     """
     if row.spec not in _COMMON:
         _COMMON[row.spec] = _common(row)
@@ -74,10 +76,10 @@ class Proof:
 
     ``failed``: recipes whose prediction failed. ``unable``: recipes that the card cannot run.
     ``nearest``: the predicted one with the smallest shortage, if none fits. ``adapters``: the
-    lattice's recipes train adapters. ``sure``: its answers fit by the upper ends of their ranges.
-    ``quicker``: an uncommon recipe, faster within the uncertainty of time. ``even``: a common one,
-    faster by up to ``EVEN``, that people take later (``Point.rank``). ``all_usual``: no recipe of
-    the lattice is uncommon.
+    lattice's recipes train adapters. ``sure``: the answer fits by the upper end of its range.
+    ``quicker``: the fastest recipe of all, if it is uncommon and not the answer. ``even``: the
+    fastest common recipe, if another that is up to ``EVEN`` slower is the answer, because people
+    take it earlier (``Point.rank``). ``all_usual``: all recipes of the lattice are common.
     """
 
     best: Fit | None
