@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 EXTENSIONS: dict[str, tuple[str, ...]] = {
-    "planner": ("plan", "export", "atlas", "calibrate", "--no-predictions"),
+    "planner": ("plan", "export", "oom", "atlas", "calibrate", "--no-predictions"),
     "cluster": ("--nodes", "--on"),
     "sampling": ("sample",),
     "analyses": ("--scale",),

@@ -19,6 +19,14 @@ COMMANDS = {
         arguments="harness.planner.export.command:add_arguments",
         act="harness.planner.export.command:export",
     ),
+    "oom": Command(
+        help="explain an out-of-memory message, log or memory snapshot, and what would fit",
+        example="./run.sh oom train.log\n"
+        "  ./run.sh oom train.log --model flux-dev --recipe single+bf16_pure+lora:rank=16",
+        page="docs/how-to/out-of-memory.md",
+        arguments="harness.planner.oom.command:add_arguments",
+        act="harness.planner.oom.command:oom",
+    ),
     "atlas": Command(
         help="predict every public model on every common card, and write a page with filters",
         example="./run.sh atlas --models pixart-sigma flux-dev --cards RTX-4090 24GiB --gpus 1",

@@ -476,7 +476,7 @@ def test_train_keeps_its_state_and_samples_in_its_folder(
 
 
 COMMANDS = ["run", "plan", "report", "compare", "list", "doctor", "lint", "anatomy", "train",
-            "max-batch", "calibrate", "export", "atlas", "test"]  # fmt: skip
+            "max-batch", "calibrate", "export", "oom", "atlas", "test"]  # fmt: skip
 
 
 def test_list(capsys) -> None:

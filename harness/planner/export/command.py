@@ -21,12 +21,11 @@ from harness.planner.export.bundle import PAGE, SCRIPT, Bundle, bundle, write
 from harness.planner.export.lines import YAML
 from harness.planner.plan.answer import lacks, reach
 from harness.planner.plan.candidates import Asked, asked_for
-from harness.planner.plan.request import add_question, without_counterpart, words
+from harness.planner.plan.request import AS_PLANNED, add_question, without_counterpart, words
 from harness.planner.verdict import Fit
 from harness.resolve import Resolved, resolve
 from harness.spec import Spec, SpecError
 from harness.spec import add_arguments as add_settings
-from strategies.workloads import TRAIN
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -105,9 +104,6 @@ def _predicted(fit: Fit) -> str:
 
 SETTINGS = ("learning_rate", "weight_decay", "beta2", "grad_clip", "ema")
 """Fields of a spec that ``export`` takes as options; all others come from the plan."""
-AS_PLANNED = {"workload": TRAIN, "sampler_steps": 0, "cfg_scale": 0.0, "suite": None, "jobs": None}
-AS_PLANNED |= dict.fromkeys(("largest", "check", "advise", "explain"))
-"""Options of a plan that ``export`` does not take."""
 COLUMNS = 80
 """Columns of the output if it is not a terminal."""
 

@@ -21,6 +21,7 @@ from harness.subjects.library import families
 from harness.system.cards import NODE, Card, size_words
 from strategies.base import Slot
 from strategies.strategy import Strategy
+from strategies.workloads import TRAIN
 
 # ---- exportable recipes ----
 
@@ -99,14 +100,21 @@ HOST_GIVEN = "as --host-memory says"
 """``Card.host_told`` for a size given as an option."""
 LATENT = 8
 """Pixels per side that one latent element covers (the VAE's factor)."""
+AS_PLANNED = {"workload": TRAIN, "sampler_steps": 0, "cfg_scale": 0.0, "suite": None, "jobs": None}
+AS_PLANNED |= dict.fromkeys(("largest", "check", "advise", "explain"))
+"""Options of a plan that commands with ``add_question`` need not take."""
 
 
-def add_question(parser: Any) -> None:
-    """Add the options for the model, the GPUs, the samples and the other models on a GPU."""
+def add_question(parser: Any, *, optional: bool = False) -> None:
+    """Add the options for the model, the GPUs, the samples and the other models on a GPU.
+
+    ``optional``: no model is the default, and the card may be known otherwise.
+    """
     add = parser.add_argument
     text = f"a DiT, sizes as in {CUSTOM}, a public model as flux-dev, diffusers:CLASS, or "
-    text += "FILE.py:CLASS (default: DiT-XL/2)"
-    add("--model", type=families.canonical, default="DiT-XL/2", help=text)
+    usual = None if optional else "DiT-XL/2"
+    text += f"FILE.py:CLASS (default: {usual or 'none'})"
+    add("--model", type=families.canonical, default=usual, help=text)
     add("--gpus", "--processes", dest="processes", type=int, metavar="N",
         help="GPUs, one process on each (default: 8 for a DiT, 1 for a public model); CPU "
             "processes (default: 2)")  # fmt: skip
@@ -114,8 +122,10 @@ def add_question(parser: Any) -> None:
     add("--nodes", type=int, metavar="N", help=text)
     text = "results of run --nodes on such machines, for their network (default: typical figures)"
     add("--network", type=Path, metavar="DIR", help=text)
-    card = parser.add_mutually_exclusive_group(required=True)
-    card.add_argument("--gpu", metavar="NAME", help="card, such as A100-80GB (no default)")
+    card = parser.add_mutually_exclusive_group(required=not optional)
+    else_ = "default: the memory that FILE states" if optional else "no default"
+    text = f"card, such as A100-80GB ({else_})"
+    card.add_argument("--gpu", metavar="NAME", help=text)
     card.add_argument(
         "--gpu-memory", metavar="SIZE", help="or the memory of a card, such as 24GiB (no default)"
     )

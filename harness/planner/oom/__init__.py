@@ -1,0 +1,1 @@
+"""The ``oom`` command: reads an out-of-memory message, a log or a memory snapshot."""

@@ -1,0 +1,309 @@
+"""The ``oom`` command: explain an out-of-memory error, and predict the changes that would fit.
+
+The error is read from a traceback, a log or a memory snapshot. Without a model the command imports
+no planner, and starts no process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import codecs
+import contextlib
+import dataclasses
+import io
+import stat
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from rich.markup import escape
+
+from harness.commands.console import OK, make_console
+from harness.planner.oom import log, reading, snapshot
+from harness.planner.oom.log import Failure, Log
+from harness.planner.oom.numbers import Numbers
+from harness.planner.oom.reading import Reading, gib
+from harness.planner.plan.request import AS_PLANNED, add_question
+from harness.report.figures.units import GIB
+from strategies.base import BadInput
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from harness.planner.verdict import Fit
+
+COLUMNS = 80
+"""Columns of the output if it is not a terminal."""
+STDIN = "-"
+PICKLE = b"\x80"
+HEAD, LINE = 4096, 2**16
+"""Bytes from which the kind of a file is found, and most characters of a line."""
+LARGEST_LINES, CHANGES = 5, 3
+"""Most source lines and most changes that are printed."""
+WANTED = "give a traceback, a log, or a snapshot by torch.cuda.memory._dump_snapshot"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``oom``."""
+    text = "traceback, log, or memory snapshot of torch (-: standard input)"
+    parser.add_argument("file", metavar="FILE", help=text)
+    text = "the recipe that ran out, such as single+bf16+checkpoint (default: none)"
+    parser.add_argument("--recipe", metavar="R", default="", help=text)
+    group = parser.add_argument_group("the training, to predict changes that fit")
+    add_question(group, optional=True)
+    parser.set_defaults(**{**AS_PLANNED, "claims": None})
+
+
+def oom(options: argparse.Namespace) -> int:
+    """Print the diagnosis and, for a model, the changes that fit; return the exit code.
+
+    Raises:
+        BadInput: the file is unreadable or has no such error, or a plan cannot be made.
+    """
+    _check(options)
+    console = make_console(COLUMNS)
+    with opened(options.file) as file:
+        head = file.peek(HEAD)[:HEAD]
+        if head.startswith(PICKLE):
+            numbers = _tell_snapshot(file, options.file, console)
+        else:
+            numbers = _tell_log(_scanned(file, head, options.file), options.file, console)
+    if options.model:
+        _tell_changes(options, numbers, console)
+    return OK
+
+
+def _check(options: argparse.Namespace) -> None:
+    if bool(options.model) != bool(options.recipe):
+        given, lacks = ("model", "recipe") if options.model else ("recipe", "model")
+        raise BadInput(
+            f"{given} is {getattr(options, given)}, and changes are predicted from a model and the "
+            f"recipe that ran out; add --{lacks}"
+        )
+
+
+# ---- reading ----
+
+
+@contextlib.contextmanager
+def opened(name: str) -> Iterator[Any]:
+    """Open a file, or standard input, as bytes.
+
+    Raises:
+        BadInput: it cannot be opened, or is no regular file or too large a snapshot.
+    """
+    if name == STDIN:
+        yield sys.stdin.buffer
+        return
+    try:
+        if not stat.S_ISREG(Path(name).stat().st_mode):
+            raise BadInput(f"{name} is no regular file; {WANTED}, or - for standard input")
+        file = Path(name).open("rb")  # noqa: SIM115
+    except OSError as error:
+        raise BadInput(f"{name}: {error.strerror or error}; {WANTED}") from None
+    with file:
+        yield file
+
+
+def _scanned(file: IO[bytes], head: bytes, name: str) -> Log:
+    """Return the errors of a log.
+
+    Raises:
+        BadInput: it is no text, is empty, or has no such error.
+    """
+    wide = head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))  # PowerShell's `>`
+    if b"\x00" in head and not wide:
+        raise BadInput(f"{name} is neither text nor a pickle; {WANTED}")
+    encoding = "utf-16" if wide else "utf-8-sig"
+    # All of \n, \r\n and the \r of progress bars end a line.
+    text = io.TextIOWrapper(file, encoding=encoding, errors="replace", newline=None)
+    found = log.scan(iter(lambda: text.readline(LINE), ""))
+    text.detach()
+    if found.first is None:
+        why = f"{found.lines} lines without an out-of-memory error"
+        why = f"another error of the GPU came first ({found.asserted:.60})" * bool(
+            found.asserted
+        ) or (why if found.lines else "it is empty")
+        raise BadInput(f"{name}: {why}; {WANTED}")
+    return found
+
+
+# ---- printing ----
+
+
+def _tell_log(found: Log, name: str, console: Console) -> Numbers:
+    failure = found.first
+    _tell_reading(reading.read(failure), console)
+    _tell_table(parts(failure.numbers), failure.numbers, console)
+    _tell_measures(reading.read(failure), console)
+    for note in _notes(found, failure, name):
+        console.print(escape(note), style="dim")
+    return failure.numbers
+
+
+def _notes(found: Log, failure: Failure, name: str) -> Iterator[str]:
+    yield f"Read from line {failure.at} of {name}."
+    others = [one for one in found.failures if one is not failure]
+    if others:
+        ranks = sorted({one.rank for one in found.failures if one.rank}, key=int)
+        of = f" of ranks {', '.join(ranks)}" if len(ranks) > 1 else ""
+        yield f"{len(others)} more such messages{of}; the first is explained."
+
+
+def _tell_snapshot(file: IO[bytes], name: str, console: Console) -> Numbers:
+    try:
+        if name != STDIN and Path(name).stat().st_size > snapshot.LARGEST:
+            raise ValueError(f"it has more than {gib(snapshot.LARGEST)}")
+        found = snapshot.snapshots(snapshot.load(file))
+    except ValueError as error:
+        raise BadInput(f"{name} is no memory snapshot: {error}; {WANTED}") from None
+    if not found:
+        raise BadInput(f"{name} holds no memory of a GPU; record it with _record_memory_history")
+    first = found[0]
+    failure = Failure(log.GPU, "", frames=first.frames)
+    if first.failed:
+        _tell_reading(reading.diagnose(failure, first.numbers), console)
+    else:
+        gpu, held = first.numbers.gpu, gib(first.numbers.allocated)
+        console.print(f"No allocation failed. At its end GPU {gpu} held {held} of tensors.")
+    _tell_table(parts(first.numbers), first.numbers, console)
+    _tell_shares("Allocated by", first.phases, console)
+    _tell_shares("Lines that hold most", dict([*first.lines.items()][:LARGEST_LINES]), console)
+    if first.failed:
+        _tell_measures(reading.diagnose(failure, first.numbers), console)
+    if len(found) > 1:
+        console.print(f"{len(found)} GPUs are in {escape(name)}; one is shown.", style="dim")
+    return first.numbers
+
+
+def _tell_reading(found: Reading, console: Console) -> None:
+    console.print(f"{escape(found.where[0].upper() + found.where[1:])}.", style="bold")
+    console.print(escape(found.sentence))
+
+
+def parts(numbers: Numbers) -> Mapping[str, int]:
+    """Return the parts of the card's memory by name, in bytes; empty if they are unknown."""
+    if not numbers.known and not numbers.pool:
+        return {}
+    named = {
+        "PyTorch's tensors": numbers.allocated,
+        "reserved by PyTorch, in no tensor": numbers.cached,
+        "CUDA context and libraries": numbers.context,
+        **{f"process {pid}": size for pid, size in numbers.others.items()},
+        "driver, desktop, what the message leaves out": numbers.unseen,
+        "free": numbers.free,
+    }
+    return {name: size for name, size in named.items() if size}
+
+
+def _tell_table(rows: Mapping[str, int], numbers: Numbers, console: Console) -> None:
+    if not rows:
+        return
+    of = f"{numbers.total / GIB:.2f} GiB of GPU {numbers.gpu}".rstrip(" GPU").rstrip(" of")
+    _tell_shares(of, rows, console, numbers.total)
+    if numbers.requested:
+        console.print(f" {'requested':<46}{numbers.requested / GIB:>8.2f}")
+
+
+def _tell_shares(
+    head: str, rows: Mapping[str, int], console: Console, total: int | None = None
+) -> None:
+    if not rows:
+        return
+    whole = total or sum(rows.values()) or 1
+    console.print(f"\n {head:<46}{'GiB':>8}{'%':>6}", style="bold")
+    for name, size in rows.items():
+        name = name if len(name) <= 46 else f"...{name[-43:]}"
+        cells = f" {name:<46}{size / GIB:>8.2f}{100 * size / whole:>6.0f}"
+        console.print(escape(cells))
+
+
+def _tell_measures(found: Reading, console: Console) -> None:
+    if found.measures:
+        console.print("\nTry, cheapest first:", style="bold")
+    for text in found.measures:
+        _say(f"- {text}", console)
+
+
+def _say(text: str, console: Console) -> None:
+    """Print a line; a further line of it is indented."""
+    for line in textwrap.wrap(text, console.width, subsequent_indent="  ") or [""]:
+        console.print(escape(line))
+
+
+# ---- changes ----
+
+
+def _tell_changes(options: argparse.Namespace, numbers: Numbers, console: Console) -> None:
+    """Predict the recipe and changes of it, and print the smallest ones that fit."""
+    from harness.commands.progress import Predictions
+    from harness.planner import pool
+    from harness.planner.plan.answer import reach, tried_instead
+    from harness.planner.plan.candidates import asked_for
+    from harness.planner.plan.tracing import Asking
+    from harness.system.cards import size_words
+
+    if not (options.gpu or options.gpu_memory or options.cpu):
+        if not numbers.capacity:
+            raise BadInput(f"{options.file} does not state the card's memory; add --gpu CARD")
+        options.gpu_memory = size_words(numbers.capacity)
+    options.recipes = [options.recipe]
+    asked = asked_for(options)
+    gpu = dataclasses.replace(asked.gpu, beside=asked.gpu.beside + numbers.beside)
+    asking = Asking(
+        dataclasses.replace(asked, gpu=gpu),
+        pool.default_jobs(),
+        Predictions(console),
+    )
+    (given,) = asking.fits(asked.resolved)
+    ways = asking.ways([given])
+    console.print(f"\n{escape(_given(given, numbers))}", style="bold")
+    if given.fits:
+        console.print(
+            f"Predicted to fit: {reach(given)}. The run had larger samples, other models beside it "
+            "(--also), or it ran out in a phase that --phases adds."
+        )
+    elif ways and ways.able:
+        for line in changes(given, ways.able):
+            console.print(escape(line))
+    else:
+        for line in tried_instead(ways) or [f"Not predicted: {given.prediction.reason}"]:
+            console.print(escape(line))
+    asking.progress.tell_recorded()
+
+
+def _given(given: Fit, numbers: Numbers) -> str:
+    from harness.planner.plan.answer import reach
+
+    others = f", {gib(numbers.beside)} of it for other processes" if numbers.beside else ""
+    needs = f" needs {reach(given)}" if given.need_bytes else ""
+    return f"{given.resolved.spec.model} with {given.label}{needs}{others}"
+
+
+def changes(given: Fit, able: Sequence[Fit]) -> Iterator[str]:
+    """Yield the smallest changes that fit, with memory and time, and the command to export one.
+
+    Fewer changed parts are smaller; among equal ones the faster is.
+    """
+    from harness.planner.plan.advice import time_of
+    from harness.planner.plan.answer import gib as plain
+    from harness.planner.plan.request import export_command
+
+    order = sorted(able, key=lambda fit: len(difference(given, fit)))[:CHANGES]
+    yield "Smallest changes predicted to fit, with the time of a sample:"
+    for fit in order:
+        parts = ", ".join(difference(given, fit)) or fit.label
+        yield f"- {parts}: {plain(fit.need_bytes)} GiB, time {time_of(fit, given)}"
+    if command := export_command(order[0]):
+        yield f"  export the first: {command}"
+
+
+def difference(given: Fit, fit: Fit) -> list[str]:
+    """Return the parts of the recipe that differ, and another number of GPUs."""
+    old, new = given.label.split("+"), fit.label.split("+")
+    found = [f"+{part}" for part in new if part not in old]
+    found += [f"-{part}" for part in old if part not in new]
+    before, after = given.resolved.spec.processes, fit.resolved.spec.processes
+    return found + ([f"{after} GPUs"] if before != after else [])

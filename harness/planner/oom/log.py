@@ -1,0 +1,229 @@
+"""Out-of-memory errors of a traceback or log, read line by line.
+
+The patterns of the messages are those by which a run's outcome is found
+(``harness.launch.outcome``). A log of any size takes little memory.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from harness.launch import outcome
+from harness.planner.oom import numbers
+from harness.planner.oom.numbers import Numbers
+from harness.planner.oom.stack import Frame, phase_of
+from strategies.files import printable
+
+GPU, PINNED, HOST, KILLED = "gpu", "pinned", "host", "killed"
+MORE_GPU = re.compile(r"would exceed allowed memory|MPS backend out of memory")
+"""Messages of the cudaMallocAsync backend and of Macs, which no run of Headroom has."""
+KILL = re.compile(
+    outcome.SIGKILLED.pattern
+    + r"|exits with return code = -9\b|^Killed$|: +\d+ Killed\b|^zsh: killed|: Killed process \d+"
+    + r"|\boom-kill:|oom_kill_process"
+)
+"""A process that the kernel ended, as launchers, shells and the kernel write it."""
+CERTAIN = re.compile(r"oom-kill|[Oo]ut of memory: Killed")
+RANK = re.compile(r"\[rank(\d+)\]:? ?")
+FRAME = re.compile(
+    r"File \"?(?P<path>[^\"]+?)\"?, line (?P<line>\d+), in (?P<name>\S+)"
+    r"|(?:File )?(?P<path2>\S+\.py):(?P<line2>\d+),? in *(?P<name2>[\w.<>]*)"
+)
+POINTED = re.compile(r"^[\s|\u2502]*(?:-+>|\u2771) *\d+[\s|\u2502]*(.*?)[\s|\u2502]*$")
+"""The marked source line of a traceback by rich or IPython."""
+STEPS = re.compile(r"\d%\|.*?\| *(\d+)/\d+ ")
+BARS = ("tep", "poch", "rain")
+"""Parts of the names of progress bars that count steps."""
+LOSS = re.compile(r"loss['\"]?[=:] *[\d.]")
+CODE = re.compile(r"\b(?:except|raise|isinstance)\b.*Error")
+"""Source lines of a stack that name an error."""
+MARKS = {
+    "load": re.compile(r"Loading (?:checkpoint shards|pipeline components)"),
+    "validate": re.compile(r"[Rr]unning validation|[Gg]enerating sample"),
+    "save": re.compile(r"[Ss]aving (?:model |current )?(?:checkpoint|state)"),
+}
+"""Lines of trainers that tell the phase of a process that left no stack."""
+WORDS = (
+    "emory", "MEMORY", ".py", "Traceback", "= -9", ": -9", "KILL", "illed", "oom", "bad_alloc",
+    "alloc ", "CUBLAS", "CUDNN", "NVML", "cudaError", "Errno", "Assertion", "device-side",
+    "Loading ", "alidation", "enerating ", "aving ",
+)  # fmt: skip
+"""Parts of lines that matter; all other lines are skipped early, because a log can be large."""
+FRAMES, MESSAGE, GOES_ON, ERRORS = 400, 2000, 12, 64
+"""Most frames of a stack, characters and further lines of a message, and errors that are kept."""
+
+
+@dataclass
+class Failure:
+    """One error: its kind, message, line number in the file, rank, stack, and progress before it.
+
+    ``frames`` begin with the outermost. ``steps`` are those that the progress bar had counted;
+    ``trained`` is True if a loss had been printed.
+    """
+
+    kind: str
+    text: str
+    at: int = 0
+    rank: str = ""
+    frames: list[Frame] = field(default_factory=list)
+    steps: int = 0
+    trained: bool = False
+    mark: str = ""
+
+    @property
+    def line(self) -> str:
+        """The message's first line."""
+        return self.text.split("\n")[0]
+
+    @property
+    def numbers(self) -> Numbers:
+        """Numbers of the message."""
+        return numbers.read(" ".join(self.text.split()))
+
+    @property
+    def phase(self) -> str:
+        """Phase of the training, by the stack, the message or the last line that tells it."""
+        return phase_of(self.frames) or phase_of((), self.line) or self.mark
+
+    @property
+    def certain(self) -> bool:
+        """True unless the process was ended by a signal whose sender is not named."""
+        return self.kind != KILLED or bool(CERTAIN.search(self.text))
+
+
+@dataclass
+class Log:
+    """Errors of a file in their order, and how many lines it has.
+
+    ``asserted`` is the line of another error of the GPU, after which each call fails.
+    """
+
+    failures: list[Failure] = field(default_factory=list)
+    lines: int = 0
+    asserted: str = ""
+
+    @property
+    def first(self) -> Failure | None:
+        """The first error; a kill, which may be a consequence, only without another."""
+        return min(self.failures, key=lambda one: (one.kind == KILLED, one.at), default=None)
+
+
+def scan(lines: Iterable[str]) -> Log:
+    """Return the errors of a log."""
+    reader = _Reader()
+    for line in lines:
+        reader.take(line)
+    log = reader.log
+    if log.asserted:
+        log.failures = [one for one in log.failures if "NOT_INITIALIZED" not in one.text]
+    return log
+
+
+class _Reader:
+    """State of a log that is read: stacks, and messages that may go on, by rank."""
+
+    def __init__(self) -> None:
+        self.log = Log()
+        self.frames: dict[str, deque[Frame]] = defaultdict(lambda: deque(maxlen=FRAMES))
+        self.pending: set[str] = set()
+        self.open: dict[str, Failure] = {}
+        self.bar, self.trained, self.mark = "", False, ""
+
+    def take(self, line: str) -> None:
+        """Read one line."""
+        self.log.lines += 1
+        if "%|" in line and any(word in line for word in BARS):
+            self.bar, self.mark = line, ""
+        if not self.trained and "loss" in line:
+            self.trained = bool(LOSS.search(line))
+        if self.open or self.pending or any(word in line for word in WORDS):
+            self._read(printable(line).rstrip())
+
+    def _read(self, line: str) -> None:
+        """Read a line that may belong to an error or a stack."""
+        found = RANK.search(line)
+        rank = found[1] if found else ""
+        text = RANK.sub("", line)
+        if kind := self._kind(text, rank):
+            self._begin(kind, text, rank)
+        elif not self._frame(text, rank) and rank in self.open:
+            self._go_on(text, rank)
+        if outcome.ASSERTED.search(text):
+            self.log.asserted = self.log.asserted or text.strip()
+        self.mark = next((name for name, mark in MARKS.items() if mark.search(text)), self.mark)
+
+    def _kind(self, text: str, rank: str) -> str:
+        """Return the kind of error that a line reports; empty for none."""
+        if outcome.HARMLESS.search(text) or CODE.search(text):
+            return ""
+        if outcome.PINNED.search(text):
+            return PINNED
+        if outcome.GPU_OOM.search(text) or MORE_GPU.search(text):
+            last = " ".join(frame.text for frame in list(self.frames[rank])[-6:])
+            pins = outcome.PINNING.search(last) and "OutOfMemoryError" not in text
+            return PINNED if pins else GPU
+        if KILL.search(text.strip()):
+            return KILLED
+        return HOST if outcome.HOST_OOM.search(text) else ""
+
+    def _begin(self, kind: str, text: str, rank: str) -> None:
+        first = (kind, rank, text[:MESSAGE])
+        again = [one for one in self.log.failures if (one.kind, one.rank, one.line) == first]
+        self.pending.discard(rank)
+        last = self.open.get(rank)
+        if last and last.kind == kind and "ried to allocate" not in last.text:
+            self._go_on(text, rank)
+            return
+        for one in again:  # some launchers print the message first, and then the stack
+            one.frames = one.frames or list(self.frames[rank])
+        if again or len(self.log.failures) >= ERRORS:
+            return
+        bar = STEPS.search(self.bar)
+        found = Failure(
+            kind=kind,
+            text=text[:MESSAGE],
+            at=self.log.lines,
+            rank=rank,
+            frames=list(self.frames[rank]),
+            steps=int(bar[1]) if bar else 0,
+            trained=self.trained,
+            mark=self.mark,
+        )
+        self.open[rank] = found
+        self.log.failures.append(found)
+
+    def _go_on(self, text: str, rank: str) -> None:
+        """Add a line to an open message, up to a limit."""
+        failure = self.open[rank]
+        if failure.text.count("\n") >= GOES_ON:
+            del self.open[rank]
+        else:
+            failure.text += f"\n{text[:MESSAGE]}"
+
+    def _frame(self, text: str, rank: str) -> bool:
+        """Read a line of a stack; return False if it is none."""
+        if "Traceback (most recent call last)" in text:
+            self.frames[rank].clear()
+            self.open.pop(rank, None)
+            return True
+        if match := FRAME.search(text):
+            path, line, name = (match[key] or match[f"{key}2"] for key in ("path", "line", "name"))
+            self.frames[rank].append(Frame(path, int(line[:9]), name))
+            self.pending.add(rank)
+            self.open.pop(rank, None)
+            return True
+        pointed = POINTED.match(text)
+        if rank in self.pending and self.frames[rank]:
+            self._code(pointed, text, rank)
+        return bool(pointed)
+
+    def _code(self, pointed: re.Match[str] | None, text: str, rank: str) -> None:
+        """Add its source line to the last frame."""
+        numbered = re.match(r"[\s|\u2502]*\d* *[|\u2502]|\s*\d+ ", text)
+        if pointed or not numbered:
+            code = (pointed[1] if pointed else text).strip()
+            self.frames[rank][-1] = self.frames[rank][-1]._replace(code=code[:300])
+            self.pending.discard(rank)

@@ -1,0 +1,198 @@
+"""Memory snapshots of torch: what was on the card when an allocation failed, and whose it was.
+
+The format is that of ``torch.cuda.memory._snapshot`` (torch 2.13, torch/cuda/memory.py). A snapshot
+is a pickle. Here it is read by an unpickler that builds plain data only and refuses every class and
+function by name, so no code of the file runs.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import IO, Any, NamedTuple, NoReturn
+
+from harness.planner.oom.numbers import Numbers
+from harness.planner.oom.stack import PHASES, Frame, owner, phase_of
+
+LARGEST = 2**30
+"""Bytes of the largest snapshot that is read."""
+MOST = 20_000_000
+"""Most blocks and events that are read. A file that repeats one list could have more than that."""
+ADDED = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
+"""Event -> sign of its bytes in what PyTorch reserved."""
+LIVE = ("active_allocated", "active_awaiting_free", "active_pending_free")
+NO_STACK = "backward or C++, no Python stack"
+UNKNOWN = "no stack recorded"
+
+
+class _Plain(pickle.Unpickler):
+    """Unpickler of dicts, lists, tuples, numbers and strings."""
+
+    def find_class(self, module: str, name: str) -> NoReturn:
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+
+
+class Block(NamedTuple):
+    """A piece of memory in use: its bytes, and the stack that allocated it, innermost first."""
+
+    size: int
+    frames: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """Memory of one card at the failed allocation, or at the end of the recording.
+
+    ``failed``: there is a failed allocation, with its ``frames``, outermost first. ``phases`` and
+    ``lines`` are bytes by the phase and the source line that allocated them.
+    """
+
+    numbers: Numbers
+    failed: bool
+    frames: list[Frame] = field(default_factory=list)
+    phases: Mapping[str, int] = field(default_factory=dict)
+    lines: Mapping[str, int] = field(default_factory=dict)
+
+
+def load(file: IO[bytes]) -> Any:
+    """Return the plain data of a pickle.
+
+    Raises:
+        ValueError: it is damaged, or would run code; the text is the reason.
+    """
+    try:
+        return _Plain(file).load()
+    except pickle.UnpicklingError as error:
+        if "it asks for" in str(error):
+            raise ValueError(f"{error}, and only plain data is read; nothing was run") from None
+        raise ValueError(f"it is cut off or damaged ({error})") from None
+    except (EOFError, ValueError, IndexError, KeyError, TypeError, AttributeError,
+            MemoryError, OverflowError, RecursionError) as error:  # fmt: skip
+        raise ValueError(f"it is cut off or damaged ({error})") from None
+
+
+def snapshots(data: Any) -> list[Snapshot]:
+    """Return the cards of a snapshot that hold memory; those with a failed allocation first.
+
+    Raises:
+        ValueError: the data is no snapshot.
+    """
+    try:
+        segments = data["segments"] if isinstance(data, dict) else data
+        traces = data.get("device_traces", []) if isinstance(data, dict) else []
+        devices = defaultdict(list)
+        for segment in segments:
+            devices[int(segment["device"])].append(segment)
+        found = [
+            _snapshot(device, devices.get(device, []), list(trace))
+            for device, trace in _by_device(traces, devices)
+        ]
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(f"it has no segments and device_traces ({reason:.80})") from None
+    held = [one for one in found if one.numbers.pool or one.failed]
+    return sorted(held, key=lambda one: (not one.failed, -one.numbers.pool))
+
+
+def _by_device(traces: list[Any], devices: Mapping[int, Any]) -> Iterator[tuple[int, Any]]:
+    for device in sorted({*range(len(traces)), *devices}):
+        yield device, traces[device] if device < len(traces) else []
+
+
+def _snapshot(device: int, segments: list[Any], trace: list[Mapping[str, Any]]) -> Snapshot:
+    _bound(segments, trace)
+    at = max((i for i, event in enumerate(trace) if event["action"] == "oom"), default=None)
+    live = {
+        block["address"]: Block(int(block["size"]), _stack(block))
+        for segment in segments
+        for block in _addressed(segment)
+        if block["state"] in LIVE
+    }
+    reserved = sum(int(segment["total_size"]) for segment in segments)
+    after = trace[at + 1 :] if at is not None else []
+    reserved -= sum(ADDED.get(event["action"], 0) * int(event["size"]) for event in after)
+    _undo(live, after, trace[: at or 0])
+    allocated, failed = sum(block.size for block in live.values()), at is not None
+    oom = trace[at] if at is not None else {}
+    numbers = Numbers(
+        gpu=str(device),
+        requested=int(oom["size"]) if failed else None,
+        free=int(oom["device_free"]) if failed else None,
+        allocated=allocated,
+        cached=max(0, reserved - allocated),
+    )
+    phases, lines = _shares(live.values())
+    frames = list(reversed(_frames(oom.get("frames", ()))))
+    return Snapshot(numbers=numbers, failed=failed, frames=frames, phases=phases, lines=lines)
+
+
+def _bound(segments: list[Any], trace: list[Any]) -> None:
+    count = len(trace) + sum(len(segment["blocks"]) for segment in segments)
+    if count > MOST:
+        raise ValueError(f"{count} blocks and events")
+
+
+def _addressed(segment: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield the blocks of a segment with their addresses, which old snapshots leave out."""
+    address = int(segment["address"])
+    for block in segment["blocks"]:
+        yield {"address": address, **block}
+        address += int(block["size"])
+
+
+def _stack(block: Mapping[str, Any]) -> Any:
+    """Return a block's frames, in the format of torch 1.13 too."""
+    history = block.get("history") or [{}]
+    return block.get("frames") or history[0].get("frames", ())
+
+
+def _undo(live: dict[int, Block], after: list[Any], before: list[Any]) -> None:
+    """Turn the memory in use at the end into that before the events ``after``.
+
+    A block that was freed meanwhile has the stack of its allocation in ``before``.
+    """
+    for event in reversed(after):
+        if event["action"] == "alloc":
+            live.pop(event["addr"], None)
+        elif event["action"] == "free_completed":
+            live[event["addr"]] = Block(int(event["size"]), None)
+    missing = {address for address, block in live.items() if block.frames is None}
+    for event in reversed(before):
+        if event["action"] == "alloc" and event.get("addr") in missing:
+            missing.remove(event["addr"])
+            live[event["addr"]] = Block(live[event["addr"]].size, event.get("frames", ()))
+
+
+def _frames(frames: Iterable[Mapping[str, Any]]) -> list[Frame]:
+    return [Frame(str(f["filename"]), int(f["line"]), str(f["name"])) for f in frames or ()]
+
+
+def _shares(blocks: Iterable[Block]) -> tuple[Mapping[str, int], Mapping[str, int]]:
+    """Return bytes by phase and by source line, the largest first.
+
+    Backward runs in a thread without a Python stack, so other blocks without one are taken for its.
+    """
+    stacks: dict[Any, tuple[str, str]] = {}
+    phases: Counter[str] = Counter()
+    lines: Counter[str] = Counter()
+    for size, raw in blocks:
+        if id(raw) not in stacks:
+            stacks[id(raw)] = _named(_frames(raw))
+        phase, line = stacks[id(raw)]
+        phases[phase] += size
+        lines[line] += size
+    if set(phases) == {NO_STACK}:
+        return {UNKNOWN: phases[NO_STACK]}, {}
+    lines.pop("", None)
+    return dict(phases.most_common()), dict(lines.most_common())
+
+
+def _named(frames: list[Frame]) -> tuple[str, str]:
+    """Return the phase's content in words, and the source line, of one stack."""
+    python = [frame for frame in frames if frame.path.endswith(".py")]
+    if not python:
+        return NO_STACK, ""
+    phase, own = phase_of(frames), owner(python)
+    return PHASES[phase].holds if phase else "other code", f"{own.place} {own.name}" if own else ""

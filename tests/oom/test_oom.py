@@ -1,0 +1,159 @@
+"""``./run.sh oom``: real messages are read as their threads found, and no file harms the reader."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from harness import ROOT, cli
+from harness.planner.oom import log, numbers, reading, snapshot
+from harness.planner.oom.log import Failure
+from tests.made.snapshots import run_out
+
+CASES = yaml.safe_load(Path(__file__).with_name("cases.yaml").read_text(encoding="utf-8"))
+
+
+def first(text: str) -> Failure:
+    """The error that is explained."""
+    return log.scan(io.StringIO(text)).first
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_public_message_is_read_as_expected(name):
+    case, failure = CASES[name], first(CASES[name]["text"])
+    found = reading.read(failure)
+    assert found.cause == case["cause"]
+    assert failure.phase == case.get("phase", failure.phase)
+    for key, value in case.get("numbers", {}).items():
+        stated = getattr(failure.numbers, key)
+        assert (len(stated) if key == "others" else stated) == value
+    measures = " ".join(found.measures)
+    assert case.get("measure", "") in measures and 1 <= len(found.measures) <= 3
+    assert case.get("never", "nothing of this") not in measures
+    assert case.get("says", "") in found.sentence and case.get("where", "") in found.where
+
+
+def test_enough_causes_are_known_and_every_message_has_its_address():
+    assert sum("known" in case for case in CASES.values()) >= 4
+    assert all(case["source"].startswith("https://github.com/") for case in CASES.values())
+
+
+# ---- snapshots ----
+
+
+@pytest.mark.parametrize(
+    ("cause", "read_as", "phase"),
+    [("full", "full", "forward"), ("state", "full", "optimizer"), ("pieces", "pieces", "forward")],
+)
+def test_a_snapshot_tells_what_was_held_when_the_allocation_failed(cause, read_as, phase):
+    """The blocks were freed before the snapshot was written."""
+    data, held, free = run_out(cause, seed=3)
+    (found,) = snapshot.snapshots(snapshot.load(io.BytesIO(pickle.dumps(data))))
+    assert found.failed and found.phases == dict(held.most_common())
+    assert found.numbers.allocated == sum(held.values()) and found.numbers.free == free
+    failure = Failure(log.GPU, "", frames=found.frames)
+    assert reading.diagnose(failure, found.numbers).cause == read_as and failure.phase == phase
+    lines = {"train.py": "model, as loaded", "dit.py": "activations"}
+    for name, kind in lines.items():
+        assert sum(size for line, size in found.lines.items() if name in line) >= held[kind]
+
+
+class Runs:
+    """An object whose load makes a file."""
+
+    def __reduce__(self):
+        return (Path.touch, (Path("made-by-a-pickle"),))
+
+
+# ---- bad and odd files ----
+
+MESSAGE = CASES["simpletuner-786"]["text"]
+DATA = pickle.dumps(run_out("full", seed=1)[0])
+BAD = {
+    "empty": (b"", "it is empty"),
+    "binary": (bytes(range(256)) * 8, "neither text nor a pickle"),
+    "no error": (b"all is well\n" * 9, "9 lines without an out-of-memory error"),
+    "cut snapshot": (DATA[:-400], "cut off or damaged"),
+    "pickle that runs": (pickle.dumps({"segments": Runs()}), "nothing was run"),
+    "pickle in a list": (pickle.dumps([[Runs()]], protocol=0), "without an out-of-memory error"),
+    "other pickle": (pickle.dumps({"weights": [1]}), "no segments and device_traces"),
+    "odd segments": (pickle.dumps({"segments": [{"device": 0}]}), "no segments"),
+    "other error": (
+        b"RuntimeError: CUDA error: device-side assert triggered\n"
+        b"RuntimeError: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`\n",
+        "another error of the GPU came first",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_file_is_named_with_the_remedy(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    content, reason = BAD[name]
+    Path("given").write_bytes(content)
+    assert cli.main(["oom", "given"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert reason in line and "given" in line and "_dump_snapshot" in line
+    assert not Path("made-by-a-pickle").exists()
+
+
+def test_a_missing_file_and_a_model_without_a_recipe_are_refused(tmp_path, capsys):
+    assert cli.main(["oom", str(tmp_path / "none.log")]) == 2
+    assert cli.main(["oom", str(tmp_path), "--model", "flux-dev"]) == 2
+    missing, model = capsys.readouterr().err.splitlines()
+    assert "No such file" in missing and "add --recipe" in model
+
+
+ODD = {
+    "lines of Windows": f"Traceback\n{MESSAGE}\n".replace("\n", "\r\n").encode(),
+    "PowerShell": f"{MESSAGE}\r\n".encode("utf-16"),
+    "colours": f"\x1b[31m{MESSAGE.replace('54.00', '54.00' + chr(27) + '[0m')}\x1b[0m".encode(),
+    "German numbers": MESSAGE.replace(".00 MiB", ",00 MiB").replace("23.63", "23,63").encode(),
+    "wrapped": MESSAGE.replace(". ", ".\n").encode(),
+    "bytes that are no text": b"\xff\xfa\n" + MESSAGE.encode() + b"\xc3",
+    "progress without line feeds": b"\r 5%|#  | 1/9 [\r" * 2000 + b"\n" + MESSAGE.encode(),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_an_odd_log_gives_the_same_numbers(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(ODD[name]))))
+    assert cli.main(["oom", "-"]) == 0
+    text = capsys.readouterr().out
+    assert "20.7 GiB of 23.6 GiB" in text and "process 1114104" in text
+    assert max(map(len, text.splitlines())) <= 80 and "\x1b" not in text
+
+
+def test_the_first_error_of_several_ranks_is_explained():
+    other = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 9.00 GiB."
+    lines = [f"[rank{rank}]: {text}" for rank, text in ((1, MESSAGE), (0, other), (1, MESSAGE))]
+    found = log.scan(io.StringIO("\n".join([*lines, "exits with return code = -9"])))
+    assert [one.rank for one in found.failures] == ["1", "0", ""]
+    assert found.first.rank == "1" and found.first.numbers.beside > 2**30
+
+
+@pytest.mark.parametrize(
+    ("text", "bytes_"),
+    [("1.70 GiB", 1825361100), ("1.024,5 MiB", 1074266112), ("6291456 bytes", 6291456)],
+)
+def test_a_size_is_read_in_any_spelling(text, bytes_):
+    assert numbers.parse_size(*text.split()) == bytes_
+
+
+# ---- the page ----
+
+
+def test_the_page_shows_what_is_printed(tmp_path, monkeypatch, capsys):
+    page = (ROOT / "docs/how-to/out-of-memory.md").read_text()
+    _, message, shown, *_ = re.findall(r"^```(?:sh)?\n(.*?)^```$", page, re.S | re.M)
+    monkeypatch.chdir(tmp_path)
+    Path("train.log").write_text(message)
+    command, _, output = shown.partition("\n\n")
+    assert command == "./run.sh oom train.log" and cli.main(["oom", "train.log"]) == 0
+    assert capsys.readouterr().out == output
