@@ -157,6 +157,11 @@ class Checkpoint(Strategy):
                 return f"every={self.every}, and the model has {depth} blocks; give at most {depth}"
         if self.keep == "products" and "cut_weights" in launch.traits:
             return "a product would be kept before ranks have summed it; leave keep=products out"
+        if self.keep == "products" and "gathers_ahead" in launch.traits:
+            return (
+                "ZeRO-3 gathers weights within the blocks, in another order when they run again, "
+                "and torch's selective checkpointing then fails; leave keep=products out"
+            )
         if self.reentrant and "frozen_weights" in launch.traits:
             return (
                 "nothing that enters the first block needs a gradient, so that reentrant blocks "

@@ -118,6 +118,7 @@ REFUSED = {
     "ddp+bf16+adamw_bf16": ["no master", "add bf16_pure"],
     "ddp+checkpoint+offload_activations": ["what=checkpoints"],
     "ddp+checkpoint:share=0.5+offload_activations:what=checkpoints": ["share=0.5", "leave it out"],
+    "zero3+bf16+checkpoint:keep=products": ["in another order", "leave keep=products out"],
     "zero2+compile+checkpoint:keep=nothing": ["keep=nothing", "budget=0.5"],
     "zero2+compile+checkpoint:reentrant=on": ["records a graph", "leave reentrant=on"],
     "ddp+checkpoint:reentrant=on+lora": ["needs a gradient", "leave reentrant=on"],
