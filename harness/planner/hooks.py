@@ -65,13 +65,20 @@ def predict_measured(
     of_spec = {row.spec: row for row in rows}
     once = {dataclasses.replace(r.spec, repeat=0): r.spec for r in reversed(done)}.values()
     wanted = [r.spec for r in done if r.spec in once]  # repetitions share one prediction
-    missing = [of_spec[s] for s in wanted if not kept(_prediction_file(s, out))]
-    if not missing:
-        return True
     # The rows ran on one machine, so any environment that names its attention backend serves. A row
     # that died early recorded none.
     environment = next((r.environment for r in done if "attention" in r.environment), {})
-    kind = overhead.taken(environment)
+    kind, folder = overhead.taken(environment), out / "predictions"
+
+    def current(spec: Spec) -> bool:
+        """Return True if there is a prediction; a trace of other code has another cached name."""
+        found = kept(_prediction_file(spec, out))
+        traced = found is not None and found.method == "trace"
+        return pool.cached(of_spec[spec], folder, kind) is not None if traced else bool(found)
+
+    missing = [of_spec[spec] for spec in wanted if not current(spec)]
+    if not missing:
+        return True
     progress = Predictions(console)
 
     def keep(index: int, prediction: Prediction) -> None:
@@ -81,7 +88,7 @@ def predict_measured(
 
     try:
         with during(progress, [str(row.recipe) for row in missing], pool.default_jobs()):
-            pool.predict_all(missing, out / "predictions", kind=kind, done=keep)
+            pool.predict_all(missing, folder, kind=kind, done=keep)
     except KeyboardInterrupt:
         return False  # the report can still be made from the results
     return True

@@ -15,7 +15,7 @@ from harness.prediction import Prediction
 from harness.report import build
 from harness.report.figures.predicted import PredictedAndMeasured
 from harness.report.rendering import export, markdown, sentences, tables
-from harness.resolve import resolve
+from harness.resolve import resolve, run_name
 from harness.result import Result, Status
 from harness.spec import Spec
 from tests.made.predictions import prediction_of
@@ -218,3 +218,24 @@ def test_rows_that_ran_out_of_memory_are_predicted_too(tmp_path, monkeypatch):
     rows = [resolve(result.spec) for result in results]
     predict_measured(results, rows, tmp_path, Console(quiet=True))
     assert [row.spec.recipe for row in asked] == ["ddp", "single", "zero1"]
+
+
+def test_a_prediction_of_other_code_is_made_again(tmp_path, monkeypatch):
+    """A trace is current if the cache has one under the name that today's code gives."""
+    from rich.console import Console
+
+    from harness.planner.hooks import predict_measured
+
+    asked = []
+    monkeypatch.setattr(pool, "predict_all", lambda rows, folder, **more: asked.extend(rows))
+    results = [
+        Result(status=Status.OK, spec=Spec(recipe=recipe, data="synthetic"))
+        for recipe in ("ddp", "zero1", "zero2")
+    ]
+    rows = [resolve(result.spec) for result in results]
+    for row, method in zip(rows, ("trace", "trace", "none"), strict=True):
+        made = Prediction(recipe=row.spec.recipe, device="cpu", method=method, reason="")
+        made.write(tmp_path / "runs" / run_name(row.spec) / "prediction.json")
+    made.write(pool.path_of(rows[0], tmp_path / "predictions"))
+    predict_measured(results, rows, tmp_path, Console(quiet=True))
+    assert [row.spec.recipe for row in asked] == ["zero1"]
