@@ -14,6 +14,9 @@ import yaml
 from harness import ROOT, cli
 from harness.planner.oom import log, numbers, reading, snapshot
 from harness.planner.oom.log import Failure
+from harness.planner.plan import tracing
+from harness.planner.verdict import judge
+from tests.made.predictions import prediction
 from tests.made.snapshots import run_out
 
 CASES = yaml.safe_load(Path(__file__).with_name("cases.yaml").read_text(encoding="utf-8"))
@@ -144,6 +147,51 @@ def test_the_first_error_of_several_ranks_is_explained():
 )
 def test_a_size_is_read_in_any_spelling(text, bytes_):
     assert numbers.parse_size(*text.split()) == bytes_
+
+
+# ---- changes that fit ----
+
+
+def need_of(recipe: str) -> float:
+    """GiB that a recipe needs in these tests."""
+    large = 40 if "checkpoint" not in recipe else 12
+    return large / 2 if "share" in recipe else large
+
+
+def answer(monkeypatch, capsys, *words: str) -> str:
+    """The output after the measures, with made predictions."""
+
+    def judged(pairs, *_, **__):
+        return [judge(row, prediction(need_of(str(row.recipe))), gpu) for row, gpu in pairs]
+
+    monkeypatch.setattr(tracing, "judged", judged)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(words[0]))))
+    assert cli.main(["oom", "-", *words[1:]]) == 0
+    return capsys.readouterr().out.partition("Try, cheapest first:")[2]
+
+
+DIT = ("--model", "DiT-XL/2", "--gpus", "1", "--recipe")
+
+
+def test_changes_fit_the_card_of_the_message_without_what_others_hold(monkeypatch, capsys):
+    text = answer(monkeypatch, capsys, MESSAGE.encode(), *DIT, "single+bf16")
+    assert "of 23.6 GiB, 1.6 GiB of it for other processes" in " ".join(text.split())
+    changes = re.findall(r"^- (\+.+): ([\d.]+) GiB, time", text, re.M)
+    assert changes[0][0] == "+checkpoint" and 1 < len(changes) <= 3
+    assert all(float(size) < 23.6 for _, size in changes)
+    assert "export single+bf16+checkpoint --model DiT-XL/2" in " ".join(text.split())
+
+
+def test_a_recipe_that_is_predicted_to_fit_is_said_to_differ_from_the_run(monkeypatch, capsys):
+    text = answer(monkeypatch, capsys, MESSAGE.encode(), *DIT, "single+bf16+checkpoint")
+    assert "Predicted to fit" in text and "--phases" in text
+
+
+def test_a_card_that_the_message_does_not_state_is_asked_for(monkeypatch, capsys):
+    cut = io.TextIOWrapper(io.BufferedReader(io.BytesIO(b"RuntimeError: CUDA out of memory.")))
+    monkeypatch.setattr(sys, "stdin", cut)
+    assert cli.main(["oom", "-", *DIT, "single+bf16"]) == 2
+    assert "add --gpu CARD" in capsys.readouterr().err
 
 
 # ---- the page ----

@@ -32,6 +32,8 @@ from strategies.base import BadInput
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from harness.planner.plan.tracing import Asking
+    from harness.planner.suggestions import Ways
     from harness.planner.verdict import Fit
 
 COLUMNS = 80
@@ -40,8 +42,10 @@ STDIN = "-"
 PICKLE = b"\x80"
 HEAD, LINE = 4096, 2**16
 """Bytes from which the kind of a file is found, and most characters of a line."""
-LARGEST_LINES, CHANGES = 5, 3
-"""Most source lines and most changes that are printed."""
+LARGEST_LINES, CHANGES, MOVES = 5, 3, 8
+"""Most source lines and changes that are printed, and most moved knobs that are predicted."""
+KNOBS = ("recompute", "batch", "offload", "blocks", "optimizer", "frozen weights", "sharding")
+"""Knobs (``harness.planner.advice``) that leave the same weights to be trained."""
 WANTED = "give a traceback, a log, or a snapshot by torch.cuda.memory._dump_snapshot"
 
 
@@ -229,7 +233,9 @@ def _tell_measures(found: Reading, console: Console) -> None:
 
 def _say(text: str, console: Console) -> None:
     """Print a line; a further line of it is indented."""
-    for line in textwrap.wrap(text, console.width, subsequent_indent="  ") or [""]:
+    for line in textwrap.wrap(
+        text, console.width, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False
+    ) or [""]:
         console.print(escape(line))
 
 
@@ -248,30 +254,56 @@ def _tell_changes(options: argparse.Namespace, numbers: Numbers, console: Consol
     if not (options.gpu or options.gpu_memory or options.cpu):
         if not numbers.capacity:
             raise BadInput(f"{options.file} does not state the card's memory; add --gpu CARD")
-        options.gpu_memory = size_words(numbers.capacity)
+        options.gpu_memory = size_words(_whole(numbers.capacity))
     options.recipes = [options.recipe]
     asked = asked_for(options)
-    gpu = dataclasses.replace(asked.gpu, beside=asked.gpu.beside + numbers.beside)
-    asking = Asking(
-        dataclasses.replace(asked, gpu=gpu),
-        pool.default_jobs(),
-        Predictions(console),
-    )
+    gpu = dataclasses.replace(asked.gpu, beside=asked.gpu.beside + _whole(numbers.beside))
+    asked = dataclasses.replace(asked, gpu=gpu)
+    asking = Asking(asked, pool.default_jobs(), Predictions(console))
     (given,) = asking.fits(asked.resolved)
-    ways = asking.ways([given])
-    console.print(f"\n{escape(_given(given, numbers))}", style="bold")
+    able, ways = fitting(given, asking)
+    console.print()
+    _say(_given(given, numbers), console)
     if given.fits:
-        console.print(
+        lines = [
             f"Predicted to fit: {reach(given)}. The run had larger samples, other models beside it "
             "(--also), or it ran out in a phase that --phases adds."
-        )
-    elif ways and ways.able:
-        for line in changes(given, ways.able):
-            console.print(escape(line))
+        ]
+    elif able:
+        lines = list(changes(given, able))
     else:
-        for line in tried_instead(ways) or [f"Not predicted: {given.prediction.reason}"]:
-            console.print(escape(line))
+        lines = tried_instead(ways) or [f"Not predicted: {given.prediction.reason}"]
+    for line in lines:
+        _say(line, console)
     asking.progress.tell_recorded()
+
+
+def _whole(size: int) -> int:
+    """Return whole MiB, as the message has no more digits."""
+    return size // 2**20 * 2**20
+
+
+def fitting(given: Fit, asking: Asking) -> tuple[list[Fit], Ways | None]:
+    """Return changes of a recipe that fit, and those that the plan tried.
+
+    The plan's search ends at the first that fit. If these are few, single knobs are moved too.
+    """
+    from harness.planner.advice import moves
+
+    ways = asking.ways([given])
+    able = ways.able if ways else []
+    if not able or len(able) >= CHANGES:
+        return able, ways
+    known = {fit.resolved.spec for fit in ways.tried}
+    rows = [
+        one
+        for one in moves(given.resolved, asking.asked.processes)
+        if one.knob in KNOBS and one.row.spec not in known
+        if one.row.micro_batch <= given.resolved.micro_batch
+    ]
+    rows.sort(key=lambda one: KNOBS.index(one.knob))
+    more = asking.fits([one.row for one in rows[:MOVES]], "One change at a time: ")
+    return [*able, *(fit for fit in more if fit.fits)], ways
 
 
 def _given(given: Fit, numbers: Numbers) -> str:
@@ -291,7 +323,9 @@ def changes(given: Fit, able: Sequence[Fit]) -> Iterator[str]:
     from harness.planner.plan.answer import gib as plain
     from harness.planner.plan.request import export_command
 
-    order = sorted(able, key=lambda fit: len(difference(given, fit)))[:CHANGES]
+    order = sorted(
+        able, key=lambda fit: (len(difference(given, fit)), -(fit.samples_per_second or 0))
+    )[:CHANGES]
     yield "Smallest changes predicted to fit, with the time of a sample:"
     for fit in order:
         parts = ", ".join(difference(given, fit)) or fit.label
@@ -301,9 +335,11 @@ def changes(given: Fit, able: Sequence[Fit]) -> Iterator[str]:
 
 
 def difference(given: Fit, fit: Fit) -> list[str]:
-    """Return the parts of the recipe that differ, and another number of GPUs."""
+    """Return the parts of the recipe that differ, and another number of GPUs or samples."""
     old, new = given.label.split("+"), fit.label.split("+")
     found = [f"+{part}" for part in new if part not in old]
     found += [f"-{part}" for part in old if part not in new]
-    before, after = given.resolved.spec.processes, fit.resolved.spec.processes
-    return found + ([f"{after} GPUs"] if before != after else [])
+    before, after = given.resolved.spec, fit.resolved.spec
+    found += [f"{after.processes} GPUs"] if before.processes != after.processes else []
+    same = before.global_batch == after.global_batch
+    return found + ([] if same else [f"global batch {after.global_batch}"])
