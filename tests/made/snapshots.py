@@ -81,15 +81,28 @@ class Allocator:
             self._event(action, block["address"], block["size"])
         self.held[handle["kind"]] -= block["size"]
 
+    @property
+    def reserved(self) -> int:
+        """Bytes of all segments."""
+        return sum(segment["total_size"] for segment in self.segments)
+
+    def empty_cache(self) -> None:
+        """Give back the segments without a block in use."""
+        for segment in list(self.segments):
+            if all(block["state"] == "inactive" for block in segment["blocks"]):
+                self.segments.remove(segment)
+                self._event("segment_free", segment["address"], segment["total_size"])
+
     def snapshot(self) -> dict[str, Any]:
         """The whole state, as ``torch.cuda.memory._snapshot`` returns it."""
         return {"segments": self.segments, "device_traces": [self.trace], "allocator_settings": {}}
 
 
-def run_out(cause: str, seed: int) -> tuple[dict[str, Any], Counter[str], int]:
-    """Run out of memory by ``cause``; return the snapshot, the bytes held then, and those free.
+def run_out(cause: str, seed: int) -> tuple[dict[str, Any], Counter[str], tuple[int, int]]:
+    """Run out of memory by ``cause``; return the snapshot, and the bytes held then, reserved and
+    free.
 
-    Afterwards everything but the model is freed, as the exception does on its way.
+    Afterwards everything but the model is freed, as the exception and its handler do.
     """
     draw, card = random.Random(seed), Allocator(4096 * MIB)
     card.alloc(1024 * MIB, "model, as loaded")
@@ -111,7 +124,8 @@ def run_out(cause: str, seed: int) -> tuple[dict[str, Any], Counter[str], int]:
         taken = taken[1::2]
         card.alloc((320 + draw.randrange(64)) * MIB, "activations")
     except MemoryError:
-        held, free = +card.held.copy(), card.free
+        held, rest = +card.held.copy(), (card.reserved, card.free)
     for one in taken:
         card.release(one)
-    return card.snapshot(), held, free
+    card.empty_cache()
+    return card.snapshot(), held, rest

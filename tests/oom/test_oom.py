@@ -56,12 +56,13 @@ def test_enough_causes_are_known_and_every_message_has_its_address():
 )
 def test_a_snapshot_tells_what_was_held_when_the_allocation_failed(cause, read_as, phase):
     """The blocks were freed before the snapshot was written."""
-    data, held, free = run_out(cause, seed=3)
+    data, held, (reserved, free) = run_out(cause, seed=3)
     (found,) = snapshot.snapshots(snapshot.load(io.BytesIO(pickle.dumps(data))))
     assert found.failed and found.phases == dict(held.most_common())
-    assert found.numbers.allocated == sum(held.values()) and found.numbers.free == free
+    stated = found.numbers
+    assert (stated.allocated, stated.pool, stated.free) == (sum(held.values()), reserved, free)
     failure = Failure(log.GPU, "", frames=found.frames)
-    assert reading.diagnose(failure, found.numbers).cause == read_as and failure.phase == phase
+    assert reading.diagnose(failure, stated).cause == read_as and failure.phase == phase
     lines = {"train.py": "model, as loaded", "dit.py": "activations"}
     for name, kind in lines.items():
         assert sum(size for line, size in found.lines.items() if name in line) >= held[kind]
@@ -179,7 +180,9 @@ def test_changes_fit_the_card_of_the_message_without_what_others_hold(monkeypatc
     changes = re.findall(r"^- (\+.+): ([\d.]+) GiB, time", text, re.M)
     assert changes[0][0] == "+checkpoint" and 1 < len(changes) <= 3
     assert all(float(size) < 23.6 for _, size in changes)
-    assert "export single+bf16+checkpoint --model DiT-XL/2" in " ".join(text.split())
+    export = " ".join(text.split()).partition("export the first: ")[2]
+    assert export.startswith("./run.sh export single+bf16+checkpoint --model DiT-XL/2")
+    assert "--gpu-memory 24197MiB" in export and export.endswith("--also 1612MiB")
 
 
 def test_a_recipe_that_is_predicted_to_fit_is_said_to_differ_from_the_run(monkeypatch, capsys):
