@@ -21,6 +21,8 @@ from tests.made.snapshots import run_out
 
 CASES = yaml.safe_load(Path(__file__).with_name("cases.yaml").read_text(encoding="utf-8"))
 
+MESSAGE = CASES["simpletuner-786"]["text"]
+
 
 def first(text: str) -> Failure:
     """The error that is explained."""
@@ -40,6 +42,12 @@ def test_a_public_message_is_read_as_expected(name):
     assert case.get("measure", "") in measures and 1 <= len(found.measures) <= 3
     assert case.get("never", "nothing of this") not in measures
     assert case.get("says", "") in found.sentence and case.get("where", "") in found.where
+
+
+def test_a_limit_of_the_process_itself_is_the_cause():
+    text = MESSAGE.replace("Of the allocated", "21.00 GiB allowed; Of the allocated")
+    text = text.replace("54.00 MiB", "0.50 GiB").replace("34.56 MiB is free", "1.56 GiB is free")
+    assert reading.read(first(text)).cause == "limit"
 
 
 def test_enough_causes_are_known_and_every_message_has_its_address():
@@ -77,7 +85,6 @@ class Runs:
 
 # ---- bad and odd files ----
 
-MESSAGE = CASES["simpletuner-786"]["text"]
 DATA = pickle.dumps(run_out("full", seed=1)[0])
 BAD = {
     "empty": (b"", "it is empty"),

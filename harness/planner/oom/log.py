@@ -35,7 +35,7 @@ FRAME = re.compile(
 POINTED = re.compile(r"^[\s|\u2502]*(?:-+>|\u2771) *\d+[\s|\u2502]*(.*?)[\s|\u2502]*$")
 """The marked source line of a traceback by rich or IPython."""
 STEPS = re.compile(r"\d%\|.*?\| *(\d+)/\d+ ")
-BARS = ("tep", "poch", "rain")
+BARS = ("tep", "poch", "raining")
 """Parts of the names of progress bars that count steps."""
 LOSS = re.compile(r"loss['\"]?[=:] *[\d.]")
 CODE = re.compile(r"\b(?:except|raise|isinstance)\b.*Error")

@@ -184,8 +184,11 @@ def _where(failure: Failure, numbers: Numbers) -> str:
         count = f"{failure.steps} steps" if failure.steps else "a batch"
         words += f", after {count} had fitted"
     what = _named(numbers) if failure.kind == GPU else "the host"
+    end = "ran out of memory"
+    if failure.kind == KILLED:
+        what, end = "the process", "was ended"
     rank = f"rank {failure.rank}: " if failure.rank else ""
-    return f"{rank}{what} ran out of memory {words}"
+    return f"{rank}{what} {end} {words}"
 
 
 def _later(failure: Failure) -> bool:
