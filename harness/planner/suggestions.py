@@ -134,16 +134,16 @@ def _edits(close: Fit, processes: int) -> Iterator[Edit]:
     row = close.resolved
     yield from _shardings(row, processes)
     yield _in_bf16(row) or _in_bf16_alone(row)
-    if _holds_enough(close, RECOMPUTED):
+    if holds_enough(close, RECOMPUTED):
         yield _recomputing(row)
-    if _holds_enough(close, ("parameters",)):
+    if holds_enough(close, ("parameters",)):
         yield _swapping(close)
-    if _holds_enough(close, ("activations",)):
+    if holds_enough(close, ("activations",)):
         what = ":what=checkpoints" if row.recipe.in_slot(Slot.RECOMPUTE) else ""
         yield {Slot.OFFLOAD: f"offload_activations{what}"}
-    if _holds_enough(close, ("optimizer_state",)) and _plain(row, Slot.OPTIMIZE, "adamw"):
+    if holds_enough(close, ("optimizer_state",)) and _plain(row, Slot.OPTIMIZE, "adamw"):
         yield {Slot.OPTIMIZE: "adam8bit"}
-    if _holds_enough(close, ("ema",)):
+    if holds_enough(close, ("ema",)):
         yield _average_on_host(row)
     for size in _fitting_sizes(close)[:2]:
         yield _in_micro_batches_of(size, row)
@@ -228,7 +228,7 @@ def _recomputing(row: Resolved) -> Edit:
     return {Slot.RECOMPUTE: "checkpoint" + ":keep=nested" * (str(part) == "checkpoint")}
 
 
-def _holds_enough(close: Fit, categories: Sequence[str]) -> bool:
+def holds_enough(close: Fit, categories: Sequence[str]) -> bool:
     """Return True if these categories hold at the peak at least as many bytes as are missing."""
     instant = close.prediction.peak
     if instant is None:

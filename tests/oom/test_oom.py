@@ -162,7 +162,7 @@ def test_a_size_is_read_in_any_spelling(text, bytes_):
 
 def need_of(recipe: str) -> float:
     """GiB that a recipe needs in these tests."""
-    large = 40 if "checkpoint" not in recipe else 12
+    large = 28 if "checkpoint" not in recipe else 12
     return large / 2 if "share" in recipe else large
 
 

@@ -1,7 +1,7 @@
 """The ``oom`` command: explain an out-of-memory error, and predict the changes that would fit.
 
-The error is read from a traceback, a log or a memory snapshot. Without a model the command imports
-no planner, and starts no process.
+The error is read from a traceback, a log or a memory snapshot. Without a model the command starts
+no process.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from harness.planner.oom.log import Failure, Log
 from harness.planner.oom.numbers import Numbers
 from harness.planner.oom.reading import Reading, gib
 from harness.planner.plan.request import AS_PLANNED, add_question
+from harness.planner.suggestions import GROWING, RECOMPUTED, holds_enough
 from harness.report.figures.units import GIB
 from strategies.base import BadInput
 
@@ -44,8 +45,17 @@ HEAD, LINE = 4096, 2**16
 """Bytes from which the kind of a file is found, and most characters of a line."""
 LARGEST_LINES, CHANGES, MOVES = 5, 3, 8
 """Most source lines and changes that are printed, and most moved knobs that are predicted."""
-KNOBS = ("recompute", "batch", "offload", "blocks", "optimizer", "frozen weights", "sharding")
-"""Knobs (``harness.planner.advice``) that leave the same weights to be trained."""
+KNOBS = {
+    "recompute": RECOMPUTED,
+    "batch": GROWING,
+    "offload": ("activations",),
+    "blocks": ("parameters",),
+    "optimizer": ("optimizer_state",),
+    "frozen weights": ("parameters",),
+    "sharding": ("parameters", "optimizer_state", "gradients"),
+}
+"""Knob (``harness.planner.advice``) that leaves the same weights to be trained -> the categories
+that it makes smaller."""
 WANTED = "give a traceback, a log, or a snapshot by torch.cuda.memory._dump_snapshot"
 
 
@@ -295,13 +305,14 @@ def fitting(given: Fit, asking: Asking) -> tuple[list[Fit], Ways | None]:
     if not able or len(able) >= CHANGES:
         return able, ways
     known = {fit.resolved.spec for fit in ways.tried}
+    knobs = [knob for knob, freed in KNOBS.items() if holds_enough(given, freed)]
     rows = [
         one
         for one in moves(given.resolved, asking.asked.processes)
-        if one.knob in KNOBS and one.row.spec not in known
+        if one.knob in knobs and one.row.spec not in known
         if one.row.micro_batch <= given.resolved.micro_batch
     ]
-    rows.sort(key=lambda one: KNOBS.index(one.knob))
+    rows.sort(key=lambda one: knobs.index(one.knob))
     more = asking.fits([one.row for one in rows[:MOVES]], "One change at a time: ")
     return [*able, *(fit for fit in more if fit.fits)], ways
 
