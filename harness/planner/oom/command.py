@@ -242,7 +242,10 @@ def _tell_measures(found: Reading, console: Console) -> None:
 
 
 def _say(text: str, console: Console) -> None:
-    """Print a line; a further line of it is indented."""
+    """Print a line; a further line of it is indented. A command stays whole, to be copied."""
+    if "./run.sh" in text:
+        console.print(escape(text), soft_wrap=True)
+        return
     for line in textwrap.wrap(
         text, console.width, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False
     ) or [""]:
