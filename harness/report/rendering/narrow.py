@@ -31,6 +31,8 @@ RECIPES = ("Recipe", "What was added")
 LEAST_WORTH = ("Step ms", "vs ref %", "Notes", "#", "Old GiB", "Grad norm", "Loss", "Limit %")
 """Heads of columns hidden first, in this order; then the others, the last one first."""
 LOOKS = (("alarm", "bold red"), ("front", "cyan"), ("reference", "bold"))
+NOTES, LONG_NOTE = "Notes", 16
+"""Head of the last column, and the characters from which its text may stand below the row."""
 GAP = 2
 """Blanks that a column adds to its own width."""
 LONG_WORD = 24
@@ -100,14 +102,16 @@ def folded(recipe: str, width: int) -> str:
 def _columns(grid: Grid, most: int) -> list[tuple[str, bool, list[str]]]:
     """Return head, True if it may break between words, and cells of each column.
 
-    Recipes of more than ``most`` characters do not count, because they get a line of their own.
+    Recipes of more than ``most`` characters and long notes do not count, because they get a line of
+    their own.
     """
+    limits = dict.fromkeys(RECIPES, most) | {NOTES: LONG_NOTE}
     columns = zip(grid.heads, grid.kinds, *grid.lines, strict=True)
     return [
         (
             head,
             kind in units.TEXT and head not in RECIPES,
-            [cell for cell in cells if head not in RECIPES or len(cell) <= most],
+            [cell for cell in cells if len(cell) <= limits.get(head, len(cell))],
         )
         for head, kind, *cells in columns
     ]
@@ -194,9 +198,21 @@ def _table(
             for text in _beside([*cells[:name], Text(long)], room, right[: name + 1], console):
                 console.print(text, style=look, no_wrap=True)
             cells[: name + 1] = [Text("")] * (name + 1)
+        below = _below(cells, heads, widths)
         for text in _beside(cells, widths, right, console):
             console.print(text, style=look, no_wrap=True)
+        if below:
+            indent = 1 + sum(width + GAP for width in widths[:name])
+            console.print(Padding(below, (0, 0, 0, indent), expand=False), style=look)
     console.print()
+
+
+def _below(cells: list[Text], heads: Sequence[str], widths: Sequence[int]) -> Text | None:
+    """Take long notes that do not fit out of their cell, for a line of their own below."""
+    if heads[-1] != NOTES or len(cells[-1]) <= max(LONG_NOTE, widths[-1]):
+        return None
+    below, cells[-1] = cells[-1], Text("")
+    return below
 
 
 def _beside(
