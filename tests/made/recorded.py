@@ -42,14 +42,18 @@ FIRST = ("flux-dev", "wan2.1-1.3b", "wan2.1-14b", "qwen-image", "sd3.5-medium", 
 """Models that people ask for first."""
 NEAR = ("RTX-4090", "24GiB", "RTX-3090", "16GiB", "12GiB", "RTX-5090")
 """Cards that people ask for first."""
-COUNTS = (1, 8, 4, 2)
+SERVERS = ("H100-80GB", "A100-80GB")
+"""Cards of machines with eight GPUs that people ask for first."""
 
 
 def places(models: Sequence[str]) -> Iterator[tuple[str, int, str]]:
     """Yield (model, GPUs, card), the most asked for first."""
     rest = tuple(card for card in CARDS if card not in NEAR)
-    for cards, gpus in itertools.product((NEAR[:1], NEAR[1:], rest), COUNTS):
+    alone, servers = (NEAR[:1], NEAR[1:], rest), (SERVERS, (*NEAR, *rest))
+    for gpus, cards in [(1, some) for some in alone] + [(8, some) for some in servers]:
         yield from itertools.product(models, (gpus,), cards)
+    for gpus in (4, 2):
+        yield from itertools.product(models, (gpus,), (*SERVERS, *NEAR, *rest))
 
 
 def planned(plan: Asked, console: Console) -> list[Fit]:
