@@ -71,6 +71,7 @@ def test_a_snapshot_tells_what_was_held_when_the_allocation_failed(cause, read_a
     assert (stated.allocated, stated.pool, stated.free) == (sum(held.values()), reserved, free)
     failure = Failure(log.GPU, "", frames=found.frames)
     assert reading.diagnose(failure, stated).cause == read_as and failure.phase == phase
+    assert stated.requested % 2**21 == 0 and stated.requested > free
     lines = {"train.py": "model, as loaded", "dit.py": "activations"}
     for name, kind in lines.items():
         assert sum(size for line, size in found.lines.items() if name in line) >= held[kind]
@@ -128,6 +129,7 @@ ODD = {
     "German numbers": MESSAGE.replace(".00 MiB", ",00 MiB").replace("23.63", "23,63").encode(),
     "wrapped": MESSAGE.replace(". ", ".\n").encode(),
     "bytes that are no text": b"\xff\xfa\n" + MESSAGE.encode() + b"\xc3",
+    "lines without end": b"/x.py" * 10**5 + b" " * 10**5 + b"\n" + MESSAGE.encode(),
     "progress without line feeds": b"\r 5%|#  | 1/9 [\r" * 2000 + b"\n" + MESSAGE.encode(),
 }
 

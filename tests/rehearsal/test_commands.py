@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from harness import ROOT
+from harness.planner.oom import snapshot
 from harness.result import Result, Status, load
 from tests.made.living import left, ranks, until
 from tests.rehearsal import build
@@ -138,6 +139,9 @@ def test_the_snapshot_of_each_rank_names_allocations_of_its_card(tmp_path):
         (found,) = folder.rglob(f"snapshot.rank{rank}.pickle")
         history = pickle.loads(found.read_bytes())["device_traces"]
         assert any(event["action"] == "alloc" for event in history[rank])
+        with found.open("rb") as file:
+            (one,) = snapshot.snapshots(snapshot.load(file))
+        assert one.numbers.allocated == sum(one.phases.values()) > 0 and one.lines
 
 
 def test_training_on_four_cards_goes_on_where_it_was(tmp_path):

@@ -27,14 +27,14 @@ KILL = re.compile(
 )
 """A process that the kernel ended, as launchers, shells and the kernel write it."""
 CERTAIN = re.compile(r"oom-kill|[Oo]ut of memory: Killed")
-RANK = re.compile(r"\[rank(\d+)\]:? ?")
+RANK = re.compile(r"\[rank(\d{1,6})\]:? ?")
 FRAME = re.compile(
-    r"File \"?(?P<path>[^\"]+?)\"?, line (?P<line>\d+), in (?P<name>\S+)"
-    r"|(?:File )?(?P<path2>\S+\.py):(?P<line2>\d+),? in *(?P<name2>[\w.<>]*)"
+    r"File \"?(?P<path>[^\"]{1,400}?)\"?, line (?P<line>\d+), in (?P<name>\S+)"
+    r"|(?:File )?(?P<path2>[^\s\"]{1,400}\.py):(?P<line2>\d+),? in *(?P<name2>[\w.<>]*)"
 )
 POINTED = re.compile(r"^[\s|\u2502]*(?:-+>|\u2771) *\d+[\s|\u2502]*(.*?)[\s|\u2502]*$")
 """The marked source line of a traceback by rich or IPython."""
-STEPS = re.compile(r"\d%\|.*?\| *(\d+)/\d+ ")
+STEPS = re.compile(r"\d%\|.*?\| *(\d{1,12})/\d+ ")
 BARS = ("tep", "poch", "raining")
 """Parts of the names of progress bars that count steps."""
 LOSS = re.compile(r"loss['\"]?[=:] *[\d.]")
@@ -52,6 +52,8 @@ WORDS = (
     "Loading ", "alidation", "enerating ", "aving ",
 )  # fmt: skip
 """Parts of lines that matter; all other lines are skipped early, because a log can be large."""
+WIDTH, END = 4096, 512
+"""Characters of a line that are read from its begin, and of a longer one from its end."""
 FRAMES, MESSAGE, GOES_ON, ERRORS = 400, 2000, 12, 64
 """Most frames of a stack, characters and further lines of a message, and errors that are kept."""
 
@@ -140,6 +142,7 @@ class _Reader:
         if not self.trained and "loss" in line:
             self.trained = bool(LOSS.search(line))
         if self.open or self.pending or any(word in line for word in WORDS):
+            line = line if len(line) <= WIDTH else f"{line[:WIDTH]} {line[-END:]}"
             self._read(printable(line).rstrip())
 
     def _read(self, line: str) -> None:

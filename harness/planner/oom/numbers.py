@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-SIZE = r"([\d.,]+) ?([kKMGTPE]?i?B|bytes)\b"
+SIZE = r"(\d[\d.,]{0,20}) ?([kKMGTPE]?i?B|bytes)\b"
 PATTERNS = {
     "requested": (
         r"[Tt]ried to allocate {}",
@@ -41,7 +41,7 @@ PATTERNS = {
 FORMS = {
     name: [re.compile(form.format(SIZE)) for form in forms] for name, forms in PATTERNS.items()
 }
-OTHER = re.compile(rf"Process (\d+) has {SIZE} memory in use")
+OTHER = re.compile(rf"Process (\d{{1,12}}) has {SIZE} memory in use")
 GPU = re.compile(r"(?:GPU|NPU|device) (\d+)\b")
 SLACK = 2**27
 """Bytes by which the sizes in a message may disagree, because it rounds them."""
@@ -106,7 +106,7 @@ def parse_size(text: str, unit: str) -> int:
     MPS writes GB for GiB. Source: torch 2.13, aten/src/ATen/mps/MPSAllocator.h, ``format_size``.
     """
     whole, mark, part = text.rstrip(".,").replace(",", ".").rpartition(".")
-    number = float(f"{whole.replace('.', '')}{mark}{part}" or "nan")
+    number = float(f"{whole.replace('.', '')}{mark}{part}")
     power = " KMGTPE".find(unit[0].upper()) if unit[0] not in "bB" else 0
     return int(number * 1024**power)
 
@@ -126,7 +126,7 @@ def read(text: str) -> Numbers:
 def _first(forms: list[re.Pattern[str]], text: str) -> int | None:
     for form in forms:
         match = form.search(text)
-        if match and any(sign.isdigit() for sign in match[1]):
+        if match:
             return parse_size(match[1], match[2])
     return None
 

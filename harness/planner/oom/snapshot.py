@@ -118,7 +118,7 @@ def _snapshot(device: int, segments: list[Any], trace: list[Mapping[str, Any]]) 
     oom = trace[at] if at is not None else {}
     numbers = Numbers(
         gpu=str(device),
-        requested=int(oom["size"]) if failed else None,
+        requested=_segment(int(oom["size"])) if failed else None,
         free=int(oom["device_free"]) if failed else None,
         allocated=allocated,
         cached=max(0, reserved - allocated),
@@ -126,6 +126,17 @@ def _snapshot(device: int, segments: list[Any], trace: list[Mapping[str, Any]]) 
     phases, lines = _shares(live.values())
     frames = list(reversed(_frames(oom.get("frames", ()))))
     return Snapshot(numbers=numbers, failed=failed, frames=frames, phases=phases, lines=lines)
+
+
+def _segment(size: int) -> int:
+    """Return the bytes that torch takes from the card for a request of ``size``.
+
+    Its message states these. Source: torch 2.13, c10/cuda/CUDACachingAllocator.cpp,
+    ``get_allocation_size``.
+    """
+    if size <= 2**20:
+        return 2 * 2**20
+    return 20 * 2**20 if size < 10 * 2**20 else -(-size // 2**21) * 2**21
 
 
 def _bound(segments: list[Any], trace: list[Any]) -> None:
