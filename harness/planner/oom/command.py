@@ -121,6 +121,10 @@ def opened(name: str) -> Iterator[Any]:
         yield file
 
 
+def _called(name: str) -> str:
+    return "standard input" if name == STDIN else name
+
+
 def _scanned(file: IO[bytes], head: bytes, name: str) -> Log:
     """Return the errors of a log.
 
@@ -129,18 +133,19 @@ def _scanned(file: IO[bytes], head: bytes, name: str) -> Log:
     """
     wide = head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))  # PowerShell's `>`
     if b"\x00" in head and not wide:
-        raise BadInput(f"{name} is neither text nor a pickle; {WANTED}")
+        raise BadInput(f"{_called(name)} is neither text nor a pickle; {WANTED}")
     encoding = "utf-16" if wide else "utf-8-sig"
     # All of \n, \r\n and the \r of progress bars end a line.
     text = io.TextIOWrapper(file, encoding=encoding, errors="replace", newline=None)
     found = log.scan(iter(lambda: text.readline(LINE), ""))
     text.detach()
     if found.first is None:
-        why = f"{found.lines} lines without an out-of-memory error"
-        why = f"another error of the GPU came first ({found.asserted:.60})" * bool(
-            found.asserted
-        ) or (why if found.lines else "it is empty")
-        raise BadInput(f"{name}: {why}; {WANTED}")
+        why = (
+            f"no out-of-memory error (lines read: {found.lines})" if found.lines else "it is empty"
+        )
+        if found.asserted:
+            why = f"another error of the GPU came first ({found.asserted:.60})"
+        raise BadInput(f"{_called(name)}: {why}; {WANTED}")
     return found
 
 
@@ -158,7 +163,7 @@ def _tell_log(found: Log, name: str, console: Console) -> Numbers:
 
 
 def _notes(found: Log, failure: Failure, name: str) -> Iterator[str]:
-    yield f"Read from line {failure.at} of {name}."
+    yield f"Read from line {failure.at} of {_called(name)}."
     others = [one for one in found.failures if one is not failure]
     if others:
         ranks = sorted({one.rank for one in found.failures if one.rank}, key=int)
@@ -172,9 +177,11 @@ def _tell_snapshot(file: IO[bytes], name: str, console: Console) -> Numbers:
             raise ValueError(f"it has more than {gib(snapshot.LARGEST)}")
         found = snapshot.snapshots(snapshot.load(file))
     except ValueError as error:
-        raise BadInput(f"{name} is no memory snapshot: {error}; {WANTED}") from None
+        raise BadInput(f"{_called(name)} is no memory snapshot: {error}; {WANTED}") from None
     if not found:
-        raise BadInput(f"{name} holds no memory of a GPU; record it with _record_memory_history")
+        raise BadInput(
+            f"{_called(name)} holds no memory of a GPU; record it with _record_memory_history"
+        )
     first = found[0]
     failure = Failure(log.GPU, "", frames=first.frames)
     if first.failed:
@@ -266,7 +273,9 @@ def _tell_changes(options: argparse.Namespace, numbers: Numbers, console: Consol
 
     if not (options.gpu or options.gpu_memory or options.cpu):
         if not numbers.capacity:
-            raise BadInput(f"{options.file} does not state the card's memory; add --gpu CARD")
+            raise BadInput(
+                f"{_called(options.file)} does not state the card's memory; add --gpu CARD"
+            )
         options.gpu_memory = size_words(_whole(numbers.capacity))
     options.recipes = [options.recipe]
     asked = asked_for(options)
