@@ -222,8 +222,8 @@ def parts(numbers: Numbers) -> Mapping[str, int]:
 def _tell_table(rows: Mapping[str, int], numbers: Numbers, console: Console) -> None:
     if not rows:
         return
-    of = f"{numbers.total / GIB:.2f} GiB of GPU {numbers.gpu}".rstrip(" GPU").rstrip(" of")
-    _tell_shares(of, rows, console, numbers.total)
+    gpu = f" of GPU {numbers.gpu}" if numbers.gpu else ""
+    _tell_shares(f"{numbers.total / GIB:.2f} GiB{gpu}", rows, console, numbers.total)
     if numbers.requested:
         console.print(f" {'requested':<46}{numbers.requested / GIB:>8.2f}")
 
