@@ -70,7 +70,7 @@ def test_a_snapshot_tells_what_was_held_when_the_allocation_failed(cause, read_a
     stated = found.numbers
     assert (stated.allocated, stated.pool, stated.free) == (sum(held.values()), reserved, free)
     failure = Failure(log.GPU, "", frames=found.frames)
-    assert reading.diagnose(failure, stated).cause == read_as and failure.phase == phase
+    assert reading.read(failure, stated).cause == read_as and failure.phase == phase
     assert stated.requested % 2**21 == 0 and stated.requested > free
     lines = {"train.py": "model, as loaded", "dit.py": "activations"}
     for name, kind in lines.items():

@@ -185,7 +185,7 @@ def _tell_snapshot(file: IO[bytes], name: str, console: Console) -> Numbers:
     first = found[0]
     failure = Failure(log.GPU, "", frames=first.frames)
     if first.failed:
-        _tell_reading(reading.diagnose(failure, first.numbers), console)
+        _tell_reading(reading.read(failure, first.numbers), console)
     else:
         gpu, held = first.numbers.gpu, gib(first.numbers.allocated)
         console.print(f"No allocation failed. At its end GPU {gpu} held {held} of tensors.")
@@ -193,7 +193,7 @@ def _tell_snapshot(file: IO[bytes], name: str, console: Console) -> Numbers:
     _tell_shares("Allocated by", first.phases, console)
     _tell_shares("Lines that hold most", dict([*first.lines.items()][:LARGEST_LINES]), console)
     if first.failed:
-        _tell_measures(reading.diagnose(failure, first.numbers), console)
+        _tell_measures(reading.read(failure, first.numbers), console)
     if len(found) > 1:
         console.print(f"{len(found)} GPUs are in {escape(name)}; one is shown.", style="dim")
     return first.numbers

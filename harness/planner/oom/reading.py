@@ -10,20 +10,18 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from harness.planner.oom.log import GPU, HOST, KILLED, PINNED, Failure
+from harness.planner.oom.log import GPU, KILLED, PINNED, Failure
 from harness.planner.oom.numbers import SLACK, Numbers
 from harness.planner.oom.stack import PHASES, allocates_state
 from harness.report.figures.units import GIB
 
-MUCH = 0.1
-"""Share of the card from which a part counts as a cause."""
+MUCH, UNSEEN, GAIN = 0.1, 0.25, 0.02
+"""Shares of the card: from which a part is a cause, memory outside of the pool is one, and memory
+that the pool keeps is worth a measure."""
 NEAR = (0.5, 2.0)
 """Sizes of another process, relative to this one, at which both look like ranks of one job."""
-GAIN = 0.02
-"""Share of the card from which memory that the pool keeps is worth a measure."""
 MOST = 3
 """Most measures."""
-CONF = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 LIBRARIES = {"CUBLAS": "cuBLAS", "CUDNN": "cuDNN", "NCCL|nccl|Cuda failure|Failed to CUDA": "NCCL",
              "Triton": "Triton", r"in file .*\.cu\b": "bitsandbytes"}  # fmt: skip
 """Pattern of a message without numbers -> the library that found no memory."""
@@ -43,28 +41,40 @@ class Reading:
     measures: list[str]
 
 
-def read(failure: Failure) -> Reading:
-    """Return the diagnosis of an error."""
-    numbers = failure.numbers
-    return diagnose(failure, numbers)
-
-
-def diagnose(failure: Failure, numbers: Numbers) -> Reading:
-    """Return the diagnosis of an error whose numbers are known apart from its message."""
-    cause = _cause(failure, numbers)
+def read(failure: Failure, numbers: Numbers | None = None) -> Reading:
+    """Return the diagnosis of an error. ``numbers`` replace those of its message."""
+    numbers = numbers or failure.numbers
+    cause, words = _cause(failure, numbers), _words(failure, numbers)
+    sentence = SENTENCES["certain" if cause == KILLED and failure.certain else cause]
+    measures = [text.format(**words) for text in _measures(cause, failure, numbers)]
     return Reading(
         cause=cause,
-        sentence=SENTENCES[cause](failure, numbers),
-        where=_where(failure, numbers),
-        measures=list(_measures(cause, failure, numbers))[:MOST],
+        sentence=sentence.format(**words),
+        where=_where(failure, words["gpu"]),
+        measures=list(dict.fromkeys(measures))[:MOST],
     )
 
 
 def gib(size: int | None) -> str:
     """Return bytes in GiB, small ones in MiB."""
     if size is None:
-        return "unknown"
+        return "an unknown size"
     return f"{size / GIB:.1f} GiB" if size >= GIB / 2 else f"{size / 2**20:.0f} MiB"
+
+
+def _words(failure: Failure, numbers: Numbers) -> dict[str, str]:
+    """Return the words that sentences and measures are filled with."""
+    names = ("requested", "free", "allocated", "cached", "process", "limit", "capacity", "pool",
+             "total", "beside")  # fmt: skip
+    largest = sorted(numbers.others.items(), key=lambda item: -item[1])[:3]
+    return {
+        **{name: gib(getattr(numbers, name)) for name in names},
+        "gpu": f"GPU {numbers.gpu}" if numbers.gpu else "the GPU",
+        "outside": gib(numbers.unseen + numbers.context),
+        "count": str(1 + len(numbers.others)),
+        "others": ", ".join(f"{pid} ({gib(size)})" for pid, size in largest),
+        "library": _library(failure) or "A library or the driver",
+    }
 
 
 # ---- cause ----
@@ -77,9 +87,8 @@ def _cause(failure: Failure, numbers: Numbers) -> str:
     if ABSURD in failure.line:
         return "corrupt"
     if not numbers.known:
-        return "cut" if numbers.requested and not _named_library(failure) else "outside"
-    free, much = numbers.free or 0, MUCH * numbers.total
-    short = numbers.requested - free
+        return "cut" if numbers.requested and not _library(failure) else "outside"
+    much, short = MUCH * numbers.total, numbers.requested - (numbers.free or 0)
     if numbers.limit and numbers.pool + numbers.requested > numbers.limit:
         return "limit"
     if numbers.capacity and numbers.pool > numbers.capacity + SLACK:
@@ -90,7 +99,7 @@ def _cause(failure: Failure, numbers: Numbers) -> str:
         return "refused"
     if (numbers.cached or 0) >= max(short, much):
         return "pieces"
-    if numbers.unseen + numbers.context >= max(short, numbers.total / 4):
+    if numbers.unseen + numbers.context >= max(short, UNSEEN * numbers.total):
         return "unseen"
     return "large" if numbers.requested >= much else "full"
 
@@ -101,78 +110,46 @@ def _ranks(numbers: Numbers) -> bool:
     return any(NEAR[0] <= size / max(1, own) <= NEAR[1] for size in numbers.others.values())
 
 
-def _named_library(failure: Failure) -> str:
+def _library(failure: Failure) -> str:
+    """Return the library that a message without numbers names; empty if none."""
     found = (name for pattern, name in LIBRARIES.items() if re.search(pattern, failure.line))
     return next(found, "")
 
 
-def _library(failure: Failure) -> str:
-    return _named_library(failure) or "A library or the driver"
-
-
-def _named(numbers: Numbers) -> str:
-    return f"GPU {numbers.gpu}" if numbers.gpu else "the GPU"
-
-
-def _killed(failure: Failure, numbers: Numbers) -> str:
-    if failure.certain:
-        size = f", when it held {gib(numbers.process)}" if numbers.process else ""
-        return f"The kernel ended the process because host memory ran out{size}."
-    return "The process was ended by SIGKILL, which is nearly always for lack of host memory."
-
-
 SENTENCES = {
-    "corrupt": lambda f, n: (
-        "The request exceeds every card: its size was damaged, as when ranks gather different "
-        "states or a collective failed."
-    ),
-    "limit": lambda f, n: f"The process had limited itself to {gib(n.limit)} of {_named(n)}.",
-    "spilled": lambda f, n: (
-        f"PyTorch held {gib(n.pool)} on a card of {gib(n.capacity)}: Windows had moved the rest to "
-        "host memory, and that ended too."
-    ),
-    "shared": lambda f, n: (
-        f"{1 + len(n.others)} processes of similar size share {_named(n)}, as when ranks or "
-        "workers choose the same device."
-    ),
-    "others": lambda f, n: (
-        f"Other processes hold {gib(n.beside)} of {_named(n)}; without them the request fits."
-    ),
-    "refused": lambda f, n: (
-        f"{gib(n.free)} were free, more than the request of {gib(n.requested)}: memory of the card "
-        "is not what ran out."
-    ),
-    "pieces": lambda f, n: (
-        f"PyTorch's pool has {gib(n.cached)} that no tensor uses, in pieces too small for the "
-        f"request of {gib(n.requested)}."
-    ),
-    "large": lambda f, n: (
-        f"One request of {gib(n.requested)} exceeds the {gib(n.free)} that were left."
-    ),
-    "full": lambda f, n: (
-        f"PyTorch's own tensors fill {_named(n)}: {gib(n.allocated)} of {gib(n.total)}."
-    ),
-    "unseen": lambda f, n: (
-        f"{gib(n.unseen + n.context)} of {_named(n)} are outside of PyTorch's pool: other "
-        "processes, a desktop, or libraries."
-    ),
-    "cut": lambda f, n: (
-        f"A request of {gib(n.requested)} failed; the message's other numbers are missing."
-    ),
-    "outside": lambda f, n: (
-        f"{_library(f)} found no memory on the GPU outside of PyTorch's pool."
-    ),
-    PINNED: lambda f, n: "Host memory could not be pinned; the GPU is not what ran out.",
-    HOST: lambda f, n: (
-        "Host memory ran out"
-        + (f" at a request of {gib(n.requested)}." if n.requested else ".")
-    ),
-    KILLED: _killed,
-}  # fmt: skip
-"""Cause -> its sentence."""
+    "corrupt": "The request exceeds every card: its size was damaged, as when ranks gather "
+    "different states or a collective failed.",
+    "limit": "The process had limited itself to {limit} of {gpu}.",
+    "spilled": "PyTorch held {pool} on a card of {capacity}: Windows had moved the rest to host "
+    "memory, and that ended too.",
+    "shared": "{count} processes of similar size share {gpu}, as when ranks or workers choose the "
+    "same device.",
+    "others": "Other processes hold {beside} of {gpu}; without them the request fits.",
+    "refused": "{free} were free, more than the request of {requested}: memory of the card is not "
+    "what ran out.",
+    "pieces": "PyTorch's pool has {cached} that no tensor uses, in pieces too small for the "
+    "request of {requested}.",
+    "unseen": "{outside} of {gpu} are outside of PyTorch's pool: other processes, a desktop, or "
+    "libraries.",
+    "large": "One request of {requested} exceeds the {free} that were left.",
+    "full": "PyTorch's own tensors fill {gpu}: {allocated} of {total}.",
+    "cut": "A request of {requested} failed; the message's other numbers are missing.",
+    "outside": "{library} found no memory on the GPU outside of PyTorch's pool.",
+    "pinned": "Host memory could not be pinned; the GPU is not what ran out.",
+    "host": "Host memory ran out, at a request of {requested}.",
+    "killed": "The process got SIGKILL, which is nearly always for lack of host memory.",
+    "certain": "The kernel ended the process, which held {process}, for lack of host memory.",
+}
+"""Cause -> its sentence; ``certain`` is that of a kill whose sender the kernel names."""
 
 
-def _where(failure: Failure, numbers: Numbers) -> str:
+def _later(failure: Failure) -> bool:
+    """Return True if steps had fitted before, so this sample was larger or memory was lost."""
+    in_step = failure.phase in ("", "forward", "backward")
+    return failure.kind == GPU and in_step and bool(failure.steps or failure.trained)
+
+
+def _where(failure: Failure, gpu: str) -> str:
     """Return who ran out of what, in which phase."""
     phase, words = failure.phase, "at a point that the file does not show"
     if phase:
@@ -183,104 +160,46 @@ def _where(failure: Failure, numbers: Numbers) -> str:
     elif _later(failure):
         count = f"{failure.steps} steps" if failure.steps else "a batch"
         words += f", after {count} had fitted"
-    what = _named(numbers) if failure.kind == GPU else "the host"
-    end = "ran out of memory"
-    if failure.kind == KILLED:
-        what, end = "the process", "was ended"
+    what = {GPU: f"{gpu} ran out of memory", KILLED: "the process was ended"}
     rank = f"rank {failure.rank}: " if failure.rank else ""
-    return f"{rank}{what} {end} {words}"
-
-
-def _later(failure: Failure) -> bool:
-    """Return True if equal work had fitted before, so that this sample was larger or memory was
-    lost."""
-    in_step = failure.phase in ("", "forward", "backward")
-    return failure.kind == GPU and in_step and bool(failure.steps or failure.trained)
+    return f"{rank}{what.get(failure.kind, 'the host ran out of memory')} {words}"
 
 
 # ---- measures ----
 
-
-def _measures(cause: str, failure: Failure, numbers: Numbers) -> Iterator[str]:
-    """Yield measures with their cost, the cheapest first."""
-    yield from _of_cause(cause, failure, numbers)
-    cached, short = numbers.cached or 0, (numbers.requested or 0) - (numbers.free or 0)
-    if cause in ("full", "large") and cached >= max(short, GAIN * numbers.total):
-        yield f"{CONF} (no cost; gains {gib(cached)} at most)"
-    if cause in ("full", "large", "pieces", "spilled", "outside", "cut", "unseen"):
-        if numbers.beside >= SLACK:
-            yield _end_others(numbers)
-        yield from _of_phase(failure)
-
-
-def _end_others(numbers: Numbers) -> str:
-    largest = sorted(numbers.others.items(), key=lambda item: -item[1])[:3]
-    held = ", ".join(f"{pid} ({gib(size)})" for pid, size in largest)
-    return f"end process {held}, or take another GPU (no cost)"
-
-
-def _of_cause(cause: str, failure: Failure, numbers: Numbers) -> Iterator[str]:
-    if cause == "pieces":
-        yield f"{CONF}, set before torch starts (no cost)"
-    elif cause == "others":
-        yield _end_others(numbers)
-    elif cause == "shared":
-        yield "choose the device first in each rank: torch.cuda.set_device(local_rank) (no cost)"
-        yield "torch.load(..., map_location='cpu'), else all ranks load to GPU 0 (no cost)"
-        yield _end_others(numbers)
-    elif cause in EACH:
-        yield from EACH[cause]
-    elif cause == "outside" and not _named_library(failure):
-        yield from EACH["unseen"]
-    elif cause == "outside":
-        yield "leave room: torch.cuda.set_per_process_memory_fraction(0.95) (5 % of the card)"
-    elif cause in (HOST, KILLED, PINNED):
-        yield from _of_host(failure)
-
-
-EACH = {
+CONF = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+END = "end process {others}, or take another GPU (no cost)"
+SEE = "see who holds it: nvidia-smi; end it, or take another GPU (no cost)"
+OF_CAUSE = {
     "corrupt": ["look for an earlier error of another rank, such as a timeout of NCCL (no cost)"],
     "limit": ["raise or remove the limit of set_per_process_memory_fraction (no cost)"],
     "spilled": ["keep to the card: NVIDIA's setting `CUDA - Sysmem Fallback Policy` (no cost)"],
-    "unseen": ["see who holds it: nvidia-smi; end it, or take another GPU (no cost)"],
+    "shared": [
+        "choose the device first in each rank: torch.cuda.set_device(local_rank) (no cost)",
+        "torch.load(..., map_location='cpu'), else all ranks load to GPU 0 (no cost)",
+        END,
+    ],
+    "others": [END],
     "refused": [
         "Windows: enlarge the page file, which must back GPU memory (disk space)",
         "look for another process that ended in the meantime: nvidia-smi -l 1 (no cost)",
     ],
-}
-"""Cause -> its measures."""
-
-
-def _of_host(failure: Failure) -> Iterator[str]:
-    if failure.kind == KILLED and not failure.certain:
-        yield "confirm it: dmesg -T | grep -i 'killed process' (no cost)"
-    if failure.kind == PINNED:
-        yield "pin less: pin_memory false in the DeepSpeed JSON and loaders (slower copies)"
-    if failure.kind == PINNED or MANAGED in failure.text:
-        yield "WSL 2: raise `memory` in .wslconfig; pinned memory has a limit there (no cost)"
-    yield "offload less: optimizer state alone, or to NVMe (more of the GPU, or slower steps)"
-    if failure.phase == "load":
-        yield "load in 16 bits, in one process at a time (a slower start)"
-    yield "fewer loader workers and processes a machine (slower loading)"
-
-
-def _of_phase(failure: Failure) -> Iterator[str]:
-    if _later(failure):
-        yield "limit the largest sample: resolution, frames or bucket (smaller samples)"
-    code = " ".join(frame.text for frame in failure.frames)
-    if "_multi_tensor_" in code:
-        yield "the optimizer with fused=True or foreach=False: no copies in its step (little time)"
-    on = failure.phase != "optimizer" and ("utils/checkpoint.py" in code or "checkpointing" in code)
-    measures = OF_PHASE.get(failure.phase, OF_PHASE["forward"])
-    yield from measures[1:] if on and measures is OF_PHASE["forward"] else measures
-
-
-OF_PHASE = {
-    "forward": [
-        "activation checkpointing, if it is off (about a third more time a step)",
-        "half the micro-batch with twice the accumulation (little time)",
-        "frozen weights in 8 or 4 bits, or block swap (slower steps)",
+    "pieces": [f"{CONF}, set before torch starts (no cost)"],
+    "unseen": [SEE],
+    "outside": [
+        "leave room: torch.cuda.set_per_process_memory_fraction(0.95) (5 % of the card)",
+        SEE,
     ],
+}
+"""Cause -> its measures with their cost, the cheapest first."""
+FILLED = ("full", "large", "pieces", "spilled", "outside", "cut", "unseen")
+"""Causes for which less memory in the phase helps."""
+STEP = [
+    "activation checkpointing, if it is off (about a third more time a step)",
+    "half the micro-batch with twice the accumulation (little time)",
+    "frozen weights in 8 or 4 bits, or block swap (slower steps)",
+]
+OF_PHASE = {
     "optimizer": [
         "an 8-bit optimizer, as adam8bit (no time; quality to be checked)",
         "shard the state over GPUs with zero1 or fsdp2, or offload it (slower steps)",
@@ -304,8 +223,44 @@ OF_PHASE = {
     "save": [
         "gather on the CPU: FullStateDictConfig(offload_to_cpu=True, rank0_only=True) (slower)",
         "save shards: SHARDED_STATE_DICT (a later merge)",
-        "save on CPU copies: {k: v.cpu() for k, v in state.items()} (slower saving)",
     ],
-}  # fmt: skip
-"""Phase -> measures for a card that PyTorch's own tensors fill."""
-OF_PHASE["backward"] = OF_PHASE["forward"]
+}
+"""Phase -> measures for a card that PyTorch's own tensors fill; ``STEP`` for other phases."""
+
+
+def _measures(cause: str, failure: Failure, numbers: Numbers) -> Iterator[str]:
+    """Yield measures with their cost, the cheapest first."""
+    if failure.kind != GPU:
+        yield from _of_host(failure)
+        return
+    yield from OF_CAUSE.get(cause, ())[cause == "outside" and not _library(failure) :]
+    short = (numbers.requested or 0) - (numbers.free or 0)
+    if cause in ("full", "large") and (numbers.cached or 0) >= max(short, GAIN * numbers.total):
+        yield CONF + " (no cost; gains {cached} at most)"
+    if cause in FILLED:
+        if numbers.beside >= SLACK:
+            yield END
+        yield from _of_phase(failure)
+
+
+def _of_host(failure: Failure) -> Iterator[str]:
+    if not failure.certain:
+        yield "confirm it: dmesg -T | grep -i 'killed process' (no cost)"
+    if failure.kind == PINNED:
+        yield "pin less: pin_memory false in the DeepSpeed JSON and loaders (slower copies)"
+    if failure.kind == PINNED or MANAGED in failure.text:
+        yield "WSL 2: raise `memory` in .wslconfig; pinned memory has a limit there (no cost)"
+    yield "offload less: optimizer state alone, or to NVMe (more of the GPU, or slower steps)"
+    if failure.phase == "load":
+        yield "load in 16 bits, in one process at a time (a slower start)"
+    yield "fewer loader workers and processes a machine (slower loading)"
+
+
+def _of_phase(failure: Failure) -> Iterator[str]:
+    if _later(failure):
+        yield "limit the largest sample: resolution, frames or bucket (smaller samples)"
+    code = " ".join(frame.text for frame in failure.frames)
+    if "_multi_tensor_" in code:
+        yield "the optimizer with fused=True or foreach=False: no copies in its step (little time)"
+    checkpointed = "utils/checkpoint.py" in code or "activation_checkpointing" in code
+    yield from OF_PHASE.get(failure.phase, STEP[checkpointed:])

@@ -35,59 +35,52 @@ class Phase(NamedTuple):
     pattern: re.Pattern[str]
 
 
-PHASES = {
-    "save": Phase(
+RULES = {
+    "save": (
         "while a checkpoint was saved",
         "copies for saving",
-        re.compile(
-            r"\b_?(?:safe_)?save_(?:state|check|pretrained|model|ckpt|lora|file|hf)|fsdp_save"
-            r"|_save\b|_full_pre_state_dict| state_dict |\.state_dict\(|torch\.save\("
-            r"|Failed to clone\(\) tensor"
-        ),
+        r"\b_?(?:safe_)?save_(?:state|check|pretrained|model|ckpt|lora|file|hf)|fsdp_save|_save\b"
+        r"|_full_pre_state_dict| state_dict |\.state_dict\(|torch\.save\("
+        r"|Failed to clone\(\) tensor",
     ),
-    "validate": Phase(
+    "validate": (
         "in validation or sampling",
         "validation",
-        re.compile(
-            r"log_validation|run_validation|validation_step|evaluation_loop|prediction_step"
-            r"|sample_image|generate_sample|latents_to_image|decode_latents|\.decode\(| decode\b"
-        ),
+        r"log_validation|run_validation|validation_step|evaluation_loop|prediction_step"
+        r"|sample_image|generate_sample|latents_to_image|decode_latents|\.decode\(| decode\b",
     ),
-    "encode": Phase(
+    "encode": (
         "while texts or samples were encoded",
         "encoders",
-        re.compile(
-            r"cache_text_encoder|cache_latents|encode_prompt|text_embedding|text_encoders?\b"
-            r"|vae\.encode|encode_first_stage| encode\b"
-        ),
+        r"cache_text_encoder|cache_latents|encode_prompt|text_embedding|text_encoders?\b"
+        r"|vae\.encode|encode_first_stage| encode\b",
     ),
-    "optimizer": Phase(
+    "optimizer": (
         "in the optimizer's step",
         "optimizer state",
-        re.compile(
-            r"torch/optim/|accelerate/optimizer\.py|bitsandbytes/optim/|optimizer\.step|exp_avg"
-            r"|_init_group|_take_model_step|initialize_optimizer_states|clip_grad|_maybe_opt_step"
-        ),
+        r"torch/optim/|accelerate/optimizer\.py|bitsandbytes/optim/|optimizer\.step|exp_avg"
+        r"|_init_group|_take_model_step|initialize_optimizer_states|clip_grad|_maybe_opt_step",
     ),
-    "backward": Phase(
+    "backward": (
         "in the backward pass",
         "gradients and backward",
-        re.compile(r"\bbackward\b|_engine_run_backward|torch::autograd|recompute_fn|unpack_hook"),
+        r"\bbackward\b|_engine_run_backward|torch::autograd|recompute_fn|unpack_hook",
     ),
-    "forward": Phase(
+    "forward": (
         "in the forward pass",
         "activations",
-        re.compile(r"\bforward\b|_call_impl|forward_call|training_step|compute_loss"),
+        r"\bforward\b|_call_impl|forward_call|training_step|compute_loss",
     ),
-    "load": Phase(
+    "load": (
         "while the model was loaded or moved to the GPU",
         "model, as loaded",
-        re.compile(
-            r"from_pretrained|load_state_dict|load_model|load_checkpoint|_apply\b|\.to\(|\bcuda\("
-            r"|deepspeed\.initialize|_configure_distributed_model|\bprepare\b|_init_weights"
-            r"|reset_parameters|partition_parameters"
-        ),
+        r"from_pretrained|load_state_dict|load_model|load_checkpoint|_apply\b|\.to\(|\bcuda\("
+        r"|deepspeed\.initialize|_configure_distributed_model|\bprepare\b|_init_weights"
+        r"|reset_parameters|partition_parameters",
     ),
+}
+PHASES = {
+    name: Phase(words, holds, re.compile(rule)) for name, (words, holds, rule) in RULES.items()
 }
 """Phase -> its words and pattern; the first whose pattern is found in any frame counts.
 
