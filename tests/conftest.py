@@ -10,7 +10,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +53,8 @@ TINY = Spec(recipe="single", model="DiT-T/8", global_batch=4, warmup=1, steps=2)
 DRAWN = dataclasses.replace(
     TINY, workload="sample", objective="flow", global_batch=2, sampler_steps=2
 )
-HALF = "DiT-T/8:depth=2"
-"""Half of ``TINY``'s blocks."""
+HALF, FLAT = "DiT-T/8:depth=2", "DiT-T/8:depth=1"
+"""Half of ``TINY``'s blocks, and one of them."""
 STRIP = dataclasses.replace(TINY, model=f"{ROOT}/tests/made/strip.py:Strip", objective="flow")
 """A subject that is no DiT."""
 SUBJECT = subject_of(TINY.model, check_data(TINY.data))
@@ -63,24 +63,25 @@ BY_BLOCKS = {
     "offload_activations",
 }
 """Strategies that do not treat all blocks alike, or whose stubs do not."""
+IN_EACH = {"attend", "fp8"}
+"""Strategies of which a stub leaves out one block."""
 
 
 ALONE = {"OMP_NUM_THREADS": "1"}
 """Of each process that is launched, whatever the harness would give it here."""
 LONGEST = (
-    "strategies/test_publics_launched", "worker/test_runs", "strategies/test_launched",
-    "strategies/test_publics_staged",
-    "strategies/test_pipeline", "predict/test_predict_truth", "predict/test_extend",
-    "strategies/test_parallel", "strategies/test_pipeline_shards", "strategies/test_tensor",
-    "test_public_peaks", "worker/test_counted", "sampling/test_drawing", "worker/test_world",
-    "export/test_launched_exports", "commands/test_public_run", "worker/test_resume",
-    "worker/test_building",
-    "predict/test_closed_form", "strategies/test_stubs", "launch/test_launch",
-    "predict/test_inverses", "cluster/test_two_nodes", "test_removal",
-    "strategies/test_zero_settings",
-    "memory/test_places", "test_questions", "worker/test_sabotage",
-    "export/test_export_files", "predict/test_remembered", "script/test_script_families",
-    "script/test_script_launched", "script/test_script_alone",
+    "predict/test_bounds", "strategies/test_launched", "worker/test_runs",
+    "strategies/test_publics_launched", "strategies/test_parallel", "predict/test_predict_truth",
+    "strategies/test_pipeline", "predict/test_extend", "strategies/test_pipeline_shards",
+    "test_removal", "strategies/test_tensor", "strategies/test_publics_staged",
+    "export/test_launched_exports", "test_public_peaks", "worker/test_counted",
+    "script/test_script_families", "strategies/test_pairs", "strategies/test_stubs",
+    "sampling/test_drawing", "worker/test_resume", "worker/test_world",
+    "commands/test_public_run", "script/test_script_launched", "predict/test_inverses",
+    "worker/test_building", "predict/test_closed_form", "strategies/test_catalog",
+    "worker/test_sabotage", "launch/test_launch", "predict/test_forks", "predict/test_remembered",
+    "cluster/test_two_nodes", "memory/test_places", "test_questions", "export/test_export_files",
+    "strategies/test_zero_settings", "script/test_script_alone", "predict/test_block_swap",
 )  # fmt: skip
 """Files whose tests take longest: they begin first, so that none is left to run alone."""
 
@@ -115,9 +116,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip(f"async_io cannot be loaded: {fault}")
 
 
-def launchable(names: Iterable[str]) -> list[Any]:
-    """Return the recipes as parameters; a recipe that swaps to files has the mark ``libaio``."""
-    return [pytest.param(n, marks=pytest.mark.libaio) if "nvme" in n else n for n in names]
+def launchable(names: Iterable[str], often: Container[str] | None = None) -> list[Any]:
+    """Return the recipes as parameters; a recipe that swaps to files has the mark ``libaio``, and
+    one that is not among ``often`` the mark ``thorough``."""
+    found = []
+    for name in names:
+        marks = [pytest.mark.libaio] * ("nvme" in name)
+        marks += [pytest.mark.thorough] * (often is not None and name not in often)
+        found.append(pytest.param(name, marks=marks) if marks else name)
+    return found
 
 
 class OnDemand(dict[str, Any]):
@@ -266,8 +273,9 @@ def part_named(text: str, name: str) -> Strategy:
 
 def showing(text: str) -> Spec:
     """The smallest training that shows all parts of the recipe ``text``."""
-    by_blocks = BY_BLOCKS & {part.name for part in parse(text).strategies}
-    return dataclasses.replace(TINY, recipe=text, model=TINY.model if by_blocks else HALF)
+    names = {part.name for part in parse(text).strategies}
+    model = TINY.model if names & BY_BLOCKS else HALF if names & IN_EACH else FLAT
+    return dataclasses.replace(TINY, recipe=text, model=model)
 
 
 def observe_here(run, log, text: str) -> None:

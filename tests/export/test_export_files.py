@@ -149,6 +149,7 @@ def test_sixteen_bit_weights_are_kept_as_the_strategy_settles_them():
     assert half == {"enabled": True, "loss_scale": 0, "initial_scale_power": 10}
 
 
+@pytest.mark.thorough
 def test_buffers_are_sized_by_what_an_adapter_leaves_to_be_trained(monkeypatch):
     """In the process of its own that an export starts, and not in a fork as in other tests."""
     monkeypatch.setattr(sizes, "subprocess", subprocess)

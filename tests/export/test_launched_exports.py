@@ -60,6 +60,8 @@ REFUSED = {"pp", "pp_fsdp2", "model_parallel"}
 """By name, as ``test_export_files`` holds."""
 ELSEWHERE = {"zero3_qwz"}
 """Its weights are quantised by CUDA kernels."""
+OFTEN = {"single", "ddp", "zero2", "zero3", "zero3_offload", "fsdp2", "fsdp2_offload", "hsdp"}
+"""One of each engine, which run by default."""
 BATCH = 16
 
 
@@ -205,7 +207,7 @@ def test_every_sharding_that_can_be_exported_is_started():
     assert started_here == shardings - REFUSED - ELSEWHERE
 
 
-@pytest.mark.parametrize("name", launchable(ASKED))
+@pytest.mark.parametrize("name", launchable(ASKED, OFTEN))
 def test_what_every_export_sets_is_in_force(said, name):
     words = asked(ASKED[name])
     processes = max(int(n) for at, n in itertools.pairwise(words) if at == "--gpus")
@@ -218,13 +220,15 @@ def test_what_every_export_sets_is_in_force(said, name):
         assert (rank["average"] > 0 and rank["moved"]) == kept, "an average lags behind"
 
 
-@pytest.mark.parametrize("name", launchable(ASKED))
+@pytest.mark.parametrize("name", launchable(ASKED, OFTEN))
 def test_what_an_export_is_for_is_in_force(said, name):
     for rank in said[name]:
         assert {key: rank[key] for key in IN_FORCE[name]} == IN_FORCE[name]
 
 
-@pytest.mark.parametrize("name", launchable(name for name in ASKED if name.startswith("zero")))
+@pytest.mark.parametrize(
+    "name", launchable((name for name in ASKED if name.startswith("zero")), OFTEN)
+)
 def test_deepspeed_runs_with_the_exported_numbers(said, name):
     ranks = len(said[name])
     for rank in said[name]:

@@ -19,6 +19,8 @@ from harness.resolve import resolve
 from harness.spec import Spec
 from strategies.base import pinned_block
 
+pytestmark = pytest.mark.thorough
+
 SPEC = Spec(recipe="", model="DiT-S/4:depth=8", data="synthetic", global_batch=2, device="cuda")
 BLOCK = 4 * (4 * 384**2 + 2 * 4 * 384**2 + 6 * 384**2)
 """Bytes of a block's matrices in float32; its biases are less than a hundredth of that."""

@@ -122,7 +122,7 @@ def second() -> dict:
     return [*forks.in_forks([first], 1, 60)][0].made
 
 
-for one in forks.in_forks([second] * 24, 2, 60):
+for one in forks.in_forks([second] * 12, 2, 60):
     assert one.made.get("threads"), one.made
 torch.set_num_threads(1)
 shape = "num_layers=1,num_single_layers=1"

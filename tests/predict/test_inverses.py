@@ -1,4 +1,4 @@
-"""Largest resolution, number of frames and rank: on made-up memory, and each once for real."""
+"""Largest resolution, number of frames and rank: on made-up memory, and two of them for real."""
 
 from __future__ import annotations
 
@@ -125,8 +125,6 @@ def test_recipes_without_a_rank_are_named_beside_those_that_have_one(monkeypatch
 
 REAL = {
     "resolution": (1, 3.0, "single+bf16"),
-    "frames": (1, 3.0, "single+bf16"),
-    "rank": (1, 1.0, "single+bf16_pure+lora:rank=16"),
     "resident": (5, 1.4, "single+bf16_pure+lora:rank=16"),
 }
 """Blocks, GiB and recipe of a search."""

@@ -137,6 +137,7 @@ PUBLIC = yaml.safe_load((ROOT / "docs/public-phases.yaml").read_text())
 PASSES = [row for row in PUBLIC if "pass" in row]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("row", PASSES, ids=lambda row: row["name"])
 def test_a_pass_that_others_measured_is_predicted(row):
     """As on record; the page says how far each is off."""
@@ -163,6 +164,7 @@ def test_the_page_shows_every_public_row_and_the_range_covers_all():
     assert f"{errors[0]:+.1f} to {errors[-1]:+.1f} % off" in page
 
 
+@pytest.mark.thorough
 def test_a_pass_in_tiles_takes_less_and_one_in_float32_more():
     from harness.planner.tracing import phases as asides
 
@@ -173,6 +175,7 @@ def test_a_pass_in_tiles_takes_less_and_one_in_float32_more():
     assert taken(True, False) < 0.5 * taken(False, False) < 0.3 * taken(False, True)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "name", [n for n, row in resident_models.table().items() if "latent" in row]
 )

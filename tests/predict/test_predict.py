@@ -185,6 +185,7 @@ def test_a_prediction_counts_what_torch_s_allocator_did(tmp_path):
     assert ddp.steady.bytes / MIB == pytest.approx(43.35, rel=0.005), "a later step has them not"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("part", ["lora", "qlora"])
 def test_fsdp2_cuts_adapters_and_the_16_bit_weights_beside_them(part, tmp_path):
     """Of a float32 adapter a rank holds two bytes more in the weight and in each moment."""

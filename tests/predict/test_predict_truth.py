@@ -38,44 +38,36 @@ WIDER = {"single+controlnet": 0.02}
 # recipe, model, global batch, further fields
 CONFIGURATIONS = [
     ("single", "DiT-T/2:depth=2", 8, {}),
-    ("single", "DiT-S/8:depth=4", 8, {}),
-    ("single+bf16", "DiT-T/2:depth=2", 8, {}),
     ("single+bf16", "DiT-S/8:depth=4", 8, {}),
-    ("single+checkpoint", "DiT-T/2:depth=2", 8, {}),
     ("single+checkpoint:every=2", "DiT-T/2", 8, {}),
-    ("single+checkpoint:every=sqrt", "DiT-S/8:depth=4", 8, {}),
     # CPU kernels of 16 bits take up to 1 MiB inside an op, which is 1 % of a DiT-T.
     ("single+bf16+checkpoint", "DiT-S/8:depth=4", 8, {}),
-    ("single+adamw:impl=foreach", "DiT-T/8", 4, {}),
-    ("single+adamw:impl=plain", "DiT-T/8", 4, {}),
     ("single+bf16+adamw:impl=foreach", "DiT-T/4", 4, {}),
-    ("single+accumulate:steps=3", "DiT-T/2:depth=2", 12, {}),
     ("single+checkpoint+accumulate:steps=2", "DiT-T/2:depth=2", 8, {}),
-    ("single+ema:place=none", "DiT-T/2:depth=2", 4, {}),
     ("single+ema:place=cpu", "DiT-T/2:depth=2", 4, {}),
     ("single", "DiT-T/2:depth=2", 4, {"grad_clip": 0.5}),
-    ("single", "DiT-T/2:depth=2", 4, {"objective": "flow", "init": "adaln_zero"}),
-    ("single", "DiT-T/4:depth=3,hidden=192,heads=3", 8, {"data": "synthetic:64"}),
-    ("single+lora", "DiT-T/2:depth=2", 8, {}),
     ("single+lora+bf16+checkpoint", "DiT-S/8:depth=4", 8, {}),
-    ("single+bf16_pure+lora:dtype=fp32", "DiT-S/8:depth=4", 8, {}),
     ("single+bf16_pure:autocast=on+lora:dtype=fp32+checkpoint", "DiT-S/8:depth=4", 8, {}),
+    ("single+bf16_pure+adamw_bf16:write=kahan", "DiT-S/8:depth=4", 8, {}),
+    ("single+checkpoint:keep=products", "DiT-T/2:depth=2", 8, {}),
+    ("single+optimizer_in_backward", "DiT-T/8", 4, {}),
+]
+OTHERS = [
+    ("single", "DiT-S/8:depth=4", 8, {}),
+    ("single+adamw:impl=plain", "DiT-T/8", 4, {}),
+    ("single+ema:place=none", "DiT-T/2:depth=2", 4, {}),
+    ("single", "DiT-T/2:depth=2", 4, {"objective": "flow", "init": "adaln_zero"}),
     ("single+dora", "DiT-T/2:depth=2", 8, {}),
     ("single+difffit", "DiT-T/2:depth=2", 8, {}),
     ("single+controlnet", "DiT-T/2:depth=2", 8, {}),
-    ("single+bf16_pure", "DiT-S/8:depth=4", 8, {}),
-    ("single+bf16_pure+adamw_bf16:write=kahan", "DiT-S/8:depth=4", 8, {}),
-    ("single+checkpoint:keep=products", "DiT-T/2:depth=2", 8, {}),
     ("single+checkpoint:keep=nested", "DiT-S/8:depth=4", 8, {}),
     ("single+checkpoint:reentrant=on", "DiT-S/8:depth=4", 8, {}),
-    ("single+optimizer_in_backward", "DiT-T/8", 4, {}),
     ("single+sgd", "DiT-T/2:depth=2", 8, {}),
     ("single+adafactor", "DiT-T/8", 4, {}),
-    ("single+muon", "DiT-T/8", 4, {}),
+    ("single+muon", "DiT-T/8:depth=2", 4, {}),
     ("single+prune", "DiT-T/2:depth=2", 8, {}),
     ("single+prune_structured", "DiT-T/2:depth=2", 8, {}),
     ("single+attend:kernel=naive", "DiT-T/2:depth=2", 8, {}),
-    ("single+backward", "DiT-T/2:depth=2", 8, {}),
 ]
 
 
@@ -121,7 +113,11 @@ def highest(prof: profile) -> int:
     return most
 
 
-@pytest.mark.parametrize("given", CONFIGURATIONS, ids=lambda g: f"{g[0]}@{g[1]}x{g[2]}")
+@pytest.mark.parametrize(
+    "given",
+    [*CONFIGURATIONS, *(pytest.param(other, marks=pytest.mark.thorough) for other in OTHERS)],
+    ids=lambda g: f"{g[0]}@{g[1]}x{g[2]}",
+)
 def test_the_trace_is_the_profiler_s_peak_within_half_a_percent(given, fresh):
     resolved = case(*given)
     predicted = simulate(resolved).peak.bytes
@@ -262,7 +258,7 @@ MODELLED = {
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_a_forced_kernel_of_attention_is_the_one_that_is_modelled(kernel):
-    resolved = on_gpu(f"single+bf16+attend:kernel={kernel}", "DiT-T/4", 4)
+    resolved = on_gpu(f"single+bf16+attend:kernel={kernel}", "DiT-T/4:depth=1", 4)
     found = predict(resolved)
     if MODELLED[kernel] is None:
         assert found.method == "none" and "compiled" in found.reason
@@ -278,11 +274,10 @@ def test_a_forced_kernel_of_attention_is_the_one_that_is_modelled(kernel):
         ("single+bf16", "cudnn", "cudnn"),
         ("single+bf16", "flash", "flash"),
         ("single", "cudnn", "efficient"),
-        ("single", "efficient", "efficient"),
     ],
 )
 def test_the_kernel_of_attention_follows_from_the_card(recipe, kind, kernel):
-    assert simulate(on_gpu(recipe, "DiT-T/4", 4), kind).attention == [kernel]
+    assert simulate(on_gpu(recipe, "DiT-T/4:depth=1", 4), kind).attention == [kernel]
 
 
 def test_attention_that_no_kernel_takes_is_not_predicted():
@@ -322,14 +317,14 @@ def reducer_bytes() -> int:
     return sum(e.nbytes() for e in events)
 
 
-OFFLOADED = ("zero3_offload+bf16", "DiT-S/8", 8, 8)
+OFFLOADED = ("zero3_offload+bf16", "DiT-S/8:depth=3", 8, 8)
 HALVES = [f"{stage}+{kind}" for stage in ("zero2", "zero3") for kind in ("bf16", "fp16")]
 
 
 @pytest.fixture(scope="module")
 def apart(tmp_path_factory) -> list[dict]:
     """Predictions that leave DeepSpeed's groups behind, of one process beside this one."""
-    asked = [on_gpu(*OFFLOADED), *(on_gpu(recipe, "DiT-T/8", 8, 4) for recipe in HALVES)]
+    asked = [on_gpu(*OFFLOADED), *(on_gpu(recipe, "DiT-T/8:depth=2", 8, 4) for recipe in HALVES)]
     specs = [dataclasses.asdict(resolved.spec) for resolved in asked]
     return predictions(specs, tmp_path_factory.mktemp("apart"))
 
@@ -352,9 +347,9 @@ SCALER = 4 * 512
 """A scale, its growth, and two scalars of a step: 512 bytes each of CUDA's allocator."""
 
 
-@pytest.mark.parametrize("parts", ["", "+adamw:impl=plain", "+checkpoint+accumulate:steps=2"])
+@pytest.mark.parametrize("parts", ["", "+adamw:impl=plain+checkpoint+accumulate:steps=2"])
 def test_float16_takes_what_bfloat16_takes_and_a_loss_scaler(parts, fresh):
-    low, half = (on_gpu(f"single+{kind}{parts}", "DiT-T/8", 8) for kind in ("bf16", "fp16"))
+    low, half = (on_gpu(f"single+{kind}{parts}", "DiT-T/8:depth=2", 8) for kind in ("bf16", "fp16"))
     one = simulate(low)
     fresh()
     other = simulate(half)

@@ -133,6 +133,7 @@ def test_prose_alone_is_left_out_of_a_digest():
     assert records.plain('"""A."""\nA = 1\n') == records.plain("# b\nA = 1\n") == "A = 1\n"
 
 
+@pytest.mark.thorough
 def test_a_digest_covers_all_that_a_trace_loads():
     spec = dataclasses.replace(SPEC, recipe=f"{CHECKPOINT}+lora:rank=4", set="num_layers=2")
     words = [sys.executable, "-m", "tests.children.reached", json.dumps(spec.to_dict())]

@@ -28,6 +28,7 @@ CASES = [
 ]
 
 
+@pytest.mark.thorough
 def test_a_prediction_is_the_same_to_the_byte_where_torch_answers_every_operation(tmp_path):
     specs = [dataclasses.asdict(SPEC) | case for case in CASES]
     # A library keeps tables from the first trace of a process: that one is compared with none.

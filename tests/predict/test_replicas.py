@@ -17,7 +17,6 @@ COUNTS = (2, 24)
 ALIKE = [
     ("pixart-sigma", "ddp+bf16_pure+lora:rank=16+checkpoint"),
     ("pixart-sigma", "ddp+bf16"),
-    ("dit-xl-2", "ddp+bf16_pure+checkpoint"),
 ]
 SHARDED, OWN = ("pixart-sigma", "zero2+bf16"), ("DiT-S/4", "ddp+bf16")
 

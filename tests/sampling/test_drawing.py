@@ -31,13 +31,12 @@ from harness.worker.sabotage_ranks import DRAWN as DRAWN_APART
 from strategies.base import Conflict
 
 PREDICTED = (
-    *("single", "single+palette:bits=3", "single+int8", "single+float8", "single+nf4"),
-    *("single+block_swap:blocks=3", "single+adapter", "ddp+sp"),
+    *("single", "single+palette:bits=3", "single+block_swap:blocks=3", "single+adapter", "ddp+sp"),
     "single+bf16_pure+float8:dynamic=on,emulate=on",
 )
 TOGETHER = ("ddp+sp", "ddp+sp:how=gather+guidance:how=sequential", "ddp+sp+bf16_pure+int8")
 """Two ranks that draw the same samples."""
-RECIPES = (*PREDICTED, "single+guidance:how=sequential", *TOGETHER[1:])
+RECIPES = (*PREDICTED, "single+int8", "single+guidance:how=sequential", *TOGETHER[1:])
 NOTICED = {
     "attention_of_own_tokens": {"evidence: sp"},
     "positions_of_the_first_part": {"evidence: sp"},

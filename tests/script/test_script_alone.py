@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import OnDemand, begin
+from conftest import OnDemand, begin, launchable
 
 from harness.result import Result, Status
 from tests.made import one_start, script_rows
@@ -16,11 +16,6 @@ from tests.made.script_rows import SCRIPTS, alone, diffusion, measure
 
 SEEDED = ("--seed", "1", "--max_train_steps", "9")
 FAMILIES = ("flux", "sd3", "wan")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    return script_rows.pictures_and(tmp_path_factory.mktemp("scripts"), *FAMILIES)
 
 
 SCRIPT_OF = {
@@ -33,6 +28,7 @@ SCRIPT_OF = {
     "resumed": ("sd3", ("--resume_from_checkpoint",)),
 }
 """Case -> the script, or the family that train_diffusion takes; and its options."""
+OFTEN = {"plain", "accumulation", "two optimizers"}
 
 
 def words_of(name: str, folder: Path) -> tuple[str, list[str]]:
@@ -43,10 +39,14 @@ def words_of(name: str, folder: Path) -> tuple[str, list[str]]:
 
 
 @pytest.fixture(scope="module")
-def pairs(folder) -> OnDemand:
+def pairs(tmp_path_factory) -> OnDemand:
     """Case -> (the script's own losses, its row)."""
+    folder = tmp_path_factory.mktemp("scripts")
+    made = OnDemand(lambda family: script_rows.pictures_and(folder, family))
 
     def both(name: str) -> tuple[list[float], Result]:
+        if SCRIPT_OF[name][0] in FAMILIES:
+            assert made[SCRIPT_OF[name][0]]
         script, words = words_of(name, folder)
         first, out = folder / name / "alone", folder / name / "watched"
         start = one_start.running(begin)
@@ -61,7 +61,7 @@ def pairs(folder) -> OnDemand:
     return OnDemand(both)
 
 
-@pytest.mark.parametrize("name", SCRIPT_OF)
+@pytest.mark.parametrize("name", launchable(SCRIPT_OF, OFTEN))
 def test_watched_losses_are_the_scripts_own_bit_for_bit(pairs, name):
     own, row = pairs[name]
     assert row.status is Status.OK, f"{row.reason}\n{row.log_tail}"
@@ -69,6 +69,7 @@ def test_watched_losses_are_the_scripts_own_bit_for_bit(pairs, name):
     assert len(row.losses) >= 3 and row.losses == steps[: len(row.losses)]
 
 
+@pytest.mark.thorough
 def test_a_script_starts_again_where_it_was_saved(pairs):
     """Else the case above would compare two trainings from the first step on."""
     own, _ = pairs["resumed"]
@@ -84,6 +85,7 @@ def test_categories_are_the_models_own_bytes(pairs):
     assert found.resident == 0
 
 
+@pytest.mark.thorough
 def test_models_beside_the_trained_one_are_a_category(pairs):
     row = pairs["LoRA"][1]
     facts, found = row.evidence["script"], row.ranks[0].categories
@@ -93,6 +95,7 @@ def test_models_beside_the_trained_one_are_a_category(pairs):
     assert math.isclose(found.optimizer_state, 8 * facts["trained_parameters"], rel_tol=0.1)
 
 
+@pytest.mark.thorough
 def test_an_average_of_the_weights_is_a_category(pairs):
     row = pairs["EMA and validation"][1]
     assert row.ranks[0].categories.ema == 4 * row.evidence["script"]["trained_parameters"]

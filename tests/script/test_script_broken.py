@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from conftest import OnDemand, begin
+from conftest import OnDemand, begin, launchable
 
 from harness.result import Result, Status
 from harness.script.row import Script
@@ -60,13 +60,6 @@ CASES = {
         Status.REFUSED,
         "without accelerator.backward",
     ),
-    "raw backward, zero2": (
-        "zero2",
-        [(BACKWARD, "loss.backward()")],
-        (),
-        Status.REFUSED,
-        "accelerator.backward",
-    ),
     "no loader": ("zero2", [(PREPARE, APART)], (), Status.REFUSED, "DataLoader"),
     "two models": ("zero2", [(PREPARE, SECOND)], (), Status.REFUSED, "one model"),
     "two optimizers": ("zero2", [], ("--two_optimizers",), Status.REFUSED, "optimizer"),
@@ -94,7 +87,6 @@ CASES = {
     ),
     "exits": ("single", [(BACKWARD, "raise SystemExit(3)")], (), Status.FAILED, "exited with 3"),
     "ranks alone": ("ddp", [ALONE], (), Status.VOID, "the ranks never met"),
-    "ranks alone, fsdp2": ("fsdp2", [ALONE], (), Status.VOID, "never met"),
     "own plugin": (
         "zero2",
         [("Accelerator(", "Accelerator(deepspeed_plugin=object(), ")],
@@ -134,6 +126,10 @@ CASES = {
     "unseeded": ("single", [], ("--seed", "1"), Status.OK, ""),
 }
 """Case -> its recipe, edits, further words, status, and what its row says."""
+OFTEN = {
+    *("exception", "raw backward", "two models", "too few steps", "ranks alone"),
+    *("precision in code", "saves"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +150,7 @@ def said(row: Result) -> str:
     return "\n".join([row.reason or "", row.way_out or "", *row.meter_notes, *skipped])
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", launchable(CASES, OFTEN))
 def test_a_row_has_its_outcome_and_names_the_cause(rows, name):
     *_, status, text = CASES[name]
     row = rows[name]

@@ -172,6 +172,7 @@ def test_products_of_few_bits_and_a_fused_loss_count_as_the_products_that_they_a
     assert formulas()[torch.ops.bitsandbytes.gemm_4bit](x, None, (48, 32)) == product
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", MINIATURES)
 def test_a_family_reaches_checked_formulas_and_its_backward_takes_twice_its_forward(name):
     """Less where an input wants no gradient, and up to 2.5 times where attention is fused."""

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import TINY, observe_here, part_named
+from conftest import FLAT, TINY, observe_here, part_named
 
 from harness.worker import measure
 from strategies import parse
@@ -19,10 +19,11 @@ from strategies.evidence.readings import Observed, Ran, Sent
 from strategies.evidence.rules import SETTINGS, effects, label, settings, worded
 
 MUON = "single+muon+accumulate"
+SHORT = dataclasses.replace(TINY, model=FLAT)
 
 
 def test_a_watched_step_leaves_no_hook_behind(train_here):
-    run, log = train_here(dataclasses.replace(TINY, recipe=MUON), 2)
+    run, log = train_here(dataclasses.replace(SHORT, recipe=MUON), 2)
     trained, backward = run.trained, run.trained.accelerator.backward
     optimizer = trained.inner_optimizer
     before = len(optimizer._optimizer_step_post_hooks), len(optimizer._optimizer_step_pre_hooks)
@@ -34,9 +35,9 @@ def test_a_watched_step_leaves_no_hook_behind(train_here):
 
 
 def test_a_watched_step_trains_as_any_other(train_here):
-    watched, log = train_here(dataclasses.replace(TINY, recipe=MUON), 2)
+    watched, log = train_here(dataclasses.replace(SHORT, recipe=MUON), 2)
     observe_here(watched, log, MUON)
-    plain, other = train_here(dataclasses.replace(TINY, recipe=MUON), 3)
+    plain, other = train_here(dataclasses.replace(SHORT, recipe=MUON), 3)
     assert log.all_losses(watched) == other.all_losses(plain)
     for mine, theirs in zip(
         watched.trained.module.parameters(), plain.trained.module.parameters(), strict=True
@@ -92,7 +93,7 @@ UNWATCHED = ["single+muon", "single+sgd", "single+attend:kernel=flash+bf16", "si
 
 @pytest.mark.parametrize("text", UNWATCHED)
 def test_a_training_run_has_no_such_step_and_still_shows_its_parts(text, train_here):
-    run, _ = train_here(dataclasses.replace(TINY, recipe=text), 2)
+    run, _ = train_here(dataclasses.replace(SHORT, recipe=text), 2)
     for part in parse(text).strategies:
         assert effects(part.evidence(run.trained)), f"{part} without a watched step"
 
@@ -124,7 +125,7 @@ def test_settings_are_labelled_by_name():
     ],
 )
 def test_what_a_cpu_cannot_show_is_a_setting(text, name, fact, train_here):
-    run, log = train_here(dataclasses.replace(TINY, recipe=text), 2)
+    run, log = train_here(dataclasses.replace(SHORT, recipe=text), 2)
     observe_here(run, log, text)
     facts = part_named(text, name).evidence(run.trained)
     assert fact in settings(facts) and effects(facts)

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import STRIP, SUBJECT, TINY, Case, OnDemand, launched_together, verdict
+from conftest import STRIP, SUBJECT, TINY, Case, OnDemand, launchable, launched_together, verdict
 from safetensors.torch import load_file
 
 from harness.planner import pool
@@ -71,24 +71,15 @@ KEPT = {
 }
 """Schedule, stages, runs of blocks a stage and micro batches -> micro batches, of each run, whose
 activations each stage keeps at most."""
-WORDS = {
-    "ddp": 2,
-    "pp": 2,
-    "pp+cross_entropy": 2,
-    "pp_fsdp2": 4,
-}
-"""Recipes of a DiT over a vocabulary, whose last stage takes the loss -> processes."""
+WORDS = ("ddp", "pp", "pp+cross_entropy")
+"""Recipes of a DiT over a vocabulary, whose last stage takes the loss."""
 WIDER = "of more tokens"
 """Where what is still on its way shows in a peak."""
+PREDICTED = [EQUAL[1], EQUAL[3], EQUAL[5], FOUR, REPEATED, "pp+cross_entropy of words", WIDER]
+"""A recipe of each kind of stages: recomputed, in runs, in a V, of four, repeated, over words."""
 SAVED, ON = "saved", "goes on"
 OFTEN = ("pp", "pp:schedule=interleaved", REPEATED)
 """Those that run by default: ``worker/test_runs`` launches the other launch files as well."""
-
-
-def variants(*recipes: str) -> list[Any]:
-    """The recipes as parameters; all but ``OFTEN`` have the mark ``thorough``."""
-    rare = pytest.mark.thorough
-    return [r if r in OFTEN else pytest.param(r, marks=rare) for r in recipes]
 
 
 @pytest.fixture(scope="module")
@@ -101,8 +92,7 @@ def runs(tmp_path_factory) -> tuple[Mapping[str, Result], Path]:
 
     cases = {recipe: case(recipe) for recipe in ("ddp", *EQUAL, *OTHERS)}
     cases |= {recipe: case(recipe, ranks=4) for recipe in WIDE}
-    for recipe, ranks in WORDS.items():
-        cases[f"{recipe} of words"] = Case(words(recipe, ranks))
+    cases |= {f"{recipe} of words": Case(words(recipe)) for recipe in WORDS}
     name = "conditions_of_another_micro_batch"
     cases[f"words {name}"] = Case(words("pp"), ("--sabotage", name))
     cases[WIDER] = Case(dataclasses.replace(TWO, recipe="pp", model="DiT-T/4"))
@@ -116,12 +106,11 @@ def runs(tmp_path_factory) -> tuple[Mapping[str, Result], Path]:
     return OnDemand(lambda name: launched_together({name: cases[name]}, base)[name]), base
 
 
-def words(recipe: str, ranks: int = 2) -> Spec:
+def words(recipe: str) -> Spec:
     """A training over tokens of a vocabulary."""
     return dataclasses.replace(
-        TWO, model="DiT-T/8:tokens=64", objective="masked", data="synthetic", recipe=recipe,
-        processes=ranks,
-    )  # fmt: skip
+        TWO, model="DiT-T/8:tokens=64", objective="masked", data="synthetic", recipe=recipe
+    )
 
 
 def engine_of(row: Result) -> Pipeline:
@@ -131,7 +120,7 @@ def engine_of(row: Result) -> Pipeline:
 # ---- in force ----
 
 
-@pytest.mark.parametrize("row", variants(*EQUAL, *WIDE, *OTHERS), indirect=True)
+@pytest.mark.parametrize("row", launchable([*EQUAL, *WIDE, *OTHERS], OFTEN), indirect=True)
 def test_stages_show_what_they_hold_and_pass_on(row):
     assert [check for check in row.audit if not check.ok] == []
     recipe, engine = parse(row.spec.recipe), engine_of(row)
@@ -157,12 +146,12 @@ def test_stages_show_what_they_hold_and_pass_on(row):
     assert 0 < facts["idle_share_measured"] < 1
 
 
-@pytest.mark.parametrize("row", variants(*EQUAL, *WIDE), indirect=True)
+@pytest.mark.parametrize("row", launchable([*EQUAL, *WIDE], OFTEN), indirect=True)
 def test_losses_gradients_and_updates_are_those_of_whole_models(row, runs):
     assert verdict(row, runs) == parity.Verdict("equal"), parity.distances(row, runs[0]["ddp"])
 
 
-@pytest.mark.parametrize("recipe", [*WORDS][1:])
+@pytest.mark.parametrize("recipe", WORDS[1:])
 def test_the_last_stage_takes_the_loss_over_a_vocabulary(recipe, runs):
     row, reference = runs[0][f"{recipe} of words"], runs[0]["ddp of words"]
     assert row.status is Status.OK, f"{row.reason}\n{row.log_tail}"
@@ -176,6 +165,7 @@ def test_the_last_stage_takes_the_loss_over_a_vocabulary(recipe, runs):
     assert ("cross_entropy" in recipe) == (loss.get("vocabulary") == 64), "its stage tells"
 
 
+@pytest.mark.thorough
 def test_a_loss_over_a_vocabulary_of_others_conditions_is_noticed(runs):
     row = runs[0]["words conditions_of_another_micro_batch"]
     assert row.status is Status.VOID, row.log_tail
@@ -228,8 +218,7 @@ def test_every_order_that_is_not_refused_can_run_and_has_each_part_once(name):
 
 @pytest.mark.thorough
 def test_memory_of_every_stage_is_predicted_and_the_row_s_is_the_fullest(runs, tmp_path):
-    over_words = [f"{recipe} of words" for recipe in [*WORDS][1:]]
-    rows = [runs[0][name] for name in (*EQUAL, *WIDE, *OTHERS, *over_words, WIDER)]
+    rows = [runs[0][name] for name in PREDICTED]
     predicted = pool.predict_all([resolve(row.spec) for row in rows], tmp_path)
     for row, made in zip(rows, predicted, strict=True):
         assert made.method == "trace", f"{made.reason} {made.fault}"
@@ -240,11 +229,9 @@ def test_memory_of_every_stage_is_predicted_and_the_row_s_is_the_fullest(runs, t
         assert found == pytest.approx(true, rel=0.005), row.spec.recipe
         assert made.steady.bytes == max(found) == found[made.rank]
         facts = row.evidence[parse(row.spec.recipe).sharding.name]
-        if (
-            stages == 2 and "fsdp2" not in row.spec.recipe
-        ):  # of more, those in the middle have two neighbours
+        if stages == 2:  # of more, those in the middle have two neighbours
             assert passed_on(made, data) == facts["sent_to_stages_bytes"], row.spec.recipe
-        if data > 1 and "fsdp2" not in row.spec.recipe:
+        if data > 1:
             averaged = 4 * facts["elements_of_stages"][made.rank // data]
             assert passed_on(made, 1) == averaged and made.rank % data == 0
 
@@ -257,15 +244,13 @@ def passed_on(made: Prediction, distance: int) -> int:
     return sum(w.count * w.bytes // 2 for w in pairs if w.bytes > few)
 
 
+@pytest.mark.thorough
 def test_stages_of_gpus_are_ranks_of_their_own_and_each_waits_for_the_others(tmp_path):
     spec = dataclasses.replace(TWO, device="cuda", processes=4, global_batch=8)
-    # Of another model that deep a few blocks would be traced for all.
-    deep = dataclasses.replace(spec, model="DiT-T/8:depth=12", recipe="pp:stages=4,micro=8")
-    texts = ("model_parallel:stages=4", "pp:schedule=zbv,micro=4")
-    asked = [deep, *(dataclasses.replace(spec, recipe=text) for text in texts)]
-    rows = [resolve(one) for one in asked]
+    texts = ("pp:stages=4,micro=8", "pp:schedule=zbv,micro=4")
+    rows = [resolve(dataclasses.replace(spec, recipe=text)) for text in texts]
     card = cards.find("RTX-3090")
-    shares = (idle("1f1b", 4, 8), idle("gpipe", 4, 1), idle("zbv", 2, 4))
+    shares = (idle("1f1b", 4, 8), idle("zbv", 2, 4))
     for share, made in zip(shares, pool.predict_all(rows, tmp_path), strict=True):
         assert made.method == "trace", f"{made.reason} {made.fault}"
         assert len(set(made.steady_of_ranks.values())) > 1, "ends hold what the middle does not"
@@ -312,6 +297,7 @@ def test_a_checkpoint_is_a_plain_model_s_and_training_goes_on(runs, train_here):
 # ---- not in force ----
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("case", LOST)
 def test_stages_that_are_not_what_was_asked_for_are_noticed(case, runs):
     recipe, name, words = LOST[case]
@@ -321,6 +307,7 @@ def test_stages_that_are_not_what_was_asked_for_are_noticed(case, runs):
     assert any(check.startswith("evidence: pp") and words in failed[check] for check in failed)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("case", UNLIKE)
 def test_stages_that_are_not_one_training_are_noticed(case, runs):
     row = runs[0][" ".join(UNLIKE[case])]

@@ -35,21 +35,16 @@ FOUR = dataclasses.replace(
 EQUAL = [
     "pp_fsdp2",
     "pp_fsdp2:reshard=on+checkpoint",
-    "pp_fsdp2:schedule=interleaved",
     "pp_fsdp2:schedule=zbv",
 ]
 OTHERS = ["pp_fsdp2+bf16"]
-PREDICTED = [*EQUAL[:2], *OTHERS]
-PUBLIC = {
-    ("wan2.1-1.3b", "pp_fsdp2"): "one group of blocks",
-    ("flux-dev", "pp_fsdp2:schedule=interleaved,reshard=on+checkpoint"): "two streams, two runs",
-    ("sd3.5-medium", "pp_fsdp2+bf16"): "two streams, rounded",
-}
-"""Public models whose stages are shared, and what is special: what is in front of the blocks is all
-stages', and of each its sharers'."""
-EXACT = [case for case in PUBLIC if "bf16" not in case[1]]
-
-
+PREDICTED = [EQUAL[1], *OTHERS]
+PUBLIC = [
+    ("wan2.1-1.3b", "pp_fsdp2"),
+    ("flux-dev", "pp_fsdp2:schedule=interleaved,reshard=on+checkpoint"),  # two streams, two runs
+]
+"""Public models whose stages are shared: what is in front of the blocks is all stages', and of each
+its sharers'."""
 SAVED, ON, FOREIGN = "saved", "goes on", "of a public model"
 """A training that is kept, and one that goes on from there."""
 
@@ -71,13 +66,13 @@ def runs(tmp_path_factory) -> tuple[dict[str, Result], Path]:
     cases[ON] = case(EQUAL[0], *kept, "--resume", steps=3)
     for model, recipe in PUBLIC:
         cases[f"{model} {recipe}"] = Case(public(model, recipe))
-    for model, _ in EXACT:
+    for model, _ in PUBLIC:
         cases[f"{model} ddp"] = Case(public(model, "ddp", processes=2))
-    model, recipe = EXACT[0]
+    model, recipe = PUBLIC[0]
     for name in STANDING:
         cases[name] = Case(public(model, recipe), ("--sabotage", name))
     kept = ("--checkpoint", str(base / FOREIGN))
-    cases[f"{SAVED} {FOREIGN}"] = Case(public(*EXACT[1]), kept)
+    cases[f"{SAVED} {FOREIGN}"] = Case(public(*PUBLIC[1]), kept)
     return launched_together(cases, base), base
 
 
@@ -154,23 +149,22 @@ def test_sharers_of_a_public_model_s_stages_are_one_training(model, recipe, runs
     row = runs[0][f"{model} {recipe}"]
     assert row.status is Status.OK, f"{row.reason}\n{row.log_tail}"
     assert [check for check in row.audit if not check.ok] == []
-    exact = (model, recipe) in EXACT
-    if exact:
-        found = parity.distances(row, runs[0][f"{model} ddp"])
-        assert against(row, runs) == parity.Verdict("equal"), found
+    found = parity.distances(row, runs[0][f"{model} ddp"])
+    assert against(row, runs) == parity.Verdict("equal"), found
     facts = row.evidence["pp_fsdp2"]
     held, shared = facts["elements_of_stages"], facts["shared_elements"]
     assert sum(held) - (len(held) - 1) * shared == row.parameters
     assert facts["shared_gradient_bytes"] == nearly(4 * shared / 2) and facts["shared_spread"] == 0
     assert facts["sharers"] == 2 and facts["parameter_share"] == pytest.approx(0.5, abs=0.01)
-    assert facts["away_from_the_whole"] < (1e-5 if exact else 1e-2)
-    micro, width = facts["micro_batches"], 4 if exact else 2
-    often = [2 * micro] * facts["groups"] if facts["reshard_after_forward"] else [1]
+    assert facts["away_from_the_whole"] < 1e-5
+    often = (
+        [2 * facts["micro_batches"]] * facts["groups"] if facts["reshard_after_forward"] else [1]
+    )
     if facts["reshard_after_forward"]:
         often[0] *= len(facts["runs_of_stages"][0])  # what lies outside of blocks
     else:
         # Some of it has an odd number of rows.
-        assert facts["gathered_bytes"] == pytest.approx(width * held[0] / 2, rel=0.02)
+        assert facts["gathered_bytes"] == pytest.approx(4 * held[0] / 2, rel=0.02)
         often *= facts["groups"]
     assert facts["gathers_of_groups"] == often
 

@@ -98,7 +98,7 @@ def test_stages_that_share_nothing_are_noticed(name, results):
 
 
 def test_memory_of_stages_of_public_models_is_predicted(results, tmp_path):
-    rows = [results[f"{model} {recipe}"] for model, recipe in [*STAGED][1:]]
+    rows = [results[f"{model} {recipe}"] for model, recipe in [*STAGED][2:4]]
     made = pool.predict_all([resolve(row.spec) for row in rows], tmp_path)
     for row, prediction in zip(rows, made, strict=True):
         assert prediction.method == "trace", f"{prediction.reason} {prediction.fault}"

@@ -135,6 +135,7 @@ def test_blocks_are_dealt_in_order_and_alike(depth, runs):
     assert max(sizes) - min(sizes) <= 1 and sizes == sorted(sizes, reverse=True)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("model", "text", "wanted"),
     [

@@ -18,7 +18,7 @@ from strategies.activations import checkpoint, runners
 from strategies.activations.block_parts import Recompute
 from strategies.base import BadInput, NotInForce, Slot
 from strategies.subject import PARTS, Subject
-from tests.made.recipes import OTHERS, TRAINED_HERE
+from tests.made.recipes import OTHERS, SETTINGS, TRAINED_HERE
 
 MODEL = STRIP.model
 NEEDS = {
@@ -51,7 +51,9 @@ MORE = [
 ]
 GENERATED = "single+compile"
 """Of which test_catalog has the code that is generated; here a subject is traced without it."""
-TRIED = [t for t in TRAINED_HERE if t != GENERATED] + MORE
+FIRST = [texts[0] for texts in SETTINGS.values() if texts[0] in TRAINED_HERE]
+"""A recipe of each strategy: its other settings are shown by test_catalog, of a DiT."""
+TRIED = [t for t in FIRST if t != GENERATED] + MORE
 WORKS = [t for t in TRIED if not any(part in NEEDS for part in t.split("+"))]
 
 

@@ -212,6 +212,7 @@ def test_who_asks_again_for_the_processor_starts_no_process(monkeypatch):
 # -- predicted for GPUs -----------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_a_plan_knows_what_stays_within_a_node_and_what_lies_on_the_host(tmp_path):
     """Rank 0 of sixteen GPUs on two nodes, beside ZeRO-3's."""
     recipes = ("zero3", "zero3_hpz", "zero3_offload_partial", "zero3_qwz")

@@ -58,6 +58,9 @@ ZERO = [
 ]
 EXACT = [n for n in LAUNCHES if n != "ddp"] + ["ddp+checkpoint:every=2", "ddp+accumulate:steps=2"]
 ALL = ["ddp", *EXACT, EVERYTHING]
+RARE = {"zero1_offload", "zero3_hpz", "zero3_offload_partial", "hsdp", "pp_fsdp2", "model_parallel"}
+OFTEN = {*ALL} - RARE
+"""Those that run by default: a launch of each engine."""
 
 
 def taking_accumulation_back(folder: Path) -> Path:
@@ -109,8 +112,8 @@ def run(request, runs) -> tuple[Result, Path]:
     return runs(request.param)
 
 
-every = pytest.mark.parametrize("run", launchable(ALL), indirect=True)
-zero = pytest.mark.parametrize("run", launchable(ZERO), indirect=True)
+every = pytest.mark.parametrize("run", launchable(ALL, OFTEN), indirect=True)
+zero = pytest.mark.parametrize("run", launchable(ZERO, OFTEN), indirect=True)
 
 
 # -- one run ----------------------------------------------------------------------------------
@@ -173,7 +176,7 @@ def distances(a: list[float], b: list[float]) -> list[float]:
     return [abs(x - y) / abs(y) for x, y in zip(a, b, strict=True)]
 
 
-@pytest.mark.parametrize("run", launchable(EXACT), indirect=True)
+@pytest.mark.parametrize("run", launchable(EXACT, OFTEN), indirect=True)
 def test_losses_gradients_and_what_the_optimizer_did_are_ddps(run, runs):
     row, reference = run[0], runs("ddp")[0]
     assert len(reference.losses) > STEPS and len(reference.grad_norms) == len(reference.losses)
@@ -231,7 +234,7 @@ def plain_average(spec: Spec, steps: int) -> dict[str, torch.Tensor]:
     return average
 
 
-@pytest.mark.parametrize("run", launchable(LAUNCHES), indirect=True)
+@pytest.mark.parametrize("run", launchable(LAUNCHES, OFTEN), indirect=True)
 def test_the_average_put_together_is_the_plain_loops(run):
     row, folder = run
     steps = len(row.losses)
@@ -307,6 +310,7 @@ def test_offload_is_where_it_should_be(runs):
     assert all(rank.nvme_bytes == 0 for rank in runs("zero3_offload")[0].ranks)
 
 
+@pytest.mark.thorough
 def test_a_second_share_is_gathered_from_in_backward_alone(runs):
     row, plain = runs("zero3_hpz")[0], runs("zero3")[0]
     facts = row.evidence["zero3_hpz"]
@@ -319,6 +323,7 @@ def test_a_second_share_is_gathered_from_in_backward_alone(runs):
     assert sent["backward"][gathered] == pytest.approx(whole["backward"][gathered], rel=0.1)
 
 
+@pytest.mark.thorough
 def test_half_of_the_optimizer_is_on_the_host_and_both_halves_are_stepped(runs):
     row, _ = runs("zero3_offload_partial")
     facts = row.evidence["zero3_offload_partial"]
@@ -362,7 +367,7 @@ def test_accumulation_feeds_half_a_micro_batch_twice(runs):
 # -- evidence lost ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("run", launchable(LAUNCHES), indirect=True)
+@pytest.mark.parametrize("run", launchable(LAUNCHES, OFTEN), indirect=True)
 def test_a_run_shows_its_own_launch_and_no_other(run):
     row, folder = run
     for rank in row.ranks:
@@ -413,7 +418,7 @@ PRETENDED = {
 """Launch -> what else the flags were made to say of its run -> what gives it away."""
 
 
-@pytest.mark.parametrize("run", launchable(PRETENDED), indirect=True)
+@pytest.mark.parametrize("run", launchable(PRETENDED, OFTEN), indirect=True)
 def test_flags_that_say_otherwise_are_given_away_by_what_was_done(run):
     row, folder = run
     for rank in row.ranks:
@@ -460,7 +465,10 @@ def test_accumulation_that_the_launch_file_takes_back_is_void(done):
 # -- prediction -------------------------------------------------------------------------------
 
 
-PREDICTED = [name for name in LAUNCHES if name != "single"]
+ELSEWHERE = {"single", "pp", "pp_fsdp2", "model_parallel", "zero1_offload", "zero2_offload"}
+"""Launches whose predictions other tests hold, of one process and of stages; and two offloads."""
+PREDICTED = [name for name in LAUNCHES if name not in ELSEWHERE]
+PREDICTED_OFTEN = {"ddp", "zero2", "zero3_offload", "fsdp2"}
 
 
 @pytest.fixture(scope="module")
@@ -479,7 +487,7 @@ def predicted(tmp_path_factory) -> Mapping[str, Prediction]:
     return OnDemand(make)
 
 
-@pytest.mark.parametrize("recipe", launchable(PREDICTED))
+@pytest.mark.parametrize("recipe", launchable(PREDICTED, PREDICTED_OFTEN))
 def test_the_simulated_world_is_a_real_rank_of_two(runs, recipe, predicted):
     """The same recipe on tensors without storage, in a process group that moves nothing: the
     peak of a step is what rank 0 of the real run traced, within half a percent, and its
