@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import functools
-import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping
@@ -21,10 +19,9 @@ import yaml
 
 from harness.planner.export import trainers
 from harness.planner.export import trainers as pages
-from harness.resolve import Resolved, resolve
-from harness.spec import Spec
-from harness.subjects.library import families
+from harness.resolve import resolve
 from tests.made.recipes import SETTINGS
+from tests.made.translated import FEW, asked, models
 
 REAL = yaml.safe_load((Path(__file__).parents[1] / "made/trainer_options.yaml").read_text())
 TAKEN = {"int": int, "float": float, "str": str}
@@ -33,13 +30,6 @@ HELD = {"bool": (bool,), "int": (int,), "float": (int, float), "str": (str,), "m
         "list": (list,)}  # fmt: skip
 """What JSON or YAML holds for them."""
 EVERY = [text for texts in SETTINGS.values() for text in texts]
-USUAL = "flux-dev"
-FEW = [
-    *(f"{text}+lora" for text in ("ddp+bf16", "ddp+bf16_pure", "zero2+bf16", "zero3+fp32", "ddp")),
-    "ddp+bf16+lora+checkpoint+compile+attend:kernel=flash+adam8bit+accumulate",
-    "single+cast:to=int8+lora+block_swap:blocks=3",
-    "single+cast:to=fp8+bf16+lora+adam8bit:lib=torchao",
-]
 
 
 KEYS = {"simpletuner": "model_family", "ai-toolkit": "model.arch", "diffusion-pipe": "model.type"}
@@ -107,24 +97,6 @@ def hold(name: str, options: Mapping[str, Any]) -> None:
             hold(name, {k: v for k, v in known.items() if option != "train.optimizer_params"})
 
 
-@functools.cache
-def asked(recipe: str, model: str) -> Resolved | None:
-    """A recipe of a public model, if it can be."""
-    many = 1 if recipe.startswith("single") else 8
-    objective = families.table()[model].family.objectives[0]
-    spec = dict(recipe=recipe, model=model, data="synthetic", objective=objective, device="cuda")
-    found = resolve(Spec(**spec, processes=many, global_batch=8 * many, grad_clip=0.5))
-    return None if found.refusal else found
-
-
-def models(name: str) -> list[str]:
-    """One for each script, or for each word, of those that a trainer knows; the usual one first."""
-    table = trainers.table(name)["models"]
-    pairs = sorted(table.items(), key=lambda pair: pair[0] == USUAL)
-    words = {json.dumps(scripts, sort_keys=True): model for model, scripts in pairs}
-    return sorted(words.values(), key=lambda model: (model != USUAL, model))
-
-
 # ---- the record ----
 
 
@@ -138,7 +110,7 @@ def test_options_were_read_where_the_table_says(name):
 @pytest.mark.parametrize("name", trainers.known())
 def test_every_model_of_a_table_is_one_that_the_trainer_names(name):
     for scripts in trainers.table(name)["models"].values():
-        for word in (word for kind, word in scripts.items() if kind != "lacks"):
+        for word in (scripts[kind] for kind in ("any", "lora", "full") if kind in scripts):
             if "scripts" in REAL[name]:
                 script, *more = shlex.split(word)
                 parser_of(name, script).parse_args(more)

@@ -34,14 +34,15 @@ from strategies.strategy import Strategy
 # ---- rules ----
 # Tables map a strategy's name to rules, of which the first that fits applies. The conditions of a
 # rule are ``for`` (values of parameters, or lists of them), ``with`` and ``without`` (traits of the
-# launch) and ``device``. In all other entries ``$name`` is a parameter or a number of the training.
+# launch), ``device`` and ``models``. In all other entries ``$name`` is a parameter or a number of
+# the training. ``reads`` has the strategy or the parameters that a reading of the options takes.
 #
 # A parameter that a rule neither names nor uses must have its default, so a rule never applies to a
 # case that it was not written for. ``any`` names parameters that make no difference.
 
 
 Rule = Mapping[str, Any]
-CONDITIONS = ("for", "with", "without", "device", "any")
+CONDITIONS = ("for", "with", "without", "device", "models", "any", "reads")
 
 
 @functools.cache
@@ -77,7 +78,10 @@ def fitting(
 def _stands_beside(rule: Rule, launch: RunContext) -> bool:
     wanted, unwanted = set(rule.get("with", ())), set(rule.get("without", ()))
     device = rule.get("device", launch.device)
-    return wanted <= launch.traits and not unwanted & launch.traits and device == launch.device
+    named = device == launch.device and (
+        "models" not in rule or launch.subject.model in rule["models"]
+    )
+    return named and wanted <= launch.traits and not unwanted & launch.traits
 
 
 def _answers(rule: Rule, name: str, values: Mapping[str, Any], usual: Mapping[str, Any]) -> bool:

@@ -20,6 +20,7 @@ from harness.planner.plan.request import defaults, numbers, parameters, techniqu
 from harness.resolve import Resolved
 from strategies.base import BadInput, Slot
 from strategies.recipe import nearest
+from strategies.strategy import Strategy
 
 FOLDER = Path(__file__).with_name("trainers")
 SETTINGS = ("micro_batch", "accumulation", "learning_rate", "betas", "eps", "weight_decay", "clip",
@@ -59,13 +60,16 @@ class Translation:
         """Add a rule's entries for ``what``; None: the table has no rule for it."""
         if rule is None:
             rule = {"lacks": f"not looked up in {self.trainer['version']}"}
-        found = lines.filled(rule, values)
+        times = rule.get("times", {})
+        found = lines.filled(
+            rule, {**values, **{k: round(values[k] / n) for k, n in times.items()}}
+        )
         self.options |= found.get("options", {})
         for key, kept in (("note", self.notes), ("lacks", self.lacks)):
             if key in found:
                 kept.append(Missing(what, found[key]))
-        if "beside" in found:
-            self.beside.append(found["beside"])
+        for key, value in found.get("dataset", {}).items():
+            self.beside.append(f"in the dataset's .toml, under [general]: {key} = {value}")
         self.start = found.get("start", self.start)
 
 
@@ -91,23 +95,31 @@ def translated(name: str, resolved: Resolved, config: str) -> Translation:
     made = Translation(trainer)
     values |= {"config": config, **_model(made, resolved)}
     made.start = lines.filled(trainer["start"], values)
-    for what, rule in _found(trainer, resolved):
-        made.add(what, rule, values)
-        if what == launch.sharding and (rule is None or "lacks" in rule):
+    for what, part, rule in ruled(trainer, resolved):
+        made.add(what, rule, values if part is None else {**values, **parameters(part)})
+        deciding = what == launch.sharding if part is None else part.slot in DECIDING
+        if deciding and (rule is None or "lacks" in rule):
             made.unplanned.append(what)
-    for part in techniques(resolved):
-        own = {**values, **parameters(part)}
-        written = trainer["strategies"].get(part.name, ())
-        rule = lines.fitting(written, parameters(part), launch, defaults(part))
-        unknown = {"lacks": NO_OPTION} if part.name in trainer["none"] else None
-        rule = unknown if rule is None else rule
-        made.add(str(part), rule, own)
-        if part.slot in DECIDING and (rule is None or "lacks" in rule):
-            made.unplanned.append(str(part))
     for option, why in trainer["models"].get(resolved.spec.model, {}).get("lacks", {}).items():
         if made.options.pop(option, None) is not None:
             made.lacks.append(Missing(option, why))
     return made
+
+
+def ruled(
+    trainer: Mapping[str, Any], resolved: Resolved
+) -> Iterator[tuple[str, Strategy | None, lines.Rule | None]]:
+    """Yield the table's rules for the sharding, the training's numbers, empty slots and strategies.
+
+    Each has its name, and the strategy if it is one. The rule is None if the table has none.
+    """
+    launch = resolved.launch
+    yield from ((what, None, rule) for what, rule in _found(trainer, resolved))
+    for part in techniques(resolved):
+        written = trainer["strategies"].get(part.name, ())
+        rule = lines.fitting(written, parameters(part), launch, defaults(part))
+        none = {"lacks": NO_OPTION} if part.name in trainer["none"] else None
+        yield str(part), part, none if rule is None else rule
 
 
 def _found(trainer: Mapping[str, Any], resolved: Resolved) -> Iterator[tuple[str, Any]]:
@@ -142,6 +154,8 @@ def _model(made: Translation, resolved: Resolved) -> dict[str, str]:
         made.lacks.append(Missing(model, f"{why}; the options are those of your own model's"))
     else:
         made.options |= lines.filled(made.trainer.get("model", {}), {"model": found})
+        flavours = words.get("flavours", [""])
+        made.options |= {"model_flavour": flavours[0]} if flavours and "" not in flavours else {}
     return {"script": found or "SCRIPT", "model": found or "MODEL"}
 
 

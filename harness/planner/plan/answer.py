@@ -43,7 +43,7 @@ def answer(fits: Sequence[Fit], ways: Ways | None = None) -> list[str]:
         return _none_fits(fits) + tried_instead(ways)
     head = "Fastest predicted to fit" if best.fits else "None is sure to fit. Fastest that may"
     lines = [f"{head}: {best.label}, {rate_in_words(best)}, {reach(best)}{_on_host(best)}"]
-    lines += [*_binding(best), f"  its peak: {_explained(best)}"]
+    lines += [*_binding(best), f"  its peak: {peak_in_words(best)}"]
     lines += _export(best)
     lines += _faster_if_it_fits(best, fits) if best.fits else tried_instead(ways)
     rivals = [f for f in fits if f.fits and f is not best and f.seconds]
@@ -85,7 +85,7 @@ def _without_answer(kind: str, proof: Proof) -> list[str]:
         f"{kind}: none of {proof.recipes} recipes fits: {counts_in_words(proof)}",
         f"  nearest of those predicted: {close.label} {lacks(close)}",
         *_binding(close),
-        f"  its peak: {_explained(close)}",
+        f"  its peak: {peak_in_words(close)}",
     ]
 
 
@@ -179,7 +179,8 @@ def _may_be_faster(rival: Fit, best: Fit) -> bool:
     return quick / rival.resolved.spec.global_batch < per_best
 
 
-def _explained(fit: Fit) -> str:
+def peak_in_words(fit: Fit) -> str:
+    """Return where a row's peak is, and its three largest categories."""
     instant = fit.prediction.peak
     if instant is None:
         return "not traced"
@@ -207,7 +208,7 @@ def _none_fits(fits: Sequence[Fit]) -> list[str]:
     return [
         f"None is predicted to fit. Nearest: {close.label} {lacks(close)}",
         *_binding(close),
-        f"  its peak: {_explained(close)}",
+        f"  its peak: {peak_in_words(close)}",
     ]
 
 

@@ -361,7 +361,7 @@ def _base(options: argparse.Namespace) -> Spec:
         device=_device(options),
         # A DiT's reference training keeps an average of the weights; few trainers of public models
         # do.
-        ema=0.0 if kind.brings_samples else Spec.ema,
+        ema=vars(options).get("average", 0.0 if kind.brings_samples else Spec.ema),
         workload=options.workload,
         sampler_steps=options.sampler_steps,
         cfg_scale=options.cfg_scale,

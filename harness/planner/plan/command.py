@@ -21,11 +21,13 @@ from harness.commands.progress import Predictions
 from harness.json_files import write_json
 from harness.planner import pool, verdict
 from harness.planner.advice import SOUGHT
+from harness.planner.export.matching import Reading
 from harness.planner.plan import advice
 from harness.planner.plan.advice import plan_advice, plan_largest
 from harness.planner.plan.answer import check_line
-from harness.planner.plan.candidates import Asked, asked_for
+from harness.planner.plan.candidates import Asked, PlanError, asked_for
 from harness.planner.plan.fastest import Proof
+from harness.planner.plan.given import asked_of, plan_from, read
 from harness.planner.plan.request import add_question, fit_as_json
 from harness.planner.plan.scale import BOTH, plan_claims, plan_scale
 from harness.planner.plan.table import print_explained, print_plan, print_search
@@ -46,6 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "recipes to compare (default: a search for the fastest; for a CPU, "
     text += "several nodes and samples, a list of recipes)"
     what.add_argument("--recipes", nargs="+", metavar="R", help=text)
+    text = "read a trainer's own configuration: its command, script, TOML, YAML, JSON or env file, "
+    text += "and the files beside it; predict its recipe, and what is best (default: none)"
+    what.add_argument("--from", dest="source", nargs="+", type=Path, metavar="FILE", help=text)
     text = "a suite's recipes (default: as without --recipes)"
     what.add_argument("--suite", metavar="NAME_OR_FILE", help=text)
     text = "predict the suite claims for this card, beside the results in DIR (default: no)"
@@ -73,6 +78,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(default: print only)"
     )
     add("--keep", type=Path, metavar="DIR", help=text)
+    text = "with --from: another configuration, and why one needs more memory (default: none)"
+    add("--diff", nargs="+", type=Path, metavar="OTHER", help=text)
     add("--explain", action="store_true", help="print the tensors at each recipe's peak")
     add("--notes", action="store_true", help="print all notes below the table (default: three)")
     add("--jobs", type=int, metavar="N", help="predictions at a time (default: a core each)")
@@ -90,15 +97,29 @@ def plan(options: argparse.Namespace) -> int:
     if options.json:
         check_file(options.json, "json")
     with pool.fresh() if options.fresh else contextlib.nullcontext():
+        made = _read(options)
         if options.scale:
             return plan_scale(options, console)
+        asked = asked_of(options, made) if made else options
         # ``--check`` prints one line to stdout, so its progress goes to stderr.
         shown = make_console(stderr=True) if options.check else console
         jobs = options.jobs or pool.default_jobs()
-        asking = Asking(asked_for(options), jobs, Predictions(shown))
-        code = _answered(options, asking, console)
+        asking = Asking(asked_for(asked), jobs, Predictions(shown))
+        if made and not any((options.check, options.largest, options.advise)):
+            code = plan_from(options, made, asking, console)
+        else:
+            code = _answered(asked, asking, console)
         asking.progress.tell_recorded()
         return code
+
+
+def _read(options: argparse.Namespace) -> Reading | None:
+    """Return the reading of ``--from``, or None without it."""
+    if options.diff and not options.source:
+        raise PlanError("--diff compares with a configuration, and none is named; give --from FILE")
+    if options.source and options.scale:
+        raise PlanError("--scale plans recipes, and not a configuration; leave --from out")
+    return read(options, options.source) if options.source else None
 
 
 def _answered(options: argparse.Namespace, asking: Asking, console: Console) -> int:

@@ -98,6 +98,8 @@ def numbers(resolved: Resolved) -> dict[str, Any]:
 CUSTOM = "depth=28,width=1152,heads=16,patch=2"
 HOST_GIVEN = "as --host-memory says"
 """``Card.host_told`` for a size given as an option."""
+MODEL = "DiT-XL/2"
+"""Model of a plan that names none."""
 LATENT = 8
 """Pixels per side that one latent element covers (the VAE's factor)."""
 AS_PLANNED = {"workload": TRAIN, "sampler_steps": 0, "cfg_scale": 0.0, "suite": None, "jobs": None}
@@ -112,7 +114,7 @@ def add_question(parser: Any, *, optional: bool = False) -> None:
     """
     add = parser.add_argument
     text = f"a DiT, sizes as in {CUSTOM}, a public model as flux-dev, diffusers:CLASS, or "
-    usual = None if optional else "DiT-XL/2"
+    usual = None if optional else MODEL
     text += f"FILE.py:CLASS (default: {usual or 'none'})"
     add("--model", type=families.canonical, default=usual, help=text)
     add("--gpus", "--processes", dest="processes", type=int, metavar="N",

@@ -1,0 +1,387 @@
+"""Settings in a trainer's own files: commands, shell scripts, TOML, YAML, JSON and env files.
+
+The files are parsed and never executed. ``reading`` gives their settings a meaning.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import re
+import shlex
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from harness.planner.export import trainers
+from strategies.base import BadInput
+from strategies.files import DEEPEST, bounded_text, nested, parse_yaml, printable
+from strategies.recipe import nearest
+
+LARGEST = 2**20
+"""Bytes of the largest file; a trainer's configuration has some thousand."""
+ACCELERATE, DEEPSPEED, DATASET = "accelerate", "deepspeed", "dataset"
+"""Kinds of files that belong to no single trainer."""
+MARKS = {
+    ACCELERATE: {"distributed_type", "compute_environment"},
+    DEEPSPEED: {"zero_optimization", "train_micro_batch_size_per_gpu"},
+    DATASET: {"datasets", "directory", "resolutions", "frame_buckets"},
+}
+"""Kind -> keys, of which each file of the kind has one."""
+LINKS = ("--config_file", "--config", "--accelerate_config", "--deepspeed_config_file",
+         "deepspeed_config.deepspeed_config_file")  # fmt: skip
+"""Options that name another file to read, beside each trainer's ``shape.file``."""
+HINT = "give a trainer's command, shell script, TOML, YAML, JSON or env file"
+
+
+@dataclass
+class Found:
+    """Settings of one file.
+
+    ``kind``: a trainer's name, or one of ``MARKS``. ``options``: name -> value, nested keys joined
+    by dots. ``launcher``: options of accelerate, torchrun or deepspeed. ``remarks``: what could not
+    be read.
+    """
+
+    path: Path
+    kind: str
+    options: dict[str, Any] = field(default_factory=dict)
+    script: str = ""
+    launcher: dict[str, Any] = field(default_factory=dict)
+    remarks: list[str] = field(default_factory=list)
+
+
+def read(paths: Sequence[Path]) -> list[Found]:
+    """Read the files and those that they name.
+
+    Raises:
+        BadInput: a file that cannot be read, or that is no configuration of a known trainer.
+    """
+    found: list[Found] = []
+    seen, lost = set[Path](), list[tuple[Found, str]]()
+    waiting = [(path, "") for path in paths]
+    while waiting:
+        path, kind = waiting.pop(0)
+        if path.resolve() in seen:
+            continue
+        seen.add(path.resolve())
+        found.append(one := _read(path, kind))
+        for option, value in {**one.launcher, **one.options}.items():
+            if option in (*LINKS, *_data_files(one.kind)) and isinstance(value, str):
+                there = filter(_is_file, (path.parent / value, Path(value)))
+                linked = [(other, one.kind) for other in there][:1]
+                waiting += linked
+                told = f"{option} names {value:.80}, which is not there; give it as another FILE"
+                lost += [] if linked else [(one, told)]
+    if len(paths) == 1:
+        for one, told in lost:
+            one.remarks.append(told)
+    return found
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # such as a name that is too long
+        return False
+
+
+def _data_files(kind: str) -> Sequence[str]:
+    """Return the options by which a trainer names the file of its datasets."""
+    return trainers.table(kind)["shape"].get("files", ()) if kind in trainers.known() else ()
+
+
+def _read(path: Path, kind: str) -> Found:
+    """Return the settings of a file; ``kind`` is the trainer whose command names it, or empty."""
+    try:
+        text = printable(bounded_text(path, LARGEST).replace("\r\n", "\n"))
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise BadInput(f"{path}: {why}; {HINT}") from None
+    if not text.strip():
+        raise BadInput(f"{path} is empty; {HINT}")
+    try:
+        data = _data(path.suffix.lower(), text)
+        if any(depth > DEEPEST for _, depth in nested(data)):
+            raise ValueError(f"nested deeper than {DEEPEST} levels")
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"{path}: {str(error).splitlines()[0]:.200}; correct the file") from None
+    return _script(path, text) if data is None else _of_data(path, data, kind)
+
+
+def _data(suffix: str, text: str) -> Any:
+    """Return the data of a TOML, JSON or YAML text; None for a script.
+
+    Raises:
+        ValueError: text that its suffix does not match.
+    """
+    if suffix == ".toml":
+        return _toml(text)
+    if suffix == ".json" or text.lstrip().startswith("{"):
+        # Some examples of SimpleTuner end in a comma, which JSON forbids.
+        return json.loads(re.sub(r",(\s*[}\]])", r"\1", text))
+    return parse_yaml(text) if suffix in (".yaml", ".yml") else None
+
+
+def _toml(text: str) -> Any:
+    """Return the data of a TOML text.
+
+    Raises:
+        ValueError: not TOML, or a Python without a reader of it.
+    """
+    if sys.version_info < (3, 11):
+        raise ValueError("TOML is read from Python 3.11 on; give the settings as YAML or JSON")
+    return importlib.import_module("tomllib").loads(text)
+
+
+def flat(data: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """Return nested settings by names joined by dots; an item of a list is named by its index."""
+    found: dict[str, Any] = {}
+    for name, value in data.items():
+        key, inner = printable(str(name)), value
+        if isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
+            inner = {str(i): item for i, item in enumerate(value) if isinstance(item, Mapping)}
+        if isinstance(inner, Mapping) and inner:
+            found |= flat(inner, f"{above}{key}.")
+        elif value is not None and not isinstance(value, Mapping):
+            found[f"{above}{key}"] = printable(value) if isinstance(value, str) else value
+    return found
+
+
+def _of_data(path: Path, data: Any, named: str) -> Found:
+    if data and isinstance(data, list):
+        data = {"datasets": data}
+    if not isinstance(data, Mapping) or not data:
+        raise BadInput(f"{path} has no settings; {HINT}")
+    if not isinstance(data.get("model"), Mapping):
+        kind = next((name for name, keys in MARKS.items() if keys & set(data)), "")
+        if kind:
+            return Found(path, kind, flat(data))
+    options = flat(data)
+    if any(name.startswith("config.process.1.") for name in options):
+        raise BadInput(f"{path}: config.process has several trainings; keep one of them")
+    for name in trainers.known():
+        table = trainers.table(name)
+        if table["form"] == "flags" and path.suffix != ".toml":
+            continue
+        own = _own(table, options)
+        if name == named or any(key in own for key in table["known_by"]):
+            return Found(path, name, own)
+    raise BadInput(f"{path} is no configuration of {', '.join(trainers.known())}; {HINT}")
+
+
+def _own(table: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings by the names that a trainer's table has."""
+    if table["form"] == "flags":  # sections have no meaning there
+        return {f"--{name.rpartition('.')[2]}": value for name, value in options.items()}
+    root = table.get("root", "")
+    return {name.removeprefix("--").removeprefix(root): v for name, v in options.items()}
+
+
+# ---- shell scripts ----
+
+
+TOKEN = re.compile(
+    r"(?P<skip>[ \t\r\x01]+)|(?P<comment>#[^\n]*)|(?P<end>\n|&&|\|\||[;|&])|(?P<paren>[()])"
+    r"|(?P<word>(?:\\.|'[^']*'|\"(?:\\.|[^\"\\])*\"|\$\([^()\n]*\)|[^\s\x01\\'\"();|&])+)",
+    re.S,
+)
+VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?-([^}]*))?\})")
+ASSIGNED = re.compile(r"(\w+)=(.*)", re.S)
+OPTION = re.compile(r"--?[A-Za-z]")
+
+
+def _tokens(path: Path, text: str) -> Iterator[tuple[int, str, str]]:
+    """Yield line number, kind and text of each token; \\x01 stands for a continued line."""
+    text = re.sub(r"(?m)^[ \t]*(#|REM |::).*$", "", text)
+    text = re.sub(r"[\\^`][ \t]*\r?\n", "\x01", text)
+    at, line = 0, 1
+    while at < len(text):
+        token = TOKEN.match(text, at)
+        if token is None:
+            raise BadInput(f"{path}: line {line}: a quote is not closed; close it")
+        at = token.end()
+        if token.lastgroup in ("end", "paren", "word"):
+            yield line, token.lastgroup, token[0]
+        line += token[0].count("\n") + token[0].count("\x01")
+    yield line, "end", "\n"
+
+
+def _statements(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield the first line and the raw words of each statement; an array is one statement."""
+    first, words, inside = 0, list[str](), False
+    for line, kind, token in _tokens(path, text):
+        if kind == "paren":
+            inside = token == "(" and bool(words) and words[-1].endswith("=")
+        elif kind == "word" or inside:
+            first = first if words else line
+            words += [token] if kind == "word" else []
+        elif words:
+            yield first, words
+            words = []
+
+
+def _expand(raw: str, names: Mapping[str, list[str]]) -> list[str]:
+    """Return the words that a raw word stands for; an unknown variable stays as it is written."""
+    whole = re.fullmatch(r"\"?\$\{?(\w+)(\[@\])?\}?\"?", raw)
+    if whole and whole[1] in names and (whole[2] or '"' not in raw):
+        return names[whole[1]]
+    try:
+        plain = (shlex.split(raw) or [""])[0]
+    except ValueError:
+        plain = raw
+
+    def value(found: re.Match[str]) -> str:
+        name = found[1] or found[2]
+        return " ".join(names[name]) if name in names else found[3] or found[0]
+
+    return [plain if raw.startswith("'") else VARIABLE.sub(value, plain)]
+
+
+class _Script:
+    """Variables and conditions of a shell script, read statement by statement."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, list[str]] = {}
+        self.ifs: list[tuple[bool | None, bool | None]] = []
+
+    @property
+    def runs(self) -> bool:
+        """True unless a condition around the statement is known to be false."""
+        return all(now is not False for now, _ in self.ifs)
+
+    def command(self, raw: Sequence[str]) -> list[str]:
+        """Return the words of a command; nothing for an assignment, or what does not run."""
+        words = [one for word in raw for one in _expand(word, self.names)]
+        while words and words[0] in ("then", "do", "else", "{"):
+            if words[0] == "else" and self.ifs:
+                self._turn(True)
+            raw, words = raw[1:], words[1:]
+        head = words[0] if words else ""
+        if head == "if":
+            self.ifs.append((_test(words), _test(words)))
+        elif head == "elif" and self.ifs:
+            self._turn(_test(words))
+        elif head == "fi" and self.ifs:
+            self.ifs.pop()
+        elif self.runs:
+            return self._assigned(list(raw), words)
+        return []
+
+    def _turn(self, test: bool | None) -> None:
+        _, done = self.ifs[-1]
+        now = False if done else None if done is None and test is not False else test
+        self.ifs[-1] = (now, done or (now if done is not None else None))
+
+    def _assigned(self, raw: list[str], words: list[str]) -> list[str]:
+        """Keep the variables that a statement sets; return its words if it is a command."""
+        raw = raw[1:] if raw and raw[0] in ("export", "set", "SET") else raw
+        found = ASSIGNED.match(raw[0]) if raw else None
+        if found is None:
+            return words
+        if found[2]:
+            for word in raw:
+                if one := ASSIGNED.match(word):
+                    self.names[one[1]] = shlex_words(" ".join(_expand(one[2], self.names)))
+            rest = [word for word in raw if not ASSIGNED.match(word)]
+            return [one for word in rest for one in _expand(word, self.names)]
+        self.names[found[1]] = [one for word in raw[1:] for one in _expand(word, self.names)]
+        return []
+
+
+def shlex_words(text: str) -> list[str]:
+    """Return the words of a text; the text itself if its quotes do not match."""
+    try:
+        return shlex.split(text)
+    except ValueError:
+        return [text]
+
+
+def _test(words: Sequence[str]) -> bool | None:
+    """Return the result of ``if [ A == B ]``; None if it depends on more than the script."""
+    inner = [word for word in words[1:] if word not in ("[", "]", "[[", "]]")]
+    known = len(inner) == 3 and inner[1] in ("=", "==", "!=") and "$" not in inner[0] + inner[2]
+    return (inner[0] == inner[2]) == (inner[1] != "!=") if known else None
+
+
+def _script(path: Path, text: str) -> Found:
+    """Return the settings of the command that trains, or of an env file."""
+    script, trainings = _Script(), list[tuple[int, Found]]()
+    strange: list[str] = []
+    for line, raw in _statements(path, text):
+        words = script.command(raw)
+        found = _training(path, words)
+        if found and (found.options, found.script) not in [
+            (f.options, f.script) for _, f in trainings
+        ]:
+            trainings.append((line, found))
+        elif not found:
+            strange += [f"{word} in line {line}" for word in words if word.endswith(".py")]
+    if len(trainings) > 1:
+        lines = " and ".join(f"line {line} ({one.script})" for line, one in trainings[:3])
+        raise BadInput(f"{path}: {lines} train; keep the command that you run")
+    if trainings:
+        return trainings[0][1]
+    table = trainers.table("simpletuner")
+    own = {table["environment"].get(n, n.lower()): " ".join(v) for n, v in script.names.items()}
+    if set(own) & set(table["known_by"]):
+        return Found(path, "simpletuner", own)
+    known = {name for name in _scripts() if name.endswith(".py")}
+    told = f"{strange[-1]} is no script that is known" if strange else "no command trains in it"
+    near = nearest(PurePosixPath(strange[-1].split()[0]).name, known) if strange else HINT
+    raise BadInput(f"{path}: {told}; {near}")
+
+
+@functools.cache
+def _scripts() -> Mapping[str, str]:
+    """Return the file name of each trainer's script -> the trainer."""
+    found = {"simpletuner": "simpletuner", "run.py": "ai-toolkit"}
+    for name in trainers.known():
+        table = trainers.table(name)
+        if table["form"] == "flags":
+            words = (w for m in table["models"].values() for k, w in m.items() if k != "lacks")
+            found |= {PurePosixPath(word.split()[0]).name: name for word in words}
+    return found
+
+
+def _training(path: Path, words: Sequence[str]) -> Found | None:
+    """Return the settings of a command if it starts a known trainer."""
+    scripts = _scripts()
+    names = [PurePosixPath(word.replace("\\", "/")).name for word in words]
+    at = next((i for i, n in enumerate(names) if n in scripts or n == "train.py"), None)
+    if at is None or (names[at] == "simpletuner" and words[at + 1 : at + 2] != ["train"]):
+        return None
+    options, launcher = flags(words[at + 1 :]), flags(words[:at])
+    kind = scripts.get(names[at], "")
+    if names[at] == "train.py":
+        kind = "diffusion-pipe" if "--deepspeed" in options else "finetrainers"
+    if kind == "ai-toolkit":
+        options = {"--config": words[at + 1]} if len(words) > at + 1 else {}
+    if trainers.table(kind)["form"] != "flags":  # its own file has all settings
+        launcher, options = {**launcher, **options}, {}
+    found = Found(path, kind, options, names[at], launcher)
+    for name, value in {**launcher, **options}.items():
+        unset = re.search(r"\$[\w{(]+[^ ]*", str(value))
+        if unset:
+            found.remarks.append(f"{name} is {value}, which the file does not set")
+            options.pop(name, launcher.pop(name, None))
+    return found
+
+
+def flags(words: Sequence[str]) -> dict[str, Any]:
+    """Return ``--name value`` words as name -> value: True without a value, a list for several.
+
+    The last of an option that is given twice counts, as in argparse.
+    """
+    found: dict[str, list[str]] = {}
+    name = ""
+    for word in words:
+        if OPTION.match(word):
+            name, equals, value = word.partition("=")
+            found[name] = [value] if equals else []
+        elif name:
+            found[name].append(word)
+    return {n: True if not v else v[0] if len(v) == 1 else v for n, v in found.items()}

@@ -1,0 +1,404 @@
+"""Recipe and spec of a trainer's own configuration: the tables of an export, read backwards.
+
+A configuration is read as the recipe whose export is that configuration. Each rule whose options
+agree proposes its strategy. Of the combinations, the one whose rules differ least counts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness.planner.export import launches, samples, trainers
+from harness.planner.export.files import DATASET, Found
+from harness.planner.export.matching import Reading, match, patterns, same
+from harness.planner.export.models import model_of
+from harness.planner.export.telling import tell
+from harness.resolve import Resolved, resolve
+from harness.spec import Spec
+from harness.subjects import kind_of
+from strategies import CATALOG
+from strategies.base import BadInput, Reason, Slot
+from strategies.subject import Shaping
+
+TOGETHER = (Slot.PRECISION, Slot.ADAPT)
+"""Slots whose rules depend on one another."""
+CHOICES = {"dtype": ("model", "fp32"), "autocast": (False, True)}
+"""Parameters of these slots that rules tell apart by their differences, not by an option."""
+AVERAGE = 0.999
+"""Decay of an average of the weights; its value changes no memory."""
+
+
+# ---- reading ----
+
+
+def reading(found: Sequence[Found], model: str = "", processes: int | None = None) -> Reading:
+    """Return the recipe of the files' settings.
+
+    Args:
+        found: the files (``harness.planner.export.files.read``).
+        model: replaces the files' model.
+        processes: replaces the files' number of GPUs.
+
+    Raises:
+        BadInput: files of two trainers, an unknown model, or a setting without a meaning.
+    """
+    kinds = list(dict.fromkeys(one.kind for one in found if one.kind in trainers.known()))
+    if len(kinds) > 1:
+        raise BadInput(f"{found[0].path}: files of {' and '.join(kinds)}; give those of one")
+    launch = launches.launch_of(found, processes)
+    if not kinds:
+        return _of_launch(found, launch, model)
+    return Reader(kinds[0], found, launch, model).read()
+
+
+def _of_launch(found: Sequence[Found], launch: launches.Launch, model: str) -> Reading:
+    """Return the reading of accelerate's and DeepSpeed's files alone."""
+    if all(one.kind == DATASET for one in found):
+        raise BadInput(f"{found[0].path} has datasets alone; give the trainer's file first")
+    if not model:
+        raise BadInput(f"{found[0].path} names no model; give --model NAME")
+    half = launch.precision if launch.precision in ("bf16", "fp16") else "fp32"
+    made = Reading(trainer="accelerate", model=model, recipe=f"{launch.sharding}+{half}")
+    made.processes, made.means = launch.processes, [*launch.means]
+    made.micro_batch, made.accumulation = launch.micro_batch, launch.accumulation
+    made.recipe += f"+accumulate:steps={made.accumulation}" if made.accumulation > 1 else ""
+    made.assumed = [*launch.assumed, "AdamW, and no checkpointing: the files do not name them"]
+    made.recipe = str(resolve(_spec(made, made.recipe)).recipe)
+    return made
+
+
+def _spec(made: Reading, recipe: str) -> Spec:
+    """Return the spec of a recipe on GPUs."""
+    kind = kind_of(made.model)
+    data = "synthetic" if kind.brings_samples else "synthetic:32"
+    return Spec(
+        recipe=recipe,
+        model=made.model,
+        data=data,
+        objective=kind.usual_objective(Shaping(), made.model),
+        device="cuda",
+        processes=made.processes,
+        global_batch=made.global_batch,
+        ema=made.average,
+    )
+
+
+@dataclass(frozen=True)
+class _Option:
+    """A strategy that a rule proposes for the options that it compares."""
+
+    slot: Slot
+    name: str
+    parameters: Mapping[str, Any]
+    options: Mapping[str, Any]
+    lacks: bool
+
+    def text(self, **more: Any) -> str:
+        own = {f.name for f in dataclasses.fields(CATALOG[self.name])}
+        given = {k: v for k, v in {**self.parameters, **more}.items() if k in own}
+        words = (
+            f"{k}={'on' if v is True else 'off' if v is False else v}" for k, v in given.items()
+        )
+        return f"{self.name}:{','.join(words)}".rstrip(":")
+
+
+class Reader:
+    """One reading.
+
+    ``options``: of the files, with the trainer's defaults and with those replaced that mean the
+    same; ``given``: without the defaults. ``sources``: default -> where the trainer has it.
+    ``forced``: strategies that a row of ``read_as`` sets.
+    """
+
+    def __init__(
+        self, name: str, found: Sequence[Found], launch: launches.Launch, model: str
+    ) -> None:
+        self.table, self.found, self.launch = trainers.table(name), found, launch
+        self.own = [one for one in found if one.kind == name]
+        self.path, self.loose = self.own[0].path, self.table["loose"]
+        self.made = Reading(trainer=self.table["title"])
+        self.options: dict[str, Any] = {}
+        self.forced: dict[Slot, _Option] = {}
+        self.why: dict[str, str] = {}
+        self._collect()
+        self.given = dict(self.options)
+        self.script = next((one.script for one in self.own if one.script), "")
+        self.kind = self._kind()
+        self._fill()
+        self.made.model = model or self._model()
+
+    @functools.cached_property
+    def first(self) -> dict[str, Any]:
+        """Options as the files give them, before any was replaced."""
+        return {name: value for one in self.own for name, value in one.options.items()}
+
+    def _model(self) -> str:
+        try:
+            found, assumed = model_of(self.table, self.options, self.script)
+        except BadInput as error:
+            raise BadInput(f"{self.path}: {error}") from None
+        self.made.assumed += assumed
+        return found
+
+    def read(self) -> Reading:
+        """Return the reading.
+
+        Raises:
+            BadInput: a setting without a meaning, or a recipe that is impossible.
+        """
+        made = self.made
+        self._numbers()
+        made.recipe, resolved = self._recipe()
+        made.model = resolved.spec.model
+        for option in self.forced.values():
+            made.differs += [self.why[option.name]] if self.why.get(option.name) else []
+        tell(self, resolved)
+        samples.read(made, self.table["shape"], self.options, self.found)
+        return made
+
+    def _collect(self) -> None:
+        for one in self.own:
+            self.made.assumed += one.remarks
+            for name, value in one.options.items():
+                if name in self.options and not same(self.options[name], value):
+                    kept = f"{name} is {self.options[name]}, and {one.path.name} says {value}"
+                    self.made.assumed.append(f"{kept}; the first counts")
+                self.options.setdefault(name, value)
+        for one in self.found:
+            self.made.assumed += one.remarks if one not in self.own else []
+        self.made.assumed += self.launch.assumed
+        _, source = self.table["defaults"]["any"].get("--mixed_precision", ("", ""))
+        if self.launch.precision and source.startswith("accelerate"):
+            self.options.setdefault("--mixed_precision", self.launch.precision)
+
+    def _kind(self) -> str:
+        """Return whether adapters are trained: "lora" or "full"."""
+        words = [w for m in self.table["models"].values() for w in m.items() if self.script]
+        kinds = {kind for kind, word in words if self.script in str(word).partition(" ")[0]}
+        if len(kinds & {"lora", "full"}) == 1:
+            return kinds.pop()
+        if "kind" in self.table:
+            return "lora" if "lora" in str(self.options.get(self.table["kind"])) else "full"
+        start = self.table.get("adapters", "\0")
+        return "lora" if any(name.startswith(start) for name in self.options) else "full"
+
+    def _fill(self) -> None:
+        """Add the trainer's defaults, and replace options that mean the same as others."""
+        self.sources: dict[str, str] = {}
+        defaults = self.table["defaults"]
+        for name, (value, source) in {**defaults["any"], **defaults.get(self.kind, {})}.items():
+            if self.options.get(name) is None:
+                copied = isinstance(value, str) and value.startswith("=")
+                self.options[name] = self.options.get(value[1:]) if copied else value
+                self.sources[name] = source
+        replaced: set[str] = set()
+        for row in self.table.get("read_as", ()):
+            first = next(iter(row["given"]))
+            if first not in replaced and row.get("with", self.kind) == self.kind:
+                replaced |= {first} if self._replace(row) else set()
+
+    def _replace(self, row: Mapping[str, Any]) -> bool:
+        """Replace a row's options by those that mean the same; return whether it applies."""
+        values: dict[str, str] = {}
+        given = row["given"]
+        if any(name in self.given for name in row.get("unless", ())):
+            return False
+        if not all(match(p, self.options.get(name), values) for name, p in given.items()):
+            return False
+        for name, value in row.get("is", {}).items():
+            value = values[value[1:]] if str(value).startswith("$") else value
+            if name in self.given and name not in given and not same(self.given[name], value):
+                says = ", ".join(f"{n} {self.given[n]}" for n in given if n in self.given)
+                raise BadInput(
+                    f"{self.path}: {says} and {name} {self.given[name]} contradict each other; "
+                    "keep one of them"
+                )
+            self.options[name] = self.given[name] = value
+            self.sources.pop(name, None)
+        for text in filter(None, row.get("parts", "").split("+")):
+            name, _, words = text.partition(":")
+            pairs = dict(pair.split("=") for pair in words.split(",") if pair)
+            key, slot = next(iter(given)), CATALOG[name].slot
+            self.forced[slot] = _Option(slot, name, pairs, {key: self.options[key]}, lacks=False)
+            self.why.setdefault(name, row.get("why", ""))
+        return True
+
+    # -- numbers --
+
+    def _numbers(self) -> None:
+        made = self.made
+        for what in ("micro_batch", "accumulation"):
+            for rule in self.table["settings"].get(what, ()):
+                values: dict[str, str] = {}
+                options = patterns(rule, self.loose)
+                if options and all(
+                    match(p, self.options.get(n), values) for n, p in options.items()
+                ):
+                    setattr(made, what, self._whole(next(iter(options)), values[what]))
+                    break
+        made.processes = self.launch.processes
+        known = [(rule, patterns(rule)) for rule in self.table["sharding"] if "reads" in rule]
+        for rule, options in known:
+            values = {}
+            if all(match(p, self.options.get(n), values) for n, p in options.items()):
+                made.processes = int(values.get("processes", 1))
+                self.launch.sharding = "single" if made.processes == 1 else rule["reads"]
+                return
+        if known:
+            said = ", ".join(f"{name} {self.options[name]}" for name in known[0][1])
+            left = f"no row has these values, so {self.launch.sharding} is predicted"
+            made.unpredicted.append(f"{said}; {left}")
+
+    def _whole(self, name: str, value: Any) -> int:
+        text = str(value)
+        if not (text.isdecimal() and len(text) < 7 and int(text)):
+            raise BadInput(f"{self.path}: {name} is {text:.60}; give one whole number from 1")
+        return int(text)
+
+    # -- the recipe --
+
+    def _proposed(self) -> Iterator[_Option]:
+        """Yield a strategy for each rule of the table whose options agree."""
+        for name, rules in self.table["strategies"].items():
+            for rule in rules:
+                compared, values = patterns(rule, self.loose), dict[str, str]()
+                if self.made.model not in rule.get("models", [self.made.model]) or not compared:
+                    continue
+                if not all(match(p, self.options.get(n), values) for n, p in compared.items()):
+                    continue
+                fixed = {
+                    k: v[0] if isinstance(v, list) else v for k, v in rule.get("for", {}).items()
+                }
+                scaled = {k: round(float(values[k]) * n) for k, n in rule.get("times", {}).items()}
+                parameters = {**fixed, **values, **scaled, **rule.get("reads", {})}
+                yield _Option(CATALOG[name].slot, name, parameters, compared, "lacks" in rule)
+
+    def _recipe(self) -> tuple[str, Resolved]:
+        """Return the recipe that exports to the options, and the run of it."""
+        slots: dict[Slot, list[_Option]] = {}
+        for one in self._proposed():
+            slots.setdefault(one.slot, []).append(one)
+        for slot, one in self.forced.items():
+            ranks = [o for o in slots.get(slot, ()) if o.name == one.name]
+            more = ranks[0].parameters | one.parameters if ranks else one.parameters
+            own = {**(ranks[0].options if ranks else {}), **one.options}
+            self.forced[slot] = dataclasses.replace(one, parameters=more, options=own)
+            slots[slot] = [self.forced[slot]]
+        self._check(slots)
+        others = [one for slot in slots if slot not in TOGETHER for one in self._best(slots[slot])]
+        return self._tried([self._expanded(slots.get(slot, [])) for slot in TOGETHER], others)
+
+    def _check(self, slots: Mapping[Slot, Sequence[_Option]]) -> None:
+        """Refuse a precision or adapters without a row: nothing else may be predicted for them."""
+        if self.kind == "lora" and not slots.get(Slot.ADAPT):
+            rows = self.table["strategies"].get("lora", ())
+            names = sorted({name for rule in rows for name in patterns(rule, self.loose)})
+            said = ", ".join(f"{name} {self.options.get(name)}" for name in names)
+            raise BadInput(f"{self.path}: adapters by {said} are not known; make them plain LoRA")
+        if slots.get(Slot.PRECISION):
+            return
+        rules = [r for n, some in self.table["strategies"].items() for r in some
+                 if CATALOG[n].slot == Slot.PRECISION]  # fmt: skip
+        values: dict[str, list[str]] = {}
+        for rule in rules:
+            for name, pattern in patterns(rule).items():
+                values.setdefault(name, []).append(str(pattern))
+        name = next(iter(values))
+        known = ", ".join(dict.fromkeys(values[name]))
+        raise BadInput(
+            f"{self.path}: {name} is {self.options.get(name)}, which has no counterpart; give "
+            f"one of {known}"
+        )
+
+    def _best(self, some: Sequence[_Option]) -> list[_Option]:
+        """Return the proposal of a slot that explains the most options, if it is not empty."""
+        best = min(some, key=lambda one: (one.lacks, -len(one.options)))
+        empty = self.table.get("absent", {}).get(best.slot.name, ())
+        if any(set(patterns(rule)) >= set(best.options) for rule in empty) and best.lacks:
+            return []
+        if best.name == "ema" and best.parameters.get("place") != "none":
+            self.made.average = AVERAGE
+        return [best]
+
+    def _expanded(self, some: Sequence[_Option]) -> list[str]:
+        """Return the spellings of a slot's proposals, with each choice that no option tells."""
+        found: list[str] = []
+        for one in some:
+            own = {f.name for f in dataclasses.fields(CATALOG[one.name])} - set(one.parameters)
+            free = {k: v for k, v in CHOICES.items() if k in own and one.slot not in self.forced}
+            for values in itertools.product(*free.values()):
+                found.append(one.text(**dict(zip(free, values, strict=True))))
+        return list(dict.fromkeys(found)) or [""]
+
+    def _tried(
+        self, together: Sequence[Sequence[str]], others: list[_Option]
+    ) -> tuple[str, Resolved]:
+        """Return the combination whose rules differ least from the options.
+
+        A part that the recipe refuses, or that the table lacks for this launch, is left out and
+        named.
+        """
+        steps = self.made.accumulation
+        more = [f"accumulate:steps={steps}"] if steps > 1 else []
+        while True:
+            ranked: list[tuple[tuple[int, ...], int, Resolved]] = []
+            refused: Reason | None = None
+            for words in itertools.product(*together):
+                parts = [self.launch.sharding, *words, *(one.text() for one in others), *more]
+                try:
+                    resolved = resolve(_spec(self.made, "+".join(filter(None, parts))))
+                    reason = resolved.refusal
+                except BadInput as error:
+                    reason = error.reason
+                refused = refused or reason
+                if reason is None:
+                    ranked.append((self._score(resolved), len(ranked), resolved))
+            best = min(ranked)[2] if ranked else None
+            culprit, why = self._culprit(best, refused, others)
+            if best and culprit is None:
+                return str(best.recipe), best
+            if culprit is None:
+                raise BadInput(f"{self.path}: {refused}")
+            others.remove(culprit)
+            named = [name for name in culprit.options if name in self.first]
+            self.made.unpredicted += [f"{' '.join(named)}: {why}"] if named else []
+
+    def _culprit(
+        self, best: Resolved | None, refused: Reason | None, others: Sequence[_Option]
+    ) -> tuple[_Option | None, str]:
+        """Return the part to leave out, and why; None if all can stay."""
+        names = {one.name: one for one in others if one.slot not in self.forced}
+        if best is None:
+            about = (refused.about or str(refused).partition(":")[0]) if refused else ""
+            return names.get(about), str(refused)
+        for _, part, rule in trainers.ruled(self.table, best):
+            if part and part.name in names and not patterns(rule or {}, self.loose):
+                return names[part.name], (rule or {}).get("lacks", "the table has no row for it")
+        return None, ""
+
+    def _score(self, resolved: Resolved) -> tuple[int, int, int]:
+        """Return how far a recipe's options are from the given ones; the smallest is the best."""
+        off, lacks, notes = 0, 0, 0
+        explained: set[str] = set()
+        for _, part, rule in trainers.ruled(self.table, resolved):
+            if part is None or part.slot not in TOGETHER or part.slot in self.forced:
+                continue
+            compared, values = patterns(rule or {}, self.loose), dict[str, str]()
+            off += sum(not match(p, self.options.get(n), values) for n, p in compared.items())
+            explained |= set(compared)
+            lacks += rule is None or "lacks" in rule
+            notes += rule is not None and "note" in rule
+        unexplained = {n for n in self._deciding if self.given.get(n)} - explained
+        return off + len(unexplained), lacks, notes
+
+    @functools.cached_property
+    def _deciding(self) -> set[str]:
+        """Options by which rules of ``TOGETHER`` differ, and which no forced part covers."""
+        slots = set(TOGETHER) - set(self.forced)
+        return {name for n, rules in self.table["strategies"].items() if CATALOG[n].slot in slots
+                for rule in rules for name in patterns(rule, self.loose)}  # fmt: skip

@@ -1,0 +1,105 @@
+"""Sorting of a configuration's options into those read, not predicted and not read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+from harness.planner.export import samples, trainers
+from harness.planner.export.files import LINKS, flat
+from harness.planner.export.launches import COUNTS
+from harness.planner.export.matching import State, match, patterns, same
+from harness.planner.export.models import PATHS
+from strategies.base import Slot
+
+if TYPE_CHECKING:
+    from harness.resolve import Resolved
+
+NOTED = set(trainers.DECIDING) - {Slot.OPTIMIZE}
+"""Slots whose differences are told."""
+ERRS = {"more": "the trainer needs more, for ", "less": "the trainer needs less, for ",
+        "": "not compared; "}  # fmt: skip
+"""Direction in which a prediction errs -> words."""
+OFF = ("none", "false", "no", "no_change", "disabled", "diffusers", "native", "")
+
+
+def tell(reader: State, resolved: Resolved) -> None:
+    """Put into the reading what each option means, what the defaults are, and what is left."""
+    made, meaning = reader.made, dict[str, list[str]]()
+    for what, part, rule in trainers.ruled(reader.table, resolved):
+        forced = reader.forced.get(part.slot) if part else None
+        compared = forced.options if forced else patterns(rule or {}, reader.loose)
+        number = getattr(made, what.replace(" ", "_"), "")
+        for name, pattern in compared.items():
+            if reader.options.get(name) and match(pattern, reader.options[name], {}):
+                meaning.setdefault(name, []).append(str(part or f"{what} {number}".strip()))
+        if rule and not forced and part and part.slot in NOTED:
+            made.differs += [f"{part}: {rule[key]}" for key in ("note", "lacks") if key in rule]
+        if rule and "lacks" in rule and what == resolved.launch.sharding:
+            made.unpredicted.append(f"{what}: {rule['lacks']}")
+    made.differs = list(dict.fromkeys(made.differs))
+    made.means += [("launch", text) for text in reader.launch.means]
+    for name, parts in meaning.items():
+        value, told = reader.first.get(name, reader.options[name]), "+".join(dict.fromkeys(parts))
+        if name in reader.sources:
+            made.usual.append((f"{name} {_short(value)}", told, reader.sources[name]))
+        elif told != "no attend":
+            flag = name.startswith("-") and value is True
+            made.means.append((name if flag else f"{name} {_short(value)}", told))
+    off = (name for name in reader.sources if reader.options[name] is False)
+    made.usual += [(name, "off", reader.sources[name]) for name in off]
+    for key, (errs, why) in reader.table["unpredicted"].items():
+        names = [_holds(reader, condition) for condition in key.split("&")]
+        if all(names):
+            made.unpredicted.append(f"{', '.join(names)}: {ERRS[errs]}{why}")
+    _rest(reader, set(meaning))
+
+
+def _holds(reader: State, condition: str) -> str:
+    """Return the option of a condition that holds, as it is given; empty if it does not."""
+    if condition.startswith("!"):
+        return "" if reader.given.get(condition[1:]) else f"no {condition[1:]}"
+    name, unequal, value = re.fullmatch(r"([^=!]+)(!?)=?(.*)", condition).groups()
+    for key, given in reader.first.items():
+        there = fnmatchcase(key, name) and str(given).lower() not in OFF
+        if there and (not value or same(value, given) != bool(unequal)):
+            whole = given is True or name.endswith("*")
+            return name.rstrip("*") if whole else f"{key} {_short(given)}"
+    return ""
+
+
+def _rest(reader: State, read: set[str]) -> None:
+    """Name options that no row reads, and values that no rule of a known option has."""
+    fixed, names = _known(reader.table, reader.loose)
+    listed = [key for key in reader.table["unpredicted"] if "=" not in key]
+    known = read | names | {text.split(" ")[0] for text in reader.made.unpredicted}
+    for name, value in reader.first.items():
+        noted = any(fnmatchcase(name, key) for key in listed)
+        if noted or name in known or re.search(r"\.\d+\.resolution$", name):
+            continue
+        if name not in fixed:
+            reader.made.unread.append(name)
+        elif str(value).lower() not in OFF:
+            left = "no row has this value, so what is usual here is predicted"
+            reader.made.unpredicted.append(f"{name} {_short(value)}; {left}")
+
+
+def _known(table: Mapping[str, Any], loose: Sequence[str]) -> tuple[set[str], set[str]]:
+    """Return the options of which rules compare fixed values, and the others that are read."""
+    blocks = (*table["strategies"].values(), *table["settings"].values(), table["sharding"])
+    rules = [rule for block in blocks for rule in block]
+    every = {name for rule in rules for name in flat(rule.get("options", {}))}
+    fixed = {n for rule in rules for n, p in patterns(rule, loose).items() if "$" not in str(p)}
+    names = {*PATHS, *LINKS, *COUNTS, *samples.names(table["shape"]), *(every - fixed)}
+    names |= {table.get("kind", ""), "model_flavour", "--network_module", *table.get("model", {})}
+    names |= {w for m in table["models"].values() for v in m.values() for w in str(v).split()}
+    same = {name for row in table.get("read_as", ()) for name in row["given"]}
+    return fixed, names | (same - fixed)
+
+
+def _short(value: Any) -> str:
+    """Return a value for a line."""
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."

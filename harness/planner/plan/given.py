@@ -1,0 +1,255 @@
+"""``plan --from``: a trainer's own configuration, its prediction, and the plan's answer beside it.
+``--diff`` compares two configurations by category of memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from harness.commands.console import OK
+from harness.json_files import write_json
+from harness.planner.export import files
+from harness.planner.export.files import ACCELERATE
+from harness.planner.export.matching import Reading
+from harness.planner.export.reading import reading
+from harness.planner.plan.answer import (
+    answers,
+    gib,
+    lacks,
+    peak_in_words,
+    rate_in_words,
+    reach,
+    searched,
+    tried_instead,
+)
+from harness.planner.plan.candidates import PlanError, asked_for
+from harness.planner.plan.fastest import Proof
+from harness.planner.plan.lattice import ADAPTED
+from harness.planner.plan.request import MODEL, fit_as_json
+from harness.planner.plan.table import (
+    SHOWN,
+    WORD,
+    print_explained,
+    print_lines,
+    setting,
+    short_notes,
+    unpredicted,
+    wrapped,
+)
+from harness.planner.plan.tracing import Asking
+from harness.planner.verdict import Fit
+from harness.report.figures.units import GIB
+from strategies.base import Slot
+
+SIZES = {"resolution": "", "frames": 0, "text": 0, "global_batch": None}
+"""Options that replace the files' sizes, with their defaults."""
+FOUND = "The plan's own answer, for the same model, samples and card:"
+UNTRACED = "compile"
+"""Strategy of which no prediction exists: it is left out."""
+NAMES = {"params": "parameters", "grads": "gradients", "optim": "optimizer state", "ema": "average",
+         "activ": "activations", "other": "temporaries"}  # fmt: skip
+BEYOND = "reserve and overhead"
+"""Need of a GPU beyond the live tensors at the peak."""
+SAMPLES = ("model", "resolution", "frames", "micro batch")
+CAUSES: Mapping[str, Sequence[str]] = {
+    "parameters": ("model", "SHARD", "PRECISION", "SWAP", "CAST", "ADAPT", "processes"),
+    "gradients": ("model", "SHARD", "PRECISION", "SWAP", "ADAPT", "STEP", "accumulation"),
+    "optimizer state": ("model", "SHARD", "PRECISION", "SWAP", "ADAPT", "OPTIMIZE", "processes"),
+    "average": ("model", "SHARD", "ADAPT", "AVERAGE"),
+    "activations": (*SAMPLES, "PRECISION", "ATTEND", "RECOMPUTE", "OFFLOAD", "ADAPT"),
+    "temporaries": (*SAMPLES, "PRECISION", "ATTEND", "OPTIMIZE", "ADAPT"),
+}
+"""Category -> the settings that decide it."""
+LEAST = GIB // 20
+"""Bytes of a difference that is worth a line."""
+
+
+def read(options: argparse.Namespace, paths: Sequence[Path]) -> Reading:
+    """Return the reading of the files, under the options that replace their settings.
+
+    Raises:
+        BadInput: the files cannot be read as a recipe.
+    """
+    model = "" if options.model == MODEL else options.model
+    made = reading(files.read(paths), model, options.processes)
+    if UNTRACED in made.recipe:
+        parts = [part for part in made.recipe.split("+") if part.partition(":")[0] != UNTRACED]
+        made.recipe = "+".join(parts)
+        made.unpredicted.append("compile: not compared; compiled graphs cannot be traced")
+    return made
+
+
+def asked_of(options: argparse.Namespace, made: Reading) -> argparse.Namespace:
+    """Return the options of a plan for a reading."""
+    read = ("global_batch",) if options.data else SIZES  # a cache has sizes of its own
+    own: dict[str, Any] = {name: getattr(made, name) for name in read}
+    own |= {name: getattr(options, name) for name, usual in SIZES.items()
+            if getattr(options, name) != usual}  # fmt: skip
+    own |= {"model": made.model, "processes": made.processes, "recipes": [made.recipe]}
+    if made.trainer != ACCELERATE:
+        own["average"] = made.average
+    return argparse.Namespace(**{**vars(options), **own})
+
+
+def plan_from(options: argparse.Namespace, made: Reading, asking: Asking, console: Console) -> int:
+    """Predict the configuration and the plan's answer, print both, and return the exit code."""
+    (fit,) = asking.fits(asking.asked.resolved)
+    if options.diff:
+        return _plan_diff(options, made, fit, asking, console)
+    best, proofs = _best(asked_of(options, made), fit, asking)
+    console.print(setting([fit]), highlight=False)
+    print_lines([*_verdict(made, fit), FOUND, *best], console)
+    for lines in _told(made, options.source, options.notes):
+        _print(lines, console)
+    _print([*unpredicted([fit]), *short_notes([fit])], console, style="dim")
+    if options.explain:
+        print_explained([fit], console)
+    if options.json:
+        found = {"rows": [fit_as_json(fit)], "searches": [proof.as_json for proof in proofs]}
+        write_json(options.json, {"read": dataclasses.asdict(made), **found})
+    return OK
+
+
+def _best(
+    options: argparse.Namespace, fit: Fit, asking: Asking
+) -> tuple[list[str], Sequence[Proof]]:
+    """Return the plan's answer for the same training: adapters or all weights, as ``fit``."""
+    adapted = ADAPTED in fit.resolved.launch.traits
+    options.recipes = None
+    if adapted and "average" in vars(options):
+        options.average = 0.0  # the adapters' own is small, and records have none
+    asked = asked_for(options)
+    best = dataclasses.replace(asking, asked=asked)
+    rows = [r for r in asked.resolved if (ADAPTED in r.launch.traits) == adapted]
+    fits, proofs = best.search(rows) if asked.searched else ([], [])
+    fits = fits or best.fits(rows)
+    ways = best.ways(fits)
+    lines = [line for proof in proofs for line in searched(proof, fits)]
+    return [*lines, *tried_instead(ways)] if proofs else answers(fits, ways), proofs
+
+
+def _print(lines: Sequence[str], console: Console, style: str = "") -> None:
+    for line in lines:
+        for part in wrapped(line, console.width) if len(line) > console.width else [line]:
+            console.print(part, highlight=False, markup=False, soft_wrap=True, style=style)
+
+
+def _verdict(made: Reading, fit: Fit) -> list[str]:
+    """Return the configuration's recipe, what it needs, and its peak."""
+    head = [f"{made.trainer}: {fit.label}"]
+    if fit.need_bytes is None:
+        return [*head, f"  {WORD[fit.verdict]}: {fit.lack or fit.prediction.reason}"]
+    needs = f"needs {reach(fit)}" if fit.may_fit else lacks(fit)
+    speed = f", {rate_in_words(fit)}" if fit.seconds else ""
+    return [*head, f"  {WORD[fit.verdict]}: {needs}{speed}", f"  its peak: {peak_in_words(fit)}"]
+
+
+def _told(made: Reading, paths: Sequence[Path], whole: bool) -> Iterator[list[str]]:
+    """Yield the parts of a reading as lines: what was read, assumed, not predicted and not read."""
+    names = ", ".join(path.name for path in paths)
+    yield [f"Read from {names}:", *(f"  {given} -> {means}" for given, means in made.means)]
+    usual = (f"  {given} -> {means} ({source})" for given, means, source in made.usual)
+    parts = {"The trainer's defaults:": [*usual]}
+    parts["Assumed:"] = [f"  {text}" for text in made.assumed]
+    parts["Not predicted:"] = [f"  {text}" for text in made.unpredicted]
+    some = made.differs if whole else made.differs[:3]
+    parts["The trainer differs:"] = [f"  {text}" for text in some]
+    yield from ([head, *lines] for head, lines in parts.items() if lines)
+    if made.unread:
+        yield [f"Not read: {', '.join(_grouped(made.unread))}"]
+
+
+def _grouped(names: Sequence[str]) -> list[str]:
+    """Return names with those of one block joined, as ``sample.*``."""
+    return list(dict.fromkeys(f"{n.partition('.')[0]}.*" if "." in n else n for n in names))
+
+
+# ---- differences of two configurations ----
+
+
+def _plan_diff(
+    options: argparse.Namespace, made: Reading, fit: Fit, asking: Asking, console: Console
+) -> int:
+    """Predict the other configuration too, and print which settings and bytes differ.
+
+    Raises:
+        PlanError: one of them has no prediction.
+    """
+    other = read(options, options.diff)
+    asked = asked_for(asked_of(options, other))
+    (second,) = dataclasses.replace(asking, asked=asked).fits(asked.resolved)
+    for one in (fit, second):
+        if one.need_bytes is None:
+            raise PlanError(f"{one.label} is not predicted: {one.lack or one.prediction.reason}")
+    names = [options.source[0].name, options.diff[0].name]
+    names = ["A", "B"] if names[0] == names[1] else names
+    console.print(setting([fit]), highlight=False)
+    _print(diff_lines(names, (made, other), (fit, second)), console)
+    if options.json:
+        rows = {"read": [dataclasses.asdict(one) for one in (made, other)]}
+        write_json(options.json, {**rows, "rows": [fit_as_json(one) for one in (fit, second)]})
+    return OK
+
+
+def diff_lines(
+    names: Sequence[str], read: tuple[Reading, Reading], fits: tuple[Fit, Fit]
+) -> list[str]:
+    """Return which of two configurations needs more, by category, and the settings that differ."""
+    first, second = (_by_category(fit) for fit in fits)
+    settings = [_settings(*pair) for pair in zip(read, fits, strict=True)]
+    keys = dict.fromkeys([*settings[0], *settings[1]])
+    both = {key: tuple(one.get(key, "none") for one in settings) for key in keys}
+    unlike = {key: pair for key, pair in both.items() if pair[0] != pair[1]}
+    more, less = (0, 1) if fits[0].need_bytes >= fits[1].need_bytes else (1, 0)
+    total = fits[more].need_bytes - fits[less].need_bytes
+    lines = [f"{names[more]} needs {gib(total)} GiB more than {names[less]}"]
+    lines += [f"  {name}: {reach(fit)}, {fit.label}" for name, fit in zip(names, fits, strict=True)]
+    heads = "".join(f"{name[:16]:>17}" for name in names)
+    lines += ["GiB of a GPU at the peak:", f"  {'':<22}{heads}{'difference':>13}"]
+    for name in sorted(first, key=lambda name: -abs(first[name] - second[name])):
+        change = (second[name] - first[name]) / GIB
+        sizes = f"{gib(first[name]):>17}{gib(second[name]):>17}{change:>+13.1f}"
+        lines.append(f"  {name:<22}{sizes}")
+    lines += ["Settings that differ:"]
+    lines += [f"  {key.lower()}: {a} against {b}" for key, (a, b) in unlike.items()] or ["  none"]
+    return [*lines, *_why(names, first, second, unlike)]
+
+
+def _by_category(fit: Fit) -> dict[str, int]:
+    """Return the need by category; the last is what the allocator and libraries hold beyond."""
+    live = fit.prediction.peak.categories if fit.prediction.peak else {}
+    found = {NAMES[key]: sum(live.get(n, 0) for n in some) for key, some in SHOWN.items()}
+    return {**found, BEYOND: fit.need_bytes - sum(found.values())}
+
+
+def _settings(made: Reading, fit: Fit) -> dict[str, str]:
+    """Return the settings that decide memory, by slot or name."""
+    spec, resolved = fit.resolved.spec, fit.resolved
+    found = {"model": spec.model, "resolution": spec.resolution, "frames": str(spec.frames or "")}
+    found |= {"micro batch": str(resolved.micro_batch), "processes": str(spec.processes)}
+    found |= {"accumulation": str(resolved.launch.accumulation)}
+    parts = {Slot(part.slot).name: str(part) for part in resolved.recipe.strategies
+             if part.slot != Slot.ACCUMULATE}  # fmt: skip
+    return {**{k: v for k, v in found.items() if v}, **parts}
+
+
+def _why(
+    names: Sequence[str],
+    first: Mapping[str, int],
+    second: Mapping[str, int],
+    unlike: Mapping[str, tuple[str, str]],
+) -> list[str]:
+    """Return the settings behind each category's difference, the largest first."""
+    lines = []
+    for name in sorted(CAUSES, key=lambda name: -abs(first[name] - second[name])):
+        size = second[name] - first[name]
+        causes = [f"{unlike[k][0]} against {unlike[k][1]}" for k in CAUSES[name] if k in unlike]
+        if abs(size) >= LEAST and causes:
+            lines.append(f"  {name}, {abs(size) / GIB:.1f} GiB: {'; '.join(causes)}")
+    return [f"Why, as {names[0]} and {names[1]} have it:", *lines] if lines else []

@@ -1,0 +1,37 @@
+"""Recipes and models to translate into trainers' options and to read back."""
+
+from __future__ import annotations
+
+import functools
+import json
+
+from harness.planner.export import trainers
+from harness.resolve import Resolved, resolve
+from harness.spec import Spec
+from harness.subjects.library import families
+
+USUAL = "flux-dev"
+FEW = [
+    *(f"{text}+lora" for text in ("ddp+bf16", "ddp+bf16_pure", "zero2+bf16", "zero3+fp32", "ddp")),
+    "ddp+bf16+lora+checkpoint+compile+attend:kernel=flash+adam8bit+accumulate",
+    "single+cast:to=int8+lora+block_swap:blocks=3",
+    "single+cast:to=fp8+bf16+lora+adam8bit:lib=torchao",
+]
+
+
+@functools.cache
+def asked(recipe: str, model: str) -> Resolved | None:
+    """A recipe of a public model, if it can be."""
+    many = 1 if recipe.startswith("single") else 8
+    objective = families.table()[model].family.objectives[0]
+    spec = dict(recipe=recipe, model=model, data="synthetic", objective=objective, device="cuda")
+    found = resolve(Spec(**spec, processes=many, global_batch=8 * many, grad_clip=0.5))
+    return None if found.refusal else found
+
+
+def models(name: str) -> list[str]:
+    """One for each script, or for each word, of those that a trainer knows; the usual one first."""
+    table = trainers.table(name)["models"]
+    pairs = sorted(table.items(), key=lambda pair: pair[0] == USUAL)
+    words = {json.dumps(scripts, sort_keys=True): model for model, scripts in pairs}
+    return sorted(words.values(), key=lambda model: (model != USUAL, model))
