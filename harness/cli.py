@@ -238,7 +238,7 @@ def _add_train(commands: Any) -> None:
     from harness.commands.train import add_arguments
 
     text = "train one recipe to a checkpoint and samples"
-    example = "./run.sh train --recipe ddp+bf16 --steps 2000 --samples digits.png"
+    example = "./run.sh train --recipe single+bf16 --steps 2000 --samples digits.png"
     add_arguments(_add(commands, "train", _train, text, example, "docs/how-to/train.md"))
 
 

@@ -38,8 +38,12 @@ class SpecError(BadInput):
     """A spec cannot run; the message names the field, its value and a remedy."""
 
 
-def _option(default: Any, text: str) -> Any:
-    return dataclasses.field(default=default, metadata={"help": text})
+OF_MODEL = "the model's own"
+"""Default, in words, of an option that shapes a public model."""
+
+
+def _option(default: Any, text: str, usual: str = "") -> Any:
+    return dataclasses.field(default=default, metadata={"help": text, "usual": usual})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,13 +57,17 @@ class Spec:
         "DiT-S/4:tokens=8192; or a public model, diffusers:CLASS, FILE.py:CLASS or "
         "FILE.py:FUNCTION (docs/reference/models.md)",
     )
-    config: str = _option("", "with diffusers:CLASS: config.json of the model")
+    config: str = _option("", "with diffusers:CLASS: config.json of the model", OF_MODEL)
     set: str = _option(
-        "", "with a public model: sizes that replace its configuration's, such as num_layers=2"
+        "",
+        "with a public model: sizes that replace its configuration's, such as num_layers=2",
+        OF_MODEL,
     )
-    resolution: str = _option("", "with a public model: pixels, such as 1024 or HEIGHTxWIDTH")
-    frames: int = _option(0, "frames of a video, for a DiT or a public video model")
-    text: int = _option(0, "with a public model: tokens of a text")
+    resolution: str = _option(
+        "", "with a public model: pixels, such as 1024 or HEIGHTxWIDTH", OF_MODEL
+    )
+    frames: int = _option(0, "frames of a video, for a DiT or a public video model", OF_MODEL)
+    text: int = _option(0, "with a public model: tokens of a text", OF_MODEL)
     data: str = _option(
         "digits",
         "digits, synthetic[:SIZE], latents:FOLDER, vae[:PIXELS]; for a public model a "
@@ -82,8 +90,8 @@ class Spec:
         0, "simulate rank 0 of this many processes on one process (0: no): real memory, no losses"
     )
     device: str = _option("cpu", "cpu or cuda")
-    learning_rate: float = _option(1e-4, "AdamW's")
-    weight_decay: float = _option(0.0, "AdamW's")
+    learning_rate: float = _option(1e-4, "AdamW's learning rate")
+    weight_decay: float = _option(0.0, "AdamW's weight decay")
     beta2: float = _option(0.999, "AdamW's second beta")
     grad_clip: float = _option(0.0, "limit of the gradient norm; 0: no clipping")
     ema: float = _option(0.9999, "decay of the weight average; 0: no average")
@@ -321,7 +329,7 @@ def add_arguments(
         if f.name in leave_out:
             continue
         kind = str if f.name == "recipe" else type(f.default)
-        usual = (defaults or {}).get(f.name, f.default)
+        usual = (defaults or {}).get(f.name, f.metadata.get("usual") or f.default)
         if kind is bool:
             parser.add_argument(
                 f"--{f.name}", action="store_true", default=None, help=f.metadata["help"]

@@ -120,6 +120,6 @@ def _write(folder: Path, console: Any) -> bool:
     for path in [folder / "anatomy.json", *page.write(breakdown, folder)]:
         console.print(Text(str(short(path))), soft_wrap=True)
     if not page.agrees(breakdown):
-        text = "the two counts of the activations differ: do not rely on the bytes of this page"
+        text = "The two counts of the activations differ. Do not rely on the bytes of this page."
         console.print(text, style="red")
     return page.agrees(breakdown)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from harness.spec import DEVICES, Spec, SpecError, add_arguments, located
+from harness.spec import DEVICES, OF_MODEL, Spec, SpecError, add_arguments, located
 from harness.subjects import kind_of
 from harness.subjects.library import families
 from strategies.subject import Shaping, Subject
@@ -46,7 +46,7 @@ def add_shaping(parser: Any) -> None:
     resolution."""
     for f in dataclasses.fields(Spec):
         if f.name in ("config", "set", "frames", "text"):
-            text = f"{f.metadata['help']} (default: the model's own)"
+            text = f"{f.metadata['help']} (default: {OF_MODEL})"
             parser.add_argument(f"--{f.name}", type=type(f.default), default=f.default, help=text)
 
 

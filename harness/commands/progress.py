@@ -278,8 +278,10 @@ class Progress(LiveLine):
         self.stop()
         self._finished(result, f"  {clock(seconds)}", name)
         if result.launch and result.launch.others:
-            pids = ", ".join(map(str, result.launch.others))
-            text = f"another Headroom was at work meanwhile (process {pids}): measure again"
+            others = result.launch.others
+            more = f" and {len(others) - 1} more" if others[1:] else ""
+            text = f"another Headroom was at work meanwhile (process {others[0]}{more}): "
+            text += "measure again with --fresh"
             self.say(Text(f"{' ' * len(self._head())} {text}", style="yellow"))
 
     def skip(self, result: Result, name: str = "") -> None:

@@ -248,7 +248,7 @@ def test_broken_files_are_named_and_the_terminal_agrees(tmp_path):
     stream = io.StringIO()
     print_comparison(found, Console(file=stream, width=80))
     text = stream.getvalue()
-    assert "only in the old set: zero3" in text
+    assert "only in the old set: zero3\n" in text
     assert "skipped" in text
     assert max(map(len, text.splitlines())) <= 80
     assert "GRADIENTS" not in text and "run-to-run variance" in text

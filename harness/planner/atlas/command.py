@@ -27,7 +27,7 @@ from harness.planner.atlas.cells import (
     predicted,
 )
 from harness.planner.atlas.growth import cells_at
-from harness.planner.atlas.page import from_csv, write
+from harness.planner.atlas.page import from_csv, in_short, write
 from harness.planner.plan.candidates import PlanError, asked_for
 from harness.planner.plan.command import add_arguments as plan_arguments
 from harness.subjects.library import families
@@ -81,7 +81,8 @@ def atlas(options: argparse.Namespace) -> int:
     if lines:
         paths = write(lines, folder)
     else:
-        paths = _predicted(models, options, folder, AtlasProgress(console, len(models)))
+        lines, paths = _predicted(models, options, folder, AtlasProgress(console, len(models)))
+    console.print(in_short(lines), style="bold", highlight=False)
     for path in paths:
         console.print(Text(str(short(path))), soft_wrap=True)
     return OK
@@ -89,9 +90,10 @@ def atlas(options: argparse.Namespace) -> int:
 
 def _predicted(
     models: Sequence[str], options: argparse.Namespace, folder: Path, progress: AtlasProgress
-) -> list[Path]:
-    """Predict the cells of all models, and return the files, which are written after every few
-    models.
+) -> tuple[list[list[str]], list[Path]]:
+    """Predict the cells of all models; return their lines and the files.
+
+    The files are written after every few models.
     """
     lines: list[list[str]] = []
     with pool.kept_workers():
@@ -102,7 +104,7 @@ def _predicted(
             progress.end_models(len(found))
             lines += found
             paths = write(lines, folder)
-    return paths
+    return lines, paths
 
 
 def _check(models: Sequence[str], names: Sequence[str], options: argparse.Namespace) -> None:

@@ -54,15 +54,34 @@ def covered(lines: Lines) -> str:
     """Return a sentence on what the atlas covers; anything not named was left out."""
     fits = [line for line in lines if at(line, "Fits") in ("yes", "tight")]
     sought = values([line for line in fits if at(line, "Too large")], "GPUs")
-    sizes = ", and the next size that does not fit was not sought"
+    sizes = " Larger samples were not tried."
     if sought:
         some = sought != values(fits, "GPUs")
-        sizes = f"{sizes} but for {', '.join(sought)} GPU{'s' * (sought != ['1'])}" if some else ""
+        on = f"{', '.join(sought)} GPU{'s' * (sought != ['1'])}"
+        sizes = f" Larger samples were tried on {on} only." if some else ""
     models, _, gpus, cards = (values(lines, head) for head in FILTERS[:4])
     return (
-        f"{len(lines)} cells: {len(models)} models ({', '.join(models)}), on "
-        f"{', '.join(gpus)} GPUs of {', '.join(cards)}; what is not named was left out{sizes}."
+        f"{len(lines)} cells. Models: {', '.join(models)}. GPUs: {', '.join(gpus)} of "
+        f"{', '.join(cards)}. Nothing else was asked for.{sizes}"
     )
+
+
+COUNTED = {
+    "yes": "fit",
+    "tight": "tight",
+    "host": "short of host memory",
+    "no": "do not fit",
+    "not": "not predicted",
+}
+
+
+def in_short(lines: Lines) -> str:
+    """Return the number of cells of each verdict, in one sentence."""
+    if not lines:
+        return "0 cells: no prediction is kept. Leave --kept out."
+    kinds = [at(line, "Fits").split(" ")[0] for line in lines]
+    counts = [f"{kinds.count(kind)} {word}" for kind, word in COUNTED.items() if kind in kinds]
+    return f"{len(lines)} cells: {', '.join(counts)}."
 
 
 def as_csv(lines: Lines) -> str:

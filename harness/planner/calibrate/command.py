@@ -391,14 +391,18 @@ def _dry_run(session: Session, options: argparse.Namespace, console: Console) ->
     stations = [station for part in parts for station in session.stations(part)]
     done = {station.key for station in stations if session.earlier(station)}
     planned = schedule(stations, options.minutes, done, jobs)
-    heads = {"#": "count", "Station": "text", "Minutes": "ratio", "Then": "text", "Why": "text"}
+    heads = {"#": "count", "Station": "text", "Minutes": "ratio", "Action": "text"}
     lines = [
-        [str(index), one.station.key, f"{one.station.minutes:.1f}", one.action, one.reason]
+        [str(index), one.station.key, f"{one.station.minutes:.1f}", _action(one)]
         for index, one in enumerate(planned, 1)
     ]
+    console.print(_sum(planned, jobs), style="bold", highlight=False)
     print_grid(text_grid("stations", "", heads, lines), console, least_worth=())
-    console.print(_sum(planned, jobs), highlight=False)
     return OK
+
+
+def _action(one: Planned) -> str:
+    return f"{one.action}: {one.reason}" if one.reason else one.action
 
 
 def _sum(planned: Sequence[Planned], jobs: int) -> str:

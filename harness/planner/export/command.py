@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
 WHAT = {
     YAML: "accelerate's launch file",
-    "deepspeed.json": "DeepSpeed's settings, every number settled",
+    "deepspeed.json": "DeepSpeed's settings, without auto",
     SCRIPT: "a small working trainer; the recipe's lines are between >>> and <<<",
-    PAGE: "the same in the options of other trainers",
+    PAGE: "options of other trainers for the same recipe",
 }
 CARRIED = "a module that train.py imports; copy it too"
 
@@ -56,12 +56,16 @@ def print_export(made: Bundle, fit: Fit | None, console: Console) -> None:
     files = ((name, WHAT.get(name, CARRIED)) for name in made.files)
     _part(console, f"written to {short(made.folder)}", files)
     code = [(part.of, part.says) for part in made.lines if part.places]
-    _part(console, f"lines of code in {SCRIPT}", code)
-    _part(console, "no lines of code", ((p.of, p.why) for p in made.lines if not p.places))
+    _part(console, f"strategies in {SCRIPT}", code)
+    _part(
+        console,
+        "strategies without lines of code",
+        ((p.of, p.why) for p in made.lines if not p.places),
+    )
     told = ((t.trainer["title"], _counted(t)) for t in made.translations)
     _part(console, f"other trainers in {PAGE}", told)
     _part(console, "fill in these fields", made.blanks.items())
-    moved = f"{YAML} has the paths of the other files: change them if you move the files"
+    moved = f"\nIf you move the files, change their paths in {YAML}."
     if len({name for name in made.files if name.endswith((".yaml", ".json"))}) > 1:
         console.print(moved, style="dim", highlight=False)
     console.print(Text("\nstart it", style="bold"))
@@ -95,7 +99,7 @@ def _counted(made: Translation) -> str:
 def _predicted(fit: Fit) -> str:
     """Return a plan's verdict on this recipe and card; without one, refer to ``plan``."""
     if fit.need_bytes is None:
-        return f"not predicted for {fit.gpu.words}; ./run.sh plan predicts whether it fits"
+        return f"not predicted for {fit.gpu.words}: ./run.sh plan says whether it fits"
     words = {"fits": "predicted to fit", "tight": "predicted to be tight on"}
     word = words.get(fit.verdict, "predicted NOT to fit")
     host = f", and {lacks(fit)}" if fit.verdict == "host" else ""

@@ -116,18 +116,18 @@ def sentences(p: MemoryBreakdown) -> list[tuple[str, str, str]]:
         if size > 0.005 * line.peak_bytes
     )
     where = f" in {line.peak_module}" if line.peak_module else ""
-    site = f" (asked for at {line.peak_site})" if line.peak_site else ""
+    site = f" ({line.peak_site})" if line.peak_site else ""
     return [
-        ("Peak of a step", f"{_mib(line.peak_bytes)} in {line.peak_phase}",
-         f"reached by {line.peak_maker}{where}{site}; it is made of {alive}"),
+        ("Peak of a step", f"{_mib(line.peak_bytes)} in phase {line.peak_phase}",
+         f"{alive}. The last allocation before it is by {charts.short_op(line.peak_maker)}"
+         f"{where}{site}"),
         ("Training against inference",
          f"{line.peak_bytes / alone:.1f} times the memory",
-         f"the same micro batch without gradients peaks at {_mib(alone)} where weights are all "
-         f"that is held, and at {_mib(p.inference.peak_bytes)} amid training, beside what stays "
-         "resident (optimizer state, EMA)"),
+         f"without gradients, the same micro batch peaks at {_mib(alone)} if only weights are "
+         f"kept, and at {_mib(p.inference.peak_bytes)} if optimizer state and EMA are kept too"),
         ("Two counts of the activations", _agreement(p), _difference(p)),
-        ("Looking changed", _looking(p),
-         "the peak with the module and saved-tensors hooks, against the peak of a step without"),
+        ("Effect of the recording on the peak", _recording(p),
+         "a step with hooks on modules and saved tensors, against a step without"),
     ]  # fmt: skip
 
 
@@ -148,13 +148,13 @@ def _agreement(p: MemoryBreakdown) -> str:
 
 def _difference(p: MemoryBreakdown) -> str:
     return (
-        f"{_mib(p.made_total)} made in forward and alive when backward begins, by the trace; "
-        f"{_mib(p.saved_total)} saved by autograd, by its own hooks. The rest is alive without "
-        "being saved: the model's output, the batch"
+        f"the trace counts {_mib(p.made_total)} that forward made and that are alive when backward "
+        f"begins; autograd's hooks count {_mib(p.saved_total)} that it saved. The batch and the "
+        "model's output are alive without being saved"
     )
 
 
-def _looking(p: MemoryBreakdown) -> str:
+def _recording(p: MemoryBreakdown) -> str:
     """Return the effect of the recording hooks on the peak."""
     off = p.timeline.peak_bytes / p.step_peak_bytes - 1
     return f"{'nothing' if abs(off) <= SAME else 'the peak'} ({100 * off:+.2f} %)"

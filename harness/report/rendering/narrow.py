@@ -28,7 +28,8 @@ NAME, NARROW_NAME = 30, 18
 """Least width of a column of recipes, at 100 columns and at 80."""
 RECIPES = ("Recipe", "What was added")
 """Heads of columns of recipes."""
-LEAST_WORTH = ("Step ms", "vs ref %", "Notes", "#", "Old GiB", "Grad norm", "Loss", "Limit %")
+LEAST_WORTH = ("Step ms", "vs ref %", "Notes", "#", "Old GiB", "Grad norm", "Loss", "Limit %",
+               "Latency of one ms", "Weights vs ref", "PSNR dB", "As reference's %")  # fmt: skip
 """Heads of columns hidden first, in this order; then the others, the last one first."""
 LOOKS = (("alarm", "bold red"), ("front", "cyan"), ("reference", "bold"))
 NOTES, LONG_NOTE = "Notes", 16

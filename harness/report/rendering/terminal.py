@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.markup import escape
@@ -105,7 +107,26 @@ def leftovers(comparison: Comparison) -> list[str]:
         for side, names in sides
         if len(names) > MANY
     ]
-    return lines + [f"skipped: {line}" for line in first_of(comparison.skipped, "skipped files")]
+    return lines + skipped(comparison)
+
+
+def unpaired(comparison: Comparison) -> list[str]:
+    """Return a line for each set: the recipes of the rows that only this set has."""
+    sides = (("old", comparison.only_old), ("new", comparison.only_new))
+    return [f"only in the {side} set: {_recipes(names)}" for side, names in sides if names]
+
+
+def _recipes(names: Sequence[str]) -> str:
+    """Return the recipes of these rows, with a count if several rows have the same."""
+    counts = Counter(name.split(" ")[0] for name in names)
+    return ", ".join(
+        recipe if count == 1 else f"{recipe} ({count} rows)" for recipe, count in counts.items()
+    )
+
+
+def skipped(comparison: Comparison) -> list[str]:
+    """Return a line for each file that is no result."""
+    return [f"skipped: {line}" for line in first_of(comparison.skipped, "skipped files")]
 
 
 def render(report: Report, console: Console) -> None:
@@ -114,13 +135,13 @@ def render(report: Report, console: Console) -> None:
     console.print(f"{name}: {escape(sentences.summary(report))}")
     if sentences.predicted_fits(report):
         console.print(escape(sentences.predicted_fits(report)), highlight=False)
+    groups = in_full(report.groups)
+    for group, shown in groups:
+        _group(group, shown, console)
     for grid in analyses.tables(report):
         console.print(f"\n[bold]{escape(grid.title)}[/bold]")
         print_grid(grid, console)
         console.print(escape(grid.note), style="dim", highlight=False)
-    groups = in_full(report.groups)
-    for group, shown in groups:
-        _group(group, shown, console)
     wrong = sentences.others_wrong(report, len(groups))
     if text := sentences.others(report, len(groups)):
         console.print(f"\n{escape(text)}", style="red" if wrong else "dim")
@@ -147,7 +168,7 @@ def render_comparison(compared: Comparison, console: Console) -> None:
         print_grid(changes_grid(shown(compared)), console)
         console.print(NOTE, style="dim", highlight=False)
     console.print(escape(compared.basis), style="dim", highlight=False)
-    for line in leftovers(compared):
+    for line in (*unpaired(compared), *skipped(compared)):
         console.print(escape(line), highlight=False)
 
 
