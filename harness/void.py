@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from harness.result import Check, Result, Status
 from strategies.base import Reason
 
+SHOWN = "shown"
+"""Expected value of a check of evidence; the found value is the fault."""
 FIX = "not ranked: fix the cause named here, or the recipe"
 
 
@@ -40,7 +42,9 @@ def _audited(checks: Sequence[Check]) -> Reason | None:
     failed = next((check for check in checks if not check.ok), None)
     if failed is None:
         return None
-    return Reason(f"{failed.name}: asked {failed.asked}, found {failed.found}", FIX)
+    proof = failed.asked == SHOWN
+    words = failed.found if proof else f"expected {failed.asked}, found {failed.found}"
+    return Reason(f"{failed.name}: {words}", FIX)
 
 
 def _mixed(difference: str) -> Reason | None:

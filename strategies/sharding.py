@@ -87,10 +87,10 @@ class Sharding(Strategy):
         launch, accelerator = trained.launch, trained.accelerator
         kind, processes = accelerator.distributed_type.value, accelerator.num_processes
         wanted = launch.engine.file.kind
-        demand(kind == wanted, f"accelerate runs {kind}, the launch file says {wanted}")
+        demand(kind == wanted, f"accelerate runs {kind}, expected {wanted} as in the launch file")
         demand(
             processes == launch.processes,
-            f"{processes} processes share the work, {launch.processes} were asked for",
+            f"{processes} processes take part, expected {launch.processes}",
         )
         facts = {"distributed_type": kind, "processes": processes}
         if trained.observed is not None and trained.observed.sent:

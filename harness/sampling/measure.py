@@ -68,10 +68,10 @@ def audit(resolved: Resolved, drawing: Drawing, kept: Tensor) -> list[Check]:
         ("samples finite", True, bool(torch.isfinite(kept).all())),
         ("eval mode", True, not trained.module.training),
         ("parameters with a gradient", 0, len(gradients)),
-        ("drawn again alike", True, apart <= AGAIN),
+        ("samples drawn again are equal", True, apart <= AGAIN),
     ]
     if len(ranks) > 1:
-        rows.append(("samples of all ranks alike", 1, len(set(ranks))))
+        rows.append(("variants of the ranks' samples", 1, len(set(ranks))))
     return [Check(name=n, asked=a, found=f, ok=a == f) for n, a, f in rows]
 
 

@@ -90,7 +90,8 @@ class Swapped:
         for update in seen[1] if seen else ():
             error = rules.adamw_weight_error(update, seen[0])
             demand(
-                error <= low_bit.OFF, f"an update is {error:.2g} of itself away from AdamW's rule"
+                error <= low_bit.OFF,
+                f"an update differs from AdamW's rule by {error:.2g} (relative)",
             )
             facts["update_error"] = float(f"{error:.2g}")
         return facts
@@ -162,7 +163,7 @@ class ScriptCheckpoint(Checkpoint):
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         seen: Recomputations = trained.attached[self.name]
         each, blocks = seen.again / max(trained.micro_steps, 1), len(seen.blocks)
-        demand(each >= 1, f"{seen.again} of {seen.calls} calls of blocks were in backward")
+        demand(each >= 1, f"{seen.again} of {seen.calls} calls of blocks recomputed in backward")
         return {"blocks": blocks, "blocks_recomputed": round(each, 2)}
 
 
@@ -197,11 +198,11 @@ class ScriptAttend(Attend):
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         seen = trained.observed
-        demand(seen is not None and bool(seen.ran), "no step was watched")
+        demand(seen is not None and bool(seen.ran), "no step was recorded")
         ran = [r.name for r in seen.ran if r.phase == "forward"]
         calls = {name: sum(ran_by(name, op) for op in ran) for name in KERNELS}
         others = {k: n for k, n in calls.items() if n and k != self.kernel}
-        demand(not others, f"in forward ran {others}, not {self.kernel}")
+        demand(not others, f"forward ran {others}, expected {self.kernel}")
         demand(calls[self.kernel] > 0, f"{self.kernel} did not run")
         return {"calls_in_forward": calls[self.kernel] / seen.micro_steps}
 
@@ -239,7 +240,10 @@ class ScriptCompile(Compile):
         first, last = backend.steps[0], backend.steps[-1]
         calls = last["calls"] / max(trained.micro_steps, 1)
         blocks = len(trained.blocks())
-        demand(calls >= blocks, f"{calls:g} calls of compiled graphs a micro step, not {blocks}")
+        demand(
+            calls >= blocks,
+            f"{calls:g} calls of compiled graphs in each micro-batch, expected {blocks}",
+        )
         return {
             "graphs": last["graphs"],
             "graph_breaks": last["breaks"],

@@ -44,7 +44,7 @@ class Void(BaseException):
     """The run is not the requested one: a failed check of the audit, and the remedy."""
 
     def __init__(self, name: str, asked: Any, found: Any, way_out: str) -> None:
-        super().__init__(f"{name}: asked {asked}, found {found}; {way_out}")
+        super().__init__(f"{name}: expected {asked}, found {found}; {way_out}")
         self.check = Check(name=name, asked=asked, found=found, ok=False)
         self.way_out = way_out
 

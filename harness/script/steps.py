@@ -289,7 +289,11 @@ class Bench:
             ("device", self.row.spec.device, here.device.type),
             ("engine", self.row.launch.engine.file.kind, here.distributed_type.value),
             ("losses finite", True, all(map(math.isfinite, losses))),
-            ("backward passes on each rank alike", 1, len(set(gather(trained, tuple(self.micro))))),
+            (
+                "variants of the ranks' backward passes",
+                1,
+                len(set(gather(trained, tuple(self.micro)))),
+            ),
         ]
         steps = engine_report.steps if engine_report.steps is not None else states.counted(trained)
         if steps is not None:

@@ -21,6 +21,7 @@ from torch import Tensor
 from harness.data.feed import sample_order
 from harness.resolve import Resolved
 from harness.result import Check, Projections
+from harness.void import SHOWN
 from harness.worker.loop import Log
 from strategies.base import NotInForce
 from strategies.engine import TrainingRun
@@ -51,8 +52,8 @@ def collect_evidence(
             mine, fault = {}, f"could not be read back ({type(error).__name__}: {error})"
         faults = [f for f in gather(trained, fault) if f]
         facts[part.name] = mine
-        found = faults[0] if faults else "shown"
-        checks.append(Check(name=f"evidence: {part}", asked="shown", found=found, ok=not faults))
+        found = faults[0] if faults else SHOWN
+        checks.append(Check(name=f"evidence: {part}", asked=SHOWN, found=found, ok=not faults))
     return facts, checks
 
 
@@ -97,7 +98,7 @@ def audit(
             _asked_order(resolved, trained.resumed_steps, steps),
             _found_order(everyone),
         ),
-        ("initial weights alike", 1, len(set(gather(trained, digest)))),
+        ("variants of the initial weights", 1, len(set(gather(trained, digest)))),
         ("gradient clipping", spec.grad_clip, _clipping(trained, engine_report, log)),
     ]
     if resolved.launch.layout.data < len(twins):

@@ -95,9 +95,9 @@ def in_a_step(trained: TrainingRun, kernel: str) -> dict[str, Any]:
         calls = {name: sum(ran_by(name, r.name, backward) for r in ran) for name in KERNELS}
         calls["naive"] = score_matrices(trained, ran) - calls["math"] * (not backward)
         others = {k: n for k, n in calls.items() if n and not _allows(kernel, k, backward)}
-        demand(not others, f"in {phase} of a training step ran {others}, not {kernel}")
+        demand(not others, f"{phase} of a training step ran {others}, expected {kernel}")
         mine = calls["naive" if backward and kernel in WRITTEN_OUT else kernel]
-        demand(mine >= wanted, f"{kernel} ran {mine} times in {phase}, not {wanted}")
+        demand(mine >= wanted, f"{kernel} ran {mine} times in {phase}, expected {wanted}")
         found[f"calls_in_{phase}"] = mine
     return found
 
@@ -214,19 +214,27 @@ class Attend(Strategy):
         ran = states.operations(trained)
         counts = {name: sum(ran_by(name, operation.name) for operation in ran) for name in KERNELS}
         depth, full = layers(trained), score_matrices(trained, ran)
-        demand(depth > 0, "no attention of torch's is called")
+        demand(depth > 0, "the model does not call torch's attention")
         facts: dict[str, Any] = {"calls": {name: count for name, count in counts.items() if count}}
         facts["score_matrices"] = full
         fused = {name: count for name, count in counts.items() if name not in WRITTEN_OUT and count}
         if self.kernel in WRITTEN_OUT:
-            demand(not fused, f"fused kernels ran: {fused}")
-            demand(full == depth, f"{full} full score matrices in {depth} layers")
+            demand(not fused, f"fused kernels ran, expected none: {fused}")
+            demand(
+                full == depth, f"{full} full score matrices in {depth} layers, expected one in each"
+            )
             math = counts["math"] or ("compiled" in trained.launch.traits and self.kernel == "math")
             demand(
-                bool(math) == (self.kernel == "math"), f"torch's math ran {counts['math']} times"
+                bool(math) == (self.kernel == "math"),
+                f"torch's math kernel ran {counts['math']} times",
             )
             return facts
-        demand(not full, f"{full} full score matrices were made")
-        demand(set(fused) == {self.kernel}, f"{fused or 'no fused kernel'} ran, not {self.kernel}")
-        demand(fused[self.kernel] >= depth, f"it ran {fused[self.kernel]} times in {depth} layers")
+        demand(not full, f"{full} full score matrices were made, expected none")
+        demand(
+            set(fused) == {self.kernel}, f"{fused or 'no fused kernel'} ran, expected {self.kernel}"
+        )
+        demand(
+            fused[self.kernel] >= depth,
+            f"{self.kernel} ran {fused[self.kernel]} times in {depth} layers",
+        )
         return facts

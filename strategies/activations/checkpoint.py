@@ -43,22 +43,23 @@ def recomputed(
     were kept. ``reentrant``: forward recorded no graph.
     """
     runner, depth = runner_of(trained.module, Recompute), len(trained.blocks())
-    demand(runner is not None, "the blocks are not run by parts")
-    demand(runner.blocks == depth, f"{runner.blocks} of {depth} blocks are run by parts")
+    demand(runner is not None, "no block is recomputed in parts")
+    demand(runner.blocks == depth, f"{runner.blocks} of {depth} blocks are recomputed in parts")
     counts = [runner.recomputed(call.block, call.count) for call in runner.calls]
     demand(
         count is None or sum(counts) == count,
-        f"{sum(counts)} of {depth} blocks are recomputed, not {count}",
+        f"{sum(counts)} of {depth} blocks are recomputed, expected {count}",
     )
     parts_of_call = [len(split(number, 0)[0]) if number else 0 for number in counts]
     parts, ran = sum(parts_of_call), runner.parts_run / trained.micro_steps
-    demand(ran == parts, f"{ran} parts a micro step, not {parts}")
+    demand(ran == parts, f"{ran} parts ran in each micro-batch, expected {parts}")
     wider = 1 + ("doubles_tokens" in trained.launch.traits)
     inputs = sum(n * call.input_bytes for n, call in zip(parts_of_call, runner.calls, strict=True))
     most = inputs * wider + RNG_BYTES * depth
     demand(
         0 < runner.kept_bytes <= most,
-        f"{runner.kept_bytes} bytes are kept for backward; {parts} parts' inputs are {most}",
+        f"{runner.kept_bytes} bytes are kept for backward, expected at most {most}: the inputs of "
+        f"{parts} parts",
     )
     facts = {"parts": parts, "kept_bytes": runner.kept_bytes}
     if "compiled" in trained.launch.traits:
@@ -68,7 +69,7 @@ def recomputed(
     wanted = kept_whole + sum(block_runs(split, number) for number in counts if number)
     demand(
         forwards == wanted,
-        f"{forwards:.2f} blocks ran forward a micro step; recomputing takes {wanted}",
+        f"{forwards:.2f} blocks ran forward in each micro-batch, expected {wanted}",
     )
     facts |= _graphless(runner, trained.micro_steps, parts if reentrant else 0)
     if products:
@@ -81,14 +82,19 @@ def recomputed(
 def _graphless(runner: Recompute, micro_steps: int, meant: int) -> dict[str, Any]:
     """Check the number of parts that ran forward without a graph."""
     ran = runner.graphless / micro_steps
-    demand(ran == meant, f"{ran:.2f} parts a micro step ran forward without a graph, not {meant}")
+    demand(
+        ran == meant,
+        f"{ran:.2f} parts ran forward without a graph in each micro-batch, expected {meant}",
+    )
     return {"graphless_parts": meant} if meant else {}
 
 
 def _kept_products(runner: Recompute, least: int) -> dict[str, Any]:
     """Return the number of kept product outputs, and their bytes if torch reports them."""
     kept, size = runner.products["kept"], runner.products["bytes"]
-    demand(kept >= least, f"{kept} products are kept, of {least} and those of attention")
+    demand(
+        kept >= least, f"{kept} matrix products are kept, expected {least} and those of attention"
+    )
     return {"kept_products": kept} | ({"kept_product_bytes": size} if size else {})
 
 

@@ -181,7 +181,10 @@ class Compile(Strategy):
         units = parts.parts_run / trained.micro_steps if parts else 0
         units += len(_alone(parts, trained.blocks()))
         units = 1 if self.scope == "model" else units
-        demand(calls >= units, f"{calls} calls of compiled graphs a micro step, not {units}")
+        demand(
+            calls >= units,
+            f"{calls} calls of compiled graphs in each micro-batch, expected {units}",
+        )
         facts = {
             "graphs": last["graphs"],
             "graph_breaks": last["breaks"],
@@ -202,7 +205,7 @@ class Compile(Strategy):
         share = (runner.kept_bytes - least) / (full - least)
         demand(
             share <= self.budget + SLACK,
-            f"{share:.2f} of the activations are kept, not {self.budget}",
+            f"a share of {share:.2f} of the activations is kept, expected {self.budget}",
         )
         return {"kept_bytes_without_budget": full, "share": round(share, 3)}
 

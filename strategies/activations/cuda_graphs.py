@@ -62,9 +62,9 @@ class CudaGraphs(Strategy):
         from strategies.activations.captured import Captured
 
         captured: Any = trained.attached.get(self.name)
-        demand(isinstance(captured, Captured), "nothing was captured")
+        demand(isinstance(captured, Captured), "no CUDA graph was captured")
         replays, eager = captured.noted
-        text = f"{replays} calls were replayed and {eager} were not, of {trained.micro_steps}"
+        text = f"{replays} of {trained.micro_steps} calls replayed a graph, and {eager} did not"
         watched = trained.observed.micro_steps if trained.observed else 0
         demand(replays + eager == trained.micro_steps and eager <= watched, text)
         facts = {"graphs": len(captured.graphs), "replays": replays, "calls_of_a_trace": eager}
@@ -84,5 +84,8 @@ class CudaGraphs(Strategy):
             with captured.set_aside():
                 wanted = output_of(trained, trained.model, trained.cut)
         found, close = relative_error(mine.double(), wanted.double()), close_to(trained, mine.dtype)
-        demand(found <= close, f"a replay is {found:.2g} of the norm away from the call itself")
+        demand(
+            found <= close,
+            f"a replayed output differs from the eager one by {found:.2g} (relative)",
+        )
         return float(f"{found:.2g}")

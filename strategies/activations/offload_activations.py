@@ -183,11 +183,14 @@ class OffloadActivations(Strategy):
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         host, depth = runner_of(trained.module, Host), len(trained.blocks())
         demand(host is not None, "the blocks' activations stay on the device")
-        demand(host.blocks == depth, f"those of {host.blocks} of {depth} blocks leave the device")
+        demand(
+            host.blocks == depth,
+            f"the activations of {host.blocks} of {depth} blocks leave the device",
+        )
         moved, steps = host.moved, trained.micro_steps
         demand(
             (moved["out"], moved["out_bytes"]) == (moved["back"], moved["back_bytes"]),
-            f"{moved['out']} tensors left the device, {moved['back']} came back",
+            f"{moved['out']} tensors were copied to the host, {moved['back']} back",
         )
         tensors, size = moved["out"] / steps, moved["out_bytes"] / steps
         inner = runner_of(trained.module, Recompute)
@@ -198,8 +201,14 @@ class OffloadActivations(Strategy):
         least, most = (
             (parts, inputs + depth) if self.what == "checkpoints" else (2 * depth, 99 * depth)
         )
-        demand(max(least, 1) <= tensors <= most, f"{tensors} tensors left the device a micro step")
-        demand(size >= host.kept_bytes - LEAST_BYTES * tensors, "not all that is kept was moved")
+        demand(
+            max(least, 1) <= tensors <= most,
+            f"{tensors} tensors a micro-batch went to the host, expected {max(least, 1)} to {most}",
+        )
+        demand(
+            size >= host.kept_bytes - LEAST_BYTES * tensors,
+            "some kept activations stayed on the device",
+        )
         cuda = trained.launch.device == "cuda"
         demand(moved["pinned"] == (moved["out"] if cuda else 0), "the host memory is not pinned")
         return {

@@ -76,7 +76,10 @@ class Cast(Strategy):
         if seen is None:
             return facts
         each = seen["codes"] / trained.observed.micro_steps
-        demand(each >= wanted, f"{each:g} products decoded {self.to}, of {wanted} at least")
+        demand(
+            each >= wanted,
+            f"{each:g} matrix products decoded {self.to}, expected at least {wanted}",
+        )
         return {**facts, "decodings": each}
 
 

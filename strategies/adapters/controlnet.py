@@ -80,5 +80,5 @@ class ControlNet(Strategy):
         moved = trained.attached[self.name].changed()
         copies = sum(n.endswith(".zero.weight") for n in moved)
         wanted = self._number(len(trained.blocks()))
-        demand(copies == wanted, f"{copies} copies act on the model, of {wanted} asked for")
+        demand(copies == wanted, f"{copies} copied blocks act on the model, expected {wanted}")
         return {"copies": copies, **facts}

@@ -84,11 +84,14 @@ def adapter_facts(trained: TrainingRun, part: Lora) -> dict[str, Any]:
     changed."""
     name, rank, magnitudes = part.name, part.rank, part.magnitudes
     layers, wanted = adapted(trained.module), len(part.chosen(trained.subject))
-    demand(len(layers) == wanted, f"{len(layers)} layers carry an adapter, not {wanted}")
+    demand(len(layers) == wanted, f"{len(layers)} layers have an adapter, expected {wanted}")
     ranks = {trained.engine.part(layer.lora_A["default"].weight).shape[0] for layer in layers}
-    demand(ranks == {rank}, f"the adapters' ranks are {sorted(ranks)}, not {rank}")
+    demand(ranks == {rank}, f"the adapters' ranks are {sorted(ranks)}, expected {rank}")
     dora = [layer for layer in layers if len(layer.lora_magnitude_vector)]
-    demand(len(dora) == len(layers) * magnitudes, f"{len(dora)} layers have a magnitude")
+    demand(
+        len(dora) == len(layers) * magnitudes,
+        f"{len(dora)} of {len(layers)} layers have a DoRA magnitude",
+    )
     facts = split_facts(trained, name)
     free = [n for n, p in trained.module.named_parameters() if p.requires_grad]
     strange = [n for n in free if "lora_" not in n]
@@ -96,9 +99,9 @@ def adapter_facts(trained: TrainingRun, part: Lora) -> dict[str, Any]:
     # The second matrix starts at zero: if it changed, the adapter acts.
     changed = trained.attached[name].changed()
     moved = [n for n in changed if "lora_B" in n]
-    demand(len(moved) == len(layers), f"{len(moved)} of {len(layers)} adapters have moved")
+    demand(len(moved) == len(layers), f"{len(moved)} of {len(layers)} adapters have changed")
     scaled = [n for n in changed if "magnitude" in n]
-    demand(len(scaled) == len(dora), f"{len(scaled)} of {len(dora)} magnitudes have moved")
+    demand(len(scaled) == len(dora), f"{len(scaled)} of {len(dora)} DoRA magnitudes have changed")
     return {"adapters": len(layers), "rank": rank, **facts, **dtype_facts(trained, part, layers)}
 
 
@@ -111,13 +114,16 @@ def dtype_facts(trained: TrainingRun, part: Lora, layers: Sequence[Any]) -> dict
     named = trained.module.named_parameters()
     kinds = {str(p.dtype).removeprefix("torch.") for n, p in named if "lora_" in n}
     if part.dtype == "fp32":
-        demand(kinds == {"float32"}, f"adapters are stored as {sorted(kinds)}, not float32")
+        demand(kinds == {"float32"}, f"adapters are stored as {sorted(kinds)}, expected float32")
         parts = [
             trained.engine.part(layer.lora_B["default"].weight).tensor.detach() for layer in layers
         ]
         finer = sum(bool((p != p.bfloat16()).any()) for p in parts)
         there = sum(p.numel() > 0 for p in parts)
-        demand(finer == there, f"{there - finer} of {there} adapters hold 16-bit values alone")
+        demand(
+            finer == there,
+            f"{there - finer} of {there} float32 adapters hold only values of 16 bits",
+        )
     return {"adapter_dtype": "+".join(sorted(kinds))}
 
 
@@ -254,7 +260,7 @@ class Qlora(Lora):
         from strategies.adapters.quantised_base import packed_facts, unpacked
 
         whole = unpacked(trained.module) if self.layers == "all" else ()
-        demand(not whole, f"{len(whole)} linear layers are in full: {', '.join(whole[:3])}")
+        demand(not whole, f"{len(whole)} linear layers are not packed: {', '.join(whole[:3])}")
         facts = packed_facts(trained.module)
         least = len(trained.subject.linears)
         demand(facts["packed_layers"] >= least, f"not all of {least} linear layers are packed")

@@ -100,9 +100,9 @@ class DiffFit(Strategy):
         facts = split_facts(trained, self.name)
         free = {n for n, p in trained.module.named_parameters() if p.requires_grad}
         strange = free - self._trained(trained.module, trained.subject)
-        demand(not strange, f"{len(strange)} weights beside biases and scales take a gradient")
+        demand(not strange, f"{len(strange)} weights other than biases and scales take a gradient")
         scales = {n for n in free if n.endswith(".gamma")}
         wanted = 2 * len(trained.blocks())
         moved = len(scales & trained.attached[self.name].changed())
-        demand(moved == wanted, f"{moved} scales have moved, of {wanted} asked for")
+        demand(moved == wanted, f"{moved} scales have changed, expected {wanted}")
         return {**facts, "scales": moved}

@@ -113,12 +113,15 @@ def coded_facts(module: nn.Module, wanted: int, to: str) -> dict[str, Any]:
     ``coded_bytes_here``: bytes on this rank; scales are whole on every rank.
     """
     layers = [m for m in module.modules() if isinstance(m, Coded) and m.to_type == to]
-    demand(len(layers) == wanted, f"{len(layers)} layers are stored as {to}, of {wanted}")
+    demand(len(layers) == wanted, f"{len(layers)} layers are stored as {to}, expected {wanted}")
     elements = sum(m.in_features * m.out_features for m in layers)
     size = sum(t.nbytes for m in layers for t in _held(m) if t is not m.bias and t is not m.scale)
     demand(size == elements, f"{size} bytes hold {elements} weights")
     worst = max(m.error for m in layers)
-    demand(0 < worst <= ERROR[to], f"coding lost {worst:.2g} of a weight, of {ERROR[to]} at most")
+    demand(
+        0 < worst <= ERROR[to],
+        f"quantization changed a weight by {worst:.2g} (relative), expected at most {ERROR[to]}",
+    )
     here = bytes_of(part for m in layers for part in stored(m.weight.data) if part.numel())
     return {
         "layers": wanted,

@@ -129,10 +129,13 @@ class Compress(Strategy):
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         facts = wire.facts(trained, self.name)
         if self.kind != "powersgd":
-            demand(facts["ratio"] == 0.5, f"{facts['ratio']} of the dense bytes were sent")
+            demand(
+                facts["ratio"] == 0.5,
+                f"a share of {facts['ratio']} of the dense bytes was sent, expected 0.5",
+            )
             wanted = {"fp16": "float16", "bf16": "bfloat16"}[self.kind]
             sent = facts["wire_dtype"]
-            demand(sent == wanted, f"gradients were sent as {sent}, not {wanted}")
+            demand(sent == wanted, f"gradients were sent as {sent}, expected {wanted}")
             return facts
         power: Any = getattr(trained.attached[self.name], "power", None)
         demand(power is not None, "no low-rank hook is on DDP's all-reduce")
@@ -140,7 +143,9 @@ class Compress(Strategy):
         demand(taken > DENSE_STEPS, f"the first {DENSE_STEPS} steps are dense; take more --steps")
         free = [p for p in trained.module.parameters() if p.requires_grad]
         sent = low_rank_bytes(free, self.rank)
-        demand(facts["wire_bytes"] == sent, f"{facts['wire_bytes']} bytes were sent, not {sent}")
+        demand(
+            facts["wire_bytes"] == sent, f"{facts['wire_bytes']} bytes were sent, expected {sent}"
+        )
         error = sum(float(e.square().sum()) for e in power.error_dict.values())
-        demand(error > 0, "no error is fed back")
+        demand(error > 0, "no rounding error is kept for the next step (error feedback)")
         return {**facts, "error_bytes": sum(e.nbytes for e in power.error_dict.values())}

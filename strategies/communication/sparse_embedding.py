@@ -71,7 +71,7 @@ class SparseEmbedding(Strategy):
         rows: Any = trained.attached.get(self.name)
         demand(
             isinstance(rows, TouchedRows) and rows.seen > 0,
-            "no gradient of the label table was seen",
+            "the label table had no gradient",
         )
         demand(rows.rows > 0, "the label table's gradient is dense")
         launch = trained.launch
@@ -89,5 +89,5 @@ class SparseEmbedding(Strategy):
             return label(facts, "wire_bytes")  # the gradient's bytes: no transfer was observed
         backward = [s for s in trained.observed.sent if s.phase == "backward"]
         places = sum(s.bytes for s in backward if s.dtype == "int64")
-        demand(places > 0, "the table's gradient was sent as a dense one")
+        demand(places > 0, "the label table's gradient was sent as a dense tensor")
         return {**facts, "place_bytes_sent": places}

@@ -97,7 +97,9 @@ class TopK(Strategy):
         demand(isinstance(hook, TopKHook), "no top-k hook is on DDP's all-reduce")
         free = [p for p in trained.module.parameters() if p.requires_grad]
         sent = 8 * sum(max(1, math.ceil(self.keep * p.numel())) for p in free)
-        demand(facts["wire_bytes"] == sent, f"{facts['wire_bytes']} bytes were sent, not {sent}")
+        demand(
+            facts["wire_bytes"] == sent, f"{facts['wire_bytes']} bytes were sent, expected {sent}"
+        )
         waiting = sum(int(t.count_nonzero()) for t in hook.left.values())
-        demand(waiting > 0, "nothing waits for the next step: no error feedback")
+        demand(waiting > 0, "no unsent gradient is kept for the next step (error feedback)")
         return {**facts, "waiting": waiting, "error_bytes": sum(t.nbytes for t in hook.tensors())}

@@ -135,9 +135,12 @@ def facts(trained: TrainingRun, name: str) -> dict[str, Any]:
     gradients."""
     link: Any = trained.attached.get(name)
     demand(isinstance(link, Compression), "no hook is on DDP's all-reduce")
-    demand(link.buckets > 0 and link.dense > 0, "the hook saw no gradients")
+    demand(link.buckets > 0 and link.dense > 0, "the hook received no gradients")
     total = 4 * sum(p.numel() for p in trained.module.parameters() if p.requires_grad)
-    demand(link.dense == total, f"the hook saw {link.dense} bytes of {total} in the last step")
+    demand(
+        link.dense == total,
+        f"the hook received {link.dense} of {total} bytes of gradients in the last step",
+    )
     return {
         "wire_bytes": link.sent,
         "wire_dtype": "+".join(sorted(link.types)),

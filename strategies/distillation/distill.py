@@ -199,9 +199,9 @@ class Distill(Strategy):
         from strategies.distillation.teacher import Teacher
 
         teacher: Any = trained.attached.get(self.name)
-        demand(isinstance(teacher, Teacher), "no teacher is kept")
+        demand(isinstance(teacher, Teacher), "the run has no teacher")
         calls, steps = teacher.calls, trained.micro_steps
-        demand(calls == steps, f"the teacher was asked {calls} times in {steps} micro steps")
+        demand(calls == steps, f"the teacher was called {calls} times in {steps} micro-batches")
         facts = {"teacher_forwards": calls, **teacher.facts(self.store)}
         if self.init == "blocks":
             demand(teacher.began is not None, "the student did not begin with its teacher's blocks")

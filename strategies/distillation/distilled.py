@@ -81,14 +81,20 @@ class Distilled(Strategy):
         depth, parameters = student.dimensions.depth, student.parameters
         found = count(trained.module.parameters())
         alike = subject.dimensions == student.dimensions and found == parameters
-        demand(alike, f"{subject.name} draws, of {found} weights, and not {student.name}")
+        demand(
+            alike,
+            f"the sampled model is {subject.name} with {found} weights, expected {student.name}",
+        )
         if self.student:
             self._has_the_files(trained)
         ran = self.note(trained)
         if ran is None:
             return {"parameters": found, "blocks": len(trained.blocks())}
         calls = trained.observed.micro_steps
-        demand(len(ran) == depth * calls, f"{len(ran)} blocks ran in {calls} calls of {depth}")
+        demand(
+            len(ran) == depth * calls,
+            f"{len(ran)} blocks ran in {calls} calls of a model of {depth} blocks",
+        )
         return {"parameters": found, "blocks_a_call": len(ran) // calls}
 
     def _has_the_files(self, trained: TrainingRun) -> None:
@@ -107,10 +113,12 @@ class Distilled(Strategy):
             and type(p.data) is torch.Tensor
             and p.is_floating_point()
         }
-        demand(bool(floats), f"no weight in place can be held to those of {self.student}")
+        demand(bool(floats), f"no weight of the model can be compared with {self.student}")
         for name, p in floats.items():
             off = relative_error(p.detach().cpu().double(), draw(name, own[name]).double())
-            demand(off < 1e-2, f"{name} is {off:.2g} away from that of {self.student}")
+            demand(
+                off < 1e-2, f"{name} differs by {off:.2g} (relative) from that of {self.student}"
+            )
 
 
 def _named(subject: Subject) -> Any:

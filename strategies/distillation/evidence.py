@@ -41,7 +41,7 @@ def shown(moments: list[Moment], teacher: Teacher, weights: Mapping[str, float])
     Raises:
         NotInForce: a term is missing, has another weight, or is of another teacher.
     """
-    demand(bool(moments), "no loss was taken against a teacher in the watched step")
+    demand(bool(moments), "the recorded step computed no loss against a teacher")
     first, weighed = moments[0], [_weighed(moment, weights) for moment in moments]
     with teacher.uncounted():
         target, wanted = teacher.ask(first.x, first.t_B, first.conditions)
@@ -70,21 +70,21 @@ def _weighed(moment: Moment, weights: Mapping[str, float]) -> dict[str, float]:
     wanted = {name: weight for name, weight in weights.items() if weight}
     came = {name: value for name, value in moment.arrived.items() if value}
     missing = sorted(wanted.keys() - came.keys())
-    demand(not missing, f"{', '.join(missing)} is not in the loss that was differentiated")
+    demand(not missing, f"{', '.join(missing)} is not a term of the loss")
     scale = sum(came.values()) / sum(wanted.values())
     off = max(abs(came[name] / scale - weight) for name, weight in wanted.items())
-    demand(off < 1e-3, f"the weights of the loss terms were {came}, not {wanted}")
+    demand(off < 1e-3, f"the weights of the loss terms were {came}, expected {wanted}")
     return {name: round(came[name] / scale, 6) for name in wanted}
 
 
 def _same(name: str, took: float, found: float) -> None:
     close = abs(took - found) <= 1e-2 * abs(found)
-    demand(close, f"{name} was {took:.4g}, and against the teacher it is {found:.4g}")
+    demand(close, f"the loss term {name} was {took:.4g}, expected {found:.4g} against the teacher")
 
 
 def _output_gradient(moment: Any, target: Any, weights: Mapping[str, float]) -> float:
     """Return the relative distance of the output's gradient from that of both terms together."""
-    demand(moment.gradient is not None, "no gradient came to the student's output")
+    demand(moment.gradient is not None, "the student's output had no gradient")
     leaf = moment.out.clone().requires_grad_()
     with torch.enable_grad():
         loss = weights["true"] * moment.true_loss(lambda x, t_B: leaf).mean()
@@ -92,8 +92,13 @@ def _output_gradient(moment: Any, target: Any, weights: Mapping[str, float]) -> 
         (expected,) = torch.autograd.grad(loss, leaf)
     came, expected = moment.gradient.double().flatten(), expected.double().flatten()
     scale = (came @ expected) / (expected @ expected).clamp_min(1e-300)
-    demand(float(scale) > 0, "the gradient of the output points away from the loss's")
+    demand(
+        float(scale) > 0, "the output's gradient has the opposite direction of the expected loss's"
+    )
     off = relative_error(came, scale * expected)
     most = CLOSE.get(moment.out.dtype, CLOSE_ROUNDED)
-    demand(off <= most, f"the output's gradient is {off:.2g} away from that of the terms asked for")
+    demand(
+        off <= most,
+        f"the output's gradient differs by {off:.2g} (relative) from that of the expected terms",
+    )
     return off

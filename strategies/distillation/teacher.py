@@ -57,7 +57,7 @@ def stored_facts(
     """
     kinds = {p.dtype for p in module.parameters() if p.is_floating_point()}
     wanted = FLOATS.get(store, torch.float32)
-    demand(kinds == {wanted}, f"it is stored in {kinds}, not {wanted}")
+    demand(kinds == {wanted}, f"the teacher is stored in {kinds}, expected {wanted}")
     elements, size = subject.parameters, bytes_of(weights)
     facts = {"elements": elements, "bytes": size, "stored": store}
     if store == "int8":
@@ -69,7 +69,7 @@ def stored_facts(
 
         return facts | packed_facts(module)
     most = elements * wanted.itemsize
-    demand(size == most, f"{size} bytes hold {elements} weights, not {most}")
+    demand(size == most, f"{size} bytes hold the teacher's {elements} weights, expected {most}")
     return facts
 
 
@@ -223,7 +223,7 @@ class Teacher(Watcher):
         parameters = list(self.module.parameters())
         free = [p for p in parameters if p.requires_grad or p.grad is not None]
         demand(not free, f"{len(free)} of the teacher's weights take a gradient")
-        demand(bool(self.sums) and self._sums() == self.sums, "the teacher's weights have moved")
+        demand(bool(self.sums) and self._sums() == self.sums, "the teacher's weights have changed")
         facts = stored_facts(self.module, self.subject, store, self.weights())
         return {f"teacher_{name}": value for name, value in facts.items()}
 
@@ -381,7 +381,10 @@ def apart(trained: TrainingRun, teacher: nn.Module, depth: int) -> float:
         pairs.append(_largest(trained, block, names, blocks, own))
     whole = trained.engine.whole(trained, [p for p, _ in pairs])
     found = [_far(p, wanted) for p, (_, wanted) in zip(whole, pairs, strict=True)]
-    demand(max(found) <= CLOSE, f"a block begins {max(found):.2g} away from the teacher's")
+    demand(
+        max(found) <= CLOSE,
+        f"a block's initial weights differ from the teacher's by {max(found):.2g} (relative)",
+    )
     return max(found)
 
 

@@ -117,7 +117,10 @@ class Replicas(Engine):
         facts: dict[str, Any] = {"wrapper": self._wrapper(trained)}
         if trained.launch.simulated:  # a collective returns this rank's own values
             size = trained.model.process_group.size()
-            demand(size == trained.launch.layout.alike, f"DDP averages over {size} ranks")
+            demand(
+                size == trained.launch.layout.alike,
+                f"DDP averages over {size} ranks, expected {trained.launch.layout.alike}",
+            )
             return {**facts, "replicas": size}
         with torch.no_grad():
             device = trained.accelerator.device  # a strategy may keep weights elsewhere
@@ -127,8 +130,12 @@ class Replicas(Engine):
         parts = trained.launch.layout.tensor
         alike = trained.accelerator.gather(sums[None])[trained.accelerator.process_index % parts :]
         spread = float((alike[::parts] - sums).abs().max())
-        why = "they do not draw alike" if trained.sampling else "gradients were not averaged"
-        demand(spread == 0.0, f"the replicas drifted apart by {spread:.3g}: {why}")
+        why = (
+            "the ranks draw different samples"
+            if trained.sampling
+            else "gradients were not averaged"
+        )
+        demand(spread == 0.0, f"weights of the replicas differ by {spread:.3g}: {why}")
         facts |= {"replica_spread": spread}
         return facts if trained.sampling else facts | self._wire(trained)
 
@@ -159,9 +166,11 @@ class Replicas(Engine):
         trainable = [p for p in trained.module.parameters() if p.requires_grad]
         wanted = {str(p.dtype).removeprefix("torch.") for p in trainable}
         found, size = {s.dtype for s in sent}, sum(s.bytes for s in sent)
-        demand(found == wanted, f"gradients were sent as {sorted(found)}, not {sorted(wanted)}")
+        demand(
+            found == wanted, f"gradients were sent as {sorted(found)}, expected {sorted(wanted)}"
+        )
         whole = sum(p.nbytes for p in trainable)
         if "own_loop" in trained.launch.traits and size != whole:
             whole *= trained.observed.micro_steps
-        demand(size == whole, f"{size} bytes of gradients were sent, of {whole}")
+        demand(size == whole, f"{size} bytes of gradients were sent, expected {whole}")
         return {"gradients_sent_as": "+".join(sorted(found)), "gradient_bytes_sent": size}

@@ -31,7 +31,7 @@ def away(trained: TrainingRun, mine: Tensor, wanted: Tensor) -> float:
         NotInForce: rounding does not explain the distance.
     """
     found, close = relative_error(mine.double(), wanted.double()), close_to(trained, mine.dtype)
-    demand(found <= close, f"its part is {found:.2g} of the norm away from the whole model's")
+    demand(found <= close, f"the output differs from the whole model's by {found:.2g} (relative)")
     return float(f"{found:.2g}")
 
 

@@ -280,7 +280,7 @@ def orthogonal(update: Update, settings: Settings, momentum: float) -> dict[str,
     was, now = update
     kept = was["momentum_buffer"].double().lerp(was["grad"].double(), 1 - momentum)
     off = relative_error(now["momentum_buffer"], kept)
-    demand(off <= 0.01, f"the momentum is {off:.2g} of itself away from Muon's rule")
+    demand(off <= 0.01, f"the momentum differs from Muon's rule by {off:.2g} (relative)")
     size = settings.learning_rate * SCALE * max(kept.shape) ** 0.5
     weight = (1 - settings.learning_rate * settings.weight_decay) * was["weight"].double()
     # Muon orthogonalizes Nesterov's momentum: the gradient interpolated towards it once more.
@@ -290,7 +290,7 @@ def orthogonal(update: Update, settings: Settings, momentum: float) -> dict[str,
     near = int(((found >= NEAR_ONE[0]) & (found <= NEAR_ONE[1])).sum())
     demand(
         near >= MOST * directions and directions > 1,
-        f"{near} singular values of an update are near one, of {directions} directions",
+        f"{near} of {directions} singular values of an update are near one",
     )
     return {
         "update_directions": directions,

@@ -29,7 +29,7 @@ def agree(trained: TrainingRun, **wanted: Any) -> None:
             # torchao keeps its learning rate in a float32 tensor.
             near = abs(float(actual) - value) <= 1e-6 * abs(value) if key == "lr" else None
             same = near if near is not None else _plain(actual) == _plain(value)
-            demand(same, f"the optimizer's {key} is {actual}, not {value}")
+            demand(same, f"the optimizer's {key} is {actual}, expected {value}")
 
 
 def _plain(value: Any) -> Any:
@@ -70,7 +70,7 @@ def first_moment(trained: TrainingRun, weight: torch.Tensor) -> torch.Tensor | N
 def steps(trained: TrainingRun) -> int:
     """Return the step count in the optimizer's state, which must equal the loop's."""
     taken: Any = counted(trained)
-    demand(taken is not None, "the optimizer holds no state: it never stepped")
+    demand(taken is not None, "the optimizer has no state: it never stepped")
     demand(
         taken == trained.optimizer_steps,
         f"the optimizer stepped {taken} times, the loop {trained.optimizer_steps}",
@@ -368,13 +368,13 @@ def split_facts(trained: TrainingRun, name: str) -> dict[str, Any]:
     """Return the counts of trained and frozen elements, and check bit by bit that frozen ones are
     unchanged."""
     kept: Any = trained.attached.get(name)
-    demand(isinstance(kept, Frozen), "no checksums were taken before training")
+    demand(isinstance(kept, Frozen), "no checksums of the weights were computed before training")
     parameters = dict(trained.module.named_parameters())
     free = {n for n, p in parameters.items() if p.requires_grad}
     changed = kept.changed()
     stray = sorted(changed - free)
     demand(not stray, f"{len(stray)} frozen weights changed, {stray[0] if stray else ''} first")
-    demand(bool(changed), "no weight has moved")
+    demand(bool(changed), "no weight has changed")
     trainable = count((parameters[n] for n in free), trained.engine)
     total = count(parameters.values(), trained.engine)
     return {"trainable": trainable, "frozen": total - trainable, "changed_tensors": len(changed)}

@@ -79,17 +79,17 @@ class CrossEntropy(Strategy):
         if seen is None:
             return {"vocabulary": layer.out_features}
         tokens, rows = seen["tokens"], seen["rows"]
-        demand(tokens > 0, "no token's loss was taken of the vocabulary")
+        demand(tokens > 0, "no loss over the vocabulary was computed")
         most = {"full": tokens, "chunked": -(-tokens // self.chunks)}.get(self.kind, 0)
-        demand(rows == most, f"logits of {rows} tokens were there at a time, not {most}")
+        demand(rows == most, f"logits of {rows} tokens were in memory at once, expected {most}")
         again = seen["again"] / trained.observed.micro_steps
         if self.kind == "chunked":
             wanted = -(-tokens // most)
-            demand(again == wanted, f"{again:g} chunks were computed again, of {wanted}")
+            demand(again == wanted, f"{again:g} chunks were recomputed, expected {wanted}")
         if self.kind == "fused":
             demand(seen["fused"] > 0, "torch's fused operation did not run")
         if self.kind == "cut":
-            demand(layer.cross_entropy is functions.cut, "another function takes the loss")
+            demand(layer.cross_entropy is functions.cut, "another function computes the loss")
         return {
             "vocabulary": layer.out_features,
             "tokens": tokens,

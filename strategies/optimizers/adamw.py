@@ -65,18 +65,18 @@ class AdamW(Strategy):
         kind, group = type(optimizer).__name__, optimizer.param_groups[0]
         offloaded = "host_optimizer" in trained.launch.traits
         wanted = trained.engine.host_adamw.partition(":")[2] if offloaded else "AdamW"
-        demand(kind == wanted, f"the optimizer is {kind}, not {wanted}")
+        demand(kind == wanted, f"the optimizer is {kind}, expected {wanted}")
         states.agree(trained, **trained.settings.adam)
         facts = {"class": kind, "steps": states.steps(trained)}
         for update in self.note(trained) or ():
             error = rules.adamw_error(update, trained.settings)
-            demand(error <= OFF, f"an update is {error:.2g} of itself away from AdamW's rule")
+            demand(error <= OFF, f"an update differs from AdamW's rule by {error:.2g} (relative)")
             facts["update_error"] = float(f"{error:.2g}")
         if offloaded:
             demand(optimizer.adam_w_mode, "weight decay is not decoupled")
             return facts
         for key, value in {"amsgrad": False, **KERNELS[self.impl]}.items():
-            demand(group.get(key) is value, f"{key} is {group.get(key)}, not {value}")
+            demand(group.get(key) is value, f"{key} is {group.get(key)}, expected {value}")
         return {**facts, **self._kernel(trained.ops)}
 
     def _kernel(self, ops: set[str]) -> dict[str, str]:
@@ -89,7 +89,7 @@ class AdamW(Strategy):
         ran = "fused" if any("_fused_adam" in op for op in ops) else "plain"
         if ran == "plain" and any("_foreach_addcdiv" in op for op in ops):
             ran = "foreach"
-        demand(ran == self.impl, f"the step ran the {ran} kernel, not {self.impl}")
+        demand(ran == self.impl, f"the step ran the {ran} kernel, expected {self.impl}")
         return {"kernel": ran}
 
 
@@ -139,7 +139,7 @@ class Sgd(Strategy):
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         kind = type(trained.inner_optimizer).__name__
-        demand(kind == "SGD", f"the optimizer is {kind}, not SGD")
+        demand(kind == "SGD", f"the optimizer is {kind}, expected SGD")
         settings = trained.settings
         states.agree(
             trained,
@@ -152,7 +152,7 @@ class Sgd(Strategy):
         elements = sum(w.numel() for w in weights)
         itemsize = sum(w.numel() * w.element_size() for w in weights) / elements
         wanted = itemsize if self.momentum else 0.0
-        demand(mean == wanted, f"{mean:.2f} bytes of state an element, not {wanted}")
+        demand(mean == wanted, f"{mean:.2f} bytes of state for each element, expected {wanted}")
         facts = {
             "class": kind,
             "steps": states.steps(trained),
@@ -160,7 +160,7 @@ class Sgd(Strategy):
         }
         for update in self.note(trained) or ():
             error = rules.sgd_error(update, settings, self.momentum)
-            demand(error <= 0.01, f"an update is {error:.2g} of itself away from SGD's rule")
+            demand(error <= 0.01, f"an update differs from SGD's rule by {error:.2g} (relative)")
             facts["update_error"] = float(f"{error:.2g}")
         return facts
 
@@ -210,14 +210,17 @@ class Adafactor(Strategy):
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         optimizer, settings = trained.inner_optimizer, trained.settings
         kind = type(optimizer).__name__
-        demand(kind == "Adafactor", f"the optimizer is {kind}, not Adafactor")
+        demand(kind == "Adafactor", f"the optimizer is {kind}, expected Adafactor")
         states.agree(trained, lr=settings.learning_rate, weight_decay=settings.weight_decay)
         matrices = [(p, s) for p, s in optimizer.state.items() if p.ndim == 2]
-        demand(bool(matrices), "the optimizer holds no state of a matrix")
+        demand(bool(matrices), "the optimizer has no state for any matrix")
         for p, state in matrices:
             kept = state["row_var"].numel() + state["col_var"].numel()
-            demand(kept == sum(p.shape), f"{kept} numbers kept of a matrix of {tuple(p.shape)}")
-            demand("exp_avg" not in state, "a first moment is kept")
+            demand(
+                kept == sum(p.shape),
+                f"the state of {tuple(p.shape)} has {kept} numbers, expected {sum(p.shape)}",
+            )
+            demand("exp_avg" not in state, "the optimizer keeps a first moment")
         facts = {
             "class": kind,
             "steps": states.steps(trained),
@@ -228,7 +231,7 @@ class Adafactor(Strategy):
             error = rules.adafactor_error(update, settings)
             demand(
                 error <= ADAFACTOR_OFF,
-                f"an update is {error:.2g} of itself away from Adafactor's rule",
+                f"an update differs from Adafactor's rule by {error:.2g} (relative)",
             )
             facts["update_error"] = float(f"{error:.2g}")
         return facts
@@ -292,16 +295,25 @@ class AdamWBf16(Strategy):
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         optimizer = trained.inner_optimizer
         rescued: Any = getattr(optimizer, "rescued", None)
-        demand(rescued is not None, f"the optimizer is {type(optimizer).__name__}")
-        demand(rescued > 0, "no update that plain rounding would have lost was kept")
+        demand(
+            rescued is not None,
+            f"the optimizer is {type(optimizer).__name__}, without the recipe's rounding",
+        )
+        demand(rescued > 0, "every update that plain rounding loses was lost")
         carried = [s["carried"] for s in optimizer.state.values() if "carried" in s]
-        demand(bool(carried) == (self.write == "kahan"), f"{len(carried)} sums are compensated")
+        demand(
+            bool(carried) == (self.write == "kahan"),
+            f"{len(carried)} weights have a compensation term",
+        )
         kept = sum(int(c.count_nonzero()) for c in carried)
-        demand(kept > 0 or self.write != "kahan", "nothing is carried to the next step")
+        demand(kept > 0 or self.write != "kahan", "no rounding error is kept for the next step")
         facts = {"rescued_in_first_step": rescued, "carried_elements": kept}
         for update in self.note(trained) or ():
             share, chance = rules.taken(update, trained.settings)
             may = 0.01 + DEVIATIONS * chance
-            demand(abs(share - 1) <= may, f"the weights took {share:.2f} of AdamW's update")
+            demand(
+                abs(share - 1) <= may,
+                f"the weights changed by {share:.2f} of AdamW's update, expected 1",
+            )
             facts |= {"update_taken": round(share, 3), "update_taken_within": round(may, 3)}
         return facts

@@ -94,20 +94,28 @@ def low_bit_facts(
     """
     optimizer = trained.inner_optimizer
     names = [f"{k.__module__.partition('.')[0]}.{k.__name__}" for k in type(optimizer).__mro__]
-    demand(f"{home}.{kind}" in names, f"the optimizer is {names[0]}, not {home}.{kind}")
+    demand(f"{home}.{kind}" in names, f"the optimizer is {names[0]}, expected {home}.{kind}")
     states.agree(trained, **trained.settings.adam)
     block = 1 if home == "bitsandbytes" else BLOCKS[bits]
     sizes = {p: trained.engine.part(p).tensor.numel() for p in optimizer.state}
     large = [p for p, size in sizes.items() if size >= SMALLEST and size % block == 0]
     # Shards need not be whole blocks; torchao then leaves all of it in float32.
-    demand(bool(large), f"nothing was quantised: no tensor is {SMALLEST} elements in whole blocks")
+    demand(
+        bool(large), f"no state was quantized: no tensor has {SMALLEST} elements in whole blocks"
+    )
     moments = [t for p in large for t in _moments(optimizer.state[p])]
     codes = sum(t.numel() for t in moments if str(t.dtype) == "torch.uint8")
     elements = sum(sizes[p] for p in large)
-    demand(codes == elements * 2 * bits // 8, f"{codes} bytes of codes for {elements} elements")
+    demand(
+        codes == elements * 2 * bits // 8,
+        f"{codes} bytes of codes for {elements} elements, expected {elements * 2 * bits // 8}",
+    )
     mean = bytes_of(moments) / elements
     compiled = {"compiled_step": optimizer.compiled_steps > 0} if home == "torchao" else {}
-    demand(mean <= 1.2 * 2 * bits / 8, f"{mean:.2f} bytes of moments an element")
+    demand(
+        mean <= 1.2 * 2 * bits / 8,
+        f"{mean:.2f} bytes of moments for each element, expected about {bits / 4:g}",
+    )
     facts = {
         "class": f"{home}.{kind}",
         **compiled,
@@ -117,7 +125,7 @@ def low_bit_facts(
     }
     for update in watched or ():
         error = rules.adamw_weight_error(update, trained.settings)
-        demand(error <= OFF, f"an update is {error:.2g} of itself away from AdamW's rule")
+        demand(error <= OFF, f"an update differs from AdamW's rule by {error:.2g} (relative)")
         facts["update_error"] = float(f"{error:.2g}")
     return label(facts, "compiled_step") if compiled else facts
 
@@ -209,7 +217,9 @@ class PagedAdam8bit(Adam8bit):
         moments = [s["state1"] for s in trained.inner_optimizer.state.values()]
         # Moments below 1e5 elements are not worth a page and stay on the device.
         paged = [getattr(m, "is_paged", False) for m in moments if m.numel() >= 1e5]
-        demand(bool(paged) and all(paged), f"{sum(paged)} of {len(paged)} moments are paged")
+        demand(
+            bool(paged) and all(paged), f"{sum(paged)} of {len(paged)} moments are in paged memory"
+        )
         # It is bitsandbytes' own mark; the driver's use of the pages is not observable.
         return label({**facts, "paged_moments": len(paged)}, "paged_moments")
 

@@ -76,7 +76,10 @@ class Muon(Strategy):
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         optimizer = trained.inner_optimizer
         kinds = {name: type(p).__name__ for name, p in getattr(optimizer, "parts", {}).items()}
-        demand(kinds.get("muon") == "Muon", f"the optimizer is {type(optimizer).__name__}: {kinds}")
+        demand(
+            kinds.get("muon") == "Muon",
+            f"the optimizer is {type(optimizer).__name__} with {kinds}, expected Muon",
+        )
         settings = trained.settings
         states.agree(trained, lr=settings.learning_rate, weight_decay=settings.weight_decay)
         inner = [p for block in trained.blocks() for p in block.parameters()]
@@ -84,10 +87,13 @@ class Muon(Strategy):
         kept = [set(optimizer.state[p]) for p in wanted]
         demand(
             all(k == {"momentum_buffer", "step"} for k in kept),
-            "a matrix of the blocks is not stepped by Muon",
+            "Muon does not step every matrix of the blocks",
         )
         counted = {float(s["step"]) for s in optimizer.state.values()}
-        demand(len(counted) == 1, f"the two optimizers stepped {sorted(counted)} times")
+        demand(
+            len(counted) == 1,
+            f"the two optimizers stepped different numbers of times: {sorted(counted)}",
+        )
         facts = {
             "classes": kinds,
             "steps": states.steps(trained),

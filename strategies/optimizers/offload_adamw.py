@@ -49,14 +49,16 @@ class OffloadAdamW(Strategy):
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         optimizer = trained.inner_optimizer
         kind = type(optimizer).__name__
-        demand(kind == "HostAdamW", f"the optimizer is {kind}, not torchao's in host memory")
+        demand(kind == "HostAdamW", f"the optimizer is {kind}, expected torchao's CPU offload")
         states.agree(trained, **trained.settings.adam)
         moments = [s["exp_avg"] for p, s in optimizer.state.items() if p.numel() >= SMALLEST]
         demand(bool(moments), f"no parameter has {SMALLEST} elements: nothing was offloaded")
         places = {m.device.type for m in moments}
-        demand(places == {"cpu"}, f"the moments live on {places}, not in host memory")
+        demand(places == {"cpu"}, f"the moments are on {places}, expected in host memory")
         copies = optimizer.param_d2h_map.values()
-        demand(all(c.is_pinned() for c in copies), "the weights' copies are not pinned")
+        demand(
+            all(c.is_pinned() for c in copies), "the copies of the weights are not in pinned memory"
+        )
         return {
             "steps": states.steps(trained),
             "host_bytes": bytes_of([*copies, *tensors(optimizer)]),

@@ -63,17 +63,28 @@ class OneBitAdam(Strategy):
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         optimizer = trained.inner_optimizer
         kind = type(optimizer).__name__
-        demand(kind == "FrozenVarianceAdam", f"the optimizer is {kind}")
+        demand(
+            kind == "FrozenVarianceAdam", f"the optimizer is {kind}, expected FrozenVarianceAdam"
+        )
         states.agree(trained, freeze=self.freeze, **trained.settings.adam)
         steps = states.steps(trained)
-        demand(steps > self.freeze, f"{steps} steps were taken; signs travel after {self.freeze}")
+        demand(
+            steps > self.freeze,
+            f"{steps} steps were taken, and signs are sent only after step {self.freeze}",
+        )
         facts = wire.facts(trained, self.name)
-        demand(facts["ratio"] < 0.1, f"{facts['ratio']} of the dense bytes were sent")
+        demand(
+            facts["ratio"] < 0.1,
+            f"a share of {facts['ratio']} of the dense bytes was sent, expected below 0.1",
+        )
         missed = trained.attached[self.name].tensors()
-        demand(any(bool(m.any()) for m in missed), "nothing missed is kept: no error feedback")
+        demand(
+            any(bool(m.any()) for m in missed),
+            "no rounding error is kept for the next step (error feedback)",
+        )
         facts |= {"steps": steps, "error_bytes": sum(m.nbytes for m in missed)}
         for update in self.note(trained) or ():
             kept = update.before["exp_avg_sq"].equal(update.after["exp_avg_sq"])
-            demand(kept, "the variance still moves")
+            demand(kept, "the variance still changes")
             facts["variance_moves"] = not kept
         return facts

@@ -34,7 +34,7 @@ class Bf16Master(Bf16):
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         kept = "float_master" in trained.launch.traits
-        demand(kept, "the engine keeps no master of 16-bit weights")
+        demand(kept, "the engine keeps no float32 master of 16-bit weights")
         return super().evidence(trained)
 
 
@@ -117,7 +117,7 @@ class Bf16Pure(Strategy):
         if "sampling" in trained.launch.traits:
             del wanted["master"]
         off = {key: types[key] for key, fit in wanted.items() if types[key] not in fit}
-        demand(not off, f"not all is bfloat16 (adapters: {adapters}): {off}")
+        demand(not off, f"some tensors are not bfloat16 (adapters: {adapters}): {off}")
         if "float_master" in trained.launch.traits:
             return types
         mixed = trained.accelerator.mixed_precision == "bf16"

@@ -75,12 +75,20 @@ class Fp8(Bf16):
         wanted = float8_layers(trained)
         ran = states.operations(trained, compiled=False)
         casts = sum(op.name == "aten::_to_copy" and "float8" in op.dtype for op in ran)
-        demand(casts >= 2 * wanted, f"{casts} tensors became float8, of {wanted} products' two")
+        demand(
+            casts >= 2 * wanted,
+            f"{casts} tensors were cast to float8, expected {2 * wanted} at least",
+        )
         products = sum(op.name == "aten::_scaled_mm" for op in ran)
-        demand(products == (0 if self.emulate else wanted), f"{products} products ran in float8")
+        demand(
+            products == (0 if self.emulate else wanted),
+            f"{products} matrix products ran in float8, expected {0 if self.emulate else wanted}",
+        )
         facts = {**types, "float8_casts": casts, "float8_products": products}
         if not self.emulate:
             return facts
         rounded = sum(op.name == "aten::mm" and op.dtype == "float32" for op in ran)
-        demand(rounded == wanted, f"{rounded} products of rounded operands, not {wanted}")
+        demand(
+            rounded == wanted, f"{rounded} matrix products had rounded operands, expected {wanted}"
+        )
         return {**facts, "emulated_products": rounded}

@@ -42,18 +42,27 @@ class Fp32(Strategy):
         import torch
 
         types = dtypes(trained)
-        demand(types["compute_dtype"] == "float32", f"computes in {types['compute_dtype']}")
-        demand(types["parameters"] == "float32", f"keeps parameters in {types['parameters']}")
+        demand(
+            types["compute_dtype"] == "float32",
+            f"the model computes in {types['compute_dtype']}, expected float32",
+        )
+        demand(
+            types["parameters"] == "float32",
+            f"parameters are {types['parameters']}, expected float32",
+        )
         tf32 = torch.backends.cuda.matmul.allow_tf32
         demand(tf32 == self.rounds, f"TF32 is {'on' if tf32 else 'off'}")
         facts = {**types, "tf32": tf32, **products(trained)}
         others = set(facts.get("products", ())) - {"float32"}
-        demand(not others, f"products of a training step ran in {sorted(others)}")
+        demand(
+            not others,
+            f"matrix products of a training step ran in {sorted(others)}, expected float32",
+        )
         error = product_error(trained)
         if error is not None:
             # A CPU has no TF32: the flag can be set, and nothing rounds.
             rounds = self.rounds and trained.launch.device == "cuda"
-            text = f"a product of the model is {error:.2g} of itself away from float64's"
+            text = f"a matrix product of the model differs from float64 by {error:.2g} (relative)"
             demand((error > FLOAT32_ERROR) == rounds, text)
             facts["product_error"] = float(f"{error:.2g}")
         return label(facts, "tf32")
@@ -107,10 +116,18 @@ class Bf16(Strategy):
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         types = dtypes(trained)
         kept = self.half if "float_master" in trained.launch.traits else "float32"
-        demand(types["compute_dtype"] == self.half, f"computes in {types['compute_dtype']}")
-        demand(types["parameters"] == kept, f"keeps parameters in {types['parameters']}")
+        demand(
+            types["compute_dtype"] == self.half,
+            f"the model computes in {types['compute_dtype']}, expected {self.half}",
+        )
+        demand(
+            types["parameters"] == kept, f"parameters are {types['parameters']}, expected {kept}"
+        )
         master = "" if "sampling" in trained.launch.traits else "float32"
-        demand(types["master"] == master, f"the optimizer updates {types['master']} weights")
+        demand(
+            types["master"] == master,
+            f"the optimizer updates {types['master'] or 'no'} weights, expected {master or 'none'}",
+        )
         self._products(trained)
         return {**types, **products(trained)}
 
@@ -129,7 +146,8 @@ class Bf16(Strategy):
             ran = trained.observed.products(phase)
             demand(
                 ran[self.half] >= least,
-                f"{ran[self.half]} products ran in {self.half} in {phase}, of {least}: {dict(ran)}",
+                f"{ran[self.half]} matrix products of {phase} ran in {self.half}, not {least}: "
+                f"{dict(ran)}",
             )
 
 
@@ -179,8 +197,8 @@ class Fp16(Bf16):
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         facts, scale = super().evidence(trained), trained.engine.report(trained).loss_scale
-        demand(scale is not None, "no loss scale is kept")
-        demand(scale > 1, f"the loss is scaled by {scale}")
+        demand(scale is not None, "there is no loss scale")
+        demand(scale > 1, f"the loss scale is {scale}, expected above 1")
         facts = {**facts, "loss_scale": scale}
         seen = trained.observed.ran if trained.observed else []
         unscaled = any(UNSCALED in ran.name for ran in seen)
@@ -223,5 +241,5 @@ class Fp16Pure(Strategy):
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         types = dtypes(trained)
         off = {k: types[k] for k in ("compute_dtype", "parameters") if types[k] != "float16"}
-        demand(not off, f"not all is float16: {off}")
+        demand(not off, f"some tensors are not float16: {off}")
         return {**types, **products(trained)}

@@ -108,15 +108,18 @@ class Adapter(Strategy):
         found = adapting.pairs(trained.subject, self.file, self.known_rank())
         beside, onto = adapted(trained.module), getattr(trained.module, "merged_onto", None)
         wanted = len(found) if self.attached else 0
-        demand(len(beside) == wanted, f"{len(beside)} layers have an adapter, not {wanted}")
-        demand(self.attached == (onto is None), f"{len(onto or ())} adapters are merged")
+        demand(len(beside) == wanted, f"{len(beside)} layers have an adapter, expected {wanted}")
+        demand(
+            self.attached == (onto is None),
+            f"{len(onto or ())} adapters are merged into the weights",
+        )
         codes = "quantized_weights" in trained.launch.traits
         adding = {name: pair for name, pair in found.items() if pair.product.any()}
-        demand(bool(adding), "the adapters add nothing, as before their training")
+        demand(bool(adding), "the adapters add nothing: they are untrained")
         shares = {n: adapting.share(trained, n, pair, onto) for n, pair in adding.items()}
         mean = sum(shares.values()) / len(shares)
         worst = max(shares.values(), key=lambda share: abs(share - 1))
-        off = f"{mean:.2g} of the adapters is in the layers' products, {worst:.2g} of one"
+        off = f"{mean:.2g} of the adapters' effect is in the outputs ({worst:.2g} for one)"
         # Codes round a layer's weights by more than a small adapter, equally up and down.
         held = abs(mean - 1) <= CLOSE_CODES if codes else abs(worst - 1) <= CLOSE
         demand(held, off)

@@ -59,7 +59,7 @@ class Guidance(Strategy):
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         calls: Any = self.note(trained)
         asked: Any = trained.sampling
-        demand(bool(calls), "no call of the model was seen")
+        demand(bool(calls), "no call of the model was recorded")
         whole, halves = asked.samples, (Call(asked.samples, 0), Call(asked.samples, asked.samples))
         if asked.guidance == 1:
             wanted = [halves[0]]
@@ -68,8 +68,10 @@ class Guidance(Strategy):
         else:
             wanted = list(halves)
         odd = [call for call in calls if call not in wanted]
-        demand(not odd, f"the model was called on {odd[:1]}, not on {wanted}")
+        demand(not odd, f"the model was called on {odd[:1]}, expected {wanted}")
         times = {call: calls.count(call) for call in wanted}
         right = set(times.values()) == {asked.evaluations}
-        demand(right, f"calls of each kind: {times}, not {asked.evaluations}")
+        demand(
+            right, f"the numbers of calls of each kind are {times}, expected {asked.evaluations}"
+        )
         return {"calls": len(calls), "samples_a_call": calls[0].samples, "guidance": asked.guidance}

@@ -69,6 +69,8 @@ class Palette(Stored):
 
         found = [m for m in trained.module.modules() if isinstance(m, PaletteLinear)]
         bits = {layer.bits for layer in found}
-        demand(bits == {self.bits}, f"indices have {sorted(bits) or 'no'} bits, not {self.bits}")
+        demand(
+            bits == {self.bits}, f"indices have {sorted(bits) or 'no'} bits, expected {self.bits}"
+        )
         sizes = sum(layer.palette.numel() for layer in found)
         return {**super().evidence(trained), "palette_entries": sizes}

@@ -150,8 +150,8 @@ class Float8(EightBits):
         ran = states.operations(trained, compiled=False)
         products = sum(op.name == "aten::_scaled_mm" for op in ran)
         casts = sum(op.name == "aten::_to_copy" and op.dtype == self.codes for op in ran)
-        demand(products == layers, f"{products} products ran in float8, of {layers}")
-        demand(casts >= layers, f"{casts} operands became float8, of {layers}")
+        demand(products == layers, f"{products} matrix products ran in float8, expected {layers}")
+        demand(casts >= layers, f"{casts} operands were cast to float8, expected {layers}")
         return {"float8_products": products, "float8_casts": casts}
 
     def levels(self, shape: tuple[int, int]) -> tuple[int, int]:

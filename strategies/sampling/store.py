@@ -70,10 +70,13 @@ class Stored(Strategy):
         most = self.most_bytes(shapes, dtype.itemsize)
         elements = sum(out * width for out, width in shapes)
         least = elements * self.bits_each // 8
-        text = f"{held} bytes hold the weights of {len(found)} layers, not {least} to {most}"
+        text = f"{held} bytes hold the weights of {len(found)} layers, expected {least} to {most}"
         demand(least <= held <= most, text)
         of_codes = eight_bits.held_bytes(found, self.codes)
-        demand(of_codes >= least, f"{of_codes} bytes of {self.codes} hold them, not {least}")
+        demand(
+            of_codes >= least,
+            f"{of_codes} bytes of {self.codes} hold the codes, expected at least {least}",
+        )
         seen = max(self._seen(trained, name) for name in names)
         return {
             "layers": len(found),
@@ -90,9 +93,12 @@ class Stored(Strategy):
         most, together = self.levels((layer.out_features, layer.in_features))
         weight = eight_bits.shown(layer, layer.in_features, trained.subject.dtype(trained.module))
         seen = eight_bits.most_levels(weight, together)
-        demand(1 < seen <= most, f"{name} multiplies by {seen} values in {together}, not {most}")
+        demand(
+            1 < seen <= most,
+            f"{name} has {seen} different values in {together} weights, expected at most {most}",
+        )
         if together <= most:  # too few to show it: levels of all rows are bounded too
             every, bound = eight_bits.levels_of_rows(weight), SLACK * most
-            text = f"{name} multiplies by {every} values, as parts of a row's largest"
-            demand(every <= bound, f"{text}, not {bound} at most")
+            text = f"{name} has {every} different values, relative to each row's largest"
+            demand(every <= bound, f"{text}, expected at most {bound}")
         return seen

@@ -128,10 +128,13 @@ class Prune(Strategy):
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         masks: Any = trained.attached.get(self.name)
-        demand(isinstance(masks, Masks) and bool(masks.pruned), "no masks are kept")
+        demand(isinstance(masks, Masks) and bool(masks.pruned), "there are no masks")
         pruned, total, wrong = masks.counted()
         share = pruned / total
-        demand(abs(share - self.fraction) < 0.01, f"{share:.3f} of the weights are masked")
+        demand(
+            abs(share - self.fraction) < 0.01,
+            f"a share of {share:.3f} of the weights is masked, expected {self.fraction}",
+        )
         demand(wrong == 0, f"{wrong} of {pruned} pruned weights are not zero")
         size = sum(m.numel() for m in masks.tensors())
         return {"pruned": pruned, "of": total, "mask_bytes": size, "bytes_saved": 0}
@@ -235,10 +238,10 @@ class PruneStructured(Strategy):
             demand(heads > 0, "no block was pruned")
             shape = (block.attn.num_heads, block.mlp.fc1.out_features)
             wanted = (self._kept(heads), self._kept(channels))
-            demand(shape == wanted, f"a block has {shape} heads and channels, not {wanted}")
+            demand(shape == wanted, f"a block has {shape} heads and channels, expected {wanted}")
             self._cut(trained, block)
             before, after = before + parameters, after + count(block.parameters(), trained.engine)
-        demand(after < before, f"the blocks still have {after} parameters")
+        demand(after < before, f"the blocks still have {after} of {before} parameters")
         return {
             "heads": shape[0],
             "channels": shape[1],
@@ -254,4 +257,4 @@ class PruneStructured(Strategy):
         wanted = (3 * self._kept(heads) * size, self._kept(channels))
         weights = (block.attn.qkv.weight, block.mlp.fc1.weight)
         rows = tuple(trained.engine.part(weight).shape[0] for weight in weights)
-        demand(rows == wanted, f"the weights have {rows} rows, not {wanted}")
+        demand(rows == wanted, f"the weights have {rows} rows, expected {wanted}")

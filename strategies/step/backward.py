@@ -151,23 +151,35 @@ class Backward(Strategy):
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         caller = trained.accelerator.backward
-        demand(isinstance(caller, Caller), "backward is called as usual")
+        demand(isinstance(caller, Caller), "accelerate's own backward is called, not the recipe's")
         calls = caller.calls
-        demand(calls == trained.micro_steps, f"{calls} calls")
+        demand(
+            calls == trained.micro_steps,
+            f"backward was called {calls} times, expected {trained.micro_steps}",
+        )
         lived, kept = caller.lived, caller.kept
         effect = effect_of_a_backward(trained)
         weights = [p for p in trained.module.parameters() if p.requires_grad]
-        found = f"{effect.gradients} gradients of {len(weights)} weights"
+        found = f"backward made {effect.gradients} gradients for {len(weights)} weights"
         demand(effect.gradients == len(weights), found)
         if self.call == "retain_graph":
-            demand(effect.graph_kept, "the graph is gone after backward")
+            demand(effect.graph_kept, "the graph was freed by backward")
         elif self.call == "autograd_grad":
-            demand(not effect.accumulated, f"autograd accumulated {effect.accumulated} gradients")
+            demand(
+                not effect.accumulated,
+                f"autograd accumulated {effect.accumulated} gradients, expected none",
+            )
         else:
             wanted = bytes_in(weights)
-            demand(lived == wanted, f"{lived} bytes of gradients lived on, not {wanted}")
+            demand(
+                lived == wanted,
+                f"{lived} bytes of gradients were alive after backward, expected {wanted}",
+            )
             wanted = wanted if self.call == "zero_late" else 0
-            demand(kept == wanted, f"backward added to {kept} bytes of them, not {wanted}")
+            demand(
+                kept == wanted,
+                f"backward accumulated into {kept} bytes of gradients, expected {wanted}",
+            )
         return {"calls": calls, "lived_bytes": lived, **effect._asdict()}
 
 
@@ -195,16 +207,22 @@ class Accumulate(Strategy):
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         known = trained.accelerator.gradient_state.num_steps
-        demand(known == self.steps, f"accelerate accumulates {known} steps, not {self.steps}")
+        demand(
+            known == self.steps,
+            f"accelerate accumulates {known} micro-batches, expected {self.steps}",
+        )
         engine_steps = trained.engine.report(trained).accumulation
         if engine_steps is not None:
             demand(
                 engine_steps == self.steps,
-                f"the engine accumulates {engine_steps} steps, not {self.steps}",
+                f"the engine accumulates {engine_steps} micro-batches, expected {self.steps}",
             )
         # The loop counts micro-batches, the optimizer's state counts its steps.
         taken: Any = states.counted(trained)
-        demand(taken is not None, "the optimizer holds no state: it never stepped")
+        demand(taken is not None, "the optimizer has no state: it never stepped")
         ratio = trained.micro_steps / (taken - trained.resumed_steps)
-        demand(ratio == self.steps, f"{ratio} micro steps were fed an optimizer step")
+        demand(
+            ratio == self.steps,
+            f"{ratio} micro-batches ran in each optimizer step, expected {self.steps}",
+        )
         return label({"steps": known, "micro_steps_per_optimizer_step": ratio}, "steps")

@@ -247,32 +247,35 @@ class Ema(Strategy):
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         average: Any = trained.attached.get(self.name)
         if self.place == "none":
-            demand(average is None, "an average is kept")
+            demand(average is None, "there is an average, expected none")
             return {"bytes": 0}
-        demand(isinstance(average, Average), "no average is kept")
+        demand(isinstance(average, Average), "there is no average")
         steps = trained.optimizer_steps
-        demand(average.updates == steps, f"averaged {average.updates} times in {steps} steps")
+        demand(
+            average.updates == steps,
+            f"the average was updated {average.updates} times in {steps} steps",
+        )
         decay = trained.settings.ema_decay
-        demand(average.decay == decay, f"the average's decay is {average.decay}, not {decay}")
+        demand(average.decay == decay, f"the average's decay is {average.decay}, expected {decay}")
         weights = average.current().to(average.start.device)
         # Steps below half an ulp leave a bfloat16 weight unchanged, and so its average.
         moved = not weights.equal(average.start)
-        demand(average.witness.equal(average.start) != moved, "the average has not moved")
+        demand(average.witness.equal(average.start) != moved, "the average has not changed")
         kept = average.followed(average.shards[0])
         off = _largest(kept - average.witness.to(kept.device))
         # A float32 step is off by an ulp at most, and stands still below 1 / (1 - decay) of them.
         bound = 2**-23 * _largest(kept) * min(steps, 1 / (1 - decay))
-        demand(off <= bound, f"the average is {off:.2g} away from its float64 witness")
+        demand(off <= bound, f"the average differs from its float64 copy by {off:.2g}")
         demand(
             not (moved and weights.to(kept.device).equal(kept)), "the average equals the weights"
         )
         devices = {s.device.type for s in average.shards}
         wanted = "cpu" if self.place == "cpu" else trained.accelerator.device.type
-        demand(devices == {wanted}, f"the average lives on {devices}, not {wanted}")
+        demand(devices == {wanted}, f"the average is on {devices}, expected {wanted}")
         parts = (trained.engine.part(p).tensor for p in trained.module.parameters())
         weights = {_address(p) for p in parts} - {0}
         own = {_address(shard) for shard in average.shards}
-        demand(not own & weights, "the average lies in the weights' own storage")
+        demand(not own & weights, "the average shares memory with the weights")
         size = sum(s.numel() * s.element_size() for s in average.shards)
         facts = {"device": devices.pop(), "bytes": size, "updates": average.updates}
         # If training is in host memory, the placement is the same for every setting.

@@ -127,21 +127,21 @@ class OptimizerInBackward(Strategy):
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         stepper: Any = trained.attached.get(self.name)
-        demand(isinstance(stepper, InBackward), "no step is taken in backward")
+        demand(isinstance(stepper, InBackward), "the optimizer does not step in backward")
         found = trained.engine.report(trained).gradient_bucket_bytes
         sizes = sorted([w.nbytes for w in trained.optimized()] if found is None else found)
         updates = len(trained.optimized()) * (trained.optimizer_steps - trained.resumed_steps)
         demand(
             stepper.updates == updates,
-            f"{stepper.updates} parameters were stepped in backward, not {updates}",
+            f"{stepper.updates} parameters were stepped in backward, expected {updates}",
         )
         left = [p for p in trained.module.parameters() if p.grad is not None]
-        demand(not left, f"{len(left)} gradients outlived the backward pass")
+        demand(not left, f"{len(left)} gradients were alive after backward, expected none")
         # The current one, and the one before it, which autograd releases a moment later; torch's
         # FSDP2 has released a block's before it reduces the next.
         bound = sum(sizes[-1 if "dtensor_weights" in trained.launch.traits else -2 :])
         demand(
             stepper.most_bytes <= bound,
-            f"{stepper.most_bytes} bytes of gradients were alive at once, not {bound} at most",
+            f"{stepper.most_bytes} bytes of gradients were alive at once, expected at most {bound}",
         )
         return {"most_gradient_bytes": stepper.most_bytes, "all_gradient_bytes": sum(sizes)}

@@ -129,5 +129,5 @@ class BlockSwap(Strategy):
         streamer: Any = trained.attached.get(self.name)
         demand(streamer is not None, "no block's weights are streamed")
         found = len(streamer.streamed)
-        demand(found == self.blocks, f"{found} blocks are streamed, not {self.blocks}")
+        demand(found == self.blocks, f"{found} blocks are streamed, expected {self.blocks}")
         return streamed_facts(trained, streamer, self.note(trained), AT_ONCE)

@@ -33,9 +33,11 @@ def streamed_facts(
     """
     sizes = [one.size for one in streamer.streamed.values()]
     whole, resting = streamer.stays() + sum(sizes), streamer.resident()
-    demand(resting == streamer.stays(), "weights of these blocks wait on the device")
+    demand(
+        resting == streamer.stays(), "weights of streamed blocks stay on the device between uses"
+    )
     places = {p.device.type for p in streamer.hosts}
-    demand(places == {"cpu"}, f"the weights wait on {sorted(places)}")
+    demand(places == {"cpu"}, f"the streamed weights are stored on {sorted(places)}, expected cpu")
     cuda = trained.launch.device == "cuda"
     flats = [flat for one in streamer.streamed.values() for flat in one.flats]
     pinned = all(flat.host.is_pinned() for flat in flats)
@@ -52,13 +54,22 @@ def _of_step(
     """Check weights on the device, and copies, in the watched step."""
     if seen is None:
         return {}
-    demand(seen.strangers == 0, f"{seen.strangers} blocks computed with weights on the host")
-    demand(seen.resident <= most, f"{seen.resident} bytes were on the device, of {most} at most")
+    demand(seen.strangers == 0, f"{seen.strangers} blocks computed with weights in host memory")
+    demand(
+        seen.resident <= most,
+        f"{seen.resident} bytes of weights were on the device at once, expected at most {most}",
+    )
     steps, again = trained.observed.micro_steps, seen.reached & set(streamer.streamed)
     least = (len(streamer.streamed) + max(0, len(again) - 1)) * steps
-    demand(seen.moved["in"] >= least, f"{seen.moved['in']} copies in, of {least} at least")
+    demand(
+        seen.moved["in"] >= least,
+        f"{seen.moved['in']} blocks were copied to the device, expected at least {least}",
+    )
     free = sum(p.requires_grad for p in streamer.hosts) * steps
-    demand(seen.moved["out"] == free, f"{seen.moved['out']} gradients left, of {free}")
+    demand(
+        seen.moved["out"] == free,
+        f"{seen.moved['out']} gradients were copied to the host, expected {free}",
+    )
     return {
         "most_resident_bytes": seen.resident,
         "blocks_copied_in": seen.moved["in"] / steps,
@@ -75,10 +86,13 @@ def _of_updates(trained: TrainingRun, streamer: Streamer) -> dict[str, Any]:
         return {}
     now = streamer.sample()
     moved = sum(not a.equal(b) for a, b in zip(now, streamer.start, strict=True))
-    demand(moved > len(free) // 2, f"{moved} of {len(free)} weights in host memory have moved")
+    demand(moved > len(free) // 2, f"{moved} of {len(free)} weights in host memory have changed")
     kept = [trained.engine.state_of(trained, p).get("exp_avg") for p in free]
     places = {"none" if t is None else t.device.type for t in kept}
-    demand(places == {"cpu"}, f"their optimizer state is on {sorted(places)}")
+    demand(
+        places == {"cpu"},
+        f"the optimizer state of streamed weights is on {sorted(places)}, expected cpu",
+    )
     return label({"weights_moved": moved, "state_on": "cpu"}, "state_on")
 
 

@@ -136,7 +136,9 @@ def _why(run: Run) -> str | None:
     """The reason; for a void run the first check that does not hold."""
     failed = next((check for check in run.data["audit"] if not check["ok"]), None)
     if run.data["status"] == "ok" and failed:
-        return f"{failed['name']}: asked {failed['asked']}, found {failed['found']}"
+        if failed["asked"] == "shown":
+            return f"{failed['name']}: {failed['found']}"
+        return f"{failed['name']}: expected {failed['asked']}, found {failed['found']}"
     return run.data["reason"]
 
 

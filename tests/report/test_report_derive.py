@@ -231,7 +231,7 @@ def test_a_failed_check_voids_an_ok_row():
     wrong = Check(name="micro batch", asked=[8], found=[4], ok=False)
     status, reason = shown_status(result(rank(), audit=[wrong]))
     assert status is Status.VOID
-    assert reason == "micro batch: asked [8], found [4]"
+    assert reason == "micro batch: expected [8], found [4]"
 
 
 def test_an_ok_row_without_steps_is_void():

@@ -40,7 +40,7 @@ RECIPES = (*PREDICTED, "single+int8", "single+guidance:how=sequential", *TOGETHE
 NOTICED = {
     "attention_of_own_tokens": {"evidence: sp"},
     "positions_of_the_first_part": {"evidence: sp"},
-    "parts_not_joined": {"evidence: sp", "samples of all ranks alike"},
+    "parts_not_joined": {"evidence: sp", "variants of the ranks' samples"},
 }
 BASE = dataclasses.replace(DRAWN, model="DiT-T/4", warmup=1, steps=2)
 
@@ -84,7 +84,7 @@ def test_a_run_is_audited_and_has_what_a_report_wants(recipe, rows):
     assert figures.latents(found).shape == (2, 4, 32, 32) and told.labels == [0, 1]
     assert told.evaluations == 4 and told.echo > 0
     assert len(told.taken_for) == 2 and set(told.taken_for) <= set(range(10))
-    assert ("samples of all ranks alike" in names) == bool(others)
+    assert ("variants of the ranks' samples" in names) == bool(others)
     assert (found.flops_per_step > 0) == ("adapter" not in recipe) and found.losses == []
 
 

@@ -197,7 +197,7 @@ def test_a_variance_that_still_moves_is_noticed(group, monkeypatch):
         self.state[p]["exp_avg_sq"].lerp_(p.grad.square(), 0.001)
 
     monkeypatch.setattr(FrozenVarianceAdam, "_step", moving)
-    with pytest.raises(NotInForce, match="the variance still moves"):
+    with pytest.raises(NotInForce, match="the variance still changes"):
         strategy.evidence(watched(trained_with(strategy), strategy))
 
 
@@ -227,5 +227,5 @@ def test_a_step_that_the_hook_did_not_see_is_noticed(group):
     strategy = Compress()
     trained = trained_with(strategy)
     trained.attached["compress"].after_step()
-    with pytest.raises(NotInForce, match="saw no gradients"):
+    with pytest.raises(NotInForce, match="the hook received no gradients"):
         strategy.evidence(trained)

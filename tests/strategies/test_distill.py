@@ -257,7 +257,7 @@ def test_gradients_that_leave_the_projections_out_are_noticed(train_here, monkey
     monkeypatch.setattr(Backward, "configure", blind)
     text = f"{WIDER}+backward:call=autograd_grad"
     run, log = train_here(train(text), 1)
-    with pytest.raises(NotInForce, match="31 gradients of 33 weights"):
+    with pytest.raises(NotInForce, match="31 gradients for 33 weights"):
         proved(run, log, text)
 
 
@@ -319,7 +319,7 @@ def test_a_student_draws_as_it_does_by_itself(file, draw_here, tmp_path):
     facts = distilled.evidence(taught.trained)
     assert facts == {"parameters": subject.parameters, "blocks_a_call": 2}
     inside = torch.nn.Sequential(taught.trained.module)  # whose weights have other names
-    with pytest.raises(NotInForce, match="no weight in place"):
+    with pytest.raises(NotInForce, match="no weight of the model can be compared"):
         distilled._has_the_files(dataclasses.replace(taught.trained, module=inside))
     teacher = draw_here(dataclasses.replace(beside, recipe="single"))
     assert not teacher.drawn.equal(taught.drawn) and len(teacher.trained.module.blocks) == 4

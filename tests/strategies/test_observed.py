@@ -167,7 +167,7 @@ def of_zero(
 
 def test_another_type_on_zero_s_wire_is_noticed():
     assert zero_effects._wire(of_zero(2, 2, 100)) == {"gradients_sent_as": "float32"}
-    with pytest.raises(NotInForce, match=r"sent as \['bfloat16'\], not \['float32'\]"):
+    with pytest.raises(NotInForce, match=r"sent as \['bfloat16'\], expected \['float32'\]"):
         zero_effects._wire(of_zero(2, 2, 100, sent="bfloat16"))
     lowered = of_zero(2, 2, 100, sent="bfloat16", asked="bfp16")
     assert zero_effects._wire(lowered) == {"gradients_sent_as": "bfloat16"}
@@ -179,11 +179,11 @@ def test_another_type_on_zero_s_wire_is_noticed():
     ("stage", "processes", "most", "outcome"),
     [
         (1, 2, 400, "shown"),
-        (1, 2, 320, "not kept whole"),
+        (1, 2, 320, "stage 1 keeps all of them"),
         # A half of its own, a bucket, and two gradients.
         (2, 2, 320, "shown"),
-        (2, 2, 360, "keeps no more than 320"),
-        (3, 4, 400, "keeps no more than 220"),
+        (2, 2, 360, "keeps at most 320"),
+        (3, 4, 400, "keeps at most 220"),
         (2, 1, 400, "a setting"),
     ],
 )
@@ -202,7 +202,11 @@ def test_gradients_alive_in_backward_tell_the_stage(stage, processes, most, outc
 @pytest.mark.parametrize(("most", "shown"), [(220, True), (180, False)])
 def test_stage_1_moves_its_own_share_to_the_host_within_a_gpu_s_backward(most, shown):
     trained = of_zero(1, 2, most, early=True)
-    with contextlib.nullcontext() if shown else pytest.raises(NotInForce, match="not kept whole"):
+    with (
+        contextlib.nullcontext()
+        if shown
+        else pytest.raises(NotInForce, match="stage 1 keeps all of them")
+    ):
         zero_effects._gradients(trained, trained.observed.engine, {"stage": 1})
 
 
@@ -221,7 +225,7 @@ def test_a_sparse_gradient_that_travels_dense_is_noticed(types, shown, train_her
     trained.observed = Observed(sent=sent)
     part = part_named(SPARSE, "sparse_embedding")
     if shown is False:
-        with pytest.raises(NotInForce, match="sent as a dense one"):
+        with pytest.raises(NotInForce, match="sent as a dense tensor"):
             part.evidence(trained)
         return
     facts = part.evidence(trained)

@@ -207,19 +207,19 @@ FULLY, LOOK = shard.fully_shard, shard.look_ahead
 LOST = {
     "nothing is sharded": ("fsdp2", Fsdp, "prepare", Engine.prepare, "is a DiT"),
     "blocks are not wrapped": (
-        "fsdp2", shard, "shard", without_blocks(SHARD), "4 of 4 blocks are not gathered by",
+        "fsdp2", shard, "shard", without_blocks(SHARD), "4 of 4 blocks are not FSDP groups",
     ),
     "the optimizer was made before": (
-        "fsdp2", Fsdp, "prepare", prepared_before, "are the optimizer's or the model's",
+        "fsdp2", Fsdp, "prepare", prepared_before, "only in the optimizer or only in the model",
     ),
     "blocks are kept by setting": (
-        "fsdp2", shard, "settle", kept_by_setting, "resharded {False}, not True",
+        "fsdp2", shard, "settle", kept_by_setting, "after forward as {False}, expected True",
     ),
     "blocks are kept, and no setting says so": (
         "fsdp2", FSDPParamGroup, "reshard", kept_in_forward, "5 of 5 groups were gathered at once",
     ),
     "blocks are freed that were to be kept": (
-        "fsdp2:reshard=off", shard, "settle", lambda a, r: SETTLE(a, True), "not False",
+        "fsdp2:reshard=off", shard, "settle", lambda a, r: SETTLE(a, True), "expected False",
     ),
     "timesteps are rounded": (
         ACCUMULATING, shard, "settle", settled_without, "cast to ['bfloat16'",
@@ -229,22 +229,22 @@ LOST = {
         "10 reductions of gradients in a step of 5 groups",
     ),
     "nothing is asked for ahead": (
-        AHEAD, shard, "look_ahead", lambda *given: None, "gathered ahead at most, not 2",
+        AHEAD, shard, "look_ahead", lambda *given: None, "prefetched at most, expected 2",
     ),
     "more is asked for ahead": (
-        "fsdp2", shard, "look_ahead", looking_further, "ahead at most, not as torch does",
+        "fsdp2", shard, "look_ahead", looking_further, "prefetched at most, expected as torch does",
     ),
     "codes stay whole": (
-        "fsdp2+cast+lora", shard, "fully_shard", codes_apart, "16 parameters are whole on every",
+        "fsdp2+cast+lora", shard, "fully_shard", codes_apart, "16 parameters are not sharded",
     ),
     "nothing is offloaded": (
-        "fsdp2_offload", shard, "settle", never_offloaded, "torch offloads: [False]",
+        "fsdp2_offload", shard, "settle", never_offloaded, "torch's offload policy is [False]",
     ),
     "one group of all ranks": (
-        "hsdp", shard, "stand_in", one_group_of_all, "not (2, 2)",
+        "hsdp", shard, "stand_in", one_group_of_all, "expected (2, 2)",
     ),
     "parts of weights are sharded among those who have others": (
-        "fsdp2+tp", shard, "stand_in", among_all, "meshes [(4,)], not (2,)",
+        "fsdp2+tp", shard, "stand_in", among_all, "meshes [(4,)], expected (2,)",
     ),
 }  # fmt: skip
 """What happened instead -> (recipe, owner, what is stubbed, the stub, what gives it away)."""
@@ -268,10 +268,10 @@ def test_evidence_is_lost_when_the_effect_is_stubbed(case, rank_0, monkeypatch):
     ("spoil", "words"),
     [
         (lambda t: t.observed.sent.clear(), "0 bytes of this rank's weights were gathered"),
-        (lambda t: t.observed.engine.odd.append("x"), "1 gradients are not cut"),
+        (lambda t: t.observed.engine.odd.append("x"), "1 gradients are not sharded"),
         (lambda t: setattr(t.observed.engine, "gradients", 0), "no parameter had a gradient"),
-        (lambda t: whole_state(t), "the optimizer's exp_avg is not cut as its parameter"),
-        (lambda t: whole_storage(t), "a share is"),
+        (lambda t: whole_state(t), "the optimizer's exp_avg is not sharded as its parameter"),
+        (lambda t: whole_storage(t), "bytes of weights, expected at most"),
     ],
 )
 def test_what_a_step_and_the_objects_show_is_compared(spoil, words, rank_0):

@@ -117,7 +117,7 @@ def no_such_engine(trained: TrainingRun) -> None:
     [
         (weights_instead, "the optimizer updates bfloat16 weights"),
         (float_weights, "computes in float32"),
-        (no_such_engine, "the engine keeps no master"),
+        (no_such_engine, "the engine keeps no float32 master"),
     ],
 )
 def test_a_master_is_read_off_the_optimizer(spoil, words, train_here):
@@ -139,7 +139,7 @@ def test_moments_on_the_device_are_not_in_host_memory(train_here):
     assert part.evidence(trained)
     for state in trained.inner_optimizer.state.values():
         state["exp_avg"] = state["exp_avg"].to("meta")
-    with pytest.raises(NotInForce, match="the moments live on"):
+    with pytest.raises(NotInForce, match="the moments are on"):
         part.evidence(trained)
 
 

@@ -267,9 +267,9 @@ def test_a_cpu_has_no_kernels_to_quantise_with(tmp_path):
 
 GATHERED = {
     "all in 8 bits": ([("int8", 900), ("float32", 4)], None),
-    "none in 8 bits": ([("bfloat16", 900)], "gathered as ['bfloat16'], not int8"),
-    "nothing": ([], "gathered as nothing, not int8"),
-    "some in 16": ([("int8", 900), ("bfloat16", 90)], "['bfloat16'] beside int8"),
+    "none in 8 bits": ([("bfloat16", 900)], "gathered as ['bfloat16'], expected int8"),
+    "nothing": ([], "gathered as nothing, expected int8"),
+    "some in 16": ([("int8", 900), ("bfloat16", 90)], "['bfloat16'] besides int8"),
     "whole ones beside": ([("int8", 90), ("float32", 900)], "900 bytes of scales"),
 }
 
@@ -285,7 +285,7 @@ def test_the_type_in_which_weights_were_gathered_is_read_off_a_step(case):
     if words is None:
         assert variants.quantised_evidence(trained)["gathered_bytes"] == 900
         trained.engine = launch("zero3", 2).engine
-        words = "900 bytes of weights were gathered in 8 bits, unasked for"
+        words = "900 bytes of weights were gathered in 8 bits, expected none"
     with pytest.raises(NotInForce, match=re.escape(words)):
         variants.quantised_evidence(trained)
 

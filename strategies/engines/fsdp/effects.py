@@ -41,11 +41,11 @@ def cut(trained: TrainingRun) -> dict[str, Any]:
     wanted = (Replicate(), Shard(0)) if grouped else (Shard(0),)
     named = dict(trained.module.named_parameters())
     whole = [n for n, p in named.items() if not isinstance(p, DTensor)]
-    demand(not whole, f"{len(whole)} parameters are whole on every rank, {first(whole)} first")
+    demand(not whole, f"{len(whole)} parameters are not sharded, {first(whole)} first")
     found = {tuple(p.device_mesh.shape) for p in named.values()}
-    demand(found == {mesh}, f"parameters lie on meshes {sorted(found)}, not {mesh}")
+    demand(found == {mesh}, f"parameters are on meshes {sorted(found)}, expected {mesh}")
     other = [n for n, p in named.items() if tuple(p.placements) != wanted]
-    demand(not other, f"{len(other)} parameters are not cut by rows, {first(other)} first")
+    demand(not other, f"{len(other)} parameters are not sharded by rows, {first(other)} first")
     return {"mesh": list(mesh), "placements": ", ".join(map(str, wanted))}
 
 
@@ -60,11 +60,11 @@ def by_block(trained: TrainingRun) -> dict[str, Any]:
     alone = [b for b in blocks if id(b) in own and _holds(own[id(b)], b)]
     demand(
         len(alone) == len(blocks),
-        f"{len(blocks) - len(alone)} of {len(blocks)} blocks are not gathered by themselves",
+        f"{len(blocks) - len(alone)} of {len(blocks)} blocks are not FSDP groups of their own",
     )
     sizes = {_reshards_to(own[id(block)]) for block in blocks}
     wanted = trained.engine.reshard
-    demand(sizes == {wanted}, f"after forward blocks are resharded {sizes}, not {wanted}")
+    demand(sizes == {wanted}, f"blocks are resharded after forward as {sizes}, expected {wanted}")
     return {"groups": len(found), "blocks": len(blocks), "reshard_after_forward": wanted}
 
 
@@ -91,7 +91,7 @@ def shares(trained: TrainingRun) -> dict[str, Any]:
     parameters, ranks = list(trained.module.parameters()), trained.launch.layout.sharers
     stored = bytes_of(shard.local(p) for p in parameters if shard.local(p).numel())
     most = sum(_rows(p, ranks) for p in parameters)
-    demand(stored <= most, f"this rank stores {stored} bytes of weights; a share is {most}")
+    demand(stored <= most, f"this rank stores {stored} bytes of weights, expected at most {most}")
     free = [p for p in parameters if p.requires_grad]
     share = sum(shard.local(p).numel() for p in free) / sum(p.numel() for p in free)
     return {"parameter_share": round(share, 4), "parameter_bytes": stored}
@@ -104,12 +104,14 @@ def kept(trained: TrainingRun) -> dict[str, Any]:
     free = [p for p in trained.module.parameters() if p.requires_grad]
     stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
     strange = len(stepped - set(map(id, free))) + len(set(map(id, free)) - stepped)
-    demand(not strange, f"{strange} tensors are the optimizer's or the model's, and not of both")
+    demand(not strange, f"{strange} parameters are only in the optimizer or only in the model")
     here = whole = 0
     for p in free:
         for name, value in optimizer.state.get(p, {}).items():
             if isinstance(value, torch.Tensor) and value.dim():
-                demand(alike(p, value), f"the optimizer's {name} is not cut as its parameter")
+                demand(
+                    alike(p, value), f"the optimizer's {name} is not sharded as its parameter is"
+                )
                 here, whole = here + shard.local(value).numel(), whole + value.numel()
     return {"optimizer_share": round(here / whole, 4)} if whole else {}
 
@@ -120,13 +122,18 @@ def places(trained: TrainingRun) -> dict[str, Any]:
     offloads = trained.engine.offloads
     found = shard.groups(trained.module)
     policies = {isinstance(group.offload_policy, CPUOffloadPolicy) for group in found}
-    demand(policies == {offloads}, f"torch offloads: {sorted(policies)}, asked is {offloads}")
+    demand(
+        policies == {offloads}, f"torch's offload policy is {sorted(policies)}, expected {offloads}"
+    )
     if not offloads:
         return {}
     devices = {shard.local(p).device.type for p in trained.module.parameters()}
     state = [shard.local(v) for s in trained.inner_optimizer.state.values() for v in s.values()]
     kept = {v.device.type for v in state if isinstance(v, torch.Tensor) and v.dim()}
-    demand(devices | kept == {"cpu"}, f"shares live on {sorted(devices | kept)}, not on the host")
+    demand(
+        devices | kept == {"cpu"},
+        f"shards are on {sorted(devices | kept)}, expected in host memory",
+    )
     where = {"parameters_on": "cpu", "optimizer_on": "cpu"}
     one_memory = trained.accelerator.device.type == "cpu"
     return label(where, *where) if one_memory else where
@@ -141,7 +148,10 @@ def copies(trained: TrainingRun) -> dict[str, Any]:
     everyone = trained.accelerator.gather(torch.stack(mine)[None].to(trained.accelerator.device))
     copies = everyone.view(layout.replicate, -1)
     spread = float((copies - copies[:1]).abs().max())
-    demand(spread == 0.0, f"groups drifted apart by {spread:.3g}: gradients were not averaged")
+    demand(
+        spread == 0.0,
+        f"weights of the replica groups differ by {spread:.3g}: gradients were not averaged",
+    )
     return {"replica_spread": spread}
 
 
@@ -269,7 +279,7 @@ def evidence(trained: TrainingRun) -> dict[str, Any]:
     model = trained.model
     demand(
         isinstance(model, FSDPModule) and trained.accelerator.is_fsdp2,
-        f"the model is a {type(model).__name__}, not one that fully_shard made",
+        f"the model is a {type(model).__name__}, expected one made by fully_shard",
     )
     shown = (cut, by_block, shares, kept)
     found = {"gathered_as": shard.gathered_as(trained.module)}
@@ -291,15 +301,15 @@ def _step(trained: TrainingRun, seen: Effects) -> dict[str, Any]:
     """Check that gradients are sharded, few blocks are gathered at once, and timesteps are not
     rounded."""
     traits, total = trained.launch.traits, len(groups(trained.module))
-    demand(not seen.odd, f"{len(seen.odd)} gradients are not cut, {first(seen.odd)} first")
+    demand(not seen.odd, f"{len(seen.odd)} gradients are not sharded, {first(seen.odd)} first")
     demand(seen.gradients > 0, "no parameter had a gradient when the optimizer stepped")
     rounded = sorted(got for asked, got in seen.types if asked != got)
-    demand(not rounded, f"the model's inputs were cast to {rounded}, timesteps too")
+    demand(not rounded, f"the model's inputs, timesteps included, were cast to {rounded}")
     text = f"{seen.most} of {total} groups were gathered at once"
     if trained.engine.reshard is False:
-        demand(seen.most == total, f"{text}: blocks were let go of after forward")
+        demand(seen.most == total, f"{text}, expected all: blocks were resharded after forward")
     elif RECOMPUTING not in traits:
-        demand(seen.most <= min(AT_ONCE, total), f"{text}: blocks stay gathered after forward")
+        demand(seen.most <= min(AT_ONCE, total), f"{text}: blocks were not resharded after forward")
     return {
         "gradients_cut": seen.gradients,
         "most_groups_at_once": seen.most,
@@ -318,7 +328,7 @@ def _ahead(trained: TrainingRun, seen: Effects) -> dict[str, int]:
     again = trained.engine.reshard is not False and "frozen_blocks" not in traits
     least = {"forward": number, "backward": number * again}
     most = {"forward": number, "backward": number or 1}
-    text = f"{seen.ahead} groups were gathered ahead at most, not {number or 'as torch does'}"
+    text = f"{seen.ahead} groups were prefetched at most, expected {number or 'as torch does'}"
     demand(all(least[k] <= n <= most[k] for k, n in seen.ahead.items()), text)
     return seen.ahead
 
@@ -343,18 +353,20 @@ def _wire(trained: TrainingRun) -> dict[str, Any]:
     forward, backward = sizes["gather", "forward"], sizes["gather", "backward"]
     demand(
         forward >= seen.micro_steps * everything,
-        f"{forward} bytes of this rank's weights were gathered in forward; they are {everything}",
+        f"{forward} bytes of this rank's weights were gathered in forward, expected {everything}",
     )
     if trained.engine.reshard is False:
-        demand(not backward, f"{backward} bytes were gathered again in backward")
+        demand(not backward, f"{backward} bytes were gathered again in backward, expected none")
     elif "frozen_blocks" not in trained.launch.traits:
-        demand(backward > 0, "nothing was gathered again in backward: blocks were kept")
+        demand(backward > 0, "nothing was gathered again in backward: blocks were not resharded")
     reduced = sent["scatter", "backward"]
     text = f"{reduced} reductions of gradients in a step of {len(trained_groups)} groups"
-    demand(reduced == len(trained_groups), f"{text}: once each, behind the last micro batch")
+    demand(
+        reduced == len(trained_groups), f"{text}, expected once each, after the last micro-batch"
+    )
     averaged = sent["reduce", "backward"]
     wanted = len(trained_groups) if trained.engine.hybrid else 0
-    demand(averaged == wanted, f"{averaged} all-reduces of gradients, not {wanted}")
+    demand(averaged == wanted, f"{averaged} all-reduces of gradients, expected {wanted}")
     types = {s.dtype for s in ours if KINDS[s.collective] == "scatter"}
     return {
         "gathered_bytes": {"forward": forward, "backward": backward},

@@ -83,11 +83,17 @@ def evidence(trained: TrainingRun, engine: Any) -> dict[str, Any]:
 def _made(trained: TrainingRun, engine: Any) -> dict[str, Any]:
     """Check the runs of blocks and the schedule of this stage."""
     model = trained.model
-    demand(isinstance(model, Staged), f"the model is a {type(model).__name__}, not a stage")
+    demand(
+        isinstance(model, Staged),
+        f"the model is a {type(model).__name__}, expected a pipeline stage",
+    )
     homes = model.cut.homes
-    demand(homes == engine.homes, f"the model's runs of blocks are on stages {list(homes)}")
+    demand(
+        homes == engine.homes,
+        f"the runs of blocks are on stages {list(homes)}, expected {list(engine.homes)}",
+    )
     kind = type(model.pipe.schedule).__name__
-    demand(kind == engine.schedule.kind, f"the schedule is {kind}, not {engine.schedule.kind}")
+    demand(kind == engine.schedule.kind, f"the schedule is {kind}, expected {engine.schedule.kind}")
     return {"stages": model.cut.count, "schedule": kind}
 
 
@@ -100,16 +106,19 @@ def _held(trained: TrainingRun, engine: Any) -> dict[str, Any]:
     each, blocks, runs = map(list, zip(*told, strict=True))
     holders = Counter(name for held in each for name in held)
     odd = {n: times for n, times in holders.items() if times > 1 and n not in cut.shared}
-    demand(not odd, f"{len(odd)} parameters are held by several stages, {sorted(odd)[:1]}")
+    demand(not odd, f"{len(odd)} parameters are on several stages, {sorted(odd)[:1]} first")
     lost = [name for name in cut.shared if holders[name] != cut.count]
-    demand(not lost, f"{len(lost)} parameters that all stages need are not on all")
+    demand(not lost, f"{len(lost)} parameters that all stages need are missing on some")
     total, wanted = sum({n: p for held in each for n, p in held.items()}.values()), trained.subject
-    demand(total == wanted.parameters, f"all stages hold {total} elements, of {wanted.parameters}")
+    demand(
+        total == wanted.parameters,
+        f"all stages hold {total} elements, expected {wanted.parameters}",
+    )
     dealt = Counter[int]()
     for run, home in enumerate(cut.homes):
         dealt[home] += len(range(*cut.bounds(run)))
     shares = [dealt[n] for n in range(cut.count)]
-    demand(blocks == shares, f"the stages have {blocks} blocks, not {shares}")
+    demand(blocks == shares, f"the stages have {blocks} blocks, expected {shares}")
     several = {"runs_of_stages": runs} if len(cut.homes) > cut.count else {}
     elements = [sum(held.values()) for held in each]
     return {"blocks_of_stages": blocks, **several, "elements_of_stages": elements}
@@ -121,7 +130,7 @@ def _stepped(trained: TrainingRun, engine: Any) -> dict[str, Any]:
     own = {id(trained.engine.part(p).tensor) for p in trainable}
     stepped = {id(p) for p in trained.optimized()}
     odd = len(own ^ stepped)
-    demand(not odd, f"{odd} parameters are the stage's or its optimizer's, and not both")
+    demand(not odd, f"{odd} parameters are only in the stage or only in its optimizer")
     return {}
 
 
@@ -136,8 +145,8 @@ def _ran(trained: TrainingRun, engine: Any) -> dict[str, Any]:
     schedule = engine.schedule
     wanted = order(schedule, engine.stages, engine.stage_runs, engine.micro)[cut.index]
     most, least = (kept(each, schedule.split) for each in (parts, wanted))
-    demand(most == least, f"{most} micro batches were kept at once, not {least}")
-    demand(parts == wanted, f"the order was {parts[:4]}..., not {wanted[:4]}...")
+    demand(most == least, f"{most} micro-batches were in flight at once, expected {least}")
+    demand(parts == wanted, f"the order was {parts[:4]}..., expected {wanted[:4]}...")
     facts = {"micro_batches": engine.micro}
     return facts | (_passed(trained, engine) if trained.observed.ran else {})
 
@@ -156,7 +165,7 @@ def _each_once(engine: Any, run: int, parts: Sequence[Part]) -> None:
     apart = (WEIGHTS,) if engine.schedule.split else ()
     for what in (FORWARD, BACKWARD, *apart):
         found = sorted(part.number for part in parts if part.what == what and part.run == run)
-        demand(found == wanted, f"micro batches {found} ran {what}, not {wanted}")
+        demand(found == wanted, f"micro-batches {found} ran {what}, expected {wanted}")
 
 
 def _passed(trained: TrainingRun, engine: Any) -> dict[str, Any]:
@@ -169,11 +178,13 @@ def _passed(trained: TrainingRun, engine: Any) -> dict[str, Any]:
     wanted = sum(count * len(passes[n]) for n, count in times.items()) * engine.micro
     counts = Counter(ran.name for ran in trained.observed.ran)
     for name in ("c10d::send", "c10d::recv_"):
-        demand(counts[name] == wanted, f"{counts[name]} of {name} in a step, not {wanted}")
+        demand(
+            counts[name] == wanted, f"{counts[name]} calls of {name} in a step, expected {wanted}"
+        )
     sizes = [s.bytes for s in trained.observed.sent if s.collective == "send"]
     bytes_ = {n: sum(p.numel() * p.element_size() for p in passes[n]) for n in borders}
     whole = sum(count * bytes_[n] for n, count in times.items()) * engine.micro
-    demand(sum(sizes) == whole, f"{sum(sizes)} bytes were sent, of {whole}")
+    demand(sum(sizes) == whole, f"{sum(sizes)} bytes were sent, expected {whole}")
     return {"sends": len(sizes), "sent_to_stages_bytes": sum(sizes)}
 
 
@@ -191,10 +202,10 @@ def replicas(trained: TrainingRun) -> dict[str, Any]:
         among = ranks.replicas.group_name
         size = sum(s.bytes for s in trained.observed.sent if s.group == among)
         whole = sum(p.nbytes for p in trained.module.parameters() if p.requires_grad)
-        demand(size == whole, f"{size} bytes of gradients were averaged, of {whole}")
+        demand(size == whole, f"{size} bytes of gradients were averaged, expected {whole}")
         facts["gradient_bytes_averaged"] = size
     spread = max(float((other - sums).abs().max()) for other in each)
-    demand(spread == 0.0, f"the replicas of a stage drifted apart by {spread:.3g}")
+    demand(spread == 0.0, f"weights of a stage's replicas differ by {spread:.3g}")
     return {"replicas": ranks.data, "replica_spread": spread, **facts}
 
 
@@ -286,9 +297,14 @@ def _gathered(trained: TrainingRun, seen: SeenShards) -> dict[str, Any]:
     for group, n in zip(groups, times, strict=True):
         uses = micro * (runs if trained.module in group.modules else 1)
         low, high = (uses, 2 * uses + 1) if trained.engine.reshard else (1, 1)
-        demand(low <= n <= high, f"groups were gathered {n} times in a step, not {low} to {high}")
+        demand(
+            low <= n <= high,
+            f"an FSDP group was gathered {n} times in a step, expected {low} to {high}",
+        )
     gathers = [s for s in _sent(trained) if "gather" in s.collective]
-    demand(len(gathers) == sum(times), f"{len(gathers)} all-gathers of {sum(times)}")
+    demand(
+        len(gathers) == sum(times), f"{len(gathers)} all-gathers were sent, expected {sum(times)}"
+    )
     return {"gathers_of_groups": times, "gathered_bytes": sum(s.bytes for s in gathers)}
 
 
@@ -299,13 +315,15 @@ def _reduced(trained: TrainingRun) -> dict[str, Any]:
     groups = sum(bool(own) for own in free)
     scattered = [s for s in ours if "reduce_scatter" in s.collective]
     text = f"{len(scattered)} reductions of gradients in a step of {groups} groups"
-    demand(len(scattered) == groups, f"{text}: once each, behind the last micro batch")
+    demand(len(scattered) == groups, f"{text}, expected once each, after the last micro-batch")
     _none_lost(trained)
     sent, sharers = sum(s.bytes for s in scattered), trained.model.ranks.data
     wanted = sum(sharers * _room(p) for own in free for p in own)
-    demand(sent == wanted, f"{sent} bytes of gradients were reduced, of {wanted}")
+    demand(sent == wanted, f"{sent} bytes of gradients were reduced, expected {wanted}")
     summed = [s.bytes for s in ours if s.collective.startswith("allreduce") and s.bytes > SCALAR]
-    demand(not summed, f"{len(summed)} all-reduces of {sum(summed)} bytes: gradients were whole")
+    demand(
+        not summed, f"{len(summed)} all-reduces of {sum(summed)} bytes: gradients were not sharded"
+    )
     types = {s.dtype for s in scattered}
     return {
         "reductions": groups,
@@ -321,7 +339,7 @@ def _none_lost(trained: TrainingRun) -> None:
     each = (p for group in _groups(trained) for p in group.fsdp_params)
     own = [p for p in each if p.sharded_param.requires_grad and id(p.sharded_param) not in common]
     lost = [p for p in own if p not in trained.model.graded]
-    demand(not lost, f"{len(lost)} parameters of this stage alone had no gradient")
+    demand(not lost, f"{len(lost)} parameters of this stage had no gradient")
 
 
 def _room(p: Any) -> int:
@@ -363,9 +381,12 @@ def _shared(trained: TrainingRun) -> dict[str, Any]:
         "shared_elements": sum(p.numel() for p in _shared_parameters(trained)),
         **_summed(trained),
     }
-    demand(model.way.placeholder_calls > 0 or model.cut.index == 0, "no placeholder was called")
+    demand(
+        model.way.placeholder_calls > 0 or model.cut.index == 0,
+        "no placeholder replaced the blocks of other stages",
+    )
     spread = max((abs(a - b) for own in each for a, b in zip(own, each[0], strict=True)), default=0)
-    demand(spread == 0.0, f"what all stages have drifted apart by {spread:.3g}")
+    demand(spread == 0.0, f"weights that all stages share differ by {spread:.3g}")
     return {**facts, "shared_spread": spread}
 
 
@@ -382,5 +403,5 @@ def _summed(trained: TrainingRun) -> dict[str, Any]:
     among = (ranks.pipe or dist.group.WORLD).group_name
     sums = (s for s in trained.observed.sent if s.collective == "allreduce_" and s.group == among)
     found, whole = sum(s.bytes for s in sums if s.phase != "optimizer"), state.shared_bytes(trained)
-    demand(found == whole, f"{found} bytes of shared gradients were added up, of {whole}")
+    demand(found == whole, f"{found} bytes of shared gradients were summed, expected {whole}")
     return {"shared_gradient_bytes": found}

@@ -243,13 +243,16 @@ def _gradients(trained: TrainingRun, seen: Effects, facts: dict[str, Any]) -> di
     if stage == 1:
         early = whole // trained.launch.processes if _leaves_early(ds.optimizer) else 0
         least = NEARLY * (whole - early)
-        demand(seen.most >= least, f"{text}: they are not kept whole as stage 1 does")
+        demand(seen.most >= least, f"{text}: stage 1 keeps all of them")
     elif most >= NEARLY * whole:
         # One bucket holds the whole model, or one rank owns it: nothing can be freed early.
         return label({**facts, **found}, "stage", "gradients_partitioned")
     else:
-        demand(seen.most <= most, f"{text}: stage {stage} keeps no more than {most}")
-        demand(seen.between <= most, f"{seen.between} bytes of gradients wait between micro steps")
+        demand(seen.most <= most, f"{text}: stage {stage} keeps at most {most}")
+        demand(
+            seen.between <= most,
+            f"{seen.between} bytes of gradients stay after a micro-batch, expected {most}",
+        )
     return {**facts, **found}
 
 
@@ -268,9 +271,9 @@ def _gathered(trained: TrainingRun, counts: list[int]) -> dict[str, Any]:
     modules = trained.module.modules()
     at_work = max(sum(sizes[p] for p in m.parameters(recurse=False)) for m in modules)
     most, whole, seen = stay + ahead + at_work, sum(sizes.values()), max(counts, default=0)
-    text = f"{seen} elements of the weights were whole at once, of {whole} in all"
+    text = f"{seen} elements of the weights were gathered at once, of {whole} in all"
     demand(seen > 0, "no module's weights were gathered")
-    demand(seen <= most, f"{text}: stage 3 as it is set keeps no more than {most}")
+    demand(seen <= most, f"{text}: stage 3 with these settings keeps at most {most}")
     return {"most_gathered_elements": seen, "all_elements": whole}
 
 
@@ -294,7 +297,7 @@ def _wire(trained: TrainingRun) -> dict[str, Any]:
     trainable = [p for p in trained.module.parameters() if p.requires_grad]
     stored = {str(p.dtype).removeprefix("torch.") for p in trainable}
     wanted = [TYPES.get(asked, asked)] if asked else sorted(stored)
-    demand(found == wanted, f"gradients were sent as {found or 'nothing'}, not {wanted}")
+    demand(found == wanted, f"gradients were sent as {found or 'nothing'}, expected {wanted}")
     return {"gradients_sent_as": "+".join(found)}
 
 
@@ -302,18 +305,21 @@ def _offload(trained: TrainingRun, seen: Effects, facts: dict[str, Any]) -> dict
     """Check the kernel of the optimizer's update, its memory, and its swap files."""
     one_memory = trained.accelerator.device.type == "cpu"
     if trained.engine.place("optimizer") == "device":
-        demand(not seen.writes, "DeepSpeed's optimizer for host memory took the step")
+        demand(not seen.writes, "DeepSpeed's CPU optimizer took the step, without an offload")
         return facts
     elements = sum(write.numel for write in seen.writes)
     facts |= variants.evidence(trained, seen.on_device)
     on_device = sum(numel for numel, _ in seen.on_device)
     held = sum(master.numel() for _, master in read_back.masters(trained)) - on_device
-    demand(elements == held, f"DeepSpeed's CPU Adam wrote {elements} elements of {held}")
-    demand(all(write.moved for write in seen.writes), "it wrote and the weights stayed")
+    demand(elements == held, f"DeepSpeed's CPU Adam stepped {elements} of {held} elements")
+    demand(
+        all(write.moved for write in seen.writes),
+        "DeepSpeed's CPU Adam ran, and some weights did not change",
+    )
     devices = frozenset().union(*(write.devices for write in seen.writes))
-    demand(devices == {"cpu"}, f"the optimizer's step worked on {sorted(devices)}")
+    demand(devices == {"cpu"}, f"the optimizer stepped tensors on {sorted(devices)}, expected cpu")
     storages = frozenset().union(*(write.storages for write in seen.writes))
-    demand(not storages & seen.weights, "the optimizer's state lies in the weights' own storage")
+    demand(not storages & seen.weights, "the optimizer's state shares memory with the weights")
     facts |= {"stepped_by": "DeepSpeedCPUAdam.adam_update", "stepped_elements": elements}
     settings = ["parameters_on"] if one_memory and "parameters_on" in facts else []
     if trained.engine.place("optimizer") == "nvme":
@@ -333,7 +339,7 @@ def _swapped(trained: TrainingRun, seen: Effects) -> dict[str, Any]:
         for info in swapper.swap_params_info.values()
         for t in info.tensors
     }
-    demand(bool(sizes), "no tensor of the optimizer is swapped")
+    demand(bool(sizes), "no tensor of the optimizer is in a swap file")
     other = [p for p, size in sizes.items() if _file_digest(Path(p), size) not in written]
     demand(
         not other,

@@ -46,13 +46,14 @@ def evidence(trained: TrainingRun) -> dict[str, Any]:
     """
     ds, wanted = trained.model, trained.engine.stage
     demand(
-        hasattr(ds, "zero_optimization_stage"), f"the model is a {type(ds).__name__}, not DeepSpeed"
+        hasattr(ds, "zero_optimization_stage"),
+        f"the model is a {type(ds).__name__}, expected a DeepSpeed engine",
     )
     stage = int(ds.zero_optimization_stage())
-    demand(stage == wanted, f"DeepSpeed runs stage {stage}, not {wanted}")
+    demand(stage == wanted, f"DeepSpeed runs stage {stage}, expected {wanted}")
     if trained.engine.place("optimizer") == "nvme":
         swapper = getattr(ds.optimizer, "optimizer_swapper", None)
-        demand(swapper is not None, "DeepSpeed swaps no optimizer: nothing goes to files")
+        demand(swapper is not None, "DeepSpeed swaps no optimizer state to files")
     demand(ds.skipped_steps == 0, f"DeepSpeed skipped {ds.skipped_steps} steps")
     facts = {"stage": stage, "skipped_steps": ds.skipped_steps, **_shares(trained)}
     facts |= _gradients(trained) | _offload(trained)
@@ -69,7 +70,7 @@ def _overlaps(trained: TrainingRun) -> bool:
     else:
         found = bool(ds.optimizer.overlap_comm)
     wanted = overlaps(trained.engine.zero, device)
-    demand(found == wanted, f"DeepSpeed's overlap_comm is {found}, asked is {wanted}")
+    demand(found == wanted, f"DeepSpeed's overlap_comm is {found}, expected {wanted}")
     return found
 
 
@@ -85,7 +86,7 @@ def _expected(share: float, trained: TrainingRun, what: str) -> float:
     wanted = 1 / trained.launch.processes
     demand(
         abs(share - wanted) <= PADDING,
-        f"this rank {what.format(f'{share:.3f}')}, {wanted:.3f} were expected",
+        f"this rank {what.format(f'{share:.3f}')}, expected {wanted:.3f}",
     )
     return round(share, 4)
 
@@ -116,7 +117,10 @@ def _gradients(trained: TrainingRun) -> dict[str, Any]:
         share = optimizer.grad_partitions_flat_buffer.numel() / total
         return {"gradient_share": _expected(share, trained, "keeps {} of the gradients")}
     partitioned = bool(optimizer.partition_gradients)
-    demand(partitioned == (stage == 2), f"gradients partitioned: {partitioned} at stage {stage}")
+    demand(
+        partitioned == (stage == 2),
+        f"DeepSpeed's partition_gradients is {partitioned} at stage {stage}",
+    )
     return {"gradients_partitioned": partitioned}
 
 
@@ -137,15 +141,17 @@ def _offload(trained: TrainingRun) -> dict[str, Any]:
     ds, facts = trained.model, dict[str, Any]()
     for flag, place in _flags(trained).items():
         value = bool(getattr(ds.optimizer, flag))
-        demand(value == (place != "device"), f"DeepSpeed's {flag} is {value}, asked is {place}")
+        demand(value == (place != "device"), f"DeepSpeed's {flag} is {value}, expected {place}")
     share, asked = (
         getattr(ds.optimizer, "partial_offload", 1.0),
         ds_config.ratio(trained.engine.zero),
     )
-    demand(share == asked, f"DeepSpeed offloads {share} of the optimizer, asked is {asked}")
+    demand(share == asked, f"DeepSpeed offloads {share} of the optimizer, expected {asked}")
     if trained.engine.place("optimizer") == "cpu":
         devices = {master.device.type for master in variants.hosted(trained)}
-        demand(devices == {"cpu"}, f"the optimizer's weights live on {devices}, not in host memory")
+        demand(
+            devices == {"cpu"}, f"the optimizer's weights are on {devices}, expected in host memory"
+        )
         facts["optimizer_on"] = "cpu"
     if trained.engine.place("optimizer") == "nvme":
         files = list(swap_files(ds))
@@ -154,7 +160,7 @@ def _offload(trained: TrainingRun) -> dict[str, Any]:
         facts["nvme_bytes"] = sum(size for _, size in files)
     if trained.engine.place("parameters") == "cpu":
         places = {p.ds_tensor.device.type for p in trained.module.parameters() if not p.ds_persist}
-        demand(places == {"cpu"}, f"parameter shards live on {places}, not in host memory")
+        demand(places == {"cpu"}, f"parameter shards are on {places}, expected in host memory")
         facts["parameters_on"] = "cpu"
     return facts
 

@@ -102,13 +102,19 @@ def evidence(trained: TrainingRun, stepped: list[tuple[int, bool]]) -> dict[str,
     host = sum(piece.numel() for piece in hosted(trained))
     done = sum(numel for numel, _ in stepped)
     if wanted == 1:
-        demand(done == 0, f"AdamW stepped {done} elements on the device, all were to be offloaded")
+        demand(done == 0, f"AdamW stepped {done} elements on the device, expected none")
         return {}
-    demand(done == elements - host, f"AdamW stepped {done} elements of the {elements - host}")
-    demand(all(moved for _, moved in stepped), "AdamW stepped pieces of the device that stayed")
+    demand(
+        done == elements - host,
+        f"AdamW stepped {done} elements on the device, expected {elements - host}",
+    )
+    demand(
+        all(moved for _, moved in stepped),
+        "AdamW ran on the device, and some pieces did not change",
+    )
     # DeepSpeed places whole pieces, and rounds their number down.
     off = 2 * max(piece.numel() for piece in pieces) / elements
-    text = f"{host} of {elements} elements of the optimizer are on the host, {wanted:g} were asked"
+    text = f"{host} of {elements} optimizer elements are in host memory, expected {wanted:g} of all"
     demand(0 < host < elements and abs(host / elements - wanted) <= off, text)
     return {"host_share": round(host / elements, 4), "stepped_on_device": done}
 
@@ -175,23 +181,24 @@ def secondary_evidence(trained: TrainingRun, most: int) -> dict[str, Any]:
     """
     size, ranks = config.group(trained.engine.zero), trained.launch.processes
     if size == 1:
-        demand(most == 0, f"a second share of {most} elements was kept, and none was asked for")
+        demand(most == 0, f"a secondary shard of {most} elements was kept, expected none")
         return {}
     cut = [p for p in trained.module.parameters() if not p.ds_persist]
     share = most / sum(p.ds_numel for p in cut)
     demand(
         abs(share - 1 / size) <= PADDING,
-        f"this rank kept {share:.3f} of the weights for backward, {1 / size:.3f} were expected",
+        f"this rank kept {share:.3f} of the weights for backward, expected {1 / size:.3f}",
     )
     facts = {"second_share": round(share, 4), "ranks_that_share_again": size}
     if not trained.observed.ran:  # compiled blocks are not watched
         return facts
     among = {p: _among(trained, p) for p in ("forward", "backward")}
     text = f"weights were gathered among {among['backward']} ranks in backward"
-    demand(among["backward"] == [size], f"{text}, not {size}")
+    demand(among["backward"] == [size], f"{text}, expected {size}")
     wanted = {ranks} if any(p.requires_grad for p in cut) else set()
     demand(
-        wanted <= set(among["forward"]), f"{text} and {among['forward']} in forward, not {ranks}"
+        wanted <= set(among["forward"]),
+        f"{text} and {among['forward']} in forward, expected {ranks}",
     )
     return facts | {"backward_gathered_among": size}
 
@@ -266,10 +273,10 @@ def quantised_evidence(trained: TrainingRun) -> dict[str, Any]:
     eight = of_type.pop("int8", 0)
     text = f"weights were gathered as {sorted(of_type) or 'nothing'}"
     if not quantised(trained.engine.zero):
-        demand(eight == 0, f"{eight} bytes of weights were gathered in 8 bits, unasked for")
+        demand(eight == 0, f"{eight} bytes of weights were gathered in 8 bits, expected none")
         return {}
-    demand(eight > 0, f"{text}, not int8")
+    demand(eight > 0, f"{text}, expected int8")
     others, scales = set(of_type) - {"float32"}, of_type.get("float32", 0)
-    demand(not others, f"{text} beside int8")
-    demand(scales < eight, f"{scales} bytes of scales beside {eight} bytes of weights")
+    demand(not others, f"{text} besides int8")
+    demand(scales < eight, f"{scales} bytes of scales for {eight} bytes of weights")
     return {"weights_gathered_as": "int8", "gathered_bytes": eight, "scale_bytes": scales}

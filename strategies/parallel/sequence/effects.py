@@ -58,7 +58,7 @@ def evidence(trained: TrainingRun, tokens: set[int] | None, way: Any) -> dict[st
     """
     facts = together(trained, lambda: _seen(trained, tokens, way))
     if trained.launch.simulated:  # no rank has the other tokens
-        demand(trained.observed is not None, "nothing of it was seen")
+        demand(trained.observed is not None, "no step was recorded")
         return facts
     return facts | _as_the_whole(trained)
 
@@ -99,7 +99,7 @@ def _seen(trained: TrainingRun, tokens: set[int] | None, way: Any) -> dict[str, 
 def _tokens(trained: TrainingRun, seen: set[int] | None) -> dict[str, Any]:
     share = trained.subject.dimensions.tokens // trained.launch.layout.sequence
     found = max(seen or {0})
-    demand(0 < found <= share, f"blocks were given {found} tokens, more than {share}, or none")
+    demand(0 < found <= share, f"blocks got {found} tokens, expected at most {share} and not 0")
     return {"tokens_in_blocks": found}
 
 
@@ -125,7 +125,7 @@ def _attended(trained: TrainingRun, way: Any) -> dict[str, Any]:
     calls = trained.subject.survey.attention
     other = {(a.heads, a.queries // parts, a.keys) for a in calls if a.queries != a.keys}
     text = f"attention had heads, queries and keys {sorted(found)}"
-    demand(cut <= found <= cut | other, f"{text}, not {sorted(cut)}")
+    demand(cut <= found <= cut | other, f"{text}, expected {sorted(cut)}")
     names = ("heads_inside", "queries_inside", "keys_inside")
     largest: Any = max(cut, key=operator.itemgetter(2))
     return dict(zip(names, largest, strict=True))
@@ -151,7 +151,7 @@ def _exchanges(trained: TrainingRun, way: Any) -> dict[str, Any]:
         if phase == "backward" and "frozen_blocks" in traits:
             low = high = 0
         found = sum(s.phase == phase for s in sent)
-        demand(low <= found <= high, f"{found} exchanges in {phase}, not {low} to {high}")
+        demand(low <= found <= high, f"{found} collectives in {phase}, expected {low} to {high}")
         counts[phase] = found / times
     size = sum(s.bytes for s in sent)
     return {"collectives_an_attention": counts, "exchanged_bytes": size}
@@ -161,5 +161,5 @@ def _joins(trained: TrainingRun) -> dict[str, int]:
     """Check that each output of the watched batch was joined once."""
     seen, calls = trained.observed, trained.observed.micro_steps
     sent = [s for s in seen.sent if s.collective == attention.JOIN]
-    demand(len(sent) == calls, f"{len(sent)} predictions were joined, of {calls}")
+    demand(len(sent) == calls, f"{len(sent)} outputs were joined, expected {calls}")
     return {"joined_predictions": calls, "joined_bytes": sum(s.bytes for s in sent)}

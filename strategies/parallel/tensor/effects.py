@@ -51,7 +51,7 @@ def evidence(trained: TrainingRun, *, by_tokens: bool) -> dict[str, Any]:
     """
     facts = together(trained, lambda: _seen(trained, by_tokens=by_tokens))
     if trained.launch.simulated:  # no rank has the other parts
-        demand(trained.observed is not None, "nothing of it was seen")
+        demand(trained.observed is not None, "no step was recorded")
         return facts
     alike = together(trained, lambda: _alike(trained))
     return facts | alike | _as_whole_blocks(trained)
@@ -78,11 +78,11 @@ def _held(trained: TrainingRun) -> dict[str, Any]:
             shape = list(whole.get_submodule(name).weight.shape)
             shape[axis] //= parts
             found = list(block.get_submodule(name).weight.shape)
-            demand(found == shape, f"{name} is {found}, not {shape}")
+            demand(found == shape, f"{name} has shape {found}, expected {shape}")
         mine += sum(p.numel() for p in block.parameters())
         total += sum(p.numel() for p in whole.parameters())
     cut, wanted = len(parallel_layers(trained.module)), len(LAYERS) * len(trained.blocks())
-    demand(cut == wanted, f"{cut} layers are cut, not {wanted}")
+    demand(cut == wanted, f"{cut} layers are sharded, expected {wanted}")
     return {"share_of_a_block": round(mine / total, 4)}
 
 
@@ -95,7 +95,7 @@ def _attended(trained: TrainingRun) -> dict[str, Any]:
         return {}
     demand(
         found == wanted,
-        f"attention had heads, queries and keys {sorted(found)}, not {sorted(wanted)}",
+        f"attention had heads, queries and keys {sorted(found)}, expected {sorted(wanted)}",
     )
     return {"heads_inside": max(heads for heads, *_ in wanted)}
 
@@ -110,7 +110,7 @@ def _alike(trained: TrainingRun) -> dict[str, Any]:
     dist.all_reduce(most, op=dist.ReduceOp.MAX, group=group)
     dist.all_reduce(least, op=dist.ReduceOp.MIN, group=group)
     spread = float((most - least).abs().max())
-    demand(spread == 0.0, f"whole weights drifted apart by {spread:.3g} among those who share")
+    demand(spread == 0.0, f"unsharded weights differ by {spread:.3g} between ranks of a group")
     return {"spread_of_whole_weights": spread}
 
 
@@ -131,7 +131,9 @@ def _exchanged(trained: TrainingRun, by_tokens: bool) -> dict[str, Any]:
             # One more gather a phase: behind the last block, or in front of it in backward.
             found -= micro * (kind == GATHER)
             more = again and phase == "backward" and found > times * blocks
-            text = f"{found} of {kind} in {phase}, not {times} in each of {blocks} blocks"
+            text = (
+                f"{found} calls of {kind} in {phase}, expected {times} in each of {blocks} blocks"
+            )
             demand(found == times * blocks or more, text)
             name = {GATHER: "gathers_a_block", SUM: "sums_a_block"}.get(kind, "scatters_a_block")
             counts.setdefault(name, {})[phase] = found / blocks
@@ -146,7 +148,7 @@ def _between(trained: TrainingRun) -> dict[str, Any]:
     norms = [r for r in trained.observed.ran if "layer_norm" in r.name and r.phase == "forward"]
     found = sum(r.shapes[0][1] == own for r in norms)
     wanted = HALVES * blocks * trained.observed.micro_steps
-    demand(found == wanted, f"{found} norms were of {own} tokens, not {wanted}")
+    demand(found == wanted, f"{found} norms had {own} tokens, expected {wanted}")
     return {"tokens_between": own}
 
 
@@ -173,7 +175,10 @@ def _as_whole_blocks(trained: TrainingRun) -> dict[str, Any]:
             block.reshard()
         away = max(away, relative_error(out.double(), wanted.double()))
     close = close_to(trained, given[-1][-1].dtype)
-    demand(away <= close, f"a block's output is {away:.2g} of the norm away from a whole one's")
+    demand(
+        away <= close,
+        f"a block's output differs from that of an unsharded block by {away:.2g} (relative)",
+    )
     return {"away_from_whole_blocks": float(f"{away:.2g}")}
 
 

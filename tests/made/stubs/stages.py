@@ -9,21 +9,22 @@ __all__ = ["LOST", "SHARES_LOST", "SHARES_UNLIKE", "UNLIKE"]
 REPEATED = "pp:schedule=interleaved+checkpoint"
 LOST = {
     "another schedule runs": (
-        "pp", "all_forward_before_any_backward", "the schedule is ScheduleGPipe, not Schedule1F1B",
+        "pp", "all_forward_before_any_backward",
+        "the schedule is ScheduleGPipe, expected Schedule1F1B",
     ),
     "another schedule of several runs": (
         "pp:schedule=interleaved", "all_forward_before_any_backward",
-        "the schedule is ScheduleLoopedBFS, not ScheduleInterleaved1F1B",
+        "the schedule is ScheduleLoopedBFS, expected ScheduleInterleaved1F1B",
     ),
     "every rank holds everything": (
-        "pp", "every_stage_keeps_the_whole_model", "parameters are held by several stages",
+        "pp", "every_stage_keeps_the_whole_model", "parameters are on several stages",
     ),
     "one rank alone steps too few": (
         "pp", "one_parameter_of_the_last_stage_not_stepped",
-        "rank 1: 1 parameters are the stage's or its optimizer's",
+        "rank 1: 1 parameters are only in the stage or only in its optimizer",
     ),
     "runs are mixed up": (
-        "pp:schedule=zbv", "runs_of_blocks_in_another_order", "away from the whole model's",
+        "pp:schedule=zbv", "runs_of_blocks_in_another_order", "differs from the whole model's",
     ),
     "replicas train alone": (
         REPEATED, "gradients_of_replicas_not_averaged", "0 bytes of gradients were averaged",
@@ -40,10 +41,10 @@ UNLIKE = {
 }  # fmt: skip
 SHARES_LOST = {
     "gradients are reduced by micro batch": (
-        "pp_fsdp2", "gradients_reduced_for_each_micro_batch", "once each, behind the last",
+        "pp_fsdp2", "gradients_reduced_for_each_micro_batch", "once each, after the last",
     ),
     "blocks are let go of": (
-        "pp_fsdp2", "blocks_gathered_for_each_micro_batch", "groups were gathered",
+        "pp_fsdp2", "blocks_gathered_for_each_micro_batch", "an FSDP group was gathered",
     ),
 }  # fmt: skip
 """The same of stages that ranks share."""
