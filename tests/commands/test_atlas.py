@@ -153,7 +153,7 @@ def test_the_page_filters_by_itself_and_says_what_it_rests_on(told, tmp_path):
     assert "http" not in page and "src=" not in page and page.count("<select") == 5
     for text in (page, table):
         assert "none of these GPUs was measured" in text and "within 3 %" in text
-        assert "8 cells: 1 models (flux-dev), on 1, 8 GPUs of RTX-4090, 80GiB; what is not" in text
+        assert "8 cells. Models: flux-dev. GPUs: 1, 8 of RTX-4090, 80GiB." in text
     filters = re.findall(r'<select id="(\w+)"', page)
     assert filters == ["Model", "Training", "GPUs", "Card", "Fits"]
     rows = list(csv.reader((tmp_path / "atlas.csv").read_text().splitlines()))

@@ -171,7 +171,7 @@ def test_another_type_on_zero_s_wire_is_noticed():
         zero_effects._wire(of_zero(2, 2, 100, sent="bfloat16"))
     lowered = of_zero(2, 2, 100, sent="bfloat16", asked="bfp16")
     assert zero_effects._wire(lowered) == {"gradients_sent_as": "bfloat16"}
-    with pytest.raises(NotInForce, match="not \\['bfloat16'\\]"):
+    with pytest.raises(NotInForce, match="expected \\['bfloat16'\\]"):
         zero_effects._wire(of_zero(2, 2, 100, asked="bfp16"))
 
 

@@ -182,7 +182,7 @@ def _audit(checks: Sequence[Any]) -> str:
         [c.name, _plain(c.asked), _plain(c.found) + ("" if c.ok else f" {FAILED}")] for c in checks
     ]
     marks = [() if check.ok else ("alarm",) for check in checks]
-    return _facts(["Audit", "Expected", "Found"], lines, marks)
+    return _facts(["Audit", "Asked", "Found"], lines, marks)
 
 
 def audit_details(unfinished: Unfinished) -> str:
