@@ -1,4 +1,4 @@
-"""Predictions from shallow models beside whole traces.
+"""Predictions from shallow models beside whole traces; of the first, the shallow model's own peak.
 
 ``python -m tests.children.extended CASES.json OUT.json``: CASES is a list of Spec's fields.
 """
@@ -43,9 +43,7 @@ def shallow(fields: dict[str, Any]) -> int:
 if __name__ == "__main__":
     cases, out = map(Path, sys.argv[1:])
     asked = json.loads(cases.read_text())
-    each = [in_forks(function, asked) for function in (made, whole, shallow)]
-    rows = [
-        dict(zip(("extended", "whole", "shallow"), row, strict=True))
-        for row in zip(*each, strict=True)
-    ]
+    each = zip(*(in_forks(function, asked) for function in (made, whole)), strict=True)
+    rows = [dict(zip(("extended", "whole"), row, strict=True)) for row in each]
+    rows[0] |= {"shallow": in_forks(shallow, asked[:1])[0]}
     out.write_text(json.dumps(rows))

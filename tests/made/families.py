@@ -2,8 +2,8 @@
 
 ``python -m tests.made.families [MODEL ...]``, from the repository's root, runs every recipe of
 these models (of all), keeps what happened in ``docs/families.json`` and writes the table of
-``docs/reference/models.md`` anew. The tests run all of it, and hold the record to what they see
-(``tests/strategies/test_publics_launched.py``).
+``docs/reference/models.md`` anew. The tests run each model under one of them, and hold the record
+to what they see (``tests/strategies/test_publics_launched.py``).
 """
 
 from __future__ import annotations

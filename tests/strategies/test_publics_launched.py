@@ -1,14 +1,15 @@
-"""Each family of public models in miniature on two processes, under each kind of strategy: it
-trains as alone, with evidence, and as the record has it (``tests.made.families``).
+"""Each family of public models in miniature on two processes: it trains as alone, with evidence,
+and as the record has it (``tests.made.families``).
 
-Some train under several kinds at once; checkpoints under ZeRO-3 ask the most of a foreign module,
-whose weights are gathered once more for what is recomputed. What runs in stages is in
-``test_publics_staged``.
+The record has every family under every kind of strategy. Here each family runs under one kind, the
+kinds in turn, and under checkpoints with ZeRO-3, which ask the most of a foreign module: its
+weights are gathered once more for what is recomputed. ``test_publics_staged`` has stages.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from collections.abc import Callable, Iterator
 
@@ -27,15 +28,13 @@ pytestmark = pytest.mark.thorough
 
 EACH = {(name, recipe): head for name in MINIATURES for head, recipe in families.RECIPES.items()}
 """Model and recipe -> the column of the page."""
-AT_ONCE = {
-    ("flux-dev", "zero3+checkpoint"): "two groups of blocks",
-    ("sana-1.6b", "zero3+checkpoint"): "convolutions in blocks",
-    ("z-image", "zero3+checkpoint"): "blocks before the blocks",
-    ("qwen-image", "zero2+lora"): "weights that get no gradient",
-    ("wan2.1-1.3b", "ddp+lora+checkpoint"): "a video",
-    ("sd3.5-medium", "zero3+lora:targets=attention"): "a block that attends twice",
-}
-"""Model and recipe of several kinds -> what is special about the model."""
+IN_TURN = [*zip(MINIATURES, itertools.cycle(families.RECIPES.values()), strict=False)]
+AT_ONCE = [
+    *((name, "zero3+checkpoint") for name in MINIATURES),
+    ("qwen-image", "zero2+lora"),  # weights that get no gradient
+    ("sd3.5-medium", "zero3+lora:targets=attention"),  # a block that attends twice
+]
+"""Model and recipe of several kinds."""
 FOREIGN = {
     "controlnet": "token_blocks",
     "difffit": "halves",
@@ -50,7 +49,7 @@ FOREIGN = {
 @pytest.fixture(scope="module")
 def results(tmp_path_factory) -> dict[str, Result]:
     base = tmp_path_factory.mktemp("families")
-    runs = sorted((*EACH, *AT_ONCE), key=lambda run: [*MINIATURES].index(run[0]))
+    runs = sorted((*IN_TURN, *AT_ONCE), key=lambda run: [*MINIATURES].index(run[0]))
     return launched_together({" ".join(run): Case(families.spec(*run)) for run in runs}, base)
 
 
@@ -76,14 +75,14 @@ def hold(cell: dict) -> None:
     assert cell["one"][0] != cell["one"][1], "it learned nothing"
 
 
-@pytest.mark.parametrize(("model", "recipe"), [*EACH, *AT_ONCE])
+@pytest.mark.parametrize(("model", "recipe"), [*IN_TURN, *AT_ONCE])
 def test_a_family_trains_on_two_processes_as_it_does_alone(model, recipe, results, alone):
     row = results[f"{model} {recipe}"]
     assert row.status is Status.OK, f"{row.reason}\n{row.log_tail}"
     assert row.spec.processes == len(row.ranks) == 2
     found = families.cell(row, alone(model, families.alone(recipe)))
     hold(found)
-    if (model, recipe) in EACH:
+    if (model, recipe) in IN_TURN:
         kept = recorded()[model, recipe]
         assert found["evidence"] == kept["evidence"]
         assert found["two"] == pytest.approx(kept["two"], rel=families.NEAR)
