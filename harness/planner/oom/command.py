@@ -284,6 +284,8 @@ def _tell_changes(options: argparse.Namespace, numbers: Numbers, console: Consol
     asking = Asking(asked, pool.default_jobs(), Predictions(console))
     (given,) = asking.fits(asked.resolved)
     able, ways = fitting(given, asking)
+    if not given.fits and not able:
+        able = searched(given, options, asking)
     console.print()
     _say(_given(given, numbers), console)
     if given.fits:
@@ -327,6 +329,21 @@ def fitting(given: Fit, asking: Asking) -> tuple[list[Fit], Ways | None]:
     rows.sort(key=lambda one: knobs.index(one.knob))
     more = asking.fits([one.row for one in rows[:MOVES]], "One change at a time: ")
     return [*able, *(fit for fit in more if fit.fits)], ways
+
+
+def searched(given: Fit, options: argparse.Namespace, asking: Asking) -> list[Fit]:
+    """Return the fits of the plan's own search that train the same weights as ``given``."""
+    from harness.planner.plan.candidates import asked_for
+    from harness.planner.plan.lattice import ADAPTED
+
+    options.recipes = None
+    asked = asked_for(options)
+    if not asked.searched:
+        return []
+    adapted = ADAPTED in given.resolved.launch.traits
+    rows = [row for row in asked.resolved if (ADAPTED in row.launch.traits) == adapted]
+    fits, _ = asking.search(rows)
+    return [fit for fit in fits if fit.fits]
 
 
 def _given(given: Fit, numbers: Numbers) -> str:
