@@ -63,7 +63,7 @@ CAUSES: Mapping[str, Sequence[str]] = {
     "optimizer state": ("model", "SHARD", "PRECISION", "SWAP", "ADAPT", "OPTIMIZE", "processes"),
     "average": ("model", "SHARD", "ADAPT", "AVERAGE"),
     "activations": (*SAMPLES, "PRECISION", "ATTEND", "RECOMPUTE", "OFFLOAD", "ADAPT"),
-    "temporaries": (*SAMPLES, "PRECISION", "ATTEND", "OPTIMIZE", "ADAPT"),
+    "temporaries": (*SAMPLES, "PRECISION", "ATTEND", "RECOMPUTE", "OPTIMIZE", "ADAPT"),
 }
 """Category -> the settings that decide it."""
 LEAST = GIB // 20
