@@ -308,6 +308,7 @@ def test_what_is_not_predicted_is_named_with_its_direction(tmp_path):
         t.startswith("--fused_backward_pass: the trainer needs less") for t in full.unpredicted
     )
     assert "--vae" in full.unread and "--optimizer_type" not in full.unread
+    assert not read(tmp_path, {"a.sh": FINETRAINERS}).unpredicted, "each of its settings has a row"
 
 
 def test_an_unset_variable_is_named_and_the_largest_size_counts(tmp_path):
