@@ -52,7 +52,7 @@ def test_check_shows_what_is_recognised(tmp_path):
 )
 def test_a_script_that_takes_no_step_ends_by_its_deadline(tmp_path, edit, limit, advice):
     script = edited(tmp_path, edit)
-    limits = ("--timeout", "90", *(("--load-timeout", "30") if limit else ()))
+    limits = ("--timeout", "40", *(("--load-timeout", "12") if limit else ()))
     done = typed(tmp_path / "out", "--check", *limits, "--", str(script), *WORDS)
     row = row_of_check(tmp_path / "out")
     assert done.returncode != 0 and row.status is Status.TIMEOUT
