@@ -24,7 +24,7 @@ from harness.resolve import Resolved, resolve
 from harness.spec import Spec, SpecError
 from harness.system import wheels
 from harness.system.machine import Machine, recall
-from harness.system.requirements import gib, needed_ops, obstacle
+from harness.system.requirements import gib, lacks_kernels, needed_ops, obstacle
 from strategies import CATALOG, parse
 from strategies.base import Conflict, Reason, Slot
 from strategies.workloads import SAMPLE, TRAIN
@@ -181,6 +181,8 @@ def why_not(name: str, machine: Machine) -> Reason | None:
     needed, here = resolved.spec.processes, len(machine.gpus)
     if resolved.refusal:
         return Reason(str(resolved.refusal), "see ./run.sh list")
+    if needed > here and (lack := lacks_kernels(machine)):
+        return lack
     if here and needed > here and not machine.blind:
         present = f"{here} GPU{'s' * (here > 1)}"
         return Reason(

@@ -216,7 +216,7 @@ def _lacks_gpus(spec: Spec, machine: Machine) -> Reason | None:
     if spec.device != "cuda":
         return None
     here = len(machine.gpus)
-    unusable = lacks_sight(machine) or _lacks_kernels(machine)
+    unusable = lacks_sight(machine) or lacks_kernels(machine)
     if unusable:
         return unusable
     if spec.local_processes > here:
@@ -251,7 +251,7 @@ def lacks_sight(machine: Machine) -> Reason | None:
     )
 
 
-def _lacks_kernels(machine: Machine) -> Reason | None:
+def lacks_kernels(machine: Machine) -> Reason | None:
     """Return the requirement for a GPU that the installed torch has no machine code for."""
     probe = machine.probe or {}
     built_for = (probe.get("torch") or {}).get("built_for", [])

@@ -2,33 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
-__all__ = ["left", "ranks", "until"]
+__all__ = ["left", "phases", "ranks", "until"]
 
 
-def until(fact: Callable[[], object], seconds: float = 240.0) -> None:
+def until(fact: Callable[[], object], seconds: float = 240.0, pause: float = 0.1) -> None:
     deadline = time.monotonic() + seconds
-    while not fact() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert fact()
+    while not (found := fact()) and time.monotonic() < deadline:
+        time.sleep(pause)
+    assert found
 
 
 def ranks(out: Path, recipe: str = "ddp") -> dict[int, int]:
     """Rank -> pid, of the ranks of a row that is measuring."""
-    found = {}
+    found = _statuses(out, recipe)
+    return {one["rank"]: one["pid"] for one in found if one["phase"] == "measure"}
+
+
+def phases(out: Path) -> list[str]:
+    """The phase of each rank of the rows in ``out``."""
+    return [one["phase"] for one in _statuses(out, "*")]
+
+
+def _statuses(out: Path, recipe: str) -> Iterator[dict[str, Any]]:
     for path in out.glob(f"runs/{recipe}-*/ranks/rank*.status.json"):
-        try:
-            facts = json.loads(path.read_text())
-        except (OSError, ValueError):
-            continue
-        if facts["phase"] == "measure":
-            found[facts["rank"]] = facts["pid"]
-    return found
+        with contextlib.suppress(OSError, ValueError):
+            yield json.loads(path.read_text())
 
 
 def left(out: Path) -> list[str]:

@@ -120,6 +120,8 @@ def environment(cards: Sequence[Card], folder: Path) -> dict[str, str]:
         "REHEARSAL_KERNELS": str(built / "libkernels.so"),
         "LD_PRELOAD": str(built / "libdevice.so"),
         "LD_LIBRARY_PATH": f"{built}:{os.environ.get('LD_LIBRARY_PATH', '')}".rstrip(":"),
+        # Ops of DeepSpeed for this torch would else replace those of the caller's.
+        "TORCH_EXTENSIONS_DIR": str(built / "torch_extensions"),
         "LIBRARY_PATH": f"{built}:{os.environ.get('LIBRARY_PATH', '')}".rstrip(":"),
         "PYTHONPATH": ":".join(filter(None, paths)),
         "PATH": f"{HERE / 'bin'}:{os.environ['PATH']}",

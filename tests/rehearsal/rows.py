@@ -36,6 +36,8 @@ BATCH = 8
 CPU_ONLY = "zero3_hpz"
 """A row of ``check`` whose default group is a CPU's; the row of a GPU names its group."""
 SMALL = {"model": "DiT-T/4", "data": "synthetic", "steps": 2, "warmup": 2}
+BRIEF = {"sampler_steps": 2, "steps": 1, "warmup": 1}
+"""The same of rows that draw samples: a step of theirs is many forward passes."""
 MORE = [
     *("ddp+bf16", "zero3_offload+bf16", "fsdp2_offload", "fsdp2+bf16+checkpoint"),
     *("fsdp2:reshard=off", {"recipe": "ddp", "processes": 4}, {"recipe": "fsdp2", "processes": 4}),
@@ -86,8 +88,9 @@ Made by `python -m tests.rehearsal.rows FOLDER`; a test holds the same rows.
 """
 TWICE = """*Old buckets of DDP.* In the second step DDP makes its gradient buckets anew.
 ProcessGroupNCCL holds the old ones until its watchdog has seen the end of the collective and
-another collective begins. The watchdog looks every 100 ms. A small model was trained 16 times: with
-0, 50, 150 and 300 ms between the steps the old buckets lived on in 3, 2, 0 and 0 of 4 trainings.
+another collective begins. The watchdog looks every 100 ms. A small model was trained 20 times: with
+0, 50, 150 and 300 ms between the steps the old buckets lived on in 5, 2, 0 and 0 of 5 trainings
+(`tests/rehearsal/buckets.py`, held by a test).
 
 A prediction counts the old buckets in *allocated* and *reserved*, and in no later step. A row of
 `ddp` may so hold up to one set of gradients less than predicted.
@@ -118,7 +121,8 @@ def _items() -> Iterator[dict[str, Any]]:
         if item["recipe"] == CPU_ONLY:
             continue
         item.setdefault("processes", 1 if item["recipe"].startswith("single") else 2)
-        yield {"global_batch": BATCH, **item}
+        brief = BRIEF if item.get("workload") == "sample" else {}
+        yield {"global_batch": BATCH, **brief, **item}
 
 
 def name(

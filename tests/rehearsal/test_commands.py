@@ -11,17 +11,21 @@ import os
 import pickle
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from harness import ROOT
+from harness.planner.calibrate.parts import MEASURES, Outcome
+from harness.planner.calibration import record
 from harness.planner.oom import snapshot
-from harness.result import Result, Status, load
-from tests.made.living import left, ranks, until
+from harness.result import REHEARSED, Result, Status, load
+from strategies.base import BadInput
+from tests.made.living import left, phases, ranks, until
 from tests.rehearsal import build
 from tests.rehearsal.build import H100, Card
+from tests.rehearsal.rows import absent
 
 pytestmark = [
     pytest.mark.rehearsal,
@@ -89,7 +93,7 @@ DOCTORED = {
     "2 cards": ([H100] * 2, "", ["1: NVIDIA H100 80GB HBM3", "hsdp needs 4 GPUs"]),
     "8 cards": ([H100] * 8, "", ["7: NVIDIA H100 80GB HBM3"]),
     "mixed, counted as nvidia-smi does": ([A100, H100], "", ["0: NVIDIA A100", "1: NVIDIA H100"]),
-    "too old": ([V100], "", ["0: Tesla V100-SXM2-16GB, 16.0 GiB", "has 7.0"]),
+    "too old": ([V100], "", ["0: Tesla V100-SXM2-16GB, 16.0 GiB", "ddp this torch is built for"]),
     "MIG": ([SLICE], "mig", ["1g.10gb, 10.0 GiB, 10.0 GiB free"]),
     "no size": ([GB10], "unknown", ["0: NVIDIA GB10, 120.0 GiB, 120.0 GiB free"]),
     "old driver": ([PCIE], "old", ["torch sees none", "driver on your system is too old"]),
@@ -124,8 +128,8 @@ def test_max_batch_runs_into_the_allocator_s_out_of_memory(tmp_path):
 
 
 def test_anatomy_s_two_counts_of_activations_agree(tmp_path):
-    words = ("anatomy", "single+bf16", "--model", "DiT-T/4", "--out", str(tmp_path / "out"))
-    text = said([H100], tmp_path, *words)
+    words = ("anatomy", "single", "--model", "DiT-T/8", "--global-batch", "8", "--out")
+    text = said([H100], tmp_path, *words, str(tmp_path / "out"))
     assert "Two counts of the activations  agree" in text
     assert (tmp_path / "out" / "anatomy.html").exists()
 
@@ -134,7 +138,9 @@ def test_the_snapshot_of_each_rank_names_allocations_of_its_card(tmp_path):
     out = tmp_path / "out"
     words = ("run", "--recipes", "fsdp2", *BRIEF, "--out", str(out), "--no-predictions")
     said([H100] * 2, tmp_path, *words, "--snapshot", "--profile")
+    assert any(found["device_bytes"] > MIB for found in row(out).key_averages)
     (folder,) = (path.parent for path in out.glob("runs/*/result.json"))
+    assert list(folder.glob("profile/*.pt.trace.json.gz"))
     for rank in (0, 1):
         (found,) = folder.rglob(f"snapshot.rank{rank}.pickle")
         history = pickle.loads(found.read_bytes())["device_traces"]
@@ -155,16 +161,48 @@ def test_training_on_four_cards_goes_on_where_it_was(tmp_path):
     assert (tmp_path / "out" / "samples.png").exists()
 
 
-# ---- the project's GPU tests ----
-
-WITHOUT_LAUNCHES = (
-    "meter or history or pinned or staged or same_cards or saved_tensor or kernels or leave"
-)
+# ---- calibrate ----
 
 
-def test_the_gpu_tests_that_launch_nothing_pass(tmp_path):
-    words = ("test", "-n", "0", "-m", "gpu", "tests/worker/test_gpu.py", "-k", WITHOUT_LAUNCHES)
-    assert " skipped" not in said([H100], tmp_path, *words).splitlines()[-1]
+def ends(out: Path) -> dict[str, Outcome]:
+    """Station that ran in ``out`` -> its outcome."""
+    found = [json.loads(path.read_text()) for path in out.glob("stations/*.json")]
+    return {one["station"]: Outcome(**one) for one in found}
+
+
+def wrong(found: Mapping[str, Outcome]) -> dict[str, str]:
+    """Stations that did not end well, though cards can be rehearsed for them -> the reason."""
+    ended = {name: one for name, one in found.items() if one.status not in ("ok", "lacking")}
+    return {n: one.reason for n, one in ended.items() if not any(map(absent, n.split()))}
+
+
+def test_calibrate_measures_memory_on_two_cards_to_its_end(tmp_path):
+    out = tmp_path / "out"
+    words = ("calibrate", "--part", "memory", "--small", "--device", "cuda", "--out", str(out))
+    text = said([H100] * 2, tmp_path, *words, code=1)  # a row that compiles fails
+    found = ends(out)
+    assert not wrong(found), wrong(found)
+    assert all(found[name].status == "ok" for name in MEASURES["cuda"]), text
+    assert sum(one.status == "ok" for one in found.values()) >= 16, text
+    kept = json.loads((out / "calibration.json").read_text())
+    assert kept["device"]["name"] == REHEARSED and kept["ceilings"]["collective"]["ranks"] == 2
+    with pytest.raises(BadInput, match="rehearsed GPU"):
+        record.load(out / "calibration.json")
+
+
+def test_calibrate_checks_the_catalog_within_its_minutes(tmp_path):
+    """The project's tests for GPUs, the meter's cost and rows; what has no time left is skipped."""
+    out = tmp_path / "out"
+    parts = ("--part", "check", "--part", "memory", "--small", "--device", "cuda", "--jobs", "1")
+    more = {"CXX": "false", "TORCH_EXTENSIONS_DIR": str(tmp_path / "ops")}
+    words = ("calibrate", *parts, "--minutes", "5", "--out", str(out))
+    text = start([H100], tmp_path, *words, **more).communicate()[0]
+    found = ends(out)
+    assert not wrong(found), wrong(found)
+    assert found["gpu tests"].status == "ok" and " failed" not in found["gpu tests"].reason
+    assert "meter_share" in found["what measuring costs"].facts
+    assert found["single"].status == "ok" and "products: skipped" in text, text
+    assert (out / "calibration.json").exists() and out.with_suffix(".tar.gz").exists()
 
 
 # ---- faults ----
@@ -213,17 +251,28 @@ def test_an_allocation_that_fails_is_an_out_of_memory_of_its_phase(
     assert (found.status, found.phase) == (Status.GPU_OOM, phase), found.reason
 
 
-def test_a_card_that_fills_from_outside_is_refused_or_runs_out(tmp_path):
-    """Another process takes nearly all of the card: before the run, and while it starts."""
-    (tmp_path / "cards" / "card0").mkdir(parents=True)
-    user = tmp_path / "cards" / "card0" / str(os.getpid())
-    user.write_bytes((79 * 2**30).to_bytes(8, "little"))
-    words = ("run", "--recipes", "single", *BRIEF, "--no-predictions", "--out")
-    text = said([H100], tmp_path, *words, str(tmp_path / "before"), code=1)
+def user_of(folder: Path) -> Path:
+    """The file with the bytes that this process takes of card 0, from outside a run."""
+    (folder / "cards" / "card0").mkdir(parents=True, exist_ok=True)
+    return folder / "cards" / "card0" / str(os.getpid())
+
+
+def test_a_card_that_another_process_uses_is_refused(tmp_path):
+    user_of(tmp_path).write_bytes((79 * 2**30).to_bytes(8, "little"))
+    words = ("run", "--recipes", "single", *BRIEF, "--no-predictions", "--out", str(tmp_path / "o"))
+    text = said([H100], tmp_path, *words, code=1)
     assert "GPU 0 is in use" in text and f"pid {os.getpid()}" in text
-    user.write_bytes(bytes(8))
-    child = start([H100], tmp_path, *words, str(tmp_path / "while"))
-    until(lambda: list((tmp_path / "while").glob("runs/*/ranks/*")) or child.poll() is not None)
-    user.write_bytes(H100.bytes.to_bytes(8, "little"))
+
+
+@pytest.mark.parametrize("phase", ["prepare", "memory", "measure"])
+def test_a_card_that_fills_from_outside_ends_the_row_in_that_phase(phase, tmp_path):
+    """No cache: each tensor is allocated by the driver, whose last byte is gone at once."""
+    words = ("run", "--recipes", "single", *SMALL, "--model", "DiT-T/4", "--no-predictions")
+    words += ("--global-batch", "32", "--steps", "1000", "--warmup", "1", "--out")
+    more = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    child = start([H100], tmp_path, *words, str(tmp_path / "out"), **more)
+    until(lambda: phase in phases(tmp_path / "out") or child.poll() is not None, pause=0.002)
+    user_of(tmp_path).write_bytes(H100.bytes.to_bytes(8, "little"))
     text = child.communicate()[0]
-    assert row(tmp_path / "while").status is Status.GPU_OOM, text
+    found = row(tmp_path / "out")
+    assert (found.status, found.phase) == (Status.GPU_OOM, phase), text

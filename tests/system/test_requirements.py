@@ -249,6 +249,8 @@ def test_on_few_gpus_the_table_says_how_many_a_strategy_needs(tmp_path: Path) ->
         assert f"{name} needs {needed} GPUs; this machine has 1 GPU" in lack.text
         assert f"--gpus {needed}" in lack.hint
     assert doctor.why_not("zero2", here) is None
+    here.probe["torch"] = {"built_for": ["sm_100"]}
+    assert "built for sm_100" in doctor.why_not("ddp", here).text, "more such GPUs do not help"
 
 
 def test_the_cache_covers_what_was_asked(tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ def here(tmp_path_factory):
     return examine(tmp_path_factory.mktemp("results"))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("recipe", ["ddp", "zero1", "zero2+bf16", "zero3+bf16", "zero3_offload",
                                     "zero3_hpz:group=4", "zero3_offload_partial"])  # fmt: skip
 def test_one_gpu_stands_for_rank_0_of_eight(recipe, here, tmp_path):
@@ -57,6 +58,7 @@ def test_one_gpu_stands_for_rank_0_of_eight(recipe, here, tmp_path):
         assert row.evidence[parse(recipe).sharding.name]["overlap_comm"] is True
 
 
+@pytest.mark.thorough
 def test_weights_in_8_bits_halve_what_is_gathered(here, tmp_path):
     """qwZ beside ZeRO-3, both with 16-bit weights: half the bytes, scales beside, losses alike."""
     both = Spec(recipe="zero3", model="DiT-S/4", data="synthetic", global_batch=8, steps=2,
@@ -77,6 +79,7 @@ def test_weights_in_8_bits_halve_what_is_gathered(here, tmp_path):
     assert rows["zero3_qwz"].losses == pytest.approx(rows["zero3"].losses, rel=0.05)
 
 
+@pytest.mark.thorough
 def test_a_captured_model_draws_the_same_samples(here, tmp_path):
     one = Spec(recipe="single", model="DiT-S/4", data="synthetic", global_batch=4, steps=2,
                workload="sample", objective="flow", device="cuda")  # fmt: skip
@@ -93,6 +96,7 @@ def test_a_captured_model_draws_the_same_samples(here, tmp_path):
     assert facts["graphs"] == 2 and facts["replays"] > 10 * facts["graphs"]
 
 
+@pytest.mark.thorough
 def test_what_zero_resets_while_it_is_made_is_not_lost(here, tmp_path):
     """Its ``prepare`` holds weights, master and a clone: more than what stands when it is over."""
     spec = Spec(recipe="zero2", model="DiT-B/4", data="synthetic", global_batch=2, steps=1,
@@ -153,6 +157,7 @@ def test_torch_and_nvidia_smi_name_the_same_cards(here):
         assert all(uuid in gpu.uuid for uuid, gpu in zip(told, here.gpus, strict=True))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("processes", "recipe"), [(n, recipe) for n, recipes in SEVERAL.items() for recipe in recipes]
 )

@@ -153,7 +153,7 @@ SUITES = {
     "cuda": {"default": 30.0, "fast_dit_table": 12.0, "ladder": 15.0},
     "cpu": {"default": 9.0, "fast_dit_table": 5.0, "ladder": 6.0},
 }
-SMALL_SHARE = {"measure": 0.3, "row": 0.5, "check": 0.8, "suite": 0.6, "tests": 1.0, "meter": 1.0}
+SMALL_SHARE = {"measure": 0.3, "row": 0.5, "check": 0.8, "suite": 0.6, "tests": 0.5, "meter": 0.3}
 """Share of the minutes that a rehearsal takes; most of it is process start-up."""
 CPU_PROCESSES = 2
 SMALL_MODEL = "DiT-T/8"

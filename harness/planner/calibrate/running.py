@@ -34,6 +34,8 @@ LONG = ("suite", "tests", "meter")
 """Kinds of stations that take minutes without output; their log file is printed."""
 GPU_TESTS = "tests/worker"
 METER_BENCH = "tests/bench/meter_cost.py"
+BENCH = ("--pairs", "3", "--model", "DiT-B/2", "--global-batch", "32")
+SMALL_BENCH = ("--pairs", "1", "--model", "DiT-T/8", "--global-batch", "8", "--steps", "2")
 WORDS = {Status.UNSUPPORTED: "lacking", Status.REFUSED: "lacking", Status.OK: "ok"}
 
 
@@ -179,6 +181,7 @@ def _tests(station: Station, session: Session) -> Outcome:
     if not (ROOT / GPU_TESTS).exists():
         return _outcome(station, session, "lacking", f"there is no {GPU_TESTS} here")
     words = ["-m", "pytest", "-m", "gpu", "-q", GPU_TESTS]
+    words += [] if session.setting.small else ["--all"]
     ended, text = _child(words, station, session)
     why = _fault(ended, text)
     counted = next((line for line in reversed(text.splitlines()) if " in " in line), "")
@@ -189,8 +192,8 @@ def _meter(station: Station, session: Session) -> Outcome:
     """Measure the cost of the meter as a share of a step, by its benchmark."""
     if not (ROOT / METER_BENCH).exists():
         return _outcome(station, session, "lacking", f"there is no {METER_BENCH} here")
-    words = [METER_BENCH, "--device", session.setting.device, "--pairs", "3"]
-    words += ["--recipe", "single+bf16", "--model", "DiT-B/2", "--global-batch", "32"]
+    words = [METER_BENCH, "--device", session.setting.device, "--recipe", "single+bf16"]
+    words += SMALL_BENCH if session.setting.small else BENCH
     ended, text = _child(words, station, session)
     share = meter_share(text)
     why = _fault(ended, text) or ("" if share is not None else "the benchmark printed no cost")
