@@ -88,9 +88,9 @@ Made by `python -m tests.rehearsal.rows FOLDER`; a test holds the same rows.
 """
 TWICE = """*Old buckets of DDP.* In the second step DDP makes its gradient buckets anew.
 ProcessGroupNCCL holds the old ones until its watchdog has seen the end of the collective and
-another collective begins. The watchdog looks every 100 ms. A small model was trained 20 times: with
-0, 50, 150 and 300 ms between the steps the old buckets lived on in 5, 2, 0 and 0 of 5 trainings
-(`tests/rehearsal/buckets.py`, held by a test).
+another collective begins. The watchdog looks every 100 ms. `tests/rehearsal/buckets.py` trains a
+small model 20 times, and a test holds what it shows. With 0, 50, 150 and 300 ms between the steps
+the old buckets lived on in 5, 2, 0 and 0 of 5 trainings.
 
 A prediction counts the old buckets in *allocated* and *reserved*, and in no later step. A row of
 `ddp` may so hold up to one set of gradients less than predicted.
