@@ -19,7 +19,7 @@ from harness.planner import overhead, pool, verdict
 from harness.planner.plan.answer import gib, rate_in_words
 from harness.planner.plan.candidates import Asked
 from harness.planner.plan.fastest import Search, searches_of
-from harness.planner.plan.lattice import ADAPTED
+from harness.planner.plan.lattice import adapts
 from harness.planner.plan.request import export_command
 from harness.planner.plan.table import SHOWN, order
 from harness.planner.plan.tracing import judged
@@ -166,7 +166,7 @@ def recipe_words(fit: Fit) -> str:
 def of_training(fits: Sequence[Fit], training: str) -> list[Fit]:
     """Return the fits of one kind of training."""
     frozen = TRAININGS[training]
-    return [fit for fit in fits if (ADAPTED in fit.resolved.launch.traits) == frozen]
+    return [fit for fit in fits if adapts(fit.resolved) == frozen]
 
 
 def cell_of(

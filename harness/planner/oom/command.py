@@ -333,16 +333,10 @@ def fitting(given: Fit, asking: Asking) -> tuple[list[Fit], Ways | None]:
 
 def searched(given: Fit, options: argparse.Namespace, asking: Asking) -> list[Fit]:
     """Return the fits of the plan's own search that train the same weights as ``given``."""
-    from harness.planner.plan.candidates import asked_for
-    from harness.planner.plan.lattice import ADAPTED
+    from harness.planner.plan.candidates import without_recipes
 
-    options.recipes = None
-    asked = asked_for(options)
-    if not asked.searched:
-        return []
-    adapted = ADAPTED in given.resolved.launch.traits
-    rows = [row for row in asked.resolved if (ADAPTED in row.launch.traits) == adapted]
-    fits, _ = asking.search(rows)
+    asked = without_recipes(options, given.resolved)
+    fits, _ = asking.search(asked.resolved) if asked.searched else ([], [])
     return [fit for fit in fits if fit.fits]
 
 

@@ -15,6 +15,13 @@ from typing import IO, Any, NamedTuple, NoReturn
 
 from harness.planner.oom.numbers import Numbers
 from harness.planner.oom.stack import PHASES, Frame, owner, phase_of
+from harness.planner.tracing.allocator import (  # fmt: skip
+    LARGE_BUFFER,
+    LARGE_ROUND,
+    MIN_LARGE_ALLOC,
+    SMALL_BUFFER,
+    SMALL_SIZE,
+)
 
 LARGEST = 2**30
 """Bytes of the largest snapshot that is read."""
@@ -134,9 +141,9 @@ def _segment(size: int) -> int:
     Its message states these. Source: torch 2.13, c10/cuda/CUDACachingAllocator.cpp,
     ``get_allocation_size``.
     """
-    if size <= 2**20:
-        return 2 * 2**20
-    return 20 * 2**20 if size < 10 * 2**20 else -(-size // 2**21) * 2**21
+    if size <= SMALL_SIZE:
+        return SMALL_BUFFER
+    return LARGE_BUFFER if size < MIN_LARGE_ALLOC else -(-size // LARGE_ROUND) * LARGE_ROUND
 
 
 def _bound(segments: list[Any], trace: list[Any]) -> None:

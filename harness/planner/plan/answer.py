@@ -10,7 +10,7 @@ from harness.memory.record import Instant
 from harness.planner import verdict
 from harness.planner.phase_needs import STEP
 from harness.planner.plan.fastest import EVEN, Proof
-from harness.planner.plan.lattice import ADAPTED
+from harness.planner.plan.lattice import adapts
 from harness.planner.plan.request import export_command
 from harness.planner.suggestions import Ways
 from harness.planner.verdict import Fit
@@ -26,7 +26,7 @@ MUCH = 16 * GIB
 
 def answers(fits: Sequence[Fit], ways: Ways | None = None) -> list[str]:
     """Return the answer; if both adapters and full training were planned, an answer for each."""
-    adapted = [fit for fit in fits if ADAPTED in fit.resolved.launch.traits]
+    adapted = [fit for fit in fits if adapts(fit.resolved)]
     whole = [fit for fit in fits if fit not in adapted]
     if ways is not None or not adapted or not whole:
         return answer(fits, ways)
@@ -67,7 +67,9 @@ def searched(proof: Proof, fits: Sequence[Fit]) -> list[str]:
     sure = "" if best.fits else ", may fit"
     numbers = f"  {rate_in_words(best)}, needs {reach(best)}{sure}"
     lines = [f"{kind}: {best.label}", numbers, f"  {_proved(proof)}", *_export(best)]
-    lines += _faster_if_it_fits(best, [fit for fit in fits if _adapted(fit) == proof.adapters])
+    lines += _faster_if_it_fits(
+        best, [fit for fit in fits if adapts(fit.resolved) == proof.adapters]
+    )
     others = {
         "slightly faster": proof.even,
         "perhaps faster, within the uncertainty of time, and not usual": proof.quicker,
@@ -111,10 +113,6 @@ def _proved(proof: Proof) -> str:
         some = f"of {proof.recipes} recipes no {usual}one is over {100 * EVEN:.0f} % faster"
         return f"{some}: {counts}"
     return f"fastest {usual}one of {proof.recipes} recipes: {counts}"
-
-
-def _adapted(fit: Fit) -> bool:
-    return ADAPTED in fit.resolved.launch.traits
 
 
 def _export(fit: Fit) -> list[str]:

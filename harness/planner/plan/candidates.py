@@ -153,6 +153,13 @@ def _searchable(options: argparse.Namespace, gpu: Card) -> bool:
     return not (named or gpu.shared or options.processes > gpu.node)
 
 
+def without_recipes(options: argparse.Namespace, row: Resolved) -> Asked:
+    """Return the plan that names no recipe, of those that train the weights that ``row`` trains."""
+    asked = asked_for(argparse.Namespace(**{**vars(options), "recipes": None}))
+    rows = [one for one in asked.resolved if lattice.adapts(one) == lattice.adapts(row)]
+    return dataclasses.replace(asked, resolved=rows)
+
+
 def _lattice(base: Spec, gpu: Card, options: argparse.Namespace) -> list[Resolved]:
     half = dict.fromkeys(for_card(["+bf16_pure", "+bf16"], gpu))
     named = tuple(text.removeprefix("+") for text in half)

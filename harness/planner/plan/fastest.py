@@ -12,7 +12,7 @@ from typing import Any
 from harness.planner import verdict
 from harness.planner.export import trainers
 from harness.planner.plan.bounds import Bounds, Known
-from harness.planner.plan.lattice import ADAPTED, Point
+from harness.planner.plan.lattice import Point, adapts
 from harness.planner.verdict import Fit
 from harness.resolve import Resolved
 from harness.spec import Spec
@@ -41,7 +41,7 @@ def trained_by(row: Resolved) -> list[str]:
 
 def _trainers(row: Resolved) -> list[str]:
     """Return the trainers that train this model, all of its weights or an adapter."""
-    model, kind = row.spec.model, "lora" if ADAPTED in row.launch.traits else "full"
+    model, kind = row.spec.model, "lora" if adapts(row) else "full"
     tables = {name: trainers.table(name)["models"].get(model, {}) for name in trainers.known()}
     return [name for name, words in tables.items() if {kind, "any"} & set(words)]
 
@@ -63,7 +63,7 @@ _COMMON: dict[Spec, bool] = {}
 def _common(row: Resolved) -> bool:
     if _trainers(row):
         return bool(trained_by(row))
-    pure = "pure_bf16" in row.launch.traits and ADAPTED not in row.launch.traits
+    pure = "pure_bf16" in row.launch.traits and not adapts(row)
     return not pure and "rounds_state" not in row.launch.traits
 
 
@@ -297,10 +297,7 @@ def _even(slow: float, fast: float) -> bool:
 def searches_of(rows: Sequence[Resolved], gpu: Card) -> list[Search]:
     """Return a search for the fastest adapter and one for the fastest training of all weights, if
     ``rows`` have both."""
-    kinds = [
-        [row for row in rows if (ADAPTED in row.launch.traits) is frozen]
-        for frozen in (True, False)
-    ]
+    kinds = [[row for row in rows if adapts(row) is frozen] for frozen in (True, False)]
     return [Search(rows=some, gpu=gpu) for some in kinds if some]
 
 

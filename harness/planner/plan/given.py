@@ -28,9 +28,9 @@ from harness.planner.plan.answer import (
     searched,
     tried_instead,
 )
-from harness.planner.plan.candidates import PlanError, asked_for
+from harness.planner.plan.candidates import PlanError, asked_for, without_recipes
 from harness.planner.plan.fastest import Proof
-from harness.planner.plan.lattice import ADAPTED
+from harness.planner.plan.lattice import adapts
 from harness.planner.plan.request import MODEL, fit_as_json
 from harness.planner.plan.table import (
     SHOWN,
@@ -120,15 +120,12 @@ def _best(
     options: argparse.Namespace, fit: Fit, asking: Asking
 ) -> tuple[list[str], Sequence[Proof]]:
     """Return the plan's answer for the same training: adapters or all weights, as ``fit``."""
-    adapted = ADAPTED in fit.resolved.launch.traits
-    options.recipes = None
-    if adapted and "average" in vars(options):
+    if adapts(fit.resolved) and "average" in vars(options):
         options.average = 0.0  # the adapters' own is small, and records have none
-    asked = asked_for(options)
+    asked = without_recipes(options, fit.resolved)
     best = dataclasses.replace(asking, asked=asked)
-    rows = [r for r in asked.resolved if (ADAPTED in r.launch.traits) == adapted]
-    fits, proofs = best.search(rows) if asked.searched else ([], [])
-    fits = fits or best.fits(rows)
+    fits, proofs = best.search(asked.resolved) if asked.searched else ([], [])
+    fits = fits or best.fits(asked.resolved)
     ways = best.ways(fits)
     lines = [line for proof in proofs for line in searched(proof, fits)]
     return [*lines, *tried_instead(ways)] if proofs else answers(fits, ways), proofs

@@ -89,6 +89,11 @@ def lattice(
     return list(found.values())
 
 
+def adapts(row: Resolved) -> bool:
+    """Return True if ``row`` trains adapters or other parts, False if it trains all weights."""
+    return ADAPTED in row.launch.traits
+
+
 def _has_master(row: Callable[[str], Resolved], sharding: str, precision: str) -> bool:
     """Return True if the engine stores 16-bit weights with a float32 master of what trains."""
     found = _valid(row, sharding, [precision], [WHOLE], [0])
@@ -177,7 +182,7 @@ class Point:
         parts = [part for part in row.recipe.strategies if part not in apart]
         self.column = tuple(map(str, parts))
         self.sharding = self.column[0]
-        self.adapted = ADAPTED in self.traits
+        self.adapted = adapts(row)
         self.elements, self.ranks = row.subject.parameters, row.launch.processes
         self.shards = "shards" in self.traits
         self.splits = "split_parameters" in self.traits

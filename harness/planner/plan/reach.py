@@ -15,7 +15,7 @@ from harness.planner import pool
 from harness.planner.advice import SOUGHT
 from harness.planner.plan.answer import counts_in_words
 from harness.planner.plan.fastest import Lean, Proof, run
-from harness.planner.plan.lattice import ADAPTED
+from harness.planner.plan.lattice import adapts
 from harness.planner.search import Ladder, Largest
 from harness.planner.verdict import Fit
 from harness.resolve import Resolved
@@ -77,7 +77,7 @@ def reaches(what: str, rows: Sequence[Resolved], asking: Asking) -> list[Reach]:
 def _reach(
     what: str, rows: Sequence[Resolved], proof: Proof, fits: Sequence[Fit], asking: Asking
 ) -> Reach:
-    some = [row for row in rows if (ADAPTED in row.launch.traits) is proof.adapters]
+    some = [row for row in rows if adapts(row) is proof.adapters]
     ladder = SOUGHT[what].ladder(some)
     first = proof.best if proof.best and proof.best.fits else None
     followed = asking.largest(what, [first.resolved], told=fits) if first else []
