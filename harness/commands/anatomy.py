@@ -26,7 +26,7 @@ from harness.commands.options import add_settings, folder_name, seconds
 from harness.commands.progress import Progress
 from harness.launch import launch
 from harness.memory.memory_breakdown import load
-from harness.report.anatomy import page
+from harness.report import anatomy as page
 from harness.result import Result, Status
 from harness.spec import Spec, SpecError
 from harness.suite import matrix

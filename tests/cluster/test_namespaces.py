@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from harness import ROOT
-from harness.report.data.environment import paused_steps
+from harness.report.figures.derive import paused_steps
 from harness.result import Result, Status, load_all
 from tests.made.two_nodes import Nodes, two_nodes, why_not
 

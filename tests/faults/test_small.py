@@ -21,7 +21,7 @@ from harness.launch import checkpoints
 from harness.launch.outcome import Facts, classify
 from harness.memory.memory_breakdown import load as load_breakdown
 from harness.report import build, write_report
-from harness.report.anatomy import page
+from harness.report import anatomy as page
 from harness.report.rendering import markdown
 from harness.resolve import resolve
 from harness.result import BadResult, LaunchRecord, Result, Status, load

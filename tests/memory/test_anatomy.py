@@ -16,8 +16,7 @@ from harness.memory.dissect import take
 from harness.memory.dissect.timeline import Stack, alike
 from harness.memory.memory_breakdown import Point
 from harness.memory.record import MEASURED as CATEGORIES
-from harness.report.anatomy import charts, page
-from harness.report.anatomy import page as files
+from harness.report import anatomy
 from harness.resolve import resolve
 from harness.result import BadResult
 from harness.subjects.dit import presets
@@ -102,7 +101,7 @@ def test_looking_changes_nothing_and_the_peak_is_explained(plain):
 
 
 def test_both_counts_of_the_activations_agree(plain):
-    assert plain.saved_total == pytest.approx(plain.made_total, rel=page.AGREE)
+    assert plain.saved_total == pytest.approx(plain.made_total, rel=anatomy.AGREE)
     made = {row.module: row.made for row in plain.kept}
     batch, tokens, hidden, depth = 4, plain.tokens, plain.hidden, plain.depth
     # A known module: fc1's output is one float32 tensor of four times the width a block.
@@ -118,9 +117,9 @@ def test_recomputing_keeps_less_and_the_counts_still_agree(taken, plain):
 
 def test_a_tensor_that_is_kept_alive_unsaved_is_noticed(plain):
     more = [dataclasses.replace(row, made=2 * row.made) for row in plain.kept]
-    answers = {q: a for q, a, _ in page.sentences(plain)}
+    answers = {q: a for q, a, _ in anatomy.sentences(plain)}
     assert answers["Two counts of the activations"].startswith("agree")
-    answers = {q: a for q, a, _ in page.sentences(dataclasses.replace(plain, kept=more))}
+    answers = {q: a for q, a, _ in anatomy.sentences(dataclasses.replace(plain, kept=more))}
     assert answers["Two counts of the activations"].startswith("DISAGREE")
 
 
@@ -178,11 +177,11 @@ def test_modules_are_named_in_backward_too():
 def test_the_law_of_float32_is_eighty_bytes(sweep):
     """Counted by hand for one block and token: norm 2 x 4 D, modulated 2 x 4 D, qkv 12 D, attended
     4 D, projected 4 D, residual 2 x 4 D, fc1 16 D, GELU 16 D, fc2 4 D: 80 D bytes."""
-    law = charts.fit(sweep)
+    law = anatomy.fit(sweep)
     assert law.block == pytest.approx(80, rel=0.01) and law.worst < 0.01
 
 
-def made_up(law: charts.Law) -> list[Point]:
+def made_up(law: anatomy.Law) -> list[Point]:
     sizes = [(b, t, d, n) for b in (1, 4) for t in (16, 64) for d in (64, 128) for n in (2, 5)]
     return [
         Point(varies="batch", batch=b, tokens=t, hidden=d, depth=n, heads=1, parameters=1,
@@ -192,16 +191,16 @@ def made_up(law: charts.Law) -> list[Point]:
 
 
 def test_a_law_is_found_again_and_too_few_points_are_refused():
-    law = charts.Law(48.0, 11.0, 30.0)
-    found = charts.fit(made_up(law))
+    law = anatomy.Law(48.0, 11.0, 30.0)
+    found = anatomy.fit(made_up(law))
     assert (found.block, found.ends, found.sample) == pytest.approx((48.0, 11.0, 30.0), rel=0.01)
     with pytest.raises(ValueError, match="apart"):
-        charts.fit(made_up(law)[:3])
+        anatomy.fit(made_up(law)[:3])
 
 
 def test_the_roofline_bends_at_the_ridge():
-    assert charts.attainable(1.0, 100.0, 20.0) == 20.0
-    assert charts.attainable(5.0, 100.0, 20.0) == charts.attainable(50.0, 100.0, 20.0) == 100.0
+    assert anatomy.attainable(1.0, 100.0, 20.0) == 20.0
+    assert anatomy.attainable(5.0, 100.0, 20.0) == anatomy.attainable(50.0, 100.0, 20.0) == 100.0
 
 
 # -- the page --
@@ -211,7 +210,7 @@ def test_the_page_stands_alone_and_its_charts_are_drawings(plain, tmp_path):
     plain.write(tmp_path / "anatomy.json")
     again = memory_breakdown.load(tmp_path / "anatomy.json")
     assert again == plain
-    paths = files.write(again, tmp_path)
+    paths = anatomy.write(again, tmp_path)
     page = (tmp_path / "anatomy.html").read_text()
     assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
     for words in ("blocks.*.mlp.fc1", "6 N D", "Roofline", "peak", "agree within"):
@@ -225,13 +224,13 @@ def test_the_page_stands_alone_and_its_charts_are_drawings(plain, tmp_path):
 
 def test_a_model_without_laws_has_a_page_without_them(plain, tmp_path):
     """No small models of its kind were measured: nothing of a DiT's is said of it."""
-    paths = files.write(dataclasses.replace(plain, points=[]), tmp_path)
+    paths = anatomy.write(dataclasses.replace(plain, points=[]), tmp_path)
     text = (tmp_path / "anatomy.html").read_text()
     assert "6 N D" not in text and 'id="laws"' not in text and "Roofline" in text
     assert {path.name for path in paths} == {
         "anatomy.html", "timeline.svg", "inference.svg", "roofline.svg"
     }  # fmt: skip
-    files.write(plain, tmp_path)
+    anatomy.write(plain, tmp_path)
     assert 'id="laws"' in (tmp_path / "anatomy.html").read_text()
 
 

@@ -7,8 +7,7 @@ import dataclasses
 import pytest
 
 from harness.report import build
-from harness.report.data import environment
-from harness.report.figures import floor
+from harness.report.figures import derive, floor
 from harness.report.rendering import markdown
 from harness.result import Wire
 from tests.made.results import cpu_set
@@ -48,7 +47,7 @@ PAUSED = [0.05, 0.05, 8.2, 0.05]
 )
 def test_a_step_far_above_the_median_is_a_pause(seconds, count):
     row = on_two(seconds=seconds)
-    assert environment.paused_steps(row) == count
+    assert derive.paused_steps(row) == count
     text = markdown.render(build([row], []))
     assert ("Network paused?" in text) is bool(count) is ("network paused?" in text)
 
@@ -56,7 +55,7 @@ def test_a_step_far_above_the_median_is_a_pause(seconds, count):
 def test_one_machine_has_no_network_to_pause():
     row = on_two(seconds=PAUSED)
     row = dataclasses.replace(row, spec=dataclasses.replace(row.spec, nodes=1))
-    assert environment.paused_steps(row) == 0
+    assert derive.paused_steps(row) == 0
 
 
 def test_rows_of_one_recipe_on_one_and_two_nodes_are_told_apart():

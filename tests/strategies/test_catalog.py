@@ -172,7 +172,7 @@ def test_two_parts_may_not_set_the_same_argument(monkeypatch):
 # -- imports ----------------------------------------------------------------------------------
 
 
-TORCHLESS = ("harness.launch.launch", "harness.report.anatomy.page", "harness.data.feed",
+TORCHLESS = ("harness.launch.launch", "harness.report.anatomy", "harness.data.feed",
              "harness.subjects.dit.presets", "harness.report", "strategies")  # fmt: skip
 
 

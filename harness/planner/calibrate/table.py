@@ -20,7 +20,7 @@ from harness.planner.speed import rates
 from harness.planner.speed.roofline import CPU_SPREAD, SPREAD
 from harness.report.data.grid import Grid
 from harness.report.figures.units import CATEGORIES, GIB, MIB
-from harness.report.rendering.parts import table_lines
+from harness.report.rendering.markdown import table_lines
 from harness.system.cards import Card
 from strategies import parse
 

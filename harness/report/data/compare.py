@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, TypeVar
 
 from harness import result
 from harness.prediction import Prediction
-from harness.report.data import environment as environment_facts
 from harness.report.data import lookup
 from harness.report.data.grouping import build
 from harness.report.data.rows import Report, Row, SuiteHead, Unfinished, read_suite
@@ -156,10 +155,6 @@ class Change:
     weights_share: float | None = None
 
     @property
-    def status_changed(self) -> bool:
-        return self.old_status != self.new_status
-
-    @property
     def step_changed(self) -> bool:
         """True beyond the run-to-run variance; if unknown, beyond the steps' intervals and 5 %."""
         if self.step_ratio is None:
@@ -167,21 +162,6 @@ class Change:
         if self.step_limit_fraction is None:
             return is_step_change(self.step_ratio, bool(self.intervals_overlap))
         return abs(math.log(self.step_ratio)) > math.log1p(self.step_limit_fraction)
-
-    @property
-    def peak_changed(self) -> bool:
-        """True beyond 2 % or beyond 16 MiB."""
-        return is_peak_change(self.old_need_bytes, self.new_need_bytes)
-
-    @property
-    def loss_changed(self) -> bool:
-        """True if losses differ beyond rounding."""
-        return (self.loss_share or 0.0) > 1.0
-
-    @property
-    def grad_norm_changed(self) -> bool:
-        """True if gradient norms differ beyond rounding."""
-        return (self.grad_norm_share or 0.0) > 1.0
 
     @property
     def need_change_fraction(self) -> float | None:
@@ -196,11 +176,13 @@ class Change:
         faster = (self.step_ratio or 1) < 1
         less = (self.new_need_bytes or 0) < (self.old_need_bytes or 0)
         changes = {
-            f"{self.old_status} -> {self.new_status}": self.status_changed,
+            f"{self.old_status} -> {self.new_status}": self.old_status != self.new_status,
             "faster" if faster else "SLOWER": self.step_changed,
-            "less memory" if less else "MORE MEMORY": self.peak_changed,
-            "LOSS MOVED": self.loss_changed,
-            "GRADIENTS MOVED": self.grad_norm_changed,
+            "less memory" if less else "MORE MEMORY": is_peak_change(
+                self.old_need_bytes, self.new_need_bytes
+            ),
+            "LOSS MOVED": (self.loss_share or 0.0) > 1.0,
+            "GRADIENTS MOVED": (self.grad_norm_share or 0.0) > 1.0,
             "WEIGHTS MOVED": (self.weights_share or 0.0) > 1.0,
         }
         return ", ".join(word for word, holds in changes.items() if holds)
@@ -347,12 +329,11 @@ def _side(side: str, entry: Row | Unfinished) -> dict[str, Any]:
 def environment_differences(old: Report, new: Report) -> list[tuple[str, str, str]]:
     """Return (fact, old, new) for each environment fact that differs, with all its values."""
     before, after = (_facts(report) for report in (old, new))
-    names = [n for n in dict.fromkeys([*before, *after]) if n not in environment_facts.IGNORED]
+    names = [n for n in dict.fromkeys([*before, *after]) if n not in lookup.IGNORED]
     sides = [(n, before.get(n, [units.NONE]), after.get(n, [units.NONE])) for n in names]
-    listed = environment_facts.listed
-    return [(name, listed(a), listed(b)) for name, a, b in sides if a != b]
+    return [(name, lookup.listed(a), lookup.listed(b)) for name, a, b in sides if a != b]
 
 
 def _facts(report: Report) -> dict[str, list[str]]:
     rows = [row for group in report.groups for row in group.rows]
-    return {n: sorted(values) for n, values in environment_facts.merged(rows).items()}
+    return {n: sorted(values) for n, values in lookup.environment(rows).items()}

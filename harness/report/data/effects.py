@@ -109,8 +109,6 @@ def _words(row: Row) -> list[str]:
 
 
 # ---- reasons of effects ----
-# The traced tensors of one step on the fullest rank, before and after. All shares are of the peak
-# before, so the changes of the categories add up to the change of the peak.
 
 
 SHOWN = 0.02
@@ -121,7 +119,11 @@ MOST_NAMED = 3
 
 
 def why(effect: Effect) -> str | None:
-    """Return the reason of an effect in words; None if one of the rows was not traced."""
+    """Return the reason of an effect in words; None if one of the rows was not traced.
+
+    It is in the traced tensors of one step on the fullest rank, before and after. All shares are
+    of the peak before, so the changes of the categories add up to the change of the peak.
+    """
     before, after = held_at_peak(effect.base), held_at_peak(effect.row)
     if not before or not after:
         return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,7 @@ from harness.report.figures.floor import Floor, Runs, borrowed, floor_of, margin
 from harness.report.figures.numbers import numbers
 from harness.report.figures.predicted import (
     OUT_OF_MEMORY,
-    Machines,
+    Comparison,
     compare_with_predictions,
     machine_facts,
 )
@@ -181,25 +181,33 @@ def _work(spec: Spec) -> Spec:
     return dataclasses.replace(spec, **{n: usual[n] for n in FREE} | {"recipe": ""})
 
 
+# ---- the whole report ----
+
+
 PLAIN = "ddp"
 """Default reference of a set."""
-Predictions = Mapping[str, Prediction]
-"""Spec key -> prediction."""
+Foretold = Callable[[Sequence[Result], Status], Comparison]
+"""Returns the predictions beside the repetitions of one row, which ended so."""
 
 
 def build(
     results: list[Result],
     skipped: list[str],
     suite: SuiteHead | None = None,
-    predictions: Predictions | None = None,
+    predictions: Mapping[str, Prediction] | None = None,
 ) -> Report:
-    """Group, derive, compare and rank the results."""
-    suite, predictions = suite or SuiteHead(), predictions or {}
+    """Group, derive, compare and rank the results; ``predictions`` maps a spec's key to its own."""
+    suite = suite or SuiteHead()
+    machines = machine_facts(results)
+
+    def foretold(repetitions: Sequence[Result], status: Status) -> Comparison:
+        beside = predictions or {}, machines, suite.calibration
+        return compare_with_predictions(repetitions, status, *beside)
+
     ends = [(result, *shown_status(result)) for result in results]
     finished = [result for result, status, _ in ends if status is Status.OK]
-    machines = machine_facts(results)
     unfinished = [
-        _unfinished(result, status, reason, machines, predictions, suite.calibration)
+        _unfinished(result, status, reason, foretold)
         for result, status, reason in ends
         if status is not Status.OK
     ]
@@ -209,13 +217,10 @@ def build(
         for result, status, _ in ends
         if result.spec.recorded and (status is Status.OK or result.recordings)
     ]
+    groups = _groups(_rows(ranked, unfinished, foretold), suite.reference)
     return Report(
         suite=suite,
-        groups=with_asked(
-            _groups(_rows(ranked, unfinished, predictions, suite.calibration), suite.reference),
-            suite.reference,
-            unfinished,
-        ),
+        groups=with_asked(groups, suite.reference, unfinished),
         unfinished=unfinished,
         recorded=recorded,
         memory_only=[result for result in finished if result.beside],
@@ -224,68 +229,42 @@ def build(
 
 
 def _unfinished(
-    result: Result,
-    status: Status,
-    reason: str | None,
-    machines: Machines,
-    predictions: Predictions,
-    calibration: Any,
+    result: Result, status: Status, reason: str | None, foretold: Foretold
 ) -> Unfinished:
-    fit = None
-    if status in OUT_OF_MEMORY:
-        fit = compare_with_predictions([result], status, predictions, machines, calibration).fit
     return Unfinished(
         label=label(result.spec),
         status=status,
         reason=reason,
         so_far_bytes=result.peak_so_far_bytes or derive.highest(result.ranks, "allocated"),
         result=result,
-        predicted_fit=fit,
+        predicted_fit=foretold([result], status).fit if status in OUT_OF_MEMORY else None,
     )
 
 
-# ---- rows ----
-
-
-def _rows(
-    ranked: list[Result],
-    unfinished: list[Unfinished],
-    predictions: Predictions,
-    calibration: Any,
-) -> list[Row]:
+def _rows(ranked: list[Result], unfinished: list[Unfinished], foretold: Foretold) -> list[Row]:
     """Return one row for the repetitions of each spec."""
     repetitions: dict[Any, list[Result]] = {}
     for result in ranked:
         key = (dataclasses.replace(result.spec, repeat=0), same_work(result))
         repetitions.setdefault(key, []).append(result)
     lost: dict[Spec, list[str]] = {}
-    machines = machine_facts(ranked)
     for ended in unfinished:
         spec = dataclasses.replace(ended.result.spec, repeat=0)
         lost.setdefault(spec, []).append(f"a repetition ended as {ended.status.value}")
-    return [
-        _row(results, tuple(lost.get(spec, ())), machines, predictions, calibration)
-        for (spec, _), results in repetitions.items()
-    ]
-
-
-def _row(
-    results: list[Result],
-    notes: tuple[str, ...],
-    machines: Machines,
-    predictions: Predictions,
-    calibration: Any,
-) -> Row:
-    found = compare_with_predictions(results, Status.OK, predictions, machines, calibration)
-    return Row(
-        label=results[0].spec.recipe,
-        results=tuple(results),
-        notes=notes,
-        numbers=numbers(results),
-        predicted=found.memory,
-        predicted_fit=found.fit,
-        calibrated=found.times,
-    )
+    rows = []
+    for (spec, _), results in repetitions.items():
+        found = foretold(results, Status.OK)
+        row = Row(
+            label=spec.recipe,
+            results=tuple(results),
+            notes=tuple(lost.get(spec, ())),
+            numbers=numbers(results),
+            predicted=found.memory,
+            predicted_fit=found.fit,
+            calibrated=found.times,
+        )
+        rows.append(row)
+    return rows
 
 
 # ---- groups ----
@@ -296,27 +275,20 @@ def _groups(rows: list[Row], wanted: str) -> list[Group]:
     members: dict[Any, list[Row]] = {}
     for row in rows:
         members.setdefault(same_work(row.first), []).append(row)
-    # The one with the most rows, because the order of files is arbitrary.
-    ordered = sorted(
-        members.items(),
-        key=lambda item: (
-            item[1][0].spec.world,
-            _place(item[1], wanted),
-            -len(item[1]),
-            -max(len(row.results) for row in item[1]),
-        ),
-    )
-    first = ordered[0][0] if ordered else ()
-    drafts = [_draft(same, wanted, _unlike(work, first)) for work, same in ordered]
+
+    def order(same: list[Row]) -> tuple[int, ...]:
+        """Sort by the number of rows, because the order of files is arbitrary."""
+        most = max(len(row.results) for row in same)
+        return same[0].spec.world, _place(same, wanted), -len(same), -most
+
+    ordered = sorted(members.items(), key=lambda item: order(item[1]))
+    first = dict(ordered[0][0]) if ordered else {}
+    drafts = []
+    for work, same in ordered:
+        unlike = [f"{k} {v} (not {first.get(k)})" for k, v in work if first.get(k) != v]
+        drafts.append(_draft(same, wanted, ", ".join(unlike)))
     lenders = [draft for draft in drafts if draft.floor]
     return [_group(draft, lent_floor(draft, lenders)) for draft in drafts]
-
-
-def _unlike(work: tuple[Any, ...], first: tuple[Any, ...]) -> str:
-    """Return the differences between a group's work and the first group's."""
-    there = dict(first)
-    changed = [f"{k} {v} (not {there.get(k)})" for k, v in work if there.get(k) != v]
-    return ", ".join(changed)
 
 
 def _place(rows: list[Row], wanted: str) -> int:
@@ -357,7 +329,13 @@ def _group(draft: Group, floor: Floor | None) -> Group:
     place = draft.rows.index(draft.reference)
     members = [dataclasses.replace(row, floor=floor) for row in draft.rows]
     reference = members[place]
-    best_first = sorted(members, key=_need if draft.world else _slowness)
+
+    def order(row: Row) -> float:
+        """Sort by speed; a simulated world by need, because its times are not compared."""
+        slowness = -row.numbers.samples_per_second
+        return (row.numbers.need_bytes or math.inf) if draft.world else slowness
+
+    best_first = sorted(members, key=order)
     siblings = siblings_of(members)
     places = enumerate(zip(best_first, _ranks(best_first), strict=True), 1)
     found = [
@@ -377,27 +355,16 @@ def _group(draft: Group, floor: Floor | None) -> Group:
     return dataclasses.replace(draft, rows=rows, reference=reference, floor=floor)
 
 
-def _slowness(row: Row) -> float:
-    return -row.numbers.samples_per_second
-
-
-def _need(row: Row) -> float:
-    return row.numbers.need_bytes or math.inf
-
-
 def _labelled(rows: list[Row]) -> list[Row]:
     """Add the number of processes to labels of recipes that ran on several numbers."""
     count = Counter(row.label for row in rows)
-    return [
-        dataclasses.replace(row, label=f"{row.label} x{_where(row.spec)}")
-        if count[row.label] > 1
-        else row
-        for row in rows
-    ]
 
+    def name(row: Row) -> str:
+        nodes = f" on {row.spec.nodes} nodes" if row.spec.nodes > 1 else ""
+        return f"{row.label} x{row.spec.processes}{nodes}"
 
-def _where(spec: Spec) -> str:
-    return f"{spec.processes} on {spec.nodes} nodes" if spec.nodes > 1 else str(spec.processes)
+    several = {id(row): name(row) for row in rows if count[row.label] > 1}
+    return [dataclasses.replace(row, label=several.get(id(row), row.label)) for row in rows]
 
 
 # ---- comparison with the reference ----
@@ -407,6 +374,10 @@ def _against(row: Row, reference: Row, place: int, rank: int) -> Versus:
     """Return a row's relation to the reference."""
     ours, theirs, first = row.numbers, reference.numbers, reference.first
     found = [parity.distances(result, first) for result in row.results]
+    far = {
+        measure: max((d[measure] for d in found if measure in d), default=None)
+        for measure in parity.MEASURES
+    }
     verdict = _verdict(row, reference)
     needs = (ours.need_bytes, theirs.need_bytes)
     return Versus(
@@ -418,11 +389,11 @@ def _against(row: Row, reference: Row, place: int, rank: int) -> Versus:
         speed_differs=None if row is reference else differ(row, reference),
         speed_margin_fraction=None if row is reference else margin_fraction(row, reference),
         need_change_fraction=needs[0] / needs[1] - 1 if all(needs) else None,
-        loss_distance=_worst([distances.get("loss") for distances in found]),
-        grad_norm_distance=_worst([distances.get("norm") for distances in found]),
-        moment_distance=_worst([distances.get("moment") for distances in found]),
-        update_distance=_worst([distances.get("update") for distances in found]),
-        average_distance=_worst([distances.get("average") for distances in found]),
+        loss_distance=far["loss"],
+        grad_norm_distance=far["norm"],
+        moment_distance=far["moment"],
+        update_distance=far["update"],
+        average_distance=far["average"],
         parity="reference" if row is reference else verdict.word,
         differs_in=verdict.what,
     )
@@ -437,19 +408,13 @@ def _drawn(row: Row, reference: Row) -> samples.DrawnRow | None:
 def _verdict(row: Row, reference: Row) -> parity.Verdict:
     """Return the first bad verdict of the repetitions, else the first one."""
     if reference.first.drawn:
-        return next(
-            (v for v in (samples.against(r, reference.first) for r in row.results) if v.what),
-            samples.against(row.first, reference.first),
-        )
-    if unknown := parity.unrepeatable(reference.results):
+        verdicts = [samples.against(result, reference.first) for result in row.results]
+    elif unknown := parity.unrepeatable(reference.results):
         return parity.Verdict("not comparable", unknown)
-    allowed = parity.limits(reference.results)
-    verdicts = [parity.against_the_reference(r, reference.first, allowed) for r in row.results]
+    else:
+        allowed = parity.limits(reference.results)
+        verdicts = [parity.against_the_reference(r, reference.first, allowed) for r in row.results]
     return next((verdict for verdict in verdicts if verdict.what), verdicts[0])
-
-
-def _worst(distances: list[float | None]) -> float | None:
-    return max((d for d in distances if d is not None), default=None)
 
 
 def _front(rows: list[Row], found: list[Versus]) -> set[int]:

@@ -1,10 +1,10 @@
-"""Lookup of single rows of a report by their recipe, and speeds compared with noise."""
+"""Speeds compared with noise, environments of rows, and rows looked up by their recipe."""
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from harness.report.data.rows import Group, Report, Row, Unfinished
@@ -15,15 +15,16 @@ from harness.result import Status
 from harness.spec import Spec
 from strategies import parse
 
-# ---- speed ratios ----
-
-
 SAME = "same"
 """Replaces a ratio of speeds that the noise explains."""
 WIDE = 0.2
 """Noise floor from which the report says how to reduce it."""
 ABSURD = 10.0
 """Noise floor above which its size has no meaning."""
+IGNORED = ("changed_files",)
+"""Environment facts that change whenever a file is edited, and explain no number."""
+MOST = 20
+"""Values of a fact that are listed."""
 
 
 def differ(row: Row, base: Row) -> bool | None:
@@ -72,39 +73,69 @@ def noise_floor(group: Group) -> str:
             "Noise floor unknown: no row was measured twice, so small differences of "
             "speed may be noise. --noise-floor 3 measures the reference three times."
         )
-    return " ".join([_stated(floor), *_advice(floor)])
-
-
-def _stated(floor: Floor) -> str:
-    size, rests = _size(floor.fraction), rests_on(floor)
-    if floor.source:
-        return (
-            f"Noise floor {size}, from another group, because no row of this one was "
-            f"measured twice: {floor.source} {rests}. This group's floor may be larger."
-        )
-    return f"Noise floor {size}: {rests}. Speeds closer than that count as equal and read '{SAME}'."
-
-
-def _size(fraction: float) -> str:
-    """Return the floor in percent; beyond ``ABSURD``, only that bound."""
     most = f"above {100 * ABSURD:.0f} %"
-    return most if fraction > ABSURD else f"{units.one('percent', fraction)} %"
+    size = most if floor.fraction > ABSURD else f"{units.one('percent', floor.fraction)} %"
+    if floor.source:
+        stated = (
+            f"Noise floor {size}, from another group, because no row of this one was "
+            f"measured twice: {floor.source} {rests_on(floor)}. This group's floor may be larger."
+        )
+    else:
+        stated = (
+            f"Noise floor {size}: {rests_on(floor)}. Speeds closer than that count as equal and "
+            f"read '{SAME}'."
+        )
+    if floor.fraction < WIDE:
+        return stated
+    return f"{stated} A quieter machine, more --steps or a higher --noise-floor make it smaller."
 
 
 def rests_on(floor: Floor) -> str:
     """Return the row that was measured repeatedly, its medians, and the number of others."""
     (label, medians), *others = floor.again.items()
-    found = (
-        f"{label} was measured {len(medians)} times ({', '.join(units.column('ms', medians))} ms)"
-    )
+    shown = ", ".join(units.column("ms", medians))
     more = f", and {len(others)} more row{'s' * (len(others) > 1)} more than once" if others else ""
-    return found + more
+    return f"{label} was measured {len(medians)} times ({shown} ms){more}"
 
 
-def _advice(floor: Floor) -> list[str]:
-    if floor.fraction < WIDE:
-        return []
-    return ["A quieter machine, more --steps or a higher --noise-floor make it smaller."]
+# ---- environment ----
+
+
+def environment(rows: Iterable[Row]) -> dict[str, list[str]]:
+    """Return each fact's distinct values over all results of ``rows``, in order of appearance."""
+    values: dict[str, dict[str, None]] = {}
+    for row in rows:
+        for result in row.results:
+            for name, value in _flat(result.environment):
+                values.setdefault(name, {})[value] = None
+    return {name: list(distinct) for name, distinct in values.items()}
+
+
+def differing_environment(rows: Iterable[Row]) -> dict[str, list[str]]:
+    """Return the facts with several values among compared rows."""
+    return {n: v for n, v in environment(rows).items() if len(v) > 1 and n not in IGNORED}
+
+
+def listed(values: Sequence[str]) -> str:
+    """Return values of a fact as text; above ``MOST``, the first ones and the number of others."""
+    more = [f"{len(values) - MOST} more"] if len(values) > MOST else []
+    return " / ".join([*values[:MOST], *more])
+
+
+def _flat(facts: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """Return facts as (name, text); a nested one has its parent's name: versions.torch."""
+    pairs: list[tuple[str, str]] = []
+    for name, value in facts.items():
+        if isinstance(value, dict):
+            pairs += _flat(value, f"{prefix}{name}.")
+        elif name.endswith("_bytes") and isinstance(value, (int, float)):
+            pairs.append((prefix + name, units.gib(value)))
+        else:
+            pairs.append((prefix + name, units.NONE if value is None else str(value)))
+    return pairs
+
+
+# ---- rows by recipe ----
 
 
 class Missing(LookupError):
@@ -146,8 +177,7 @@ class Rows:
         row = next((r for r in self.of_recipe.get(recipe, ()) if is_wanted(r.spec)), None)
         if row is not None:
             return row
-        ended = (row for row in self.unfinished if is_wanted(row.result.spec))
-        unfinished = next(ended, None)
+        unfinished = next((u for u in self.unfinished if is_wanted(u.result.spec)), None)
         if unfinished is None:
             raise Absent(f"{recipe} is not among the results")
         raise Missing(f"{recipe} is {self._ending(unfinished)}")
@@ -157,9 +187,7 @@ class Rows:
         return f"{unfinished.status.value}: {unfinished.reason}"
 
     def status(self, recipe: str, **fields: Any) -> Status | None:
-        """Return the status of the row that ``get`` would return; None if it is not in the
-        results.
-        """
+        """Return the status of the row that ``get`` returns; None if the results lack it."""
         is_wanted = self._wanted(parse(recipe).text, fields)
         if any(is_wanted(row.spec) for row in self.rows):
             return Status.OK
@@ -167,16 +195,13 @@ class Rows:
         return next(ended, None)
 
     def _wanted(self, recipe: str, fields: dict[str, Any]) -> Callable[[Spec], bool]:
-        fields = {
-            "model": lambda model: self.model in (None, model)
-        } | fields  # a named model has priority
+        wanted = {"model": lambda model: self.model in (None, model)} | fields
 
-        def is_wanted(spec: Spec) -> bool:
-            return spec.recipe == recipe and all(
-                _holds(getattr(spec, name), wanted) for name, wanted in fields.items()
-            )
+        def holds(spec: Spec, name: str) -> bool:
+            value, asked = getattr(spec, name), wanted[name]
+            return asked(value) if callable(asked) else value == asked
 
-        return is_wanted
+        return lambda spec: spec.recipe == recipe and all(holds(spec, name) for name in wanted)
 
     def step_bytes(self, recipe: str, **fields: Any) -> int:
         """Return ``step_bytes`` of the row that ``get`` returns."""
@@ -197,10 +222,6 @@ class Rows:
     def rate_ratio(self, row: Row, base: Row) -> str:
         """Return the ratio of samples per second of two rows of different work, for a sentence."""
         return f"x{row.numbers.samples_per_second / base.numbers.samples_per_second:.2f}"
-
-
-def _holds(value: Any, wanted: Any) -> bool:
-    return wanted(value) if callable(wanted) else value == wanted
 
 
 def step_bytes(row: Row) -> int:
@@ -243,17 +264,12 @@ def state_bytes(row: Row) -> int:
     Raises:
         Missing: the row was not traced.
     """
-    return _sum(row, STATE)
+    sizes = [getattr(row.numbers, f"{name}_bytes") for name in STATE]
+    if None in sizes:
+        raise Missing(f"{row.label} was not traced")
+    return sum(sizes)
 
 
 def state_share(row: Row) -> float:
     """Return these bytes as a share of the peak."""
     return state_bytes(row) / step_bytes(row)
-
-
-def _sum(row: Row, names: Sequence[str]) -> int:
-    """Return the bytes of these categories at the traced peak of a step."""
-    sizes = [getattr(row.numbers, f"{name}_bytes") for name in names]
-    if None in sizes:
-        raise Missing(f"{row.label} was not traced")
-    return sum(sizes)

@@ -6,6 +6,7 @@ A number that is undefined for the data is None, never 0 or -1.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -13,8 +14,32 @@ from harness.phases import PEAK_PHASES, SETUP_PEAKS
 from harness.result import GpuSample, Rank, Result, is_unplaced
 from harness.system import cards
 
-# ---- peak FLOP/s ----
-# The dense peak of the device that a run names, for MFU.
+PHASES = tuple(phase for phase in PEAK_PHASES if phase != "warmup")
+"""Phases whose peak has a column. Warm-up steps after the first are like the timed ones."""
+NOISE_LIMIT = 0.2
+"""(p90 - p10) / median of the step times, from which a row is noisy."""
+REPEAT_LIMIT = 0.1
+"""Relative difference of the repetitions' medians from which a row is noisy."""
+PAUSE = 10
+"""Multiple of the median from which a step counts as a network pause.
+
+A link that was down for 8 s and came back shows in one step alone, and the row is ok.
+"""
+LONG_PAUSE = (3, 5.0)
+"""A smaller multiple, for a step that is also this many seconds longer than the median."""
+PARITY_LIMIT = 1e-3
+"""Relative distance of a step's loss and gradient norm up to which two rows are equal.
+
+It applies without a tighter limit: a GPU may round the operands of a product to TF32 (2^-11,
+about 5e-4), and its kernels add in any order.
+"""
+LEAST = 1e-12
+"""Keeps a relative distance to zero finite."""
+UNTOLD = "not told apart"
+"""``placed_by`` of older results, which do not separate the tensors of a CPU by placement."""
+NO_FLOPS = "FLOPs are not counted in own scripts, nor for frozen, added, removed or sparse weights"
+CLOCK_LIMIT = 0.05
+"""Relative drop of a clock, from before the timed steps to after them, that counts."""
 
 
 def peak_flops(device: str, precision: str | None) -> tuple[float | None, str | None]:
@@ -32,28 +57,20 @@ def peak_flops(device: str, precision: str | None) -> tuple[float | None, str | 
     return flops, None if flops else f"{device} has no {precision} unit"
 
 
-PHASES = tuple(phase for phase in PEAK_PHASES if phase != "warmup")
-"""Phases whose peak has a column. Warm-up steps after the first are like the timed ones."""
-NOISE_LIMIT = 0.2
-"""(p90 - p10) / median of the step times, from which a row is noisy."""
-REPEAT_LIMIT = 0.1
-"""Relative difference of the repetitions' medians from which a row is noisy."""
-PARITY_LIMIT = 1e-3
-"""Relative distance of a step's loss and gradient norm up to which two rows are equal.
-
-It applies without a tighter limit: a GPU may round the operands of a product to TF32 (2^-11,
-about 5e-4), and its kernels add in any order.
-"""
-LEAST = 1e-12
-"""Keeps a relative distance to zero finite."""
-UNTOLD = "not told apart"
-"""``placed_by`` of older results, which do not separate the tensors of a CPU by placement."""
-NO_FLOPS = "FLOPs are not counted in own scripts, nor for frozen, added, removed or sparse weights"
-
-
 def step_seconds(result: Result) -> list[float]:
     """Return the seconds of each timed step, by its slowest rank, for which the others wait."""
     return [max(step) for step in zip(*(r.step_seconds for r in result.ranks), strict=False)]
+
+
+def paused_steps(result: Result) -> int:
+    """Return the timed steps of a multi-node row beyond ``PAUSE`` or ``LONG_PAUSE``."""
+    steps = step_seconds(result)
+    if result.spec.nodes == 1 or not steps:
+        return 0
+    median = quantile(steps, 0.5)
+    times, seconds = LONG_PAUSE
+    long = max(times * median, median + seconds)
+    return sum(step > min(PAUSE * median, long) for step in steps)
 
 
 def quantile(values: Iterable[float], q: float) -> float:
@@ -291,18 +308,7 @@ def overlap(a: tuple[float, float], b: tuple[float, float]) -> bool:
 
 def power(x: Sequence[float], y: Sequence[float]) -> float:
     """Return the slope of the least-squares line through (log x, log y): the p of y ~ x^p."""
-    lx, ly = ([math.log(v) for v in values] for values in (x, y))
-    mx, my = sum(lx) / len(lx), sum(ly) / len(ly)
-    top = sum((a - mx) * (b - my) for a, b in zip(lx, ly, strict=True))
-    return top / sum((a - mx) ** 2 for a in lx)
-
-
-# ---- GPU state ----
-# Disturbances of GPUs around the timed steps, by their samples.
-
-
-CLOCK_LIMIT = 0.05
-"""Relative drop of a clock, from before the timed steps to after them, that counts."""
+    return statistics.linear_regression(*([math.log(v) for v in of] for of in (x, y))).slope
 
 
 def hindered(samples: Sequence[GpuSample]) -> list[str]:
@@ -312,25 +318,13 @@ def hindered(samples: Sequence[GpuSample]) -> list[str]:
     """
     names = sorted({(s.index, reason) for s in samples for reason in s.held_back_by})
     words = [f"GPU {index} held back by {reason}" for index, reason in names]
-    words += [
-        f"GPU {index} shared by {most} processes"
-        for index, most in _most_processes(samples).items()
-        if most > 1
-    ]
-    for index, (before, after) in _clocks(samples).items():
+    indices = sorted({s.index for s in samples})
+    for index in indices:  # the run has one process on each GPU
+        most = max(s.processes for s in samples if s.index == index)
+        words += [f"GPU {index} shared by {most} processes"] if most > 1 else []
+    clocks = {(s.index, s.when): s.sm_clock_hz for s in samples}
+    for index in indices:
+        before, after = (clocks.get((index, when), 0) for when in ("before", "after"))
         if before and after and after < before * (1 - CLOCK_LIMIT):
             words.append(f"GPU {index} clock {before / 1e6:.0f} -> {after / 1e6:.0f} MHz")
     return words
-
-
-def _most_processes(samples: Sequence[GpuSample]) -> dict[int, int]:
-    """Return GPU -> the most processes seen on it; the run has one on each."""
-    indices = sorted({s.index for s in samples})
-    return {i: max(s.processes for s in samples if s.index == i) for i in indices}
-
-
-def _clocks(samples: Sequence[GpuSample]) -> dict[int, tuple[int, int]]:
-    """Return GPU -> its clock before and after the timed steps, in Hz; 0 if unknown."""
-    known = {(s.index, s.when): s.sm_clock_hz for s in samples}
-    indices = sorted({s.index for s in samples})
-    return {i: (known.get((i, "before"), 0), known.get((i, "after"), 0)) for i in indices}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from harness.report.figures import parity
-from harness.spec import Spec
 
 MEASURED = {
     "loss": "a loss",
@@ -26,6 +25,16 @@ def _limits() -> str:
     ).replace("e-0", "e-")
 
 
+MEMORY_ONLY_NOTE = (
+    "Measured side by side, each on its own GPU (--side-by-side), for memory only. Their "
+    "times would depend on the rows beside them, and are not kept. To rank these rows, "
+    "run them without it."
+)
+RECORDED_NOTE = (
+    "Recorded with --profile or --snapshot: the recording costs time and memory, so these runs are "
+    "not ranked. Open *.pt.trace.json.gz in Perfetto (ui.perfetto.dev), chrome://tracing or "
+    "TensorBoard, snapshot.rank*.pickle in pytorch.org/memory_viz."
+)
 NOTES = {
     "ranking": "#: rank by speed; rows that the noise does not separate share a rank. Samples/s: "
     "global batch over the median step, of the whole job. x ref: samples/s relative to the "
@@ -183,21 +192,3 @@ GLOSSARY = (
     ("Void", "The audit found other work than the spec asks for, so the row is not ranked."),
 )  # fmt: skip
 """(head or heads, meaning), in the order of a reader's first questions."""
-
-
-# ---- model and sample size ----
-
-
-def model_in_words(spec: Spec) -> str:
-    """Return the model with its changed sizes, and the pixels, frames and text tokens of the spec.
-
-    Sizes that the spec leaves out are the model's usual ones.
-    """
-    told = [
-        f"{spec.resolution} pixels" if spec.resolution else "",
-        f"{spec.frames} frames" if spec.frames else "",
-        f"{spec.text} tokens of text" if spec.text else "",
-    ]
-    changed = f" with {spec.set}" if spec.set else ""
-    size = ", ".join(filter(None, told))
-    return f"{spec.model}{changed}" + (f" at {size}" if size else "")

@@ -7,34 +7,27 @@ import dataclasses
 import io
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from harness.report.data import lookup
 from harness.report.data.answers import answers, fastest_that_fits
-from harness.report.data.rows import Group, Report, Row, SuiteHead, Unfinished, Versus
+from harness.report.data.rows import Group, Report, Row, Unfinished, Versus
 from harness.report.figures import derive
 from harness.report.figures.numbers import Numbers
-from harness.report.figures.predicted import Calibrated, PredictedAndMeasured, PredictedFit
-from harness.report.figures.samples import DrawnRow
 from harness.report.rendering import sentences
 from strategies.files import cell
 
+Takes = Mapping[str, Callable[[Any], Any]]
+"""Name of a column -> the function from an object to its value."""
 # Columns of the CSV: BEFORE, the comparison with the reference, numbers, predictions, AFTER.
 BEFORE = (
-    "group",
-    "place",
-    "rank",
-    "recipe",
-    "status",
-    "device",
-    "meter",
-    "processes",
+    *("group", "place", "rank", "recipe", "status", "device", "meter", "processes"),
     "global_batch",
 )
 VERSUS = tuple(f.name for f in dataclasses.fields(Versus) if f.name not in BEFORE)
 NUMBERS = tuple(f.name for f in dataclasses.fields(Numbers))
-PREDICTED: dict[str, Callable[[PredictedAndMeasured], Any]] = {
+PREDICTED: Takes = {
     "predicted_by": lambda c: c.method,
     "predicted_step_bytes": lambda c: c.step_predicted,
     "traced_step_bytes": lambda c: c.step_measured,
@@ -48,18 +41,18 @@ PREDICTED: dict[str, Callable[[PredictedAndMeasured], Any]] = {
     "predicted_reserved_bytes": lambda c: c.reserved_predicted,
     "predicted_reserved_error_fraction": lambda c: c.reserved_error,
 }
-FIT: dict[str, Callable[[PredictedFit], Any]] = {
+FIT: Takes = {
     "predicted_least_bytes": lambda fit: fit.need_bytes,
     "available_bytes": lambda fit: fit.have_bytes,
 }
-CALIBRATED: dict[str, Callable[[Calibrated], Any]] = {
+CALIBRATED: Takes = {
     "calibrated_step_seconds": lambda c: c.predicted_seconds,
     "calibrated_step_seconds_spread": lambda c: c.spread_seconds,
     "calibrated_step_error_fraction": lambda c: c.error,
     "typical_step_error_fraction": lambda c: c.typical_error,
     "measured_peak_fraction": lambda c: c.peak_fraction,
 }
-DRAWN: dict[str, Callable[[DrawnRow], Any]] = {
+DRAWN: Takes = {
     "latency_seconds_median": lambda d: d.latency_seconds,
     "samples_distance": lambda d: d.away and d.away.relative,
     "samples_distance_worst": lambda d: d.away and d.away.worst,
@@ -86,14 +79,19 @@ def csv_text(report: Report) -> str:
     names = [*BEFORE, *worlds, *VERSUS, *NUMBERS, *more, *AFTER]
     writer = csv.DictWriter(stream, names, "", "ignore", lineterminator="\n")
     writer.writeheader()
-    for index, group in enumerate(report.groups, 1):
-        writer.writerows(_cells(_finished(index, group, row)) for row in group.rows)
-    writer.writerows(_cells(_unfinished(entry)) for entry in report.unfinished)
+    lines = [
+        _finished(index, group, row)
+        for index, group in enumerate(report.groups, 1)
+        for row in group.rows
+    ]
+    for line in [*lines, *map(_unfinished, report.unfinished)]:
+        writer.writerow({name: cell(value) for name, value in line.items()})
     return stream.getvalue()
 
 
-def _cells(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: cell(value) for name, value in row.items()}
+def _values(takes: Takes, of: object) -> dict[str, Any]:
+    """Return the columns of an object; none without one."""
+    return {name: take(of) for name, take in takes.items()} if of else {}
 
 
 def _finished(index: int, group: Group, row: Row) -> dict[str, Any]:
@@ -108,33 +106,14 @@ def _finished(index: int, group: Group, row: Row) -> dict[str, Any]:
         "global_batch": row.spec.global_batch,
         "command": row.first.command,
     }
-    numbers = dataclasses.asdict(row.numbers)
-    versus = dataclasses.asdict(row.versus)
-    return _with_blanks({**facts, **versus, **numbers, **_predicted(row), **_drawn(row)})
+    derived = {**dataclasses.asdict(row.versus), **dataclasses.asdict(row.numbers)}
+    return _with_blanks({**facts, **derived, **_predicted(row), **_values(DRAWN, row.drawn)})
 
 
 def _predicted(row: Row) -> dict[str, Any]:
     """Return the predictions and their errors, with the unit or kind in each name."""
-    predicted = row.predicted
-    values = {name: take(predicted) for name, take in PREDICTED.items()} if predicted else {}
-    return {**values, **_calibrated(row), **_fit(row)}
-
-
-def _drawn(row: Row) -> dict[str, Any]:
-    """Return the samples' figures compared with the reference's; empty for a training."""
-    return {name: take(row.drawn) for name, take in DRAWN.items()} if row.drawn else {}
-
-
-def _calibrated(row: Row) -> dict[str, Any]:
-    """Return the row's time by the calibration of its device."""
-    found = row.calibrated
-    return {name: take(found) for name, take in CALIBRATED.items()} if found else {}
-
-
-def _fit(entry: Row | Unfinished) -> dict[str, Any]:
-    """Return the least predicted need, and the available memory."""
-    fit = entry.predicted_fit
-    return {name: take(fit) for name, take in FIT.items()} if fit else {}
+    calibrated = _values(CALIBRATED, row.calibrated)
+    return {**_values(PREDICTED, row.predicted), **calibrated, **_values(FIT, row.predicted_fit)}
 
 
 def _unfinished(unfinished: Unfinished) -> dict[str, Any]:
@@ -151,7 +130,7 @@ def _unfinished(unfinished: Unfinished) -> dict[str, Any]:
         "reason": unfinished.reason,
         "way_out": unfinished.result.way_out,
         "command": unfinished.result.command,
-        **_fit(unfinished),
+        **_values(FIT, unfinished.predicted_fit),
     }
     return _with_blanks(facts)
 
@@ -164,9 +143,11 @@ def _with_blanks(facts: dict[str, Any]) -> dict[str, Any]:
 def json_text(report: Report) -> str:
     """Return every derived value, with the raw samples behind it."""
     stream = io.StringIO()
+    suite = dataclasses.asdict(dataclasses.replace(report.suite, forecast=None))
+    del suite["forecast"]  # it has its own file
     data = {
         "schema": "headroom-report-1",
-        "suite": _finite(_suite(report.suite)),
+        "suite": _finite(suite),
         "groups": [_group(group) for group in report.groups],
         "unfinished": [
             _finite({**_unfinished(unfinished), "spec": dataclasses.asdict(unfinished.result.spec)})
@@ -181,11 +162,7 @@ def json_text(report: Report) -> str:
 
 def _group(group: Group) -> dict[str, Any]:
     """Return a group and its rows, each made finite separately to avoid a second copy in memory."""
-    return {**_finite(_of_group(group)), "rows": [_finite(_row(group, row)) for row in group.rows]}
-
-
-def _of_group(group: Group) -> dict[str, Any]:
-    return {
+    facts = {
         "device": group.device,
         "meter": group.meter,
         "stamp": sentences.stamp(group),
@@ -211,10 +188,20 @@ def _of_group(group: Group) -> dict[str, Any]:
             for f in fastest_that_fits(group)
         ],
     }
+    return {**_finite(facts), "rows": [_finite(_row(group, row)) for row in group.rows]}
 
 
 def _row(group: Group, row: Row) -> dict[str, Any]:
     reference = group.reference.first
+    parts = [
+        {
+            "category": category.name,
+            "predicted_bytes": category.predicted,
+            "traced_bytes": category.measured,
+            "error_fraction": category.error,
+        }
+        for category in (row.predicted.categories if row.predicted else ())
+    ]
     return {
         "label": row.label,
         "notes": row.notes,
@@ -228,22 +215,9 @@ def _row(group: Group, row: Row) -> dict[str, Any]:
         "evidence": row.first.evidence,
         "environment": row.first.environment,
         "command": row.first.command,
-        **({"drawn": _drawn(row)} if row.drawn else {}),
-        **({"predicted": {**_predicted(row), "parts": _categories(row)}} if row.predicted else {}),
+        **({"drawn": _values(DRAWN, row.drawn)} if row.drawn else {}),
+        **({"predicted": {**_predicted(row), "parts": parts}} if row.predicted else {}),
     }
-
-
-def _categories(row: Row) -> list[dict[str, Any]]:
-    """Return the categories of a step above 5 % of its peak."""
-    return [
-        {
-            "category": category.name,
-            "predicted_bytes": category.predicted,
-            "traced_bytes": category.measured,
-            "error_fraction": category.error,
-        }
-        for category in row.predicted.categories
-    ]
 
 
 def _finite(value: Any) -> Any:
@@ -257,10 +231,3 @@ def _finite(value: Any) -> Any:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     return str(value)
-
-
-def _suite(head: SuiteHead) -> dict[str, Any]:
-    """Return the head of the set without the forecast, which has its own file."""
-    known = dataclasses.asdict(dataclasses.replace(head, forecast=None))
-    del known["forecast"]
-    return known

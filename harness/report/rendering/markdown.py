@@ -2,55 +2,32 @@
 
 from __future__ import annotations
 
-from harness.report.data import environment, lookup
-from harness.report.data.answers import MANY, Answer, answers, fastest_that_fits, headline, in_full
+import re
+from collections.abc import Sequence
+
+from harness.report.data import lookup
+from harness.report.data.answers import MANY, Answer, answers, headline, in_full
 from harness.report.data.grid import Grid
-from harness.report.data.lookup import step_meter
-from harness.report.data.rows import Group, Report, Row
-from harness.report.figures import units
-from harness.report.rendering import analyses, extra_tables, parts, sentences, tables
-from harness.report.rendering.parts import code, fence, plain, table_lines
-
-# ---- meters of an analysis ----
-
+from harness.report.data.rows import Group, Report, label
+from harness.report.figures import parity, units
+from harness.report.rendering import analyses, sentences, tables
+from harness.report.rendering.explanations import MEMORY_ONLY_NOTE, RECORDED_NOTE
+from strategies.evidence.rules import settings
 
 METERS = {
     "allocator": "live tensors, by the caching allocator",
     "trace": "live tensors, by a trace of that step",
 }
 """Word of ``lookup.step_meter`` -> its description."""
-
-
-def story_stamp(report: Report) -> str:
-    """Return the meter of an analysis's numbers, and what they are not comparable with.
-
-    The report has at least one group. Rows are counted by meter; rows without one are named.
-    """
-    group = report.groups[0]
-    analysis = analyses.analysis_of(report)
-    if not (analysis and analysis.of_a_step):
-        return sentences.stamp(group)
-    rows = [row for group in report.groups for row in group.rows]
-    said = {word: [row for row in rows if step_meter(row) == word] for word in (*METERS, None)}
-    meters = [_meter(word, found, rows) for word, found in said.items() if word and found]
-    parts = [f"Peaks on this page are of one training step: {'; '.join(meters)}."] if meters else []
-    if said[None]:
-        parts.append(f"Without one: {', '.join(row.label for row in said[None])}.")
-    if group.meter == "cuda":
-        return " ".join([f"Measured on {group.device}.", *parts])
-    where = f"Measured without a GPU, on CPU processes ({group.device})."
-    return " ".join([where, *parts, "These numbers are NOT comparable with a GPU's."])
-
-
-def _meter(word: str, found: list[Row], rows: list[Row]) -> str:
-    return METERS[word] + ("" if len(found) == len(rows) else f" ({len(found)} rows)")
-
-
 SHOWN = (
     *("effects", "phases", "split", "memory", "host", "types", "predicted", "parts", "calibrated"),
     *("time", "parity", "drawn", "siblings", "buckets", "gathers"),
 )
 """Keys of the tables below the ranking, in order."""
+SETTINGS_NOTE = (
+    "Evidence that could only be read from a setting. All other evidence was read from "
+    "the training's effects."
+)
 
 
 def render(report: Report) -> str:
@@ -66,8 +43,10 @@ def render(report: Report) -> str:
         lines += _group(group, shown)
     if text := sentences.others(report, len(groups)):
         lines += [plain(text), "", *_table(tables.others(report.groups, len(groups)))]
-    lines += extra_tables.markdown_of_memory_only(report) + extra_tables.markdown(report)
-    lines += parts.markdown(report)
+    if report.memory_only:
+        grid = tables.memory_only(report)
+        lines += [f"## {grid.title}", "", MEMORY_ONLY_NOTE, "", *table_lines(grid), ""]
+    lines += [*_recorded(report), *_settings(report)]
     if report.unfinished:
         listed = report.unfinished[:MANY]
         lines += _table(tables.unfinished_grid(listed))
@@ -86,9 +65,31 @@ def render_story(report: Report) -> str:
     for grid in analyses.tables(report):
         lines += _table(grid)
     if report.groups:
-        lines += [f"> {story_stamp(report)}", "", f"{sentences.setting(report.groups[0])}.", ""]
+        lines += [f"> {_story_stamp(report)}", "", f"{sentences.setting(report.groups[0])}.", ""]
         lines += [lookup.noise_floor(report.groups[0]), ""]
     return "\n".join([*lines, *_environment(report)]).rstrip() + "\n"
+
+
+def _story_stamp(report: Report) -> str:
+    """Return the meters of an analysis's numbers, and what they are not comparable with."""
+    first = report.groups[0]
+    analysis = analyses.analysis_of(report)
+    if not (analysis and analysis.of_a_step):
+        return sentences.stamp(first)
+    rows = [row for group in report.groups for row in group.rows]
+    said = {word: [r for r in rows if lookup.step_meter(r) == word] for word in (*METERS, None)}
+    meters = [
+        METERS[word] + ("" if len(found) == len(rows) else f" ({len(found)} rows)")
+        for word, found in said.items()
+        if word and found
+    ]
+    parts = [f"Peaks on this page are of one training step: {'; '.join(meters)}."] if meters else []
+    if said[None]:
+        parts.append(f"Without one: {', '.join(row.label for row in said[None])}.")
+    if first.meter == "cuda":
+        return " ".join([f"Measured on {first.device}.", *parts])
+    where = f"Measured without a GPU, on CPU processes ({first.device})."
+    return " ".join([where, *parts, "These numbers are NOT comparable with a GPU's."])
 
 
 def _group(group: Group, shown: Group) -> list[str]:
@@ -102,8 +103,10 @@ def _group(group: Group, shown: Group) -> list[str]:
     lines += [_answer(answer) for answer in answers(group)]
     told = (sentences.prediction_errors(group), sentences.calibration(group))
     lines += [f"- {plain(text)}" for text in told if text]
-    lines += ["", *_fits(group), _reference(group), ""]
-    lines += [text for text in (lookup.noise_floor(group), "") if lookup.noise_floor(group)]
+    instead = f", in place of `{group.asked}`" if group.asked else ""
+    lines += ["", *_fits(group), f"Reference row: `{group.reference.label}`{instead}.", ""]
+    floor = lookup.noise_floor(group)
+    lines += [floor, ""] if floor else []
     ranking = tables.ranking(group)
     grids = tables.group_grids(shown)
     lines += [*table_lines(ranking.short()), "", ranking.note, ""]
@@ -118,27 +121,101 @@ def _group(group: Group, shown: Group) -> list[str]:
     return lines
 
 
-def _reference(group: Group) -> str:
-    instead = f", in place of `{group.asked}`" if group.asked else ""
-    return f"Reference row: `{group.reference.label}`{instead}."
-
-
 def _answer(answer: Answer) -> str:
     name = f"{code(answer.row.label)}: " if answer.row else ""
     return f"- **{answer.question}**: {name}{plain(answer.text)}"
 
 
 def _fits(group: Group) -> list[str]:
-    fits = fastest_that_fits(group)
-    if not fits:
-        return []
     lines = ["| Fits in GiB | Fastest recipe | Samples/s | Needs GiB |", "|--:|---|--:|--:|"]
-    rates = units.column("rate", [f.row and f.row.numbers.samples_per_second for f in fits])
-    needs = units.column("gib", [f.row and f.row.numbers.need_bytes for f in fits])
-    for fit, rate, need in zip(fits, rates, needs, strict=True):
+    for fit, rate, need in tables.fits(group):
         name = code(fit.row.label) if fit.row else "nothing measured fits"
         lines.append(f"| {fit.sizes} | {name}{plain(fit.others)} | {rate} | {need} |")
-    return [*lines, ""]
+    return [*lines, ""] if lines[2:] else []
+
+
+def _recorded(report: Report) -> list[str]:
+    """Return the runs with a profile or snapshot, and their files."""
+    if not report.recorded:
+        return []
+    lines = ["## Recorded runs, not ranked", "", RECORDED_NOTE, ""]
+    for result in report.recorded[:MANY]:
+        files = [f"- {code(name)}" for name in result.recordings]
+        lines += [f"### {code(label(result.spec))}", "", *files, ""]
+        if result.key_averages:
+            lines += [*table_lines(tables.averages(result)), ""]
+    return lines + sentences.more_recorded(report)
+
+
+def _settings(report: Report) -> list[str]:
+    """Return the facts that are settings and no observed effects, by strategy over all rows."""
+    found: dict[str, set[str]] = {}
+    for group in report.groups:
+        for row in group.rows:
+            for name, facts in row.first.evidence.items():
+                if settings(facts):
+                    found.setdefault(name, set()).update(settings(facts))
+    lines = [f"- {code(name)}: {plain(', '.join(sorted(of)))}" for name, of in found.items()]
+    return ["## Settings, not effects", "", SETTINGS_NOTE, "", *lines, ""] if lines else []
+
+
+def _environment(report: Report) -> list[str]:
+    lines = []
+    for group, _ in in_full(report.groups):
+        facts = lookup.environment(group.rows)
+        texts = [f"{name} {lookup.listed(values)}" for name, values in facts.items()]
+        lines += [f"- {plain(', '.join(texts))}"] if texts else []
+    return ["## Environment", "", *dict.fromkeys(lines), ""] if lines else []
+
+
+def _commands(report: Report) -> list[str]:
+    shown = [row for _, group in in_full(report.groups) for row in group.rows]
+    every = [(row.label, row.first.command) for row in shown]
+    every += [(ended.label, ended.result.command) for ended in report.unfinished[:MANY]]
+    commands = [f"# {name}\n{command}" for name, command in every if command]
+    return ["## Commands", "", *fence("sh", commands), ""] if commands else []
+
+
+# ---- parts of a page ----
+
+
+def plain(text: str) -> str:
+    """Escape text from results (a reason, a name), so that it makes no HTML, link or picture."""
+    return text.replace("<", "&lt;").replace("](", "]\\(")
+
+
+def code(text: str) -> str:
+    """Return text as inline code, with its backticks replaced."""
+    return f"`{text.replace('`', chr(39))}`"
+
+
+def fence(language: str, lines: Sequence[str]) -> list[str]:
+    """Return a block of code that its lines cannot close."""
+    longest = max((len(run) for run in re.findall("`+", "\n".join(lines))), default=0)
+    ticks = "`" * max(3, longest + 1)
+    return [f"{ticks}{language}", *lines, ticks]
+
+
+def table_lines(grid: Grid) -> list[str]:
+    """Return a table's lines; numbers are right-aligned."""
+    rules = ["---" if kind in units.TEXT else "--:" for kind in grid.kinds]
+    lines = [_line(grid.heads), f"|{'|'.join(rules)}|"]
+    for cells, marks in zip(grid.lines, grid.marks, strict=True):
+        pairs = zip(cells, grid.heads, strict=True)
+        lines.append(_line([_cell(cell, head, "alarm" in marks) for cell, head in pairs]))
+    return lines
+
+
+def _line(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _cell(text: str, head: str, alarm: bool) -> str:
+    text = " ".join(text.split()).replace("|", "\\|")
+    if head == "Recipe":
+        return code(text)
+    text = plain(text)
+    return f"**{text}**" if alarm and parity.alarming(text) else text
 
 
 def _table(grid: Grid, level: str = "##") -> list[str]:
@@ -151,20 +228,3 @@ def _table(grid: Grid, level: str = "##") -> list[str]:
 
 def _folded(title: str, lines: list[str]) -> list[str]:
     return [f"<details><summary>{title}</summary>", "", *lines, "", "</details>", ""]
-
-
-def _environment(report: Report) -> list[str]:
-    lines = []
-    for group, _ in in_full(report.groups):
-        facts = environment.merged(group.rows)
-        texts = [f"{name} {environment.listed(values)}" for name, values in facts.items()]
-        lines += [f"- {plain(', '.join(texts))}"] if texts else []
-    return ["## Environment", "", *dict.fromkeys(lines), ""] if lines else []
-
-
-def _commands(report: Report) -> list[str]:
-    shown = [row for _, group in in_full(report.groups) for row in group.rows]
-    every = [(row.label, row.first.command) for row in shown]
-    every += [(ended.label, ended.result.command) for ended in report.unfinished[:MANY]]
-    commands = [f"# {label}\n{command}" for label, command in every if command]
-    return ["## Commands", "", *fence("sh", commands), ""] if commands else []

@@ -5,16 +5,13 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from harness.report.data import environment
+from harness.report.data import lookup
 from harness.report.data.answers import MANY
 from harness.report.data.rows import Group, Report, Row, label
 from harness.report.figures import derive
-from harness.report.figures.derive import hindered
 from harness.report.figures.predicted import OUT_OF_MEMORY
-from harness.report.rendering.explanations import model_in_words
 from harness.result import Status, is_unplaced
-
-NOT_ASKED = "NOT the requested reference"
+from harness.spec import Spec
 
 
 def summary(report: Report) -> str:
@@ -68,20 +65,39 @@ def others(report: Report, first: int) -> str:
     rows = [row for group in report.groups[first:] for row in group.rows]
     if not rows:
         return ""
-    wrong = [f"{row.label} ({row.versus.parity})" for row in others_wrong(report, first)]
     text = (
         f"{first} of {len(report.groups)} groups are shown in full. The other groups have "
         f"{len(rows)} rows: report.html and report.md have a table of them, report.csv and "
         "report.json every value."
     )
-    if not wrong:
-        return text
-    return f"{text} Rows with a wrong computation: {some(wrong)}."
+    wrong = [f"{row.label} ({row.versus.parity})" for row in others_wrong(report, first)]
+    return " ".join([text, *_named(wrong, "Rows with a wrong computation:", ".")])
 
 
 def others_wrong(report: Report, first: int) -> list[Row]:
     """Return the rows of the groups from index ``first`` with a wrong computation."""
     return [row for group in report.groups[first:] for row in group.rows if row.versus.wrong]
+
+
+def recorded(report: Report) -> str:
+    """Return a sentence on the recorded runs; empty without one."""
+    names = some([label(result.spec) for result in report.recorded])
+    return f"Recorded, not ranked: {names}." if names else ""
+
+
+def more_recorded(report: Report) -> list[str]:
+    """Return a line on the recorded runs beyond ``MANY``, which no page lists."""
+    count = len(report.recorded) - MANY
+    return [f"{count} more recorded runs, which are not listed here."] if count > 0 else []
+
+
+def memory_only(report: Report) -> str:
+    """Return the runs that were measured side by side, and their needs; empty without one."""
+    needs = [
+        f"{label(r.spec)} {(derive.need_bytes(r.ranks, r.meter) or 0) / 2**30:.2f} GiB"
+        for r in report.memory_only
+    ]
+    return f"Memory only, measured side by side, never ranked: {some(needs)}." if needs else ""
 
 
 # ---- group ----
@@ -101,67 +117,85 @@ def detailed(group: Group, shown: Group) -> str:
 def setting(group: Group) -> str:
     """Return the setting that all rows of a group share."""
     spec, first = group.reference.spec, group.reference.first
-    if group.draws:
-        return _setting_of_samples(group)
-    return (
-        f"{model_in_words(spec)} ({first.parameters / 1e6:.1f} M parameters) on {spec.data}, "
-        f"{spec.objective} objective, global batch {spec.global_batch}, seed {spec.seed}, "
-        f"{spec.warmup} warm-up + {spec.steps} timed steps"
-    )
-
-
-def _setting_of_samples(group: Group) -> str:
-    spec, first = group.reference.spec, group.reference.first
+    model, parameters = model_in_words(spec), f"{first.parameters / 1e6:.1f} M parameters"
+    if not group.draws:
+        return (
+            f"{model} ({parameters}) on {spec.data}, {spec.objective} objective, global batch "
+            f"{spec.global_batch}, seed {spec.seed}, {spec.warmup} warm-up + {spec.steps} timed "
+            "steps"
+        )
     weights = f"weights of {spec.weights}" if spec.weights else "weights as they are drawn"
     guidance = f"guidance {spec.scale:g}" if spec.scale != 1 else "no guidance"
     return (
-        f"Samples of {model_in_words(spec)} ({first.parameters / 1e6:.1f} M parameters, "
-        f"{weights}) in the shape of {spec.data}: {spec.objective} objective, "
-        f"{spec.drawn_steps} sampler steps, {guidance}, {spec.global_batch} samples a "
-        f"batch, seed {spec.seed}, {spec.warmup} warm-up + {spec.steps} timed batches"
+        f"Samples of {model} ({parameters}, {weights}) in the shape of {spec.data}: "
+        f"{spec.objective} objective, {spec.drawn_steps} sampler steps, {guidance}, "
+        f"{spec.global_batch} samples a batch, seed {spec.seed}, {spec.warmup} warm-up + "
+        f"{spec.steps} timed batches"
     )
+
+
+def model_in_words(spec: Spec) -> str:
+    """Return the model with its changed sizes, and the pixels, frames and text tokens of the spec.
+
+    Sizes that the spec leaves out are the model's usual ones.
+    """
+    told = [
+        f"{spec.resolution} pixels" if spec.resolution else "",
+        f"{spec.frames} frames" if spec.frames else "",
+        f"{spec.text} tokens of text" if spec.text else "",
+    ]
+    changed = f" with {spec.set}" if spec.set else ""
+    size = ", ".join(filter(None, told))
+    return f"{spec.model}{changed}" + (f" at {size}" if size else "")
 
 
 def stamp(group: Group) -> str:
     """Return the meter of these numbers, and what they are not comparable with."""
-    parts = (_simulated(group) if group.world else "", _meter(group), environment.between(group))
-    return " ".join(filter(None, parts))
-
-
-def _simulated(group: Group) -> str:
-    return (
+    simulated = (
         f"SIMULATED WORLD: one process ran rank 0 of {group.world}. Memory is that "
         "rank's, without the communication library's own. Time is computation without "
         "communication. Losses have no meaning and are not kept. Rows are ordered by "
         "memory, never ranked with real rows, and in no answer."
     )
+    parts = (simulated if group.world else "", _meter(group), _nodes(group))
+    return " ".join(filter(None, parts))
 
 
 def _meter(group: Group) -> str:
-    where = f"{group.device}, {_processes(group)}"
+    counts = sorted({row.spec.processes for row in group.rows})
+    noun = "process" if counts == [1] else "processes"
+    where = f"{group.device}, {' or '.join(map(str, counts))} {noun}"
     if group.meter == "cuda":
         return (
             f"Measured on {where}. Memory is ranked by the free memory that a device must "
             "have: the caching allocator's reserve, the CUDA context and the "
             "communication library."
         )
+    places = " on the device. Tensors that the engine offloads to host memory are in On host"
+    if any(row.numbers.placed_by == derive.UNTOLD for row in group.rows):
+        places = ", on the device and in host memory (an older result: offload shows no saving)"
     return (
         f"Measured on CPU processes ({where}), without a GPU. Do NOT compare these numbers with a "
-        f"GPU's. Rows are ranked by Peak: the live tensors of a traced step{_places(group)}."
+        f"GPU's. Rows are ranked by Peak: the live tensors of a traced step{places}."
     )
 
 
-def _places(group: Group) -> str:
-    """Return which tensors a CPU's peak includes: those on the device, if recorded."""
-    if any(row.numbers.placed_by == derive.UNTOLD for row in group.rows):
-        return ", on the device and in host memory (an older result: offload shows no saving)"
-    return " on the device. Tensors that the engine offloads to host memory are in On host"
-
-
-def _processes(group: Group) -> str:
-    counts = sorted({row.spec.processes for row in group.rows})
-    noun = "process" if counts == [1] else "processes"
-    return f"{' or '.join(map(str, counts))} {noun}"
+def _nodes(group: Group) -> str:
+    """Return the nodes of a group's rows and their network; empty if all ran on one node."""
+    results = [r for row in group.rows for r in row.results if r.spec.nodes > 1]
+    if not results:
+        return ""
+    counts = " or ".join(str(n) for n in sorted({r.spec.nodes for r in results}))
+    wires = dict.fromkeys(
+        f"{wire.bandwidth / 1e9:.3g} GB/s, {wire.latency_seconds * 1e3:.3g} ms an all-reduce "
+        f"({wire.backend})"
+        for wire in (r.wire for r in results)
+        if wire
+    )
+    text = f"; between them {' / '.join(wires)}" if wires else ""
+    single = any(row.spec.nodes == 1 for row in group.rows)
+    some_on_one = " (rows of one process on one)" if single else ""
+    return f"On {counts} nodes{some_on_one}{text}. Host memory is that of the fullest node."
 
 
 def errors(group: Group) -> list[str]:
@@ -171,19 +205,23 @@ def errors(group: Group) -> list[str]:
 
 def wrong_rows(group: Group) -> list[str]:
     """Return a sentence on the rows with a wrong computation, if there are any."""
-    wrong = [f"{row.label} ({_what(row)})" for row in group.rows if row.versus.wrong]
-    if not wrong:
-        return []
-    return [
-        f"Rows with a wrong computation: {some(wrong, '; ')}. They are in no answer and "
-        "not on the front."
+    wrong = [
+        f"{row.label} ({': '.join(filter(None, (row.versus.parity, row.versus.differs_in)))})"
+        for row in group.rows
+        if row.versus.wrong
     ]
+    after = ". They are in no answer and not on the front."
+    return _named(wrong, "Rows with a wrong computation:", after, "; ")
+
+
+def _named(names: Sequence[str], before: str, after: str, between: str = ", ") -> list[str]:
+    """Return a sentence on these rows; none without a row."""
+    return [f"{before} {some(names, between)}{after}"] if names else []
 
 
 def notes(group: Group) -> list[str]:
     """Return the other warnings for a reader of this group, one sentence each."""
-    noisy = [row.label for row in group.rows if row.numbers.noisy]
-    counts = {row.spec.processes for row in group.rows}
+    rows, numbers = group.rows, [(row.label, row.numbers) for row in group.rows]
     texts = []
     if group.reference.versus.differs_in:
         texts.append(
@@ -191,98 +229,45 @@ def notes(group: Group) -> list[str]:
             f"({group.reference.versus.differs_in}), so the distances of other rows to it "
             "are less certain."
         )
-    if noisy:
-        texts.append(f"Noisy step times: {some(noisy)}. More --steps, or a quieter machine.")
-    texts += _disturbed(group) + _paused(group) + _not_alone(group) + _hindered(group)
-    if len(counts) > 1:
+    noisy = [name for name, n in numbers if n.noisy]
+    texts += _named(noisy, "Noisy step times:", ". More --steps, or a quieter machine.")
+    texts += _named(
+        [f"{name} {n.disturbed_steps} of {n.timed_steps}" for name, n in numbers
+         if n.disturbed_steps],
+        "Disturbed steps, during which other work held the cores:",
+        ". Their times are too long: measure again on a quieter machine.",
+    )  # fmt: skip
+    paused = [(row, sum(map(derive.paused_steps, row.results))) for row in rows]
+    texts += _named(
+        [f"{row.label} {count} of {row.numbers.timed_steps}" for row, count in paused if count],
+        "Network paused? Steps far above the median:",
+        ". Check the link between the nodes, and measure again.",
+    )
+    beside = [row.label for row in rows if any(r.launch and r.launch.others for r in row.results)]
+    texts += _named(
+        beside,
+        "Another Headroom ran on the machine during",
+        ", so their times are too long. Measure again with one at a time.",
+    )
+    texts += _hindered(group)
+    if len({row.spec.processes for row in rows}) > 1:
         texts.append("Rows differ in their number of processes; samples/s is of the whole job.")
-    for name, values in environment.differing(group.rows).items():
-        texts.append(f"Rows differ in their environment: {name} is {environment.listed(values)}.")
-    texts += _unknown_places(group)
+    for name, values in lookup.differing_environment(rows).items():
+        texts.append(f"Rows differ in their environment: {name} is {lookup.listed(values)}.")
+    unplaced = [
+        f"Placement of {name}'s tensors: {n.placed_by}. All count as on the device."
+        for name, n in numbers
+        if is_unplaced(n.placed_by)
+    ]
+    texts += first_of(unplaced, "rows with unknown placement")
     texts += _missing_flops(group)
     return [*texts, *first_of(_meter_notes(group), "notes of the meter")]
-
-
-def _meter_notes(group: Group) -> list[str]:
-    """Return the meter's notes; those that differ only in their file, "X.yaml: ...", are one."""
-    files: dict[str, list[str]] = {}
-    for note in dict.fromkeys(n for row in group.rows for r in row.results for n in r.meter_notes):
-        name, colon, rest = note.partition(": ")
-        named = colon and name.endswith((".yaml", ".json"))
-        files.setdefault(rest if named else note, []).extend([name] if named else [])
-    heads = ((", ".join(names), text) for text, names in files.items())
-    return [f"{names}: {text}." if names else f"{text}." for names, text in heads]
-
-
-def stand_in(group: Group) -> str:
-    """Return a warning if another row replaces the requested reference; empty if not."""
-    if not group.asked:
-        return ""
-    ended = f"ended as {group.asked_ended}" if group.asked_ended else "is not among the results"
-    return (
-        f"{NOT_ASKED}: {group.asked} {ended}, so rows are compared with {group.reference.label}; "
-        "every ratio and distance is to that."
-    )
-
-
-def _what(row: Row) -> str:
-    """Return the verdict of a wrong row, and its reason."""
-    return ": ".join(filter(None, (row.versus.parity, row.versus.differs_in)))
-
-
-def _disturbed(group: Group) -> list[str]:
-    """Return the rows with disturbed steps, and their numbers."""
-    counted = ((row.label, row.numbers) for row in group.rows)
-    marked = [
-        f"{name} {n.disturbed_steps} of {n.timed_steps}" for name, n in counted if n.disturbed_steps
-    ]
-    if not marked:
-        return []
-    return [
-        f"Disturbed steps, during which other work held the cores: {some(marked)}. Their "
-        "times are too long: measure again on a quieter machine."
-    ]
-
-
-def _paused(group: Group) -> list[str]:
-    """Return the multi-node rows with steps far above the median, as after a network pause."""
-    marked = environment.paused_rows(group.rows)
-    if not marked:
-        return []
-    return [
-        f"Network paused? Steps far above the median: {some(marked)}. Check the link "
-        "between the nodes, and measure again."
-    ]
-
-
-def _not_alone(group: Group) -> list[str]:
-    """Return the rows that another Headroom process ran beside."""
-    names = [
-        row.label for row in group.rows if any(r.launch and r.launch.others for r in row.results)
-    ]
-    if not names:
-        return []
-    return [
-        f"Another Headroom ran on the machine during {some(names)}, so their times are "
-        "too long. Measure again with one at a time."
-    ]
-
-
-def _unknown_places(group: Group) -> list[str]:
-    """Return the rows whose tensors have an unknown placement."""
-    said = {row.label: row.numbers.placed_by or "" for row in group.rows}
-    lines = [
-        f"Placement of {label}'s tensors: {word}. All count as on the device."
-        for label, word in said.items()
-        if is_unplaced(word)
-    ]
-    return first_of(lines, "rows with unknown placement")
 
 
 def _hindered(group: Group) -> list[str]:
     """Return the disturbances of the rows' GPUs."""
     found = {
-        row.label: dict.fromkeys(word for r in row.results for word in hindered(r.gpu_samples))
+        row.label: dict.fromkeys(w for r in row.results for w in derive.hindered(r.gpu_samples))
         for row in group.rows
     }
     lines = [f"{name}: {', '.join(words)}." for name, words in found.items() if words]
@@ -295,19 +280,31 @@ def _missing_flops(group: Group) -> list[str]:
     counted = [r.numbers for r in group.rows if r.numbers.flops_per_second is not None]
     reasons = dict.fromkeys(n.mfu_missing for n in counted if n.mfu_missing)
     texts = [f"No MFU: {reason}." for reason in reasons if group.meter == "cuda"]
-    if uncounted:
-        texts.append(f"No FLOP/s: {some(uncounted)}. {derive.NO_FLOPS}.")
-    return texts
+    return texts + _named(uncounted, "No FLOP/s:", f". {derive.NO_FLOPS}.")
+
+
+def _meter_notes(group: Group) -> list[str]:
+    """Return the meter's notes; those that differ only in their file, "X.yaml: ...", are one."""
+    files: dict[str, list[str]] = {}
+    for note in dict.fromkeys(n for row in group.rows for r in row.results for n in r.meter_notes):
+        name, colon, rest = note.partition(": ")
+        named = colon and name.endswith((".yaml", ".json"))
+        files.setdefault(rest if named else note, []).extend([name] if named else [])
+    return [f"{', '.join(names)}: {t}." if names else f"{t}." for t, names in files.items()]
+
+
+def stand_in(group: Group) -> str:
+    """Return a warning if another row replaces the requested reference; empty if not."""
+    if not group.asked:
+        return ""
+    ended = f"ended as {group.asked_ended}" if group.asked_ended else "is not among the results"
+    return (
+        f"NOT the requested reference: {group.asked} {ended}, so rows are compared with "
+        f"{group.reference.label}; every ratio and distance is to that."
+    )
 
 
 # ---- prediction errors ----
-
-
-def introduction(key: str, group: Group) -> str:
-    """Return the sentence above a table, by its key; empty for most tables."""
-    if key == "predicted":
-        return prediction_errors(group)
-    return calibration(group) if key == "calibrated" else ""
 
 
 def calibration(group: Group) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -13,120 +12,17 @@ from rich.padding import Padding
 from harness.report.data import lookup
 from harness.report.data.answers import MANY, answers, fastest_that_fits, headline, in_full
 from harness.report.data.compare import Change, Comparison
-from harness.report.data.grid import Column, Grid, tabulate, text_grid
+from harness.report.data.grid import Column, tabulate, text_grid
 from harness.report.data.rows import Group, Report, Unfinished
-from harness.report.rendering import analyses, extra_tables, sentences, tables
-from harness.report.rendering.narrow import print_grid as print_grid
-from harness.report.rendering.parts import plain, table_lines
-from harness.report.rendering.sentences import first_of
+from harness.report.rendering import analyses, sentences, tables
+from harness.report.rendering.narrow import print_grid
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 
-# ---- comparison ----
-# Tables and Markdown of two result sets.
-
-
-NOTE = (
-    "A row has changed if its median step moved by more than Limit %, the noise from run to run. "
-    "Without a known limit: by more than 5 %, and the p10 to p90 intervals do not overlap. Memory "
-    "has changed from 2 % or 16 MiB. Losses, gradient norms and updates have changed if rounding "
-    "does not explain it. Read on: docs/explanation/noise-and-parity.md."
-)
-
-
-def _outcome(change: Change) -> str:
-    still = "" if change.new_status == "ok" else f"still {change.new_status}"
-    return change.words or still
-
-
 MOST_NOTES = 3
 """Notes on a group that are printed; report.md has all."""
-COLUMNS = (
-    Column("Recipe", lambda c: c.label),
-    Column("Old ms", lambda c: c.old_step_seconds, "ms"),
-    Column("New ms", lambda c: c.new_step_seconds, "ms"),
-    Column("Step x", lambda c: c.step_ratio, "ratio"),
-    Column("Limit %", lambda c: c.step_limit_fraction, "percent"),
-    Column("Old GiB", lambda c: c.old_need_bytes, "gib"),
-    Column("New GiB", lambda c: c.new_need_bytes, "gib"),
-    Column("Memory %", lambda c: c.need_change_fraction, "change"),
-    Column("Loss", lambda c: c.loss_distance, "distance"),
-    Column("Grad norm", lambda c: c.grad_norm_distance, "distance"),
-    Column("Changed", _outcome, "flag"),
-)
-
-
-def markdown(comparison: Comparison) -> str:
-    """Return the comparison as Markdown text."""
-    lines = ["# Headroom: old against new", "", summary(comparison), "", comparison.basis, ""]
-    if comparison.environment:
-        lines += [*table_lines(environment_grid(comparison)), ""]
-    if comparison.changes:
-        lines += [*table_lines(changes_grid(shown(comparison))), "", NOTE, ""]
-    lines += [f"- {plain(line)}" for line in leftovers(comparison)]
-    return "\n".join(lines).rstrip() + "\n"
-
-
-def summary(comparison: Comparison) -> str:
-    """Return the comparison in one sentence."""
-    counts = f"{len(comparison.changes)} rows in both sets, {len(comparison.changed)} changed"
-    if len(comparison.changes) > MANY:
-        counts += f" (the table has at most {MANY} of these)"
-    if comparison.environment:
-        return f"{counts} beyond noise. Not the same environment: read the differences first."
-    return f"{counts} beyond noise. Same environment."
-
-
-def shown(comparison: Comparison) -> Comparison:
-    """Return the comparison; above ``MANY`` rows, only the first changed ones."""
-    if len(comparison.changes) <= MANY:
-        return comparison
-    return dataclasses.replace(comparison, changes=comparison.changed[:MANY])
-
-
-def changes_grid(comparison: Comparison) -> Grid:
-    """Return the rows that both sets have; changed ones are marked."""
-    marks = [("alarm",) if change.words else () for change in comparison.changes]
-    return tabulate("compare", "Rows", COLUMNS, comparison.changes, marks=marks)
-
-
-def environment_grid(comparison: Comparison) -> Grid:
-    """Return the environment facts that differ."""
-    kinds = dict.fromkeys(("Differs", "Old", "New"), "text")
-    return text_grid("environment", "Environment", kinds, [*map(list, comparison.environment)])
-
-
-def leftovers(comparison: Comparison) -> list[str]:
-    """Return a line for each row that only one set has, and each file that is no result."""
-    sides = (("old", comparison.only_old), ("new", comparison.only_new))
-    lines = [f"only in the {side} set: {name}" for side, names in sides for name in names[:MANY]]
-    lines += [
-        f"only in the {side} set: {len(names) - MANY} more rows"
-        for side, names in sides
-        if len(names) > MANY
-    ]
-    return lines + skipped(comparison)
-
-
-def unpaired(comparison: Comparison) -> list[str]:
-    """Return a line for each set: the recipes of the rows that only this set has."""
-    sides = (("old", comparison.only_old), ("new", comparison.only_new))
-    return [f"only in the {side} set: {_recipes(names)}" for side, names in sides if names]
-
-
-def _recipes(names: Sequence[str]) -> str:
-    """Return the recipes of these rows, with a count if several rows have the same."""
-    counts = Counter(name.split(" ")[0] for name in names)
-    return ", ".join(
-        recipe if count == 1 else f"{recipe} ({count} rows)" for recipe, count in counts.items()
-    )
-
-
-def skipped(comparison: Comparison) -> list[str]:
-    """Return a line for each file that is no result."""
-    return [f"skipped: {line}" for line in first_of(comparison.skipped, "skipped files")]
 
 
 def render(report: Report, console: Console) -> None:
@@ -145,10 +41,8 @@ def render(report: Report, console: Console) -> None:
     wrong = sentences.others_wrong(report, len(groups))
     if text := sentences.others(report, len(groups)):
         console.print(f"\n{escape(text)}", style="red" if wrong else "dim")
-    if report.memory_only:
-        console.print(escape(extra_tables.sentence_of_memory_only(report)), highlight=False)
-    if report.recorded:
-        console.print(escape(extra_tables.sentence(report)), highlight=False)
+    for text in filter(None, (sentences.memory_only(report), sentences.recorded(report))):
+        console.print(escape(text), highlight=False)
     if report.unfinished:
         console.print("\n[bold]Did not finish[/bold]")
         listed = report.unfinished[:MANY]
@@ -157,19 +51,6 @@ def render(report: Report, console: Console) -> None:
         console.print(sentences.left_out(len(listed), len(report.unfinished)), end="")
     for line in sentences.first_of(report.skipped, "skipped files"):
         console.print(f"[yellow]skipped[/yellow] {escape(line)}")
-
-
-def render_comparison(compared: Comparison, console: Console) -> None:
-    """Print the changes between two result sets."""
-    console.print(summary(compared), style="bold", highlight=False)
-    if compared.environment:
-        print_grid(environment_grid(compared), console)
-    if compared.changes:
-        print_grid(changes_grid(shown(compared)), console)
-        console.print(NOTE, style="dim", highlight=False)
-    console.print(escape(compared.basis), style="dim", highlight=False)
-    for line in (*unpaired(compared), *skipped(compared)):
-        console.print(escape(line), highlight=False)
 
 
 def _group(group: Group, shown: Group, console: Console) -> None:
@@ -216,3 +97,68 @@ def _unfinished(unfinished: Unfinished, console: Console) -> None:
         console.print(
             Padding(f"{head}: {escape(cell)}", (0, 0, 0, 3), expand=False), highlight=False
         )
+
+
+# ---- comparison ----
+
+
+NOTE = (
+    "A row has changed if its median step moved by more than Limit %, the noise from run to run. "
+    "Without a known limit: by more than 5 %, and the p10 to p90 intervals do not overlap. Memory "
+    "has changed from 2 % or 16 MiB. Losses, gradient norms and updates have changed if rounding "
+    "does not explain it. Read on: docs/explanation/noise-and-parity.md."
+)
+
+
+def _outcome(change: Change) -> str:
+    still = "" if change.new_status == "ok" else f"still {change.new_status}"
+    return change.words or still
+
+
+COLUMNS = (
+    Column("Recipe", lambda c: c.label),
+    Column("Old ms", lambda c: c.old_step_seconds, "ms"),
+    Column("New ms", lambda c: c.new_step_seconds, "ms"),
+    Column("Step x", lambda c: c.step_ratio, "ratio"),
+    Column("Limit %", lambda c: c.step_limit_fraction, "percent"),
+    Column("Old GiB", lambda c: c.old_need_bytes, "gib"),
+    Column("New GiB", lambda c: c.new_need_bytes, "gib"),
+    Column("Memory %", lambda c: c.need_change_fraction, "change"),
+    Column("Loss", lambda c: c.loss_distance, "distance"),
+    Column("Grad norm", lambda c: c.grad_norm_distance, "distance"),
+    Column("Changed", _outcome, "flag"),
+)
+
+
+def render_comparison(compared: Comparison, console: Console) -> None:
+    """Print the changes between two result sets; of many rows, only the first changed ones."""
+    rows, crowded = compared.changes, len(compared.changes) > MANY
+    counts = f"{len(rows)} rows in both sets, {len(compared.changed)} changed"
+    counts += f" (the table has at most {MANY} of these)" if crowded else ""
+    same = "Same environment."
+    if compared.environment:
+        same = "Not the same environment: read the differences first."
+    console.print(f"{counts} beyond noise. {same}", style="bold", highlight=False)
+    if compared.environment:
+        kinds = dict.fromkeys(("Differs", "Old", "New"), "text")
+        facts = [list(fact) for fact in compared.environment]
+        print_grid(text_grid("environment", "Environment", kinds, facts), console)
+    if rows:
+        shown = compared.changed[:MANY] if crowded else rows
+        marks = [("alarm",) if change.words else () for change in shown]
+        print_grid(tabulate("compare", "Rows", COLUMNS, shown, marks=marks), console)
+        console.print(NOTE, style="dim", highlight=False)
+    console.print(escape(compared.basis), style="dim", highlight=False)
+    for side, names in (("old", compared.only_old), ("new", compared.only_new)):
+        if names:
+            console.print(escape(f"only in the {side} set: {_recipes(names)}"), highlight=False)
+    for line in sentences.first_of(compared.skipped, "skipped files"):
+        console.print(escape(f"skipped: {line}"), highlight=False)
+
+
+def _recipes(names: Sequence[str]) -> str:
+    """Return the recipes of these rows, with a count if several rows have the same."""
+    counts = Counter(name.split(" ")[0] for name in names)
+    return ", ".join(
+        recipe if count == 1 else f"{recipe} ({count} rows)" for recipe, count in counts.items()
+    )

@@ -1,0 +1,647 @@
+"""The anatomy of one run as a self-contained HTML page, and its charts as SVG files. No torch.
+
+The page is drawn from a ``MemoryBreakdown``: the run's memory and time by part.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+import numpy as np
+
+from harness.memory.memory_breakdown import Kept, Lump, MemoryBreakdown, OpCost, Point, Timeline
+from harness.report.data.grid import Column, tabulate
+from harness.report.figures import units
+from harness.report.figures.units import CATEGORIES, title
+from harness.report.rendering.charts import COLOUR_OF
+from harness.report.rendering.html import HEAD, STYLE, colour_keys, figure, section, table, tag
+from harness.report.rendering.svg import (
+    COLOURS,
+    WIDTH,
+    Scale,
+    axes,
+    element,
+    padded,
+    picture,
+    place_labels,
+    polyline,
+    text,
+)
+from harness.subjects.dit.presets import PRESETS, train_flops, trainable_count
+from strategies.engine import STEP_PHASES
+
+Keys = list[tuple[str, str]]
+"""Name and colour of each entry of a legend."""
+
+# ---- laws ----
+# Activation memory and FLOPs by size of a DiT, fitted to measured points.
+
+
+@dataclass(frozen=True)
+class Law:
+    """Activation bytes = B (block T D L + ends T D + sample D L), for batch B, tokens T, hidden
+    units D and blocks L.
+
+    ``block``: bytes a token, hidden unit and block. ``ends``: bytes a token and hidden unit
+    outside the blocks. ``sample``: bytes a sample, hidden unit and block (the modulation).
+    ``worst`` is the largest relative error over the points it was fitted to.
+    """
+
+    block: float
+    ends: float
+    sample: float
+    worst: float = 0.0
+
+    def __call__(self, batch: int, tokens: int, hidden: int, depth: int) -> float:
+        """Return the bytes of a step's activations."""
+        unit_bytes = self.block * tokens * depth + self.ends * tokens + self.sample * depth
+        return batch * hidden * unit_bytes
+
+
+def fit(points: Sequence[Point]) -> Law:
+    """Fit by least squares of relative errors, so that small models count as much as large ones.
+
+    Raises:
+        ValueError: fewer than four points, or points that do not separate the terms.
+    """
+    rows = np.array([_terms(p) for p in points], dtype=float)
+    sizes = np.array([p.activation_bytes for p in points], dtype=float)
+    if len(points) < 4 or np.linalg.matrix_rank(rows / sizes[:, None]) < 3:
+        raise ValueError(f"{len(points)} points do not tell the law's three terms apart")
+    factors, *_ = np.linalg.lstsq(rows / sizes[:, None], np.ones(len(points)), rcond=None)
+    errors = np.abs(rows @ factors / sizes - 1)
+    return Law(*map(float, (*factors, errors.max())))
+
+
+def _terms(p: Point) -> tuple[int, int, int]:
+    width = p.batch * p.hidden
+    return width * p.tokens * p.depth, width * p.tokens, width * p.depth
+
+
+def six_nd_error(parameters: int, tokens: int, flops: float) -> float:
+    """Return the relative error of 6 N D against a training step's counted FLOPs; + is too many.
+
+    N trainable parameters, D tokens of the whole batch (Kaplan et al. 2020, arXiv:2001.08361).
+    A DiT's adaLN weights, a third of a block, run once per sample, not per token. 6 N D leaves
+    out attention's products of activations, which compensates part of it at many tokens.
+    """
+    return 6 * parameters * tokens / flops - 1
+
+
+def preset_errors(input_size: int = 32) -> list[tuple[str, int, float]]:
+    """Return (preset, tokens, error of 6 N D) of every preset, from the closed form of FLOPs."""
+    errors = []
+    for name, shape in PRESETS.items():
+        tokens, flops = shape.tokens(input_size), train_flops(shape, input_size)
+        error = six_nd_error(trainable_count(shape, input_size), tokens, flops)
+        errors.append((name, tokens, error))
+    return errors
+
+
+def attainable(flops_a_byte: float, peak_flops: float, bandwidth: float) -> float:
+    """Return FLOP/s under the roofline (Williams et al. 2009): the memory's rate or the peak."""
+    return min(peak_flops, flops_a_byte * bandwidth)
+
+
+def intensity(cost: OpCost) -> float:
+    """Return FLOPs per byte moved."""
+    return cost.flops / cost.bytes if cost.bytes else 0.0
+
+
+# ---- charts ----
+
+
+WIDE = 1200.0
+"""Width of a chart over the whole page."""
+SHOWN_OPS = 16
+FRAME = 48.0
+"""Space left of a chart, for the labels of its y axis."""
+SWEEPS = {
+    "batch": ("batch", "samples"),
+    "depth": ("depth", "blocks"),
+    "tokens": ("tokens", "tokens a sample"),
+    "width": ("hidden", "hidden units"),
+}
+"""Varied size -> its field of ``Point``, and the label of its axis."""
+FAMILIES = tuple(dict.fromkeys(name.partition("/")[0] for name in PRESETS))
+STACK_KEYS: Keys = [(title(name), COLOUR_OF[name]) for name in CATEGORIES]
+PHASE_KEYS: Keys = list(zip(STEP_PHASES, COLOURS, strict=False))
+FAMILY_KEYS: Keys = list(zip(FAMILIES, COLOURS, strict=False))
+
+
+def timeline(line: Timeline) -> str:
+    """Draw the live bytes at each operation of the step, stacked, with the peak marked."""
+    height, top = 300.0, 40.0
+    last = max(line.marks[-1][0], 1)
+    high = line.peak_bytes / units.MIB
+    x, y = Scale(0, last, 56.0, WIDE - 12), Scale(0, high * 1.06, height, top)
+    parts = axes(x, y, "operations run since the step began", "MiB", top)
+    parts += _areas(line, x, y)
+    parts += _borders(line, x, height, top)
+    parts += _peak(line, x, y, high)
+    return picture(WIDE, height + 36, parts, "Memory over one step, by category")
+
+
+def _areas(line: Timeline, x: Scale, y: Scale) -> list[str]:
+    below = [0.0] * len(line.op)
+    spots = [*line.op, line.marks[-1][0]]
+    parts = []
+    for name in CATEGORIES:
+        above = [b + v / units.MIB for b, v in zip(below, line.bytes[name], strict=True)]
+        if any(line.bytes[name]):
+            path = f"M{_stairs(spots, above, x, y)}L{_stairs(spots, below, x, y, back=True)}Z"
+            tip = element("title", title(name))
+            parts.append(element("path", tip, d=path, fill=COLOUR_OF[name], class_="area"))
+        below = above
+    return parts
+
+
+def _stairs(
+    ops: Sequence[int], heights: Sequence[float], x: Scale, y: Scale, *, back: bool = False
+) -> str:
+    """Return a staircase: each height holds until the next operation."""
+    pairs = []
+    for index, value in enumerate(heights):
+        pairs += [(x(ops[index]), y(value)), (x(ops[index + 1]), y(value))]
+    return "L".join(f"{a:.1f},{b:.1f}" for a, b in (reversed(pairs) if back else pairs))
+
+
+def _borders(line: Timeline, x: Scale, bottom: float, top: float) -> list[str]:
+    parts = []
+    for (start, phase), (stop, _) in zip(line.marks, line.marks[1:], strict=False):
+        at = x(start)
+        parts.append(element("line", x1=at, x2=at, y1=top - 12, y2=bottom, class_="border"))
+        if x(stop) - at > 50:
+            parts.append(text((at + x(stop)) / 2, top - 4, phase, class_="label mid"))
+        elif stop == line.marks[-1][0]:  # the optimizer has few operations, at the end
+            parts.append(text(x(stop), top - 16, phase, class_="label end"))
+    return parts
+
+
+def _peak(line: Timeline, x: Scale, y: Scale, high: float) -> list[str]:
+    at, level = x(line.peak_op), y(high)
+    label = f"peak {high:.1f} MiB: {short_op(line.peak_maker)}"
+    label += f" in {line.peak_module}" if line.peak_module else ""
+    side = {"class_": "label end"} if at > WIDE / 2 else {"class_": "label"}
+    shift = -10 if at > WIDE / 2 else 10
+    ring = element("circle", cx=at, cy=level, r=4.5, class_="mark")
+    return [ring, text(at + shift, level - 6, label, **side, font_weight=650)]
+
+
+def bars(breakdown: MemoryBreakdown) -> str:
+    """Draw the live bytes at the peak of a training step, and of inference on the same batch."""
+    lines = [
+        ("training", breakdown.timeline.at_peak()),
+        ("inference amid training", breakdown.inference.at_peak()),
+        ("inference alone", breakdown.inference_alone),
+    ]
+    top, left, row = 8.0, 140.0, 34.0
+    high = breakdown.timeline.peak_bytes / units.MIB
+    x = Scale(0, high, left, WIDTH - 50)
+    bottom = top + row * len(lines)
+    parts = [element("line", x1=x(v), x2=x(v), y1=top, y2=bottom, class_="grid") for v in x.ticks()]
+    parts += [text(x(v), bottom + 15, f"{v:g}", class_="tick mid") for v in x.ticks()]
+    for index, (name, sizes) in enumerate(lines):
+        at = top + index * row
+        parts.append(text(left - 8, at + 21, name, class_="label end"))
+        parts += _bar(sizes, x, at)
+    parts.append(text((left + WIDTH) / 2, bottom + 31, "MiB at the peak", class_="axis mid"))
+    return picture(WIDTH, bottom + 38, parts, "Training against inference")
+
+
+def _bar(sizes: Mapping[str, int], x: Scale, top: float) -> list[str]:
+    parts, before = [], 0.0
+    for name in CATEGORIES:
+        size = sizes.get(name, 0) / units.MIB
+        tip = element("title", f"{title(name)}: {size:.1f} MiB")
+        box = {"x": x(before), "y": top + 6, "width": x(size) - x(0), "height": 20}
+        if size:
+            parts.append(element("rect", tip, **box, fill=COLOUR_OF[name], class_="part"))
+        before += size
+    return [*parts, text(x(before) + 6, top + 21, f"{before:.1f}", class_="value")]
+
+
+def sweep(points: Sequence[Point], varies: str, law: Law) -> str:
+    """Draw activation bytes by one size: measured points, and the law's line."""
+    mine = [p for p in points if p.varies == varies]
+    field, name = SWEEPS[varies]
+    sizes = [getattr(p, field) for p in mine]
+    x = Scale(0, max(sizes) * 1.04, FRAME, WIDTH / 2 - 10)
+    y = Scale(0, max(p.activation_bytes for p in mine) / units.MIB * 1.1, 170.0, 26.0)
+    parts = axes(x, y, name, "activations, MiB", 26.0)
+    spots = []
+    for share in range(41):
+        size = max(sizes) * share / 40
+        fixed = {key: getattr(mine[0], key) for key in ("batch", "tokens", "hidden", "depth")}
+        values = fixed | {field: size}
+        spots.append((x(size), y(law(**values) / units.MIB)))
+    parts.append(element("path", d=polyline(spots), class_="curve", stroke=COLOURS[0]))
+    parts += [
+        element("circle", cx=x(s), cy=y(p.activation_bytes / units.MIB), r=3.6, fill=COLOURS[1])
+        for s, p in zip(sizes, mine, strict=True)
+    ]
+    return picture(WIDTH / 2, 210, parts, f"Activation memory against {name}")
+
+
+def preset_chart() -> str:
+    """Draw the error of 6 N D for each preset, by its number of tokens."""
+    errors = preset_errors()
+    values = [100 * error for _, _, error in errors]
+    x = Scale(10, 400, FRAME, WIDTH - 20, log=True)
+    y = Scale(*padded([0.0, *values], 0.1), 220.0, 26.0)
+    parts = [element("line", x1=FRAME, x2=WIDTH - 20, y1=y(v), y2=y(v), class_="grid")
+             for v in y.ticks()]  # fmt: skip
+    parts += [text(FRAME - 6, y(v) + 4, f"{v:g}", class_="tick end") for v in y.ticks()]
+    for family, colour in FAMILY_KEYS:
+        line = sorted((t, e) for name, t, e in errors if name.startswith(f"{family}/"))
+        spots = [(x(t), y(100 * e)) for t, e in line]
+        parts.append(element("path", d=polyline(spots), class_="curve", stroke=colour))
+        parts += [element("circle", cx=a, cy=b, r=3.2, fill=colour) for a, b in spots]
+    for tokens in sorted({t for _, t, _ in errors}):
+        parts.append(text(x(tokens), 235, f"{tokens}", class_="tick mid"))
+    name, middle = "tokens a sample (patches of 8, 4, 2)", (FRAME + WIDTH - 20) / 2
+    parts.append(text(middle, 251, name, class_="axis mid"))
+    parts.append(text(4, 17, "6 N D over the counted FLOPs, % too many", class_="axis"))
+    return picture(WIDTH, 260, parts, "Error of 6 N D for each preset")
+
+
+def short_op(name: str) -> str:
+    """Return an operation's short name: ``sum`` for ``aten.sum.dim_IntList``."""
+    plain = name.removeprefix("aten.").partition(".")[0].strip("_")
+    plain = plain.replace("scaled_dot_product_", "sdpa_").replace("_for_cpu", "")
+    return plain if len(plain) < 34 else f"{plain[:31]}..."
+
+
+def roofline(breakdown: MemoryBreakdown) -> str:
+    """Draw each operation's arithmetic intensity and FLOP/s, under this device's own ceilings."""
+    costs = [c for c in breakdown.ops if c.flops and c.bytes and c.seconds > 0][:SHOWN_OPS]
+    places = [(intensity(c), c.flops / c.seconds) for c in costs]
+    if not costs:
+        return ""
+    ridge = breakdown.peak_flops / breakdown.bandwidth
+    low = 10 ** math.floor(math.log10(min(p[0] for p in places)))
+    high = 10 ** math.ceil(math.log10(max(*(p[0] for p in places), 2 * ridge)))
+    floor = 10 ** math.floor(math.log10(min(p[1] for p in places)))
+    x = Scale(low, high, 62.0, WIDE - 12, log=True)
+    y = Scale(floor, 10 ** math.ceil(math.log10(breakdown.peak_flops)), 330.0, 26.0, log=True)
+    parts = axes(x, y, "arithmetic intensity: FLOPs a byte moved", "FLOP/s", y.end)
+    start = max(low, floor / breakdown.bandwidth)
+    corner = [(start, attainable(start, breakdown.peak_flops, breakdown.bandwidth))]
+    corner += [(ridge, breakdown.peak_flops), (high, breakdown.peak_flops)]
+    path = polyline([(x(a), y(b)) for a, b in corner])
+    parts.append(element("path", d=path, class_="roof"))
+    return picture(WIDE, 366, parts + _circles(costs, places, x, y), "Roofline of this device")
+
+
+def _circles(
+    costs: Sequence[OpCost], places: Sequence[tuple[float, float]], x: Scale, y: Scale
+) -> list[str]:
+    whole = sum(c.seconds for c in costs)
+    spots = [(x(a), y(b)) for a, b in places]
+    radii = [3 + 16 * math.sqrt(c.seconds / whole) for c in costs]
+    names = [short_op(c.op) for c in costs]
+    discs = [(a - r, b - r, a + r, b + r) for (a, b), r in zip(spots, radii, strict=True)]
+    labels = place_labels(spots, names, (x.start, y.end, x.end, y.start), discs)
+    colour = dict(PHASE_KEYS)
+    parts = []
+    rows = zip(costs, spots, radii, names, labels, strict=True)
+    for cost, (cx, cy), radius, name, label in rows:
+        tip = f"{cost.op} ({cost.phase}): {cost.calls} calls, {100 * cost.seconds / whole:.0f} %"
+        parts.append(
+            element("circle", element("title", tip), cx=cx, cy=cy, r=radius, class_="op",
+                    fill=colour.get(cost.phase, COLOURS[6]))
+        )  # fmt: skip
+        if label:
+            parts.append(text(*label, name, class_="label"))
+    return parts
+
+
+# ---- page ----
+
+
+AGREE = 0.03
+"""Relative difference allowed between the two counts of activations.
+
+Tensors that Python holds (the model's output, the batch) are alive, but autograd did not save
+them.
+"""
+SAME = 0.005
+"""Relative change of the peak up to which the hooks count as having no effect."""
+PRODUCTS = ("addmm", "mm", "bmm", "baddbmm", "convolution", "_scaled_dot", "_flash", "_efficient")
+"""Prefixes of the operations that the rule of 6 N D counts."""
+ROWS = 24
+"""Rows of a table; further ones are summed up."""
+MORE_STYLE = """
+svg { font-family: system-ui, "Segoe UI", Roboto, Arial, sans-serif; }
+.area { stroke: #fff; stroke-width: 0.4; } .border { stroke: #7d8893; stroke-dasharray: 3 3; }
+.mark { fill: none; stroke: var(--ink); stroke-width: 1.8; }
+.roof { fill: none; stroke: var(--ink); stroke-width: 1.8; }
+.op { fill-opacity: 0.55; stroke: #fff; } .four { display: grid;
+grid-template-columns: repeat(4, 1fr); gap: 6px 20px; }
+.uneven { display: grid; grid-template-columns: minmax(0, 1.25fr) minmax(0, 1fr); gap: 6px 34px; }
+@media screen and (max-width: 860px) { .uneven { grid-template-columns: minmax(0, 1fr); }
+  .four { grid-template-columns: 1fr 1fr; } }
+"""
+
+
+def _made_by(lump: Lump) -> str:
+    return "before the step" if lump.maker == "before" else short_op(lump.maker)
+
+
+LUMPS = (
+    Column("Category", lambda r: title(r.category)),
+    Column("Made by", _made_by),
+    Column("In module", lambda r: r.module or "outside the model"),
+    Column("Tensors", lambda r: r.count, "count"),
+    Column("MiB", lambda r: r.bytes, "mib"),
+)
+KEPT = (
+    Column("Module", lambda r: r.module or "outside the model (batch, loss)"),
+    Column("Of this name", lambda r: r.count, "count"),
+    Column("Made here and kept MiB", lambda r: r.made, "mib"),
+    Column("Saved here for backward MiB", lambda r: r.saved, "mib"),
+)
+OPS = (
+    Column("Operation", lambda r: r[0].op),
+    Column("Phase", lambda r: r[0].phase),
+    Column("Calls", lambda r: r[0].calls, "count"),
+    Column("Time %", lambda r: r[1], "percent"),
+    Column("GFLOP", lambda r: r[0].flops, "giga"),
+    Column("MiB moved", lambda r: r[0].bytes, "mib"),
+    Column("FLOPs a byte", lambda r: intensity(r[0]), "ratio"),
+    Column("% of the roof", lambda r: r[2], "percent"),
+)
+
+
+def render(breakdown: MemoryBreakdown) -> str:
+    """Return the whole page."""
+    name = f"Headroom: anatomy of {breakdown.recipe}"
+    style = STYLE.read_text(encoding="utf-8") + MORE_STYLE
+    parts = [HEAD, f"<title>{escape(name)}</title><style>{style}</style></head><body>"]
+    parts += [tag("h1", name), tag("p", _setting(breakdown), "sub")]
+    parts.append(tag("p", _stamp(breakdown), "stamp cpu"))
+    body = [_answers(breakdown), _step(breakdown), _modules(breakdown), _laws(breakdown)]
+    body = [part.replace(" %", "\u00a0%") for part in [*body, _operations(breakdown)]]
+    return "\n".join([*parts, *body, "</body></html>\n"])
+
+
+def _setting(p: MemoryBreakdown) -> str:
+    ranks = f"rank 0 of a simulated {p.world}" if p.world else f"rank 0 of {p.processes}"
+    return (
+        f"{p.model} ({p.parameters / 1e6:.1f} M parameters, {p.tokens} tokens a sample), global "
+        f"batch {p.global_batch}, micro batch {p.micro_batch}, {p.dtype}, {ranks} on {p.device}."
+    )
+
+
+def _stamp(p: MemoryBreakdown) -> str:
+    where = (
+        "host memory stands in for a GPU's, and attention is the CPU's kernel. "
+        if p.device == "cpu"
+        else ""
+    )
+    return (
+        "Bytes are those of tensors, followed one by one through an extra step after the measured "
+        f"ones; {where}What the allocator rounds up or keeps in reserve is not in them."
+    )
+
+
+def _mib(size: float) -> str:
+    return f"{size / units.MIB:.1f} MiB"
+
+
+def sentences(p: MemoryBreakdown) -> list[tuple[str, str, str]]:
+    """Return (question, answer, details) for a reader's first questions."""
+    line, alone = p.timeline, sum(p.inference_alone.values())
+    sizes = [(size, title(name), name) for name, size in line.at_peak().items()]
+    alive = ", ".join(
+        f"{units.in_sentence(name)} {100 * size / line.peak_bytes:.0f} %"
+        for size, _, name in sorted(sizes, reverse=True)
+        if size > 0.005 * line.peak_bytes
+    )
+    where = f" in {line.peak_module}" if line.peak_module else ""
+    site = f" ({line.peak_site})" if line.peak_site else ""
+    off = line.peak_bytes / p.step_peak_bytes - 1
+    changed = f"{'nothing' if abs(off) <= SAME else 'the peak'} ({100 * off:+.2f} %)"
+    return [
+        ("Peak of a step", f"{_mib(line.peak_bytes)} in phase {line.peak_phase}",
+         f"{alive}. The last allocation before it is by {short_op(line.peak_maker)}"
+         f"{where}{site}"),
+        ("Training against inference",
+         f"{line.peak_bytes / alone:.1f} times the memory",
+         f"without gradients, the same micro batch peaks at {_mib(alone)} if only weights are "
+         f"kept, and at {_mib(p.inference.peak_bytes)} if optimizer state and EMA are kept too"),
+        ("Two counts of the activations",
+         f"{'agree within' if agrees(p) else 'DISAGREE by'} {100 * _apart(p):.1f} %",
+         f"the trace counts {_mib(p.made_total)} that forward made and that are alive when "
+         f"backward begins; autograd's hooks count {_mib(p.saved_total)} that it saved. The batch "
+         "and the model's output are alive without being saved"),
+        ("Effect of the recording on the peak", changed,
+         "a step with hooks on modules and saved tensors, against a step without"),
+    ]  # fmt: skip
+
+
+def agrees(p: MemoryBreakdown) -> bool:
+    """Return True if the trace and autograd count the same activations."""
+    return _apart(p) <= AGREE
+
+
+def _apart(p: MemoryBreakdown) -> float:
+    return abs(p.made_total - p.saved_total) / max(p.made_total, p.saved_total, 1)
+
+
+def _answers(p: MemoryBreakdown) -> str:
+    items = "".join(
+        f"<dt>{escape(q)}</dt><dd><b>{escape(a)}</b>{escape(m)}</dd>" for q, a, m in sentences(p)
+    )
+    return f'<dl class="answers">{items}</dl>'
+
+
+def _step(p: MemoryBreakdown) -> str:
+    keys, small = colour_keys(STACK_KEYS), "each sample is the fullest instant since the last"
+    line = figure("Memory over one step", small, timeline(p.timeline), keys)
+    lumps = table(tabulate("lumps", "", LUMPS, p.lumps))
+    beside = figure("Training against inference", "one micro batch", bars(p), keys)
+    both = f'<div class="uneven"><div><h3>What lived at the peak</h3>{lumps}</div>{beside}</div>'
+    return section("step", "One step", line, both)
+
+
+def _modules(p: MemoryBreakdown) -> str:
+    shown = p.kept[:ROWS]
+    rest = p.kept[ROWS:]
+    if rest:
+        more = Kept(
+            module=f"{len(rest)} smaller", count=sum(r.count for r in rest),
+            made=sum(r.made for r in rest), saved=sum(r.saved for r in rest),
+        )  # fmt: skip
+        shown = [*shown, more]
+    whole = Kept(
+        module="all", count=sum(r.count for r in p.kept), made=p.made_total, saved=p.saved_total
+    )
+    note = tag(
+        "p",
+        "When the first backward begins. Made here and kept: storages that an operation of this "
+        "module made, alive then (allocation trace). Saved here: what autograd saved while this "
+        "module ran, each storage once, at the module that saved it first (saved-tensors hooks). "
+        "A tensor made in one module is often saved by the next, so rows differ and sums agree. "
+        "* stands for every block.",
+        "note",
+    )
+    return section(
+        "modules", "Activations by module", table(tabulate("kept", "", KEPT, [*shown, whole])), note
+    )
+
+
+def _laws(p: MemoryBreakdown) -> str:
+    """Return the laws of a DiT; empty for other models, which have no small measured ones."""
+    if not p.points:
+        return ""
+    law = fit(p.points)
+    own = law(p.micro_batch, p.tokens, p.hidden, p.depth)
+    formula = (
+        f"Activation bytes = B x D x ({law.block:.1f} x T x L + {law.ends:.1f} x T + "
+        f"{law.sample:.1f} x L): {law.block:.1f} bytes a token, hidden unit and block. Largest "
+        f"error on the points (dots; the line is the law): {100 * law.worst:.1f} %. For this run's "
+        f"size it gives {_mib(own)}; "
+        f"this run kept {_mib(p.made_total)} (a recipe that recomputes or edits activations keeps "
+        "fewer)."
+    )
+    small = "".join(
+        figure(f"Against {name}", "", sweep(p.points, key, law))
+        for key, (_, name) in SWEEPS.items()
+    )
+    errors = [six_nd_error(q.parameters, q.batch * q.tokens, q.flops) for q in p.points]
+    rule = (
+        f"On the same small models, 6 N D counts {100 * min(errors):.0f} % to "
+        f"{100 * max(errors):.0f} % too many FLOPs. A third of a DiT block's weights "
+        "(adaLN) runs once a sample, not once a token. The report's FLOPs are from the "
+        "closed form, not from 6 N D."
+    ) + _six_nd_here(p)
+    caption, note = "The rule of 6 N D on DiT presets", "closed form of each preset, 32x32 latents"
+    six = figure(caption, note, preset_chart(), colour_keys(FAMILY_KEYS))
+    body = f'<div class="charts">{six}<div>{tag("p", rule)}</div></div>'
+    return section("laws", "Laws", tag("p", formula), f'<div class="four">{small}</div>', body)
+
+
+def _six_nd_here(p: MemoryBreakdown) -> str:
+    """Return the rule's error on this run's model, if its forward FLOPs were counted."""
+    products = sum(c.flops for c in p.ops if c.phase == "forward" and c.op.startswith(PRODUCTS))
+    if not products:
+        return ""
+    tokens = p.global_batch // (p.world or p.processes) * p.tokens
+    error = six_nd_error(p.parameters, tokens, 3 * products)
+    return (
+        f" This run: {6 * p.parameters * tokens / 1e9:.1f} GFLOP by the rule, "
+        f"{3 * products / 1e9:.1f} counted (three times the products of forward): "
+        f"{100 * error:+.0f} %."
+    )
+
+
+def _operations(p: MemoryBreakdown) -> str:
+    note = (
+        f"Ceilings {'of the calibration' if p.ceilings else 'measured here'}: "
+        f"{p.peak_flops / 1e9:.0f} GFLOP/s ({p.dtype} products), "
+        f"{p.bandwidth / 1e9:.1f} GB/s (copies); the ridge is at "
+        f"{p.peak_flops / p.bandwidth:.1f} FLOPs a byte. A circle's area is its share of the time. "
+        "Bytes are operands and results once each, so what stays in cache can lie above the roof. "
+        f"{p.ceilings}"
+    )
+    small = f"the {SHOWN_OPS} operations of a step that take longest and have FLOPs"
+    keys = colour_keys(PHASE_KEYS)
+    drawn = figure("Roofline of this device", small, roofline(p), keys)
+    rest = sum(c.seconds for c in p.ops[ROWS:]) / (sum(c.seconds for c in p.ops) or 1.0)
+    more = f"{len(p.ops) - ROWS} more operations take {100 * rest:.1f} % of the time."
+    return section(
+        "ops",
+        "Operations",
+        drawn,
+        tag("p", note, "note"),
+        table(tabulate("ops", "", OPS, _op_rows(p))),
+        tag("p", more, "note") if p.ops[ROWS:] else "",
+    )
+
+
+def _op_rows(p: MemoryBreakdown) -> list[tuple[OpCost, float, float]]:
+    whole = sum(c.seconds for c in p.ops) or 1.0
+    rows = []
+    for cost in p.ops[:ROWS]:
+        roof = attainable(intensity(cost), p.peak_flops, p.bandwidth)
+        reached = cost.flops / cost.seconds / roof if cost.seconds and roof else 0.0
+        rows.append((cost, cost.seconds / whole, reached))
+    return rows
+
+
+# ---- files ----
+# The page, and each chart as a standalone SVG.
+
+
+FONT = 'font-family="system-ui, Segoe UI, Roboto, Arial, sans-serif"'
+TOP = 46.0
+"""Height above a drawing for its title and legend."""
+
+
+def write(breakdown: MemoryBreakdown, folder: Path) -> list[Path]:
+    """Write the page and the charts, and return their paths."""
+    texts = {"anatomy.html": render(breakdown), **_charts_of(breakdown)}
+    for name, content in texts.items():
+        (folder / name).write_text(content, encoding="utf-8")
+    return [folder / name for name in texts]
+
+
+def _charts_of(breakdown: MemoryBreakdown) -> dict[str, str]:
+    """Return file name -> SVG of each chart, with its title, legend and colours."""
+    pictures: dict[str, tuple[str, Keys]] = {
+        "timeline.svg": (timeline(breakdown.timeline), STACK_KEYS),
+        "inference.svg": (bars(breakdown), STACK_KEYS),
+        "roofline.svg": (roofline(breakdown), PHASE_KEYS),
+    }
+    if breakdown.points:  # only a DiT has laws
+        pictures["six_nd.svg"] = (preset_chart(), FAMILY_KEYS)
+        law = fit(breakdown.points)
+        for varies in SWEEPS:
+            pictures[f"activations_{varies}.svg"] = sweep(breakdown.points, varies, law), []
+    return {name: _standalone(svg, keys) for name, (svg, keys) in pictures.items() if svg}
+
+
+def _standalone(picture: str, keys: Keys) -> str:
+    """Return a drawing as its own file, with style sheet and legend inside."""
+    box = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', picture)
+    name = re.search(r"<title>(.*?)</title>", picture)
+    width, height = float(box[1]), float(box[2])
+    top = TOP if keys else TOP / 2
+    heading = f'<text x="4" y="16" font-size="14" font-weight="600">{name[1]}</text>'
+    inner = picture.replace("<svg ", f'<svg y="{top:g}" width="{width:g}" height="{height:g}" ', 1)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height + top:g}" '
+        f'width="{width:g}" height="{height + top:g}" font-size="11" {FONT}>'
+        f"<style>{_style(picture)}</style>"
+        f'<rect width="{width:g}" height="{height + top:g}" fill="#fff"/>'
+        f"{heading}{_legend(keys)}{inner}</svg>\n"
+    )
+
+
+def _legend(keys: Keys) -> str:
+    parts, left = [], 4.0
+    for name, colour in keys:
+        parts.append(element("rect", x=left, y=26, width=11, height=11, fill=colour))
+        parts.append(text(left + 16, 35, name, class_="axis"))
+        left += 34 + 6.2 * len(name)
+    return "".join(parts)
+
+
+def _style(picture: str) -> str:
+    """Return the page's rules that the drawing uses, with colours as literals."""
+    sheet = STYLE.read_text(encoding="utf-8") + MORE_STYLE
+    colours = dict(re.findall(r"(--[a-z]+): *(#[0-9a-f]+)", sheet))
+    words = " ".join(re.findall(r'class="([^"]+)"', picture)).split()
+    used = {f".{word}" for word in [*words, "axis"]}
+    rules = []
+    for selector, body in re.findall(r"([^{}@]+)\{([^{}]*)\}", sheet):
+        names = {name.strip() for name in selector.split(",")}
+        if names == {"svg text"} or any(set(re.findall(r"\.[\w-]+", n)) & used for n in names):
+            rules.append(f"{selector.strip()}{{{' '.join(body.split())}}}")
+    return re.sub(r"var\((--[a-z]+)\)", lambda match: colours[match[1]], "".join(rules))

@@ -1,1 +1,0 @@
-"""Page of one run's anatomy, drawn from a ``MemoryBreakdown``: its memory and time by part."""
