@@ -30,6 +30,7 @@ from harness.report.rendering.svg import (
     picture,
     place_labels,
     polyline,
+    ruler,
     text,
 )
 from harness.subjects.dit.presets import PRESETS, train_flops, trainable_count
@@ -204,8 +205,7 @@ def bars(breakdown: MemoryBreakdown) -> str:
     high = breakdown.timeline.peak_bytes / units.MIB
     x = Scale(0, high, left, WIDTH - 50)
     bottom = top + row * len(lines)
-    parts = [element("line", x1=x(v), x2=x(v), y1=top, y2=bottom, class_="grid") for v in x.ticks()]
-    parts += [text(x(v), bottom + 15, f"{v:g}", class_="tick mid") for v in x.ticks()]
+    parts = ruler(x, top, bottom)
     for index, (name, sizes) in enumerate(lines):
         at = top + index * row
         parts.append(text(left - 8, at + 21, name, class_="label end"))

@@ -11,7 +11,6 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from harness.report.data.lookup import differ
 from harness.report.data.rows import Group, Row
@@ -78,9 +77,6 @@ def with_need(group: Group) -> list[Row]:
     return [row for row in believable(group) if row.numbers.need_bytes is not None]
 
 
-# ---- rows in detail ----
-
-
 def in_full(groups: Sequence[Group]) -> list[tuple[Group, Group]]:
     """Return the first groups, with up to ``IN_FULL`` rows in detail, each with its ``in_detail``.
 
@@ -90,10 +86,9 @@ def in_full(groups: Sequence[Group]) -> list[tuple[Group, Group]]:
     shown: list[tuple[Group, Group]] = []
     room = IN_FULL
     for group in groups:
-        if room <= 0:
-            break
-        shown.append((group, in_detail(group, min(MANY, room))))
-        room -= len(shown[-1][1].rows) + 1
+        if room > 0:
+            shown.append((group, in_detail(group, min(MANY, room))))
+            room -= len(shown[-1][1].rows) + 1
     return shown
 
 
@@ -127,25 +122,20 @@ def answers(group: Group) -> list[Answer]:
     fastest = _fastest(rows)
     if len(rows) == 1:
         return [fastest]
-    return [fastest, *_fastest_with_same_loss(rows), *_of_memory(with_need(group), rows[0])]
-
-
-def _of_memory(rows: list[Row], fastest: Row) -> list[Answer]:
-    """Return the answers on memory; nothing with fewer than two known needs."""
-    if len(rows) < 2:
-        return []
-    least = min(rows, key=lambda r: (r.numbers.need_bytes, -r.numbers.samples_per_second))
-    answer = Answer(question="Least memory", row=least, text=_memory(least, fastest))
-    return [answer, _best_trade(rows)]
+    found, needs = [fastest, *_fastest_with_same_loss(rows)], with_need(group)
+    if len(needs) < 2:
+        return found
+    least = min(needs, key=lambda r: (r.numbers.need_bytes, -r.numbers.samples_per_second))
+    answer = Answer(question="Least memory", row=least, text=_memory(least, rows[0]))
+    return [*found, answer, _best_trade(needs)]
 
 
 def _fastest(rows: list[Row]) -> Answer:
     best, text = rows[0], _speed(rows[0])
     close = _alike(best, rows[1:])
     word = "step times overlap with" if best.floor is None else "equally fast:"
-    return Answer(
-        question="Fastest", row=best, text=f"{text}; {word} {_names(close)}" if close else text
-    )
+    text += f"; {word} {_names(close)}" if close else ""
+    return Answer(question="Fastest", row=best, text=text)
 
 
 def _alike(best: Row, others: Sequence[Row]) -> tuple[Row, ...]:
@@ -153,18 +143,16 @@ def _alike(best: Row, others: Sequence[Row]) -> tuple[Row, ...]:
 
     Without a noise floor, these are the rows whose step times overlap with its own.
     """
-    if best.floor is None:
-        return tuple(row for row in others if derive.overlap(_interval(best), _interval(row)))
-    return tuple(row for row in others if differ(best, row) is False)
+    if best.floor is not None:
+        return tuple(row for row in others if differ(best, row) is False)
+    ends = {id(row): (row.numbers.step_seconds_p10, row.numbers.step_seconds_p90)
+            for row in (best, *others)}  # fmt: skip
+    return tuple(row for row in others if derive.overlap(ends[id(best)], ends[id(row)]))
 
 
 def _names(rows: Sequence[Row]) -> str:
     more = f" and {len(rows) - MOST_CLOSE} more" if len(rows) > MOST_CLOSE else ""
     return ", ".join(row.label for row in rows[:MOST_CLOSE]) + more
-
-
-def _interval(row: Row) -> tuple[float, float]:
-    return row.numbers.step_seconds_p10, row.numbers.step_seconds_p90
 
 
 def _fastest_with_same_loss(rows: list[Row]) -> list[Answer]:
@@ -177,8 +165,7 @@ def _fastest_with_same_loss(rows: list[Row]) -> list[Answer]:
 
 
 def _speed(row: Row) -> str:
-    numbers = row.numbers
-    text = f"{units.one('rate', numbers.samples_per_second)} samples/s"
+    text = _pace(row)
     if not row.versus.is_reference:
         alike = row.versus.speed_differs is False
         text += ", same speed as the reference" if alike else f" (x{row.versus.speed_ratio:.2f})"
@@ -215,17 +202,17 @@ def _design(row: Row) -> str:
     """Return the note that a row differs from its reference by design, and its distance."""
     if row.versus.parity != "by design":
         return ""
+    what, far = "loss", row.versus.loss_distance
     if row.drawn:
-        return f"; changes the computation by design (samples {row.drawn.away.relative:.1e} away)"
-    return f"; changes the computation by design (loss {row.versus.loss_distance:.1e} away)"
+        what, far = "samples", row.drawn.away.relative
+    return f"; changes the computation by design ({what} {far:.1e} away)"
 
 
 def _best_trade(rows: list[Row]) -> Answer:
-    question = "Best trade"
     found = _compromise(rows)
     if found is None:
         text = "no other row saves a larger share of this one's memory than of its speed"
-        return Answer(question=question, row=rows[0], text=text)
+        return Answer(question="Best trade", row=rows[0], text=text)
     row, top = found
     slower = 1 - row.numbers.samples_per_second / top.numbers.samples_per_second
     price = f"for {units.one('percent', slower)} % of its speed"
@@ -234,7 +221,7 @@ def _best_trade(rows: list[Row]) -> Answer:
         f"saves {units.one('percent', _saved(row, top))} % of the fastest row's memory {price}, "
         "the largest margin on the front"
     )
-    return Answer(question=question, row=row, text=text + _design(row))
+    return Answer(question="Best trade", row=row, text=text + _design(row))
 
 
 def _compromise(rows: list[Row]) -> tuple[Row, Row] | None:
@@ -260,33 +247,23 @@ def headline(group: Group) -> str:
     if not rows:
         return ""
     best, found = rows[0], _compromise(with_need(group))
+    count = group.reference.spec.processes
+    where = f"On {count} CPU process{'es' * (count > 1)}"
+    if group.meter == "cuda":
+        where = f"On {f'{count} x ' * (count > 1)}{group.device}"
     if len(rows) == 1:
-        return f"{_where(group)}, {best.label}: {_pace(best)}, {_needs(best)}."
-    text = f"{_where(group)}, {best.label} is fastest ({_pace(best)}, {_needs(best)})"
+        return f"{where}, {best.label}: {_pace(best)}, {_needs(best)}."
+    text = f"{where}, {best.label} is fastest ({_pace(best)}, {_needs(best)})"
     if found is None:
         return f"{text}; no other row saves a larger share of its memory than of its speed."
     row, top = found
-    return f"{text}; {row.label} needs {_trade(row, top)}."
-
-
-def _where(group: Group) -> str:
-    count = group.reference.spec.processes
-    if group.meter == "cuda":
-        return f"On {f'{count} x ' * (count > 1)}{group.device}"
-    return f"On {count} CPU process{'es' * (count > 1)}"
+    share = row.numbers.samples_per_second / top.numbers.samples_per_second
+    pace = "the same speed" if differ(row, top) is False else f"{100 * share:.0f} % of its speed"
+    return f"{text}; {row.label} needs {100 * _saved(row, top):.0f} % less memory at {pace}."
 
 
 def _pace(row: Row) -> str:
     return f"{units.one('rate', row.numbers.samples_per_second)} samples/s"
-
-
-def _trade(row: Row, top: Row) -> str:
-    """Return what the best trade saves and costs: "39 % less memory at the same speed"."""
-    saved = f"{100 * _saved(row, top):.0f} % less memory"
-    if differ(row, top) is False:
-        return f"{saved} at the same speed"
-    share = row.numbers.samples_per_second / top.numbers.samples_per_second
-    return f"{saved} at {100 * share:.0f} % of its speed"
 
 
 # ---- memory sizes ----
@@ -299,25 +276,17 @@ def fastest_that_fits(group: Group) -> list[FastestThatFits]:
         return []
     fastest: list[FastestThatFits] = []
     for limit in limits(group):
-        fits = FastestThatFits(
-            limit_bytes=limit, upto_bytes=limit, **_of_those_that_fit(rows, limit)
-        )
-        last = fastest[-1] if fastest else None
-        if last and last.row is fits.row:
-            fastest[-1] = dataclasses.replace(last, upto_bytes=limit)
+        able = [row for row in rows if row.numbers.need_bytes <= limit]
+        best = able[0] if able else None
+        if fastest and fastest[-1].row is best:
+            fastest[-1] = dataclasses.replace(fastest[-1], upto_bytes=limit)
         else:
+            alike = _alike(best, able[1:]) if best and best.floor is not None else ()
+            fits = FastestThatFits(limit_bytes=limit, upto_bytes=limit, row=best, alike=alike)
             fastest.append(fits)
     if fastest and fastest[-1].row is not None:
         fastest[-1] = dataclasses.replace(fastest[-1], upto_bytes=None)
     return fastest
-
-
-def _of_those_that_fit(rows: list[Row], limit: float) -> dict[str, Any]:
-    able = [row for row in rows if row.numbers.need_bytes <= limit]
-    if not able:
-        return {"row": None}
-    known = able[0].floor is not None
-    return {"row": able[0], "alike": _alike(able[0], able[1:]) if known else ()}
 
 
 def limits(group: Group) -> list[float]:
@@ -327,12 +296,12 @@ def limits(group: Group) -> list[float]:
         return []
     if group.meter == "cuda":
         return [gib * units.GIB for gib in GPU_LIMITS_GIB]
-    sizes = sorted({_round_up(need / units.GIB) for need in needs if need > 0})
+
+    def rounded_up(value: float) -> float:
+        power = 10.0 ** math.floor(math.log10(value))
+        return next((r * power for r in ROUND if r * power >= value), 10 * power)
+
+    sizes = sorted({rounded_up(need / units.GIB) for need in needs if need > 0})
     keep = min(MOST_LIMITS, len(sizes))
     places = [round(i * (len(sizes) - 1) / max(keep - 1, 1)) for i in range(keep)]
     return [sizes[place] * units.GIB for place in places]
-
-
-def _round_up(value: float) -> float:
-    power = 10.0 ** math.floor(math.log10(value))
-    return next((r * power for r in ROUND if r * power >= value), 10 * power)

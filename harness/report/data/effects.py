@@ -61,7 +61,11 @@ def _added(rows: list[Row]) -> list[Effect]:
 
 def _sharded(group: Group) -> list[Effect]:
     """Return the pairs that differ in their sharding, those with the fewest other parts first."""
-    found, others = [], _by_other_parts(group.rows)
+    found: list[Effect] = []
+    others: Parts = {}
+    for row in group.rows:
+        sharding, *rest = _words(row)
+        others.setdefault((tuple(rest), row.spec.processes), {})[sharding] = row
     for row in sorted(group.rows, key=lambda row: (len(_words(row)), _words(row)[1:], row.label)):
         base = _other_sharding(row, group, others)
         if base is not None:
@@ -71,14 +75,6 @@ def _sharded(group: Group) -> list[Effect]:
 
 Parts = dict[tuple[tuple[str, ...], int], dict[str, Row]]
 """Other parts and processes -> sharding -> the row."""
-
-
-def _by_other_parts(rows: list[Row]) -> Parts:
-    found: Parts = {}
-    for row in rows:
-        sharding, *rest = _words(row)
-        found.setdefault((tuple(rest), row.spec.processes), {})[sharding] = row
-    return found
 
 
 def _other_sharding(row: Row, group: Group, parts: Parts) -> Row | None:
@@ -92,16 +88,11 @@ def _other_sharding(row: Row, group: Group, parts: Parts) -> Row | None:
     if sharding == usual:
         return None
     others = parts[tuple(rest), row.spec.processes]
-    kind, number = _numbered(sharding)
+    parsed = NUMBERED.match(sharding)  # zero, 2 of zero2 and zero2_offload
+    kind, number = (parsed[1], int(parsed[2])) if parsed else (sharding, 0)
     lower = (f"{kind}{n}" for n in range(number - 1, 0, -1))
     names = (sharding.rpartition("_")[0], *lower, usual)
     return next((others[name] for name in names if name in others), None)
-
-
-def _numbered(sharding: str) -> tuple[str, int]:
-    """Return ``("zero", 2)`` for ``zero2`` and ``zero2_offload``; 0 for a name without a number."""
-    parts = NUMBERED.match(sharding)
-    return (parts[1], int(parts[2])) if parts else (sharding, 0)
 
 
 def _words(row: Row) -> list[str]:
@@ -133,10 +124,14 @@ def why(effect: Effect) -> str | None:
     if abs(change) >= SHOWN:
         texts = [f"{'saves' if change < 0 else 'costs'}: {moved or 'a little of everything'}"]
     else:
-        texts = [f"did not show: {_made_of(before, whole)}"]
+        largest = sorted(before, key=lambda name: -before[name])[:MOST_NAMED]
+        parts = [f"{in_sentence(name)} {_share(before[name], whole)}" for name in largest]
+        texts = [f"did not show: the peak is {', '.join(parts)}"]
         texts += [f"what changed cancels: {moved}"] if moved else []
         texts += _elsewhere(effect, whole)
-    texts += _phases(effect)
+    phases = [_phase(row) for row in (effect.base, effect.row)]
+    if phases[0] != phases[1]:
+        texts.append(f"the peak moved from {phases[0]} to {phases[1]}")
     return "; ".join([*texts, *_of_the_step(effect, change)])
 
 
@@ -157,30 +152,16 @@ def _moved(before: Mapping[str, int], after: Mapping[str, int], whole: int) -> s
     )
 
 
-def _made_of(held: Mapping[str, int], whole: int) -> str:
-    """Return the largest categories of a peak."""
-    largest = sorted(held, key=lambda name: -held[name])[:MOST_NAMED]
-    parts = [f"{in_sentence(name)} {_share(held[name], whole)}" for name in largest]
-    return f"the peak is {', '.join(parts)}"
-
-
 def _share(size: float, whole: float) -> str:
     return f"{100 * size / whole:.0f} %"
 
 
 def _elsewhere(effect: Effect, whole: int) -> list[str]:
-    """Return a change away from the step's peak."""
     sizes = [row.numbers.beyond_state_bytes for row in (effect.base, effect.row)]
     if None in sizes or abs(sizes[1] - sizes[0]) < MOVED * whole:
         return []
     ends = " -> ".join(column("mib", sizes))
     return [f"away from the peak activations and temporaries went {ends} MiB at most"]
-
-
-def _phases(effect: Effect) -> list[str]:
-    """Return a sentence if the peak moved to another phase of the step."""
-    ends = [_phase(row) for row in (effect.base, effect.row)]
-    return [f"the peak moved from {ends[0]} to {ends[1]}"] if ends[0] != ends[1] else []
 
 
 def _phase(row: Row) -> str:

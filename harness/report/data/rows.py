@@ -18,11 +18,7 @@ from harness.report.figures import derive
 from harness.report.figures.floor import Floor
 from harness.report.figures.numbers import Numbers
 from harness.report.figures.parity import WRONG
-from harness.report.figures.predicted import (
-    Calibrated,
-    PredictedAndMeasured,
-    PredictedFit,
-)
+from harness.report.figures.predicted import Calibrated, PredictedAndMeasured, PredictedFit
 from harness.report.figures.samples import DrawnRow
 from harness.result import Result, Status
 from harness.spec import Spec
@@ -204,18 +200,18 @@ def read_suite(folder: Path) -> SuiteHead:
             skipped.append(str(error))
             return None
 
-    beside = {
-        "calibration": tried(lambda: calibration(folder)),
-        "forecast": tried(lambda: read_forecast(folder)),
-    }
+    calibrated = tried(lambda: calibration(folder))
+    forecast = tried(lambda: read_forecast(folder))
     path = Path(folder) / "suite.json"
     data = tried(lambda: read_json(path, dict[str, Any]) if path.exists() else None) or {}
-    texts: dict[str, Any] = {
-        name: str(data.get(name) or "") for name in ("name", "reference", "started", "story")
-    }
     order = data.get("order")
-    recipes = tuple(map(str, order)) if isinstance(order, list) else ()
-    return SuiteHead(**texts, order=recipes, skipped=tuple(skipped), **beside)
+    return SuiteHead(
+        **{name: str(data.get(name) or "") for name in ("name", "reference", "started", "story")},
+        order=tuple(map(str, order)) if isinstance(order, list) else (),
+        calibration=calibrated,
+        forecast=forecast,
+        skipped=tuple(skipped),
+    )
 
 
 def label(spec: Spec) -> str:

@@ -16,13 +16,10 @@ from strategies.base import Slot
 
 @dataclass(frozen=True, kw_only=True)
 class Numbers:
-    """The derived numbers of one row, with the unit in each name: bytes, seconds, fractions (0.1
-    is 10 %), ratios.
+    """The derived numbers of one row, in bytes, seconds, fractions (0.1 is 10 %) and ratios.
 
     None is a number that is undefined for the row. Each field is a column of the CSV, in this
-    order. The fields from ``parameters_bytes`` to ``workspace_bytes`` follow
-    ``categories.CATEGORIES``. "Metered" is the meter's count: live tensors on a GPU, the
-    resident mark without one.
+    order. "Metered" is the meter's count: live tensors on a GPU, the resident mark without one.
     """
 
     repeats: int
@@ -92,6 +89,8 @@ def _time(results: list[Result], first: Result) -> dict[str, Any]:
     flops = derive.flops_per_second(first.flops_per_step, median)
     flops_device = flops / (first.spec.world or len(first.ranks)) if flops else None
     kind = derive.precision(first.evidence)
+    device = str(first.environment.get("device") or first.spec.device)
+    setup = [sum(r.phase_seconds.get(phase, 0.0) for phase in SETUP_PHASES) for r in first.ranks]
     return {
         "repeats": len(results),
         "timed_steps": len(steps),
@@ -106,8 +105,11 @@ def _time(results: list[Result], first: Result) -> dict[str, Any]:
         "flops_per_second": flops,
         "flops_per_second_device": flops_device,
         "precision": kind,
-        **_mfu(first, flops_device, kind),
-        **_seconds_around(first),
+        "mfu_fraction": derive.mfu(flops_device, device, kind),
+        "mfu_missing": derive.mfu_missing(flops_device, device, kind),
+        "setup_seconds": max(setup),
+        "warmup_seconds": max(sum(r.warmup_seconds) for r in first.ranks),
+        "wall_seconds": first.launch.wall_seconds if first.launch else None,
     }
 
 
@@ -120,23 +122,6 @@ def _usage(results: list[Result]) -> dict[str, Any]:
         "step_cpu_seconds_median": derive.quantile(cpu, 0.5) if cpu else None,
         "step_minor_faults_median": derive.quantile(faults, 0.5) if faults else None,
         "disturbed_steps": None if None in marked else sum(map(sum, marked)),
-    }
-
-
-def _mfu(first: Result, flops_device: float | None, kind: str | None) -> dict[str, Any]:
-    device = str(first.environment.get("device") or first.spec.device)
-    return {
-        "mfu_fraction": derive.mfu(flops_device, device, kind),
-        "mfu_missing": derive.mfu_missing(flops_device, device, kind),
-    }
-
-
-def _seconds_around(first: Result) -> dict[str, Any]:
-    setup = [sum(r.phase_seconds.get(phase, 0.0) for phase in SETUP_PHASES) for r in first.ranks]
-    return {
-        "setup_seconds": max(setup),
-        "warmup_seconds": max(sum(r.warmup_seconds) for r in first.ranks),
-        "wall_seconds": first.launch.wall_seconds if first.launch else None,
     }
 
 
@@ -176,8 +161,8 @@ def _categories(ranks: list[Rank]) -> dict[str, Any]:
 
 
 # ---- scaling ----
-# Pure functions on throughput by number of processes, for measured and predicted rows. Weak scaling
-# fixes the samples of a process, strong scaling those of a step.
+# Throughput by number of processes. Weak scaling fixes the samples of a process, strong scaling
+# those of a step.
 
 
 REGIMES = ("weak", "strong")
@@ -196,8 +181,7 @@ RINGS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """One row: ``recipe`` as requested, on ``count`` processes, with ``batch`` samples per step in
-    total.
+    """One row: ``recipe`` as requested, on ``count`` processes, with ``batch`` samples a step.
 
     ``seconds``: of one step. ``ends``: the same at both ends of its uncertainty (empty if
     unknown). ``row``: the source of the point.
@@ -252,9 +236,7 @@ def lines(points: Iterable[Point], regime: str) -> list[Line]:
 
 
 def _kept(point: Point, regime: str) -> int:
-    """Return the samples that a regime fixes; a negative number, unlike any other, if they are no
-    integer.
-    """
+    """Return the samples that a regime fixes; negative, unlike any other, if no integer."""
     if regime == "strong":
         return point.batch
     return point.batch // point.count if point.batch % point.count == 0 else -point.count
@@ -273,8 +255,7 @@ def base_of(points: Sequence[Point], alone: Point | None) -> Point | None:
 
     If that has no time, it is the recipe's own smallest number of processes with a time.
     """
-    known = [p for p in (alone, *points) if p and p.seconds]
-    return known[0] if known else None
+    return next((p for p in (alone, *points) if p and p.seconds), None)
 
 
 def efficiency(
@@ -294,9 +275,7 @@ def efficiency(
 
 
 def told_once(found: Iterable[Line]) -> list[tuple[Line, Point]]:
-    """Return the points of all lines, each with its line; a shared base appears once, before the
-    first.
-    """
+    """Return the points of all lines, each with its line; a base of several appears once."""
     pairs: list[tuple[Line, Point]] = []
     told: list[Point] = []
     for line in found:

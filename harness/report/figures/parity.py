@@ -1,5 +1,4 @@
-"""Parity of a row with its reference: distances of curves and of the optimizer's effect, their
-limits, and the verdict.
+"""Parity of a row with its reference: distances, their limits, and the verdict.
 
 There are five relative measures: the losses and the gradient norms of every step, and for each
 parameter the optimizer's first moment, its update and its average
@@ -74,8 +73,9 @@ Faults measured for comparison:
 An average moves by a ten thousandth of an update, near a float32's last bit.
 """
 WIDE = Limits(1e-3, 1e-3, 2e-2, 0.2, 0.2, "no tighter limit is known here")
-"""Limits without a better basis: on GPUs, which add in any order, without a repetition of the
-reference; and late in a training. They still detect an update applied twice or not at all.
+"""Limits without a better basis: on GPUs without a repetition of the reference, and late.
+
+GPUs add in any order. The limits still detect an update applied twice or not at all.
 """
 
 
@@ -128,17 +128,15 @@ def _apart(
     The distance is of a few signed sums, relative to the reference's, times the name's weight.
     It is 1 for a name that only one of them has.
     """
-    names = dict.fromkeys([*theirs, *ours])
-    known = counts or {}
-    return [
-        (_relative(ours[n], theirs[n]) * known.get(n, 1.0) if n in ours and n in theirs else 1.0, n)
-        for n in names
-    ]
-
-
-def _relative(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    gap = math.dist(ours, theirs)
-    return gap / max(math.hypot(*theirs), derive.LEAST) if math.isfinite(gap) else math.inf
+    found = []
+    for name in dict.fromkeys([*theirs, *ours]):
+        far = 1.0
+        if name in ours and name in theirs:
+            gap, size = math.dist(ours[name], theirs[name]), math.hypot(*theirs[name])
+            far = gap / max(size, derive.LEAST) if math.isfinite(gap) else math.inf
+            far *= (counts or {}).get(name, 1.0)
+        found.append((far, name))
+    return found
 
 
 def furthest(row: Result, reference: Result, measure: str) -> str:
@@ -160,14 +158,9 @@ def limits(reference: Sequence[Result]) -> Limits:
     SLACK, from FLOAT32 to WIDE; without repetitions they are WIDE.
     """
     first, *again = reference
-    steps = min(len(first.losses), *(len(r.losses) for r in again)) if again else len(first.losses)
-    late = steps > EARLY_STEPS
+    late = min(len(result.losses) for result in reference) > EARLY_STEPS
     if first.meter == "resident" and derive.precision(first.evidence) == "float32":
-        far: dict[str, Any] = {
-            "moment": WIDE.moment,
-            "update": WIDE.update,
-            "average": WIDE.average,
-        }
+        far: dict[str, Any] = {measure: getattr(WIDE, measure) for measure in OF_PARAMETERS}
         return dataclasses.replace(FLOAT32, **far) if late else FLOAT32
     if not again:
         return WIDE
@@ -188,20 +181,13 @@ def shares(row: Result, reference: Result, allowed: Limits) -> dict[str, float]:
     Curves have the limit in the first ``EARLY_STEPS``, and PARITY_LIMIT in all steps.
     """
     pairs = {"loss": (row.losses, reference.losses), "norm": (row.grad_norms, reference.grad_norms)}
-    found = distances(row, reference)
-    for measure in found:
-        limit = getattr(allowed, measure)
-        if measure in pairs:
-            found[measure] = _curve_share(*pairs[measure], limit)
-        else:
-            found[measure] /= limit
+    found = {m: far / getattr(allowed, m) for m, far in distances(row, reference).items()}
+    for measure in pairs.keys() & found.keys():
+        (ours, theirs), limit = pairs[measure], getattr(allowed, measure)
+        early = derive.curve_distance(ours[:EARLY_STEPS], theirs[:EARLY_STEPS]) or 0.0
+        whole = derive.curve_distance(ours, theirs) or 0.0
+        found[measure] = max(early / limit, whole / max(limit, derive.PARITY_LIMIT))
     return found
-
-
-def _curve_share(ours: Sequence[float], theirs: Sequence[float], limit: float) -> float:
-    early = derive.curve_distance(ours[:EARLY_STEPS], theirs[:EARLY_STEPS]) or 0.0
-    whole = derive.curve_distance(ours, theirs) or 0.0
-    return max(early / limit, whole / max(limit, derive.PARITY_LIMIT))
 
 
 # ---- verdicts ----
@@ -302,9 +288,9 @@ def _unexplained(row: Result, reference: Result, recipe: Recipe, allowed: Limits
     moments of all parameters together by at most 2.5 u (LTX-Video, the largest of about ten
     models and batches).
     """
-    if "forward" in _altered(recipe):
-        return ""
     unit, altered = _unit(recipe), _altered(recipe)
+    if "forward" in altered:
+        return ""
     loss, norm = max(allowed.loss, 4 * unit), max(allowed.norm, 16 * unit)
     far = _too_far(row, reference, altered, loss, norm)
     if far:
@@ -334,11 +320,10 @@ def _too_far(row: Result, other: Result, altered: set[str], loss: float, norm: f
 
 
 def _moments_too_far(row: Result, other: Result, altered: set[str], most: float) -> str:
-    """Return the distance of the moments of all parameters together beyond ``most``; empty if
-    none.
+    """Return the distance of the moments of all parameters together beyond ``most``.
 
-    Empty too if more than rounding may have moved them. Moments show a gradient that came too
-    late, or a change after the norm; a norm shows neither.
+    Empty if none, or if more than rounding may have moved them. Moments show a gradient that
+    came too late, or a change after the norm; a norm shows neither.
     """
     early = max(len(row.losses), len(other.losses)) <= EARLY_STEPS
     pair = [r.projections.moment if r.projections else {} for r in (row, other)]
@@ -351,8 +336,7 @@ def _moments_too_far(row: Result, other: Result, altered: set[str], most: float)
     return "" if far <= most else f"moments of all parameters together {far:.1e} away"
 
 
-# ---- siblings ----
-# Rows with the same design changes.
+# ---- designs and siblings ----
 
 
 def _recipe(row: Result) -> Recipe | None:

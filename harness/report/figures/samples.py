@@ -1,5 +1,4 @@
-"""Samples of a row compared with its reference's: distances, the limit of equality, and the
-verdict.
+"""Samples of a row compared with its reference's: distances, the limit of equality, the verdict.
 
 For sampling rows this replaces the parity of losses. Distances are over all values of the
 stored latents: the relative L2 error, and the PSNR with the range of the reference's values.

@@ -26,6 +26,7 @@ from harness.report.rendering.svg import (
     picture,
     place_labels,
     polyline,
+    ruler,
     text,
     width_of,
 )
@@ -64,8 +65,7 @@ def split_bars(group: Group) -> str:
     left, top = _label_width(rows), 8.0
     bottom = top + LINE * len(rows)
     x = Scale(0.0, max(totals) / units.GIB or 1.0, left, WIDTH - 52)
-    parts = [element("line", x1=x(v), x2=x(v), y1=top, y2=bottom, class_="grid") for v in x.ticks()]
-    parts += [text(x(v), bottom + 15, f"{v:g}", class_="tick mid") for v in x.ticks()]
+    parts = ruler(x, top, bottom)
     for index, (row, shown) in enumerate(zip(rows, units.column("gib", totals), strict=True)):
         parts += _split_bar(row, top + LINE * index, x, shown)
     parts.append(text((left + WIDTH - 52) / 2, bottom + 31, "GiB", class_="axis mid"))
@@ -193,10 +193,7 @@ def steps(group: Group) -> str:
     wide = max(every) > 8 * min(every)
     low, high = (min(every) * 0.9, max(every) * 1.1) if wide else padded(every)
     x = Scale(low, high, left, WIDTH - 62, log=wide)
-    marks = _log_ticks(low, high) if wide else x.ticks()
-    parts = _noise_band(group, x, (low, high), (top, bottom))
-    parts += [element("line", x1=x(v), x2=x(v), y1=top, y2=bottom, class_="grid") for v in marks]
-    parts += [text(x(v), bottom + 15, f"{v:g}", class_="tick mid") for v in marks]
+    parts = [*_noise_band(group, x, top, bottom), *ruler(x, top, bottom)]
     medians = units.column("ms", [row.numbers.step_seconds_median for row in rows])
     for index, (row, line) in enumerate(zip(rows, times, strict=True)):
         parts += _strip(row, line, top + LINE * index + LINE / 2, x)
@@ -207,37 +204,25 @@ def steps(group: Group) -> str:
     return picture(WIDTH, bottom + 38, parts, "Step times of each row")
 
 
-def _noise_band(
-    group: Group, x: Scale, ends: tuple[float, float], sides: tuple[float, float]
-) -> list[str]:
+def _noise_band(group: Group, x: Scale, top: float, bottom: float) -> list[str]:
     """Draw the range of medians (ms) that are not separable from the reference's."""
     if group.floor is None:
         return []
     middle, share = group.reference.numbers.step_seconds_median * 1e3, 1 + group.floor.fraction
-    left, right = (x(min(max(v, ends[0]), ends[1])) for v in (middle / share, middle * share))
-    box = {"x": left, "width": right - left, "y": sides[0], "height": sides[1] - sides[0]}
+    left, right = (x(min(max(v, x.low), x.high)) for v in (middle / share, middle * share))
+    box = {"x": left, "width": right - left, "y": top, "height": bottom - top}
     tip = element("title", f"noise floor {units.one('percent', group.floor.fraction)} %")
     return [element("rect", tip, **box, class_="noise")]
-
-
-def _log_ticks(low: float, high: float) -> list[float]:
-    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    return [m * 10.0**p for p in powers for m in (1, 2, 5) if low <= m * 10.0**p <= high]
 
 
 def _strip(row: Row, line: list[float], middle: float, x: Scale) -> list[str]:
     numbers = row.numbers
     ends = x(numbers.step_seconds_p10 * 1e3), x(numbers.step_seconds_p90 * 1e3)
-    box: dict[str, Any] = {
-        "x": ends[0],
-        "width": max(ends[1] - ends[0], 1.5),
-        "y": middle - 6,
-        "height": 12,
-    }
+    box: dict[str, Any] = {"x": ends[0], "width": max(ends[1] - ends[0], 1.5)}
     at = x(numbers.step_seconds_median * 1e3)
     noisy = " noisy" if numbers.noisy else ""
     parts = [_row_label(row, x.start - 8, middle + 4)]
-    parts.append(element("rect", **box, class_=f"spread{noisy}"))
+    parts.append(element("rect", **box, y=middle - 6, height=12, class_=f"spread{noisy}"))
     for index, value in enumerate(line):
         # Three alternating heights keep equal times visible as several dots.
         up = (index % 3 - 1) * 3.0
@@ -293,9 +278,9 @@ def _labelled_points(
     ]
     ranks = [str(rows[i].versus.place) for i in order]
     bare = [k for k, spot in enumerate(spots) if spot is None]
-    numbers = place_labels(
-        [at[k] for k in bare], [ranks[k] for k in bare], frame, [*taken, *placed, *_dots(at)]
-    )
+    dots = [(x - 4, y - 4, x + 4, y + 4) for x, y in at]  # slightly smaller than the marks
+    taken = [*taken, *placed, *dots]
+    numbers = place_labels([at[k] for k in bare], [ranks[k] for k in bare], frame, taken)
     for k, spot in zip(bare, numbers, strict=True):
         names[k], spots[k] = ranks[k], spot
     return [
@@ -304,18 +289,12 @@ def _labelled_points(
     ]
 
 
-def _dots(points: list[Point]) -> list[Box]:
-    """Return the boxes of the marks, slightly smaller than their edge."""
-    return [(x - 4, y - 4, x + 4, y + 4) for x, y in points]
-
-
 def _steps_of_front(front: list[Point]) -> list[str]:
     """Draw the front as a staircase: no measured row is left of it and above it."""
-    ordered = sorted(front)
-    if not ordered:
+    if not front:
         return []
-    path = f"M{ordered[0][0]:.1f},{ordered[0][1]:.1f}"
-    path += "".join(f"H{x:.1f}V{y:.1f}" for x, y in ordered[1:])
+    first, *rest = sorted(front)
+    path = f"M{first[0]:.1f},{first[1]:.1f}" + "".join(f"H{x:.1f}V{y:.1f}" for x, y in rest)
     return [element("path", d=path, class_="front-line")]
 
 
@@ -330,9 +309,11 @@ def _stair_boxes(front: list[Point]) -> list[Box]:
 
 def _point(at: Point, row: Row, label: str, spot: Point) -> str:
     """Draw a row's mark and label; a line connects a distant label."""
-    alarm = row.versus.wrong
-    kind = "front" if row.versus.front else "alarm" if alarm else "behind"
-    shape = element("circle", _tip(row), cx=at[0], cy=at[1], r=5, class_=f"dot {kind}")
+    kind = "front" if row.versus.front else "alarm" if row.versus.wrong else "behind"
+    speed = units.one("rate", row.numbers.samples_per_second)
+    size = f"{word(row.first.meter)} {units.gib(row.numbers.need_bytes)}"
+    tip = element("title", f"{row.label}: {speed} samples/s, {size}".replace("<", "&lt;"))
+    shape = element("circle", tip, cx=at[0], cy=at[1], r=5, class_=f"dot {kind}")
     if row.versus.is_reference:
         shape = element("circle", cx=at[0], cy=at[1], r=8.5, class_="ring") + shape
     left, base = spot
@@ -346,10 +327,3 @@ def _point(at: Point, row: Row, label: str, spot: Point) -> str:
         look = f"label {kind} end"
         return thread + shape + text(left + width_of(label), base, label, class_=look)
     return thread + shape + text(left, base, label, class_=f"label {kind}")
-
-
-def _tip(row: Row) -> str:
-    speed = units.one("rate", row.numbers.samples_per_second)
-    size = units.gib(row.numbers.need_bytes)
-    facts = f"{row.label}: {speed} samples/s, {word(row.first.meter)} {size}"
-    return element("title", facts.replace("<", "&lt;"))

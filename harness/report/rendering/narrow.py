@@ -107,15 +107,11 @@ def _columns(grid: Grid, most: int) -> list[tuple[str, bool, list[str]]]:
     their own.
     """
     limits = dict.fromkeys(RECIPES, most) | {NOTES: LONG_NOTE}
-    columns = zip(grid.heads, grid.kinds, *grid.lines, strict=True)
-    return [
-        (
-            head,
-            kind in units.TEXT and head not in RECIPES,
-            [cell for cell in cells if len(cell) <= limits.get(head, len(cell))],
-        )
-        for head, kind, *cells in columns
-    ]
+    columns = []
+    for head, kind, *cells in zip(grid.heads, grid.kinds, *grid.lines, strict=True):
+        short = [cell for cell in cells if len(cell) <= limits.get(head, len(cell))]
+        columns.append((head, kind in units.TEXT and head not in RECIPES, short))
+    return columns
 
 
 def _name_width(grid: Grid, width: int) -> int:
@@ -123,8 +119,8 @@ def _name_width(grid: Grid, width: int) -> int:
 
     Shorter ones leave the other columns as wide as they wish.
     """
-    told = zip(grid.heads, grid.kinds, *grid.lines, strict=True)
-    columns = [(head in RECIPES, [head, *cells]) for head, _, *cells in told]
+    told = zip(grid.heads, *grid.lines, strict=True)
+    columns = [(cells[0] in RECIPES, cells) for cells in told]
     room = width - sum(_longest(cells) + GAP for name, cells in columns if not name) - GAP
     lengths = [len(cell) for name, cells in columns if name for cell in cells if len(cell) <= room]
     return max([NAME if width >= ROOMY else NARROW_NAME, *lengths])
@@ -137,9 +133,9 @@ def _least(head: str, prose: bool, cells: Sequence[str]) -> int:
     return _longest([*head.split(), *cells])
 
 
-def _natural(head: str, prose: bool, cells: Sequence[str]) -> int:
-    """Return the width at which nothing breaks."""
-    return _longest((head, *cells))
+def _name_at(heads: Sequence[str]) -> int:
+    """Return the index of the column of the rows' names."""
+    return next((i for i, head in enumerate(heads) if head in RECIPES), 0)
 
 
 def _longest(cells: Iterable[str]) -> int:
@@ -148,7 +144,7 @@ def _longest(cells: Iterable[str]) -> int:
 
 def _order(heads: Sequence[str], least_worth: Sequence[str]) -> list[int]:
     """Return the columns without the row's name, in the order in which they are hidden."""
-    name = next((i for i, head in enumerate(heads) if head in RECIPES), 0)
+    name = _name_at(heads)
     first = [heads.index(head) for head in least_worth if head in heads]
     rest = [i for i in reversed(range(len(heads))) if i not in first]
     return [i for i in (*first, *rest) if i != name]
@@ -161,7 +157,8 @@ def _widths(columns: Sequence[tuple[str, bool, list[str]]], width: int) -> list[
     """
     widths = [_least(*column) for column in columns]
     room = width - sum(w + GAP for w in widths)
-    wishes = [_natural(*column) - w for column, w in zip(columns, widths, strict=True)]
+    whole = [_longest((head, *cells)) for head, _, cells in columns]  # without any break
+    wishes = [most - least for most, least in zip(whole, widths, strict=True)]
     waiting = [i for i, wish in enumerate(wishes) if wish > 0]
     waiting.sort(key=lambda i: (not columns[i][1], wishes[i]))
     for place, index in enumerate(waiting):
@@ -188,12 +185,12 @@ def _table(
         console.print(text, style="bold", no_wrap=True)
     rule = "-" if console.options.ascii_only else "\u2500"
     console.print(f" {rule * (sum(widths) + GAP * (len(widths) - 1))}", no_wrap=True)
-    name = next((place for place, head in enumerate(heads) if head in RECIPES), 0)
+    name = _name_at(heads)
+    indent = 1 + sum(width + GAP for width in widths[:name])
     for line, marks in zip(grid.lines, grid.marks, strict=True):
         look = next((look for word, look in LOOKS if word in marks), "")
         cells = [Text(line[i], styles.get(grid.heads[i], {}).get(line[i], "")) for i in kept]
         if heads[name] in RECIPES and len(cells[name]) > widths[name]:
-            indent = 1 + sum(width + GAP for width in widths[:name])
             long = folded(cells[name].plain, console.width - indent)
             room = [*widths[:name], console.width - indent]
             for text in _beside([*cells[:name], Text(long)], room, right[: name + 1], console):
@@ -203,7 +200,6 @@ def _table(
         for text in _beside(cells, widths, right, console):
             console.print(text, style=look, no_wrap=True)
         if below:
-            indent = 1 + sum(width + GAP for width in widths[:name])
             console.print(Padding(below, (0, 0, 0, indent), expand=False), style=look)
     console.print()
 
@@ -241,7 +237,7 @@ def _beside(
 
 def _stack(grid: Grid, console: Console) -> None:
     """Print a paragraph for each row: its name, then every other cell with its head."""
-    name = next((i for i, head in enumerate(grid.heads) if head in RECIPES), 0)
+    name = _name_at(grid.heads)
     for line, marks in zip(grid.lines, grid.marks, strict=True):
         look = next((look for word, look in LOOKS if word in marks), "bold")
         console.print(Text(line[name], look), highlight=False)
@@ -268,11 +264,9 @@ def packed(pairs: Sequence[str], width: int) -> list[str]:
 
 def _tell_flags(grid: Grid, left: Sequence[str], console: Console) -> None:
     """Print the cells of hidden flag columns by row, so that no warning is lost."""
-    name = next((i for i, head in enumerate(grid.heads) if head in RECIPES), 0)
-    for index, (head, kind) in enumerate(zip(grid.heads, grid.kinds, strict=True)):
-        if head not in left or kind != "flag":
-            continue
-        for line in grid.lines:
-            if line[index] not in ("", units.NONE):
-                text = f"{escape(line[name])}: {escape(line[index])}"
+    name = _name_at(grid.heads)
+    for head, kind, *cells in zip(grid.heads, grid.kinds, *grid.lines, strict=True):
+        for line, cell in zip(grid.lines, cells, strict=True):
+            if head in left and kind == "flag" and cell not in ("", units.NONE):
+                text = f"{escape(line[name])}: {escape(cell)}"
                 console.print(Padding(text, (0, 0, 0, 1), expand=False), highlight=False)

@@ -37,9 +37,7 @@ def _text(value: Any) -> str:
 
 
 def text(x: float, y: float, words: str, **attributes: Any) -> str:
-    """Return text at a point; y is the baseline. A white rim (page.css) keeps it legible over
-    lines.
-    """
+    """Return text at a point; ``y`` is the baseline."""
     return element("text", escape(words), x=float(x), y=float(y), **attributes)
 
 
@@ -175,6 +173,13 @@ def axes(x: Scale, y: Scale, x_name: str, y_name: str, top: float) -> list[str]:
     parts.append(text((left + right) / 2, bottom + 31, x_name, class_="axis mid"))
     parts.append(text(4, top - 9, y_name, class_="axis"))
     return parts
+
+
+def ruler(x: Scale, top: float, bottom: float) -> list[str]:
+    """Return the grid lines and tick labels of a chart of horizontal bars."""
+    marks = [(x(value), f"{value:g}") for value in x.ticks()]
+    lines = [element("line", x1=at, x2=at, y1=top, y2=bottom, class_="grid") for at, _ in marks]
+    return lines + [text(at, bottom + 15, label, class_="tick mid") for at, label in marks]
 
 
 def _tick(value: float, scale: Scale) -> str:
