@@ -20,8 +20,8 @@ from harness.commands.progress import Progress
 from harness.launch import checkpoints
 from harness.launch.outcome import Facts, classify
 from harness.memory.memory_breakdown import load as load_breakdown
-from harness.report import build, write_report
 from harness.report import anatomy as page
+from harness.report import build, write_report
 from harness.report.rendering import markdown
 from harness.resolve import resolve
 from harness.result import BadResult, LaunchRecord, Result, Status, load
