@@ -1,6 +1,4 @@
-"""Charts of analyses, beside their tables: memory and work by depth, peaks by batch, and speed and
-memory by the number of processes.
-"""
+"""Charts of analyses, beside their tables: by depth, by batch, and by the number of processes."""
 
 from __future__ import annotations
 
@@ -23,21 +21,18 @@ def of_depth(report: Report) -> list[tuple[str, str, str]]:
     memory = {r: [(p.at, p.beyond / units.MIB) for p in line] for r, line in points_of.items()}
     work = {r: suites.work(line) for r, line in points_of.items()}
     seconds = {r: [(p.at, p.seconds) for p in line] for r, line in points_of.items()}
+    alike = f"{small}; equal ones lie on one line"
+    drawn = {"Memory beyond the state": (small, memory, "MiB"),
+             "Forward passes of blocks": (alike, work, "block forwards"),
+             "Seconds a step": (small, seconds, "seconds")}  # fmt: skip
     return [
-        ("Memory beyond the state", small, _chart(memory, "MiB")),
-        (
-            "Forward passes of blocks",
-            f"{small}; equal ones lie on one line",
-            _chart(work, "block forwards"),
-        ),
-        ("Seconds a step", small, _chart(seconds, "seconds")),
+        (caption, note, _chart(lines, ("blocks", name), log=True))
+        for caption, (note, lines, name) in drawn.items()
     ]
 
 
 def sweep_lines(report: Report) -> Lines:
-    """Return recipe -> (batch, peak of a step in % of its base's), for recipes with several
-    batches.
-    """
+    """Return recipe -> (batch, peak in % of its base's), for recipes with several batches."""
     found = claim_rules.sweeps(Rows(report))
     lines = {r: [(p.at, 100 * p.ours / p.base) for p in s.peaks] for (r, _), s in found.items()}
     return {recipe: line for recipe, line in lines.items() if len(line) > 1}
@@ -48,12 +43,7 @@ def of_claims(report: Report) -> list[tuple[str, str, str]]:
     if not lines:
         return []
     small = "% of what each is compared with, at an equal global batch; batches logarithmic"
-    every = [point for line in lines.values() for point in line]
-    batches, shares = zip(*every, strict=True)
-    marks = tuple(sorted(set(batches)))
-    x = Scale(marks[0] * 0.9, marks[-1] * 1.1, 56.0, WIDTH - 10, log=True, marks=marks)
-    y = Scale(0.0, max(shares) * 1.05, 220.0, 26.0)
-    curves = _picture(lines, x, y, ("global batch", "% of the peak"))
+    curves = _chart(lines, ("global batch", "% of the peak"))
     return [("A step's peak against the batch", small, curves)]
 
 
@@ -77,14 +67,16 @@ def of_scale(report: Report) -> list[tuple[str, str, str]]:
     order, shared = scaling_recipes(report), scale.shared(report)
     found = []
     for (regime, where), lines in _scaled(report).items():
-        told = regime.capitalize(), where
         cores = shared and where == "measured"
         small = "of one process's samples/s, on the same cores" if cores else "samples/s of a GPU"
-        shares = {line.recipe: _shares(line, cores) for line in lines}
-        found.append((f"{told[0]} scaling, {told[1]}", small, _against(shares, order, "%")))
-        peaks = {line.recipe: _peaks(line) for line in lines}
+        none = {recipe: [] for recipe in order}  # colours follow the order
+        shares = none | {line.recipe: _shares(line, cores) for line in lines}
+        drawn = _chart(shares, ("processes", "%"))
+        found.append((f"{regime.capitalize()} scaling, {where}", small, drawn))
+        peaks = none | {line.recipe: _peaks(line) for line in lines}
         name = "Memory of a process" if where == "measured" else "Memory of a GPU"
-        found.append((f"{name}: {regime}, {told[1]}", "", _against(peaks, order, "GiB")))
+        drawn = _chart(peaks, ("processes", "GiB"))
+        found.append((f"{name}: {regime}, {where}", "", drawn))
     return [picture for picture in found if picture[2]]
 
 
@@ -99,31 +91,16 @@ def _peaks(line: numbers.Line) -> list[tuple[int, float]]:
     return [(count, size / units.GIB) for count, size in found if size]
 
 
-def _against(lines: Lines, order: list[str], name: str) -> str:
-    """Draw values by the number of processes, on a logarithmic axis; colours follow ``order``."""
+def _chart(lines: Lines, names: tuple[str, str], *, log: bool = False) -> str:
+    """Draw values on a logarithmic x axis; ``log``: also on a logarithmic y axis."""
     every = [point for points in lines.values() for point in points]
     if not every:
         return ""
-    counts, values = zip(*every, strict=True)
-    marks = tuple(sorted(set(counts)))
+    places, values = zip(*every, strict=True)
+    marks = tuple(sorted(set(places)))
     x = Scale(marks[0] * 0.9, marks[-1] * 1.1, 56.0, WIDTH - 10, log=True, marks=marks)
-    y = Scale(0.0, max(values) * 1.05, 220.0, 26.0)
-    ordered = {recipe: lines.get(recipe, []) for recipe in order}
-    return _picture(ordered, x, y, ("processes", name))
-
-
-def _chart(lines: Lines, name: str) -> str:
-    every = [point for points in lines.values() for point in points]
-    if not every:
-        return ""
-    depths, values = zip(*every, strict=True)
-    marks = tuple(sorted(set(depths)))
-    x = Scale(marks[0] * 0.9, marks[-1] * 1.1, 56.0, WIDTH - 10, log=True, marks=marks)
-    y = Scale(min(values) * 0.8, max(values) * 1.25, 220.0, 26.0, log=True)
-    return _picture(lines, x, y, ("blocks", name))
-
-
-def _picture(lines: Lines, x: Scale, y: Scale, names: tuple[str, str]) -> str:
+    low, high = (min(values) * 0.8, max(values) * 1.25) if log else (0.0, max(values) * 1.05)
+    y = Scale(low, high, 220.0, 26.0, log=log)
     parts = axes(x, y, *names, y.end)
     for index, (recipe, points) in enumerate(lines.items()):
         colour, dash = line_style(index)

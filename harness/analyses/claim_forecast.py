@@ -54,10 +54,12 @@ class ForecastRows(Rows):
         return self.rate_ratio(*(self.get(r, **fields) for r in (recipe, base)))
 
     def rate_ratio(self, row: Row, base: Row) -> str:
-        """Return the ratio with the range that ``plan`` uses: half of each step's spread in either
-        direction.
-        """
-        ours, theirs = (_seconds(self.forecast_rows[of.spec]) for of in (row, base))
+        """Return the ratio with the range that ``plan`` uses: half of each step's spread."""
+        steps = [self.forecast_rows[of.spec] for of in (row, base)]
+        ours, theirs = (
+            [step.step_seconds + part * step.spread_seconds for part in (0.5, 0, -0.5)]
+            for step in steps
+        )
         batches = row.spec.global_batch / base.spec.global_batch
         low, best, high = (batches * b / a for a, b in zip(ours, reversed(theirs), strict=True))
         undecided = ": not decided" if low < 1 < high else ""
@@ -69,20 +71,12 @@ class ForecastRows(Rows):
         return f"not predicted: {unfinished.reason}"
 
 
-def _seconds(row: ForecastRow) -> tuple[float, float, float]:
-    """Return a step's seconds: slow, best and fast."""
-    half = row.spread_seconds / 2
-    return row.step_seconds + half, row.step_seconds, row.step_seconds - half
-
-
 def _as_row(row: ForecastRow, off: float) -> Row:
-    """Return a prediction as a measured row, so that the same rules judge both."""
-    result = _as_result(row, 1 - off if row.spec.recipe in BASES else 1 + off)
-    return Row(label=row.spec.recipe, results=(result,), numbers=numbers([result]))
+    """Return a prediction as a measured row, so that the same rules judge both.
 
-
-def _as_result(row: ForecastRow, scale: float) -> Result:
-    """Return a result that is never written or ranked, because nothing was run."""
+    Its result is never written or ranked, because nothing was run.
+    """
+    scale = 1 - off if row.spec.recipe in BASES else 1 + off
     parts = Categories(
         **measured(row.categories, row.buckets),
         phase=row.peak_phase,
@@ -92,19 +86,17 @@ def _as_result(row: ForecastRow, scale: float) -> Result:
     rank = Rank(
         rank=0,
         device="cuda:0",
-        baseline_bytes=0,
         phases={"steady": Peak(allocated=round(scale * row.peak_bytes))},
         categories=parts,
-        host_peak_bytes=0,
-        pinned_bytes=0,
-        nvme_bytes=0,
-        warmup_seconds=[],
         step_seconds=[row.step_seconds],
+        warmup_seconds=[],
         phase_seconds={},
+        **dict.fromkeys(("baseline_bytes", "host_peak_bytes", "pinned_bytes", "nvme_bytes"), 0),
     )
     counted = row.block_forwards
     facts = {"checkpoint": {"block_forwards": counted}} if counted is not None else {}
-    return Result(status=Status.OK, spec=row.spec, meter="cuda", ranks=[rank], evidence=facts)
+    result = Result(status=Status.OK, spec=row.spec, meter="cuda", ranks=[rank], evidence=facts)
+    return Row(label=row.spec.recipe, results=(result,), numbers=numbers([result]))
 
 
 def _unfinished(row: ForecastRow, forecast: Forecast) -> Unfinished:

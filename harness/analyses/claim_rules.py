@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from harness.analyses import fits
 from harness.analyses.claim_sweeps import (
     KINDS_OF_GRADIENTS,
     MUCH,
@@ -26,7 +27,7 @@ from harness.analyses.claim_sweeps import (
 )
 from harness.report.data.grid import Grid, text_grid
 from harness.report.data.lookup import Missing, Rows
-from harness.report.figures import fits, units
+from harness.report.figures import units
 from harness.report.figures.units import gib
 from harness.result import Status
 

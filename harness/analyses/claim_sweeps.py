@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from harness.analyses import fits
+from harness.analyses.fits import Band, Pair, Span
 from harness.report.data.lookup import Absent, Missing, Rows, beyond_state, state_share, step_bytes
-from harness.report.figures import fits
-from harness.report.figures.fits import Band, Pair, Span
 from harness.report.figures.units import gib
 
 # ---- verdicts and thresholds ----

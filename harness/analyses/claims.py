@@ -18,19 +18,22 @@ from harness.analyses.claim_sweeps import (
     MUCH,
     SOME,
     Judgement,
+    Rule,
     applied,
     share,
 )
-from harness.analyses.claim_sweeps import (
-    Rule as Rule,
-)
+from harness.analyses.fits import Band
 from harness.report.data.grid import Grid, text_grid
 from harness.report.data.lookup import Rows
 from harness.report.data.rows import Report
-from harness.report.figures.fits import Band
 
-HEADS = ("Claim", "Who says so", "Verdict", "Measured")
-KINDS = {"#": "count", **dict.fromkeys(HEADS, "text")}
+KINDS = {
+    "#": "count",
+    "Claim": "text",
+    "Who says so": "text",
+    "Verdict": "text",
+    "Measured": "text",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,14 +49,13 @@ def tables(report: Report) -> list[Grid]:
     """Return each claim with its source, verdict and numbers; then the tables behind them."""
     rows = Rows(report)
     title = f"Claims, measured on {rows.model}" if rows.model else "Claims, measured"
-    grid = text_grid("claims", title, KINDS, lines(judge(report)), _note(report))
-    if report.suite.forecast is None:
+    grid = text_grid("claims", title, KINDS, lines(judged(CLAIMS, rows)), _note(report))
+    forecast = report.suite.forecast
+    if forecast is None:
         grid = dataclasses.replace(grid, note=f"{grid.note} {WAY}")
         return [grid, *claim_rules.tables(rows)]
-    at_size = claim_forecast.with_forecast(
-        grid, [claim.rule for claim in CLAIMS], report.suite.forecast
-    )
-    return [at_size, *claim_rules.tables(rows), *claim_forecast.tables(report.suite.forecast)]
+    at_size = claim_forecast.with_forecast(grid, [claim.rule for claim in CLAIMS], forecast)
+    return [at_size, *claim_rules.tables(rows), *claim_forecast.tables(forecast)]
 
 
 WAY = (
@@ -65,7 +67,8 @@ WAY = (
 
 def _note(report: Report) -> str:
     much, half, fraction, some = map(share, (MUCH, HALF, FRACTION, SOME))
-    by = "the allocator's" if _on_gpu(report) else "the traced tensors'"
+    on_gpu = any(group.meter == "cuda" for group in report.groups[:1])
+    by = "the allocator's" if on_gpu else "the traced tensors'"
     return (
         "Claims are judged for the model, machine and step of this page, at every batch "
         f"measured. Peaks are {by}, of one training step. Much: from {much} of the peak "
@@ -79,15 +82,6 @@ def _note(report: Report) -> str:
         "of all points, +- the standard error of the slope. Speeds are of the few steps "
         "of each row, so other work on the machine affects them."
     )
-
-
-def _on_gpu(report: Report) -> bool:
-    return any(group.meter == "cuda" for group in report.groups[:1])
-
-
-def judge(report: Report) -> list[tuple[Claim, Judgement]]:
-    """Judge every claim by a report."""
-    return judged(CLAIMS, Rows(report))
 
 
 def judged(claims: Sequence[Claim], rows: Rows) -> list[tuple[Claim, Judgement]]:

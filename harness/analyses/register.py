@@ -12,7 +12,7 @@ ANALYSES = {
         lines="harness.analyses.charts:sweep_lines",
         of_a_step=True,
     ),
-    "each": Analysis("harness.analyses.each:tables", of_a_step=True),
+    "each": Analysis("harness.analyses.suites:each_tables", of_a_step=True),
     "ladder": Analysis("harness.analyses.suites:ladder", of_a_step=True),
     "fast_dit": Analysis("harness.analyses.suites:fast_dit_tables"),
     "depth": Analysis(

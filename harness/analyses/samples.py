@@ -1,5 +1,4 @@
-"""The ``sampled`` and ``quality`` analyses: memory by distance of samples, and claims on
-inference.
+"""The ``sampled`` and ``quality`` analyses: memory by distance of samples, claims on inference.
 
 A claim on memory is judged over its rows' batches: at few samples weights are most of the peak,
 at many activations are. A claim on quality is judged by a classifier of digits: its answer
@@ -16,18 +15,19 @@ from harness.analyses.claim_sweeps import (
     HALF,
     SOME,
     Judgement,
+    Rule,
     Verdict,
     change,
     kinds_judged,
     share,
     swept,
 )
+from harness.analyses.fits import Band
 from harness.report.data import lookup
 from harness.report.data.grid import Grid, text_grid
 from harness.report.data.lookup import Missing, Rows
 from harness.report.data.rows import Report, Row
 from harness.report.figures import derive, units
-from harness.report.figures.fits import Band
 
 # ---- sampled ----
 # Memory by distance of the samples, and by speed.
@@ -67,7 +67,7 @@ def sampled_tables(report: Report) -> list[Grid]:
         try:
             row = rows.get(recipe, global_batch=batch)
             cells = _cells(row, rows.get(report.suite.reference, global_batch=batch))
-            lines.append(cells | {FRONT: _mark(row, marked)})
+            lines.append(cells | {FRONT: "front" if id(row) in marked else ""})
         except Missing as missing:
             lines.append({RECIPE: recipe, FRONT: str(missing)})
     kept = {head: kind for head, kind in KINDS.items() if any(line.get(head) for line in lines)}
@@ -78,27 +78,15 @@ def sampled_tables(report: Report) -> list[Grid]:
 
 def front(report: Report) -> set[int]:
     """Return the ids of rows on the Pareto front of peak and distance, in the reference's group."""
-    group = report.groups[0] if report.groups else None
-    rows = [row for row in group.rows if _able(row)] if group else []
-    # ``pareto_front`` takes larger second values as better.
-    points = [(row.numbers.peak_bytes, -_far(row)) for row in rows]
+    rows, points = [], []
+    for row in report.groups[0].rows if report.groups else ():
+        known = row.drawn and (row.versus.is_reference or row.drawn.away)
+        if known and not row.versus.wrong and row.numbers.peak_bytes is not None:
+            equal = row.versus.is_reference or row.versus.parity == "equal"
+            far = 0.0 if equal else row.drawn.away.relative
+            rows.append(row)
+            points.append((row.numbers.peak_bytes, -far))  # larger second values are better
     return {id(rows[index]) for index in derive.pareto_front(points)}
-
-
-def _able(row: Row) -> bool:
-    known = row.drawn is not None and (row.versus.is_reference or row.drawn.away is not None)
-    return known and not row.versus.wrong and row.numbers.peak_bytes is not None
-
-
-def _far(row: Row) -> float:
-    """Return the relative distance; rows that are equal to the reference have 0."""
-    if row.versus.is_reference or row.versus.parity == "equal":
-        return 0.0
-    return row.drawn.away.relative
-
-
-def _mark(row: Row, marked: set[int]) -> str:
-    return "front" if id(row) in marked else ""
 
 
 def _cells(row: Row, reference: Row) -> dict[str, str | None]:
@@ -167,7 +155,7 @@ def _note() -> str:
 # ---- memory ----
 
 
-def saves(parts: Sequence[str], least: float) -> claims.Rule:
+def saves(parts: Sequence[str], least: float) -> Rule:
     """Return a rule: each way to store weights saves ``least`` of the peak with 16-bit weights."""
 
     def rule(rows: Rows) -> Judgement:
@@ -223,15 +211,18 @@ def weights(row: Row) -> int:
 # ---- quality ----
 
 
-def keep(parts: Iterable[str]) -> claims.Rule:
-    """Return a rule: a classifier recognises the same in samples of each way to store weights and
-    of float32.
-    """
+def keep(parts: Iterable[str]) -> Rule:
+    """Return a rule: a classifier sees the same in samples of each weight storage and float32."""
 
     def rule(rows: Rows) -> Judgement:
         found = {part: rows.get(f"{BASE}+{part}") for part in parts}
         shares = {part: agreed(row) for part, row in found.items()}
-        texts = [f"{part}: {_of_quality(row)}" for part, row in found.items()]
+        texts = [
+            f"{part}: {share(shares[part], KEPT)} of {row.spec.global_batch} samples taken for the "
+            f"same, {share(row.drawn.recognised)} for what was asked, "
+            f"{row.drawn.away.relative:.1e} away"
+            for part, row in found.items()
+        ]
         return verdict_of({part: s >= KEPT for part, s in shares.items()}, ". ".join(texts))
 
     return rule
@@ -248,24 +239,18 @@ def agreed(row: Row) -> float:
     return row.drawn.agreed
 
 
-def _of_quality(row: Row) -> str:
-    drawn, away = row.drawn, row.drawn.away
-    return (
-        f"{share(drawn.agreed, KEPT)} of {row.spec.global_batch} samples taken for the same, "
-        f"{share(drawn.recognised)} for what was asked, {away.relative:.1e} away"
-    )
-
-
 def distilled(rows: Rows) -> Judgement:
     """Judge a student of fewer blocks and its own weights, compared with its teacher."""
-    student = student_of(rows)
+    student = _student(rows)
     teacher = rows.get(BASE, global_batch=student.spec.global_batch)
     shares = [row.drawn.recognised for row in (student, teacher)]
     if None in shares:
         raise Missing("no classifier knows these samples")
     smaller = change(weights(student) / weights(teacher) - 1)
+    recipe = student.spec.recipe
+    who = recipe.removeprefix(INSTEAD) if recipe.startswith(INSTEAD) else student.spec.model
     numbers = (
-        f"{_who(student)}: {share(shares[0])} of {student.spec.global_batch} samples "
+        f"{who}: {share(shares[0])} of {student.spec.global_batch} samples "
         f"recognised, {share(shares[1])} of its teacher's; weights {smaller}, samples/s "
         f"{rows.rate_ratio(student, teacher)}"
     )
@@ -273,31 +258,21 @@ def distilled(rows: Rows) -> Judgement:
     return Judgement(Verdict.HOLDS if held else Verdict.NOT, numbers)
 
 
-def student_of(rows: Rows) -> Row:
-    """Return the row of a student: one in its teacher's place, or a smaller model.
-
-    Raises:
-        Missing: there is none.
-    """
+def _student(rows: Rows) -> Row:
+    """Return the row of a student: one in its teacher's place, or a smaller model."""
     instead = sorted({r.spec.recipe for r in rows.rows if r.spec.recipe.startswith(INSTEAD)})
     if instead:
         return rows.get(instead[0])
     name = rows.model.partition(":")[0]
-
-    def is_student(model: str) -> bool:
-        return model != rows.model and model.partition(":")[0] == name
-
     try:
-        return rows.get(BASE, model=is_student, weights=bool)
+        return rows.get(
+            BASE,
+            model=lambda model: model != rows.model and model.partition(":")[0] == name,
+            weights=bool,
+        )
     except Missing:
         text = f"no student of {rows.model} with trained weights is among the results"
         raise Missing(text) from None
-
-
-def _who(student: Row) -> str:
-    """Return the student's file, or its model."""
-    recipe = student.spec.recipe
-    return recipe.removeprefix(INSTEAD) if recipe.startswith(INSTEAD) else student.spec.model
 
 
 def verdict_of(held: dict[str, bool], numbers: str) -> Judgement:

@@ -1,4 +1,4 @@
-"""Analyses of single suites: memory and work by depth, the ladder of techniques, long samples,
+"""Analyses of single suites: depth, each technique alone, the ladder of techniques, long samples,
 vocabularies, and fast-DiT's published table.
 """
 
@@ -11,11 +11,10 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from harness.analyses import each
 from harness.data.feed import check_data
 from harness.report.data import lookup
 from harness.report.data.grid import Grid, text_grid
-from harness.report.data.lookup import Missing, Rows, beyond_state, step_bytes
+from harness.report.data.lookup import Missing, Rows, beyond_state, state_bytes, step_bytes
 from harness.report.data.rows import Report, Row
 from harness.report.figures import derive, units
 from harness.report.figures.floor import Floor, Runs, swing
@@ -51,12 +50,10 @@ class Point:
 
 
 def tables(report: Report) -> list[Grid]:
-    """Return one line for each recipe: memory beyond the state at each depth, its growth, and the
-    work.
-    """
+    """Return a line for each recipe: memory at each depth, its growth, and the work."""
     points_of = series(report)
     depths = sorted({p.at for points in points_of.values() for p in points})
-    columns = [memory_at(depth, points_of) for depth in depths]
+    columns = [_at(depth, points_of, "mib", lambda p: p.beyond) for depth in depths]
     columns.append(units.column("mib", [_added(points) for points in points_of.values()]))
     lines = [
         [recipe, *cells, *_growth(points_of[recipe])]
@@ -68,19 +65,18 @@ def tables(report: Report) -> list[Grid]:
     return [text_grid("depth", "Memory and work against depth", kinds, lines, NOTE)]
 
 
-def memory_at(depth: int, points_of: dict[str, list[Point]]) -> list[str]:
-    """Return the cells of one depth: each recipe's MiB, or a dash."""
-    beyond = [{p.at: p.beyond for p in points} for points in points_of.values()]
-    return units.column("mib", [by_depth.get(depth) for by_depth in beyond])
+def _at(
+    at: int, points_of: dict[str, list[Point]], kind: str, take: Callable[[Point], float]
+) -> list[str]:
+    """Return the cells of one depth or length: each recipe's value, or a dash."""
+    values = [{p.at: take(p) for p in points} for points in points_of.values()]
+    return units.column(kind, [of.get(at) for of in values])
 
 
 def _growth(points: list[Point]) -> list[str]:
-    return [
-        power([(p.at, p.beyond) for p in points]),
-        _span([p.forwards for p in points]),
-        power(work(points)),
-        time_power(points),
-    ]
+    ends = dict.fromkeys(units.one("ratio", p.forwards) for p in (points[0], points[-1]))
+    memory = power([(p.at, p.beyond) for p in points])
+    return [memory, " to ".join(ends), power(work(points)), time_power(points)]
 
 
 def _added(points: list[Point]) -> float | None:
@@ -89,12 +85,6 @@ def _added(points: list[Point]) -> float | None:
         return None
     low, high = points[-2:]
     return (high.beyond - low.beyond) / (high.at - low.at)
-
-
-def _span(values: list[float | None]) -> str:
-    """Return the values of the least and the deepest model; one number if they are equal."""
-    ends = list(dict.fromkeys(units.one("ratio", v) for v in (values[0], values[-1])))
-    return " to ".join(ends)
 
 
 def work(points: list[Point]) -> list[tuple[int, float]]:
@@ -129,7 +119,7 @@ def series(report: Report, at: Callable[[Row], int] | None = None) -> dict[str, 
 
     Rows that were not traced are left out.
     """
-    at = at or _depth
+    at = at or (lambda row: shape_of(row.spec.model).depth)
     rows = [row for group in report.groups for row in group.rows]
     order = {recipe: place for place, recipe in enumerate(report.suite.order)}
     points_of: dict[str, list[Point]] = {}
@@ -138,33 +128,76 @@ def series(report: Report, at: Callable[[Row], int] | None = None) -> dict[str, 
             beyond = beyond_state(row)
         except Missing:
             continue
+        facts = row.first.evidence.get("checkpoint")
+        forwards = 1.0 if facts is None else facts.get("block_forwards")
         median = row.numbers.step_seconds_median
-        point = Point(at(row), beyond, median, _forwards(row), row.runs, row.floor)
+        point = Point(at(row), beyond, median, forwards, row.runs, row.floor)
         points_of.setdefault(row.spec.recipe, []).append(point)
     return points_of
 
 
-def _depth(row: Row) -> int:
-    return shape_of(row.spec.model).depth
+# ---- each ----
+# The change of a step's peak and speed by each technique alone.
 
 
-def _forwards(row: Row) -> float | None:
-    """Return the forward passes of a block in one step; 1 without checkpointing, None if not
-    counted.
-    """
-    facts = row.first.evidence.get("checkpoint")
-    return 1.0 if facts is None else facts.get("block_forwards")
+EACH_KINDS = {
+    "Recipe": "text",
+    "Peak GiB": "gib",
+    "State in it GiB": "gib",
+    "Most beyond GiB": "gib",
+    "Saved": "percent",
+    "Samples/s": "rate",
+    "Speed x": "ratio",
+    "Losses": "text",
+}
+
+
+def each_tables(report: Report) -> list[Grid]:
+    """Return rows in the suite's order, each compared with the reference."""
+    rows, lines = Rows(report), []
+    for recipe in report.suite.order:
+        try:
+            lines.append(_against(rows.get(recipe), rows.get(report.suite.reference)))
+        except Missing as missing:
+            lines.append([recipe, *[units.NONE] * 6, str(missing)])
+    note = (
+        "Peak of one step. State: parameters, gradients, optimizer state and average alive at "
+        "that peak. Most beyond: of activations and temporaries at any instant, so the two need "
+        f"not add up. Saved and speed: against {report.suite.reference}. A row of one process "
+        "trains the whole batch alone."
+    )
+    return [text_grid("each", "Each against the reference", EACH_KINDS, lines, note)]
+
+
+def _against(row: Row, reference: Row) -> list[str]:
+    """Return a cell for each of ``EACH_KINDS``: a row against its reference."""
+    sizes = [_or_none(measure, row) for measure in (step_bytes, state_bytes, beyond_state)]
+    peak, reference_peak = sizes[0], _or_none(step_bytes, reference)
+    rate = row.numbers.samples_per_second
+    saved = ratio = units.NONE
+    if row is not reference:
+        ratio = units.one("ratio", lookup.ratio(row, reference))
+        if peak is not None and reference_peak is not None:
+            saved = units.one("change", peak / reference_peak - 1) + " %"
+    cells = [units.one("gib", size) for size in sizes]
+    return [row.label, *cells, saved, units.one("rate", rate), ratio, row.versus.parity]
+
+
+def _or_none(measure: Callable[[Row], int], row: Row) -> int | None:
+    """Return bytes, or None for a row that was not traced (a compiled one cannot be)."""
+    with contextlib.suppress(Missing):
+        return measure(row)
+    return None
 
 
 # ---- ladder ----
 # Each row keeps the techniques of the rows above it and adds one.
 
 
-RUN = "Whole run GiB"
-KINDS = {
+LADDER_KINDS = {
     "What was added": "text",
     "Peak GiB": "gib",
-    RUN: "gib",
+    "Whole run GiB": "gib",
     "Saved by it": "percent",
     "Saved in all": "percent",
     "Samples/s": "rate",
@@ -190,24 +223,20 @@ def ladder(report: Report) -> list[Grid]:
             above, first = row, first or row
         except Missing as missing:
             lines.append([f"+ {recipe}", *[units.NONE] * 6, str(missing)])
-    return [text_grid("ladder", "The ladder", KINDS, lines, LADDER_NOTE)]
+    return [text_grid("ladder", "The ladder", LADDER_KINDS, lines, LADDER_NOTE)]
 
 
 def _rung(row: Row, above: Row | None, first: Row | None) -> list[str]:
     size = step_bytes(row)
     pace = units.one("rate", row.numbers.samples_per_second)
-    cells = [_ladder_added(row, above), *(units.one("gib", b) for b in (size, whole_run(row)))]
+    numbers = row.numbers
+    whole = numbers.need_bytes if row.first.meter == "cuda" else numbers.resident_peak_bytes
+    cells = [_ladder_added(row, above), *(units.one("gib", b) for b in (size, whole))]
     if above is None or first is None:
         return [*cells, units.NONE, units.NONE, pace, units.NONE, row.versus.parity]
     saved = [units.one("change", size / step_bytes(other) - 1) + " %" for other in (above, first)]
     ratio = units.one("ratio", lookup.ratio(row, above))
     return [*cells, *saved, pace, ratio, row.versus.parity]
-
-
-def whole_run(row: Row) -> int | None:
-    """Return the free bytes that a GPU must have; on a CPU, the peak resident bytes."""
-    numbers = row.numbers
-    return numbers.need_bytes if row.first.meter == "cuda" else numbers.resident_peak_bytes
 
 
 def _ladder_added(row: Row, above: Row | None) -> str:
@@ -233,18 +262,18 @@ LONG_NOTE = (
 
 
 def long_tables(report: Report) -> list[Grid]:
-    """Return one line for each recipe: memory beyond the state and time at each length, and the
-    growth.
-    """
+    """Return a line for each recipe: memory beyond the state, time, and the growth of both."""
     points_of = series(report, tokens)
-    processes = _processes(report)
+    rows = [row for group in report.groups for row in group.rows]
+    processes = {row.spec.recipe: row.spec.processes for row in rows}
     lengths = sorted({p.at for points in points_of.values() for p in points})
-    columns = [memory_at(length, points_of) for length in lengths]
-    columns += [_milliseconds_at(length, points_of) for length in lengths]
-    lines = [
-        [recipe, str(processes[recipe]), *cells, *_long_growth(points_of[recipe])]
-        for recipe, *cells in zip(points_of, *columns, strict=True)
-    ]
+    columns = [_at(length, points_of, "mib", lambda p: p.beyond) for length in lengths]
+    columns += [_at(length, points_of, "ms", lambda p: p.seconds) for length in lengths]
+    lines = []
+    for recipe, *cells in zip(points_of, *columns, strict=True):
+        memory = power([(p.at, p.beyond) for p in points_of[recipe]])
+        growth = [memory, time_power(points_of[recipe])]
+        lines.append([recipe, str(processes[recipe]), *cells, *growth])
     kinds = {"Recipe": "text", "Processes": "count", **{f"T={n} MiB": "mib" for n in lengths}}
     kinds |= {f"T={n} ms": "ms" for n in lengths}
     kinds |= {"Memory ~ T^": "ratio", "Step time ~ T^": "text"}
@@ -257,36 +286,21 @@ def tokens(row: Row) -> int:
     return of_frame * max(1, row.spec.frames)
 
 
-def _processes(report: Report) -> dict[str, int]:
-    """Return recipe -> the number of its processes."""
-    rows = [row for group in report.groups for row in group.rows]
-    return {row.spec.recipe: row.spec.processes for row in rows}
-
-
-def _milliseconds_at(length: int, points_of: dict[str, list[Point]]) -> list[str]:
-    """Return the cells of one length: each recipe's milliseconds per step, or a dash."""
-    seconds = [{p.at: p.seconds for p in points} for points in points_of.values()]
-    return units.column("ms", [by_length.get(length) for by_length in seconds])
-
-
-def _long_growth(points: list[Point]) -> list[str]:
-    return [power([(p.at, p.beyond) for p in points]), time_power(points)]
-
-
 # ---- vocabulary ----
 # The saving of a loss without all logits, by vocabulary.
 
 
 MATTERS = 0.10
 """Share of a peak from which a saving counts."""
-VOCABULARY_KINDS = {"Vocabulary": "text", **each.KINDS}
+VOCABULARY_KINDS = {"Vocabulary": "text", **EACH_KINDS}
 
 
 def vocabulary_tables(report: Report) -> list[Grid]:
     """Return rows by vocabulary, each compared with the reference of the same vocabulary."""
     rows, lines = Rows(report), []
     saved: dict[str, dict[int, float]] = {}
-    for words, model in sorted(_models(report).items()):
+    specs = [row.spec for row in rows.rows] + [ended.result.spec for ended in report.unfinished]
+    for words, model in sorted({_words(spec.model): spec.model for spec in specs}.items()):
         for recipe in dict.fromkeys(report.suite.order):
             try:
                 row, base = (rows.get(r, model=model) for r in (recipe, report.suite.reference))
@@ -294,7 +308,7 @@ def vocabulary_tables(report: Report) -> list[Grid]:
                 dashes = [units.NONE] * (len(VOCABULARY_KINDS) - 3)
                 lines.append([f"{words:,}", recipe, *dashes, str(missing)])
                 continue
-            lines.append([f"{words:,}", *each.against(row, base)])
+            lines.append([f"{words:,}", *_against(row, base)])
             with contextlib.suppress(Missing):  # an untraced row has no known saving
                 if row is not base:
                     share = rows.saved(recipe, report.suite.reference, model=model)
@@ -304,27 +318,18 @@ def vocabulary_tables(report: Report) -> list[Grid]:
     ]
 
 
-def words_of(model: str) -> int:
+def _words(model: str) -> int:
     """Return the vocabulary size in a model's name; 0 without one."""
     found = re.search(r"tokens=(\d+)", model)
     return int(found[1]) if found else 0
 
 
-def _models(report: Report) -> dict[int, str]:
-    """Return vocabulary -> model, for every row that was started."""
-    specs = [row.spec for group in report.groups for row in group.rows]
-    specs += [ended.result.spec for ended in report.unfinished]
-    return {words_of(spec.model): spec.model for spec in specs}
-
-
 def _note(saved: dict[str, dict[int, float]]) -> str:
-    lines = [f"{recipe} {judged(shares)}" for recipe, shares in saved.items()]
-    return " ".join(
-        [
-            "Peak of one step. Saved and speed: against all logits at the same vocabulary. The "
-            f"claim, that a loss without them saves memory (a share of {MATTERS:.0%} or more):",
-            f"{'; '.join(lines)}." if lines else "nothing to judge it by was measured.",
-        ]
+    found = "; ".join(f"{recipe} {judged(shares)}" for recipe, shares in saved.items())
+    return (
+        "Peak of one step. Saved and speed: against all logits at the same vocabulary. The "
+        f"claim, that a loss without them saves memory (a share of {MATTERS:.0%} or more): "
+        f"{found or 'nothing to judge it by was measured'}."
     )
 
 
@@ -333,11 +338,11 @@ def judged(shares: dict[int, float]) -> str:
     enough = sorted(words for words, share in shares.items() if share >= MATTERS)
     if not enough:
         return f"at no vocabulary up to {max(shares):,}"
-    others = [words for words in shares if words not in enough]
+    others = max((words for words in shares if words not in enough), default=0)
     if not others:
         return f"at every vocabulary from {enough[0]:,} on"
-    if max(others) < enough[0]:
-        return f"from {enough[0]:,} words on, not at {max(others):,}"
+    if others < enough[0]:
+        return f"from {enough[0]:,} words on, not at {others:,}"
     return f"at {', '.join(f'{words:,}' for words in enough)} words alone"
 
 
@@ -385,9 +390,7 @@ CAREFUL_NOTE = (
 
 
 def fast_dit_tables(report: Report) -> list[Grid]:
-    """Return a line for each published row beside the suite's row of the same position, then a
-    table of the suite's further rows.
-    """
+    """Return the published rows beside the suite's first ones, then the suite's further rows."""
     published, behind = report.suite.order[: len(PUBLISHED)], report.suite.order[len(PUBLISHED) :]
     grids = [_published(Rows(report), published)]
     if behind:

@@ -9,6 +9,7 @@ from harness.analyses.claim_rules import DEEP, DEPTHS, TOKENS
 from harness.analyses.claim_sweeps import BATCHES, HALF, LARGE, MUCH, Verdict, change
 from harness.analyses.claims import CLAIMS
 from harness.report import build
+from harness.report.data.lookup import Rows
 from harness.report.data.rows import SuiteHead
 from harness.report.figures import units
 from harness.result import Status
@@ -21,7 +22,7 @@ def finding(words: str, *results):
     """What the one claim that contains ``words`` finds in these rows."""
     (claim,) = [c for c in CLAIMS if words in c.says]
     report = build(list(results), [], SuiteHead(reference="single"))
-    return dict((c.says, f) for c, f in claims.judge(report))[claim.says]
+    return dict((c.says, f) for c, f in claims.judged(CLAIMS, Rows(report)))[claim.says]
 
 
 def plain(batch: int) -> float:
@@ -320,7 +321,9 @@ def test_no_claim_without_its_rows_in_the_suite(device):
         for spec in matrix.specs(suite, {}, gpus=2, gpu_bytes=2**36)
     ]
     report = build(rows, [], SuiteHead(reference="single"))
-    undecided = [(c.says, f) for c, f in claims.judge(report) if f.verdict is Verdict.OPEN]
+    undecided = [
+        (c.says, f) for c, f in claims.judged(CLAIMS, Rows(report)) if f.verdict is Verdict.OPEN
+    ]
     assert [says for says, _ in undecided] == ["paged optimizers avoid running out of memory"]
     assert "both fit" in undecided[0][1].numbers
 
@@ -331,7 +334,7 @@ def test_the_order_of_files_decides_nothing():
     rows.append(row("single+checkpoint", 500.0))
     rows.append(row("single", 5.0, model=DEEP.format(4)))
     said = [
-        [(claim.says, f.verdict, f.numbers) for claim, f in claims.judge(report)]
+        [(claim.says, f.verdict, f.numbers) for claim, f in claims.judged(CLAIMS, Rows(report))]
         for order in (rows, rows[::-1])
         for report in [build(list(order), [], SuiteHead(reference="single"))]
     ]

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-from harness.report.figures import derive
 
 ROUNDING = 1e-9
 """Relative tolerance at the edges of a band."""
@@ -68,33 +66,17 @@ def spans(pairs: Sequence[Pair], band: Band) -> list[Span]:
     ordered = sorted(pairs, key=lambda pair: pair.at)
     if len(ordered) < 2:
         return [Span(start=p.at, end=p.at) for p in ordered if band.holds(p)]
-    found: list[Span] = []
+    around: dict[float, tuple[float, float] | None] = {p.at: (p.at, p.at) for p in ordered}
+    held: list[tuple[float, float]] = []
     for low, high in itertools.pairwise(ordered):
-        cuts = [low.at, *_crossings(low, high, band), high.at]
-        sides = {cut: (low.at, high.at) for cut in cuts[1:-1]}
-        for start, end in itertools.pairwise(cuts):
+        crossings = _crossings(low, high, band)
+        around |= dict.fromkeys(crossings, (low.at, high.at))
+        for start, end in itertools.pairwise([low.at, *crossings, high.at]):
             if band.holds(_between(low, high, (start + end) / 2)):
-                edges = [sides.get(at, (at, at)) for at in (start, end)]
-                found.append(Span(start=start, end=end, started=edges[0], ended=edges[1]))
-    return [_open(span, ordered[0].at, ordered[-1].at) for span in _joined(found)]
-
-
-def _open(span: Span, first: float, last: float) -> Span:
-    """Remove an edge of a span at the end of the measured points."""
-    started = None if span.start == first else span.started
-    ended = None if span.end == last else span.ended
-    return dataclasses.replace(span, started=started, ended=ended)
-
-
-def _joined(parts: Sequence[Span]) -> list[Span]:
-    """Merge parts that touch."""
-    whole: list[Span] = []
-    for part in parts:
-        if whole and whole[-1].end == part.start:
-            last = whole.pop()
-            part = dataclasses.replace(part, start=last.start, started=last.started)
-        whole.append(part)
-    return whole
+                touches = held and held[-1][1] == start
+                held.append((held.pop()[0] if touches else start, end))
+    around |= dict.fromkeys((ordered[0].at, ordered[-1].at))
+    return [Span(start=a, end=b, started=around[a], ended=around[b]) for a, b in held]
 
 
 def _crossings(low: Pair, high: Pair, band: Band) -> list[float]:
@@ -114,9 +96,6 @@ def _between(low: Pair, high: Pair, at: float) -> Pair:
     part = (at - low.at) / (high.at - low.at)
     base, ours = (a + (b - a) * part for a, b in ((low.base, high.base), (low.ours, high.ours)))
     return Pair(at=at, base=base, ours=ours)
-
-
-# ---- limits and powers ----
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,16 +142,12 @@ class Power:
 
 def power(x: Sequence[float], y: Sequence[float]) -> Power:
     """Return the power of ``y``, by least squares through the logarithms of two or more points."""
-    points = sorted(zip(x, y, strict=True))
-    xs, ys = zip(*points, strict=True)
-    slope = derive.power(xs, ys)
-    first, last = (derive.power(xs[part], ys[part]) for part in (slice(2), slice(-2, None)))
-    spread = _standard_error(slope, xs, ys) if len(points) > 2 else None
+    points = sorted((math.log(a), math.log(b)) for a, b in zip(x, y, strict=True))
+    lx, ly = zip(*points, strict=True)
+    slope, start = statistics.linear_regression(lx, ly)
+    first, last = ((ly[i + 1] - ly[i]) / (lx[i + 1] - lx[i]) for i in (0, len(lx) - 2))
+    spread = None
+    if len(lx) > 2:  # the standard error of the slope
+        left = sum((b - start - slope * a) ** 2 for a, b in points) / (len(lx) - 2)
+        spread = math.sqrt(left / (len(lx) * statistics.pvariance(lx)))
     return Power(value=slope, spread=spread, first=first, last=last)
-
-
-def _standard_error(slope: float, x: Sequence[float], y: Sequence[float]) -> float:
-    lx, ly = ([math.log(v) for v in values] for values in (x, y))
-    mx, my = sum(lx) / len(lx), sum(ly) / len(ly)
-    left = sum((b - my - slope * (a - mx)) ** 2 for a, b in zip(lx, ly, strict=True))
-    return math.sqrt(left / (len(lx) - 2) / sum((a - mx) ** 2 for a in lx))
