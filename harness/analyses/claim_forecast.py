@@ -113,9 +113,6 @@ def _unfinished(row: ForecastRow, forecast: Forecast) -> Unfinished:
     )
 
 
-# ---- verdicts ----
-
-
 def at_size(rules: Sequence[Rule], forecast: Forecast) -> list[Judgement]:
     """Judge each rule by the predictions; "not decided" if their uncertainty changes a verdict."""
     plain, *shifted = (ForecastRows(forecast, off) for off in (0.0, PEAK_SPREAD, -PEAK_SPREAD))
@@ -138,9 +135,6 @@ def _decided(found: Judgement, shifted: Sequence[Judgement]) -> Judgement:
 def words(judgement: Judgement) -> str:
     """Return a verdict on a predicted size, in words."""
     return f"{WORDS[judgement.verdict]} {judgement.condition}".strip()
-
-
-# ---- tables ----
 
 
 def with_forecast(grid: Grid, rules: Sequence[Rule], forecast: Forecast) -> Grid:

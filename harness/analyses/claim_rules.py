@@ -82,7 +82,7 @@ class Growth:
 
 
 def _growths(deep: str, tokens: Mapping[tuple[str, str], int]) -> tuple[Growth, ...]:
-    """Return plain and sqrt(L) checkpointing over depth, and full-score and plain attention over
+    """Return plain and sqrt(L) checkpointing over depth, full-score and plain attention over
     tokens.
     """
     blocks = {d: {"model": deep.format(d)} for d in DEPTHS}
@@ -180,9 +180,6 @@ def power_words(power: fits.Power, *limits: float) -> str:
     return f"{number(power.value, *limits)} {spread_words(power.spread)}"
 
 
-# ---- running out of memory ----
-
-
 def paged(rows: Rows) -> Judgement:
     """Judge only if the same optimizer without pages ran out of memory.
 
@@ -197,22 +194,15 @@ def paged(rows: Rows) -> Judgement:
         outcome = "trained" if fits else "ran out of memory too"
         numbers = f"at batch {large} {plain} ran out of memory, {pages} {outcome}"
         return Judgement(Verdict.HOLDS if fits else Verdict.NOT, numbers)
-    used = [_device_bytes(rows, name) for name in reversed(names)]
+    # The device's own count includes pages of managed memory on it.
+    rest = [rows.get(name, global_batch=large).numbers for name in reversed(names)]
+    used = [found.process_peak_bytes for found in rest]
     return Judgement(
         Verdict.OPEN,
         f"both fit at batch {large}, so that no page had to leave the device; it had "
         f"{gib(used[0])} in use with pages, {gib(used[1])} without. ./run.sh max-batch of "
         "each tells whether pages let more fit",
     )
-
-
-def _device_bytes(rows: Rows, recipe: str) -> int | None:
-    """Return the used bytes that the device reports, including pages of managed memory on it."""
-    return rows.get(recipe, global_batch=batches(rows)[-1]).numbers.process_peak_bytes
-
-
-# ---- tables ----
-# Sweeps over batches and growths, from which the verdicts follow.
 
 
 AGAINST_PLAIN = (
@@ -238,7 +228,7 @@ GROWTHS_NOTE = (
 
 def tables(rows: Rows) -> list[Grid]:
     """Return the sweeps and the growths, without those that were not measured."""
-    return [grid for grid in (_sweeps(rows), _growth_cells(rows)) if grid.lines]
+    return [grid for grid in (_sweeps(rows), _growths_grid(rows)) if grid.lines]
 
 
 def sweeps(rows: Rows) -> dict[tuple[str, str], Sweep]:
@@ -248,7 +238,12 @@ def sweeps(rows: Rows) -> dict[tuple[str, str], Sweep]:
 
 def _sweeps(rows: Rows) -> Grid:
     plain, at = _or_none(rows, PLAIN, PLAIN), batches(rows)
-    lines = _plain_lines(plain, at) if plain else []
+    lines = []
+    if plain:
+        peaks = {pair.at: units.gib(pair.base) for pair in plain.peaks}
+        shares = {b: f"{units.one('percent', part)} %" for b, part in plain.shares.items()}
+        for what, cells in (("its peak", peaks), ("activations in it", shares)):
+            lines.append([PLAIN, what, *(cells.get(b, units.NONE) for b in at), units.NONE])
     lines += [_line(recipe, base, sweep, at) for (recipe, base), sweep in sweeps(rows).items()]
     columns = {f"batch {batch}": "percent" for batch in at}
     kinds = {"Recipe": "text", "to": "text", **columns, "Limit": "percent"}
@@ -262,16 +257,6 @@ def _or_none(rows: Rows, recipe: str, base: str) -> Sweep | None:
         return None
 
 
-def _plain_lines(plain: Sweep, at: Sequence[int]) -> list[list[str]]:
-    """Return plain training's own peak, and the share of activations in it."""
-    peaks = {pair.at: units.gib(pair.base) for pair in plain.peaks}
-    shares = {b: f"{units.one('percent', part)} %" for b, part in plain.shares.items()}
-    return [
-        [PLAIN, "its peak", *(peaks.get(b, units.NONE) for b in at), units.NONE],
-        [PLAIN, "activations in it", *(shares.get(b, units.NONE) for b in at), units.NONE],
-    ]
-
-
 def _line(recipe: str, base: str, sweep: Sweep, at: Sequence[int]) -> list[str]:
     changes = {p.at: f"{units.one('change', -p.saved)} %" for p in sweep.peaks}
     limit = fits.limit(sweep.beyond)
@@ -281,23 +266,19 @@ def _line(recipe: str, base: str, sweep: Sweep, at: Sequence[int]) -> list[str]:
     return [recipe, base, *(changes.get(b, units.NONE) for b in at), last]
 
 
-def _growth_cells(rows: Rows) -> Grid:
+def _growths_grid(rows: Rows) -> Grid:
     lines = []
     for growth in growths(rows):
         try:
-            lines.append(_growth_line(growth, rows))
+            sizes, power = growth.sizes(rows), growth.power(rows)
         except Missing:
             continue
+        cells = zip(sizes, units.column("mib", list(sizes.values())), strict=True)
+        mib = ", ".join(f"{cell} at {x}" for x, cell in cells)
+        value = f"{units.one('ratio', power.value)} {spread_words(power.spread)}"
+        ends = units.column("ratio", [power.first, power.last])
+        lines.append([growth.recipe, growth.of, mib, value, *ends])
     kinds = {"Recipe": "text", "Against": "text", "MiB": "text", "Power": "text"}
     kinds |= {"first": "ratio", "last": "ratio"}
-    return text_grid("growths", "Growth of memory beyond the state", kinds, lines,
-                     GROWTHS_NOTE)  # fmt: skip
-
-
-def _growth_line(growth: Growth, rows: Rows) -> list[str]:
-    sizes, power = growth.sizes(rows), growth.power(rows)
-    cells = zip(sizes, units.column("mib", list(sizes.values())), strict=True)
-    value = f"{units.one('ratio', power.value)} {spread_words(power.spread)}"
-    ends = units.column("ratio", [power.first, power.last])
-    mib = ", ".join(f"{cell} at {x}" for x, cell in cells)
-    return [growth.recipe, growth.of, mib, value, *ends]
+    title = "Growth of memory beyond the state"
+    return text_grid("growths", title, kinds, lines, GROWTHS_NOTE)

@@ -1,7 +1,8 @@
 """Claims about memory by batch, each judged over a sweep of global batches.
 
 A verdict has the first batch that crosses a threshold, and the saving in the limit of large
-batches.
+batches. A printed number has as many digits as keep it on its side of the threshold: a saving of
+0.497 that misses a half is never shown as 50 %.
 """
 
 from __future__ import annotations
@@ -14,11 +15,6 @@ from harness.analyses import fits
 from harness.analyses.fits import Band, Pair, Span
 from harness.report.data.lookup import Absent, Missing, Rows, beyond_state, state_share, step_bytes
 from harness.report.figures.units import gib
-
-# ---- verdicts and thresholds ----
-# A printed number has as many digits as keep it on its side of the threshold: a saving of 0.497
-# that misses a half is never shown as 50 %.
-
 
 FRACTION, HALF, MUCH, SOME, NOTHING = 0.5, 0.45, 0.25, 0.05, 0.02
 """Shares of the peak from which a saving leaves only a fraction, halves, is much (or medium), or
@@ -137,8 +133,7 @@ def batches(rows: Rows) -> tuple[int, ...]:
 
 
 def swept(rows: Rows, recipe: str, base: str = PLAIN, at: tuple[int, ...] | None = None) -> Sweep:
-    """Return ``recipe`` with ``base`` over all batches (or ``at``) at which both were measured and
-    traced.
+    """Return ``recipe`` with ``base`` over all batches (or ``at``) at which both were traced.
 
     Raises:
         Missing: there is no such batch; has the reason at the largest.
@@ -173,9 +168,6 @@ def halved(sweep: Sweep) -> Sweep:
     return Sweep(peaks=pairs(sweep.peaks), beyond=pairs(sweep.beyond), shares=sweep.shares)
 
 
-# ---- judging a sweep ----
-
-
 def judged(sweep: Sweep, band: Band, numbers: str) -> Judgement:
     """Judge at which batches of the sweep the saving is in ``band``."""
     held = fits.spans(sweep.peaks, band)
@@ -183,16 +175,12 @@ def judged(sweep: Sweep, band: Band, numbers: str) -> Judgement:
         more = all(pair.saved > band.most for pair in sweep.peaks)
         return Judgement(Verdict.NOT, numbers, "as it saves more" if more else "")
     if len(held) == 1 and held[0].started is None and held[0].ended is None:
-        return Judgement(Verdict.HOLDS, numbers, f"at {_all_batches(sweep)}")
+        first, last = sweep.peaks[0].at, sweep.peaks[-1].at
+        one = f"at batch {first}, the one measured"
+        every = f"at every batch from {first} to {last}"
+        return Judgement(Verdict.HOLDS, numbers, one if first == last else every)
     where = " and ".join(_words(span, sweep) for span in held).rstrip(",")
     return Judgement(Verdict.ONLY, numbers, where)
-
-
-def _all_batches(sweep: Sweep) -> str:
-    first, last = sweep.peaks[0].at, sweep.peaks[-1].at
-    if first == last:
-        return f"batch {first}, the one measured"
-    return f"every batch from {first} to {last}"
 
 
 def _words(span: Span, sweep: Sweep) -> str:
@@ -241,13 +229,8 @@ def _limit(sweep: Sweep, band: Band, edges: Sequence[float]) -> str:
     return f"{text}: it {turns} beyond batch {last.at}" if turns else text
 
 
-# ---- claims ----
-
-
 def pure_bf16(rows: Rows) -> Judgement:
-    """Judge with the float32 average of the weights, whose size no precision changes, and without
-    it.
-    """
+    """Judge with and without the float32 average of weights, whose size no precision changes."""
     band = Band(least=HALF)
     kept = by_batch(rows, "single+bf16_pure", band)
     bare = by_batch(rows, "single+bf16_pure+ema:place=none", band, "single+ema:place=none")
@@ -291,10 +274,9 @@ def activations_fill(rows: Rows) -> Judgement:
 
 
 def pruning(rows: Rows, band: Band) -> Judgement:
-    kinds = {"masks": "single+prune", "parts removed": "single+prune_structured"}
-    return kinds_judged(
-        {kind: swept(rows, recipe) for kind, recipe in kinds.items()}, band, "with {}"
-    )
+    recipes = {"masks": "single+prune", "parts removed": "single+prune_structured"}
+    kinds = {kind: swept(rows, recipe) for kind, recipe in recipes.items()}
+    return kinds_judged(kinds, band, "with {}")
 
 
 def graph_kept(rows: Rows) -> Judgement:

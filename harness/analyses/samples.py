@@ -152,9 +152,6 @@ def _note() -> str:
     )
 
 
-# ---- memory ----
-
-
 def saves(parts: Sequence[str], least: float) -> Rule:
     """Return a rule: each way to store weights saves ``least`` of the peak with 16-bit weights."""
 
@@ -206,9 +203,6 @@ def weights(row: Row) -> int:
     if row.numbers.parameters_bytes is None:
         raise Missing(f"{row.label} was not traced")
     return row.numbers.parameters_bytes
-
-
-# ---- quality ----
 
 
 def keep(parts: Iterable[str]) -> Rule:

@@ -1,5 +1,4 @@
-"""The ``scale`` analysis: weak and strong scaling, measured on this machine's processes and
-predicted for other GPUs.
+"""The ``scale`` analysis: weak and strong scaling, measured here and predicted for other GPUs.
 
 A stored forecast is read (``harness.prediction``). ``./run.sh plan --scale`` makes it and
 prints the same tables.
@@ -49,9 +48,6 @@ def tables(report: Report) -> list[Grid]:
     return kept + (predicted(forecast) if forecast else [])
 
 
-# ---- measured ----
-
-
 def measured_lines(report: Report, regime: str) -> list[Line]:
     """Return the lines of measured rows, in the suite's order."""
     rows = [row for group in report.groups for row in group.rows]
@@ -92,12 +88,18 @@ def _measured(report: Report, regime: str) -> Grid:
     kinds = {"Recipe": "text", "Processes": "count", "Batch a process": "text"}
     kinds |= {"Samples/s": "rate", head: "text", "Peak MiB": "mib", "Predicted MiB": "mib"}
     kinds |= {"Error %": "error", "Sent MiB": "mib", "Sent, predicted MiB": "mib"}
-    points = numbers.told_once(found)
-    columns = zip(*(_values(*pair, cores) for pair in points), strict=True)
-    cells = [units.column(kind, of) for kind, of in zip(kinds.values(), columns, strict=False)]
-    rows = [list(line) for line in zip(*cells, strict=True)]
+    lines = [_values(*pair, cores) for pair in numbers.told_once(found)]
     title = f"{regime.capitalize()} scaling, measured: {KEPT[regime]}"
-    return text_grid(f"scale_{regime}", title, kinds, rows, _note(report, cores, head))
+    return _grid(f"scale_{regime}", title, kinds, lines, _note(report, cores, head))
+
+
+def _grid(
+    key: str, title: str, kinds: dict[str, str], lines: list[list[object]], note: str
+) -> Grid:
+    """Return a table of values, each column with decimals of its own."""
+    columns = zip(kinds.values(), zip(*lines, strict=True), strict=False)
+    cells = zip(*(units.column(kind, of) for kind, of in columns), strict=True)
+    return text_grid(key, title, kinds, [list(line) for line in cells], note)
 
 
 def _values(line: Line, point: Point, cores: bool) -> list[object]:
@@ -116,16 +118,12 @@ def _kept(point: Point, line: Line, cores: bool) -> str:
     found = numbers.efficiency(point, line.base, cores) if line.base else None
     if found is None:
         return units.NONE
-    if point is not line.base and _in_the_noise(found[1], point.row, line.base.row):
+    margin = lookup.margin_fraction(point.row, line.base.row)
+    explained = margin is not None and abs(math.log(found[1])) <= math.log1p(margin)
+    if point is not line.base and explained:
         return lookup.SAME
     behind = "" if line.base.count == 1 else f" (of {line.base.count})"
     return f"{units.one('percent', found[1])}{behind}"
-
-
-def _in_the_noise(share: float, row: Row, base: Row) -> bool:
-    """Return True if the noise of the two rows explains how far a share is from 1."""
-    margin = lookup.margin_fraction(row, base)
-    return margin is not None and abs(math.log(share)) <= math.log1p(margin)
 
 
 def sent_of(row: Row) -> int | None:
@@ -147,9 +145,6 @@ def _note(report: Report, cores: bool, head: str) -> str:
     found = {cores_of(row) for group in report.groups for row in group.rows} - {None}
     how = ON_CPU.format(cores=" or ".join(map(str, sorted(found))), kept=head) if cores else ""
     return f"{how or ON_GPU.format(kept=head)} {MEMORY}"
-
-
-# ---- predicted ----
 
 
 def foretold_lines(forecast: Forecast, regime: str) -> list[Line]:
@@ -180,13 +175,10 @@ def _foretold(forecast: Forecast, regime: str, found: Sequence[Line]) -> Grid:
     kinds = {"Recipe": "text", "GPUs": "count", "Batch a GPU": "text", "": "flag"}
     kinds |= {"Needs GiB": "gib", "Step ms": "text", "Img/s a GPU": "rate", "Efficiency %": "text"}
     kinds |= {"In node GiB": "gib", "Between GiB": "gib", "Exposed %": "percent"}
-    points = numbers.told_once(found)
-    columns = zip(*(_foretold_values(*pair) for pair in points), strict=True)
-    cells = [units.column(kind, of) for kind, of in zip(kinds.values(), columns, strict=True)]
+    lines = [_foretold_values(*pair) for pair in numbers.told_once(found)]
     title = f"{regime.capitalize()} scaling, predicted for {forecast.model} on {forecast.gpu}"
-    lines = [list(line) for line in zip(*cells, strict=True)]
-    return text_grid(f"foretold_{regime}", f"{title}: {KEPT[regime]}", kinds, lines,
-                     foretold_note(forecast))  # fmt: skip
+    title += f": {KEPT[regime]}"
+    return _grid(f"foretold_{regime}", title, kinds, lines, foretold_note(forecast))
 
 
 def _foretold_values(line: Line, point: Point) -> list[object]:
@@ -237,9 +229,6 @@ def foretold_note(forecast: Forecast) -> str:
     )
 
 
-# ---- end of scaling ----
-
-
 def _ends(forecast: Forecast, lines_of: dict[str, list[Line]]) -> Grid:
     kinds = {"Recipe": "text", "Scaling": "text", "Pays up to": "text", "Then": "text"}
     cells = [
@@ -259,9 +248,7 @@ def _ends(forecast: Forecast, lines_of: dict[str, list[Line]]) -> Grid:
 
 
 def until(line: Line) -> tuple[str, str]:
-    """Return the most GPUs up to which a line pays, and the reason for the end; ``-`` if none
-    does.
-    """
+    """Return the most GPUs up to which a line pays (``-``: none), and the reason for the end."""
     last = units.NONE
     for point in line.points:
         why = _stops(point, line)
@@ -282,5 +269,6 @@ def _stops(point: Point, line: Line) -> str:
     if exposed(row) > HALF:
         return f"{exposed(row):.0%} of a step is exposed communication"
     found = numbers.efficiency(point, line.base) if line.base else None
-    text = f"a GPU does {found[1]:.0%} of what it did at {line.base.count}" if found else ""
-    return text if found and found[1] < HALF else ""
+    if found is None or found[1] >= HALF:
+        return ""
+    return f"a GPU does {found[1]:.0%} of what it did at {line.base.count}"

@@ -70,28 +70,25 @@ def write_report(
     predictions = read_predictions(folder, left_out)
 
     def rendered(report: Report) -> tuple[dict[str, str], str]:
-        return _texts(report), _printed(report, console) if console else ""
+        texts = {name: render(report) for name, render in FORMATS.items()}
+        if analyses.analysis_of(report):
+            texts[f"{report.suite.story}.md"] = markdown.render_story(report)
+        return texts, _printed(report, console) if console else ""
 
     texts, printed = of_usable(results, left_out, suite, predictions, rendered)
     paths = []
-    for name, text in texts.items():
+    for path, text in ((folder / name, text) for name, text in texts.items()):
         try:
-            paths.append(_write(folder / name, text))
+            with whole(path) as stream:
+                stream.write(text)
+            paths.append(path)
         except OSError as error:
             if lost is None:
                 raise
-            lost.append(f"{folder / name}: {error.strerror or error}")
+            lost.append(f"{path}: {error.strerror or error}")
     if console:
         console.file.write(printed)
     return paths
-
-
-def _texts(report: Report) -> dict[str, str]:
-    """Return the name of each file -> its text."""
-    texts = {name: render(report) for name, render in FORMATS.items()}
-    if analyses.analysis_of(report):
-        texts[f"{report.suite.story}.md"] = markdown.render_story(report)
-    return texts
 
 
 def print_report(
@@ -126,9 +123,3 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
 
 def _with_reference(suite: SuiteHead, reference: str | None) -> SuiteHead:
     return dataclasses.replace(suite, reference=reference) if reference else suite
-
-
-def _write(path: Path, text: str) -> Path:
-    with whole(path) as stream:
-        stream.write(text)
-    return path

@@ -109,9 +109,6 @@ def in_detail(group: Group, most: int = MANY) -> Group:
     return dataclasses.replace(group, rows=[row for row in group.rows if id(row) in wanted])
 
 
-# ---- best rows ----
-
-
 def answers(group: Group) -> list[Answer]:
     """Return the fastest row, the fastest with equal results, the least memory and best trade."""
     if group.world:  # its times exclude communication, and its losses have no meaning
@@ -238,9 +235,6 @@ def _saved(row: Row, top: Row) -> float:
     return 1 - row.numbers.need_bytes / top.numbers.need_bytes
 
 
-# ---- headline ----
-
-
 def headline(group: Group) -> str:
     """Return the group's answer in one sentence; empty if no row may be named."""
     rows = [] if group.world else believable(group)
@@ -264,9 +258,6 @@ def headline(group: Group) -> str:
 
 def _pace(row: Row) -> str:
     return f"{units.one('rate', row.numbers.samples_per_second)} samples/s"
-
-
-# ---- memory sizes ----
 
 
 def fastest_that_fits(group: Group) -> list[FastestThatFits]:

@@ -21,10 +21,6 @@ from harness.resolve import run_name
 from harness.result import Result
 from harness.spec import Spec
 
-# ---- usable files ----
-# A file whose content breaks the report is named and left out.
-
-
 Made = TypeVar("Made")
 FAULTS = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
 MOST = 20

@@ -99,9 +99,6 @@ def _words(row: Row) -> list[str]:
     return row.spec.recipe.split("+")
 
 
-# ---- reasons of effects ----
-
-
 SHOWN = 0.02
 """Share of the peak from which a change counts."""
 MOVED = 0.03

@@ -85,7 +85,6 @@ def _ranks(rows: list[Row]) -> list[int]:
 
 
 # ---- siblings ----
-# Rows with the same design changes, each compared with the plainest of them.
 
 
 def siblings_of(rows: list[Row]) -> dict[int, Row]:
@@ -95,8 +94,9 @@ def siblings_of(rows: list[Row]) -> dict[int, Row]:
     """
     alike: dict[str, list[Row]] = {}
     for row in rows:
-        if parity.design(row.first) and not row.spec.sampling:
-            alike.setdefault(parity.design(row.first), []).append(row)
+        design = parity.design(row.first)
+        if design and not row.spec.sampling:
+            alike.setdefault(design, []).append(row)
     return {id(row): other for same in alike.values() for row, other in _plainest(same)}
 
 
@@ -136,8 +136,6 @@ def with_sibling(versus: Versus, row: Row, sibling: Row | None) -> Versus:
 
 
 # ---- replaced references ----
-# A group's reference replaces the requested one if that did not finish or is missing. The report
-# must state each replacement.
 
 
 def same_recipe(one: str, other: str) -> bool:
@@ -150,8 +148,8 @@ def with_asked(
 ) -> list[Group]:
     """Return ``groups``; one whose reference replaces the ``wanted`` recipe names that recipe.
 
-    A group of other work has its own reference. It names the recipe only if that was tried on
-    its work.
+    It replaces one that did not finish or is missing, and the report must state this. A group of
+    other work has its own reference. It names the recipe only if that was tried on its work.
     """
     there = [row.spec.recipe for group in groups for row in group.rows]
     measured = any(same_recipe(recipe, wanted) for recipe in there)
@@ -293,8 +291,7 @@ def _groups(rows: list[Row], wanted: str) -> list[Group]:
 
 def _place(rows: list[Row], wanted: str) -> int:
     """Return 0 for a group with the wanted row, 1 for one with plain ddp, 2 for others."""
-    names = enumerate((wanted, PLAIN))
-    return next((place for place, name in names if _named(rows, name)), 2)
+    return 0 if _named(rows, wanted) else 1 if _named(rows, PLAIN) else 2
 
 
 def _named(rows: list[Row], recipe: str) -> Row | None:
@@ -342,15 +339,13 @@ def _group(draft: Group, floor: Floor | None) -> Group:
         with_sibling(_against(row, reference, place, rank), row, siblings.get(id(row)))
         for place, (row, rank) in places
     ]
-    front = _front(best_first, found)
-    rows = [
-        dataclasses.replace(
-            row,
-            versus=dataclasses.replace(versus, front=index in front),
-            drawn=_drawn(row, reference),
-        )
-        for index, (row, versus) in enumerate(zip(best_first, found, strict=True))
-    ]
+    front, first = _front(best_first, found), reference.first
+    rows = []
+    for index, (row, versus) in enumerate(zip(best_first, found, strict=True)):
+        both, is_reference = row.first.drawn and first.drawn, row is reference
+        drawn = samples.drawn_row(row.results, first, is_reference=is_reference) if both else None
+        versus = dataclasses.replace(versus, front=index in front)
+        rows.append(dataclasses.replace(row, versus=versus, drawn=drawn))
     reference = next(row for row in rows if row.versus.is_reference)
     return dataclasses.replace(draft, rows=rows, reference=reference, floor=floor)
 
@@ -397,12 +392,6 @@ def _against(row: Row, reference: Row, place: int, rank: int) -> Versus:
         parity="reference" if row is reference else verdict.word,
         differs_in=verdict.what,
     )
-
-
-def _drawn(row: Row, reference: Row) -> samples.DrawnRow | None:
-    if row.first.drawn is None or reference.first.drawn is None:
-        return None
-    return samples.drawn_row(row.results, reference.first, is_reference=row is reference)
 
 
 def _verdict(row: Row, reference: Row) -> parity.Verdict:

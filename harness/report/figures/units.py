@@ -78,9 +78,6 @@ def _number(kind: str, value: float | None, places: int) -> str:
     return f"{value:.{places}f}"
 
 
-# ---- memory categories ----
-
-
 BEYOND_STATE = ("activations", "workspace")
 ALL_CATEGORIES = (*CATEGORIES, "other_models")
 """With the models beside the trained one, which only runs of a user's script have."""

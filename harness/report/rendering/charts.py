@@ -231,9 +231,6 @@ def _strip(row: Row, line: list[float], middle: float, x: Scale) -> list[str]:
     return parts
 
 
-# ---- memory by throughput ----
-
-
 THREAD_FROM = 17
 """Distance in pixels from which a line connects a label to its mark."""
 

@@ -97,9 +97,6 @@ def folded(recipe: str, width: int) -> str:
     return "\n".join(lines)
 
 
-# ---- columns ----
-
-
 def _columns(grid: Grid, most: int) -> list[tuple[str, bool, list[str]]]:
     """Return head, True if it may break between words, and cells of each column.
 
@@ -166,9 +163,6 @@ def _widths(columns: Sequence[tuple[str, bool, list[str]]], width: int) -> list[
         widths[index] += more
         room -= more
     return widths
-
-
-# ---- drawing ----
 
 
 def _table(

@@ -11,8 +11,7 @@ from typing import Any
 Point = tuple[float, float]
 Box = tuple[float, float, float, float]
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#444444")
-"""Colours of Okabe and Ito, separable by every kind of colour vision; yellow is too pale on white.
-"""
+"""Colours of Okabe and Ito, separable by every kind of colour vision; yellow is too pale."""
 DASHES = ("", "6 3", "2 2", "8 2 2 2")
 WIDTH = 600.0
 """Width of every chart."""

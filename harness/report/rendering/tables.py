@@ -168,9 +168,7 @@ RANKING = (
     PEAK,
     NEED,
     NEED_CHANGE,
-    detail(HOSTED),
-    detail(RESIDENT),
-    detail(HOST),
+    *map(detail, (HOSTED, RESIDENT, HOST)),
     Column("MFU %", number("mfu_fraction"), "percent", detail=True),
     Column("Loss vs ref", _loss),
     Column("Samples vs ref", _drawn_verdict),
@@ -179,15 +177,7 @@ RANKING = (
 )
 """At most eight columns without the details. On a GPU the peak is a detail too."""
 SIMULATED = (
-    RANK,
-    RECIPE,
-    PEAK,
-    NEED,
-    NEED_CHANGE,
-    HOSTED,
-    RESIDENT,
-    RESERVED,
-    HOST,
+    *(RANK, RECIPE, PEAK, NEED, NEED_CHANGE, HOSTED, RESIDENT, RESERVED, HOST),
     Column("Step ms, no communication", number("step_seconds_median"), "ms"),
     Column("Notes", lambda r: "simulated"),
 )
@@ -264,18 +254,11 @@ def _traced_peak(row: Row) -> int | None:
 
 PHASES = (
     RECIPE,
-    *(
-        Column(f"{title(phase)} GiB", number(f"{phase}_metered_bytes"), "gib")
-        for phase in derive.PHASES
-    ),
+    *(Column(f"{title(p)} GiB", number(f"{p}_metered_bytes"), "gib") for p in derive.PHASES),
     Column("Peak in", lambda r: _peak_phase(r) if r.first.meter == "cuda" else None),
 )
 MEMORY = (
-    RECIPE,
-    PEAK,
-    NEED,
-    HOSTED,
-    RESIDENT,
+    *(RECIPE, PEAK, NEED, HOSTED, RESIDENT),
     Column("Active GiB", number("active_peak_bytes"), "gib"),
     RESERVED,
     Column("Process GiB", number("process_peak_bytes"), "gib"),
@@ -294,19 +277,14 @@ SPLIT = (
     Column("Other models GiB", lambda row: row.numbers.other_models_bytes or None, "gib"),
     Column("Untraced GiB", number("untraced_bytes"), "gib"),
 )
-HOST_SPLIT = (
-    RECIPE,
-    *(Column(f"{title(name)} GiB", _host(name), "gib") for name in CATEGORIES),
-)
+HOST_SPLIT = (RECIPE, *(Column(f"{title(n)} GiB", _host(n), "gib") for n in CATEGORIES))
 
 
 # ---- settings of engines ----
 
 
 def _zero_block(row: Row) -> dict[str, Any]:
-    """Return the ``zero_optimization`` of DeepSpeed's JSON as the engine used it; empty without
-    one.
-    """
+    """Return ``zero_optimization`` of DeepSpeed's JSON as the engine used it; {} without one."""
     config = row.first.configs.get("deepspeed")
     block = config.get("zero_optimization") if isinstance(config, dict) else None
     return block if isinstance(block, dict) else {}
@@ -340,12 +318,8 @@ def _offloaded(row: Row) -> float | None:
 
 
 BUCKET_NAMES = (
-    "reduce_bucket_size",
-    "allgather_bucket_size",
-    "stage3_prefetch_bucket_size",
-    "stage3_max_live_parameters",
-    "stage3_param_persistence_threshold",
-    "sub_group_size",
+    *("reduce_bucket_size", "allgather_bucket_size", "stage3_prefetch_bucket_size"),
+    *("stage3_max_live_parameters", "stage3_param_persistence_threshold", "sub_group_size"),
 )
 YES_NO = {True: "yes", False: "no"}
 BUCKETS = (
@@ -385,9 +359,6 @@ GATHERS = (
     Column("Gathered MiB in forward", _in("gathered_bytes", "forward"), "mib"),
     Column("Gathered MiB in backward", _in("gathered_bytes", "backward"), "mib"),
 )
-
-
-# ---- time and types ----
 
 
 def _compiled(fact: str) -> Cell:
@@ -471,9 +442,6 @@ CATEGORY_ERRORS = (
     Column("Traced GiB", lambda pair: pair[1].measured, "gib"),
     Column("Error %", lambda pair: pair[1].error, "error"),
 )
-
-
-# ---- comparisons of rows ----
 
 
 EFFECTS = (

@@ -99,9 +99,6 @@ def _unfinished(unfinished: Unfinished, console: Console) -> None:
         )
 
 
-# ---- comparison ----
-
-
 NOTE = (
     "A row has changed if its median step moved by more than Limit %, the noise from run to run. "
     "Without a known limit: by more than 5 %, and the p10 to p90 intervals do not overlap. Memory "
