@@ -16,12 +16,11 @@ import functools
 import re
 import sys
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from harness import ROOT, extensions
-from harness.commands.options import folder_name, overrides
 from harness.commands.streams import Ending, lasting_streams, open_descriptors
+from harness.extensions import Command
 from strategies.base import BadInput
 from strategies.files import printable
 
@@ -54,9 +53,6 @@ class _Parser(argparse.ArgumentParser):
 
 MOST = 1000
 """Most characters of an error's line."""
-KINDS = ("strategies", "suites", "models", "cards")
-"""Kinds that ``list`` accepts."""
-SPELLED = {"gpu": "cards", "gpus": "cards", "strategy": "strategies"}
 LONG = ("run", "train", "max-batch", "controls", "anatomy")
 """Long commands, which warn if their output could not be written."""
 
@@ -109,11 +105,92 @@ def _own_errors() -> tuple[type[Exception], ...]:
 # ---- arguments ----
 
 
+COMMANDS = {
+    "run": Command(
+        help="run a suite of recipes and report on it",
+        example="./run.sh run --recipes ddp zero3+bf16 zero3_offload+checkpoint --steps 10\n"
+        "  ./run.sh run --suite default --dry-run",
+        page="docs/reference/suites.md, docs/reference/strategies.md",
+        arguments="harness.commands.run:add_arguments",
+        act="harness.commands.run:run",
+    ),
+    "report": Command(
+        help="write the report of existing results again, without torch",
+        example="./run.sh report results/default",
+        page="docs/how-to/read-a-report.md",
+        arguments="harness.commands.reports:add_report_arguments",
+        act="harness.commands.reports:report",
+    ),
+    "compare": Command(
+        help="compare two result sets, and show the changes beyond the noise",
+        example="./run.sh compare results/before results/after",
+        page="docs/how-to/read-a-report.md",
+        arguments="harness.commands.reports:add_compare_arguments",
+        act="harness.commands.reports:compare",
+    ),
+    "list": Command(
+        help="list strategies, suites, models or cards; or describe one strategy",
+        example="./run.sh list zero2",
+        page="docs/reference/strategies.md, docs/reference/suites.md",
+        arguments="harness.commands.listing:add_arguments",
+        act="harness.commands.listing:list_all",
+    ),
+    "doctor": Command(
+        help="check which strategies this machine can run, and how to enable the others",
+        example="./run.sh doctor",
+        page="docs/how-to/install.md",
+        arguments="harness.commands.doctor:add_arguments",
+        act="harness.commands.doctor:doctor",
+    ),
+    "lint": Command(
+        help="list DeepSpeed settings that waste memory for a model, with the bytes",
+        example="./run.sh lint my_zero3.json --model DiT-XL/2 --processes 8",
+        page="docs/how-to/find-memory.md",
+        arguments="harness.commands.lint:add_arguments",
+        act="harness.commands.lint:lint_files",
+    ),
+    "anatomy": Command(
+        help="write a page about the memory and time of one recipe",
+        example="./run.sh anatomy zero2+bf16 --model DiT-S/4 --global-batch 16",
+        page="docs/how-to/find-memory.md",
+        arguments="harness.commands.anatomy:add_arguments",
+        act="harness.commands.anatomy:anatomy",
+    ),
+    "train": Command(
+        help="train one recipe to a checkpoint and samples",
+        example="./run.sh train --recipe single+bf16 --steps 2000 --samples digits.png",
+        page="docs/how-to/train.md",
+        arguments="harness.commands.train:add_arguments",
+        act="harness.commands.train:train",
+    ),
+    "max-batch": Command(
+        help="find the largest micro batch that fits",
+        example="./run.sh max-batch --recipe zero2+bf16 --model DiT-XL/2 --memory-limit 24",
+        page="docs/how-to/train.md",
+        arguments="harness.commands.max_batch:add_arguments",
+        act="harness.commands.max_batch:max_batch",
+    ),
+    "controls": Command(
+        help="run sabotaged recipes, and check that parity detects each",
+        example="./run.sh controls",
+        page="docs/explanation/noise-and-parity.md",
+        arguments="harness.commands.controls:add_arguments",
+        act="harness.commands.controls:controls",
+    ),
+}
+OUTSIDE = {
+    "docs": ("build the documentation as a static site in site/, which opens from disk",
+             "docs/index.md"),
+    "test": ("set up the environment, and run the tests", "docs/adding/README.md"),
+}  # fmt: skip
+"""Commands that ``run.sh`` runs by itself, in an environment of their own -> help and page."""
+
+
 def _parser(only: str = "") -> argparse.ArgumentParser:
     """Return the parser of all commands.
 
-    ``only`` limits the extensions' options to those of one command, because each extension is slow
-    to import.
+    ``only`` limits the options to those of one command, because the modules of each command are
+    slow to import.
     """
     parser = _Parser(
         prog="./run.sh",
@@ -123,18 +200,27 @@ def _parser(only: str = "") -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version, and end")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
-    usual = (_add_run, _add_report, _add_compare, _add_list, _add_doctor)
-    rest = (_add_lint, _add_anatomy, _add_train, _add_max_batch, _add_controls)
-    for add in (*usual, *rest, _add_docs, _add_test):
-        add(commands)
-    for name, command in extensions.commands().items():
-        act = functools.partial(_run_extension, command.act)
-        added = _add(commands, name, act, command.help, command.example, command.page)
-        if only in ("", name):
+    outside = {
+        name: Command(text, f"./run.sh {name}", page, "", "harness.cli:_outside")
+        for name, (text, page) in OUTSIDE.items()
+    }
+    for name, command in {**COMMANDS, **outside, **extensions.commands()}.items():
+        added = commands.add_parser(
+            name,
+            help=command.help,
+            description=f"{command.help[0].upper()}{command.help[1:]}.",
+            epilog=f"example:\n  {command.example}\n\nread on: {command.page}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        added.set_defaults(act=functools.partial(_run, command.act))
+        if command.arguments and only in ("", name):
             extensions.load(command.arguments)(added)
-    for one in commands.choices.values():
-        _say_defaults(one)
+        _say_defaults(added)
     return parser
+
+
+def _run(act: str, options: argparse.Namespace) -> int:
+    return extensions.load(act)(options)
 
 
 class _Version(argparse.Action):
@@ -152,197 +238,6 @@ def _say_defaults(command: argparse.ArgumentParser) -> None:
     for action in command._actions:
         if action.nargs == 0 and action.dest != "help" and "default" not in (action.help or ""):
             action.help = f"{action.help} (default: no)"
-
-
-def _add(
-    commands: Any, name: str, act: Any, text: str, example: str, page: str
-) -> argparse.ArgumentParser:
-    parser = commands.add_parser(
-        name,
-        help=text,
-        description=f"{text[0].upper()}{text[1:]}.",
-        epilog=f"example:\n  {example}\n\nread on: {page}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.set_defaults(act=act)
-    return parser
-
-
-def _add_run(commands: Any) -> None:
-    from harness.commands.run import add_arguments
-
-    example = (
-        "./run.sh run --recipes ddp zero3+bf16 zero3_offload+checkpoint --steps 10\n"
-        "  ./run.sh run --suite default --dry-run"
-    )
-    text = "run a suite of recipes and report on it"
-    pages = "docs/reference/suites.md, docs/reference/strategies.md"
-    add_arguments(_add(commands, "run", _run, text, example, pages))
-
-
-def _add_report(commands: Any) -> None:
-    example = "./run.sh report results/default"
-    text = "write the report of existing results again, without torch"
-    parser = _add(commands, "report", _report, text, example, "docs/how-to/read-a-report.md")
-    parser.add_argument("folder", type=folder_name, metavar="DIR", help="a results folder")
-
-
-def _add_compare(commands: Any) -> None:
-    example = "./run.sh compare results/before results/after"
-    text = "compare two result sets, and show the changes beyond the noise"
-    parser = _add(commands, "compare", _compare, text, example, "docs/how-to/read-a-report.md")
-    parser.add_argument("old", type=folder_name, metavar="DIR", help="results before")
-    parser.add_argument("new", type=folder_name, metavar="DIR", help="results after")
-
-
-def _add_list(commands: Any) -> None:
-    text = "list strategies, suites, models or cards; or describe one strategy"
-    pages = "docs/reference/strategies.md, docs/reference/suites.md"
-    parser = _add(commands, "list", _list, text, "./run.sh list zero2", pages)
-    message = f"{', '.join(KINDS)}, or the name of a strategy (default: strategies)"
-    parser.add_argument("what", nargs="?", metavar="WHAT", default=KINDS[0], help=message)
-    parser.add_argument("--markdown", action="store_true", help="the strategy table as Markdown")
-
-
-def _add_doctor(commands: Any) -> None:
-    text = "check which strategies this machine can run, and how to enable the others"
-    parser = _add(commands, "doctor", _doctor, text, "./run.sh doctor", "docs/how-to/install.md")
-    add, message = parser.add_argument, "results folder (default: results)"
-    add("--out", type=folder_name, metavar="DIR", default=Path("results"), help=message)
-    message = (
-        "read all samples of this data source, and report NaN and damaged files, as "
-        "latents:FOLDER (default: none)"
-    )
-    add("--data", metavar="DATA", help=message)
-    for more in extensions.hooks("doctor_arguments"):
-        more(parser)
-
-
-def _add_lint(commands: Any) -> None:
-    from harness.commands.lint import add_arguments
-
-    text = "list DeepSpeed settings that waste memory for a model, with the bytes"
-    example = "./run.sh lint my_zero3.json --model DiT-XL/2 --processes 8"
-    add_arguments(_add(commands, "lint", _lint, text, example, "docs/how-to/find-memory.md"))
-
-
-def _add_anatomy(commands: Any) -> None:
-    from harness.commands.anatomy import add_arguments
-
-    text = "write a page about the memory and time of one recipe"
-    example = "./run.sh anatomy zero2+bf16 --model DiT-S/4 --global-batch 16"
-    add_arguments(_add(commands, "anatomy", _anatomy, text, example, "docs/how-to/find-memory.md"))
-
-
-def _add_train(commands: Any) -> None:
-    from harness.commands.train import add_arguments
-
-    text = "train one recipe to a checkpoint and samples"
-    example = "./run.sh train --recipe single+bf16 --steps 2000 --samples digits.png"
-    add_arguments(_add(commands, "train", _train, text, example, "docs/how-to/train.md"))
-
-
-def _add_max_batch(commands: Any) -> None:
-    from harness.commands.max_batch import add_arguments
-
-    text = "find the largest micro batch that fits"
-    example = "./run.sh max-batch --recipe zero2+bf16 --model DiT-XL/2 --memory-limit 24"
-    add_arguments(_add(commands, "max-batch", _max_batch, text, example, "docs/how-to/train.md"))
-
-
-def _add_controls(commands: Any) -> None:
-    from harness.commands.controls import add_arguments
-
-    text = "run sabotaged recipes, and check that parity detects each"
-    page = "docs/explanation/noise-and-parity.md"
-    add_arguments(_add(commands, "controls", _controls, text, "./run.sh controls", page))
-
-
-def _add_docs(commands: Any) -> None:
-    text = "build the documentation as a static site in site/, which opens from disk"
-    _add(commands, "docs", _outside, text, "./run.sh docs", "docs/index.md")
-
-
-def _add_test(commands: Any) -> None:
-    text = "set up the environment, and run the tests"
-    _add(commands, "test", _outside, text, "./run.sh test", "docs/adding/README.md")
-
-
-# ---- commands ----
-
-
-def _run_extension(act: str, options: argparse.Namespace) -> int:
-    return extensions.load(act)(options)
-
-
-def _run(options: argparse.Namespace) -> int:
-    from harness.commands.run import run
-
-    return run(options, overrides(options))
-
-
-def _report(options: argparse.Namespace) -> int:
-    from harness.commands.reports import report
-
-    return report(options.folder)
-
-
-def _compare(options: argparse.Namespace) -> int:
-    from harness.commands.reports import compare
-
-    return compare(options.old, options.new)
-
-
-def _list(options: argparse.Namespace) -> int:
-    from harness.commands import listing
-
-    if options.markdown:
-        print(listing.markdown())
-        return OK
-    whole = (listing.print_list, listing.print_suites, listing.print_models, listing.print_cards)
-    what = SPELLED.get(options.what, options.what)
-    kind = next((kind for kind in KINDS if what in (kind, kind.removesuffix("s"))), None)
-    if kind:
-        whole[KINDS.index(kind)]()
-    else:
-        listing.print_one(options.what)
-    return OK
-
-
-def _doctor(options: argparse.Namespace) -> int:
-    from harness.commands.doctor import doctor, look_at_data
-
-    return look_at_data(options.data) if options.data else doctor(options)
-
-
-def _lint(options: argparse.Namespace) -> int:
-    from harness.commands.lint import lint_files
-
-    return lint_files(options)
-
-
-def _anatomy(options: argparse.Namespace) -> int:
-    from harness.commands.anatomy import anatomy
-
-    return anatomy(options, overrides(options))
-
-
-def _train(options: argparse.Namespace) -> int:
-    from harness.commands.train import train
-
-    return train(options, overrides(options))
-
-
-def _max_batch(options: argparse.Namespace) -> int:
-    from harness.commands.max_batch import max_batch
-
-    return max_batch(options, overrides(options))
-
-
-def _controls(options: argparse.Namespace) -> int:
-    from harness.commands.controls import controls
-
-    return controls(options, overrides(options))
 
 
 def _outside(options: argparse.Namespace) -> int:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from harness import cli
+from harness.commands import listing
 from harness.subjects.dit import presets as dit
 from harness.subjects.library import families
 from harness.suite import file as suite_file
@@ -68,7 +69,7 @@ BY_OPTION: Mapping[str, Callable[..., list[str]]] = {
     "models": models,
     "gpu": all_cards,
     "cards": all_cards,
-    "what": _listed(lambda: [*cli.KINDS, *CATALOG]),
+    "what": _listed(lambda: [*listing.KINDS, *CATALOG]),
 }
 """Name of an option in the parsed arguments -> its completer."""
 

@@ -22,15 +22,14 @@ from harness.commands.console import (
     short,
     slug,
 )
-from harness.commands.options import add_settings, folder_name, seconds
+from harness.commands.options import add_settings, folder_name, overrides, seconds
 from harness.commands.progress import Progress
 from harness.launch import launch
 from harness.memory.memory_breakdown import load
 from harness.report import anatomy as page
-from harness.result import Result, Status
+from harness.result import Status
 from harness.spec import Spec, SpecError
 from harness.suite import matrix
-from harness.suite.run import Planned
 from harness.system import process
 from harness.system.machine import Machine
 from harness.void import shown_status
@@ -56,28 +55,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_settings(parser.add_argument_group("settings"), *left, defaults=usual)
 
 
-def anatomy(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
+def anatomy(options: argparse.Namespace) -> int:
     """Run the recipe, draw the charts and print the files' names; return the exit code."""
-    console = make_console()
+    console, given = make_console(), overrides(options)
     name = slug(options.recipe)
     folder = Path(options.out or ROOT / "results" / "anatomy" / name).absolute()
     ask = functools.partial(_asked, options, given)
     if options.dry_run:
         _, row = single_run.planned(ask, folder, options.device)
-        print(_line(row))
+        print(launch.display(row.resolved, row.folder, WORDS))
         return OK
     _, row = single_run.checked(ask, folder, options.device, console)
-    progress = Progress(console)
-    progress.begin_suite("anatomy", [options.recipe], [True])
-    progress.begin_run(options.recipe, options.timeout)
     try:
-        result = _run(row, options.timeout, progress)
+        result = single_run.launched(row, "anatomy", Progress(console), options.timeout, WORDS)
     except process.Interrupted:
-        progress.end_suite()
         print("interrupted; no result was kept", file=sys.stderr)
         return INTERRUPTED
-    progress.end_run(result)
-    progress.end_suite()
     if shown_status(result)[0] is not Status.OK:
         console.print(Text(result.log_tail, style="dim"))
         return exit_code([result])
@@ -98,16 +91,6 @@ def _asked(options: argparse.Namespace, given: Mapping[str, Any], machine: Machi
             "process; leave --processes out"
         )
     return spec
-
-
-def _line(row: Planned) -> str:
-    return launch.display(row.resolved, row.folder, WORDS)
-
-
-def _run(row: Planned, timeout: float | None, progress: Progress) -> Result:
-    return launch.run(
-        row.resolved, row.folder, timeout=timeout, on_status=progress.status, more=WORDS
-    )
 
 
 def _write(folder: Path, console: Any) -> bool:

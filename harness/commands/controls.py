@@ -18,7 +18,7 @@ from rich.console import Console
 from harness import ROOT
 from harness.commands import single_run
 from harness.commands.console import FAILED, INTERRUPTED, OK, make_console
-from harness.commands.options import add_settings, folder_name, seconds
+from harness.commands.options import add_settings, folder_name, overrides, seconds
 from harness.commands.progress import Progress
 from harness.launch import launch
 from harness.report.data.grid import text_grid
@@ -167,9 +167,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_settings(parser.add_argument_group("settings"), *left, defaults=usual)
 
 
-def controls(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
+def controls(options: argparse.Namespace) -> int:
     """Run all controls and print each comparison; return 1 if one is not as expected."""
-    console = make_console()
+    console, given = make_console(), overrides(options)
     out = Path(options.out or ROOT / "results" / "controls").absolute()
     ask = functools.partial(_asked, options, given)
     _, row = single_run.checked(ask, out, options.device, console)
@@ -190,7 +190,7 @@ def controls(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
         console.print(f"interrupted after {len(words)} of {len(asked)} controls")
         return INTERRUPTED
     finally:
-        progress.end_suite()
+        progress.stop()
     return _told(words, reference, console)
 
 

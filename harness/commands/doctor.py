@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import os
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -16,6 +17,7 @@ from rich.text import Text
 from harness import extensions
 from harness.commands.console import FAILED, make_console, print_listed
 from harness.commands.lint import lint_spec, own_findings
+from harness.commands.options import folder_name
 from harness.commands.run import OK, examined
 from harness.data.caches.named import is_cache, open_cache
 from harness.data.feed import check_data
@@ -34,11 +36,27 @@ SHOWN = 10
 LINTED = "DiT-XL/2"
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``doctor``."""
+    add, text = parser.add_argument, "results folder (default: results)"
+    add("--out", type=folder_name, metavar="DIR", default=Path("results"), help=text)
+    text = (
+        "read all samples of this data source, and report NaN and damaged files, as "
+        "latents:FOLDER (default: none)"
+    )
+    add("--data", metavar="DATA", help=text)
+    for more in extensions.hooks("doctor_arguments"):
+        more(parser)
+
+
 def doctor(options: argparse.Namespace) -> int:
-    """Print what this machine can run; its results are in ``options.out``.
+    """Print what this machine can run, or with ``--data`` whether data can be trained on.
 
     For several nodes, also print whether they can run one training, and measure their network.
+    Return the exit code.
     """
+    if options.data:
+        return look_at_data(options.data)
     out, console = options.out.absolute(), make_console()
     for run_elsewhere in extensions.hooks("elsewhere"):
         if (code := run_elsewhere(options, out, "doctor", console)) is not None:

@@ -136,11 +136,8 @@ def _is_size(value: Any) -> bool:
 
 
 def _tell(path: Path, wasted: list[Finding], paid: list[Finding], console: Console) -> None:
-    if not wasted:
-        console.print(f"[green]ok[/green]  {escape(path.name)}", highlight=False, soft_wrap=True)
-    for finding in wasted:
-        line = f"[yellow]--[/yellow]  {escape(f'{path.name}: {finding}')}"
-        console.print(line, highlight=False, soft_wrap=True)
-    for finding in paid:
-        line = f"[cyan]..[/cyan]  {escape(f'{path.name}: {finding}')}"
+    lines = [] if wasted else [f"[green]ok[/green]  {escape(path.name)}"]
+    lines += [f"[yellow]--[/yellow]  {escape(f'{path.name}: {finding}')}" for finding in wasted]
+    lines += [f"[cyan]..[/cyan]  {escape(f'{path.name}: {finding}')}" for finding in paid]
+    for line in lines:
         console.print(line, highlight=False, soft_wrap=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import inspect
 import re
@@ -13,7 +14,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from harness import extensions
-from harness.commands.console import make_console, print_listed
+from harness.commands.console import OK, make_console, print_listed
 from harness.subjects.dit import presets as dit
 from harness.subjects.library import families
 from harness.suite import file as suite_file
@@ -33,9 +34,28 @@ NAME_WIDTH = 23
 """Columns of a name in the list, with the gap behind it."""
 
 
-def print_list(console: Console | None = None) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``list``."""
+    text = f"{', '.join(KINDS)}, or the name of a strategy (default: strategies)"
+    parser.add_argument("what", nargs="?", metavar="WHAT", default="strategies", help=text)
+    parser.add_argument("--markdown", action="store_true", help="the strategy table as Markdown")
+
+
+def list_all(options: argparse.Namespace) -> int:
+    """Print all things of a kind, or describe one strategy; return the exit code."""
+    what = SPELLED.get(options.what, options.what)
+    kind = next((kind for kind in KINDS if what in (kind, kind.removesuffix("s"))), None)
+    if options.markdown:
+        print(markdown())
+    elif kind:
+        KINDS[kind](make_console())
+    else:
+        print_one(options.what, make_console())
+    return OK
+
+
+def print_list(console: Console) -> None:
     """Print the strategies by place, one line each."""
-    console = console or make_console()
     for line in INTRO:
         console.print(Text(line, style="dim"))
     for place in dict.fromkeys(kind.slot for kind in CATALOG.values()):
@@ -58,13 +78,12 @@ def _print_line(console: Console, name: str, text: str) -> None:
     console.print(Text(f"  {name:{NAME_WIDTH}}"), Text(short, "dim"), sep="")
 
 
-def print_one(name: str, console: Console | None = None) -> None:
+def print_one(name: str, console: Console) -> None:
     """Print what a strategy does, its parameters, parity and source, or why there is none.
 
     Raises:
         BadInput: there is no such strategy.
     """
-    console = console or make_console()
     absent = name.lower().replace("-", "_")
     if absent in ABSENT:
         console.print(f"{absent} is no strategy here: {ABSENT[absent]}", markup=False)
@@ -80,16 +99,14 @@ def print_one(name: str, console: Console | None = None) -> None:
         console.print(Padding(Text(note), (0, 0, 0, 2), expand=False))
 
 
-def print_suites(console: Console | None = None) -> None:
+def _print_suites(console: Console) -> None:
     """Print the suites: their rows on a CPU, and their titles."""
-    console = console or make_console()
     console.print(Text("suites: ./run.sh run --suite NAME (without a name: default)", style="bold"))
     print_listed(console, ("suite", "rows", "title"), _suites())
 
 
-def print_models(console: Console | None = None) -> None:
+def _print_models(console: Console) -> None:
     """Print the public models and their names on the Hugging Face Hub."""
-    console = console or make_console()
     rows = [
         (Text(name, "bold"), f"{known.parameters['built'] / 1e9:.2f}", ", ".join(known.hub))
         for name, known in families.table().items()
@@ -102,9 +119,8 @@ def print_models(console: Console | None = None) -> None:
     console.print(Text(text, style="dim"))
 
 
-def print_cards(console: Console | None = None) -> None:
+def _print_cards(console: Console) -> None:
     """Print the cards that ``plan`` accepts by name."""
-    console = console or make_console()
     console.print(Text("cards: --gpu takes these names in any spelling", style="bold"))
     heads = ("card", "GiB", "GB/s", "TFLOP/s in 16 bits", "step times")
     rows = [
@@ -120,6 +136,16 @@ def print_cards(console: Console | None = None) -> None:
     print_listed(console, heads, rows)
     text = "Other cards: --gpu-memory SIZE. Peak rates and bandwidths are from data sheets."
     console.print(Text(text, style="dim"))
+
+
+KINDS = {
+    "strategies": print_list,
+    "suites": _print_suites,
+    "models": _print_models,
+    "cards": _print_cards,
+}
+"""Kind that ``list`` accepts -> its printer."""
+SPELLED = {"gpu": "cards", "gpus": "cards", "strategy": "strategies"}
 
 
 def markdown() -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from rich.console import Console
 from harness import ROOT
 from harness.commands import single_run
 from harness.commands.console import FAILED, INTERRUPTED, OK, make_console, short, slug
-from harness.commands.options import ALL_GPUS, add_settings, folder_name, seconds
+from harness.commands.options import ALL_GPUS, add_settings, folder_name, overrides, seconds
 from harness.commands.progress import Progress
 from harness.json_files import write_json
 from harness.launch import launch
@@ -44,39 +44,20 @@ class Unclear(Exception):
         self.result = result
 
 
-def candidates(first: int, most: int) -> Generator[int, bool, None]:
-    """Yield micro-batches to try; the caller sends back whether each fits.
+def search(fits: Callable[[int], bool], first: int, most: int) -> int:
+    """Return the largest micro-batch up to ``most`` that fits; 0 if not even one sample does.
 
     The size doubles until one does not fit. Then the search halves the gap between the largest that
     fits and the smallest that does not.
     """
     low, high, size = 0, most + 1, min(first, most)
     while low + 1 < high:
-        if (yield size):
+        if fits(size):
             low = size
         else:
             high = size
-        size = _next(low, high, most)
-
-
-def _next(low: int, high: int, most: int) -> int:
-    """Return the next size to try; ``low`` fits and ``high`` does not, or is assumed not to."""
-    known = high <= most or low >= most
-    return (low + high) // 2 if known else min(2 * low, most)
-
-
-def search(fits: Callable[[int], bool], first: int, most: int) -> int:
-    """Return the largest micro-batch up to ``most`` that fits; 0 if not even one sample does."""
-    trial, best = candidates(first, most), 0
-    size = next(trial, None)
-    while size is not None:
-        here = fits(size)
-        best = max(best, size) if here else best
-        try:
-            size = trial.send(here)
-        except StopIteration:
-            size = None
-    return best
+        size = min(2 * low, most) if high > most else (low + high) // 2
+    return low
 
 
 def most_probes(first: int, most: int) -> int:
@@ -220,9 +201,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_settings(parser.add_argument_group("settings"), *left, defaults=usual)
 
 
-def max_batch(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
+def max_batch(options: argparse.Namespace) -> int:
     """Search, print every probe and the largest batch that fits; return the exit code."""
-    console, state = make_console(), _begun(options, given)
+    console, state = make_console(), _begun(options, overrides(options))
     count = most_probes(options.first, options.most)
     console.print(f"at most {count} probes, each a run of its own: {options.first} to "
                   f"{options.most} samples a process", highlight=False)  # fmt: skip
@@ -237,7 +218,7 @@ def max_batch(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
         console.print(f"cannot go on: {stop.result.status.value}: {stop}; {stop.result.way_out}")
         return FAILED
     finally:
-        state.progress.end_suite()
+        state.progress.stop()
     state.record(best)
     _tell(state, best, options.most, console)
     return OK

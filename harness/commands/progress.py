@@ -6,8 +6,7 @@ import contextlib
 import statistics
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console
 from rich.live import Live
@@ -116,12 +115,7 @@ class Waiting(LiveLine):
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
 
@@ -197,18 +191,8 @@ class Predictions(LiveLine):
         return (self.count - self.ended) * self.seconds / self.ended if self.ended else None
 
 
-class Begun(Protocol):
-    """Progress that has a beginning and an end."""
-
-    def begin(self, *given: Any) -> None:
-        """Begin to show it."""
-
-    def end(self) -> None:
-        """Remove it."""
-
-
 @contextlib.contextmanager
-def during(progress: Begun, *given: Any) -> Iterator[None]:
+def during(progress: Predictions, *given: Any) -> Iterator[None]:
     """Begin ``progress`` with ``given``, and end it however the work ends."""
     progress.begin(*given)
     try:
@@ -268,7 +252,7 @@ class Progress(LiveLine):
         self.last = status
         if self.live is None and self.now() - self.said >= HEARTBEAT_SECONDS:
             self.said = self.now()
-            self.say(Text(f"{self._place()} {self.recipe}: {self._where()}{self._elapsed()}"))
+            self.say(Text(f"{self._place()} {self.recipe}: {self._where()}  {clock(self.seconds)}"))
 
     def end_run(self, result: Result, name: str = "") -> None:
         """End the current row; ``name`` replaces its label."""
@@ -296,17 +280,13 @@ class Progress(LiveLine):
         words = f" {recipe}: not run, because its first run ended as {status.value}"
         self.say(Text.assemble((self._head(), "dim"), words))
 
-    def end_suite(self) -> None:
-        """End the suite, also after an interruption."""
-        self.stop()
-
     # ---- lines ----
 
     def line(self) -> Text:
         """Return the live line, cut to the terminal's width."""
         return Text.assemble(
             (f"{self._place()} ", "dim"),
-            f"{self._where()}{self._elapsed()}{self._rest()}  ",
+            f"{self._where()}  {clock(self.seconds)}{self._rest()}  ",
             (self.recipe, "bold"),
             no_wrap=True,
             overflow="ellipsis",
@@ -336,9 +316,6 @@ class Progress(LiveLine):
     def _where(self) -> str:
         step, of = (self.last.get(key) for key in ("step", "of"))
         return phase_words(self.last) + (f" {step}/{of}" if of else "")
-
-    def _elapsed(self) -> str:
-        return f"  {clock(self.seconds)}"
 
     def _rest(self) -> str:
         left = self.rest_seconds()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,23 +11,35 @@ from rich.console import Console
 from rich.text import Text
 
 from harness.commands.console import FAILED, OK, make_console, short
+from harness.commands.options import folder_name
 from harness.report import compare as compare_folders
 from harness.report import print_comparison, write_report
 from harness.result import Result, load_all
 from harness.spec import SpecError
 
 
-def report(folder: Path) -> int:
+def add_report_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``report``."""
+    parser.add_argument("folder", type=folder_name, metavar="DIR", help="a results folder")
+
+
+def report(options: argparse.Namespace) -> int:
     """Write the report of a results folder again; return the exit code."""
-    results, skipped = _results(folder)
-    return OK if show(results, skipped, folder, make_console()) else FAILED
+    results, skipped = _results(options.folder)
+    return OK if show(results, skipped, options.folder, make_console()) else FAILED
 
 
-def compare(old: Path, new: Path) -> int:
+def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``compare``."""
+    parser.add_argument("old", type=folder_name, metavar="DIR", help="results before")
+    parser.add_argument("new", type=folder_name, metavar="DIR", help="results after")
+
+
+def compare(options: argparse.Namespace) -> int:
     """Print the differences between two results folders; return the exit code."""
-    for folder in (old, new):
+    for folder in (options.old, options.new):
         _results(folder)
-    print_comparison(compare_folders(old, new), make_console())
+    print_comparison(compare_folders(options.old, options.new), make_console())
     return OK
 
 

@@ -22,7 +22,7 @@ from harness.commands.console import (
     sighted,
     slug,
 )
-from harness.commands.options import add_settings, folder_name, seconds
+from harness.commands.options import add_settings, folder_name, overrides, seconds
 from harness.commands.progress import Progress
 from harness.commands.reports import show
 from harness.launch import launch
@@ -78,9 +78,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_settings(settings, "recipe", "repeat", defaults=SUITE_S, sampling=True)
 
 
-def run(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
+def run(options: argparse.Namespace) -> int:
     """Run a suite, print its table and the names of the report's files; return the exit code."""
-    console = make_console()
+    console, given = make_console(), overrides(options)
     usual = matrix.SUITES.get(given.get("workload", TRAIN), "default")
     name = "recipes" if options.recipes else options.suite or usual
     out = Path(options.out or ROOT / "results" / slug(name)).absolute()

@@ -1,15 +1,18 @@
-"""Planning and checks shared by the commands that run one recipe."""
+"""Planning, checks and launch shared by the commands that run one recipe."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from harness.commands.console import examined, make_console, sighted
+from harness.commands.progress import Progress
+from harness.launch import launch
 from harness.resolve import Resolved, resolve
+from harness.result import Result
 from harness.spec import Spec, SpecError
 from harness.suite.run import Planned, check_out, plan
 from harness.system.machine import Machine, recall
@@ -56,6 +59,27 @@ def checked(
     spec = ask(machine)
     resolved = row.resolved if spec == row.resolved.spec else resolve(spec)
     return machine, _possible(resolved, folder, machine)
+
+
+def launched(
+    row: Planned, command: str, progress: Progress, timeout: float | None, more: Sequence[str]
+) -> Result:
+    """Run the row with its progress; ``more`` are words for the worker that no spec has.
+
+    Raises:
+        process.Interrupted: Ctrl-C.
+    """
+    recipe = row.resolved.spec.recipe
+    progress.begin_suite(command, [recipe], [True])
+    progress.begin_run(recipe, timeout)
+    try:
+        result = launch.run(
+            row.resolved, row.folder, timeout=timeout, on_status=progress.status, more=more
+        )
+    finally:
+        progress.stop()
+    progress.end_run(result)
+    return result
 
 
 def _possible(resolved: Resolved, folder: Path, machine: Machine) -> Planned:

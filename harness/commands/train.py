@@ -17,7 +17,14 @@ from rich.text import Text
 from harness import ROOT
 from harness.commands import single_run
 from harness.commands.console import INTERRUPTED, OK, exit_code, make_console, short, slug
-from harness.commands.options import ALL_GPUS, add_settings, check_file, folder_name, seconds
+from harness.commands.options import (
+    ALL_GPUS,
+    add_settings,
+    check_file,
+    folder_name,
+    overrides,
+    seconds,
+)
 from harness.commands.progress import Progress
 from harness.json_files import BadFile, read_json
 from harness.launch import launch
@@ -73,22 +80,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def train(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
+def train(options: argparse.Namespace) -> int:
     """Train, show progress, and print the paths of checkpoint and samples; return the exit code."""
-    console = make_console()
+    console, given = make_console(), overrides(options)
     folder = options.out or ROOT / "results" / "train" / slug(options.recipe)
     folder = Path(folder).absolute()
     options.checkpoint = options.checkpoint or str(folder / "checkpoint")
-    if given.get("ema", DEFAULTS["ema"]) and not options.samples:
-        options.samples = str(folder / "samples.png")  # samples need the average
-    if given.get("ema", DEFAULTS["ema"]) and not options.averaged:
-        options.averaged = str(folder / "averaged.safetensors")
+    if given.get("ema", DEFAULTS["ema"]):  # samples need the average
+        options.samples = options.samples or str(folder / "samples.png")
+        options.averaged = options.averaged or str(folder / "averaged.safetensors")
     extra = fit_words(options)
     ask = functools.partial(_asked, options, given)
     _, row = single_run.planned(ask, folder, options.device)
     _check_goes_on(row, options, console)
     if options.dry_run:
-        print(_line(row, extra))
+        print(launch.display(row.resolved, row.folder, extra))
         return OK
     for name in ("samples", "trained", "averaged"):
         if getattr(options, name):
@@ -102,7 +108,7 @@ def fit_words(options: argparse.Namespace) -> list[str]:
     """Return the worker's own options. Paths are absolute because the worker starts in the root."""
     _check_saved(Path(options.checkpoint), options)
     words = [f"--{name}" for name in ("resume", "trust") if getattr(options, name)]
-    for name in ("checkpoint", "samples", "trained"):
+    for name in ("checkpoint", "samples", "trained", "averaged"):
         if getattr(options, name):
             words += [f"--{name}", os.path.abspath(getattr(options, name))]
     for name in ("save_every", "sample_steps", "guidance"):
@@ -111,8 +117,6 @@ def fit_words(options: argparse.Namespace) -> list[str]:
             raise SpecError(f"{name} is {value}; give --{name.replace('_', '-')} above 0")
         if value is not None:
             words += [f"--{name.replace('_', '-')}", str(value)]
-    if options.averaged:
-        words += ["--averaged", os.path.abspath(options.averaged)]
     return words
 
 
@@ -168,31 +172,17 @@ def _asked(options: argparse.Namespace, given: Mapping[str, Any], machine: Machi
     return Spec(**fields | {"steps": fields["steps"] - fields["warmup"]})
 
 
-def _line(row: Planned, extra: list[str]) -> str:
-    return launch.display(row.resolved, row.folder, extra)
-
-
 def _trained(row: Planned, extra: list[str], options: argparse.Namespace, console: Console) -> int:
-    spec, progress = row.resolved.spec, _WithLoss(console, row.folder)
     if options.resume and not finished(Path(options.checkpoint)):
         console.print(
             f"no checkpoint in {options.checkpoint}: the training starts at step 0", soft_wrap=True
         )
-    progress.begin_suite("train", [spec.recipe], [True])
-    progress.begin_run(spec.recipe, options.timeout)
+    progress = _WithLoss(console, row.folder)
     try:
-        result = launch.run(
-            row.resolved,
-            row.folder,
-            timeout=options.timeout,
-            on_status=progress.status,
-            more=extra,
-        )
+        result = single_run.launched(row, "train", progress, options.timeout, extra)
     except process.Interrupted:
-        progress.end_suite()
         print(f"interrupted; --resume continues from {options.checkpoint}", file=sys.stderr)
         return INTERRUPTED
-    progress.end_run(result)
     _tell(result, row.folder, options, console)
     return exit_code([result])
 

@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from harness.json_files import write_json
 from harness.launch import launch
@@ -62,31 +62,6 @@ class Planned(NamedTuple):
     notes: list[str]
 
 
-class Listener(Protocol):
-    """Receives the events of a suite, in their order."""
-
-    def begin_suite(self, name: str, recipes: list[str], to_run: list[bool]) -> None:
-        """Begin a suite of these rows. Those not ``to_run`` are finished or cannot run here."""
-
-    def begin_run(self, recipe: str, timeout: float | None) -> None:
-        """Begin a row; ``timeout`` is its deadline in seconds."""
-
-    def status(self, status: dict[str, Any]) -> None:
-        """Receive the run's status (``launch.run``)."""
-
-    def end_run(self, result: Result) -> None:
-        """End the current row."""
-
-    def skip(self, result: Result) -> None:
-        """Receive a row that is not run: finished earlier, refused or unsupported."""
-
-    def leave_out(self, recipe: str, status: Status) -> None:
-        """Receive a repetition that is not run because the row itself ended as ``status``."""
-
-    def end_suite(self) -> None:
-        """End the suite, also after an interruption."""
-
-
 def plan(rows: Sequence[Resolved], out: Path, machine: Machine) -> list[Planned]:
     """Check each row on ``machine`` before any process starts.
 
@@ -113,7 +88,7 @@ def run_suite(
     out: Path,
     *,
     machine: Machine,
-    progress: Listener,
+    progress: Any,
     fresh: bool = False,
     timeout: float | None = None,
     start: Start | None = None,
@@ -124,6 +99,7 @@ def run_suite(
     A row that did not end well is not repeated.
 
     Args:
+        progress: receives the events (``harness.commands.progress.Progress``).
         fresh: repeat finished runs too.
         timeout: seconds a run may take; None takes the suite's.
         start: runs a row; None takes ``launch.run``. Several nodes need another one.
@@ -159,7 +135,7 @@ def run_suite(
                 results.extend(_interrupted_row(row, machine, results))
             raise SuiteInterrupted(results) from None
         finally:
-            progress.end_suite()
+            progress.stop()
     return results
 
 
@@ -180,7 +156,7 @@ def _lost(spec: Spec, results: Sequence[Result]) -> Status | None:
 def _run_row(
     row: Planned,
     machine: Machine,
-    progress: Listener,
+    progress: Any,
     fresh: bool,
     timeout: float,
     start: Start,

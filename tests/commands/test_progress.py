@@ -44,7 +44,7 @@ def test_a_log_gets_a_line_an_event() -> None:
     lack = Result(status=Status.UNSUPPORTED, spec=gone, reason="no libaio", way_out="install it")
     progress.skip(lack)
     progress.begin_run("zero2", None)
-    progress.end_suite()
+    progress.stop()
     lines = out.getvalue().splitlines()
     assert lines[0] == "suite mine: 3 runs, 2 to do"
     assert lines[1] == "[1/3] ddp: begins, at most 1 min 30 s"
@@ -83,7 +83,7 @@ def test_one_live_line_on_a_terminal() -> None:
     assert line.plain == f"[1/1] warm-up 1/2  1 min 05 s  {recipe}"
     assert line.no_wrap
     progress.end_run(ok(recipe))
-    progress.end_suite()
+    progress.stop()
     assert progress.live is None
     assert "200.0 ms a step" in out.getvalue()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import io
 import json
@@ -15,7 +14,7 @@ from rich.console import Console
 
 from harness import cli
 from harness.commands import anatomy, max_batch, train
-from harness.commands.max_batch import candidates, most_probes
+from harness.commands.max_batch import most_probes, search
 from harness.commands.progress import Progress
 from harness.launch import checkpoints
 from harness.launch.outcome import Facts, classify
@@ -148,13 +147,9 @@ def test_a_search_says_the_most_probes_it_may_take(first, most):
     first = min(first, most)
 
     def taken(largest: int) -> int:
-        trial, count = candidates(first, most), 0
-        size = next(trial, None)
-        with contextlib.suppress(StopIteration):
-            while size is not None:
-                count += 1
-                size = trial.send(size <= largest)
-        return count
+        tried: list[int] = []
+        search(lambda size: tried.append(size) or size <= largest, first, most)
+        return len(tried)
 
     assert most_probes(first, most) == max(map(taken, range(most + 1)))
 

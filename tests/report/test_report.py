@@ -5,6 +5,7 @@ Golden files are built again by `PYTHONPATH=. python tests/made/results.py`.
 
 from __future__ import annotations
 
+import argparse
 import csv
 import dataclasses
 import html as html_text
@@ -476,7 +477,7 @@ def test_a_report_reads_each_prediction_once(tmp_path, monkeypatch):
         shutil.copy(source, run / "prediction.json")
     read = []
     monkeypatch.setattr("harness.prediction.load", lambda path: read.append(path) or load(path))
-    reports.report(tmp_path)
+    reports.report(argparse.Namespace(folder=tmp_path))
     assert sorted(path.parent for path in read) == runs
 
 
