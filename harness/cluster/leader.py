@@ -25,9 +25,8 @@ from harness.cluster import preflight, supervisor
 from harness.cluster.meeting import Beat, End, Go, Order, Ready, Session, log_of, read, write
 from harness.cluster.outcome import NodeFacts, classify_nodes
 from harness.cluster.slurm import ended_by
-from harness.launch import command as recordings
 from harness.launch import launch, outcome
-from harness.launch.command import command, display, environment
+from harness.launch.command import command, display, environment, left_in
 from harness.resolve import Resolved
 from harness.result import LaunchRecord, NodeRecord, Result, Status, Wire
 from harness.spec import Spec
@@ -79,10 +78,8 @@ class Launched:
         self.seconds = time.monotonic() - self.began
         self.look()
         if self.interrupt and self.go is None:  # the other nodes wait for it
-            write(
-                self.folder,
-                Go(token=self.order.token, refused=Reason("the leader was interrupted")),
-            )
+            why = Reason("the leader was interrupted")
+            write(self.folder, Go(token=self.order.token, refused=why))
         # A scheduler that ends a job leaves its leader half a minute.
         self.end(HURRY_SECONDS if self.interrupt else END_SECONDS)
 
@@ -148,10 +145,9 @@ class Launched:
             answered=end is not None,
         )
         if end is not None:
-            record.exit_code = end.exit_code if end.signal is None else -end.signal
-            record.stopped, record.survivors = end.stopped, end.survivors
+            record.exit_code, record.stopped = end.code, end.stopped
+            record.survivors, record.interface = end.survivors, end.interface
             record.tree_peak_bytes = end.tree_peak_bytes or None
-            record.interface = end.interface
         return record
 
     def launch_record(self) -> LaunchRecord:
@@ -159,9 +155,7 @@ class Launched:
         known, first = [end for end in self.ends.values() if end], self.ends.get(0)
         fullest = max(known, key=lambda end: end.tree_peak_bytes, default=None)
         return LaunchRecord(
-            exit_code=(first.exit_code if first.signal is None else -first.signal)
-            if first
-            else None,
+            exit_code=first.code if first else None,
             wall_seconds=self.seconds,
             tree_peak_bytes=(fullest.tree_peak_bytes or None) if fullest else None,
             tree_processes=(fullest.tree_processes or None) if fullest else None,
@@ -211,15 +205,37 @@ class Nodes:
         Raises:
             SurveyError: a node lacks something, is unlike the others, or cannot be reached.
         """
-        survey(self, out, device, ops)
+        order = self.order(
+            out,
+            words=preflight.wire_words(device, self.nodes),
+            environment=preflight.wire_environment(device),
+            processes=1,
+            timeout=SURVEY_SECONDS,
+            ops=sorted(ops),
+        )
+        here = out / "nodes" / "survey" / order.token
+        order.words += ["--out", str(here / "wire.json")]
+        launched = Launched(order, here, lambda status: None)
+        launched.run(self.session)
+        if launched.interrupt:
+            raise launched.interrupt
+        if refused := _refused(launched):
+            raise preflight.SurveyError(f"{refused.reason}; {refused.hint}")
+        self.wire = preflight.wire_found(here, launched.ends)
+        self.notes += preflight.slow(self.wire)
+        self.ready = [launched.ready[rank] for rank in sorted(launched.ready)]
+        self._tell(console)
+        others = tuple([r.devices, r.driver, r.cpu, r.cores] for r in self.ready)
+        return dataclasses.replace(machine, cores=min(r.cores for r in self.ready), others=others)
+
+    def _tell(self, console: Console) -> None:
+        """Print the network and its notes."""
         hosts, wire = ", ".join(r.host for r in self.ready), self.wire
         text = f"{self.nodes} nodes ({hosts}); between them {wire.bandwidth / 1e9:.3g} GB/s, "
         text += f"{wire.latency_seconds * 1e3:.3g} ms an all-reduce ({wire.backend})"
         console.print(text, highlight=False, soft_wrap=True)
         for note in self.notes:
             console.print(note, style="yellow", highlight=False, soft_wrap=True)
-        others = tuple([r.devices, r.driver, r.cpu, r.cores] for r in self.ready)
-        return dataclasses.replace(machine, cores=min(r.cores for r in self.ready), others=others)
 
     def start(self, resolved: Resolved, folder: Path, **options: Any) -> Result:
         """Run a row: on all nodes, or on this one if its spec is of one."""
@@ -242,38 +258,13 @@ class Nodes:
         ]
 
 
-def survey(nodes: Nodes, out: Path, device: str, ops: Sequence[str]) -> None:
-    """Have each node compile ``ops``, and measure the network between them."""
-    order = nodes.order(
-        out,
-        words=preflight.wire_words(device, nodes.nodes),
-        environment=preflight.wire_environment(device),
-        processes=1,
-        timeout=SURVEY_SECONDS,
-        ops=sorted(ops),
-    )
-    here = out / "nodes" / "survey" / order.token
-    order.words += ["--out", str(here / "wire.json")]
-    launched = Launched(order, here, lambda status: None)
-    launched.run(nodes.session)
-    if launched.interrupt:
-        raise launched.interrupt
-    if refused := _refused(launched):
-        raise preflight.SurveyError(f"{refused.reason}; {refused.hint}")
-    nodes.wire = preflight.wire_found(here, launched.ends)
-    nodes.notes += preflight.slow(nodes.wire)
-    nodes.ready = [launched.ready[rank] for rank in sorted(launched.ready)]
-
-
 def _refused(launched: Launched) -> outcome.Outcome | None:
     """Why the nodes did not begin."""
     if launched.go is None:
         gone = [f"node {r}" for r in range(launched.order.nodes) if r not in launched.ready]
         reason = f"{', '.join(gone) or 'the leader'} gave no sign before the start"
-        hint = (
-            f"check that node, and that {launched.order.out} is on a file system that all "
-            "nodes share"
-        )
+        shared = f"that {launched.order.out} is on a file system that all nodes share"
+        hint = f"check that node, and {shared}"
         return outcome.Outcome(Status.NODE_LOST, reason, hint)
     if not launched.go.refused:
         return None
@@ -435,7 +426,7 @@ def _keep(launched: Launched, folder: Path) -> None:
     with contextlib.suppress(OSError), (folder / "log.txt").open("w", encoding="utf-8") as stream:
         for rank in range(launched.order.nodes):
             stream.write(f"==== node {rank} ====\n{launch.read_log(here / log_of(rank))}\n")
-    for name in recordings.left_in(here):
+    for name in left_in(here):
         with contextlib.suppress(OSError):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             os.replace(here / name, folder / name)

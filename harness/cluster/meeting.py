@@ -213,7 +213,7 @@ class Beat:
 @dataclass(kw_only=True)
 class End:
     """End of a node's part of a launch; fields as in ``harness.system.process.Ended`` and
-    ``harness.launch.outcome.Facts``. ``stopped`` may be a reason of ``supervisor.REASONS``, and
+    ``harness.launch.outcome.Facts``. ``stopped`` may be a reason of ``supervisor.stop_reason``, and
     ``lost`` holds the nodes that it is about."""
 
     token: str
@@ -233,6 +233,11 @@ class End:
     others: list[int] = field(default_factory=list)
     statuses: list[dict[str, Any]] = field(default_factory=list)
     failures: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def code(self) -> int | None:
+        """The exit code; of a signal its number below 0."""
+        return self.exit_code if self.signal is None else -self.signal
 
     @property
     def well(self) -> bool:

@@ -12,7 +12,7 @@ The first of these that holds:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from harness.cluster.meeting import End
@@ -31,6 +31,9 @@ class NodeFacts:
     end: End | None
     facts: Facts
 
+    def __str__(self) -> str:
+        return f"node {self.rank} ({self.host})"
+
 
 LOST_WAY = "check that node's power and network; leave it out, or run the suite again"
 
@@ -42,8 +45,10 @@ def classify_nodes(
     ranks' files and the logs of all nodes; ``by`` is the scheduler's reason for a signal.
     """
     return (
-        _own_cause(nodes)
-        or _seen_by_a_node(nodes)
+        # The failure that a rank reported, if it is no echo of another's end.
+        _first_on(nodes, cause_of)
+        # A kill or a crash on a node whose processes ended by themselves.
+        or _first_on([n for n in nodes if n.end and n.end.stopped is None], own_words)
         or _interrupted(whole, nodes, by)
         or _lost(whole, nodes, silence)
         or (classify(whole) if whole.stopped == "timeout" else None)
@@ -52,26 +57,14 @@ def classify_nodes(
     )
 
 
-def _own_cause(nodes: Sequence[NodeFacts]) -> Outcome | None:
-    """Return the failure that a rank reported, with its node, if it is no echo of another's end."""
+def _first_on(
+    nodes: Sequence[NodeFacts], cause: Callable[[Facts], Outcome | None]
+) -> Outcome | None:
+    """Return the first node's outcome that has a ``cause``, with that node."""
     for node in nodes:
-        found = cause_of(node.facts)
-        if found:
-            return _on(node, found)
+        if found := cause(node.facts):
+            return found._replace(reason=f"on {node}: {found.reason}")
     return None
-
-
-def _seen_by_a_node(nodes: Sequence[NodeFacts]) -> Outcome | None:
-    """Return the outcome of a kill or a crash on a node whose processes ended by themselves."""
-    for node in nodes:
-        found = own_words(node.facts) if node.end and node.end.stopped is None else None
-        if found:
-            return _on(node, found)
-    return None
-
-
-def _on(node: NodeFacts, found: Outcome) -> Outcome:
-    return found._replace(reason=f"on node {node.rank} ({node.host}): {found.reason}")
 
 
 def _interrupted(whole: Facts, nodes: Sequence[NodeFacts], by: str) -> Outcome | None:
@@ -79,12 +72,12 @@ def _interrupted(whole: Facts, nodes: Sequence[NodeFacts], by: str) -> Outcome |
     if whole.stopped == "interrupted":
         found = classify(whole)
         if by.startswith(NODE_FAILURE):
-            gone = [f"node {node.rank} ({node.host})" for node in nodes if node.end is None]
+            gone = [str(node) for node in nodes if node.end is None]
             return _lost_outcome(whole, ", ".join(gone) or "a node", f"Slurm says {by}")
         return found._replace(reason=f"{found.reason} by Slurm: {by}") if by else found
     for node in nodes:
         if node.end and node.end.stopped == "interrupted":
-            reason = f"node {node.rank} ({node.host}) was told to end in {_at(whole)}"
+            reason = f"{node} was told to end in {_at(whole)}"
             return Outcome(
                 Status.INTERRUPTED, reason, "run the suite again: it resumes at this row"
             )
@@ -95,17 +88,17 @@ def _lost(whole: Facts, nodes: Sequence[NodeFacts], silence: float) -> Outcome |
     """Return the outcome if a node left no end file, or that lost the others."""
     for node in nodes:
         if node.end is None:
-            return _lost_outcome(whole, f"node {node.rank} ({node.host})", "it gave no sign")
-    hosts = {node.rank: node.host for node in nodes}
+            return _lost_outcome(whole, str(node), "it gave no sign")
+    named = {node.rank: node for node in nodes}
     for node in nodes:
         if node.end.stopped == "unreachable":
-            why = f"it could not reach node 0 ({hosts.get(0)})"
-            return _lost_outcome(whole, f"node {node.rank} ({node.host})", why)
+            why = f"it could not reach {named[0]}"
+            return _lost_outcome(whole, str(node), why)
         if node.end.stopped == "isolated":
             why = f"it could not write to the results folder for {silence / 2:g} s"
-            return _lost_outcome(whole, f"node {node.rank} ({node.host})", why)
+            return _lost_outcome(whole, str(node), why)
         if node.end.stopped == "lost":
-            gone = ", ".join(f"node {rank} ({hosts.get(rank)})" for rank in node.end.lost)
+            gone = ", ".join(str(named[rank]) for rank in node.end.lost)
             return _lost_outcome(whole, gone, f"it gave node {node.rank} no sign for {silence:g} s")
     return None
 

@@ -130,12 +130,11 @@ def mixed(all_ready: Sequence[Ready]) -> str:
 def wire_words(device: str, nodes: int) -> list[str]:
     """Return a launch's words that measure the network."""
     words = [os.path.abspath(sys.executable), "-m", "harness.cluster.network", "--rank", RANK]
-    words += ["--nodes", str(nodes), "--head", HEAD, "--port", PORT, "--device", device]
-    return words
+    return [*words, "--nodes", str(nodes), "--head", HEAD, "--port", PORT, "--device", device]
 
 
 def wire_environment(device: str) -> dict[str, str]:
-    """Its variables."""
+    """Return the variables of that launch."""
     hidden = {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
     return {"GLOO_SOCKET_IFNAME": INTERFACE, **hidden}
 
@@ -159,11 +158,9 @@ def wire_found(folder: Path, ends: dict[int, End | None]) -> Wire:
 
 def slow(wire: Wire) -> list[str]:
     """Return notes on a network that would decide a comparison."""
-    notes, slow = [], "slow network between the nodes:"
+    found = []
     if wire.bandwidth < BANDWIDTH:
-        speed = f"{wire.bandwidth / 1e6:.1f} MB/s, below gigabit Ethernet"
-        notes.append(f"{slow} {speed}: times are the network's")
+        found.append(f"{wire.bandwidth / 1e6:.1f} MB/s, below gigabit Ethernet")
     if wire.latency_seconds > LATENCY_SECONDS:
-        wait = f"an all-reduce of 8 bytes takes {wire.latency_seconds * 1e3:.1f} ms"
-        notes.append(f"{slow} {wait}: times are the network's")
-    return notes
+        found.append(f"an all-reduce of 8 bytes takes {wire.latency_seconds * 1e3:.1f} ms")
+    return [f"slow network between the nodes: {why}: times are the network's" for why in found]

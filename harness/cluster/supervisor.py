@@ -47,14 +47,6 @@ BEAT_SECONDS = 2.0
 PROBE_SECONDS = 5.0
 GRACE_SECONDS = 10.0
 """Time for ranks to end by themselves after another node's part: their own error says more."""
-REASONS = {
-    "peer": "another node's part had ended",
-    "lost": "another node gave no sign",
-    "unreachable": "the head could not be reached",
-    "isolated": "the shared folder could not be written",
-    "silent": "no rank took a step",
-}
-"""``stopped`` of a node's end -> its meaning."""
 
 
 def serve(folder: Path, rank: int, tick: Tick = lambda: None) -> End | None:
@@ -245,8 +237,11 @@ def stop_reason(
     unwritable: float | None = None,
     silent: bool = False,
 ) -> tuple[str, list[int]] | None:
-    """Why to end this node's part now, with the nodes that it is about; None to go on. A reason
-    that names another node comes first.
+    """Return why to end this node's part now, with the nodes that it is about; None to go on.
+
+    The reasons: isolated (the shared folder cannot be written), unreachable (the head), lost
+    (another node gives no sign), peer (another node's part has ended), silent (no rank takes a
+    step).
 
     Args:
         silence: seconds without a sign after which a node is lost.
@@ -342,7 +337,7 @@ class Sentry:
         return bool(self.failures) or (self.folder / "result.json").exists()
 
     def stop(self) -> str | None:
-        """Why this node's part has to end now (``REASONS``)."""
+        """Return why this node's part has to end now (``stop_reason``); None to go on."""
         away = self._told > self._written
         if not away and (self.folder / "result.json").exists():
             return None  # all is done: run_child ends what lingers

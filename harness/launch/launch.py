@@ -17,25 +17,16 @@ from typing import Any
 
 from harness import ROOT, result
 from harness.json_files import BadFile, read_json
-from harness.launch import command as recordings
 from harness.launch import outcome
 from harness.launch.command import (
-    command as command,
-)
-from harness.launch.command import (
-    display as display,
-)
-from harness.launch.command import (
-    environment as environment,
-)
-from harness.launch.command import (
-    free_port as free_port,
-)
-from harness.launch.command import (
-    group_limit as group_limit,
-)
-from harness.launch.command import (
+    PROFILE,
+    command,
+    display,
+    environment,
+    free_port,
+    group_limit,
     inherited,
+    left_in,
     on_loopback,
 )
 from harness.resolve import Resolved
@@ -51,7 +42,7 @@ STATUS_SECONDS = 0.5
 LOG_BYTES = 1 << 20  # the end of the log suffices: tracebacks come last
 PROBE_BYTES = 1 << 20
 COMPILED = "compiled"
-STALE = ("ranks", "nvme", COMPILED, recordings.PROFILE, "result.json", "log.txt", "samples.png")
+STALE = ("ranks", "nvme", COMPILED, PROFILE, "result.json", "log.txt", "samples.png")
 
 
 class LaunchError(OSError):
@@ -185,7 +176,7 @@ def prepare(folder: Path) -> None:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name in (*STALE, *recordings.left_in(folder)):
+        for name in (*STALE, *left_in(folder)):
             path = folder / name
             if path.is_dir():
                 shutil.rmtree(path)
@@ -255,7 +246,7 @@ def unfinished(
         step=step,
         peak_so_far_bytes=peak(facts.statuses + facts.failures) or None,
         log_tail=outcome.tail(facts.log),
-        recordings=recordings.left_in(folder),
+        recordings=left_in(folder),
     )
 
 
