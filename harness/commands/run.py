@@ -135,28 +135,36 @@ def _measured(
     for change in [*asked.changes, *([] if options.device else _unseen(suite, machine))]:
         console.print(change, style="yellow")
     _alone_here(console)
-    many, progress, code = options.side_by_side, Progress(console), None
+    many, start = options.side_by_side, nodes.start if nodes else None
     gpus = () if many is None else places(machine, many)
+    given = {"machine": machine, "start": start, "gpus": gpus}
+    return planned, *run_rows(suite, planned, out, options, console, **given)
+
+
+def run_rows(
+    suite: Suite,
+    planned: Sequence[Planned],
+    out: Path,
+    options: argparse.Namespace,
+    console: Console,
+    **more: Any,
+) -> tuple[list[Result], int | None]:
+    """Run the rows; return their results, and the exit code if it is decided already.
+
+    A full disk ends the suite with a report of the rows that were measured before it. ``more`` are
+    arguments of ``harness.suite.run.run_suite``.
+    """
+    progress = Progress(console)
+    given = {"fresh": options.fresh, "timeout": options.timeout, **more}
     try:
-        results = run_suite(
-            suite,
-            planned,
-            out,
-            machine=machine,
-            progress=progress,
-            fresh=options.fresh,
-            timeout=options.timeout,
-            start=nodes.start if nodes else None,
-            gpus=gpus,
-        )
+        return run_suite(suite, planned, out, progress=progress, **given), None
     except (OutputError, launch.LaunchError):
-        if progress.done:  # a full disk: rows measured before are still reported
+        if progress.done:
             show(*load_all(out), out, console)
         raise
     except SuiteInterrupted as stop:
         options.ending.begun = True  # further signals must not cut the report short
-        results, code = stop.results, INTERRUPTED
-    return planned, results, code
+        return stop.results, INTERRUPTED
 
 
 def ended(results: Sequence[Result]) -> int:

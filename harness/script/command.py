@@ -14,7 +14,6 @@ from rich.text import Text
 from harness import ROOT
 from harness.commands.console import (
     FAILED,
-    INTERRUPTED,
     OK,
     examined,
     exit_code,
@@ -24,17 +23,18 @@ from harness.commands.console import (
     slug,
 )
 from harness.commands.options import folder_name, seconds
-from harness.commands.progress import Progress, Waiting
+from harness.commands.progress import Waiting
 from harness.commands.reports import show
+from harness.commands.run import run_rows
 from harness.launch import launch
 from harness.phases import SETUP_PHASES
 from harness.report.figures.units import GIB, title
 from harness.result import Result, Status, load_all
 from harness.script.row import CLIPPING, REFERENCES, Script, ScriptRow, recipes_of, row_of
-from harness.spec import DEVICES, Spec
+from harness.spec import DEVICES
 from harness.suite.file import Suite, SuiteRow
 from harness.suite.rows import with_reference_again
-from harness.suite.run import OutputError, Planned, SuiteInterrupted, check_out, plan, run_suite
+from harness.suite.run import Planned, check_out, plan
 from harness.system.machine import Machine, recall
 from harness.system.requirements import needed_ops
 
@@ -56,12 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--launch", nargs="+", metavar="NAME", help=text)
     text = "strategies to add to each launch file, such as checkpoint adam8bit (default: none)"
     add("--with", nargs="+", metavar="STRATEGY", dest="added", default=[], help=text)
-    add(
-        "--check",
-        action="store_true",
-        help="take two steps on one process, and print the recognised model, optimizer and "
-        "settings",
-    )
+    text = "take two steps on one process, and print the recognised model, optimizer and settings"
+    add("--check", action="store_true", help=text)
     add("--processes", type=int, metavar="N", help="processes (default: all GPUs, else 1)")
     add("--device", choices=DEVICES, help="cpu or cuda (default: cuda if there)")
     add("--warmup", type=int, metavar="W", default=2, help="first optimizer steps (default: 2)")
@@ -125,14 +121,11 @@ def _rows(
     fields |= {"warmup": options.warmup, "steps": options.steps}
     recipes = recipes_of(launches, options.added, processes)
     rows = [row_of(script, recipe, clip=options.clip, **fields) for recipe in recipes]
-    known: dict[Spec, ScriptRow] = {row.spec: row for row in rows}
+    known = {row.spec: row for row in rows}
     specs = with_reference_again(list(known), recipes[0], RUNS_OF_REFERENCE)
-    return [_repeated(known, spec) for spec in specs]
-
-
-def _repeated(known: dict[Spec, ScriptRow], spec: Spec) -> ScriptRow:
-    first = known[dataclasses.replace(spec, repeat=0)]
-    return dataclasses.replace(first, spec=spec)
+    return [
+        dataclasses.replace(known[dataclasses.replace(spec, repeat=0)], spec=spec) for spec in specs
+    ]
 
 
 def _measured(
@@ -155,26 +148,8 @@ def _measured(
         rows=tuple(SuiteRow(recipe=row.spec.recipe) for row in rows),
     )
     starter = Starter(out, options.load_timeout or options.timeout)
-    progress = Progress(console)
-    try:
-        results = run_suite(
-            suite,
-            plan(rows, out, machine),
-            out,
-            machine=machine,
-            progress=progress,
-            fresh=options.fresh,
-            timeout=options.timeout,
-            start=starter,
-        )
-    except (OutputError, launch.LaunchError):
-        if progress.done:
-            show(*load_all(out), out, console)
-        raise
-    except SuiteInterrupted as stop:
-        options.ending.begun = True  # further signals must not cut the report short
-        return stop.results, INTERRUPTED
-    return results, None
+    planned = plan(rows, out, machine)
+    return run_rows(suite, planned, out, options, console, machine=machine, start=starter)
 
 
 # ---- one run ----

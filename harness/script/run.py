@@ -19,7 +19,9 @@ import types
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import accelerate
 import torch
 from accelerate.utils import set_seed
 
@@ -77,8 +79,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     settle.absolute_files()
     os.environ.setdefault("WANDB_MODE", "disabled")  # a measured run reports to no service
     listen_on_loopback()
-    with _as_main(row.script):
-        code = _watched(row, watch, options.seed)
+    _enter(row.script)
+    code = _watched(row, watch, options.seed)
     if code == 0:  # else another rank may wait in a collective for this one
         _end_group()
     return code
@@ -142,11 +144,9 @@ class TooFew(Refused):
 def _too_few(row: ScriptRow, watch: Watch) -> Refused:
     """Return why a script that ended by itself has no result, with the remedy."""
     needed = steps_needed(row, watch.check)
-    if watch.accelerator is None:
-        text = "the script made no Accelerator"
-        return Refused(f"{text}; give the script that trains, with its arguments")
     if watch.bench is None:
         text = "the script ended without a training step by accelerator.backward"
+        text = "the script made no Accelerator" if watch.accelerator is None else text
         return Refused(f"{text}; give the script that trains, with its arguments")
     taken = watch.bench.trained.optimizer_steps + watch.complete()
     return TooFew(
@@ -181,37 +181,25 @@ def _own_frames(error: BaseException, path: Path) -> types.TracebackType | None:
     return trace or error.__traceback__
 
 
-@contextlib.contextmanager
-def _as_main(script: Script) -> Iterator[None]:
+def _enter(script: Script) -> None:
     """Enter the script's folder, with its words and its own folder for imports, as Python does."""
     sys.argv = [str(script.path), *script.arguments]
     sys.path.insert(0, str(script.path.parent))
     if str(ROOT) not in sys.path:
         sys.path.append(str(ROOT))
     os.chdir(script.folder)
-    yield
 
 
 @contextlib.contextmanager
 def _launchers_refused() -> Iterator[None]:
     """Refuse scripts that start processes by themselves."""
-    import accelerate
-
-    def refuse(*_: Any, **__: Any) -> None:
-        raise Refused(
-            "the script launches its training processes by itself; give the script that trains, "
-            "without its launcher"
-        )
-
-    names = ("notebook_launcher", "debug_launcher")
-    kept = {name: getattr(accelerate, name) for name in names}
-    for name in names:
-        setattr(accelerate, name, refuse)
-    try:
+    refused = Refused(
+        "the script launches its training processes by itself; give the script that trains, "
+        "without its launcher"
+    )
+    refuse = mock.Mock(side_effect=refused)
+    with mock.patch.multiple(accelerate, notebook_launcher=refuse, debug_launcher=refuse):
         yield
-    finally:
-        for name, original in kept.items():
-            setattr(accelerate, name, original)
 
 
 def _end_group() -> None:

@@ -13,7 +13,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,15 +20,13 @@ import torch
 from harness.memory.record import RESIDENT
 from harness.memory.traced_step import categories_of, tracing
 from harness.result import Check, Result
-from harness.script.model import Census, census
+from harness.script.model import REPLACED, Census, census
 from harness.script.row import ScriptRow
 from harness.worker import passes, samples
 from harness.worker.audit import collect_evidence, gather
 from harness.worker.loop import Log, Run
 from harness.worker.measure import measured_rank, result_of
-from harness.worker.meter import Meter
 from harness.worker.samples import GpuWatch
-from harness.worker.status import Reporter
 from strategies.engine import TrainingRun
 from strategies.engines.fsdp.engine import whole
 from strategies.evidence import states
@@ -55,31 +52,23 @@ def steps_needed(row: ScriptRow, check: bool = False) -> int:
 class Bench:
     """One rank's measurement of a script's steps, from the first one on.
 
-    ``facts`` are recorded in the result as evidence of "script". ``check``: two steps alone.
+    ``watch`` observes the script (``harness.script.watch.Watch``).
     """
 
-    def __init__(
-        self,
-        row: ScriptRow,
-        folder: Path,
-        reporter: Reporter,
-        meter: Meter,
-        trained: TrainingRun,
-        *,
-        check: bool = False,
-    ) -> None:
+    def __init__(self, watch: Any, trained: TrainingRun) -> None:
+        row: ScriptRow = watch.row
         asks = trained.accelerator.device.type == "cuda" and trained.accelerator.is_main_process
         self.inner = passes.Bench(
             resolved=row,
-            folder=folder,
-            reporter=reporter,
-            meter=meter,
+            folder=watch.folder,
+            reporter=watch.reporter,
+            meter=watch.meter,
             run=Run(trained=trained, feed=None, objective=None, digest=""),
             log=Log(),
             watch=GpuWatch(row.spec.local_processes if asks else 0),
         )
         self.started = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        self.row, self.trained, self.log, self.check = row, trained, self.inner.log, check
+        self.watch, self.row, self.trained, self.log = watch, row, trained, self.inner.log
         self.categories: dict[str, Any] = {}
         self.losses: list[torch.Tensor] = []
         self.micro: list[int] = []
@@ -89,7 +78,7 @@ class Bench:
         self.forward_begins = lambda: None
         self.clocked = True
         self.census = self.beside()
-        self.order = self._checked() if check else self._measured()
+        self.order = self._checked() if watch.check else self._measured()
         next(self.order)
         self._start_clock()
 
@@ -227,11 +216,11 @@ class Bench:
         losses = here.reduce(torch.stack(log.losses), reduction="mean").tolist()
         log.norms = [None if norm is None else float(whole(norm)) for norm in log.norms]
         evidence, checks = collect_evidence(self.row, trained)
-        evidence |= {"precision": self._types(), "script": self.facts()}
+        evidence |= {"precision": self._types(), "script": self.watch.facts()}
         checks += self._audit(losses)
         self.inner.reporter.enter("save")
         self.inner.resolved = self._as_found()
-        self.inner.meter.notes += self.notes()
+        self.inner.meter.notes += self._notes()
         mine = measured_rank(self.inner, self.categories)
         mine.resident = self.census.by_owner
         ranks = gather(trained, mine)
@@ -245,19 +234,18 @@ class Bench:
 
     def beside(self) -> Census:
         """Return the tensors beside the trained model."""
-        return census([self.trained.module])
+        return census([self.trained.module], self.watch.before_prepare)
 
-    def facts(self) -> dict[str, Any]:
-        """Return what the run has shown of the script; ``harness.script.watch`` adds its own."""
-        return {}
-
-    def notes(self) -> list[str]:
+    def _notes(self) -> list[str]:
         """Return remarks for the reader of the row."""
-        return []
-
-    def global_batch(self) -> int:
-        """Return the samples of an optimizer step; 0 if unknown. ``harness.script.watch`` knows."""
-        return 0
+        skipped = (f"{name} was left out {n} times" for name, n in self.watch.skipped.items())
+        way_out = {REPLACED: "; delete the script's list of them after prepare"}
+        beside = (
+            f"beside the trained model: {name}, {size / 2**20:.0f} MiB{way_out.get(name, '')}"
+            for name, size in self.census.by_owner.items()
+            if size >= 2**20
+        )
+        return [*self.watch.notes, *skipped, *beside]
 
     def _accumulation(self) -> int:
         """Return the usual number of backward passes of a step."""
@@ -265,7 +253,7 @@ class Bench:
 
     def _as_found(self) -> ScriptRow:
         """Return the row with the batch that was read off the run."""
-        batch = self.global_batch() * max(1, self._accumulation())
+        batch = self.watch.global_batch() * max(1, self._accumulation())
         if not batch:
             self.inner.meter.notes.append(
                 "batch unknown: the script prepares no DataLoader with a batch size, so that one "
@@ -284,16 +272,13 @@ class Bench:
         """Return the checks that hold for every script."""
         trained, here = self.trained, self.trained.accelerator
         engine_report = trained.engine.report(trained)
+        variants = len(set(gather(trained, tuple(self.micro))))
         rows = [
             ("processes", self.row.spec.processes, here.num_processes),
             ("device", self.row.spec.device, here.device.type),
             ("engine", self.row.launch.engine.file.kind, here.distributed_type.value),
             ("losses finite", True, all(map(math.isfinite, losses))),
-            (
-                "variants of the ranks' backward passes",
-                1,
-                len(set(gather(trained, tuple(self.micro)))),
-            ),
+            ("variants of the ranks' backward passes", 1, variants),
         ]
         steps = engine_report.steps if engine_report.steps is not None else states.counted(trained)
         if steps is not None:

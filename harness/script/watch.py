@@ -21,13 +21,10 @@ from torch.utils.data import DataLoader
 
 from harness.script import settle
 from harness.script.model import (
-    REPLACED,
-    Census,
     Found,
     Joined,
     averages_here,
     blocks_of,
-    census,
     frozen_linears,
     unwrapped,
 )
@@ -42,31 +39,6 @@ from strategies.subject import DataFacts
 
 GIVE_UP = 3
 """Times that a script may swallow its end before its process exits."""
-
-
-class ScriptBench(Bench):
-    """A bench with the facts of the watch that made it."""
-
-    watch: Watch
-
-    def facts(self) -> dict[str, Any]:
-        return self.watch.facts()
-
-    def beside(self) -> Census:
-        return census([self.trained.module], self.watch.before_prepare)
-
-    def global_batch(self) -> int:
-        return self.watch.global_batch()
-
-    def notes(self) -> list[str]:
-        skipped = (f"{name} was left out {n} times" for name, n in self.watch.skipped.items())
-        way_out = {REPLACED: "; delete the script's list of them after prepare"}
-        beside = (
-            f"beside the trained model: {name}, {size / 2**20:.0f} MiB{way_out.get(name, '')}"
-            for name, size in self.census.by_owner.items()
-            if size >= 2**20
-        )
-        return [*self.watch.notes, *skipped, *beside]
 
 
 class Watch:
@@ -85,17 +57,15 @@ class Watch:
         self.before = cards_before(row.spec.device)
         self.accelerator: Any = None
         self.meter: Any = None
-        self.bench: ScriptBench | None = None
+        self.bench: Bench | None = None
         self.models: list[nn.Module] = []
         self.wrapped: list[nn.Module] = []
         self.blocks: list[nn.Module] = []
         self.linears: tuple[str, ...] = ()
-        self.optimizers: list[Any] = []
-        self.prepared_optimizers: list[str] = []
         self.loaders: list[Any] = []
         self.seen_optimizers = Joined([])
         self.stepped: Counter[int] = Counter()
-        self.backwards = self.accumulating = self.swallowed = self.forwards = 0
+        self.backwards = self.swallowed = 0
         self.in_accumulate = self.ever_stepped = False
         self.ended: BaseException | None = None
         self.before_prepare: list[weakref.ref[Any]] = []
@@ -241,7 +211,6 @@ class Watch:
     def forward(self) -> None:
         """Receive the start of a trained model's forward pass, in training."""
         self.end_again()
-        self.forwards += 1
         if self.bench is None:
             self.begin()
         elif not self.in_accumulate and self.complete():
@@ -256,11 +225,7 @@ class Watch:
                 "accelerator.prepare"
             )
         trained = self._trained()
-        self.bench = ScriptBench.__new__(ScriptBench)
-        self.bench.watch = self
-        self.bench.__init__(
-            self.row, self.folder, self.reporter, self.meter, trained, check=self.check
-        )
+        self.bench = Bench(self, trained)
         for part in self.row.recipe.strategies:
             attachment = part.attach(trained)
             if attachment is not None:
