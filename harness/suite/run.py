@@ -114,7 +114,7 @@ def run_suite(
     with _alone(out):
         _write_head(suite, out)
         beside = {row.folder for row in planned if gpus and able(row.resolved)}
-        to_run = [_to_run(row, machine, fresh, row.folder in beside) for row in planned]
+        to_run = [must_run(row, machine, fresh, row.folder in beside) for row in planned]
         progress.begin_suite(suite.name, [label(row.resolved.spec) for row in planned], to_run)
         limit, start = timeout or suite.timeout_seconds, start or launch.run
         try:
@@ -129,7 +129,7 @@ def run_suite(
                     continue
                 again = fresh and row.folder not in beside  # those have just run
                 company = row.folder in beside
-                results.append(_run_row(row, machine, progress, again, limit, start, company))
+                results.append(run_row(row, machine, progress, again, limit, start, company))
         except KeyboardInterrupt:
             if row is not None:
                 results.extend(_interrupted_row(row, machine, results))
@@ -153,7 +153,7 @@ def _lost(spec: Spec, results: Sequence[Result]) -> Status | None:
     return next((status for status in ends if status is not Status.OK), None)
 
 
-def _run_row(
+def run_row(
     row: Planned,
     machine: Machine,
     progress: Any,
@@ -191,7 +191,8 @@ def _keep(row: Planned, result: Result, machine: Machine, marks: Mapping[Path, s
     _write(result, row.folder)
 
 
-def _to_run(row: Planned, machine: Machine, fresh: bool, company: bool = False) -> bool:
+def must_run(row: Planned, machine: Machine, fresh: bool, company: bool = False) -> bool:
+    """Return whether a row can run and has no earlier result that suffices (``run_row``)."""
     if row.status is not None:
         return False
     return fresh or _finished(row.folder, identity(row.resolved, machine), company) is None

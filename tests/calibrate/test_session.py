@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
 import tarfile
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,9 +13,6 @@ import pytest
 
 from harness.planner import pool
 from harness.planner.calibrate import ending, running
-from harness.planner.calibrate import ending as archive
-from harness.planner.calibrate import ending as assemble
-from harness.planner.calibrate import session as together_module
 from harness.planner.calibrate.parts import (
     LOW,
     PARTS,
@@ -27,14 +24,13 @@ from harness.planner.calibrate.parts import (
     schedule,
     stations_of,
 )
-from harness.planner.calibrate.session import Session, Together, default_jobs
-from harness.planner.calibrate.table import lines
+from harness.planner.calibrate.session import Session, default_jobs
+from harness.planner.calibrate.table import judged, lines, tables
 from harness.planner.calibration import store
-from harness.planner.calibration import store as here
 from harness.resolve import resolve
 from harness.result import Result, Status
 from harness.suite.file import load_suite
-from harness.suite.run import SuiteInterrupted, plan
+from harness.suite.run import SuiteInterrupted
 from harness.system import gpus
 from strategies import CATALOG, parse
 from tests.made.calibrations import CPU, made
@@ -121,7 +117,7 @@ def session(tmp_path, monkeypatch):
     said: list[str] = []
     monkeypatch.setattr(store, "OWN", tmp_path / "own")
     clock = SimpleNamespace(seconds=0.0)
-    monkeypatch.setattr(here, "processor", lambda: CPU.name)
+    monkeypatch.setattr(store, "processor", lambda: CPU.name)
     made = Session(
         folder=tmp_path / "s",
         machine=machine(tmp_path),
@@ -222,7 +218,7 @@ def test_the_next_call_repeats_only_what_failed(session):
 def test_another_device_is_measured_anew(session, monkeypatch):
     running.run_part("memory", session)
     session.started.clear()
-    monkeypatch.setattr(here, "processor", lambda: "another CPU, 8 cores")
+    monkeypatch.setattr(store, "processor", lambda: "another CPU, 8 cores")
     del session.device
     running.run_part("memory", session)
     assert len(session.started) == 5
@@ -260,7 +256,7 @@ def test_a_session_leaves_a_calibration_a_page_and_an_archive(session, monkeypat
     outcomes = running.run_part("memory", session)
     (session.folder / "memory" / "compiled").mkdir(parents=True)
     (session.folder / "memory" / "compiled" / "kernel.so").write_bytes(b"x")
-    (session.folder / "memory" / "large.bin").write_bytes(bytes(archive.FILE_BYTES + 1))
+    (session.folder / "memory" / "large.bin").write_bytes(bytes(ending.FILE_BYTES + 1))
     left = ending.leave(session, outcomes)
     assert left.calibration.ceilings.products == {"float32": 1e11}
     assert left.calibration.missing["products: float16"] == "slow"
@@ -285,13 +281,11 @@ def test_a_rehearsal_is_not_kept(session, monkeypatch):
 def test_numbers_of_a_station_that_failed_are_not_taken():
     good = Outcome(station="products", part="memory", status="ok", facts={"products": {"a": 1.0}})
     bad = Outcome(station="streams", part="memory", status="failed", facts={"launch_seconds": 9.0})
-    found = assemble.ceilings_of([good, bad])
+    found = ending.ceilings_of([good, bad])
     assert found.products == {"a": 1.0} and found.launch_seconds is None
 
 
 def test_a_page_shows_what_a_card_was_measured_to_do():
-    from harness.planner.calibrate.table import judged, tables
-
     text = lines("x", tables(made(), [], judged(made())))
     assert "| products bfloat16 | 800 TFLOP/s | 81 % |" in text
     assert "| context | 500 MiB | 111 % |" in text
@@ -303,68 +297,57 @@ def test_a_page_shows_what_a_card_was_measured_to_do():
 # ---- the check, several at a time ----
 
 
-def together(tmp_path, monkeypatch, **more):
-    """Rows of three recipes, and what became of them; each launch is made up."""
-    rows = [
-        plan([resolve(s.spec)], tmp_path, machine(tmp_path))[0]
-        for s in stations_of("check", Setting(device="cpu", small=True))[:3]
-    ]
-    found: list[tuple[str, str]] = []
+@pytest.fixture
+def checked(session, monkeypatch):
+    """A check of three recipes: its outcomes by recipe, of launches that end as they are told."""
+    session.jobs, stations = 2, stations_of("check", Setting(device="cpu", small=True))[:3]
 
-    def told(row, result, why):
-        found.append((row.resolved.spec.recipe, result.status.value if result else why))
+    def check(end):
+        def run(resolved, folder, *, stop, **more):
+            return end(resolved.spec.recipe, stop) or Result(status=Status.OK, spec=resolved.spec)
 
-    pool = Together(
-        machine=machine(tmp_path), timeout=9.0, ended=told, **{"lacks": lambda: "", **more}
-    )
-    return pool, rows, found
+        monkeypatch.setattr(running.launch, "run", run)
+        found = running._checked(stations, session)
+        return {outcome.station: (outcome.status, outcome.reason) for outcome in found}
 
-
-def leave_result(self, row, mark):
-    result = Result(status=Status.OK, spec=row.resolved.spec, identity=mark)
-    result.write(row.folder / "result.json")
-    return result
+    return check
 
 
-def test_checks_that_ended_are_kept_and_the_others_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(Together, "_launched", leave_result)
-    pool, rows, found = together(tmp_path, monkeypatch)
-    pool.run(rows[:2], 2)
-    assert sorted(found) == [("single", "ok"), ("single+bf16", "ok")]
-    monkeypatch.setattr(Together, "_launched", lambda *given: pytest.fail("it was run again"))
-    pool.run(rows[:2], 2)
-    assert len(found) == 4
+def again(*_):
+    pytest.fail("it was run again")
 
 
-def test_no_check_begins_when_no_time_is_left(tmp_path, monkeypatch):
-    monkeypatch.setattr(Together, "_launched", lambda *given: pytest.fail("it was run"))
-    pool, rows, found = together(tmp_path, monkeypatch, lacks=lambda: "no time")
-    pool.run(rows, 2)
-    assert {why for _, why in found} == {"no time"} and len(found) == 3
+def test_checks_that_ended_are_kept(checked):
+    found = checked(lambda *_: None)
+    assert set(found.values()) == {("ok", "")} and len(found) == 3
+    assert checked(again) == found
 
 
-def test_an_old_result_is_not_that_of_a_run_that_died(tmp_path, monkeypatch):
-    pool, rows, found = together(tmp_path, monkeypatch)
-    Result(status=Status.OK, spec=rows[0].resolved.spec).write(rows[0].folder / "result.json")
-    popen = together_module.subprocess.Popen
-    dies = [sys.executable, "-c", "raise SystemExit(9)"]
-    monkeypatch.setattr(
-        together_module.subprocess, "Popen", lambda words, **more: popen(dies, **more)
-    )
-    pool.run(rows[:1], 1)
-    assert found == [("single", "failed")]
+def test_no_check_begins_when_no_time_is_left(session, checked):
+    session.budget = Budget(minutes=0.1, now=session.budget.now, began=0.0)
+    reasons = {reason for _, reason in checked(again).values()}
+    assert reasons == {"needs about 0.3 min, 0.1 of 0.1 are left"}
 
 
-def test_a_check_that_raises_ends_no_other(tmp_path, monkeypatch):
-    def launched(self, row, mark):
-        if row.resolved.spec.recipe == "single":
+def test_a_check_that_raises_ends_no_other(checked):
+    def broken(recipe, _):
+        if recipe == "single":
             raise OSError("no space left on device")
-        return leave_result(self, row, mark)
 
-    monkeypatch.setattr(Together, "_launched", launched)
-    pool, rows, found = together(tmp_path, monkeypatch)
-    pool.run(rows, 2)
-    assert sorted(end for _, end in found) == ["failed", "ok", "ok"]
+    ends = sorted(checked(broken).values())
+    assert ends == [("failed", "OSError: no space left on device"), ("ok", ""), ("ok", "")]
+
+
+def test_an_interruption_ends_the_checks_that_run(session, checked):
+    def interrupted(recipe, stop):
+        if recipe == "single":
+            raise KeyboardInterrupt
+        while stop() is None:
+            time.sleep(0.01)
+
+    with pytest.raises(KeyboardInterrupt):
+        checked(interrupted)
+    assert not (session.folder / "stations").exists()
 
 
 def test_an_outcome_is_read_back(tmp_path):

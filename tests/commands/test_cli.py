@@ -433,8 +433,8 @@ def test_an_interruption_still_reports(tmp_path: Path, capsys, monkeypatch) -> N
 def test_train_hands_its_options_on(tmp_path: Path, capsys, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     fake(monkeypatch, lambda row: None)
-    words = "train --recipe single --checkpoint state --samples a.png --guidance 3".split()
-    words += ["--steps", "7", "--out", str(tmp_path / "run")]
+    words = ["train", "--recipe", "single", "--checkpoint", "state", "--samples", "a.png"]
+    words += ["--guidance", "3", "--steps", "7", "--out", str(tmp_path / "run")]
     assert call([*words, "--dry-run"]) == 0
     line = capsys.readouterr().out
     assert f"--checkpoint {tmp_path}/state --samples {tmp_path}/a.png" in line

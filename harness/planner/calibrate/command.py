@@ -85,22 +85,19 @@ def held(results: Sequence[Result], predictions: Mapping[str, Prediction]) -> li
 
 
 def compared(rows: Sequence[Held], card: Card) -> Grid:
-    """Return each row's time by typical figures and by ``card``'s calibration, with the overall
-    errors.
-    """
+    """Return each row's time by typical figures and by ``card``'s calibration, with errors."""
     ways = {"typical": dataclasses.replace(card, calibrated=None)}
     ways |= {"calibrated": card} if card.calibrated else {}
     heads = ["Row", "Processes", "Measured ms"]
     for name in ways:
         heads += [f"{name.capitalize()} ms", "Error %"]
-    lines = [[*_measured(row), *(c for one in ways.values() for c in _cells(row, one))]
-             for row in rows]  # fmt: skip
+    lines = [
+        [row.recipe, str(row.processes), f"{1e3 * row.measured:.0f}",
+         *(cell for one in ways.values() for cell in _cells(row, one))]
+        for row in rows
+    ]  # fmt: skip
     note = " ".join(_summary(name, rows, one) for name, one in ways.items())
     return table(f"Steps of {card.name}, planned and measured", heads, lines, note)
-
-
-def _measured(row: Held) -> list[str]:
-    return [row.recipe, str(row.processes), f"{1e3 * row.measured:.0f}"]
 
 
 def _cells(row: Held, card: Card) -> list[str]:
@@ -113,22 +110,17 @@ def _summary(name: str, rows: Sequence[Held], card: Card) -> str:
     if not rows:
         return ""
     errors = [abs(row.error(card)) for row in rows]
-    within = sum(
-        abs(found.total - row.measured) <= found.spread
-        for row in rows
-        for found in [row.predicted(card)]
-    )
+    pairs = [(row.predicted(card), row.measured) for row in rows]
+    within = sum(abs(found.total - measured) <= found.spread for found, measured in pairs)
     middle, worst = 100 * statistics.median(errors), 100 * max(errors)
     said = f"{name.capitalize()}: median error {middle:.0f} %, largest {worst:.0f} %"
     return f"{said}, {within} of {len(rows)} within the uncertainty."
 
 
-# ---- calibrate --against ----
-# Predicted times beside measured ones, with and without the calibration of the results' device.
-
-
 def against(options: argparse.Namespace, console: Console) -> int:
-    """Predict each row of the results again, print the table, and return the exit code."""
+    """Predict the times of the results in ``options.against``, with and without the calibration
+    of their device; return the exit code.
+    """
     results = _results(options.against)
     card = _card(results[0])
     rows = held(results, _predictions(results, console))
@@ -147,17 +139,14 @@ def _results(folder: Path) -> list[Result]:
 
     No calibration has measured the network between machines.
     """
-    found = [
-        result
-        for result in load_all(folder)[0]
-        if result.status is Status.OK
-        and not result.spec.repeat
-        and not result.spec.world
-        and result.spec.nodes == 1
-    ]
+    found = [r for r in _ended_well(folder) if not r.spec.world and r.spec.nodes == 1]
     if not found:
         raise SpecError(f"{folder}: no results in it; give a folder that ./run.sh run made")
     return found
+
+
+def _ended_well(folder: Path) -> list[Result]:
+    return [r for r in load_all(folder)[0] if r.status is Status.OK and not r.spec.repeat]
 
 
 def _card(result: Result) -> Card:
@@ -208,36 +197,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--share", type=Path, metavar="FILE", help=text)
     text = "use the results in DIR, which this machine measured (default: run some rows)"
     add("--rows", type=Path, metavar="DIR", help=text)
-    text = (
-        "compare the results in DIR with times planned with and without the calibration "
-        "(default: calibrate)"
-    )
+    text = ("compare the results in DIR with times planned with and without the calibration "
+        "(default: calibrate)")  # fmt: skip
     add("--against", type=Path, metavar="DIR", help=text)
-    add(
-        "--json",
-        type=Path,
-        metavar="FILE",
-        help="write the comparison of --against as JSON (default: not written)",
-    )
+    text = "write the comparison of --against as JSON (default: not written)"
+    add("--json", type=Path, metavar="FILE", help=text)
     add("--dry-run", action="store_true", help="print stations, order and minutes; start nothing")
     text = "rehearse with tiny models and shapes; the numbers are not kept"
     add("--small", action="store_true", help=text)
     add("--device", choices=DEVICES, help="cpu or cuda (default: cuda if there)")
     add("--model", default="", help="model of the rows (default: DiT-XL/2, on a CPU DiT-S/4)")
-    add(
-        "--steps",
-        type=int,
-        default=0,
-        metavar="N",
-        help="timed steps of a row (default: the suite's)",
-    )
-    add(
-        "--jobs",
-        type=int,
-        default=0,
-        metavar="N",
-        help="checks at a time (default: as many as fit)",
-    )
+    text = "timed steps of a row (default: the suite's)"
+    add("--steps", type=int, default=0, metavar="N", help=text)
+    text = "checks at a time (default: as many as fit)"
+    add("--jobs", type=int, default=0, metavar="N", help=text)
     add("--out", type=Path, metavar="DIR", help="folder (default: results/calibrate/DEVICE)")
     add("--fresh", action="store_true", help="repeat finished stations too (default: keep them)")
 
@@ -257,9 +230,7 @@ def calibrate(options: argparse.Namespace) -> int:
     if options.against:
         return against(options, console)
     if has_driver() and not options.dry_run and not recall(ROOT).gpus:
-        examined(
-            console, ROOT, set()
-        )  # a GPU that nvidia-smi does not show (WSL2) names the folder too
+        examined(console, ROOT, set())  # for a GPU that nvidia-smi does not show (WSL2)
     folder = _folder(options)
     if options.dry_run:
         return _dry_run(_session(options, folder, recall(folder), console), options, console)
@@ -337,13 +308,7 @@ def _known(options: argparse.Namespace, device: str, machine: Machine) -> list[R
     if options.rows is None:
         return []
     own = store.device(device, machine)
-    found = [
-        result
-        for result in load_all(options.rows)[0]
-        if result.status is Status.OK
-        and not result.spec.repeat
-        and measured_on(result.environment, own)
-    ]
+    found = [r for r in _ended_well(options.rows) if measured_on(r.environment, own)]
     if not found:
         raise SpecError(f"{options.rows}: no results of {own.name} in it; give another --rows DIR")
     return found

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import datetime
 import tarfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -107,22 +107,16 @@ LEFT_OUT = ("compiled", "profile", "nvme", "ranks", "predictions")
 """Folders of a run that are not read later. Predictions are also stored beside the results."""
 
 
-def packed(folder: Path) -> Iterator[Path]:
-    """Yield the files of a session that belong in the archive, in order."""
-    for path in sorted(folder.rglob("*")):
-        inside = path.relative_to(folder)
-        hidden = any(part in LEFT_OUT or part.startswith(".") for part in inside.parts)
-        plain = path.is_file() and not path.is_symlink() and not hidden
-        if plain and path.stat().st_size <= FILE_BYTES:
-            yield path
-
-
 def pack(folder: Path, target: Path) -> Path:
     """Write ``target``, a gzipped tar of the session in one folder of its name."""
     beside = target.with_name(f".{target.name}")
     with tarfile.open(beside, "w:gz") as tar:
-        for path in packed(folder):
-            tar.add(path, arcname=str(Path(folder.name) / path.relative_to(folder)))
+        for path in sorted(folder.rglob("*")):
+            inside = path.relative_to(folder)
+            hidden = any(part in LEFT_OUT or part.startswith(".") for part in inside.parts)
+            plain = path.is_file() and not path.is_symlink() and not hidden
+            if plain and path.stat().st_size <= FILE_BYTES:
+                tar.add(path, arcname=str(Path(folder.name) / inside))
     beside.replace(target)
     return target
 
@@ -170,11 +164,9 @@ def _every(session: Session, outcomes: Sequence[Outcome]) -> list[Outcome]:
     found = []
     for part in PARTS:
         for station in session.stations(part):
-            earlier = kept(part, station.name, session.folder)
-            if earlier is not None and earlier.mark != session.mark(station):
-                earlier = None
-            outcome = now.get((part, station.name)) or earlier
-            found += [outcome] if outcome else []
+            outcome = now.get((part, station.name)) or kept(part, station.name, session.folder)
+            if outcome is not None and outcome.mark == session.mark(station):
+                found.append(outcome)
     return found
 
 

@@ -193,11 +193,7 @@ def stations_of(part: str, setting: Setting) -> list[Station]:
     made = {"check": _check, "memory": _memory, "story": _story}[part](setting)
     if not setting.small:
         return made
-    return [_replaced(s, minutes=s.minutes * SMALL_SHARE[s.kind]) for s in made]
-
-
-def _replaced(station: Station, minutes: float) -> Station:
-    return Station(**{**vars(station), "minutes": minutes})
+    return [dataclasses.replace(s, minutes=s.minutes * SMALL_SHARE[s.kind]) for s in made]
 
 
 # ---- memory part ----
@@ -436,6 +432,6 @@ def mark_of(station: Station, device: Device, small: bool) -> str:
     Rows and suites decide themselves if they must run again.
     """
     spec = dataclasses.asdict(station.spec) if station.spec else None
-    sources = digest(("calibrate/stations",))
+    sources = digest(("planner/calibrate/stations",))
     facts = [dataclasses.asdict(device), sources, station.key, small, spec]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]

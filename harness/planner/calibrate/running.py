@@ -6,22 +6,29 @@ A failed station is an outcome and does not stop the others. No torch.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import re
 import sys
+import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from harness import ROOT
+from harness.commands.progress import Progress
+from harness.launch import launch
 from harness.launch.command import inherited
 from harness.planner.calibrate.parts import Outcome, Station, outcome_file
-from harness.planner.calibrate.session import Session, Together
+from harness.planner.calibrate.session import Session
 from harness.result import Result, Status
 from harness.suite.file import Suite, SuiteRow
-from harness.suite.run import Planned, SuiteInterrupted, run_suite
+from harness.suite.run import Planned, SuiteInterrupted, must_run, run_row, run_suite
 from harness.system import process
 from harness.system.machine import busy_now
 
@@ -224,11 +231,8 @@ def _suite(station: Station, session: Session) -> Outcome:
 # ---- rows ----
 
 
-class _Silent:
-    """A suite's progress display without output, because the station prints its own line."""
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *given, **named: None
+SILENT = Progress(Console(quiet=True, force_terminal=False))
+"""The station prints its own line."""
 
 
 def _row(station: Station, session: Session) -> Outcome:
@@ -239,7 +243,7 @@ def _row(station: Station, session: Session) -> Outcome:
         [row],
         out,
         machine=session.machine,
-        progress=_Silent(),
+        progress=SILENT,
         fresh=session.fresh,
         timeout=max(LEAST_SECONDS, PATIENCE * 60 * station.minutes),
     )
@@ -271,35 +275,47 @@ def _suite_of(rows: Sequence[Planned], session: Session) -> Suite:
 
 
 # ---- check ----
-# Several rows at a time.
+# Several rows at a time: only the outcome of each counts, not its time.
 
 
 def _checked(stations: Sequence[Station], session: Session) -> list[Outcome]:
-    folder = session.folder / "check"
-    rows = [session.planned(station, folder) for station in stations]
-    of_folder = {row.folder: station for row, station in zip(rows, stations, strict=True)}
-    jobs = session.jobs_at_a_time
-    minutes = stations[0].minutes
-    outcomes: list[Outcome] = []
-
-    def ended(row: Planned, result: Result | None, why: str) -> None:
-        station = of_folder[row.folder]
-        if result is None:
-            outcome = _outcome(station, session, "skipped", why)
-        else:
-            outcome = _ended(station, session, result)
-            outcome.write(session.folder)
-        outcomes.append(outcome)
-        _tell(outcome, session, f"[{len(outcomes)}/{len(rows)}]")
-
+    jobs, minutes = session.jobs_at_a_time, stations[0].minutes
+    rows = [session.planned(station, session.folder / "check") for station in stations]
     session.tell(f"check: {len(rows)} recipes of the catalog, {jobs} at a time")
-    pool = Together(
-        machine=session.machine,
-        timeout=max(LEAST_SECONDS, PATIENCE * 60 * minutes * jobs),
-        lacks=lambda: session.budget.lacks(minutes),
-        ended=ended,
-        fresh=session.fresh,
+    over, outcomes = threading.Event(), []
+    check = functools.partial(
+        _check, session=session, over=over, limit=max(LEAST_SECONDS, PATIENCE * 60 * minutes * jobs)
     )
-    with session.live(f"check, {jobs} at a time", 60 * minutes * len(rows) / jobs):
-        pool.run(rows, jobs)
+    with (
+        session.live(f"check, {jobs} at a time", 60 * minutes * len(rows) / jobs),
+        ThreadPoolExecutor(jobs) as pool,
+    ):
+        running = [pool.submit(check, *pair) for pair in zip(stations, rows, strict=True)]
+        try:
+            for ended in as_completed(running):
+                outcomes.append(ended.result())
+                _tell(outcomes[-1], session, f"[{len(outcomes)}/{len(rows)}]")
+        except BaseException:
+            over.set()
+            pool.shutdown(cancel_futures=True)
+            raise
     return outcomes
+
+
+def _check(
+    station: Station, row: Planned, *, session: Session, over: threading.Event, limit: float
+) -> Outcome:
+    """Return the outcome of a row: an earlier one, skipped for lack of time, or of a new run."""
+    machine, fresh = session.machine, session.fresh
+    stop = lambda: "interrupted" if over.is_set() else None  # noqa: E731
+    try:
+        lack = session.budget.lacks(station.minutes) if must_run(row, machine, fresh) else ""
+        if lack:
+            return _outcome(station, session, "skipped", lack)
+        start = functools.partial(launch.run, stop=stop)
+        outcome = _ended(station, session, run_row(row, machine, SILENT, fresh, limit, start))
+    except Exception as error:  # for example a full disk; other rows continue
+        outcome = _outcome(station, session, "failed", f"{type(error).__name__}: {error}"[:300])
+    if not over.is_set():
+        outcome.write(session.folder)
+    return outcome

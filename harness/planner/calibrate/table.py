@@ -53,20 +53,12 @@ Found = tuple[str, bool | None]
 """The measurement in words, and whether the goal is met."""
 
 
-@dataclass(frozen=True)
-class Goal:
-    """A goal, and its judge by a calibration and the meter's cost (a share of a step)."""
-
-    text: str
-    judge: Callable[[Calibration, float | None], Found]
-
-
 def judged(calibration: Calibration, meter: float | None = None) -> list[Judged]:
     """Judge every goal. On a CPU all are unmeasured."""
     if calibration.device.kind != "cuda":
         why = "no GPU was measured"
-        return [Judged(text=goal.text, measured=why, met=None) for goal in GOALS]
-    found = [(goal.text, *goal.judge(calibration, meter)) for goal in GOALS]
+        return [Judged(text=text, measured=why, met=None) for text in GOALS]
+    found = [(text, *judge(calibration, meter)) for text, judge in GOALS.items()]
     return [Judged(text=text, measured=measured, met=met) for text, measured, met in found]
 
 
@@ -87,19 +79,11 @@ def _worst(rows: Sequence[MeasuredRow], name: str, limit: float) -> Found:
     return f"{100 * errors[label]:.1f} % ({label}; {len(errors)} rows)", errors[label] <= limit
 
 
-def _one_gpu(found: Calibration, meter: float | None) -> Found:
-    return _worst([row for row in found.rows if not _sharded(row)], "run", ONE)
+def _allocated(found: Calibration, sharded: bool, limit: float) -> Found:
+    return _worst([row for row in found.rows if _sharded(row) == sharded], "run", limit)
 
 
-def _many_gpus(found: Calibration, meter: float | None) -> Found:
-    return _worst([row for row in found.rows if _sharded(row)], "run", SHARDED)
-
-
-def _reserved(found: Calibration, meter: float | None) -> Found:
-    return _worst(found.rows, "reserved", RESERVED)
-
-
-def _peak(found: Calibration, meter: float | None) -> Found:
+def _peak(found: Calibration, _: float | None) -> Found:
     """Return the best row of the large model that computes in bfloat16."""
     products = found.ceilings.products.get("bfloat16")
     rows = [
@@ -115,7 +99,7 @@ def _peak(found: Calibration, meter: float | None) -> Found:
     return f"{100 * share:.0f} % ({best.label})", share >= PEAK
 
 
-def _low(found: Calibration, meter: float | None) -> Found:
+def _low(found: Calibration, _: float | None) -> Found:
     """Return the fastest row within the bytes; if none is within, the one that needs least."""
     rows = [
         row
@@ -132,24 +116,28 @@ def _low(found: Calibration, meter: float | None) -> Found:
     return words, bool(lean) and speed >= LOW_SPEED
 
 
-def _meter(found: Calibration, meter: float | None) -> Found:
+def _meter(_: Calibration, meter: float | None) -> Found:
     if meter is None:
         return "the meter's cost was not measured", None
     return f"{100 * meter:.2f} % of a step", meter < METER
 
 
-GOALS = (
-    Goal(f"allocated memory predicted within {100 * ONE:.0f} % on one GPU", _one_gpu),
-    Goal(f"allocated memory predicted within {100 * SHARDED:.0f} % sharded", _many_gpus),
-    Goal(f"reserved memory predicted within {100 * RESERVED:.0f} %", _reserved),
-    Goal(f"{LARGE} in bf16 at {100 * PEAK:.0f} % of the measured matmul peak, best recipe", _peak),
-    Goal(
-        f"global batch {LOW_BATCH} of {LARGE} on one GPU in at most {LOW_BYTES >> 30} GiB, at "
-        f"{LOW_SPEED} steps/s or more",
-        _low,
+GOALS: dict[str, Callable[[Calibration, float | None], Found]] = {
+    f"allocated memory predicted within {100 * ONE:.0f} % on one GPU": lambda found, _: _allocated(
+        found, False, ONE
     ),
-    Goal("the meter below 1 % of a step", _meter),
-)
+    f"allocated memory predicted within {100 * SHARDED:.0f} % sharded": lambda found, _: _allocated(
+        found, True, SHARDED
+    ),
+    f"reserved memory predicted within {100 * RESERVED:.0f} %": lambda found, _: _worst(
+        found.rows, "reserved", RESERVED
+    ),
+    f"{LARGE} in bf16 at {100 * PEAK:.0f} % of the measured matmul peak, best recipe": _peak,
+    f"global batch {LOW_BATCH} of {LARGE} on one GPU in at most {LOW_BYTES >> 30} GiB, at "
+    f"{LOW_SPEED} steps/s or more": _low,
+    "the meter below 1 % of a step": _meter,
+}
+"""Goal -> its judge by a calibration and the meter's cost (a share of a step, if measured)."""
 
 
 NONE = "-"
@@ -159,8 +147,7 @@ def table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], note:
     """Return a table. A column of more than a number and its unit is text, as is the first."""
     widest = [max((len(c.split()) for c in cells), default=0) for cells in zip(*rows, strict=True)]
     kinds = ["count" if i and words <= 2 else "text" for i, words in enumerate(widest)]
-    lines = [list(row) for row in rows]
-    marks = [() for _ in rows]
+    lines, marks = [list(row) for row in rows], [() for _ in rows]
     return Grid(
         key="calibration", title=title, heads=list(heads), kinds=kinds, lines=lines, marks=marks,
         note=note,

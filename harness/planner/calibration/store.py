@@ -13,13 +13,13 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from harness import ROOT
 from harness.planner.calibration.record import Calibration, Device, Fitted, fitted, load
 from harness.result import reported_name
 from harness.system import gpus
 from harness.system import machine as kernel
-from harness.system.gpus import Gpu
 from harness.system.machine import Machine
 from harness.system.probe import version
 from strategies.base import BadInput
@@ -45,12 +45,12 @@ class Applied:
     @property
     def words(self) -> str:
         """Sentence with the device, versions, day and fit of the calibration."""
-        device, found = self.calibration.device, self.fitted
+        device = self.calibration.device
         driver = f", driver {device.driver}" if device.driver else ""
         source = f", measured by {self.calibration.source}" if self.calibration.source else ""
         of = f"{device.name}{driver}, torch {device.torch}, {self.calibration.measured}{source}"
         marked = f" ({'; '.join(self.marks)})" if self.marks else ""
-        return f"Calibrated: {of}{marked}. {_times(found)}"
+        return f"Calibrated: {of}{marked}. {_times(self.fitted)}"
 
 
 def _times(found: Fitted) -> str:
@@ -126,35 +126,20 @@ def _release(version: str) -> str:
 # The device, driver and torch version that identify a calibration made on this machine.
 
 
-DRIVER = "--query-gpu=driver_version"
-
-
 def device(kind: str, machine: Machine | None = None) -> Device:
     """Return this machine's first GPU (``kind`` cuda with a machine), or its CPU."""
-    return _gpu(machine) if kind == "cuda" and machine else _cpu()
-
-
-def _cpu() -> Device:
-    return Device(
-        name=processor(),
-        kind="cpu",
-        memory_bytes=memory_bytes(),
-        cores=kernel.cores(),
-        torch=torch(),
-    )
-
-
-def _gpu(machine: Machine) -> Device:
-    first: Gpu = machine.gpus[0]
+    shared: dict[str, Any] = {"cores": kernel.cores(), "torch": torch()}
+    if kind != "cuda" or machine is None:
+        return Device(name=processor(), kind="cpu", memory_bytes=memory_bytes(), **shared)
+    first = machine.gpus[0]
     seen = next(iter((machine.probe or {}).get("gpus", [])), {})
     return Device(
         name=reported_name(first.name),
         kind="cuda",
         memory_bytes=first.total_bytes,
-        cores=kernel.cores(),
-        torch=torch(),
         driver=driver(),
         capability=list(seen.get("capability", [])),
+        **shared,
     )
 
 
@@ -172,7 +157,7 @@ def memory_bytes() -> int:
 
 def driver() -> str:
     """Return the version of the NVIDIA driver; empty without one."""
-    said = gpus.smi(DRIVER) if gpus.has_driver() else ""
+    said = gpus.smi("--query-gpu=driver_version") if gpus.has_driver() else ""
     return next(iter(said.split()), "")
 
 
