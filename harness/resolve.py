@@ -13,7 +13,6 @@ from typing import ClassVar
 
 from harness import extensions
 from harness.data.caches.named import is_cache
-from harness.data.feed import check_data
 from harness.spec import Spec, SpecError
 from harness.subjects import subject_of
 from strategies import parse
@@ -79,6 +78,8 @@ def resolve(spec: Spec, facts: DataFacts | None = None) -> Resolved:
     Raises:
         BadInput: (SpecError, RecipeError, Conflict) one line that names the error and a remedy.
     """
+    from harness.data.feed import check_data
+
     spec.check()
     recipe = parse(spec.recipe, ema=spec.ema > 0, workload=spec.workload)
     if not spec.sampling:

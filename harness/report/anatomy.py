@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-import numpy as np
-
 from harness.memory.memory_breakdown import Kept, Lump, MemoryBreakdown, OpCost, Point, Timeline
 from harness.report.data.grid import Column, tabulate
 from harness.report.figures import units
@@ -70,6 +68,8 @@ def fit(points: Sequence[Point]) -> Law:
     Raises:
         ValueError: fewer than four points, or points that do not separate the terms.
     """
+    import numpy as np
+
     rows = np.array([_terms(p) for p in points], dtype=float)
     sizes = np.array([p.activation_bytes for p in points], dtype=float)
     if len(points) < 4 or np.linalg.matrix_rank(rows / sizes[:, None]) < 3:

@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from harness.data.feed import check_data
 from harness.spec import Spec
 from harness.subjects import subject_of
 from strategies.subject import Shaping, Subject
@@ -32,6 +31,8 @@ def fitting_batch(settings: Mapping[str, Any], device_bytes: int, processes: int
     ``settings`` are fields of a spec. The result is a power of two from ``LEAST`` to ``most``. On a
     device that is too small for ``LEAST``, only the rows that save memory run.
     """
+    from harness.data.feed import check_data
+
     known = {name: settings.get(name, getattr(Spec, name)) for name in ("model", "objective")}
     names = [f.name for f in dataclasses.fields(Shaping) if f.name != "data"]
     shaping = Shaping(**{name: settings[name] for name in names if name in settings})

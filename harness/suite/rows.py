@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 from harness import ROOT
-from harness.data.feed import stamp
 from harness.launch.sources import MEASURED, digest
 from harness.resolve import Resolved
 from harness.result import Result, Status
@@ -214,6 +213,8 @@ DRIVER = Path("/proc/driver/nvidia/version")
 def identity(resolved: Resolved, machine: Machine) -> str:
     """Return a hash of everything that affects a measurement: spec, data, model, code, versions,
     devices."""
+    from harness.data.feed import stamp
+
     spec = resolved.spec
     rooms = (*MEASURED, "cluster") if spec.nodes > 1 else MEASURED
     facts: list[Any] = [spec.key, stamp(spec.data), digest(rooms), platform.python_version()]

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from strategies.base import BadInput
 
 if TYPE_CHECKING:
@@ -115,6 +113,7 @@ def _bytes(part: Part) -> int:
 
 def tensor(part: Part) -> Tensor:
     """Return the tensor, in its own type, on the CPU."""
+    import numpy as np
     import torch
 
     raw = np.fromfile(part.path, np.uint8, _bytes(part), offset=part.start)

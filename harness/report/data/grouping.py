@@ -11,8 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from harness.prediction import Prediction
 from harness.report.data.lookup import differ, margin_fraction
 from harness.report.data.rows import (
@@ -73,6 +71,8 @@ def _alike(rows: list[Row]) -> list[int]:
     floor = rows[0].floor if rows else None
     if floor is None:
         return [0] * len(rows)
+    import numpy as np
+
     logs = np.log([row.numbers.step_seconds_median for row in rows])
     shares = np.array([margin_shares(floor, row.runs) for row in rows])
     margins = ((shares[:i] + shares[i]).max(1, initial=0.0) ** 0.5 for i in range(len(rows)))

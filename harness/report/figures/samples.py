@@ -10,12 +10,14 @@ import base64
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from harness.report.figures import derive, parity
 from harness.report.figures.parity import Verdict
 from harness.result import Result
+
+if TYPE_CHECKING:
+    import numpy as np
 
 ROUNDOFF = 2.0**-24
 """Unit roundoff of float32."""
@@ -93,6 +95,8 @@ def latents(result: Result) -> np.ndarray:
     Raises:
         ValueError: the text has another number of values than the shape.
     """
+    import numpy as np
+
     raw = base64.b64decode(result.drawn.latents, validate=True)
     return np.frombuffer(raw, "<f4").astype(np.float64).reshape(result.drawn.shape)
 
@@ -122,6 +126,8 @@ def _value(result: Result, name: str) -> object:
 
 def distance(row: Result, reference: Result) -> Distance:
     """Return the distance of a row's samples from those of a comparable reference."""
+    import numpy as np
+
     ours, theirs = latents(row), latents(reference)
     gap, axes = ours - theirs, tuple(range(1, theirs.ndim))
     each = np.sqrt((gap**2).sum(axis=axes)) / np.sqrt((theirs**2).sum(axis=axes))
