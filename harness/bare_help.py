@@ -30,8 +30,7 @@ class _Names(type):
 
 
 class _Placeholder(metaclass=_Names):
-    """Placeholder for any class, function or value of a missing package: callable, subclassable and
-    empty."""
+    """Placeholder for anything in a missing package: callable, subclassable and empty."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass

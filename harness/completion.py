@@ -37,8 +37,7 @@ def recipes(prefix: str, **_: Any) -> list[str]:
 
 
 def _parameters(part: str) -> list[str]:
-    """Return ``part`` with each parameter that it lacks, as ``checkpoint:every=``. An unknown
-    strategy has none."""
+    """Return ``part`` with each parameter that it lacks, as ``checkpoint:every=``."""
     name, _, given = part.partition(":")
     if name not in CATALOG:
         return []
@@ -87,8 +86,7 @@ def parser(line: str) -> argparse.ArgumentParser:
 
 
 def main() -> int:
-    """Print the completions of the line in ``COMP_LINE``, as argcomplete's shell function reads
-    them."""
+    """Print the completions of the line in ``COMP_LINE`` for argcomplete's shell function."""
     try:
         import argcomplete
     except ImportError:  # a Python of the user's own

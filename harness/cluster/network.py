@@ -50,9 +50,7 @@ def interface_of(address: str) -> str | None:
 
 
 def _resolved(host: str) -> str | None:
-    """Return the IPv4 address of a name; None if there is none, or only loopback's for another
-    name.
-    """
+    """Return the IPv4 address of a name; None without one, or if another name means loopback."""
     try:
         address = socket.gethostbyname(host)
     except OSError:

@@ -319,8 +319,7 @@ class Sentry:
         self.tick(0)
 
     def tick(self, tree_bytes: int) -> None:
-        """Read the own ranks' files, a few times a second; every 2 s write a beat and read the
-        others'."""
+        """Read the own ranks' files; every 2 s write a beat and read the others'."""
         self.door.answer()
         self.statuses = list(launch.rank_files(self.local, "status")) or self.statuses
         self.failures = list(launch.rank_files(self.local, "failure")) or self.failures
@@ -390,8 +389,7 @@ class Sentry:
                 self._bad = self.now() if self._bad is None else self._bad
 
     def _probe(self) -> None:
-        """Connect to the head: a link that is down may leave the shared files where they are, and
-        hangs every rank."""
+        """Connect to the head: without that link every rank hangs, even if files are shared."""
         self._probed = self.now()
         if network.answers(self.go.head, self.go.door, seconds=1.0):
             self._unreachable = None

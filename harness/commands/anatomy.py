@@ -13,15 +13,7 @@ from rich.text import Text
 
 from harness import ROOT, extensions
 from harness.commands import single_run
-from harness.commands.console import (
-    FAILED,
-    INTERRUPTED,
-    OK,
-    exit_code,
-    make_console,
-    short,
-    slug,
-)
+from harness.commands.console import FAILED, INTERRUPTED, OK, exit_code, make_console, short, slug
 from harness.commands.options import add_settings, folder_name, overrides, seconds
 from harness.commands.progress import Progress
 from harness.launch import launch
@@ -94,8 +86,7 @@ def _asked(options: argparse.Namespace, given: Mapping[str, Any], machine: Machi
 
 
 def _write(folder: Path, console: Any) -> bool:
-    """Write the charts and print their summary; return whether the two counts of activation memory
-    agree."""
+    """Write the charts and print their summary; return whether the two counts agree."""
     under_ceilings = extensions.hook("under_ceilings", lambda measured: measured)
     breakdown = under_ceilings(load(folder / "anatomy.json"))
     for question, answer, more in page.sentences(breakdown):

@@ -113,11 +113,7 @@ def all_controls(processes: int) -> list[Control]:
     ways = SAME | (SAME_SHARED if pairs else {})
     same = [Control(name=name, adds=adds) for name, adds in ways.items()]
     others = [
-        Control(
-            name=name,
-            adds=HALVES if "micro_batch" in name else "",
-            sabotage=name,
-        )
+        Control(name=name, adds=HALVES if "micro_batch" in name else "", sabotage=name)
         for name in SABOTAGES
     ]
     others += [Control(name=name, adds="", sabotage=name) for name in RANKS if processes > 1]
@@ -204,11 +200,7 @@ def _asked(options: argparse.Namespace, given: Mapping[str, Any], machine: Machi
 
 
 def _ended(
-    control: Control,
-    plain: Spec,
-    out: Path,
-    options: argparse.Namespace,
-    progress: Progress,
+    control: Control, plain: Spec, out: Path, options: argparse.Namespace, progress: Progress
 ) -> Result:
     """Launch one control like any row and return its result."""
     recipe = control.recipe(plain.recipe)

@@ -165,8 +165,7 @@ def _driver(probe: dict[str, Any]) -> str:
 
 
 def _launch_files(machine: Machine) -> str:
-    """Return the lint findings of this project's DeepSpeed files for the largest preset on these
-    devices."""
+    """Return the lint findings of this project's DeepSpeed files for the largest preset."""
     devices = max(2, len(machine.gpus))
     by_file = own_findings(lint_spec(LINTED, devices))
     wastes = [f"{name}: {finding}" for name, findings in by_file.items() for finding in findings]

@@ -46,8 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def lint_files(options: argparse.Namespace) -> int:
-    """Print each file's wasteful settings and its memory-for-speed trades; return 1 if any
-    wastes."""
+    """Print each file's wasteful settings and its trades of memory; return 1 if any wastes."""
     console = make_console()
     paths = [Path(name) for name in options.files] or own_files()
     spec = lint_spec(options.model, options.processes, options.precision)

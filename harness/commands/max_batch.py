@@ -72,8 +72,7 @@ def most_probes(first: int, most: int) -> int:
 
 @dataclasses.dataclass(kw_only=True)
 class Search:
-    """One search: its spec without the global batch, its folder, and its ``results`` so far by
-    micro-batch."""
+    """One search: its spec without the global batch, and its ``results`` by micro-batch."""
 
     spec: Spec
     out: Path
@@ -114,11 +113,7 @@ class Search:
         self.progress.recipes.append(name)
         self.progress.begin_run(name, self.timeout)
         result = self.start(
-            resolved,
-            folder,
-            timeout=self.timeout,
-            on_status=self.progress.status,
-            more=more,
+            resolved, folder, timeout=self.timeout, on_status=self.progress.status, more=more
         )
         self.progress.end_run(result, name)
         return result

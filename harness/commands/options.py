@@ -23,10 +23,7 @@ ALL_GPUS = "all GPUs, else 1"
 
 
 def add_settings(
-    parser: Any,
-    *leave_out: str,
-    defaults: Mapping[str, Any] | None = None,
-    sampling: bool = False,
+    parser: Any, *leave_out: str, defaults: Mapping[str, Any] | None = None, sampling: bool = False
 ) -> None:
     """Add an option for each field of a spec except ``leave_out``; ``parser`` may be a group.
 
@@ -42,8 +39,7 @@ def add_settings(
 
 
 def add_shaping(parser: Any) -> None:
-    """Add the options that shape a public model. Each command adds its own option for
-    resolution."""
+    """Add the options that shape a public model, except its resolution."""
     for f in dataclasses.fields(Spec):
         if f.name in ("config", "set", "frames", "text"):
             text = f"{f.metadata['help']} (default: {OF_MODEL})"
@@ -77,8 +73,7 @@ def seconds(text: str) -> float:
 
 
 def folder_name(text: str) -> Path:
-    """Parse a folder, for argparse. An empty name would mean the working directory; an unset
-    variable gives one."""
+    """Parse a folder, for argparse. An unset variable would give an empty name."""
     if not text.strip():
         raise argparse.ArgumentTypeError("the folder's name is empty; give a name")
     return Path(text)

@@ -269,8 +269,7 @@ class Progress(LiveLine):
             self.say(Text(f"{' ' * len(self._head())} {text}", style="yellow"))
 
     def skip(self, result: Result, name: str = "") -> None:
-        """Show a row that is not run: finished earlier, refused or unsupported. ``name`` replaces
-        its label."""
+        """Show a row that does not run: finished, refused or unsupported. ``name``: its label."""
         not_run = result.status in (Status.REFUSED, Status.UNSUPPORTED)
         self._finished(result, "" if not_run else "  (from an earlier run)", name)
 
@@ -322,8 +321,7 @@ class Progress(LiveLine):
         return "" if left is None else f"  about {clock(left)} left"
 
     def rest_seconds(self) -> float | None:
-        """Estimate the seconds left of this row and the rows to come; None before a row has
-        ended."""
+        """Estimate the seconds left of this row and the rows to come; None at first."""
         if not self.spent:
             return None
         mean, spent = statistics.fmean(self.spent), self.seconds

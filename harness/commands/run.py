@@ -173,8 +173,7 @@ def ended(results: Sequence[Result]) -> int:
 
 
 class Asked(NamedTuple):
-    """The requested suite and its rows on ``machine``; ``changes`` describe the edits that its
-    processes made to the suite."""
+    """The requested suite and its rows on ``machine``; ``changes`` describe edits to the suite."""
 
     suite: Suite
     rows: list[Resolved]
@@ -230,8 +229,7 @@ def _deciding(machine: Machine) -> tuple[str, int, int]:
 
 
 def _enough_gpus(given: Mapping[str, Any], asked: Asked) -> None:
-    """Refuse an explicit --processes above the number of GPUs: it is a typing error, and no reason
-    to report every row as unsupported."""
+    """Refuse an explicit --processes above the number of GPUs, which is a typing error."""
     for row in asked.rows if "processes" in given else ():
         lack = None if row.refusal else obstacle(row, asked.machine)
         if lack and lack.about == GPUS:
@@ -258,8 +256,7 @@ def _sighted(suite: Suite, machine: Machine) -> None:
 
 
 def _unseen(suite: Suite, machine: Machine) -> list[str]:
-    """Return a warning if a driver is installed but the suite runs on the CPU because neither
-    nvidia-smi nor torch finds a GPU."""
+    """Return a warning if there is a driver but neither nvidia-smi nor torch finds a GPU."""
     why = (machine.probe or {}).get("no_cuda")
     if suite.device != "cpu" or machine.gpus or not why or not has_driver():
         return []

@@ -43,16 +43,14 @@ class Foreign(BadInput):
 
 
 def terms(resolved: Resolved) -> dict[str, Any]:
-    """Return the facts that must be the same when the training resumes. Its length and device may
-    differ."""
+    """Return the facts that a resumed training must keep, without its length and device."""
     fields = resolved.spec.to_dict()
     free = (*FREE, "processes") if resolved.launch.engine.resumes_on_any else FREE
     return {"recipe": str(resolved.recipe), **{k: v for k, v in fields.items() if k not in free}}
 
 
 def sizes(path: Path) -> dict[str, int]:
-    """Return the bytes of every file of the checkpoint at ``path`` except ``DONE``, by name within
-    it."""
+    """Return name -> bytes of every file of the checkpoint at ``path`` except ``DONE``."""
     files = (p for p in sorted(path.rglob("*")) if p.is_file() and p.name != DONE)
     return {str(p.relative_to(path)): p.stat().st_size for p in files}
 
@@ -206,8 +204,7 @@ def _key(make: bool = True) -> bytes:
 
 
 def _write_key(path: Path) -> None:
-    """Write the key to a temporary file and link it into place: two simultaneous starts get one
-    key."""
+    """Write the key beside and link it into place: two simultaneous starts get one key."""
     beside = path.with_name(f".{secrets.token_hex(8)}")
     handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:

@@ -162,8 +162,7 @@ def status(statuses: tuple[dict[str, Any], ...], tree_bytes: int, elapsed: float
 
 
 def _finished(folder: Path) -> bool:
-    """Return whether the result is written or a rank has failed; the rest of the run adds
-    nothing."""
+    """Return whether the result is written or a rank has failed, which ends the run."""
     failed = (folder / "ranks").glob("rank*.failure.json")
     return (folder / "result.json").exists() or any(failed)
 
@@ -275,8 +274,7 @@ def write(row: Result, folder: Path) -> None:
 
 
 def _worker_result(folder: Path) -> Result | None:
-    """Return the worker's result. The file was removed before the start, so it is not an old
-    one."""
+    """Return the worker's result. Older files were removed before the start."""
     try:
         return result.load(folder / "result.json")
     except result.BadResult:
@@ -284,8 +282,7 @@ def _worker_result(folder: Path) -> Result | None:
 
 
 def rank_files(folder: Path, kind: str) -> tuple[dict[str, Any], ...]:
-    """Return the ranks' files of one ``kind``, in order of ranks, without partial or missing
-    ones."""
+    """Return the ranks' whole files of one ``kind``, in order of ranks."""
     records = []
     for path in (folder / "ranks").glob(f"rank*.{kind}.json"):
         with contextlib.suppress(BadFile):

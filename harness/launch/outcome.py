@@ -46,8 +46,7 @@ WRAPPER = re.compile(
 
 
 def informative(text: str) -> list[str]:
-    """Return the lines without progress bars, banners, warnings and the launcher's own
-    traceback."""
+    """Return the lines without progress bars, banners, warnings and launcher tracebacks."""
     text = LAUNCHER.sub("", text.replace("\r\n", "\n"))
     lines = (line.rpartition("\r")[2].rstrip() for line in text.splitlines())
     kept: list[str] = []
@@ -196,8 +195,7 @@ def classify(facts: Facts) -> Outcome:
 
 
 def cause_of(facts: Facts) -> Outcome | None:
-    """Return the cause that a rank reported; None if all reports are consequences of another's
-    end."""
+    """Return the cause that a rank reported; None if another's end explains all reports."""
     causes = _causes(facts)
     return _out_of_memory(facts) or (_failed(facts, causes[0]) if causes else None)
 
@@ -212,8 +210,7 @@ def _out_of_memory(facts: Facts) -> Outcome | None:
 
 
 def retryable(facts: Facts) -> bool:
-    """Return whether the only error was a taken port: nothing was trained, so another port may
-    work."""
+    """Return whether a taken port was the only error, before anything was trained."""
     if facts.result is not None or facts.stopped:
         return False
     texts = [_headline(f) for f in facts.failures] + [facts.log]
@@ -266,8 +263,7 @@ def _full(facts: Facts, text: str) -> bool:
 
 
 def _killed_for_memory(facts: Facts) -> Outcome | None:
-    """Return an out-of-memory outcome for a SIGKILL during which a kill counter of the kernel
-    rose."""
+    """Return an out-of-memory outcome if the kernel counted a kill for memory."""
     if facts.stopped or not _sigkilled(facts) or not (facts.machine_kills or facts.group_kills):
         return None
     who = "the kernel's out-of-memory killer"
@@ -302,8 +298,7 @@ def _failed(facts: Facts, failure: Mapping[str, Any]) -> Outcome:
 
 
 def _of_log(facts: Facts) -> Outcome | None:
-    """Return the outcome from the output of ranks that crashed in native code and could not
-    report."""
+    """Return the outcome from the output of ranks that crashed in native code."""
     for pattern, say in (
         (PINNED, "could not pin host memory"),
         (GPU_OOM, "ran out of GPU memory"),

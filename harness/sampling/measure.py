@@ -106,9 +106,7 @@ def recognised(x_BCHW: Tensor) -> list[int]:
 
 
 def classifier(images: Any, labels: Any) -> Any:
-    """Return the classifier, trained on ``images`` [n, 64] of grey levels 0 to 16 and ``labels``
-    [n].
-    """
+    """Return the classifier, trained on ``images`` [n, 64] of greys 0 to 16 and ``labels`` [n]."""
     from sklearn.svm import SVC
 
     return SVC(gamma=GAMMA).fit(images, labels)
@@ -243,9 +241,7 @@ def _take(bench: DrawingBench, count: int) -> None:
 
 
 def _alone(bench: DrawingBench) -> list[float]:
-    """Return the seconds of single samples, one after the other; of shared samples, the slowest
-    rank's.
-    """
+    """Return the seconds of single samples, by the slowest rank."""
     seconds, trained = [], bench.run.trained
     for index in range(1 + ALONE):
         bench.meter.synchronize()

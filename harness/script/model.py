@@ -46,8 +46,7 @@ def wrapper_of(model: nn.Module) -> nn.Module:
 
 
 def blocks_of(module: nn.Module) -> list[nn.Module]:
-    """Return the repeated blocks that a model names, else those of its lists; itself if it has
-    none."""
+    """Return the blocks that a model names, else those of its lists; itself if it has none."""
     for name in ("_repeated_blocks", "_no_split_modules"):
         for part in module.modules():
             named = {n for n in getattr(part, name, None) or () if not _is_no_block(name, n)}
@@ -73,8 +72,7 @@ def _outermost(module: nn.Module, kinds: set[str]) -> list[nn.Module]:
 
 
 def _listed(module: nn.Module) -> list[nn.Module]:
-    """Return the members of the outermost lists of two or more modules of one class with
-    children."""
+    """Return the members of the outermost lists of alike modules with children."""
     found: list[nn.Module] = []
     for child in module.children():
         members = list(child) if isinstance(child, (nn.ModuleList, nn.Sequential)) else []

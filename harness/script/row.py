@@ -142,12 +142,7 @@ class ScriptRow(Resolved):
 
 
 def row_of(
-    script: Script,
-    recipe: str,
-    *,
-    clip: float | None = None,
-    check: bool = False,
-    **fields: Any,
+    script: Script, recipe: str, *, clip: float | None = None, check: bool = False, **fields: Any
 ) -> ScriptRow:
     """Return the row of ``script`` under a recipe: a launch file and added strategies.
 

@@ -20,14 +20,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from harness.script import settle
-from harness.script.model import (
-    Found,
-    Joined,
-    averages_here,
-    blocks_of,
-    frozen_linears,
-    unwrapped,
-)
+from harness.script.model import Found, Joined, averages_here, blocks_of, frozen_linears, unwrapped
 from harness.script.parts import Cannot, Swapped, settings_of, swap
 from harness.script.row import CLIPPING, ScriptRow
 from harness.script.settle import Refused, Void

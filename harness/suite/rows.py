@@ -211,8 +211,7 @@ DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def identity(resolved: Resolved, machine: Machine) -> str:
-    """Return a hash of everything that affects a measurement: spec, data, model, code, versions,
-    devices."""
+    """Return a hash of everything that affects a measurement."""
     from harness.data.feed import stamp
 
     spec = resolved.spec

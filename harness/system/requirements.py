@@ -144,8 +144,7 @@ def _of_deepspeed(need: str) -> bool:
 
 
 def _lacks_ability(need: str, reason: str) -> Reason | None:
-    """Return the requirement for a number format or attention kernel that the probe found
-    missing."""
+    """Return the requirement for a number format or kernel that the probe misses."""
     if not reason:
         return None
     kind, _, kernel = need.partition("_")
@@ -165,8 +164,7 @@ def _lacks_sparse_cores(machine: Machine, spec: Spec) -> Reason | None:
 def card_lacks(
     needs: Iterable[str], card: str, capability: tuple[int, int] | None
 ) -> Reason | None:
-    """Return the first of ``needs`` that ``card`` is too old for; None if its capability is
-    unknown."""
+    """Return the first of ``needs`` that ``card`` is too old for; None if it is unknown."""
     if capability is None:
         return None
     for need in needs:
@@ -296,8 +294,7 @@ def _desktops(spec: Spec, machine: Machine) -> list[str]:
 
 
 def needed_ops(resolved: Sequence[Resolved]) -> set[str]:
-    """Return the ops to compile before these runs, so that no run's start includes a
-    compilation."""
+    """Return the ops to compile first, so that no run's start includes a compilation."""
     ops = {need for r in resolved for need in r.needs if need in BUILT}
     on_cpu = any("deepspeed" in r.needs and r.spec.device == "cpu" for r in resolved)
     return ops | ({"shm_comm"} if on_cpu else set())

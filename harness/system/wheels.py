@@ -33,8 +33,7 @@ QUERY = "--query-gpu=driver_version,compute_cap"
 
 
 class Choice(NamedTuple):
-    """``requirement`` in pip's syntax; ``why`` explains a change or names a problem, else is
-    empty."""
+    """``requirement`` in pip's syntax; ``why`` explains a change or a problem, else empty."""
 
     requirement: str
     why: str = ""

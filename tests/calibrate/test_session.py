@@ -24,7 +24,7 @@ from harness.planner.calibrate.parts import (
     schedule,
     stations_of,
 )
-from harness.planner.calibrate.session import Session, default_jobs
+from harness.planner.calibrate.running import Session, default_jobs
 from harness.planner.calibrate.table import judged, lines, tables
 from harness.planner.calibration import store
 from harness.resolve import resolve

@@ -9,8 +9,8 @@ import torch
 
 from harness.planner.calibrate import ending
 from harness.planner.calibrate.parts import Outcome
-from harness.planner.calibrate.stations import collective, kernels
-from harness.planner.calibrate.stations.__main__ import MEASURES, main
+from harness.planner.calibrate.stations import kernels
+from harness.planner.calibrate.stations.__main__ import MEASURES, main, measure_collective
 from harness.planner.calibrate.stations.kernels import Asked, seconds_of
 
 HERE = Asked(device=torch.device("cpu"), small=True)
@@ -23,7 +23,7 @@ def ceilings():
         "products": kernels.measure(HERE),
         "streams": kernels.measure_streams(HERE),
         "attention": kernels.measure_attention(HERE),
-        "collective": collective.measure(HERE),
+        "collective": measure_collective(HERE),
     }
     outcomes = [
         Outcome(station=name, part="memory", status="ok", facts=facts)

@@ -108,10 +108,7 @@ BAD: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     "recipe twice": (lambda p: ["--recipes", "ddp", "ddp"], "'ddp' is given twice"),
     "model": (lambda p: ["--recipes", "ddp", "--model", "DiT-XXL/2"], "did you mean 'DiT-XL/2'"),
     "data": (lambda p: ["--recipes", "ddp", "--data", "digts"], "did you mean digits"),
-    "latents missing": (
-        lambda p: ["--recipes", "ddp", "--data", f"latents:{p}/none"],
-        "/none",
-    ),
+    "latents missing": (lambda p: ["--recipes", "ddp", "--data", f"latents:{p}/none"], "/none"),
     "latents corrupt": (corrupt_latents, "0.npy"),
     "suite unknown": (lambda p: ["--suite", "defalt"], "did you mean 'default'"),
     "suite typo": (
@@ -248,11 +245,7 @@ def call(words: list[str]) -> int:
 
 @pytest.mark.parametrize("case", BAD)
 def test_bad_input(
-    case: str,
-    tmp_path: Path,
-    capsys,
-    monkeypatch,
-    nothing_starts: list[str],
+    case: str, tmp_path: Path, capsys, monkeypatch, nothing_starts: list[str]
 ) -> None:
     # A torch for GPUs that sees none is asked why (``test_requirements``); one for CPUs is not.
     versions = machines.look(tmp_path).versions | {"torch": "2.13.0+cpu"}
@@ -339,9 +332,7 @@ def test_a_full_disk(tmp_path: Path, capsys, monkeypatch, nothing_starts) -> Non
 
 
 def test_dry_run_prints_commands_and_starts_nothing(
-    tmp_path: Path,
-    capsys,
-    nothing_starts: list[str],
+    tmp_path: Path, capsys, nothing_starts: list[str]
 ) -> None:
     out = str(tmp_path / "r")
     assert call(["--dry-run", "--out", out, "--recipes", "ddp", "ddp+tf32"]) == 0
@@ -392,8 +383,7 @@ def foretold(rows, folder: Path, *, done, **more) -> None:
     """Every row's peak is predicted to be one GiB."""
     for index, row in enumerate(rows):
         done(
-            index,
-            Prediction(recipe=row.spec.recipe, device="cpu", method="trace", allocated=2**30),
+            index, Prediction(recipe=row.spec.recipe, device="cpu", method="trace", allocated=2**30)
         )
 
 

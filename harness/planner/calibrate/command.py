@@ -22,8 +22,7 @@ from harness.json_files import write_json
 from harness.planner import overhead, pool
 from harness.planner.calibrate.ending import Left, leave
 from harness.planner.calibrate.parts import PARTS, Outcome, Planned, Setting, schedule
-from harness.planner.calibrate.running import run_part
-from harness.planner.calibrate.session import Session, clock
+from harness.planner.calibrate.running import Session, clock, run_part
 from harness.planner.calibrate.table import lines, table
 from harness.planner.calibration import store
 from harness.planner.calibration.record import Calibration, public
@@ -302,9 +301,7 @@ def _session(
 
 
 def _known(options: argparse.Namespace, device: str, machine: Machine) -> list[Result]:
-    """Return the results in ``--rows`` that are from this device and ended well, without
-    repetitions.
-    """
+    """Return the results in ``--rows`` that are from this device and ended well."""
     if options.rows is None:
         return []
     own = store.device(device, machine)
@@ -406,9 +403,7 @@ def _own(options: argparse.Namespace, machine: Machine) -> list[Calibration]:
 
 
 def _share(calibration: Calibration, path: Path, console: Console) -> int:
-    """Write the calibration to a file that others can use in results/calibrations or name to
-    ``plan``.
-    """
+    """Write the calibration to a file that others can use."""
     public(calibration, SHARED).write(path)
     text = f"./run.sh plan --calibration {path.name} uses it, as does one in {short(store.OWN)}"
     console.print(Text(f"{short(path)}: {text}"), soft_wrap=True)

@@ -14,7 +14,7 @@ from typing import Any
 from harness.json_files import build
 from harness.planner import overhead, pool
 from harness.planner.calibrate.parts import PARTS, Outcome, kept, measured_row
-from harness.planner.calibrate.session import Session
+from harness.planner.calibrate.running import Session
 from harness.planner.calibrate.table import judged, lines, tables
 from harness.planner.calibration import store
 from harness.planner.calibration.record import (

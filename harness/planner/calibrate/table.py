@@ -262,9 +262,7 @@ def _mib(size: int | None) -> str:
 
 
 def times(found: Calibration) -> Grid:
-    """Return predicted and measured step times: by typical figures, and by a fit to the other rows
-    alone.
-    """
+    """Return predicted and measured step times, also by a fit to the other rows alone."""
     fit, errors = fitted(found.rows), left_out_errors(found.rows)
     timed = [row for row in found.rows if row.timed]
     heads = ("Row", "Measured ms", "Typical %", "Fitted ms", "Fitted %", "Left out %")

@@ -93,8 +93,7 @@ def choose(
 
 
 def every(*folders: Path) -> list[Calibration]:
-    """Return all readable calibrations, the reader's own first. An unreadable file is reported
-    once."""
+    """Return all readable calibrations, the reader's own first."""
     found = []
     for folder in folders or (OWN, PROJECT):
         for path in sorted(folder.glob("*.json")):

@@ -285,9 +285,7 @@ def _launch(asked: Asked) -> float:
 
 
 def measure_copies(asked: Asked) -> dict[str, Any]:
-    """Return bytes per second of copies between GPU and host memory, pinned and pageable, by
-    direction.
-    """
+    """Return bytes per second of pinned and pageable copies between GPU and host, by way."""
     count = (MIB if asked.small else COPIED) // 4
     on_device, rates = torch.ones(count, device=asked.device), {}
     for kind in ("pinned", "pageable"):
