@@ -55,10 +55,8 @@ SAME = {
 }
 """Equivalent computation -> its additions to the recipe."""
 TOKENS = "tp:norms=tokens"
-SHARING = {"sp": SHARED, "tp": CUT, TOKENS: BETWEEN}
-"""State shared by pairs of processes -> the sabotages that apply to it."""
-SAME_SHARED = {name: name for name in ("sp", "sp:how=gather", "sp:how=ring", "tp", TOKENS)}
-"""Equivalent computations that need several processes."""
+SHARING = {"sp": SHARED, "sp:how=gather": (), "sp:how=ring": (), "tp": CUT, TOKENS: BETWEEN}
+"""Equivalent computation of pairs of processes -> the sabotages of what they share."""
 STAGED, APART = "pp", "pp:schedule=zero_bubble"
 SAME_STAGED = {
     "pp": STAGED,
@@ -77,19 +75,11 @@ GROUPS = 2 * 2
 
 @dataclass(frozen=True, kw_only=True)
 class Control:
-    """One run compared with the plain one. ``sabotage`` is empty if the two must be equal;
-    ``instead`` is a recipe that replaces the plain one."""
+    """One run compared with the plain one. Without a ``sabotage`` the two must be equal."""
 
     name: str
-    adds: str
+    recipe: str
     sabotage: str = ""
-    instead: str = ""
-
-    def recipe(self, plain: str) -> str:
-        """Return ``instead``, or the plain recipe with this control's additions."""
-        if self.instead:
-            return self.instead
-        return f"{plain}+{self.adds}" if self.adds else plain
 
     @property
     def expected(self) -> str:
@@ -104,49 +94,32 @@ class _Quiet(Progress):
         self.done += 1
 
 
-def all_controls(processes: int) -> list[Control]:
-    """Return all controls for so many processes, those that must be equal first.
+def all_controls(plain: str, processes: int) -> list[Control]:
+    """Return all controls of the recipe ``plain``, those that must be equal first.
 
-    Sabotages of shared samples or weights need pairs of processes.
+    Each needs as many processes as share its samples, its weights or its stages, or a multiple.
     """
-    pairs = processes % 2 == 0
-    ways = SAME | (SAME_SHARED if pairs else {})
-    same = [Control(name=name, adds=adds) for name, adds in ways.items()]
-    others = [
-        Control(name=name, adds=HALVES if "micro_batch" in name else "", sabotage=name)
-        for name in SABOTAGES
-    ]
-    others += [Control(name=name, adds="", sabotage=name) for name in RANKS if processes > 1]
-    shared = [
-        Control(name=name, adds=adds, sabotage=name)
-        for adds, ways in SHARING.items()
-        for name in ways
-        if pairs
-    ]
-    staged = _staged(processes) if processes % STAGES == 0 else []
-    return same + others + shared + (_sharded(processes) if processes > 1 else []) + staged
-
-
-def _sharded(processes: int) -> list[Control]:
-    """Return the controls of FSDP2, and of hybrid sharding if there are enough ranks."""
-    ways = {name: WITHIN for name in SHARDED}
-    plain = [WITHIN]
+    halves = f"{plain}+{HALVES}"
+    same = {name: f"{plain}+{part}" if part else plain for name, part in SAME.items()}
+    broken = {name: halves if "micro_batch" in name else plain for name in SABOTAGES}
+    if processes > 1:
+        same |= {WITHIN: WITHIN}
+        broken |= dict.fromkeys(RANKS, plain) | dict.fromkeys(SHARDED, WITHIN)
+    if processes % 2 == 0:
+        same |= {part: f"{plain}+{part}" for part in SHARING}
+        broken |= {name: f"{plain}+{part}" for part, names in SHARING.items() for name in names}
     if processes % GROUPS == 0:
-        ways |= {name: OVER for name in HYBRID}
-        plain.append(OVER)
-    same = [Control(name=name, adds="", instead=name) for name in plain]
-    return same + [Control(name=n, adds="", sabotage=n, instead=way) for n, way in ways.items()]
-
-
-def _staged(processes: int) -> list[Control]:
-    """Return the controls of a pipeline."""
-    several = processes > STAGES
-    ways = dict.fromkeys([*NUMBERS, *(REPEATED if several else ())], STAGED)
-    ways |= dict.fromkeys(SPLIT, SAME_STAGED[APART])
-    ways |= dict.fromkeys(SHARED_NUMBERS if several else (), STAGES_SHARED)
-    texts = SAME_STAGED | ({STAGES_SHARED: STAGES_SHARED} if several else {})
-    same = [Control(name=name, adds="", instead=text) for name, text in texts.items()]
-    return same + [Control(name=n, adds="", sabotage=n, instead=way) for n, way in ways.items()]
+        same |= {OVER: OVER}
+        broken |= dict.fromkeys(HYBRID, OVER)
+    if processes % STAGES == 0:
+        same |= SAME_STAGED
+        broken |= dict.fromkeys(NUMBERS, STAGED) | dict.fromkeys(SPLIT, SAME_STAGED[APART])
+    if processes % STAGES == 0 and processes > STAGES:
+        same |= {STAGES_SHARED: STAGES_SHARED}
+        broken |= dict.fromkeys(REPEATED, STAGED) | dict.fromkeys(SHARED_NUMBERS, STAGES_SHARED)
+    equal = [Control(name=name, recipe=recipe) for name, recipe in same.items()]
+    wrong = [Control(name=n, recipe=recipe, sabotage=n) for n, recipe in broken.items()]
+    return equal + wrong
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -170,10 +143,12 @@ def controls(options: argparse.Namespace) -> int:
     ask = functools.partial(_asked, options, given)
     _, row = single_run.checked(ask, out, options.device, console)
     plain = row.resolved.spec
-    asked, progress, words = all_controls(plain.processes), _Quiet(console), {}
+    asked, progress, words = all_controls(plain.recipe, plain.processes), _Quiet(console), {}
     progress.begin_suite("controls", ["plain", *(c.name for c in asked)], [True] * (1 + len(asked)))
     try:
-        reference = _ended(Control(name="plain", adds=""), plain, out, options, progress)
+        reference = _ended(
+            Control(name="plain", recipe=plain.recipe), plain, out, options, progress
+        )
         if reference.status is not Status.OK:
             console.print(
                 f"the run without sabotage ended as {reference.status.value}: {reference.reason}"
@@ -203,10 +178,9 @@ def _ended(
     control: Control, plain: Spec, out: Path, options: argparse.Namespace, progress: Progress
 ) -> Result:
     """Launch one control like any row and return its result."""
-    recipe = control.recipe(plain.recipe)
     progress.begin_run(control.name, options.timeout)
     result = launch.run(
-        resolve(replace(plain, recipe=recipe)),
+        resolve(replace(plain, recipe=control.recipe)),
         out / "runs" / control.name.replace(":", "_"),
         timeout=options.timeout,
         on_status=progress.status,

@@ -57,7 +57,7 @@ def called(tmp_path, *words: str) -> int:
 
 def test_every_sabotage_and_every_other_way_is_launched(runs, tmp_path, capsys):
     assert called(tmp_path) == 0
-    same = controls.SAME | controls.SAME_SHARED | controls.SAME_STAGED
+    same = (*controls.SAME, *controls.SHARING, *controls.SAME_STAGED)
     broken = {*SABOTAGES, *RANKS, *SHARED, *CUT, *BETWEEN, *SHARDED, *NUMBERS, *SPLIT}
     names = {"plain", "fsdp2", *(name.replace(":", "_") for name in same), *broken}
     assert {name for name in runs if name not in ("unnoticed", "broken")} == names
