@@ -184,112 +184,100 @@ def _own(table: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]
 # ---- shell scripts ----
 
 
-TOKEN = re.compile(
-    r"(?P<skip>[ \t\r\x01]+)|(?P<comment>#[^\n]*)|(?P<end>\n|&&|\|\||[;|&])|(?P<paren>[()])"
-    r"|(?P<word>(?:\\.|'[^']*'|\"(?:\\.|[^\"\\])*\"|\$\([^()\n]*\)|[^\s\x01\\'\"();|&])+)",
-    re.S,
+PUNCTUATION = ";&|()\n"
+COMMENT = re.compile(
+    r"(\\.|'[^']*'|\"(?:\\.|[^\"\\])*\")|(?<!\S)#[^\n]*|^[ \t]*(?:REM |::)[^\n]*", re.M | re.S
 )
-VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?-([^}]*))?\})")
+"""A comment of a shell or of Windows; what is quoted is the group, and no comment."""
+CONTINUED = re.compile(r"(?m)^(?:.*[\\^`][ \t]*\n)+.*")
+VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?:\[@\])?(?::?-([^}]*))?\})")
 ASSIGNED = re.compile(r"(\w+)=(.*)", re.S)
 OPTION = re.compile(r"--?[A-Za-z]")
 
 
-def _tokens(path: Path, text: str) -> Iterator[tuple[int, str, str]]:
-    """Yield line number, kind and text of each token; \\x01 stands for a continued line."""
-    text = re.sub(r"(?m)^[ \t]*(#|REM |::).*$", "", text)
-    text = re.sub(r"[\\^`][ \t]*\r?\n", "\x01", text)
-    at, line = 0, 1
-    while at < len(text):
-        token = TOKEN.match(text, at)
-        if token is None:
-            raise BadInput(f"{path}: line {line}: a quote is not closed; close it")
-        at = token.end()
-        if token.lastgroup in ("end", "paren", "word"):
-            yield line, token.lastgroup, token[0]
-        line += token[0].count("\n") + token[0].count("\x01")
-    yield line, "end", "\n"
-
-
 def _statements(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield the first line and the raw words of each statement; an array is one statement."""
-    first, words, inside = 0, list[str](), False
-    for line, kind, token in _tokens(path, text):
-        if kind == "paren":
-            inside = token == "(" and bool(words) and words[-1].endswith("=")
-        elif kind == "word" or inside:
-            first = first if words else line
-            words += [token] if kind == "word" else []
-        elif words:
-            yield first, words
-            words = []
+    """Yield the first line and the words of each statement; an array is one statement.
 
-
-def _expand(raw: str, names: Mapping[str, list[str]]) -> list[str]:
-    """Return the words that a raw word stands for; an unknown variable stays as it is written."""
-    whole = re.fullmatch(r"\"?\$\{?(\w+)(\[@\])?\}?\"?", raw)
-    if whole and whole[1] in names and (whole[2] or '"' not in raw):
-        return names[whole[1]]
+    ``$_`` stands for the output of a command, which nobody knows.
+    """
+    text = re.sub(r"\$\([^()\n]*\)", "$_", COMMENT.sub(lambda found: found[1] or "", text))
+    lexer = shlex.shlex(CONTINUED.sub(_joined, text) + "\n", None, True, PUNCTUATION)
+    lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
+    line, first, words, inside = 1, 0, list[str](), False
     try:
-        plain = (shlex.split(raw) or [""])[0]
+        for token in lexer:
+            if not token or set(token) - set(PUNCTUATION):
+                first = first if words else line
+                words.append(token)
+            else:
+                opens = "(" in token and bool(words) and words[-1].endswith("=")
+                inside = opens or (inside and ")" not in token)
+                if words and not inside:
+                    yield first, words
+                    words = []
+            line += token.count("\n")
     except ValueError:
-        plain = raw
+        raise BadInput(f"{path}: line {line}: a quote is not closed; close it") from None
 
-    def value(found: re.Match[str]) -> str:
-        name = found[1] or found[2]
-        return " ".join(names[name]) if name in names else found[3] or found[0]
 
-    return [plain if raw.startswith("'") else VARIABLE.sub(value, plain)]
+def _joined(found: re.Match[str]) -> str:
+    """Return continued lines as one, with the others empty, so that lines keep their numbers."""
+    return re.sub(r"[\\^`][ \t]*\n", " ", found[0]) + "\n" * found[0].count("\n")
 
 
 class _Script:
-    """Variables and conditions of a shell script, read statement by statement."""
+    """Variables of a shell script, and the tests of each ``if`` around a statement.
+
+    A test is None if it depends on more than the script.
+    """
 
     def __init__(self) -> None:
         self.names: dict[str, list[str]] = {}
-        self.ifs: list[tuple[bool | None, bool | None]] = []
-
-    @property
-    def runs(self) -> bool:
-        """True unless a condition around the statement is known to be false."""
-        return all(now is not False for now, _ in self.ifs)
+        self.tests: list[list[bool | None]] = []
 
     def command(self, raw: Sequence[str]) -> list[str]:
         """Return the words of a command; nothing for an assignment, or what does not run."""
-        words = [one for word in raw for one in _expand(word, self.names)]
+        words = [one for word in raw for one in self._expanded(word)]
         while words and words[0] in ("then", "do", "else", "{"):
-            if words[0] == "else" and self.ifs:
-                self._turn(True)
-            raw, words = raw[1:], words[1:]
+            if words.pop(0) == "else" and self.tests:
+                self._branch(True)
         head = words[0] if words else ""
         if head == "if":
-            self.ifs.append((_test(words), _test(words)))
-        elif head == "elif" and self.ifs:
-            self._turn(_test(words))
-        elif head == "fi" and self.ifs:
-            self.ifs.pop()
-        elif self.runs:
-            return self._assigned(list(raw), words)
+            self.tests.append([_test(words)])
+        elif head == "elif" and self.tests:
+            self._branch(_test(words))
+        elif head == "fi" and self.tests:
+            self.tests.pop()
+        elif all(tests[-1] is not False for tests in self.tests):
+            return self._assigned(words)
         return []
 
-    def _turn(self, test: bool | None) -> None:
-        _, done = self.ifs[-1]
-        now = False if done else None if done is None and test is not False else test
-        self.ifs[-1] = (now, done or (now if done is not None else None))
+    def _branch(self, test: bool | None) -> None:
+        self.tests[-1].append(False if True in self.tests[-1] else test)
 
-    def _assigned(self, raw: list[str], words: list[str]) -> list[str]:
-        """Keep the variables that a statement sets; return its words if it is a command."""
-        raw = raw[1:] if raw and raw[0] in ("export", "set", "SET") else raw
-        found = ASSIGNED.match(raw[0]) if raw else None
-        if found is None:
-            return words
-        if found[2]:
-            for word in raw:
-                if one := ASSIGNED.match(word):
-                    self.names[one[1]] = shlex_words(" ".join(_expand(one[2], self.names)))
-            rest = [word for word in raw if not ASSIGNED.match(word)]
-            return [one for word in rest for one in _expand(word, self.names)]
-        self.names[found[1]] = [one for word in raw[1:] for one in _expand(word, self.names)]
-        return []
+    def _assigned(self, words: list[str]) -> list[str]:
+        """Keep the variables that a statement sets; return its other words."""
+        words = words[1:] if words and words[0] in ("export", "set", "SET") else words
+        if words and re.fullmatch(r"\w+=", words[0]):
+            self.names[words[0][:-1]] = words[1:]
+            return []
+        while words and (found := ASSIGNED.match(words[0])):
+            options = found[2].startswith("-")
+            self.names[found[1]] = shlex_words(found[2]) if options else [found[2]]
+            words = words[1:]
+        return words
+
+    def _expanded(self, word: str) -> list[str]:
+        """Return the words that a word stands for; an unknown variable stays as it is written."""
+        whole = VARIABLE.fullmatch(word)
+        if whole and (known := self.names.get(whole[1] or whole[2])) is not None:
+            return known
+
+        def value(found: re.Match[str]) -> str:
+            known = self.names.get(found[1] or found[2])
+            return (found[3] or found[0]) if known is None else " ".join(known)
+
+        return [VARIABLE.sub(value, word)]
 
 
 def shlex_words(text: str) -> list[str]:

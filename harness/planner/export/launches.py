@@ -50,30 +50,26 @@ def launch_of(found: Sequence[Found], processes: int | None = None) -> Launch:
     """Return the launch of the files; ``processes`` replaces their number of GPUs."""
     said: dict[str, Any] = {}
     for one in reversed(found):  # the first file counts, and a command before a file
-        files = (ACCELERATE, DEEPSPEED)
-        own = one.options if one.kind in files else _of_trainer(one)
-        said |= {name: value for name, value in {**own, **one.launcher}.items()}
+        own = one.options
+        if one.kind not in (ACCELERATE, DEEPSPEED):
+            own = {name: own[name] for name in COUNTS if name in own}
+        said |= {**own, **one.launcher}
     made = Launch()
     made.processes = processes or _count(said, made)
     made.precision = str(next((said[k] for k in PRECISIONS if k in said), "")).lower()
     for half in ("bf16", "fp16"):
         if not made.precision and str(said.get(f"{half}.enabled")).lower() == "true":
             made.precision = half
-    made.micro_batch = _whole(said.get("train_micro_batch_size_per_gpu")) or 1
-    made.accumulation = _whole(said.get("gradient_accumulation_steps")) or _whole(
-        said.get("deepspeed_config.gradient_accumulation_steps")) or 1  # fmt: skip
+    made.micro_batch = whole(said.get("train_micro_batch_size_per_gpu")) or 1
+    steps = ("gradient_accumulation_steps", "deepspeed_config.gradient_accumulation_steps")
+    made.accumulation = next((n for key in steps if (n := whole(said.get(key)))), 1)
     made.sharding = _sharding(facts(said), made)
     return made
 
 
-def _of_trainer(one: Found) -> dict[str, Any]:
-    """Return the options of a trainer that are accelerate's: its number of processes."""
-    return {k: v for k, v in one.options.items() if k in ("num_processes", "--num_processes")}
-
-
 def _count(said: Mapping[str, Any], made: Launch) -> int:
     name = next((key for key in COUNTS if said.get(key) is not None), "")
-    count = _whole(said[name]) if name else 0
+    count = whole(said[name]) if name else 0
     if name and not count:
         made.assumed.append(f"1 GPU: {name} is {said[name]}; give --gpus N")
     if not name and "--multi_gpu" in said:
@@ -83,7 +79,8 @@ def _count(said: Mapping[str, Any], made: Launch) -> int:
     return count or 1
 
 
-def _whole(value: Any) -> int:
+def whole(value: Any) -> int:
+    """Return a positive whole number; 0 if the value is none."""
     text = str(value)
     return int(text) if text.isdecimal() and len(text) < 7 else 0
 

@@ -11,7 +11,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from string import Template
@@ -51,12 +51,6 @@ def read(path: Path) -> dict[str, Any]:
     return own_table(path)
 
 
-@functools.cache
-def read_folder(folder: Path) -> dict[str, Any]:
-    """Read all tables of a folder as one."""
-    return {name: rules for p in sorted(folder.glob("*.yaml")) for name, rules in read(p).items()}
-
-
 def fitting(
     rules: Sequence[Rule],
     values: Mapping[str, Any],
@@ -92,18 +86,8 @@ def _answers(rule: Rule, name: str, values: Mapping[str, Any], usual: Mapping[st
         return value in some if isinstance(some, list) else value == some
     if name in rule.get("any", ()) or value == usual.get(name, value):
         return True
-    meant = (text for key, item in rule.items() if key not in CONDITIONS for text in _texts(item))
-    return any(re.search(rf"\${name}\b", text) for text in meant)
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """Yield all strings in a value, including keys of mappings."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        yield from (text for pair in value.items() for item in pair for text in _texts(item))
-    elif isinstance(value, list):
-        yield from (text for item in value for text in _texts(item))
+    meant = {key: item for key, item in rule.items() if key not in CONDITIONS}
+    return re.search(rf"\${name}\b", json.dumps(meant)) is not None
 
 
 def filled(value: Any, numbers: Mapping[str, Any]) -> Any:
@@ -153,8 +137,8 @@ class Lines:
 
 @functools.cache
 def table() -> dict[str, Any]:
-    """Return strategy -> rules."""
-    return read_folder(FOLDER)
+    """Return strategy -> rules, of all files."""
+    return {name: rules for p in sorted(FOLDER.glob("*.yaml")) for name, rules in read(p).items()}
 
 
 def of_part(part: Strategy, resolved: Resolved) -> Lines:

@@ -6,10 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any, Protocol
+from typing import Any
 
 from harness.planner.export.files import flat
-from strategies.base import Slot
 
 NO_MEMORY = {"learning_rate", "beta1", "beta2", "eps", "weight_decay", "clip", "ema_decay"}
 """Numbers of a training that do not change its memory; a reading does not compare them."""
@@ -46,20 +45,6 @@ class Reading:
         return self.micro_batch * self.accumulation * self.processes
 
 
-class State(Protocol):
-    """Facts of a configuration that its reader has collected (``reading.Reader``)."""
-
-    table: Mapping[str, Any]
-    made: Reading
-    launch: Any
-    options: dict[str, Any]
-    given: dict[str, Any]
-    first: dict[str, Any]
-    sources: dict[str, str]
-    forced: dict[Slot, Any]
-    loose: Sequence[str]
-
-
 def same(one: Any, other: Any) -> bool:
     """Return whether two values of options are equal; ``1e-4`` equals ``0.0001``, as in YAML."""
     if isinstance(one, list) and isinstance(other, list):
@@ -87,6 +72,13 @@ def match(pattern: Any, value: Any, found: dict[str, str]) -> bool:
             found |= one.groupdict()
             return True
     return False
+
+
+def agreed(rule: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, str] | None:
+    """Return the values of ``$name`` if options have all values of a rule, else None."""
+    found: dict[str, str] = {}
+    agrees = all(match(pattern, options.get(name), found) for name, pattern in rule.items())
+    return found if agrees else None
 
 
 def _free(pattern: Any) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 
 from harness.planner.export import launches, samples, trainers
 from harness.planner.export.files import DATASET, Found
-from harness.planner.export.matching import Reading, match, patterns, same
+from harness.planner.export.matching import Reading, agreed, match, patterns, same
 from harness.planner.export.models import model_of
 from harness.planner.export.telling import tell
 from harness.resolve import Resolved, resolve
@@ -204,11 +204,9 @@ class Reader:
 
     def _replace(self, row: Mapping[str, Any]) -> bool:
         """Replace a row's options by those that mean the same; return whether it applies."""
-        values: dict[str, str] = {}
         given = row["given"]
-        if any(name in self.given for name in row.get("unless", ())):
-            return False
-        if not all(match(p, self.options.get(name), values) for name, p in given.items()):
+        values = agreed(given, self.options)
+        if values is None or any(name in self.given for name in row.get("unless", ())):
             return False
         for name, value in row.get("is", {}).items():
             value = values[value[1:]] if str(value).startswith("$") else value
@@ -234,18 +232,16 @@ class Reader:
         made = self.made
         for what in ("micro_batch", "accumulation"):
             for rule in self.table["settings"].get(what, ()):
-                values: dict[str, str] = {}
                 options = patterns(rule, self.loose)
-                if options and all(
-                    match(p, self.options.get(n), values) for n, p in options.items()
-                ):
+                values = agreed(options, self.options)
+                if options and values is not None:
                     setattr(made, what, self._whole(next(iter(options)), values[what]))
                     break
         made.processes = self.launch.processes
         known = [(rule, patterns(rule)) for rule in self.table["sharding"] if "reads" in rule]
         for rule, options in known:
-            values = {}
-            if all(match(p, self.options.get(n), values) for n, p in options.items()):
+            values = agreed(options, self.options)
+            if values is not None:
                 made.processes = int(values.get("processes", 1))
                 self.launch.sharding = "single" if made.processes == 1 else rule["reads"]
                 return
@@ -255,10 +251,10 @@ class Reader:
             made.unpredicted.append(f"{said}; {left}")
 
     def _whole(self, name: str, value: Any) -> int:
-        text = str(value)
-        if not (text.isdecimal() and len(text) < 7 and int(text)):
-            raise BadInput(f"{self.path}: {name} is {text:.60}; give one whole number from 1")
-        return int(text)
+        count = launches.whole(value)
+        if not count:
+            raise BadInput(f"{self.path}: {name} is {value!s:.60}; give one whole number from 1")
+        return count
 
     # -- the recipe --
 
@@ -266,14 +262,13 @@ class Reader:
         """Yield a strategy for each rule of the table whose options agree."""
         for name, rules in self.table["strategies"].items():
             for rule in rules:
-                compared, values = patterns(rule, self.loose), dict[str, str]()
-                if self.made.model not in rule.get("models", [self.made.model]) or not compared:
+                compared = patterns(rule, self.loose)
+                values = agreed(compared, self.options)
+                other = self.made.model not in rule.get("models", [self.made.model])
+                if other or not compared or values is None:
                     continue
-                if not all(match(p, self.options.get(n), values) for n, p in compared.items()):
-                    continue
-                fixed = {
-                    k: v[0] if isinstance(v, list) else v for k, v in rule.get("for", {}).items()
-                }
+                given = rule.get("for", {}).items()
+                fixed = {k: v[0] if isinstance(v, list) else v for k, v in given}
                 scaled = {k: round(float(values[k]) * n) for k, n in rule.get("times", {}).items()}
                 parameters = {**fixed, **values, **scaled, **rule.get("reads", {})}
                 yield _Option(CATALOG[name].slot, name, parameters, compared, "lacks" in rule)
@@ -388,8 +383,8 @@ class Reader:
         for _, part, rule in trainers.ruled(self.table, resolved):
             if part is None or part.slot not in TOGETHER or part.slot in self.forced:
                 continue
-            compared, values = patterns(rule or {}, self.loose), dict[str, str]()
-            off += sum(not match(p, self.options.get(n), values) for n, p in compared.items())
+            compared = patterns(rule or {}, self.loose)
+            off += sum(not match(p, self.options.get(n), {}) for n, p in compared.items())
             explained |= set(compared)
             lacks += rule is None or "lacks" in rule
             notes += rule is not None and "note" in rule

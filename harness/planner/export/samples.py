@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from harness.planner.export.files import DATASET, Found
+from harness.planner.export.launches import whole
 from harness.planner.export.matching import Reading
 from harness.subjects.library import families
 from strategies.base import BadInput
@@ -45,11 +46,11 @@ def read(
     groups = _groups([*(one.options for one in files), options], shape)
     sizes: list[tuple[int, int, Size]] = []
     for group in groups or [{}]:
-        batch = _whole(group.get("batch")) or made.micro_batch
+        batch = whole(group.get("batch")) or made.micro_batch
         for size in _sizes({**usual, **group}, shape):
             sizes.append((math.prod((max(1, size[0]), *size[1:], batch)), batch, size))
     text = str(options.get(shape.get("text", ""), ""))
-    made.text = _whole(text)
+    made.text = whole(text)
     if not sizes:
         made.assumed.append("resolution: the model's usual one; the files name none")
         return
@@ -80,15 +81,10 @@ def _groups(sources: Sequence[Mapping[str, Any]], shape: Mapping[str, Any]) -> l
     return [usual | one for one in found.values()] or ([usual] if usual else [])
 
 
-def _whole(value: Any) -> int:
-    text = str(value)
-    return int(text) if text.isdecimal() and len(text) < 7 else 0
-
-
 def _sizes(group: Mapping[str, Any], shape: Mapping[str, Any]) -> Iterator[Size]:
     """Yield each size of a dataset."""
     frames = group.get("frames", 0)  # 0: the model's usual number
-    most = max(map(_whole, frames if isinstance(frames, list) else [frames]), default=0)
+    most = max(map(whole, frames if isinstance(frames, list) else [frames]), default=0)
     if "resolution" not in group:
         return
     value = group["resolution"]
