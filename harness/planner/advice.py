@@ -21,7 +21,6 @@ from harness.planner.search import (
     batches,
     model_name,
     models,
-    search,
 )
 from harness.planner.suggestions import Edit, changed, edited
 from harness.planner.verdict import Fit
@@ -46,10 +45,6 @@ class Sought:
     words: str
     named: Callable[[Resolved], str]
     ladder: Callable[[Sequence[Resolved]], Ladder]
-
-    def seek(self, asked: Sequence[Resolved], *how: Any, told: Sequence[Fit] = ()) -> list[Largest]:
-        """Return the largest size that fits, for each row (``harness.planner.search.search``)."""
-        return search(asked, self.ladder(asked), *how, told=told)
 
 
 def samples(axis: str) -> Callable[[Sequence[Resolved]], Ladder]:

@@ -10,11 +10,8 @@ import dataclasses
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
-from harness.commands.progress import during
-from harness.planner import overhead, pool, verdict
+from harness.planner import verdict
 from harness.planner.verdict import Fit
 from harness.resolve import Resolved, resolve
 from harness.system.cards import Card
@@ -144,32 +141,27 @@ def search(
     asked: Sequence[Resolved],
     sizes: Ladder,
     gpu: Card,
-    folder: Path,
-    jobs: int,
-    progress: Any,
+    ask: Callable[[list[Resolved]], list[Fit]],
     tries: int = 0,
     told: Sequence[Fit] = (),
 ) -> list[Largest]:
     """Return the largest of ``sizes`` for each requested row.
 
-    Each round predicts one size of every row whose bracket is open. A row has at most ``tries``
-    predictions (0: ``TRIES``). Fits in ``told`` that are sizes of the ladder start the bracket, so
-    that the answer agrees with them.
+    Each round asks for one size of every row whose bracket is open; ``ask`` predicts rows. A row
+    has at most ``tries`` predictions (0: ``TRIES``). Fits in ``told`` that are sizes of the ladder
+    start the bracket, so that the answer agrees with them.
     """
     top = len(sizes.weights)
     most = tries or TRIES
     states = [_State(-1, top, most, stopped=verdict.lack_of(row, gpu)) for row in asked]
     for row, state in zip(asked, states, strict=True):
         state.begin(dict(_on(sizes, row, told)))
-    kind = overhead.preferred(gpu.capability)
     while any(state.open for state in states):
         active = [i for i, state in enumerate(states) if state.open]
         guesses = [_next(states[i], sizes.weights, sizes.start) for i in active]
         rows = [sizes.at(asked[i], index) for i, index in zip(active, guesses, strict=True)]
-        with during(progress, [f"{row.recipe} at {sizes.named(row)}" for row in rows], jobs):
-            predictions = pool.predict_all(rows, folder, kind=kind, jobs=jobs, done=progress.done)
-        for i, index, row, prediction in zip(active, guesses, rows, predictions, strict=True):
-            _narrow(states[i], index, verdict.judge(row, prediction, gpu), sizes.named(row))
+        for i, index, fit in zip(active, guesses, ask(rows), strict=True):
+            _narrow(states[i], index, fit, sizes.named(fit.resolved))
     return [_answer(*pair) for pair in zip(asked, states, strict=True)]
 
 

@@ -9,6 +9,7 @@ from conftest import in_fork
 
 from harness import cli
 from harness.planner import advice, overhead, pool, search
+from harness.planner.verdict import Fit, judge
 from harness.resolve import Resolved, resolve
 from harness.spec import Spec
 from harness.system import cards
@@ -23,18 +24,6 @@ VIDEO = Spec(
     recipe="single+bf16_pure+lora:rank=16", model="wan2.1-1.3b", objective="flow", ema=0.0,
     data="synthetic", global_batch=1, processes=1, device="cuda",
 )  # fmt: skip
-
-
-class Quiet:
-    """Progress of nothing."""
-
-    done = None
-
-    def begin(self, names, jobs):
-        """Say nothing."""
-
-    def end(self):
-        """Say nothing."""
 
 
 def tokens(row: Resolved) -> int:
@@ -57,17 +46,16 @@ NEEDS = {
 
 
 @pytest.mark.parametrize("what", NEEDS)
-def test_the_largest_and_its_neighbour_are_found(what, monkeypatch, tmp_path):
+def test_the_largest_and_its_neighbour_are_found(what):
     tried: list[Resolved] = []
 
-    def predict_all(rows, folder, **more):
+    def ask(rows: list[Resolved]) -> list[Fit]:
         tried.extend(rows)
-        return [prediction(need(row)) for row in rows]
+        return [judge(row, prediction(need(row)), CARD) for row in rows]
 
-    monkeypatch.setattr(pool, "predict_all", predict_all)
     row = resolve(VIDEO)
     need, what = NEEDS[what], what.partition(" ")[0]
-    (one,) = advice.SOUGHT[what].seek([row], CARD, tmp_path, 1, Quiet())
+    (one,) = search.search([row], advice.SOUGHT[what].ladder([row]), CARD, ask)
     assert one.exact and one.tried == len(tried) <= search.TRIES
     assert need(one.fits.resolved) <= ROOM < need(one.over.resolved)
     if what in ("resolution", "frames"):

@@ -10,9 +10,10 @@ import pytest
 from conftest import in_fork
 from rich.console import Console
 
-from harness.planner import overhead, pool, search
+from harness.planner import overhead, search
 from harness.planner.plan.advice import print_largest
 from harness.planner.plan.command import Asked
+from harness.planner.verdict import Fit, judge
 from harness.prediction import Prediction
 from harness.resolve import Resolved
 from harness.system import cards
@@ -24,34 +25,21 @@ CARD = cards.of_size(24 * GIB)
 BESIDE = overhead.fixed_overhead(CARD, 8).total / GIB
 
 
-class Quiet:
-    """Progress of nothing."""
-
-    done = None
-
-    def begin(self, names, jobs):
-        """Say nothing."""
-
-    def end(self):
-        """Say nothing."""
-
-
 @pytest.fixture
-def world(monkeypatch, tmp_path):
+def world():
     """``world(need, seek) -> (answer, sizes tried)``; ``need`` is of a row: GiB or a prediction."""
 
     def go(need: Callable[[Resolved], float | Prediction], sizes=search.batches, told=()):
         tried: list[int] = []
 
-        def predict_all(rows, folder, **more):
+        def ask(rows: list[Resolved]) -> list[Fit]:
             tried.extend(row.micro_batch for row in rows)
             found = [need(row) for row in rows]
-            return [f if isinstance(f, Prediction) else prediction(f) for f in found]
+            made = [f if isinstance(f, Prediction) else prediction(f) for f in found]
+            return [judge(row, one, CARD) for row, one in zip(rows, made, strict=True)]
 
-        monkeypatch.setattr(pool, "predict_all", predict_all)
         rows = [asked("zero2")]
-        how = (rows, sizes(rows), CARD, tmp_path, 1, Quiet())
-        return search.search(*how, told=told)[0], tried
+        return search.search(rows, sizes(rows), CARD, ask, told=told)[0], tried
 
     return go
 

@@ -34,6 +34,14 @@ def answers(fits: Sequence[Fit], ways: Ways | None = None) -> list[str]:
     return [line for head, some in kinds.items() for line in (f"{head}:", *answer(some))]
 
 
+def answered(fits: Sequence[Fit], proofs: Sequence[Proof], ways: Ways | None) -> list[str]:
+    """Return the answers of searches, or of a list of recipes if there are no ``proofs``."""
+    if not proofs:
+        return answers(fits, ways)
+    lines = [line for proof in proofs for line in searched(proof, fits)]
+    return [*lines, *tried_instead(ways)]
+
+
 def answer(fits: Sequence[Fit], ways: Ways | None = None) -> list[str]:
     """Return the fastest recipe predicted to fit; if none fits, the nearest one and the
     alternatives.

@@ -30,7 +30,7 @@ from harness.planner.plan.fastest import Proof
 from harness.planner.plan.given import asked_of, plan_from, read
 from harness.planner.plan.request import add_question, fit_as_json
 from harness.planner.plan.scale import BOTH, plan_claims, plan_scale
-from harness.planner.plan.table import print_explained, print_plan, print_search
+from harness.planner.plan.table import print_explained, print_plan
 from harness.planner.plan.tracing import Asking
 from harness.planner.speed import rates
 from harness.planner.suggestions import Ways
@@ -132,18 +132,12 @@ def _answered(options: argparse.Namespace, asking: Asking, console: Console) -> 
 
 def _plan(options: argparse.Namespace, asking: Asking, console: Console) -> int:
     asked = asking.asked
-    rows = asked.resolved
-    fits, proofs = asking.search(rows) if asked.searched else ([], [])
-    fits = fits or asking.fits(rows)  # of a lattice, if its card can run none
-    ways = asking.ways(fits)
+    fits, proofs, ways = asking.answer()
     if options.check:
         console.print(escape(check_line(fits[0], ways)), highlight=False, soft_wrap=True)
         sizes = []
     else:
-        if proofs:
-            print_search(fits, proofs, ways, console, whole=options.notes)
-        else:
-            print_plan(fits, asked.refused, ways, console, whole=options.notes)
+        print_plan(fits, proofs, asked.refused, ways, console, whole=options.notes)
         sizes = advice.fits_of(fits, asked.buckets, asking)
         advice.print_buckets(sizes, asked.buckets, console)
     if options.explain:

@@ -19,14 +19,12 @@ from harness.planner.export.files import ACCELERATE
 from harness.planner.export.matching import Reading
 from harness.planner.export.reading import reading
 from harness.planner.plan.answer import (
-    answers,
+    answered,
     gib,
     lacks,
     peak_in_words,
     rate_in_words,
     reach,
-    searched,
-    tried_instead,
 )
 from harness.planner.plan.candidates import PlanError, asked_for, without_recipes
 from harness.planner.plan.fastest import Proof
@@ -35,6 +33,7 @@ from harness.planner.plan.request import MODEL, fit_as_json
 from harness.planner.plan.table import (
     SHOWN,
     WORD,
+    by_category,
     print_explained,
     print_lines,
     setting,
@@ -123,12 +122,8 @@ def _best(
     if adapts(fit.resolved) and "average" in vars(options):
         options.average = 0.0  # the adapters' own is small, and records have none
     asked = without_recipes(options, fit.resolved)
-    best = dataclasses.replace(asking, asked=asked)
-    fits, proofs = best.search(asked.resolved) if asked.searched else ([], [])
-    fits = fits or best.fits(asked.resolved)
-    ways = best.ways(fits)
-    lines = [line for proof in proofs for line in searched(proof, fits)]
-    return [*lines, *tried_instead(ways)] if proofs else answers(fits, ways), proofs
+    fits, proofs, ways = dataclasses.replace(asking, asked=asked).answer()
+    return answered(fits, proofs, ways), proofs
 
 
 def _print(lines: Sequence[str], console: Console, style: str = "") -> None:
@@ -220,8 +215,8 @@ def diff_lines(
 
 def _by_category(fit: Fit) -> dict[str, int]:
     """Return the need by category; the last is what the allocator and libraries hold beyond."""
-    live = fit.prediction.peak.categories if fit.prediction.peak else {}
-    found = {NAMES[key]: sum(live.get(n, 0) for n in some) for key, some in SHOWN.items()}
+    live = by_category(fit)
+    found = {NAMES[key]: live.get(key, 0) for key in SHOWN}
     return {**found, BEYOND: fit.need_bytes - sum(found.values())}
 
 

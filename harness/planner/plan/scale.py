@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,10 +18,10 @@ from rich.markup import escape
 from harness import extensions
 from harness.commands import listing
 from harness.commands.console import OK
-from harness.commands.progress import Predictions, during
+from harness.commands.progress import Predictions
 from harness.commands.reports import report
 from harness.json_files import write_json
-from harness.planner import overhead, pool, verdict
+from harness.planner import pool, verdict
 from harness.planner.plan.candidates import (
     DEFAULT_GPU_BATCH,
     Asked,
@@ -31,7 +31,8 @@ from harness.planner.plan.candidates import (
     for_card,
 )
 from harness.planner.plan.lattice import beside
-from harness.planner.plan.tracing import Asking
+from harness.planner.plan.request import MODEL
+from harness.planner.plan.tracing import Asking, judged
 from harness.planner.speed import rates
 from harness.planner.speed.roofline import sent
 from harness.planner.verdict import Fit, at_the_ends
@@ -52,19 +53,9 @@ from strategies.workloads import TRAIN
 
 SUITE = "scale"
 BOTH = "both"
-FIXED = {
-    "suite": (None,),
-    "processes": (None,),
-    "nodes": (None,),
-    "cpu": (False,),
-    "workload": (TRAIN,),
-    "largest": (None,),
-    "check": (False,),
-    "advise": (False,),
-    "explain": (False,),
-    "notes": (False,),
-    "data": ("",),
-}
+UNSET = dict.fromkeys(("nodes", "largest"))
+UNSET |= dict.fromkeys(("cpu", "check", "advise", "explain", "notes"), False)
+FIXED = {**UNSET, "suite": None, "processes": None, "workload": TRAIN, "data": ""}
 """Options of a plan that ``--scale`` does not take -> their default values."""
 LIBRARIES = ("torch", "accelerate", "deepspeed")
 LEAST_WORTH = ("In node GiB", "Between GiB", "Img/s a GPU", "Batch a GPU")
@@ -112,13 +103,8 @@ def _checked(options: argparse.Namespace) -> Path | None:
     Raises:
         PlanError: options that exclude each other, with a hint.
     """
-    for name, values in FIXED.items():
-        if getattr(options, name) not in values:
-            word = {"processes": "gpus"}.get(name, name)
-            raise PlanError(
-                f"{word} is {getattr(options, name)}; --scale predicts named recipes on "
-                f"several numbers of GPUs, eight on a node: leave --{word} out"
-            )
+    why = "--scale predicts named recipes on several numbers of GPUs, eight on a node"
+    _refuse(vars(options), FIXED, why)
     low = min(options.scale)
     if low < 1:
         raise PlanError(f"scale is {low}; give --scale numbers of GPUs from 1")
@@ -137,6 +123,13 @@ def _checked(options: argparse.Namespace) -> Path | None:
             "Plain training on one GPU is added to the table."
         )
     return _folder(options.keep)
+
+
+def _refuse(given: Mapping[str, object], fixed: Mapping[str, object], why: str) -> None:
+    for name, usual in fixed.items():
+        if given[name] != usual:
+            word = {"processes": "gpus"}.get(name, name.replace("_", "-"))
+            raise PlanError(f"{word} is {given[name]}; {why}: leave --{word} out")
 
 
 def _folder(folder: Path | None) -> Path | None:
@@ -255,28 +248,14 @@ def of_nodes(recipe: str, count: int) -> str:
 
 def _forecast(cells: Sequence[Cell], options: argparse.Namespace, console: Console) -> Forecast:
     able = [cell for cell in cells if cell.asked]
-    card = able[0].asked.gpu
-    fits = iter(_fits(able, options, console))
+    asked = able[0].asked
+    asking = Asking(asked, options.jobs or pool.default_jobs(), Predictions(console))
+    fits = iter(asking.fits([cell.asked.resolved[0] for cell in able]))
     rows = [
         forecast_row(next(fits), cell.recipe) if cell.asked else _impossible(cell, options)
         for cell in cells
     ]
-    return Forecast(
-        suite=SUITE,
-        model=able[0].asked.resolved[0].spec.model,
-        gpu=card.name,
-        gpu_bytes=card.memory_bytes,
-        assumed=f"{verdict.assumed(card)} {rates.words(card)}",
-        made_with={name: str(version(name)) for name in LIBRARIES} | {"code": pool.code()},
-        rows=rows,
-        node=card.node,
-    )
-
-
-def _fits(cells: Sequence[Cell], options: argparse.Namespace, console: Console) -> list[Fit]:
-    rows: list[Resolved] = [cell.asked.resolved[0] for cell in cells]
-    jobs = options.jobs or pool.default_jobs()
-    return Asking(cells[0].asked, jobs, Predictions(console)).fits(rows)
+    return forecast_of(SUITE, asked.resolved[0].spec.model, asked.gpu, rows, asked.gpu.node)
 
 
 def _impossible(cell: Cell, options: argparse.Namespace) -> ForecastRow:
@@ -302,28 +281,12 @@ def _refused(cells: Sequence[Cell]) -> list[str]:
 
 CLAIMS_SUITE = "claims"
 CLAIMS_FIXED = {
-    "model": ("DiT-XL/2",),
-    "processes": (None, 1),
-    "cpu": (False,),
-    "nodes": (None,),
-    "network": (None,),
-    "resolution": ("",),
-    "config": ("",),
-    "set": ("",),
-    "frames": (0,),
-    "text": (0,),
-    "global_batch": (None,),
-    "also": ([],),
-    "before": ([],),
-    "phases": ([],),
-    "largest": (None,),
-    "check": (False,),
-    "advise": (False,),
-    "explain": (False,),
-    "notes": (False,),
-    "scale": (None,),
-    "keep": (None,),
-    "json": (None,),
+    **UNSET,
+    **dict.fromkeys(("processes", "network", "global_batch", "scale", "keep", "json")),
+    **dict.fromkeys(("resolution", "config", "set"), ""),
+    **dict.fromkeys(("frames", "text"), 0),
+    **{name: [] for name in ("also", "before", "phases")},
+    "model": MODEL,
 }
 """Options of a plan that ``--claims`` does not take -> their default values; the suite sets them.
 """
@@ -337,17 +300,10 @@ def plan_claims(options: argparse.Namespace, console: Console) -> int:
     """
     folder = checked(options)
     suite, card = listing.load(CLAIMS_SUITE, "cuda"), card_of(options)
-    progress = Predictions(console)
-    kept = _foretold(rows_of(suite, card), card, options.jobs or pool.default_jobs(), progress)
-    made = Forecast(
-        suite=suite.name,
-        model=str(suite.settings["model"]),
-        gpu=card.name,
-        gpu_bytes=card.memory_bytes,
-        assumed=f"{verdict.assumed(card)} {rates.words(card)}",
-        made_with={name: str(version(name)) for name in LIBRARIES} | {"code": pool.code()},
-        rows=kept,
-    )
+    jobs, progress = options.jobs or pool.default_jobs(), Predictions(console)
+    pairs = [(row, card) for row in rows_of(suite, card)]
+    kept = [forecast_row(fit) for fit in judged(pairs, _name, jobs=jobs, told=progress)]
+    made = forecast_of(suite.name, str(suite.settings["model"]), card, kept)
     console.print(str(made.write(folder)), highlight=False, soft_wrap=True)
     report(folder)
     return OK
@@ -359,13 +315,9 @@ def checked(options: argparse.Namespace) -> Path:
     Raises:
         PlanError: options that do not apply, with a hint.
     """
-    for name, values in CLAIMS_FIXED.items():
-        if getattr(options, name) not in values:
-            word = {"processes": "gpus"}.get(name, name.replace("_", "-"))
-            raise PlanError(
-                f"{word} is {getattr(options, name)}; --claims predicts the suite's own rows for "
-                f"one card: leave --{word} out"
-            )
+    one = {"processes": None} if options.processes == 1 else {}
+    why = "--claims predicts the suite's own rows for one card"
+    _refuse({**vars(options), **one}, CLAIMS_FIXED, why)
     if options.jobs is not None and options.jobs < 1:
         raise PlanError(f"jobs is {options.jobs}; give --jobs at least 1")
     story = read_suite(options.claims).story
@@ -383,29 +335,27 @@ def rows_of(suite: Suite, card: Card) -> list[Resolved]:
     return [resolve(spec) for spec in specs]
 
 
-def _foretold(
-    rows: Sequence[Resolved], card: Card, jobs: int, progress: Predictions
-) -> list[ForecastRow]:
-    """Judge each row against the card. A row that the card cannot run is not predicted."""
-    lacks = [verdict.lack_of(row, card) for row in rows]
-    able = [row for row, lack in zip(rows, lacks, strict=True) if not lack]
-    kind = overhead.preferred(card.capability)
-    asked = {"kind": kind, "jobs": jobs, "done": progress.done}
-    with during(progress, [_name(row.spec) for row in able], jobs):
-        predictions = iter(pool.predict_all(able, pool.default_folder(), **asked))
-    return [
-        forecast_row(
-            verdict.cannot(row, card, lack) if lack else verdict.judge(row, next(predictions), card)
-        )
-        for row, lack in zip(rows, lacks, strict=True)
-    ]
+def _name(row: Resolved, _: Card) -> str:
+    return f"{row.spec.recipe}, {row.spec.model}, batch {row.spec.global_batch}"
 
 
-def _name(spec: Spec) -> str:
-    return f"{spec.recipe}, {spec.model}, batch {spec.global_batch}"
+# ---- forecasts ----
 
 
-# ---- record of a row ----
+def forecast_of(
+    suite: str, model: str, card: Card, rows: list[ForecastRow], node: int = NODE
+) -> Forecast:
+    """Return the forecast of a suite's rows on a card, ``node`` of them in each machine."""
+    return Forecast(
+        suite=suite,
+        model=model,
+        gpu=card.name,
+        gpu_bytes=card.memory_bytes,
+        assumed=f"{verdict.assumed(card)} {rates.words(card)}",
+        made_with={name: str(version(name)) for name in LIBRARIES} | {"code": pool.code()},
+        rows=rows,
+        node=node,
+    )
 
 
 def forecast_row(fit: Fit, asked: str = "") -> ForecastRow:

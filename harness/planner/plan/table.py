@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from harness.planner import resident_models, uncertainty, verdict
 from harness.planner.plan.answer import (
-    answers,
+    answered,
     gib,
     held_back,
     held_notes,
@@ -19,8 +19,6 @@ from harness.planner.plan.answer import (
     near,
     phases,
     rate,
-    searched,
-    tried_instead,
     where,
 )
 from harness.planner.speed import rates
@@ -79,11 +77,16 @@ def idle_seconds(fit: Fit) -> float:
 
 
 def _links(fit: Fit) -> str:
-    spec = fit.resolved.spec
-    found = sent(fit.prediction.work, spec.processes, fit.gpu.node)
-    ways = [("within its node", found.within), ("to other nodes", found.across)]
-    lines = [f"{size / GIB:.1f} GiB {where}" for where, size in ways if size >= GIB / 20]
-    return f"sends {' and '.join(lines)}" if lines else "sends less than 0.1 GiB"
+    found = sent_words(fit, GIB // 20, 1)
+    return f"sends {found}" if found else "sends less than 0.1 GiB"
+
+
+def sent_words(fit: Fit, least: int, digits: int) -> str:
+    """Return the GiB that a GPU sends in a step, of links with at least ``least`` bytes."""
+    found = sent(fit.prediction.work, fit.resolved.spec.processes, fit.gpu.node)
+    ways = {"within its node": found.within, "to other nodes": found.across}
+    told = [f"{size / GIB:.{digits}f} GiB {w}" for w, size in ways.items() if size >= least]
+    return " and ".join(told)
 
 
 SHOWN = {
@@ -118,6 +121,7 @@ LOOK = {"fits": "green", "tight": "yellow", "host": "red", "no": "red", "unknown
 
 def print_plan(
     fits: Sequence[Fit],
+    proofs: Sequence[Proof],
     refused: Sequence[tuple[str, str]],
     ways: Ways | None,
     console: Console,
@@ -126,33 +130,14 @@ def print_plan(
 ) -> None:
     """Print the answer, the table with the fastest first, rows that cannot run, and notes.
 
-    ``whole``: all notes.
+    ``proofs``: of searches, whose predictions are ``fits``. ``whole``: all notes.
     """
     console.print(setting(fits), highlight=False)
-    print_lines([*answers(fits, ways), *why(fits)], console)
-    best = verdict.fastest(fits)
-    _print_table(fits, [best] if best else [], console)
+    print_lines([*answered(fits, proofs, ways), *why(fits)], console)
+    best = [proof.best for proof in proofs] if proofs else [verdict.fastest(fits)]
+    _print_table(fits, [fit for fit in best if fit], console)
     for name, reason in refused:
         console.print(f"[yellow]refused[/yellow] {escape(name)}: {escape(reason)}")
-    _print_notes(fits, console, whole)
-
-
-def print_search(
-    fits: Sequence[Fit],
-    proofs: Sequence[Proof],
-    ways: Ways | None,
-    console: Console,
-    *,
-    whole: bool,
-) -> None:
-    """Print the answers of a search, the table of its predictions, and notes.
-
-    ``whole``: all notes, which appear too if a recipe could not be predicted.
-    """
-    console.print(setting(fits), highlight=False)
-    lines = [line for proof in proofs for line in searched(proof, fits)]
-    print_lines([*lines, *tried_instead(ways)], console)
-    _print_table(fits, [proof.best for proof in proofs if proof.best], console)
     _print_notes(fits, console, whole)
 
 
@@ -231,12 +216,16 @@ def _nodes(spec: Spec, card: Card) -> str:
     return f" on {count} nodes, {speed} ({card.network_told or 'typical'})"
 
 
+def by_category(fit: Fit) -> dict[str, int]:
+    """Return the bytes of each category of ``SHOWN`` at the peak; empty if it is unknown."""
+    if fit.prediction.peak is None:
+        return {}
+    live = fit.prediction.peak.categories
+    return {head: sum(live.get(name, 0) for name in names) for head, names in SHOWN.items()}
+
+
 def _cells(fit: Fit) -> list[str]:
-    instant = fit.prediction.peak
-    split = [
-        gib(sum(instant.categories.get(n, 0) for n in names)) if instant else "-"
-        for names in SHOWN.values()
-    ]
+    split = [gib(by_category(fit).get(head)) for head in SHOWN]
     time_cell, speed = "-", "-"
     if fit.seconds:
         time_cell = f"{fit.seconds.total * 1e3:.0f} ±{fit.seconds.spread * 1e3:.0f}"
@@ -433,11 +422,9 @@ def _step_explained(fit: Fit) -> list[str]:
     names = ("compute", "communication", "offload", "overhead")
     parts = ((name, getattr(fit.seconds, name)) for name in names)
     shown = [f"{name} {1e3 * seconds:.0f} ms" for name, seconds in parts if seconds >= 5e-4]
-    found = sent(fit.prediction.work, fit.resolved.spec.processes, fit.gpu.node)
-    ways = [("within its node", found.within), ("to other nodes", found.across)]
-    sentences = [f"{fine(size)} GiB {where}" for where, size in ways if size]
     lines = [f"  a step: {', '.join(shown)}", *_passed_explained(fit)]
-    return lines + ([f"  a GPU sends in it {' and '.join(sentences)}"] if sentences else [])
+    found = sent_words(fit, 1, 2)
+    return lines + ([f"  a GPU sends in it {found}"] if found else [])
 
 
 def _passed_explained(fit: Fit) -> list[str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from harness.commands.progress import Predictions, during
 from harness.planner import overhead, pool, suggestions, verdict
+from harness.planner import search as largest
 from harness.planner.advice import SOUGHT
 from harness.planner.plan.candidates import Asked
 from harness.planner.plan.fastest import Proof, search
@@ -37,6 +38,13 @@ class Asking:
         with pool.kept_workers():
             return search(rows, self.asked.gpu, self.fits)
 
+    def answer(self) -> tuple[list[Fit], list[Proof], Ways | None]:
+        """Return the fits of the plan's rows, the proofs of its searches, and changes that fit."""
+        rows = self.asked.resolved
+        fits, proofs = self.search(rows) if self.asked.searched else ([], [])
+        fits = fits or self.fits(rows)  # of a lattice, if its card can run none
+        return fits, proofs, self.ways(fits)
+
     def ways(self, fits: Sequence[Fit]) -> Ways | None:
         """Search for changes that fit if none of ``fits`` does."""
         return suggestions.seek(fits, self.asked.processes, self.fits)
@@ -47,8 +55,15 @@ class Asking:
         """Search for each row's largest ``what`` (a key of ``SOUGHT``), starting from the fits in
         ``told``.
         """
-        folder, gpu = pool.default_folder(), self.asked.gpu
-        return SOUGHT[what].seek(rows, gpu, folder, self.jobs, self.progress, tries, told=told)
+        sizes, gpu = SOUGHT[what].ladder(rows), self.asked.gpu
+
+        def named(row: Resolved, _: Card) -> str:
+            return f"{row.recipe} at {sizes.named(row)}"
+
+        def ask(some: list[Resolved]) -> list[Fit]:
+            return judged([(r, gpu) for r in some], named, jobs=self.jobs, told=self.progress)
+
+        return largest.search(rows, sizes, gpu, ask, tries, told)
 
     def _name(self, row: Resolved, gpu: Card) -> str:
         """Return the recipe, and the number of GPUs if the plan's differs."""
