@@ -1,16 +1,13 @@
-"""Which recipes an atlas traces, on made-up memory and time: those of its plans, and DDP on one
-number of GPUs."""
+"""Which recipes an atlas traces, on made-up memory and time: those of its plans."""
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 
 import pytest
 
-from harness.planner.atlas.cells import TRAININGS, Replicas
+from harness.planner.atlas.cells import TRAININGS, usual_cells
 from harness.planner.atlas.command import add_arguments, places_of
-from harness.planner.atlas.growth import usual_cells
 from harness.planner.plan.fastest import search
 from harness.planner.verdict import judge
 from tests.made.lattices import predicted
@@ -63,22 +60,3 @@ def test_several_nodes_have_listed_recipes():
     asked = {label for label, *_ in ask.asked}
     assert any(label.startswith("hsdp") for label in asked)
     assert all(cell.fit.label in asked for _, cell in cells)
-
-
-def test_ddp_is_traced_on_one_number_of_gpus():
-    ask = Made()
-    found = usual_cells(places("--cards", "B200-180GB", "--gpus", "4", "8"), Replicas(ask))
-    counts: dict[str, set[int]] = {}
-    for label, processes, _ in ask.asked:
-        counts.setdefault(label.split("+")[0], set()).add(processes)
-    assert counts.pop("ddp") == {4}
-    assert all(cell.fit.resolved.spec.processes == place.asked.processes for place, cell in found)
-
-
-def test_replicas_with_other_samples_a_gpu_are_traced_apart():
-    ask, (place,) = Made(), places("--cards", "A100-80GB", "--gpus", "4")
-    row = next(r for r in place.asked.resolved if "replicas" in r.launch.traits)
-    twice = dataclasses.replace(row, spec=dataclasses.replace(row.spec, global_batch=8))
-    replicas = Replicas(ask)
-    replicas([(place, row), (place, twice)], "")
-    assert len(replicas.traced) == 2

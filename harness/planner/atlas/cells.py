@@ -16,12 +16,13 @@ from rich.text import Text
 
 from harness.commands.progress import Predictions, counted
 from harness.planner import overhead, pool, verdict
+from harness.planner.advice import sample_name
 from harness.planner.plan.answer import gib, rate_in_words
 from harness.planner.plan.candidates import Asked
-from harness.planner.plan.fastest import Search, searches_of
+from harness.planner.plan.fastest import Search, run, searches_of
 from harness.planner.plan.lattice import adapts
 from harness.planner.plan.request import export_command
-from harness.planner.plan.table import SHOWN, order
+from harness.planner.plan.table import SHOWN, by_category, order
 from harness.planner.plan.tracing import judged
 from harness.planner.verdict import Fit, judge
 from harness.planner.worker import none
@@ -34,48 +35,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-# ---- sample sizes ----
-# Larger samples, among which the next size that does not fit is searched.
-
-
 DOUBLINGS = 3
 """Default number of times that a sample's elements are doubled in search of one that does not fit.
 """
-
-
-@dataclass(frozen=True, kw_only=True)
-class Size:
-    """A row whose sample has ``times`` the elements of the usual one."""
-
-    row: Resolved
-    times: float
-
-    @property
-    def name(self) -> str:
-        """The sample's pixels and frames."""
-        return name_of(self.row)
-
-
-def name_of(row: Resolved) -> str:
-    """Return the pixels and frames of a row's sample."""
-    return row.subject.size_in_words.partition(",")[0]
-
-
-def larger(row: Resolved, doublings: int) -> Iterator[Size]:
-    """Yield samples of twice the elements, four times, and so on.
-
-    A video gets more frames, an image larger sides.
-    """
-    subject = row.subject
-    sizes = subject.samples_up("frames") or subject.samples_up("resolution")
-    for power in range(1, doublings + 1):
-        found = next((pair for pair in sizes if pair[1] >= 2**power), None)
-        if found is None:
-            return
-        fields, times = found
-        yield Size(row=resolve(dataclasses.replace(row.spec, **fields)), times=times)
-
-
+USUAL, LARGER = "samples of the usual size", "larger samples"
 TRAININGS = {"LoRA": True, "all weights": False}
 """Kind of training -> True if it freezes some of the model's weights."""
 HEADS = ("Model", "Training", "GPUs", "Card", "Has GiB", "Sample", "Fits", "Recipe", "Needs GiB",
@@ -116,11 +79,11 @@ class Cell:
         if self.fit is None:
             blank = [""] * (len(HEADS) - 11)
             return [*first, "", "not predicted", self.reason, *blank, self.command, "", ""]
-        fit, kinds = self.fit, by_category(self.fit)
+        fit, kinds = self.fit, category_words(self.fit)
         seconds = fit.seconds
         times = [f"{seconds.total:.2f}", f"{seconds.spread:.2f}"] if seconds else ["", ""]
         speed = rate_in_words(fit) if seconds else ""
-        need = [name_of(fit.resolved), WORD[fit.verdict], fit.label]
+        need = [sample_name(fit.resolved), WORD[fit.verdict], fit.label]
         need += [gib(fit.need_bytes), gib(fit.spread_bytes)]
         host = [gib(fit.host_bytes), gib(fit.host_memory)]
         shown = sorted((one for one in self.rivals if one is not fit), key=order)[: MOST - 1]
@@ -132,20 +95,16 @@ class Cell:
     def too_large(self) -> str:
         """The smallest known sample that does not fit."""
         short = self.fit is not None and not self.fit.fits
-        return name_of(self.fit.resolved) if short else self.beyond
+        return sample_name(self.fit.resolved) if short else self.beyond
 
 
 MOST = 10
 """Recipes that the page shows of a cell."""
 
 
-def by_category(fit: Fit) -> list[str]:
-    """Return the GiB of each category of ``SHOWN`` at the peak; empty texts if it is unknown."""
-    instant = fit.prediction.peak
-    return [
-        gib(sum(instant.categories.get(n, 0) for n in names)) if instant else ""
-        for names in SHOWN.values()
-    ]
+def category_words(fit: Fit) -> list[str]:
+    """Return the GiB of each category of ``SHOWN`` at the peak; ``-`` if it is unknown."""
+    return [gib(by_category(fit).get(head)) for head in SHOWN]
 
 
 def recipe_words(fit: Fit) -> str:
@@ -160,7 +119,7 @@ def recipe_words(fit: Fit) -> str:
     times = [f"{fit.seconds.total:.2f}", f"{fit.seconds.spread:.2f}"] if fit.seconds else ["-", "-"]
     host = ["-", "-"] if fit.host_bytes is None else [gib(fit.host_bytes), f"{most:.1f}"]
     found = [fit.label, WORD[on_gpu], gib(fit.need_bytes), gib(fit.spread_bytes), *host, *times]
-    return " ".join([*found, *(word or "-" for word in by_category(fit))])
+    return " ".join([*found, *category_words(fit)])
 
 
 def of_training(fits: Sequence[Fit], training: str) -> list[Fit]:
@@ -318,32 +277,53 @@ def _name(row: Resolved, gpu: Card) -> str:
     return f"{row.spec.model} {row.recipe}{gpus}"
 
 
-class Replicas:
-    """An ``Ask`` that traces DDP rows of library models for one number of GPUs only, the first
-    requested.
+def usual_cells(places: Sequence[Scenario], ask: Ask) -> Cells:
+    """Return a cell for each scenario and training, in order, with its scenario.
 
-    Each DDP rank has the same memory and work for any number of ranks
-    (``tests/predict/test_replicas.py``). The project's own DiT is excluded: each rank draws the
-    noise of the whole batch.
+    The searches are those of plans and ask for the same rows in the same order, so a cell has the
+    answer of its plan.
     """
+    listed = [(place, row) for place in places if not place.asked.searched
+              for row in place.asked.resolved]  # fmt: skip
+    for (place, _), fit in zip(listed, ask(listed, USUAL) if listed else (), strict=True):
+        place.fits.append(fit)
+    placed = {one: place for place in places for one in place.searches}
+    run(list(placed), lambda pairs: ask([(placed[one], row) for one, row in pairs], USUAL))
+    return [(place, place.cell(training)) for place in places for training in TRAININGS]
 
-    def __init__(self, ask: Ask) -> None:
-        self.ask = ask
-        self.traced: dict[str, Resolved] = {}
 
-    def __call__(self, pairs: Pairs, why: str) -> list[Fit]:
-        rows = [self._traced(row) for _, row in pairs]
-        asked = [(place, row) for (place, _), row in zip(pairs, rows, strict=True)]
-        return [
-            fit if fit.lack or fit.resolved is row else judge(row, fit.prediction, fit.gpu)
-            for fit, (_, row) in zip(self.ask(asked, why), pairs, strict=True)
-        ]
+def cells_at(places: Sequence[Scenario], ask: Ask, doublings: int) -> list[Cell]:
+    """Return a cell for each scenario and training, in order.
 
-    def _traced(self, row: Resolved) -> Resolved:
-        """Return the row whose trace this row shares."""
-        processes = row.spec.processes
-        alone = "replicas" in row.launch.traits and row.launch.layout.alike == processes
-        if not alone or not row.subject.of_library:
-            return row
-        each = {"processes": 2, "global_batch": 2 * row.spec.global_batch // processes}
-        return self.traced.setdefault(dataclasses.replace(row.spec, **each).key, row)
+    The sample of each cell that fits is doubled until it does not fit, up to ``doublings`` times.
+    """
+    cells, beyond = usual_cells(places, ask), dict[int, str]()
+    growing = {
+        number: larger(cell.fit.resolved, doublings)
+        for number, (_, cell) in enumerate(cells)
+        if cell.fit and cell.fit.fits
+    }
+    while steps := [(n, row) for n, rows in growing.items() if (row := next(rows, None))]:
+        fits = ask([(cells[n][0], row) for n, row in steps], LARGER)
+        for (n, row), fit in zip(steps, fits, strict=True):
+            beyond[n] = "" if fit.verdict == "unknown" else sample_name(row)
+            if fit.fits:
+                beyond[n] = f"above {beyond[n]}"
+            else:
+                del growing[n]
+    return [
+        dataclasses.replace(cell, beyond=beyond.get(n, "")) for n, (_, cell) in enumerate(cells)
+    ]
+
+
+def larger(row: Resolved, doublings: int) -> Iterator[Resolved]:
+    """Yield the row with samples of twice the elements, four times, and so on.
+
+    A video gets more frames, an image larger sides.
+    """
+    sizes = row.subject.samples_up("frames") or row.subject.samples_up("resolution")
+    for power in range(1, doublings + 1):
+        fields = next((fields for fields, times in sizes if times >= 2**power), None)
+        if fields is None:
+            return
+        yield resolve(dataclasses.replace(row.spec, **fields))

@@ -21,12 +21,11 @@ from harness.planner.atlas.cells import (
     DOUBLINGS,
     AtlasProgress,
     Cell,
-    Replicas,
     Scenario,
+    cells_at,
     kept,
     predicted,
 )
-from harness.planner.atlas.growth import cells_at
 from harness.planner.atlas.page import from_csv, in_short, write
 from harness.planner.plan.candidates import PlanError, asked_for
 from harness.planner.plan.command import add_arguments as plan_arguments
@@ -128,7 +127,7 @@ def cells_of(
     if options.kept:
         return [cell for cell in cells_at(places, kept, 0) if cell.complete]
     jobs = options.jobs or pool.default_jobs()
-    ask = Replicas(functools.partial(predicted, jobs=jobs, progress=progress))
+    ask = functools.partial(predicted, jobs=jobs, progress=progress)
     return cells_at(places, ask, options.growth)
 
 
