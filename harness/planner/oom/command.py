@@ -13,7 +13,6 @@ import dataclasses
 import io
 import stat
 import sys
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -26,6 +25,7 @@ from harness.planner.oom.log import Failure, Log
 from harness.planner.oom.numbers import Numbers
 from harness.planner.oom.reading import Reading, gib
 from harness.planner.plan.request import AS_PLANNED, add_question
+from harness.planner.plan.table import print_lines
 from harness.planner.suggestions import GROWING, RECOMPUTED, holds_enough
 from harness.report.figures.units import GIB
 from strategies.base import BadInput
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from harness.planner.plan.tracing import Asking
     from harness.planner.suggestions import Ways
     from harness.planner.verdict import Fit
+    from harness.resolve import Resolved
 
 COLUMNS = 80
 """Columns of the output if it is not a terminal."""
@@ -76,7 +77,12 @@ def oom(options: argparse.Namespace) -> int:
     Raises:
         BadInput: the file is unreadable or has no such error, or a plan cannot be made.
     """
-    _check(options)
+    if bool(options.model) != bool(options.recipe):
+        given, lacks = ("model", "recipe") if options.model else ("recipe", "model")
+        raise BadInput(
+            f"{given} is {getattr(options, given)}, and changes are predicted from a model and the "
+            f"recipe that ran out; add --{lacks}"
+        )
     console = make_console(COLUMNS)
     with opened(options.file) as file:
         head = file.peek(HEAD)[:HEAD]
@@ -89,36 +95,23 @@ def oom(options: argparse.Namespace) -> int:
     return OK
 
 
-def _check(options: argparse.Namespace) -> None:
-    if bool(options.model) != bool(options.recipe):
-        given, lacks = ("model", "recipe") if options.model else ("recipe", "model")
-        raise BadInput(
-            f"{given} is {getattr(options, given)}, and changes are predicted from a model and the "
-            f"recipe that ran out; add --{lacks}"
-        )
-
-
 # ---- reading ----
 
 
-@contextlib.contextmanager
-def opened(name: str) -> Iterator[Any]:
+def opened(name: str) -> contextlib.AbstractContextManager[Any]:
     """Open a file, or standard input, as bytes.
 
     Raises:
-        BadInput: it cannot be opened, or is no regular file or too large a snapshot.
+        BadInput: it cannot be opened, or is no regular file.
     """
     if name == STDIN:
-        yield sys.stdin.buffer
-        return
+        return contextlib.nullcontext(sys.stdin.buffer)
     try:
         if not stat.S_ISREG(Path(name).stat().st_mode):
             raise BadInput(f"{name} is no regular file; {WANTED}, or - for standard input")
-        file = Path(name).open("rb")  # noqa: SIM115
+        return Path(name).open("rb")
     except OSError as error:
         raise BadInput(f"{name}: {error.strerror or error}; {WANTED}") from None
-    with file:
-        yield file
 
 
 def _called(name: str) -> str:
@@ -154,12 +147,11 @@ def _scanned(file: IO[bytes], head: bytes, name: str) -> Log:
 
 def _tell_log(found: Log, name: str, console: Console) -> Numbers:
     failure = found.first
-    _tell_reading(reading.read(failure), console)
-    _tell_table(parts(failure.numbers), failure.numbers, console)
-    _tell_measures(reading.read(failure), console)
+    numbers = failure.numbers
+    _tell(reading.read(failure), numbers, {}, console)
     for note in _notes(found, failure, name):
         console.print(escape(note), style="dim")
-    return failure.numbers
+    return numbers
 
 
 def _notes(found: Log, failure: Failure, name: str) -> Iterator[str]:
@@ -184,24 +176,38 @@ def _tell_snapshot(file: IO[bytes], name: str, console: Console) -> Numbers:
         )
     first = found[0]
     failure = Failure(log.GPU, "", frames=first.frames)
-    if first.failed:
-        _tell_reading(reading.read(failure, first.numbers), console)
-    else:
+    if not first.failed:
         gpu, held = first.numbers.gpu, gib(first.numbers.allocated)
         console.print(f"No allocation failed. At its end GPU {gpu} held {held} of tensors.")
-    _tell_table(parts(first.numbers), first.numbers, console)
-    _tell_shares("Allocated by", first.phases, console)
-    _tell_shares("Lines that hold most", dict([*first.lines.items()][:LARGEST_LINES]), console)
-    if first.failed:
-        _tell_measures(reading.read(failure, first.numbers), console)
+    lines = dict([*first.lines.items()][:LARGEST_LINES])
+    shares = {"Allocated by": first.phases, "Lines that hold most": lines}
+    read = reading.read(failure, first.numbers) if first.failed else None
+    _tell(read, first.numbers, shares, console)
     if len(found) > 1:
         console.print(f"{len(found)} GPUs are in {escape(name)}; one is shown.", style="dim")
     return first.numbers
 
 
-def _tell_reading(found: Reading, console: Console) -> None:
-    console.print(f"{escape(found.where[0].upper() + found.where[1:])}.", style="bold")
-    console.print(escape(found.sentence))
+def _tell(
+    found: Reading | None,
+    numbers: Numbers,
+    shares: Mapping[str, Mapping[str, int]],
+    console: Console,
+) -> None:
+    """Print a diagnosis, the parts of the card's memory, other ``shares`` of it, and measures."""
+    if found:
+        console.print(f"{escape(found.where[0].upper() + found.where[1:])}.", style="bold")
+        console.print(escape(found.sentence))
+    if rows := parts(numbers):
+        gpu = f" of GPU {numbers.gpu}" if numbers.gpu else ""
+        _tell_shares(f"{numbers.total / GIB:.2f} GiB{gpu}", rows, console, numbers.total)
+        if numbers.requested:
+            console.print(f" {'requested':<46}{numbers.requested / GIB:>8.2f}")
+    for head, rows in shares.items():
+        _tell_shares(head, rows, console)
+    if found and found.measures:
+        console.print("\nTry, cheapest first:", style="bold")
+        print_lines([f"- {text}" for text in found.measures], console)
 
 
 def parts(numbers: Numbers) -> Mapping[str, int]:
@@ -219,15 +225,6 @@ def parts(numbers: Numbers) -> Mapping[str, int]:
     return {name: size for name, size in named.items() if size}
 
 
-def _tell_table(rows: Mapping[str, int], numbers: Numbers, console: Console) -> None:
-    if not rows:
-        return
-    gpu = f" of GPU {numbers.gpu}" if numbers.gpu else ""
-    _tell_shares(f"{numbers.total / GIB:.2f} GiB{gpu}", rows, console, numbers.total)
-    if numbers.requested:
-        console.print(f" {'requested':<46}{numbers.requested / GIB:>8.2f}")
-
-
 def _tell_shares(
     head: str, rows: Mapping[str, int], console: Console, total: int | None = None
 ) -> None:
@@ -239,24 +236,6 @@ def _tell_shares(
         name = name if len(name) <= 46 else f"...{name[-43:]}"
         cells = f" {name:<46}{size / GIB:>8.2f}{100 * size / whole:>6.0f}"
         console.print(escape(cells))
-
-
-def _tell_measures(found: Reading, console: Console) -> None:
-    if found.measures:
-        console.print("\nTry, cheapest first:", style="bold")
-    for text in found.measures:
-        _say(f"- {text}", console)
-
-
-def _say(text: str, console: Console) -> None:
-    """Print a line; a further line of it is indented. A command stays whole, to be copied."""
-    if "./run.sh" in text:
-        console.print(escape(text), soft_wrap=True)
-        return
-    for line in textwrap.wrap(
-        text, console.width, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False
-    ) or [""]:
-        console.print(escape(line))
 
 
 # ---- changes ----
@@ -283,11 +262,7 @@ def _tell_changes(options: argparse.Namespace, numbers: Numbers, console: Consol
     asked = dataclasses.replace(asked, gpu=gpu)
     asking = Asking(asked, pool.default_jobs(), Predictions(console))
     (given,) = asking.fits(asked.resolved)
-    able, ways = fitting(given, asking)
-    if not given.fits and not able:
-        able = searched(given, options, asking)
-    console.print()
-    _say(_given(given, numbers), console)
+    able, ways = fitting(given, options, asking)
     if given.fits:
         lines = [
             f"Predicted to fit: {reach(given)}. The run had larger samples, other models beside it "
@@ -297,8 +272,8 @@ def _tell_changes(options: argparse.Namespace, numbers: Numbers, console: Consol
         lines = list(changes(given, able))
     else:
         lines = tried_instead(ways) or [f"Not predicted: {given.prediction.reason}"]
-    for line in lines:
-        _say(line, console)
+    console.print()
+    print_lines([_given(given, numbers), *lines], console)
     asking.progress.tell_recorded()
 
 
@@ -307,17 +282,32 @@ def _whole(size: int) -> int:
     return size // 2**20 * 2**20
 
 
-def fitting(given: Fit, asking: Asking) -> tuple[list[Fit], Ways | None]:
+def fitting(
+    given: Fit, options: argparse.Namespace, asking: Asking
+) -> tuple[list[Fit], Ways | None]:
     """Return changes of a recipe that fit, and those that the plan tried.
 
-    The plan's search ends at the first that fit. If these are few, single knobs are moved too.
+    If few of these fit, single knobs are moved too. If none does, the recipes of the plan's own
+    search are taken that train the same weights.
     """
-    from harness.planner.advice import moves
+    from harness.planner.plan.candidates import without_recipes
 
     ways = asking.ways([given])
     able = ways.able if ways else []
-    if not able or len(able) >= CHANGES:
+    if given.fits or len(able) >= CHANGES:
         return able, ways
+    if able:
+        more = asking.fits(_moved(given, ways, asking), "One change at a time: ")
+    else:
+        asked = without_recipes(options, given.resolved)
+        more = asking.search(asked.resolved)[0] if asked.searched else []
+    return [*able, *(fit for fit in more if fit.fits)], ways
+
+
+def _moved(given: Fit, ways: Ways, asking: Asking) -> list[Resolved]:
+    """Return rows with one moved knob that may free enough, without those that were tried."""
+    from harness.planner.advice import moves
+
     known = {fit.resolved.spec for fit in ways.tried}
     knobs = [knob for knob, freed in KNOBS.items() if holds_enough(given, freed)]
     rows = [
@@ -327,17 +317,7 @@ def fitting(given: Fit, asking: Asking) -> tuple[list[Fit], Ways | None]:
         if one.row.micro_batch <= given.resolved.micro_batch
     ]
     rows.sort(key=lambda one: knobs.index(one.knob))
-    more = asking.fits([one.row for one in rows[:MOVES]], "One change at a time: ")
-    return [*able, *(fit for fit in more if fit.fits)], ways
-
-
-def searched(given: Fit, options: argparse.Namespace, asking: Asking) -> list[Fit]:
-    """Return the fits of the plan's own search that train the same weights as ``given``."""
-    from harness.planner.plan.candidates import without_recipes
-
-    asked = without_recipes(options, given.resolved)
-    fits, _ = asking.search(asked.resolved) if asked.searched else ([], [])
-    return [fit for fit in fits if fit.fits]
+    return [one.row for one in rows[:MOVES]]
 
 
 def _given(given: Fit, numbers: Numbers) -> str:

@@ -71,12 +71,10 @@ def load(file: IO[bytes]) -> Any:
     """
     try:
         return _Plain(file).load()
-    except pickle.UnpicklingError as error:
+    except (pickle.UnpicklingError, EOFError, ValueError, LookupError, TypeError, AttributeError,
+            MemoryError, OverflowError, RecursionError) as error:  # fmt: skip
         if "it asks for" in str(error):
             raise ValueError(f"{error}, and only plain data is read; nothing was run") from None
-        raise ValueError(f"it is cut off or damaged ({error})") from None
-    except (EOFError, ValueError, IndexError, KeyError, TypeError, AttributeError,
-            MemoryError, OverflowError, RecursionError) as error:  # fmt: skip
         raise ValueError(f"it is cut off or damaged ({error})") from None
 
 
@@ -92,20 +90,16 @@ def snapshots(data: Any) -> list[Snapshot]:
         devices = defaultdict(list)
         for segment in segments:
             devices[int(segment["device"])].append(segment)
+        of_device = dict(enumerate(traces))
         found = [
-            _snapshot(device, devices.get(device, []), list(trace))
-            for device, trace in _by_device(traces, devices)
+            _snapshot(device, devices[device], list(of_device.get(device, ())))
+            for device in sorted({*of_device, *devices})
         ]
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise ValueError(f"it has no segments and device_traces ({reason:.80})") from None
     held = [one for one in found if one.numbers.pool or one.failed]
     return sorted(held, key=lambda one: (not one.failed, -one.numbers.pool))
-
-
-def _by_device(traces: list[Any], devices: Mapping[int, Any]) -> Iterator[tuple[int, Any]]:
-    for device in sorted({*range(len(traces)), *devices}):
-        yield device, traces[device] if device < len(traces) else []
 
 
 def _snapshot(device: int, segments: list[Any], trace: list[Mapping[str, Any]]) -> Snapshot:

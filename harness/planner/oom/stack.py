@@ -32,55 +32,52 @@ class Phase(NamedTuple):
 
     words: str
     holds: str
-    pattern: re.Pattern[str]
+    pattern: str
 
 
-RULES = {
-    "save": (
+PHASES = {
+    "save": Phase(
         "while a checkpoint was saved",
         "copies for saving",
         r"\b_?(?:safe_)?save_(?:state|check|pretrained|model|ckpt|lora|file|hf)|fsdp_save|_save\b"
         r"|_full_pre_state_dict| state_dict |\.state_dict\(|torch\.save\("
         r"|Failed to clone\(\) tensor",
     ),
-    "validate": (
+    "validate": Phase(
         "in validation or sampling",
         "validation",
         r"log_validation|run_validation|validation_step|evaluation_loop|prediction_step"
         r"|sample_image|generate_sample|latents_to_image|decode_latents|\.decode\(| decode\b",
     ),
-    "encode": (
+    "encode": Phase(
         "while texts or samples were encoded",
         "encoders",
         r"cache_text_encoder|cache_latents|encode_prompt|text_embedding|text_encoders?\b"
         r"|vae\.encode|encode_first_stage| encode\b",
     ),
-    "optimizer": (
+    "optimizer": Phase(
         "in the optimizer's step",
         "optimizer state",
         r"torch/optim/|accelerate/optimizer\.py|bitsandbytes/optim/|optimizer\.step|exp_avg"
         r"|_init_group|_take_model_step|initialize_optimizer_states|clip_grad|_maybe_opt_step",
     ),
-    "backward": (
+    "backward": Phase(
         "in the backward pass",
         "gradients and backward",
         r"\bbackward\b|_engine_run_backward|torch::autograd|recompute_fn|unpack_hook",
     ),
-    "forward": (
+    "forward": Phase(
         "in the forward pass",
         "activations",
         r"\bforward\b|_call_impl|forward_call|training_step|compute_loss",
     ),
-    "load": (
+    "load": Phase(
         "while the model was loaded or moved to the GPU",
         "model, as loaded",
         r"from_pretrained|load_state_dict|load_model|load_checkpoint|_apply\b|\.to\(|\bcuda\("
         r"|deepspeed\.initialize|_configure_distributed_model|\bprepare\b|_init_weights"
         r"|reset_parameters|partition_parameters",
     ),
-}
-PHASES = {
-    name: Phase(words, holds, re.compile(rule)) for name, (words, holds, rule) in RULES.items()
 }
 """Phase -> its words and pattern; the first whose pattern is found in any frame counts.
 
@@ -95,7 +92,7 @@ LIBRARY = re.compile(r"-packages/torch/|/pytorch/torch/|contextlib\.py|^\?\?|^<|
 def phase_of(frames: Iterable[Frame], line: str = "") -> str:
     """Return the phase of a stack, or of a message without a stack; empty if unknown."""
     text = "\n".join([*(frame.text for frame in frames), f" {line}"])
-    return next((name for name, phase in PHASES.items() if phase.pattern.search(text)), "")
+    return next((name for name, phase in PHASES.items() if re.search(phase.pattern, text)), "")
 
 
 def allocates_state(frames: Iterable[Frame]) -> bool:

@@ -51,8 +51,7 @@ def answer(fits: Sequence[Fit], ways: Ways | None = None) -> list[str]:
         return _none_fits(fits) + tried_instead(ways)
     head = "Fastest predicted to fit" if best.fits else "None is sure to fit. Fastest that may"
     lines = [f"{head}: {best.label}, {rate_in_words(best)}, {reach(best)}{_on_host(best)}"]
-    lines += [*_binding(best), f"  its peak: {peak_in_words(best)}"]
-    lines += _export(best)
+    lines += [*_peak(best), *_export(best)]
     lines += _faster_if_it_fits(best, fits) if best.fits else tried_instead(ways)
     rivals = [f for f in fits if f.fits and f is not best and f.seconds]
     close = [f.label for f in rivals if _may_be_faster(f, best)]
@@ -94,8 +93,7 @@ def _without_answer(kind: str, proof: Proof) -> list[str]:
     return [
         f"{kind}: none of {proof.recipes} recipes fits: {counts_in_words(proof)}",
         f"  nearest of those predicted: {close.label} {lacks(close)}",
-        *_binding(close),
-        f"  its peak: {peak_in_words(close)}",
+        *_peak(close),
     ]
 
 
@@ -144,14 +142,13 @@ def phases(fit: Fit) -> list[str]:
     return [f"by phase: {each} GiB; {fit.binds} binds: {fit.phases[fit.binds].what}"]
 
 
-def _binding(fit: Fit) -> list[str]:
-    """Name the phase that needs more than the step. The line after it describes the step's peak."""
-    more = fit.binds != STEP and fit.phases[fit.binds]
-    return (
-        [f"  needs the most in the phase {fit.binds}: {more.what}, {gib(more.gpu)} GiB"]
-        if more
-        else []
-    )
+def _peak(fit: Fit) -> list[str]:
+    """Name the phase that needs more than the step, if any, then describe the step's peak."""
+    lines = [f"  its peak: {peak_in_words(fit)}"]
+    if fit.binds == STEP:
+        return lines
+    more = fit.phases[fit.binds]
+    return [f"  needs the most in the phase {fit.binds}: {more.what}, {gib(more.gpu)} GiB", *lines]
 
 
 def lacks(fit: Fit) -> str:
@@ -211,11 +208,7 @@ def _none_fits(fits: Sequence[Fit]) -> list[str]:
         return ["None of these can run on this card; the lines below the table say what can."]
     if close is None:
         return ["Nothing could be predicted; the lines below the table say why."]
-    return [
-        f"None is predicted to fit. Nearest: {close.label} {lacks(close)}",
-        *_binding(close),
-        f"  its peak: {peak_in_words(close)}",
-    ]
+    return [f"None is predicted to fit. Nearest: {close.label} {lacks(close)}", *_peak(close)]
 
 
 def _need(fit: Fit) -> str:
