@@ -48,8 +48,7 @@ class Sought:
 
 
 def samples(axis: str) -> Callable[[Sequence[Resolved]], Ladder]:
-    """Return a function that makes the ladder of sample sizes along ``axis`` ("resolution",
-    "frames")."""
+    """Return the function that makes the ladder of "resolution" or "frames" (``axis``)."""
 
     def ladder(asked: Sequence[Resolved]) -> Ladder:
         sizes = asked[0].subject.samples_up(axis)
@@ -75,8 +74,7 @@ def sample_name(resolved: Resolved) -> str:
 
 
 def ranks(asked: Sequence[Resolved]) -> Ladder:
-    """Return the ladder of adapter ranks, which starts at the first rank among the requested
-    rows."""
+    """Return the ladder of adapter ranks; it starts at the first rank of the requested rows."""
 
     def place(row: Resolved) -> int:
         part = adapter(row)
@@ -226,8 +224,7 @@ def moves(row: Resolved, processes: int) -> list[Move]:
 def _places(
     slot: Slot, texts: Sequence[str], none: str = ""
 ) -> Callable[[Resolved], Iterator[Step]]:
-    """Return a function that yields the ``texts`` for one slot, and the empty slot, called
-    ``none``."""
+    """Return a function that yields ``texts`` for a slot, and the empty slot, called ``none``."""
 
     def steps(row: Resolved) -> Iterator[Step]:
         if none and row.recipe.in_slot(slot):

@@ -110,9 +110,7 @@ def predicted_categories(
 
 
 def library_bytes(result: Result, found: Calibration | None = None) -> int:
-    """Return the bytes that libraries take from the caching allocator, invisible to a trace; 0 on
-    a CPU.
-    """
+    """Return the bytes of libraries in torch's allocator, which no trace sees; 0 on a CPU."""
     if result.meter != "cuda":
         return 0
     return overhead.libraries(rates.of_environment(result.environment, found))

@@ -214,8 +214,7 @@ def cached(resolved: Resolved, folder: Path, kind: str = USUAL) -> Prediction | 
 
 @functools.cache
 def code() -> str:
-    """Return a short hash of the sources that may decide a prediction, and of the library
-    versions."""
+    """Return a short hash of the sources that may decide a prediction, and of versions."""
     versions = [str(version(library)) for library in ("torch", "accelerate", "deepspeed")]
     return hashlib.sha256("".join([digest(PREDICTED), *versions]).encode()).hexdigest()[:10]
 

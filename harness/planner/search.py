@@ -117,8 +117,7 @@ def model_name(resolved: Resolved) -> str:
 
 @dataclass
 class _State:
-    """Bracket of one recipe: indices of the largest size that fits and the smallest that does
-    not."""
+    """Bracket of a recipe: indices of the largest size that fits and the next that does not."""
 
     low: int
     high: int
@@ -213,8 +212,7 @@ def _next(state: _State, weights: Sequence[float], start: int) -> int:
 
 
 def _crossing(state: _State, weights: Sequence[float], first: int, second: int) -> int:
-    """Return the index at which the line through two sizes reaches the memory of the card or the
-    host."""
+    """Return where the line through two sizes reaches the memory of the card or the host."""
     one, two = state.known[first], state.known[second]
     step = weights[second] - weights[first]
     ends = [(one.most_bytes, two.most_bytes, one.gpu.memory_bytes)]

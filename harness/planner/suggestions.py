@@ -124,7 +124,6 @@ def _new(rows: Iterable[Resolved | None], known: set[tuple[str, int]]) -> Iterat
 
 
 def _alone(close: Fit, processes: int) -> Iterator[Resolved | None]:
-    """Yield rows with one changed part."""
     for edit in _edits(close, processes):
         yield changed(close.resolved, edit, processes)
 
@@ -171,8 +170,7 @@ def _together(row: Resolved, processes: int) -> Iterator[Resolved]:
 
 
 def _swapping(close: Fit) -> Edit:
-    """Return a swap of just enough blocks to free what is missing, if all weights were in
-    blocks."""
+    """Return a swap of just enough blocks to free what is missing."""
     row, instant = close.resolved, close.prediction.peak
     depth = row.subject.depth
     if instant is None or row.recipe.in_slot(Slot.SWAP) or not instant.categories["parameters"]:
@@ -188,8 +186,7 @@ def _in_bf16(row: Resolved) -> Edit:
 
 
 def _in_bf16_alone(row: Resolved) -> Edit:
-    """Return an edit without float32 weights, and with an optimizer that keeps what bf16 rounds
-    away."""
+    """Return an edit without float32 weights, by an optimizer that keeps what bf16 rounds."""
     mixed = row.recipe.in_slot(Slot.PRECISION).name in MIXED
     if not mixed or not _plain(row, Slot.OPTIMIZE, "adamw"):
         return {}

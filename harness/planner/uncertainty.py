@@ -60,8 +60,7 @@ class Share:
 
 
 def class_of(traits: Iterable[str], found: Prediction) -> str:
-    """Return the class of a prediction, a key of ``CLASSES``, for a launch with these
-    ``traits``."""
+    """Return the class of a prediction, a key of ``CLASSES``, by the launch's traits."""
     traits = frozenset(traits)
     if traits & HOSTED:
         return "offloaded"

@@ -95,8 +95,7 @@ class Fit:
 
     @property
     def room_bytes(self) -> int | None:
-        """Bytes of the card that remain beyond the upper end of the need; negative if it does not
-        fit."""
+        """Bytes of the card beyond the upper end of the need; negative if it does not fit."""
         return None if self.need_bytes is None else self.gpu.memory_bytes - self.most_bytes
 
     @property
@@ -112,8 +111,7 @@ class Fit:
 
     @property
     def shortage(self) -> float:
-        """Upper end of the need over the available memory, of the GPU or the host, whichever is
-        larger."""
+        """Upper end of the need over what there is, of the GPU or the host; the larger."""
         of_host = (self.host_most or 0) / self.host_memory
         return max(self.most_bytes / self.gpu.memory_bytes, of_host)
 
@@ -154,8 +152,7 @@ def judge(resolved: Resolved, prediction: Prediction, gpu: Card) -> Fit:
 
 
 def _verdict(fit: Fit) -> str:
-    """Return the verdict for a known need. The host's memory counts only if the GPU's may
-    suffice."""
+    """Return the verdict for a known need. The host counts only if the GPU may suffice."""
     low = min(fit.need_bytes - fit.spread_bytes, fit.least_bytes)
     on_gpu = decide(low, fit.most_bytes, fit.gpu.memory_bytes)
     if on_gpu == "no" or not fit.host_bytes or fit.gpu.shared:
@@ -166,8 +163,7 @@ def _verdict(fit: Fit) -> str:
 
 
 def decide(low: int, most: int, have: int) -> str:
-    """Return fits, tight or no, for a need from ``low`` to ``most`` and ``have`` available
-    bytes."""
+    """Return fits, tight or no, for a need from ``low`` to ``most`` of ``have`` bytes."""
     return "fits" if most <= have else "tight" if low <= have else "no"
 
 

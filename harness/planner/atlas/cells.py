@@ -214,9 +214,7 @@ class AtlasProgress(Predictions):
 
 @dataclass(kw_only=True, eq=False)
 class Scenario:
-    """A model on a number of one card: the checked request, the fits of listed rows, and the
-    searches of a lattice.
-    """
+    """A model on a number of one card: the request, fits of listed rows, and searches."""
 
     model: str
     card: str
@@ -241,7 +239,6 @@ class Scenario:
         return cell_of(of_training(fits, training), training, named, self._answer(training))
 
     def _answer(self, training: str) -> Fit | None:
-        """Return the answer of the search of one training."""
         proofs = [one.proof for one in self.searches]
         return next((one.best for one in proofs if one.adapters == TRAININGS[training]), None)
 

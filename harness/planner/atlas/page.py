@@ -178,7 +178,6 @@ def _data(lines: Lines) -> str:
 
 
 def _head(name: str) -> str:
-    """Return the head of a column that sorts."""
     text = html.escape(name)
     return f'<th data-sort="{text}"><button type="button">{text}</button></th>'
 
@@ -262,9 +261,7 @@ def _table(heads: Sequence[str], rows: Lines) -> str:
 
 
 def write(lines: Lines, folder: Path) -> list[Path]:
-    """Write ``atlas.csv``, ``atlas.md``, a page for each model, and ``atlas.html``; return the
-    three paths.
-    """
+    """Write CSV, Markdown with a page for each model, and HTML; return the three paths."""
     pages = folder / FOLDER
     pages.mkdir(exist_ok=True)
     if pages.is_symlink():

@@ -90,7 +90,6 @@ def _marked(part: Lines, text: str) -> list[str]:
 
 
 def _imports(lines: Sequence[Lines], handlers: Sequence[str]) -> list[str]:
-    """Return each import once, with the names of the strategies that need it."""
     wanted = [line for part in lines for line in part.places.get("imports", "").splitlines()]
     names = " ".join(part.of for part in lines if "imports" in part.places)
     made = [f"{BEGIN} {names}", *dict.fromkeys(wanted), END] if wanted else []
@@ -99,9 +98,7 @@ def _imports(lines: Sequence[Lines], handlers: Sequence[str]) -> list[str]:
 
 
 def _accelerator(lines: Sequence[Lines], handlers: Sequence[str]) -> list[str]:
-    """Return the call of ``Accelerator`` with the strategies' arguments; nothing without
-    arguments.
-    """
+    """Return the call of ``Accelerator`` with the strategies' arguments, if there are any."""
     given = [part.places["accelerator"].strip() for part in lines if "accelerator" in part.places]
     handed = [part.places["handlers"].strip() for part in lines if "handlers" in part.places]
     if handlers or handed:
@@ -176,9 +173,7 @@ def bundle(
 
 
 def _among(machines: int, found: ResolvedConfig) -> tuple[Mapping[str, Any], Mapping[str, str]]:
-    """Return accelerate's file for several machines, each with its own rank, and the values to
-    fill in.
-    """
+    """Return accelerate's file for several machines, and the values to fill in on each."""
     if machines == 1:
         return found.content, found.blanks
     own = {"num_machines": machines, "machine_rank": 0, "main_process_ip": HEAD_BLANK}
@@ -210,7 +205,6 @@ def _numbers(resolved: Resolved) -> str:
 
 
 def _command(resolved: Resolved, folder: Path) -> str:
-    """Return the line that starts train.py from the user's current folder."""
     here = Path(os.path.relpath(folder)) if folder.is_relative_to(Path.cwd()) else folder
     added = resolved.launch.engine.environment(resolved.spec.device)
     lead = [f"{key}={value}" for key, value in added.items()]

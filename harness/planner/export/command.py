@@ -161,9 +161,7 @@ def _resolved(options: argparse.Namespace, given: Mapping[str, Any]) -> tuple[As
 
 
 def _plan(resolved: Resolved, asked: Asked) -> str:
-    """Return the command that plans the exported recipe; empty if ``plan`` lacks one of its
-    options.
-    """
+    """Return the command that plans the recipe; empty if ``plan`` lacks one of its options."""
     if resolved.spec != asked.resolved[0].spec:
         return ""
     recipe = str(resolved.recipe)

@@ -325,7 +325,6 @@ def _script(path: Path, text: str) -> Found:
 
 @functools.cache
 def _scripts() -> Mapping[str, str]:
-    """Return the file name of each trainer's script -> the trainer."""
     found = {"simpletuner": "simpletuner", "run.py": "ai-toolkit"}
     for name in trainers.known():
         table = trainers.table(name)

@@ -153,7 +153,6 @@ def of_part(part: Strategy, resolved: Resolved) -> Lines:
 
 
 def _rule(part: Strategy, resolved: Resolved) -> Rule:
-    """Return the rule for a strategy; empty if there is none."""
     found = table().get(part.name, ())
     return fitting(found, parameters(part), resolved.launch, defaults(part)) or {}
 
@@ -202,14 +201,11 @@ def told(part: Strategy) -> str:
 
 
 def _home(part: Strategy) -> str:
-    """Return the file of a strategy, relative to the project's root."""
     return type(part).__module__.replace(".", "/") + ".py"
 
 
 def _literal(value: Any) -> str:
-    """Return ``value`` as a Python literal; digits are a number if a parameter takes words and
-    numbers.
-    """
+    """Return ``value`` as a Python literal; digits in a text become a number."""
     spelt = isinstance(value, str) and not value.isdigit()
     return json.dumps(value) if spelt else str(value)
 

@@ -73,7 +73,6 @@ def _of_launch(found: Sequence[Found], launch: launches.Launch, model: str) -> R
 
 
 def _spec(made: Reading, recipe: str) -> Spec:
-    """Return the spec of a recipe on GPUs."""
     kind = kind_of(made.model)
     data = "synthetic" if kind.brings_samples else "synthetic:32"
     return Spec(

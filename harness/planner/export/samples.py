@@ -82,7 +82,6 @@ def _groups(sources: Sequence[Mapping[str, Any]], shape: Mapping[str, Any]) -> l
 
 
 def _sizes(group: Mapping[str, Any], shape: Mapping[str, Any]) -> Iterator[Size]:
-    """Yield each size of a dataset."""
     frames = group.get("frames", 0)  # 0: the model's usual number
     most = max(map(whole, frames if isinstance(frames, list) else [frames]), default=0)
     if "resolution" not in group:

@@ -101,6 +101,5 @@ def _known(table: Mapping[str, Any], loose: Sequence[str]) -> tuple[set[str], se
 
 
 def _short(value: Any) -> str:
-    """Return a value for a line."""
     text = str(value).lower() if isinstance(value, bool) else str(value)
     return text if len(text) <= 40 else f"{text[:37]}..."

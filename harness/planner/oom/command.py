@@ -242,7 +242,6 @@ def _tell_shares(
 
 
 def _tell_changes(options: argparse.Namespace, numbers: Numbers, console: Console) -> None:
-    """Predict the recipe and changes of it, and print the smallest ones that fit."""
     from harness.commands.progress import Predictions
     from harness.planner import pool
     from harness.planner.plan.answer import reach, tried_instead

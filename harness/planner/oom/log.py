@@ -146,7 +146,6 @@ class _Reader:
             self._read(printable(line).rstrip())
 
     def _read(self, line: str) -> None:
-        """Read a line that may belong to an error or a stack."""
         found = RANK.search(line)
         rank = found[1] if found else ""
         text = RANK.sub("", line)
@@ -224,7 +223,6 @@ class _Reader:
         return bool(pointed)
 
     def _code(self, pointed: re.Match[str] | None, text: str, rank: str) -> None:
-        """Add its source line to the last frame."""
         numbered = re.match(r"[\s|\u2502]*\d* *[|\u2502]|\s*\d+ ", text)
         if pointed or not numbered:
             code = (pointed[1] if pointed else text).strip()

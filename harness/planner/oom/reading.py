@@ -63,7 +63,6 @@ def gib(size: int | None) -> str:
 
 
 def _words(failure: Failure, numbers: Numbers) -> dict[str, str]:
-    """Return the words that sentences and measures are filled with."""
     names = ("requested", "free", "allocated", "cached", "process", "limit", "capacity", "pool",
              "total", "beside")  # fmt: skip
     largest = sorted(numbers.others.items(), key=lambda item: -item[1])[:3]

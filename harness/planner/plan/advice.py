@@ -83,9 +83,7 @@ def _buys(fit: Fit, given: Fit) -> int | None:
 
 
 def time_of(fit: Fit, given: Fit) -> str:
-    """Return a sample's time relative to the given recipe's, as ``+30 %`` or ``x3.1``; ``-`` if
-    unknown.
-    """
+    """Return a sample's time relative to ``given``, as ``+30 %`` or ``x3.1``; ``-``: unknown."""
     if not fit.samples_per_second or not given.samples_per_second:
         return "-"
     times = given.samples_per_second / fit.samples_per_second
@@ -179,9 +177,7 @@ def print_largest(answers: Sequence[Largest], what: str, asked: Asked, console: 
 
 
 def _need(fit: Fit | None) -> str:
-    """Return the need in GiB to a hundredth, because neighbouring sizes differ by little, and its
-    spread.
-    """
+    """Return the need to a hundredth of a GiB, since neighbouring sizes differ by little."""
     return f"{fit.need_bytes / GIB:.2f} \u00b1{fit.spread_bytes / GIB:.1f}" if fit else "-"
 
 
@@ -200,9 +196,7 @@ def _head(what: str, asked: Asked) -> str:
 
 
 def _remarks(answer: Largest, name: Callable[[Resolved], str]) -> list[str]:
-    """Return what qualifies the answer: a search that stopped early, untested sizes, or tight
-    fits.
-    """
+    """Return what qualifies the answer: an early stop, untested sizes, or tight fits."""
     remarks = [answer.stopped] if answer.stopped else []
     if answer.fits is None and answer.over is not None:
         remarks.append(f"not even {name(answer.over.resolved)} fits")
@@ -257,9 +251,7 @@ def _able(what: str, asked: Asked) -> Asked:
 
 
 def largest_as_json(answers: Sequence[Largest], asked: Asked) -> dict[str, object]:
-    """Return each recipe's bracket: the size that fits and the one that does not, in bytes per
-    GPU.
-    """
+    """Return each recipe's bracket: the size that fits and the one that does not."""
     rows = [
         {**vars(a), "fits": side_as_json(a.fits), "over": side_as_json(a.over)} for a in answers
     ]

@@ -43,9 +43,7 @@ def answered(fits: Sequence[Fit], proofs: Sequence[Proof], ways: Ways | None) ->
 
 
 def answer(fits: Sequence[Fit], ways: Ways | None = None) -> list[str]:
-    """Return the fastest recipe predicted to fit; if none fits, the nearest one and the
-    alternatives.
-    """
+    """Return the fastest recipe that fits; if none does, the nearest and the alternatives."""
     best = verdict.fastest(fits)
     if best is None:
         return _none_fits(fits) + tried_instead(ways)
@@ -122,7 +120,6 @@ def _proved(proof: Proof) -> str:
 
 
 def _export(fit: Fit) -> list[str]:
-    """Return the command that exports a recipe's files for the reader's own trainer."""
     command = export_command(fit)
     return [f"  export it: {command}"] if command else []
 
@@ -216,9 +213,7 @@ def _need(fit: Fit) -> str:
 
 
 def tried_instead(ways: Ways | None) -> list[str]:
-    """Return the alternatives beyond the plan: those that fit, or that none does, and the GPUs
-    needed.
-    """
+    """Return the alternatives that fit, or that none does, and the GPUs needed."""
     if ways is None:
         return []
     if ways.able:
@@ -311,9 +306,7 @@ def held_back(fit: Fit) -> int:
 
 
 def held_notes(fits: Sequence[Fit]) -> list[str]:
-    """Return a note for each row that may fit if the held memory may exceed the card's free
-    memory.
-    """
+    """Return a note for each row whose held memory may exceed the card's free memory."""
     able = [fit for fit in fits if fit.may_fit and held_back(fit) > max(0, fit.margin_bytes)]
     return [
         f"{fit.label}: the allocator may hold up to {gib(held_back(fit))} GiB more, of "
@@ -373,9 +366,7 @@ def _why(fit: Fit) -> str:
 
 
 def _way(ways: Ways | None) -> str:
-    """Return the nearest alternative that fits, on these GPUs or on more; else the smallest need
-    tried.
-    """
+    """Return the nearest alternative that fits, also on more GPUs; else the smallest need."""
     able = ways.able if ways else []
     if able:
         return f"fits: {_offer_of_check(able[0])}"

@@ -276,8 +276,7 @@ class Bounds:
         return max(least, near.fit.need_bytes + kept - near.beyond - freed)
 
     def _likely_beyond(self, one: Point) -> float:
-        """Return an estimate of the activations of ``one``, on the line through the predictions
-        that keep the most and the least."""
+        """Return an estimate of the activations of ``one``, on a line through predictions."""
         if not self.known:
             return 0.0
         low, high = (pick(self.known, key=lambda k: k.point.kept) for pick in (min, max))

@@ -178,9 +178,7 @@ def _lattice_of(base: Spec, half: Sequence[str], *, whole_batches: bool) -> Sequ
 
 
 def _buckets(options: argparse.Namespace) -> Sequence[Mapping[str, Any]]:
-    """Return the sample sizes of the named cache; the plan uses the largest, or the size
-    requested.
-    """
+    """Return the sample sizes of the named cache; the plan uses the largest, or the given."""
     data = located({"data": options.data})["data"]
     if not data:
         return ()
@@ -222,9 +220,7 @@ def _check_kinds(options: argparse.Namespace) -> None:
 
 
 def _with_beside(gpu: Card, options: argparse.Namespace, at_work: bool) -> Card:
-    """Return ``gpu`` with the models that stay on it during the training; ``at_work``: they run
-    there.
-    """
+    """Return ``gpu`` with the models that stay on it; ``at_work``: they run there."""
     if not options.also:
         return gpu
     found = resident_models.of(options.also, options.model)
@@ -258,7 +254,6 @@ def _phases(options: argparse.Namespace) -> str:
 
 
 def _before(options: argparse.Namespace) -> str:
-    """Return the models that were on each GPU before the training, as a spec has them."""
     found = resident_models.of(options.before, options.model, "before")
     return ",".join(one.name for one in found)
 
@@ -399,9 +394,7 @@ def _squares(options: argparse.Namespace, kind: type[Subject], model: str) -> st
 
 
 def _recipes(options: argparse.Namespace) -> list[str]:
-    """Return each recipe once; on one GPU, replicas become plain training
-    (``matrix.unreplicated``).
-    """
+    """Return each recipe once; on one GPU, replicas become plain training."""
     asked = options.recipes
     if not asked and not options.suite and options.workload == SAMPLE:
         options.suite = "sampling"
@@ -433,9 +426,7 @@ def _with_sharding(recipe: str, processes: int) -> str:
 
 
 def _across(options: argparse.Namespace, base: Spec, gpu: Card) -> list[str]:
-    """Return the recipes compared for a public model on several nodes if none are named; else
-    nothing.
-    """
+    """Return the usual recipes for a public model on several nodes; else nothing."""
     named = options.recipes or options.suite or options.workload == SAMPLE
     if named or gpu.shared or base.processes <= gpu.node or base.processes % gpu.node:
         return []

@@ -211,8 +211,7 @@ class Search:
         return _even(floor, least) and one.rank < min(Point(fit.resolved).rank for fit in even)
 
     def _smallest(self) -> list[Point]:
-        """Return the row that is estimated to need the least, if none fits and it is not
-        predicted."""
+        """Return the row estimated to need the least, if none fits and it is not predicted."""
         if self._able or not self.left or self.small == SMALLEST:
             return []
         one = min(self.left, key=self._need_order)
@@ -295,8 +294,7 @@ def _even(slow: float, fast: float) -> bool:
 
 
 def searches_of(rows: Sequence[Resolved], gpu: Card) -> list[Search]:
-    """Return a search for the fastest adapter and one for the fastest training of all weights, if
-    ``rows`` have both."""
+    """Return a search for adapters and one for all weights, if ``rows`` have both."""
     kinds = [[row for row in rows if adapts(row) is frozen] for frozen in (True, False)]
     return [Search(rows=some, gpu=gpu) for some in kinds if some]
 

@@ -221,7 +221,6 @@ def _by_category(fit: Fit) -> dict[str, int]:
 
 
 def _settings(made: Reading, fit: Fit) -> dict[str, str]:
-    """Return the settings that decide memory, by slot or name."""
     spec, resolved = fit.resolved.spec, fit.resolved
     found = {"model": spec.model, "resolution": spec.resolution, "frames": str(spec.frames or "")}
     found |= {"micro batch": str(resolved.micro_batch), "processes": str(spec.processes)}

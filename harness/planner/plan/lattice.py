@@ -107,8 +107,7 @@ def _valid(
     level: Sequence[str],
     counts: Sequence[int],
 ) -> list[Resolved]:
-    """Return the valid recipes with these numbers of streamed blocks; what refuses one number
-    refuses those after it."""
+    """Return the valid recipes with these numbers of streamed blocks, up to a refused one."""
     found = []
     for count in counts:
         swap = f"block_swap:blocks={count}" if count else ""
@@ -121,8 +120,7 @@ def _valid(
 
 
 def _columns(half: Sequence[str], adapters: str) -> Iterator[tuple[str, str]]:
-    """Yield the adapters in the precision ``adapters``, if any, then all precisions with their
-    optimizers."""
+    """Yield adapters in the precision ``adapters``, if any, then precisions with optimizers."""
     yield from ((adapters, adapter) for adapter in ADAPTERS if adapters)
     for precision in half:
         yield from ((precision, optimizer) for optimizer in OPTIMIZERS[precision])

@@ -60,9 +60,7 @@ def without_counterpart(resolved: Resolved) -> str:
 
 
 def techniques(resolved: Resolved) -> list[Strategy]:
-    """Return the strategies other than the sharding, in slot order. The launch file has the
-    sharding.
-    """
+    """Return the strategies other than the sharding, which the launch file has."""
     return [part for part in resolved.recipe.strategies if part.slot != Slot.SHARD]
 
 
@@ -234,7 +232,6 @@ def fit_as_json(fit: Fit) -> dict[str, Any]:
 
 
 def _passed(fit: Fit) -> dict[str, float]:
-    """Return the seconds sent during attention, and how many of them attention hides."""
     spec = fit.resolved.spec
     taken, hid = behind_attention(fit.prediction.work, fit.gpu, spec.processes)
     return {"sent": taken, "hidden": hid}

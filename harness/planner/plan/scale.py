@@ -63,9 +63,7 @@ LEAST_WORTH = ("In node GiB", "Between GiB", "Img/s a GPU", "Batch a GPU")
 
 @dataclass(frozen=True)
 class Cell:
-    """One requested row: a recipe, a number of GPUs and a global batch; its plan, or why it has
-    none.
-    """
+    """A requested row: a recipe, GPUs and a global batch; its plan, or why it has none."""
 
     recipe: str
     count: int
@@ -199,9 +197,7 @@ def _possible(cells: Sequence[Cell]) -> list[Cell]:
 
 
 def _batch(options: argparse.Namespace, regime: str, count: int, fewest: int) -> int:
-    """Return samples per step. A requested batch is for the fewest GPUs; it grows with weak
-    scaling.
-    """
+    """Return samples per step. A requested batch is for the fewest GPUs."""
     brings = kind_of(model_name(options.model)).brings_samples
     of_gpu = 1 if brings else DEFAULT_GPU_BATCH
     asked = options.global_batch
@@ -229,9 +225,7 @@ def _asked(cell: Cell, options: argparse.Namespace) -> Cell:
 
 
 def of_nodes(recipe: str, count: int) -> str:
-    """Return ``recipe`` for ``count`` GPUs: a sharding with groups gets one group per node by
-    default.
-    """
+    """Return ``recipe`` for ``count`` GPUs: groups of a sharding are nodes by default."""
     sharding = parse(recipe).sharding
     groups, usual = count // NODE, sharding.engine("cuda").choices.get("replicate")
     if usual is None or sharding.choices["replicate"] != usual or groups < 2:
@@ -295,9 +289,7 @@ REPLICAS = 2
 
 
 def plan_claims(options: argparse.Namespace, console: Console) -> int:
-    """Predict each row, write the forecast into ``options.claims``, report, and return the exit
-    code.
-    """
+    """Predict each row, write the forecast into ``options.claims``, and report."""
     folder = checked(options)
     suite, card = listing.load(CLAIMS_SUITE, "cuda"), card_of(options)
     jobs, progress = options.jobs or pool.default_jobs(), Predictions(console)

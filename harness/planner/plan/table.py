@@ -43,9 +43,7 @@ if TYPE_CHECKING:
 
 
 def why(fits: Sequence[Fit]) -> list[str]:
-    """Return a line for each predicted recipe, the fastest that fits first, if the plan has
-    several nodes.
-    """
+    """Return a line for each predicted recipe, the fastest first, if there are several nodes."""
     known = [fit for fit in fits if fit.seconds and fit.prediction.method == "trace"]
     if not known or not any(fit.resolved.spec.processes > fit.gpu.node for fit in known):
         return []
@@ -282,9 +280,7 @@ def _host_bound(fits: Sequence[Fit]) -> list[str]:
 
 
 def uncertain(fits: Sequence[Fit]) -> Iterator[str]:
-    """Yield the basis of each memory range: a class's own measurements, or all of them if it has
-    few.
-    """
+    """Yield the basis of each memory range: the measurements of a class, or of all classes."""
     known = {fit.uncertainty for fit in fits if fit.need_bytes is not None}
     order = list(uncertainty.CLASSES)
     for one in sorted(known, key=lambda one: (one.pooled, order.index(one.kind))):
@@ -331,9 +327,7 @@ def _before(fit: Fit) -> list[str]:
 
 
 def _beside(fit: Fit) -> list[str]:
-    """Return the other models on each GPU that were counted; else a public model's own, not
-    counted.
-    """
+    """Return the other models on each GPU, counted, or a public model's own, not counted."""
     if fit.gpu.beside_told:
         return [fit.gpu.beside_told]
     own = resident_models.of(resident_models.usual_of(fit.resolved.spec.model), "")
@@ -373,9 +367,7 @@ def print_explained(fits: Sequence[Fit], console: Console) -> None:
 
 
 def explained(label: str, prediction: Prediction) -> list[str]:
-    """Return the peak of one prediction: its place, the largest tensors and the peak of each
-    phase.
-    """
+    """Return one prediction's peak: its place, the largest tensors, and each phase's peak."""
     instant = prediction.peak
     if instant is None:
         return [f"{label}: {prediction.reason}"]
@@ -416,7 +408,6 @@ def _held_explained(fit: Fit) -> list[str]:
 
 
 def _step_explained(fit: Fit) -> list[str]:
-    """Return the parts of a step's time, and the bytes that a GPU sends."""
     if not fit.seconds:
         return []
     names = ("compute", "communication", "offload", "overhead")
@@ -428,7 +419,6 @@ def _step_explained(fit: Fit) -> list[str]:
 
 
 def _passed_explained(fit: Fit) -> list[str]:
-    """Return the time sent during attention, and the share that attention hides."""
     count = fit.resolved.spec.processes
     taken, hid = behind_attention(fit.prediction.work, fit.gpu, count)
     if not taken:

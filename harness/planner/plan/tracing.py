@@ -52,9 +52,7 @@ class Asking:
     def largest(
         self, what: str, rows: Sequence[Resolved], tries: int = 0, told: Sequence[Fit] = ()
     ) -> list[Largest]:
-        """Search for each row's largest ``what`` (a key of ``SOUGHT``), starting from the fits in
-        ``told``.
-        """
+        """Search for each row's largest ``what`` (a key of ``SOUGHT``); ``told``: known fits."""
         sizes, gpu = SOUGHT[what].ladder(rows), self.asked.gpu
 
         def named(row: Resolved, _: Card) -> str:
