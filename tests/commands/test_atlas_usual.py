@@ -8,6 +8,7 @@ import pytest
 
 from harness.planner.atlas.cells import TRAININGS, usual_cells
 from harness.planner.atlas.command import add_arguments, places_of
+from harness.planner.overhead import preferred
 from harness.planner.plan.fastest import search
 from harness.planner.verdict import judge
 from tests.made.lattices import predicted
@@ -22,7 +23,9 @@ class Made:
         self.asked: list[tuple[str, int, str]] = []
 
     def __call__(self, pairs, why):
-        self.asked += [(str(row.recipe), row.spec.processes, place.kind) for place, row in pairs]
+        kinds = [preferred(place.asked.gpu.capability) for place, _ in pairs]
+        rows = [(str(row.recipe), row.spec.processes) for _, row in pairs]
+        self.asked += [(*row, kind) for row, kind in zip(rows, kinds, strict=True)]
         return [judge(row, predicted(row, 1.0), place.asked.gpu) for place, row in pairs]
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from harness.commands.progress import Predictions, counted
-from harness.planner import overhead, pool, verdict
+from harness.planner import verdict
 from harness.planner.advice import sample_name
 from harness.planner.plan.answer import gib, rate_in_words
 from harness.planner.plan.candidates import Asked
@@ -23,7 +23,7 @@ from harness.planner.plan.fastest import Search, run, searches_of
 from harness.planner.plan.lattice import adapts
 from harness.planner.plan.request import export_command
 from harness.planner.plan.table import SHOWN, by_category, order
-from harness.planner.plan.tracing import judged
+from harness.planner.plan.tracing import judged, known
 from harness.planner.verdict import Fit, judge
 from harness.planner.worker import none
 from harness.prediction import Prediction
@@ -122,36 +122,6 @@ def recipe_words(fit: Fit) -> str:
     return " ".join([*found, *category_words(fit)])
 
 
-def of_training(fits: Sequence[Fit], training: str) -> list[Fit]:
-    """Return the fits of one kind of training."""
-    frozen = TRAININGS[training]
-    return [fit for fit in fits if adapts(fit.resolved) == frozen]
-
-
-def cell_of(
-    fits: Sequence[Fit], training: str, named: dict[str, object], answer: Fit | None = None
-) -> Cell:
-    """Return the cell of one training, whose fits are ``fits``.
-
-    ``named`` has its model, GPUs and card. ``answer``: of a search.
-    """
-    best = answer or verdict.fastest(fits) or verdict.nearest(fits)
-    reason = next((fit.lack or fit.prediction.reason for fit in fits), "no recipe")
-    command = f"./run.sh plan --model {named['model']} --gpus {named['gpus']}"
-    card = str(named["card"])
-    command += f" --gpu-memory {card}" if card[0].isdigit() else f" --gpu {card}"
-    command += f" --recipes {best.label}" if best else ""
-    return Cell(
-        training=training,
-        fit=best,
-        reason="" if best else reason,
-        command=command,
-        rivals=[fit for fit in fits if fit.need_bytes is not None],
-        complete=all(fit.prediction.reason != NOT_KEPT for fit in fits),
-        **named,
-    )
-
-
 # ---- progress ----
 
 
@@ -226,21 +196,30 @@ class Scenario:
         asked = self.asked
         self.searches = searches_of(asked.resolved, asked.gpu) if asked.searched else []
 
-    @property
-    def kind(self) -> str:
-        """The card's kind, by its attention kernels; cards of a kind share their traces."""
-        return overhead.preferred(self.asked.gpu.capability)
-
     def cell(self, training: str) -> Cell:
-        """Return the cell of one training."""
-        named = {"model": self.model, "gpus": self.asked.processes, "card": self.card}
-        named |= {"card_bytes": self.asked.gpu.memory_bytes}
-        fits = self.fits + [fit for one in self.searches for fit in one.fits]
-        return cell_of(of_training(fits, training), training, named, self._answer(training))
-
-    def _answer(self, training: str) -> Fit | None:
+        """Return the cell of one training: the answer of its search, or the best of its rows."""
+        frozen, gpu = TRAININGS[training], self.asked.gpu
+        every = self.fits + [fit for one in self.searches for fit in one.fits]
+        fits = [fit for fit in every if adapts(fit.resolved) == frozen]
         proofs = [one.proof for one in self.searches]
-        return next((one.best for one in proofs if one.adapters == TRAININGS[training]), None)
+        answer = next((one.best for one in proofs if one.adapters == frozen), None)
+        best = answer or verdict.fastest(fits) or verdict.nearest(fits)
+        reason = next((fit.lack or fit.prediction.reason for fit in fits), "no recipe")
+        option = "--gpu-memory" if self.card[0].isdigit() else "--gpu"
+        command = f"./run.sh plan --model {self.model} --gpus {self.asked.processes}"
+        command += f" {option} {self.card}" + (f" --recipes {best.label}" if best else "")
+        return Cell(
+            model=self.model,
+            training=training,
+            gpus=self.asked.processes,
+            card=self.card,
+            card_bytes=gpu.memory_bytes,
+            fit=best,
+            reason="" if best else reason,
+            command=command,
+            rivals=[fit for fit in fits if fit.need_bytes is not None],
+            complete=all(fit.prediction.reason != NOT_KEPT for fit in fits),
+        )
 
 
 Pairs = Sequence[tuple[Scenario, Resolved]]
@@ -260,13 +239,10 @@ NOT_KEPT = "no prediction of it is kept"
 
 def kept(pairs: Pairs, _why: str) -> list[Fit]:
     """Judge rows by predictions of earlier calls and recorded ones alone. This is an ``Ask``."""
-    folder, fits = pool.default_folder(), []
-    for place, row in pairs:
-        gpu = place.asked.gpu
-        lack = verdict.lack_of(row, gpu)
-        found = pool.cached(row, folder, place.kind) or none(row, NOT_KEPT)
-        fits.append(verdict.cannot(row, gpu, lack) if lack else judge(row, found, gpu))
-    return fits
+    return [
+        known(row, place.asked.gpu) or judge(row, none(row, NOT_KEPT), place.asked.gpu)
+        for place, row in pairs
+    ]
 
 
 def _name(row: Resolved, gpu: Card) -> str:

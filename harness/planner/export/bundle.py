@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,7 +62,8 @@ def script(
             made.append(line)
             continue
         indent, usual, place = found.groups()
-        made += _indented(_at(place, usual, lines, numbers, handlers), indent)
+        text = "\n".join(_at(place, usual, lines, numbers, handlers))
+        made += textwrap.indent(text, indent).splitlines()
     start, plan = commands
     head = HEAD.format(title=title, command=start, plan=PLAN.format(plan) if plan else "")
     text = head + "\n" + "\n".join(made) + "\n"
@@ -110,16 +111,12 @@ def _accelerator(lines: Sequence[Lines], handlers: Sequence[str]) -> list[str]:
     return [f"{BEGIN} {' '.join(names)}", *call, END] if names else call
 
 
-def _indented(lines: Iterable[str], indent: str) -> list[str]:
-    return textwrap.indent("\n".join(lines), indent).splitlines()
-
-
 SCRIPT, PAGE = "train.py", "trainers.md"
 STEPS = 2
 HEAD_BLANK, PORT = "FILL.IN.THE.FIRST.MACHINE", 29500
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Bundle:
     """The files and texts of an export.
 
@@ -161,15 +158,7 @@ def bundle(
     files |= {path.name: path.read_text(encoding="utf-8") for path in carried}
     if made:
         files[PAGE] = pages.page(title, made)
-    return Bundle(
-        folder=folder,
-        title=title,
-        files=files,
-        blanks=blanks,
-        lines=lines,
-        translations=made,
-        command=line,
-    )
+    return Bundle(folder, title, files, blanks, lines, made, line)
 
 
 def _among(machines: int, found: ResolvedConfig) -> tuple[Mapping[str, Any], Mapping[str, str]]:

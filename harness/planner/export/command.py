@@ -15,13 +15,14 @@ from rich.text import Text
 from harness import ROOT
 from harness.commands.console import OK, make_console, short, slug
 from harness.commands.options import overrides
-from harness.planner import overhead, pool, verdict
+from harness.planner import verdict
 from harness.planner.export import trainers
 from harness.planner.export.bundle import PAGE, SCRIPT, Bundle, bundle, write
 from harness.planner.export.lines import YAML
 from harness.planner.plan.answer import lacks, reach
 from harness.planner.plan.candidates import Asked, asked_for
 from harness.planner.plan.request import AS_PLANNED, add_question, without_counterpart, words
+from harness.planner.plan.tracing import known
 from harness.planner.verdict import Fit
 from harness.resolve import Resolved, resolve
 from harness.spec import Spec, SpecError
@@ -143,7 +144,8 @@ def export(options: argparse.Namespace) -> int:
         write(made)
     except OSError as error:
         raise SpecError(f"out is {folder}: {error.strerror}; give another --out DIR") from None
-    print_export(made, None if options.cpu else _known(resolved, asked), make_console(COLUMNS))
+    fit = known(resolved, asked.gpu) or verdict.cannot(resolved, asked.gpu, "")
+    print_export(made, None if options.cpu else fit, make_console(COLUMNS))
     return OK
 
 
@@ -166,12 +168,3 @@ def _plan(resolved: Resolved, asked: Asked) -> str:
         return ""
     recipe = str(resolved.recipe)
     return shlex.join(["./run.sh", "plan", "--recipes", recipe, *words(resolved, asked.gpu)])
-
-
-def _known(resolved: Resolved, asked: Asked) -> Fit:
-    """Return the verdict of an earlier prediction for the card, or one without a need."""
-    kind = overhead.preferred(asked.gpu.capability)
-    kept = pool.cached(resolved, pool.default_folder(), kind)
-    if kept is None:
-        return verdict.cannot(resolved, asked.gpu, "")
-    return verdict.judge(resolved, kept, asked.gpu)

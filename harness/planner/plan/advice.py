@@ -16,11 +16,11 @@ from harness.commands.console import OK
 from harness.json_files import write_json
 from harness.planner import advice, verdict
 from harness.planner.advice import SOUGHT, Advice, Move
-from harness.planner.plan.answer import answer, gib, lacks, near, reach
+from harness.planner.plan.answer import SAME, answer, gib, lacks, near, reach
 from harness.planner.plan.candidates import Asked
 from harness.planner.plan.reach import reaches
 from harness.planner.plan.request import fit_as_json
-from harness.planner.plan.table import LOOK, WORD, host, notes, print_lines, setting, uncertain
+from harness.planner.plan.table import LOOKS, WORD, host, notes, print_lines, setting, uncertain
 from harness.planner.plan.tracing import Asking
 from harness.planner.search import Largest
 from harness.planner.suggestions import Ways
@@ -33,8 +33,6 @@ from harness.resolve import Resolved, resolve
 # ---- advice table ----
 
 
-SAME = 0.005
-"""Relative difference in the time of a sample below which two recipes count as equally fast."""
 NAMED = 4
 """Number of moves that a sentence names."""
 NOTE = (
@@ -54,8 +52,7 @@ def print_advice(found: Advice, ways: Ways | None, console: Console) -> None:
     for move, fit in found.moved:
         lines.append(_cells(move, fit, given, named=move.knob != last))
         last = move.knob
-    looks = {"": {WORD[word]: look for word, look in LOOK.items()}}
-    print_grid(text_grid("advice", "", kinds, lines), console, least_worth=(), styles=looks)
+    print_grid(text_grid("advice", "", kinds, lines), console, least_worth=(), styles=LOOKS)
     for text in (NOTE, *notes([given])):
         console.print(text, style="dim", highlight=False)
     console.print()
@@ -252,16 +249,17 @@ def _able(what: str, asked: Asked) -> Asked:
 
 def largest_as_json(answers: Sequence[Largest], asked: Asked) -> dict[str, object]:
     """Return each recipe's bracket: the size that fits and the one that does not."""
-    rows = [
-        {**vars(a), "fits": side_as_json(a.fits), "over": side_as_json(a.over)} for a in answers
-    ]
     refused = [{"recipe": name, "reason": reason} for name, reason in asked.refused]
     given = {"gpu": dataclasses.asdict(asked.gpu), "assumed": verdict.assumed(asked.gpu)}
-    return {**given, "rows": rows, "refused": refused}
+    return {**given, "rows": [bracket_as_json(one) for one in answers], "refused": refused}
 
 
-def side_as_json(fit: Fit | None) -> dict[str, object] | None:
-    """Return one end of a bracket, or None."""
+def bracket_as_json(one: Largest) -> dict[str, object]:
+    """Return the bracket of one recipe."""
+    return {**vars(one), "fits": _side_as_json(one.fits), "over": _side_as_json(one.over)}
+
+
+def _side_as_json(fit: Fit | None) -> dict[str, object] | None:
     if fit is None:
         return None
     spec, sizes = fit.resolved.spec, ("model", "resolution", "frames", "data")
@@ -302,10 +300,7 @@ def as_json(found: Advice, ways: Ways | None) -> dict[str, object]:
         "moves": [
             {"knob": move.knob, "to": move.to, **fit_as_json(fit)} for move, fit in found.moved
         ],
-        "largest": {
-            what: {**vars(one), "fits": side_as_json(one.fits), "over": side_as_json(one.over)}
-            for what, one in found.largest.items()
-        },
+        "largest": {what: bracket_as_json(one) for what, one in found.largest.items()},
         "tried": [fit_as_json(fit) for fit in ways.tried] if ways else [],
     }
 
@@ -340,16 +335,15 @@ def print_buckets(fits: Sequence[Fit], buckets: Sequence[Bucket], console: Conso
     """Print a line for each sample size, the largest first."""
     if not fits:
         return
-    kinds = dict.fromkeys(("Sample", "Samples", "Needs", "Free", "Step ms"), "number")
-    kinds |= {"Sample": "text", "": "flag"}
+    kinds = {"Sample": "text", "": "flag"}
+    kinds |= dict.fromkeys(("Samples", "Needs", "Free", "Step ms"), "number")
     lines = [_bucket_cells(*pair) for pair in zip(fits, buckets, strict=True)]
-    order = ["Sample", "", "Samples", "Needs", "Free", "Step ms"]
-    grid = text_grid("buckets", "", {head: kinds[head] for head in order}, lines)
+    grid = text_grid("buckets", "", kinds, lines)
     console.print(
         f"{fits[0].label} at each size of the cache; the plan above is for the largest:",
         highlight=False,
     )
-    print_grid(grid, console, styles={"": {WORD[word]: look for word, look in LOOK.items()}})
+    print_grid(grid, console, styles=LOOKS)
 
 
 def _bucket_cells(fit: Fit, bucket: Bucket) -> list[str]:

@@ -253,11 +253,6 @@ def _phases(options: argparse.Namespace) -> str:
     return planned_text(found)
 
 
-def _before(options: argparse.Namespace) -> str:
-    found = resident_models.of(options.before, options.model, "before")
-    return ",".join(one.name for one in found)
-
-
 def _placed(gpu: Card, options: argparse.Namespace) -> Card:
     """Return ``gpu`` distributed over its nodes, with the network between them."""
     if options.cpu and (options.nodes or options.network):
@@ -352,6 +347,7 @@ def _base(options: argparse.Namespace) -> Spec:
     batch = options.global_batch
     if batch is None:
         batch = options.processes * (1 if kind.brings_samples else DEFAULT_GPU_BATCH)
+    before = resident_models.of(options.before, options.model, "before")
     spec = Spec(
         recipe="single" if options.workload == SAMPLE else "ddp",
         model=model,
@@ -367,7 +363,7 @@ def _base(options: argparse.Namespace) -> Spec:
         workload=options.workload,
         sampler_steps=options.sampler_steps,
         cfg_scale=options.cfg_scale,
-        before=_before(options),
+        before=",".join(one.name for one in before),
         **given,
     )
     spec.check()

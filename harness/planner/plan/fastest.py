@@ -123,7 +123,12 @@ class Search:
         """The result, once nothing is wanted."""
         best, quick = best_of(self.fits, self.common), verdict.fastest(self.fits)
         usual = verdict.fastest([fit for fit in self.fits if self.common(fit.resolved)])
-        ahead = best and usual and usual.verdict == best.verdict and not _as_fast(best, _of(usual))
+        ahead = (
+            best
+            and usual
+            and usual.verdict == best.verdict
+            and not _as_fast(best, usual.seconds.total)
+        )
         known = [fit for fit in self.fits if fit.need_bytes is not None]
         return Proof(
             best=best,
@@ -243,10 +248,6 @@ class Lean(Search):
             return []
         some = [one for one in self.left if self.bounds.may_fit(one, sure=True)]
         return [min(some, key=self._need_order).row] if some else []
-
-
-def _of(fit: Fit) -> float:
-    return fit.seconds.total
 
 
 def _as_fast(fit: Fit, floor: float) -> bool:

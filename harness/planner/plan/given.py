@@ -39,7 +39,6 @@ from harness.planner.plan.table import (
     setting,
     short_notes,
     unpredicted,
-    wrapped,
 )
 from harness.planner.plan.tracing import Asking
 from harness.planner.verdict import Fit
@@ -105,8 +104,8 @@ def plan_from(options: argparse.Namespace, made: Reading, asking: Asking, consol
     console.print(setting([fit]), highlight=False)
     print_lines([*_verdict(made, fit), FOUND, *best], console)
     for lines in _told(made, options.source, options.notes):
-        _print(lines, console)
-    _print([*unpredicted([fit]), *short_notes([fit])], console, style="dim")
+        print_lines(lines, console)
+    print_lines([*unpredicted([fit]), *short_notes([fit])], console, style="dim")
     if options.explain:
         print_explained([fit], console)
     if options.json:
@@ -124,12 +123,6 @@ def _best(
     asked = without_recipes(options, fit.resolved)
     fits, proofs, ways = dataclasses.replace(asking, asked=asked).answer()
     return answered(fits, proofs, ways), proofs
-
-
-def _print(lines: Sequence[str], console: Console, style: str = "") -> None:
-    for line in lines:
-        for part in wrapped(line, console.width) if len(line) > console.width else [line]:
-            console.print(part, highlight=False, markup=False, soft_wrap=True, style=style)
 
 
 def _verdict(made: Reading, fit: Fit) -> list[str]:
@@ -182,7 +175,7 @@ def _plan_diff(
     names = [options.source[0].name, options.diff[0].name]
     names = ["A", "B"] if names[0] == names[1] else names
     console.print(setting([fit]), highlight=False)
-    _print(diff_lines(names, (made, other), (fit, second)), console)
+    print_lines(diff_lines(names, (made, other), (fit, second)), console)
     if options.json:
         rows = {"read": [dataclasses.asdict(one) for one in (made, other)]}
         write_json(options.json, {**rows, "rows": [fit_as_json(one) for one in (fit, second)]})

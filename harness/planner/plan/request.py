@@ -126,9 +126,8 @@ def add_question(parser: Any, *, optional: bool = False) -> None:
     else_ = "default: the memory that FILE states" if optional else "no default"
     text = f"card, such as A100-80GB ({else_})"
     card.add_argument("--gpu", metavar="NAME", help=text)
-    card.add_argument(
-        "--gpu-memory", metavar="SIZE", help="or the memory of a card, such as 24GiB (no default)"
-    )
+    text = "or the memory of a card, such as 24GiB (no default)"
+    card.add_argument("--gpu-memory", metavar="SIZE", help=text)
     card.add_argument("--cpu", action="store_true", help="or the CPU of this machine (no default)")
     text = "host memory of a machine (default: this machine's if it has the card, else 64GiB for "
     text += "each desktop card and 256GiB for each other)"
@@ -143,12 +142,8 @@ def add_question(parser: Any, *, optional: bool = False) -> None:
     text = (
         "cache, musubi:FOLDER or finetrainers:FOLDER: plan its largest samples, and each size of "
     )
-    add(
-        "--data",
-        default="",
-        metavar="CACHE",
-        help=text + "its samples (default: synthetic samples)",
-    )
+    text += "its samples (default: synthetic samples)"
+    add("--data", default="", metavar="CACHE", help=text)
     text = "other models on each GPU: T5-XXL, T5-XXL:fp8, 2.5GiB, usual (default: none)"
     add("--also", nargs="+", metavar="NAME", default=[], help=text)
     text = "models that each GPU held before, whose memory torch's pool kept when they were freed "

@@ -113,8 +113,9 @@ STAYS = ("", "Needs", "Host")
 """Heads of columns that are never hidden: they decide the verdict."""
 SPEED = {"image": "Img/s", "video": "Vid/s"}
 """Kind of sample -> head of the speed column."""
-LOOK = {"fits": "green", "tight": "yellow", "host": "red", "no": "red", "unknown": "dim",
-        "cannot": "dim"}  # fmt: skip
+LOOKS = {"": {"fits": "green", "tight": "yellow", "host short": "red", "no": "red",
+              "not predicted": "dim", "cannot run": "dim"}}  # fmt: skip
+"""Styles of the verdicts in the column without a head."""
 
 
 def print_plan(
@@ -156,17 +157,16 @@ def _print_table(fits: Sequence[Fit], best: Sequence[Fit], console: Console) -> 
     kinds |= dict.fromkeys(("Needs", "Free", *SHOWN, "Host", "Step ms", speed), "number")
     grid = text_grid("plan", "", kinds, [_cells(fit) for fit in ordered])
     marks = [("reference",) if any(fit is one for one in best) else () for fit in ordered]
-    looks = {"": {WORD[word]: look for word, look in LOOK.items()}}
     grid = replace(grid, marks=marks)
-    print_grid(grid, console, least_worth=LEAST_WORTH, stays=STAYS, styles=looks)
+    print_grid(grid, console, least_worth=LEAST_WORTH, stays=STAYS, styles=LOOKS)
 
 
-def print_lines(lines: Sequence[str], console: Console) -> None:
+def print_lines(lines: Sequence[str], console: Console, style: str = "") -> None:
     """Print lines of an answer; only commands are not wrapped."""
     for line in lines:
         whole = "./run.sh" in line  # a wrapped command cannot be copied
         for part in [line] if whole else wrapped(line, console.width):
-            console.print(escape(part), highlight=False, soft_wrap=True)
+            console.print(escape(part), highlight=False, soft_wrap=True, style=style)
 
 
 def wrapped(line: str, width: int) -> list[str]:
@@ -174,6 +174,8 @@ def wrapped(line: str, width: int) -> list[str]:
 
     A recipe that is longer than a line is broken after a plus sign.
     """
+    if len(line) <= width:
+        return [line]
     indent = " " * (len(line) - len(line.lstrip()) + 2)
     room = width - len(indent)
     lines = [indent[2:]]

@@ -102,3 +102,11 @@ def judged(
         verdict.cannot(row, gpu, lack) if lack else verdict.judge(row, known[path], gpu)
         for (row, gpu), lack, path in zip(pairs, lacks, paths, strict=True)
     ]
+
+
+def known(row: Resolved, gpu: Card) -> Fit | None:
+    """Judge a row by a prediction of an earlier call or a recorded one; None if there is none."""
+    if lack := verdict.lack_of(row, gpu):
+        return verdict.cannot(row, gpu, lack)
+    found = pool.cached(row, pool.default_folder(), overhead.preferred(gpu.capability))
+    return verdict.judge(row, found, gpu) if found else None
