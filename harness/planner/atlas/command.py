@@ -90,10 +90,7 @@ def atlas(options: argparse.Namespace) -> int:
 def _predicted(
     models: Sequence[str], options: argparse.Namespace, folder: Path, progress: AtlasProgress
 ) -> tuple[list[list[str]], list[Path]]:
-    """Predict the cells of all models; return their lines and the files.
-
-    The files are written after every few models.
-    """
+    """Predict all models, write the files after every few; return their lines and paths."""
     lines: list[list[str]] = []
     with pool.kept_workers():
         for first in range(0, len(models), TOGETHER):

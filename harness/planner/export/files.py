@@ -113,11 +113,7 @@ def _read(path: Path, kind: str) -> Found:
 
 
 def _data(suffix: str, text: str) -> Any:
-    """Return the data of a TOML, JSON or YAML text; None for a script.
-
-    Raises:
-        ValueError: text that its suffix does not match.
-    """
+    """Return the data of a TOML, JSON or YAML text, or raise ``ValueError``; None for a script."""
     if suffix == ".toml":
         return _toml(text)
     if suffix == ".json" or text.lstrip().startswith("{"):
@@ -127,11 +123,7 @@ def _data(suffix: str, text: str) -> Any:
 
 
 def _toml(text: str) -> Any:
-    """Return the data of a TOML text.
-
-    Raises:
-        ValueError: not TOML, or a Python without a reader of it.
-    """
+    """Return the data of a TOML text, or raise ``ValueError``, also without a reader of it."""
     if sys.version_info < (3, 11):
         raise ValueError("TOML is read from Python 3.11 on; give the settings as YAML or JSON")
     return importlib.import_module("tomllib").loads(text)

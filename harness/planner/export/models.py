@@ -1,13 +1,16 @@
-"""Model of a trainer's configuration, from its script, its keys or its weights."""
+"""Model and largest sample of a trainer's configuration."""
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
-from harness.planner.export.matching import same
+from harness.planner.export.files import DATASET, Found
+from harness.planner.export.launches import whole
+from harness.planner.export.matching import Reading, same
 from harness.subjects.library import families
 from strategies.base import BadInput
 from strategies.recipe import nearest
@@ -84,3 +87,122 @@ def _agrees(word: str, table: Mapping[str, Any], options: Mapping[str, Any], scr
     asked = [pair for pair in pairs if not (script and pair[0] == "--network_module")]
     right = [same(value, options.get(name)) for name, value in asked]
     return (len(right) + bool(script and own)) * all(right)
+
+
+# ---- largest sample ----
+
+
+MEGAPIXELS = 20
+"""Value of a resolution below which it is an area in megapixels, as in SimpleTuner."""
+MOST = 10**6
+"""Pixels or frames that no sample has."""
+Size = tuple[int, int, int]
+"""Frames, height and width in pixels."""
+
+
+def sample_options(shape: Mapping[str, Any]) -> set[str]:
+    """Return the options that describe a sample."""
+    found = {one for key in ("resolution", "frames", "batch", "text", "files")
+             for one in _several(shape.get(key, ()))}  # fmt: skip
+    return found | {f"--{one}" for one in found}
+
+
+def _several(value: Any) -> Sequence[str]:
+    return [value] if isinstance(value, str) else value
+
+
+def read_sample(
+    made: Reading, shape: Mapping[str, Any], options: Mapping[str, Any], found: Sequence[Found]
+) -> None:
+    """Put the largest sample of the files into a reading, and name the others.
+
+    Raises:
+        BadInput: a resolution that is no size.
+    """
+    files = [one for one in found if one.kind == DATASET]
+    known = "files" not in shape or shape.get("own") or bool(files)
+    usual = shape.get("usual", {}) if known else {}
+    groups = _groups([*(one.options for one in files), options], shape)
+    sizes: list[tuple[int, int, Size]] = []
+    for group in groups or [{}]:
+        batch = whole(group.get("batch")) or made.micro_batch
+        for size in _sizes({**usual, **group}, shape):
+            sizes.append((math.prod((max(1, size[0]), *size[1:], batch)), batch, size))
+    text = str(options.get(shape.get("text", ""), ""))
+    made.text = whole(text)
+    if not sizes:
+        made.assumed.append("resolution: the model's usual one; the files name none")
+        return
+    largest = max(sizes)
+    made.micro_batch = largest[1]
+    _put(made, largest[2], {size for _, _, size in sizes})
+    told = f"{made.resolution}{f', {made.frames} frames' * (made.frames > 1)}"
+    if groups:
+        made.means.append(("largest sample", f"{told}, micro batch {made.micro_batch}"))
+    else:
+        made.usual.append(("resolution", told, shape["where"]))
+
+
+def _groups(sources: Sequence[Mapping[str, Any]], shape: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the options of each dataset by their meaning; general ones count for all."""
+    meanings = {one: key for key in ("resolution", "frames", "batch")
+                for one in _several(shape.get(key, ()))}  # fmt: skip
+    found: dict[str, dict[str, Any]] = {}
+    for source in sources:
+        for name, value in source.items():
+            parts = name.removeprefix("--").split(".")
+            above = ".".join(parts[:2]) if parts[0] in ("datasets", "directory") else parts[0]
+            above = "" if len(parts) == 1 or parts[0] == "general" else above
+            data = not above or parts[0] in ("datasets", "directory")
+            if parts[-1] in meanings and data:
+                found.setdefault(above, {}).setdefault(meanings[parts[-1]], value)
+    usual = found.pop("", {})
+    return [usual | one for one in found.values()] or ([usual] if usual else [])
+
+
+def _sizes(group: Mapping[str, Any], shape: Mapping[str, Any]) -> Iterator[Size]:
+    frames = group.get("frames", 0)  # 0: the model's usual number
+    most = max(map(whole, frames if isinstance(frames, list) else [frames]), default=0)
+    if "resolution" not in group:
+        return
+    value = group["resolution"]
+    if isinstance(value, str):
+        value = [int(n) for n in re.findall(r"\d{1,6}", value)] or value
+        value = value[0] if isinstance(value, list) and len(value) == 1 else value
+    pair = isinstance(value, list) and len(value) == 2 and shape.get("pairs")
+    every = [value] if pair or not isinstance(value, list) else value
+    for one in every:
+        numbers = one if isinstance(one, list) else [one]
+        right = all(isinstance(n, (int, float)) and 0 < n < MOST for n in numbers)
+        if not right or not 1 + bool(shape.get("buckets")) <= len(numbers) <= 3:
+            raise BadInput(f"resolution is {value!r:.60}; give pixels, as 1024 or [960, 544]")
+        if shape.get("buckets"):
+            count, high, wide = numbers if len(numbers) == 3 else (most, *numbers)
+            yield int(count), int(high), int(wide)
+        elif len(numbers) > 1:
+            count = int(numbers[2]) if len(numbers) == 3 else most
+            yield count, int(numbers[1]), int(numbers[0])
+        else:
+            (side,) = numbers
+            side = round(16 * math.sqrt(side)) * 64 if side < MEGAPIXELS else side
+            yield most, int(side), int(side)
+
+
+def _put(made: Reading, size: Size, every: set[Size]) -> None:
+    """Set resolution and frames, as multiples that the model takes."""
+    frames, height, width = size
+    known = families.table().get(made.model)
+    if known:
+        step = known.usual.get("down", known.family.down) * known.family.tile
+        height, width = (max(step, side // step * step) for side in (height, width))
+        if every_n := known.family.every:
+            made.frames = 1 + (frames - 1) // every_n * every_n if frames else 0
+            made.assumed += [] if frames else ["frames: the model's usual number"]
+    made.resolution = f"{height}x{width}"
+    if (height, width) != size[1:]:
+        made.assumed.append(
+            f"{made.resolution} in the place of {size[1]}x{size[2]}, for its multiples of {step}"
+        )
+    if len(every) > 1:
+        told = ", ".join(f"{h}x{w}" + f"x{f}" * (f > 1) for f, h, w in sorted(every))
+        made.assumed.append(f"the largest of the sizes {told}: it decides the memory")

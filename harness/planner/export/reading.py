@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.planner.export import launches, samples, trainers
+from harness.planner.export import launches, trainers
 from harness.planner.export.files import DATASET, Found
 from harness.planner.export.matching import Reading, agreed, match, patterns, same
-from harness.planner.export.models import model_of
+from harness.planner.export.models import model_of, read_sample
 from harness.planner.export.telling import tell
 from harness.resolve import Resolved, resolve
 from harness.spec import Spec
@@ -157,7 +157,7 @@ class Reader:
         for option in self.forced.values():
             made.differs += [self.why[option.name]] if self.why.get(option.name) else []
         tell(self, resolved)
-        samples.read(made, self.table["shape"], self.options, self.found)
+        read_sample(made, self.table["shape"], self.options, self.found)
         return made
 
     def _collect(self) -> None:

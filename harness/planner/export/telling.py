@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
-from harness.planner.export import samples, trainers
+from harness.planner.export import trainers
 from harness.planner.export.files import LINKS, flat
 from harness.planner.export.launches import COUNTS
 from harness.planner.export.matching import match, patterns, same
-from harness.planner.export.models import PATHS
+from harness.planner.export.models import PATHS, sample_options
 from strategies.base import Slot
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def _known(table: Mapping[str, Any], loose: Sequence[str]) -> tuple[set[str], se
     rules = [rule for block in blocks for rule in block]
     every = {name for rule in rules for name in flat(rule.get("options", {}))}
     fixed = {n for rule in rules for n, p in patterns(rule, loose).items() if "$" not in str(p)}
-    names = {*PATHS, *LINKS, *COUNTS, *samples.names(table["shape"]), *(every - fixed)}
+    names = {*PATHS, *LINKS, *COUNTS, *sample_options(table["shape"]), *(every - fixed)}
     names |= {table.get("kind", ""), "model_flavour", "--network_module", *table.get("model", {})}
     names |= {w for m in table["models"].values() for v in m.values() for w in str(v).split()}
     same = {name for row in table.get("read_as", ()) for name in row["given"]}

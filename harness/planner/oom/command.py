@@ -119,11 +119,7 @@ def _called(name: str) -> str:
 
 
 def _scanned(file: IO[bytes], head: bytes, name: str) -> Log:
-    """Return the errors of a log.
-
-    Raises:
-        BadInput: it is no text, is empty, or has no such error.
-    """
+    """Return the errors of a log; refuse what is no text, is empty, or has no such error."""
     wide = head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))  # PowerShell's `>`
     if b"\x00" in head and not wide:
         raise BadInput(f"{_called(name)} is neither text nor a pickle; {WANTED}")

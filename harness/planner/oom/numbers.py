@@ -7,7 +7,7 @@ cudaMallocAsync backend, of MPS, NCCL, numpy and the kernel.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 SIZE = r"(\d[\d.,]{0,20}) ?([kKMGTPE]?i?B|bytes)\b"
@@ -38,9 +38,6 @@ PATTERNS = {
     "limit": (r"{} allowed;",),
 }
 """Field of ``Numbers`` -> the forms of its number. ``reserved`` is the sum of two fields."""
-FORMS = {
-    name: [re.compile(form.format(SIZE)) for form in forms] for name, forms in PATTERNS.items()
-}
 OTHER = re.compile(rf"Process (\d{{1,12}}) has {SIZE} memory in use")
 GPU = re.compile(r"(?:GPU|NPU|device) (\d+)\b")
 SLACK = 2**27
@@ -113,7 +110,7 @@ def parse_size(text: str, unit: str) -> int:
 
 def read(text: str) -> Numbers:
     """Return the numbers of a message, whose lines are joined by spaces."""
-    found = {name: _first(forms, text) for name, forms in FORMS.items()}
+    found = {name: _first(forms, text) for name, forms in PATTERNS.items()}
     reserved = found.pop("reserved")
     if reserved is not None and found["allocated"] is not None:
         found["cached"] = max(0, reserved - found["allocated"])
@@ -123,12 +120,9 @@ def read(text: str) -> Numbers:
     return _without_own(numbers) if numbers.known and numbers.process is None else numbers
 
 
-def _first(forms: list[re.Pattern[str]], text: str) -> int | None:
-    for form in forms:
-        match = form.search(text)
-        if match:
-            return parse_size(match[1], match[2])
-    return None
+def _first(forms: Sequence[str], text: str) -> int | None:
+    found = (re.search(form.format(SIZE), text) for form in forms)
+    return next((parse_size(match[1], match[2]) for match in found if match), None)
 
 
 def _without_own(numbers: Numbers) -> Numbers:

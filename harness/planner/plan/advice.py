@@ -236,10 +236,7 @@ def plan_largest(options: argparse.Namespace, asking: Asking, console: Console) 
 
 
 def _able(what: str, asked: Asked) -> Asked:
-    """Move the rows that have no largest ``what`` to the refused ones, with the reason.
-
-    Rows of a lattice are left out without one.
-    """
+    """Move rows without a largest ``what`` to the refused ones; those of a lattice are left out."""
     advice.refuse(what, asked.resolved)
     reasons = [(row, advice.unable(what, row)) for row in asked.resolved]
     refused = [(str(row.recipe), why) for row, why in reasons if why and not asked.searched]

@@ -407,11 +407,7 @@ def _recipes(options: argparse.Namespace) -> list[str]:
 
 
 def _with_sharding(recipe: str, processes: int) -> str:
-    """Add ``single`` to a recipe that names no sharding, on one GPU.
-
-    Raises:
-        PlanError: several GPUs have several shardings to choose from.
-    """
+    """Add ``single`` to a recipe that names no sharding; refuse it on several GPUs."""
     names = [name_of(word, CATALOG) for word in recipe.replace(" ", "").split("+")]
     if any(name not in CATALOG or CATALOG[name].slot == Slot.SHARD for name in names):
         return recipe

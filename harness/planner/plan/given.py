@@ -161,11 +161,7 @@ def _grouped(names: Sequence[str]) -> list[str]:
 def _plan_diff(
     options: argparse.Namespace, made: Reading, fit: Fit, asking: Asking, console: Console
 ) -> int:
-    """Predict the other configuration too, and print which settings and bytes differ.
-
-    Raises:
-        PlanError: one of them has no prediction.
-    """
+    """Predict the other configuration too, and print which settings and bytes differ."""
     other = read(options, options.diff)
     asked = asked_for(asked_of(options, other))
     (second,) = dataclasses.replace(asking, asked=asked).fits(asked.resolved)

@@ -96,11 +96,7 @@ def plan_scale(options: argparse.Namespace, console: Console) -> int:
 
 
 def _checked(options: argparse.Namespace) -> Path | None:
-    """Check the options and return the folder to keep the forecast in, if any.
-
-    Raises:
-        PlanError: options that exclude each other, with a hint.
-    """
+    """Check the options and return the folder to keep the forecast in, if any."""
     why = "--scale predicts named recipes on several numbers of GPUs, eight on a node"
     _refuse(vars(options), FIXED, why)
     low = min(options.scale)
@@ -185,11 +181,7 @@ def _replicates(cell: Cell) -> bool:
 
 
 def _possible(cells: Sequence[Cell]) -> list[Cell]:
-    """Remove recipes that cannot run on one GPU; plain training covers it.
-
-    Raises:
-        PlanError: no row is possible.
-    """
+    """Remove recipes that cannot run on one GPU; refuse if no row is left."""
     kept = [c for c in cells if c.asked or c.count > 1 or c.recipe == plain(c.recipe)]
     if not any(cell.asked for cell in kept):
         raise PlanError(f"no recipe can be planned: {cells[0].recipe}: {cells[0].reason}")
