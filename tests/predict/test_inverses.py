@@ -65,9 +65,7 @@ def test_the_largest_and_its_neighbour_are_found(what):
         places = [next(i for i, fields in enumerate(sizes) if fields.items() <= vars(side).items())
                   for side in (one.fits.resolved.spec, one.over.resolved.spec)]  # fmt: skip
         assert places[1] == places[0] + 1
-    fixed = {"resolution": "frames", "frames": "height", "rank": "height", "resident": "height"}[
-        what
-    ]
+    fixed = "frames" if what == "resolution" else "height"
     assert getattr(one.fits.resolved.subject.space, fixed) == getattr(row.subject.space, fixed)
 
 
@@ -125,17 +123,10 @@ def real(tmp_path_factory) -> dict[str, dict]:
     that loads its libraries once."""
     folder = tmp_path_factory.mktemp("real")
     asked = {
-        what: [
-            *SMALL,
-            "--set",
-            f"num_layers={blocks}",
-            "--gpu-memory",
-            f"{memory}GiB",
-            "--recipes",
-            recipe,
-        ]
+        what: f"--set num_layers={blocks} --gpu-memory {memory}GiB --recipes {recipe}".split()
         for what, (blocks, memory, recipe) in REAL.items()
     }
+    asked = {what: [*SMALL, *words] for what, words in asked.items()}
     (folder / "asked.json").write_text(json.dumps(asked))
     in_fork(folder, "tests.children.searched", folder)
     return json.loads((folder / "found.json").read_text())

@@ -56,21 +56,9 @@ def test_groups_of_which_nothing_is_said_are_nodes(recipe, count, wanted):
 
 
 BAD = {
-    (
-        "--scale",
-        "1",
-        "8",
-        "--gpus",
-        "8",
-    ): "gpus is 8; --scale predicts named recipes on several numbers of GPUs",
+    ("--scale", "1", "8", "--gpus", "8"): "gpus is 8; --scale predicts named recipes on several",
     ("--scale", "1", "8", "--suite", "ladder"): "leave --suite out",
-    (
-        "--scale",
-        "1",
-        "8",
-        "--largest",
-        "batch",
-    ): "largest is batch; --scale predicts named recipes on several",
+    ("--scale", "1", "8", "--largest", "batch"): "largest is batch; --scale predicts named recipes",
     ("--scale", "0", "8"): "scale is 0; give --scale numbers of GPUs from 1",
     ("--scale", "8", "8"): "give --scale at least two numbers, as 1 8 64",
     ("--scale", "8", "12"): "scale is 12, and nodes have 8; give --scale 8 or 16",

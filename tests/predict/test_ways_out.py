@@ -158,13 +158,9 @@ def test_several_parts_are_changed_at_once_where_one_is_not_enough():
 
 def test_more_gpus_are_the_last_resort_and_the_fewest_that_do_are_named():
     def need(row: Resolved) -> float:
-        return (
-            20
-            if row.spec.processes >= 32
-            else 30
-            if "split_parameters" in row.launch.traits
-            else LARGE
-        )
+        if row.spec.processes >= 32:
+            return 20
+        return 30 if "split_parameters" in row.launch.traits else LARGE
 
     ways, _ = seek("ddp", need)
     assert [one.resolved.spec.processes for one in ways.wider] == [16, 32, 64]

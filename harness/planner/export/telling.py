@@ -15,7 +15,6 @@ from harness.planner.export.models import PATHS, sample_options
 from strategies.base import Slot
 
 if TYPE_CHECKING:
-    from harness.planner.export.reading import Reader
     from harness.resolve import Resolved
 
 NOTED = set(trainers.DECIDING) - {Slot.OPTIMIZE}
@@ -26,8 +25,8 @@ ERRS = {"more": "the trainer needs more, for ", "less": "the trainer needs less,
 OFF = ("none", "false", "no", "no_change", "disabled", "diffusers", "native", "")
 
 
-def tell(reader: Reader, resolved: Resolved) -> None:
-    """Put into the reading what each option means, what the defaults are, and what is left."""
+def tell(reader: Any, resolved: Resolved) -> None:
+    """Put into a ``reading.Reader`` what each option means, the defaults, and what is left."""
     made, meaning = reader.made, dict[str, list[str]]()
     for what, part, rule in trainers.ruled(reader.table, resolved):
         forced = reader.forced.get(part.slot) if part else None
@@ -58,7 +57,7 @@ def tell(reader: Reader, resolved: Resolved) -> None:
     _rest(reader, set(meaning))
 
 
-def _holds(reader: Reader, condition: str) -> str:
+def _holds(reader: Any, condition: str) -> str:
     """Return the option of a condition that holds, as it is given; empty if it does not."""
     if condition.startswith("!"):
         return "" if reader.given.get(condition[1:]) else f"no {condition[1:]}"
@@ -71,7 +70,7 @@ def _holds(reader: Reader, condition: str) -> str:
     return ""
 
 
-def _rest(reader: Reader, read: set[str]) -> None:
+def _rest(reader: Any, read: set[str]) -> None:
     """Name options that no row reads, and values that no rule of a known option has."""
     fixed, names = _known(reader.table, reader.loose)
     listed = [key for key in reader.table["unpredicted"] if "=" not in key]
