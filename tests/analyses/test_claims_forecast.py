@@ -217,7 +217,7 @@ def claims_folder(folder: Path, story: str = "claims") -> Path:
 
 def test_the_command_keeps_what_was_predicted_and_reports_anew(tmp_path, monkeypatch, capsys):
     def predict_all(rows, folder, *, kind, done, **more):
-        assert kind == "flash" and {row.spec.device for row in rows} == {"cuda"}
+        assert {*kind} == {"flash"} and {row.spec.device for row in rows} == {"cuda"}
         hooked = "compress"
         return [none(row, "a hook") if hooked in row.spec.recipe else traced(row.spec.global_batch)
                 for row in rows]  # fmt: skip
