@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -15,7 +16,7 @@ from strategies.activations.block_parts import (
     prefixes,
     segments,
 )
-from strategies.activations.runners import runner_of, surround
+from strategies.activations.runners import run_singly, runner_of, surround
 from strategies.base import Slot, demand
 from strategies.engine import RunContext, TrainingRun
 from strategies.strategy import Strategy
@@ -31,18 +32,19 @@ RNG_BYTES = 5056
 
 def recomputed(
     trained: TrainingRun,
+    runner: Recompute,
+    depth: int,
     split: Split,
     count: int | None,
     *,
     products: bool = False,
     reentrant: bool = False,
 ) -> dict[str, Any]:
-    """Return the facts of a run whose blocks were recomputed by ``split``.
+    """Return the facts of a run in which ``runner`` recomputed ``depth`` blocks by ``split``.
 
     ``count``: only the first ``count`` blocks, else all. ``products``: outputs of matrix products
     were kept. ``reentrant``: forward recorded no graph.
     """
-    runner, depth = runner_of(trained.module, Recompute), len(trained.blocks())
     demand(runner is not None, "no block is recomputed in parts")
     demand(runner.blocks == depth, f"{runner.blocks} of {depth} blocks are recomputed in parts")
     counts = [runner.recomputed(call.block, call.count) for call in runner.calls]
@@ -98,6 +100,34 @@ def _kept_products(runner: Recompute, least: int) -> dict[str, Any]:
     return {"kept_products": kept} | ({"kept_product_bytes": size} if size else {})
 
 
+# ---- parts of a block ----
+
+NAMED = {
+    "ffn": re.compile(r"(img_|txt_|audio_)?(ff|ffn|mlp|feed_forward)(_context|_i|_t)?"),
+    "attention": re.compile(r"(self_|cross_|audio_)?(attn\d?|attention)"),
+}
+"""Part of a block -> names of the modules that compute it, in this project's DiT and diffusers."""
+RUNNER = "run_parts_of_blocks"
+"""Attribute of a model that runs these modules."""
+
+
+def parts_of(blocks: list[Any], part: str) -> list[Any]:
+    """Return the children of ``blocks`` that compute ``part``, in order."""
+    children = [pair for block in blocks for pair in block.named_children()]
+    return [child for name, child in children if NAMED[part].fullmatch(name)]
+
+
+def _has_part(subject: Subject, part: str) -> bool:
+    """Return whether the blocks of a model have ``part``; without torch if it has linear layers."""
+    names = {name for linear in subject.linears for name in linear.split(".")}
+    if any(map(NAMED[part].fullmatch, names)):
+        return True
+    import torch
+
+    with torch.device("meta"):
+        return bool(parts_of(subject.blocks(subject.make()), part))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint(Strategy):
     """Activation checkpointing: backward recomputes blocks.
@@ -114,6 +144,9 @@ class Checkpoint(Strategy):
     ``share`` recomputes only that share of the blocks, the first ones (at least one): no more extra
     work than the memory requires. ``reentrant`` is torch's older way, and its default if the caller
     names none. Forward then records no graph, and backward enters itself for each part.
+
+    ``part=ffn`` and ``part=attention`` recompute only these layers of each block, and keep the
+    rest: less is saved, and less is repeated.
     """
 
     name: ClassVar[str] = "checkpoint"
@@ -127,8 +160,14 @@ class Checkpoint(Strategy):
     keep: str = "segments"
     share: float = 1.0
     reentrant: bool = False
+    part: str = "block"
 
     def __post_init__(self) -> None:
+        if self.part not in ("block", *NAMED):
+            raise ValueError(f"part is {self.part!r}; one of block, {', '.join(NAMED)}")
+        whole = (self.every, self.keep, self.share, self.reentrant) == (1, "segments", 1, False)
+        if self.part != "block" and not whole:
+            raise ValueError(f"part={self.part} keeps the rest of each block; leave all else out")
         if self.every != "sqrt" and not (isinstance(self.every, int) and self.every >= 1):
             raise ValueError(f"every is {self.every!r}; a number of blocks from 1, or sqrt")
         if self.keep not in ("segments", "nested", "nothing", "products"):
@@ -152,6 +191,8 @@ class Checkpoint(Strategy):
             lack = launch.subject.lacks("chain", f"leave {grouped} out")
             if lack:
                 return lack
+        if self.part != "block" and (lack := self._lacks_part(launch)):
+            return lack
         if self.share < 1 and "moves_activations" in launch.traits:
             return (
                 f"share={self.share:g} keeps the other blocks whole, and all that is kept would "
@@ -182,6 +223,19 @@ class Checkpoint(Strategy):
             )
         return None
 
+    def _lacks_part(self, launch: RunContext) -> str | None:
+        if not _has_part(launch.subject, self.part):
+            return (
+                f"no block of {launch.subject.name} has a layer whose name says that it is its "
+                f"{self.part}; leave part={self.part} out"
+            )
+        if launch.traits & {"compiled", "moves_activations"}:
+            return (
+                f"blocks are compiled, or what they keep is moved, as a whole; leave "
+                f"part={self.part} out"
+            )
+        return None
+
     def by_block(self, depth: int) -> list[tuple[int, int]]:
         """Return the size of each block's part and its index in it; (0, 0) if it is not
         recomputed."""
@@ -193,6 +247,11 @@ class Checkpoint(Strategy):
     def edit_model(self, module: Any, subject: Subject) -> None:
         policy = keep_products if self.keep == "products" else None
         blocks = subject.blocks(module)
+        if self.part != "block":
+            run_singly(module, parts_of(blocks, self.part), RUNNER)
+            inner = getattr(module, RUNNER)
+            setattr(module, RUNNER, Recompute(inner, segments(1), random=subject.random_blocks))
+            return
         split, count = self._split(len(blocks)), self._count(len(blocks))
         chosen = None if count is None else blocks[:count]
         more: dict[str, Any] = {
@@ -212,9 +271,20 @@ class Checkpoint(Strategy):
         return nested.get(self.keep) or segments(length)
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        depth = len(trained.blocks())
+        blocks, depth = trained.blocks(), len(trained.blocks())
+        if self.part != "block":
+            layers = parts_of(blocks, self.part)
+            runner = getattr(trained.module, RUNNER, None)
+            ran = {id(call.block) for call in runner.calls} if runner else set()
+            demand(
+                ran == {*map(id, layers)},
+                f"other layers than the blocks' {self.part} are recomputed",
+            )
+            return recomputed(trained, runner, len(layers), segments(1), None)
         return recomputed(
             trained,
+            runner_of(trained.module, Recompute),
+            depth,
             self._split(depth),
             self._count(depth),
             products=self.keep == "products",

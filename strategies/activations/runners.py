@@ -22,12 +22,12 @@ def surround(module: Any, subject: Subject, wrap: Callable[[Runner], Runner]) ->
     model each block is a call of its own.
     """
     if not hasattr(module, "run_blocks"):
-        _run_singly(module, subject.blocks(module))
+        run_singly(module, subject.blocks(module), "run_blocks")
     module.run_blocks = wrap(module.run_blocks)
 
 
-def _run_singly(module: Any, blocks: list[Any]) -> None:
-    """Give each block a subclass of its class whose call goes through ``module.run_blocks``.
+def run_singly(module: Any, blocks: list[Any], runner: str) -> None:
+    """Give each block a subclass of its class whose call goes through the attribute ``runner``.
 
     It replaces the call, not ``forward``: an engine's hooks run in between, and gather a block's
     weights again in recomputation.
@@ -36,7 +36,7 @@ def _run_singly(module: Any, blocks: list[Any]) -> None:
     kinds: dict[type, type] = {}
 
     def call(block: Any, *given: Any, **named: Any) -> Any:
-        return owner().run_blocks([block], *given, **named)
+        return getattr(owner(), runner)([block], *given, **named)
 
     for block in blocks:
         kind = type(block)
@@ -44,7 +44,7 @@ def _run_singly(module: Any, blocks: list[Any]) -> None:
             members = {"__call__": call, "__module__": kind.__module__, "plain_kind": kind}
             kinds[kind] = type(kind.__name__, (kind,), members)
         block.__class__ = kinds[kind]
-    module.run_blocks = _run_one
+    setattr(module, runner, _run_one)
 
 
 def _run_one(blocks: list[Any], *given: Any, **named: Any) -> Any:

@@ -30,6 +30,8 @@ OTHERS: dict[str, list[str]] = {
         "single+checkpoint:keep=nothing",
         "single+checkpoint:every=2,keep=products",
         "single+checkpoint:reentrant=on",
+        "single+checkpoint:part=ffn",
+        "single+checkpoint:part=attention",
     ],
     "offload_activations": [
         "single+offload_activations",

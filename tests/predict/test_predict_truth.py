@@ -62,6 +62,7 @@ OTHERS = [
     ("single+controlnet", "DiT-T/2:depth=2", 8, {}),
     ("single+checkpoint:keep=nested", "DiT-S/8:depth=4", 8, {}),
     ("single+checkpoint:reentrant=on", "DiT-S/8:depth=4", 8, {}),
+    ("single+checkpoint:part=ffn", "DiT-S/8:depth=4", 8, {}),
     ("single+sgd", "DiT-T/2:depth=2", 8, {}),
     ("single+adafactor", "DiT-T/8", 4, {}),
     ("single+muon", "DiT-T/8:depth=2", 4, {}),

@@ -365,6 +365,20 @@ def uneven():
 """
 
 
+@pytest.mark.parametrize(
+    ("name", "part", "layers"), [("flux-dev", "ffn", 4), ("sana-1.6b", "ffn", 2),
+                                 ("wan2.1-1.3b", "attention", 4)],
+)  # fmt: skip
+def test_layers_of_a_public_model_s_blocks_are_recomputed(name, part, layers, train_here):
+    """Flux's blocks of one stream have no FFN of their own; Sana's are convolutions."""
+    recipe = f"single+checkpoint:part={part}"
+    run, log = train_here(miniature(name, recipe), 2)
+    found = parse(recipe).in_slot(Slot.RECOMPUTE).evidence(run.trained)
+    assert (found["parts"], found["block_forwards"]) == (layers, 2)
+    _, plain = train_here(miniature(name, "single"), 2)
+    assert log.losses == plain.losses
+
+
 @pytest.fixture
 def own(tmp_path):
     file = tmp_path / "mine.py"

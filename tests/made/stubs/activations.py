@@ -7,9 +7,10 @@ import torch
 from strategies.activations import attend as kernels
 from strategies.activations.attend import Attend
 from strategies.activations.block_parts import Recompute, segments
-from strategies.activations.checkpoint import Checkpoint
+from strategies.activations.checkpoint import RUNNER, Checkpoint, parts_of
 from strategies.activations.compile import Compile
 from strategies.activations.offload_activations import Host, OffloadActivations
+from strategies.activations.runners import run_singly
 from tests.made.stubs.parts import Table, nothing
 
 COMPILE = Compile.edit_model
@@ -40,6 +41,16 @@ class Boasting(Pretending):
 def pretend(kind):
     def edit(self, module, subject):
         module.run_blocks = kind(module.run_blocks, segments(1))
+
+    return edit
+
+
+def parts_by(kind, first=0):
+    """Recomputes the FFNs of the blocks from ``first`` on, by a runner of this kind."""
+
+    def edit(self, module, subject):
+        run_singly(module, parts_of(subject.blocks(module)[first:], "ffn"), RUNNER)
+        setattr(module, RUNNER, kind(getattr(module, RUNNER), segments(1)))
 
     return edit
 
@@ -133,6 +144,18 @@ LOST: Table = {
     ),
     "no graph is recorded": (
         "single+checkpoint", Checkpoint, "edit_model", recompute_as(segments(1), reentrant=True),
+    ),
+    "blocks, not their FFNs": (
+        "single+checkpoint:part=ffn", Checkpoint, "edit_model", recompute_as(segments(1)),
+    ),
+    "FFNs counted, not recomputed": (
+        "single+checkpoint:part=ffn", Checkpoint, "edit_model", parts_by(Pretending),
+    ),
+    "FFNs of three blocks of four": (
+        "single+checkpoint:part=ffn", Checkpoint, "edit_model", parts_by(Recompute, 1),
+    ),
+    "FFNs, not attention": (
+        "single+checkpoint:part=attention", Checkpoint, "edit_model", parts_by(Recompute),
     ),
     "activations stay": ("single+offload_activations", OffloadActivations, "edit_model", nothing),
     "activations stay, by another runner": (
