@@ -109,12 +109,12 @@ def loss_again(trained: Trained) -> torch.Tensor:
     return (trained["model"](x, y).float() - noise).square().mean()
 
 
-def forwards_a_step(trained: Trained) -> float:
-    """How often a block's attention runs in one forward and backward, on average."""
-    layers = [m for m in trained["model"].modules() if type(m).__name__ == "Attention"]
+def forwards_a_step(trained: Trained, kind: str = "Attention") -> float:
+    """How often a block's layer of this class runs in one forward and backward, on average."""
+    layers = [m for m in trained["model"].modules() if type(m).__name__ == kind]
     ran: list[Any] = []
     for layer in layers:
-        layer.register_forward_hook(lambda *_: ran.append(1))
+        layer.register_forward_pre_hook(lambda *_: ran.append(1))
     loss_again(trained).backward()
     return len(ran) / len(layers)
 
@@ -238,6 +238,12 @@ EFFECTS: dict[str, Callable[[Trained, Seen], bool]] = {
     "checkpoint:every=2": lambda t, s: forwards_a_step(t) == 2 and len(t["model"].blocks) == 2,
     "checkpoint:every=sqrt": lambda t, s: forwards_a_step(t) == 2 and len(t["model"].blocks) == 2,
     "checkpoint:reentrant=on": lambda t, s: forwards_a_step(t) == 2 and reenters(t),
+    "checkpoint:part=ffn": lambda t, s: (
+        forwards_a_step(t, "GELU") == 2 and forwards_a_step(t) == 1
+    ),
+    "checkpoint:part=attention": lambda t, s: (
+        forwards_a_step(t) == 2 and forwards_a_step(t, "GELU") == 1
+    ),
     "checkpoint:keep=products": lambda t, s: kept_products(t),
     "compile:backend=aot_eager": lambda t, s: captured() > 0,
     "compile:backend=aot_eager,scope=model": (
