@@ -134,16 +134,9 @@ class Launched:
 
     def _record_of(self, rank: int, end: End | None) -> NodeRecord:
         known = self.ready.get(rank) or Ready(token="", rank=rank, host=end.host if end else "")
-        record = NodeRecord(
-            rank=rank,
-            host=known.host,
-            cores=known.cores,
-            memory_bytes=known.memory_bytes,
-            devices=known.devices,
-            driver=known.driver,
-            address=known.address,
-            answered=end is not None,
-        )
+        names = ("host", "cores", "memory_bytes", "devices", "driver", "address")
+        facts = {name: getattr(known, name) for name in names}
+        record = NodeRecord(rank=rank, answered=end is not None, **facts)
         if end is not None:
             record.exit_code, record.stopped = end.code, end.stopped
             record.survivors, record.interface = end.survivors, end.interface
@@ -302,9 +295,15 @@ def run(
             launch.write(row, folder)
             return row
         launched = _launched(resolved, folder, nodes, timeout, on_status, more)
-        if not (left and _port_taken(resolved.spec, launched)):
+        finished, facts = _finished(launched), node_facts(resolved.spec, launched)
+        whole = whole_facts(resolved.spec, launched, facts)
+        if finished or not left or not outcome.retryable(whole):
             break
-    row = _row(resolved, launched, nodes)
+    if finished:
+        ready = [launched.ready[rank] for rank in sorted(launched.ready)]
+        row = settle(finished, preflight.mixed(ready))
+    else:
+        row = _unfinished(resolved, launched, facts, whole, nodes.silence)
     row.command, row.started = display(resolved, folder, more), row.started or started
     row.launch, row.nodes, row.wire = launched.launch_record(), launched.records(), nodes.wire
     if row.status is Status.NODE_LOST:
@@ -401,22 +400,17 @@ def whole_facts(spec: Spec, launched: Launched, nodes: Sequence[NodeFacts]) -> o
     )
 
 
-def _port_taken(spec: Spec, launched: Launched) -> bool:
-    whole = whole_facts(spec, launched, node_facts(spec, launched))
-    return _finished(launched) is None and outcome.retryable(whole)
-
-
-def _row(resolved: Resolved, launched: Launched, nodes: Nodes) -> Result:
-    """Return the worker's own result, or a row that says how far it came."""
-    finished = _finished(launched)
-    if finished:
-        ready = [launched.ready[rank] for rank in sorted(launched.ready)]
-        return settle(finished, preflight.mixed(ready))
-    facts = node_facts(resolved.spec, launched)
-    whole = whole_facts(resolved.spec, launched, facts)
+def _unfinished(
+    resolved: Resolved,
+    launched: Launched,
+    facts: Sequence[NodeFacts],
+    whole: outcome.Facts,
+    silence: float,
+) -> Result:
+    """Return a row that says how far it came."""
     refused = None if launched.interrupt else _refused(launched)
     by = ended_by(os.environ, Path(launched.order.out)) if launched.interrupt else ""
-    ended = refused or classify_nodes(whole, facts, nodes.silence, by)
+    ended = refused or classify_nodes(whole, facts, silence, by)
     return launch.unfinished(resolved, launched.folder, whole, ended)
 
 

@@ -132,22 +132,13 @@ def proof(path: Path) -> dict[str, Any]:
     return {"digests": digests, "proof": _signature(key, digests) if key else ""}
 
 
-def claims(path: Path) -> None:
-    """Check the signature of a checkpoint, but not its files, which may take long to read.
-
-    Raises:
-        Foreign: it was not signed by this user's key.
-    """
-    _signed(path)
-
-
 def check_own(path: Path) -> None:
     """Check that this user wrote the checkpoint at ``path``, and that its files are unchanged.
 
     Raises:
         Foreign: it was not signed by this user's key, or a file that may run code is another one.
     """
-    signed, found = _signed(path), _digests(path)
+    signed, found = claims(path), _digests(path)
     for name in sorted(signed.keys() | found.keys()):
         if signed.get(name) != found.get(name):
             raise Foreign(f"{path}: {name} has changed since it was saved; {TRUST}")
@@ -159,7 +150,12 @@ TRUST = (
 )
 
 
-def _signed(path: Path) -> dict[str, str]:
+def claims(path: Path) -> dict[str, str]:
+    """Return the signed digests of a checkpoint's files, which may take long to read.
+
+    Raises:
+        Foreign: they were not signed by this user's key.
+    """
     facts, key = facts_of(path), _key(make=False)
     digests, signature = facts.get("digests"), facts.get("proof")
     if not key or not isinstance(digests, dict) or not isinstance(signature, str):

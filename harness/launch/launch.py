@@ -115,7 +115,7 @@ def _start(
             | own_caches(folder / COMPILED),
             log=folder / "log.txt",
             timeout=timeout,
-            on_tick=_Ticker(folder, on_status),
+            on_tick=_ticker(folder, on_status),
             finished=lambda: _finished(folder),
             stop=stop,
             scratch=(folder / "nvme", folder / COMPILED),
@@ -133,19 +133,18 @@ def own_caches(folder: Path) -> dict[str, str]:
     return {"TORCHINDUCTOR_CACHE_DIR": str(folder), "TRITON_CACHE_DIR": str(folder / "triton")}
 
 
-class _Ticker:
-    """Forwards the ranks' statuses about twice a second."""
+def _ticker(folder: Path, on_status: OnStatus) -> Callable[[int], None]:
+    """Return a function that forwards the ranks' statuses about twice a second."""
+    started, last = time.monotonic(), -STATUS_SECONDS
 
-    def __init__(self, folder: Path, on_status: OnStatus) -> None:
-        self.folder, self.on_status = folder, on_status
-        self.started, self.last = time.monotonic(), -STATUS_SECONDS
+    def tick(tree_bytes: int) -> None:
+        nonlocal last
+        elapsed = time.monotonic() - started
+        if elapsed - last >= STATUS_SECONDS:
+            last = elapsed
+            on_status(status(rank_files(folder, "status"), tree_bytes, elapsed))
 
-    def __call__(self, tree_bytes: int) -> None:
-        elapsed = time.monotonic() - self.started
-        if elapsed - self.last < STATUS_SECONDS:
-            return
-        self.last = elapsed
-        self.on_status(status(rank_files(self.folder, "status"), tree_bytes, elapsed))
+    return tick
 
 
 def status(statuses: tuple[dict[str, Any], ...], tree_bytes: int, elapsed: float) -> dict[str, Any]:

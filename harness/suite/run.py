@@ -122,7 +122,9 @@ def run_suite(
             if gpus:
                 rows = [r for r, run in zip(planned, to_run, strict=True) if run]
                 rows = [row for row in rows if row.folder in beside]
-                _run_beside(rows, gpus, machine, functools.partial(start, timeout=limit))
+                marks = {row.folder: identity(row.resolved, machine) for row in rows}
+                keep = functools.partial(_keep, machine=machine, marks=marks)
+                run_beside(rows, gpus, functools.partial(start, timeout=limit), keep)
             for row in planned:
                 if lost := _lost(row.resolved.spec, results):
                     progress.leave_out(label(row.resolved.spec), lost)
@@ -137,13 +139,6 @@ def run_suite(
         finally:
             progress.stop()
     return results
-
-
-def _run_beside(
-    rows: Sequence[Planned], gpus: Sequence[str], machine: Machine, begin: Start
-) -> None:
-    marks = {row.folder: identity(row.resolved, machine) for row in rows}
-    run_beside(rows, gpus, begin, functools.partial(_keep, machine=machine, marks=marks))
 
 
 def _lost(spec: Spec, results: Sequence[Result]) -> Status | None:

@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,7 @@ import pytest
 from harness import ROOT
 from harness.report.figures.derive import paused_steps
 from harness.result import Result, Status, load_all
-from tests.made.two_nodes import Nodes, two_nodes, why_not
+from tests.made.two_nodes import Nodes, statuses, stepping, two_nodes, wait, why_not
 
 WHY_NOT = why_not()
 pytestmark = [pytest.mark.nodes, pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)]
@@ -45,39 +44,15 @@ def row_words(recipe: str, out: Path, steps: int, silence: int = SILENCE) -> lis
     return [*line.split(), str(out)]
 
 
-def statuses(out: Path) -> list[dict]:
-    """What both nodes' ranks last said."""
-    found = []
-    for path in out.glob("runs/*/launch-*/node?.beat.json"):
-        try:
-            found += json.loads(path.read_text())["statuses"]
-        except (OSError, ValueError, KeyError):
-            continue
-    return found
-
-
 def furthest(out: Path) -> int:
     """The last step that a rank has told of."""
     return max((one["step"] for one in statuses(out)), default=0)
 
 
-def wait(until: Callable[[], object], seconds: float, children: list[subprocess.Popen]) -> None:
-    deadline = time.monotonic() + seconds
-    while not until():
-        assert time.monotonic() < deadline, "waited in vain"
-        assert all(child.poll() is None for child in children), "ended early"
-        time.sleep(0.2)
-
-
 def measuring(nodes: Nodes, out: Path, recipe: str, steps: int = 4000, silence: int = SILENCE):
     """Both commands, with their row in its timed steps."""
     children = nodes.run_on_both(row_words(recipe, out, steps, silence), out)
-
-    def stepping() -> bool:
-        said = statuses(out)
-        return len(said) == 2 and all(s["phase"] == "measure" and s["step"] > 2 for s in said)
-
-    wait(stepping, 240, children)
+    wait(lambda: stepping(out), 240, children)
     return children
 
 

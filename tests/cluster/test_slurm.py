@@ -6,12 +6,9 @@ some ten minutes on two cores: ./run.sh test -n 1 -m slurm
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,6 +16,7 @@ import pytest
 from harness import ROOT
 from harness.result import Result, Status, load_all
 from tests.made.slurm_cluster import Cluster, slurm_cluster, why_not
+from tests.made.two_nodes import stepping, wait
 
 WHY_NOT = why_not()
 pytestmark = [pytest.mark.slurm, pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)]
@@ -39,24 +37,6 @@ def words(out: Path, recipe: str = "ddp", steps: int = 4000, *more: str) -> list
     return [*line.split(), str(out), *more]
 
 
-def wait(until: Callable[[], object], seconds: float, say: Callable[[], str] = lambda: "") -> None:
-    deadline = time.monotonic() + seconds
-    while not until():
-        assert time.monotonic() < deadline, f"waited in vain: {say()}"
-        time.sleep(0.3)
-
-
-def stepping(out: Path) -> bool:
-    """Whether both nodes' ranks take timed steps."""
-    phases = []
-    for path in out.glob("runs/*/launch-*/node?.beat.json"):
-        try:
-            phases += [(s["phase"], s["step"]) for s in json.loads(path.read_text())["statuses"]]
-        except (OSError, ValueError, KeyError):
-            continue
-    return len(phases) == 2 and all(phase == "measure" and step > 2 for phase, step in phases)
-
-
 def submitted(cluster: Cluster, out: Path, line: list[str]) -> str:
     """The number of the job of a command at the login node."""
     out.mkdir(exist_ok=True)
@@ -73,7 +53,7 @@ def at_login(cluster: Cluster, line: list[str]) -> subprocess.CompletedProcess:
 def measuring(cluster: Cluster, out: Path, *more: str) -> str:
     """The job of a suite with its row in its timed steps."""
     number = submitted(cluster, out, words(out, "ddp", 4000, *more))
-    wait(lambda: stepping(out), 240, lambda: said(out))
+    wait(lambda: stepping(out), 240, say=lambda: said(out))
     return number
 
 
@@ -83,28 +63,22 @@ def said(out: Path) -> str:
 
 def ended(cluster: Cluster, out: Path, seconds: float = 120) -> Result:
     """The row, once no job and no process of it is left."""
-    wait(lambda: not cluster.ask("squeue", "-h").strip(), seconds, lambda: said(out))
+    wait(lambda: not cluster.ask("squeue", "-h").strip(), seconds, say=lambda: said(out))
     wait(lambda: not [line for line in cluster.nodes.left() if "harness" in line], 30)
     ((row,), skipped) = load_all(out)
     assert not skipped
     return row
 
 
-def test_a_suite_of_four_rows_reports_as_on_one_machine(cluster, tmp_path):
-    out, one = tmp_path / "two", tmp_path / "one"
+def test_a_suite_of_four_rows_runs_on_both_nodes(cluster, tmp_path):
+    """That they compute what one machine does: test_namespaces.py."""
     line = "run --suite smoke --device cpu --no-predictions --out"
-    submitted(cluster, out, [*line.split(), str(out), "--nodes", "2", "--on", "slurm"])
-    wait(lambda: not cluster.ask("squeue", "-h").strip(), 400, lambda: said(out))
-    subprocess.run([sys.executable, "-m", "harness", *line.split(), str(one)], cwd=ROOT, check=True)
-    two_rows, one_rows = ({r.spec.recipe: r for r in load_all(p)[0]} for p in (out, one))
-    assert len(two_rows) == 4 and two_rows.keys() == one_rows.keys(), said(out)
-    for recipe, row in two_rows.items():
-        there = one_rows[recipe]
-        assert row.status is there.status is Status.OK, row.reason
-        assert row.losses == there.losses and row.grad_norms == there.grad_norms, recipe
-        assert [r.categories for r in row.ranks] == [r.categories for r in there.ranks]
-        assert [node.host for node in row.nodes] == ["n1", "n2"]
-    assert "4 measured" in said(out)
+    submitted(cluster, tmp_path, [*line.split(), str(tmp_path), "--nodes", "2", "--on", "slurm"])
+    wait(lambda: not cluster.ask("squeue", "-h").strip(), 400, say=lambda: said(tmp_path))
+    rows, _ = load_all(tmp_path)
+    assert [row.status for row in rows] == [Status.OK] * 4, said(tmp_path)
+    assert {tuple(node.host for node in row.nodes) for row in rows} == {("n1", "n2")}
+    assert "4 measured" in said(tmp_path)
 
 
 def test_the_time_limit(cluster, tmp_path):
@@ -152,7 +126,7 @@ def test_a_link_that_is_cut(cluster, tmp_path):
     measuring(cluster, tmp_path)
     cluster.nodes.link(up=False)
     (folder,) = tmp_path.glob("runs/*")
-    wait((folder / "result.json").exists, 75, lambda: said(tmp_path))
+    wait((folder / "result.json").exists, 75, say=lambda: said(tmp_path))
     cluster.nodes.link(up=True)
     row = ended(cluster, tmp_path)
     assert row.status is Status.NODE_LOST, row.reason

@@ -8,6 +8,7 @@ off"; a link that is down is a power cut that sends nobody a word.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -15,13 +16,13 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness import ROOT
 
-__all__ = ["Nodes", "two_nodes", "why_not"]
+__all__ = ["Nodes", "statuses", "stepping", "two_nodes", "wait", "why_not"]
 
 TOOLS = ("ip", "nsenter", "unshare")
 SETTINGS = "ip link set lo up; mount -t tmpfs none /dev/shm; hostname {name}"
@@ -146,3 +147,35 @@ def two_nodes() -> Iterator[Nodes]:
         yield nodes
     finally:
         nodes.close()
+
+
+# ---- a row that both run ----
+
+
+def statuses(out: Path) -> list[dict]:
+    """What both nodes' ranks last said."""
+    found = []
+    for path in out.glob("runs/*/launch-*/node?.beat.json"):
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            found += json.loads(path.read_text())["statuses"]
+    return found
+
+
+def stepping(out: Path) -> bool:
+    """Whether both nodes' ranks take timed steps."""
+    said = statuses(out)
+    return len(said) == 2 and all(s["phase"] == "measure" and s["step"] > 2 for s in said)
+
+
+def wait(
+    until: Callable[[], object],
+    seconds: float,
+    children: Sequence[subprocess.Popen] = (),
+    say: Callable[[], str] = lambda: "",
+) -> None:
+    """Wait until something holds, while ``children`` run; ``say`` explains a failure."""
+    deadline = time.monotonic() + seconds
+    while not until():
+        assert time.monotonic() < deadline, f"waited in vain: {say()}"
+        assert all(child.poll() is None for child in children), "ended early"
+        time.sleep(0.2)

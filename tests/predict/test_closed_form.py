@@ -12,7 +12,7 @@ from conftest import in_fork
 from harness.resolve import resolve
 from harness.spec import Spec
 from harness.subjects.dit.presets import trainable_count
-from harness.suite import fitting
+from harness.suite import matrix
 from tests import oracle
 from tests.oracle.layers import by_rank, elements, layers, parameters
 from tests.oracle.sizes import sizes
@@ -116,7 +116,7 @@ def test_the_layers_come_in_the_order_of_the_model_s_parameters():
 )
 def test_the_batch_of_a_suite_fits_the_smallest_gpu(model, gib, processes, wanted):
     settings = {"model": model, "data": "synthetic"}
-    found = fitting.fitting_batch(settings, gib * GIB, processes)
+    found = matrix.fitting_batch(settings, gib * GIB, processes)
     assert found == wanted and found % 4 == 0
 
 
@@ -126,14 +126,14 @@ def test_the_batch_of_a_suite_fits_the_smallest_gpu(model, gib, processes, wante
 def test_the_rule_of_thumb_is_the_closed_form_within_two_percent(model, ema, samples):
     one = Spec(recipe="ddp", model=model, data="synthetic", device="cuda", global_batch=samples)
     resolved = resolve(dataclasses.replace(one, ema=ema))
-    rule = fitting.plain_bytes(resolved.subject, samples, ema=ema > 0)
+    rule = matrix.plain_bytes(resolved.subject, samples, ema=ema > 0)
     assert rule == pytest.approx(oracle.peak_bytes(resolved), rel=LIMIT)
 
 
 @pytest.mark.parametrize("gib", [16, 24, 40])
 def test_the_batch_fits_and_twice_does_not(gib):
-    settings, room = {"model": "DiT-L/2"}, fitting.HEADROOM * gib * GIB
-    share = fitting.fitting_batch(settings, gib * GIB, 1)
+    settings, room = {"model": "DiT-L/2"}, matrix.HEADROOM * gib * GIB
+    share = matrix.fitting_batch(settings, gib * GIB, 1)
     subject = resolve(Spec(recipe="ddp", **settings)).subject
-    assert fitting.plain_bytes(subject, share, ema=True) <= room
-    assert share < fitting.most(1) and fitting.plain_bytes(subject, 2 * share, ema=True) > room
+    assert matrix.plain_bytes(subject, share, ema=True) <= room
+    assert share < matrix.most(1) and matrix.plain_bytes(subject, 2 * share, ema=True) > room

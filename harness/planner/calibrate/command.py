@@ -21,8 +21,8 @@ from harness.commands.progress import Predictions, Waiting, during
 from harness.json_files import write_json
 from harness.planner import overhead, pool
 from harness.planner.calibrate.ending import Left, leave
-from harness.planner.calibrate.parts import PARTS, Outcome, Planned, Setting, schedule
-from harness.planner.calibrate.running import Session, clock, run_part
+from harness.planner.calibrate.parts import PARTS, Budget, Outcome, Planned, Setting, schedule
+from harness.planner.calibrate.running import Session, run_part
 from harness.planner.calibrate.table import lines, table
 from harness.planner.calibration import store
 from harness.planner.calibration.record import Calibration, public
@@ -290,7 +290,7 @@ def _session(
         folder=folder,
         machine=machine,
         setting=setting,
-        budget=clock(options.minutes),
+        budget=Budget(minutes=options.minutes),
         tell=lambda text: console.print(Text(text), soft_wrap=True),
         live=functools.partial(Waiting, console),
         fresh=options.fresh,

@@ -9,6 +9,7 @@ import dataclasses
 import hashlib
 import json
 import re
+import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,7 +35,6 @@ from harness.result import Result, Status
 from harness.spec import Spec
 from harness.suite import matrix
 from harness.suite.file import load_suite
-from harness.suite.fitting import fitting_batch
 from harness.void import shown_status
 from strategies import parse
 from strategies.workloads import TRAIN
@@ -78,8 +78,8 @@ class Budget:
     """The minutes that a call may take (None: no limit), by a clock in seconds."""
 
     minutes: float | None
-    now: Callable[[], float]
-    began: float
+    now: Callable[[], float] = time.monotonic
+    began: float = field(default_factory=time.monotonic)
 
     @property
     def left(self) -> float | None:
@@ -264,7 +264,7 @@ def _batch(setting: Setting) -> int:
         return 8
     usual = {name: value for name, value in _usual(setting).items() if name != "device"}
     check_data(str(usual["data"]))
-    return fitting_batch(usual, setting.gpu_bytes, 1)
+    return matrix.fitting_batch(usual, setting.gpu_bytes, 1)
 
 
 # ---- check part ----

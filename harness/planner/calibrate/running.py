@@ -137,11 +137,6 @@ class Session:
         return self.resolved[spec]
 
 
-def clock(minutes: float | None) -> Budget:
-    """Return a budget that starts now."""
-    return Budget(minutes=minutes, now=time.monotonic, began=time.monotonic())
-
-
 # ---- stations ----
 
 
