@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -206,7 +206,7 @@ def own_words(facts: Facts) -> Outcome | None:
 
 
 def _out_of_memory(facts: Facts) -> Outcome | None:
-    return _first(_of_failure(facts, failure) for failure in _causes(facts))
+    return next(filter(None, (_of_failure(facts, failure) for failure in _causes(facts))), None)
 
 
 def retryable(facts: Facts) -> bool:
@@ -224,10 +224,6 @@ def where(facts: Facts) -> tuple[str, int]:
     places = [(str(f.get("phase", "start")), int(f.get("step") or 0)) for f in known]
     places = [(p if p in PHASES else "start", step) for p, step in places]
     return min(places, key=lambda p: (PHASES.index(p[0]), p[1]), default=("start", 0))
-
-
-def _first(outcomes: Iterable[Outcome | None]) -> Outcome | None:
-    return next((outcome for outcome in outcomes if outcome), None)
 
 
 def _causes(facts: Facts) -> list[Mapping[str, Any]]:

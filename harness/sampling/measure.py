@@ -58,12 +58,13 @@ def audit(resolved: Resolved, drawing: Drawing, kept: Tensor) -> list[Check]:
     apart = relative_error(drawing.drawn.double(), kept.double())
     gradients = [p for p in trained.module.parameters() if p.requires_grad or p.grad is not None]
     ranks = gather(trained, digest(kept))
+    found_calls = {str(size): count for size, count in Counter(drawing.calls).items()}
     rows = [
         ("processes", spec.processes, accelerator.num_processes),
         ("device", spec.device, accelerator.device.type),
         ("engine", resolved.launch.engine.file.kind, accelerator.distributed_type.value),
         ("samples", [spec.global_batch, *shape], list(kept.shape)),
-        ("calls of the model", _asked_calls(resolved), _found_calls(drawing)),
+        ("calls of the model", _asked_calls(resolved), found_calls),
         ("noise", digest(noise_of(resolved)), drawing.began),
         ("samples finite", True, bool(torch.isfinite(kept).all())),
         ("eval mode", True, not trained.module.training),
@@ -81,10 +82,6 @@ def _asked_calls(resolved: Resolved) -> dict[str, int]:
     halves = 1 if spec.scale == 1 else 2
     size = spec.global_batch * (1 if apart else halves)
     return {str(size): resolved.evaluations * (halves if apart else 1)}
-
-
-def _found_calls(drawing: Drawing) -> dict[str, int]:
-    return {str(size): count for size, count in Counter(drawing.calls).items()}
 
 
 # ---- digit classifier ----

@@ -49,15 +49,13 @@ def blocks_of(module: nn.Module) -> list[nn.Module]:
     """Return the blocks that a model names, else those of its lists; itself if it has none."""
     for name in ("_repeated_blocks", "_no_split_modules"):
         for part in module.modules():
-            named = {n for n in getattr(part, name, None) or () if not _is_no_block(name, n)}
+            others = NOT_BLOCKS if name == "_no_split_modules" else ()
+            kinds = getattr(part, name, None) or ()
+            named = {kind for kind in kinds if not any(word in kind for word in others)}
             found = _outermost(module, named) if named else []
             if len(found) > 1:
                 return found
     return _listed(module) or [module]
-
-
-def _is_no_block(attribute: str, kind: str) -> bool:
-    return attribute == "_no_split_modules" and any(word in kind for word in NOT_BLOCKS)
 
 
 def _outermost(module: nn.Module, kinds: set[str]) -> list[nn.Module]:

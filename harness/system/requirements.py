@@ -100,7 +100,7 @@ def lacks(need: str, machine: Machine, spec: Spec) -> Reason | None:
             return Reason(f"the package {package} is not installed", WAYS[need])
     probe = machine.probe or {"errors": {}, "ops": {}, "bf16": {}}
     for part in ("probe", "torch", "deepspeed"):
-        if part in probe["errors"] and (part != "deepspeed" or _of_deepspeed(need)):
+        if part in probe["errors"] and (part != "deepspeed" or need in ("deepspeed", *BUILT)):
             return _broken(part, probe["errors"][part])
     if need == "bf16":
         reason = probe["bf16"].get(spec.device, "")
@@ -137,10 +137,6 @@ def _lacks_fused_loss() -> Reason | None:
         return None
     reason = f"torch {version('torch')} has no linear_cross_entropy"
     return Reason(reason, "install torch 2.13, or take cross_entropy:kind=chunked")
-
-
-def _of_deepspeed(need: str) -> bool:
-    return need == "deepspeed" or need in BUILT
 
 
 def _lacks_ability(need: str, reason: str) -> Reason | None:

@@ -247,7 +247,7 @@ def calibrate(options: argparse.Namespace) -> int:
     _show(left, console)
     if options.share:
         _share(left.calibration, options.share, console)
-    return _code(outcomes)
+    return FAILED if any(o.status in ("failed", "partly") for o in outcomes) else OK
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -340,10 +340,6 @@ def _run(session: Session, parts: Sequence[str]) -> list[Outcome] | None:
     return outcomes
 
 
-def _code(outcomes: Sequence[Outcome]) -> int:
-    return FAILED if any(o.status in ("failed", "partly") for o in outcomes) else OK
-
-
 # ---- output ----
 
 
@@ -355,16 +351,13 @@ def _dry_run(session: Session, options: argparse.Namespace, console: Console) ->
     planned = schedule(stations, options.minutes, done, jobs)
     heads = {"#": "count", "Station": "text", "Minutes": "ratio", "Action": "text"}
     lines = [
-        [str(index), one.station.key, f"{one.station.minutes:.1f}", _action(one)]
+        [str(index), one.station.key, f"{one.station.minutes:.1f}",
+         f"{one.action}: {one.reason}" if one.reason else one.action]
         for index, one in enumerate(planned, 1)
-    ]
+    ]  # fmt: skip
     console.print(_sum(planned, jobs), style="bold", highlight=False)
     print_grid(text_grid("stations", "", heads, lines), console, least_worth=())
     return OK
-
-
-def _action(one: Planned) -> str:
-    return f"{one.action}: {one.reason}" if one.reason else one.action
 
 
 def _sum(planned: Sequence[Planned], jobs: int) -> str:

@@ -143,7 +143,8 @@ def leave(session: Session, outcomes: Sequence[Outcome]) -> Left:
     every = _every(session, outcomes)
     results = _results(session)
     predictions = _predicted(session, results)
-    found = calibration_of(session.device, every, results, predictions, load=_load(every))
+    load = max((float(outcome.facts.get("load", 0.0)) for outcome in every), default=0.0)
+    found = calibration_of(session.device, every, results, predictions, load=load)
     goals = judged(
         dataclasses.replace(found, rows=[*found.rows, *_story(session, found)]), _meter(every)
     )
@@ -218,11 +219,6 @@ def _story(session: Session, found: Calibration) -> list[MeasuredRow]:
             for result in load_all(folder)[0]
         ]
     return rows
-
-
-def _load(outcomes: Sequence[Outcome]) -> float:
-    """Return the most cores that other work kept busy during a measurement."""
-    return max((float(outcome.facts.get("load", 0.0)) for outcome in outcomes), default=0.0)
 
 
 def _meter(outcomes: Sequence[Outcome]) -> float | None:

@@ -271,11 +271,6 @@ def _batch(setting: Setting) -> int:
 # The whole catalog on a small model.
 
 
-def _named(spec: Spec) -> str:
-    """Return a row's name; one recipe may both train and sample."""
-    return spec.recipe if spec.workload == TRAIN else f"{spec.workload} {spec.recipe}"
-
-
 def _check(setting: Setting) -> list[Station]:
     suite = load_suite("check", setting.device)
     model = setting.model or (SMALL_MODEL if setting.small else suite.settings["model"])
@@ -286,11 +281,10 @@ def _check(setting: Setting) -> list[Station]:
         given = {"steps": setting.steps or 1, "warmup": 1}
     suite, _ = matrix.on_processes(suite, given, gpus=setting.gpus)
     specs = matrix.specs(suite, given, gpus=setting.gpus, gpu_bytes=setting.gpu_bytes)
-    minutes = CHECK_MINUTES[setting.device]
-    rows = [
-        Station(name=_named(spec), part="check", kind="check", minutes=minutes, spec=spec)
-        for spec in specs
-    ]
+    minutes, rows = CHECK_MINUTES[setting.device], []
+    for spec in specs:  # one recipe may both train and sample
+        name = spec.recipe if spec.workload == TRAIN else f"{spec.workload} {spec.recipe}"
+        rows.append(Station(name=name, part="check", kind="check", minutes=minutes, spec=spec))
     if setting.device != "cuda":
         return rows
     tests = Station(name="gpu tests", part="check", kind="tests", minutes=3.0)

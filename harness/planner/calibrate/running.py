@@ -227,19 +227,16 @@ def _child(words: Sequence[str], station: Station, session: Session) -> tuple[pr
     log = _log(station, session)
     log.parent.mkdir(parents=True, exist_ok=True)
     log.unlink(missing_ok=True)
+    least = SUITE_SECONDS if station.kind == "suite" else LEAST_SECONDS
     ended = process.run_child(
         [sys.executable, *words],
         cwd=ROOT,
         env=inherited(),
         log=log,
-        timeout=max(_least(station), PATIENCE * 60 * station.minutes),
+        timeout=max(least, PATIENCE * 60 * station.minutes),
     )
     text = log.read_bytes()[-LOG_BYTES:].decode("utf-8", errors="replace") if log.exists() else ""
     return ended, text
-
-
-def _least(station: Station) -> float:
-    return SUITE_SECONDS if station.kind == "suite" else LEAST_SECONDS
 
 
 def _fault(ended: process.Ended, text: str) -> str:
