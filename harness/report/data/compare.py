@@ -16,7 +16,6 @@ from harness.report.data import lookup
 from harness.report.data.grouping import build
 from harness.report.data.rows import Report, Row, SuiteHead, Unfinished, read_suite
 from harness.report.figures import derive, floor, parity, units
-from harness.report.figures.numbers import Numbers
 from harness.resolve import run_name
 from harness.result import Result
 from harness.spec import Spec
@@ -25,6 +24,16 @@ Made = TypeVar("Made")
 FAULTS = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
 MOST = 20
 """Files left out before the fault counts as the report's own."""
+STEP_LIMIT = 0.05
+"""Relative difference of medians for a change, if no row of either set was measured twice.
+
+The intervals must not overlap either.
+"""
+PEAK_LIMIT = 0.02
+PEAK_LIMIT_BYTES = 16 * units.MIB
+"""A peak has changed if it exceeds either of the two limits."""
+BESIDE = ("calibration", "forecast")
+"""Parts of a suite's head that lie in files of their own."""
 
 
 class Part(NamedTuple):
@@ -51,14 +60,16 @@ def of_usable(
     Raises:
         Exception: the error of ``render``, if no single file causes it.
     """
-    parts, left_out = _parts(results, suite, predictions), list(skipped)
+    left_out = list(skipped)
+    parts = [Part(f"{name}.json", getattr(suite, name), name) for name in BESIDE]
+    parts += [Part(f"prediction.json of {key}", one, key) for key, one in predictions.items()]
+    parts += [Part(f"runs/{run_name(result.spec)}", result) for result in results]
 
     def made(kept: Sequence[Part]) -> Made:
         found = [part.content for part in kept if isinstance(part.content, Result)]
         named = {part.key: part.content for part in kept if part.key and part.content}
-        beside = {name: named.pop(name, None) for name in ("calibration", "forecast")}
-        head = dataclasses.replace(suite, **beside)
-        return render(build(found, left_out, head, named))
+        beside = {name: named.pop(name, None) for name in BESIDE}
+        return render(build(found, left_out, dataclasses.replace(suite, **beside), named))
 
     def works(kept: Sequence[Part]) -> bool:
         try:
@@ -75,18 +86,10 @@ def of_usable(
             if culprit is None:
                 raise
             parts.remove(culprit)
-            left_out.append(f"{culprit.name}: {_words(error)}")
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            where = f"{Path(last.filename).name}, line {last.lineno}"
+            left_out.append(f"{culprit.name}: {type(error).__name__}: {error} ({where})")
     return made(parts)
-
-
-def _parts(
-    results: Sequence[Result], suite: SuiteHead, predictions: Mapping[str, Prediction]
-) -> list[Part]:
-    beside = [
-        Part(f"{name}.json", getattr(suite, name), name) for name in ("calibration", "forecast")
-    ]
-    foretold = [Part(f"prediction.json of {key}", one, key) for key, one in predictions.items()]
-    return [*beside, *foretold, *(Part(f"runs/{run_name(r.spec)}", r) for r in results)]
 
 
 def _culprit(parts: Sequence[Part], works: Callable[[Sequence[Part]], bool]) -> Part | None:
@@ -106,22 +109,6 @@ def _culprit(parts: Sequence[Part], works: Callable[[Sequence[Part]], bool]) -> 
             rests = ([other for other in parts if other is not part] for part in some)
             return next((p for p, rest in zip(some, rests, strict=True) if works(rest)), None)
     return some[0]
-
-
-def _words(error: Exception) -> str:
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    where = f"{Path(last.filename).name}, line {last.lineno}"
-    return f"{type(error).__name__}: {error} ({where})"
-
-
-STEP_LIMIT = 0.05
-"""Relative difference of medians for a change, if no row of either set was measured twice.
-
-The intervals must not overlap either.
-"""
-PEAK_LIMIT = 0.02
-PEAK_LIMIT_BYTES = 16 * units.MIB
-"""A peak has changed if it exceeds either of the two limits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,26 +219,37 @@ def compare_reports(old: Report, new: Report) -> Comparison:
     """Compare two sets whose rows are already derived."""
     before, after = _entries(old), _entries(new)
     both = [spec for spec in before if spec in after]
-    return Comparison(
-        environment=environment_differences(old, new),
-        changes=[_change(spec, before[spec], after[spec]) for spec in both],
-        only_old=[_name(spec) for spec in before if spec not in after],
-        only_new=[_name(spec) for spec in after if spec not in before],
-        skipped=[*old.skipped, *new.skipped],
-        basis=basis(old, new),
-    )
-
-
-def basis(old: Report, new: Report) -> str:
-    """Return the criterion for a changed step time."""
     known = [
         f"{side}: {lookup.rests_on(found)}"
         for side, report in (("old", old), ("new", new))
         if (found := next((g.floor for g in report.groups if g.floor), None))
     ]
+    basis = "Steps are judged by their own spread: neither set measured a row twice."
     if known:
-        return f"Steps are judged by run-to-run variance ({'; '.join(known)})."
-    return "Steps are judged by their own spread: neither set measured a row twice."
+        basis = f"Steps are judged by run-to-run variance ({'; '.join(known)})."
+    names = {spec: str(spec).removeprefix("--recipe ") for spec in (*before, *after)}
+    return Comparison(
+        environment=_environment(old, new),
+        changes=[_change(spec, before[spec], after[spec]) for spec in both],
+        only_old=[names[spec] for spec in before if spec not in after],
+        only_new=[names[spec] for spec in after if spec not in before],
+        skipped=[*old.skipped, *new.skipped],
+        basis=basis,
+    )
+
+
+def _environment(old: Report, new: Report) -> list[tuple[str, str, str]]:
+    """Return (fact, old, new) for each environment fact that differs, with all its values."""
+    before, after = (
+        lookup.environment(row for group in report.groups for row in group.rows)
+        for report in (old, new)
+    )
+    found = []
+    for name in dict.fromkeys([*before, *after]):
+        a, b = (sorted(facts.get(name, [units.NONE])) for facts in (before, after))
+        if a != b and name not in lookup.IGNORED:
+            found.append((name, lookup.listed(a), lookup.listed(b)))
+    return found
 
 
 def _entries(report: Report) -> dict[Spec, Row | Unfinished]:
@@ -265,30 +263,24 @@ def _entries(report: Report) -> dict[Spec, Row | Unfinished]:
     return {**rows, **{spec: u for spec, u in unfinished.items() if spec not in rows}}
 
 
-def _name(spec: Spec) -> str:
-    return str(spec).removeprefix("--recipe ")
-
-
 def _change(spec: Spec, old: Row | Unfinished, new: Row | Unfinished) -> Change:
     facts: dict[str, Any] = {"label": spec.recipe, **_side("old", old), **_side("new", new)}
     if isinstance(old, Row) and isinstance(new, Row):
-        a, b = old.numbers, new.numbers
-        ends = [(n.step_seconds_p10, n.step_seconds_p90) for n in (a, b)]
+        both = old.numbers, new.numbers
+        ends = [(n.step_seconds_p10, n.step_seconds_p90) for n in both]
+        noise = floor.joined(old.floor, new.floor)
+        limit = math.exp(floor.margin(noise, old.runs, new.runs)) - 1 if noise else None
         facts |= {
-            "step_ratio": b.step_seconds_median / a.step_seconds_median,
-            "step_limit_fraction": step_limit(old, new),
+            "step_ratio": both[1].step_seconds_median / both[0].step_seconds_median,
+            "step_limit_fraction": limit,
             "intervals_overlap": derive.overlap(*ends),
             **_computation(old.first, new.first),
         }
-        if _counted_otherwise(a, b):
+        unplaced = [n.placed_by == derive.UNTOLD for n in both]
+        if unplaced[0] is not unplaced[1] and any(n.hosted_bytes for n in both):
+            # Only one memory figure includes tensors kept in host memory.
             facts |= {"old_need_bytes": None, "new_need_bytes": None}
     return Change(**facts)
-
-
-def step_limit(old: Row, new: Row) -> float | None:
-    """Return the relative difference of medians that the variance within both sets explains."""
-    noise = floor.joined(old.floor, new.floor)
-    return None if noise is None else math.exp(floor.margin(noise, old.runs, new.runs)) - 1
 
 
 def _computation(old: Result, new: Result) -> dict[str, float | None]:
@@ -305,12 +297,6 @@ def _computation(old: Result, new: Result) -> dict[str, float | None]:
     }
 
 
-def _counted_otherwise(old: Numbers, new: Numbers) -> bool:
-    """Return True if only one memory figure includes tensors kept in host memory."""
-    places = [n.placed_by == derive.UNTOLD for n in (old, new)]
-    return places[0] is not places[1] and any(n.hosted_bytes for n in (old, new))
-
-
 def _side(side: str, entry: Row | Unfinished) -> dict[str, Any]:
     """Return one side of a change: its status, and its numbers if it has any."""
     if isinstance(entry, Unfinished):
@@ -320,16 +306,3 @@ def _side(side: str, entry: Row | Unfinished) -> dict[str, Any]:
         f"{side}_step_seconds": entry.numbers.step_seconds_median,
         f"{side}_need_bytes": entry.numbers.need_bytes,
     }
-
-
-def environment_differences(old: Report, new: Report) -> list[tuple[str, str, str]]:
-    """Return (fact, old, new) for each environment fact that differs, with all its values."""
-    before, after = (_facts(report) for report in (old, new))
-    names = [n for n in dict.fromkeys([*before, *after]) if n not in lookup.IGNORED]
-    sides = [(n, before.get(n, [units.NONE]), after.get(n, [units.NONE])) for n in names]
-    return [(name, lookup.listed(a), lookup.listed(b)) for name, a, b in sides if a != b]
-
-
-def _facts(report: Report) -> dict[str, list[str]]:
-    rows = [row for group in report.groups for row in group.rows]
-    return {n: sorted(values) for n, values in lookup.environment(rows).items()}

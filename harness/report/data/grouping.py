@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from harness import extensions
 from harness.prediction import Prediction
 from harness.report.data.lookup import differ, margin_fraction
 from harness.report.data.rows import (
@@ -28,12 +29,7 @@ from harness.report.data.rows import (
 from harness.report.figures import derive, parity, samples
 from harness.report.figures.floor import Floor, Runs, borrowed, floor_of, margin_shares
 from harness.report.figures.numbers import numbers
-from harness.report.figures.predicted import (
-    OUT_OF_MEMORY,
-    Comparison,
-    compare_with_predictions,
-    machine_facts,
-)
+from harness.report.figures.predicted import OUT_OF_MEMORY, Comparison, machine_facts
 from harness.result import Result, Status
 from harness.spec import Spec
 from harness.void import shown_status
@@ -198,9 +194,13 @@ def build(
     suite = suite or SuiteHead()
     machines = machine_facts(results)
 
+    compare = extensions.hook("compare_with_predictions", lambda *_: Comparison())
+
     def foretold(repetitions: Sequence[Result], status: Status) -> Comparison:
-        beside = predictions or {}, machines, suite.calibration
-        return compare_with_predictions(repetitions, status, *beside)
+        found: Comparison = compare(
+            repetitions, status, predictions or {}, machines, suite.calibration
+        )
+        return found
 
     ends = [(result, *shown_status(result)) for result in results]
     finished = [result for result, status, _ in ends if status is Status.OK]

@@ -139,14 +139,6 @@ def _apart(
     return found
 
 
-def furthest(row: Result, reference: Result, measure: str) -> str:
-    """Return the parameter that is furthest away in a measure; empty for other measures."""
-    for kind, apart in _parameters(row.projections, reference.projections):
-        if kind == measure:
-            return max(apart)[1]
-    return ""
-
-
 # ---- limits ----
 
 
@@ -276,9 +268,10 @@ def _worst(row: Result, reference: Result, found: Mapping[str, float]) -> Verdic
     measure = max(found, key=found.__getitem__)
     if found[measure] <= 1.0:
         return None
-    name = furthest(row, reference, measure)
+    apart = dict(_parameters(row.projections, reference.projections)).get(measure)
+    where = f" of {max(apart)[1]}" if apart else ""
     far = distances(row, reference)[measure]
-    return Verdict("DIFFERS", f"{measure}{f' of {name}' if name else ''} {far:.1e} away")
+    return Verdict("DIFFERS", f"{measure}{where} {far:.1e} away")
 
 
 def _unexplained(row: Result, reference: Result, recipe: Recipe, allowed: Limits) -> str:

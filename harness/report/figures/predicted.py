@@ -1,17 +1,18 @@
 """Predictions beside measurements, as plain figures: memory of a step and a run, fit, and times.
 
-The planner computes them (hook "compare_with_predictions"). Without it no row has any.
+The planner computes them (hook "compare_with_predictions"). Without it no row has any. Its
+arguments are the repetitions of one row, their status, the predictions by the spec's key, the facts
+of machines that a failed run could not record, and the calibration beside the results.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from harness import extensions
-from harness.prediction import Prediction, Sent
+from harness.prediction import Sent
 from harness.report.figures import units
 from harness.result import Result, Status
 
@@ -142,24 +143,6 @@ class Comparison(NamedTuple):
     memory: PredictedAndMeasured | None = None
     fit: PredictedFit | None = None
     times: Calibrated | None = None
-
-
-def compare_with_predictions(
-    results: Sequence[Result],
-    status: Status,
-    predictions: Mapping[str, Prediction],
-    machines: Machines,
-    calibration: Any = None,
-) -> Comparison:
-    """Return the predictions beside the repetitions of one row, which ended as ``status``.
-
-    Args:
-        predictions: spec key -> prediction.
-        machines: facts that a failed run could not record (``machine_facts``).
-        calibration: the calibration beside the results (``SuiteHead``).
-    """
-    compare = extensions.hook("compare_with_predictions", lambda *_: Comparison())
-    return compare(results, status, predictions, machines, calibration)
 
 
 def machine_facts(results: Iterable[Result]) -> Machines:

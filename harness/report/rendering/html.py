@@ -314,7 +314,6 @@ def _commands(report: Report) -> str:
 
 
 def _how_to_read(report: Report) -> str:
-    """Return the meaning of each column."""
     if not report.groups:
         return ""
     items = [f"<div><dt>{escape(n)}</dt><dd>{escape(text)}</dd></div>" for n, text in GLOSSARY]

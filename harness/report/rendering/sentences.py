@@ -265,7 +265,6 @@ def notes(group: Group) -> list[str]:
 
 
 def _hindered(group: Group) -> list[str]:
-    """Return the disturbances of the rows' GPUs."""
     found = {
         row.label: dict.fromkeys(w for r in row.results for w in derive.hindered(r.gpu_samples))
         for row in group.rows
@@ -365,10 +364,9 @@ def _spread(name: str, errors: Sequence[float | None], where: str = "") -> str:
 
 
 def predicted_fits(report: Report) -> str:
-    """Return how many rows were predicted not to fit, of those out of memory and of those
-    finished.
+    """Return the counts of rows predicted not to fit; empty if no such row was predicted.
 
-    Empty if no such row was predicted.
+    They are of the rows that ran out of memory, and of those that finished.
     """
     out = [unfinished for unfinished in report.unfinished if unfinished.status in OUT_OF_MEMORY]
     known = [unfinished for unfinished in out if unfinished.predicted_fit]
