@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -16,7 +16,7 @@ from harness.memory.memory_breakdown import Kept, Lump, MemoryBreakdown, OpCost,
 from harness.report.data.grid import Column, tabulate
 from harness.report.figures import units
 from harness.report.figures.units import CATEGORIES, title
-from harness.report.rendering.charts import COLOUR_OF
+from harness.report.rendering.charts import COLOUR_OF, stacked
 from harness.report.rendering.html import HEAD, STYLE, colour_keys, figure, section, table, tag
 from harness.report.rendering.svg import (
     COLOURS,
@@ -209,21 +209,13 @@ def bars(breakdown: MemoryBreakdown) -> str:
     for index, (name, sizes) in enumerate(lines):
         at = top + index * row
         parts.append(text(left - 8, at + 21, name, class_="label end"))
-        parts += _bar(sizes, x, at)
+        held = {category: sizes.get(category, 0) / units.MIB for category in CATEGORIES}
+        tips = {category: f"{size:.1f} MiB" for category, size in held.items()}
+        parts += stacked(held, tips, x, (at + 6, 20.0))
+        whole = sum(held.values())
+        parts.append(text(x(whole) + 6, at + 21, f"{whole:.1f}", class_="value"))
     parts.append(text((left + WIDTH) / 2, bottom + 31, "MiB at the peak", class_="axis mid"))
     return picture(WIDTH, bottom + 38, parts, "Training against inference")
-
-
-def _bar(sizes: Mapping[str, int], x: Scale, top: float) -> list[str]:
-    parts, before = [], 0.0
-    for name in CATEGORIES:
-        size = sizes.get(name, 0) / units.MIB
-        tip = element("title", f"{title(name)}: {size:.1f} MiB")
-        box = {"x": x(before), "y": top + 6, "width": x(size) - x(0), "height": 20}
-        if size:
-            parts.append(element("rect", tip, **box, fill=COLOUR_OF[name], class_="part"))
-        before += size
-    return [*parts, text(x(before) + 6, top + 21, f"{before:.1f}", class_="value")]
 
 
 def sweep(points: Sequence[Point], varies: str, law: Law) -> str:
@@ -235,11 +227,10 @@ def sweep(points: Sequence[Point], varies: str, law: Law) -> str:
     y = Scale(0, max(p.activation_bytes for p in mine) / units.MIB * 1.1, 170.0, 26.0)
     parts = axes(x, y, name, "activations, MiB", 26.0)
     spots = []
+    fixed = {key: getattr(mine[0], key) for key in ("batch", "tokens", "hidden", "depth")}
     for share in range(41):
         size = max(sizes) * share / 40
-        fixed = {key: getattr(mine[0], key) for key in ("batch", "tokens", "hidden", "depth")}
-        values = fixed | {field: size}
-        spots.append((x(size), y(law(**values) / units.MIB)))
+        spots.append((x(size), y(law(**fixed | {field: size}) / units.MIB)))
     parts.append(element("path", d=polyline(spots), class_="curve", stroke=COLOURS[0]))
     parts += [
         element("circle", cx=x(s), cy=y(p.activation_bytes / units.MIB), r=3.6, fill=COLOURS[1])
@@ -252,21 +243,16 @@ def preset_chart() -> str:
     """Draw the error of 6 N D for each preset, by its number of tokens."""
     errors = preset_errors()
     values = [100 * error for _, _, error in errors]
-    x = Scale(10, 400, FRAME, WIDTH - 20, log=True)
+    marks = tuple(sorted({tokens for _, tokens, _ in errors}))
+    x = Scale(10, 400, FRAME, WIDTH - 20, log=True, marks=marks)
     y = Scale(*padded([0.0, *values], 0.1), 220.0, 26.0)
-    parts = [element("line", x1=FRAME, x2=WIDTH - 20, y1=y(v), y2=y(v), class_="grid")
-             for v in y.ticks()]  # fmt: skip
-    parts += [text(FRAME - 6, y(v) + 4, f"{v:g}", class_="tick end") for v in y.ticks()]
+    name, rule = "tokens a sample (patches of 8, 4, 2)", "6 N D over the counted FLOPs, % too many"
+    parts = axes(x, y, name, rule, 26.0)
     for family, colour in FAMILY_KEYS:
         line = sorted((t, e) for name, t, e in errors if name.startswith(f"{family}/"))
         spots = [(x(t), y(100 * e)) for t, e in line]
         parts.append(element("path", d=polyline(spots), class_="curve", stroke=colour))
         parts += [element("circle", cx=a, cy=b, r=3.2, fill=colour) for a, b in spots]
-    for tokens in sorted({t for _, t, _ in errors}):
-        parts.append(text(x(tokens), 235, f"{tokens}", class_="tick mid"))
-    name, middle = "tokens a sample (patches of 8, 4, 2)", (FRAME + WIDTH - 20) / 2
-    parts.append(text(middle, 251, name, class_="axis mid"))
-    parts.append(text(4, 17, "6 N D over the counted FLOPs, % too many", class_="axis"))
     return picture(WIDTH, 260, parts, "Error of 6 N D for each preset")
 
 

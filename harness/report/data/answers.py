@@ -1,6 +1,6 @@
 """Answers that a reader decides by: the fastest row, the smallest, the best trade, and what fits.
 
-A row whose loss DIFFERS unexpectedly is in no answer; ``sentences.warnings`` lists it. If the
+A row whose loss DIFFERS unexpectedly is in no answer; ``sentences.wrong_rows`` lists it. If the
 noise does not separate rows, the fastest measured one is named first, with the others. To name
 the one with the least memory instead would let a badly measured row win.
 """
@@ -43,8 +43,7 @@ class FastestThatFits:
     """The fastest row that fits in ``limit_bytes``; ``row`` is None if no measured row does.
 
     The noise does not separate it from the rows in ``alike``, which fit too. The answer also
-    holds up to ``upto_bytes``, the largest size with the same answer; None: for every larger
-    size.
+    holds up to ``upto_bytes``, the largest size with the same answer (None: any larger size).
     """
 
     limit_bytes: float

@@ -243,12 +243,10 @@ def step_meter(row: Row) -> str | None:
 
 
 def beyond_state(row: Row) -> int:
-    """Return the most traced bytes of a step beyond parameters, gradients, optimizer state and
-    average.
+    """Return the most traced bytes of a step beyond parameters, gradients, optimizer, average.
 
-    They are stored activations, recomputed ones, and temporaries. The instant may differ from
-    the step's peak: a deep model with few activations peaks when the last gradients are
-    computed.
+    They are stored activations, recomputed ones, and temporaries. The instant may differ from the
+    step's peak: a deep model with few activations peaks when it computes its last gradients.
 
     Raises:
         Missing: the row was not traced.

@@ -241,8 +241,7 @@ def fullest_rank(ranks: Sequence[Rank]) -> Rank | None:
 
 
 def untraced_bytes(rank: Rank) -> int | None:
-    """Return the bytes that a rank's meter counted in its steps beyond all tensors of the traced
-    one.
+    """Return the bytes that a rank's meter counted in its steps beyond all traced tensors.
 
     It is negative if the meter saw less than the trace, for example if an allocation was never
     written. None without a step to compare.
@@ -257,22 +256,16 @@ def untraced_bytes(rank: Rank) -> int | None:
 
 
 def curve_distance(curve: Sequence[float], reference: Sequence[float]) -> float | None:
-    """Return max over steps of abs(a - b) / max(abs(b), 1e-12); None without a common step.
-
-    Infinite if one of two curves is not a finite number.
-    """
-    worst = None
-    for a, b in zip(curve, reference, strict=False):
-        finite = math.isfinite(a) and math.isfinite(b)
-        here = abs(a - b) / max(abs(b), LEAST) if finite else math.inf
-        worst = here if worst is None else max(worst, here)
-    return worst
+    """Return the largest of ``step_distances``; None without a common step."""
+    return max(step_distances(curve, reference), default=None)
 
 
-def step_distances(curve: Sequence[float], reference: Sequence[float]) -> list[float | None]:
-    """Return the relative distance of each step, as in ``curve_distance``."""
-    pairs = zip(curve, reference, strict=False)
-    return [curve_distance([a], [b]) for a, b in pairs]
+def step_distances(curve: Sequence[float], reference: Sequence[float]) -> list[float]:
+    """Return abs(a - b) / max(abs(b), 1e-12) of each step; infinite if one is no finite number."""
+    return [
+        abs(a - b) / max(abs(b), LEAST) if math.isfinite(a) and math.isfinite(b) else math.inf
+        for a, b in zip(curve, reference, strict=False)
+    ]
 
 
 def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:

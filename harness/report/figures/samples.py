@@ -49,8 +49,8 @@ class DrawnRow:
     """The samples of a row, compared with its reference's.
 
     ``latency_seconds``: median of a sample drawn alone. ``limit``: distance up to which samples
-    count as equal. ``away``: the distance; None for the reference itself, or if ``why_not`` has
-    the reason. ``recognised``: share of digits that a classifier recognises as their labels.
+    count as equal. ``away``: the distance; None for the reference itself, or if the rows are not
+    comparable. ``recognised``: share of digits that a classifier recognises as their labels.
     ``agreed``: share that it classifies as the reference's samples.
     """
 
@@ -59,7 +59,6 @@ class DrawnRow:
     echo: float
     limit: float
     away: Distance | None
-    why_not: str = ""
     recognised: float | None = None
     agreed: float | None = None
 
@@ -68,15 +67,14 @@ def drawn_row(results: Sequence[Result], reference: Result, *, is_reference: boo
     """Return the repetitions of one row compared; the largest distance counts."""
     first = results[0]
     seconds = [s for result in results for s in result.drawn.latency_seconds]
-    why = not_comparable(first, reference)
-    compared = [] if is_reference or why else [distance(r, reference) for r in results]
+    alone = is_reference or not_comparable(first, reference)
+    compared = [] if alone else [distance(r, reference) for r in results]
     return DrawnRow(
         latency_seconds=derive.quantile(seconds, 0.5),
         evaluations=first.drawn.evaluations,
         echo=first.drawn.echo,
         limit=limit(reference),
         away=max(compared, key=lambda far: far.relative, default=None),
-        why_not=why,
         recognised=share_alike(first.drawn.taken_for, first.drawn.labels),
         agreed=share_alike(first.drawn.taken_for, reference.drawn.taken_for) if compared else None,
     )
@@ -162,7 +160,6 @@ def against(row: Result, reference: Result) -> Verdict:
         return Verdict("not comparable", "the reference is not exact itself")
     allowed = limit(reference)
     if far > allowed:
-        return Verdict(
-            "DIFFERS", f"samples {far:.1e} away, of {allowed:.1e} that rounding explains"
-        )
+        explained = f"of {allowed:.1e} that rounding explains"
+        return Verdict("DIFFERS", f"samples {far:.1e} away, {explained}")
     return Verdict("equal")

@@ -78,10 +78,9 @@ def _number(kind: str, value: float | None, places: int) -> str:
     return f"{value:.{places}f}"
 
 
-BEYOND_STATE = ("activations", "workspace")
 ALL_CATEGORIES = (*CATEGORIES, "other_models")
 """With the models beside the trained one, which only runs of a user's script have."""
-STATE = tuple(name for name in CATEGORIES if name not in BEYOND_STATE)
+STATE = tuple(name for name in CATEGORIES if name not in ("activations", "workspace"))
 """Categories that a training keeps from one step to the next."""
 
 

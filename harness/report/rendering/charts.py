@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from itertools import pairwise
 from typing import Any
@@ -73,17 +73,29 @@ def split_bars(group: Group) -> str:
 
 
 def _split_bar(row: Row, top: float, x: Scale, shown: str) -> list[str]:
-    parts = [_row_label(row, x.start - 8, top + 16)]
-    before = 0.0
-    for name, colour in COLOUR_OF.items():
-        size = _size(row, name) / units.GIB
-        tip = element("title", f"{title(name)}: {units.gib(size * units.GIB)}")
+    sizes = {name: _size(row, name) / units.GIB for name in STACK}
+    tips = {name: units.gib(size * units.GIB) for name, size in sizes.items()}
+    bar = stacked(sizes, tips, x, (top + 4, LINE - 8))
+    end = text(x(sum(sizes.values())) + 6, top + 16, shown, class_="value")
+    return [_row_label(row, x.start - 8, top + 16), *bar, end]
+
+
+def stacked(
+    sizes: Mapping[str, float], tips: Mapping[str, str], x: Scale, place: tuple[float, float]
+) -> list[str]:
+    """Return a horizontal bar of parts, in the colours of their categories.
+
+    ``place`` is the bar's top and height; ``tips`` are the tooltips behind the parts' names.
+    """
+    parts, before = [], 0.0
+    for name, size in sizes.items():
         wide = x(before + size) - x(before)
         if wide > 0:
-            box = {"x": x(before), "y": top + 4, "width": wide, "height": LINE - 8}
-            parts.append(element("rect", tip, **box, fill=colour, class_="part"))
+            box = {"x": x(before), "y": place[0], "width": wide, "height": place[1]}
+            tip = element("title", f"{title(name)}: {tips[name]}")
+            parts.append(element("rect", tip, **box, fill=COLOUR_OF[name], class_="part"))
         before += size
-    return [*parts, text(x(before) + 6, top + 16, shown, class_="value")]
+    return parts
 
 
 def _size(row: Row, name: str) -> int:
