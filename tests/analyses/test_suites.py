@@ -23,6 +23,12 @@ from strategies.base import Conflict
 from tests.made.results import gone, row
 
 
+def told(story: str, order, results):
+    """The tables of a suite's story."""
+    head = SuiteHead(reference=order[0], story=story, order=tuple(order))
+    return analyses.tables(build(results, [], head))
+
+
 def test_the_ladder_compares_each_rung_with_the_one_above():
     order = ("single", "single+bf16", "single+bf16+checkpoint", "single+bf16+lora")
     results = [
@@ -31,8 +37,7 @@ def test_the_ladder_compares_each_rung_with_the_one_above():
         gone("single+bf16+checkpoint", Status.GPU_OOM, "no room", None, processes=1),
         row("single+bf16+lora", 130.0, parity="by design"),
     ]
-    suite = SuiteHead(reference="single", story="ladder", order=order)
-    (grid,) = analyses.tables(build(results, [], suite))
+    (grid,) = told("ladder", order, results)
     assert [line[0] for line in grid.lines] == [
         "single", "+ bf16", "+ single+bf16+checkpoint", "+ lora",
     ]  # fmt: skip
@@ -46,8 +51,7 @@ def test_the_ladder_compares_each_rung_with_the_one_above():
 def test_a_rung_says_what_it_came_in_place_of():
     order = ("single+bf16", "single+bf16_pure")
     results = [row(recipe, 380.0, parity="by design") for recipe in order]
-    suite = SuiteHead(reference=order[0], story="ladder", order=order)
-    (grid,) = analyses.tables(build(results, [], suite))
+    (grid,) = told("ladder", order, results)
     assert grid.lines[1][0] == "+ bf16_pure (in place of bf16)"
 
 
@@ -84,8 +88,7 @@ def test_each_row_stands_against_the_reference_in_the_suite_s_order():
         row("single", 380.0),
         gone("single+fp8", Status.UNSUPPORTED, "no such unit", None, processes=1),
     ]
-    suite = SuiteHead(reference="single", story="each", order=order)
-    (grid,) = analyses.tables(build(results, [], suite))
+    (grid,) = told("each", order, results)
     assert [line[0] for line in grid.lines] == list(order)
     assert [line[4] for line in grid.lines] == [units.NONE, "-50.0 %", units.NONE, units.NONE]
     assert float(grid.lines[2][6]) > 0, "speed is known of a row that was not traced"
@@ -93,7 +96,7 @@ def test_each_row_stands_against_the_reference_in_the_suite_s_order():
 
 
 @pytest.mark.parametrize(
-    ("shares", "told"),
+    ("shares", "where"),
     [
         ({10: 0.2, 20: 0.3}, "at every vocabulary from 10 on"),
         ({10: 0.0, 2000: 0.3}, "from 2,000 words on, not at 10"),
@@ -102,8 +105,8 @@ def test_each_row_stands_against_the_reference_in_the_suite_s_order():
         ({10: 0.09, 2000: -0.1}, "at no vocabulary up to 2,000"),
     ],
 )
-def test_where_a_loss_saves_is_said_of_no_other_vocabulary(shares, told):
-    assert suites.judged(shares) == told
+def test_where_a_loss_saves_is_said_of_no_other_vocabulary(shares, where):
+    assert suites.judged(shares) == where
 
 
 def test_a_loss_that_was_not_traced_stands_once_and_saves_nothing_known():
@@ -112,8 +115,7 @@ def test_a_loss_that_was_not_traced_stands_once_and_saves_nothing_known():
         rank.categories = None
     results = [row("single", 40.0, model="DiT-S/2:tokens=1024"), untraced]
     order = ("single", "single+cross_entropy")
-    suite = SuiteHead(reference="single", story="vocabulary", order=order)
-    (grid,) = analyses.tables(build(results, [], suite))
+    (grid,) = told("vocabulary", order, results)
     assert [line[1] for line in grid.lines] == [*order]
     assert "nothing to judge it by" in grid.note
 
@@ -124,8 +126,7 @@ def test_the_published_table_stands_beside_the_measured_one():
     results = [row(r, 100.0, data="vae_small:256") for r in order[:3]]
     extracted = zip(order[3:6], (50.0, 40.0, 30.0), strict=True)
     results += [row(r, size, data="synthetic") for r, size in extracted]
-    told = SuiteHead(reference=order[0], story="fast_dit", order=order)
-    grid, careful = analyses.tables(build(results, [], told))
+    grid, careful = told("fast_dit", order, results)
     assert [line[3:5] for line in grid.lines] == [
         ["out of memory", "out of memory"], ["0.43", "44045"], ["0.56", "40461"], ["0.84", "27485"],
     ]  # fmt: skip
@@ -151,8 +152,7 @@ def test_the_table_of_fast_dit_tells_speeds_beyond_the_noise_alone(others, said)
     rows += [at(row(order[0], 100.0, data="vae_small:256", repeat=i), seconds)
              for i, seconds in enumerate(others, 1)]  # fmt: skip
     rows.append(at(row(order[1], 100.0, data="vae_small:256"), 1.0 / 1.5))
-    suite = SuiteHead(reference=order[0], story="fast_dit", order=order)
-    grid, _ = analyses.tables(build(rows, [], suite))
+    grid, _ = told("fast_dit", order, rows)
     place = grid.heads.index("Speed x")
     assert [line[place] for line in grid.lines[:2]] == [units.NONE, said]
 
@@ -163,10 +163,9 @@ def test_the_power_of_time_says_how_far_the_noise_lets_it_be_told(others, spread
     rows = [at(row("single", 10.0, model=DEEP.format(8)), 2.0)]
     rows += [at(row("single", 10.0, model=DEEP.format(16), repeat=i), seconds)
              for i, seconds in enumerate((4.0, *others))]  # fmt: skip
-    suite = SuiteHead(reference="single", story="depth", order=("single",))
-    (grid,) = analyses.tables(build(rows, [], suite))
+    (grid,) = told("depth", ["single"], rows)
     (cell,) = [line[grid.heads.index("Step time ~ L^")] for line in grid.lines]
-    once = analyses.tables(build(rows[:2], [], suite))[0].lines[0][-1]
+    once = told("depth", ["single"], rows[:2])[0].lines[0][-1]
     assert cell == f"1.00 +- {spread}" and once == "1.00"
 
 
@@ -208,8 +207,7 @@ def test_long_tells_memory_and_time_against_tokens():
     for side, length in ((16, 64), (32, 256)):
         spec = {"model": "DiT-T/2", "data": f"synthetic:{side}"}
         rows += [row("single", length, **spec), row("ddp+sp", length / 2, processes=2, **spec)]
-    suite = SuiteHead(reference="single", story="long", order=("single", "ddp+sp"))
-    (grid,) = analyses.tables(build(rows, [], suite))
+    (grid,) = told("long", ["single", "ddp+sp"], rows)
     plain, shared = (dict(zip(grid.heads, line, strict=True)) for line in grid.lines)
     assert plain["Recipe"] == "single" and shared["Processes"] == "2"
     assert (plain["T=256 MiB"], shared["T=256 MiB"]) == ("256.0", "128.0")

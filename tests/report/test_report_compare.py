@@ -202,11 +202,6 @@ def test_without_gradient_norms_none_have_moved():
     assert change.words == "" and change.grad_norm_distance is None
 
 
-def test_ratio_is_new_over_old():
-    change, _ = after(slow(1.3))
-    assert change.step_ratio == pytest.approx(1.3)
-
-
 def test_moved_loss():
     def edit(result: Result) -> None:
         result.losses = [x * 1.01 for x in result.losses]
