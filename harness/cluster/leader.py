@@ -34,7 +34,7 @@ from harness.system import machine as kernel
 from harness.system import process
 from harness.system.machine import Machine
 from harness.void import settle
-from strategies.base import Reason
+from strategies.base import BadInput, Reason
 
 TRIES = 3
 END_SECONDS = 20.0
@@ -196,7 +196,7 @@ class Nodes:
         of all nodes.
 
         Raises:
-            SurveyError: a node lacks something, is unlike the others, or cannot be reached.
+            BadInput: a node lacks something, is unlike the others, or cannot be reached.
         """
         order = self.order(
             out,
@@ -213,7 +213,7 @@ class Nodes:
         if launched.interrupt:
             raise launched.interrupt
         if refused := _refused(launched):
-            raise preflight.SurveyError(f"{refused.reason}; {refused.hint}")
+            raise BadInput(f"{refused.reason}; {refused.hint}")
         self.wire = preflight.wire_found(here, launched.ends)
         self.notes += preflight.slow(self.wire)
         self.ready = [launched.ready[rank] for rank in sorted(launched.ready)]

@@ -31,18 +31,6 @@ WORD_SECONDS = 2.0
 Kind = TypeVar("Kind")
 
 
-class AllocationError(BadInput):
-    """Machines without a rank, or too few of them: what is missing, and what to type."""
-
-
-class MeetingError(BadInput):
-    """Nodes that did not meet: which is missing, and what to look at."""
-
-
-class LeaderLost(BadInput):
-    """The leader of this node gives no sign any more."""
-
-
 # ---- which machine this is ----
 
 STARTERS = {
@@ -80,7 +68,7 @@ def find(
     variables.
 
     Raises:
-        AllocationError: no rank is given, or another number of machines.
+        BadInput: no rank is given, or another number of machines.
     """
     if rank is not None or head is not None:
         return _by_hand(nodes, rank, head)
@@ -90,11 +78,11 @@ def find(
             continue  # an interactive step of one node may lie in a job of more
         return _by_starter(starter, nodes, there, own, first_host(environ.get(names[2], "")))
     if "SLURM_JOB_ID" not in environ:
-        raise AllocationError(f"nodes is {nodes}, but no variable has this machine's rank; {TYPE}")
+        raise BadInput(f"nodes is {nodes}, but no variable has this machine's rank; {TYPE}")
     there = _number(environ.get("SLURM_JOB_NUM_NODES"))
     if there is None or there < nodes:
         job = f"Slurm job {environ['SLURM_JOB_ID']} has {there or 'an unknown number'}"
-        raise AllocationError(f"nodes is {nodes}, and {job}; allocate with --nodes={nodes}")
+        raise BadInput(f"nodes is {nodes}, and {job}; allocate with --nodes={nodes}")
     return Allocation(nodes=nodes, rank=None, head="", starter="Slurm job")
 
 
@@ -112,9 +100,9 @@ def _number(text: str | None) -> int | None:
 def _by_hand(nodes: int, rank: int | None, head: str | None) -> Allocation:
     if rank is None or not head:
         missing = "--node-rank R (0 on the head)" if rank is None else "--head ADDRESS"
-        raise AllocationError(f"nodes is {nodes}, and {missing} is missing; give both")
+        raise BadInput(f"nodes is {nodes}, and {missing} is missing; give both")
     if not 0 <= rank < nodes:
-        raise AllocationError(
+        raise BadInput(
             f"node_rank is {rank}; give --node-rank 0 to {nodes - 1}, because there are "
             f"{nodes} nodes"
         )
@@ -123,13 +111,13 @@ def _by_hand(nodes: int, rank: int | None, head: str | None) -> Allocation:
 
 def _by_starter(starter: str, nodes: int, there: int, rank: int, head: str) -> Allocation:
     if there != nodes or not rank < there:
-        raise AllocationError(
+        raise BadInput(
             f"nodes is {nodes}, and {starter} started the command on {there} "
             f"({STARTERS[starter][1]}); give --nodes {there}"
         )
     if not head:
         variable = STARTERS[starter][2]
-        raise AllocationError(f"{starter} does not name node 0 ({variable}); {TYPE}")
+        raise BadInput(f"{starter} does not name node 0 ({variable}); {TYPE}")
     return Allocation(nodes=nodes, rank=rank, head=head, starter=starter)
 
 
@@ -313,7 +301,7 @@ class Session:
         """Meet all nodes, and close the session at the end.
 
         Raises:
-            MeetingError: some did not come.
+            BadInput: some did not come.
         """
         self._thread.start()
         try:
@@ -339,7 +327,7 @@ class Session:
                 return
             if waited > seconds:
                 names = ", ".join(f"node {rank}" for rank in missing)
-                raise MeetingError(_not_met(f"{names} of {self.nodes} gave no sign", self.out))
+                raise BadInput(_not_met(f"{names} of {self.nodes} gave no sign", self.out))
             if waited > 5 and not told:
                 say(f"waiting for node {', '.join(map(str, missing))} of {self.nodes}")
                 told = True
@@ -380,7 +368,7 @@ def follow(
     session. Returns the number of launches.
 
     Raises:
-        MeetingError: no leader lives. LeaderLost: it gives no sign any more.
+        BadInput: no leader lives, or it gives no sign any more.
     """
     seen, alive, served, count = Word(leader=""), False, 0, 0
     began = last = time.monotonic()
@@ -400,7 +388,7 @@ def follow(
         elif alive and word.closed:
             return count
         elif alive and time.monotonic() - last > silence:
-            raise LeaderLost(f"node 0 gave no sign for {silence:g} s: this node stops too")
+            raise BadInput(f"node 0 gave no sign for {silence:g} s: this node stops too")
         elif not alive and time.monotonic() - began > seconds:
-            raise MeetingError(_not_met(f"node {rank} found no living node 0", out))
+            raise BadInput(_not_met(f"node {rank} found no living node 0", out))
         time.sleep(POLL_SECONDS)

@@ -30,10 +30,6 @@ BANDWIDTH = 100e6
 """Bytes a second: gigabit Ethernet, below which gradients of the smallest models wait."""
 
 
-class SurveyError(BadInput):
-    """Nodes that cannot run one training: which, why, and the remedy."""
-
-
 def code() -> str:
     """Return a hash of the sources that all nodes must share."""
     return digest((*MEASURED, "cluster"))
@@ -143,14 +139,14 @@ def wire_found(folder: Path, ends: dict[int, End | None]) -> Wire:
     """Return the network as it was measured.
 
     Raises:
-        SurveyError: it was not, with the last line of a log.
+        BadInput: it was not, with the last line of a log.
     """
     with contextlib.suppress(BadFile):
         return read_json(folder / "wire.json", Wire, name="wire")
     logs = [launch.read_log(folder / log_of(rank)).strip() for rank in ends]
     last = next((text.splitlines()[-1][:200] for text in logs if text), "no message")
     ways = ", ".join(f"node {rank}: {end.interface}" for rank, end in ends.items() if end)
-    raise SurveyError(
+    raise BadInput(
         f"the nodes could not exchange data over torch's network (interfaces: {ways}): "
         f"{last}. Set HEADROOM_INTERFACE to the interface between them. Logs: {folder}"
     )

@@ -30,14 +30,6 @@ FAILED = re.compile(r"Node failure on ([\w.,\[\]-]+)")
 CANCELLED = re.compile(r"\*\*\* (?:STEP|JOB) .*CANCELLED AT \S+(?: DUE TO ([A-Z ]*[A-Z]))?")
 
 
-class SiteError(BadInput):
-    """A site file that cannot be used: the file, the line, and what to do."""
-
-
-class JobError(BadInput):
-    """A job that cannot be submitted: Slurm's message, and the remedy."""
-
-
 @dataclass(frozen=True)
 class Site:
     """A site's facts, as text: ``#SBATCH`` lines, and shell lines that set a job up."""
@@ -50,17 +42,17 @@ def read_site(path: Path) -> Site:
     """Return the site file in ``path``.
 
     Raises:
-        SiteError: it is unreadable, or sets an option of the run.
+        BadInput: it is unreadable, or sets an option of the run.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise SiteError(f"site file {path}: unreadable ({error}); give --site FILE") from None
+        raise BadInput(f"site file {path}: unreadable ({error}); give --site FILE") from None
     directives = tuple(line.rstrip() for line in lines if line.startswith("#SBATCH"))
     for line in directives:
         option = re.match(r"#SBATCH\s+-{1,2}([\w-]+)", line)
         if option and option[1] in OWN:
-            raise SiteError(f"site file {path}: {line!r}: leave it out; run sets {OWN[option[1]]}")
+            raise BadInput(f"site file {path}: {line!r}: leave it out; run sets {OWN[option[1]]}")
     shell = [line.rstrip() for line in lines if not line.startswith(("#SBATCH", "#!"))]
     return Site(directives, tuple(line for line in shell if line.strip()))
 
@@ -104,17 +96,17 @@ def submit(text: str, folder: Path) -> str:
     """Submit ``text``, kept as ``folder/suite.sbatch``; returns the job's number.
 
     Raises:
-        JobError: sbatch refuses it, or is not installed.
+        BadInput: sbatch refuses it, or is not installed.
     """
     path = folder / "suite.sbatch"
     path.write_text(text, encoding="utf-8")
     try:
         done = subprocess.run(["sbatch", "--parsable", str(path)], capture_output=True, text=True)
     except OSError:
-        raise JobError("no sbatch here; run on a machine that submits to Slurm") from None
+        raise BadInput("no sbatch here; run on a machine that submits to Slurm") from None
     if done.returncode:
         said = " ".join(done.stderr.split()).removeprefix("sbatch: error: ")
-        raise JobError(f"sbatch refused {path}: {said}; change --site, --nodes or --time")
+        raise BadInput(f"sbatch refused {path}: {said}; change --site, --nodes or --time")
     return done.stdout.strip().partition(";")[0]
 
 

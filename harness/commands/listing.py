@@ -17,8 +17,7 @@ from harness import extensions
 from harness.commands.console import OK, make_console, print_listed
 from harness.subjects.dit import presets as dit
 from harness.subjects.library import families
-from harness.suite import file as suite_file
-from harness.suite.file import Suite, SuiteError, load_suite
+from harness.suite.file import Suite, SuiteError, known_suites, load_suite
 from harness.system import cards
 from strategies import CATALOG
 from strategies.base import BadInput
@@ -176,13 +175,13 @@ def _first_sentence(doc: str | None) -> str:
 
 def _suites() -> list[tuple[Any, ...]]:
     listed: list[tuple[Any, ...]] = []
-    for name, path in suite_file.known_suites().items():
+    for name in known_suites():
         try:
-            rows = len(suite_file.load_suite(name, "cpu").rows)
-        except suite_file.SuiteError as error:
+            suite = load_suite(name, "cpu")
+        except SuiteError as error:
             listed.append((name, "-", Text(str(error), "red")))
             continue
-        listed.append((Text(name, "bold"), rows, suite_file.title_of(path)))
+        listed.append((Text(name, "bold"), len(suite.rows), suite.title))
     return listed
 
 

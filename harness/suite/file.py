@@ -96,14 +96,6 @@ def known_suites() -> dict[str, Path]:
     return {path.stem: path for path in sorted(FOLDER.glob("*.yaml"))}
 
 
-def title_of(path: Path) -> str:
-    """Return a suite's title for a list; empty if the file cannot be read."""
-    try:
-        return str(_read(path).get("title", ""))
-    except SuiteError:
-        return ""
-
-
 def load_suite(name: str, device: str) -> Suite:
     """Read the suite of that name, or of that file, for ``device`` (cpu or cuda).
 

@@ -32,7 +32,6 @@ from harness.subjects import own_module
 from harness.suite.file import SuiteError
 from harness.system import machine as kernel
 from harness.system.machine import Machine
-from strategies.base import BadInput
 
 AWAY = frozenset(
     {"compiled", "moves_activations", "host_optimizer", "swapped_weights", "streams_weights"}
@@ -42,10 +41,6 @@ AWAY_NEEDS = frozenset({"cuda", "cpu_adam", "async_io", "inductor"})
 KEPT = (Status.OK, Status.GPU_OOM)
 """Ends that neighbours on other GPUs cannot have caused."""
 Row = Callable[..., Result]
-
-
-class BesideError(BadInput):
-    """Rows cannot run in parallel here; the message has the reason and the option to change."""
 
 
 def able(resolved: Resolved) -> bool:
@@ -62,14 +57,14 @@ def places(machine: Machine, at_once: int) -> list[str]:
     """Return a name for each of ``at_once`` GPUs, for CUDA_VISIBLE_DEVICES.
 
     Raises:
-        BesideError: there are not so many.
+        SuiteError: there are not so many.
     """
     here = len(machine.gpus)
     if at_once < 2:
-        raise BesideError(f"side_by_side is {at_once}; give --side-by-side at least 2")
+        raise SuiteError(f"side_by_side is {at_once}; give --side-by-side at least 2")
     if here < at_once:
         more = f"give --side-by-side {here}" if here > 1 else "leave --side-by-side out"
-        raise BesideError(f"side_by_side is {at_once}, and this machine has {here} GPUs; {more}")
+        raise SuiteError(f"side_by_side is {at_once}, and this machine has {here} GPUs; {more}")
     return [gpu.uuid or str(gpu.index) for gpu in machine.gpus[:at_once]]
 
 

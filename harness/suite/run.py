@@ -286,7 +286,12 @@ def _alone(out: Path) -> Iterator[None]:
 
     On a file system without locks (some network mounts) print a warning and continue.
     """
-    with _lock_file(out / ".lock") as lock:
+    with contextlib.ExitStack() as stack:
+        try:
+            lock = stack.enter_context(lock_file(out / ".lock"))
+        except NotOurs as error:
+            text = f"{out / '.lock'}: {error}; remove it, or choose another --out"
+            raise OutputError(text) from None
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -297,15 +302,6 @@ def _alone(out: Path) -> Iterator[None]:
             text = f"{out} cannot be locked ({error.strerror}): a second run there goes unnoticed"
             print(f"headroom: {text}", file=sys.stderr)
         yield
-
-
-@contextlib.contextmanager
-def _lock_file(path: Path) -> Iterator[int]:
-    try:
-        with lock_file(path) as lock:
-            yield lock
-    except NotOurs as error:
-        raise OutputError(f"{path}: {error}; remove it, or choose another --out") from None
 
 
 def _write_head(suite: Suite, out: Path) -> None:

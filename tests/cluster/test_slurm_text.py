@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.cluster import commands, slurm
+from strategies.base import BadInput
 
 SITE = """#!/bin/bash
 # our site
@@ -59,12 +60,12 @@ def test_a_time_that_is_given_is_asked_for(tmp_path):
 
 @pytest.mark.parametrize("line", ["--nodes=4", "-N 4", "--array=0-3", "--requeue", "-o x.txt"])
 def test_a_site_does_not_set_what_is_the_runs_own(tmp_path, line):
-    with pytest.raises(slurm.SiteError, match=r"leave it out; run sets"):
+    with pytest.raises(BadInput, match=r"leave it out; run sets"):
         written(tmp_path, f"#SBATCH {line}\n")
 
 
 def test_a_site_that_is_not_there(tmp_path):
-    with pytest.raises(slurm.SiteError, match=r"unreadable.*give --site FILE"):
+    with pytest.raises(BadInput, match=r"unreadable.*give --site FILE"):
         slurm.read_site(tmp_path / "none")
 
 

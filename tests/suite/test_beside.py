@@ -15,7 +15,8 @@ from harness.resolve import resolve
 from harness.result import LaunchRecord, Status, load
 from harness.spec import Spec
 from harness.suite import matrix
-from harness.suite.rows import BesideError, able, places, without_times
+from harness.suite.file import SuiteError
+from harness.suite.rows import able, places, without_times
 from harness.suite.run import plan, run_suite
 from harness.system.gpus import Gpu
 from tests.made.machines import machine
@@ -52,9 +53,9 @@ CARDS = tuple(
 def test_gpus_are_named_by_uuid(tmp_path):
     here = machine(tmp_path, gpus=CARDS)
     assert places(here, 2) == ["GPU-0", "GPU-1"]
-    with pytest.raises(BesideError, match="has 2 GPUs; give --side-by-side 2"):
+    with pytest.raises(SuiteError, match="has 2 GPUs; give --side-by-side 2"):
         places(here, 3)
-    with pytest.raises(BesideError, match="at least 2"):
+    with pytest.raises(SuiteError, match="at least 2"):
         places(here, 1)
 
 

@@ -21,7 +21,6 @@ from harness.planner.speed.roofline import CPU_SPREAD, SPREAD
 from harness.report.data.grid import Grid
 from harness.report.figures.units import CATEGORIES, GIB, MIB
 from harness.report.rendering.markdown import table_lines
-from harness.system.cards import Card
 from strategies import parse
 
 # ---- goals ----
@@ -185,14 +184,12 @@ def lines(title: str, made: Sequence[Grid]) -> str:
 def ceilings(found: Calibration) -> Grid:
     """Return each measured ceiling beside the typical figure that predictions use without it."""
     card, made = rates.of_device(found.device), found.ceilings
+    products = {"": made.products, ", a DiT's shapes": made.model_products}
     rows = [
-        (f"products {name}", f"{rate / 1e12:.3g} TFLOP/s", _share(rate, _flops(card, name)))
-        for name, rate in made.products.items()
-    ]
-    rows += [
-        (f"products {name}, a DiT's shapes", f"{rate / 1e12:.3g} TFLOP/s",
-         _share(rate, _flops(card, name)))
-        for name, rate in made.model_products.items()
+        (f"products {name}{shapes}", f"{rate / 1e12:.3g} TFLOP/s",
+         _share(rate, card.peaks.get(name)))
+        for shapes, measured in products.items()
+        for name, rate in measured.items()
     ]  # fmt: skip
     rows += [
         (f"elementwise, {s.bytes / MIB:.0f} MiB", _speed(s.rate), _share(s.rate, card.bandwidth))
@@ -230,12 +227,7 @@ def _standing(found: Calibration) -> list[tuple[str, str, str]]:
     ]
 
 
-def _flops(card: Card, name: str) -> float:
-    kind, tf32 = ("float32", True) if name == "tf32" else (name, False)
-    return card.peaks.get("tf32" if tf32 else kind) or 0.0
-
-
-def _share(value: float, typical: float) -> str:
+def _share(value: float, typical: float | None) -> str:
     return f"{100 * value / typical:.0f} %" if typical else NONE
 
 
