@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import importlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -347,7 +347,7 @@ def _work(lists: Sequence[Sequence[Mapping[str, Any]]], more: Sequence[float]) -
     all weights, are summed by kind.
     """
     counts = [Counter({_key(w): w["count"] for w in works}) for works in lists]
-    shared = {key for key in counts[0] if all(key in other for other in counts)}
+    shared = dict.fromkeys(key for key in counts[0] if all(key in other for other in counts))
     found = {key: _end([c[key] for c in counts], more) for key in shared}
     kinds = {key[:KIND] for c in counts for key in c if key not in shared}
     works = [_named(key, round(count)) for key, count in found.items() if round(count) > 0]
@@ -367,7 +367,7 @@ def _named(key: tuple[Any, ...], count: int) -> Work:
     return Work(**dict(zip(FIELDS, key, strict=True)), count=count)
 
 
-def _sums(counts: Counter, kind: tuple[Any, ...], shared: set[Any]) -> tuple[int, int, int]:
+def _sums(counts: Counter, kind: tuple[Any, ...], shared: Container[Any]) -> tuple[int, int, int]:
     rest = [(key, n) for key, n in counts.items() if key[:KIND] == kind and key not in shared]
     return (
         sum(n for _, n in rest),
