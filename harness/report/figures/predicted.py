@@ -1,8 +1,8 @@
 """Predictions beside measurements, as plain figures: memory of a step and a run, fit, and times.
 
-The planner computes them (hook "compare_with_predictions"). Without it no row has any. Its
-arguments are the repetitions of one row, their status, the predictions by the spec's key, the facts
-of machines that a failed run could not record, and the calibration beside the results.
+The planner computes them (hook "compare_with_predictions"). Without it no row has any. The hook
+takes the repetitions of one row, their status, and the predictions by the spec's key. It also takes
+machine facts that a failed run could not record, and the calibration beside the results.
 """
 
 from __future__ import annotations
