@@ -358,10 +358,7 @@ def _finished(launched: Launched) -> Result | None:
 
 
 def node_facts(spec: Spec, launched: Launched) -> list[NodeFacts]:
-    """Return the facts of each node when a launch is over.
-
-    A lost node's statuses are of its last beat.
-    """
+    """Return each node's facts when a launch is over; a lost node's are of its last beat."""
     found = []
     for rank, end in launched.ends.items():
         last, beat = end or End(token="", rank=rank, host="?"), launched.beats.get(rank)

@@ -78,10 +78,7 @@ class Door:
 
 
 def reach(hosts: Iterable[str], port: int) -> tuple[str, str] | None:
-    """Return the first address of ``hosts`` that takes a connection, and this machine's own.
-
-    None if none does.
-    """
+    """Return the first of ``hosts`` that takes a connection, and this machine's own address."""
     for address in filter(None, map(_resolved, hosts)):
         with (
             contextlib.suppress(OSError),
@@ -92,10 +89,7 @@ def reach(hosts: Iterable[str], port: int) -> tuple[str, str] | None:
 
 
 def answers(address: str, port: int, seconds: float = CONNECT_SECONDS) -> bool:
-    """Return whether a machine answers within ``seconds``.
-
-    A refusal counts: the machine is there, and only its supervisor has ended.
-    """
+    """Return whether a machine answers in time, if only by refusing the connection."""
     try:
         socket.create_connection((address, port), timeout=seconds).close()
     except ConnectionRefusedError:
@@ -153,10 +147,7 @@ def _measured(timed: Callable[[int], float], device: str, nodes: int) -> tuple[f
 
 
 def fitting_size(seconds_of_a_mib: float) -> int:
-    """Return the bytes that ``TIMES`` all-reduces move in about ``SECONDS``: a power of two.
-
-    It is at least 1 MiB and at most ``LARGEST``.
-    """
+    """Return a power of two of bytes, 1 MiB to ``LARGEST``, that takes about ``SECONDS``."""
     mib = max(1.0, SECONDS / TIMES / seconds_of_a_mib)
     return min(LARGEST, 1 << (20 + int(mib).bit_length() - 1))
 

@@ -105,10 +105,7 @@ def _told(found: Sequence[str], samples: str, console: Console) -> int:
 
 
 def print_doctor(machine: Machine, console: Console) -> None:
-    """Print how many strategies can run, the machine's facts, and the strategies.
-
-    A strategy that cannot run has a reason and a remedy.
-    """
+    """Print how many strategies can run, the machine's facts, and why others cannot run."""
     lacks = {name: why_not(name, machine) for name in CATALOG}
     able = [name for name, lack in lacks.items() if lack is None]
     device = "GPUs" if machine.device == "cuda" and not machine.blind else "the CPU"
@@ -210,10 +207,7 @@ def why_not(name: str, machine: Machine) -> Reason | None:
 
 
 def _plain_runs(name: str, machine: Machine) -> Iterator[Resolved]:
-    """Yield runs that use the strategy, the plainest first.
-
-    Runs for more GPUs than this machine has come last.
-    """
+    """Yield runs that use the strategy, the plainest first, those for more GPUs last."""
     kind = CATALOG[name]
     sharding = kind.slot is Slot.SHARD
     workload = TRAIN if sharding or TRAIN in kind.workloads else SAMPLE

@@ -151,10 +151,7 @@ class Search:
 
 
 def _metered(result: Result) -> int | None:
-    """Return the highest count of the meter: live tensors on a GPU, else the resident mark.
-
-    No step of a probe is traced.
-    """
+    """Return the meter's highest count: live tensors on a GPU, else the resident mark."""
     return derive.highest(result.ranks, "allocated")
 
 

@@ -47,10 +47,7 @@ def add_shaping(parser: Any) -> None:
 
 
 def overrides(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the spec fields given on the command line, except recipe and device.
-
-    Each command reads those two in its own way.
-    """
+    """Return the spec fields given on the command line, except recipe and device."""
     names = [f.name for f in dataclasses.fields(Spec) if f.name not in ("recipe", "device")]
     asked = {name: getattr(options, name, None) for name in names}
     given = located({name: value for name, value in asked.items() if value is not None})

@@ -329,10 +329,7 @@ class Progress(LiveLine):
 
 
 def summary(result: Result) -> str:
-    """Return the median step time and the peak of an ok row, as the report derives them.
-
-    An untraced row has its resident high-water mark instead, labeled as such.
-    """
+    """Return the median step time and the peak, or the resident mark, of an ok row."""
     seconds = derive.step_seconds(result)
     peak = derive.peak_of(result.ranks)
     parts = [f"{1000 * derive.quantile(seconds, 0.5):7.1f} ms a step"] if seconds else []

@@ -68,10 +68,7 @@ class Lasting:
 
 @contextlib.contextmanager
 def lasting_streams(*, warns: bool) -> Iterator[Lasting]:
-    """Replace stdout and stderr by lasting streams, and yield stdout's.
-
-    Characters that their encoding lacks are written as escapes.
-    """
+    """Replace stdout and stderr by lasting streams that escape what their encoding lacks."""
     before: tuple[Any, Any] = (sys.stdout, sys.stderr)
     for stream in before:
         with contextlib.suppress(AttributeError, ValueError):

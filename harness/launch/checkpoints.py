@@ -73,10 +73,7 @@ def facts_of(path: Path) -> dict[str, Any]:
 
 
 def fault(path: Path) -> str:
-    """Return why the checkpoint at ``path`` is incomplete; empty if its file sizes are right.
-
-    Checkpoints of older versions have no sizes to compare.
-    """
+    """Return why the checkpoint at ``path`` is incomplete by its file sizes; empty if it is not."""
     try:
         wanted = facts_of(path).get("files", {})
     except ValueError as error:

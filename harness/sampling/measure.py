@@ -205,10 +205,7 @@ def _begin(resolved: Resolved, folder: Path, reporter: Reporter) -> DrawingBench
 
 
 def _batches(bench: DrawingBench) -> None:
-    """Run warm-up, memory, settling and timed batches, as the steps of a training.
-
-    A batch of many model calls settles the heap by itself.
-    """
+    """Run warm-up, memory, settling and timed batches, as the steps of a training."""
     spec, meter, reporter = bench.resolved.spec, bench.meter, bench.reporter
     reporter.enter("warmup", spec.warmup)
     meter.enter("first_step")

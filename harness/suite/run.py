@@ -63,10 +63,7 @@ class Planned(NamedTuple):
 
 
 def plan(rows: Sequence[Resolved], out: Path, machine: Machine) -> list[Planned]:
-    """Check each row on ``machine`` before any process starts.
-
-    Repetitions of rows that cannot run are omitted.
-    """
+    """Check each row before any process starts; repetitions of impossible rows are omitted."""
     planned = [_planned(row, out, machine) for row in rows]
     return [row for row in planned if row.status is None or not row.resolved.spec.repeat]
 

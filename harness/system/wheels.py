@@ -99,10 +99,7 @@ def _major(driver: str) -> int:
 
 
 def here() -> tuple[str, list[tuple[int, int]]]:
-    """Return the driver's version and the GPUs' compute capabilities; empty without a driver.
-
-    The source is nvidia-smi, else the kernel module.
-    """
+    """Return the driver's version and the GPUs' compute capabilities; empty without a driver."""
     if not gpus.has_driver():
         return "", []
     told = gpus.rows(gpus.smi(QUERY), 2)

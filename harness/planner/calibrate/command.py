@@ -133,11 +133,7 @@ def against(options: argparse.Namespace, console: Console) -> int:
 
 
 def _results(folder: Path) -> list[Result]:
-    """Return the results that ended well, without repetitions, simulated worlds and multi-node
-    rows.
-
-    No calibration has measured the network between machines.
-    """
+    """Return the results that ended well on one machine, without repetitions and worlds."""
     found = [r for r in _ended_well(folder) if not r.spec.world and r.spec.nodes == 1]
     if not found:
         raise SpecError(f"{folder}: no results in it; give a folder that ./run.sh run made")

@@ -136,10 +136,7 @@ class Left:
 
 
 def leave(session: Session, outcomes: Sequence[Outcome]) -> Left:
-    """Predict the rows that ran, and write all files.
-
-    ``outcomes`` are this call's; those of earlier calls are read.
-    """
+    """Predict the rows that ran, and write all files; ``outcomes`` are this call's."""
     every = _every(session, outcomes)
     results = _results(session)
     predictions = _predicted(session, results)
@@ -227,10 +224,7 @@ def _meter(outcomes: Sequence[Outcome]) -> float | None:
 
 
 def _keep(session: Session, found: Calibration) -> Path | None:
-    """Write the calibration where predictions find it.
-
-    A rehearsal has numbers of tiny shapes and is not stored.
-    """
+    """Write the calibration where predictions find it; numbers of a rehearsal are not stored."""
     if session.setting.small or not (found.ceilings.products or found.rows):
         return None
     path = store.file_of(found, store.OWN)

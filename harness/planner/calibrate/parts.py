@@ -97,10 +97,7 @@ class Budget:
 def schedule(
     stations: Sequence[Station], minutes: float | None, done: Collection[str], at_a_time: int = 1
 ) -> list[Planned]:
-    """Return the actions of a call, in order, if each station takes the expected time.
-
-    Checks run ``at_a_time``.
-    """
+    """Return a call's actions in order, by expected times; checks run ``at_a_time``."""
     planned, spent = [], 0.0
     for station in stations:
         if station.key in done:
@@ -421,10 +418,7 @@ def kept(part: str, name: str, folder: Path) -> Outcome | None:
 
 
 def mark_of(station: Station, device: Device, small: bool) -> str:
-    """Return a hash of everything that decides what a station measures.
-
-    Rows and suites decide themselves if they must run again.
-    """
+    """Return a hash of everything that decides what a station measures."""
     spec = dataclasses.asdict(station.spec) if station.spec else None
     sources = digest(("planner/calibrate/stations",))
     facts = [dataclasses.asdict(device), sources, station.key, small, spec]

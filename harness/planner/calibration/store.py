@@ -83,10 +83,7 @@ def applied(
 def choose(
     calibrations: Iterable[Calibration], *, driver: str = "", torch: str = ""
 ) -> Applied | None:
-    """Return the best of several calibrations of one card, or None if there are none.
-
-    The one with the fewest marks is best, then the newest, then the first.
-    """
+    """Return the calibration with the fewest marks, then the newest, then the first; or None."""
     known = [applied(one, driver=driver, torch=torch) for one in calibrations]
     known.sort(key=lambda one: one.calibration.measured, reverse=True)
     return min(known, key=lambda one: len(one.marks), default=None)

@@ -106,10 +106,7 @@ def _once(tensor: torch.Tensor, asked: Asked) -> float:
 
 
 def _rates(seconds: dict[int, float], ranks: int) -> dict[str, Any]:
-    """Return the seconds of a small all-reduce, and the wire bytes per second of a large one.
-
-    Each all-reduce sends its bytes twice.
-    """
+    """Return the seconds of a small all-reduce, and the bytes per second of a large one."""
     (_, least), (count, most) = sorted(seconds.items())
     on_wire = 2 * 4 * count * (ranks - 1) / ranks
     rate = on_wire / max(most - least, 1e-6)

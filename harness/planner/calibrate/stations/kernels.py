@@ -317,10 +317,7 @@ def measure_overhead(asked: Asked) -> dict[str, Any]:
 
 
 def _used() -> int:
-    """Return the bytes that other processes hold on the first visible GPU.
-
-    Call this before this process has a CUDA context.
-    """
+    """Return the bytes of others on the first visible GPU, before an own CUDA context."""
     rows = gpus.rows(gpus.smi(USED), 3)
     found = gpus.parse("\n".join(f"{i}, {uuid}, -, 0, {used}" for i, uuid, used in rows), "")
     return next((gpu.used_bytes for gpu in gpus.chosen(found)), 0)
