@@ -10,7 +10,6 @@ import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from harness.memory.record import as_measured
 from harness.planner import overhead
@@ -18,7 +17,7 @@ from harness.planner.calibration.record import Calibration, load
 from harness.planner.speed import rates
 from harness.planner.speed.roofline import Seconds, in_tf32, seconds, sent
 from harness.planner.verdict import decide
-from harness.prediction import Prediction, Sent
+from harness.prediction import Prediction
 from harness.report.figures import derive
 from harness.report.figures.predicted import (
     Calibrated,
@@ -66,7 +65,7 @@ def predicted_and_measured(
     rank = first.ranks[prediction.rank : prediction.rank + 1]
     step, traced = prediction.steady, rank[0].categories if rank else None
     beside = library_bytes(first, found)
-    hosted = prediction.host_steady
+    hosted, work, spec = prediction.host_steady, prediction.work, first.spec
     return PredictedAndMeasured(
         method=prediction.method,
         reason=prediction.reason or None,
@@ -79,13 +78,8 @@ def predicted_and_measured(
         run_measured=derive.highest(first.ranks, "allocated"),
         reserved_predicted=_plus(reserved_bytes(prediction, first), beside),
         reserved_measured=derive.highest(first.ranks, "reserved"),
-        sent=_sent(prediction, first),
+        sent=sent(work, spec.ranks, spec.local_processes) if work else None,
     )
-
-
-def _sent(prediction: Prediction, first: Result) -> Sent | None:
-    spec = first.spec
-    return sent(prediction.work, spec.ranks, spec.local_processes) if prediction.work else None
 
 
 def _categories(prediction: Prediction, result: Result) -> tuple[PredictedCategory, ...]:
@@ -153,32 +147,18 @@ def predicted_fit(
     """
     if prediction is None:
         return None
-    facts = {
-        **machines.get(result.spec.device, {}),
-        **result.environment,
-    }  # the run's own facts have priority
+    # The run's own facts have priority.
+    facts = {**machines.get(result.spec.device, {}), **result.environment}
     on_host = result.spec.device == "cpu" or status is Status.HOST_OOM
-    beside = _beside(result, facts, found)
-    need = _host_need(prediction, result) if on_host else _device_need(prediction, beside)
+    need = _host_need(prediction, result) if on_host else prediction.least
+    if need and not on_host:
+        gpu = rates.of_environment(facts, found)
+        need += overhead.fixed_overhead(gpu, result.spec.processes).total
     names = ("memory_bytes", "container_bytes") if on_host else ("device_bytes",)
     have = min((int(facts[name]) for name in names if facts.get(name)), default=None)
     if not need or not have:
         return None
     return PredictedFit(need_bytes=need, have_bytes=have, fits=decide(need, need, have) == "fits")
-
-
-def _beside(result: Result, facts: Mapping[str, Any], found: Calibration | None) -> int:
-    """Return the bytes of fixed overhead on a GPU."""
-    gpu = rates.of_environment(facts, found)
-    return overhead.fixed_overhead(gpu, result.spec.processes).total
-
-
-def _device_need(prediction: Prediction, beside: int) -> int | None:
-    """Return the least bytes of a GPU, with the fixed overhead ``beside``.
-
-    It is the minimum after the allocator has freed its cache, as ``plan`` counts it.
-    """
-    return None if prediction.least is None else prediction.least + beside
 
 
 def _host_need(prediction: Prediction, result: Result) -> int | None:

@@ -93,7 +93,7 @@ def _encode(found: Prediction, card: Card, ways: tuple[str, ...], more: int) -> 
     if "step" in ways:
         kept, where = found.between, "in the step"
     elif "loaded" in ways:
-        kept, where = _weights(found), "beside the model"
+        kept, where = found.steady.categories.get("parameters", 0), "beside the model"
     return _beside(one, kept, card, more, f"{one.what} {where}")
 
 
@@ -113,7 +113,3 @@ def _validate(found: Prediction, card: Card, more: int) -> Need:
 def _beside(one: Aside, kept: int, card: Card, more: int, what: str) -> Need:
     there = kept + max(one.weights, card.beside) + more
     return Need(there + one.reserved, there + one.allocated, None, what)
-
-
-def _weights(found: Prediction) -> int:
-    return found.steady.categories.get("parameters", 0)

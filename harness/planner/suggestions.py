@@ -96,7 +96,8 @@ def seek(fits: Sequence[Fit], processes: int, ask: Ask) -> Ways | None:
     tried: list[Fit] = []
     more = list(_together(close.resolved, processes))
     pairs = [more[at : at + 2] for at in range(0, len(more), 2)]
-    for rows in (_alone(close, processes), *pairs):
+    alone = (changed(close.resolved, edit, processes) for edit in _edits(close, processes))
+    for rows in (alone, *pairs):
         tried += ask(list(_new(rows, known)), "None fits; trying changes: ")
         if any(fit.fits for fit in tried):
             return Ways(tried=tried)
@@ -121,11 +122,6 @@ def _new(rows: Iterable[Resolved | None], known: set[tuple[str, int]]) -> Iterat
 
 
 # ---- Changed recipes ----
-
-
-def _alone(close: Fit, processes: int) -> Iterator[Resolved | None]:
-    for edit in _edits(close, processes):
-        yield changed(close.resolved, edit, processes)
 
 
 def _edits(close: Fit, processes: int) -> Iterator[Edit]:

@@ -99,12 +99,6 @@ class Fit:
         return None if self.need_bytes is None else self.gpu.memory_bytes - self.most_bytes
 
     @property
-    def capacity_bytes(self) -> int:
-        """Largest need whose upper end fits the card."""
-        free = self.gpu.memory_bytes - self._beside
-        return int(free / (1 + self.uncertainty.share)) + self._beside
-
-    @property
     def host_most(self) -> int | None:
         """Upper end of the host's need."""
         return self.host_bytes and int((1 + self.uncertainty.share) * self.host_bytes)

@@ -153,7 +153,9 @@ def bundle(
     content, blanks = _among(machines, found)
     files = {YAML: as_yaml(content, file.title, file.source)}
     files |= {name: as_json(content) for name, content in found.files.items()}
-    files[SCRIPT] = script(title, (line, plan), lines, _numbers(resolved), found.handlers)
+    values = f"{resolved.micro_batch}, {resolved.launch.accumulation}, {STEPS}"
+    numbers = f"MICRO_BATCH, ACCUMULATION, STEPS = {values}"
+    files[SCRIPT] = script(title, (line, plan), lines, numbers, found.handlers)
     carried = dict.fromkeys(path for part in lines for path in part.carry)
     files |= {path.name: path.read_text(encoding="utf-8") for path in carried}
     if made:
@@ -186,11 +188,6 @@ def _title(resolved: Resolved) -> str:
     plural = "" if many == 1 else "s" if where == "GPU" else "es"
     on = f"{many} {where}{plural}"
     return f"{resolved.recipe} for {spec.model} on {on}, global batch {spec.global_batch}"
-
-
-def _numbers(resolved: Resolved) -> str:
-    values = f"{resolved.micro_batch}, {resolved.launch.accumulation}, {STEPS}"
-    return f"MICRO_BATCH, ACCUMULATION, STEPS = {values}"
 
 
 def _command(resolved: Resolved, folder: Path) -> str:

@@ -69,8 +69,10 @@ def read(paths: Sequence[Path]) -> list[Found]:
             continue
         seen.add(path.resolve())
         found.append(one := _read(path, kind))
+        table = trainers.table(one.kind) if one.kind in trainers.known() else {"shape": {}}
+        own = table["shape"].get("files", ())  # options that name the file of the datasets
         for option, value in {**one.launcher, **one.options}.items():
-            if option in (*LINKS, *_data_files(one.kind)) and isinstance(value, str):
+            if option in (*LINKS, *own) and isinstance(value, str):
                 there = filter(_is_file, (path.parent / value, Path(value)))
                 linked = [(other, one.kind) for other in there][:1]
                 waiting += linked
@@ -87,11 +89,6 @@ def _is_file(path: Path) -> bool:
         return path.is_file()
     except OSError:  # such as a name that is too long
         return False
-
-
-def _data_files(kind: str) -> Sequence[str]:
-    """Return the options by which a trainer names the file of its datasets."""
-    return trainers.table(kind)["shape"].get("files", ()) if kind in trainers.known() else ()
 
 
 def _read(path: Path, kind: str) -> Found:

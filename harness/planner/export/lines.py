@@ -145,7 +145,8 @@ def of_part(part: Strategy, resolved: Resolved) -> Lines:
     """Return the lines of one strategy of the recipe."""
     rule = _rule(part, resolved)
     if not rule:
-        return Lines(str(part), why=f"no lines of it are kept; its code is {_home(part)}")
+        home = type(part).__module__.replace(".", "/") + ".py"
+        return Lines(str(part), why=f"no lines of it are kept; its code is {home}")
     values = {k: _literal(v) for k, v in {**numbers(resolved), **parameters(part)}.items()}
     found = {place: str(filled(rule[place], values)) for place in PLACES if place in rule}
     carry = tuple(ROOT / name for name in rule.get("carry", ()))
@@ -198,10 +199,6 @@ def told(part: Strategy) -> str:
     """Return the first sentence of a strategy's docstring."""
     text = " ".join((type(part).__doc__ or "").replace("``", "").split())
     return text.partition(". ")[0].rstrip(".")
-
-
-def _home(part: Strategy) -> str:
-    return type(part).__module__.replace(".", "/") + ".py"
 
 
 def _literal(value: Any) -> str:

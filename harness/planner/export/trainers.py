@@ -127,19 +127,15 @@ def _found(trainer: Mapping[str, Any], resolved: Resolved) -> Iterator[tuple[str
     launch, values = resolved.launch, numbers(resolved)
     yield launch.sharding, lines.fitting(trainer["sharding"], {}, launch)
     for what in SETTINGS:
-        asked = {key: value for key, value in values.items() if key in _names(trainer, what)}
-        rule = lines.fitting(trainer["settings"].get(what, ()), asked, launch)
+        written = trainer["settings"].get(what, ())
+        compared = {name for rule in written for name in rule.get("for", {})}
+        asked = {key: value for key, value in values.items() if key in compared}
+        rule = lines.fitting(written, asked, launch)
         if rule is not None:
             yield what.replace("_", " "), rule
     for place, written in trainer.get("absent", {}).items():
         if resolved.recipe.in_slot(Slot[place]) is None:
             yield f"no {place.lower()}", lines.fitting(written, {}, launch)
-
-
-def _names(trainer: Mapping[str, Any], what: str) -> set[str]:
-    """Return the numbers that the rules of a setting compare."""
-    written: Sequence[lines.Rule] = trainer["settings"].get(what, ())
-    return {name for rule in written for name in rule.get("for", {})}
 
 
 def _model(made: Translation, resolved: Resolved) -> dict[str, str]:

@@ -102,8 +102,6 @@ def asked_for(options: argparse.Namespace) -> Asked:
         raise PlanError(
             f"gpus is {options.processes}, but one GPU draws the samples; leave --gpus out"
         )
-    if options.workload == SAMPLE:
-        options.processes = 1
     if options.processes is None:
         options.processes = _usual_processes(options)
     if options.processes < 1:
@@ -199,6 +197,8 @@ def _buckets(options: argparse.Namespace) -> Sequence[Mapping[str, Any]]:
 
 def _usual_processes(options: argparse.Namespace) -> int:
     """Return the default number of processes: one GPU for a public model, as most users have."""
+    if options.workload == SAMPLE:
+        return 1
     if options.cpu:
         return CPU_PROCESSES
     return 1 if kind_of(model_name(options.model)).brings_samples else GPUS

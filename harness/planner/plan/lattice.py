@@ -72,7 +72,9 @@ def lattice(
     counts = swaps(row(SHARDINGS[several][0]).subject.depth)
     for sharding in SHARDINGS[several]:
         streamed = counts if _valid(row, sharding, half[-1:], [WHOLE], counts[:1]) else []
-        master = _has_master(row, sharding, half[-1])
+        plain = _valid(row, sharding, half[-1:], [WHOLE], [0])
+        # An engine with a float32 master of what trains stores 16-bit weights itself.
+        master = bool(plain) and "float_master" in plain[0].launch.traits
         known = half[-1:] if master else half
         none = whole_only or sharding in FOR_WHOLE
         columns = [*_columns(known, "" if none else known[0])]
@@ -92,12 +94,6 @@ def lattice(
 def adapts(row: Resolved) -> bool:
     """Return True if ``row`` trains adapters or other parts, False if it trains all weights."""
     return ADAPTED in row.launch.traits
-
-
-def _has_master(row: Callable[[str], Resolved], sharding: str, precision: str) -> bool:
-    """Return True if the engine stores 16-bit weights with a float32 master of what trains."""
-    found = _valid(row, sharding, [precision], [WHOLE], [0])
-    return bool(found) and "float_master" in found[0].launch.traits
 
 
 def _valid(

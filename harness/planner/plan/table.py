@@ -63,7 +63,8 @@ def _line(fit: Fit) -> str:
     if step.offload >= 0.05:
         parts.append(f"{step.offload:.1f} s moves to and from the host")
     fate = "" if fit.fits else " (does not fit)"
-    return f"  {fit.label}{fate}: {', '.join(parts)}; {_links(fit)}"
+    links = sent_words(fit, GIB // 20, 1) or "less than 0.1 GiB"
+    return f"  {fit.label}{fate}: {', '.join(parts)}; sends {links}"
 
 
 def idle_seconds(fit: Fit) -> float:
@@ -72,11 +73,6 @@ def idle_seconds(fit: Fit) -> float:
     busy = [one for one in work if one.kind != "chain"]
     whole, alone = (seconds(some, fit.gpu, processes).compute for some in (work, busy))
     return fit.seconds.compute * (1 - alone / whole) if whole else 0.0
-
-
-def _links(fit: Fit) -> str:
-    found = sent_words(fit, GIB // 20, 1)
-    return f"sends {found}" if found else "sends less than 0.1 GiB"
 
 
 def sent_words(fit: Fit, least: int, digits: int) -> str:
