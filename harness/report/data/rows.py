@@ -32,11 +32,9 @@ FREE = ("recipe", "processes", "nodes", "repeat")
 class SuiteHead:
     """The head of a result set, from ``suite.json``.
 
-    It has the suite's name, its reference recipe, the start time, the analysis (``story``, see
-    ``harness.extensions.Analysis``), and the recipes in order. ``calibration`` and ``forecast``
-    are read from files in the same folder: the machine's calibration (None without the planner),
-    and the suite predicted for another machine. ``skipped`` has a line for each of these files
-    that is unusable.
+    ``story``: the suite's analysis (``harness.extensions.Analysis``). ``order``: its recipes.
+    Files in the same folder have the machine's ``calibration`` (None without the planner), and
+    the ``forecast`` for another machine. ``skipped`` has a line for each unusable one.
     """
 
     name: str = ""

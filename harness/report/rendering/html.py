@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -163,7 +162,7 @@ def _front(group: Group, shown: Group) -> str:
 def _answers(group: Group) -> str:
     items = []
     for answer in answers.answers(group):
-        name = _breakable(answer.row.label, "b") if answer.row else ""
+        name = f"<b>{_breakable(answer.row.label)}</b>" if answer.row else ""
         items.append(f"<dt>{escape(answer.question)}</dt><dd>{name}{escape(answer.text)}</dd>")
     return f'<dl class="answers">{"".join(items)}</dl>' if items else ""
 
@@ -327,8 +326,7 @@ def _how_to_read(report: Report) -> str:
 
 def tag(name: str, text: str, classes: str = "") -> str:
     """Return an element around plain text."""
-    look = f' class="{classes}"' if classes else ""
-    return f"<{name}{look}>{escape(text)}</{name}>"
+    return f"<{name}{_class(classes)}>{escape(text)}</{name}>"
 
 
 def section(key: str, title: str, *parts: str) -> str:
@@ -375,12 +373,10 @@ NAMES = ("Recipe", "Fastest that fits", "Adding", "Status")
 """Heads of columns of names, which break only between parts."""
 PAGE = 50
 """Rows on a page of a table with more than ``MANY`` rows."""
-PILLS = {
-    "reference": "",
-    "front": "front",
-    "noisy": "noisy",
-    **dict.fromkeys(parity.WRONG, "alarm"),
-}
+KINDS = {"text": "t", "flag": "t flag"}
+"""Kind of a column -> the classes of its cells."""
+PILLS = {"reference": "", "front": "front", "noisy": "noisy"}
+PILLS |= dict.fromkeys(parity.WRONG, "alarm")
 """Flag in a frame of its own -> its class."""
 
 
@@ -388,16 +384,17 @@ def table(grid: Grid, *, heat: bool = False) -> str:
     """Return a table; ``heat`` fills numeric cells in proportion to the table's largest value."""
     top = max((_value(c) for line in grid.lines for c in line[1:]), default=0.0) if heat else 0.0
     columns = list(zip(grid.heads, grid.kinds, strict=True))
-    # A long name may break after an underscore.
-    heads = ((tag("th", h, _classes(k)).replace("_", "_<wbr>"), h) for h, k in columns)
-    head = "".join(_detail(cell, h, grid) for cell, h in heads)
+    detail = {head: "detail" for head in grid.details}
+    head = "".join(  # a long name may break after an underscore
+        f"<th{_class(detail.get(h), KINDS.get(k))}>{escape(h).replace('_', '_<wbr>')}</th>"
+        for h, k in columns
+    )
     body = []
     for line, marks in zip(grid.lines, grid.marks, strict=True):
         cells = [
-            _detail(_cell(c, h, k, top), h, grid) for c, (h, k) in zip(line, columns, strict=True)
+            _cell(c, h, k, top, detail.get(h)) for c, (h, k) in zip(line, columns, strict=True)
         ]
-        look = f' class="{" ".join(marks)}"' if marks else ""
-        body.append(f"<tr{look}>{''.join(cells)}</tr>")
+        body.append(f"<tr{_class(*marks)}>{''.join(cells)}</tr>")
     below = tag("p", grid.note, "note") if grid.note else ""
     rows = "\n".join(body)
     paged = f' data-rows="{PAGE}"' if len(grid.lines) > MANY else ""
@@ -411,48 +408,36 @@ def table(grid: Grid, *, heat: bool = False) -> str:
     )
 
 
-def _detail(cell: str, head: str, grid: Grid) -> str:
-    """Return a cell; one of a detail column has the class that the switch shows."""
-    if head not in grid.details:
-        return cell
-    if ' class="' in cell.partition(">")[0]:
-        return cell.replace(' class="', ' class="detail ', 1)
-    return re.sub(r"^<(t[hd])", r'<\1 class="detail"', cell)
+def _class(*words: str | None) -> str:
+    names = " ".join(filter(None, words))
+    return f' class="{names}"' if names else ""
 
 
-def _cell(text: str, head: str, kind: str, top: float) -> str:
+def _cell(text: str, head: str, kind: str, top: float, detail: str | None) -> str:
     """Return a cell with its column's head, which a narrow page shows beside it.
 
     Narrow pages stack the cells of a row and leave out empty ones.
     """
-    cell = _body_cell(text, head, kind, top)
-    if head in NAMES[:3] or text in ("", units.NONE):
-        return cell
-    return cell.replace("<td", f'<td data-head="{escape(head)}"', 1)
-
-
-def _breakable(recipe: str, name: str, classes: str = "") -> str:
-    """Return an element around a recipe, which may break after a part or its name."""
-    return tag(name, recipe, classes).replace("+", "+<wbr>").replace(":", ":<wbr>")
-
-
-def _classes(kind: str) -> str:
-    return {"text": "t", "flag": "t flag"}.get(kind, "")
-
-
-def _body_cell(cell: str, head: str, kind: str, top: float) -> str:
-    look = _classes(kind)
-    look += " long" if kind in units.TEXT and len(cell) > LONG else ""
+    long = "long" if kind in units.TEXT and len(text) > LONG else None
+    look, inner, style = [KINDS.get(kind), long], escape(text), ""
     if kind == "flag":
-        return f'<td class="{look}">{_pills(cell)}</td>'
-    if head in NAMES:
-        return _breakable(cell, "td", f"{look} name")
-    if parity.alarming(cell):
-        return tag("td", cell, f"{look} bad")
-    if top and kind == "gib" and cell != units.NONE:
-        share = 100 * _value(cell) / top
-        return f'<td class="heat" style="--share:{share:.0f}%">{escape(cell)}</td>'
-    return tag("td", cell, look)
+        inner = _pills(text)
+    elif head in NAMES:
+        look, inner = [*look, "name"], _breakable(text)
+    elif parity.alarming(text):
+        look.append("bad")
+    elif top and kind == "gib" and text != units.NONE:
+        look, style = ["heat"], f' style="--share:{100 * _value(text) / top:.0f}%"'
+    alone = head in NAMES[:3] or text in ("", units.NONE)
+    shown = "" if alone else f' data-head="{escape(head)}"'
+    classes = _class(detail, *look)
+    attributes = f"{shown}{classes}" if any(look) else f"{classes}{shown}"
+    return f"<td{attributes}{style}>{inner}</td>"
+
+
+def _breakable(recipe: str) -> str:
+    """Return a recipe that may break after a part or its name."""
+    return escape(recipe).replace("+", "+<wbr>").replace(":", ":<wbr>")
 
 
 def _pills(cell: str) -> str:
