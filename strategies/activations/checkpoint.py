@@ -32,7 +32,7 @@ RNG_BYTES = 5056
 
 def recomputed(
     trained: TrainingRun,
-    runner: Recompute,
+    runner: Any,
     depth: int,
     split: Split,
     count: int | None,
