@@ -41,9 +41,6 @@ def test_the_claims_page_is_the_published_story():
     assert CLAIMS.read_text() == (RESULTS / "cpu-2-cores-claims/claims.md").read_text()
 
 
-# ---- figures ----
-
-
 def options(command: str) -> dict[str, str]:
     """The options of a command and their values, as it is written."""
     return dict(re.findall(r"--([\w-]+) (\S+)", command))

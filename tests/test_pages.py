@@ -14,8 +14,7 @@ import pytest
 from harness import ROOT, cli, train
 from harness.suite import file as suite_file
 from strategies import CATALOG, parse
-from tests.made.questions import BLOCK
-from tests.made.questions import PAGE as QUESTIONS
+from tests.made.pages import BLOCK, QUESTIONS
 
 README = ROOT / "README.md"
 PAGES = [README, *sorted(p for p in (ROOT / "docs").rglob("*.md") if "results" not in p.parts)]

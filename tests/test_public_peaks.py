@@ -40,9 +40,6 @@ def test_the_rows_tell_one_model_from_another(found):
             assert abs(other / row["between"] - 1) > 5 * NEAR["between"]
 
 
-# ---- on record ----
-
-
 def test_the_record_is_what_the_predictor_says_now(found):
     """Of the rows that are predicted here; it has all others too."""
     record = public_rows.kept()

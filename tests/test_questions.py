@@ -15,13 +15,18 @@ import pytest
 
 from harness import cli
 from harness.planner import pool
-from tests.made.questions import PAGE, shown
+from tests.made.pages import BLOCK, QUESTIONS
 
 GUARD = 9
 """The question whose whole output is one prediction. Counted from 1."""
 DRAWN = 1
 """Of the others: a prediction of a video model is some fifteen seconds of a core."""
 LORA = "single+bf16_pure+lora:rank="
+
+
+def shown(page: str) -> list[tuple[str, str]]:
+    """(command, output) of each block, as the page has them."""
+    return [(match[1], match[2].strip("\n")) for match in BLOCK.finditer(page)]
 
 
 class Edge(NamedTuple):
@@ -51,7 +56,7 @@ WORDS = ("fits", "tight", "host", "no")
 
 
 def test_every_question_has_its_command_and_its_output():
-    page = PAGE.read_text()
+    page = QUESTIONS.read_text()
     blocks = shown(page)
     assert page.count("\n## ") == 10 == len(blocks) and all(output for _, output in blocks)
     assert {*EDGES, GUARD} == set(range(1, 11)) and len(page.splitlines()) <= 150
@@ -59,7 +64,7 @@ def test_every_question_has_its_command_and_its_output():
 
 def test_the_page_shows_what_is_printed(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(pool, "default_folder", lambda: tmp_path)
-    command, output = shown(PAGE.read_text())[GUARD - 1]
+    command, output = shown(QUESTIONS.read_text())[GUARD - 1]
     assert cli.main(shlex.split(command)[1:]) in (0, 1)
     assert capsys.readouterr().out.strip() == output
 
@@ -76,11 +81,11 @@ def drawn() -> list[int]:
 def test_what_decides_an_answer_is_predicted_so_now(number, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(pool, "default_folder", lambda: tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
-    command, output = shown(PAGE.read_text())[number - 1]
+    command, output = shown(QUESTIONS.read_text())[number - 1]
     start = command.partition(" --recipes ")[0]
     cli.main([*shlex.split(start)[1:], *shlex.split(EDGES[number].words)])
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     (need,) = {line[i + 1] for line in lines for i in (0, 1) if line[i : i + 1] and line[i] in WORDS
                and line[i + 1 : i + 2] and line[i + 1][0].isdigit()}  # fmt: skip
     told = output.replace("\n", " ").partition(EDGES[number].told)[2].split()
-    assert abs(float(need) - float(told[0])) < 0.06, f"{PAGE.name}, question {number}"
+    assert abs(float(need) - float(told[0])) < 0.06, f"{QUESTIONS.name}, question {number}"

@@ -33,9 +33,6 @@ HOOKED = [name for name in INSTALLED if hasattr(extensions._register(name), "HOO
 EACH = [pytest.param((name,), marks=pytest.mark.thorough, id=name) for name in HOOKED]
 
 
-# ---- all extensions, deleted together and each alone ----
-
-
 @pytest.fixture(scope="module", params=[pytest.param(tuple(INSTALLED), id="all"), *EACH])
 def removed(request, tmp_path_factory) -> tuple[set[str], Path, dict[str, subprocess.Popen]]:
     """A tree without some extensions, and the core's commands that were run in it at once."""
@@ -118,9 +115,6 @@ def test_a_suite_runs_without_what_its_rows_do_not_need(removed):
     if "analyses" in gone:
         for suite in {"sampling", "ladder"} - ({"sampling"} & gone):
             assert start(tree, planned[suite], "suite").wait(60) == 0
-
-
-# ---- the table ----
 
 
 @pytest.fixture

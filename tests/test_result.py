@@ -87,9 +87,6 @@ def test_a_bad_file_is_skipped_and_kept(tmp_path):
     assert bad.read_text() == "nonsense"
 
 
-# ---- a rehearsed GPU is no GPU ----
-
-
 @pytest.fixture
 def rehearsed(tmp_path) -> Path:
     """A folder of one good row and one whose GPU was host memory."""

@@ -12,7 +12,6 @@ from harness import ROOT
 from harness.extensions import EXTENSIONS
 from harness.launch.sources import MEASURED
 from strategies.engines import ENGINES
-from tests.made.imports import Sources, circle, imported, sources
 
 ORDER = (
     *(f"harness.{name}" for name in EXTENSIONS),
@@ -49,6 +48,50 @@ def room(module: str, order: tuple[str, ...]) -> int:
     places = [i for i, name in enumerate(order) if f"{module}.".startswith(f"{name}.")]
     assert places, f"{module} is in no room"
     return places[0]
+
+
+Sources = dict[str, str]
+"""Name of a module -> its text."""
+
+
+def sources(package: str) -> Sources:
+    texts = {}
+    for path in sorted((ROOT / package.replace(".", "/")).rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        texts[name] = path.read_text(encoding="utf-8")
+    return texts
+
+
+def imported(text: str, known: Sources) -> set[str]:
+    """Modules that a text imports anywhere: in functions and for types, too."""
+    names = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"line {node.lineno}: a relative import"
+            inside = {f"{node.module}.{alias.name}" for alias in node.names}
+            names |= {name if name in known else node.module for name in inside}
+    return names
+
+
+def circle(texts: Sources) -> list[str]:
+    """Modules that import one another in a circle; empty where there is none."""
+    done: set[str] = set()
+
+    def walk(module: str, path: list[str]) -> list[str]:
+        if module in path:
+            return path[path.index(module) :]
+        if module in done:
+            return []
+        onward = sorted(imported(texts[module], texts) & set(texts))
+        rounds = (walk(name, [*path, module]) for name in onward)
+        found = next((round for round in rounds if round), [])
+        done.add(module)
+        return found
+
+    return next((found for module in texts if (found := walk(module, []))), [])
 
 
 def wrong_ways(texts: Sources, order: tuple[str, ...]) -> list[str]:

@@ -84,9 +84,6 @@ def test_every_child_counts_cards_as_nvidia_smi_does(monkeypatch):
     assert command.inherited()["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"
 
 
-# ---- specs ----
-
-
 @pytest.mark.parametrize(
     ("given", "words"),
     [

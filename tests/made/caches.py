@@ -7,8 +7,6 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-__all__ = ["FINETRAINERS", "MUSUBI", "finetrainers", "musubi", "musubi_sample"]
-
 MUSUBI = {
     # model -> (short, full name, latent of a bucket, keys of the text)
     "wan2.1-1.3b": ("wan", "wan", lambda f, h, w: (4, f, h, w), {"varlen_t5": (None, 16)}),

@@ -23,11 +23,6 @@ from harness.spec import Spec
 from tests.made.pages import anew, line
 from tests.made.publics import MINIATURES, miniature
 
-__all__ = [
-    *("FILE", "NEAR", "PAGE", "RECIPES", "alone", "apart", "cell", "kept", "of_one", "spec"),
-    "table",
-]
-
 FILE = ROOT / "docs" / "families.json"
 PAGE = ROOT / "docs/reference/models.md"
 RECIPES = {
@@ -84,9 +79,6 @@ def table(record: Mapping[str, Any]) -> list[str]:
         row = [cells.get((name, recipe), "not run") for recipe in RECIPES.values()]
         lines.append(line([f"`{name}`", *row]))
     return lines
-
-
-# ---- running them ----
 
 
 def of_one(train: Callable[..., Any], name: str, recipe: str) -> list[float]:

@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["left", "phases", "ranks", "until"]
-
 
 def until(fact: Callable[[], object], seconds: float = 240.0, pause: float = 0.1) -> None:
     deadline = time.monotonic() + seconds

@@ -1,9 +1,12 @@
-"""A machine, and a suite for it, made up."""
+"""A machine, a suite for it, and a launcher, made up."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
+from harness.result import Result, Status
+from harness.spec import Spec
 from harness.system.machine import Machine
 
 SUITE = """
@@ -42,3 +45,26 @@ def machine(folder: Path, **changes: object) -> Machine:
         "probe": probe,
     }
     return Machine(**{**facts, **changes})
+
+
+def named(rows: Iterable[Spec]) -> str:
+    """Recipes, with their repetitions."""
+    return " ".join(f"{spec.recipe}{spec.repeat or ''}" for spec in rows)
+
+
+class FakeLaunch:
+    """Writes a result as ``launch.run`` does; ``ends`` maps a row's name to how it ends."""
+
+    def __init__(self, **ends: Status | BaseException) -> None:
+        self.ends, self.started = ends, []
+
+    def __call__(self, resolved, folder, *, timeout, on_status) -> Result:
+        name = named([resolved.spec])
+        self.started.append(name)
+        on_status({"phase": "measure", "step": 1, "of": 3, "peak_bytes": 0})
+        end = self.ends.get(name, Status.OK)
+        if isinstance(end, BaseException):
+            raise end
+        result = Result(status=end, spec=resolved.spec)
+        result.write(folder / "result.json")
+        return result

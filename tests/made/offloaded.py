@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["gradient_of", "squares"]
-
 
 def squares(blocks: Any, x: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
     """32 operations, each of which keeps a tensor as large as ``x``."""

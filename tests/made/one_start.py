@@ -28,8 +28,6 @@ from harness import ROOT
 from harness.planner import pool
 from harness.planner.export import lines
 
-__all__ = ["MODULE", "Program", "Start", "predictions_in_forks", "running"]
-
 GRACE_SECONDS = 10.0
 MODULE = "tests.children.several"
 POPEN, EXECUTABLE = subprocess.Popen, sys.executable

@@ -13,9 +13,10 @@ from harness import ROOT
 from harness.report import write_report
 from harness.result import load_all
 
-__all__ = ["PUBLISHED", "RESULTS", "anew", "line", "tables"]
-
 RESULTS = ROOT / "docs/results"
+QUESTIONS = ROOT / "docs/how-to/questions.md"
+BLOCK = re.compile(r"^```\n(\./run\.sh plan [^\n]+)\n(.*?)^```", re.S | re.M)
+"""A command and its shortened output on that page."""
 PUBLISHED = {
     "docs/reference/claims.md": {"cpu-2-cores-claims": 5},
     "docs/reference/results.md": {

@@ -122,8 +122,6 @@ def covered(known: float, got: float, spread: float) -> bool:
     return abs(known - got) <= spread
 
 
-# ---- families that the figures did not see ----
-
 ISSUE, SHARE = 35e-6, 0.35
 """What a plan counts for an operation of its host, and how uncertain its
 computation is (``harness.planner.speed``)."""

@@ -6,8 +6,6 @@ from harness.resolve import resolve
 from harness.spec import Spec
 from harness.subjects.library import families
 
-__all__ = ["MINIATURES", "listed", "miniature"]
-
 MINIATURES = {
     "flux-dev": (
         "num_layers=2,num_single_layers=2,attention_head_dim=16,num_attention_heads=2,"

@@ -138,9 +138,6 @@ def predicted(some: Sequence[dict[str, Any]], folder: Path) -> list[Found]:
     return [named[row["name"]] for row in some]
 
 
-# ---- record and page ----
-
-
 def main(numbers: Sequence[int]) -> None:
     """Predict the rows of these numbers, of all where there is none; write record and page."""
     known = kept() if RECORD.exists() else {}

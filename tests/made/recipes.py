@@ -6,8 +6,6 @@ from strategies import CATALOG
 from strategies.base import Slot
 from strategies.workloads import SAMPLE, TRAIN
 
-__all__ = ["DRAWN_HERE", "OTHERS", "SETTINGS", "TRAINED_HERE"]
-
 OTHERS: dict[str, list[str]] = {
     "tf32": ["ddp+tf32"],
     "block_swap": ["single+block_swap:blocks=3", "single+block_swap:blocks=3+lora"],
@@ -23,23 +21,17 @@ OTHERS: dict[str, list[str]] = {
     "fp16": ["ddp+fp16", "zero2+fp16:scale=1024"],
     "fp8": ["ddp+fp8", "single+fp8:emulate=on"],
     "checkpoint": [
-        "single+checkpoint",
-        "single+checkpoint:every=2",
-        "single+checkpoint:every=sqrt",
-        "single+checkpoint:keep=nested",
-        "single+checkpoint:keep=nothing",
-        "single+checkpoint:every=2,keep=products",
-        "single+checkpoint:reentrant=on",
-        "single+checkpoint:part=ffn",
-        "single+checkpoint:part=attention",
+        "single+checkpoint", "single+checkpoint:every=2", "single+checkpoint:every=sqrt",
+        "single+checkpoint:keep=nested", "single+checkpoint:keep=nothing",
+        "single+checkpoint:every=2,keep=products", "single+checkpoint:reentrant=on",
+        "single+checkpoint:part=ffn", "single+checkpoint:part=attention",
     ],
     "offload_activations": [
         "single+offload_activations",
         "single+checkpoint:every=2+offload_activations:what=checkpoints",
     ],
     "compile": [
-        "single+compile",
-        "single+compile:scope=model,backend=aot_eager",
+        "single+compile", "single+compile:scope=model,backend=aot_eager",
         "single+compile:backend=aot_eager,budget=0.5",
     ],
     "attend": [
@@ -50,11 +42,9 @@ OTHERS: dict[str, list[str]] = {
     "tp": ["ddp+tp"],
     "cross_entropy": [f"ddp+cross_entropy:kind={kind}" for kind in ("full", "fused", "cut")],
     "distill": [
-        "single+distill",
-        "single+distill:store=bf16,weight=0.7,feature=0.5",
+        "single+distill", "single+distill:store=bf16,weight=0.7,feature=0.5",
         "single+distill:depth=3,width=64,store=int8,feature=1.0",
-        "single+distill:weight=1.0,init=blocks",
-        "single+distill:store=nf4",
+        "single+distill:weight=1.0,init=blocks", "single+distill:store=nf4",
     ],
     "distilled": ["single+distilled:depth=2"],
     "adapter": ["single+adapter", "single+adapter:how=merged,rank=4"],
@@ -69,9 +59,7 @@ OTHERS: dict[str, list[str]] = {
     "topk": ["ddp+topk", "ddp+topk:keep=0.1"],
     "sparse_embedding": ["single+sgd:momentum=0.0+sparse_embedding"],
     "backward": [
-        "single+backward",
-        "single+backward:call=autograd_grad",
-        "single+backward:call=clear_late",
+        "single+backward", "single+backward:call=autograd_grad", "single+backward:call=clear_late",
         "single+backward:call=zero_late",
     ],
     "adamw_bf16": ["single+bf16_pure+adamw_bf16", "single+bf16_pure+adamw_bf16:write=kahan"],
@@ -80,7 +68,7 @@ OTHERS: dict[str, list[str]] = {
     "palette": ["single+palette", "single+palette:bits=3,rows=16", "single+palette:bits=8"],
     "guidance": ["single+guidance", "single+guidance:how=sequential"],
     "ema": ["single+ema", "single+ema:place=cpu", "single+ema:place=none"],
-}
+}  # fmt: skip
 """Where ``single+NAME`` does not show a strategy, or not all of it."""
 
 SETTINGS: dict[str, list[str]] = {

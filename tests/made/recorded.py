@@ -86,9 +86,6 @@ def add(model: str, fits: Sequence[Fit], day: str) -> int:
     return len(new)
 
 
-# ---- records of other code ----
-
-
 class Kept(NamedTuple):
     """A record by its name, and its row; None if today's code cannot resolve it."""
 

@@ -18,8 +18,6 @@ from harness.report.rendering.explanations import GLOSSARY
 from harness.suite import file as suite_file
 from tests.made.pages import RESULTS, line, tables
 
-__all__ = ["FOLDERS", "GENERATED", "filled", "packages", "sentence", "written"]
-
 FOLDERS = ("harness", "strategies")
 
 PART = re.compile(r"(<!-- made: (\w+) -->\n).*?(?=<!-- end -->)", re.S)

@@ -94,9 +94,6 @@ def measure(
         return launch.run(row, out, timeout=200)
 
 
-# ---- scripts ----
-
-
 def edited(folder: Path, *edits: tuple[str, str], script: str = "train") -> Path:
     """Write a copy of a script with each text replaced; each is there once."""
     text = (SCRIPTS / f"{script}.py").read_text()

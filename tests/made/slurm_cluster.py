@@ -21,8 +21,6 @@ from harness import ROOT
 from tests.made.two_nodes import Nodes, two_nodes
 from tests.made.two_nodes import why_not as why_no_nodes
 
-__all__ = ["Cluster", "slurm_cluster", "why_not"]
-
 DAEMONS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scontrol")
 CONF = """
 ClusterName=headroom

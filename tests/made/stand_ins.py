@@ -17,8 +17,6 @@ from torch.utils._pytree import tree_leaves
 
 from harness.worker import setup
 
-__all__ = ["STAND_INS", "sparse_kernels"]
-
 
 @contextlib.contextmanager
 def half_precision() -> Iterator[None]:

@@ -22,8 +22,6 @@ from pathlib import Path
 
 from harness import ROOT
 
-__all__ = ["Nodes", "statuses", "stepping", "two_nodes", "wait", "why_not"]
-
 TOOLS = ("ip", "nsenter", "unshare")
 SETTINGS = "ip link set lo up; mount -t tmpfs none /dev/shm; hostname {name}"
 

@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["pytest_sessionfinish", "pytest_sessionstart"]
-
 WATCHED = ("docs/results", "launch_configs", "tests/golden")
 SHOWN = 5
 """Names that are told."""

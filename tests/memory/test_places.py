@@ -24,9 +24,6 @@ LARGEST = 4 * 1001 * 128
 """Bytes of the largest gradient: the table of labels."""
 
 
-# ---- the rules ----
-
-
 class Library:
     """Sends a tensor out of host memory through a buffer on the device, as a GPU would."""
 
@@ -110,9 +107,6 @@ def test_forward_on_a_tensor_said_to_be_in_host_memory_is_not_believed():
     assert true.total == low.total + weight.nbytes
 
 
-# ---- a real step ----
-
-
 def traced(train_here, recipe: str, monkeypatch=None, lie=None):
     left = living()
     run, log = train_here(TINY.__class__(recipe=recipe, model="DiT-T/4", global_batch=8), 2)
@@ -145,9 +139,6 @@ def test_weights_said_to_be_in_host_memory_save_nothing(train_here, monkeypatch)
     said = traced(train_here, "single", monkeypatch, lambda t: list(t.module.parameters()))
     assert said.placed_by.startswith("unknown") and said.host is None
     assert said.total == pytest.approx(true.total, rel=0.01)
-
-
-# ---- an engine's lists against devices ----
 
 
 @pytest.fixture(scope="module")

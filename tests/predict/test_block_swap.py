@@ -58,9 +58,6 @@ def test_the_device_holds_two_of_the_streamed_blocks(tmp_path):
     assert trained["steady"]["categories"]["optimizer_state"] < 2 * BLOCK
 
 
-# ---- torchao's optimizer in host memory ----
-
-
 @contextlib.contextmanager
 def host_without_a_gpu():
     """torchao's host optimizer on a CPU: streams do nothing; the sizes of pinned tensors are

@@ -46,6 +46,7 @@ def test_a_card_s_attention(card, kind):
     [
         ("RTX4090-24GB", "RTX-4090"),
         ("rtx 4070 12GB", "RTX-4070"),
+        ("4090", "RTX-4090"),
         ("NVIDIA GeForce RTX 3060", "RTX-3060"),
         ("A100-80G", "A100-80GB"),
         ("RTX4090-48GB", "unknown gpu"),

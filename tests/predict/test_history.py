@@ -58,9 +58,6 @@ def test_without_the_option_no_prediction_has_another_name():
     assert Spec(**BASE, before="CLIP-L").key != plain.key
 
 
-# ---- sizes, in order ----
-
-
 class Parts(torch.nn.Module):
     """Children before its own, two of them with one weight, and buffers."""
 
@@ -95,9 +92,6 @@ def test_a_model_s_tensors_are_those_of_the_table_in_their_type():
     assert world.sizes("2.5GiB") == (int(2.5 * GIB),) and world.sizes("") == ()
     with pytest.raises(BadInput, match="before is 'CLIP-M'"):
         world.sizes("CLIP-M")
-
-
-# ---- asked for ----
 
 
 def test_a_plan_says_what_was_there_before(monkeypatch, capsys):

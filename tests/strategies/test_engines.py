@@ -88,9 +88,6 @@ def test_a_recipe_on_a_broken_file_says_what_is_wrong_with_it(name, house):
     assert BROKEN[name][1] in line and "mend the file, or take another sharding" in line
 
 
-# ---- the contract ----
-
-
 OF_SCRIPTS = {"runs", "adopt", "adopt_model"}
 """Methods that only ``harness.script`` calls."""
 

@@ -59,8 +59,6 @@ def test_fused_attention_and_its_backward_count_as_the_products_that_they_are():
     assert torchs.get_total_flops() in (0, 2 * product), "0 where torch knows no such kernel"
 
 
-# ---- each formula, forward and backward, by hand ----
-
 aten, nn = torch.ops.aten, torch.nn.functional
 
 

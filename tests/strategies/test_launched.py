@@ -155,9 +155,6 @@ def test_an_adapter_on_split_weights_learns_what_it_does_under_ddp(sharding, ada
         torch.testing.assert_close(learnt[name], value, rtol=1e-3, atol=1e-5)
 
 
-# -- a subject that is no DiT -----------------------------------------------------------------
-
-
 @pytest.mark.parametrize("row", [f"strip-{recipe}" for recipe in STRIPS], indirect=True)
 def test_it_is_launched_and_audited_like_any_other(row, train_here):
     text = row.spec.recipe

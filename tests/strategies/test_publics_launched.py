@@ -88,9 +88,6 @@ def test_a_family_trains_on_two_processes_as_it_does_alone(model, recipe, result
         assert found["two"] == pytest.approx(kept["two"], rel=families.NEAR)
 
 
-# ---- all of them, on record ----
-
-
 def test_every_family_is_on_record_under_every_kind_of_strategy():
     assert set(recorded()) == set(EACH)
     for cell in recorded().values():
@@ -119,9 +116,6 @@ def test_a_cell_that_failed_shows_in_the_table():
     third["two"] = [2 * value for value in third["one"]]
     row = families.table(record)[2]
     assert row.startswith("| `flux-dev` | failed | void | 1e+00 |")
-
-
-# ---- what is about a DiT's own parts ----
 
 
 @pytest.mark.parametrize("text", FOREIGN)

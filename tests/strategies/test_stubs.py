@@ -84,9 +84,6 @@ def test_every_strategy_without_a_launch_file_is_stubbed():
     assert here | on_the_wire | shared == set(CATALOG) - set(sharding_kinds())
 
 
-# -- a master beside bfloat16 weights ---------------------------------------------------------
-
-
 def with_master(train_here) -> TrainingRun:
     """A run as DeepSpeed leaves one: bfloat16 weights, and an optimizer of float32 copies."""
     run, _ = train_here(TINY, 1)
@@ -126,9 +123,6 @@ def test_a_master_is_read_off_the_optimizer(spoil, words, train_here):
     spoil(trained)
     with pytest.raises(NotInForce, match=words):
         Bf16Master().evidence(trained)
-
-
-# -- by what no stage does --------------------------------------------------------------------
 
 
 def test_moments_on_the_device_are_not_in_host_memory(train_here):

@@ -61,9 +61,6 @@ def here(train_here, text: str, steps: int = 2, **change):
     return train_here(dataclasses.replace(STRIP, recipe=text, **change), steps)
 
 
-# -- every strategy ---------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("text", WORKS)
 def test_it_trains_with_the_evidence_of_all_its_parts(text, train_here):
     run, log = here(train_here, text)
@@ -113,9 +110,6 @@ def test_evidence_is_lost_here_as_well(stub, train_here, monkeypatch):
         parse("single+checkpoint").in_slot(Slot.RECOMPUTE).evidence(run.trained)
 
 
-# -- the DiT is one more ----------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("model", ["DiT-T/8", "DiT-S/2:depth=3,width=128,heads=2", "DiT-B/4"])
 @pytest.mark.parametrize("objective", ["epsilon", "flow"])
 def test_a_dit_s_closed_forms_are_what_a_survey_finds(model, objective):
@@ -130,9 +124,6 @@ def test_a_dit_s_closed_forms_are_what_a_survey_finds(model, objective):
     assert dit.dimensions.inner == dit.shape.mlp_size
     learn_sigma = objective == "epsilon"
     assert dit.train_flops(3) == presets.train_flops(dit.shape, batch=3, learn_sigma=learn_sigma)
-
-
-# -- by name ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -22,32 +22,11 @@ from strategies.subject import DataFacts, Shaping
 from tests.made.publics import MINIATURES, listed, miniature
 
 ASKED = [
-    "flux-dev",
-    "flux-schnell",
-    "flux2-dev",
-    "chroma",
-    "sd3-medium",
-    "sd3.5-medium",
-    "sd3.5-large",
-    "pixart-alpha",
-    "pixart-sigma",
-    "wan2.1-1.3b",
-    "wan2.1-14b",
-    "wan2.2-5b",
-    "hunyuanvideo",
-    "qwen-image",
-    "z-image",
-    "ltx-video-2b",
-    "ltx-video-13b",
-    "cogvideox-2b",
-    "cogvideox-5b",
-    "cogview4-6b",
-    "sana-1.6b",
-    "auraflow",
-    "mochi",
-    "lumina2",
-    "dit-xl-2",
-]
+    "flux-dev", "flux-schnell", "flux2-dev", "chroma", "sd3-medium", "sd3.5-medium",
+    "sd3.5-large", "pixart-alpha", "pixart-sigma", "wan2.1-1.3b", "wan2.1-14b", "wan2.2-5b",
+    "hunyuanvideo", "qwen-image", "z-image", "ltx-video-2b", "ltx-video-13b", "cogvideox-2b",
+    "cogvideox-5b", "cogview4-6b", "sana-1.6b", "auraflow", "mochi", "lumina2", "dit-xl-2",
+]  # fmt: skip
 ANY = DataFacts(256, 4, 32, 1000)
 
 

@@ -18,16 +18,12 @@ from harness.suite import run as suite_run
 from harness.suite.file import SuiteError, load_suite
 from harness.suite.matrix import ad_hoc, specs
 from harness.suite.rows import with_reference_again
-from tests.made.machines import SUITE, machine
+from tests.made.machines import SUITE, FakeLaunch, machine, named
 
 
 def planned(recipes: list[str], times: int, **given: object) -> list[Spec]:
     suite = ad_hoc(recipes, "cpu")
     return with_reference_again(specs(suite, given), suite.reference, times)
-
-
-def named(rows: list[Spec]) -> str:
-    return " ".join(f"{s.recipe}{s.repeat or ''}" for s in rows)
 
 
 @pytest.mark.parametrize(
@@ -83,24 +79,7 @@ def test_a_suite_says_how_often(tmp_path: Path):
         planned(["ddp", "zero2"], 0)
 
 
-# ---- running ----
-
-
-class Launcher:
-    """Ends each run as ``ends`` says of its recipe and repetition; notes what was started."""
-
-    def __init__(self, **ends: Status) -> None:
-        self.ends, self.started = ends, []
-
-    def __call__(self, resolved, folder, *, timeout, on_status) -> Result:
-        name = named([resolved.spec])
-        self.started.append(name)
-        result = Result(status=self.ends.get(name, Status.OK), spec=resolved.spec)
-        result.write(folder / "result.json")
-        return result
-
-
-def go(out: Path, launcher: Launcher, recipes: list[str], *, console=None) -> list[Result]:
+def go(out: Path, launcher: FakeLaunch, recipes: list[str], *, console=None) -> list[Result]:
     rows = [resolve(spec) for spec in planned(recipes, 3, data="synthetic")]
     here, progress = machine(out), Progress(console or Console(quiet=True))
     with mock.patch.object(suite_run.launch, "run", launcher):
@@ -111,19 +90,19 @@ def go(out: Path, launcher: Launcher, recipes: list[str], *, console=None) -> li
 
 
 def test_a_suite_that_was_cut_short_goes_on_with_the_repetition_it_lacks(tmp_path: Path):
-    launcher = Launcher()
+    launcher = FakeLaunch()
     found = go(tmp_path, launcher, ["ddp", "zero2", "zero3"])
     assert launcher.started == ["ddp", "zero2", "ddp1", "zero3", "ddp2"]
     assert [r.spec.repeat for r in found] == [0, 0, 1, 0, 2]
     (last,) = tmp_path.glob("runs/ddp-r2-*/result.json")
     last.unlink()
-    again = Launcher()
+    again = FakeLaunch()
     assert len(go(tmp_path, again, ["ddp", "zero2", "zero3"])) == 5
     assert again.started == ["ddp2"]
 
 
 def test_a_reference_that_ended_badly_is_not_tried_again(tmp_path: Path, capsys):
-    launcher = Launcher(ddp=Status.GPU_OOM)
+    launcher = FakeLaunch(ddp=Status.GPU_OOM)
     found = go(tmp_path, launcher, ["ddp", "zero2", "zero3"], console=Console(width=100))
     assert launcher.started == ["ddp", "zero2", "zero3"]
     assert [r.spec.recipe for r in found] == ["ddp", "zero2", "zero3"]
@@ -133,7 +112,7 @@ def test_a_reference_that_ended_badly_is_not_tried_again(tmp_path: Path, capsys)
 
 
 def test_a_reference_that_cannot_run_is_planned_once(tmp_path: Path):
-    launcher = Launcher()
+    launcher = FakeLaunch()
     found = go(tmp_path, launcher, ["ddp+bf16_master", "zero2", "zero3"])
     assert launcher.started == ["zero2", "zero3"]
     assert [r.status for r in found] == [Status.REFUSED, Status.OK, Status.OK]

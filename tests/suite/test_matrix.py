@@ -23,7 +23,7 @@ from harness.suite.file import SuiteError, known_suites, load_suite
 from harness.suite.matrix import ad_hoc, on_processes, specs
 from harness.suite.rows import identity
 from harness.system.gpus import Gpu
-from tests.made.machines import SUITE, machine
+from tests.made.machines import SUITE, FakeLaunch, machine
 
 
 @pytest.fixture
@@ -120,24 +120,6 @@ def test_numbers_as_people_write_them(suite_file: Path) -> None:
 
 
 # ---- running a suite ----
-
-
-class FakeLaunch:
-    """Writes a result as ``launch.run`` does; ``ends`` maps a recipe to how it ends."""
-
-    def __init__(self, **ends: Status | BaseException) -> None:
-        self.ends, self.started = ends, []
-
-    def __call__(self, resolved, folder, *, timeout, on_status) -> Result:
-        recipe = resolved.spec.recipe
-        self.started.append(recipe)
-        on_status({"phase": "measure", "step": 1, "of": 3, "peak_bytes": 0})
-        end = self.ends.get(recipe, Status.OK)
-        if isinstance(end, BaseException):
-            raise end
-        result = Result(status=end, spec=resolved.spec)
-        result.write(folder / "result.json")
-        return result
 
 
 def go(out: Path, launch: FakeLaunch, recipes: list[str], **more: object) -> list[Result]:

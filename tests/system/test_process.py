@@ -16,6 +16,7 @@ import pytest
 from harness.system import process, tree
 from harness.system.process import Ended, run_child
 from tests.children.looks import Looks
+from tests.made.living import left, until
 
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20
@@ -36,27 +37,6 @@ def launch(mode: str, folder: Path, **options) -> Ended:
     return run_child(
         worker(mode, folder), cwd=ROOT, env=dict(os.environ), log=folder / "log.txt", **options
     )
-
-
-def left(folder: Path) -> list[int]:
-    """Living processes whose command line names ``folder``, which is unique to a test."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (path / "cmdline").read_bytes()
-            zombie = (path / "stat").read_bytes().rpartition(b")")[2].split()[0] == b"Z"
-        except OSError:
-            continue
-        if os.fsencode(folder) in words and not zombie:
-            found.append(int(path.name))
-    return found
-
-
-def until(fact, seconds: float = 300.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not fact() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert fact()
 
 
 def test_a_good_run_leaves_a_log_and_nothing_else(tmp_path):

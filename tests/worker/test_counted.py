@@ -84,9 +84,6 @@ def test_an_address_that_is_given_out_again_was_freed_unseen():
     assert blocks.total == 2000
 
 
-# ---- categories, by shapes and formulas ----
-
-
 def weights(pair: Spec) -> tuple[int, int]:
     """Trained and frozen elements of a DiT, by hand: Peebles and Xie 2022 (arXiv:2212.09748)."""
     subject = resolve(pair).subject
@@ -139,9 +136,6 @@ def test_a_category_that_swallows_another_s_bytes_is_noticed(pairs):
     assert states("zero2+bf16")["parameters"] != pytest.approx(
         pairs["zero2"]["parameters"], rel=0.01
     )
-
-
-# ---- the prediction ----
 
 
 def test_the_prediction_is_the_allocator_s_peak(pairs, tmp_path):

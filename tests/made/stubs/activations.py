@@ -110,8 +110,6 @@ def naive_when_asked(q, k, v):
 
 LOST: Table = {
     "checkpoint edits nothing": ("single+checkpoint", Checkpoint, "edit_model", nothing),
-    "every=2 edits nothing": ("single+checkpoint:every=2", Checkpoint, "edit_model", nothing),
-    "sqrt edits nothing": ("single+checkpoint:every=sqrt", Checkpoint, "edit_model", nothing),
     "one segment, not one a block": (
         "single+checkpoint", Checkpoint, "edit_model", recompute_as(segments(4)),
     ),

@@ -20,11 +20,8 @@ def adapters_left_frozen(self, module, subject):
     states.train_only(module, {"final_layer.linear.weight"})
 
 
-def full_precision(self, module, subject):
-    inject(module, subject, self.rank)
-
-
-def of_the_model_s_type(self, module, subject):
+def plain(self, module, subject):
+    """LoRA's adapters of the model's own type, and nothing else."""
     inject(module, subject, self.rank)
 
 
@@ -45,10 +42,6 @@ def of_blocks_alone(self, module, subject):
 
 def twice_the_rank(self, module, subject):
     inject(module, subject, 2 * self.rank)
-
-
-def no_magnitudes(self, module, subject):
-    inject(module, subject, self.rank)
 
 
 def everything_trains(self, module, subject):
@@ -130,10 +123,10 @@ LOST: Table = {
     "magnitudes that do not train": ("single+dora", Dora, "edit_model", magnitudes_that_stay),
     "frozen adapters": ("single+lora", Lora, "edit_model", adapters_left_frozen),
     "weights that train beside them": ("single+lora", Lora, "edit_model", everything_trains),
-    "adapters of 16 bits": (IN_FLOATS, Lora, "edit_model", of_the_model_s_type),
+    "adapters of 16 bits": (IN_FLOATS, Lora, "edit_model", plain),
     "adapters of 16 bits in float32": (IN_FLOATS, Lora, "attach", rounded_by_each_step),
     "no checksums": ("single+lora", Lora, "attach", nothing),
-    "no magnitudes": ("single+dora", Dora, "edit_model", no_magnitudes),
+    "no magnitudes": ("single+dora", Dora, "edit_model", plain),
     "weights in full, not 8 bits": ("single+cast+lora", Cast, "edit_model", nothing),
     "float8, not int8": ("single+cast+lora", Cast, "edit_model", other_codes),
     "int8, not float8": ("single+cast:to=fp8+lora", Cast, "edit_model", other_codes),
@@ -141,7 +134,7 @@ LOST: Table = {
     "weights kept beside their codes": ("single+cast+lora", Cast, "edit_model", kept_beside),
     "weights decoded once and kept": ("single+cast+lora", Cast, "edit_model", decoded_once),
     "modulations in full": ("single+qlora", Qlora, "_packed", of_blocks_alone),
-    "weights in full": ("single+qlora", Qlora, "edit_model", full_precision),
+    "weights in full": ("single+qlora", Qlora, "edit_model", plain),
     "the whole model trains": ("single+head", Head, "edit_model", nothing),
     "biases train too": ("single+head", Head, "edit_model", biases_only),
     "no scales": ("single+difffit", DiffFit, "edit_model", biases_only),

@@ -4,8 +4,6 @@ of ``ddp+sp`` or ``ddp+tp`` does instead -> (who must notice, the sabotage:
 
 from __future__ import annotations
 
-__all__ = ["LOST", "LOST_PARTS"]
-
 LOST = {
     "attention stays within a part": ("sp", "attention_of_own_tokens"),
     "one part's positions for all": ("sp", "positions_of_the_first_part"),

@@ -7,8 +7,6 @@ from typing import Any
 
 from strategies.strategy import Strategy
 
-__all__ = ["Table", "nothing"]
-
 Table = dict[str, tuple[str, type[Strategy], str, Callable[..., Any]]]
 """What happened instead -> (recipe, strategy, the stage that is stubbed, the stub)."""
 

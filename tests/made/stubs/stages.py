@@ -4,8 +4,6 @@ parity with ddp, where the objects are as they should be and the numbers are not
 
 from __future__ import annotations
 
-__all__ = ["LOST", "SHARES_LOST", "SHARES_UNLIKE", "UNLIKE"]
-
 REPEATED = "pp:schedule=interleaved+checkpoint"
 LOST = {
     "another schedule runs": (

@@ -123,7 +123,6 @@ LOST: Table = {
         lambda *_: {"gradient_accumulation_steps": 2},
     ),
     "no average": ("single", Ema, "attach", nothing),
-    "no average in host memory": ("single+ema:place=cpu", Ema, "attach", nothing),
     "an average nobody asked for": ("single+ema:place=none", Ema, "attach", attach()),
     "an average that never steps": ("single", Ema, "attach", attach(Lazy)),
     "an average that only counts": ("single", Ema, "attach", attach(Counting)),

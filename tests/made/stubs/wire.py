@@ -10,8 +10,6 @@ from strategies.communication.compress import Compress
 from strategies.communication.topk import TopK
 from strategies.optimizers.onebit_adam import OneBitAdam
 
-__all__ = ["LOST"]
-
 
 def dense(self, trained):
     """torch's own all-reduce, counted."""
