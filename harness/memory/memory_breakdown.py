@@ -106,7 +106,8 @@ class MemoryBreakdown:
 
     ``inference`` is of the same batch without gradients. ``peak_flops`` (per second) and
     ``bandwidth`` (bytes per second) were measured on the device, in ``dtype``: by the run itself,
-    or by the calibration that ``ceilings`` names.
+    or by the calibration that ``ceilings`` names. ``unsaved``: bytes of the batch and the model's
+    output, which are alive when backward begins, and which nobody saves.
     """
 
     recipe: str
@@ -133,6 +134,7 @@ class MemoryBreakdown:
     bandwidth: float
     points: list[Point]
     world: int = 0
+    unsaved: int = 0
     ceilings: str = ""
     schema: int = SCHEMA
 

@@ -425,7 +425,7 @@ def sentences(p: MemoryBreakdown) -> list[tuple[str, str, str]]:
          f"{'agree within' if agrees(p) else 'DISAGREE by'} {100 * _apart(p):.1f} %",
          f"the trace counts {_mib(p.made_total)} that forward made and that are alive when "
          f"backward begins; autograd's hooks count {_mib(p.saved_total)} that it saved. The batch "
-         "and the model's output are alive without being saved"),
+         f"and the model's output, {_mib(p.unsaved)}, are alive without being saved"),
         ("Effect of the recording on the peak", changed,
          "a step with hooks on modules and saved tensors, against a step without"),
     ]  # fmt: skip
@@ -437,7 +437,8 @@ def agrees(p: MemoryBreakdown) -> bool:
 
 
 def _apart(p: MemoryBreakdown) -> float:
-    return abs(p.made_total - p.saved_total) / max(p.made_total, p.saved_total, 1)
+    apart = abs(p.made_total - p.saved_total) - p.unsaved
+    return max(apart, 0) / max(p.made_total, p.saved_total, 1)
 
 
 def _answers(p: MemoryBreakdown) -> str:

@@ -310,7 +310,7 @@ def test_every_option_says_its_default():
 
 def test_an_anatomy_whose_counts_disagree_is_no_success(monkeypatch, tmp_path):
     class MemoryBreakdown:
-        made_total, saved_total, device = 100.0, 96.0, "cpu"
+        made_total, saved_total, unsaved, device = 100.0, 96.0, 0.0, "cpu"
 
     out = io.StringIO()
     monkeypatch.setattr(anatomy, "load", lambda path: MemoryBreakdown)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -196,6 +197,7 @@ def take(resolved: Resolved, trained: TrainingRun, look: Look) -> MemoryBreakdow
     inference = _inference(trained, look)
     dtype = getattr(torch, states.compute_dtype(trained))
     size = resolved.subject.dimensions
+    sample = math.prod(resolved.subject.data.sample_shape) * torch.float32.itemsize
     elsewhere = sum(row.made for row in kept if not row.module)
     return MemoryBreakdown(
         recipe=str(resolved.recipe),
@@ -207,6 +209,7 @@ def take(resolved: Resolved, trained: TrainingRun, look: Look) -> MemoryBreakdow
         micro_batch=resolved.micro_batch,
         processes=resolved.spec.processes,
         world=resolved.spec.world,
+        unsaved=2 * resolved.micro_batch * sample,
         model=resolved.spec.model,
         tokens=size.tokens,
         hidden=size.width,
