@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from harness.data.brought import Cached
+from harness.data.feed import stamp
 from harness.resolve import resolve
 from harness.spec import Spec, located
-from harness.suite.rows import stamp
 from strategies.base import BadInput
 from tests.made import caches
 from tests.made.publics import miniature

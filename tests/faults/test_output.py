@@ -149,14 +149,14 @@ def test_two_signals_do_not_cut_the_report_short(tmp_path):
 def test_a_signal_between_rows_ends_as_ctrl_c_does(number, tmp_path, monkeypatch, capsys):
     from harness.suite import run as suite_run
 
-    real, seen = suite_run._run_row, []
+    real, seen = suite_run.run_row, []
 
     def then_a_signal(*given):
         seen.append(real(*given))
         os.kill(os.getpid(), number)
         return seen[-1]
 
-    monkeypatch.setattr(suite_run, "_run_row", then_a_signal)
+    monkeypatch.setattr(suite_run, "run_row", then_a_signal)
     with faked():
         assert cli.main(words(tmp_path)) == 130
     assert len(seen) == 1 and (tmp_path / "report.md").exists()

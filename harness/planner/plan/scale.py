@@ -91,7 +91,7 @@ def plan_scale(options: argparse.Namespace, console: Console) -> int:
         write_json(options.json, dataclasses.asdict(made))
     if folder:
         console.print(str(made.write(folder)), highlight=False, soft_wrap=True)
-        report(folder)
+        report(argparse.Namespace(folder=folder))
     return OK
 
 
@@ -289,7 +289,7 @@ def plan_claims(options: argparse.Namespace, console: Console) -> int:
     kept = [forecast_row(fit) for fit in judged(pairs, _name, jobs=jobs, told=progress)]
     made = forecast_of(suite.name, str(suite.settings["model"]), card, kept)
     console.print(str(made.write(folder)), highlight=False, soft_wrap=True)
-    report(folder)
+    report(argparse.Namespace(folder=folder))
     return OK
 
 
