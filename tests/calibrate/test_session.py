@@ -11,8 +11,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from harness import ROOT
 from harness.planner import pool
-from harness.planner.calibrate import ending, running
+from harness.planner.calibrate import ending, parts, running
 from harness.planner.calibrate.parts import (
     LOW,
     PARTS,
@@ -37,6 +38,13 @@ from tests.made.calibrations import CPU, made
 from tests.made.machines import machine
 
 # ---- stations, in order, within minutes ----
+
+
+def test_a_station_is_measured_again_if_its_code_changes(monkeypatch):
+    rooms = []
+    monkeypatch.setattr(parts, "digest", lambda found: rooms.extend(found) or "")
+    parts.mark_of(stations_of("memory", Setting(device="cpu"))[0], made(CPU).device, small=False)
+    assert rooms and all((ROOT / "harness" / room).is_dir() for room in rooms)
 
 
 def test_the_check_has_every_strategy_of_the_catalog():
