@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -67,12 +68,14 @@ def _alike(rows: list[Row]) -> list[int]:
     floor = rows[0].floor if rows else None
     if floor is None:
         return [0] * len(rows)
-    import numpy as np
+    logs = [math.log(row.numbers.step_seconds_median) for row in rows]
+    shares = [margin_shares(floor, row.runs) for row in rows]
 
-    logs = np.log([row.numbers.step_seconds_median for row in rows])
-    shares = np.array([margin_shares(floor, row.runs) for row in rows])
-    margins = ((shares[:i] + shares[i]).max(1, initial=0.0) ** 0.5 for i in range(len(rows)))
-    return [int(np.sum(abs(logs[:i] - logs[i]) <= m)) for i, m in enumerate(margins)]
+    def near(one: int, other: int) -> bool:
+        margin = max(map(operator.add, shares[one], shares[other]))
+        return abs(logs[one] - logs[other]) <= math.sqrt(margin)
+
+    return [sum(near(i, earlier) for earlier in range(i)) for i in range(len(rows))]
 
 
 def _ranks(rows: list[Row]) -> list[int]:
