@@ -32,12 +32,17 @@ def rows_of(base: Spec, gpus: int, batch: int = 1, half: tuple[str, ...] = HALF)
     return lattice(row, gpus > 1, half, whole_only=False)
 
 
+def again_of(one: Point) -> float:
+    """The share of the forward pass that backward repeats."""
+    return 0.3 if one.part != "block" else 0.15 if one.products else one.share
+
+
 def work(row: Resolved, tokens: float) -> list[Work]:
     """Products, casts, copies and collectives of a step, in proportion to ``tokens``."""
     one, size, ranks = Point(row), row.subject.parameters, row.launch.processes
     frozen = one.adapted
     flops = int(2e3 * tokens * size)
-    again, kept = 0.15 if one.products else one.share, size * (1 if frozen else 3)
+    again, kept = again_of(one), size * (1 if frozen else 3)
 
     def op(phase: str, kind: str, count: float, **more: int) -> Work:
         given = {"flops": 0, "bytes": 0, **more}
@@ -72,7 +77,7 @@ def work(row: Resolved, tokens: float) -> list[Work]:
 def predicted(row: Resolved, tokens: float) -> Prediction:
     """A step whose activations are ``tokens`` times the weights, or less if recomputed."""
     one = Point(row)
-    of_blocks = 1.2 if one.products else 2.0 - 1.9 * one.share
+    of_blocks = 1.2 if one.products or one.part != "block" else 2.0 - 1.9 * one.share
     kept = int(tokens * row.subject.parameters * (0.05 if one.moved else of_blocks))
     kept *= 1 if {"pure_bf16", "float_master"} & row.launch.traits else 2
     state = int(one.state_bytes)

@@ -53,10 +53,10 @@ def rows_of(gpus: int) -> list[Resolved]:
 def told_by_one(one: Point) -> bool:
     """Return True for parts that replicas have as one GPU has them, besides buckets of gradients.
 
-    They are traced on one GPU, and shares of any sharding too, but for one of them.
+    They are traced on one GPU, and shares and layers of any sharding too, but for one of each.
     """
     replicas = one.sharding == "ddp" and (one.moved or (one.swapped and one.share < 1))
-    return replicas or one.share in (0.25, 0.75)
+    return replicas or one.share in (0.25, 0.75) or one.part == "attention"
 
 
 @pytest.fixture(scope="module", params=GPUS)

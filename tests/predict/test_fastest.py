@@ -27,7 +27,7 @@ from strategies.base import Slot
 from tests.made.lattices import FLUX, predicted, rows_of
 from tests.made.predictions import GIB
 
-MOST = 16
+MOST = 18
 """Predictions of one plan: for a lattice of two hundred recipes."""
 
 
@@ -108,6 +108,8 @@ def test_the_lattice_has_what_people_use():
         assert {one.share for one in rows if one.adapted} == shares
         assert {one.share for one in rows if not one.adapted} == shares
         assert {one.adapted for one in rows if one.products} == {False}
+        parts = {(one.part, one.adapted) for one in rows}
+        assert len(parts) == 6 and not any(one.swapped for one in rows if one.part != "block")
         assert {(one.moved, one.share) for one in rows if one.moved} == {(True, 0), (True, 1)}
     assert {one.adapted for one in rows if one.sharding == "fsdp2"} == {True, False}
 

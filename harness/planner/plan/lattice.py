@@ -31,6 +31,8 @@ Adapters skip the first: it keeps outputs of frozen products that their backward
 """
 PARTS = tuple(f"checkpoint:share={share:g}" for share in (0.25, 0.5, 0.75))
 """Recomputation of a share of the blocks, if none of them is streamed and no engine offloads."""
+LAYERS = tuple(f"checkpoint:part={part}" for part in ("ffn", "attention"))
+"""Recomputation of these layers of each block, tried as ``PARTS`` are."""
 MOVED = f"{WHOLE}+offload_activations:what=checkpoints"
 """Recomputation of whole blocks from inputs that wait in host memory."""
 KEPT = ("offload_activations",)
@@ -78,7 +80,7 @@ def lattice(
         known = half[-1:] if master else half
         none = whole_only or sharding in FOR_WHOLE
         columns = [*_columns(known, "" if none else known[0])]
-        alone = () if sharding.endswith(OFFLOADED) else (*PARTS, *KEPT)
+        alone = () if sharding.endswith(OFFLOADED) else (*PARTS, *LAYERS, *KEPT)
         for level in ("", *alone, PRODUCTS, WHOLE, MOVED):
             for column in columns:
                 if column[1] in ADAPTERS and level == PRODUCTS:
@@ -161,8 +163,9 @@ class Point:
     """A recipe of the lattice: its coordinates, and bytes that follow from them.
 
     ``share``: the share of the blocks that it recomputes. ``products``: it keeps their matrix
-    products. ``moved``: what blocks keep waits in host memory. ``swapped``: the number of streamed
-    blocks. ``column``: its other parts.
+    products. ``part``: the layers of each block that it recomputes, or "block". ``moved``: what
+    blocks keep waits in host memory. ``swapped``: the number of streamed blocks. ``column``: its
+    other parts.
     """
 
     def __init__(self, row: Resolved) -> None:
@@ -171,6 +174,7 @@ class Point:
         self.row, self.label, self.traits = row, str(row.recipe), row.launch.traits
         self.share = recompute.share if recompute else 0.0
         self.products = recompute is not None and recompute.keep == "products"
+        self.part = recompute.part if recompute else "block"
         self.moved = moved is not None
         self.swapped = swap.blocks if swap else 0
         parts = [part for part in row.recipe.strategies if part not in apart]
@@ -188,11 +192,15 @@ class Point:
         self.half = self.pure or {"half_compute", "dtensor_weights"} <= self.traits
         """True if activations have 16 bits, without autocast's float32 results."""
 
+    @property
+    def _recomputed(self) -> tuple[float, bool, str]:
+        return self.share, self.products, self.part
+
     def holds(self, other: Point) -> bool:
         """Return True if it keeps, wherever that is, all activations that ``other`` keeps."""
-        whole = other.share == 1 and not other.products
-        return not self.share or whole or (self.products is other.products
-                                           and self.share <= other.share)  # fmt: skip
+        whole = other.share == 1 and not other.products and other.part == "block"
+        alike = self._recomputed[1:] == other._recomputed[1:]
+        return not self.share or whole or (alike and self.share <= other.share)
 
     def holds_here(self, other: Point) -> bool:
         """Return True if it keeps on the device all activations that ``other`` keeps there."""
@@ -200,7 +208,7 @@ class Point:
 
     def moves(self, other: Point) -> bool:
         """Return True if both move the same activations to the host."""
-        alike = (self.share, self.products) == (other.share, other.products)
+        alike = self._recomputed == other._recomputed
         return self.moved and other.moved and alike
 
     @property
@@ -208,11 +216,13 @@ class Point:
         """An estimate of the share of a block's activations that the device keeps."""
         if self.moved:
             return 0.0
-        return 0.5 if self.products else 1 - 0.95 * self.share
+        return 0.5 if self.products or self.part != "block" else 1 - 0.95 * self.share
 
     @property
     def again(self) -> float:
         """An estimate of the share of the forward pass that backward repeats."""
+        if self.part != "block":
+            return 0.4
         return 0.2 if self.products else self.share
 
     def apart(self, other: Point) -> float:
