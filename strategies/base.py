@@ -81,6 +81,7 @@ TRAITS = {
     "moves_activations": "what is kept for backward leaves the device",
     "scales_gradients": "gradients are multiplied by a loss scale until the optimizer steps",
     "recomputes": "activations are dropped in forward and computed again in backward",
+    "by_block": "blocks differ in what they keep for backward, and where",
     "doubles_tokens": "some blocks hand on twice the tokens",
     "cut_samples": "each rank works on a part of its samples' tokens",
     "cut_queries": "attention takes a part of the queries and all keys",

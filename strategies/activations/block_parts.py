@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import itertools
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -61,8 +63,9 @@ class Recompute(MeasuredBlocks):
     """Block runner that recomputes parts of the blocks in backward, and counts the runs.
 
     ``products``: number and bytes of outputs that ``policy`` made torch keep in the first forward.
-    ``chosen``: the first blocks of the model, if not all are recomputed. ``reentrant``: backward
-    enters itself for each part, whose forward records no graph; ``graphless`` counts these parts.
+    ``chosen``: the recomputed blocks, if not all are. ``runs``: id of a block -> its runs, which
+    ``blocks_run`` sums. ``reentrant``: backward enters itself for each part, whose forward records
+    no graph; ``graphless`` counts these parts.
     """
 
     def __init__(
@@ -78,6 +81,7 @@ class Recompute(MeasuredBlocks):
         super().__init__(inner)
         self.split, self.blocks_run, self.parts_run, self.graphless = split, 0, 0, 0
         self.chosen = None if chosen is None else frozenset(map(id, chosen))
+        self.runs: Counter[int] = Counter()
         self.products = {"kept": 0, "bytes": 0}
         # Blocks without random numbers need no generator state.
         self.options: dict[str, Any] = {"use_reentrant": reentrant, "preserve_rng_state": random}
@@ -85,36 +89,45 @@ class Recompute(MeasuredBlocks):
             self.options["context_fn"] = functools.partial(policy, self)
 
     def run(self, blocks: Any, *given: Any, **named: Any) -> Any:
-        count = self.recomputed(blocks[0], len(blocks))
-        sizes = self.split(count, 0)[0] if count else []
-        self.parts_run += len(sizes)
-        if count:
-            given = (self._parts(blocks[:count], sizes, 1, given, named), *given[1:])
-        if count == len(blocks):
-            return given[0]
+        first = 0
+        for again, alike in itertools.groupby(blocks, self._again):
+            end = first + len([*alike])
+            given = (self._run_alike(again, blocks[first:end], given, named), *given[1:])
+            first = end
+        return given[0]
+
+    def _run_alike(self, again: bool, blocks: Any, given: Any, named: Any) -> Any:
+        if again:
+            sizes = self.split(len(blocks), 0)[0]
+            self.parts_run += len(sizes)
+            return self._parts(blocks, sizes, 1, given, named)
         self.passing = True
-        out = self.rest(blocks[count:], *given, **named)
+        out = self.rest(blocks, *given, **named)
         self.passing = False
         return out
 
-    def recomputed(self, first: Any, count: int) -> int:
-        """Return how many of ``count`` blocks from ``first`` on are recomputed: the leading
-        ones."""
-        if self.chosen is None:
-            return count
-        return min(len(self.chosen), count) if id(first) in self.chosen else 0
+    def _again(self, block: Any) -> bool:
+        return self.chosen is None or id(block) in self.chosen
+
+    def recomputed(self, blocks: Sequence[Any]) -> int:
+        """Return how many of ``blocks`` are recomputed."""
+        return sum(map(self._again, blocks))
 
     def kept_whole(self, blocks: Sequence[Any]) -> list[Any]:
         """Return the blocks of the model that are not recomputed."""
-        return [block for block in blocks if not self.recomputed(block, 1)]
+        return [block for block in blocks if not self._again(block)]
 
     def rest(self, blocks: Any, *given: Any, **named: Any) -> Any:
-        """Run the blocks after the recomputed ones, whose activations are kept."""
+        """Run the blocks whose activations are kept."""
         import torch
 
         if not torch.compiler.is_compiling():
-            self.blocks_run += len(blocks)
+            self._count(blocks)
         return self.inner(blocks, *given, **named)
+
+    def _count(self, blocks: Sequence[Any]) -> None:
+        self.blocks_run += len(blocks)
+        self.runs.update(map(id, blocks))
 
     def _parts(self, blocks: Any, sizes: list[int], level: int, given: Any, named: Any) -> Any:
         """Run parts of these sizes, each under a checkpoint; each output is the next part's first
@@ -144,7 +157,7 @@ class Recompute(MeasuredBlocks):
             given = (self._parts(blocks, sizes, level + 1, given, named), *given[1:])
             blocks = blocks[sum(sizes) :]
         if left and not torch.compiler.is_compiling():
-            self.blocks_run += left
+            self._count(blocks)
         return self.inner(blocks, *given, **named) if left else given[0]
 
     def compile_parts(self, compiler: Callable[[Any], Any]) -> None:

@@ -16,7 +16,14 @@ from strategies.activations.block_parts import (
     prefixes,
     segments,
 )
-from strategies.activations.runners import run_singly, runner_of, surround
+from strategies.activations.runners import (
+    by_letter,
+    compact,
+    run_singly,
+    runner_of,
+    surround,
+    unplanned,
+)
 from strategies.base import Slot, demand
 from strategies.engine import RunContext, TrainingRun
 from strategies.strategy import Strategy
@@ -47,7 +54,7 @@ def recomputed(
     """
     demand(runner is not None, "no block is recomputed in parts")
     demand(runner.blocks == depth, f"{runner.blocks} of {depth} blocks are recomputed in parts")
-    counts = [runner.recomputed(call.block, call.count) for call in runner.calls]
+    counts = [runner.recomputed(call.blocks) for call in runner.calls]
     demand(
         count is None or sum(counts) == count,
         f"{sum(counts)} of {depth} blocks are recomputed, expected {count}",
@@ -147,6 +154,9 @@ class Checkpoint(Strategy):
 
     ``part=ffn`` and ``part=attention`` recompute only these layers of each block, and keep the
     rest: less is saved, and less is repeated.
+
+    ``plan`` treats each block in its own way: ``plan=r10f5k4`` recomputes the first ten blocks, and
+    the FFNs of the next five, and keeps the last four.
     """
 
     name: ClassVar[str] = "checkpoint"
@@ -161,11 +171,16 @@ class Checkpoint(Strategy):
     share: float = 1.0
     reentrant: bool = False
     part: str = "block"
+    plan: str = ""
 
     def __post_init__(self) -> None:
         if self.part not in ("block", *NAMED):
             raise ValueError(f"part is {self.part!r}; one of block, {', '.join(NAMED)}")
         whole = (self.every, self.keep, self.share, self.reentrant) == (1, "segments", 1, False)
+        if self.plan and not (whole and self.part == "block"):
+            raise ValueError(f"plan={self.plan} says what each block does; leave all else out")
+        if self.plan and not {*"rf"} & {*self.letters}:
+            raise ValueError(f"plan={self.plan} recomputes nothing; leave checkpoint out")
         if self.part != "block" and not whole:
             raise ValueError(f"part={self.part} keeps the rest of each block; leave all else out")
         if self.every != "sqrt" and not (isinstance(self.every, int) and self.every >= 1):
@@ -183,7 +198,12 @@ class Checkpoint(Strategy):
             raise ValueError(f"reentrant keeps inputs alone; leave keep={self.keep} out")
 
     def traits(self) -> frozenset[str]:
-        return frozenset({"recomputes"})
+        return frozenset({"recomputes", "by_block"} if self.plan else {"recomputes"})
+
+    @property
+    def letters(self) -> str:
+        """Each block's letter in the plan: r recomputes it, f its FFN, and k keeps it."""
+        return by_letter(self.plan, "rfk") if self.plan else ""
 
     def refuses(self, launch: RunContext) -> str | None:
         grouped = f"every={self.every}" if self.every != 1 else f"keep={self.keep}"
@@ -193,6 +213,12 @@ class Checkpoint(Strategy):
                 return lack
         if self.part != "block" and (lack := self._lacks_part(launch)):
             return lack
+        if "f" in self.letters and not _has_part(launch.subject, "ffn"):
+            return self._no_layer(launch, "ffn", "f out of the plan")
+        if self.plan and (misfit := unplanned(self.letters, launch)):
+            return misfit
+        if "by_block" in launch.traits and not self.plan:
+            return f"offload_activations has a plan; take plan=r{launch.subject.depth} here too"
         if self.share < 1 and "moves_activations" in launch.traits:
             return (
                 f"share={self.share:g} keeps the other blocks whole, and all that is kept would "
@@ -223,12 +249,14 @@ class Checkpoint(Strategy):
             )
         return None
 
+    @staticmethod
+    def _no_layer(launch: RunContext, part: str, way: str) -> str:
+        name = launch.subject.name
+        return f"no block of {name} has a layer whose name says that it is its {part}; leave {way}"
+
     def _lacks_part(self, launch: RunContext) -> str | None:
         if not _has_part(launch.subject, self.part):
-            return (
-                f"no block of {launch.subject.name} has a layer whose name says that it is its "
-                f"{self.part}; leave part={self.part} out"
-            )
+            return self._no_layer(launch, self.part, f"part={self.part} out")
         if launch.traits & {"compiled", "moves_activations"}:
             return (
                 f"blocks are compiled, or what they keep is moved, as a whole; leave "
@@ -238,7 +266,9 @@ class Checkpoint(Strategy):
 
     def by_block(self, depth: int) -> list[tuple[int, int]]:
         """Return the size of each block's part and its index in it; (0, 0) if it is not
-        recomputed."""
+        recomputed. Under a plan no two blocks count as alike."""
+        if self.plan:
+            return [(0, index) for index in range(depth)]
         count = self._count(depth) or depth
         sizes, _ = self._split(depth)(count, 0)
         parts = [(size, place) for size in sizes for place in range(size)]
@@ -247,19 +277,30 @@ class Checkpoint(Strategy):
     def edit_model(self, module: Any, subject: Subject) -> None:
         policy = keep_products if self.keep == "products" else None
         blocks = subject.blocks(module)
-        if self.part != "block":
-            run_singly(module, parts_of(blocks, self.part), RUNNER)
+        if self.part != "block" or "f" in self.letters:
+            run_singly(module, self._layers(blocks), RUNNER)
             inner = getattr(module, RUNNER)
             setattr(module, RUNNER, Recompute(inner, segments(1), random=subject.random_blocks))
+        if self.part != "block":
             return
         split, count = self._split(len(blocks)), self._count(len(blocks))
         chosen = None if count is None else blocks[:count]
+        if self.plan:
+            chosen = self._of(blocks, "r")
         more: dict[str, Any] = {
             "random": subject.random_blocks,
             "chosen": chosen,
             "reentrant": self.reentrant,
         }
         surround(module, subject, lambda inner: Recompute(inner, split, policy, **more))
+
+    def _of(self, blocks: list[Any], letter: str) -> list[Any]:
+        """Return the blocks to which the plan gives ``letter``."""
+        return [block for block, own in zip(blocks, self.letters, strict=True) if own == letter]
+
+    def _layers(self, blocks: list[Any]) -> list[Any]:
+        """Return the layers that are recomputed apart from their blocks."""
+        return parts_of(self._of(blocks, "f"), "ffn") if self.plan else parts_of(blocks, self.part)
 
     def _count(self, depth: int) -> int | None:
         """Return the number of recomputed blocks; None for all."""
@@ -271,26 +312,51 @@ class Checkpoint(Strategy):
         return nested.get(self.keep) or segments(length)
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        blocks, depth = trained.blocks(), len(trained.blocks())
+        if self.plan:
+            return self._planned(trained)
         if self.part != "block":
-            layers = parts_of(blocks, self.part)
-            runner = getattr(trained.module, RUNNER, None)
-            wanted = {*map(id, layers)}
-            ran = {id(call.block) for call in runner.calls} if runner else set()
-            demand(
-                ran == wanted,
-                f"{len(ran & wanted)} of {len(wanted)} {self.part} layers of the blocks are "
-                f"recomputed, and {len(ran - wanted)} others",
-            )
-            if not layers:  # a pipeline stage whose blocks have none
-                return {"parts": 0}
-            return recomputed(trained, runner, len(layers), segments(1), None)
+            return self._of_layers(trained)
         return recomputed(
             trained,
             runner_of(trained.module, Recompute),
-            depth,
+            depth := len(trained.blocks()),
             self._split(depth),
             self._count(depth),
             products=self.keep == "products",
             reentrant=self.reentrant,
         )
+
+    def _of_layers(self, trained: TrainingRun) -> dict[str, Any]:
+        layers, runner = self._layers(trained.blocks()), getattr(trained.module, RUNNER, None)
+        wanted = {*map(id, layers)}
+        ran = {id(call.block) for call in runner.calls} if runner else set()
+        demand(
+            ran == wanted,
+            f"{len(ran & wanted)} of {len(wanted)} layers of the blocks are recomputed, and "
+            f"{len(ran - wanted)} others",
+        )
+        if not layers:  # a pipeline stage whose blocks have none
+            return {"parts": 0}
+        return recomputed(trained, runner, len(layers), segments(1), None)
+
+    def _planned(self, trained: TrainingRun) -> dict[str, Any]:
+        """Check how often each block and its FFN ran, and what recomputed ones kept."""
+        blocks, steps = trained.blocks(), trained.micro_steps
+        runner, layers = runner_of(trained.module, Recompute), getattr(trained.module, RUNNER, None)
+        demand(runner is not None, "no block is recomputed by itself")
+
+        def seen(block: Any) -> str:
+            own = parts_of([block], "ffn") if layers else []
+            again = {layers.runs[id(layer)] / steps for layer in own}
+            found = {(2, ()): "r", (2, (0,)): "r", (1, (2,)): "f", (1, ()): "k", (1, (0,)): "k"}
+            return found.get((runner.runs[id(block)] / steps, tuple(again)), "x")
+
+        found = "".join(map(seen, blocks))
+        demand(found == self.letters, f"blocks ran as {compact(found)}, expected {self.plan}")
+        facts: dict[str, Any] = {"blocks_ran_as": compact(found)}
+        if count := found.count("r"):
+            facts |= recomputed(trained, runner, len(blocks), segments(1), count)
+        if "f" in found:
+            own = self._of_layers(trained)
+            facts |= {"ffns_recomputed": own["parts"], "ffn_kept_bytes": own["kept_bytes"]}
+        return facts

@@ -10,11 +10,19 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Call:
-    """Call of a runner: the first of ``count`` blocks, and its inputs as tensors on meta."""
+    """Call of a runner: the blocks, and its inputs as tensors on meta."""
 
-    block: Any
-    count: int
+    blocks: tuple[Any, ...]
     given: tuple[tuple[Any, ...], dict[str, Any]]
+
+    @property
+    def block(self) -> Any:
+        """First of the blocks."""
+        return self.blocks[0]
+
+    @property
+    def count(self) -> int:
+        return len(self.blocks)
 
     @property
     def tensors(self) -> list[Any]:
@@ -95,7 +103,7 @@ def _noted(blocks: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Call:
         with initial.valueless():  # a prediction's simulated GPU is on meta too
             return torch.empty_like(tensor, device="meta").requires_grad_(tensor.requires_grad)
 
-    return Call(blocks[0], len(blocks), tree_map_only(torch.Tensor, like, (given, named)))
+    return Call(tuple(blocks), tree_map_only(torch.Tensor, like, (given, named)))
 
 
 def is_weight(kept: Any) -> bool:

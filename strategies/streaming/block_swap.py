@@ -76,7 +76,8 @@ class BlockSwap(Strategy):
             return "packed weights cannot be streamed; take lora, with cast:to=int8 if need be"
         if {"sampling", "quantized_weights"} <= traits:
             return "only plain weights are streamed, and these are stored in codes; take bf16_pure"
-        if "half_compute" in traits and not traits & {"pure_bf16", "recomputes", "sampling"}:
+        again = "recomputes" in traits and "by_block" not in traits
+        if "half_compute" in traits and not (again or traits & {"pure_bf16", "sampling"}):
             return (
                 "autocast's 16-bit copies of the weights would stay on the device until backward; "
                 "add checkpoint, or take bf16_pure"

@@ -244,6 +244,9 @@ EFFECTS: dict[str, Callable[[Trained, Seen], bool]] = {
     "checkpoint:part=attention": lambda t, s: (
         forwards_a_step(t) == 2 and forwards_a_step(t, "GELU") == 1
     ),
+    "checkpoint:plan=r1f1": lambda t, s: (
+        forwards_a_step(t, "GELU") == 1.5 and forwards_a_step(t) == 1.25
+    ),
     "checkpoint:keep=products": lambda t, s: kept_products(t),
     "compile:backend=aot_eager": lambda t, s: captured() > 0,
     "compile:backend=aot_eager,scope=model": (
