@@ -34,6 +34,14 @@ from strategies.workloads import SAMPLE, TRAIN
 SHOWN = 10
 """Number of data errors printed by name; the rest are counted."""
 LINTED = "DiT-XL/2"
+WINDOWS = Path("/dev/dxg")
+"""The driver of Linux inside Windows (WSL2) creates it."""
+SPILLS = (
+    "moves GPU memory to host memory when a GPU is full: steps take several times longer, and no "
+    "error says so. Task Manager shows it as shared GPU memory of the process. Keep to recipes "
+    "that ./run.sh plan --check fits"
+)
+"""WSL2 ignores the driver's setting against it: github.com/microsoft/WSL/issues/11050."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -144,6 +152,7 @@ def _facts(machine: Machine) -> list[tuple[str, str]]:
         ("machine", f"{machine.cores} cores, {memory}"),
         ("GPUs", "\n".join(cards) or "torch can use none: runs use the CPU"),
         *([("driver", _driver(probe))] if cards else []),
+        *([("Windows", SPILLS)] if WINDOWS.exists() else []),
         ("disk", f"{gib(machine.disk_free_bytes)} free at {machine.folder}"),
         ("compilers", f"{machine.compiler or 'g++ missing'}, {machine.ninja or 'ninja missing'}"),
         ("packages", f"Python {probe.get('python', '?')}, {versions}"),

@@ -34,7 +34,8 @@ def cache(monkeypatch, tmp_path) -> str:
 
 def plan(cache: str, memory: str, *more: str) -> int:
     words = ["plan", "--model", "qwen-image", "--set", MINIATURES["qwen-image"][0]]
-    words += ["--gpu-memory", memory, "--data", cache, "--recipes", "single+bf16_pure", *more]
+    words += ["--data", cache] if cache else []
+    words += ["--gpu-memory", memory, "--recipes", "single+bf16_pure", *more]
     return cli.main(words)
 
 
@@ -42,7 +43,7 @@ def test_a_cache_is_planned_for_its_largest_and_told_for_each_size(cache, tmp_pa
     assert plan(cache, "24GiB", "--json", str(tmp_path / "plan.json")) == 0
     said = capsys.readouterr().out
     assert "qwen-image at 128x128, 5 tokens of text" in said
-    assert "at each size of the cache; the plan above is for the largest:" in said
+    assert "at each size; the plan above is for the largest:" in said
     found = json.loads((tmp_path / "plan.json").read_text())
     told = [(b["resolution"], b["samples"], round(b["need_bytes"] / GIB, 1))
             for b in found["buckets"]]  # fmt: skip
@@ -60,6 +61,31 @@ def test_a_guard_judges_the_largest(cache, capsys):
     assert "needs 8.5 (8.5 to 8.5) of 9.0 GiB" in capsys.readouterr().out
     assert plan(cache, "9GiB", "--check", "--resolution", "64") == 0
     assert "needs 2.5 (2.5 to 2.5) of 9.0 GiB" in capsys.readouterr().out
+
+
+def test_of_several_resolutions_the_largest_is_planned(cache, tmp_path, capsys):
+    file, sizes = tmp_path / "plan.json", "64,128,128x64"
+    assert plan("", "24GiB", "--resolution", sizes, "--text", "5", "--json", str(file)) == 0
+    said = capsys.readouterr().out
+    assert "qwen-image at 128x128, 5 tokens of text" in said and "Samples" not in said
+    found = json.loads(file.read_text())
+    told = [(b["resolution"], round(b["need_bytes"] / GIB, 1)) for b in found["buckets"]]
+    assert told == [("128", 8.5), ("128x64", 4.5), ("64", 2.5)]
+    assert plan("", "7GiB", "--resolution", sizes, "--check") == 1
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (("--resolution", "64,huge"), "resolution has 'huge'; write pixels, as 512,1024"),
+        (("--resolution", "64,100,128"), "resolution is 100"),
+        (("--model", "DiT-XL/2", "--set", "", "--resolution", "256,512"), "--resolution 512"),
+    ],
+)
+def test_a_resolution_that_cannot_be_is_refused_before_a_prediction(more, words, cache, capsys):
+    assert plan("", "24GiB", *more) == 2
+    caught = capsys.readouterr()
+    assert words in caught.err and not caught.out
 
 
 @pytest.mark.parametrize(

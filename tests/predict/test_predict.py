@@ -595,6 +595,12 @@ def test_a_limit_is_of_a_part_that_recipes_can_have(text):
 BAD = {
     "gpu": (["--gpu", "H10"], "is several cards; one of H100"),
     "gpu unknown": (["--gpu", "A1000"], "./run.sh list cards"),
+    "unequal gpus": (
+        ["--gpu", "RTX-3060,RTX-3060,RTX-4060-Ti-8GB"],
+        "give --gpus 3 --gpu RTX-4060-Ti-8GB, or without the smallest --gpus 2 --gpu RTX-3060",
+    ),
+    "unequal memory": (["--gpu-memory", "24GiB, 12GiB"], "give --gpus 2 --gpu-memory 12GiB"),
+    "equal gpus": (["--gpu", "L4,L4"], "decides; give --gpus 2 --gpu L4"),
     "memory": (["--gpu-memory", "lots"], "gpu-memory is 'lots'; write a size as in 24GiB"),
     "host memory": (
         ["--gpu", "L4", "--host-memory", "lots"],

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 
 import pytest
 
-from harness.report.figures.derive import hindered
-from harness.result import GpuSample
+from harness.report.figures.derive import hindered, spilled
+from harness.result import GpuSample, Peak
 from harness.system import gpu_state, gpus
 from harness.worker.samples import GpuWatch
+from tests.made.results import GIB, ok
 
 LINES = """0, GPU-aa, 1980, 1980, 61, 0x0000000000000000
 1, GPU-bb, 1410, 1980, 84, 0x0000000000000065
@@ -70,6 +72,18 @@ def at(when: str, **more) -> GpuSample:
 )
 def test_what_was_in_the_way_is_said(after, said):
     assert hindered([at("before"), at("after", **after)]) == said
+
+
+@pytest.mark.parametrize(
+    ("held", "card", "said"), [(13, 12, True), (12, 12, False), (13, 0, False)]
+)
+def test_memory_that_windows_moved_to_the_host_is_said(held, card, said):
+    found = ok("single")
+    found.environment["device_bytes"] = card * GIB
+    found.ranks[0].phases["steady"] = Peak(allocated=GIB, reserved=held * GIB)
+    assert any("13.0 GiB on a GPU of 12.0 GiB" in word for word in spilled(found)) is said
+    found.ranks.append(dataclasses.replace(found.ranks[0], device="another GPU"))
+    assert spilled(found) == []
 
 
 def test_gpus_are_not_mixed_up():

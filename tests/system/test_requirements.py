@@ -376,14 +376,18 @@ def test_why_torch_sees_no_gpu_is_asked_each_time(tmp_path, monkeypatch) -> None
     assert len(asked) == 3, "a machine without GPUs is asked once"
 
 
-def test_gpus_that_torch_cannot_use_end_a_suite_and_doctor_says_why(tmp_path, capsys) -> None:
+def test_gpus_that_torch_cannot_use_end_a_suite_and_doctor_says_why(
+    tmp_path, capsys, monkeypatch
+) -> None:
+    monkeypatch.setattr(doctor, "WINDOWS", tmp_path)
     blind = machine(tmp_path, gpus=(CARD,))
     blind.probe.update(gpus=[], no_cuda="the driver is too old")
     with pytest.raises(SpecError, match="torch none: the driver is too old; update the NVIDIA"):
         run._sighted(load_suite("default", "cuda"), blind)
     run._sighted(load_suite("default", "cpu"), blind)
-    doctor.print_doctor(blind, Console(width=100))
-    assert "torch sees none: the driver is too old" in capsys.readouterr().out
+    doctor.print_doctor(blind, Console(width=400))
+    said = capsys.readouterr().out
+    assert "torch sees none: the driver is too old" in said and "shared GPU memory" in said
 
 
 @pytest.mark.parametrize(("driver", "told"), [(True, 1), (False, 0)])

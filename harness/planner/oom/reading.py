@@ -172,7 +172,10 @@ SEE = "see who holds it: nvidia-smi; end it, or take another GPU (no cost)"
 OF_CAUSE = {
     "corrupt": ["look for an earlier error of another rank, such as a timeout of NCCL (no cost)"],
     "limit": ["raise or remove the limit of set_per_process_memory_fraction (no cost)"],
-    "spilled": ["keep to the card: NVIDIA's setting `CUDA - Sysmem Fallback Policy` (no cost)"],
+    "spilled": [
+        "NVIDIA Control Panel: `CUDA - Sysmem Fallback Policy` to `Prefer No Sysmem Fallback` "
+        "(no cost: an error instead of slow steps; WSL 2 ignores it)"
+    ],
     "shared": [
         "choose the device first in each rank: torch.cuda.set_device(local_rank) (no cost)",
         "torch.load(..., map_location='cpu'), else all ranks load to GPU 0 (no cost)",

@@ -302,17 +302,16 @@ def as_json(found: Advice, ways: Ways | None) -> dict[str, object]:
     }
 
 
-# ---- sample sizes of a cache ----
-# The plan itself is made for the largest sample of the cache.
+# ---- sample sizes of a cache, or of --resolution ----
+# The plan itself is made for the largest sample.
 
 
 Bucket = Mapping[str, Any]
-"""Spec fields that request samples of one size, and the number of such ``samples`` in the cache."""
+"""Spec fields that request samples of one size, and the number of such ``samples`` in a cache."""
 
 
 def fits_of(fits: Sequence[Fit], buckets: Sequence[Bucket], asking: Asking) -> list[Fit]:
-    """Predict the plan's answer (the fastest recipe that fits, or the nearest) at each size of the
-    cache.
+    """Predict the plan's answer (the fastest recipe that fits, or the nearest) at each size.
 
     The list is empty if no recipe could be predicted.
     """
@@ -320,7 +319,7 @@ def fits_of(fits: Sequence[Fit], buckets: Sequence[Bucket], asking: Asking) -> l
     if answer is None or not buckets:
         return []
     rows = [_at(answer.resolved, bucket) for bucket in buckets]
-    return asking.fits(rows, f"{answer.label} at each size of the cache: ")
+    return asking.fits(rows, f"{answer.label} at each size: ")
 
 
 def _at(row: Resolved, bucket: Bucket) -> Resolved:
@@ -333,11 +332,12 @@ def print_buckets(fits: Sequence[Fit], buckets: Sequence[Bucket], console: Conso
     if not fits:
         return
     kinds = {"Sample": "text", "": "flag"}
-    kinds |= dict.fromkeys(("Samples", "Needs", "Free", "Step ms"), "number")
+    counted = ("Samples",) if "samples" in buckets[0] else ()
+    kinds |= dict.fromkeys((*counted, "Needs", "Free", "Step ms"), "number")
     lines = [_bucket_cells(*pair) for pair in zip(fits, buckets, strict=True)]
     grid = text_grid("buckets", "", kinds, lines)
     console.print(
-        f"{fits[0].label} at each size of the cache; the plan above is for the largest:",
+        f"{fits[0].label} at each size; the plan above is for the largest:",
         highlight=False,
     )
     print_grid(grid, console, styles=LOOKS)
@@ -347,7 +347,8 @@ def _bucket_cells(fit: Fit, bucket: Bucket) -> list[str]:
     size = fit.resolved.subject.size_in_words
     step = f"{fit.seconds.total * 1e3:.0f}" if fit.seconds else "-"
     need = [near(fit.need_bytes, fit.spread_bytes), gib(fit.margin_bytes)]
-    return [size, WORD[fit.verdict], str(bucket["samples"]), *need, step]
+    count = [str(bucket["samples"])] if "samples" in bucket else []
+    return [size, WORD[fit.verdict], *count, *need, step]
 
 
 def buckets_json(fits: Sequence[Fit], buckets: Sequence[Bucket]) -> list[dict[str, Any]]:

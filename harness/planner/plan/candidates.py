@@ -80,7 +80,8 @@ class Asked:
 
     ``searched``: the rows are a lattice, of which the fastest that fit are searched.
     ``processes``: the GPUs requested, even if a one-process recipe uses only one of them.
-    ``buckets``: the sample sizes of a cache, the largest first; the rows are for the largest.
+    ``buckets``: the sample sizes of a cache or of ``--resolution``, the largest first; the rows
+    are for the largest.
     """
 
     resolved: list[Resolved]
@@ -115,6 +116,8 @@ def asked_for(options: argparse.Namespace) -> Asked:
     buckets = _buckets(options)
     base = dataclasses.replace(_base(options), phases=phases)
     base.check()
+    for bucket in () if options.data else buckets:
+        resolve(dataclasses.replace(base, **bucket))  # refuses a size that the model cannot have
     fields = {"gpu": gpu, "processes": options.processes, "buckets": buckets}
     if _searchable(options, gpu):
         return Asked(resolved=_lattice(base, gpu, options), refused=[], searched=True, **fields)
@@ -176,10 +179,10 @@ def _lattice_of(base: Spec, half: Sequence[str], *, whole_batches: bool) -> Sequ
 
 
 def _buckets(options: argparse.Namespace) -> Sequence[Mapping[str, Any]]:
-    """Return the sample sizes of the named cache; the plan uses the largest, or the given."""
+    """Return the sample sizes of the cache or of ``--resolution``; the plan uses the largest."""
     data = located({"data": options.data})["data"]
     if not data:
-        return ()
+        return _resolutions(options)
     if not is_cache(data):
         raise PlanError(
             f"data is {data}; a plan reads only caches "
@@ -193,6 +196,23 @@ def _buckets(options: argparse.Namespace) -> Sequence[Mapping[str, Any]]:
     for name in ("resolution", "frames", "text"):
         setattr(options, name, found[0][name])
     return found
+
+
+def _resolutions(options: argparse.Namespace) -> Sequence[Mapping[str, Any]]:
+    """Return the sizes of ``--resolution A,B``, the largest first; none for a single size."""
+    texts = list(dict.fromkeys(options.resolution.replace(" ", "").split(",")))
+    if len(texts) < 2:
+        return ()
+    if odd := [text for text in texts if not re.fullmatch(r"\d+(x\d+)?", text)]:
+        raise PlanError(f"resolution has {odd[0]!r}; write pixels, as 512,1024 or 512,768x1024")
+    texts.sort(key=lambda text: -int(text.partition("x")[0]) * int(text.rpartition("x")[2]))
+    if not kind_of(model_name(options.model)).brings_samples:
+        raise PlanError(
+            f"resolution is {options.resolution}, and model {options.model} has samples of one "
+            f"size; give the largest: --resolution {texts[0]}"
+        )
+    options.resolution = texts[0]
+    return [{"resolution": text} for text in texts]
 
 
 def _usual_processes(options: argparse.Namespace) -> int:
@@ -317,8 +337,34 @@ def _card(options: argparse.Namespace) -> Card:
     if options.cpu:
         return rates.this_cpu()
     if options.gpu_memory:
-        return cards.of_size(cards.parse_bytes(options.gpu_memory))
-    return _named(options.gpu)
+        return _one("gpu-memory", options.gpu_memory, _sized)
+    return _one("gpu", options.gpu, _named)
+
+
+def _sized(text: str) -> Card:
+    return cards.of_size(cards.parse_bytes(text))
+
+
+def _one(option: str, text: str, named: Callable[[str], Card]) -> Card:
+    """Return the card that ``text`` names; refuse several, which need not be equal.
+
+    Every engine here gives each GPU an equal share, so the smallest of unequal GPUs decides. The
+    hint also has the larger ones alone, which may fit more.
+    """
+    texts = [word.strip() for word in text.split(",") if word.strip()]
+    if len(texts) < 2:
+        return named(text)
+    size = {word: named(word).memory_bytes for word in texts}
+    least = min(texts, key=size.__getitem__)
+    larger = [word for word in texts if size[word] > size[least]]
+    hint = f"--gpus {len(texts)} --{option} {least}"
+    if larger:
+        hint += f", or without the smallest --gpus {len(larger)} "
+        hint += f"--{option} {min(larger, key=size.__getitem__)}"
+    raise PlanError(
+        f"{option} is {text}, and engines give each GPU an equal share, so that the smallest "
+        f"decides; give {hint}"
+    )
 
 
 def _named(text: str) -> Card:

@@ -136,7 +136,8 @@ def add_question(parser: Any, *, optional: bool = False) -> None:
     add("--calibration", metavar="FILE", default="", help=text)
     text = "samples a step (default: 32 a GPU for a DiT, 1 for a public model)"
     add("--global-batch", type=int, metavar="B", help=text)
-    text = "pixels, as 1024 or HEIGHTxWIDTH (default: the public model's usual; a DiT's: 256)"
+    text = "pixels, as 1024 or HEIGHTxWIDTH; several, as 512,768x1024: the largest is planned, and "
+    text += "each is predicted (default: the public model's usual; a DiT's: 256)"
     add("--resolution", default="", metavar="PIXELS", help=text)
     add_shaping(parser)
     text = (

@@ -304,6 +304,19 @@ def power(x: Sequence[float], y: Sequence[float]) -> float:
     return statistics.linear_regression(*([math.log(v) for v in of] for of in (x, y))).slope
 
 
+def spilled(result: Result) -> list[str]:
+    """Return a warning if an allocator holds more than its GPU has, as Windows allows; else empty.
+
+    The rest is in host memory, so steps take several times longer. Ranks with unlike GPUs are not
+    judged, because a result has the memory of one of them.
+    """
+    held, card = highest(result.ranks, "reserved"), result.environment.get("device_bytes")
+    if not held or not card or held <= card or len({rank.device for rank in result.ranks}) > 1:
+        return []
+    sizes = f"{held / 2**30:.1f} GiB on a GPU of {card / 2**30:.1f} GiB"
+    return [f"PyTorch held {sizes}, partly in host memory: its times are not the GPU's"]
+
+
 def hindered(samples: Sequence[GpuSample]) -> list[str]:
     """Return the disturbances of a run's GPUs, a few words each; empty if none is known.
 

@@ -266,7 +266,9 @@ def notes(group: Group) -> list[str]:
 
 def _hindered(group: Group) -> list[str]:
     found = {
-        row.label: dict.fromkeys(w for r in row.results for w in derive.hindered(r.gpu_samples))
+        row.label: dict.fromkeys(
+            w for r in row.results for w in (*derive.hindered(r.gpu_samples), *derive.spilled(r))
+        )
         for row in group.rows
     }
     lines = [f"{name}: {', '.join(words)}." for name, words in found.items() if words]
