@@ -91,6 +91,14 @@ def test_a_straight_line_through_two_blocks_would_not_do(found):
     assert found[0]["shallow"] < 0.8 * found[0]["whole"]["allocated"]
 
 
+def test_a_deep_model_on_a_cpu_has_nothing_in_host_memory():
+    sizes = "num_layers=10,num_attention_heads=2,attention_head_dim=32,cross_attention_dim=64"
+    asked = Spec(recipe="single", model="pixart-sigma", set=sizes, resolution="64", text=8,
+                 data="synthetic", global_batch=1, device="cpu")  # fmt: skip
+    found = extend.extended(resolve(asked), "flash")
+    assert found.host_steady.bytes == 0 < found.steady.bytes <= found.peak.bytes
+
+
 def test_a_shallow_model_is_traced_whole():
     assert extend.shallow(resolve(Spec(recipe="single", model="DiT-XL/2", device="cuda"))) == []
     few = Spec(recipe="single", model="flux-dev", set="num_layers=2,num_single_layers=3",

@@ -255,9 +255,14 @@ def _peak_of(
 
 
 def _fullest(places: Sequence[Places], line: Callable[..., int], *begins: str) -> Instant:
-    """Return the instant of the fullest part in the deep model, among parts of all models."""
+    """Return the instant of the fullest part in the deep model, among parts of all models.
+
+    It is empty if there are no parts, as in the host memory of a CPU.
+    """
     shared = set(places[0]).intersection(*places[1:])
     names = sorted(name for name in shared if name.startswith(begins))
+    if not names:
+        return Instant(bytes=0, phase="", op="", site="", categories={}, held=[])
     sizes = {name: line(p[name][0] for p in places) for name in names}
     best = max(names, key=lambda name: sizes[name])
     kinds = {kind: line(p[best][1].get(kind, 0) for p in places) for kind in CATEGORIES}
