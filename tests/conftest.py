@@ -297,6 +297,28 @@ def living() -> list:
     return [t for t in gc.get_objects() if type(t) in (torch.Tensor, torch.nn.Parameter)]
 
 
+def traced_here(train_here, spec: Spec, steps: int = 2):
+    """A run of so many steps, its log, and the categories of a traced one more; what other tests
+    have left is not in it."""
+    from harness.memory.traced_step import trace_step
+    from harness.worker.loop import optimizer_step
+
+    left = living()
+    run, log = train_here(spec, steps)
+    held = [*vars(run.feed.dataset).values(), *left]
+    return run, log, trace_step(run.trained, "cpu", lambda: optimizer_step(run, steps, log), held)
+
+
+def highest(prof) -> int:
+    """The most bytes that lived at once, by torch's profiler."""
+    events = [e for e in prof.profiler.kineto_results.events() if e.name() == "[memory]"]
+    total = most = 0
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        total += event.nbytes()
+        most = max(most, total)
+    return most
+
+
 LIBRARY = 100
 """Modules, of one that is large enough to matter."""
 SETTLED = [0]
@@ -348,6 +370,13 @@ def draw_here() -> Iterator[Callable]:
 
     yield go
     forget()
+
+
+def weights_digest(module) -> str:
+    """A short hash of every parameter's bytes: equal weights, equal digest."""
+    from harness.worker.setup import combined, tensor_digest
+
+    return combined({name: tensor_digest(p) for name, p in module.named_parameters()})
 
 
 def forget() -> None:

@@ -6,13 +6,12 @@ import dataclasses
 
 import pytest
 import torch
-from conftest import HALF, TINY, living, part_named
+from conftest import HALF, TINY, highest, part_named, traced_here
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.nn import functional as F
 from torch.nn.parameter import Buffer
 
-from harness.memory.traced_step import trace_step
 from harness.worker.loop import optimizer_step
 from strategies.base import NotInForce
 from strategies.evidence import states
@@ -23,24 +22,12 @@ from tests.made import stand_ins
 ONE = dataclasses.replace(TINY, model=HALF, global_batch=1)
 
 
-def traced(train_here, recipe: str):
-    """A run of two steps and a traced third; what other tests have left is not in it."""
-    before = living()
-    run, log = train_here(dataclasses.replace(TINY, recipe=recipe), 2)
-    held = [*vars(run.feed.dataset).values(), *before]
-    found = trace_step(run.trained, "cpu", lambda: optimizer_step(run, 2, log), held)
-    return run, log, found
-
-
 def test_only_tensors_that_wrap_others_are_unwrapped():
     float8 = pytest.importorskip("torchao.float8.float8_training_tensor")
     assert wrapped((torch.nn.Parameter, float8.Float8TrainingTensor))
     assert wrapped((torch.sparse.SparseSemiStructuredTensor,))
     assert not wrapped((torch.Tensor, torch.nn.Parameter, Buffer, FakeTensor, FunctionalTensor))
     assert not wrapped(())
-
-
-# -- float8 -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -68,9 +55,6 @@ def test_float8_beside_a_trained_branch_is_counted_in_both(train_here):
     assert part_named(recipe, "fp8").evidence(run.trained)["float8_products"] == 4 * attentions
 
 
-# -- 2:4 --------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def sparse_kernels():
     with stand_ins.sparse_kernels():
@@ -79,7 +63,7 @@ def sparse_kernels():
 
 def test_sparse_products_are_seen_inside_the_packed_weights(train_here, sparse_kernels):
     recipe = "single+bf16+sparse24"
-    run, _, _ = traced(train_here, recipe)
+    run, _, _ = traced_here(train_here, dataclasses.replace(TINY, recipe=recipe))
     facts = part_named(recipe, "sparse24").evidence(run.trained)
     assert len(facts["ops"]) == 1 and "_mm" in facts["ops"][0]
     assert 0.5 < facts["half_zero_groups"] < 1, "torch's tiles keep fewer than half here and there"
@@ -96,7 +80,7 @@ def test_a_packing_that_is_not_half_is_noticed(
     train_here, sparse_kernels, monkeypatch, prune, told
 ):
     recipe = "single+bf16+sparse24"
-    run, _, _ = traced(train_here, recipe)
+    run, _, _ = traced_here(train_here, dataclasses.replace(TINY, recipe=recipe))
     monkeypatch.setattr(stand_ins, "kept", prune)
     with pytest.raises(NotInForce, match=told):
         part_named(recipe, "sparse24").evidence(run.trained)
@@ -111,27 +95,19 @@ def test_weights_packed_for_dense_products_are_noticed(train_here, sparse_kernel
 
     monkeypatch.setattr(packed24.Packed24, "forward", forward_of)
     recipe = "single+bf16+sparse24"
-    run, _, _ = traced(train_here, recipe)
+    run, _, _ = traced_here(train_here, dataclasses.replace(TINY, recipe=recipe))
     assert any("semi_structured_tile" in op for op in run.trained.ops)
     with pytest.raises(NotInForce, match="no sparse product"):
         part_named(recipe, "sparse24").evidence(run.trained)
 
 
-# -- low-bit states ---------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("recipe", ["single+adam8bit:lib=torchao", "single+adam4bit"])
 def test_low_bit_states_count_with_the_bytes_that_are_stored(recipe, train_here):
     """Their tensors look like float32; the height is the profiler's, which sees no tensors."""
-    run, log, found = traced(train_here, recipe)
+    run, log, found = traced_here(train_here, dataclasses.replace(TINY, recipe=recipe))
     stored = bytes_of(tensors(run.trained.inner_optimizer))
     assert found.optimizer_state == stored
     with torch.profiler.profile(profile_memory=True) as profile:
         optimizer_step(run, 3, log)
-    height = peak = 0
-    for event in profile.profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            height += event.nbytes()
-            peak = max(peak, height)
     known = found.parameters + found.optimizer_state + found.ema
-    assert peak == pytest.approx(found.total - known, rel=0.02)
+    assert highest(profile) == pytest.approx(found.total - known, rel=0.02)

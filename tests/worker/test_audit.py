@@ -7,13 +7,12 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from conftest import TINY
+from conftest import TINY, weights_digest
 
 from harness.resolve import resolve
 from harness.worker.audit import STEPS_TO_MOVE, audit, gather
 from harness.worker.loop import optimizer_step
 from harness.worker.projections import Watch
-from tests.made.weights import weights_digest
 
 
 @pytest.fixture

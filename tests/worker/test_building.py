@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import STRIP, TINY, Case, launched_together
+from conftest import STRIP, TINY, Case, launched_together, weights_digest
 from torch import nn
 
 from harness.memory.record import phase_peaks
@@ -23,7 +23,6 @@ from strategies import initial
 from strategies.evidence.states import checksum
 from strategies.sparsity.prune import Prune
 from strategies.strategy import Strategy
-from tests.made.weights import weights_digest
 
 SPEC = dataclasses.replace(TINY, model="DiT-T/4:depth=8")
 RESOLVED = resolve(SPEC)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import subprocess
@@ -13,11 +12,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import TINY
+from conftest import highest, traced_here
 
 from harness import ROOT
 from harness.launch.command import ALLOCATOR
-from harness.memory.traced_step import trace_step
 from harness.phases import PEAK_PHASES
 from harness.planner.tracing import trace
 from harness.result import Peak
@@ -254,14 +252,9 @@ def test_a_predicted_tensor_s_line_is_ours_or_a_training_library_s(file, place):
     assert trace._place(f"{ROOT}/{file}", 7) == place
 
 
-def traced(train_here, recipe: str, **more):
-    # What other tests of this process have left alive is not of this training.
-    plain = (torch.Tensor, torch.nn.Parameter)
-    left = [t for t in gc.get_objects() if type(t) in plain and t.layout is torch.strided]
-    run, log = train_here(TINY.__class__(recipe=recipe, model="DiT-T/4", global_batch=8, **more), 2)
-    step = run.trained.optimizer_steps
-    held = [*vars(run.feed.dataset).values(), *left]
-    return run, trace_step(run.trained, "cpu", lambda: optimizer_step(run, step, log), held)
+def traced(train_here, recipe: str):
+    run, _, found = traced_here(train_here, Spec(recipe=recipe, model="DiT-T/4", global_batch=8))
+    return run, found
 
 
 def test_the_trace_names_what_lives(train_here):
@@ -280,13 +273,8 @@ def test_the_trace_sees_as_much_as_the_profiler(train_here):
     run, found = traced(train_here, "single+ema:place=none")
     with torch.profiler.profile(profile_memory=True) as profile:
         optimizer_step(run, run.trained.optimizer_steps, Log())
-    totals, height, peak = profile.profiler.kineto_results.events(), 0, 0
-    for event in totals:
-        if event.name() == "[memory]":
-            height += event.nbytes()
-            peak = max(peak, height)
     known = found.parameters + found.optimizer_state
-    assert peak == pytest.approx(found.total - known, rel=0.02, abs=MIB)
+    assert highest(profile) == pytest.approx(found.total - known, rel=0.02, abs=MIB)
 
 
 def test_recomputing_keeps_fewer_activations(train_here):

@@ -12,7 +12,7 @@ from unittest import mock
 
 import pytest
 import torch
-from conftest import DRAWN, Case, OnDemand, launchable, launched_together
+from conftest import DRAWN, Case, OnDemand, launchable, launched_together, weights_digest
 
 from harness.launch import checkpoints
 from harness.result import Result, Status
@@ -21,7 +21,6 @@ from harness.worker import training
 from strategies.base import BadInput
 from strategies.evidence.states import checksum
 from strategies.launch_file import Layout
-from tests.made.weights import weights_digest
 
 SPEC = Spec(
     recipe="ddp", model="DiT-T/8:depth=2", global_batch=4, warmup=1, steps=3, processes=2,
