@@ -16,11 +16,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import SUBJECT, TINY, observe_here, part_named, showing
+from conftest import SUBJECT, TINY, observe_here, part_named, showing, traced_here
 
 from harness import ROOT
-from harness.memory.traced_step import trace_step
-from harness.worker.loop import optimizer_step
 from strategies import CATALOG, parse
 from strategies.activations.block_parts import block_runs, halves, prefixes, segments
 from strategies.activations.checkpoint import Checkpoint
@@ -217,12 +215,12 @@ def test_evidence_says_what_was_read_back(train_here):
 
 @pytest.mark.parametrize("impl", ["fused", "foreach", "plain"])
 def test_the_kernel_that_ran_is_read_off_a_traced_step(impl, train_here):
-    run, log = train_here(dataclasses.replace(TINY, recipe=f"single+adamw:impl={impl}"), 1)
-    trace_step(run.trained, "cpu", lambda: optimizer_step(run, 1, log))
-    assert AdamW(impl=impl)._kernel(run.trained.ops) == {"kernel": impl}
+    spec = dataclasses.replace(TINY, recipe=f"single+adamw:impl={impl}")
+    ran = traced_here(train_here, spec, 1)[0].trained.ops
+    assert AdamW(impl=impl)._kernel(ran) == {"kernel": impl}
     for other in {"fused", "foreach", "plain"} - {impl}:
         with pytest.raises(NotInForce, match=f"the step ran the {impl} kernel, expected {other}"):
-            AdamW(impl=other)._kernel(run.trained.ops)
+            AdamW(impl=other)._kernel(ran)
 
 
 def test_rounding_by_chance_is_right_on_average():
