@@ -243,10 +243,38 @@ def row(request, runs) -> Result:
     return found
 
 
-def verdict(row: Result, runs) -> parity.Verdict:
-    """Of ``row`` against the run of ``ddp`` among them."""
-    reference = runs[0]["ddp"]
+def against(row: Result, reference: Result) -> parity.Verdict:
     return parity.against_the_reference(row, reference, parity.limits([reference]))
+
+
+def hold_equal(row: Result, reference: Result) -> None:
+    found = against(row, reference)
+    assert found == parity.Verdict("equal"), parity.distances(row, reference)
+
+
+def hold_apart(row: Result, reference: Result) -> None:
+    """Norms and updates tell, whatever losses say."""
+    assert row.status is Status.VOID, row.log_tail
+    for one in (row, dataclasses.replace(row, losses=reference.losses)):
+        assert against(one, reference).word == "DIFFERS"
+
+
+def stored(folder: Path) -> list[dict[str, Any]]:
+    """The tensors of each file of a checkpoint of stages."""
+    from safetensors.torch import load_file
+
+    files = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
+    found = [load_file(folder / file) for file in sorted(set(files.values()))]
+    assert sorted(files) == sorted(name for part in found for name in part), "each once"
+    return found
+
+
+def hold_alike(found: Mapping[str, Any], wanted: Mapping[str, Any], most: float = 1e-6) -> None:
+    """Weights by name. Adam divides by a gradient's own size: if that is near eps, rounding
+    shows."""
+    assert found.keys() == wanted.keys()
+    far = {name: float((found[name] - weight).abs().mean()) for name, weight in wanted.items()}
+    assert {name: value for name, value in far.items() if value >= most} == {}
 
 
 def in_fork(folder: Path, module: str, *words: object) -> None:

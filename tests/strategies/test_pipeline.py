@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
@@ -16,13 +15,25 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import STRIP, SUBJECT, TINY, Case, OnDemand, launchable, launched_together, verdict
+from conftest import (
+    STRIP,
+    SUBJECT,
+    TINY,
+    Case,
+    OnDemand,
+    against,
+    hold_alike,
+    hold_apart,
+    hold_equal,
+    launchable,
+    launched_together,
+    stored,
+)
 from safetensors.torch import load_file
 
 from harness.planner import pool
 from harness.planner.speed import roofline
 from harness.prediction import Prediction
-from harness.report.figures import parity
 from harness.resolve import resolve
 from harness.result import Result, Status
 from harness.spec import Spec
@@ -31,7 +42,6 @@ from strategies import parse
 from strategies.engines.pipeline import cut, schedules
 from strategies.engines.pipeline.engine import Pipeline
 from strategies.engines.pipeline.schedules import AUTO, SCHEDULES
-from strategies.engines.pipeline.state import INDEX
 from strategies.recipe import RecipeError
 from tests.made.stubs.stages import LOST, UNLIKE
 
@@ -148,7 +158,7 @@ def test_stages_show_what_they_hold_and_pass_on(row):
 
 @pytest.mark.parametrize("row", launchable([*EQUAL, *WIDE], OFTEN), indirect=True)
 def test_losses_gradients_and_updates_are_those_of_whole_models(row, runs):
-    assert verdict(row, runs) == parity.Verdict("equal"), parity.distances(row, runs[0]["ddp"])
+    hold_equal(row, runs[0]["ddp"])
 
 
 @pytest.mark.parametrize("recipe", WORDS[1:])
@@ -156,7 +166,7 @@ def test_the_last_stage_takes_the_loss_over_a_vocabulary(recipe, runs):
     row, reference = runs[0][f"{recipe} of words"], runs[0]["ddp of words"]
     assert row.status is Status.OK, f"{row.reason}\n{row.log_tail}"
     assert [check for check in row.audit if not check.ok] == []
-    assert against(row, reference) == parity.Verdict("equal"), parity.distances(row, reference)
+    hold_equal(row, reference)
     facts = row.evidence[parse(recipe).sharding.name]
     held = facts["elements_of_stages"]
     assert sum(held) == row.parameters == resolve(row.spec).subject.parameters
@@ -170,10 +180,6 @@ def test_a_loss_over_a_vocabulary_of_others_conditions_is_noticed(runs):
     row = runs[0]["words conditions_of_another_micro_batch"]
     assert row.status is Status.VOID, row.log_tail
     assert against(row, runs[0]["ddp of words"]).word == "DIFFERS"
-
-
-def against(row: Result, reference: Result) -> parity.Verdict:
-    return parity.against_the_reference(row, reference, parity.limits([reference]))
 
 
 def idle(schedule: str, stages: int, micro: int, runs: Any = AUTO) -> Fraction:
@@ -274,24 +280,12 @@ def test_a_checkpoint_is_a_plain_model_s_and_training_goes_on(runs, train_here):
     through = rows[REPEATED]
     assert rows[ON].losses == pytest.approx(through.losses[: len(rows[ON].losses)], rel=1e-6)
     path = max((base / "checkpoints").glob("step-*"))
-    files = json.loads((path / INDEX).read_text())["weight_map"]
-    saved = {}
-    for file in set(files.values()):
-        part = load_file(path / file)
-        assert {name for name in files if files[name] == file} == part.keys()
-        saved |= part
+    saved = {name: weight for part in stored(path) for name, weight in part.items()}
     alone = dataclasses.replace(TWO, recipe="single", processes=1)
     run, _ = train_here(alone, len(rows[ON].losses))
-    wanted = dict(run.trained.module.named_parameters())
-    assert saved.keys() == wanted.keys()
+    hold_alike(saved, dict(run.trained.module.named_parameters()))
     averages = load_file(base / "averaged.safetensors")
-    kept = run.trained.attached["ema"].full_state()
-    assert averages.keys() == kept.keys()
-    for name, weight in wanted.items():
-        # Adam divides by a gradient's own size: where that is near eps, rounding shows.
-        assert (saved[name] - weight).abs().mean() < 1e-6, name
-        if name in kept:
-            assert (averages[name] - kept[name]).abs().mean() < 1e-6, name
+    hold_alike(averages, run.trained.attached["ema"].full_state())
 
 
 # ---- not in force ----
@@ -310,12 +304,7 @@ def test_stages_that_are_not_what_was_asked_for_are_noticed(case, runs):
 @pytest.mark.thorough
 @pytest.mark.parametrize("case", UNLIKE)
 def test_stages_that_are_not_one_training_are_noticed(case, runs):
-    row = runs[0][" ".join(UNLIKE[case])]
-    assert row.status is Status.VOID, row.log_tail
-    assert verdict(row, runs).word == "DIFFERS"
-    reference = runs[0]["ddp"]
-    blind = dataclasses.replace(row, losses=reference.losses)
-    assert verdict(blind, runs).word == "DIFFERS", "norms and updates tell, whatever losses say"
+    hold_apart(runs[0][" ".join(UNLIKE[case])], runs[0]["ddp"])
 
 
 # ---- cut ----

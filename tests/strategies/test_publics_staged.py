@@ -4,13 +4,10 @@ and one under FSDP2 in mixed precision. All families under all kinds of strategy
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from pathlib import Path
 
 import pytest
-from conftest import Case, launched_together
-from safetensors.torch import load_file
+from conftest import Case, hold_apart, hold_equal, launched_together, stored
 
 from harness.planner import pool
 from harness.report.figures import parity
@@ -19,7 +16,6 @@ from harness.result import Result, Status
 from harness.spec import Spec
 from harness.worker.sabotage_ranks import STANDING
 from strategies import parse
-from strategies.engines.pipeline.state import INDEX
 from tests.made.publics import miniature
 
 pytestmark = pytest.mark.thorough
@@ -66,11 +62,6 @@ def results(launched_here):
     return launched_here[0]
 
 
-def against(row: Result, results: dict[str, Result]) -> parity.Verdict:
-    reference = results[f"{row.spec.model} ddp"]
-    return parity.against_the_reference(row, reference, parity.limits([reference]))
-
-
 @pytest.mark.parametrize(("model", "recipe"), STAGED)
 def test_stages_of_a_public_model_are_one_training_with_evidence(model, recipe, results):
     row = results[f"{model} {recipe}"]
@@ -78,7 +69,7 @@ def test_stages_of_a_public_model_are_one_training_with_evidence(model, recipe, 
     assert [check for check in row.audit if not check.ok] == []
     rounded = (model, recipe) not in EXACT
     if not rounded:
-        assert against(row, results).word == "equal", parity.distances(row, results[f"{model} ddp"])
+        hold_equal(row, results[f"{model} ddp"])
     facts = row.evidence[parse(recipe).sharding.name]
     held, shared = facts["elements_of_stages"], facts["shared_elements"]
     assert sum(held) - (len(held) - 1) * shared == row.parameters
@@ -90,11 +81,7 @@ def test_stages_of_a_public_model_are_one_training_with_evidence(model, recipe, 
 
 @pytest.mark.parametrize("name", STANDING)
 def test_stages_that_share_nothing_are_noticed(name, results):
-    row, reference = results[name], results["wan2.1-1.3b ddp"]
-    assert row.status is Status.VOID, row.log_tail
-    assert against(row, results).word == "DIFFERS"
-    blind = dataclasses.replace(row, losses=reference.losses)
-    assert against(blind, results).word == "DIFFERS", "norms and updates tell"
+    hold_apart(results[name], results["wan2.1-1.3b ddp"])
 
 
 def test_memory_of_stages_of_public_models_is_predicted(results, tmp_path):
@@ -115,8 +102,7 @@ def test_a_checkpoint_of_stages_is_a_plain_model_s(launched_here):
     through, on = results[THROUGH], results[ON]
     assert on.losses == pytest.approx(through.losses[: len(on.losses)], rel=1e-6)
     path = max((base / "checkpoints").glob("step-*"))
-    files = json.loads((path / INDEX).read_text())["weight_map"]
-    saved = [name for file in sorted(set(files.values())) for name in load_file(path / file)]
+    saved = [name for part in stored(path) for name in part]
     plain = resolve(on.spec).subject.shell()
     assert sorted(saved) == sorted(dict(plain.named_parameters())), "each once"
 
