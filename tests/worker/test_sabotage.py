@@ -9,7 +9,7 @@ import dataclasses
 import math
 
 import pytest
-from conftest import TINY, Case, launched_together
+from conftest import TINY, Case, against, launched_together
 
 from harness.report.figures import parity
 from harness.result import Result, Status
@@ -65,15 +65,10 @@ def reference(trained_as, kept) -> Result:
     return kept["plain"]
 
 
-def verdict(row: Result, reference: Result) -> parity.Verdict:
-    """What the report says of a row that promised the reference's computation."""
-    return parity.against_the_reference(row, reference, parity.limits([reference]))
-
-
 @pytest.mark.parametrize("recipe", [HALVES.recipe, "single+checkpoint", "single+adamw:impl=plain"])
 def test_the_same_computation_in_another_way_is_equal(recipe, trained_as, reference):
     row = trained_as(dataclasses.replace(SPEC, recipe=recipe))
-    assert verdict(row, reference) == parity.Verdict("equal")
+    assert against(row, reference) == parity.Verdict("equal")
 
 
 def test_gradients_that_are_rounding_alone_do_not_differ(trained_as):
@@ -85,8 +80,8 @@ def test_gradients_that_are_rounding_alone_do_not_differ(trained_as):
     keys = [name for name in theirs if "to_k.bias" in name]
     apart = [math.dist(ours[name], theirs[name]) / math.hypot(*theirs[name]) for name in keys]
     assert max(apart) > 0.01, "else this shows nothing"
-    assert verdict(row, reference) == parity.Verdict("equal")
-    assert verdict(trained_as(spec, SABOTAGES["stale"]), reference).word == "DIFFERS"
+    assert against(row, reference) == parity.Verdict("equal")
+    assert against(trained_as(spec, SABOTAGES["stale"]), reference).word == "DIFFERS"
 
 
 @pytest.mark.parametrize("name", ["doubled_behind_the_norm", "stale"])
@@ -95,9 +90,9 @@ def test_a_row_that_only_rounds_is_held_to_its_gradients(name, trained_as, refer
     if "bf16" not in kept:
         kept["bf16"] = trained_as(spec)
     rounds, row = kept["bf16"], trained_as(spec, SABOTAGES[name])
-    assert verdict(rounds, reference).word == "by design"
+    assert against(rounds, reference).word == "by design"
     blind = dataclasses.replace(row, losses=rounds.losses, grad_norms=rounds.grad_norms)
-    assert verdict(blind, reference).word == "beyond design"
+    assert against(blind, reference).word == "beyond design"
     assert "moments" in parity.against_sibling(blind, rounds)
 
 
@@ -112,14 +107,14 @@ def test_a_launched_control_is_void_and_keeps_its_curves(tmp_path):
 def test_another_computation_differs(name, trained_as, reference):
     spec = HALVES if "micro_batch" in name else SPEC
     row = trained_as(spec, SABOTAGES[name])
-    assert verdict(row, reference).word == "DIFFERS"
+    assert against(row, reference).word == "DIFFERS"
     # Without losses and norms too: what was done to the weights gives each of them away.
     blind = dataclasses.replace(row, losses=reference.losses, grad_norms=reference.grad_norms)
-    assert verdict(blind, reference).word == "DIFFERS"
+    assert against(blind, reference).word == "DIFFERS"
 
 
 def test_what_was_not_stepped_is_named(trained_as, reference):
     row = trained_as(SPEC, SABOTAGES["one_parameter_not_stepped"])
     blind = dataclasses.replace(row, losses=reference.losses, grad_norms=reference.grad_norms)
-    assert "1.0e+00 away" in verdict(blind, reference).what
-    assert "of blocks." in verdict(blind, reference).what
+    assert "1.0e+00 away" in against(blind, reference).what
+    assert "of blocks." in against(blind, reference).what
