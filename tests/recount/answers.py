@@ -11,8 +11,6 @@ from tests.recount import measures as m
 from tests.recount import versus as v
 from tests.recount.raw import Group, Row
 
-__all__ = ["best", "within"]
-
 
 def believable(group: Group) -> list[Row]:
     """Rows that may be named, fastest first."""

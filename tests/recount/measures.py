@@ -11,8 +11,6 @@ from typing import Any
 
 from tests.recount.raw import Row, Run
 
-__all__ = ["CATEGORIES", "PHASES"]
-
 CATEGORIES = ("parameters", "gradients", "optimizer_state", "ema", "activations", "workspace")
 SET_UP = ("load", "prepare")
 OF_A_PROCESS = ("cpu_seconds", "forced_switches", "minor_faults")

@@ -17,8 +17,6 @@ from tests.recount import versus as v
 from tests.recount.drawn import DRAWN
 from tests.recount.raw import Group, ResultSet, Row, Run
 
-__all__ = ["OF_A_ROW", "faults"]
-
 Take = Callable[[Any], Any]
 NUMBERS: dict[str, Take] = {
     "repeats": lambda row: len(row.runs),
@@ -61,7 +59,7 @@ NUMBERS: dict[str, Take] = {
     "warmup_seconds": m.warmup_seconds,
     "wall_seconds": m.wall_seconds,
 }
-"""Numbers of a row alone; ``str`` stands for any words."""
+"""Numbers of a row alone; ``str`` stands for any words: sentences are not recounted."""
 VERSUS: dict[str, Take] = {
     "place": v.place,
     "rank": v.rank,
@@ -75,7 +73,7 @@ VERSUS: dict[str, Take] = {
     "grad_norm_distance": v.distance("norm"),
     **{f"{kind}_distance": v.distance(kind) for kind in ("moment", "update", "average")},
     "parity": v.parity,
-    "differs_in": v.differs_in,
+    "differs_in": lambda row: str if v.judged(row)[1] else None,
     "sibling": v.sibling_name,
     "sibling_loss_distance": v.sibling_distance("loss"),
     "sibling_norm_distance": v.sibling_distance("norm"),
@@ -132,16 +130,6 @@ def _least_of(run: Run) -> int | None:
     return p.least(run, run.prediction) if out and p.host_memory(run) else None
 
 
-def _why(run: Run) -> str | None:
-    """The reason; for a void run the first check that does not hold."""
-    failed = next((check for check in run.data["audit"] if not check["ok"]), None)
-    if run.data["status"] == "ok" and failed:
-        if failed["asked"] == "shown":
-            return f"{failed['name']}: {failed['found']}"
-        return f"{failed['name']}: expected {failed['asked']}, found {failed['found']}"
-    return run.data["reason"]
-
-
 UNFINISHED: dict[str, Take] = {
     "recipe": lambda run: run.recipe,
     "status": lambda run: run.status,
@@ -153,7 +141,7 @@ UNFINISHED: dict[str, Take] = {
     "available_bytes": lambda run: p.host_memory(run) if _least_of(run) else None,
     "device": lambda run: run.data["environment"].get("device") or run.spec["device"],
     "world": lambda run: run.spec.get("world") or None,
-    "reason": _why,
+    "reason": lambda run: str if run.status == "void" else run.data["reason"],
     "way_out": lambda run: run.data["way_out"],
 }
 

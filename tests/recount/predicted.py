@@ -10,9 +10,6 @@ from typing import Any
 from tests.recount.measures import hosted_of, sizes, traced_total
 from tests.recount.raw import Row, Run
 
-__all__ = ["Part", "host_memory", "hosted_error", "least", "parts", "prediction"]
-__all__ += ["reserved_error", "run_error", "run_measured", "run_predicted", "step_error", "worst"]
-
 MIB = 2**20
 SUMS = {
     "parameters": ("parameters", "gathered"),
@@ -129,9 +126,6 @@ def reserved_error(row: Row) -> float | None:
     return ratio_error(reserved_predicted(row), reserved_measured(row))
 
 
-# ---- was it predicted to fit? ----
-
-
 def least(run: Run, found: dict[str, Any] | None) -> int | None:
     """On CPUs of all processes together. A GPU's need has what stands beside it, which no raw file
     says, and is not recounted."""
@@ -146,9 +140,6 @@ def host_memory(run: Run) -> int | None:
     facts = run.data["environment"]
     known = (facts.get("memory_bytes"), facts.get("container_bytes"))
     return min((size for size in known if size), default=None)
-
-
-# ---- by category ----
 
 
 def parts(row: Row) -> list[Part]:

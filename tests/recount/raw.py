@@ -8,8 +8,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-__all__ = ["NOT_WORK", "Group", "ResultSet", "Row", "Run"]
-
 NOT_WORK = ("recipe", "processes", "repeat")
 """Fields of a spec in which rows that are compared may differ."""
 

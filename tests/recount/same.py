@@ -12,9 +12,6 @@ from collections.abc import Sequence
 from tests.recount import measures as m
 from tests.recount.raw import Row, Run
 
-__all__ = ["EXACT", "KINDS", "altered", "beside", "computation", "design", "distances"]
-__all__ += ["of_parts", "verdict"]
-
 KINDS = ("loss", "norm", "moment", "update", "average")
 CURVES = {"loss": "losses", "norm": "grad_norms"}
 EXACT = dict(zip(KINDS, (1e-5, 2e-5, 5e-5, 5e-4, 1e-2), strict=True))
@@ -91,16 +88,15 @@ def weight(base: Run, name: str) -> float:
     return own / few if name in moments and own < few else 1.0
 
 
-def moments_too_far(row: Run, base: Run, most: float) -> str:
+def moments_too_far(row: Run, base: Run, most: float) -> bool:
     """All moments as one vector, of a row that only rounds, in the early steps."""
     ours, theirs = sums(row, "moment"), sums(base, "moment")
     early = all(len(run.data["losses"]) <= EARLY for run in (row, base))
     if altered(row) != {"rounding"} or not (early and ours and theirs):
-        return ""
+        return False
     pairs = [(ours.get(name, [0.0] * len(b)), b) for name, b in theirs.items()]
     gaps = [[x - y for x, y in zip(*pair, strict=True)] for pair in pairs]
-    far = length(*gaps) / max(length(*theirs.values()), 1e-12)
-    return f"moments of all parameters together {far:.1e} away" if far > most else ""
+    return length(*gaps) / max(length(*theirs.values()), 1e-12) > most
 
 
 @functools.lru_cache(maxsize=2048)
@@ -176,71 +172,53 @@ def computation(row: Row) -> str:
     return "16-bit weights without a master" if bare else "16-bit weights"
 
 
-def other_work(row: Run, base: Run) -> str:
+def other_work(row: Run, base: Run) -> bool:
     """Other first weights, or other inputs of the first step."""
     ours, theirs = (run.data["configs"].get("initial_weights") for run in (row, base))
-    if ours and theirs and ours != theirs:
-        return f"other first weights: {ours}, not {theirs}"
-    names = [name for name, far in of_parts(row, base, "inputs").items() if far > 1e-6]
-    return f"other inputs in the first step: {', '.join(names)}" if names else ""
+    apart = any(far > 1e-6 for far in of_parts(row, base, "inputs").values())
+    return bool(ours and theirs and ours != theirs) or apart
 
 
-def too_far(row: Run, base: Run, most: dict[str, float]) -> str:
+def too_far(row: Run, base: Run, most: dict[str, float]) -> bool:
     """Where nothing that the row changes explains it: the first loss; the first norm, unless it
     changes gradients; the early steps, where it only rounds."""
     alters = altered(row)
-    steps, when = (EARLY, "early steps") if alters <= {"rounding"} else (1, "the first step")
-    for kind in ("loss",) if "gradients" in alters else ("loss", "norm"):
-        far = curve_far(row, base, kind, steps)
-        if far > most[kind]:
-            return f"{kind} of {when} {far:.1e} away"
-    return ""
+    steps = EARLY if alters <= {"rounding"} else 1
+    kinds = ("loss",) if "gradients" in alters else ("loss", "norm")
+    return any(curve_far(row, base, kind, steps) > most[kind] for kind in kinds)
 
 
 # ---- verdicts ----
 
 
-def verdict(row: Run, reference: Row) -> tuple[str, str]:
-    """The word for a run against the reference, and what stands behind a bad one."""
+def verdict(row: Run, reference: Row) -> str:
+    """The word for a run against the reference."""
     base, most = reference.runs[0], limits(reference)
     exact, base_exact = (run.data["parity"] == "exact" for run in (row, base))
     if not row.data["losses"] or not base.data["losses"] or (exact and not base_exact):
-        return "not comparable", ""
+        return "not comparable"
     if other_work(row, base):
-        return "DIFFERS", other_work(row, base)
+        return "DIFFERS"
     if exact:
-        return of_exact(row, base, most)
+        found = shares(row, base, most)
+        equal = "equal" if "norm" in found else "equal losses"
+        return equal if max(found.values()) <= 1 else "DIFFERS"
     if "forward" in altered(row) or not base_exact:
-        return "by design", ""
+        return "by design"
     unit = roundoff(row)
     allowed = {"loss": max(most["loss"], 4 * unit), "norm": max(most["norm"], 16 * unit)}
-    why, explained = too_far(row, base, allowed), f"{allowed['loss']:.1e} and {allowed['norm']:.1e}"
-    if not why:
-        together = max(most["moment"], 8 * unit)
-        why, explained = moments_too_far(row, base, together), f"{together:.1e}"
-    if not why:
-        return "by design", ""
-    return "beyond design", f"{why}; {design(row)} explains {explained}"
+    together = max(most["moment"], 8 * unit)
+    far = too_far(row, base, allowed) or moments_too_far(row, base, together)
+    return "beyond design" if far else "by design"
 
 
-def of_exact(row: Run, base: Run, most: dict[str, float]) -> tuple[str, str]:
-    found = shares(row, base, most)
-    kind = max((k for k in KINDS if k in found), key=lambda k: found[k])
-    if found[kind] <= 1:
-        return ("equal" if "norm" in found else "equal losses"), ""
-    far = distances(row, base)[kind]
-    parts = of_parts(row, base, kind) if kind not in CURVES else {}
-    name = max(parts, key=lambda n: (parts[n], n)) if parts else ""
-    return "DIFFERS", f"{kind}{' of ' * bool(name)}{name} {far:.1e} away"
-
-
-def beside(row: Row, other: Row) -> str:
-    """In what a row is apart from its sibling though nothing explains it: of one computation by an
-    eighth of the roundoff in a loss, one in a norm, four in all moments together."""
+def beside(row: Row, other: Row) -> bool:
+    """Return True if a row is apart from its sibling though nothing explains it: of one computation
+    by an eighth of the roundoff in a loss, one in a norm, four in all moments together."""
     ours, theirs = row.runs[0], other.runs[0]
     if computation(row) != computation(other):
-        return ""
+        return False
     unit, most = roundoff(ours), WIDE if other.group.gpu else EXACT
     allowed = {"loss": max(most["loss"], unit / 8), "norm": max(most["norm"], unit)}
-    why = other_work(ours, theirs) or too_far(ours, theirs, allowed)
-    return why or moments_too_far(ours, theirs, max(most["moment"], 4 * unit))
+    far = other_work(ours, theirs) or too_far(ours, theirs, allowed)
+    return far or moments_too_far(ours, theirs, max(most["moment"], 4 * unit))

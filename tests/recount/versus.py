@@ -11,10 +11,6 @@ from tests.recount import drawn, noise, same
 from tests.recount import measures as m
 from tests.recount.raw import Group, Row
 
-__all__ = ["distance", "front", "parity", "rank", "ranked", "sibling", "wrong"]
-
-# ---- the same computation? ----
-
 
 def distance(kind: str) -> Callable[[Row], float | None]:
     """The farthest of all repetitions."""
@@ -61,33 +57,31 @@ def sibling_distance(kind: str) -> Callable[[Row], float | None]:
     return take
 
 
+BAD = ("DIFFERS", "beyond design")
+
+
 @functools.lru_cache(maxsize=2048)
-def judged(row: Row) -> tuple[str, str]:
-    """The word, and in what a row differs; the repetition with something to say speaks for all."""
-    judge = drawn.verdict if drawn.draws(row.group) else same.verdict
+def judged(row: Row) -> tuple[str, bool]:
+    """The word, and whether a report says why; a repetition with a bad word speaks for all."""
+    draws = drawn.draws(row.group)
+    judge = drawn.verdict if draws else same.verdict
     words = [judge(run, row.group.reference) for run in row.runs]
-    word, what = next((found for found in words if found[1]), words[0])
+    word = next((found for found in words if found in BAD), words[0])
+    said = word in BAD or (draws and word == "not comparable")
     word = "reference" if row.is_reference else word
     other = sibling(row)
-    if other and word not in ("DIFFERS", "beyond design") and same.beside(row, other):
-        return "DIFFERS", f"{other.label}: {same.beside(row, other)}"
-    return word, what
+    if other and word not in BAD and same.beside(row, other):
+        return "DIFFERS", True
+    return word, said
 
 
 def parity(row: Row) -> str:
     return judged(row)[0]
 
 
-def differs_in(row: Row) -> str | None:
-    return judged(row)[1] or None
-
-
 def wrong(row: Row) -> bool:
     """It computed something else than it promised: in no answer, and not on the front."""
-    return parity(row) in ("DIFFERS", "beyond design")
-
-
-# ---- speed and memory ----
+    return parity(row) in BAD
 
 
 def speed_ratio(row: Row) -> float:
