@@ -78,7 +78,7 @@ LONGEST = (
     "script/test_script_families", "strategies/test_pairs", "strategies/test_stubs",
     "sampling/test_drawing", "worker/test_resume", "worker/test_world",
     "commands/test_public_run", "script/test_script_launched", "predict/test_inverses",
-    "worker/test_building", "predict/test_closed_form", "strategies/test_catalog",
+    "worker/test_building", "predict/test_rehearsed", "strategies/test_catalog",
     "worker/test_sabotage", "launch/test_launch", "predict/test_forks", "predict/test_remembered",
     "cluster/test_two_nodes", "memory/test_places", "test_questions", "export/test_export_files",
     "strategies/test_zero_settings", "script/test_script_alone", "predict/test_block_swap",

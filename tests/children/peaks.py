@@ -1,9 +1,5 @@
-"""Traced peaks of several specs: ``python -m tests.children.peaks SPECS.json OUT.json``.
-
-Each in a fork of its own, for process groups and patches are global to a process; the libraries
-are imported once for all of them. SPECS: a list of Spec's fields. OUT: bytes, in the same order,
-0 where a fork failed.
-"""
+"""Cases in forks, for process groups and patches are global to a process; the libraries are
+imported once for all of them."""
 
 from __future__ import annotations
 
@@ -11,7 +7,6 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 os.environ |= {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
@@ -19,10 +14,6 @@ os.environ |= {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
 import deepspeed  # noqa: F401
 import torch
 
-from harness.memory.record import peak
-from harness.planner.tracing.simulate import trace_training
-from harness.resolve import resolve
-from harness.spec import Spec
 from harness.system.capability import imported, load
 
 LIBRARIES = [
@@ -33,12 +24,6 @@ LIBRARIES = [
     "torch.export",
 ]
 """What an engine would import again in every fork."""
-
-
-def traced(spec: Spec) -> int:
-    """Bytes of the fullest instant of a later step."""
-    tracer, _, first = trace_training(resolve(spec))
-    return peak(tracer.record, "device", first).bytes
 
 
 def in_forks(function: Callable[[Any], Any], cases: Iterable[Any]) -> list[Any]:
@@ -62,12 +47,3 @@ def in_forks(function: Callable[[Any], Any], cases: Iterable[Any]) -> list[Any]:
         load(names)
         found.append(made)
     return found
-
-
-def main(specs: Path, out: Path) -> None:
-    found = in_forks(lambda fields: traced(Spec(**fields)), json.loads(specs.read_text()))
-    out.write_text(json.dumps([size or 0 for size in found]))
-
-
-if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:]))

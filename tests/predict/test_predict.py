@@ -147,44 +147,6 @@ def test_a_full_card_returns_the_cache_of_every_stream():
     assert replay(events, limit=64 * MIB).fits
 
 
-ALLOCATOR_MIB = {"fsdp2": 72, "zero1": 76, "zero2+bf16": 70, "zero2_offload": 36}
-"""What torch's allocator reserved for DiT-T/4 on two devices (``tests/rehearsal``); each of these
-engines gathers or reduces on a stream of its own."""
-
-
-def test_reserved_memory_counts_the_streams_of_sharding_engines(tmp_path):
-    two = Spec(recipe="single", model="DiT-T/4", data="synthetic", global_batch=8, processes=2,
-               device="cuda")  # fmt: skip
-    rows = [resolve(dataclasses.replace(two, recipe=recipe)) for recipe in ALLOCATOR_MIB]
-    found = pool.predict_all(rows, tmp_path, jobs=1)
-    reserved = {one.recipe: one.reserved / MIB for one in found}
-    assert reserved == pytest.approx(ALLOCATOR_MIB, abs=2)
-
-
-SEEN_MIB = {
-    "single+block_swap:blocks=3": (40.81, 76),
-    "single+controlnet": (41.05, 58),
-    "ddp": (48.78, 54),
-}
-"""Allocated and reserved of torch's allocator for DiT-T/4 (``tests/rehearsal``): weights that come
-on a stream of their own, blocks copied by ``copy.deepcopy``, and DDP's buckets of the first step
-beside the new ones."""
-
-
-def test_a_prediction_counts_what_torch_s_allocator_did(tmp_path):
-    one = Spec(recipe="single", model="DiT-T/4", data="synthetic", global_batch=8, device="cuda")
-    specs = [
-        dataclasses.replace(one, recipe=recipe, processes=1 if "single" in recipe else 2)
-        for recipe in SEEN_MIB
-    ]
-    found = pool.predict_all([resolve(spec) for spec in specs], tmp_path, jobs=1)
-    for row, (allocated, reserved) in zip(found, SEEN_MIB.values(), strict=True):
-        assert row.allocated / MIB == pytest.approx(allocated, rel=0.005), row.recipe
-        assert row.reserved / MIB == pytest.approx(reserved, abs=2), row.recipe
-    ddp = found[-1]
-    assert ddp.steady.bytes / MIB == pytest.approx(43.35, rel=0.005), "a later step has them not"
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize("part", ["lora", "qlora"])
 def test_fsdp2_cuts_adapters_and_the_16_bit_weights_beside_them(part, tmp_path):
@@ -408,17 +370,6 @@ def test_the_host_issues_each_operation_and_may_be_slow():
     assert [len(some) for some in said] == [1, 0, 1, 0] and "10,000" in said[0][0]
 
 
-def test_what_is_sent_beside_a_phase_hides_behind_that_phase_alone():
-    card = cards.find("A100-80GB")
-    busy = Work(phase="backward", kind="product", dtype="bfloat16", flops=10**12, bytes=1, count=1)
-    wire = Work(phase="backward", kind="overlapped", dtype="", flops=0, bytes=10**8, count=1)
-    assert roofline.seconds([busy, wire], card, 8).communication == 0
-    other = dataclasses.replace(wire, phase="forward")
-    whole = dataclasses.replace(wire, kind="collective")
-    shown = [roofline.seconds([busy, one], card, 8).communication for one in (other, whole)]
-    assert shown[0] == shown[1] > 0, "nothing computes in forward"
-
-
 def test_a_collective_is_as_fast_as_the_links_between_its_ranks():
     card = cards.find("A100-80GB")
     everyone = Work(phase="forward", kind="collective", dtype="", flops=0, bytes=8 * 10**9, count=2)
@@ -487,19 +438,6 @@ def test_a_card_without_a_unit_computes_in_float32():
 
 
 # ---- words ----
-
-
-def test_the_answer_is_the_fastest_that_fits():
-    card = cards.of_size(24 * GIB)
-    slow = [dataclasses.replace(prediction(1).work[0], flops=10**14)]
-    rows = [
-        verdict.judge(asked("ddp"), prediction(40), card),
-        verdict.judge(asked("zero2"), prediction(12), card),
-        verdict.judge(asked("zero3"), prediction(3, work=slow), card),
-    ]
-    assert verdict.fastest(rows).label == "zero2"
-    text = "\n".join(answer(rows))
-    assert "Fastest predicted to fit: zero2" in text and "Least memory: zero3" in text
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from accelerate.state import AcceleratorState, GradientState, PartialState
-from conftest import living, predictions, settle
+from conftest import forget, highest, launchable, living, predictions, settle
 from torch.profiler import ProfilerActivity, profile
 
 from harness.memory import op_facts
@@ -52,23 +51,13 @@ CONFIGURATIONS = [
     ("single+checkpoint:keep=products", "DiT-T/2:depth=2", 8, {}),
     ("single+optimizer_in_backward", "DiT-T/8", 4, {}),
 ]
-OTHERS = [
+OTHERS = [  # test_rehearsed has further ones
     ("single", "DiT-S/8:depth=4", 8, {}),
     ("single+adamw:impl=plain", "DiT-T/8", 4, {}),
-    ("single+ema:place=none", "DiT-T/2:depth=2", 4, {}),
     ("single", "DiT-T/2:depth=2", 4, {"objective": "flow", "init": "adaln_zero"}),
-    ("single+dora", "DiT-T/2:depth=2", 8, {}),
-    ("single+difffit", "DiT-T/2:depth=2", 8, {}),
     ("single+controlnet", "DiT-T/2:depth=2", 8, {}),
-    ("single+checkpoint:keep=nested", "DiT-S/8:depth=4", 8, {}),
     ("single+checkpoint:reentrant=on", "DiT-S/8:depth=4", 8, {}),
     ("single+checkpoint:part=ffn", "DiT-S/8:depth=4", 8, {}),
-    ("single+sgd", "DiT-T/2:depth=2", 8, {}),
-    ("single+adafactor", "DiT-T/8", 4, {}),
-    ("single+muon", "DiT-T/8:depth=2", 4, {}),
-    ("single+prune", "DiT-T/2:depth=2", 8, {}),
-    ("single+prune_structured", "DiT-T/2:depth=2", 8, {}),
-    ("single+attend:kernel=naive", "DiT-T/2:depth=2", 8, {}),
 ]
 
 
@@ -80,12 +69,6 @@ def case(recipe: str, model: str, batch: int, more: dict) -> Resolved:
 @pytest.fixture(autouse=True)
 def fresh():
     """accelerate keeps its state in classes; one test's must not be the next one's."""
-
-    def forget() -> None:
-        AcceleratorState._reset_state(reset_partial_state=True)
-        PartialState._reset_state()
-        GradientState._reset_state()
-
     settle()
     torch.set_num_threads(1)
     forget()
@@ -102,16 +85,6 @@ def profiled(resolved: Resolved, steps: int = 2) -> int:
         for step in range(steps):
             optimizer_step(run, step, log)
     return highest(prof)
-
-
-def highest(prof: profile) -> int:
-    """The most bytes that lived at once."""
-    events = [e for e in prof.profiler.kineto_results.events() if e.name() == "[memory]"]
-    total = most = 0
-    for event in sorted(events, key=lambda e: e.start_ns()):
-        total += event.nbytes()
-        most = max(most, total)
-    return most
 
 
 @pytest.mark.parametrize(
@@ -147,7 +120,7 @@ def test_weights_in_four_bits_are_predicted_as_a_real_step_is_traced(part, fresh
 DRAWN = ("float8", "palette:bits=3", "adapter", "adapter:how=merged")
 
 
-@pytest.mark.parametrize("parts", DRAWN)
+@pytest.mark.parametrize("parts", launchable(DRAWN, ("float8", "adapter")))
 def test_a_batch_of_samples_is_the_profiler_s_peak_too(parts, fresh):
     """Of few samples, so that weights and what a product holds of them are most of it."""
     spec = dataclasses.replace(BASE, recipe=f"single+{parts}", model="DiT-S/8:depth=3")
@@ -168,11 +141,6 @@ def test_a_batch_of_samples_is_the_profiler_s_peak_too(parts, fresh):
 def on_gpu(recipe: str, model: str, batch: int, processes: int = 1) -> Resolved:
     spec = dataclasses.replace(BASE, recipe=recipe, model=model, global_batch=batch)
     return resolve(dataclasses.replace(spec, device="cuda", processes=processes))
-
-
-def leave_world() -> None:
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
 
 
 def test_a_gpu_s_autocast_keeps_what_cuda_s_keeps():
@@ -288,50 +256,11 @@ def test_attention_that_no_kernel_takes_is_not_predicted():
     assert (found.method, found.reason, found.bytes) == ("none", said, None)
 
 
-def test_replicas_hold_a_bucket_byte_for_every_byte_of_gradient():
-    """Torch's own reducer, on one real rank, against the class that stands for it.
-
-    It makes its buckets twice, the second time in the second step (``Reducer::rebuild_buckets``).
-    """
-    resolved = on_gpu("ddp", "DiT-T/2", 4, 2)
-    tracer, _, _ = trace_training(resolved)
-    leave_world()
-    stood = sum(s.size for s in tracer.record.storages if s.op == "c10d.Reducer")
-    store = torch.distributed.HashStore()
-    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    try:
-        true = reducer_bytes()
-    finally:
-        leave_world()
-    elements = resolved.subject.parameters - 256 * resolved.subject.shape.hidden_size
-    assert stood == 2 * 4 * elements
-    assert true == pytest.approx(4 * 1024**2, rel=0.01)
-
-
-def reducer_bytes() -> int:
-    """Bytes that DistributedDataParallel keeps for a layer of 1024 x 1024."""
-    layer = torch.nn.Linear(1024, 1024, bias=False)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof:
-        wrapped = torch.nn.parallel.DistributedDataParallel(layer)
-    events = [e for e in prof.profiler.kineto_results.events() if e.name() == "[memory]"]
-    assert wrapped.module is layer
-    return sum(e.nbytes() for e in events)
-
-
-OFFLOADED = ("zero3_offload+bf16", "DiT-S/8:depth=3", 8, 8)
-HALVES = [f"{stage}+{kind}" for stage in ("zero2", "zero3") for kind in ("bf16", "fp16")]
-
-
-@pytest.fixture(scope="module")
-def apart(tmp_path_factory) -> list[dict]:
-    """Predictions that leave DeepSpeed's groups behind, of one process beside this one."""
-    asked = [on_gpu(*OFFLOADED), *(on_gpu(recipe, "DiT-T/8:depth=2", 8, 4) for recipe in HALVES)]
-    specs = [dataclasses.asdict(resolved.spec) for resolved in asked]
-    return predictions(specs, tmp_path_factory.mktemp("apart"))
-
-
-def test_offload_is_counted_on_the_host_and_not_on_the_gpu(apart):
-    found, share = apart[0], on_gpu(*OFFLOADED).subject.parameters / 8
+@pytest.mark.thorough
+def test_offload_is_counted_on_the_host_and_not_on_the_gpu(tmp_path):
+    asked = on_gpu("zero3_offload+bf16", "DiT-S/8:depth=3", 8, 8)
+    (found,) = predictions([dataclasses.asdict(asked.spec)], tmp_path)
+    share = asked.subject.parameters / 8
     assert found["method"] == "trace", found["reason"]
     device, host = (found[place]["categories"] for place in ("steady", "host_steady"))
     assert device["optimizer_state"] == 0
@@ -343,34 +272,6 @@ def test_offload_is_counted_on_the_host_and_not_on_the_gpu(apart):
 
 
 # ---- float16 ----
-
-SCALER = 4 * 512
-"""A scale, its growth, and two scalars of a step: 512 bytes each of CUDA's allocator."""
-
-
-@pytest.mark.parametrize("parts", ["", "+adamw:impl=plain+checkpoint+accumulate:steps=2"])
-def test_float16_takes_what_bfloat16_takes_and_a_loss_scaler(parts, fresh):
-    low, half = (on_gpu(f"single+{kind}{parts}", "DiT-T/8:depth=2", 8) for kind in ("bf16", "fp16"))
-    one = simulate(low)
-    fresh()
-    other = simulate(half)
-    assert 0 <= other.allocated - one.allocated <= SCALER
-    for name, size in one.steady.categories.items():
-        assert abs(other.steady.categories[name] - size) <= SCALER, name
-    moments = other.steady.categories["optimizer_state"]
-    assert moments == pytest.approx(8 * half.subject.parameters, rel=0.01)
-
-
-def test_float16_under_zero_takes_what_bfloat16_takes(apart):
-    """ZeRO-3 asks float16 gradients for overflow; in stages 1 and 2 both kinds are asked."""
-    low2, half2, low3, half3 = apart[1:]
-    assert half2["method"] == half3["method"] == "trace", (half2["reason"], half3["reason"])
-    for name in ("allocated", "reserved", "phases", "host"):
-        assert half2[name] == low2[name]
-    assert half2["steady"]["categories"] == low2["steady"]["categories"]
-    assert half3["allocated"] == low3["allocated"]
-    later, before = half3["phases"].pop("optimizer"), low3["phases"].pop("optimizer")
-    assert half3["phases"] == low3["phases"] and later >= before
 
 
 def test_overflow_is_looked_for_in_a_copy_of_the_gradients():

@@ -30,7 +30,7 @@ from harness.result import Result, Status
 from harness.spec import Spec
 from harness.subjects import objectives as diffusion
 from harness.subjects.dit import model, presets
-from strategies import CATALOG, parse
+from strategies import parse
 from strategies.base import Sizes
 from strategies.engines.zero.config import buffer_sizes, piece_size
 from strategies.evidence.rules import settings
@@ -467,8 +467,8 @@ def test_accumulation_that_the_launch_file_takes_back_is_void(done):
 
 ELSEWHERE = {"single", "pp", "pp_fsdp2", "model_parallel", "zero1_offload", "zero2_offload"}
 """Launches whose predictions other tests hold, of one process and of stages; and two offloads."""
-PREDICTED = [name for name in LAUNCHES if name not in ELSEWHERE]
-PREDICTED_OFTEN = {"ddp", "zero2", "zero3_offload", "fsdp2"}
+PREDICTED = [name for name in ALL if name not in ELSEWHERE]
+PREDICTED_OFTEN = {"ddp", "zero2", "zero3_offload", "fsdp2", EVERYTHING}
 
 
 @pytest.fixture(scope="module")
@@ -477,7 +477,7 @@ def predicted(tmp_path_factory) -> Mapping[str, Prediction]:
     base = tmp_path_factory.mktemp("predicted")
 
     def make(recipe: str) -> Prediction:
-        folder = base / recipe
+        folder = base / folder_of(recipe)
         folder.mkdir()
         spec = dataclasses.replace(SPEC, recipe=recipe, processes=PROCESSES.get(recipe, 2))
         (fields,) = predictions([dataclasses.asdict(spec)], folder)
@@ -496,7 +496,7 @@ def test_the_simulated_world_is_a_real_rank_of_two(runs, recipe, predicted):
     made = predicted[recipe]
     assert made.method == "trace", made.reason
     true = row.ranks[0].categories
-    found = as_measured(made.steady, buckets=CATALOG[recipe].engine("cpu").buckets)
+    found = as_measured(made.steady, buckets=parse(recipe).sharding.engine("cpu").buckets)
     assert found.total == pytest.approx(true.total, rel=0.005)
     hosted = true.host.total if true.host else 0
     assert made.host_steady.bytes == pytest.approx(hosted, rel=0.005)

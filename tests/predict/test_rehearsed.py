@@ -1,0 +1,71 @@
+"""Predictions beside what torch's own CUDA allocator counted on rehearsed cards, and large ones
+beside ZeRO's table.
+
+docs/reference/rehearsal.md has the counts, for which ``tests/rehearsal`` trains the rows anew.
+"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from harness import ROOT
+from harness.planner import pool
+from harness.resolve import resolve
+from harness.spec import Spec
+
+MIB = 2**20
+LINE = re.compile(r"\| (\d) \| `([^`, ]+)` \| ([\d.]+) \| [^|]* \| [^|]* \| (\d+) \| \d+ \|  \|\n")
+OFTEN = (
+    *("1 single+block_swap:blocks=3", "2 ddp", "2 zero2+fp16", "2 zero2_offload"),
+    *("2 zero3+bf16+checkpoint", "2 fsdp2"),
+)
+"""Cards and recipe: each engine, each stream of its own, and buckets beside others."""
+OTHERS = (
+    *("1 single+checkpoint", "1 single+controlnet", "1 single+fp16", "2 zero1"),
+    *("2 zero3_offload+bf16", "4 fsdp2"),
+)
+PAGE = (ROOT / "docs/reference/rehearsal.md").read_text(encoding="utf-8")
+COUNTED = {f"{cards} {recipe}": (float(held), int(kept)) for cards, recipe, held, kept in
+           LINE.findall(PAGE)}  # fmt: skip
+"""Cards and recipe -> MiB allocated and reserved."""
+
+
+@pytest.mark.parametrize("names", [OFTEN, pytest.param(OTHERS, marks=pytest.mark.thorough)])
+def test_a_prediction_is_what_torch_s_allocator_counted(names, tmp_path):
+    rows = []
+    for cards, recipe in map(str.split, names):
+        spec = Spec(recipe=recipe, model="DiT-T/4", data="synthetic", global_batch=8,
+                    processes=int(cards), device="cuda")  # fmt: skip
+        rows.append(resolve(spec))
+    found = pool.predict_all(rows, tmp_path, kind="cudnn", jobs=1)
+    for name, one in zip(names, found, strict=True):
+        allocated, reserved = COUNTED[name]
+        assert one.method == "trace", f"{name}: {one.reason} {one.fault}"
+        assert one.allocated / MIB == pytest.approx(allocated, rel=0.005), name
+        assert one.reserved / MIB == pytest.approx(reserved, rel=0.02, abs=2), name
+        if name == "2 ddp":
+            later = one.steady.bytes / MIB
+            assert later == pytest.approx(43.35, rel=0.005), "a later step lacks the old buckets"
+
+
+LARGE = ("zero1", "zero2+bf16", "zero3_offload+bf16")
+
+
+@pytest.mark.thorough
+def test_states_of_a_large_model_on_eight_gpus_are_those_of_zero_s_table(tmp_path):
+    """Rajbhandari et al. 2020 (arXiv:1910.02054), figure 1, with an average of float32."""
+    specs = [Spec(recipe=recipe, model="DiT-B/8", data="synthetic", global_batch=32, processes=8,
+                  device="cuda") for recipe in LARGE]  # fmt: skip
+    rows = [resolve(spec) for spec in specs]
+    for row, one in zip(rows, pool.predict_all(rows, tmp_path, jobs=1), strict=True):
+        assert one.method == "trace", f"{one.recipe}: {one.reason} {one.fault}"
+        size, count = 2 if "bf16" in one.recipe else 4, row.subject.parameters
+        whole = size * (count / 8 if "zero3" in one.recipe else count)
+        wanted = {"parameters": whole, "optimizer_state": 12 * count / 8, "ema": 4 * count / 8}
+        held = one.steady.categories
+        if "offload" in one.recipe:
+            held = {name: size + one.host_steady.categories[name] for name, size in held.items()}
+        for name, size in wanted.items():
+            assert held[name] == pytest.approx(size, rel=0.04), f"{one.recipe}: {name}"
