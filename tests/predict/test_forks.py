@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
+
 from harness.planner.tracing import forks
 from harness.planner.tracing.forks import EARLY, in_forks
 
@@ -136,6 +138,7 @@ for _, found in worker.predict_each(rows, ["flash"] * len(rows), 1, 120):
 """
 
 
+@pytest.mark.thorough
 def test_a_fork_can_run_backward_with_a_build_of_torch_for_gpus():
     """Such a build starts threads at the first backward: none may run before a fork, and in the
     fork they all ask for torch's pool of threads at once."""

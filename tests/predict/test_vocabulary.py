@@ -37,6 +37,7 @@ def test_what_is_saved_is_the_least_beside_all_logits():
         assert round(100 * (1 - min(mib.values()) / mib["full"]), digits) == saved
 
 
+@pytest.mark.thorough
 def test_the_peaks_are_what_is_predicted(tmp_path):
     spec = dict(objective="masked", data="synthetic", device="cuda", global_batch=16)
     asked = [(words, kind) for words in (8192, 131072) for kind in PARTS]

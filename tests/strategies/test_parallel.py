@@ -56,12 +56,10 @@ EQUAL = ["ddp+sp", "ddp+sp:how=gather+checkpoint", FOUR, *RINGS]
 OTHERS = ["ddp+sp+bf16+compile:backend=aot_eager"]
 WAN, SD3, LTX = "wan2.1-1.3b", "sd3.5-medium", "ltx-video-2b"
 PUBLIC = {
-    "flux-dev": "ddp+sp:how=gather",
     WAN: "fsdp2+sp+checkpoint",
     SD3: "ddp+sp",
     "pixart-sigma": "ddp+sp:how=gather",
     LTX: "ddp+sp+checkpoint",
-    "cogvideox-5b": "ddp+sp",
 }
 """Public models in miniature, whose attention is exchanged where torch computes it."""
 ROTATED = (WAN, LTX)

@@ -26,7 +26,6 @@ from harness.result import Result, Status
 from harness.spec import Spec
 from harness.system import cards
 from strategies import parse
-from strategies.recipe import RecipeError
 from tests.made.publics import miniature
 from tests.made.stubs.stages import SHARES_LOST, SHARES_UNLIKE
 
@@ -50,7 +49,7 @@ PUBLIC = [
 ]
 """Public models whose stages are shared: what is in front of the blocks is all stages', and of each
 its sharers'."""
-SAVED, ON, FOREIGN = "saved", "goes on", "of a public model"
+SAVED, ON = "saved", "goes on"
 """A training that is kept, and one that goes on from there."""
 
 
@@ -73,8 +72,6 @@ def runs(tmp_path_factory) -> tuple[dict[str, Result], Path]:
         cases[f"{model} {recipe}"] = Case(public(model, recipe))
     for model, _ in PUBLIC:
         cases[f"{model} ddp"] = Case(public(model, "ddp", processes=2))
-    kept = ("--checkpoint", str(base / FOREIGN))
-    cases[f"{SAVED} {FOREIGN}"] = Case(public(*PUBLIC[1]), kept)
     return launched_together(cases, base), base
 
 
@@ -165,18 +162,6 @@ def test_sharers_of_a_public_model_s_stages_are_one_training(model, recipe, runs
     assert facts["gathers_of_groups"] == often
 
 
-def test_a_checkpoint_of_a_public_model_s_sharers_is_a_plain_model_s(runs, train_here):
-    row = runs[0][f"{SAVED} {FOREIGN}"]
-    assert row.status is Status.OK, f"{row.reason}\n{row.log_tail}"
-    path = max((runs[1] / FOREIGN).glob("step-*"))
-    saved = {name: weight for part in stored(path) for name, weight in part.items()}
-    run, _ = train_here(public(row.spec.model, "single", processes=1), len(row.losses))
-    wanted = dict(run.trained.module.named_parameters())
-    # The gradient of a key's bias is rounding alone.
-    hold_alike(*({n: w for n, w in some.items() if "_k" not in n} for some in (saved, wanted)))
-    assert saved.keys() == wanted.keys()
-
-
 def test_a_thousand_gpus_share_stages(tmp_path):
     wide = dataclasses.replace(FOUR, device="cuda", recipe="pp_fsdp2", processes=1024)
     resolved = resolve(dataclasses.replace(wide, global_batch=4 * 512))
@@ -255,17 +240,3 @@ def test_what_ranks_cannot_share_is_refused_with_the_way_out(text, processes, wa
     spec = dataclasses.replace(TINY, global_batch=48, recipe=text, processes=processes)
     reason = str(resolve(spec).refusal)
     assert reason and [w for w in wanted if w not in reason] == [], reason
-
-
-@pytest.mark.parametrize("text", ["pp_fsdp2", "pp_fsdp2:stages=4,reshard=on"])
-def test_a_shared_pipeline_round_trips_as_text(text):
-    recipe = parse(text)
-    assert str(recipe) == text and parse(str(recipe)) == recipe
-    engine = recipe.launch("cuda", 16, SUBJECT).engine
-    layout = engine.layout(16)
-    assert (layout.pipeline, layout.shard) == (engine.stages, 16 // engine.stages)
-
-
-def test_what_is_no_word_of_it_is_refused():
-    with pytest.raises(RecipeError, match="reshard is '2'; on or off"):
-        parse("pp_fsdp2:reshard=2")

@@ -2,8 +2,9 @@
 and as the record has it (``tests.made.families``).
 
 The record has every family under every kind of strategy. Here each family runs under one kind, the
-kinds in turn, and under checkpoints with ZeRO-3, which ask the most of a foreign module: its
-weights are gathered once more for what is recomputed. ``test_publics_staged`` has stages.
+kinds in turn. Unlike ones also run under checkpoints with ZeRO-3, which ask the most of a foreign
+module: its weights are gathered once more for what is recomputed. ``test_publics_staged`` has
+stages.
 """
 
 from __future__ import annotations
@@ -29,8 +30,10 @@ pytestmark = pytest.mark.thorough
 EACH = {(name, recipe): head for name in MINIATURES for head, recipe in families.RECIPES.items()}
 """Model and recipe -> the column of the page."""
 IN_TURN = [*zip(MINIATURES, itertools.cycle(families.RECIPES.values()), strict=False)]
+UNLIKE = ("flux-dev", "wan2.1-1.3b", "z-image", "sana-1.6b", "mochi")
+"""Two groups of blocks; a video; refiners; linear attention; trained rotary frequencies."""
 AT_ONCE = [
-    *((name, "zero3+checkpoint") for name in MINIATURES),
+    *((name, "zero3+checkpoint") for name in UNLIKE),
     ("qwen-image", "zero2+lora"),  # weights that get no gradient
     ("sd3.5-medium", "zero3+lora:targets=attention"),  # a block that attends twice
 ]

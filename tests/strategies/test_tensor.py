@@ -21,7 +21,6 @@ from harness.resolve import resolve
 from harness.result import Result, Status
 from harness.worker.sabotage_ranks import BETWEEN, CUT
 from strategies import CATALOG, parse
-from strategies.base import BadInput
 from strategies.launch_file import Layout
 from strategies.parallel.tensor.layers import Share
 from strategies.recipe import RecipeError
@@ -204,22 +203,6 @@ def test_on_gpus_sums_are_awaited_and_shards_gathered_beside(tmp_path):
     assert own.method == "trace", own.reason
 
 
-def test_what_lies_between_products_is_a_share_of_the_tokens(tmp_path):
-    long = dataclasses.replace(TWO, model="DiT-T/2", data="synthetic:64", processes=4)
-    texts = ("ddp+tp:ranks=4", "ddp+tp:ranks=4,norms=tokens")
-    specs = [dataclasses.replace(long, recipe=text) for text in texts]
-    whole, own = pool.predict_all([resolve(spec) for spec in specs], tmp_path)
-    tokens, width, depth, micro = 1024, 128, 4, long.global_batch
-    x = 4 * micro * tokens * width
-    # Of a block 8 such tensors lie between the products, and three quarters of them are others'.
-    assert whole.beyond_state - own.beyond_state == pytest.approx(0.75 * 8 * depth * x, rel=0.15)
-    forward = [w for w in own.work if w.phase == "forward" and w.kind == "collective"]
-    # Two gathered and two summed in each block, and one gathered behind the last.
-    assert sum(w.bytes * w.count for w in forward) == (4 * depth + 1) * x
-    summed = [w for w in whole.work if w.phase == "forward" and w.kind == "collective"]
-    assert sum(w.bytes * w.count for w in summed) == 4 * depth * x
-
-
 def test_a_model_over_tokens_is_cut_as_well(runs, train_here):
     row = runs[0]["tokens"]
     assert row.status is Status.OK, f"{row.reason}\n{row.log_tail}"
@@ -350,17 +333,6 @@ def test_rows_of_a_part_lie_in_the_whole_where_their_boxes_say(axis, packed):
             assert whole[top : top + count, left : left + mine.shape[1]].equal(mine)
             seen += mine.numel()
     assert seen == part.numel()
-
-
-def test_a_rank_has_queries_keys_and_values_of_its_own_heads():
-    rows = torch.tensor([10, 11, 12, 13, 20, 21, 22, 23, 30, 31, 32, 33])  # q, k, v of four heads
-    second = Share(shape=rows.shape, axis=0, index=1, parts=2, packed=3)
-    assert second.part(rows).tolist() == [12, 13, 22, 23, 32, 33]
-
-
-def test_what_does_not_divide_is_refused():
-    with pytest.raises(BadInput, match="6 x 4 is not 4 equal parts"):
-        Share(shape=torch.Size((6, 4)), axis=0, index=0, parts=4)
 
 
 def test_ranks_that_hold_the_same_are_counted():
