@@ -26,7 +26,6 @@ from harness.planner.calibrate.parts import (
     stations_of,
 )
 from harness.planner.calibrate.running import Session, default_jobs
-from harness.planner.calibrate.table import judged, lines, tables
 from harness.planner.calibration import store
 from harness.resolve import resolve
 from harness.result import Result, Status
@@ -181,15 +180,6 @@ def test_load_is_what_others_took_of_the_cores_and_not_the_station_s_own(session
     assert found["streams"].facts["load"] == 0.0
 
 
-def test_what_takes_minutes_says_where_it_writes_before_it_begins(session, monkeypatch):
-    running.run_part("story", session)
-    begins = [line for line in session.said if ": begins, about" in line]
-    assert [line.split()[1] for line in begins] == ["default:", "fast_dit_table:", "ladder:"]
-    logs = [Path(line.partition("; see ")[2]) for line in begins]
-    assert {log.parent for log in logs} == {session.folder / "logs"}
-    assert session.said.index(begins[1]) > session.said.index("[1/3] default: ok")
-
-
 def test_a_station_that_raises_is_a_failure_too(session, monkeypatch):
     def broken(*given, **named):
         raise RuntimeError("the disk is gone")
@@ -291,15 +281,6 @@ def test_numbers_of_a_station_that_failed_are_not_taken():
     bad = Outcome(station="streams", part="memory", status="failed", facts={"launch_seconds": 9.0})
     found = ending.ceilings_of([good, bad])
     assert found.products == {"a": 1.0} and found.launch_seconds is None
-
-
-def test_a_page_shows_what_a_card_was_measured_to_do():
-    text = lines("x", tables(made(), [], judged(made())))
-    assert "| products bfloat16 | 800 TFLOP/s | 81 % |" in text
-    assert "| context | 500 MiB | 111 % |" in text
-    assert "Factors beyond the ceilings: compute x1.25. Nine of ten predictions within 3 %" in text
-    assert "Median error by typical figures not known, by the fit to the other rows alone" in text
-    assert "| cudnn | bfloat16 | 72 | 250 | - | - |" in text
 
 
 # ---- the check, several at a time ----

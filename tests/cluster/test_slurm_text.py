@@ -53,20 +53,10 @@ def test_the_script_of_a_suite(tmp_path):
     ]
 
 
-def test_a_time_that_is_given_is_asked_for(tmp_path):
-    text = written(tmp_path, SITE.replace("#SBATCH --time=2:00:00\n", ""), time="4:00:00")
-    assert "#SBATCH --time=4:00:00" in text.splitlines()
-
-
 @pytest.mark.parametrize("line", ["--nodes=4", "-N 4", "--array=0-3", "--requeue", "-o x.txt"])
 def test_a_site_does_not_set_what_is_the_runs_own(tmp_path, line):
     with pytest.raises(BadInput, match=r"leave it out; run sets"):
         written(tmp_path, f"#SBATCH {line}\n")
-
-
-def test_a_site_that_is_not_there(tmp_path):
-    with pytest.raises(BadInput, match=r"unreadable.*give --site FILE"):
-        slurm.read_site(tmp_path / "none")
 
 
 def test_a_job_starts_the_command_on_each_node():

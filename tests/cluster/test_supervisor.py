@@ -79,14 +79,6 @@ def test_ranks_are_silent_where_steps_should_follow_one_another(seen, after, sil
     assert progress.silent(SILENCE) is silent
 
 
-def test_a_pause_that_ends_is_none():
-    progress, clock = stepped(FAST)
-    clock.time += 50
-    progress.see([{"rank": 0, "phase": "measure", "step": 2}])
-    clock.time += 50
-    assert not progress.silent(SILENCE)
-
-
 # ---- the watch, by files and probes ----
 
 ORDER = Order(
@@ -142,11 +134,6 @@ def test_a_node_without_a_sign_is_lost(world):
     assert world.go_on(10, beats=False) == "lost" and world.sentry.lost == [0]
 
 
-def test_beats_of_another_launch_are_no_signs(world, monkeypatch):
-    monkeypatch.setattr(supervisor, "read", lambda f, k, r, token: read(f, k, r, "another"))
-    assert world.go_on(30) == "lost"
-
-
 def test_a_head_that_is_cut_off_is_told_from_ranks_that_stand_still(world):
     world.go_on(5)
     assert world.go_on(40, steps=False) == "silent"
@@ -154,25 +141,11 @@ def test_a_head_that_is_cut_off_is_told_from_ranks_that_stand_still(world):
     assert world.sentry.stop() == "unreachable"
 
 
-def test_a_head_that_cannot_be_reached_for_long(world):
-    world.there = False
-    assert world.go_on(18) is None
-    world.there = True
-    assert world.go_on(30) is None
-    world.there = False
-    assert world.go_on(40) == "unreachable"
-
-
 def test_another_nodes_failure_is_left_a_grace(world):
     world.go_on(5)
     write(world.shared, End(token="t", rank=0, host="n1", exit_code=1), 0)
     assert world.go_on(GRACE_SECONDS - 1, beats=False) is None
     assert world.go_on(5, beats=False) == "peer"
-
-
-def test_another_nodes_good_end_is_no_reason(world):
-    write(world.shared, End(token="t", rank=0, host="n1", exit_code=0), 0)
-    assert world.go_on(40, beats=False) is None
 
 
 def test_a_result_ends_the_watch(world):

@@ -66,10 +66,6 @@ def test_order_is_a_window_on_one_sequence(first, count):
     assert np.array_equal(found, sample_order(1, 10, 0, 50)[first : first + count])
 
 
-def test_order_depends_on_the_seed():
-    assert not np.array_equal(sample_order(0, 100, 0, 100), sample_order(1, 100, 0, 100))
-
-
 # ---- feed ---------------------------------------------------------------------------------------
 
 
@@ -116,13 +112,6 @@ def test_steps_and_seeds_differ():
     for one, two in itertools.combinations(draws, 2):
         for name in ("positions", "t", "noise"):
             assert not torch.equal(one[name], two[name])
-
-
-def test_a_step_can_be_asked_for_out_of_turn():
-    (feed,) = feeds("synthetic", "flow", 1, 12)
-    later = consumed([feed], 5)
-    consumed([feed], 0)
-    assert torch.equal(consumed([feed], 5)["noise"], later["noise"])
 
 
 def test_positions_are_the_samples_given():
@@ -254,14 +243,6 @@ FAULTS = {
         lambda r: (r / "imagenet256_labels/3.npy").unlink(),
         "imagenet256_labels/3.npy is missing: imagenet256_features has 12 files",
     ),
-    "missing latent": (
-        lambda r: (r / "imagenet256_features/3.npy").unlink(),
-        "imagenet256_features/3.npy is missing",
-    ),
-    "swapped partner": (
-        lambda r: (r / "imagenet256_labels/3.npy").rename(r / "imagenet256_labels/99.npy"),
-        "imagenet256_labels/3.npy is missing",
-    ),
     "no files": (
         lambda r: [f.unlink() for f in r.rglob("*.npy")],
         "has no .npy file; extract latents into it first",
@@ -282,16 +263,6 @@ FAULTS = {
         lambda r: (r / "imagenet256_features/5.npy").write_bytes(b""),
         "imagenet256_features/5.npy is not a readable .npy file",
     ),
-    "no .npy inside": (
-        lambda r: (r / "imagenet256_features/5.npy").write_bytes(b"<html>" * 50),
-        "imagenet256_features/5.npy is not a readable .npy file",
-    ),
-    "mangled header": (
-        lambda r: (r / "imagenet256_features/5.npy").write_bytes(
-            (r / "imagenet256_features/5.npy").read_bytes().replace(b"descr", b"de(cr")
-        ),
-        "imagenet256_features/5.npy is not a readable .npy file",
-    ),
     "other shape": (
         lambda r: write(r, "5", np.zeros((1, 4, 16, 16), np.float32), np.array([1])),
         "5.npy holds float32[1, 4, 16, 16] where 0.npy holds float32[1, 4, 8, 8]",
@@ -300,10 +271,6 @@ FAULTS = {
         lambda r: write(r, "0", np.zeros((1, 4, 8, 4), np.float32), np.array([1])),
         "0.npy holds float32[1, 4, 8, 4]; a latent is float [1, C, H, H]",
     ),
-    "pixels": (
-        lambda r: write(r, "0", np.zeros((1, 4, 8, 8), np.uint8), np.array([1])),
-        "0.npy holds uint8[1, 4, 8, 8]; a latent is float",
-    ),
     "objects": (
         lambda r: np.save(r / "imagenet256_features/5.npy", np.array([{}]), allow_pickle=True),
         "5.npy holds Python objects",
@@ -311,10 +278,6 @@ FAULTS = {
     "label too high": (
         lambda r: write(r, "5", np.zeros((1, 4, 8, 8), np.float32), np.array([1000])),
         "imagenet256_labels/5.npy holds label 1000; classes are 0 to 999",
-    ),
-    "label below 0": (
-        lambda r: write(r, "5", np.zeros((1, 4, 8, 8), np.float32), np.array([-1])),
-        "imagenet256_labels/5.npy holds label -1",
     ),
     "label no integer": (
         lambda r: write(r, "5", np.zeros((1, 4, 8, 8), np.float32), np.array([1.0])),
@@ -339,7 +302,7 @@ def test_a_faulty_folder_is_refused_in_one_line(folder, fault):
 
 @pytest.mark.parametrize(
     "fault",
-    ["truncated", "empty file", "no .npy inside", "other shape", "label too high", "many labels"],
+    ["truncated", "empty file", "other shape", "label too high", "many labels"],
 )
 def test_a_file_spoilt_during_training_is_named_when_it_is_fetched(folder, fault):
     data = open_data(f"latents:{folder}", "cpu")

@@ -28,7 +28,6 @@ from harness.spec import Spec
 from harness.system.process import Interrupted
 from harness.worker.status import Reporter
 from strategies.base import BadInput
-from strategies.files import nested
 from tests.children.faked import faked
 from tests.made.results import cpu_set, ok
 
@@ -199,28 +198,6 @@ def test_another_headroom_at_work_is_said_in_the_row_and_in_the_report():
 
 # ---- hostile text ----
 
-TEN = ", ".join(["{}"] * 10)
-BOMB = "\n".join(
-    ["a: &a [x, x]", *(f"{b}: &{b} [{TEN.format(*[f'*{a}'] * 10)}]" for a, b in ("ab", "bc", "cd"))]
-)
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        (BOMB, "alias *a: write it out"),
-        (f"recipes: {'[' * 5000}{']' * 5000}", "nested too deep"),
-        ("? {a: b}\n: c\n", "a key is text"),
-        (f"noise_floor: {'9' * 5000}\n", "a suite is YAML"),
-        ("when: 2020-13-45\n", "unknown key 'when'"),
-    ],
-)
-def test_a_hostile_suite_is_one_line(text, said, tmp_path, capsys):
-    (tmp_path / "s.yaml").write_text(text)
-    assert call(["run", "--suite", str(tmp_path / "s.yaml"), "--out", str(tmp_path / "r")]) == 2
-    message = capsys.readouterr().err
-    assert said in message and len(message.splitlines()) == 1 and len(message) < 400
-
 
 @pytest.mark.parametrize("depth", [60, 900, 100_000])
 def test_a_result_nested_too_deep_is_skipped_by_name(depth, tmp_path):
@@ -233,14 +210,6 @@ def test_a_result_nested_too_deep_is_skipped_by_name(depth, tmp_path):
         load(path)
     (tmp_path / "suite.json").write_text("[" * depth)
     assert len(write_report(list(cpu_set().values()), [], tmp_path)) == 4
-
-
-def test_depth_is_counted_without_recursion():
-    data: list = []
-    for _ in range(50_000):
-        data = [data]
-    assert max(depth for _, depth in nested(data)) == 50_001
-    assert max(depth for _, depth in nested({"a": [{"b": 1}]})) == 4
 
 
 EVIL = "<img src=x onerror=alert(1)> [here](javascript:alert(1)) ```\n# no"

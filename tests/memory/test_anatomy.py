@@ -199,11 +199,6 @@ def test_a_law_is_found_again_and_too_few_points_are_refused():
         anatomy.fit(made_up(law)[:3])
 
 
-def test_the_roofline_bends_at_the_ridge():
-    assert anatomy.attainable(1.0, 100.0, 20.0) == 20.0
-    assert anatomy.attainable(5.0, 100.0, 20.0) == anatomy.attainable(50.0, 100.0, 20.0) == 100.0
-
-
 # -- the page --
 
 
@@ -241,20 +236,6 @@ def test_another_file_is_no_anatomy(tmp_path):
         path.write_text(text)
         with pytest.raises(BadResult, match=r"anatomy\.json"):
             memory_breakdown.load(path)
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["zero9"], "unknown strategy 'zero9'"),
-        (["single", "--world", "4"], "no world to simulate"),
-        (["ddp", "--global-batch", "3"], "does not divide"),
-    ],
-)
-def test_bad_input_is_one_line_before_any_process(words, told, capsys, tmp_path):
-    code = cli.main(["anatomy", *words, "--device", "cpu", "--out", str(tmp_path / "x")])
-    said = capsys.readouterr().err
-    assert code == 2 and told in said and len(said.splitlines()) == 1
 
 
 def test_the_command_is_the_real_worker_s(capsys, tmp_path):

@@ -114,12 +114,6 @@ def test_cudnn_s_backward_holds_the_sum_of_dq():
     assert overhead.scratch(op.replace("_backward", ""), shapes) == 0
 
 
-def test_larger_workspaces_of_cublas_follow_from_the_capability():
-    large = {name for name, card in cards.table().items() if card.hopper}
-    new = "H100-PCIe", "H100-NVL", "H100-80GB", "GH200-96GB", "H200-141GB", "B200-180GB"
-    assert large == set(new)
-
-
 def rows() -> dict[str, dict]:
     return {row["name"]: row for row in json.loads(cards.TABLE.read_text())["gpus"]}
 
@@ -245,12 +239,6 @@ def test_a_plan_is_for_the_kind_of_its_card(capsys, monkeypatch):
         words = ["--gpu", card, "--notes", "--recipes", "ddp+bf16"]
         text, tried, kinds = planned(monkeypatch, capsys, *words)
         assert (tried, kinds) == (["ddp+bf16"], [kind]) and f"on this card: {word}" in text
-
-
-def test_the_largest_batch_of_what_cannot_run_is_not_sought(capsys, monkeypatch):
-    words = ["--gpu", "V100-16GB", "--recipes", "zero2+bf16", "--largest", "batch"]
-    text, tried, _ = planned(monkeypatch, capsys, *words)
-    assert not tried and "zero2+bf16: bf16 needs compute capability 8.0" in text
 
 
 def test_what_torch_takes_here_is_a_fact_of_the_environment():

@@ -252,37 +252,6 @@ def test_the_column_that_decides_is_never_dropped(columns, monkeypatch, capsys):
     assert "64 GiB assumed for each GPU" in text and "Fastest predicted to fit" not in text
 
 
-def test_much_host_memory_is_part_of_the_answer(monkeypatch, capsys):
-    def predict_all(rows, folder, **more):
-        found = prediction(5)
-        host = dataclasses.replace(found.host, bytes=300 * GIB)
-        return [dataclasses.replace(found, host=host) for _ in rows]
-
-    monkeypatch.setattr(pool, "predict_all", predict_all)
-    monkeypatch.setenv("COLUMNS", "120")
-    assert plan("24GiB", "zero3_offload+bf16", "--host-memory", "512GiB") == 0
-    text = " ".join(capsys.readouterr().out.split())
-    assert "of 24.0 GiB, and 300.0 of 512.0 GiB of host memory" in text
-
-
-def test_the_least_memory_of_a_card_is_told_with_what_it_takes_of_the_host(monkeypatch, capsys):
-    def predict_all(rows, folder, **more):
-        return [of(row.launch.engine.place("parameters") == "device") for row in rows]
-
-    def of(whole: bool) -> Prediction:
-        found = prediction(20 if whole else 4)
-        slow = [dataclasses.replace(found.work[0], flops=10**14)]
-        host = dataclasses.replace(found.host, bytes=(1 if whole else 50) * GIB)
-        return dataclasses.replace(found, host=host, work=found.work if whole else slow)
-
-    monkeypatch.setattr(pool, "predict_all", predict_all)
-    monkeypatch.setenv("COLUMNS", "120")
-    assert plan("24GiB", "zero3_offload+bf16+checkpoint", "zero1+bf16+checkpoint") == 0
-    text = capsys.readouterr().out
-    assert "Fastest predicted to fit: zero1+bf16+checkpoint, " in text
-    assert "Least memory: zero3_offload+bf16+checkpoint, 4.5 GiB, and 50.0 of 64.0 GiB of" in text
-
-
 def test_what_is_planned_unasked_traces_few_blocks_unless_they_are_unlike():
     """Seconds follow from blocks: a recipe of Flux traces 16 of 57, some 20 s of a processor. Only
     one that swaps blocks, recomputes a share of them, or offloads by DeepSpeed in buffers across

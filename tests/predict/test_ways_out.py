@@ -9,10 +9,8 @@ import pytest
 import yaml
 
 from harness import ROOT
-from harness.memory.record import Held
 from harness.planner import suggestions, verdict
 from harness.planner.plan.answer import answer
-from harness.planner.plan.table import explained, second_step
 from harness.planner.speed import rates as calibrated
 from harness.planner.speed.roofline import Seconds, seconds
 from harness.planner.verdict import Fit
@@ -193,13 +191,6 @@ def test_weights_without_a_master_come_with_an_optimizer_made_for_them():
 # ---- words ----
 
 
-def test_a_peak_s_small_parts_are_left_out_and_each_part_has_its_unit():
-    text = answer([failed("ddp")])
-    assert text[0].startswith("None is predicted to fit. Nearest: ddp needs 40.7 GiB, 16.7 GiB")
-    assert text[0].endswith("GiB more than a GPU has")
-    assert text[1] == "  its peak: in forward at op: 20.0 GiB parameters, 20.0 GiB activations"
-
-
 def test_a_card_of_a_size_says_whose_speed_is_assumed():
     assert CARD.words.startswith("24.0 GiB (speed assumed: ") and CARD.like in cards.table()
     assert cards.find("V100-32GB").words.startswith("V100-32GB (3")
@@ -223,37 +214,3 @@ def test_cards_whose_times_nobody_measured_are_marked():
     new, known = cards.find("RTX-4070"), cards.find("H100-80GB")
     assert "times untried" in new.words and "untried" in calibrated.words(new)
     assert "untried" not in known.words + calibrated.words(known)
-
-
-def test_a_peak_is_explained_by_what_lived():
-    found = prediction(10)
-    held = [
-        Held(category="optimizer_state", op="aten.zeros", site="x.py:3", phase="optimizer",
-             count=4, bytes=8 * GIB),
-        Held(category="ema", op="aten.clone", site="", phase="prepare", count=1, bytes=GIB),
-        Held(category="temporaries", op="aten.mm", site="", phase="forward", count=1, bytes=9),
-    ]  # fmt: skip
-    found = dataclasses.replace(
-        found,
-        peak=dataclasses.replace(found.peak, held=held, site="y.py:7"),
-        phases={"load": 4096, "prepare": 3 * GIB, "forward": 10 * GIB},
-    )
-    assert explained("ddp", found) == [
-        "ddp: 10.00 GiB of tensors, in forward at op, y.py:7",
-        "     8.00  optimizer state: 4 x aten.zeros, x.py:3 (optimizer)",
-        "     1.00  ema: 1 x aten.clone (prepare)",
-        "     1.00  the rest",
-        "  highest of each phase: prepare 3.00, forward 10.00 GiB",
-    ]
-    closed = dataclasses.replace(found, peak=None, reason="a limit")
-    assert explained("ddp", closed) == ["ddp: a limit"]
-
-
-def test_what_the_second_step_adds_is_said_where_it_is_worth_a_word():
-    later = prediction(10)
-    later = dataclasses.replace(later, steady=later.peak)
-    low = dataclasses.replace(later, first_step=8 * GIB)
-    (text,) = second_step(low)
-    assert text.startswith("  the second step adds 2.00 GiB to the first's 8.00: ")
-    for first in (None, 10 * GIB, 9.9 * GIB):
-        assert second_step(dataclasses.replace(later, first_step=first)) == []

@@ -12,8 +12,6 @@ from tests.made.results import MIB, done, gpu_set
 PLAIN = (30, 2, 60, 30, 160, 40)
 """MiB of parameters, gradients, optimizer state, average, activations, workspace: half of the peak
 is activations."""
-WEIGHTS = (130, 120, 250, 130, 30, 20)
-"""The same where hardly any of it is."""
 
 
 def paired(*results):

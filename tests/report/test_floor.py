@@ -59,30 +59,6 @@ def cells(group: Group, head: str) -> dict[str, str]:
 # ---- the statistic ----
 
 
-def test_one_uneasy_row_widens_its_own_margin_alone():
-    steady_run, uneasy = [0.99, 1.0, 1.01], [0.5, 1.0, 2.0]
-    rows = {"ddp": [steady_run] * 3, "zero2": [steady_run], "zero3": [uneasy]}
-    floor = floor_of(rows, "ddp")
-    assert margin(floor, rows["zero2"], rows["ddp"]) == pytest.approx(math.log1p(floor.fraction))
-    assert margin(floor, rows["zero3"], rows["ddp"]) > 10 * floor.fraction
-
-
-def test_of_rows_that_all_ran_twice_the_noise_is_pooled_and_t_smaller():
-    few = {"ddp": [[1.0], [1.02]], "zero2": [[1.5]]}
-    many = few | {f"zero{i}": [[1.5], [1.53]] for i in range(4)}
-    few_floor, many_floor = (floor_of(rows, "ddp") for rows in (few, many))
-    assert (few_floor.runs.freedom, many_floor.runs.freedom) == (1, 5)
-    assert few_floor.runs.deviation == pytest.approx(many_floor.runs.deviation)
-    assert few_floor.fraction > 4 * many_floor.fraction
-
-
-def test_the_stated_floor_is_that_of_the_rows_with_the_fewest_runs():
-    rows = {name: [[seconds], [1.02 * seconds]] for name, seconds in (("ddp", 1.0), ("zero2", 1.5))}
-    floor = floor_of(rows, "ddp")
-    assert margin(floor, rows["zero2"], rows["ddp"]) == pytest.approx(math.log1p(floor.fraction))
-    assert floor.fraction < floor_of({**rows, "zero3": [[1.0]]}, "ddp").fraction
-
-
 def test_nothing_measured_twice_nothing_known():
     assert floor_of({"ddp": [[1.0, 1.1]], "zero2": [[1.0]]}, "ddp") is None
 
@@ -141,17 +117,6 @@ def test_without_repetitions_ratios_stand_as_measured_and_the_report_says_so():
     assert lookup.noise_floor(group).startswith("Noise floor unknown: no row was measured twice")
 
 
-def test_a_rank_is_behind_all_that_are_faster_beyond_the_noise():
-    """Of four rows each 4 % apart and a floor between 4 % and 8 %, neighbours cannot be told."""
-    noise = (0.400, 0.404, 0.396)
-    paces = {"zero1": 0.416, "zero2": 0.4326, "zero3": 0.45}
-    group = group_of([*references(noise), *(steady(r, s) for r, s in paces.items())])
-    assert 0.04 < group.floor.fraction < 0.08
-    assert [(r.label, r.versus.place, r.versus.rank) for r in group.rows] == [
-        ("ddp", 1, 1), ("zero1", 2, 1), ("zero2", 3, 2), ("zero3", 4, 3),
-    ]  # fmt: skip
-
-
 # ---- groups without repetitions ----
 
 
@@ -175,13 +140,6 @@ def test_nothing_is_borrowed_from_another_device():
     others = [steady(r, s, device="cuda") for r, s in (("ddp", 0.1), ("zero2", 0.101))]
     groups = build([*suite(QUIET), *others], [], SuiteHead(reference="ddp")).groups
     assert [group.floor is None for group in groups] == [False, True]
-
-
-def test_a_simulated_world_has_no_noise_to_speak_of():
-    results = references(QUIET, processes=1, world=4)
-    results.append(steady("zero2", 0.4, processes=1, world=4))
-    group = group_of(results)
-    assert group.world == 4 and group.floor is None and lookup.noise_floor(group) == ""
 
 
 # ---- answers ----

@@ -28,7 +28,6 @@ from harness.report.data.answers import (
     MANY,
     answers,
     fastest_that_fits,
-    headline,
     in_detail,
     in_full,
 )
@@ -38,7 +37,6 @@ from harness.result import Status, load_all
 from tests.made.results import MIB, cpu_set, gpu_set, large_set
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "report"
-GIB = 2**30
 SETS = ("cpu", "gpu")
 
 
@@ -134,15 +132,6 @@ def test_without_a_gpu_every_format_says_so():
     assert "Do NOT compare" not in markdown.render(report_of("gpu"))
 
 
-def test_meter_notes_are_shown_once_for_all_files_that_they_are_of():
-    results = recorded("cpu")
-    results[0].meter_notes.append("zero2.yaml: freed memory may still be counted")
-    results[1].meter_notes.append("zero3.yaml: freed memory may still be counted")
-    told = markdown.render(build(results, []))
-    assert told.count("freed memory may still be counted") == 1
-    assert "zero2.yaml, zero3.yaml: freed memory" in told or "zero3.yaml, zero2.yaml:" in told
-
-
 @pytest.mark.parametrize("name", SETS)
 def test_the_ranking_has_at_most_eight_columns_and_the_others_on_request(name):
     (group,) = report_of(name).groups
@@ -154,17 +143,6 @@ def test_the_ranking_has_at_most_eight_columns_and_the_others_on_request(name):
     ranked = page.partition('<table data-key="ranking"')[2].partition("</table>")[0]
     assert ranked.count('class="detail') == len(grid.details) * (1 + len(group.rows))
     assert "Step ms" in grid.details and ("Needs GiB" in short.heads) == (name == "gpu")
-
-
-def test_the_headline_names_the_fastest_row_and_what_the_best_trade_costs():
-    (group,) = report_of("gpu").groups
-    assert headline(group) == (
-        "On 2 x NVIDIA H100 80GB HBM3, ddp+bf16 is fastest (297.9 samples/s, needs 31.84 GiB a "
-        "device); zero3+bf16+checkpoint needs 64 % less memory at 61 % of its speed."
-    )
-    alone = dataclasses.replace(group, rows=group.rows[:1])
-    assert headline(alone).startswith("On 2 x NVIDIA H100 80GB HBM3, ddp+bf16: 297.9 samples/s")
-    assert headline(dataclasses.replace(group, rows=[])) == ""
 
 
 def test_rows_on_other_devices_or_of_other_work_are_not_ranked_together():
@@ -198,12 +176,6 @@ def test_without_ddp_the_plainest_exact_row_is_the_reference():
     names = ("zero3", "zero3+checkpoint", "ddp+bf16")
     results = [r for r in recorded("cpu") if r.spec.recipe in names]
     assert build(results[::-1], []).groups[0].reference.label == "zero3"
-
-
-def test_environments_that_differ_are_named():
-    results = recorded("cpu")
-    results[0].environment = {**results[0].environment, "threads": 2}
-    assert "threads is 2 / 4" in markdown.render(build(results, []))
 
 
 def test_nothing_finished():
@@ -294,16 +266,6 @@ def test_a_terminal_shows_every_column_whole(width):
     assert "Notes" in heads.split()
 
 
-def test_bars_of_the_split_add_up_to_the_peak():
-    rows = report_of("gpu").groups[0].rows
-    assert len(rows) > 5
-    for row in rows:
-        numbers = dataclasses.asdict(row.numbers)
-        names = ("parameters", "gradients", "optimizer_state", "ema", "activations", "workspace")
-        parts = sum(numbers[f"{name}_bytes"] for name in names)
-        assert parts + numbers["untraced_bytes"] == numbers["peak_bytes"]
-
-
 def test_recorded_sets_are_what_the_builder_builds():
     for name, built in (("cpu", cpu_set()), ("gpu", gpu_set())):
         results, skipped = load_all(GOLDEN / name)
@@ -325,12 +287,6 @@ def edited(edit) -> str:
     return markdown.render(build(results, []))
 
 
-def test_an_older_result_says_that_places_were_not_told_apart():
-    assert "an older result" not in edited(lambda rank: None)
-    told = edited(lambda rank: setattr(rank.categories, "placed_by", ""))
-    assert "an older result: offload shows no saving" in told
-
-
 def test_places_that_are_not_known_are_said_in_the_row():
     words = "unknown: 4 operations of forward took operands in both places, as aten.mm"
     told = edited(lambda rank: setattr(rank.categories, "placed_by", words))
@@ -346,24 +302,6 @@ def test_what_was_not_traced_has_no_peak_and_is_in_no_answer_about_memory():
     assert "not traced: resident 0.530 GiB" in line
     assert "**Least memory**: `zero3+checkpoint`" in told
     assert "**Least memory**: `zero3_offload`" in edited(lambda rank: None)
-
-
-def test_a_head_says_the_size_of_a_sample_where_one_was_asked_for():
-    """Else reports of two lengths of a video would read alike."""
-    found = [r for r in recorded("cpu") if r.status is Status.OK]
-
-    def heads(**asked):
-        specs = [dataclasses.replace(r.spec, model="wan2.1-1.3b", **asked) for r in found]
-        rows = [dataclasses.replace(r, spec=s) for r, s in zip(found, specs, strict=True)]
-        texts = markdown.render(build(rows, [], SuiteHead())).splitlines()
-        return [line.partition(" (")[0] for line in texts if " M parameters" in line]
-
-    assert heads(resolution="480x832", frames=81, text=512) == [
-        "## wan2.1-1.3b at 480x832 pixels, 81 frames, 512 tokens of text"
-    ]
-    assert heads(frames=17) == ["## wan2.1-1.3b at 17 frames"]
-    assert heads(set="num_layers=2") == ["## wan2.1-1.3b with num_layers=2"]
-    assert heads() == ["## wan2.1-1.3b"]
 
 
 def test_what_fsdp2_gathered_and_how_far_ahead_has_a_table_of_its_own():
@@ -403,7 +341,7 @@ def calls_of(count: int) -> int:
 
 
 def test_the_work_of_a_report_grows_with_its_rows_and_not_their_square():
-    few, some, many = (calls_of(count) for count in (200, 400, 800))
+    few, some, many = (calls_of(count) for count in (100, 200, 400))
     assert many - some < 2.3 * (some - few)
 
 

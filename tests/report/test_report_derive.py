@@ -48,26 +48,6 @@ def traced(*sizes: int) -> Categories:
     return Categories(**dict(zip(names, sizes, strict=True)), phase="backward", where="mm")
 
 
-def test_no_ranks_no_steps():
-    assert derive.step_seconds(result()) == []
-
-
-@pytest.mark.parametrize(
-    ("evidence", "expected"),
-    [
-        ({"bf16": {"compute_dtype": "bfloat16"}}, "bfloat16"),
-        ({"ddp": {"wrapper": "x"}, "fp32": {"compute_dtype": "float32", "tf32": True}}, "tf32"),
-        ({"fp32": {"compute_dtype": "float32", "tf32": False}}, "float32"),
-        ({"fp8": {"compute_dtype": "bfloat16", "float8_products": 48}}, "float8"),
-        ({"fp8": {"compute_dtype": "bfloat16", "float8_products": 0}}, "bfloat16"),
-        ({"ddp": {}}, None),
-        ({}, None),
-    ],
-)
-def test_precision_is_what_was_read_back(evidence, expected):
-    assert derive.precision(evidence) == expected
-
-
 @pytest.mark.parametrize(
     ("device", "kind", "peak"),
     [
@@ -122,13 +102,6 @@ def test_what_was_not_traced_has_no_peak_on_a_cpu_and_keeps_its_resident_mark():
     assert (found.resident_peak_bytes, found.placed_by) == (100, None)
 
 
-def test_a_place_that_is_not_known_on_one_rank_is_said_of_the_row():
-    first, second = traced(8, 0, 0, 0, 0, 0), traced(8, 0, 0, 0, 0, 0)
-    first.placed_by, second.placed_by = "the engine", "unknown: 4 operations"
-    found = numbers([result(rank(categories=first), rank(1, categories=second))])
-    assert found.placed_by == "unknown: 4 operations"
-
-
 def test_one_function_decides_what_a_row_s_peak_is(monkeypatch):
     """docs/adding/peak-meaning.md: every headline follows it; needs and predictions do not."""
     monkeypatch.setattr(
@@ -152,18 +125,6 @@ def test_a_row_that_died_keeps_what_its_meter_had_counted():
     assert build([gone], []).unfinished[0].so_far_bytes == 100
 
 
-def test_need_is_the_largest_known_count_on_a_gpu():
-    one = on_gpu(phases={"steady": Peak(allocated=100, reserved=120, process=150)})
-    bare = on_gpu(phases={"steady": Peak(allocated=100, reserved=120)})
-    loaded = on_gpu(phases={"load": Peak(allocated=400), "steady": Peak(allocated=100)})
-    assert derive.need_bytes([one], "cuda") == 150
-    assert derive.need_bytes([bare], "cuda") == 120
-    assert derive.need_bytes([loaded], "cuda") == 400, "set-up must fit as well"
-    # Without a GPU neither Python nor libraries' heap is what a device would need.
-    here = rank(categories=traced(60, 0, 0, 0, 0, 0), phases=one.phases)
-    assert derive.need_bytes([here], "resident") == 60
-
-
 def test_the_categories_are_named_alike_everywhere():
     """One list; the fields that repeat its names for their types are held to it."""
     sizes = {name: 2**place for place, name in enumerate(CATEGORIES)}
@@ -174,11 +135,6 @@ def test_the_categories_are_named_alike_everywhere():
     assert STATE == ("parameters", "gradients", "optimizer_state", "ema")
     titles = [title(name) for name in CATEGORIES]
     assert titles[2:4] == ["Optimizer state", "EMA"] and in_sentence("ema") == "EMA"
-
-
-def test_a_negative_rest_is_shown():
-    found = numbers([result(rank(categories=traced(50, 50, 20, 0, 0, 0)))])
-    assert found.untraced_bytes == -20
 
 
 @pytest.mark.parametrize(
@@ -202,11 +158,6 @@ def test_the_power_that_a_curve_grows_with():
     assert derive.power([4, 16, 36], [5, 5, 5]) == pytest.approx(0)
 
 
-def test_pareto_front_keeps_ties_and_drops_the_beaten():
-    points = [(10, 5), (8, 5), (4, 3), (5, 3), (4, 3), (2, 1)]
-    assert derive.pareto_front(points) == [1, 2, 4, 5]
-
-
 @pytest.mark.parametrize(
     ("points", "best"),
     [
@@ -222,11 +173,6 @@ def test_compromise(points, best):
     assert derive.compromise(points) == best
 
 
-def test_intervals():
-    assert derive.overlap((1, 2), (2, 3))
-    assert not derive.overlap((1, 2), (2.1, 3))
-
-
 def test_a_failed_check_voids_an_ok_row():
     wrong = Check(name="micro batch", asked=[8], found=[4], ok=False)
     status, reason = shown_status(result(rank(), audit=[wrong]))
@@ -237,11 +183,6 @@ def test_a_failed_check_voids_an_ok_row():
 def test_an_ok_row_without_steps_is_void():
     assert shown_status(result())[0] is Status.VOID
     assert shown_status(result(rank()))[0] is Status.OK
-
-
-def test_other_ends_stay_what_they_are():
-    gone = result(status=Status.GPU_OOM, reason="no room")
-    assert shown_status(gone) == (Status.GPU_OOM, "no room")
 
 
 @pytest.mark.parametrize(

@@ -129,13 +129,6 @@ def test_a_gpu_s_peak_and_reserve_hold_the_libraries_workspaces(device, mib):
     assert found.step_predicted == row.ranks[0].categories.total  # no tensor of the step
 
 
-def test_without_a_gpu_there_are_none():
-    row = cpu_set()["ddp"]
-    found = compared(row, prediction_of(row))
-    assert found.run_predicted == row.ranks[0].categories.total
-    assert found.reserved_predicted is None
-
-
 @pytest.mark.parametrize(
     ("settings", "gib"),
     [
@@ -191,20 +184,6 @@ def test_a_host_that_ran_out_is_held_to_what_all_processes_keep_there():
     assert (on_gpu.need_bytes, on_gpu.have_bytes) == (40 * GIB, MACHINE["memory_bytes"])
     assert (on_cpu.need_bytes, on_cpu.have_bytes) == (2 * ddp.ranks[0].categories.total, GIB)
     assert sentences.predicted_fits(report).startswith("Predicted not to fit: 2 of 2 rows")
-
-
-def test_what_was_not_predicted_is_no_verdict():
-    rows = gpu_set()
-    lost, ddp = rows["single"], rows["ddp"]
-    assert (
-        sentences.predicted_fits(report_on([lost, ddp], None, prediction_of(ddp, least=GIB))) == ""
-    )
-    other = gone("zero1", Status.GPU_OOM, "out of memory", None, **{**GPU, "processes": 2})
-    report = report_on([other, ddp, lost], prediction_of(ddp, least=99 * GIB), None, None)
-    assert sentences.predicted_fits(report) == (
-        "Predicted not to fit: 1 of 2 rows that ran out of memory (not predicted: single), "
-        "0 of 0 rows that finished."
-    )
 
 
 def test_rows_that_ran_out_of_memory_are_predicted_too(tmp_path, monkeypatch):

@@ -20,10 +20,10 @@ from harness.worker.training import Training
 from strategies import parse
 from strategies.base import BadInput, NotInForce
 from strategies.distillation import distilled as matching
-from strategies.distillation import evidence, files
+from strategies.distillation import files
 from strategies.distillation import teacher as begun
 from strategies.distillation.distill import Distill
-from strategies.distillation.teacher import NAME, Moment
+from strategies.distillation.teacher import NAME
 from strategies.evidence.rules import settings
 from strategies.recipe import RecipeError
 from strategies.step.backward import Backward, Caller
@@ -194,16 +194,6 @@ def test_the_loss_is_the_sum_of_its_terms(file, train_here):
     assert float(log.losses[0]) == pytest.approx(float(wanted), rel=1e-5)
 
 
-def test_the_weights_that_are_told_are_those_that_came_to_the_terms():
-    """Up to what all have in common, and not the recipe's own, from which they may be a little."""
-    moment = Moment(*[torch.zeros(())] * 2, {}, torch.zeros(()), lambda predict: torch.zeros(()))
-    moment.arrived = {"output": 0.10001, "true": 0.09999}
-    asked = {"true": 0.5, "output": 0.5, "feature": 0.0}
-    assert evidence._weighed(moment, asked) == {"true": 0.49995, "output": 0.50005}
-    with pytest.raises(NotInForce, match="the weights of the loss terms were"):
-        evidence._weighed(moment, {"true": 0.4, "output": 0.6})
-
-
 def test_what_one_term_weighs_is_a_setting(train_here):
     run, log = train_here(train("single+distill:weight=1"), 1)
     observe_here(run, log, "single+distill:weight=1")
@@ -220,11 +210,6 @@ def test_the_cut_of_a_batch_and_recomputing_change_nothing(more, train_here):
     _, other = train_here(train(f"{recipe}+{more}"), 3)
     assert [float(x) for x in other.losses] == pytest.approx([float(x) for x in log.losses], 1e-5)
     assert [float(x) for x in other.norms] == pytest.approx([float(x) for x in log.norms], 1e-4)
-
-
-def test_pruning_goes_with_a_student_that_is_drawn():
-    resolved = resolve(train("single+distill+prune", processes=1))
-    assert resolved.refusal is None
 
 
 WIDER = "single+distill:width=64,depth=2,feature=1.0"

@@ -169,25 +169,6 @@ def test_the_next_piece_is_on_its_way_while_the_host_works_on_one(size):
         assert staging.log.index(f"wait {index - 1}") > place > 0, "two are under way"
 
 
-@pytest.mark.parametrize("elements", [8, 1000, 4096])
-def test_an_average_that_is_staged_is_that_of_plain_copies(elements, train_here, monkeypatch):
-    """On a CPU no weight is on another device, so the staging is put in by hand."""
-    from conftest import TINY
-
-    run, _ = train_here(TINY, 1)
-    average = run.trained.attached["ema"]
-    staged = [s.clone() for s in average.shards]
-    for index, master in average._masters():
-        average.staging = None
-        average._follow(average.shards[index], master.detach(), 0.25)
-        average.staging = Staging(torch.device("cpu"), torch.float32, elements)
-        theirs = average.staging.read(master.detach())
-        parts = zip(staged[index].flatten().split(elements), theirs, strict=True)
-        for mine, piece in parts:
-            mine.lerp_(piece, 0.25)
-    assert all(map(torch.equal, average.shards, staged))
-
-
 def test_a_prediction_for_a_gpu_has_the_buffers_of_an_average_on_the_host(train_here):
     """No larger than the largest shard, and whole powers of two, as pinned blocks are."""
     from conftest import TINY

@@ -18,7 +18,7 @@ from harness.planner.speed.roofline import COLLECTIVES, sent
 from harness.resolve import resolve
 from harness.spec import Spec
 from harness.system import requirements
-from strategies import CATALOG, engines, parse
+from strategies import engines, parse
 from strategies.base import NotInForce, Parity, Settings, Sizes, load
 from strategies.engines.alone import Broken
 from strategies.engines.zero import variants
@@ -26,7 +26,6 @@ from strategies.engines.zero.config import piece_size
 from strategies.engines.zero.inputs import tell_local_ranks
 from strategies.evidence.readings import Observed, Ran, Sent
 from strategies.launch_file import FOLDER
-from strategies.recipe import ABSENT, ALIASES, absent
 from tests.made.machines import machine
 
 JSONS = sorted(FOLDER.glob("*.json"))
@@ -151,12 +150,6 @@ def test_what_a_file_may_not_ask_for_is_refused_by_name(name, settings, words, t
     assert not isinstance(engines.of_file(changed(tmp_path, name)), Broken)
     found = engines.of_file(changed(tmp_path, name, **settings))
     assert isinstance(found, Broken) and re.search(words, found.refuses(launch("zero2", 2)))
-
-
-def test_other_spellings_are_of_what_is_not_here():
-    assert set(ALIASES.values()) <= set(ABSENT) and not set(ALIASES) & set(ABSENT)
-    assert absent("Super-Offload") == ABSENT["superoffload"]
-    assert not (set(ALIASES) | set(ABSENT)) & set(CATALOG)
 
 
 # -- weight decay under offload ---------------------------------------------------------------

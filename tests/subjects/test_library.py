@@ -77,18 +77,9 @@ def held(module: torch.nn.Module, at: str) -> int:
     return sum(sizes)
 
 
-def test_presets_are_held_to_counts_where_there_are_some():
-    exact = [n for n, k in families.table().items() if isinstance(k.parameters["published"], int)]
-    assert len(exact) >= 14
-
-
 def test_the_page_lists_every_preset():
     page = (ROOT / "docs/reference/models.md").read_text(encoding="utf-8")
     assert "\n".join(listed()) in page
-
-
-def test_a_configuration_that_is_not_the_model_s_has_another_count():
-    assert elements(public("pixart-alpha", set="num_layers=27")) != elements(public("pixart-alpha"))
 
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda family: family.name)

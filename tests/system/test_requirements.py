@@ -20,7 +20,7 @@ from harness.suite.file import load_suite
 from harness.system import gpu_state, gpus, probe
 from harness.system import machine as kernel
 from harness.system import machine as machines
-from harness.system.requirements import lacks, needed_ops, notes, obstacle
+from harness.system.requirements import lacks, notes, obstacle
 from strategies import CATALOG
 from tests.made.machines import machine
 
@@ -59,10 +59,6 @@ def with_op(folder: Path, name: str, reason: str) -> machines.Machine:
     return here
 
 
-def test_everything_there_lacks_nothing(tmp_path: Path) -> None:
-    assert obstacle(NVME, machine(tmp_path)) is None
-
-
 def test_libaio_names_the_package(tmp_path: Path) -> None:
     here = with_op(tmp_path, "async_io", "RuntimeError: DeepSpeed finds it not compatible")
     assert "apt-get install libaio-dev" in obstacle(NVME, here).hint
@@ -80,11 +76,6 @@ def test_a_missing_compiler_is_named(tmp_path: Path, tool: str) -> None:
     lack = lacks("cpu_adam", machine(tmp_path, **{tool: None}), NVME.spec)
     assert {"compiler": "g++", "ninja": "ninja"}[tool] in lack.text
     assert "apt-get install g++ ninja-build" in lack.hint
-
-
-def test_a_failed_build_keeps_its_decisive_line(tmp_path: Path) -> None:
-    here = with_op(tmp_path, "cpu_adam", "foo.cpp:3:1: error: no such thing")
-    assert "error: no such thing" in lacks("cpu_adam", here, NVME.spec).text
 
 
 def test_no_bf16(tmp_path: Path) -> None:
@@ -218,18 +209,6 @@ def test_a_card_has_the_size_that_torch_reads(smi, torch_bytes, monkeypatch, tmp
     (card,) = machines.examine(tmp_path).gpus
     assert card.total_bytes == card.free_bytes == torch_bytes and not card.busy
     assert bool(card.others) == (torch_bytes != 20 * 2**30), "nvidia-smi still names the processes"
-
-
-def test_what_a_reader_should_know(tmp_path: Path) -> None:
-    crowd = resolve(Spec(recipe="zero2", data="synthetic", processes=4))
-    alone = resolve(Spec(recipe="zero2", data="synthetic", processes=1))
-    assert "4 processes share 2 cores" in notes(crowd, machine(tmp_path))[0]
-    assert "one process" in notes(alone, machine(tmp_path))[0]
-
-
-def test_ops_that_runs_need() -> None:
-    assert needed_ops([resolve(Spec(recipe="ddp", data="synthetic"))]) == set()
-    assert needed_ops([NVME]) == {"cpu_adam", "async_io", "shm_comm"}
 
 
 def test_the_table_says_why_and_the_way_out(tmp_path: Path, capsys) -> None:

@@ -22,7 +22,7 @@ from harness.result import Peak
 from harness.spec import Spec
 from harness.system import gpus
 from harness.system.gpus import Gpu
-from harness.worker import environment, measure, meter, projections, samples
+from harness.worker import measure, meter, projections, samples
 from harness.worker.loop import Log, optimizer_step
 
 MIB = 2**20
@@ -225,22 +225,6 @@ def test_a_process_that_keeps_freed_memory_says_so():
 
 
 @pytest.mark.parametrize(
-    ("given", "settings"),
-    [
-        ({}, "default"),
-        ({"PYTORCH_ALLOC_CONF": "expandable_segments:True"}, "expandable_segments:True"),
-        ({"PYTORCH_ALLOC_CONF": "a:1", "PYTORCH_CUDA_ALLOC_CONF": "b:2"}, "b:2"),
-    ],
-)
-def test_the_allocator_s_settings_are_found_under_either_name(monkeypatch, given, settings):
-    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in given.items():
-        monkeypatch.setenv(name, value)
-    assert environment.allocator() == settings
-
-
-@pytest.mark.parametrize(
     ("file", "place"),
     [
         ("harness/loop.py", "harness/loop.py:7"),
@@ -275,12 +259,6 @@ def test_the_trace_sees_as_much_as_the_profiler(train_here):
         optimizer_step(run, run.trained.optimizer_steps, Log())
     known = found.parameters + found.optimizer_state
     assert highest(profile) == pytest.approx(found.total - known, rel=0.02, abs=MIB)
-
-
-def test_recomputing_keeps_fewer_activations(train_here):
-    _, plain = traced(train_here, "single")
-    _, recomputed = traced(train_here, "single+checkpoint")
-    assert recomputed.activations < 0.5 * plain.activations
 
 
 def test_what_was_kept_before_the_peak_is_not_forgotten(train_here):

@@ -137,12 +137,6 @@ def test_a_training_takes_no_step_that_it_was_not_asked_for(switched, bench, mon
     assert here.peaks == [*watched, *([] if switched else [("steady", 2)]), ("closed", 4)]
 
 
-def test_a_trial_is_watched_to_its_end(bench):
-    here = bench(1)
-    passes.trial_steps(here)
-    assert here.peaks == [("first_step", 0), ("steady", 1), ("closed", 3)] and here.calls == []
-
-
 def test_what_reads_phases_knows_all_of_them():
     assert tuple(RUN_PHASES) == outcome.PHASES
     assert set(derive.PHASES) | {"warmup"} == set(PEAK_PHASES)

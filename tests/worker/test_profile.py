@@ -116,19 +116,6 @@ def test_a_history_that_cannot_be_written_hides_no_error_and_is_one(tmp_path, mo
         pass
 
 
-def test_a_history_is_of_the_rank_s_own_gpu_and_of_python_s_stacks(tmp_path, monkeypatch):
-    done = []
-    monkeypatch.setenv("LOCAL_RANK", "3")
-    monkeypatch.setattr(torch.cuda, "set_device", lambda index: done.append(("device", index)))
-    recording = torch.cuda.memory
-    monkeypatch.setattr(recording, "_record_memory_history", lambda **how: done.append(how))
-    monkeypatch.setattr(recording, "_dump_snapshot", lambda path: done.append(path))
-    with loop.allocator_history(tmp_path, 3):
-        pass
-    assert done[0] == ("device", 3), "before the history, which makes a context where it is"
-    assert done[1]["stacks"] == "python" and done[1]["max_entries"] == loop.ENTRIES
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_the_history_is_written_also_when_memory_runs_out(tmp_path):
