@@ -68,7 +68,7 @@ def ended(child: subprocess.Popen, out: Path) -> str:
 
 @pytest.mark.parametrize("whom", ["a rank", "the launcher"])
 def test_a_process_that_is_killed_fails_its_row_and_the_next_one_runs(whom, tmp_path):
-    child = start(tmp_path, "ddp", "zero2", steps="300")
+    child = start(tmp_path, "ddp", "zero2", steps="200")
     pid = measuring(tmp_path, 2)[1]
     os.kill(pid if whom == "a rank" else parent(pid), signal.SIGKILL)
     said = ended(child, tmp_path)
@@ -82,7 +82,7 @@ def test_a_process_that_is_killed_fails_its_row_and_the_next_one_runs(whom, tmp_
 def test_nothing_is_left_in_the_folder_for_temporary_files(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     (tmp_path / "tmp").mkdir()
-    child = start(tmp_path / "out", "ddp", "zero2", steps="2")
+    child = start(tmp_path / "out", "zero2", steps="2")
     said = ended(child, tmp_path / "out")
     assert child.returncode == 0, said
     own = f"headroom-{os.getuid()}"  # what is known of the machine, kept on purpose
