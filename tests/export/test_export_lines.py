@@ -17,6 +17,7 @@ from unittest import mock
 import pytest
 import torch
 from accelerate.state import AcceleratorState, GradientState, PartialState
+from conftest import launchable
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -291,7 +292,11 @@ def asked(parts: str) -> Resolved:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("parts", EFFECTS)
+FIRST = {parts.rpartition("+")[2].partition(":")[0]: parts for parts in reversed(EFFECTS)}
+"""Parts of each strategy that are tried by default."""
+
+
+@pytest.mark.parametrize("parts", launchable(EFFECTS, FIRST.values()))
 def test_the_lines_of_a_part_have_its_effect_and_without_them_it_is_gone(parts):
     resolved, effect = asked(parts), EFFECTS[parts]
     assert resolved.refusal is None

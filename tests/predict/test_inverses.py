@@ -109,38 +109,22 @@ def test_recipes_without_a_rank_are_named_beside_those_that_have_one(monkeypatch
         advice.refuse("rank", [resolve(Spec(recipe="ddp", model="DiT-S/4"))])
 
 
-REAL = {
-    "resolution": (1, 3.0, "single+bf16"),
-    "resident": (5, 1.4, "single+bf16_pure+lora:rank=16"),
-}
-"""Blocks, GiB and recipe of a search."""
-SMALL = ["--model", "wan2.1-1.3b", "--resolution", "256x256", "--frames", "9"]
+WORDS = (
+    "--model wan2.1-1.3b --resolution 256x256 --frames 9 --set num_layers=5 --gpu-memory 1.4GiB "
+    "--recipes single+bf16_pure+lora:rank=16"
+)
 
 
-@pytest.fixture(scope="module")
-def real(tmp_path_factory) -> dict[str, dict]:
-    """What each search finds, and plans of its two sizes that know nothing of it, by one process
-    that loads its libraries once."""
-    folder = tmp_path_factory.mktemp("real")
-    asked = {
-        what: f"--set num_layers={blocks} --gpu-memory {memory}GiB --recipes {recipe}".split()
-        for what, (blocks, memory, recipe) in REAL.items()
-    }
-    asked = {what: [*SMALL, *words] for what, words in asked.items()}
-    (folder / "asked.json").write_text(json.dumps(asked))
-    in_fork(folder, "tests.children.searched", folder)
-    return json.loads((folder / "found.json").read_text())
-
-
-@pytest.mark.parametrize("what", REAL)
-def test_a_direct_plan_of_both_neighbours_says_the_same(what, real):
-    row, size = real[what]["searched"], REAL[what][1] * GIB
+def test_a_direct_plan_of_both_neighbours_says_the_same(tmp_path):
+    """A real search, and plans of its two sizes that know nothing of it, by one process that loads
+    its libraries once."""
+    (tmp_path / "asked.json").write_text(json.dumps({"resident": WORDS.split()}))
+    in_fork(tmp_path, "tests.children.searched", tmp_path)
+    found = json.loads((tmp_path / "found.json").read_text())["resident"]
+    row, size = found["searched"], 1.4 * GIB
     assert row["exact"], row
     assert row["fits"]["need_bytes"] < row["over"]["need_bytes"]
-    for side, direct, fits in zip(
-        ("fits", "over"), real[what]["direct"], (True, False), strict=True
-    ):
+    for side, direct, fits in zip(("fits", "over"), found["direct"], (True, False), strict=True):
         assert direct["need_bytes"] == row[side]["need_bytes"]
-        assert (direct["need_high_bytes"] <= size) == fits and direct["recipe"] == row[side][
-            "recipe"
-        ]
+        assert (direct["need_high_bytes"] <= size) == fits
+        assert direct["recipe"] == row[side]["recipe"]

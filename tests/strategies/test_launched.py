@@ -44,7 +44,6 @@ PAIRS = {
     "zero2+sp": TWO,
     "zero2+compile:backend=aot_eager+bf16+checkpoint": TWO,
     "zero3+attend:kernel=flash+checkpoint:keep=nested+bf16_pure": TWO,
-    "ddp+bf16_pure+adamw_bf16+offload_activations": TWO,
     "ddp+block_swap:blocks=3+accumulate": DEEP,
     "fsdp2_offload+bf16+checkpoint+accumulate": TWO,
     "fsdp2:reshard=off+compile:backend=aot_eager": TWO,
@@ -57,9 +56,8 @@ PAIRS = {
     "zero3+cross_entropy:kind=fused": TOKENS,
 }
 TAUGHT = "zero3+distill:width=64,depth=3,feature=0.5"
-PAIRS |= dict.fromkeys((TAUGHT, "fsdp2+bf16+distill:store=bf16,feature=0.5+checkpoint"), DEEP)
-SPLIT_ADAPTERS = [("zero3", kind) for kind in ("lora", "dora")]
-SPLIT_ADAPTERS += [("fsdp2", kind) for kind in ("dora", "qlora", "cast+lora")]
+PAIRS[TAUGHT] = DEEP
+SPLIT_ADAPTERS = [("zero3", "lora"), *(("fsdp2", k) for k in ("dora", "qlora", "cast+lora"))]
 ADAPTERS = [f"{sharding}+{kind}" for sharding, kind in SPLIT_ADAPTERS]
 ADAPTERS += [f"ddp+{kind}" for kind in dict.fromkeys(kind for _, kind in SPLIT_ADAPTERS)]
 STRIPS = [

@@ -83,10 +83,10 @@ def test_a_family_trains_on_two_processes_as_it_does_alone(model, recipe, result
     row = results[f"{model} {recipe}"]
     assert row.status is Status.OK, f"{row.reason}\n{row.log_tail}"
     assert row.spec.processes == len(row.ranks) == 2
-    found = families.cell(row, alone(model, families.alone(recipe)))
+    kept = recorded().get((model, recipe))
+    found = families.cell(row, kept["one"] if kept else alone(model, families.alone(recipe)))
     hold(found)
-    if (model, recipe) in IN_TURN:
-        kept = recorded()[model, recipe]
+    if kept:
         assert found["evidence"] == kept["evidence"]
         assert found["two"] == pytest.approx(kept["two"], rel=families.NEAR)
 

@@ -143,7 +143,6 @@ def test_blocks_are_dealt_in_order_and_alike(depth, runs):
         ("wan2.1-14b", "pp:stages=8,micro=8", [0, 1, 7]),
         # 19 double blocks and 38 single ones: stages of 8, 7, 7, 7 and so on.
         ("flux-dev", "pp:stages=8,micro=8", [0, 1, 2, 3, 7]),
-        ("wan2.1-14b", "pp:stages=4,micro=4", [0, 1, 2, 3]),
     ],
 )
 def test_of_many_stages_those_that_differ_are_predicted(model, text, wanted):

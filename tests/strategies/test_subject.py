@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from conftest import STRIP, SUBJECT, TINY, observe_here
+from conftest import STRIP, SUBJECT, TINY, launchable, observe_here
 
 from harness import ROOT
 from harness.resolve import resolve
@@ -61,7 +61,7 @@ def here(train_here, text: str, steps: int = 2, **change):
     return train_here(dataclasses.replace(STRIP, recipe=text, **change), steps)
 
 
-@pytest.mark.parametrize("text", WORKS)
+@pytest.mark.parametrize("text", launchable(WORKS, FIRST))
 def test_it_trains_with_the_evidence_of_all_its_parts(text, train_here):
     run, log = here(train_here, text)
     observe_here(run, log, text)
