@@ -176,30 +176,6 @@ def test_another_type_on_zero_s_wire_is_noticed():
         zero_effects._wire(of_zero(2, 2, 100, asked="bfp16"))
 
 
-@pytest.mark.parametrize(
-    ("stage", "processes", "most", "outcome"),
-    [
-        (1, 2, 400, "shown"),
-        (1, 2, 320, "stage 1 keeps all of them"),
-        # A half of its own, a bucket, and two gradients.
-        (2, 2, 320, "shown"),
-        (2, 2, 360, "keeps at most 320"),
-        (3, 4, 400, "keeps at most 220"),
-        (2, 1, 400, "a setting"),
-    ],
-)
-def test_gradients_alive_in_backward_tell_the_stage(stage, processes, most, outcome):
-    trained = of_zero(stage, processes, most)
-    facts = {"stage": stage, "gradients_partitioned": stage == 2}
-    if outcome not in ("shown", "a setting"):
-        with pytest.raises(NotInForce, match=outcome):
-            zero_effects._gradients(trained, trained.observed.engine, facts)
-        return
-    found = zero_effects._gradients(trained, trained.observed.engine, facts)
-    assert found["most_gradient_bytes"] == most and found["all_gradient_bytes"] == 400
-    assert ("gradients_partitioned" in settings(found)) == (outcome == "a setting")
-
-
 @pytest.mark.parametrize(("most", "shown"), [(220, True), (180, False)])
 def test_stage_1_moves_its_own_share_to_the_host_within_a_gpu_s_backward(most, shown):
     trained = of_zero(1, 2, most, early=True)
