@@ -53,7 +53,8 @@ def moved(rows: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]
     """Copy rows from host memory to ``device``."""
     if device.type == "cuda":
         # Only a copy from pinned memory overlaps with the device's work.
-        return {n: t.pin_memory().to(device, non_blocking=True) for n, t in rows.items()}
+        pinned = {name: tensor.pin_memory() for name, tensor in rows.items()}
+        return {name: tensor.to(device, non_blocking=True) for name, tensor in pinned.items()}
     return {name: tensor.to(device) for name, tensor in rows.items()}
 
 

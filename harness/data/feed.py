@@ -247,7 +247,8 @@ class Latents:
         tensors = [torch.from_numpy(a) for a in arrays]
         if self.device.type == "cuda":
             # Only a copy from pinned memory overlaps with the device's work.
-            tensors = [t.pin_memory().to(self.device, non_blocking=True) for t in tensors]
+            pinned = [t.pin_memory() for t in tensors]
+            tensors = [t.to(self.device, non_blocking=True) for t in pinned]
         return tensors[0], tensors[1]
 
     def begin(self, indices: np.ndarray) -> None:

@@ -235,7 +235,8 @@ def on_device(values: np.ndarray, device: torch.device | str) -> Tensor:
 
     tensor, device = torch.from_numpy(np.array(values)), torch.device(device)
     if device.type == "cuda":
-        return tensor.pin_memory().to(device, non_blocking=True)
+        pinned = tensor.pin_memory()  # in a line of its own: a traceback tells which of both failed
+        return pinned.to(device, non_blocking=True)
     return tensor.to(device)
 
 
