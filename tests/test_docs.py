@@ -87,7 +87,7 @@ def transcript(page: Path) -> str:
     return re.search(r"^```\n(\./run\.sh plan .*?)^```", page.read_text(), re.S | re.M)[1]
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/how-to/questions.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/how-to/questions-fit.md"])
 def test_a_page_shows_an_excerpt_of_the_tutorial_s_plan(page):
     """It is held to the predictor by test_questions.py."""
     shown, full = transcript(ROOT / page), iter(transcript(FLUX).splitlines())

@@ -194,10 +194,10 @@ def _bad_recipe(words: list[str]) -> str:
 
 
 def without_outputs(page: Path) -> str:
-    """A page's text; of the page of questions without what commands print, whose sentences name
+    """A page's text; of the pages of questions without what commands print, whose sentences name
     commands too."""
     text = page.read_text()
-    return BLOCK.sub(r"```\n\1\n```", text) if page == QUESTIONS else text
+    return BLOCK.sub(r"```\n\1\n```", text) if page in QUESTIONS else text
 
 
 COMMANDS = [words for page in PAGES for words in lines_of_code(without_outputs(page))]

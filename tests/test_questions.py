@@ -1,14 +1,17 @@
-"""docs/how-to/questions.md: each question has a command and a part of its output.
+"""The pages of questions: each question as it was asked, a command and a part of its output.
 
-The guard's line is printed again. One number of the others is predicted again, of another question
-with each change of the predictor (of all: ``QUESTIONS=all``).
+Outputs that need no prediction, and the guard's line, are printed again. One number of the others
+is predicted again, of another question with each change of the predictor (of all:
+``QUESTIONS=all``).
 """
 
 from __future__ import annotations
 
 import os
 import random
+import re
 import shlex
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -17,16 +20,38 @@ from harness import cli
 from harness.planner import pool
 from tests.made.pages import BLOCK, QUESTIONS
 
-GUARD = 9
-"""The question whose whole output is one prediction. Counted from 1."""
+WHOLE = (4, 11, 15)
+"""Questions whose first output is printed whole: a refusal, a guard, a message."""
 DRAWN = 1
 """Of the others: a prediction of a video model is some fifteen seconds of a core."""
+MOST = 150
+"""Lines of a page."""
 LORA = "single+bf16_pure+lora:rank="
 
 
-def shown(page: str) -> list[tuple[str, str]]:
-    """(command, output) of each block, as the page has them."""
-    return [(match[1], match[2].strip("\n")) for match in BLOCK.finditer(page)]
+def texts() -> dict[int, str]:
+    """The text of each question by its number."""
+    page = "".join(page.read_text() for page in QUESTIONS)
+    parts = re.split(r"^## (\d+)\. |^# .*", page, flags=re.M)[1:]
+    return {
+        int(number): text for number, text in zip(parts[::2], parts[1::2], strict=True) if number
+    }
+
+
+def shown(text: str) -> list[tuple[str, str]]:
+    """(command, output) of each block of a question."""
+    return [(match[1], match[2].strip("\n")) for match in BLOCK.finditer(text)]
+
+
+def plain(output: str) -> str:
+    """An output with its lines joined."""
+    return " ".join(output.split())
+
+
+def files(text: str, folder: Path) -> None:
+    """Write the files that a question shows: "`job.yaml`:" and a block."""
+    for name, content in re.findall(r"`([\w.]+)`:\n\n```\w*\n(.*?)^```", text, re.S | re.M):
+        (folder / name).write_text(content)
 
 
 class Edge(NamedTuple):
@@ -39,34 +64,45 @@ class Edge(NamedTuple):
 EDGES = {
     1: Edge(f"--recipes {LORA}16+checkpoint", "tight"),
     2: Edge("--recipes fsdp2+bf16+checkpoint", "videos/s,"),
-    3: Edge(
+    3: Edge("--recipes single+bf16+checkpoint --global-batch 15", "micro batch 15 may fit:"),
+    5: Edge("--recipes single+bf16", "From single+bf16: no, needs"),
+    6: Edge(f"--recipes {LORA}1+checkpoint+adam8bit", "videos/s,"),
+    7: Edge(
         "--recipes zero3+bf16+lora:rank=16+checkpoint",
         "Least memory: zero3+bf16+lora:rank=16+checkpoint,",
     ),
-    4: Edge("--recipes zero2_offload+bf16+checkpoint", "videos/s,"),
-    5: Edge(f"--recipes {LORA}1+checkpoint+adam8bit", "videos/s,"),
-    6: Edge("--recipes single+bf16+checkpoint --global-batch 15", "micro batch 15 may fit:"),
-    7: Edge(f"--recipes {LORA}16 --also T5-XXL:nf4", "images/s,"),
-    8: Edge(f"--recipes {LORA}128", "images/s,"),
-    10: Edge("--recipes single+bf16", "From single+bf16: no, needs"),
+    8: Edge(f"--recipes {LORA}16 --also T5-XXL:nf4", "images/s,"),
+    9: Edge("--recipes single+bf16_pure+adafactor", "Least memory: single+bf16_pure+adafactor,"),
+    10: Edge(f"--recipes {LORA}128", "images/s,"),
+    14: Edge("--recipes zero2_offload+bf16+checkpoint", "videos/s,"),
 }
 """Question -> what decides it."""
 WORDS = ("fits", "tight", "host", "no")
 """Of a row: whether it fits."""
 
 
-def test_every_question_has_its_command_and_its_output():
-    page = QUESTIONS.read_text()
-    blocks = shown(page)
-    assert page.count("\n## ") == 10 == len(blocks) and all(output for _, output in blocks)
-    assert {*EDGES, GUARD} == set(range(1, 11)) and len(page.splitlines()) <= 150
+def test_every_question_is_quoted_and_has_its_command_and_output():
+    found = texts()
+    assert [*found] == list(range(1, 16)) and {*EDGES, *WHOLE} <= {*found}
+    for text in found.values():
+        blocks = shown(text)
+        assert re.search(r'^> ".+" \(\[[^\]]+\]\(https://github\.com/\S+\)\)$', text, re.M)
+        assert blocks and all(output for _, output in blocks)
+    assert all(len(page.read_text().splitlines()) <= MOST for page in QUESTIONS)
 
 
-def test_the_page_shows_what_is_printed(monkeypatch, tmp_path, capsys):
+@pytest.mark.parametrize("number", WHOLE)
+def test_the_page_shows_what_is_printed(number, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(pool, "default_folder", lambda: tmp_path)
-    command, output = shown(QUESTIONS.read_text())[GUARD - 1]
-    assert cli.main(shlex.split(command)[1:]) in (0, 1)
-    assert capsys.readouterr().out.strip() == output
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.chdir(tmp_path)
+    text = texts()[number]
+    files(text, tmp_path)
+    command, output = shown(text)[0]
+    assert cli.main(shlex.split(command)[1:]) in (0, 1, 2)
+    printed = capsys.readouterr()
+    said = printed.out.strip() or printed.err.strip()
+    assert [line.rstrip() for line in said.splitlines()] == output.splitlines()
 
 
 def drawn() -> list[int]:
@@ -81,11 +117,12 @@ def drawn() -> list[int]:
 def test_what_decides_an_answer_is_predicted_so_now(number, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(pool, "default_folder", lambda: tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
-    command, output = shown(QUESTIONS.read_text())[number - 1]
+    told = EDGES[number].told
+    command, output = next(pair for pair in shown(texts()[number]) if told in plain(pair[1]))
     start = command.partition(" --recipes ")[0]
     cli.main([*shlex.split(start)[1:], *shlex.split(EDGES[number].words)])
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     (need,) = {line[i + 1] for line in lines for i in (0, 1) if line[i : i + 1] and line[i] in WORDS
                and line[i + 1 : i + 2] and line[i + 1][0].isdigit()}  # fmt: skip
-    told = output.replace("\n", " ").partition(EDGES[number].told)[2].split()
-    assert abs(float(need) - float(told[0])) < 0.06, f"{QUESTIONS.name}, question {number}"
+    shows = plain(output).partition(told)[2].split()
+    assert abs(float(need) - float(shows[0])) < 0.06, f"question {number}"

@@ -14,9 +14,10 @@ from harness.report import write_report
 from harness.result import load_all
 
 RESULTS = ROOT / "docs/results"
-QUESTIONS = ROOT / "docs/how-to/questions.md"
-BLOCK = re.compile(r"^```\n(\./run\.sh plan [^\n]+)\n(.*?)^```", re.S | re.M)
-"""A command and its shortened output on that page."""
+QUESTIONS = [ROOT / f"docs/how-to/questions-{name}.md" for name in ("fit", "why", "later")]
+"""The pages of questions, in order."""
+BLOCK = re.compile(r"^```\n(\./run\.sh (?:plan|oom) [^\n]+)\n(.*?)^```", re.S | re.M)
+"""A command and its shortened output on these pages."""
 PUBLISHED = {
     "docs/reference/claims.md": {"cpu-2-cores-claims": 5},
     "docs/reference/results.md": {

@@ -16,7 +16,7 @@ from harness import ROOT, cli
 from harness.commands import listing
 from harness.report.rendering.explanations import GLOSSARY
 from harness.suite import file as suite_file
-from tests.made.pages import RESULTS, line, tables
+from tests.made.pages import QUESTIONS, RESULTS, line, tables
 
 FOLDERS = ("harness", "strategies")
 
@@ -110,9 +110,23 @@ def packages() -> str:
     return _table(("package", "what it holds"), rows)
 
 
+def questions() -> str:
+    """Return the table of the questions, each a link to its answer."""
+    heads = (
+        (p.name, head) for p in QUESTIONS for head in re.findall(r"^## (.+)$", p.read_text(), re.M)
+    )
+    rows = ((head.partition(". "), f"{name}#{_anchor(head)}") for name, head in heads)
+    return _table(("", "question"), ((number, f"[{text}]({to})") for (number, _, text), to in rows))
+
+
+def _anchor(head: str) -> str:
+    return re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-")
+
+
 GENERATED = {
     "README.md": {"headline": headline, "ranking": ranking},
     "docs/architecture.md": {"packages": packages},
+    "docs/how-to/questions.md": {"questions": questions},
     "docs/reference/commands.md": {"commands": commands},
     "docs/reference/strategies.md": {"strategies": listing.markdown},
     "docs/reference/suites.md": {"suites": suites},

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import functools
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -355,15 +356,15 @@ def _one(option: str, text: str, named: Callable[[str], Card]) -> Card:
     if len(texts) < 2:
         return named(text)
     size = {word: named(word).memory_bytes for word in texts}
-    least = min(texts, key=size.__getitem__)
-    larger = [word for word in texts if size[word] > size[least]]
-    hint = f"--gpus {len(texts)} --{option} {least}"
-    if larger:
-        hint += f", or without the smallest --gpus {len(larger)} "
-        hint += f"--{option} {min(larger, key=size.__getitem__)}"
+    larger = [word for word in texts if size[word] > min(size.values())]
+    hints = [
+        f"--gpus {len(some)} --{option} {shlex.quote(min(some, key=size.__getitem__))}"
+        for some in (texts, larger)
+        if some
+    ]
     raise PlanError(
         f"{option} is {text}, and engines give each GPU an equal share, so that the smallest "
-        f"decides; give {hint}"
+        f"decides; give {', or without the smallest '.join(hints)}"
     )
 
 
