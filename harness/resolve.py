@@ -102,6 +102,12 @@ def resolve(spec: Spec, facts: DataFacts | None = None) -> Resolved:
     )
     if spec.sampling:
         _check_sampling(spec, recipe, subject)
+    micro_batch = spec.micro_batch(launch.layout.data, recipe.accumulation)
+    if subject.one_at_a_time and micro_batch > 1:
+        raise SpecError(
+            f"micro-batch is {micro_batch}, and a forward of model {spec.model} takes one sample, "
+            f"because it has one time. Add accumulate:steps={micro_batch * recipe.accumulation}"
+        )
     return Resolved(
         spec=spec,
         recipe=recipe,
@@ -114,7 +120,7 @@ def resolve(spec: Spec, facts: DataFacts | None = None) -> Resolved:
             grad_clip=spec.grad_clip,
             ema_decay=spec.ema,
         ),
-        micro_batch=spec.micro_batch(launch.layout.data, recipe.accumulation),
+        micro_batch=micro_batch,
         refusal=recipe.refusal(launch),
         weights=weights,
     )

@@ -120,13 +120,15 @@ class Subject:
     (``harness.subjects.objectives``), the usual one first. ``brings_samples``: ``samples`` returns
     data, so the spec's data is "synthetic". ``of_library``: the model is a library's or a user's,
     and draws no noise of other ranks. ``random_blocks``: blocks may draw random numbers, so
-    recomputation needs the generator's state. ``parts``: keys of ``PARTS``.
+    recomputation needs the generator's state. ``one_at_a_time``: a forward takes one sample.
+    ``parts``: keys of ``PARTS``.
     """
 
     parts: ClassVar[frozenset[str]] = frozenset()
     objectives: ClassVar[tuple[str, ...]] = ("flow",)
     brings_samples: ClassVar[bool] = False
     of_library: ClassVar[bool] = False
+    one_at_a_time: ClassVar[bool] = False
     random_blocks: ClassVar[bool] = True
 
     model: str

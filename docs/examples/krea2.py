@@ -1,4 +1,4 @@
-"""Krea 2, which has no preset: a class of diffusers as a module of one's own, at 512x512.
+"""Krea 2 as a module of one's own, at 512x512: a class of diffusers with its batch and loss.
 
     ./run.sh plan --model docs/examples/krea2.py:make --gpu L40S
 

@@ -111,7 +111,7 @@ def _kept_products(runner: Recompute, least: int) -> dict[str, Any]:
 
 NAMED = {
     "ffn": re.compile(r"(img_|txt_|audio_)?(ff|ffn|mlp|feed_forward)(_context|_i|_t)?"),
-    "attention": re.compile(r"(self_|cross_|audio_)?(attn\d?|attention)"),
+    "attention": re.compile(r"((audio|video)_to_)?((self|cross|audio|video)_)?(attn\d?|attention)"),
 }
 """Part of a block -> names of the modules that compute it, in this project's DiT and diffusers."""
 RUNNER = "run_parts_of_blocks"
@@ -119,8 +119,11 @@ RUNNER = "run_parts_of_blocks"
 
 
 def parts_of(blocks: list[Any], part: str) -> list[Any]:
-    """Return the children of ``blocks`` that compute ``part``, in order."""
-    children = [pair for block in blocks for pair in block.named_children()]
+    """Return the children of ``blocks`` that compute ``part``, in order.
+
+    Each of HiDream's blocks is the "block" of a wrapper.
+    """
+    children = [pair for b in blocks for pair in getattr(b, "block", b).named_children()]
     return [child for name, child in children if NAMED[part].fullmatch(name)]
 
 

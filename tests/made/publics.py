@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from harness.resolve import resolve
 from harness.spec import Spec
 from harness.subjects.library import families
@@ -116,14 +118,53 @@ MINIATURES = {
         "64",
         0,
     ),
+    "krea-2": (
+        "num_layers=2,attention_head_dim=8,num_attention_heads=4,num_key_value_heads=2,"
+        "intermediate_size=32,timestep_embed_dim=8,text_hidden_dim=16,num_text_layers=3,"
+        "text_num_attention_heads=2,text_num_key_value_heads=1,text_intermediate_size=16,"
+        "num_layerwise_text_blocks=1,num_refiner_text_blocks=1,axes_dims_rope=[4,2,2],"
+        "in_channels=16",
+        "64",
+        0,
+    ),
+    "ideogram-4": (
+        "num_layers=2,attention_head_dim=16,num_attention_heads=2,intermediate_size=32,"
+        "adaln_dim=16,llm_features_dim=24,mrope_section=[4,2,2],in_channels=16",
+        "64",
+        0,
+    ),
+    "ltx-2": (
+        "num_layers=2,attention_head_dim=16,num_attention_heads=2,cross_attention_dim=32,"
+        "audio_attention_head_dim=8,audio_num_attention_heads=2,audio_cross_attention_dim=16,"
+        "caption_channels=16,in_channels=8,out_channels=8,audio_in_channels=8,"
+        "audio_out_channels=8",
+        "128",
+        9,
+    ),
+    "hidream-i1": (
+        "num_layers=2,num_single_layers=2,attention_head_dim=8,num_attention_heads=4,"
+        "caption_channels=[8,8],text_emb_dim=8,axes_dims_rope=[4,2,2],max_resolution=[16,16],"
+        "llama_layers=[0,1,1,1],in_channels=4,out_channels=4",
+        "64",
+        0,
+    ),
+    "minimax-h3": (
+        "num_layers=2,num_refiner_layers=1,num_attention_heads=2,attention_head_dim=16,"
+        "hidden_size=24,ffn_dim=32,text_dim=16,freq_dim=8,time_embed_hidden_dim=24,"
+        "time_embed_dim=16,rope_freq_dim=2",
+        "64",
+        5,
+    ),
 }
 """Preset -> sizes, pixels a side, frames: one of each family."""
 
 
-def miniature(name: str, recipe: str, **change: object) -> Spec:
+def miniature(name: str, recipe: str, **change: Any) -> Spec:
     """A run of the miniature of a preset."""
     sizes, pixels, frames = MINIATURES[name]
     family = families.table()[name].family
+    if family.one_time:
+        recipe += f"+accumulate:steps={4 // change.get('processes', 1)}"
     given = dict(
         recipe=recipe,
         model=name,

@@ -15,12 +15,13 @@ from torch import Tensor, nn
 
 from harness.planner.adapters import adapter_of
 from harness.resolve import resolve
+from harness.subjects.library import families
 from strategies.engines.pipeline import cut as cutting
 from strategies.engines.pipeline import stage
 from strategies.engines.pipeline.schedules import dealt
 from tests.made.publics import MINIATURES, miniature
 
-FAMILIES = [name for name in MINIATURES if name != "dit-xl-2"]
+FAMILIES = [name for name in MINIATURES if families.table()[name].family.stages]
 
 
 class Stages:

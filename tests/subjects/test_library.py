@@ -8,6 +8,8 @@ import json
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from harness import ROOT
 from harness.resolve import resolve
@@ -26,6 +28,7 @@ ASKED = [
     "sd3.5-large", "pixart-alpha", "pixart-sigma", "wan2.1-1.3b", "wan2.1-14b", "wan2.2-5b",
     "hunyuanvideo", "qwen-image", "z-image", "ltx-video-2b", "ltx-video-13b", "cogvideox-2b",
     "cogvideox-5b", "cogview4-6b", "sana-1.6b", "auraflow", "mochi", "lumina2", "dit-xl-2",
+    "cogvideox1.5-5b", "krea-2", "ideogram-4", "ltx-2", "hidream-i1", "minimax-h3",
 ]  # fmt: skip
 ANY = DataFacts(256, 4, 32, 1000)
 
@@ -143,6 +146,12 @@ def test_a_configuration_file_makes_the_model_that_it_is_of(tmp_path):
         ("diffusers:NoSuchModel", {}, "what NoSuchModel is given is not known; one of Aura"),
         ("DiT-S/4", {"text": 9}, "text is 9, which model DiT-S/4 does not know"),
         ("flux", {}, "did you mean flux-dev"),
+        ("minimax-h3", {"frames": 120}, r"5 \+ a multiple of 17, as 124"),
+        (
+            "diffusers:HiDreamImageTransformer2DModel",
+            {},
+            "llama_layers is missing; give a --config",
+        ),
     ],
 )
 def test_bad_input_names_the_way_out(model, shaping, words):
@@ -176,8 +185,58 @@ def test_a_sample_is_as_large_as_its_size_says(name):
     space, facts = subject.space, subject.data
     tokens = space.frames * space.height * space.width
     pixels = {"packed": tokens // 4, "tokens": tokens}.get(subject.family.layout)
-    shape = facts.sample_shape
+    first, *others = facts.sample_shape
+    shape = (first - subject.family.sounds(space), *others)
     assert shape[0] == pixels if pixels else torch.Size(shape).numel() == facts.channels * tokens
+
+
+def test_the_sound_of_a_video_follows_it_in_its_sample():
+    ltx, h3 = public("ltx-2"), public("minimax-h3")
+    assert ltx.space.frames == 16 and h3.space.frames == 37
+    assert ltx.data.sample_shape == (16 * 16 * 24 + 126, 128), "5 s at 25 a second"
+    assert h3.data.sample_shape == (37 * 48 * 84 * 24 // 32 + 2 * 207, 32), "2 channels at 40"
+    for latents in (1, 2, 7, 37):
+        assert h3.family.latents_of(h3.family.frames_of(latents)) == latents
+
+
+def test_a_model_with_one_time_takes_one_sample_at_a_time():
+    spec = dataclasses.replace(miniature("minimax-h3", "single"), recipe="single")
+    with pytest.raises(BadInput, match=r"micro-batch is 4.*Add accumulate:steps=4"):
+        resolve(spec)
+    assert resolve(dataclasses.replace(spec, global_batch=1)).micro_batch == 1
+
+
+def test_a_frame_without_a_pair_is_paired_with_the_first():
+    sizes = f"{MINIATURES['cogvideox-5b'][0]},patch_size_t=2,sample_height=32,sample_width=32"
+    three, four = (
+        public("cogvideox-5b", set=sizes, resolution="64", frames=frames, text=8)
+        for frames in (9, 13)
+    )
+    module = three.build(0, "awake")
+    x, t_B, conditions = three.example("cpu")
+    x = torch.randn(x.shape, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        found = three.predict(module, x, t_B, conditions)
+        paired = four.predict(module, torch.cat([x[:, :1], x], 1), t_B, conditions)
+    assert found.shape == x.shape == (1, 3, 4, 8, 8)
+    torch.testing.assert_close(found, paired[:, 1:])
+
+
+def test_experts_together_do_as_much_work_wherever_a_router_sends_tokens():
+    subject = resolve(miniature("hidream-i1", "single")).subject
+    module, (x, t_B, conditions) = subject.build(0, "awake"), subject.example("cpu")
+    noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(0))
+    with FlopCounterMode(display=False) as real:
+        subject.predict(module, noise, t_B, conditions)
+    with FakeTensorMode(allow_non_fake_inputs=True), FlopCounterMode(display=False) as traced:
+        subject.predict(subject.make(), *subject.example("cpu"))
+    assert traced.get_total_flops() == real.get_total_flops()
+
+
+def test_a_shallow_model_stands_for_what_each_block_has_beside_it():
+    shallow = public("hidream-i1").deep({"num_layers": 2, "num_single_layers": 3})
+    assert shallow.config["llama_layers"] == [0, 1, 16, 17, 18]
+    assert shallow.sizes.total == public("hidream-i1").parameters
 
 
 # ---- parameters without a gradient ----

@@ -10,6 +10,8 @@ Shape suffixes: B batch, T tokens.
 from __future__ import annotations
 
 import contextlib
+import functools
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -18,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from harness.subjects.library.families import Space
+from harness.subjects.library.families import FPS, Space
 from strategies import initial
 from strategies.initial import Draw
 
@@ -118,6 +120,9 @@ GUIDANCE = 1.0
 """Guidance scale for distilled models, the same for all samples, as trainers set it."""
 RATE = 25
 """Frames per second of a video, for positions in seconds."""
+IMAGE_AT, IMAGE_ROLE, TEXT_ROLE = 65536, 2, 3
+"""Ideogram 4's first position of an image, and its marks of image and text
+(diffusers, transformer_ideogram4.py)."""
 Given = Mapping[str, Tensor]
 Config = Mapping[str, Any]
 
@@ -228,20 +233,37 @@ def ltx(m: Any, x: Tensor, t_B: Tensor, c: Given, config: Config, space: Space) 
 
 
 def cogvideox(m: Any, x: Tensor, t_B: Tensor, c: Given, config: Config, space: Space) -> Tensor:
+    per_patch = config.get("patch_size_t") or 1
+    missing = -x.shape[1] % per_patch
+    if missing:  # as its trainers fill a patch: with copies of the first frame
+        x = torch.cat([x[:, :1].expand(-1, missing, -1, -1, -1), x], dim=1)
     rotary = None
     if config.get("use_rotary_positional_embeddings", False):
-        from diffusers.models.embeddings import get_3d_rotary_pos_embed
-
-        height, width = space.height // 2, space.width // 2
-        rotary = get_3d_rotary_pos_embed(
-            config.get("attention_head_dim", 64), ((0, 0), (height, width)), (height, width),
-            space.frames, device=x.device,
-        )  # fmt: skip
-        rotary = tuple(rows_of(m, table, 0, space.frames, height) for table in rotary)
-    return m(
+        frames, rows = x.shape[1] // per_patch, space.height // 2
+        tables = _video_rotary(config, frames, rows, space.width // 2, x.device)
+        rotary = tuple(rows_of(m, table, 0, frames, rows) for table in tables)
+    out = m(
         hidden_states=x, timestep=t_B, encoder_hidden_states=c["text"], image_rotary_emb=rotary,
         return_dict=False,
     )[0]  # fmt: skip
+    return out[:, missing:]
+
+
+def _video_rotary(
+    config: Config, frames: int, rows: int, columns: int, device: torch.device
+) -> tuple[Tensor, ...]:
+    """Return CogVideoX's (cosines, sines) [frames x rows x columns, K]; 1.5 counts its positions
+    from a corner, and 1.0 relative to its usual size."""
+    from diffusers.models.embeddings import get_3d_rotary_pos_embed
+
+    width, size = config.get("attention_head_dim", 64), (rows, columns)
+    if config.get("patch_size_t") is None:
+        crop = ((0, 0), size)
+        return get_3d_rotary_pos_embed(width, crop, size, frames, device=device)
+    most = (config.get("sample_height", 60) // 2, config.get("sample_width", 90) // 2)
+    return get_3d_rotary_pos_embed(
+        width, None, size, frames, grid_type="slice", max_size=most, device=device
+    )
 
 
 def cogview4(m: Any, x: Tensor, t_B: Tensor, c: Given, config: Config, space: Space) -> Tensor:
@@ -274,11 +296,93 @@ def aura(m: Any, x: Tensor, t_B: Tensor, c: Given, config: Config, space: Space)
     return m(x, encoder_hidden_states=c["text"], timestep=t_B, return_dict=False)[0]
 
 
+def krea2(m: Any, x: Tensor, t_B: Tensor, c: Given, config: Config, space: Space) -> Tensor:
+    image = _grid(x, space.height // 2, space.width // 2, 3)
+    places = torch.cat([image.new_zeros(space.text, 3), image])
+    return m(
+        x, encoder_hidden_states=c["text"], timestep=t_B, position_ids=places,
+        encoder_attention_mask=c["mask"], return_dict=False,
+    )[0]  # fmt: skip
+
+
+def ideogram4(m: Any, x: Tensor, t_B: Tensor, c: Given, config: Config, space: Space) -> Tensor:
+    image = _grid(x, space.height // 2, space.width // 2, 3) + IMAGE_AT
+    text = torch.arange(space.text, device=x.device)[:, None].expand(-1, 3)
+    places = torch.cat([text, image]).expand(len(x), -1, -1)
+    roles = torch.full(places.shape[:2], IMAGE_ROLE, device=x.device)
+    roles[:, : space.text] = TEXT_ROLE
+    return m(
+        F.pad(x, (0, 0, space.text, 0)), timestep=t_B.to(x.dtype), position_ids=places,
+        encoder_hidden_states=F.pad(c["text"], (0, 0, 0, x.shape[1])),
+        segment_ids=torch.ones_like(roles), indicator=roles, return_dict=False,
+    )[0][:, space.text :]  # fmt: skip
+
+
+def ltx2(m: Any, x: Tensor, t_B: Tensor, c: Given, config: Config, space: Space) -> Tensor:
+    seen = space.frames * space.height * space.width
+    return torch.cat(m(
+        x[:, :seen], audio_hidden_states=x[:, seen:], timestep=t_B, sigma=t_B,
+        encoder_hidden_states=c["text"], encoder_attention_mask=c["mask"],
+        audio_encoder_hidden_states=c["audio_text"], audio_encoder_attention_mask=c["mask"],
+        num_frames=space.frames, height=space.height, width=space.width, fps=FPS,
+        audio_num_frames=x.shape[1] - seen, return_dict=False,
+    ), dim=1)  # fmt: skip
+
+
+def hidream(m: Any, x: Tensor, t_B: Tensor, c: Given, config: Config, space: Space) -> Tensor:
+    out = m(
+        x, timesteps=t_B, encoder_hidden_states_t5=c["text"], pooled_embeds=c["pooled"],
+        encoder_hidden_states_llama3=c["llama"].transpose(0, 1), return_dict=False,
+    )[0]  # fmt: skip
+    # In training the class returns patches: [B, C, all rows and columns of patches, 4].
+    rows, columns = space.height // 2, space.width // 2
+    patches = out[:, :, : rows * columns].unflatten(2, (rows, columns)).unflatten(4, (2, 2))
+    return -patches.transpose(3, 4).flatten(4).flatten(2, 3)
+
+
+def minimax_h3(m: Any, x: Tensor, t_B: Tensor, c: Given, config: Config, space: Space) -> Tensor:
+    rows = space.frames * space.height * space.width // 4
+    wide = 4 * config.get("in_channels", 24)
+    seen = rows * wide // x.shape[2]
+    heard = x.shape[1] - seen
+    text, sound, video = torch.arange(space.text + heard + rows, device=x.device).split(
+        (space.text, heard, rows)
+    )
+    marks = [torch.full_like(part, mark) for part, mark in ((text, 1), (sound, 2), (video, 0))]
+    out, heard_out = m(
+        x[:, :seen].reshape(len(x), rows, wide), audio_hidden_states=x[:, seen:],
+        encoder_hidden_states=c["text"], timestep=t_B[:1].repeat(2), token_tags=torch.cat(marks),
+        timestep_indices=torch.cat(marks) // 2, position_ids=_packed(space, sound, x.device),
+        video_indices=video, audio_indices=sound, text_indices=text, return_dict=False,
+    )  # fmt: skip
+    return torch.cat([out.reshape(len(x), seen, x.shape[2]), heard_out], dim=1)
+
+
+def _packed(space: Space, sound: Tensor, device: torch.device) -> Tensor:
+    """Return MiniMax-H3's positions [text, sound, video; 3]: time, row, column. Time is in latents
+    of sound; of five frames of a latent, the first lasts a quarter of the others."""
+    text = torch.arange(space.text, device=device)
+    lasts = (5 / 3) * torch.tensor([1.0, 4, 4, 4, 4], device=device).repeat(-(-space.frames // 5))
+    begins = space.text + lasts.cumsum(0)[: space.frames] - lasts[: space.frames]
+    side = math.sqrt(space.height * space.width)
+    rows, columns = (
+        16 * (1 - n / side) + 64 / side * torch.arange(n // 2, device=device)
+        for n in (space.height, space.width)
+    )
+    video = torch.stack(torch.meshgrid(begins, rows, columns, indexing="ij"), -1).flatten(0, 2)
+    when = space.text + torch.arange(len(sound) // 2, device=device).repeat(2)
+    where = columns[:1].repeat(len(sound))
+    where[len(sound) // 2 :] = columns[-1]
+    heard = torch.stack([when, torch.zeros_like(where), where], 1)
+    return torch.cat([F.pad(text[:, None].float(), (0, 2)), heard, video])
+
+
 CALLS: dict[str, Callable[..., Tensor]] = {
     call.__name__: call
     for call in (
         *(flux, chroma, flux2, sd3, pixart, dit, wan, hunyuanvideo, qwen, zimage, ltx, cogvideox),
-        *(cogview4, mochi, sana, lumina2, aura),
+        *(cogview4, mochi, sana, lumina2, aura, krea2, ideogram4, ltx2),
+        *(hidream, minimax_h3),
     )
 }
 """``Family.call`` -> function."""
@@ -308,6 +412,39 @@ def masks_are_whole(x: Tensor, text: int) -> Iterator[None]:
     valueless = type(x) is not Tensor or x.device.type == "meta"
     with _Whole(text) if valueless else contextlib.nullcontext():
         yield
+
+
+class _Even(TorchFunctionMode):
+    """Torch-function mode in which a mask without values selects an equal share of the rows."""
+
+    def __init__(self, shares: int) -> None:
+        super().__init__()
+        self.shares = shares
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        indexes = func in (torch.Tensor.__getitem__, torch.Tensor.__setitem__)
+        if indexes and getattr(args[1], "dtype", None) is torch.bool:
+            mask = args[1]
+            rows = torch.arange(-(-len(mask) // self.shares), device=mask.device)
+            args = (args[0], rows, *args[2:])
+        return func(*args, **(kwargs or {}))
+
+
+def route_evenly(module: nn.Module) -> None:
+    """Let experts take equal shares of the tokens where a router's values are unknown.
+
+    All experts together take as many tokens in any case. So a prediction's memory and FLOPs depend
+    on the shares only while one expert runs.
+    """
+    for part in module.modules():
+        if hasattr(part, "experts") and hasattr(part, "gate"):
+            part.forward = functools.partial(_routed, part.forward, len(part.experts))
+
+
+def _routed(forward: Callable[[Tensor], Tensor], experts: int, x: Tensor) -> Tensor:
+    valueless = type(x) is not Tensor or x.device.type == "meta"
+    with _Even(experts) if valueless else contextlib.nullcontext():
+        return forward(x)
 
 
 # ---- initial weights ----

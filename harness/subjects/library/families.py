@@ -45,8 +45,10 @@ class Family:
     defaults of the keys that are read here. ``text`` is the key of the text's width.
 
     ``down``: pixels per side of one element of a latent. ``every``: frames of a video per frame of
-    a latent (0: images only). ``tile``: factor of every side of a latent. ``resolution``,
-    ``frames`` and ``text_tokens`` are usual values.
+    a latent (0: images only). ``clip``: frames of a latent that the VAE encodes by themselves, the
+    first of them from one frame of the video (0: all). ``sound``: latents of sound per second, and
+    its channels. ``tile``: factor of every side of a latent. ``resolution``, ``frames`` and
+    ``text_tokens`` are usual values.
 
     ``time``: the model's time argument from noise (0) to data (1): "falling" from 1 to 0, "rising"
     from 0 to 1, each also as "..._1000". A rising one predicts data minus noise, a falling one
@@ -68,6 +70,8 @@ class Family:
     more: Callable[[Config, Space], Mapping[str, Given]] = field(default=lambda config, space: {})
     down: int = 8
     every: int = 0
+    clip: int = 0
+    sound: tuple[int, int] = (0, 0)
     tile: int = 2
     resolution: str = "1024x1024"
     frames: int = 1
@@ -86,6 +90,12 @@ class Family:
     """Key of the configuration without which ranks cannot share samples."""
     whole_masks: bool = False
     """Whether the class reads values of its mask, which are all true here."""
+    beside: str = ""
+    """Attribute with one more module for each block, outside of it."""
+    routed: bool = False
+    """Whether a router sends tokens to experts; where they go, its values decide."""
+    one_time: bool = False
+    """Whether all samples of a forward have one time, so that it takes one sample."""
     stages: bool = True
     """Whether its blocks can be distributed over pipeline stages. False if the model uses a block's
     own layers outside of it."""
@@ -102,7 +112,33 @@ class Family:
     def sample(self, config: Config, space: Space) -> tuple[int, ...]:
         """Return the shape of one sample, in the class's layout."""
         channels = self.value(config, "in_channels")
-        return LAYOUTS[self.layout](channels, space)
+        first, *others = LAYOUTS[self.layout](channels, space)
+        return (first + self.sounds(space), *others)
+
+    def sounds(self, space: Space) -> int:
+        """Return the latents of a video's sound, which follow its own in a sample."""
+        per_second, channels = self.sound
+        return channels * round(self.frames_of(space.frames) / FPS * per_second)
+
+    @property
+    def lengths(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Return (frames, frames of the latent) of the shortest video, and what makes it longer."""
+        if self.clip:
+            return (1 + self.every, 2), (1 + self.every * (self.clip - 1), self.clip)
+        return (1, 1), (self.every, 1)
+
+    def frames_of(self, latents: int) -> int:
+        """Return the frames of a video whose latent has ``latents``."""
+        (frames, shortest), (more, each) = self.lengths
+        return 1 if latents == 1 else frames + (latents - shortest) // each * more
+
+    def latents_of(self, frames: int) -> int:
+        """Return the frames of the latent of a video of ``frames``; 0 if no latent has them."""
+        (first, shortest), (more, each) = self.lengths
+        if frames == 1 or not more:
+            return int(frames == 1)
+        count, rest = divmod(frames - first, more)
+        return 0 if rest or count < 0 else shortest + each * count
 
     def conditions(self, config: Config, space: Space) -> dict[str, Given]:
         """Return the conditions of one sample, by name."""
@@ -123,13 +159,42 @@ LAYOUTS: dict[str, Callable[[int, Space], tuple[int, ...]]] = {
     "frames": lambda c, s: (s.frames, c, s.height, s.width),
     "packed": lambda c, s: (s.height * s.width // 4, c),
     "tokens": lambda c, s: (s.frames * s.height * s.width, c),
+    "rows": lambda c, s: (s.frames * s.height * s.width * c // ROW, ROW),
 }
-"""Layout of a sample -> its shape: CHW, CFHW, FCHW, tokens of 2 x 2 elements, tokens of one."""
+"""Layout of a sample -> its shape: CHW, CFHW, FCHW, tokens of 2 x 2 elements, tokens of one, and
+tokens of 2 x 2 as rows as wide as a latent of sound."""
 
+ROW = 32
+"""Channels of MiniMax-H3's latents of sound."""
+FPS = 24
+"""Frames per second of a video with sound."""
 BOTH = {"transformer_blocks": "num_layers", "single_transformer_blocks": "num_single_layers"}
 QUERIES = ("attn.add_q_proj.", "attn.norm_added_q.")
 ONE = {"transformer_blocks": "num_layers"}
 FLUX = {"in_channels": 64, "joint_attention_dim": 4096, "num_layers": 19, "num_single_layers": 38}
+KREA = {"in_channels": 64, "text_hidden_dim": 2560, "num_text_layers": 12, "num_layers": 28}
+
+HIDREAM = {"in_channels": 64, "caption_channels": None, "llama_layers": None,
+           "text_emb_dim": 2048, "num_layers": 16, "num_single_layers": 32}  # fmt: skip
+LTX2 = {"in_channels": 128, "caption_channels": 3840, "num_layers": 48}
+
+
+def _of_layers(config: Config, space: Space) -> Mapping[str, Given]:
+    """Return text whose tokens have the outputs of several layers of the encoder."""
+    known = {**KREA, **config}
+    shape = (space.text, known["num_text_layers"], known["text_hidden_dim"])
+    return {"text": (shape, "normal")}
+
+
+def _of_two_encoders(config: Config, space: Space) -> Mapping[str, Given]:
+    """Return text of T5, and of each layer of Llama: HiDream's blocks take one layer each."""
+    widths, layers = config.get("caption_channels"), config.get("llama_layers")
+    if not widths or not layers:
+        raise BadInput(
+            "caption_channels and llama_layers have no defaults; give --config config.json"
+        )
+    shape = (max(layers) + 1, space.text, widths[1])
+    return {"text": ((space.text, widths[0]), "normal"), "llama": (shape, "normal")}
 
 
 _ALL = [
@@ -201,7 +266,8 @@ _ALL = [
     Family(
         name="CogVideoXTransformer3DModel", call="cogvideox", depths=ONE, layout="frames", every=4,
         defaults={"in_channels": 16, "text_embed_dim": 4096, "attention_head_dim": 64,
-                  "use_rotary_positional_embeddings": False, "num_layers": 30},
+                  "use_rotary_positional_embeddings": False, "num_layers": 30,
+                  "patch_size_t": None, "sample_height": 60, "sample_width": 90},
         text="text_embed_dim", objectives=("velocity",), time="steps", resolution="480x720",
         frames=49, text_tokens=226, stripes="height", joint=True,
         stripes_if="use_rotary_positional_embeddings",
@@ -236,6 +302,37 @@ _ALL = [
                   "num_single_dit_layers": 32},
         text_tokens=256,
     ),
+    Family(
+        name="Krea2Transformer2DModel", call="krea2", depths=ONE, time="falling", layout="packed",
+        defaults=KREA, text="text_hidden_dim", masked=True, more=_of_layers, head="final_layer",
+        text_tokens=512,
+    ),
+    Family(
+        name="Ideogram4Transformer2DModel", call="ideogram4", depths={"layers": "num_layers"},
+        defaults={"in_channels": 128, "llm_features_dim": 53248, "num_layers": 34},
+        text="llm_features_dim", time="rising", layout="packed", head="final_layer",
+        text_tokens=512,
+    ),
+    Family(
+        name="LTX2VideoTransformer3DModel", call="ltx2", depths=ONE, layout="tokens", down=32,
+        defaults=LTX2, text="caption_channels", masked=True, every=8, sound=(25, 1), tile=1,
+        more=lambda config, space: {
+            "audio_text": ((space.text, {**LTX2, **config}["caption_channels"]), "normal")
+        },
+        resolution="512x768", frames=121, text_tokens=1024,
+    ),
+    Family(
+        name="HiDreamImageTransformer2DModel", call="hidream", defaults=HIDREAM, routed=True,
+        depths={"double_stream_blocks": "num_layers", "single_stream_blocks": "num_single_layers"},
+        text="caption_channels", more=_of_two_encoders, pooled="text_emb_dim", text_tokens=128,
+        beside="caption_projection", head="final_layer",
+    ),
+    Family(
+        name="MiniMaxH3Transformer3DModel", call="minimax_h3", depths=ONE, layout="rows", down=16,
+        defaults={"in_channels": 24, "text_dim": 5120, "num_layers": 50}, text="text_dim",
+        time="rising", every=4, clip=5, sound=(40, 2), one_time=True, resolution="768x1344",
+        frames=124, text_tokens=256, stages=False,
+    ),
 ]  # fmt: skip
 FAMILIES = {family.name: family for family in _ALL}
 """Class -> family."""
@@ -249,7 +346,6 @@ REFUSED = {
     name: _SHAPES.format(what=what) + _HELP
     for name, what in {
         "GlmImageTransformer2DModel": "the positions of its prior tokens (nonzero)",
-        "HiDreamImageTransformer2DModel": "where its router sends tokens (bincount)",
         "HunyuanVideo15Transformer3DModel": "the lengths that its masks have (item)",
         "HunyuanVideoFramepackTransformer3DModel": "the lengths that its masks have (item)",
         "NucleusMoEImageTransformer2DModel": "where its router sends tokens (tolist)",

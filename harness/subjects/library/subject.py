@@ -64,15 +64,15 @@ class Bucket(NamedTuple):
 
     def words(self, sized: Sized) -> str:
         """Return its pixels and frames, as in a spec."""
-        space, every = self.space, sized.family.every
-        frames = f" of {(space.frames - 1) * every + 1} frames" if every else ""
+        space, family = self.space, sized.family
+        frames = f" of {family.frames_of(space.frames)} frames" if family.every else ""
         return f"{space.height * sized.down}x{space.width * sized.down}{frames}"
 
     def asked(self, sized: Sized) -> dict[str, Any]:
         """Return the spec fields that request synthetic samples of this size."""
-        space, every = self.space, sized.family.every
+        space, family = self.space, sized.family
         sides = f"{space.height * sized.down}x{space.width * sized.down}"
-        frames = (space.frames - 1) * every + 1 if every else 0
+        frames = family.frames_of(space.frames) if family.every else 0
         return {"resolution": sides, "frames": frames, "text": space.text}
 
 
@@ -124,8 +124,7 @@ def chosen(found: list[Bucket], sized: Sized, shaping: Shaping) -> Bucket:
     for bucket in found:
         space, down = bucket.space, sized.down
         right = not sides or sides == (space.height * down, space.width * down)
-        frames = (space.frames - 1) * sized.family.every + 1
-        if right and shaping.frames in (0, frames):
+        if right and shaping.frames in (0, sized.family.frames_of(space.frames)):
             return bucket
     asked = " of ".join(filter(None, (shaping.resolution, str(shaping.frames or ""))))
     raise BadInput(
@@ -280,14 +279,15 @@ def space_of(shaping: Shaping, family: Family, usual: Mapping[str, Any], down: i
                 f"{step} pixels, as {near}"
             )
     frames = shaping.frames or usual.get("frames", family.frames)
-    if frames != 1 and (not family.every or (frames - 1) % family.every):
-        near = 1 + family.every * max(1, round((frames - 1) / max(1, family.every)))
-        what = f"1 + a multiple of {family.every}, as {near}" if family.every else "images: 1"
+    latents = family.latents_of(frames)
+    if not latents:
+        first, more = (counts[0] for counts in family.lengths)
+        near = first + more * max(1, round((frames - first) / max(1, more)))
+        what = f"{first} + a multiple of {more}, as {near}" if more else "images: 1"
         raise BadInput(f"frames is {frames}; the model takes {what}")
     if shaping.text and not family.text:
         raise BadInput(f"text is {shaping.text}; the model reads no text: leave --text out")
     text = shaping.text or usual.get("text", family.text_tokens)
-    latents = 1 + (frames - 1) // family.every if family.every else 1
     return Space(latents, height // down, width // down, text)
 
 
@@ -299,8 +299,11 @@ def larger(
     Each is (fields of a spec that request it, elements in multiples of ``space``).
     """
     if axis == "frames":
-        number = MOST_LATENTS if family.every else 0
-        return [({"frames": 1 + family.every * n}, (n + 1) / space.frames) for n in range(number)]
+        (frames, shortest), (more, each) = family.lengths
+        steps = range(MOST_LATENTS // each if more else 0)
+        return [
+            ({"frames": frames + more * n}, (shortest + each * n) / space.frames) for n in steps
+        ]
     if axis != "resolution":
         return []
     short, long = sorted((space.height, space.width))
@@ -324,7 +327,9 @@ def _sides(text: str) -> tuple[int, int]:
 SAMPLES = 8
 """Synthetic samples. Their values do not affect a measurement, and one text takes megabytes."""
 TWICE = "dual_attention_layers"
-ADAPTED = ("to_q", "to_k", "to_v", "to_out.0")
+LAYERS = "llama_layers"
+"""Key of the configuration with the layer of the text encoder that each block takes."""
+ADAPTED = ("to_q", "to_k", "to_v", "to_out.0", "to_out")
 """Suffixes of the layers that the library's LoRA scripts adapt."""
 
 
@@ -414,6 +419,10 @@ class Library(Subject):
         return bool(self.config.get("dropout", 0))
 
     @property
+    def one_at_a_time(self) -> bool:  # type: ignore[override]  # of each class
+        return self.family.one_time
+
+    @property
     def name(self) -> str:
         return self.model
 
@@ -427,8 +436,7 @@ class Library(Subject):
         """Return the size of a sample for a table's header."""
         space, down = self.space, self.factor
         sides = f"{space.height * down}x{space.width * down}"
-        frames = (space.frames - 1) * self.family.every + 1
-        video = f" of {frames} frames" if self.family.every else ""
+        video = f" of {self.family.frames_of(space.frames)} frames" if self.family.every else ""
         return f"{sides}{video}" + (f", {space.text} tokens of text" if self.family.text else "")
 
     @property
@@ -457,6 +465,8 @@ class Library(Subject):
         if TWICE in depths:
             config[TWICE] = list(range(depths[TWICE]))
             config["num_layers"] = depths[TWICE] + depths["num_layers"]
+        if LAYERS in config:
+            config[LAYERS] = _of_blocks(config[LAYERS], self.depths, depths)
         for_depths = self.stands_for or tuple(self.depths.items())
         settings = json.dumps(config, sort_keys=True)
         return dataclasses.replace(self, settings=settings, stands_for=for_depths)
@@ -473,10 +483,15 @@ class Library(Subject):
     def sizes_of(self, module: nn.Module) -> Sizes:
         found, meant = super().sizes_of(module), dict(self.stands_for)
         more = sum(
-            (count - self.depths[key]) * _trained(self.block_of(module, key))
+            (count - self.depths[key]) * self._of_a_block(module, key)
             for key, count in meant.items()
         )
         return found._replace(total=found.total + more, here=found.total) if more else found
+
+    def _of_a_block(self, module: nn.Module, key: str) -> int:
+        """Return the trained elements of a block that ``key`` counts, and of what it has beside."""
+        beside = getattr(module, self.family.beside)[:1] if self.family.beside else ()
+        return sum(map(_trained, (self.block_of(module, key), *beside)))
 
     def block_of(self, module: nn.Module, key: str) -> nn.Module:
         """Return the first of the blocks that ``key`` counts."""
@@ -508,6 +523,10 @@ class Library(Subject):
             if hasattr(part, "dropout_prob"):
                 # The batch withholds labels, the same on every engine.
                 part.dropout_prob = 0.0
+        if self.family.routed:
+            from harness.subjects.library import calls
+
+            calls.route_evenly(module)
         module.passage = functools.partial(cut.passage_between, self)
         return module
 
@@ -657,6 +676,17 @@ def _class(name: str) -> Any:
         return getattr(diffusers, name)
     finally:
         logging.disable(silent)
+
+
+def _of_blocks(each: Sequence[int], was: Mapping[str, int], now: Mapping[str, int]) -> list[int]:
+    """Return one entry per block of groups of other depths; a deeper group repeats its last."""
+    found: list[int] = []
+    begin = 0
+    for key, count in was.items():
+        own, begin = list(each[begin : begin + count]), begin + count
+        wanted = now.get(key, count)
+        found += (own + own[-1:] * wanted)[:wanted]
+    return found
 
 
 def _trained(block: nn.Module) -> int:
