@@ -119,12 +119,15 @@ RUNNER = "run_parts_of_blocks"
 
 
 def parts_of(blocks: list[Any], part: str) -> list[Any]:
-    """Return the children of ``blocks`` that compute ``part``, in order.
-
-    Each of HiDream's blocks is the "block" of a wrapper.
-    """
-    children = [pair for b in blocks for pair in getattr(b, "block", b).named_children()]
+    """Return the children of ``blocks`` that compute ``part``, in order."""
+    children = [pair for block in blocks for pair in _inner(block).named_children()]
     return [child for name, child in children if NAMED[part].fullmatch(name)]
+
+
+def _inner(block: Any) -> Any:
+    """Return the block in a wrapper that has nothing else, as HiDream's blocks have one."""
+    children = dict(block.named_children())
+    return children["block"] if [*children] == ["block"] else block
 
 
 def _has_part(subject: Subject, part: str) -> bool:
