@@ -103,11 +103,6 @@ def resolve(spec: Spec, facts: DataFacts | None = None) -> Resolved:
     if spec.sampling:
         _check_sampling(spec, recipe, subject)
     micro_batch = spec.micro_batch(launch.layout.data, recipe.accumulation)
-    if subject.one_at_a_time and micro_batch > 1:
-        raise SpecError(
-            f"micro-batch is {micro_batch}, and a forward of model {spec.model} takes one sample, "
-            f"because it has one time. Add accumulate:steps={micro_batch * recipe.accumulation}"
-        )
     return Resolved(
         spec=spec,
         recipe=recipe,
@@ -121,8 +116,19 @@ def resolve(spec: Spec, facts: DataFacts | None = None) -> Resolved:
             ema_decay=spec.ema,
         ),
         micro_batch=micro_batch,
-        refusal=recipe.refusal(launch),
+        refusal=recipe.refusal(launch) or _too_many(subject, micro_batch, recipe),
         weights=weights,
+    )
+
+
+def _too_many(subject: Subject, micro_batch: int, recipe: Recipe) -> Reason | None:
+    """Return why a model that takes one sample at a time cannot take the micro-batch, or None."""
+    if micro_batch == 1 or not subject.one_at_a_time:
+        return None
+    return Reason(
+        f"micro-batch is {micro_batch}, and a forward of {subject.name} takes one sample, because "
+        "it has one time",
+        f"add accumulate:steps={micro_batch * recipe.accumulation}",
     )
 
 
