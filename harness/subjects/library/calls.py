@@ -437,8 +437,9 @@ def route_evenly(module: nn.Module) -> None:
     on the shares only while one expert runs.
     """
     for part in module.modules():
-        if hasattr(part, "experts") and hasattr(part, "gate"):
-            part.forward = functools.partial(_routed, part.forward, len(part.experts))
+        experts = getattr(part, "experts", None)
+        if experts is not None and hasattr(part, "gate"):
+            part.forward = functools.partial(_routed, part.forward, len(experts))
 
 
 def _routed(forward: Callable[[Tensor], Tensor], experts: int, x: Tensor) -> Tensor:
