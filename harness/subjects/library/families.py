@@ -305,13 +305,13 @@ _ALL = [
     Family(
         name="Krea2Transformer2DModel", call="krea2", depths=ONE, time="falling", layout="packed",
         defaults=KREA, text="text_hidden_dim", masked=True, more=_of_layers, head="final_layer",
-        text_tokens=512, stages=False,
+        text_tokens=512,
     ),
     Family(
         name="Ideogram4Transformer2DModel", call="ideogram4", depths={"layers": "num_layers"},
         defaults={"in_channels": 128, "llm_features_dim": 53248, "num_layers": 34},
         text="llm_features_dim", time="rising", layout="packed", head="final_layer",
-        text_tokens=512, stages=False,
+        text_tokens=512,
     ),
     Family(
         name="LTX2VideoTransformer3DModel", call="ltx2", depths=ONE, layout="tokens", down=32,
@@ -319,13 +319,13 @@ _ALL = [
         more=lambda config, space: {
             "audio_text": ((space.text, {**LTX2, **config}["caption_channels"]), "normal")
         },
-        resolution="512x768", frames=121, text_tokens=1024, stages=False,
+        resolution="512x768", frames=121, text_tokens=1024,
     ),
     Family(
         name="HiDreamImageTransformer2DModel", call="hidream", defaults=HIDREAM, routed=True,
         depths={"double_stream_blocks": "num_layers", "single_stream_blocks": "num_single_layers"},
         text="caption_channels", more=_of_two_encoders, pooled="text_emb_dim", text_tokens=128,
-        beside="caption_projection", head="final_layer", stages=False,
+        beside="caption_projection", head="final_layer",
     ),
     Family(
         name="MiniMaxH3Transformer3DModel", call="minimax_h3", depths=ONE, layout="rows", down=16,
