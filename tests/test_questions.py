@@ -74,6 +74,10 @@ EDGES = {
     8: Edge(f"--recipes {LORA}16 --also T5-XXL:nf4", "images/s,"),
     9: Edge("--recipes single+bf16_pure+adafactor", "Least memory: single+bf16_pure+adafactor,"),
     10: Edge(f"--recipes {LORA}128", "images/s,"),
+    12: Edge(
+        f"--recipes {LORA}16+checkpoint --phases load:fp32 validate:encoders",
+        "lora:rank=16+checkpoint needs",
+    ),
     14: Edge("--recipes zero2_offload+bf16+checkpoint", "videos/s,"),
 }
 """Question -> what decides it."""
