@@ -52,6 +52,7 @@ CATALOG = LazyTable(
         "palette": "strategies.sampling.palette:Palette",
         "attend": "strategies.activations.attend:Attend",
         "sp": "strategies.parallel.sequence.strategy:SequenceParallel",
+        "route": "strategies.activations.route:Route",
         "tp": "strategies.parallel.tensor.strategy:TensorParallel",
         "checkpoint": "strategies.activations.checkpoint:Checkpoint",
         "offload_activations": "strategies.activations.offload_activations:OffloadActivations",

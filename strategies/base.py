@@ -83,6 +83,7 @@ TRAITS = {
     "recomputes": "activations are dropped in forward and computed again in backward",
     "by_block": "blocks differ in what they keep for backward, and where",
     "doubles_tokens": "some blocks hand on twice the tokens",
+    "routed_tokens": "some blocks get a part of the tokens",
     "cut_samples": "each rank works on a part of its samples' tokens",
     "cut_queries": "attention takes a part of the queries and all keys",
     "flash_alone": "attention is computed a part of the keys at a time, by the flash kernel",

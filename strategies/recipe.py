@@ -157,8 +157,7 @@ class Recipe:
     @property
     def sequence(self) -> int:
         """Number of ranks that split the tokens of the same samples."""
-        part: Any = self.in_slot(Slot.SEQUENCE)
-        return part.ranks if part else 1
+        return getattr(self.in_slot(Slot.SEQUENCE), "ranks", 1)
 
     @property
     def tensor(self) -> int:

@@ -26,6 +26,9 @@ COLUMNS = {
     "tf32": "tf32_tflops",
 }
 """Dtype of a matrix product -> column of the table."""
+LIKE = {"int32": "float16"}
+"""Dtype of a product -> the one whose rate is assumed. A product of int8 operands gives int32, and
+the table has no column for it."""
 OFF = 0.12
 """Relative difference allowed between a card's memory and the size in its name."""
 NODE = 8
@@ -110,7 +113,7 @@ class Card:
     def flops(self, dtype: str, tf32: bool = False) -> float:
         """Return the peak FLOP/s of matrix products in ``dtype``; float32's if the card lacks that
         unit."""
-        kind = "tf32" if tf32 and dtype == "float32" else dtype
+        kind = "tf32" if tf32 and dtype == "float32" else LIKE.get(dtype, dtype)
         return self.peaks.get(kind) or self.peaks["float32"] or 0.0
 
 

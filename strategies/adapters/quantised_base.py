@@ -16,14 +16,13 @@ from unittest import mock
 import bitsandbytes
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from strategies import initial
+from strategies.adapters.coded import coded, decoded, product
 from strategies.base import demand
 from strategies.evidence.readings import bytes_of, stored
 from strategies.precision.autocast import autocast_dtype
 
-LARGEST = {"int8": 127.0, "fp8": 448.0}
 ERROR = {"int8": 0.03, "fp8": 0.05}
 """Largest relative error in norm of a quantized matrix.
 
@@ -32,54 +31,17 @@ float8 (three bits of mantissa).
 """
 
 
-def coded(values: Tensor, to: str) -> tuple[Tensor, Tensor]:
-    """Return the codes of a matrix [out, in] as bytes, and each row's scale, float32 [out, 1]."""
-    most = LARGEST[to]
-    scale = values.float().abs().amax(dim=1, keepdim=True).clamp_min(1e-12) / most
-    scale = scale.bfloat16().float()  # so that decoding is exact in 16 bits too
-    parts = (values.float() / scale).clamp_(-most, most)
-    codes = parts.round().to(torch.int8) if to == "int8" else parts.to(torch.float8_e4m3fn)
-    return codes.view(torch.uint8), scale
-
-
-def decoded(codes: Tensor, scale: Tensor, to: str, dtype: torch.dtype) -> Tensor:
-    """Return the matrix of the codes, in the type of the product."""
-    stored = torch.int8 if to == "int8" else torch.float8_e4m3fn
-    return codes.view(stored).to(dtype) * scale.to(dtype)
-
-
-class Product(torch.autograd.Function):
-    """x @ W^T + b with W decoded again in backward: a decoded copy is never kept."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None, to: str
-    ) -> Tensor:
-        ctx.save_for_backward(codes)
-        ctx.scale, ctx.to = scale, to  # equal for all calls, so not saved
-        return F.linear(x, decoded(codes, scale, to, x.dtype), bias)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        (codes,) = ctx.saved_tensors
-        dx = db = None
-        if ctx.needs_input_grad[0]:
-            dx = gradient @ decoded(codes, ctx.scale, ctx.to, gradient.dtype)
-        if ctx.needs_input_grad[3]:
-            db = gradient.flatten(0, -2).sum(0)
-        return dx, None, None, db, None
-
-
 class Coded(nn.Linear):
     """Linear layer with codes as its weight: uint8 [out, in], and ``scale``, float32 [out, 1].
 
-    ``error`` is the relative quantization error of the weight in norm.
+    ``error`` is the relative quantization error of the weight in norm. ``dynamic``: products take
+    int8 operands (``strategies.adapters.coded``).
     """
 
-    def __init__(self, linear: nn.Linear, to: str) -> None:
+    def __init__(self, linear: nn.Linear, to: str, dynamic: bool = False) -> None:
         with initial.valueless():
             super().__init__(linear.in_features, linear.out_features, bias=False)
-        self.to_type, self.error = to, 0.0
+        self.to_type, self.dynamic, self.error = to, dynamic, 0.0
         self.register_buffer("scale", None)
         self.bias = linear.bias
         if initial.pending(linear.weight) is None:
@@ -98,13 +60,13 @@ class Coded(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         x = x.to(autocast_dtype(x) or x.dtype)
         bias = None if self.bias is None else self.bias.to(x.dtype)
-        return Product.apply(x, self.weight, self.scale, bias, self.to_type)
+        return product(x, self.weight, self.scale, bias, self.to_type, self.dynamic)
 
 
-def code(module: nn.Module, names: Iterable[str], to: str) -> None:
-    """Store the weights of the named linear layers in 8 bits."""
+def code(module: nn.Module, names: Iterable[str], to: str, dynamic: bool = False) -> None:
+    """Store the weights of the named linear layers in 8 bits; ``dynamic``: see ``Coded``."""
     for name in names:
-        module.set_submodule(name, Coded(module.get_submodule(name), to))
+        module.set_submodule(name, Coded(module.get_submodule(name), to, dynamic))
 
 
 def coded_facts(module: nn.Module, wanted: int, to: str) -> dict[str, Any]:

@@ -37,6 +37,7 @@ def _own() -> dict[Any, Any]:
     }
     found = {op: _raw(flop_registry[same]) for op, same in alike.items() if op not in flop_registry}
     found[aten.convolution_backward] = _raw(_convolution_backward)
+    found[aten._int_mm] = _raw(flop_registry[aten.mm])
     if "bitsandbytes" in sys.modules:
         found[torch.ops.bitsandbytes.gemm_4bit] = _raw(_four_bits)
     try:

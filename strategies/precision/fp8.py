@@ -12,13 +12,16 @@ from strategies.precision.mixed import Bf16
 from strategies.subject import Subject
 from strategies.workloads import TRAIN
 
+SCALINGS = {"tensorwise": "aten::max", "rowwise": "aten::amax"}
+"""Parts of a matrix that share a scale -> operator that finds the largest of each."""
+MX_BLOCK = 32
+"""Neighbors in a row that share a scale in the format MX."""
 
-def float8_layers(trained: TrainingRun) -> int:
-    """Return the number of float8 layers; it may exceed the number requested if a copy has its
-    own."""
-    from torchao.float8.float8_linear import Float8Linear
 
-    layers = sum(isinstance(m, Float8Linear) for m in trained.module.modules())
+def float8_layers(trained: TrainingRun, kind: type) -> int:
+    """Return the number of float8 layers of class ``kind``; it may exceed the number requested if a
+    copy has its own."""
+    layers = sum(isinstance(m, kind) for m in trained.module.modules())
     wanted = len(trained.subject.linears)
     demand(layers >= wanted, f"{layers} of {wanted} layers multiply in float8")
     return layers
@@ -29,8 +32,12 @@ class Fp8(Bf16):
     """The blocks' matrix products in float8, others as bf16.
 
     Each tensor has a scale. Weights stay in high precision and are cast at each use. ``emulate=on``
-    rounds the operands to float8 and multiplies in float32: float8's numbers on any device, without
-    its speed.
+    rounds the operands to float8 and multiplies in higher precision: float8's numbers on any
+    device, without its speed.
+
+    ``scaling=rowwise`` has a scale for each row of the first operand and each column of the second.
+    ``format=mx`` (MXFP8) has one for each 32 neighbors, a power of two; it needs a Blackwell card.
+    ``gather=fp8`` gathers FSDP2's shards of these weights in float8, with one scale a weight.
     """
 
     name: ClassVar[str] = "fp8"
@@ -42,37 +49,64 @@ class Fp8(Bf16):
     unit: ClassVar[float] = 2**-4
     source: ClassVar[str] = (
         "Micikevicius et al. 2022, FP8 Formats for Deep Learning (arXiv:2209.05433); "
-        "torchao.float8.convert_to_float8_training"
+        "OCP Microscaling Formats (MX) v1.0; torchao.float8, and MXFP8Linear of its moe_training"
     )
     needs: ClassVar[tuple[str, ...]] = ("bf16", "torchao", "fp8")
 
     emulate: bool = False
+    scaling: str = "tensorwise"
+    format: str = "float8"
+    gather: str = "whole"
+
+    def __post_init__(self) -> None:
+        allowed = {"scaling": SCALINGS, "format": ("float8", "mx"), "gather": ("whole", "fp8")}
+        for name, values in allowed.items():
+            if getattr(self, name) not in values:
+                text = f"{name} is {getattr(self, name)!r}"
+                raise ValueError(f"{text}; one of {', '.join(values)}")
+        if self.format == "mx" and self.scaling != "tensorwise":
+            raise ValueError(f"format=mx has scales of its own; leave scaling={self.scaling} out")
+        if self.gather == "fp8" and (self.format, self.scaling) != ("float8", "tensorwise"):
+            raise ValueError("gather=fp8 has one scale a weight; leave format and scaling out")
 
     def requires(self, launch: RunContext) -> tuple[str, ...]:
-        return self.needs[:-1] if self.emulate else self.needs
+        if self.emulate:
+            return self.needs[:-1]
+        return (*self.needs, "mxfp8") if self.format == "mx" else self.needs
 
     def refuses(self, launch: RunContext) -> str | None:
         if launch.traits & {"replaced_layers", "quantized_weights", "cut_weights"}:
             return "another part replaces the layers that multiply in float8; use bf16"
-        return super().refuses(launch)
+        if self.gather == "fp8" and not {"shards", "dtensor_weights"} <= launch.traits:
+            return "only FSDP2 gathers weights in float8; take fsdp2, or leave gather out"
+        return self._mx(launch) or super().refuses(launch)
+
+    def _mx(self, launch: RunContext) -> str | None:
+        """Return why blocks of the format MX cannot be cut; None if they can, or it is another."""
+        if self.format != "mx":
+            return None
+        if launch.device == "cpu" and not self.emulate:
+            return "a CPU has no product of MX operands; add emulate=on"
+        for name in ("width", "tokens"):
+            size = getattr(launch.subject.dimensions, name)
+            if size % MX_BLOCK:
+                return f"MX has blocks of {MX_BLOCK}, and the {name} is {size}; leave format out"
+        return None
 
     def edit_model(self, module: Any, subject: Subject) -> None:
-        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+        from strategies.precision import float8
 
         # Layers of one vector per sample have few rows; float8 kernels need multiples of 16.
-        chosen = {module.get_submodule(name) for name in subject.linears}
-        convert_to_float8_training(
-            module,
-            module_filter_fn=lambda layer, name: layer in chosen,
-            config=Float8LinearConfig(emulate=self.emulate),
-        )
+        float8.replace(module, subject.linears, self)
 
     def _products(self, trained: TrainingRun) -> None:
         """Skip the check of the base class: float8 products are identified in ``evidence``."""
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
+        from strategies.precision import float8
+
         types = super().evidence(trained)
-        wanted = float8_layers(trained)
+        wanted = float8_layers(trained, float8.kind(self.format))
         ran = states.operations(trained, compiled=False)
         casts = sum(op.name == "aten::_to_copy" and "float8" in op.dtype for op in ran)
         demand(
@@ -84,11 +118,24 @@ class Fp8(Bf16):
             products == (0 if self.emulate else wanted),
             f"{products} matrix products ran in float8, expected {0 if self.emulate else wanted}",
         )
-        facts = {**types, "float8_casts": casts, "float8_products": products}
-        if not self.emulate:
-            return facts
-        rounded = sum(op.name == "aten::mm" and op.dtype == "float32" for op in ran)
+        scales = sum(map(self._finds_scales, ran))
+        text = f"{scales} operands got scales of {self.format}, {self.scaling}"
+        demand(scales >= 2 * wanted, f"{text}, expected {2 * wanted} at least")
+        facts = {**types, "float8_casts": casts, "float8_products": products, "scaled": scales}
+        if self.gather == "fp8":
+            facts |= float8.gathered(trained)
+        return facts | self._emulated(ran, wanted) if self.emulate else facts
+
+    def _finds_scales(self, op: states.Operation) -> bool:
+        """Return whether an operator finds the largest of what shares a scale."""
+        if self.format == "mx":
+            return op.name == "aten::amax" and op.shapes[0][-1] == MX_BLOCK
+        return op.name == SCALINGS[self.scaling]
+
+    def _emulated(self, ran: list[states.Operation], wanted: int) -> dict[str, Any]:
+        kind = "bfloat16" if self.format == "mx" else "float32"
+        rounded = sum(op.name == "aten::mm" and op.dtype == kind for op in ran)
         demand(
             rounded == wanted, f"{rounded} matrix products had rounded operands, expected {wanted}"
         )
-        return {**facts, "emulated_products": rounded}
+        return {"emulated_products": rounded}

@@ -183,6 +183,38 @@ def in_four_bits(trained: Trained) -> int:
     return sum(p.dtype == torch.uint8 for p in trained["model"].parameters())
 
 
+def tokens_inside(trained: Trained) -> list[int]:
+    """Tokens that each block's MLP gets in forward."""
+    layers = [m for m in trained["model"].modules() if type(m).__name__ == "GELU"]
+    seen: list[int] = []
+    handles = [
+        la.register_forward_hook(lambda _, given, out: seen.append(out.shape[1])) for la in layers
+    ]
+    loss_again(trained)
+    for handle in handles:
+        handle.remove()
+    return seen
+
+
+def row_scales(trained: Trained) -> int:
+    """Scales of rows that one forward finds."""
+    with Ops() as ops:
+        loss_again(trained)
+    return ops.names.count("aten.amax.default")
+
+
+def in_eight_bits(trained: Trained) -> int:
+    """How many layers store codes, and multiply by them."""
+    return sum(hasattr(m, "scale") for m in trained["model"].blocks.modules())
+
+
+def int8_products(trained: Trained) -> int:
+    """Products of int8 operands in one forward and backward."""
+    with Ops() as ops:
+        loss_again(trained).backward()
+    return ops.names.count("aten._int_mm.default")
+
+
 def captured() -> int:
     """Calls that went into compiled graphs."""
     return torch._dynamo.utils.counters["stats"]["calls_captured"]
@@ -222,6 +254,9 @@ EFFECTS: dict[str, Callable[[Trained, Seen], bool]] = {
     "tf32": lambda t, s: torch.backends.cuda.matmul.allow_tf32,
     "bf16_pure": lambda t, s: {p.dtype for p in t["model"].parameters()} == {torch.bfloat16},
     "fp8:emulate=on": lambda t, s: of_kind(t, "Float8Linear") == 16,
+    "fp8:emulate=on,scaling=rowwise": lambda t, s: row_scales(t) >= 2 * 16,
+    "lora+cast": lambda t, s: in_eight_bits(t) == 16 and not int8_products(t),
+    "lora+cast:dynamic=on": lambda t, s: in_eight_bits(t) == 16 and int8_products(t) >= 16 + 12,
     "lora:rank=4": lambda t, s: adapters(t, 4),
     "bf16_pure:autocast=on+lora:dtype=fp32": (
         lambda t, s: adapters(t, 8) and kinds(t) == ({torch.bfloat16}, {torch.float32})
@@ -234,6 +269,7 @@ EFFECTS: dict[str, Callable[[Trained, Seen], bool]] = {
     "difffit": lambda t, s: sum(n.endswith(".gamma") for n in free(t)) == 8,
     "controlnet": lambda t, s: sum(n.endswith(".zero.weight") for n in free(t)) == 2,
     "prune:fraction=0.75": lambda t, s: 0.74 < zeros(t) < 0.76,
+    "checkpoint+route": lambda t, s: tokens_inside(t) == [64, 32, 32, 64],
     "attend:kernel=math": lambda t, s: not any("flash" in name for name in attention(t)),
     "checkpoint": lambda t, s: forwards_a_step(t) == 2,
     "checkpoint:every=2": lambda t, s: forwards_a_step(t) == 2 and len(t["model"].blocks) == 2,
@@ -286,7 +322,7 @@ def asked(parts: str) -> Resolved:
     return resolve(
         Spec(
             recipe=text if "ema" in text else f"{text}+ema:place=none",
-            model="DiT-S/4:depth=2", data="synthetic:32", global_batch=6, learning_rate=3e-4,
+            model="DiT-S/4:depth=4", data="synthetic:32", global_batch=6, learning_rate=3e-4,
             beta2=0.95, weight_decay=0.01 * ("sparse" not in parts), grad_clip=1e-3 * clips,
         )
     )  # fmt: skip

@@ -9,7 +9,9 @@ from strategies.workloads import SAMPLE, TRAIN
 OTHERS: dict[str, list[str]] = {
     "tf32": ["ddp+tf32"],
     "block_swap": ["single+block_swap:blocks=3", "single+block_swap:blocks=3+lora"],
-    "cast": ["single+cast+lora", "single+cast:to=fp8+lora"],
+    "cast": [
+        "single+cast+lora", "single+cast:to=fp8+lora", "single+cast:dynamic=on+lora",
+    ],
     "qlora": ["single+qlora", "single+bf16_pure+qlora:layers=blocks,dtype=fp32"],
     "lora": ["single+lora", "single+lora:rank=4", "single+bf16_pure+lora:dtype=fp32"],
     "controlnet": ["single+controlnet", "single+controlnet:share=1.0"],
@@ -19,7 +21,10 @@ OTHERS: dict[str, list[str]] = {
     "bf16_master": ["zero2+bf16_master"],
     "bf16_pure": ["single+bf16_pure", "zero2+bf16_pure"],
     "fp16": ["ddp+fp16", "zero2+fp16:scale=1024"],
-    "fp8": ["ddp+fp8", "single+fp8:emulate=on"],
+    "fp8": [
+        "ddp+fp8", "single+fp8:emulate=on", "single+fp8:emulate=on,scaling=rowwise",
+        "single+fp8:emulate=on,format=mx",
+    ],
     "checkpoint": [
         "single+checkpoint", "single+checkpoint:every=2", "single+checkpoint:every=sqrt",
         "single+checkpoint:keep=nested", "single+checkpoint:keep=nothing",
@@ -41,6 +46,7 @@ OTHERS: dict[str, list[str]] = {
         *(f"ddp+attend:kernel={kernel}" for kernel in ("efficient", "cudnn", "flex")),
     ],
     "sp": ["ddp+sp", "ddp+sp:how=gather"],
+    "route": ["single+route", "single+route:share=0.25"],
     "tp": ["ddp+tp"],
     "cross_entropy": [f"ddp+cross_entropy:kind={kind}" for kind in ("full", "fused", "cut")],
     "distill": [

@@ -58,6 +58,11 @@ OTHERS = [  # test_rehearsed has further ones
     ("single+controlnet", "DiT-T/2:depth=2", 8, {}),
     ("single+checkpoint:reentrant=on", "DiT-S/8:depth=4", 8, {}),
     ("single+checkpoint:part=ffn", "DiT-S/8:depth=4", 8, {}),
+    ("single+bf16_pure+cast:dynamic=on+lora", "DiT-S/4:depth=4", 8, {}),
+    ("single+fp8:emulate=on,scaling=rowwise", "DiT-S/4:depth=4", 8, {}),
+    ("single+fp8:emulate=on,format=mx", "DiT-S/4:depth=4", 8, {}),
+    ("single+route", "DiT-T/2", 8, {}),
+    ("single+route:share=0.75+checkpoint", "DiT-S/4:depth=6", 8, {}),
 ]
 
 

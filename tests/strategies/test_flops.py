@@ -164,8 +164,10 @@ def test_products_of_few_bits_and_a_fused_loss_count_as_the_products_that_they_a
     with counting() as counter:
         torch._scaled_mm(a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
         assert counter.get_total_flops() == product
+        torch._int_mm(a.to(torch.int8), b.to(torch.int8).t())
+        assert counter.get_total_flops() == 2 * product
         nn.linear_cross_entropy(x, weight, targets, reduction="sum", options=options)
-        assert counter.get_total_flops() == (1 + 3) * product, "gradients are made in forward"
+        assert counter.get_total_flops() == (2 + 3) * product, "gradients are made in forward"
     pytest.importorskip("bitsandbytes")
     assert formulas()[torch.ops.bitsandbytes.gemm_4bit](x, None, (48, 32)) == product
 

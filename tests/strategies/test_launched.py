@@ -50,6 +50,7 @@ PAIRS = {
     "fsdp2+adam8bit:lib=torchao+offload_activations": TWO,
     "fsdp2+bf16_pure+muon": TWO,
     "fsdp2+controlnet": LONGER,
+    "fsdp2+fp8:emulate=on,gather=fp8": dataclasses.replace(TWO, global_batch=2),
     "fsdp2:prefetch=2+optimizer_in_backward": DEEP,
     f"ddp+{SPARSE}": dataclasses.replace(TWO, learning_rate=0.1),
     "ddp+cross_entropy+accumulate": TOKENS,

@@ -120,6 +120,13 @@ def test_codes_are_cut_as_bytes_and_their_scales_are_whole(recipe, name, bits, r
     assert gathered["forward"] == engine["parameter_bytes"] > gathered["backward"] > here
 
 
+def test_weights_are_gathered_in_float8(rank_0):
+    trained = rank_0("fsdp2+fp8:emulate=on,gather=fp8", 2)
+    (part,) = (p for p in parse("fsdp2+fp8:emulate=on,gather=fp8").strategies if p.name == "fp8")
+    facts = part.evidence(trained)
+    assert facts["gathered_in_float8"] > 0 and trained.engine.evidence(trained)
+
+
 def test_a_forward_without_gradients_leaves_nothing_gathered(rank_0):
     trained = rank_0("fsdp2:reshard=off", 2)
     with torch.no_grad():

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from torch.nn.parameter import Buffer
 
 from harness.worker.loop import optimizer_step
+from strategies.adapters import coded
 from strategies.base import NotInForce
 from strategies.evidence import states
 from strategies.evidence.readings import bytes_of, tensors, wrapped
@@ -53,6 +54,34 @@ def test_float8_beside_a_trained_branch_is_counted_in_both(train_here):
     attentions = len(run.trained.subject.attentions(run.trained.module))
     assert attentions > len(run.trained.module.blocks)
     assert part_named(recipe, "fp8").evidence(run.trained)["float8_products"] == 4 * attentions
+
+
+# -- int8 -------------------------------------------------------------------------------------
+
+
+def test_a_product_in_int8_and_its_gradient_are_those_of_the_rounded_matrices():
+    torch.manual_seed(0)
+    x, w = torch.randn(2, 24, 64, requires_grad=True), torch.randn(48, 64)
+    codes, scale = coded.coded(w, "int8")
+    gradient = torch.randn(2, 24, 48)
+    out = coded.product(x, codes, scale, None, "int8", dynamic=True)
+    out.backward(gradient)
+
+    def rounded(rows):
+        return coded.decoded(*coded.coded(rows.flatten(0, 1), "int8"), "int8", torch.float32)
+
+    def distance(a, b):
+        return float((a.detach().flatten(0, 1) - b).norm() / b.norm())
+
+    kept = coded.decoded(codes, scale, "int8", torch.float32)
+    assert distance(out, rounded(x.detach()) @ kept.T) < 1e-6
+    scaled = gradient * scale.view(-1)
+    assert distance(x.grad, rounded(scaled) @ codes.view(torch.int8).float()) < 1e-6
+    assert distance(out, x.detach().flatten(0, 1) @ w.T) < 0.02
+    assert distance(x.grad, gradient.flatten(0, 1) @ w) < 0.02
+
+
+# -- 2:4 --------------------------------------------------------------------------------------
 
 
 @pytest.fixture

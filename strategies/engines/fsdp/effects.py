@@ -381,5 +381,13 @@ def _trains(group: Any) -> bool:
 
 def _sent_by(group: Any) -> int:
     """Return the bytes of this rank's share of a group, in the type of the gather."""
-    parts = ((p._sharded_param_data, p.param_dtype or p.orig_dtype) for p in group.fsdp_params)
-    return sum(data.numel() * dtype.itemsize for data, dtype in parts)
+    return sum(p._sharded_param_data.numel() * _gather_type(p).itemsize for p in group.fsdp_params)
+
+
+def _gather_type(param: Any) -> torch.dtype:
+    """Return the type in which torch gathers a parameter.
+
+    A class that casts before the gather (torchao's for float8) names it ``_dtype``.
+    """
+    own = getattr(param._sharded_local_tensor, "_dtype", None)
+    return own or param.param_dtype or param.orig_dtype

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from strategies.adapters import coded as products
 from strategies.adapters import lora, quantised_base
 from strategies.adapters.cast import Cast
 from strategies.adapters.controlnet import ControlNet
@@ -104,6 +105,34 @@ def once(layer):
     return forward
 
 
+class DecodedBackward(products.Int8Product):
+    """int8 in forward alone."""
+
+    @staticmethod
+    def backward(ctx, gradient):
+        codes = products.decoded(ctx.saved_tensors[0], ctx.scale, "int8", gradient.dtype)
+        return gradient @ codes, None, None, None
+
+
+def decoding(self, module, subject):
+    quantised_base.code(module, subject.linears, self.to)
+
+
+def decoding_in_one_layer(self, module, subject):
+    quantised_base.code(module, subject.linears[:-1], self.to, dynamic=True)
+    quantised_base.code(module, subject.linears[-1:], self.to)
+
+
+def decoding_in_backward(self, module, subject):
+    quantised_base.code(module, subject.linears, self.to)
+    for name in subject.linears:
+        module.get_submodule(name).forward = halfway(module.get_submodule(name))
+
+
+def halfway(layer):
+    return lambda x: DecodedBackward.apply(x, layer.weight, layer.scale, layer.bias)
+
+
 DORA = Dora.edit_model
 
 
@@ -133,6 +162,13 @@ LOST: Table = {
     "one layer in full": ("single+cast+lora", Cast, "edit_model", all_but_one),
     "weights kept beside their codes": ("single+cast+lora", Cast, "edit_model", kept_beside),
     "weights decoded once and kept": ("single+cast+lora", Cast, "edit_model", decoded_once),
+    "decoded, not int8": ("single+cast:dynamic=on+lora", Cast, "edit_model", decoding),
+    "decoded in one layer": (
+        "single+cast:dynamic=on+lora", Cast, "edit_model", decoding_in_one_layer,
+    ),
+    "decoded in backward": (
+        "single+cast:dynamic=on+lora", Cast, "edit_model", decoding_in_backward,
+    ),
     "modulations in full": ("single+qlora", Qlora, "_packed", of_blocks_alone),
     "weights in full": ("single+qlora", Qlora, "edit_model", plain),
     "the whole model trains": ("single+head", Head, "edit_model", nothing),

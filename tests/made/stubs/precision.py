@@ -23,6 +23,25 @@ def first_block_in_float8(self, module, subject):
     convert_to_float8_training(module.blocks[0])
 
 
+def the_other_scales(self, module, subject):
+    scaling = "rowwise" if self.scaling == "tensorwise" else "tensorwise"
+    FP8(Fp8(emulate=self.emulate, scaling=scaling), module, subject)
+
+
+def plain_float8(self, module, subject):
+    FP8(Fp8(emulate=self.emulate), module, subject)
+
+
+def unrounded(self, module, subject):
+    """Layers of the right class that multiply as they did before."""
+    FP8(self, module, subject)
+    for name in subject.linears:
+        layer = module.get_submodule(name)
+        layer.forward = lambda x, layer=layer: torch.nn.functional.linear(
+            x, layer.weight, layer.bias
+        )
+
+
 def while_training(autocast):
     """A model that computes as asked when it is looked at, and otherwise while it trains."""
 
@@ -50,6 +69,14 @@ LOST: Table = {
     "fp8 runs as bf16": ("single+fp8:emulate=on", Fp8, "edit_model", nothing),
     "fp8 emulated": ("single+fp8", Fp8, "edit_model", the_other_float8),
     "fp8 not emulated": ("single+fp8:emulate=on", Fp8, "edit_model", the_other_float8),
+    "one scale, not one a row": (
+        "single+fp8:emulate=on,scaling=rowwise", Fp8, "edit_model", the_other_scales,
+    ),
+    "a scale a row, not one": ("single+fp8:emulate=on", Fp8, "edit_model", the_other_scales),
+    "float8, not MX": ("single+fp8:emulate=on,format=mx", Fp8, "edit_model", plain_float8),
+    "MX layers that round nothing": (
+        "single+fp8:emulate=on,format=mx", Fp8, "edit_model", unrounded,
+    ),
     "one block alone in fp8": ("single+fp8", Fp8, "edit_model", first_block_in_float8),
     "fp16 without autocast": ("single+fp16", Fp16, "accelerator_kwargs", lambda *_: {}),
 }  # fmt: skip

@@ -1,0 +1,105 @@
+"""Matrices in 8 bits, a scale a row, and differentiable products with them. Imports torch alone.
+
+``Product`` decodes the codes. ``Int8Product`` rounds the other operand to int8 too, and multiplies
+integers. The rules are OneTrainer's (LinearW8A8.py), but its scale is one for the whole weight.
+
+torchao 0.18 has no such layer that trains. With its Int8DynamicActivationInt8WeightConfig the
+output of a layer has no graph ("element 0 of tensors does not require grad"). Beside an adapter,
+this part of the gradient would be missing without an error. Its int8_mixed_precision_training
+trains, and keeps the weights in full.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+LARGEST = {"int8": 127.0, "fp8": 448.0}
+LEAST_ROWS = 17
+"""Rows that cuBLAS's product of int8 matrices needs (torch 2.13, native/cuda/Blas.cpp)."""
+
+
+def coded(values: Tensor, to: str) -> tuple[Tensor, Tensor]:
+    """Return the codes of a matrix [out, in] as bytes, and each row's scale, float32 [out, 1]."""
+    most = LARGEST[to]
+    scale = values.float().abs().amax(dim=1, keepdim=True).clamp_min(1e-12) / most
+    scale = scale.bfloat16().float()  # so that decoding is exact in 16 bits too
+    parts = (values.float() / scale).clamp_(-most, most)
+    codes = parts.round().to(torch.int8) if to == "int8" else parts.to(torch.float8_e4m3fn)
+    return codes.view(torch.uint8), scale
+
+
+def decoded(codes: Tensor, scale: Tensor, to: str, dtype: torch.dtype) -> Tensor:
+    """Return the matrix of the codes, in the type of the product."""
+    stored = torch.int8 if to == "int8" else torch.float8_e4m3fn
+    return codes.view(stored).to(dtype) * scale.to(dtype)
+
+
+class Product(torch.autograd.Function):
+    """x @ W^T + b with W decoded again in backward: a decoded copy is never kept."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None, to: str
+    ) -> Tensor:
+        ctx.save_for_backward(codes)
+        ctx.scale, ctx.to = scale, to  # equal for all calls, so not saved
+        return F.linear(x, decoded(codes, scale, to, x.dtype), bias)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        (codes,) = ctx.saved_tensors
+        dx = db = None
+        if ctx.needs_input_grad[0]:
+            dx = gradient @ decoded(codes, ctx.scale, ctx.to, gradient.dtype)
+        if ctx.needs_input_grad[3]:
+            db = gradient.flatten(0, -2).sum(0)
+        return dx, None, None, db, None
+
+
+def multiplied(x: Tensor, codes: Tensor) -> Tensor:
+    """Return x [..., n] times int8 ``codes`` [n, m] as float32 [..., m].
+
+    Each row of ``x`` is rounded to int8 with a scale of its own.
+    """
+    rows, scale = coded(x.flatten(0, -2), "int8")
+    out = torch._int_mm(rows.view(torch.int8), codes).float().mul_(scale)
+    return out.unflatten(0, x.shape[:-1])
+
+
+class Int8Product(torch.autograd.Function):
+    """x @ W^T + b with both operands in int8, and so the gradient of x.
+
+    A scale belongs to a row of W, over which backward sums. It is multiplied into the gradient
+    before that is rounded.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(codes)
+        ctx.scale = scale  # equal for all calls, so not saved
+        out = multiplied(x, codes.view(torch.int8).t()).mul_(scale.view(-1)).to(x.dtype)
+        return out if bias is None else out.add_(bias)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        (codes,) = ctx.saved_tensors
+        dx = db = None
+        if ctx.needs_input_grad[0]:
+            scaled = gradient * ctx.scale.view(-1)
+            dx = multiplied(scaled, codes.view(torch.int8)).to(gradient.dtype)
+        if ctx.needs_input_grad[3]:
+            db = gradient.flatten(0, -2).sum(0)
+        return dx, None, None, db
+
+
+def product(
+    x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None, to: str, dynamic: bool
+) -> Tensor:
+    """Return x @ W^T + b of a coded W; ``dynamic``: by int8 operands, if x has enough rows."""
+    if dynamic and x.shape[:-1].numel() >= LEAST_ROWS:
+        return Int8Product.apply(x, codes, scale, bias)
+    return Product.apply(x, codes, scale, bias, to)

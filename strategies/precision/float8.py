@@ -1,0 +1,90 @@
+"""Float8 layers of torchao, and weights that FSDP2 gathers in float8. Imports torch and torchao."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torchao.float8 import (
+    Float8LinearConfig,
+    Float8LinearRecipeName,
+    convert_to_float8_training,
+)
+from torchao.float8.float8_linear import Float8Linear
+from torchao.float8.fsdp_utils import WeightWithDynamicFloat8CastTensor
+
+from strategies import initial
+from strategies.base import demand
+from strategies.engine import TrainingRun
+
+
+def kind(form: str) -> type:
+    """Return the class of the layers of ``form``, "float8" or "mx"."""
+    if form == "float8":
+        return Float8Linear
+    from strategies.precision.mx import MxLinear
+
+    return MxLinear
+
+
+def replace(module: nn.Module, names: Sequence[str], part: Any) -> None:
+    """Replace the named linear layers as ``part`` says, a ``strategies.precision.fp8.Fp8``."""
+    if part.format == "mx":
+        for name in names:
+            module.set_submodule(name, kind("mx").of(module.get_submodule(name), part.emulate))
+        return
+    chosen = {module.get_submodule(name) for name in names}
+    named = Float8LinearConfig.from_recipe_name(Float8LinearRecipeName(part.scaling))
+    recipe = dataclasses.replace(named, emulate=part.emulate)
+    convert_to_float8_training(
+        module, module_filter_fn=lambda layer, name: layer in chosen, config=recipe
+    )
+    if part.gather == "fp8":
+        for name in names:
+            _gather_in_float8(module.get_submodule(name))
+
+
+def _gather_in_float8(layer: Any) -> None:
+    """Give a layer's weight torchao's class that FSDP2 gathers in float8, when it is drawn."""
+
+    def keep(values: Tensor) -> nn.Parameter:
+        dtype = layer.config.cast_config_weight.target_dtype
+        return nn.Parameter(
+            WeightWithDynamicFloat8CastTensor(values, layer.linear_mm_config, dtype)
+        )
+
+    waiting = layer.weight
+    if initial.pending(waiting) is None:
+        layer.weight = keep(waiting.data)
+    else:
+        layer.weight = nn.Parameter(waiting.data)
+        initial.hand_on(waiting, layer.weight, keep=keep)
+
+
+def gathered(trained: TrainingRun) -> dict[str, Any]:
+    """Check the type of the weights that FSDP2 gathered in the watched step, by their bytes."""
+    from strategies.engines.fsdp import shard
+
+    params = [p for group in shard.groups(trained.module) for p in group.fsdp_params]
+    ours = [p for p in params if isinstance(local(p), WeightWithDynamicFloat8CastTensor)]
+    wanted = len(trained.subject.linears)
+    demand(len(ours) >= wanted, f"{len(ours)} of {wanted} weights are gathered in float8")
+    seen = trained.observed
+    demand(seen is not None and bool(seen.ran), "no step was watched")
+    sent = [s for s in seen.sent if s.phase == "forward" and "allgather" in s.collective]
+    found = sum(s.bytes for s in sent) / seen.micro_steps
+    codes = sum(p._sharded_param_data.numel() for p in ours)
+    others = sum(p._sharded_param_data.numel() for p in params) - codes
+    itemsize = max((p.param_dtype or p.orig_dtype).itemsize for p in params)
+    most = 1.5 * codes + others * itemsize
+    demand(
+        found <= most, f"{found:.0f} bytes were gathered in forward, expected {most:.0f} at most"
+    )
+    return {"gathered_in_float8": codes}
+
+
+def local(param: Any) -> Any:
+    """Return this rank's share of one of torch's FSDP parameters, of its own class."""
+    return param._sharded_local_tensor
