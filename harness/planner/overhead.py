@@ -193,6 +193,7 @@ COMPILED = "torchao compiles the step of {name}, and torch compiles only tensors
 
 LIMITS = {
     "adam4bit": COMPILED,
+    "adam16bit": COMPILED,
     "adam8bit:lib=torchao": COMPILED,
     "compress": HOOK,
     "onebit_adam": HOOK,

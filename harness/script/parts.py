@@ -112,6 +112,11 @@ class ScriptAdam4bit(Swapped, low_bit.Adam4bit):
     """adam4bit in the place of the script's AdamW."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ScriptAdam16bit(Swapped, low_bit.Adam16bit):
+    """adam16bit in the place of the script's AdamW."""
+
+
 # ---- blocks ----
 
 
@@ -276,6 +281,7 @@ FOREIGN: dict[str, type[Strategy]] = {
     "adam8bit": ScriptAdam8bit,
     "paged_adam8bit": ScriptPagedAdam8bit,
     "adam4bit": ScriptAdam4bit,
+    "adam16bit": ScriptAdam16bit,
 }
 """Strategy -> its form for a script."""
 

@@ -68,7 +68,10 @@ SIGHT = {
 }
 """Words of torch's reason for seeing no GPU -> remedy; the last entry is for all other reasons."""
 PACKAGES_OF = {"torch": ("torch", "accelerate"), "deepspeed": ("deepspeed", "transformers")}
-EXTRAS = ("torchao", "peft", "bitsandbytes", "diffusers", "cut_cross_entropy")
+EXTRAS = (
+    *("torchao", "peft", "bitsandbytes", "diffusers", "cut_cross_entropy"),
+    *("prodigyopt", "came_pytorch"),
+)
 """Packages of single strategies; the word in ``Strategy.needs`` is the package's name."""
 
 

@@ -115,14 +115,14 @@ def adamw_error(update: Update, settings: Settings) -> float:
     moved, first, second = _adamw(update, settings)
     moments = (("exp_avg", first), ("exp_avg_sq", second))
     return max(
-        _weight_error(update, moved), *(relative_error(update.after[n], w) for n, w in moments)
+        weight_error(update, moved), *(relative_error(update.after[n], w) for n, w in moments)
     )
 
 
 def adamw_weight_error(update: Update, settings: Settings) -> float:
     """Return the same of the weight only, for moments that are quantized after the weight's
     update."""
-    return _weight_error(update, _adamw(update, settings)[0])
+    return weight_error(update, _adamw(update, settings)[0])
 
 
 def _adamw(update: Update, settings: Settings) -> tuple[Any, Any, Any]:
@@ -194,7 +194,7 @@ def adafactor_error(update: Update, settings: Settings) -> float:
     root = weight.numel() ** 0.5
     size = max(1e-3, float(weight.norm()) / root) * min(settings.learning_rate, step**-0.5)
     moved = -size * direction / max(1.0, float(direction.norm()) / root)
-    return _weight_error(update, moved - settings.learning_rate * settings.weight_decay * weight)
+    return weight_error(update, moved - settings.learning_rate * settings.weight_decay * weight)
 
 
 def sgd_error(update: Update, settings: Settings, momentum: float) -> float:
@@ -202,17 +202,17 @@ def sgd_error(update: Update, settings: Settings, momentum: float) -> float:
     was = _doubles(update.before)
     wanted = was["grad"] + settings.weight_decay * was["weight"]
     if not momentum:
-        return _weight_error(update, -settings.learning_rate * wanted)
+        return weight_error(update, -settings.learning_rate * wanted)
     wanted = momentum * was.get("momentum_buffer", 0 * wanted) + wanted
     kept = relative_error(update.after["momentum_buffer"], wanted)
-    return max(_weight_error(update, -settings.learning_rate * wanted), kept)
+    return max(weight_error(update, -settings.learning_rate * wanted), kept)
 
 
 def _doubles(side: dict[str, Any]) -> dict[str, Any]:
     return {name: v if isinstance(v, float) else v.double() for name, v in side.items()}
 
 
-def _weight_error(update: Update, moved: torch.Tensor) -> float:
+def weight_error(update: Update, moved: torch.Tensor) -> float:
     import torch
 
     weight = update.before["weight"]

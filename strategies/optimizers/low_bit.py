@@ -1,5 +1,5 @@
-"""Adam with 8-bit and 4-bit moments, block-wise with a scale each: adam8bit, paged_adam8bit,
-adam4bit."""
+"""Adam with 8-bit and 4-bit moments, block-wise with a scale each, or bfloat16 moments: adam8bit,
+paged_adam8bit, adam4bit, adam16bit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from strategies.base import Parity, Settings, Slot, demand
+from strategies.base import Parity, Settings, Slot, demand, load
 from strategies.engine import RunContext, TrainingRun
 from strategies.evidence import rules, states
 from strategies.evidence.readings import bytes_of, stored
@@ -28,8 +28,13 @@ OFF = 0.01
 """Largest relative error of an update against AdamW's rule in float64, by the decoded moments."""
 
 
-def torchao_adam(name: str, params: list[Any], settings: Settings, device: str) -> Any:
-    """Return torchao's optimizer; on a CPU, and while operators are watched, it steps uncompiled.
+TORCHAO = "torchao.optim"
+
+
+def torchao_adam(place: str, params: list[Any], settings: Settings, device: str) -> Any:
+    """Return torchao's optimizer, by "module:Class".
+
+    On a CPU, and while operators are watched, it steps uncompiled.
 
     It compiles its step for each parameter shape. On a GPU that is a Triton kernel; on a CPU, half
     a minute of a C++ compiler for the same arithmetic. Under a dispatch mode, such as a trace,
@@ -37,9 +42,8 @@ def torchao_adam(name: str, params: list[Any], settings: Settings, device: str) 
     no compiled frames").
     """
     import torch
-    from torchao import optim
 
-    kind = getattr(optim, name)
+    kind = load(place)
 
     def step(self: Any, closure: Any = None) -> Any:
         compiles = device == "cuda" and not torch._C._len_torch_dispatch_stack()
@@ -49,7 +53,7 @@ def torchao_adam(name: str, params: list[Any], settings: Settings, device: str) 
             return kind.step(self, closure)
 
     members = {"step": step, "compiled_steps": 0}
-    return type(name, (kind,), members)(params, **settings.adam)
+    return type(kind.__name__, (kind,), members)(params, **settings.adam)
 
 
 def torchao_needs(launch: RunContext) -> tuple[str, ...]:
@@ -176,7 +180,7 @@ class Adam8bit(Strategy):
 
     def make_optimizer(self, params: list[Any], settings: Settings, launch: RunContext) -> Any:
         if self.lib == "torchao":
-            return torchao_adam("AdamW8bit", params, settings, launch.device)
+            return torchao_adam(f"{TORCHAO}:AdamW8bit", params, settings, launch.device)
         from bitsandbytes.optim import AdamW8bit
 
         return AdamW8bit(params, **settings.adam)
@@ -245,10 +249,53 @@ class Adam4bit(Strategy):
         return HOST if launch.traits & IN_HOST_MEMORY else None
 
     def make_optimizer(self, params: list[Any], settings: Settings, launch: RunContext) -> Any:
-        return torchao_adam("AdamW4bit", params, settings, launch.device)
+        return torchao_adam(f"{TORCHAO}:AdamW4bit", params, settings, launch.device)
 
     def observe(self, trained: TrainingRun) -> AbstractContextManager[Any]:
         return watch_low_bit(trained)
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         return low_bit_facts(trained, "AdamW4bit", "torchao", 4, self.note(trained))
+
+
+# ---- bfloat16 moments ----
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adam16bit(Adam4bit):
+    """AdamW with bfloat16 moments.
+
+    The step runs in float32, and each moment is rounded to nearest when it is stored. With a
+    ``beta2`` above 0.998 the second moment then grows but never falls: the decay of a step is less
+    than half a unit in its last place. DeepSeek-V3 trained with a ``beta2`` of 0.95.
+    """
+
+    name: ClassVar[str] = "adam16bit"
+    source: ClassVar[str] = "DeepSeek-AI 2024, DeepSeek-V3, 3.3.2 (arXiv:2412.19437); torchao.optim"
+
+    def make_optimizer(self, params: list[Any], settings: Settings, launch: RunContext) -> Any:
+        place = "strategies.optimizers.bf16_moments:AdamW16bit"
+        return torchao_adam(place, params, settings, launch.device)
+
+    def observe(self, trained: TrainingRun) -> AbstractContextManager[Any]:
+        return rules.watch(trained.inner_optimizer)
+
+    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
+        optimizer = trained.inner_optimizer
+        names = [k.__name__ for k in type(optimizer).__mro__]
+        demand("AdamW16bit" in names, f"the optimizer is {names[0]}, expected AdamW16bit")
+        states.agree(trained, **trained.settings.adam)
+        kinds = states.stored_dtypes(trained)["moments"]
+        demand(kinds == "bfloat16", f"the moments are {kinds or 'none'}, expected bfloat16")
+        facts = {
+            "class": names[0],
+            "steps": states.steps(trained),
+            "compiled_step": optimizer.compiled_steps > 0,
+            "moments": kinds,
+            "state_bytes_per_element": round(states.per_element(trained), 3),
+        }
+        for update in self.note(trained) or ():
+            error = rules.adamw_error(update, trained.settings)
+            demand(error <= OFF, f"an update differs from AdamW's rule by {error:.2g} (relative)")
+            facts["update_error"] = float(f"{error:.2g}")
+        return label(facts, "compiled_step")

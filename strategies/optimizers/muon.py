@@ -38,7 +38,10 @@ class Muon(Strategy):
 
     def refuses(self, launch: RunContext) -> str | None:
         if "flat_weights" in launch.traits:
-            return "it needs whole matrices, and here gets flat shards of them; use ddp or single"
+            return (
+                "torch's Muon needs matrices, and DeepSpeed's own takes norms and clips after it "
+                "orthogonalized the gradients (0.19); use fsdp2, ddp or single"
+            )
         if "frozen_matrices" in launch.traits:
             return "no matrix of the blocks is trained here; leave muon out"
         return None

@@ -232,6 +232,11 @@ def state(trained: Trained) -> set[str]:
     return set(inner(trained).state[p])
 
 
+def moment_types(trained: Trained) -> set[torch.dtype]:
+    kept = inner(trained).state.values()
+    return {v.dtype for state in kept for k, v in state.items() if k.startswith("exp_avg")}
+
+
 def follows(trained: Trained, device: str = "cpu") -> bool:
     """An average that moved towards its weights, a ten thousandth of the way a step."""
     pairs = zip(trained.get("average", ()), trained.get("weights", ()), strict=True)
@@ -300,7 +305,10 @@ EFFECTS: dict[str, Callable[[Trained, Seen], bool]] = {
     "adam8bit": lambda t, s: {"state1", "state2"} <= state(t),
     "adam8bit:lib=torchao": adam("AdamW8bit"),
     "adam4bit": adam("AdamW4bit"),
+    "adam16bit": lambda t, s: moment_types(t) == {torch.bfloat16},
     "adafactor": lambda t, s: {"row_var", "col_var"} <= state(t),
+    "came": lambda t, s: {"exp_avg", "exp_avg_res_row"} <= state(t),
+    "prodigy": lambda t, s: {"p0", "s"} <= state(t),
     "muon": lambda t, s: "momentum_buffer" in state(t) and "adamw" in inner(t).parts,
     "sgd:momentum=0.0": lambda t, s: not state(t),
     "sgd": lambda t, s: "momentum_buffer" in state(t),

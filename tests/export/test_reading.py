@@ -273,7 +273,8 @@ PUBLIC = [
     ({"a.sh": MUSUBI_FULL}, "z-image", "single+bf16+checkpoint+adafactor", ""),
     ({"a.sh": DIFFUSERS}, "qwen-image",
      f"single+{BFP}+lora:rank=4,targets=attention+adam8bit+accumulate:steps=4", "1024x1024 0 1"),
-    ({"a.sh": DIFFUSERS_FULL}, "flux-dev", "single+bf16+accumulate:steps=4", "1024x1024 0 1"),
+    ({"a.sh": DIFFUSERS_FULL}, "flux-dev", "single+bf16+prodigy+accumulate:steps=4",
+     "1024x1024 0 1"),
     ({"a.json": SIMPLETUNER}, "flux-dev",
      f"single+{BFP}+cast+lora:rank=16+checkpoint+adamw_bf16:write=kahan", "1024x1024 0 1"),
     ({"a.yaml": AI_TOOLKIT}, "flux-dev",
@@ -301,7 +302,7 @@ def test_a_public_configuration_has_its_recipe(named, model, recipe, sample, tmp
 
 def test_what_is_not_predicted_is_named_with_its_direction(tmp_path):
     made = read(tmp_path, {"a.sh": DIFFUSERS_FULL})
-    assert any("prodigy: the trainer needs more" in text for text in made.unpredicted)
+    assert "prodigy" in made.recipe and not made.unpredicted
     assert ("--gradient_checkpointing", "off") in [one[:2] for one in made.usual]
     full = read(tmp_path, {"a.sh": MUSUBI_FULL})
     assert any(

@@ -52,6 +52,7 @@ ABSENT = {
     "qlora": BITSANDBYTES,
     "nf4": BITSANDBYTES,
     "adam4bit": TRITON,
+    "adam16bit": TRITON,
     "compile": TRITON,
     "attend:kernel=flex": TRITON,
     "adam8bit:lib=torchao": TRITON,

@@ -51,7 +51,7 @@ def low_bit(monkeypatch):
     GRAPHS.clear()
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=noted))
     weight = torch.nn.Parameter(torch.ones(8, 1024))
-    yield torchao_adam("AdamW8bit", [weight], Settings(), "cuda"), weight
+    yield torchao_adam("torchao.optim:AdamW8bit", [weight], Settings(), "cuda"), weight
     torch._dynamo.reset()
 
 

@@ -137,7 +137,10 @@ REFUSED = {
     "single+optimizer_in_backward+offload_adamw": ["by itself", "adamw"],
     "single+optimizer_in_backward+sgd:momentum=0.0+sparse_embedding": ["leave one"],
     "zero2+adafactor": ["flat shards", "ddp"],
-    "zero3+muon": ["whole matrices", "ddp"],
+    "zero2+came": ["flat shards", "ddp"],
+    "zero2+prodigy": ["one rank's part", "ddp"],
+    "single+bf16_pure+came": ["torch loads it as bfloat16", "adafactor"],
+    "zero3+muon": ["orthogonalized the gradients", "fsdp2"],
     "zero2_offload+adam8bit": ["host memory", "without offload"],
     "zero3_offload+sgd": ["CPU Adam", "without"],
     "zero3+qlora": ["share a byte", "zero2"],
@@ -280,13 +283,16 @@ def test_norms_are_logged_without_the_loss_scale(train_here):
 
 def test_optimizer_state_is_counted_by_its_true_bytes(train_here):
     held = {}
-    for text in ("adamw", "adam8bit", "adam8bit:lib=torchao", "adam4bit", "adafactor", "sgd"):
+    for text in (
+        "adamw", "adam8bit", "adam8bit:lib=torchao", "adam4bit", "adam16bit", "adafactor", "sgd",
+    ):  # fmt: skip
         run, _ = train_here(dataclasses.replace(TINY, recipe=f"single+{text}"), 1)
         weights = sum(p.numel() for p in run.trained.module.parameters() if p.requires_grad)
         held[text] = (
             bytes_of(run.trained.engine.held(run.trained).tensors["optimizer_state"]) / weights
         )
     assert held["adamw"] == pytest.approx(8, abs=0.01) and held["sgd"] == 4
+    assert held["adam16bit"] == pytest.approx(4, abs=0.01)
     assert 2 < held["adam8bit"] < 2.2 and 2 < held["adam8bit:lib=torchao"] < 2.2
     assert 1 < held["adam4bit"] < 1.2 and held["adafactor"] < 0.2
 
@@ -333,6 +339,7 @@ def test_samples_are_drawn_from_an_edited_model(text, train_here, tmp_path):
 
 RESUMED = [
     "single+adam8bit+lora", "single+adam8bit:lib=torchao", "single+adam4bit", "single+adafactor",
+    "single+adam16bit", "single+came", "single+prodigy",
     "single+muon+optimizer_in_backward", "single+sgd", "single+prune+ema", "single+qlora",
     "single+bf16_pure+adamw_bf16", "single+bf16_pure+adamw_bf16:write=kahan",
 ]  # fmt: skip

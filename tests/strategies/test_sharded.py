@@ -349,6 +349,8 @@ def test_a_choice_out_of_range_is_named(text, words):
         ("fsdp2:reshard=3", 8, "take a divisor of 8"),
         ("fsdp2:reshard=8", 8, "take a divisor of 8"),
         ("fsdp2+adam8bit", 2, "take no DTensor; use adam8bit:lib=torchao, zero2 or ddp"),
+        ("fsdp2+came", 2, "adds plain tensors to DTensors, which torch refuses; use ddp"),
+        ("fsdp2+prodigy", 2, "unevenly sharded DTensors refuse; use ddp or single"),
         ("fsdp2+adafactor", 2, "cannot factor DTensors in place; use ddp or single"),
         ("fsdp2+prune", 2, "masks are of whole matrices"),
         ("fsdp2:prefetch=4", 2, "take a smaller one"),

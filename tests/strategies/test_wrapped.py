@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,9 +15,10 @@ from torch.nn.parameter import Buffer
 
 from harness.worker.loop import optimizer_step
 from strategies.adapters import coded
-from strategies.base import NotInForce
+from strategies.base import NotInForce, Settings
 from strategies.evidence import states
 from strategies.evidence.readings import bytes_of, tensors, wrapped
+from strategies.optimizers.low_bit import Adam16bit
 from tests.made import stand_ins
 
 # A CPU takes 0.1 s for a float8 product of a larger batch.
@@ -128,6 +130,23 @@ def test_weights_packed_for_dense_products_are_noticed(train_here, sparse_kernel
     assert any("semi_structured_tile" in op for op in run.trained.ops)
     with pytest.raises(NotInForce, match="no sparse product"):
         part_named(recipe, "sparse24").evidence(run.trained)
+
+
+# -- low-bit states ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("beta2", [0.999, 0.95])
+def test_a_rounded_second_moment_falls_only_by_a_smaller_beta2(beta2):
+    weight = torch.nn.Parameter(torch.ones(8))
+    settings = Settings(betas=(0.9, beta2))
+    optimizer = Adam16bit().make_optimizer([weight], settings, SimpleNamespace(device="cpu"))
+    weight.grad = torch.linspace(0.1, 1, 8)
+    optimizer.step()
+    before = optimizer.state[weight]["exp_avg_sq"].clone()
+    weight.grad.zero_()
+    optimizer.step()
+    fell = optimizer.state[weight]["exp_avg_sq"] < before
+    assert fell.all() if beta2 == 0.95 else not fell.any()
 
 
 @pytest.mark.parametrize("recipe", ["single+adam8bit:lib=torchao", "single+adam4bit"])

@@ -158,6 +158,8 @@ def _patches() -> list[tuple[Any, str, Any]]:
         (torch, "Generator", HostGenerator),
         # It reads a tensor without values to find out if gradients overflowed.
         (torch.amp.GradScaler, "_maybe_opt_step", step_always),
+        (torch.Tensor, "any", some_weight),
+        (torch.Tensor, "__deepcopy__", copy_without_value),
     ]
 
 
@@ -199,6 +201,22 @@ class HostGenerator(torch.Generator):
 
     def __new__(cls, device: Any = "cpu") -> HostGenerator:
         return super().__new__(cls, "cpu")
+
+
+ANY, COPY = torch.Tensor.any, torch.Tensor.__deepcopy__
+
+
+def copy_without_value(self: Any, memo: Any) -> Any:
+    """Return a deep copy. The value that a fake tensor of a number keeps is real memory, and a
+    fake mode cannot copy it: torchao's learning rate is such a tensor."""
+    if getattr(self, "constant", None) is not None:
+        self.constant = None
+    return COPY(self, memo)
+
+
+def some_weight(self: Any, *given: Any, **more: Any) -> Any:
+    """Return True for a parameter: prodigyopt copies first weights that are not all zero."""
+    return True if isinstance(self, torch.nn.Parameter) else ANY(self, *given, **more)
 
 
 def step_always(self: Any, optimizer: Any, optimizer_state: Any, *given: Any, **more: Any) -> Any:

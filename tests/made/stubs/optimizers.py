@@ -6,9 +6,18 @@ import torch
 
 from strategies.evidence import states
 from strategies.optimizers.adamw import Adafactor, AdamW, AdamWBf16, Sgd
-from strategies.optimizers.low_bit import Adam4bit, Adam8bit, PagedAdam8bit, torchao_adam
+from strategies.optimizers.came import Came
+from strategies.optimizers.low_bit import (
+    TORCHAO,
+    Adam4bit,
+    Adam8bit,
+    Adam16bit,
+    PagedAdam8bit,
+    torchao_adam,
+)
 from strategies.optimizers.muon import Muon
 from strategies.optimizers.offload_adamw import OffloadAdamW
+from strategies.optimizers.prodigy import Prodigy
 from tests.made.stubs.parts import Table
 
 
@@ -30,7 +39,16 @@ def float_adam(self, params, settings, launch):
 
 
 def half_the_bits(self, params, settings, launch):
-    return torchao_adam("AdamW8bit", params, settings, launch.device)
+    return torchao_adam(f"{TORCHAO}:AdamW8bit", params, settings, launch.device)
+
+
+ADAM16 = Adam16bit.make_optimizer
+
+
+def moments_of_the_weights(self, params, settings, launch):
+    optimizer = ADAM16(self, params, settings, launch)
+    optimizer._new_buffer = lambda p, signed: torch.zeros_like(p)
+    return optimizer
 
 
 def no_momentum(self, params, settings, launch):
@@ -126,6 +144,30 @@ def muon_with(**other):
     return make
 
 
+PRODIGY = Prodigy.make_optimizer
+
+
+def after_each_step(change):
+    def make(self, params, settings, launch):
+        optimizer = PRODIGY(self, params, settings, launch)
+        optimizer.register_step_post_hook(lambda stepped, *_: change(stepped))
+        return optimizer
+
+    return make
+
+
+@after_each_step
+def lowered(optimizer):
+    for group in optimizer.param_groups:
+        group["d"] = group["d0"] / 2
+
+
+@after_each_step
+def no_sums(optimizer):
+    for state in optimizer.state.values():
+        state["s"].zero_()
+
+
 LOST: Table = {
     "adamw rounds to nearest": (
         "single+bf16_pure+adamw_bf16", AdamWBf16, "make_optimizer", adamw(),
@@ -141,6 +183,15 @@ LOST: Table = {
     "float moments for 8 bits": ("single+adam8bit", Adam8bit, "make_optimizer", float_adam),
     "another library": ("single+adam8bit", Adam8bit, "make_optimizer", half_the_bits),
     "8 bits for 4": ("single+adam4bit", Adam4bit, "make_optimizer", half_the_bits),
+    "float moments of that class": (
+        "single+adam16bit", Adam16bit, "make_optimizer", moments_of_the_weights,
+    ),
+    "bfloat16 moments of plain AdamW": (
+        "single+bf16_pure+adam16bit", Adam16bit, "make_optimizer", float_adam,
+    ),
+    "bfloat16 moments by other betas than its groups tell": (
+        "single+adam16bit", Adam16bit, "make_optimizer", lying(Adam16bit, betas=(0.5, 0.9)),
+    ),
     "moments that are not paged": (
         "single+paged_adam8bit", PagedAdam8bit, "make_optimizer", unpaged,
     ),
@@ -188,6 +239,16 @@ LOST: Table = {
     ),
     "adam for muon": ("single+muon", Muon, "make_optimizer", float_adam),
     "adam for every matrix": ("single+muon", Muon, "edit_model", first_matrices),
+    "adam for came": ("single+came", Came, "make_optimizer", float_adam),
+    "came at another rate than its groups tell": (
+        "single+came", Came, "make_optimizer", lying(Came, lr=2e-4),
+    ),
+    "adam for prodigy": ("single+prodigy", Prodigy, "make_optimizer", float_adam),
+    "prodigy by other betas than its groups tell": (
+        "single+prodigy", Prodigy, "make_optimizer", lying(Prodigy, betas=(0.5, 0.9)),
+    ),
+    "prodigy below its first rate": ("single+prodigy", Prodigy, "make_optimizer", lowered),
+    "prodigy that sums nothing": ("single+prodigy", Prodigy, "make_optimizer", no_sums),
     "adam for sgd": ("single+sgd", Sgd, "make_optimizer", float_adam),
     "sgd without its momentum": ("single+sgd", Sgd, "make_optimizer", no_momentum),
     "sgd that counts no steps": ("single+sgd", Sgd, "make_optimizer", plain_sgd),

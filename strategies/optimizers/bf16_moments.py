@@ -1,0 +1,32 @@
+"""AdamW with bfloat16 moments, by torchao. Imports torchao.
+
+torch 2.13 has such a step in its fused CUDA kernel alone (``fused_adam_utils.cuh``), for float32
+weights. DeepSpeed 0.19 keeps bfloat16 states of bfloat16 masters only.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torchao.optim import _AdamW
+
+
+class AdamW16bit(_AdamW):
+    """AdamW that steps in float32 and stores both moments in bfloat16, rounded to nearest.
+
+    torchao casts moments up and down itself (0.18, optim/adam.py, ``single_param_adam``).
+    """
+
+    def __init__(self, params: Any, **settings: Any) -> None:
+        super().__init__(params, **settings)
+        # torch loads a state in the type of its parameter (optim/optimizer.py).
+        self.register_load_state_dict_post_hook(lambda loaded: loaded._shorten())
+
+    def _new_buffer(self, p: Any, signed: bool) -> Any:
+        return torch.zeros_like(p, dtype=torch.bfloat16)
+
+    def _shorten(self) -> None:
+        for state in self.state.values():
+            moments = {k: v.bfloat16() for k, v in state.items() if k != "step"}
+            state.update(moments)
