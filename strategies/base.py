@@ -81,6 +81,7 @@ TRAITS = {
     "moves_activations": "what is kept for backward leaves the device",
     "scales_gradients": "gradients are multiplied by a loss scale until the optimizer steps",
     "recomputes": "activations are dropped in forward and computed again in backward",
+    "recomputes_layers": "layers are recomputed apart from their blocks",
     "by_block": "blocks differ in what they keep for backward, and where",
     "doubles_tokens": "some blocks hand on twice the tokens",
     "routed_tokens": "some blocks get a part of the tokens",

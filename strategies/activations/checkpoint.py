@@ -204,7 +204,9 @@ class Checkpoint(Strategy):
             raise ValueError(f"reentrant keeps inputs alone; leave keep={self.keep} out")
 
     def traits(self) -> frozenset[str]:
-        return frozenset({"recomputes", "by_block"} if self.plan else {"recomputes"})
+        layers = self.part != "block" or "f" in self.letters
+        more = {"by_block": bool(self.plan), "recomputes_layers": layers}
+        return frozenset({"recomputes", *(name for name, own in more.items() if own)})
 
     @property
     def letters(self) -> str:

@@ -76,6 +76,11 @@ class BlockSwap(Strategy):
             return "packed weights cannot be streamed; take lora, with cast:to=int8 if need be"
         if {"sampling", "quantized_weights"} <= traits:
             return "only plain weights are streamed, and these are stored in codes; take bf16_pure"
+        if "recomputes_layers" in traits:
+            return (
+                "a layer would be recomputed while its block's weights are in host memory; "
+                "recompute whole blocks, by checkpoint"
+            )
         again = "recomputes" in traits and "by_block" not in traits
         if "half_compute" in traits and not (again or traits & {"pure_bf16", "sampling"}):
             return (

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 FSDP = "fsdp_config"
 DEGREE, MICRO = "megatron_lm_pp_degree", "megatron_lm_num_micro_batches"
 """accelerate's only keys for a pipeline are those of Megatron-LM."""
-BESIDE = frozenset({"recomputes", "half_compute"})
+BESIDE = frozenset({"recomputes", "recomputes_layers", "half_compute"})
 """Traits of other parts with which a pipeline was tried."""
 
 
