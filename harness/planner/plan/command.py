@@ -22,7 +22,7 @@ from harness.json_files import write_json
 from harness.planner import pool, verdict
 from harness.planner.advice import SOUGHT
 from harness.planner.export.matching import Reading
-from harness.planner.plan import advice
+from harness.planner.plan import advice, solve
 from harness.planner.plan.advice import plan_advice, plan_largest
 from harness.planner.plan.answer import check_line
 from harness.planner.plan.candidates import Asked, PlanError, asked_for
@@ -69,6 +69,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--check", action="store_true", help=text)
     text = "change one setting of one recipe at a time, and print its memory and time"
     add("--advise", action="store_true", help=text)
+    text = "choose for each block: keep, recompute, its FFN alone, offload, or stream its weights; "
+    text += "the fastest that fits one GPU, of one recipe's training or that of the plan's answer"
+    add("--solve", action="store_true", help=text)
     text = "predict each number of GPUs, eight on a node, and from where more do not pay off "
     add("--scale", type=int, nargs="+", metavar="N", help=text + "(default: one number, --gpus)")
     text = "with --scale: keep the samples of a GPU (weak), those of a step (strong), or both "
@@ -96,6 +99,7 @@ def plan(options: argparse.Namespace) -> int:
         return plan_claims(options, console)
     if options.json:
         check_file(options.json, "json")
+    solve.refuse(options)
     with pool.fresh() if options.fresh else contextlib.nullcontext():
         made = _read(options)
         if options.scale:
@@ -127,6 +131,8 @@ def _answered(options: argparse.Namespace, asking: Asking, console: Console) -> 
         return plan_largest(options, asking, console)
     if options.advise:
         return plan_advice(options, asking, console)
+    if options.solve:
+        return solve.plan_solved(options, asking, console)
     return _plan(options, asking, console)
 
 
