@@ -1,8 +1,9 @@
 """The fastest plan of a training by block, found by an integer program (``plan --solve``).
 
-``block_costs`` traces what a block costs under each choice. scipy's MILP solver decides how many
-blocks of each group take each choice, and how many are streamed. The recipe that follows is then
-predicted whole, and the error of its need corrects the costs. Does not import torch.
+``block_costs`` traces what a block costs under each choice. The MILP solver of scipy, which comes
+with scikit-learn, decides how many blocks of each group take each choice, and how many are
+streamed. The recipe that follows is then predicted whole, and the error of its need corrects the
+costs. Does not import torch.
 """
 
 from __future__ import annotations
@@ -359,8 +360,8 @@ def plan_solved(options: argparse.Namespace, asking: Asking, console: Console) -
     with pool.kept_workers():
         found = solved(_trained(options, asking), asking)
     shown = {fit.label: fit for fit in (found.best, found.uniform, found.costs.anchor) if fit}
-    print_plan([*shown.values()], [], [], None, console, whole=options.notes)
     print_lines([*lines(found)], console)
+    print_plan([*shown.values()], [], [], None, console, whole=options.notes)
     if options.json:
         gpu = dataclasses.asdict(asking.asked.gpu)
         write_json(options.json, {"gpu": gpu, "solved": found.as_json})
