@@ -94,24 +94,6 @@ def test_a_model_s_tensors_are_those_of_the_table_in_their_type():
         world.sizes("CLIP-M")
 
 
-def test_a_plan_says_what_was_there_before(monkeypatch, capsys):
-    asked = []
-
-    def none(rows, folder, **named):
-        asked.extend(row.spec.before for row in rows)
-        return [pool.none(row, "not tried") for row in rows]
-
-    monkeypatch.setattr(pool, "predict_all", none)
-    words = ["plan", "--model", "hunyuanvideo", "--gpu", "H100-80GB", "--recipes", "single+bf16"]
-    assert cli.main([*words, "--before", "usual"]) == 0
-    assert asked == ["Llama-3-8B,CLIP-L,Hunyuan-VAE"]
-    text = " ".join(capsys.readouterr().out.split())
-    assert "Before the training each GPU held Llama-3-8B 14.0, CLIP-L 0.2, Hunyuan-VAE 0.5" in text
-    assert "torch's pool kept their memory" in text
-    assert cli.main(words) == 0 and asked[1:] == [""]
-    assert "Before the training" not in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [

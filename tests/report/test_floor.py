@@ -77,7 +77,7 @@ def told_apart(dice: random.Random, ratio: float, runs: float, steps: float, tim
     return abs(math.log(ours / theirs)) > margin(floor, rows["row"], rows["ddp"])
 
 
-@pytest.mark.parametrize("times", [2, 3, 4])
+@pytest.mark.parametrize("times", [2, 4])
 @pytest.mark.parametrize(("runs", "steps"), [(0.03, 0.03), (0.05, 0.01), (0.0, 0.05)])
 def test_equal_rows_are_told_apart_as_seldom_as_is_said(runs, steps, times):
     dice = random.Random(f"{runs} {steps} {times}")

@@ -93,18 +93,6 @@ def test_a_row_whose_flops_were_not_counted_has_neither_rate_nor_mfu():
     assert "No FLOP/s: ddp+bf16. FLOPs are not counted in" in markdown.render(report)
 
 
-def test_a_row_says_what_its_second_step_adds():
-    """Optimizer state is there from the first step's end on: a peak of one step is too low."""
-    results = recorded("gpu")
-    assert "second step" not in markdown.render(build(results, []))
-    for rank in next(r for r in results if r.spec.recipe == "ddp+bf16").ranks:
-        rank.phases["first_step"].allocated = rank.phases["steady"].allocated * 4 // 5
-    line = next(
-        x for x in markdown.render(build(results, [])).splitlines() if "1 | `ddp+bf16`" in x
-    )
-    assert "second step +25 % memory" in line
-
-
 def test_a_row_that_differs_is_not_on_the_front_however_fast():
     results = recorded("cpu")
     wrong = next(r for r in results if "accumulate:steps=4" in r.spec.recipe)

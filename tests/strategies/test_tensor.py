@@ -21,7 +21,6 @@ from harness.resolve import resolve
 from harness.result import Result, Status
 from harness.worker.sabotage_ranks import BETWEEN, CUT
 from strategies import CATALOG, parse
-from strategies.launch_file import Layout
 from strategies.parallel.tensor.layers import Share
 from strategies.recipe import RecipeError
 from tests.made.recipes import SETTINGS
@@ -333,10 +332,3 @@ def test_rows_of_a_part_lie_in_the_whole_where_their_boxes_say(axis, packed):
             assert whole[top : top + count, left : left + mine.shape[1]].equal(mine)
             seen += mine.numel()
     assert seen == part.numel()
-
-
-def test_ranks_that_hold_the_same_are_counted():
-    layout = Layout(replicate=8).cut(4, "tensor")
-    assert layout == Layout(replicate=2, tensor=4) and (layout.data, layout.alike) == (2, 2)
-    assert [layout.share(rank) for rank in range(8)] == [0, 0, 0, 0, 1, 1, 1, 1]
-    assert Layout(replicate=2, sequence=2).alike == 4, "who shares samples shares weights"
