@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import forget, highest, launchable, living, predictions, settle
+from conftest import forget, highest, launchable, living, settle
 from torch.profiler import ProfilerActivity, profile
 
 from harness.memory import op_facts
@@ -146,9 +146,9 @@ def test_a_batch_of_samples_is_the_profiler_s_peak_too(parts, fresh):
 # ---- a GPU that is not there ----
 
 
-def on_gpu(recipe: str, model: str, batch: int, processes: int = 1) -> Resolved:
+def on_gpu(recipe: str, model: str, batch: int) -> Resolved:
     spec = dataclasses.replace(BASE, recipe=recipe, model=model, global_batch=batch)
-    return resolve(dataclasses.replace(spec, device="cuda", processes=processes))
+    return resolve(dataclasses.replace(spec, device="cuda"))
 
 
 def test_a_gpu_s_autocast_keeps_what_cuda_s_keeps():
@@ -262,24 +262,6 @@ def test_attention_that_no_kernel_takes_is_not_predicted():
     found = predict(on_gpu("single+bf16+attend:kernel=flash", wide, 4))
     said = "flash attention does not take bfloat16 heads of 512 on such a card; naive and math do"
     assert (found.method, found.reason, found.bytes) == ("none", said, None)
-
-
-@pytest.mark.thorough
-def test_offload_is_counted_on_the_host_and_not_on_the_gpu(tmp_path):
-    asked = on_gpu("zero3_offload+bf16", "DiT-S/8:depth=3", 8, 8)
-    (found,) = predictions([dataclasses.asdict(asked.spec)], tmp_path)
-    share = asked.subject.parameters / 8
-    assert found["method"] == "trace", found["reason"]
-    device, host = (found[place]["categories"] for place in ("steady", "host_steady"))
-    assert device["optimizer_state"] == 0
-    assert host["optimizer_state"] == pytest.approx(12 * share, rel=0.02)
-    assert host["parameters"] >= 0.98 * 2 * share
-    assert found["allocated"] <= found["least"] <= found["reserved"]
-    kinds = {work["kind"] for work in found["work"]}
-    assert {"product", "attention", "memory", "collective", "transfer", "host"} <= kinds
-
-
-# ---- float16 ----
 
 
 def test_overflow_is_looked_for_in_a_copy_of_the_gradients():

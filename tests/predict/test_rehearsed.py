@@ -66,6 +66,8 @@ def test_states_of_a_large_model_on_eight_gpus_are_those_of_zero_s_table(tmp_pat
         wanted = {"parameters": whole, "optimizer_state": 12 * count / 8, "ema": 4 * count / 8}
         held = one.steady.categories
         if "offload" in one.recipe:
+            kinds = {work.kind for work in one.work}
+            assert held["optimizer_state"] == 0 and {"transfer", "host"} <= kinds
             held = {name: size + one.host_steady.categories[name] for name, size in held.items()}
         for name, size in wanted.items():
             assert held[name] == pytest.approx(size, rel=0.04), f"{one.recipe}: {name}"
