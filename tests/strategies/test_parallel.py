@@ -60,6 +60,7 @@ PUBLIC = {
     SD3: "ddp+sp",
     "pixart-sigma": "ddp+sp:how=gather",
     LTX: "ddp+sp+checkpoint",
+    "qwen-image": "ddp+sp+checkpoint",
 }
 """Public models in miniature, whose attention is exchanged where torch computes it."""
 ROTATED = (WAN, LTX)

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -35,7 +36,9 @@ ROTARY = "rope"
 """Module that computes a video's positions, (cosines, sines): [1, F H W, 1, K] from the size of its
 input, or [B, F H W, K] from given sizes."""
 EMBED = "pos_embed"
-"""Module that makes an image's tokens [B, T, D], with positions, from latents [B, C, H, W]."""
+"""Module that makes an image's tokens [B, T, D], with positions, from latents [B, C, H, W]. Of
+Qwen-Image: that computes positions of an image and its text, whose length is ``LENGTH``."""
+LENGTH = "max_txt_seq_len"
 
 
 def mine(model: Any, tokens: Tensor, axis: int = 0) -> Tensor:
@@ -67,6 +70,12 @@ def take_part(module: nn.Module, part: int, parts: int, stripes: str) -> None:
         _of_rows(module) if stripes == "height" else _of_tokens(module)
     elif stripes == "height" and hasattr(module, EMBED):
         _of_an_image(module)
+    elif hasattr(module, EMBED) and LENGTH in _takes(getattr(module, EMBED)):
+        _of_sample_and_text(module)
+
+
+def _takes(module: nn.Module) -> Collection[str]:
+    return inspect.signature(module.forward).parameters
 
 
 def _part(model: Any) -> tuple[int, int]:
@@ -97,6 +106,20 @@ def _of_tokens(module: nn.Module) -> None:
         return tuple(mine(module, table, 1) for table in made)
 
     getattr(module, ROTARY).register_forward_hook(cut)
+
+
+def _of_sample_and_text(module: nn.Module) -> None:
+    """Cut positions [T, K] of a whole sample and of its text, which the module computes."""
+
+    def whole(_: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        return given, {**named, LENGTH: named[LENGTH] * _part(module)[1]}
+
+    def cut(_: Any, given: tuple[Any, ...], made: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return tuple(mine(module, table) for table in made)
+
+    positions = getattr(module, EMBED)
+    positions.register_forward_pre_hook(whole, with_kwargs=True)
+    positions.register_forward_hook(cut)
 
 
 def _of_an_image(module: nn.Module) -> None:

@@ -250,6 +250,7 @@ _ALL = [
         name="QwenImageTransformer2DModel", call="qwen", depths=ONE, time="falling",
         layout="packed", text="joint_attention_dim", masked=True, text_tokens=512,
         defaults={"in_channels": 64, "joint_attention_dim": 3584, "num_layers": 60}, unread=QUERIES,
+        stripes="tokens", joint=True,
     ),
     Family(
         name="ZImageTransformer2DModel", call="zimage", time="rising", text="cap_feat_dim",

@@ -656,7 +656,8 @@ class Library(Subject):
         family, kept = self.family, _kept_in(model)
         given = {n: c.to(kept) if c.is_floating_point() else c for n, c in conditions.items()}
         if family.joint:
-            given["text"] = mine(model, given["text"], axis=1)
+            of_text = ("text", "mask")[: 1 + family.masked]
+            given |= {name: mine(model, given[name], axis=1) for name in of_text}
         words = family.time.split("_")
         falling = words[0] == "falling"
         told_B = (1 - t_B if falling else t_B) * (1000 if len(words) > 1 else 1)

@@ -3,9 +3,11 @@
 The libraries' versions were tried with gloo and do not serve. torch 2.13's ``context_parallel``:
 "aten._scaled_dot_product_flash_attention_for_cpu_backward.default does not have a sharding strategy
 registered". diffusers 0.42.1's ``enable_parallelism``: "ZeroDivisionError: integer modulo by zero"
-(it counts GPUs). accelerate 1.15's ``ParallelismConfig(cp_size=2)``: "only compatible
-DistributedType.FSDP (version 2) or DistributedType.Multi{Device} or DistributedType.DEEPSPEED, but
-got DistributedType.MULTI_CPU".
+(it counts GPUs). With a GPU counted, its plans of Qwen-Image, Flux and Wan train. But each rank
+computes the whole loss, so its gradients must be summed: an engine that averages them halves those
+of two ranks. HunyuanVideo has no plan ("`cp_plan` must be provided"). accelerate 1.15's
+``ParallelismConfig(cp_size=2)``: "only compatible DistributedType.FSDP (version 2) or
+DistributedType.Multi{Device} or DistributedType.DEEPSPEED, but got DistributedType.MULTI_CPU".
 
 Each rank's gradients are those of its own part of the loss. An engine that averages gradients over
 all ranks therefore has those of the whole batch.
@@ -246,6 +248,18 @@ def _merged(
     return whole - (lse - sums).sigmoid() * (whole - out), sums - F.logsigmoid(sums - lse)
 
 
+MASK = "uint8"
+"""Type in which masks travel."""
+
+
+def joined_mask(mask_B11T: Tensor, group: Any) -> Tensor:
+    """Join all ranks' masks of keys, in rank order; True are keys that are seen."""
+    mine = mask_B11T.to(torch.uint8).contiguous()
+    parts = mine.new_empty((group.size() * len(mine), *mine.shape[1:]))
+    dist.all_gather_into_tensor(parts, mine, group=group)
+    return torch.cat(parts.chunk(group.size()), -1).to(mask_B11T.dtype)
+
+
 # ---- installation in a model ----
 
 Way = Callable[[Any], Callable[..., Any]]
@@ -268,7 +282,7 @@ class Exchanging:
 
 
 class _Intercept(TorchFunctionMode):
-    """Puts ``way`` around torch's attention."""
+    """Puts ``way`` around torch's attention. A mask of keys is joined as the keys are."""
 
     def __init__(self, way: Way) -> None:
         super().__init__()
@@ -284,8 +298,11 @@ class _Intercept(TorchFunctionMode):
         if query.shape[-2] != key.shape[-2]:
             return func(*args, **named)
         rest = {k: v for k, v in named.items() if k not in names}
-        if more or rest.get("attn_mask") is not None:
+        mask = rest.get("attn_mask")
+        if more or (mask is not None and (mask.shape[-2] > 1 or mask.dtype != torch.bool)):
             raise NotImplementedError("a mask is of whole samples: attention with one is not cut")
+        if mask is not None:
+            rest["attn_mask"] = joined_mask(mask, self.way.keywords["group"])
         return self.way(lambda q, k, v: func(q, k, v, **rest))(query, key, value)
 
 
