@@ -64,6 +64,7 @@ class Slot(IntEnum):
 TRAITS = {
     "frozen_weights": "some of the model's own weights take no gradient",
     "frozen_blocks": "backward does not reach the blocks",
+    "some_blocks": "some blocks have nothing to train, and backward may not reach the first ones",
     "frozen_matrices": "no matrix of the blocks takes a gradient",
     "other_products": "a step's products are not those of the whole model, trained whole",
     "replaced_layers": "the blocks' linear layers are replaced by layers of another kind or size",

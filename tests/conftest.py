@@ -302,7 +302,8 @@ def part_named(text: str, name: str) -> Strategy:
 def showing(text: str) -> Spec:
     """The smallest training that shows all parts of the recipe ``text``."""
     names = {part.name for part in parse(text).strategies}
-    model = TINY.model if names & BY_BLOCKS else HALF if names & IN_EACH else FLAT
+    whole = names & BY_BLOCKS or ",blocks=" in text
+    model = TINY.model if whole else HALF if names & IN_EACH else FLAT
     return dataclasses.replace(TINY, recipe=text, model=model)
 
 

@@ -251,9 +251,7 @@ def _rank(row: Resolved) -> Iterator[Step]:
     if part is None:
         return
     for rank in (max(1, part.rank // 4), 4 * part.rank):
-        text = str(part).replace(f"rank={part.rank}", f"rank={rank}")
-        named = text if f"rank={rank}" in text else f"{part.name}:rank={rank}"
-        yield f"rank={rank}", {Slot.ADAPT: named}, {}
+        yield f"rank={rank}", {Slot.ADAPT: str(dataclasses.replace(part, rank=rank))}, {}
 
 
 def _batch(row: Resolved) -> Iterator[Step]:

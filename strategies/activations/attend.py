@@ -86,10 +86,11 @@ def in_a_step(trained: TrainingRun, kernel: str) -> dict[str, Any]:
     if trained.observed is None or not trained.observed.ran:
         return {}
     micro = trained.observed.micro_steps
-    reached = not trained.launch.traits & {"frozen_blocks", "sampling"}
-    least = layers(trained) * micro
+    traits, least = trained.launch.traits, layers(trained) * micro
+    reached = 0 if traits & {"frozen_blocks", "sampling"} else least
+    reached = min(1, reached) if "some_blocks" in traits else reached
     found = {}
-    for phase, wanted in (("forward", least), ("backward", least * reached)):
+    for phase, wanted in (("forward", least), ("backward", reached)):
         ran = [r for r in trained.observed.ran if r.phase == phase]
         backward = phase == "backward"
         calls = {name: sum(ran_by(name, r.name, backward) for r in ran) for name in KERNELS}

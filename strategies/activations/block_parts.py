@@ -65,7 +65,8 @@ class Recompute(MeasuredBlocks):
     ``products``: number and bytes of outputs that ``policy`` made torch keep in the first forward.
     ``chosen``: the recomputed blocks, if not all are. ``runs``: id of a block -> its runs, which
     ``blocks_run`` sums. ``reentrant``: backward enters itself for each part, whose forward records
-    no graph; ``graphless`` counts these parts.
+    no graph; ``graphless`` counts these parts. ``unreached``: runs of blocks whose part gives
+    outputs that take no gradient.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class Recompute(MeasuredBlocks):
     ) -> None:
         super().__init__(inner)
         self.split, self.blocks_run, self.parts_run, self.graphless = split, 0, 0, 0
+        self.unreached = 0
         self.chosen = None if chosen is None else frozenset(map(id, chosen))
         self.runs: Counter[int] = Counter()
         self.products = {"kept": 0, "bytes": 0}
@@ -134,6 +136,7 @@ class Recompute(MeasuredBlocks):
         input."""
         for size in sizes:
             given = (self.part(blocks[:size], level, *given, **named), *given[1:])
+            self._note_reach(given[0], size * (level == 1))
             blocks = blocks[size:]
         return given[0]
 
@@ -146,6 +149,15 @@ class Recompute(MeasuredBlocks):
             return checkpoint(run, blocks, level, *leaves, **self.options)
         run, values = by_place(self._inside, 2 + len(given), tuple(named)), named.values()
         return checkpoint(run, blocks, level, *given, *values, **self.options)
+
+    def _note_reach(self, out: Any, size: int) -> None:
+        """Count ``size`` blocks if backward will not enter the part that returned ``out``."""
+        import torch
+        from torch.utils._pytree import tree_leaves
+
+        if size and not torch.compiler.is_compiling():
+            leaves = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
+            self.unreached += size * (not any(leaf.requires_grad for leaf in leaves))
 
     def _inside(self, blocks: Any, level: int, *given: Any, **named: Any) -> Any:
         import torch

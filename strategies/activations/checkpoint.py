@@ -75,7 +75,8 @@ def recomputed(
         return facts  # blocks are not counted inside a graph: kept bytes show the effect
     forwards = runner.blocks_run / trained.micro_steps
     kept_whole = sum(call.count for call in runner.calls) - sum(counts)
-    wanted = kept_whole + sum(block_runs(split, number) for number in counts if number)
+    unreached = runner.unreached / trained.micro_steps
+    wanted = kept_whole + sum(block_runs(split, number) for number in counts if number) - unreached
     demand(
         forwards == wanted,
         f"{forwards:.2f} blocks ran forward in each micro-batch, expected {wanted}",
@@ -85,6 +86,8 @@ def recomputed(
         facts |= _kept_products(runner, trained.subject.survey.products * sum(counts) // depth)
     if count is not None:
         facts["blocks_recomputed"] = sum(counts)
+    if unreached:
+        facts["blocks_before_gradients"] = unreached
     return {**facts, "block_forwards": forwards / depth}
 
 
@@ -242,6 +245,11 @@ class Checkpoint(Strategy):
             return (
                 "ZeRO-3 gathers weights within the blocks, in another order when they run again, "
                 "and torch's selective checkpointing then fails; leave keep=products out"
+            )
+        if self.keep in ("nested", "nothing") and "some_blocks" in launch.traits:
+            return (
+                f"backward ends within the blocks, which keep={self.keep} does not count; leave "
+                f"keep={self.keep} or the adapters' blocks out"
             )
         if self.reentrant and "frozen_weights" in launch.traits:
             return (

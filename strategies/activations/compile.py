@@ -145,6 +145,11 @@ class Compile(Strategy):
     def refuses(self, launch: RunContext) -> str | None:
         if self.budget < 1 and "sampling" in launch.traits:
             return f"nothing is kept for a backward pass; leave budget={self.budget:g} out"
+        if self.budget < 1 and "some_blocks" in launch.traits:
+            return (
+                "blocks with adapters and without keep different shares; leave "
+                f"budget={self.budget:g} or the adapters' blocks out"
+            )
         if self.budget < 1 and "recomputes" in launch.traits:
             return f"checkpoint decides what is kept; leave budget={self.budget:g} or it out"
         if self.scope == "model" and launch.traits & {"recomputes", "moves_activations"}:

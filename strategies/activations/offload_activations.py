@@ -248,6 +248,8 @@ class OffloadActivations(Strategy):
         least, most = (2 - bool(self.plan)) * depth, 99 * depth
         if self.what == "checkpoints":
             least, most = parts, inputs + depth
+        # Blocks before the first trained one keep nothing.
+        least = 1 if "some_blocks" in trained.launch.traits else least
         demand(
             max(least, 1) <= tensors <= most,
             f"{tensors} tensors a micro-batch went to the host, expected {max(least, 1)} to {most}",

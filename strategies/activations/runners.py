@@ -126,6 +126,11 @@ def unplanned(letters: str, launch: RunContext) -> str | None:
             "a plan by block is shown only for whole, uncompiled blocks on each GPU; take single "
             "or ddp"
         )
+    if "some_blocks" in launch.traits:
+        return (
+            "backward may not reach the first blocks, and the plan counts on it; leave plan or the "
+            "adapters' blocks out"
+        )
     return None
 
 

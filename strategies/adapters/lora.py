@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from strategies.base import Parity, Slot, demand
+from strategies.adapters.beside import Beside, add_adapters
+from strategies.base import demand
 from strategies.engine import RunContext, TrainingRun
-from strategies.evidence.states import Frozen, split_facts
-from strategies.strategy import Strategy
 from strategies.subject import Subject
 
 if TYPE_CHECKING:
     import torch
-
-
-# ---- adapter injection ----
 
 
 def inject(
@@ -30,167 +24,68 @@ def inject(
     dtype: torch.dtype | None = None,
     **more: Any,
 ) -> None:
-    """Add peft's adapters to the linear layers ``names`` (None: all of the subject's).
+    """Add LoRA's matrices to the linear layers ``names`` (None: all of the subject's).
 
-    The layers may have no values yet. First weights are equal in every process. ``dtype``: the
-    adapters' type; None: the model's.
+    ``dtype``: the matrices' type; None: the model's. ``more``: keywords of peft's config.
     """
     import peft
-    import torch
 
-    from strategies import initial
-
-    # A pattern, because peft takes names in a list as endings of names.
-    targets = "|".join(re.escape(name) for name in (subject.linears if names is None else names))
-    config = peft.LoraConfig(r=rank, lora_alpha=rank, target_modules=targets, **more)
-    waits = initial.waits(module)
-    with torch.random.fork_rng(devices=[]):
-        # peft puts adapters on the device of their weights, which may be meta.
-        with initial.valueless() if waits else contextlib.nullcontext():
-            peft.inject_adapter_in_model(config, module)
-        for name, layer in module.named_modules():
-            if is_adapted(layer):
-                begin(layer, name)
-    for name, p in module.named_parameters():
-        if "lora_" in name:  # with packed weights peft would take float32
-            p.data = p.data.to(dtype or subject.dtype(module))
-
-
-def begin(layer: Any, name: str) -> None:
-    """Initialize an adapter by peft's rule, from its name only."""
-    import torch
-
-    from strategies import initial
-
-    for part in (layer.lora_A, layer.lora_B):
-        if any(p.device.type == "meta" for p in part.parameters()):
-            part.to_empty(device="cpu")
-    torch.manual_seed(initial.keyed(0, name).initial_seed())
-    layer.reset_lora_parameters("default", True)
-
-
-def is_adapted(layer: Any) -> bool:
-    """Return whether a module has an adapter."""
-    return hasattr(layer, "lora_A") and len(layer.lora_A) > 0
-
-
-def adapted(module: Any) -> list[Any]:
-    """Return the layers that have an adapter."""
-    return [m for m in module.modules() if is_adapted(m)]
-
-
-def adapter_facts(trained: TrainingRun, part: Lora) -> dict[str, Any]:
-    """Check that every target has an adapter of the requested rank, and that only adapters
-    changed."""
-    name, rank, magnitudes = part.name, part.rank, part.magnitudes
-    layers, wanted = adapted(trained.module), len(part.chosen(trained.subject))
-    demand(len(layers) == wanted, f"{len(layers)} layers have an adapter, expected {wanted}")
-    ranks = {trained.engine.part(layer.lora_A["default"].weight).shape[0] for layer in layers}
-    demand(ranks == {rank}, f"the adapters' ranks are {sorted(ranks)}, expected {rank}")
-    dora = [layer for layer in layers if len(layer.lora_magnitude_vector)]
-    demand(
-        len(dora) == len(layers) * magnitudes,
-        f"{len(dora)} of {len(layers)} layers have a DoRA magnitude",
-    )
-    facts = split_facts(trained, name)
-    free = [n for n, p in trained.module.named_parameters() if p.requires_grad]
-    strange = [n for n in free if "lora_" not in n]
-    demand(not strange, f"{len(strange)} weights outside the adapters take a gradient")
-    # The second matrix starts at zero: if it changed, the adapter acts.
-    changed = trained.attached[name].changed()
-    moved = [n for n in changed if "lora_B" in n]
-    demand(len(moved) == len(layers), f"{len(moved)} of {len(layers)} adapters have changed")
-    scaled = [n for n in changed if "magnitude" in n]
-    demand(len(scaled) == len(dora), f"{len(scaled)} of {len(dora)} DoRA magnitudes have changed")
-    return {"adapters": len(layers), "rank": rank, **facts, **dtype_facts(trained, part, layers)}
-
-
-def dtype_facts(trained: TrainingRun, part: Lora, layers: Sequence[Any]) -> dict[str, Any]:
-    """Return the type in which the engine stores adapters.
-
-    Adapters with ``dtype=fp32`` must hold values that bfloat16 cannot: neither storage nor a step
-    rounded them to 16 bits.
-    """
-    named = trained.module.named_parameters()
-    kinds = {str(p.dtype).removeprefix("torch.") for n, p in named if "lora_" in n}
-    if part.dtype == "fp32":
-        demand(kinds == {"float32"}, f"adapters are stored as {sorted(kinds)}, expected float32")
-        parts = [
-            trained.engine.part(layer.lora_B["default"].weight).tensor.detach() for layer in layers
-        ]
-        finer = sum(bool((p != p.bfloat16()).any()) for p in parts)
-        there = sum(p.numel() > 0 for p in parts)
-        demand(
-            finer == there,
-            f"{there - finer} of {there} float32 adapters hold only values of 16 bits",
-        )
-    return {"adapter_dtype": "+".join(sorted(kinds))}
+    config = peft.LoraConfig(r=rank, lora_alpha=rank, **more)
+    add_adapters(module, subject, config, subject.linears if names is None else names, dtype)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lora(Strategy):
+class Lora(Beside):
     """Trains low-rank matrices beside frozen linear layers.
 
     Each linear layer of the blocks gets a product of two matrices of ``rank``.
-    ``targets=attention`` adapts only queries, keys, values and attention's output. ``dtype=fp32``
-    keeps the matrices, their gradients and moments in float32 over 16-bit weights. ``dtype=model``
-    gives them the type of the model's other weights.
+
+    ``targets=attention`` adapts only queries, keys, values and attention's output, ``targets=ffn``
+    only the feed-forward layers. ``targets=to_q/to_v`` adapts the layers whose names end so.
+    ``blocks=0-9/12``, ``blocks=first4`` and ``blocks=last4`` adapt only these blocks, which are
+    counted from 0 in execution order over all groups. Backward ends at the first of them.
+
+    ``dtype=fp32`` keeps the matrices, their gradients and moments in float32 over 16-bit weights.
+    ``dtype=model`` gives them the type of the model's other weights.
     """
 
     name: ClassVar[str] = "lora"
-    slot: ClassVar[Slot] = Slot.ADAPT
-    parity: ClassVar[Parity] = Parity.BY_DESIGN
-    alters: ClassVar[tuple[str, ...]] = ("gradients", "update")
     source: ClassVar[str] = "Hu et al. 2021, LoRA (arXiv:2106.09685); peft"
-    needs: ClassVar[tuple[str, ...]] = ("peft",)
     magnitudes: ClassVar[bool] = False
+    silent: ClassVar[str] = "lora_B"
 
     rank: int = 8
     targets: str = "all"
     dtype: str = "model"
+    blocks: str = "all"
 
     def __post_init__(self) -> None:
         if not isinstance(self.rank, int) or self.rank < 1:
             raise ValueError(f"rank is {self.rank!r}; a whole number from 1")
-        if self.targets not in ("all", "attention"):
-            raise ValueError(f"targets is {self.targets!r}; all, or attention")
-        if self.dtype not in ("model", "fp32"):
-            raise ValueError(f"dtype is {self.dtype!r}; model, or fp32")
+        super().__post_init__()
 
-    def chosen(self, subject: Subject) -> tuple[str, ...]:
-        """Return the names of the layers that get an adapter."""
-        return subject.linears if self.targets == "all" else subject.attention_linears
+    def inject(self, module: Any, subject: Subject, names: Any, dtype: Any) -> None:
+        more = {"use_dora": True} if self.magnitudes else {}
+        inject(module, subject, self.rank, names, dtype, **more)
 
-    def refuses(self, launch: RunContext) -> str | None:
-        if self.targets == "attention" and not launch.subject.attention_linears:
-            return f"{launch.subject.name}'s attention is not known by names; leave targets out"
-        casts = {"float_master", "half_compute"} <= launch.traits
-        if self.dtype == "fp32" and casts and "pure_bf16" not in launch.traits:
-            return (
-                "the engine casts adapters to 16 bits with the model, and updates a float32 master "
-                "of them; leave dtype out, or take bf16_pure"
-            )
-        return None
+    def shapes(self, trained: TrainingRun, layers: Sequence[Any]) -> dict[str, Any]:
+        engine = trained.engine
+        ranks = {engine.part(layer.lora_A["default"].weight).shape[0] for layer in layers}
+        demand(ranks == {self.rank}, f"the adapters' ranks are {sorted(ranks)}, not {self.rank}")
+        return {"rank": self.rank}
 
-    def traits(self) -> frozenset[str]:
-        floats = {"float_adapters"} if self.dtype == "fp32" else set()
-        return frozenset({"frozen_weights", "other_products"} | floats)
-
-    def edit_model(self, module: Any, subject: Subject) -> None:
-        self.put(module, subject, use_dora=self.magnitudes)
-
-    def put(self, module: Any, subject: Subject, **more: Any) -> None:
-        """Add this recipe's adapters to ``module``; ``more`` are keywords of peft's config."""
-        import torch
-
-        dtype = torch.float32 if self.dtype == "fp32" else None
-        inject(module, subject, self.rank, self.chosen(subject), dtype, **more)
-
-    def attach(self, trained: TrainingRun) -> Frozen:
-        return Frozen(trained)
-
-    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        return adapter_facts(trained, self)
+    def changes(self, layers: Iterable[Any], changed: set[str]) -> dict[str, Any]:
+        every = list(layers)
+        dora = [layer for layer in every if len(layer.lora_magnitude_vector)]
+        demand(
+            len(dora) == len(every) * self.magnitudes,
+            f"{len(dora)} of {len(every)} layers have a DoRA magnitude",
+        )
+        scaled = [n for n in changed if "magnitude" in n]
+        demand(
+            len(scaled) == len(dora), f"{len(scaled)} of {len(dora)} DoRA magnitudes have changed"
+        )
+        return {}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -139,11 +139,14 @@ class Bf16(Strategy):
         traits = trained.launch.traits
         if traits & {"replaced_layers", "quantized_weights"} or not products(trained):
             return
-        least = len(trained.linears) * trained.observed.micro_steps
-        one = bool(traits & {"frozen_blocks", "sampling"})
-        phases = ("forward",) if one else ("forward", "backward")
-        for phase in phases:
-            ran = trained.observed.products(phase)
+        layers = {"forward": len(trained.linears), "backward": len(trained.linears)}
+        if traits & {"frozen_blocks", "sampling"}:
+            del layers["backward"]
+        elif "some_blocks" in traits:  # each trained matrix has a product for its gradient
+            free = [p for p in trained.module.parameters() if p.requires_grad and p.ndim > 1]
+            layers["backward"] = len(free)
+        for phase, number in layers.items():
+            ran, least = trained.observed.products(phase), number * trained.observed.micro_steps
             demand(
                 ran[self.half] >= least,
                 f"{ran[self.half]} matrix products of {phase} ran in {self.half}, not {least}: "

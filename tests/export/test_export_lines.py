@@ -167,6 +167,19 @@ def adapters(trained: Trained, rank: int) -> bool:
     )
 
 
+def placed(trained: Trained, part: str) -> set[str]:
+    """The layers of the blocks whose adapter's ``part``, zero at first, has moved."""
+    named = trained["model"].named_parameters()
+    moved = [n for n, p in named if p.requires_grad and f".{part}." in n and bool(p.any())]
+    return {name.removeprefix("blocks.").partition(f".{part}.")[0] for name in moved}
+
+
+def shapes(trained: Trained, part: str) -> set[tuple[int, ...]]:
+    """The shapes of such matrices."""
+    named = trained["model"].named_parameters()
+    return {tuple(p.shape) for n, p in named if f".{part}." in n}
+
+
 def kinds(trained: Trained) -> tuple[set[torch.dtype], ...]:
     """Types of frozen and of trained parameters."""
     named = list(trained["model"].parameters())
@@ -270,6 +283,20 @@ EFFECTS: dict[str, Callable[[Trained, Seen], bool]] = {
     "dora": lambda t, s: adapters(t, 8) and any("magnitude" in n for n in free(t)),
     "qlora": lambda t, s: adapters(t, 8) and in_four_bits(t) > 16,
     "qlora:layers=blocks": lambda t, s: adapters(t, 8) and in_four_bits(t) == 16,
+    "lora:targets=ffn,blocks=1/last1": (
+        lambda t, s: placed(t, "lora_B") == {f"{b}.mlp.{i}" for b in (1, 3) for i in (0, 2)}
+    ),
+    "dora:targets=qkv,blocks=first1": lambda t, s: placed(t, "lora_B") == {"0.attn.qkv"},
+    "qlora:targets=attention,blocks=0": (
+        lambda t, s: placed(t, "lora_B") == {"0.attn.qkv", "0.attn.proj"} and in_four_bits(t) > 16
+    ),
+    "lokr:factor=8": (
+        lambda t, s: len(placed(t, "lokr_w1")) == 16 and shapes(t, "lokr_w1") == {(8, 8)}
+    ),
+    "loha:rank=4,blocks=0-1": lambda t, s: len(placed(t, "hada_w2_b")) == 8,
+    "oft:size=16": (
+        lambda t, s: len(placed(t, "oft_R")) == 16 and {n for _, n in shapes(t, "oft_R")} == {120}
+    ),
     "head": lambda t, s: free(t) == {"final.weight", "final.bias"},
     "difffit": lambda t, s: sum(n.endswith(".gamma") for n in free(t)) == 8,
     "controlnet": lambda t, s: sum(n.endswith(".zero.weight") for n in free(t)) == 2,

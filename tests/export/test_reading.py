@@ -37,6 +37,7 @@ SPREAD = [
     "hsdp+bf16",
     "single+bf16_pure+dora:rank=4",
     "single+bf16_pure+qlora:rank=16,dtype=fp32+checkpoint",
+    "single+bf16_pure:autocast=on+lokr:rank=16,factor=8",
     "single+cast:to=fp8+bf16_pure+lora:dtype=fp32",
     "single+bf16_pure:autocast=on+block_swap:blocks=27+lora+checkpoint",
     "single+checkpoint:every=2",

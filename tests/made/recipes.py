@@ -13,7 +13,12 @@ OTHERS: dict[str, list[str]] = {
         "single+cast+lora", "single+cast:to=fp8+lora", "single+cast:dynamic=on+lora",
     ],
     "qlora": ["single+qlora", "single+bf16_pure+qlora:layers=blocks,dtype=fp32"],
-    "lora": ["single+lora", "single+lora:rank=4", "single+bf16_pure+lora:dtype=fp32"],
+    "lora": [
+        "single+lora", "single+lora:rank=4", "single+bf16_pure+lora:dtype=fp32",
+        "single+lora:targets=ffn,blocks=1/last1",
+    ],
+    "lokr": ["single+lokr", "single+bf16_pure+lokr:rank=64,factor=4,dtype=fp32"],
+    "oft": ["single+oft", "single+oft:size=48"],
     "controlnet": ["single+controlnet", "single+controlnet:share=1.0"],
     "prune": ["single+prune", "single+prune:fraction=0.9"],
     "prune_structured": ["single+prune_structured", "single+prune_structured:fraction=0.25"],

@@ -15,6 +15,7 @@ from harness.spec import Spec
 from harness.subjects.library import families
 from strategies import CATALOG, initial
 from strategies.activations.checkpoint import Checkpoint
+from strategies.adapters.beside import Beside
 from strategies.strategy import Strategy
 from strategies.streaming.block_swap import BlockSwap
 from strategies.workloads import TRAIN
@@ -115,10 +116,11 @@ UNLIKE = (
     "single+bf16_pure+checkpoint:share=0.5", "single+bf16_pure+checkpoint:share=0.9",
     "single+bf16_pure+lora+block_swap:blocks=3", "zero3_offload_partial+bf16", "pp+bf16",
     "zero2_offload+bf16", "zero3_offload+bf16", "zero3_nvme+bf16+lora",
+    "single+bf16_pure+lora:blocks=first2", "single+bf16_pure+qlora:blocks=0/last2",
 )  # fmt: skip
 ALIKE = (
-    "single+bf16", "single+bf16_pure+lora+checkpoint", "single+bf16_pure+checkpoint:keep=products",
-    "zero3+bf16+checkpoint", "fsdp2+bf16_pure+dora", "fsdp2_offload+bf16",
+    "single+bf16", "single+bf16_pure+lora:targets=ffn+checkpoint", "zero3+bf16+checkpoint",
+    "single+bf16_pure+checkpoint:keep=products", "fsdp2+bf16_pure+dora", "fsdp2_offload+bf16",
 )  # fmt: skip
 
 
@@ -135,6 +137,11 @@ def test_a_model_is_extended_only_where_all_its_blocks_are_treated_alike(model):
         assert extend.shallow(row_of(model, recipe)) == [], recipe
     for recipe in ALIKE:
         assert extend.shallow(row_of(model, recipe)), recipe
+
+
+def test_adapters_in_all_blocks_by_their_numbers_are_alike():
+    assert extend.shallow(row_of("flux-dev", "single+bf16_pure+lora:blocks=0-20/21-56"))
+    assert not extend.shallow(row_of("flux-dev", "single+bf16_pure+lora:blocks=0-20/22-56"))
 
 
 def test_blocks_that_attend_twice_in_another_order_are_not_extended():
@@ -203,8 +210,9 @@ def told_apart(row: Resolved) -> list[str]:
     ]
 
 
+SOME_BLOCKS = {"checkpoint": ":share=0.4", "block_swap": ":blocks=3", "lora": ":blocks=0/3"}
 EDITS = {
-    name: {"checkpoint": ":share=0.4", "block_swap": ":blocks=3"}.get(name, "")
+    name: SOME_BLOCKS.get(name, "")
     for name, kind in CATALOG.items()
     if kind.edit_model is not Strategy.edit_model and TRAIN in kind.workloads
 }
@@ -219,7 +227,12 @@ def test_strategies_treat_blocks_alike_where_they_say_so(name):
 
 
 @pytest.mark.parametrize(
-    ("kind", "part"), [(Checkpoint, "checkpoint:share=0.4"), (BlockSwap, "block_swap:blocks=3")]
+    ("kind", "part"),
+    [
+        (Checkpoint, "checkpoint:share=0.4"),
+        (BlockSwap, "block_swap:blocks=3"),
+        (Beside, "oft:blocks=0/3"),
+    ],
 )
 def test_a_strategy_that_hides_how_it_treats_blocks_is_seen(kind, part, monkeypatch):
     row = row_of("pixart-sigma", f"single+{part}")

@@ -36,6 +36,11 @@ TRAINED = "adapters.safetensors"
 PAIRS = {
     "zero3+bf16_pure+lora:dtype=fp32+checkpoint": LONGER,
     "fsdp2+bf16_pure:autocast=on+lora:dtype=fp32": LONGER,
+    "fsdp2+lora:blocks=1+checkpoint": LONGER,
+    "zero3+dora:targets=ffn,blocks=1": LONGER,
+    "zero2+bf16+lokr": LONGER,
+    "zero3+bf16+oft+checkpoint": LONGER,
+    "fsdp2+bf16+loha": LONGER,
     "zero3+prune": LONGER,
     "ddp+compress:kind=powersgd": LONGER,
     "ddp+topk+accumulate": LONGER,

@@ -325,7 +325,8 @@ def _ahead(trained: TrainingRun, seen: Effects) -> dict[str, int]:
     torch's default is one block, in backward only.
     """
     number, traits = trained.engine.prefetch, trained.launch.traits
-    again = trained.engine.reshard is not False and "frozen_blocks" not in traits
+    again = trained.engine.reshard is not False
+    again = again and not traits & {"frozen_blocks", "some_blocks"}
     least = {"forward": number, "backward": number * again}
     most = {"forward": number, "backward": number or 1}
     text = f"{seen.ahead} groups were prefetched at most, expected {number or 'as torch does'}"

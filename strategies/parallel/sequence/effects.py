@@ -148,8 +148,8 @@ def _exchanges(trained: TrainingRun, way: Any) -> dict[str, Any]:
         high = low
         if phase == "backward" and "recomputes" in traits:
             high += way.forward_collectives * times
-        if phase == "backward" and "frozen_blocks" in traits:
-            low = high = 0
+        if phase == "backward" and traits & {"frozen_blocks", "some_blocks"}:
+            low, high = 0, high * ("frozen_blocks" not in traits)
         found = sum(s.phase == phase for s in sent)
         demand(low <= found <= high, f"{found} collectives in {phase}, expected {low} to {high}")
         counts[phase] = found / times

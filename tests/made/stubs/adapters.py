@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 
+from strategies.adapters import beside, quantised_base
 from strategies.adapters import coded as products
-from strategies.adapters import lora, quantised_base
 from strategies.adapters.cast import Cast
 from strategies.adapters.controlnet import ControlNet
 from strategies.adapters.lora import Dora, Lora, Qlora, inject
+from strategies.adapters.lycoris import Loha, Lokr, Oft
 from strategies.adapters.partial import DiffFit, Head
 from strategies.evidence import states
 from tests.made.stubs.parts import Table, nothing
@@ -19,6 +22,43 @@ CONTROL = ControlNet.edit_model
 def adapters_left_frozen(self, module, subject):
     inject(module, subject, self.rank)
     states.train_only(module, {"final_layer.linear.weight"})
+
+
+def in_other_blocks(self, module, subject):
+    """As many adapters of the same layers as are asked for, in the blocks that are not."""
+    names = self.named(subject)
+    chosen = self.chosen(subject, module)
+    inject(module, subject, self.rank, [name for name in names if name not in chosen])
+
+
+def otherwise(**changes):
+    """The strategy with other parameters in its place."""
+
+    def edit(self, module, subject):
+        dataclasses.replace(self, **changes).put(module, subject)
+
+    return edit
+
+
+def frozen(part):
+    """Adapters of which those with ``part`` in their names are frozen."""
+
+    def edit(self, module, subject):
+        self.put(module, subject)
+        for name, p in module.named_parameters():
+            if part in name:
+                p.requires_grad_(False)
+
+    return edit
+
+
+def switched_off(self, module, subject):
+    """Adapters that are there, and of which only the first is in a product."""
+    self.put(module, subject)
+    for layer in beside.adapted(module)[1:]:
+        layer.enable_adapters(False)
+    for p in beside.own(module).values():
+        p.requires_grad_(True)
 
 
 def plain(self, module, subject):
@@ -67,7 +107,7 @@ def half(self, module, subject):
 
 def rank_by_name_alone(self, module, subject):
     twice_the_rank(self, module, subject)
-    for layer in lora.adapted(module):
+    for layer in beside.adapted(module):
         layer.r["default"] = self.rank
 
 
@@ -143,6 +183,7 @@ def magnitudes_that_stay(self, module, subject):
             p.requires_grad_(False)
 
 
+SOME = "single+lora:targets=ffn,blocks=1/last1"
 IN_FLOATS = "single+bf16_pure+lora:dtype=fp32"
 
 LOST: Table = {
@@ -156,6 +197,20 @@ LOST: Table = {
     "adapters of 16 bits in float32": (IN_FLOATS, Lora, "attach", rounded_by_each_step),
     "no checksums": ("single+lora", Lora, "attach", nothing),
     "no magnitudes": ("single+dora", Dora, "edit_model", plain),
+    "adapters in other blocks": (SOME, Lora, "edit_model", in_other_blocks),
+    "adapters in all blocks": (SOME, Lora, "edit_model", otherwise(blocks="all")),
+    "adapters of other layers": (SOME, Lora, "edit_model", otherwise(targets="attention")),
+    "no Kronecker product": ("single+lokr", Lokr, "edit_model", plain),
+    "Kronecker, of another rank": ("single+lokr", Lokr, "edit_model", otherwise(rank=4)),
+    "Kronecker, of another factor": ("single+lokr", Lokr, "edit_model", otherwise(factor=2)),
+    "Kronecker, half frozen": ("single+lokr", Lokr, "edit_model", frozen("lokr_w1")),
+    "Kronecker, not multiplied": ("single+lokr", Lokr, "edit_model", switched_off),
+    "no Hadamard product": ("single+loha", Loha, "edit_model", plain),
+    "Hadamard, of another rank": ("single+loha", Loha, "edit_model", otherwise(rank=4)),
+    "Hadamard, half frozen": ("single+loha", Loha, "edit_model", frozen("hada_w2_b")),
+    "no rotation": ("single+oft", Oft, "edit_model", nothing),
+    "rotations of other groups": ("single+oft", Oft, "edit_model", otherwise(size=16)),
+    "rotations not applied": ("single+oft", Oft, "edit_model", switched_off),
     "weights in full, not 8 bits": ("single+cast+lora", Cast, "edit_model", nothing),
     "float8, not int8": ("single+cast+lora", Cast, "edit_model", other_codes),
     "int8, not float8": ("single+cast:to=fp8+lora", Cast, "edit_model", other_codes),

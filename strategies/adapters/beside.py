@@ -1,0 +1,294 @@
+"""Adapters of peft on frozen linear layers: the choice of layers, first values and evidence."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from strategies.activations.checkpoint import NAMED
+from strategies.adapters.places import block_ranges, chosen_blocks, most_blocks
+from strategies.base import BadInput, Parity, Slot, demand
+from strategies.engine import RunContext, TrainingRun
+from strategies.evidence.states import Frozen, split_facts
+from strategies.strategy import Strategy
+from strategies.subject import Subject
+
+if TYPE_CHECKING:
+    import torch
+
+# ---- injection ----
+
+RESETS = {
+    "reset_lora_parameters": (True,),
+    "reset_adapter_parameters": (),
+    "reset_oft_parameters": (True,),
+}
+"""Method of a peft layer that initializes its adapter -> its arguments after the adapter's name."""
+
+
+def add_adapters(
+    module: Any, subject: Subject, config: Any, names: Sequence[str], dtype: torch.dtype | None
+) -> None:
+    """Add the adapters of peft's ``config`` to the linear layers ``names``.
+
+    The layers may have no values yet. First weights are equal in every process. ``dtype``: the
+    adapters' type; None: the model's.
+    """
+    import peft
+    import torch
+
+    from strategies import initial
+
+    # A pattern, because peft takes names in a list as endings of names.
+    config.target_modules = "|".join(map(re.escape, names))
+    waits = initial.waits(module)
+    with torch.random.fork_rng(devices=[]):
+        # peft puts adapters on the device of their weights, which may be meta.
+        with initial.valueless() if waits else contextlib.nullcontext():
+            peft.inject_adapter_in_model(config, module)
+        for name, layer in module.named_modules():
+            if is_adapted(layer):
+                begin(layer, name)
+    for p in own(module).values():  # with packed weights peft would take float32
+        p.data = p.data.to(dtype or subject.dtype(module))
+
+
+def begin(layer: Any, name: str) -> None:
+    """Initialize an adapter by peft's rule, from its name only."""
+    import torch
+
+    from strategies import initial
+
+    for part in _parts(layer):
+        if any(p.device.type == "meta" for p in part.parameters()):
+            part.to_empty(device="cpu")
+            _count_again(part)
+    torch.manual_seed(initial.keyed(0, name).initial_seed())
+    for method, more in RESETS.items():
+        if hasattr(layer, method):
+            getattr(layer, method)("default", *more)
+
+
+def _count_again(part: Any) -> None:
+    """Compute the buffers of OFT's rotations, whose values ``meta`` does not keep."""
+    import torch
+
+    for rotation in part.modules():
+        if hasattr(rotation, "rows"):
+            size = rotation.block_size
+            rotation.rows, rotation.cols = torch.triu_indices(size, size, 1, device="cpu")
+
+
+def _parts(layer: Any) -> list[Any]:
+    """Return the containers of a peft layer that hold an adapter's parameters."""
+    named = (getattr(layer, name, None) for name in getattr(layer, "adapter_layer_names", ()))
+    return [part for part in named if part is not None and len(part)]
+
+
+def is_adapted(layer: Any) -> bool:
+    """Return whether a module has an adapter."""
+    return bool(_parts(layer))
+
+
+def adapted(module: Any) -> list[Any]:
+    """Return the layers that have an adapter."""
+    return [m for m in module.modules() if is_adapted(m)]
+
+
+def own(module: Any) -> dict[str, Any]:
+    """Return name -> parameter of all adapters."""
+    return dict(_own(module))
+
+
+def _own(module: Any) -> Iterator[tuple[str, Any]]:
+    for path, layer in module.named_modules():
+        if is_adapted(layer):
+            for name, p in layer.named_parameters():
+                if not name.startswith("base_layer."):
+                    yield f"{path}.{name}", p
+
+
+# ---- strategy ----
+
+
+class Beside(Strategy):
+    """Base of strategies that train adapters of peft beside frozen linear layers.
+
+    A subclass declares the fields ``targets``, ``dtype`` and ``blocks``, since their order is that
+    of a recipe's text. ``silent``: part of the name of the one matrix of each adapter that begins
+    at zero, so that an adapter acts once it has changed.
+    """
+
+    slot: ClassVar[Slot] = Slot.ADAPT
+    parity: ClassVar[Parity] = Parity.BY_DESIGN
+    alters: ClassVar[tuple[str, ...]] = ("gradients", "update")
+    needs: ClassVar[tuple[str, ...]] = ("peft",)
+    silent: ClassVar[str]
+
+    targets: str
+    dtype: str
+    blocks: str
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ("model", "fp32"):
+            raise ValueError(f"dtype is {self.dtype!r}; model, or fp32")
+        if not re.fullmatch(r"[\w.]+(/[\w.]+)*", self.targets):
+            raise ValueError(
+                f"targets is {self.targets!r}; all, attention, ffn, or names of layers joined by "
+                "/, as to_q/to_v"
+            )
+        if self.blocks != "all":
+            block_ranges(self.blocks)
+
+    def named(self, subject: Subject) -> tuple[str, ...]:
+        """Return the names of the layers that ``targets`` names, in all blocks."""
+        if self.targets == "all":
+            return subject.linears
+        if self.targets == "attention":
+            return subject.attention_linears
+        ends = self.targets.split("/")
+        return tuple(name for name in subject.linears if self._is_named(name, ends))
+
+    def _is_named(self, name: str, ends: Sequence[str]) -> bool:
+        if self.targets == "ffn":
+            return any(map(NAMED["ffn"].fullmatch, name.split(".")))
+        return any(f".{name}".endswith(f".{end}") for end in ends)
+
+    def chosen(self, subject: Subject, module: Any) -> tuple[str, ...]:
+        """Return the names of the layers of ``module`` that get an adapter."""
+        blocks = subject.blocks(module)
+        some = [blocks[index] for index in chosen_blocks(self.blocks, len(blocks))]
+        inside = {id(part) for block in some for part in block.modules()}
+        named = self.named(subject)
+        return tuple(name for name in named if id(module.get_submodule(name)) in inside)
+
+    def by_block(self, depth: int) -> Sequence[bool]:
+        """Return whether each block may have adapters."""
+        chosen = chosen_blocks(self.blocks, depth)
+        return [index in chosen for index in range(depth)]
+
+    def refuses(self, launch: RunContext) -> str | None:
+        casts = {"float_master", "half_compute"} <= launch.traits
+        if self.dtype == "fp32" and casts and "pure_bf16" not in launch.traits:
+            return (
+                "the engine casts adapters to 16 bits with the model, and updates a float32 master "
+                "of them; leave dtype out, or take bf16_pure"
+            )
+        return self._lacks_blocks(launch.subject) or self._lacks_layers(launch.subject)
+
+    def _lacks_blocks(self, subject: Subject) -> str | None:
+        if self.blocks == "all" or most_blocks(self.blocks) <= subject.depth:
+            return None
+        depth = subject.depth
+        return (
+            f"blocks={self.blocks}, and {subject.name} has {depth} blocks; give numbers from 0 to "
+            f"{depth - 1}"
+        )
+
+    def _lacks_layers(self, subject: Subject) -> str | None:
+        if self.targets == "all":
+            return None
+        if self.targets in ("attention", "ffn"):
+            known = self.named(subject)
+            text = f"{subject.name}'s {self.targets} is not known by names; leave targets out"
+            return None if known else text
+        for end in self.targets.split("/"):
+            if not any(self._is_named(name, [end]) for name in subject.linears):
+                ends = sorted({_ending(name) for name in subject.linears})
+                return (
+                    f"targets={self.targets}, and no linear layer in the blocks of {subject.name} "
+                    f"has a name that ends in {end}; give all, attention, ffn, or some of "
+                    f"{', '.join(ends)}"
+                )
+        return None
+
+    def traits(self) -> frozenset[str]:
+        floats = {"float_adapters"} if self.dtype == "fp32" else set()
+        some = {"some_blocks"} if self.blocks != "all" else set()
+        return frozenset({"frozen_weights", "other_products"} | floats | some)
+
+    def edit_model(self, module: Any, subject: Subject) -> None:
+        self.put(module, subject)
+
+    def put(self, module: Any, subject: Subject) -> None:
+        """Add this recipe's adapters to ``module``.
+
+        Raises:
+            BadInput: none of the chosen blocks has one of the target layers.
+        """
+        import torch
+
+        names = self.chosen(subject, module)
+        if not names:
+            raise BadInput(
+                f"{self.name}: none of the blocks {self.blocks} of {subject.name} has a layer of "
+                f"targets={self.targets}; give other blocks"
+            )
+        self.inject(module, subject, names, torch.float32 if self.dtype == "fp32" else None)
+
+    def inject(self, module: Any, subject: Subject, names: Sequence[str], dtype: Any) -> None:
+        """Add adapters of this kind to the layers ``names``."""
+        raise NotImplementedError
+
+    def attach(self, trained: TrainingRun) -> Frozen:
+        return Frozen(trained)
+
+    # -- evidence --
+
+    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
+        wanted = self.chosen(trained.subject, trained.module)
+        layers = {id(layer): layer for layer in adapted(trained.module)}
+        right = [id(trained.module.get_submodule(name)) for name in wanted]
+        met = len(layers.keys() & set(right))
+        demand(
+            layers.keys() == set(right),
+            f"{met} of {len(right)} chosen layers have an adapter, and {len(layers) - met} others",
+        )
+        other = [layer for layer in layers.values() if not hasattr(layer, self.silent)]
+        demand(not other, f"{len(other)} layers have an adapter of another kind")
+        shapes = self.shapes(trained, list(layers.values()))
+        facts = split_facts(trained, self.name)
+        mine = own(trained.module)
+        named = trained.module.named_parameters()
+        strange = [n for n, p in named if p.requires_grad and n not in mine]
+        demand(not strange, f"{len(strange)} weights outside the adapters take a gradient")
+        changed = trained.attached[self.name].changed()
+        moved = [n for n in changed if self.silent in n]
+        demand(len(moved) == len(layers), f"{len(moved)} of {len(layers)} adapters have changed")
+        facts |= self.changes(layers.values(), changed)
+        return {"adapters": len(layers), **shapes, **facts, **self._dtypes(trained, mine)}
+
+    def shapes(self, trained: TrainingRun, layers: Sequence[Any]) -> dict[str, Any]:
+        """Check the sizes of the adapters' matrices, and return them."""
+        raise NotImplementedError
+
+    def changes(self, layers: Any, changed: set[str]) -> dict[str, Any]:
+        """Check which further parameters of the adapters changed; by default none."""
+        return {}
+
+    def _dtypes(self, trained: TrainingRun, mine: dict[str, Any]) -> dict[str, Any]:
+        """Return the type in which the engine stores adapters.
+
+        Adapters with ``dtype=fp32`` must hold values that bfloat16 cannot: neither storage nor a
+        step rounded them to 16 bits.
+        """
+        kinds = {str(p.dtype).removeprefix("torch.") for p in mine.values()}
+        if self.dtype == "fp32":
+            demand(kinds == {"float32"}, f"adapters are stored as {sorted(kinds)}, not float32")
+            acting = [p for n, p in mine.items() if self.silent in n]
+            parts = [trained.engine.part(p).tensor.detach() for p in acting]
+            finer = sum(bool((p != p.bfloat16()).any()) for p in parts)
+            there = sum(p.numel() > 0 for p in parts)
+            demand(
+                finer == there,
+                f"{there - finer} of {there} float32 adapters hold only values of 16 bits",
+            )
+        return {"adapter_dtype": "+".join(sorted(kinds))}
+
+
+def _ending(name: str) -> str:
+    """Return the last word of a layer's name, with the numbers behind it."""
+    match = re.search(r"[^.\d][^.]*(\.\d+)*$", name)
+    return match[0] if match else name
