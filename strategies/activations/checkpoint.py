@@ -359,13 +359,13 @@ class Checkpoint(Strategy):
         """Check how often each block and its FFN ran, and what recomputed ones kept."""
         blocks, steps = trained.blocks(), trained.micro_steps
         runner, layers = runner_of(trained.module, Recompute), getattr(trained.module, RUNNER, None)
-        demand(runner is not None, "no block is recomputed by itself")
+        runs, inner = runner.runs if runner else {}, layers.runs if layers else {}
+        demand(bool(runs), "no block is recomputed by itself")
 
         def seen(block: Any) -> str:
-            own = parts_of([block], "ffn") if layers else []
-            again = {layers.runs[id(layer)] / steps for layer in own}
+            again = {inner[id(layer)] / steps for layer in parts_of([block], "ffn") if layers}
             found = {(2, ()): "r", (2, (0,)): "r", (1, (2,)): "f", (1, ()): "k", (1, (0,)): "k"}
-            return found.get((runner.runs[id(block)] / steps, tuple(again)), "x")
+            return found.get((runs[id(block)] / steps, tuple(again)), "x")
 
         found = "".join(map(seen, blocks))
         demand(found == self.letters, f"blocks ran as {compact(found)}, expected {self.plan}")

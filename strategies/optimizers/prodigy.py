@@ -113,7 +113,9 @@ def prodigy_error(update: rules.Update, settings: Settings) -> float:
     Both moments are scaled by the estimate ``d`` before the step. Source: Mishchenko and Defazio
     2023, algorithm 4; prodigyopt 1.1.2.
     """
-    was = {k: v if isinstance(v, float) else v.double() for k, v in update.before.items()}
+    was: dict[str, Any] = {
+        k: v if isinstance(v, float) else v.double() for k, v in update.before.items()
+    }
     (beta1, beta2), step, d = settings.betas, update.after["step"], was["d"]
     gradient = d * was["grad"]
     zero = 0 * gradient

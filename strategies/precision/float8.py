@@ -20,7 +20,7 @@ from strategies.base import demand
 from strategies.engine import TrainingRun
 
 
-def kind(form: str) -> type:
+def kind(form: str) -> Any:
     """Return the class of the layers of ``form``, "float8" or "mx"."""
     if form == "float8":
         return Float8Linear

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -262,7 +263,7 @@ def joined_mask(mask_B11T: Tensor, group: Any) -> Tensor:
 
 # ---- installation in a model ----
 
-Way = Callable[[Any], Callable[..., Any]]
+Way = partial[Callable[..., Any]]
 """Makes an ``Around`` of an attention; its group is given."""
 
 
