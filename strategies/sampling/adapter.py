@@ -102,7 +102,7 @@ class Adapter(Strategy):
             adapting.merge(module, found)
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        from strategies.adapters.lora import adapted
+        from strategies.adapters.beside import adapted
         from strategies.sampling import adapting
 
         found = adapting.pairs(trained.subject, self.file, self.known_rank())
