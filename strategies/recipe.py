@@ -33,6 +33,16 @@ ABSENT = {
         "it guesses tokens that are decoded one after the other, but a sampler changes all "
         "tokens at once; take fewer --sampler-steps, or a student (distill, distilled)"
     ),
+    "cpu_checkpointing": (
+        "DeepSpeed 0.19 offloads only what a model checkpoints by deepspeed.checkpointing or as a "
+        "layer of transformers, and no model of diffusers does; take "
+        "checkpoint+offload_activations:what=checkpoints"
+    ),
+    "deepcompile": (
+        "it compiles the whole model, on GPUs of NVIDIA only (DeepSpeed 0.19, "
+        "is_deepcompile_supported), and offloads in passes of its own that no evidence reads; "
+        "take compile, or zero3_offload"
+    ),
     "mics": "DeepSpeed has removed it (0.19 refuses mics_shard_size): groups of ranks that shard "
     "among themselves, and average over the groups; take hsdp, or zero3_hpz to gather so",
     "quantized_nontrainable_weights": (
@@ -63,6 +73,8 @@ ALIASES = {
     **dict.fromkeys(("super_offload", "zero3_superoffload", "zero3_super_offload"), "superoffload"),
     **dict.fromkeys(("zen_flow", "zero2_zenflow", "zero3_zenflow"), "zenflow"),
     "zero3_mics": "mics",
+    **dict.fromkeys(("checkpoint_offload", "partition_activations"), "cpu_checkpointing"),
+    "deep_compile": "deepcompile",
 }
 """Other spellings of the names in ``ABSENT``."""
 

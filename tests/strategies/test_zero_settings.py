@@ -41,7 +41,8 @@ def changed(folder: Path, name: str, **zero) -> Path:
     that a JSON has outside of its zero_optimization is changed there."""
     config, yaml = json.loads((FOLDER / f"{name}.json").read_text()), FOLDER / f"{name}.yaml"
     for key, value in zero.items():
-        (config if key in config else config["zero_optimization"])[key] = value
+        outside = key in {*config, "activation_checkpointing", "compile"}
+        (config if outside else config["zero_optimization"])[key] = value
     own, file = folder / "own.json", folder / "own.yaml"
     own.write_text(json.dumps(config))
     file.write_text(yaml.read_text().replace(f"launch_configs/{name}.json", str(own)))
@@ -121,6 +122,12 @@ def test_our_own_files_leave_the_cpu_adam_as_it_was_made():
     ("name", "settings", "words"),
     [
         ("zero3", {"mics_shard_size": 2}, "there is no mics: .* take hsdp"),
+        (
+            "zero2",
+            {"activation_checkpointing": {"cpu_checkpointing": True}},
+            "there is no cpu_checkpointing: .* take checkpoint",
+        ),
+        ("zero3", {"compile": {"deepcompile": True}}, "there is no deepcompile: .* take compile"),
         ("zero2", {"zero_quantized_weights": True}, "is of stage 3, which gathers weights"),
         (
             "zero3",

@@ -25,19 +25,22 @@ NODE = "node"
 
 FORCE = "zero_force_ds_cpu_optimizer"
 NOT_HERE = {
-    "mics_shard_size": "mics",
-    "zero_quantized_nontrainable_weights": "quantized_nontrainable_weights",
-    "zero_quantized_gradients": "qgz",
-    "zenflow": "zenflow",
+    ("zero_optimization", "mics_shard_size"): "mics",
+    ("zero_optimization", "zero_quantized_nontrainable_weights"): "quantized_nontrainable_weights",
+    ("zero_optimization", "zero_quantized_gradients"): "qgz",
+    ("zero_optimization", "zenflow"): "zenflow",
+    ("activation_checkpointing", "cpu_checkpointing"): "cpu_checkpointing",
+    ("activation_checkpointing", "partition_activations"): "cpu_checkpointing",
+    ("compile", "deepcompile"): "deepcompile",
 }
-"""Key of a zero_optimization block -> name of the unsupported technique in ``ABSENT``."""
+"""Block and key of the JSON -> name of the unsupported technique in ``ABSENT``."""
 
 
 def fault(config: Mapping[str, Any]) -> str | None:
     """Return why no run can start with this DeepSpeed config, and the remedy; None if it can."""
     zero = config["zero_optimization"]
     offload = zero.get(OPTIMIZER) or {}
-    asked = {name for key, name in NOT_HERE.items() if zero.get(key)}
+    asked = {name for (block, key), name in NOT_HERE.items() if (config.get(block) or {}).get(key)}
     for name in sorted(asked | ({"superoffload"} if offload.get("super_offload") else set())):
         return f"there is no {name}: {ABSENT[name]}"
     if offload.get("device", "none") != "none" and config.get(FORCE, True):
