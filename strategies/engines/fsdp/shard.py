@@ -249,8 +249,12 @@ def _groups_of(mesh: Any) -> Iterator[Any]:
 
 
 def local(tensor: Any) -> Any:
-    """Return this rank's share of a DTensor; any other tensor unchanged."""
-    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+    """Return this rank's share of a DTensor; any other tensor unchanged.
+
+    A share that torchao gathers in float8 is returned without its wrapper, which has no storage.
+    """
+    share = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+    return getattr(share, "_tensor", share)
 
 
 def gathered(module: nn.Module) -> list[torch.Tensor]:
