@@ -325,13 +325,8 @@ def _scripts() -> Mapping[str, str]:
 
 def _of_options(options: Mapping[str, Any]) -> str:
     """Return the trainer of a script ``train.py``, whose name does not tell it."""
-    for name in trainers.known():
-        table = trainers.table(name)
-        words = [str(m.get("any", "-")) for m in table["models"].values()]
-        own = any(PurePosixPath(word.split()[0]).name == "train.py" for word in words)
-        if own and {*table["known_by"]} & {*options}:
-            return name
-    return "finetrainers"
+    flags = (name for name in trainers.known() if trainers.table(name)["form"] == "flags")
+    return next((n for n in flags if {*trainers.table(n)["known_by"]} & {*options}), "finetrainers")
 
 
 def _training(path: Path, words: Sequence[str]) -> Found | None:
