@@ -323,12 +323,6 @@ def _scripts() -> Mapping[str, str]:
     return found
 
 
-def _of_options(options: Mapping[str, Any]) -> str:
-    """Return the trainer of a script ``train.py``, whose name does not tell it."""
-    flags = (name for name in trainers.known() if trainers.table(name)["form"] == "flags")
-    return next((n for n in flags if {*trainers.table(n)["known_by"]} & {*options}), "finetrainers")
-
-
 def _training(path: Path, words: Sequence[str]) -> Found | None:
     """Return the settings of a command if it starts a known trainer."""
     scripts = _scripts()
@@ -339,7 +333,7 @@ def _training(path: Path, words: Sequence[str]) -> Found | None:
     options, launcher = flags(words[at + 1 :]), flags(words[:at])
     kind = scripts.get(names[at], "")
     if names[at] == "train.py":
-        kind = "diffusion-pipe" if "--deepspeed" in options else _of_options(options)
+        kind = "diffusion-pipe" if "--deepspeed" in options else "finetrainers"
     if kind == "ai-toolkit":
         options = {"--config": words[at + 1]} if len(words) > at + 1 else {}
     if trainers.table(kind)["form"] != "flags":  # its own file has all settings
