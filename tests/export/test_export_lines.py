@@ -313,7 +313,7 @@ EFFECTS: dict[str, Callable[[Trained, Seen], bool]] = {
     "checkpoint:part=attention": lambda t, s: (
         forwards_a_step(t) == 2 and forwards_a_step(t, "GELU") == 1
     ),
-    "checkpoint:plan=r1f1": lambda t, s: (
+    "checkpoint:plan=r1f1k2": lambda t, s: (
         forwards_a_step(t, "GELU") == 1.5 and forwards_a_step(t) == 1.25
     ),
     "checkpoint:keep=products": lambda t, s: kept_products(t),
