@@ -68,8 +68,8 @@ class Cast(Strategy):
             return "another part computes with the weights themselves; take lora"
         if "doubles_tokens" in traits:
             return "another part trains copies of these layers; take lora"
-        width = launch.subject.dimensions.width
-        if self.dynamic and width % MULTIPLE:
+        # A survey builds a public model, which takes seconds.
+        if self.dynamic and (width := launch.subject.dimensions.width) % MULTIPLE:
             text = f"products in int8 are of multiples of {MULTIPLE}"
             return f"{text}, and the width is {width}; leave dynamic out"
         return None
