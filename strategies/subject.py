@@ -12,6 +12,7 @@ without memory (``survey``). Many strategies refuse a subject without the part t
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,11 @@ if TYPE_CHECKING:
     from strategies.initial import Draw
 
 
+LAYERS = {
+    "ffn": re.compile(r"(img_|txt_|audio_)?(ff|ffn|mlp|feed_forward)(_context|_i|_t)?"),
+    "attention": re.compile(r"((audio|video)_to_)?((self|cross|audio|video)_)?(attn\d?|attention)"),
+}
+"""Part of a block -> names of the modules that compute it, in this project's DiT and diffusers."""
 PARTS = {
     "attend": "attention whose function can be replaced",
     "chain": "blocks that can be run several at a time",
@@ -35,6 +41,7 @@ PARTS = {
     "halves": "blocks of one attention (qkv, proj) and one MLP (fc1, fc2)",
     "head": "final layer of its own",
     "label_table": "table of labels",
+    "layers": "FFN and attention with names that are known",
     "sized": "depth and width that can be given as numbers",
     "stages": "forward pass that can be cut between its blocks",
     "stripes": "samples that can be cut into stripes of tokens",
@@ -51,6 +58,7 @@ PARTS = {
   tensor anew.
 - ``halves``: a block's ``attn`` has ``qkv``, ``proj``, ``num_heads``, its ``mlp`` ``fc1``, ``fc2``;
   ``adaLN_modulation`` returns the condition's modulation, equal for all tokens.
+- ``layers``: some blocks have modules of each kind in ``LAYERS``, whatever the model's size.
 - ``head``, ``label_table``: the results of the methods of these names.
 - ``sized``: ``sized`` returns the same model in another size.
 - ``stages``: the module has the part "ends", or ``passage()``: the tensors that pass between its

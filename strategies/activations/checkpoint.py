@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -27,7 +26,7 @@ from strategies.activations.runners import (
 from strategies.base import Slot, demand
 from strategies.engine import RunContext, TrainingRun
 from strategies.strategy import Strategy
-from strategies.subject import Subject
+from strategies.subject import LAYERS, Subject
 
 # ---- evidence of recomputation ----
 
@@ -112,11 +111,6 @@ def _kept_products(runner: Recompute, least: int) -> dict[str, Any]:
 
 # ---- parts of a block ----
 
-NAMED = {
-    "ffn": re.compile(r"(img_|txt_|audio_)?(ff|ffn|mlp|feed_forward)(_context|_i|_t)?"),
-    "attention": re.compile(r"((audio|video)_to_)?((self|cross|audio|video)_)?(attn\d?|attention)"),
-}
-"""Part of a block -> names of the modules that compute it, in this project's DiT and diffusers."""
 RUNNER = "run_parts_of_blocks"
 """Attribute of a model that runs these modules."""
 
@@ -124,7 +118,7 @@ RUNNER = "run_parts_of_blocks"
 def parts_of(blocks: list[Any], part: str) -> list[Any]:
     """Return the children of ``blocks`` that compute ``part``, in order."""
     children = [pair for block in blocks for pair in _inner(block).named_children()]
-    return [child for name, child in children if NAMED[part].fullmatch(name)]
+    return [child for name, child in children if LAYERS[part].fullmatch(name)]
 
 
 def _inner(block: Any) -> Any:
@@ -134,9 +128,14 @@ def _inner(block: Any) -> Any:
 
 
 def _has_part(subject: Subject, part: str) -> bool:
-    """Return whether the blocks of a model have ``part``; without torch if it has linear layers."""
+    """Return whether the blocks of a model have ``part``.
+
+    It builds the model only if the subject does not say so.
+    """
+    if "layers" in subject.parts:
+        return True
     names = {name for linear in subject.linears for name in linear.split(".")}
-    if any(map(NAMED[part].fullmatch, names)):
+    if any(map(LAYERS[part].fullmatch, names)):
         return True
     import torch
 
@@ -183,8 +182,8 @@ class Checkpoint(Strategy):
     plan: str = ""
 
     def __post_init__(self) -> None:
-        if self.part not in ("block", *NAMED):
-            raise ValueError(f"part is {self.part!r}; one of block, {', '.join(NAMED)}")
+        if self.part not in ("block", *LAYERS):
+            raise ValueError(f"part is {self.part!r}; one of block, {', '.join(LAYERS)}")
         whole = (self.every, self.keep, self.share, self.reentrant) == (1, "segments", 1, False)
         if self.plan and not (whole and self.part == "block"):
             raise ValueError(f"plan={self.plan} says what each block does; leave all else out")

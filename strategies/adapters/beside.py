@@ -7,13 +7,12 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from strategies.activations.checkpoint import NAMED
 from strategies.adapters.places import block_ranges, chosen_blocks, most_blocks
 from strategies.base import BadInput, Parity, Slot, demand
 from strategies.engine import RunContext, TrainingRun
 from strategies.evidence.states import Frozen, split_facts
 from strategies.strategy import Strategy
-from strategies.subject import Subject
+from strategies.subject import LAYERS, Subject
 
 if TYPE_CHECKING:
     import torch
@@ -153,7 +152,7 @@ class Beside(Strategy):
 
     def _is_named(self, name: str, ends: Sequence[str]) -> bool:
         if self.targets == "ffn":
-            return any(map(NAMED["ffn"].fullmatch, name.split(".")))
+            return any(map(LAYERS["ffn"].fullmatch, name.split(".")))
         return any(f".{name}".endswith(f".{end}") for end in ends)
 
     def chosen(self, subject: Subject, module: Any) -> tuple[str, ...]:

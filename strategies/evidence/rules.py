@@ -128,7 +128,7 @@ def adamw_weight_error(update: Update, settings: Settings) -> float:
 def _adamw(update: Update, settings: Settings) -> tuple[Any, Any, Any]:
     """Return AdamW's update of the weight, and both moments after the step, in float64."""
     beta1, beta2 = settings.betas
-    was, step = _doubles(update.before), update.after["step"]
+    was, step = doubles(update.before), update.after["step"]
     gradient = was["grad"]
     zero = 0 * gradient
     first = was.get("exp_avg", zero).lerp(gradient, 1 - beta1)
@@ -158,7 +158,7 @@ def taken(update: Update, settings: Settings) -> Taken:
     """
     import torch
 
-    moved, was, now = _adamw(update, settings)[0], _doubles(update.before), _doubles(update.after)
+    moved, was, now = _adamw(update, settings)[0], doubles(update.before), doubles(update.after)
     carried = [side.get("carried", 0 * moved) for side in (was, now)]
     went = now["weight"] - was["weight"] + carried[1] - carried[0]
     size = float(moved.square().sum().clamp_min(1e-30))
@@ -178,7 +178,7 @@ def adafactor_error(update: Update, settings: Settings) -> float:
     """
     import torch
 
-    was, step = _doubles(update.before), update.after["step"]
+    was, step = doubles(update.before), update.after["step"]
     weight, gradient = was["weight"], was["grad"]
     rate = 1 - step**-0.8
     squares = gradient.square()
@@ -199,7 +199,7 @@ def adafactor_error(update: Update, settings: Settings) -> float:
 
 def sgd_error(update: Update, settings: Settings, momentum: float) -> float:
     """Return the same for SGD with ``momentum``."""
-    was = _doubles(update.before)
+    was = doubles(update.before)
     wanted = was["grad"] + settings.weight_decay * was["weight"]
     if not momentum:
         return weight_error(update, -settings.learning_rate * wanted)
@@ -208,11 +208,18 @@ def sgd_error(update: Update, settings: Settings, momentum: float) -> float:
     return max(weight_error(update, -settings.learning_rate * wanted), kept)
 
 
-def _doubles(side: dict[str, Any]) -> dict[str, Any]:
+def is_matrix(p: Any) -> bool:
+    """Return whether a parameter has rows and columns."""
+    return p.ndim == 2
+
+
+def doubles(side: dict[str, Any]) -> dict[str, Any]:
+    """Return one side of an update in float64."""
     return {name: v if isinstance(v, float) else v.double() for name, v in side.items()}
 
 
 def weight_error(update: Update, moved: torch.Tensor) -> float:
+    """Return the relative error of the weight after the step, which should have ``moved`` it."""
     import torch
 
     weight = update.before["weight"]

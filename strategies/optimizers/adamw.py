@@ -205,7 +205,7 @@ class Adafactor(Strategy):
 
     def observe(self, trained: TrainingRun) -> AbstractContextManager[Any]:
         """Watch one whole matrix, because its statistics are of rows and columns."""
-        return rules.watch(trained.inner_optimizer, _is_matrix, whole=True, read=_factors)
+        return rules.watch(trained.inner_optimizer, rules.is_matrix, whole=True, read=_factors)
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         optimizer, settings = trained.inner_optimizer, trained.settings
@@ -235,10 +235,6 @@ class Adafactor(Strategy):
             )
             facts["update_error"] = float(f"{error:.2g}")
         return facts
-
-
-def _is_matrix(p: Any) -> bool:
-    return p.ndim == 2
 
 
 def _factors(state: dict[str, Any], p: Any) -> dict[str, Any]:

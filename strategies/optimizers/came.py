@@ -55,7 +55,7 @@ class Came(Strategy):
 
     def observe(self, trained: TrainingRun) -> AbstractContextManager[Any]:
         """Watch one whole matrix, because its statistics are of rows and columns."""
-        return rules.watch(trained.inner_optimizer, _is_matrix, whole=True, read=_kept)
+        return rules.watch(trained.inner_optimizer, rules.is_matrix, whole=True, read=_kept)
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         optimizer, settings = trained.inner_optimizer, trained.settings
@@ -89,10 +89,6 @@ def _given(settings: Settings) -> dict[str, Any]:
     return given | {"betas": (*settings.betas, BETA3), "eps": EPS, "clip_threshold": 1.0}
 
 
-def _is_matrix(p: Any) -> bool:
-    return p.ndim == 2
-
-
 def _kept(state: dict[str, Any], p: Any) -> dict[str, Any]:
     return {name: state[name] for name in ("exp_avg", *FACTORS) if name in state}
 
@@ -103,7 +99,7 @@ def came_error(update: rules.Update, settings: Settings) -> float:
 
     Source: Luo et al. 2023, algorithm 2; came_pytorch 0.1.3.
     """
-    was = {k: v if isinstance(v, float) else v.double() for k, v in update.before.items()}
+    was = rules.doubles(update.before)
     weight, gradient = was["weight"], was["grad"]
     beta1, beta2 = settings.betas
 

@@ -113,9 +113,7 @@ def prodigy_error(update: rules.Update, settings: Settings) -> float:
     Both moments are scaled by the estimate ``d`` before the step. Source: Mishchenko and Defazio
     2023, algorithm 4; prodigyopt 1.1.2.
     """
-    was: dict[str, Any] = {
-        k: v if isinstance(v, float) else v.double() for k, v in update.before.items()
-    }
+    was = rules.doubles(update.before)
     (beta1, beta2), step, d = settings.betas, update.after["step"], was["d"]
     gradient = d * was["grad"]
     zero = 0 * gradient

@@ -115,6 +115,18 @@ def test_a_plan_of_records_starts_no_process(shipped, capsys):
     assert "at a time" not in told
 
 
+@pytest.mark.parametrize("gpus", [1, 8])
+def test_the_recipes_of_a_plan_are_resolved_without_building_the_model(gpus, monkeypatch):
+    """Else a plan whose predictions are all recorded takes a quarter of a minute."""
+
+    def built(subject):
+        raise AssertionError(f"{subject.model} was built")
+
+    monkeypatch.setattr("harness.subjects.library.subject._survey", built)
+    rows = recorded.asked("flux-dev", gpus, "RTX-4090").resolved
+    assert len(rows) > 50 and any("part=ffn" in str(row.recipe) for row in rows)
+
+
 def test_prose_alone_is_left_out_of_a_digest():
     """Of every file: a comment is nothing to Python, and a text that goes is a statement."""
     for file in (f for room in ("harness", "strategies") for f in (ROOT / room).rglob("*.py")):

@@ -120,11 +120,15 @@ def test_codes_are_cut_as_bytes_and_their_scales_are_whole(recipe, name, bits, r
     assert gathered["forward"] == engine["parameter_bytes"] > gathered["backward"] > here
 
 
-def test_weights_are_gathered_in_float8(rank_0):
+def test_weights_are_gathered_in_float8(rank_0, monkeypatch):
     trained = rank_0("fsdp2+fp8:emulate=on,gather=fp8", 2)
     (part,) = (p for p in parse("fsdp2+fp8:emulate=on,gather=fp8").strategies if p.name == "fp8")
     facts = part.evidence(trained)
     assert facts["gathered_in_float8"] > 0 and trained.engine.evidence(trained)
+    torch.distributed.destroy_process_group()
+    monkeypatch.setattr("strategies.precision.float8._gather_in_float8", lambda layer: None)
+    with pytest.raises(NotInForce, match=r"0 of \d+ weights are gathered"):
+        part.evidence(rank_0("fsdp2+fp8:emulate=on,gather=fp8", 2))
 
 
 def test_a_forward_without_gradients_leaves_nothing_gathered(rank_0):

@@ -19,8 +19,9 @@ from harness.subjects.library.families import FAMILIES, REFUSED
 from harness.subjects.library.subject import Library
 from harness.subjects.objectives import Flow, Velocity, objective_of
 from strategies import parse
+from strategies.activations.checkpoint import parts_of
 from strategies.base import BadInput, Slot
-from strategies.subject import DataFacts, Shaping
+from strategies.subject import LAYERS, DataFacts, Shaping
 from tests.made.publics import MINIATURES, listed, miniature
 
 ASKED = [
@@ -250,6 +251,15 @@ def test_what_gets_no_gradient_is_found_frozen_and_said(train_here):
     assert not any(named[name].requires_grad for name in subject.idle)
     assert any("9 parameters" in note and "get no gradient" in note for note in run.notes)
     assert resolve(miniature("flux-dev", "single")).subject.idle == ()
+
+
+@pytest.mark.parametrize("name", MINIATURES)
+def test_a_model_has_the_layers_that_its_parts_name(name):
+    subject = resolve(miniature(name, "single")).subject
+    assert "layers" in subject.parts
+    with torch.device("meta"):
+        blocks = subject.blocks(subject.make())
+    assert all(parts_of(blocks, layer) for layer in LAYERS)
 
 
 def moved(run, p) -> bool:

@@ -53,6 +53,7 @@ class Dit(Subject):
             "halves",
             "head",
             "label_table",
+            "layers",
             "sized",
             "ends",
             "stages",

@@ -411,7 +411,8 @@ class Library(Subject):
         sized = ("sized",) if len(self.depths) == 1 else ()
         head = ("head",) if self.family.head else ()
         stages = ("stages",) if self.family.stages else ()
-        return frozenset((*stages, *stripes, *sized, *head))
+        layers = ("layers",) if all(self.depths.values()) else ()
+        return frozenset((*stages, *stripes, *sized, *head, *layers))
 
     @property
     def random_blocks(self) -> bool:  # type: ignore[override]  # of each configuration
