@@ -14,9 +14,9 @@ from torchao.quantization.quantize_.common.kernel_preference import KernelPrefer
 
 from strategies import initial
 from strategies.precision.autocast import autocast_dtype
-from strategies.precision.fp8 import MX_BLOCK
 
 FLOAT8 = torch.float8_e4m3fn
+BLOCK = 32
 
 
 class MxLinear(MXFP8Linear):
@@ -37,7 +37,7 @@ class MxLinear(MXFP8Linear):
     def forward(self, x: Tensor) -> Tensor:
         x = x.to(autocast_dtype(x) or x.dtype).contiguous()
         out = mx_mm.apply(
-            x, self.weight.to(x.dtype), FLOAT8, FLOAT8, FLOAT8, MX_BLOCK, self.kernel_preference,
+            x, self.weight.to(x.dtype), FLOAT8, FLOAT8, FLOAT8, BLOCK, self.kernel_preference,
             MXFP8Dim0CastKernelChoice.TORCH, MXFP8Dim1CastKernelChoice.TORCH,
             ScaleCalculationMode.RCEIL, False,
         )  # fmt: skip

@@ -85,8 +85,8 @@ def test_what_it_lacks_is_refused_by_name(text):
 
 def test_a_strategy_that_needs_a_part_asks_for_it():
     asked = {need for needs in NEEDS.values() for need in needs}
-    # Stages are of an engine, which test_pipeline has refuse.
-    assert asked | {"ends", "head", "stages", "vocabulary"} == set(PARTS)
+    # Stages are of an engine, which test_pipeline has refuse. A model without "layers" is searched.
+    assert asked | {"ends", "head", "layers", "stages", "vocabulary"} == set(PARTS)
     assert SUBJECT.parts | {"vocabulary"} == set(PARTS)
 
 
