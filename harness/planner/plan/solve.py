@@ -19,7 +19,7 @@ from harness.commands.console import OK
 from harness.json_files import write_json
 from harness.planner import pool, uncertainty, verdict
 from harness.planner.plan import lattice
-from harness.planner.plan.answer import gib, rate_in_words, reach
+from harness.planner.plan.answer import rate_in_words, reach
 from harness.planner.plan.block_costs import (
     CHOICES,
     FFN,
@@ -40,7 +40,7 @@ from harness.planner.speed.roofline import KERNELS, in_tf32, issued, parts_of
 from harness.planner.suggestions import changed
 from harness.planner.verdict import Fit
 from harness.prediction import Work
-from harness.report.figures.units import GIB
+from harness.report.figures.units import GIB, MIB
 from harness.resolve import Resolved
 from strategies import CATALOG
 from strategies.base import Slot
@@ -393,8 +393,8 @@ def lines(found: Solved) -> Iterator[str]:
             yield f"  {sum(group)} blocks: {', '.join(each)}"
     yield _compared(found)
     for count, group in zip(found.costs.groups, found.costs.blocks, strict=True):
-        each = (f"{name} {gib(int(one.beyond))}" for name, one in zip(NAMES, group, strict=True))
-        yield f"A block of {count} holds, in GiB: {', '.join(each)}"
+        each = (f"{name} {one.beyond / MIB:.0f}" for name, one in zip(NAMES, group, strict=True))
+        yield f"Each of {count} blocks holds, in MiB: {', '.join(each)}"
 
 
 def _compared(found: Solved) -> str:
