@@ -58,7 +58,7 @@ ABSENT = {
     "adam8bit:lib=torchao": TRITON,
     "int8": "not ended: 8-bit products take minutes on a CPU",
     "float8": "not tried: float8 products are a card's own",
-    "fp8": "not tried: float8 products are a card's own",
+    "single+fp8": "not tried: float8 products are a card's own",
     "sparse24": "not tried: cuSPARSELt's products are a card's own",
     "sparse_embedding": "CUB sorts the indices of a sparse gradient in a kernel",
     "cuda_graphs": "not tried: a kernel that runs at once cannot be captured",
@@ -66,7 +66,7 @@ ABSENT = {
     "zero3_nvme": "DeepSpeed's async_io did not link against the driver's library",
     "tf32": "CPU kernels do not round to TF32, so that its evidence is void",
 }
-"""Part of a recipe -> why no row with it is rehearsed; a part with options comes before others."""
+"""A recipe, or a part of it -> why it is not rehearsed; a part with options comes before others."""
 MISSES = {
     "1 single+cross_entropy:kind=fused": "torch's fused loss is one operation in the trace: the "
     "order of the buffers inside it is not simulated",
@@ -101,7 +101,7 @@ A prediction counts the old buckets in *allocated* and *reserved*, and in no lat
 def absent(recipe: str) -> str:
     """Return why a recipe is not rehearsed; empty if it is."""
     parts = recipe.split("+")
-    names = [*parts, *(part.partition(":")[0] for part in parts)]
+    names = [recipe, *parts, *(part.partition(":")[0] for part in parts)]
     return next((ABSENT[part] for part in names if part in ABSENT), "")
 
 

@@ -125,6 +125,8 @@ def test_weights_are_gathered_in_float8(rank_0, monkeypatch):
     (part,) = (p for p in parse("fsdp2+fp8:emulate=on,gather=fp8").strategies if p.name == "fp8")
     facts = part.evidence(trained)
     assert facts["gathered_in_float8"] > 0 and trained.engine.evidence(trained)
+    # A share keeps nothing of torchao's wrapper, which refers to the whole weight.
+    assert [p for p in trained.module.parameters() if "_tensor" in vars(p)] == []
     torch.distributed.destroy_process_group()
     monkeypatch.setattr("strategies.precision.float8._gather_in_float8", lambda layer: None)
     with pytest.raises(NotInForce, match=r"0 of \d+ weights are gathered"):

@@ -183,12 +183,14 @@ def _on_device(p: nn.Parameter, device: torch.device) -> nn.Parameter:
 
 @contextlib.contextmanager
 def _marks_kept(part: nn.Module) -> Iterator[None]:
-    """Copy attributes that strategies set on parameters to the parameters that replace them."""
-    usual = vars(nn.Parameter(torch.empty(0)))  # a tensor without storage has attributes too
-    marks = {
-        name: {key: value for key, value in vars(p).items() if key not in usual}
-        for name, p in part.named_parameters()
-    }
+    """Copy attributes that strategies set on parameters to the parameters that replace them.
+
+    Attributes that a tensor's class sets are left out: torchao's float8 weight has the whole one.
+    """
+    marks = {}
+    for name, p in part.named_parameters():
+        usual = vars(nn.Parameter(p.detach(), requires_grad=False))
+        marks[name] = {key: value for key, value in vars(p).items() if key not in usual}
     yield
     for name, p in part.named_parameters():
         for key, value in marks.get(name, {}).items():
