@@ -45,8 +45,11 @@ def removed(request, tmp_path_factory) -> tuple[set[str], Path, dict[str, subpro
     (tree / "recorded" / STORY).unlink()
     shutil.copy(ROOT / "pyproject.toml", tree)
     lines = {name: line.split() for name, line in COMMANDS.items()}
-    if len(request.param) == 1:  # a comparison is a report, and what trains is the same worker
+    if len(request.param) == 1:
+        # A comparison is a report. A worker looks up one hook, and runs without all extensions; no
+        # extension imports another (test_rooms).
         del lines["compare"], lines["train"]
+        lines["run"].append("--dry-run")
     if "planner" not in request.param:
         lines["run"].append(QUICK)
     started = {name: start(tree, words, name) for name, words in lines.items()}
@@ -72,8 +75,8 @@ def test_the_core_runs_without_an_extension(removed):
 
 def test_the_tree_without_an_extension_leaves_results_and_explains_what_is_missing(removed):
     gone, tree, _ = removed
-    assert (tree / "results" / "suite" / "report.md").exists()
     if len(gone) > 1:
+        assert (tree / "results" / "suite" / "report.md").exists()
         assert list((tree / "results" / "trained" / "checkpoint").iterdir())
     for extension in gone:
         for word in extensions.EXTENSIONS[extension]:

@@ -119,7 +119,7 @@ UNLIKE = (
     "single+bf16_pure+lora:blocks=first2", "single+bf16_pure+qlora:blocks=0/last2",
 )  # fmt: skip
 ALIKE = (
-    "single+bf16", "single+bf16_pure+lora:targets=ffn+checkpoint", "zero3+bf16+checkpoint",
+    "single+bf16", "single+bf16_pure+lora+checkpoint", "zero3+bf16+checkpoint",
     "single+bf16_pure+checkpoint:keep=products", "fsdp2+bf16_pure+dora", "fsdp2_offload+bf16",
 )  # fmt: skip
 
@@ -139,9 +139,10 @@ def test_a_model_is_extended_only_where_all_its_blocks_are_treated_alike(model):
         assert extend.shallow(row_of(model, recipe)), recipe
 
 
-def test_adapters_in_all_blocks_by_their_numbers_are_alike():
+def test_adapters_in_all_blocks_by_numbers_or_targets_are_alike():
     assert extend.shallow(row_of("flux-dev", "single+bf16_pure+lora:blocks=0-20/21-56"))
     assert not extend.shallow(row_of("flux-dev", "single+bf16_pure+lora:blocks=0-20/22-56"))
+    assert extend.shallow(row_of("pixart-sigma", "single+bf16_pure+lora:targets=ffn"))
 
 
 def test_blocks_that_attend_twice_in_another_order_are_not_extended():
