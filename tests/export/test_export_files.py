@@ -411,7 +411,7 @@ def test_the_files_hold_what_was_planned(tmp_path):
     script = (tmp_path / "train.py").read_text()
     (line,) = [line for line in script.splitlines() if "run.sh plan" in line]
     assert planned(shlex.split(line)[1:])[0].spec == row.spec
-    assert "MICRO_BATCH, ACCUMULATION, STEPS = 2, 3, " in script
+    assert "MICRO_BATCH, ACCUMULATION, STEPS, BLOCKS = 2, 3, 2, 2\n" in script
     config = json.loads((tmp_path / "deepspeed.json").read_text())
     assert config["train_batch_size"] == 24 == row.spec.global_batch
     # A plan cannot be asked for other numbers of the training: it keeps no average here.

@@ -28,7 +28,7 @@ from harness.resolve import Resolved, resolve
 from harness.spec import Spec
 
 Trained = dict[str, Any]
-NUMBERS = "MICRO_BATCH, ACCUMULATION, STEPS = 2, {}, 2"
+NUMBERS = "MICRO_BATCH, ACCUMULATION, STEPS, BLOCKS = 2, {}, 2, 4"
 
 
 @pytest.fixture(autouse=True)
@@ -378,7 +378,26 @@ def test_the_lines_of_a_part_have_its_effect_and_without_them_it_is_gone(parts):
     without = [part for part in lines if part.of.partition(":")[0].split()[0] != last]
     assert len(without) == len(lines) - 1
     _reset()
-    assert not effect(*run(resolved, without)), "the effect is there without its lines"
+    other, seen = run(resolved, without)
+    assert not effect(other, seen), "the effect is there without its lines"
+    if last == "checkpoint":
+        assert trained["loss"].item() == pytest.approx(other["loss"].item(), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("parts", "edit", "said"),
+    [
+        ("checkpoint:plan=r1f1k2", ("2, 1, 2, 4", "2, 1, 2, 5"), "4 blocks are planned"),
+        ("checkpoint:plan=r1f1k2", ("self.mlp", "self.dense"), "block 1 has no layer"),
+        ("checkpoint:part=ffn", ("self.mlp", "self.dense"), "no layer of the blocks is called"),
+    ],
+)
+def test_lines_in_a_model_that_they_do_not_fit_are_refused(parts, edit, said, monkeypatch):
+    """A trainer whose lines do nothing would run out of memory, or only seem to fit."""
+    made, resolved = script, asked(parts)
+    monkeypatch.setattr(f"{__name__}.script", lambda *given: made(*given).replace(*edit))
+    with pytest.raises(ValueError, match=said):
+        run(resolved, lines_of(resolved))
 
 
 def _reset() -> None:

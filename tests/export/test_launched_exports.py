@@ -33,11 +33,11 @@ from tests.conftest import OnDemand, begin, launchable, pytest_runtest_setup
 from tests.made import one_start
 from tests.made.publics import MINIATURES
 
-MODEL, WAN = "DiT-S/4:depth=2", "wan2.1-1.3b"
+MODEL, WAN = "DiT-S/4:depth=4", "wan2.1-1.3b"
 NUMBERS = ["--learning-rate", "3e-4", "--beta2", "0.95", "--weight-decay", "0.01"]
 CARD = "--gpu A100-80GB"
 ASKED = {
-    "single": "single+bf16_pure+lora:rank=4 --cpu",
+    "single": "single+bf16_pure+lora:rank=4+checkpoint:plan=r1f2k1 --cpu",
     "ddp": "ddp+checkpoint+compress:kind=fp16+accumulate:steps=4+adamw:impl=foreach --cpu "
     "--grad-clip 0.01",
     "zero1": "zero1+bf16_pure+accumulate:steps=2 --cpu",
@@ -142,7 +142,9 @@ BF16 = {"precision": "bf16", "policy": [["torch.bfloat16", False]]}
 """What is computed in, and that what a block is given is not rounded on its way."""
 LORA = {"free": ["adapter"], "ranks": [4]}
 IN_FORCE: dict[str, dict[str, Any]] = {
-    "single": {"type": "NO", "precision": "no", "weights": ["torch.bfloat16"], **LORA},
+    "single": {
+        "type": "NO", "precision": "no", "weights": ["torch.bfloat16"], "checkpointed": 3, **LORA,
+    },
     "ddp": {
         "type": "MULTI_CPU", "model": "DistributedDataParallel", "precision": "no",
         "hooks": ["fp16_compress_hook"], "checkpointed": 4, "weights": ["torch.float32"],

@@ -50,7 +50,7 @@ def script(
 
     Args:
         commands: the command that starts it, and the one that plans it (empty: none).
-        numbers: the line that sets micro-batch, accumulation and steps.
+        numbers: the line that sets micro-batch, accumulation, steps and the number of blocks.
         handlers: code of ``kwargs_handlers`` that the engine needs, beside those of the
             strategies.
     """
@@ -153,8 +153,8 @@ def bundle(
     content, blanks = _among(machines, found)
     files = {YAML: as_yaml(content, file.title, file.source)}
     files |= {name: as_json(content) for name, content in found.files.items()}
-    values = f"{resolved.micro_batch}, {resolved.launch.accumulation}, {STEPS}"
-    numbers = f"MICRO_BATCH, ACCUMULATION, STEPS = {values}"
+    values = resolved.micro_batch, resolved.launch.accumulation, STEPS, resolved.subject.depth
+    numbers = f"MICRO_BATCH, ACCUMULATION, STEPS, BLOCKS = {', '.join(map(str, values))}"
     files[SCRIPT] = script(title, (line, plan), lines, numbers, found.handlers)
     carried = dict.fromkeys(path for part in lines for path in part.carry)
     files |= {path.name: path.read_text(encoding="utf-8") for path in carried}

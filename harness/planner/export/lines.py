@@ -30,6 +30,7 @@ from strategies.base import BadInput, Sizes, Slot
 from strategies.engine import RunContext, Workload
 from strategies.files import own_table
 from strategies.strategy import Strategy
+from strategies.subject import LAYERS
 
 # ---- rules ----
 # Tables map a strategy's name to rules, of which the first that fits applies. The conditions of a
@@ -147,7 +148,9 @@ def of_part(part: Strategy, resolved: Resolved) -> Lines:
     if not rule:
         home = type(part).__module__.replace(".", "/") + ".py"
         return Lines(str(part), why=f"no lines of it are kept; its code is {home}")
-    values = {k: _literal(v) for k, v in {**numbers(resolved), **parameters(part)}.items()}
+    layers = {f"{layer}_names": names.pattern for layer, names in LAYERS.items()}
+    given = {**numbers(resolved), **layers, **parameters(part)}
+    values = {k: _literal(v) for k, v in given.items()}
     found = {place: str(filled(rule[place], values)) for place in PLACES if place in rule}
     carry = tuple(ROOT / name for name in rule.get("carry", ()))
     return Lines(str(part), told(part), found, carry, rule.get("why", ""))

@@ -10,7 +10,7 @@ from torch import nn
 
 # [imports]
 
-MICRO_BATCH, ACCUMULATION, STEPS = 2, 1, 2  # [numbers]
+MICRO_BATCH, ACCUMULATION, STEPS, BLOCKS = 2, 1, 2, 4  # [numbers]
 
 # [functions]
 
@@ -44,7 +44,7 @@ class Block(nn.Module):
 class Model(nn.Module):
     """Put your own in its place; the recipe's lines know its ``blocks``, ``final``, ``labels``."""
 
-    def __init__(self, width=128, heads=4, depth=4, channels=16, classes=10) -> None:
+    def __init__(self, width=128, heads=4, depth=BLOCKS, channels=16, classes=10) -> None:
         super().__init__()
         self.width, self.channels, self.classes = width, channels, classes
         self.enter, self.labels = nn.Linear(channels, width), nn.Embedding(classes, width)
