@@ -190,7 +190,9 @@ class OffloadActivations(Strategy):
     def __post_init__(self) -> None:
         if self.what not in ("all", "checkpoints"):
             raise ValueError(f"what is {self.what!r}; one of all, checkpoints")
-        if self.plan and (self.what != "all" or "o" not in self.letters):
+        if self.plan and "o" not in self.letters:
+            raise ValueError(f"plan={self.plan} moves nothing; leave offload_activations out")
+        if self.plan and self.what != "all":
             raise ValueError(f"plan={self.plan} moves all that some blocks keep; leave what out")
 
     def traits(self) -> frozenset[str]:

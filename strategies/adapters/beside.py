@@ -183,7 +183,7 @@ class Beside(Strategy):
         depth = subject.depth
         return (
             f"blocks={self.blocks}, and {subject.name} has {depth} blocks; give numbers from 0 to "
-            f"{depth - 1}"
+            f"{depth - 1}, first{depth} or last{depth}"
         )
 
     def _lacks_layers(self, subject: Subject) -> str | None:
@@ -198,8 +198,8 @@ class Beside(Strategy):
                 ends = sorted({_ending(name) for name in subject.linears})
                 return (
                     f"targets={self.targets}, and no linear layer in the blocks of {subject.name} "
-                    f"has a name that ends in {end}; give all, attention, ffn, or some of "
-                    f"{', '.join(ends)}"
+                    f"has a name that ends in {end}; give all, attention or ffn alone, or some "
+                    f"of {', '.join(ends)} joined by /"
                 )
         return None
 

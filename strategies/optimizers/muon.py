@@ -33,6 +33,10 @@ class Muon(Strategy):
 
     momentum: float = 0.95
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum is {self.momentum!r}; from 0 to below 1")
+
     def traits(self) -> frozenset[str]:
         return frozenset({"own_state"})
 

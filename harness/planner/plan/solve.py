@@ -384,17 +384,21 @@ def _trained(options: argparse.Namespace, asking: Asking) -> Resolved:
 def lines(found: Solved) -> Iterator[str]:
     """Yield the answer: what blocks do, what it gains, and what a block costs."""
     if found.best is None:
-        yield f"No plan by block is sure to fit; {len(found.tried)} were predicted"
+        tried = len(found.tried)
+        yield "No plan by block is sure to fit" + (
+            f", of {tried} predicted" if tried else ": what blocks need at least is too much"
+        )
     else:
         best = found.best
         yield f"By block: {best.label}, {rate_in_words(best)}, {reach(best)}"
         for group in found.plan.counts:
             each = (f"{number} {name}" for number, name in zip(group, NAMES, strict=True) if number)
-            yield f"  {sum(group)} blocks: {', '.join(each)}"
+            yield f"  {sum(group)} block{'s' * (sum(group) > 1)}: {', '.join(each)}"
     yield _compared(found)
     for count, group in zip(found.costs.groups, found.costs.blocks, strict=True):
         each = (f"{name} {one.beyond / MIB:.0f}" for name, one in zip(NAMES, group, strict=True))
-        yield f"Each of {count} blocks holds, in MiB: {', '.join(each)}"
+        whose = f"Each of {count} blocks" if count > 1 else "The block"
+        yield f"{whose} holds, in MiB: {', '.join(each)}"
 
 
 def _compared(found: Solved) -> str:
