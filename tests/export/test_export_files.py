@@ -245,6 +245,7 @@ def test_an_option_that_nobody_looked_for_is_named():
 
 
 TELLING = {
+    "diffsynth-studio": ("--lora_rank 16", "rate and a weight decay alone", "clips no gradients"),
     "sd-scripts": ("--network_alpha 16", "betas=0.9,0.95", "clips the gradient norm at 1.0"),
     "diffusion-pipe": ("rank = 16", "betas = [0.9, 0.95]", "gradient_clipping 0 clips nothing"),
     "diffusers": ("--max_grad_norm 0", "--adam_beta2 0.95", "--gradient_checkpointing"),

@@ -11,7 +11,7 @@ import yaml
 
 from harness import cli
 from harness.planner import pool
-from harness.planner.export import files, trainers
+from harness.planner.export import files, lines, trainers
 from harness.planner.export.matching import Reading
 from harness.planner.export.reading import TOGETHER, reading
 from harness.resolve import Resolved
@@ -69,6 +69,7 @@ def exported(folder: Path, name: str, resolved: Resolved) -> list[Path]:
         (folder / named[kind]).write_text(text)
     file = resolved.launch.engine.file
     content = {**file.content, "num_processes": resolved.launch.processes}
+    content["mixed_precision"] = lines.mixed_precision(resolved)
     if "deepspeed_config" in content:
         content["deepspeed_config"] = {"deepspeed_config_file": str(folder / "deepspeed.json")}
         (folder / "deepspeed.json").write_text(json.dumps(file.settings))
@@ -113,9 +114,11 @@ def test_an_export_reads_back_as_the_recipe_or_names_the_difference(name, tmp_pa
         launch = resolved.launch
         for slot in off if launch.sharding not in lacked else ():
             both = {given.get(one) for one in TOGETHER} if slot in TOGETHER else {given.get(slot)}
+            both |= set() if slot in given else {f"no {slot.name.lower()}"}
             assert told & both, (model, recipe, back.recipe)
         if launch.sharding not in lacked:
-            sizes = (resolved.micro_batch, launch.accumulation, launch.processes)
+            micro = 1 if "micro batch" in lacked else resolved.micro_batch
+            sizes = (micro, launch.accumulation, launch.processes)
             assert (back.micro_batch, back.accumulation, back.processes) == sizes, (model, recipe)
         equal += not off
     assert equal >= 5
@@ -264,6 +267,38 @@ lr = 2e-5
 """tdrussell/diffusion-pipe, examples/main_example.toml at 8f83dbf."""
 PIPE_DATA = "resolutions = [512]\nframe_buckets = [1, 33]\n[[directory]]\npath = '/home'\n"
 """tdrussell/diffusion-pipe, examples/dataset.toml at 8f83dbf."""
+DIFFSYNTH = """
+accelerate launch examples/wanvideo/model_training/train.py \\
+  --dataset_base_path data/diffsynth_example_dataset/wanvideo/Wan2.1-T2V-1.3B \\
+  --height 480 \\
+  --width 832 \\
+  --model_id_with_origin_paths "Wan-AI/Wan2.1-T2V-1.3B:diffusion_pytorch_model*.safetensors,\
+Wan-AI/Wan2.1-T2V-1.3B:models_t5_umt5-xxl-enc-bf16.pth,Wan-AI/Wan2.1-T2V-1.3B:Wan2.1_VAE.pth" \\
+  --learning_rate 1e-4 \\
+  --lora_base_model "dit" \\
+  --lora_target_modules "q,k,v,o,ffn.0,ffn.2" \\
+  --lora_rank 32
+"""
+"""DiffSynth-Studio, examples/wanvideo/model_training/lora/Wan2.1-T2V-1.3B.sh, fed7b18."""
+DIFFSYNTH_FULL = """
+accelerate launch --config_file b.yaml examples/flux/model_training/train.py \\
+  --dataset_base_path data/diffsynth_example_dataset/flux/FLUX.1-dev \\
+  --max_pixels 1048576 \\
+  --model_id_with_origin_paths "black-forest-labs/FLUX.1-dev:flux1-dev.safetensors,\
+black-forest-labs/FLUX.1-dev:ae.safetensors" \\
+  --learning_rate 1e-5 \\
+  --trainable_models "dit" \\
+  --use_gradient_checkpointing
+"""
+"""DiffSynth-Studio, examples/flux/model_training/full/FLUX.1-dev.sh, fed7b18."""
+DIFFSYNTH_LAUNCH = """
+deepspeed_config: {gradient_accumulation_steps: 1, offload_optimizer_device: none,
+                   offload_param_device: none, zero3_init_flag: false, zero_stage: 2}
+distributed_type: DEEPSPEED
+mixed_precision: bf16
+num_processes: 8
+"""
+"""DiffSynth-Studio, examples/flux/model_training/full/accelerate_config.yaml, fed7b18."""
 BFP, FP32 = "bf16_pure:autocast=on", "dtype=fp32"
 
 PUBLIC = [
@@ -284,6 +319,10 @@ PUBLIC = [
      f"ddp+bf16_pure+lora:rank=32,targets=attention,{FP32}+checkpoint", ""),
     ({"a.toml": PIPE, "b.toml": PIPE_DATA}, "hunyuanvideo",
      f"single+{BFP}+cast:to=fp8+lora:rank=32+checkpoint+adamw_bf16:write=kahan", "512x512 33 1"),
+    ({"a.sh": DIFFSYNTH}, "wan2.1-1.3b", "single+bf16_pure+lora:rank=32+checkpoint",
+     "480x832 81 1"),
+    ({"a.sh": DIFFSYNTH_FULL, "b.yaml": DIFFSYNTH_LAUNCH}, "flux-dev", "zero2+bf16+checkpoint",
+     "1024x1024 0 1"),
 ]  # fmt: skip
 
 
@@ -311,6 +350,11 @@ def test_what_is_not_predicted_is_named_with_its_direction(tmp_path):
     )
     assert "--vae" in full.unread and "--optimizer_type" not in full.unread
     assert not read(tmp_path, {"a.sh": FINETRAINERS}).unpredicted, "each of its settings has a row"
+    wan = read(tmp_path, {"a.sh": DIFFSYNTH})
+    assert any("no --task: the trainer needs more" in text for text in wan.unpredicted)
+    assert any("recomputes" in text for text in wan.differs)
+    assert not any("--learning_rate" in text for text in wan.unpredicted)
+    assert "--use_gradient_checkpointing" not in [name for name, *_ in wan.usual]
 
 
 def test_an_unset_variable_is_named_and_the_largest_size_counts(tmp_path):

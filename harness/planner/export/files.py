@@ -323,6 +323,17 @@ def _scripts() -> Mapping[str, str]:
     return found
 
 
+def _of_options(options: Mapping[str, Any]) -> str:
+    """Return the trainer of a script ``train.py``, whose name does not tell it."""
+    for name in trainers.known():
+        table = trainers.table(name)
+        words = [str(m.get("any", "-")) for m in table["models"].values()]
+        own = any(PurePosixPath(word.split()[0]).name == "train.py" for word in words)
+        if own and {*table["known_by"]} & {*options}:
+            return name
+    return "finetrainers"
+
+
 def _training(path: Path, words: Sequence[str]) -> Found | None:
     """Return the settings of a command if it starts a known trainer."""
     scripts = _scripts()
@@ -333,7 +344,7 @@ def _training(path: Path, words: Sequence[str]) -> Found | None:
     options, launcher = flags(words[at + 1 :]), flags(words[:at])
     kind = scripts.get(names[at], "")
     if names[at] == "train.py":
-        kind = "diffusion-pipe" if "--deepspeed" in options else "finetrainers"
+        kind = "diffusion-pipe" if "--deepspeed" in options else _of_options(options)
     if kind == "ai-toolkit":
         options = {"--config": words[at + 1]} if len(words) > at + 1 else {}
     if trainers.table(kind)["form"] != "flags":  # its own file has all settings

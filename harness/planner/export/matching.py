@@ -88,6 +88,6 @@ def _free(pattern: Any) -> bool:
 
 
 def patterns(rule: Mapping[str, Any], loose: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the options that a rule compares, by name."""
-    found = flat(rule.get("options", {}))
+    """Return the options that a rule compares, by name; ``launch`` has those of accelerate."""
+    found = flat({**rule.get("options", {}), **rule.get("launch", {})})
     return {name: one for name, one in found.items() if name not in loose and not _free(one)}

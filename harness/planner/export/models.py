@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
@@ -80,12 +81,13 @@ def _agrees(word: str, table: Mapping[str, Any], options: Mapping[str, Any], scr
     """Return how many words of a table's model agree with the options; 0 if one does not."""
     for key in table.get("model", ()):
         return int(same(word, options.get(key)))
-    own, *rest = ["", *word.split()] if word.startswith("-") else word.split()
+    own, *rest = shlex.split(f"'' {word}" if word.startswith("-") else word)
     if script and own and PurePosixPath(own).name != script:
         return 0
     pairs = zip(rest[::2], rest[1::2], strict=True)
     asked = [pair for pair in pairs if not (script and pair[0] == "--network_module")]
-    right = [same(value, options.get(name)) for name, value in asked]
+    right = [any(same(value, one) for one in str(options.get(name)).split(","))
+             for name, value in asked]  # fmt: skip
     return (len(right) + bool(script and own)) * all(right)
 
 
@@ -102,7 +104,7 @@ Size = tuple[int, int, int]
 
 def sample_options(shape: Mapping[str, Any]) -> set[str]:
     """Return the options that describe a sample."""
-    found = {one for key in ("resolution", "frames", "batch", "text", "files")
+    found = {one for key in ("resolution", "sides", "area", "frames", "batch", "text", "files")
              for one in _several(shape.get(key, ()))}  # fmt: skip
     return found | {f"--{one}" for one in found}
 
@@ -122,7 +124,8 @@ def read_sample(
     files = [one for one in found if one.kind == DATASET]
     known = "files" not in shape or shape.get("own") or bool(files)
     usual = shape.get("usual", {}) if known else {}
-    groups = _groups([*(one.options for one in files), options], shape)
+    sources = [*(one.options for one in files), {**options, **_size(options, shape)}]
+    groups = _groups(sources, shape)
     sizes: list[tuple[int, int, Size]] = []
     for group in groups or [{}]:
         batch = whole(group.get("batch")) or made.micro_batch
@@ -141,6 +144,15 @@ def read_sample(
         made.means.append(("largest sample", f"{told}, micro batch {made.micro_batch}"))
     else:
         made.usual.append(("resolution", told, shape["where"]))
+
+
+def _size(options: Mapping[str, Any], shape: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the resolution of two options for width and height, or of one for the area."""
+    sides = [whole(options.get(name)) for name in shape.get("sides", ())]
+    area = str(options.get(shape.get("area", "")))
+    if sides and all(sides):
+        return {shape["resolution"]: sides}
+    return {shape["resolution"]: math.isqrt(int(area))} if re.fullmatch(r"\d{1,12}", area) else {}
 
 
 def _groups(sources: Sequence[Mapping[str, Any]], shape: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -92,6 +92,7 @@ def _known(table: Mapping[str, Any], loose: Sequence[str]) -> tuple[set[str], se
     rules = [rule for block in blocks for rule in block]
     every = {name for rule in rules for name in flat(rule.get("options", {}))}
     fixed = {n for rule in rules for n, p in patterns(rule, loose).items() if "$" not in str(p)}
+    fixed -= {n for rule in rules for n in {*flat(rule.get("options", {}))} - {*patterns(rule)}}
     names = {*PATHS, *LINKS, *COUNTS, *sample_options(table["shape"]), *(every - fixed)}
     names |= {table.get("kind", ""), "model_flavour", "--network_module", *table.get("model", {})}
     names |= {w for m in table["models"].values() for v in m.values() for w in str(v).split()}

@@ -97,7 +97,7 @@ def translated(name: str, resolved: Resolved, config: str) -> Translation:
     made.start = lines.filled(trainer["start"], values)
     for what, part, rule in ruled(trainer, resolved):
         made.add(what, rule, values if part is None else {**values, **parameters(part)})
-        deciding = what == launch.sharding if part is None else part.slot in DECIDING
+        deciding = part.slot in DECIDING if part else what in (launch.sharding, "micro batch")
         if deciding and (rule is None or "lacks" in rule):
             made.unplanned.append(what)
     for option, why in trainer["models"].get(resolved.spec.model, {}).get("lacks", {}).items():
