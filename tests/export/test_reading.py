@@ -19,7 +19,7 @@ from harness.subjects.library.subject import Library
 from strategies import parse
 from strategies.base import BadInput, Slot
 from tests.made.predictions import prediction
-from tests.made.translated import FEW, asked, models
+from tests.made.translated import FEW, REAL, asked, models, trained_whole
 
 SPREAD = [
     *FEW,
@@ -69,15 +69,19 @@ def exported(folder: Path, name: str, resolved: Resolved) -> list[Path]:
         (folder / named[kind]).write_text(text)
     file = resolved.launch.engine.file
     content = {**file.content, "num_processes": resolved.launch.processes}
-    content["mixed_precision"] = lines.mixed_precision(resolved)
+    word = lines.mixed_precision(resolved)
     if "deepspeed_config" in content:
         content["deepspeed_config"] = {"deepspeed_config_file": str(folder / "deepspeed.json")}
-        (folder / "deepspeed.json").write_text(json.dumps(file.settings))
+        half = {name: {"enabled": name == word} for name in ("bf16", "fp16")}
+        (folder / "deepspeed.json").write_text(json.dumps({**file.settings, **half}))
+    else:
+        content["mixed_precision"] = word
     (folder / "accelerate.yaml").write_text(yaml.safe_dump(content))
-    settings = "\n".join(text.rpartition(": ")[2] for text in made.beside)
+    data = [text.rpartition(": ")[2] for text in made.beside if "dataset" in text]
+    settings = "\n".join(data)
     (folder / "data.toml").write_text(f"[general]\n{settings}\n[[datasets]]\n")
     found = [folder / "run.sh", *(folder / named[kind] for kind, _ in blocks if kind != "sh")]
-    return [*found, folder / "data.toml"] if made.beside else found
+    return [*found, folder / "data.toml"] if data else found
 
 
 def parts(recipe: str) -> dict[Slot, str]:
@@ -88,7 +92,7 @@ def parts(recipe: str) -> dict[Slot, str]:
 
 def pairs(name: str) -> list[tuple[str, str]]:
     """The spread on a model that the trainer trains whole too, and two recipes on each other."""
-    usual = {"musubi-tuner": "z-image"}.get(name, "flux-dev")
+    usual = trained_whole(name)
     others = [model for model in models(name) if model != usual]
     return [(usual, text) for text in SPREAD] + [(m, text) for m in others for text in FEW[:2]]
 
@@ -136,194 +140,19 @@ def test_every_row_of_a_reading_names_what_there_is(name):
 
 # ---- public configurations ----
 
-KOHYA = """
-accelerate launch --num_cpu_threads_per_process 1 flux_train_network.py \\
-  --pretrained_model_name_or_path="<path to FLUX.1 model>" --clip_l="<path to CLIP-L model>" \\
-  --dataset_config="my_flux_dataset_config.toml" --network_module=networks.lora_flux \\
-  --network_dim=16 --network_alpha=1 --learning_rate=1e-4 --optimizer_type="AdamW8bit" \\
-  --sdpa --mixed_precision="fp16" --gradient_checkpointing --blocks_to_swap=18 --cache_latents \\
-  --cache_text_encoder_outputs
-"""
-"""kohya-ss/sd-scripts, docs/flux_train_network.md at 063ef10."""
-MUSUBI = """
-accelerate launch --num_cpu_threads_per_process 1 --mixed_precision bf16 \\
-    src/musubi_tuner/wan_train_network.py --task t2v-1.3B \\
-    --dit path/to/wan2.1_xxx_bf16.safetensors \\
-    --dataset_config path/to/toml --sdpa --mixed_precision bf16 --fp8_base \\
-    --optimizer_type adamw8bit --learning_rate 2e-4 --gradient_checkpointing \\
-    --network_module networks.lora_wan --network_dim 32 --timestep_sampling shift
-"""
-"""kohya-ss/musubi-tuner, docs/wan.md at 12aab39."""
-MUSUBI_FULL = """
-accelerate launch --num_cpu_threads_per_process 1 src/musubi_tuner/zimage_train.py \\
-    --dit path/to/dit_model --vae path/to/vae_model --dataset_config path/to/toml \\
-    --sdpa --mixed_precision bf16 --gradient_checkpointing --optimizer_type adafactor \\
-    --learning_rate 1e-6 --fused_backward_pass --max_grad_norm 0 \\
-    --optimizer_args "relative_step=False" "scale_parameter=False" "warmup_init=False"
-"""
-"""kohya-ss/musubi-tuner, docs/zimage.md at 30c658c."""
-MUSUBI_DATA = """
-[general]
-resolution = [960, 544]
-batch_size = 1
-[[datasets]]
-video_directory = "C:\\\\videos"
-target_frames = [1, 25, 45]
-[[datasets]]
-image_directory = "/path/to/image_dir"
-batch_size = 4
-"""
-"""kohya-ss/musubi-tuner, docs/dataset_config.md at 30c658c, with a dataset of images."""
-DIFFUSERS = """
-export MODEL_NAME="Qwen/Qwen-Image"
-accelerate launch train_dreambooth_lora_qwen_image.py \\
-  --pretrained_model_name_or_path=$MODEL_NAME  \\
-  --instance_data_dir=$INSTANCE_DIR \\
-  --mixed_precision="bf16" --resolution=1024 --train_batch_size=1 \\
-  --gradient_accumulation_steps=4 --use_8bit_adam --learning_rate=2e-4 --push_to_hub
-"""
-"""huggingface/diffusers, examples/dreambooth/README_qwen.md at 58eb52c."""
-DIFFUSERS_FULL = """
-export MODEL_NAME="black-forest-labs/FLUX.1-dev"
-accelerate launch train_dreambooth_flux.py --pretrained_model_name_or_path=$MODEL_NAME \\
-  --mixed_precision="bf16" --resolution=1024 --train_batch_size=1 \\
-  --gradient_accumulation_steps=4 --optimizer="prodigy" --learning_rate=1.
-"""
-"""huggingface/diffusers, examples/dreambooth/README_flux.md at 12ea447."""
-SIMPLETUNER = """{
-    "base_model_precision": "int8-quanto", "controlnet": false,
-    "data_backend_config": "config/examples/multidatabackend-small-dreambooth-512px.json",
-    "gradient_checkpointing": true, "learning_rate": 1e-4, "lora_alpha": 16, "lora_rank": 16,
-    "lora_type": "standard", "mixed_precision": "bf16", "model_family": "flux",
-    "model_type": "lora", "optimizer": "adamw_bf16", "quantize_via": "cpu",
-    "train_batch_size": 1, "use_ema": false, "validation_resolution": "1024x1024",
-}"""
-"""bghira/SimpleTuner, simpletuner/examples/flux.peft-lora/config.json at 2a7b387."""
-AI_TOOLKIT = """
-job: extension
-config:
-  process:
-    - type: 'sd_trainer'
-      network: {type: "lora", linear: 16, linear_alpha: 16}
-      datasets:
-        - folder_path: "C:\\\\path\\\\to\\\\images"
-          resolution: [ 512, 768, 1024 ]
-      train: {batch_size: 1, gradient_accumulation_steps: 1, gradient_checkpointing: true,
-              optimizer: "adamw8bit", lr: 1e-4, ema_config: {use_ema: true, ema_decay: 0.99},
-              dtype: bf16}
-      model: {name_or_path: "black-forest-labs/FLUX.1-dev", is_flux: true, quantize: true}
-      sample: {width: 1024}
-"""
-"""ostris/ai-toolkit, config/examples/train_lora_flux_24gb.yaml at 27a03a9."""
-FINETRAINERS = """
-#!/bin/bash
-BACKEND="ptd"
-NUM_GPUS=2
-DDP_2="--parallel_backend $BACKEND --pp_degree 1 --dp_degree 2 --dp_shards 1 --cp_degree 1"
-parallel_cmd=(
-  $DDP_2
-)
-model_cmd=(
-  --model_name "wan"
-  --pretrained_model_name_or_path "Wan-AI/Wan2.1-T2V-1.3B-Diffusers"
-)
-# We target just the attention projections layers for LoRA training here.
-training_cmd=(
-  --training_type "lora"
-  --batch_size 1
-  --rank 32
-  --target_modules "blocks.*(to_q|to_k|to_v|to_out.0)"
-  --gradient_checkpointing
-  # --resume_from_checkpoint 3000
-)
-if [ "$BACKEND" == "accelerate" ]; then
-  accelerate launch --gpu_ids $CUDA_VISIBLE_DEVICES train.py "${parallel_cmd[@]}" \\
-    "${model_cmd[@]}"
-elif [ "$BACKEND" == "ptd" ]; then
-  torchrun --standalone --nproc_per_node=$NUM_GPUS train.py "${parallel_cmd[@]}" \\
-    "${model_cmd[@]}" "${training_cmd[@]}" --optimizer "adamw" --lr 5e-5
-fi
-"""
-"""a-r-r-o-w/finetrainers, examples/training/sft/wan/crush_smol_lora/train.sh at f476c37."""
-PIPE = """
-micro_batch_size_per_gpu = 1
-pipeline_stages = 1
-gradient_accumulation_steps = 1
-gradient_clipping = 1.0
-activation_checkpointing = true
-[model]
-type = 'hunyuan-video'
-transformer_path = '/data2/hunyuan_video_720_cfgdistill_fp8_e4m3fn.safetensors'
-dtype = 'bfloat16'
-transformer_dtype = 'float8'
-[adapter]
-type = 'lora'
-rank = 32
-dtype = 'bfloat16'
-[optimizer]
-type = 'adamw_optimi'
-lr = 2e-5
-"""
-"""tdrussell/diffusion-pipe, examples/main_example.toml at 8f83dbf."""
-PIPE_DATA = "resolutions = [512]\nframe_buckets = [1, 33]\n[[directory]]\npath = '/home'\n"
-"""tdrussell/diffusion-pipe, examples/dataset.toml at 8f83dbf."""
-DIFFSYNTH = """
-accelerate launch examples/wanvideo/model_training/train.py \\
-  --dataset_base_path data/diffsynth_example_dataset/wanvideo/Wan2.1-T2V-1.3B \\
-  --height 480 \\
-  --width 832 \\
-  --model_id_with_origin_paths "Wan-AI/Wan2.1-T2V-1.3B:diffusion_pytorch_model*.safetensors,\
-Wan-AI/Wan2.1-T2V-1.3B:models_t5_umt5-xxl-enc-bf16.pth,Wan-AI/Wan2.1-T2V-1.3B:Wan2.1_VAE.pth" \\
-  --learning_rate 1e-4 \\
-  --lora_base_model "dit" \\
-  --lora_target_modules "q,k,v,o,ffn.0,ffn.2" \\
-  --lora_rank 32
-"""
-"""DiffSynth-Studio, examples/wanvideo/model_training/lora/Wan2.1-T2V-1.3B.sh, fed7b18."""
-DIFFSYNTH_FULL = """
-accelerate launch --config_file b.yaml examples/flux/model_training/train.py \\
-  --dataset_base_path data/diffsynth_example_dataset/flux/FLUX.1-dev \\
-  --max_pixels 1048576 \\
-  --model_id_with_origin_paths "black-forest-labs/FLUX.1-dev:flux1-dev.safetensors,\
-black-forest-labs/FLUX.1-dev:ae.safetensors" \\
-  --learning_rate 1e-5 \\
-  --trainable_models "dit" \\
-  --use_gradient_checkpointing
-"""
-"""DiffSynth-Studio, examples/flux/model_training/full/FLUX.1-dev.sh, fed7b18."""
-DIFFSYNTH_LAUNCH = """
-deepspeed_config: {gradient_accumulation_steps: 1, offload_optimizer_device: none,
-                   offload_param_device: none, zero3_init_flag: false, zero_stage: 2}
-distributed_type: DEEPSPEED
-mixed_precision: bf16
-num_processes: 8
-"""
-"""DiffSynth-Studio, examples/flux/model_training/full/accelerate_config.yaml, fed7b18."""
-BFP, FP32 = "bf16_pure:autocast=on", "dtype=fp32"
 
-PUBLIC = [
-    ({"a.sh": KOHYA}, "flux-dev",
-     f"single+{BFP}+block_swap:blocks=27+lora:rank=16,{FP32}+checkpoint+adam8bit", ""),
-    ({"a.sh": MUSUBI, "b.toml": MUSUBI_DATA}, "wan2.1-1.3b",
-     f"single+{BFP}+cast:to=fp8+lora:rank=32,{FP32}+checkpoint+adam8bit", "544x960 45 1"),
-    ({"a.sh": MUSUBI_FULL}, "z-image", "single+bf16+checkpoint+adafactor", ""),
-    ({"a.sh": DIFFUSERS}, "qwen-image",
-     f"single+{BFP}+lora:rank=4,targets=attention+adam8bit+accumulate:steps=4", "1024x1024 0 1"),
-    ({"a.sh": DIFFUSERS_FULL}, "flux-dev", "single+bf16+prodigy+accumulate:steps=4",
-     "1024x1024 0 1"),
-    ({"a.json": SIMPLETUNER}, "flux-dev",
-     f"single+{BFP}+cast+lora:rank=16+checkpoint+adamw_bf16:write=kahan", "1024x1024 0 1"),
-    ({"a.yaml": AI_TOOLKIT}, "flux-dev",
-     f"single+bf16_pure+cast:to=fp8+lora:rank=16,{FP32}+checkpoint+adam8bit", "1024x1024 0 1"),
-    ({"a.sh": FINETRAINERS}, "wan2.1-1.3b",
-     f"ddp+bf16_pure+lora:rank=32,targets=attention,{FP32}+checkpoint", ""),
-    ({"a.toml": PIPE, "b.toml": PIPE_DATA}, "hunyuanvideo",
-     f"single+{BFP}+cast:to=fp8+lora:rank=32+checkpoint+adamw_bf16:write=kahan", "512x512 33 1"),
-    ({"a.sh": DIFFSYNTH}, "wan2.1-1.3b", "single+bf16_pure+lora:rank=32+checkpoint",
-     "480x832 81 1"),
-    ({"a.sh": DIFFSYNTH_FULL, "b.yaml": DIFFSYNTH_LAUNCH}, "flux-dev", "zero2+bf16+checkpoint",
-     "1024x1024 0 1"),
-]  # fmt: skip
+def text(name: str, place: int = 0) -> str:
+    """A published configuration's first file."""
+    return next(iter(REAL[name]["published"][place]["files"].values()))
+
+
+KOHYA, MUSUBI, DIFFUSERS, AI_TOOLKIT, FINETRAINERS, DIFFSYNTH = map(
+    text,
+    ("sd-scripts", "musubi-tuner", "diffusers", "ai-toolkit", "finetrainers", "diffsynth-studio"),
+)
+MUSUBI_FULL, DIFFUSERS_FULL = text("musubi-tuner", 1), text("diffusers", 1)
+PUBLIC = [pytest.param(one, id=f"{n}-{i}") for n, told in REAL.items()
+          for i, one in enumerate(told["published"])]  # fmt: skip
 
 
 def read(folder: Path, named: dict[str, str], **more) -> Reading:
@@ -333,11 +162,16 @@ def read(folder: Path, named: dict[str, str], **more) -> Reading:
     return reading(files.read([folder / name for name in named]), **more)
 
 
-@pytest.mark.parametrize(("named", "model", "recipe", "sample"), PUBLIC)
-def test_a_public_configuration_has_its_recipe(named, model, recipe, sample, tmp_path):
-    made = read(tmp_path, named)
-    assert (made.model, parts(made.recipe)) == (model, parts(recipe))
-    assert not sample or f"{made.resolution} {made.frames} {made.micro_batch}" == sample
+@pytest.mark.parametrize("told", PUBLIC)
+def test_a_public_configuration_has_its_recipe(told, tmp_path):
+    made = read(tmp_path, told["files"])
+    assert (made.model, parts(made.recipe)) == (told["model"], parts(told["recipe"]))
+    sample = f"{made.resolution} {made.frames} {made.micro_batch}"
+    assert told.get("sample", sample) == sample
+    for key in ("unpredicted", "differs"):
+        said = "\n".join(getattr(made, key))
+        assert all(words in said for words in told.get(key, ())), said
+    assert not any("learning_rate" in said for said in made.unpredicted)
 
 
 def test_what_is_not_predicted_is_named_with_its_direction(tmp_path):
@@ -351,9 +185,6 @@ def test_what_is_not_predicted_is_named_with_its_direction(tmp_path):
     assert "--vae" in full.unread and "--optimizer_type" not in full.unread
     assert not read(tmp_path, {"a.sh": FINETRAINERS}).unpredicted, "each of its settings has a row"
     wan = read(tmp_path, {"a.sh": DIFFSYNTH})
-    assert any("no --task: the trainer needs more" in text for text in wan.unpredicted)
-    assert any("recomputes" in text for text in wan.differs)
-    assert not any("--learning_rate" in text for text in wan.unpredicted)
     assert "--use_gradient_checkpointing" not in [name for name, *_ in wan.usual]
 
 
@@ -474,9 +305,3 @@ def test_an_option_without_its_file_is_refused(predicted, capsys):
     assert "give --from FILE" in capsys.readouterr().err
     assert plan("--from", "flux.sh", "job.yaml") == 2
     assert "files of sd-scripts and ai-toolkit" in capsys.readouterr().err
-
-
-def test_the_page_shows_what_public_configurations_become():
-    page = (Path(__file__).parents[2] / "docs/how-to/from-your-trainer.md").read_text()
-    shown = [recipe for _, _, recipe, _ in PUBLIC if f"`{recipe}`" in page]
-    assert len(shown) == len(trainers.known())

@@ -1,6 +1,6 @@
 """What an export says in a trainer's words, parsed by the options that this trainer really has.
 
-The options were read in each trainer's source (``tests/made/trainer_options.yaml`` names files and
+The options were read in each trainer's source (its file in ``tests/made/trainers`` names files and
 commit): one that is misspelt, of another type, or whose value is not allowed, fails.
 """
 
@@ -11,29 +11,22 @@ import dataclasses
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from harness.planner.export import trainers
 from harness.planner.export import trainers as pages
 from harness.resolve import resolve
 from tests.made.recipes import SETTINGS
-from tests.made.translated import FEW, asked, models
+from tests.made.translated import FEW, REAL, asked, models
 
-REAL = yaml.safe_load((Path(__file__).parents[1] / "made/trainer_options.yaml").read_text())
 TAKEN = {"int": int, "float": float, "str": str}
 """Types of argparse; a "bool" there is any text, as those trainers have it."""
 HELD = {"bool": (bool,), "int": (int,), "float": (int, float), "str": (str,), "map": (dict,),
         "list": (list,)}  # fmt: skip
 """What JSON or YAML holds for them."""
 EVERY = [text for texts in SETTINGS.values() for text in texts]
-
-
-KEYS = {"simpletuner": "model_family", "ai-toolkit": "model.arch", "diffusion-pipe": "model.type"}
-"""Trainer -> the key that names its model."""
 
 
 class Misfit(Exception):
@@ -105,6 +98,7 @@ def test_options_were_read_where_the_table_says(name):
     table = trainers.table(name)
     assert REAL[name]["commit"] == table["commit"] and REAL[name]["read"]
     assert REAL[name]["repository"] == table["repository"]
+    assert len(REAL[name]["wrong"]) > 1, "options that it does not take"
 
 
 @pytest.mark.parametrize("name", trainers.known())
@@ -117,8 +111,7 @@ def test_every_model_of_a_table_is_one_that_the_trainer_names(name):
             elif word.startswith("--"):
                 parser_of(name, "").parse_args(shlex.split(word))
             else:
-                key = KEYS[name]
-                hold(name, {key: word})
+                hold(name, {REAL[name]["key"]: word})
 
 
 # ---- what an export says ----
@@ -143,20 +136,14 @@ def test_what_an_export_says_is_taken_by_the_trainer(name):
     assert parsed > 40
 
 
-SIXTEEN = {"diffusers": "--mixed_precision", "finetrainers": "--transformer_dtype",
-           "musubi-tuner": "--mixed_precision", "simpletuner": "mixed_precision",
-           "ai-toolkit": "train.dtype", "sd-scripts": "--mixed_precision",
-           "diffusion-pipe": "model.dtype"}  # fmt: skip
-"""Trainer -> the option without which it loads weights in float32; others always load 16 bits."""
-
-
 @pytest.mark.parametrize("name", trainers.known())
 @pytest.mark.parametrize("recipe", ["single+bf16_pure+lora", "single+bf16_pure", "ddp+bf16_pure"])
 def test_weights_of_16_bits_are_asked_for_or_the_page_says_that_the_plan_does_not_hold(
     name, recipe
 ):
     made = trainers.translated(name, asked(recipe, "flux-dev"), "accelerate.yaml")
-    word = made.options.get(SIXTEEN[name]) if name in SIXTEEN else "bf16"
+    option = REAL[name].get("sixteen")  # without one it loads 16 bits alone
+    word = made.options.get(option) if option else "bf16"
     assert word in ("bf16", "bfloat16") or "bf16_pure" in made.unplanned
     if "lora" in recipe:
         assert "bf16_pure" not in made.unplanned, "frozen weights can be 16 bits everywhere"
@@ -165,26 +152,13 @@ def test_weights_of_16_bits_are_asked_for_or_the_page_says_that_the_plan_does_no
         assert "The plan's memory does not hold here" in pages.page("", [made])
 
 
-ADAPTERS = {
-    "diffusers": "model",
-    "simpletuner": "model",
-    "finetrainers": "fp32",
-    "musubi-tuner": "fp32",
-    "ai-toolkit": "fp32",
-    "sd-scripts": "",
-    "diffusion-pipe": "",
-    "diffsynth-studio": "model",
-}
-"""Trainer -> the type of adapters over bfloat16 weights, if it leaves no choice."""
-
-
 @pytest.mark.parametrize("name", trainers.known())
 @pytest.mark.parametrize("dtype", ["model", "fp32"])
 def test_adapters_are_of_the_planned_type_or_the_page_says_that_they_are_not(name, dtype):
     part = "lora" if dtype == "model" else "lora:dtype=fp32"
     made = trainers.translated(name, asked(f"single+bf16_pure+{part}", models(name)[0]), "a.yaml")
     parse(name, made)
-    kept = ADAPTERS[name] in (dtype, "")
+    kept = REAL[name]["adapters"] in (dtype, "either")
     assert (part in made.unplanned) == (not kept and dtype == "fp32")
     told = any("lora:dtype=fp32 is planned so" in note.why for note in made.notes)
     assert told == (not kept and dtype == "model")
@@ -218,21 +192,10 @@ def test_every_option_of_a_table_with_evidence_has_its_meaning(name):
     assert set(table["evidence"]) <= said | set(table.get("model", {}))
 
 
-WRONG = {
-    "diffsynth-studio": [{"--lora_rank": 1.5}, {"--gradient_checkpointing": True},
-                         {"--task": "lora"}],
-    "sd-scripts": [{"--network_rank": 4}, {"--mixed_precision": "bfloat16"}],
-    "diffusion-pipe": [{"model.dtype": "bf16"}, {"optimizer.type": "adamw_8bit"}],
-    "diffusers": [{"--gradient_checkpoint": True}, {"--mixed_precision": "bfloat16"}],
-    "finetrainers": [{"--dp-degree": 8}, {"--optimizer": "adamw8bit"}, {"--rank": 1.5}],
-    "musubi-tuner": [{"--fp8": True}, {"--compile_dynamic": "no"}],
-    "simpletuner": [{"use_emma": True}, {"use_ema": "true"}, {"optimizer": "adamw8bit"}],
-    "ai-toolkit": [{"train.batchsize": 1}, {"train.lr": "1e-4"}, {"model.arch": "flux3"},
-                   {"train.ema_config": {"decay": 0.9}}],
-}  # fmt: skip
+WRONG = [(name, one) for name, told in REAL.items() for one in told["wrong"]]
 
 
-@pytest.mark.parametrize(("name", "wrong"), [(n, one) for n, all_ in WRONG.items() for one in all_])
+@pytest.mark.parametrize(("name", "wrong"), WRONG)
 def test_an_option_that_a_trainer_lacks_is_noticed(name, wrong):
     model = models(name)[0]
     made = trainers.translated(name, asked("ddp+bf16+lora", model), "accelerate.yaml")

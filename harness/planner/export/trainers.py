@@ -70,6 +70,8 @@ class Translation:
                 kept.append(Missing(what, found[key]))
         for key, value in found.get("dataset", {}).items():
             self.beside.append(f"in the dataset's .toml, under [general]: {key} = {value}")
+        for key, value in found.get("launch", {}).items():
+            self.beside.append(f"in the exported launch files: {key.lstrip('-')} = {value}")
         self.start = found.get("start", self.start)
 
 
