@@ -147,7 +147,8 @@ def test_each_page_of_adding_says_how_many_files_it_touches():
 
 def lines_of_code(text: str) -> Iterator[list[str]]:
     """Command lines in a page's blocks, as words, from ``./run.sh`` or ``harness.train`` on."""
-    for block in re.findall(r"^```(?:sh)?\n(.*?)^```", text, re.S | re.M):
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```", text, re.S | re.M)
+    for block in (inner for kind, inner in blocks if kind in ("", "sh")):
         for line in block.replace("\\\n", " ").splitlines():
             if "./run.sh" not in line and "harness.train" not in line:
                 continue

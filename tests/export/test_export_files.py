@@ -207,11 +207,17 @@ def test_a_parameter_that_no_rule_was_written_for_is_not_claimed():
 
 # ---- other trainers ----
 
+KEYS = {*lines.CONDITIONS, *"options launch dataset start times note lacks".split()}
+"""Keys of a rule."""
+
 
 @pytest.mark.parametrize("name", trainers.known())
 def test_a_table_names_what_it_was_read_from_and_known_strategies(name):
     table = trainers.table(name)
     assert len(table["commit"]) == 40 and table["read"] and table["version"]
+    absent, settings = table.get("absent", {}).values(), table["settings"].values()
+    rules = [*table["strategies"].values(), *settings, *absent, table["sharding"]]
+    assert {key for some in rules for rule in some for key in rule} <= KEYS
     told, none = set(table["strategies"]), set(table["none"])
     assert not told & none and told | none <= set(CATALOG)
     assert set(table["settings"]) <= set(trainers.SETTINGS)

@@ -1,4 +1,4 @@
-"""Parts of pages that the code generates: commands, strategies, suites, columns and a ranking.
+"""Parts of pages that the code generates: commands, strategies, suites, trainers and columns.
 
 ``PYTHONPATH=. python tests/test_docs.py`` writes them. A part lies between ``<!-- made: NAME -->``
 and ``<!-- end -->``.
@@ -14,9 +14,11 @@ from pathlib import Path
 
 from harness import ROOT, cli
 from harness.commands import listing
+from harness.planner.export import trainers as tables_of
 from harness.report.rendering.explanations import GLOSSARY
 from harness.suite import file as suite_file
 from tests.made.pages import QUESTIONS, RESULTS, line, tables
+from tests.made.translated import REAL
 
 FOLDERS = ("harness", "strategies")
 
@@ -123,9 +125,34 @@ def _anchor(head: str) -> str:
     return re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-")
 
 
+def trainers() -> str:
+    """Return the table of the published configurations, with the recipe of each."""
+    files = [(n, one) for n in tables_of.known() for one in REAL[n]["published"]]
+    rows = (
+        (
+            tables_of.table(name)["title"],
+            one["example"],
+            f"`./run.sh plan --from {' '.join(one['files'])} --gpu {one['gpu']}`",
+            f"`{one['recipe']}`",
+        )
+        for name, one in files
+    )
+    return _table(("trainer", "its example", "command", "recipe"), rows)
+
+
+def adapters() -> str:
+    """Return the table of the types that trainers keep adapters in."""
+    some = [tables_of.table(name) for name in tables_of.known()]
+    rows = ((t["title"], t["adapter_type"]["is"], t["adapter_type"]["where"]) for t in some)
+    heads = ("trainer", "adapters over bfloat16 weights", "where it is decided")
+    return _table(heads, rows)
+
+
 GENERATED = {
     "README.md": {"headline": headline, "ranking": ranking},
     "docs/architecture.md": {"packages": packages},
+    "docs/how-to/export.md": {"adapters": adapters},
+    "docs/how-to/from-your-trainer.md": {"trainers": trainers},
     "docs/how-to/questions.md": {"questions": questions},
     "docs/reference/commands.md": {"commands": commands},
     "docs/reference/strategies.md": {"strategies": listing.markdown},
