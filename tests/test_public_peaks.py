@@ -62,16 +62,17 @@ def test_the_stated_uncertainty_covers_nine_of_ten_public_rows():
 
 
 def test_rows_that_came_after_all_figures_are_covered_too():
-    """Of models that no figure was chosen on; the page says how many."""
+    """The page says how many, of how many models that no figure was chosen on."""
     after = {row["name"]: row["run"]["model"] for row in public_rows.rows() if row.get("after")}
     others = {row["run"]["model"] for row in public_rows.rows() if not row.get("after")}
-    assert len({*after.values()}) >= 2 and not others & {*after.values()}
+    assert len({*after.values()} - others) >= 3
     times = [one for one in public_rows.timed(public_rows.kept()) if one[0] in after]
     covered = [public_rows.covered(known, *got) for _, _, known, got in times]
+    worst = max(abs(got[0] / known - 1) for _, _, known, got in times)
     page = public_rows.PAGE.read_text(encoding="utf-8")
-    assert f"{sum(covered)} of {len(covered)} figures that came after" in page
-    assert len(covered) >= 12 and sum(covered) >= 0.9 * len(covered)
-    assert max(abs(got[0] / known - 1) for _, _, known, got in times) < 0.215, "21 %, on the page"
+    told = f"{sum(covered)} of {len(covered)} figures that came after"
+    assert f"{told}, none more than {100 * worst:.0f} % off" in page
+    assert len(covered) >= 15 and sum(covered) >= 0.9 * len(covered)
 
 
 def test_memory_of_models_that_the_range_did_not_see_is_covered():
@@ -122,8 +123,17 @@ def test_the_atlas_says_how_near_they_are():
     assert "within 5 %, except two models with 13 and 15 %" in NOTE
 
 
-def test_the_page_shows_what_is_on_record():
-    page = public_rows.PAGE.read_text(encoding="utf-8")
+def test_the_pages_show_what_is_on_record():
     record = public_rows.kept()
-    for table in (public_rows.memory_table, public_rows.time_table):
+    page = public_rows.ROWS_PAGE.read_text(encoding="utf-8")
+    for table in (public_rows.memory_table, public_rows.whole_table, public_rows.time_table):
         assert "\n".join(table(record)) + "\n" in page
+    assert "\n".join(public_rows.seen_table(record)) + "\n" in public_rows.PAGE.read_text()
+
+
+def test_no_range_is_made_from_a_whole_run():
+    """The control: such a row would count among the residuals."""
+    record = public_rows.kept()
+    whole = [row for row in public_rows.rows() if row.get("figure") == public_rows.WHOLE]
+    counted = [row for row in public_rows.rows() if {"reserved", "allocated"} & row.keys()]
+    assert whole and len(public_rows.residuals(record)) == len(counted) - len(whole)

@@ -1,9 +1,11 @@
 """What others measured on GPUs (``docs/public-peaks.yaml``), what was predicted of it
-(``docs/public-peaks.json``), and the tables of ``docs/explanation/accuracy.md``. No torch."""
+(``docs/public-peaks.json``), and the tables of ``docs/explanation/accuracy.md`` and
+``docs/reference/public-rows.md``. No torch."""
 
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,9 +18,15 @@ from tests.made.pages import line
 FILE = ROOT / "docs" / "public-peaks.yaml"
 RECORD = ROOT / "docs" / "public-peaks.json"
 PAGE = ROOT / "docs/explanation/accuracy.md"
+ROWS_PAGE = ROOT / "docs/reference/public-rows.md"
 PREDICTED = ("predicted", "")
 KINDS = ("reserved", "allocated", "between steps")
+WHOLE = "whole run"
+"""The ``figure`` of a row whose peak also counts encoding, loading or saving. No range is made
+from it."""
 MEMORY = ("run", "source", "settings", *(cell for kind in KINDS for cell in (kind, *PREDICTED)))
+RUNS = ("run", "source", "settings", "reserved, whole run", "step and set-up predicted", "")
+SEEN = ("rows", "memory", "median error", "covered", "times", "median error", "covered")
 TIME = ("run", "card", "seconds a step", "predicted", "plus or minus", "", "within")
 Found = dict[str, Any]
 """Of a row: GiB ``reserved``, ``allocated`` and ``between`` two steps, the ``operations`` that its
@@ -41,9 +49,19 @@ def memory_table(record: Mapping[str, Found]) -> Iterator[str]:
     for row in rows():
         got = record[row["name"]]
         known = {name: row.get(name) for name in ("reserved", "allocated", "between")}
-        if any(known.values()):
+        if any(known.values()) and row.get("figure") != WHOLE:
             pairs = (_pair(known[key], got.get(key)) for key in known)
             yield line((*_told_of(row), *(cell for pair in pairs for cell in pair)))
+
+
+def whole_table(record: Mapping[str, Found]) -> Iterator[str]:
+    """Rows whose figure is the peak of a whole run, against step and set-up alone."""
+    yield line(RUNS)
+    yield "|---|---|---|--:|--:|--:|"
+    for row in rows():
+        if row.get("figure") == WHOLE:
+            known, got, error = _pair(row["reserved"], record[row["name"]].get("reserved"))
+            yield line((*_told_of(row), known, got, error))
 
 
 def _told_of(row: Mapping[str, Any]) -> tuple[str, str, str]:
@@ -77,15 +95,18 @@ def timed(record: Mapping[str, Found]) -> Iterator[tuple[str, str, float, list[f
 def residuals(record: Mapping[str, Found]) -> list[Residual]:
     """Of every row of memory its class, its model and its error: of what was reserved, or, where
     that is not known, of what was allocated."""
-    found = []
+    return [one for _, one in _of_rows(record)]
+
+
+def _of_rows(record: Mapping[str, Found]) -> Iterator[tuple[dict[str, Any], Residual]]:
+    """Each row that a range is made from, and its residual."""
     for row in rows():
         got = record[row["name"]]
         name = next((name for name in ("reserved", "allocated") if name in row), None)
-        if name and "why" not in got:
+        if name and "why" not in got and row.get("figure") != WHOLE:
             kind = got.get("class", "one GPU")
             error = round(row[name] / got[name] - 1, 4)
-            found.append(Residual(kind, row["run"]["model"], error))
-    return found
+            yield row, Residual(kind, row["run"]["model"], error)
 
 
 def residuals_text(known: Sequence[Residual]) -> str:
@@ -106,6 +127,27 @@ def class_table(known: Sequence[Residual]) -> Iterator[str]:
         stated = f"+-{100 * told.share:.1f} %{', of all classes' if told.pooled else ''}"
         counts = (f"{told.rows}", f"{told.models}")
         yield line((kind, words, *counts, worst, stated, f"{inside} of {len(own)}"))
+
+
+def seen_table(record: Mapping[str, Found]) -> Iterator[str]:
+    """Errors and coverage of the rows that figures were chosen on or looked at with, and of those
+    that came after. Memory is covered by the range that all other models' rows give."""
+    found = list(_of_rows(record))
+    left = [ok for _, ok in memory_left_out([one for _, one in found])]
+    memory = [(bool(row.get("after")), abs(one.error), ok)
+              for (row, one), ok in zip(found, left, strict=True)]  # fmt: skip
+    later = {row["name"] for row in rows() if row.get("after")}
+    times = [(name in later, abs(got / known - 1), covered(known, got, spread))
+             for name, _, known, (got, spread) in timed(record)]  # fmt: skip
+    yield line(SEEN)
+    yield "|---|--:|--:|--:|--:|--:|--:|"
+    for words, after in (("seen before", False), ("predicted once, afterwards", True)):
+        cells: list[str] = []
+        for some in (memory, times):
+            own = [(error, ok) for was, error, ok in some if was == after]
+            middle = statistics.median(error for error, _ in own)
+            cells += [f"{len(own)}", f"{100 * middle:.1f} %", f"{sum(ok for _, ok in own)}"]
+        yield line((words, *cells))
 
 
 def memory_left_out(known: Sequence[Residual]) -> list[tuple[Residual, bool]]:

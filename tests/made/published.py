@@ -2,7 +2,7 @@
 
 ``python -m tests.made.published [NUMBER ...]`` predicts every row (or those, counted from 1), keeps
 what came of it in ``docs/public-peaks.json`` and writes the tables of
-``docs/explanation/accuracy.md`` anew;
+``docs/explanation/accuracy.md`` and ``docs/reference/public-rows.md`` anew;
 ``--test OUT.json`` predicts those that have a "test".
 """
 
@@ -13,7 +13,7 @@ import functools
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -36,21 +36,25 @@ from harness.subjects.library import calls
 from harness.system import cards
 from harness.worker import setup
 from strategies.adapters import lora
+from strategies.engines.zero import config
 from tests.made import public_rows
 from tests.made.pages import anew
 from tests.made.public_rows import (
     PAGE,
     RECORD,
+    ROWS_PAGE,
     Found,
     class_table,
     kept,
     memory_table,
     rows,
+    seen_table,
     time_table,
+    whole_table,
 )
 
 GIB = 2**30
-WAS = frozenset({"dropout", "mask", "emptied"})
+WAS = frozenset({"dropout", "mask", "emptied", "zero"})
 """Keys of a row that say what was not as it is here."""
 
 
@@ -83,6 +87,9 @@ def as_it_was(row: dict[str, Any]) -> Iterator[None]:
             stack.enter_context(mock.patch.object(lora, "inject", dropping))
         if row.get("emptied") == "before training":
             stack.enter_context(mock.patch.object(setup, "prepare", _emptied(setup.prepare)))
+        if "zero" in row:
+            filled = _filled(config.fill, row["zero"])
+            stack.enter_context(mock.patch.object(config, "fill", filled))
         yield
 
 
@@ -102,15 +109,25 @@ def _emptied(prepare: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def told(resolved: Resolved, found: Prediction, names: Sequence[str]) -> Found:
-    """What is kept of a prediction, with seconds on these cards."""
+def _filled(fill: Callable[..., None], asked: dict[str, Any]) -> Callable[..., None]:
+    """``fill``, with the settings of the row's DeepSpeed file in place of this project's."""
+
+    def run(block: dict[str, Any], values: dict[str, Any]) -> None:
+        fill(block, {**values, **asked})
+
+    return run
+
+
+def told(resolved: Resolved, found: Prediction, row: dict[str, Any]) -> Found:
+    """What is kept of a prediction, with seconds on the row's cards."""
     if found.method != "trace":
         return {"why": f"{found.reason} {found.fault}"}
+    names, beside = row.get("seconds", ()), row.get("beside", 0.0)
     timed = {name: judge(resolved, found, cards.find(name)).seconds for name in names}
     return {
-        "reserved": found.reserved / GIB,
-        "allocated": found.allocated / GIB,
-        "between": found.between / GIB,
+        "reserved": found.reserved / GIB + beside,
+        "allocated": found.allocated / GIB + beside,
+        "between": found.between / GIB + beside,
         "class": class_of(resolved.launch.traits, found),
         "operations": issued(found.work),
         "seconds": {name: [one.total, one.spread] for name, one in timed.items()},
@@ -121,7 +138,7 @@ def patched(row: dict[str, Any]) -> Found:
     """A row of which something was not as it is here, predicted in this process."""
     with as_it_was(row):
         resolved = resolve(spec_of(row))
-        return told(resolved, predict(resolved), row.get("seconds", ()))
+        return told(resolved, predict(resolved), row)
 
 
 def predicted(some: Sequence[dict[str, Any]], folder: Path) -> list[Found]:
@@ -130,7 +147,7 @@ def predicted(some: Sequence[dict[str, Any]], folder: Path) -> list[Found]:
     resolved = [resolve(spec_of(row)) for row in plain]
     made = pool.predict_all(resolved, folder)
     named = {
-        row["name"]: told(asked, one, row.get("seconds", ()))
+        row["name"]: told(asked, one, row)
         for row, asked, one in zip(plain, resolved, made, strict=True)
     }
     others = [row for row in some if WAS.intersection(row)]
@@ -147,12 +164,18 @@ def main(numbers: Sequence[int]) -> None:
     ordered = {row["name"]: known[row["name"]] for row in rows() if row["name"] in known}
     write_json(RECORD, ordered)
     if len(ordered) == len(rows()):
-        page = PAGE.read_text(encoding="utf-8")
         known = public_rows.residuals(ordered)
         uncertainty.FILE.write_text(public_rows.residuals_text(known), encoding="utf-8")
-        for table in (memory_table(ordered), time_table(ordered), class_table(known)):
-            page = anew(page, list(table))
-        PAGE.write_text(page, encoding="utf-8")
+        _written(PAGE, class_table(known), seen_table(ordered))
+        tables = (memory_table(ordered), whole_table(ordered), time_table(ordered))
+        _written(ROWS_PAGE, *tables)
+
+
+def _written(path: Path, *made: Iterable[str]) -> None:
+    page = path.read_text(encoding="utf-8")
+    for table in made:
+        page = anew(page, list(table))
+    path.write_text(page, encoding="utf-8")
 
 
 def tested(out: Path) -> None:
