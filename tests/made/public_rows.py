@@ -24,6 +24,8 @@ KINDS = ("reserved", "allocated", "between steps")
 WHOLE = "whole run"
 """The ``figure`` of a row whose peak also counts encoding, loading or saving. No range is made
 from it."""
+LATER = "later"
+"""The ``range`` of a row that would widen ranges that plans on pages still have."""
 MEMORY = ("run", "source", "settings", *(cell for kind in KINDS for cell in (kind, *PREDICTED)))
 RUNS = ("run", "source", "settings", "reserved, whole run", "step and set-up predicted", "")
 SEEN = ("rows", "memory", "median error", "covered", "times", "median error", "covered")
@@ -92,6 +94,11 @@ def timed(record: Mapping[str, Found]) -> Iterator[tuple[str, str, float, list[f
                 yield row["name"], card, known, record[row["name"]]["seconds"][card]
 
 
+def counted(row: Mapping[str, Any]) -> bool:
+    """Whether ranges are made from a row of memory."""
+    return row.get("figure") != WHOLE and row.get("range") != LATER
+
+
 def residuals(record: Mapping[str, Found]) -> list[Residual]:
     """Of every row of memory its class, its model and its error: of what was reserved, or, where
     that is not known, of what was allocated."""
@@ -103,7 +110,7 @@ def _of_rows(record: Mapping[str, Found]) -> Iterator[tuple[dict[str, Any], Resi
     for row in rows():
         got = record[row["name"]]
         name = next((name for name in ("reserved", "allocated") if name in row), None)
-        if name and "why" not in got and row.get("figure") != WHOLE:
+        if name and "why" not in got and counted(row):
             kind = got.get("class", "one GPU")
             error = round(row[name] / got[name] - 1, 4)
             yield row, Residual(kind, row["run"]["model"], error)
