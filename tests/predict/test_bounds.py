@@ -29,6 +29,8 @@ pytestmark = pytest.mark.thorough
 
 SMALL = Spec(recipe="ddp", model="DiT-S/4:depth=4", data="synthetic:32", device="cuda", ema=0.0)
 GPUS = (1, 4)
+USUAL = ("bf16+adamw", "bf16_pure+lora:rank=16")
+"""Precision and optimizer or adapter of the columns of which every recipe is traced."""
 TRACED = 0.8
 """Most of all recipes that the searches on ``SIZES`` trace. On several ranks the host's time, which
 is no bound, leaves many open."""
@@ -47,7 +49,19 @@ def rows_of(gpus: int) -> list[Resolved]:
         return found
 
     rows = lattice(row, gpus > 1, ("bf16_pure", "bf16"), whole_only=False)
-    return [row for row in rows if gpus == 1 or not told_by_one(Point(row))]
+    found = [row for row in rows if not told_by_usual(Point(row))]
+    return [row for row in found if gpus == 1 or not told_by_one(Point(row))]
+
+
+def told_by_usual(one: Point) -> bool:
+    """Return True for a part of the blocks' activations in another column than a usual one.
+
+    A bound across columns has the same rule for each such part. All of them are traced in the usual
+    columns, and in the others nothing and whole blocks.
+    """
+    whole = one.share in (0, 1) and one.part == "block" and not one.products
+    kept = one.moved and not one.share
+    return "+".join(one.column[1:3]) not in USUAL and (kept or not whole)
 
 
 def told_by_one(one: Point) -> bool:
