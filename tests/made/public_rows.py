@@ -26,8 +26,9 @@ WHOLE = "whole run"
 from it."""
 LATER = "later"
 """The ``range`` of a row that would widen ranges that plans on pages still have."""
-MEMORY = ("run", "source", "settings", *(cell for kind in KINDS for cell in (kind, *PREDICTED)))
-RUNS = ("run", "source", "settings", "reserved, whole run", "step and set-up predicted", "")
+TOLD = ("settings", "source")
+MEMORY = ("run", *(cell for kind in KINDS for cell in (kind, *PREDICTED)), *TOLD)
+RUNS = ("run", "reserved, whole run", "step and set-up predicted", "", *TOLD)
 SEEN = ("rows", "memory", "median error", "covered", "times", "median error", "covered")
 TIME = ("run", "card", "seconds a step", "predicted", "plus or minus", "", "within")
 Found = dict[str, Any]
@@ -47,27 +48,24 @@ def kept() -> dict[str, Found]:
 
 def memory_table(record: Mapping[str, Found]) -> Iterator[str]:
     yield line(MEMORY)
-    yield "|---|---|---|" + "--:|" * 3 * len(KINDS)
+    yield "|---|" + "--:|" * 3 * len(KINDS) + "---|---|"
     for row in rows():
         got = record[row["name"]]
         known = {name: row.get(name) for name in ("reserved", "allocated", "between")}
         if any(known.values()) and row.get("figure") != WHOLE:
             pairs = (_pair(known[key], got.get(key)) for key in known)
-            yield line((*_told_of(row), *(cell for pair in pairs for cell in pair)))
+            cells = (cell for pair in pairs for cell in pair)
+            yield line((row["name"], *cells, *(row[key] for key in TOLD)))
 
 
 def whole_table(record: Mapping[str, Found]) -> Iterator[str]:
     """Rows whose figure is the peak of a whole run, against step and set-up alone."""
     yield line(RUNS)
-    yield "|---|---|---|--:|--:|--:|"
+    yield "|---|--:|--:|--:|---|---|"
     for row in rows():
         if row.get("figure") == WHOLE:
-            known, got, error = _pair(row["reserved"], record[row["name"]].get("reserved"))
-            yield line((*_told_of(row), known, got, error))
-
-
-def _told_of(row: Mapping[str, Any]) -> tuple[str, str, str]:
-    return row["name"], row["source"], row["settings"]
+            pair = _pair(row["reserved"], record[row["name"]].get("reserved"))
+            yield line((row["name"], *pair, *(row[key] for key in TOLD)))
 
 
 def _pair(known: float | None, got: float | None) -> tuple[str, str, str]:
