@@ -329,7 +329,9 @@ def _of_options(options: Mapping[str, Any]) -> str:
         table = trainers.table(name)
         words = [str(m.get("any", "-")) for m in table["models"].values()]
         own = any(PurePosixPath(word.split()[0]).name == "train.py" for word in words)
-        if own and {*table["known_by"]} & {*options}:
+        _, script, after = table["start"].partition("train.py")
+        started = table["form"] != "flags" and script and {*flags(after.split())} <= {*options}
+        if started or (own and {*table["known_by"]} & {*options}):
             return name
     return "finetrainers"
 
@@ -344,7 +346,7 @@ def _training(path: Path, words: Sequence[str]) -> Found | None:
     options, launcher = flags(words[at + 1 :]), flags(words[:at])
     kind = scripts.get(names[at], "")
     if names[at] == "train.py":
-        kind = "diffusion-pipe" if "--deepspeed" in options else _of_options(options)
+        kind = _of_options(options)
     if kind == "ai-toolkit":
         options = {"--config": words[at + 1]} if len(words) > at + 1 else {}
     if trainers.table(kind)["form"] != "flags":  # its own file has all settings

@@ -182,7 +182,7 @@ class Reader:
         if len(kinds & {"lora", "full"}) == 1:
             return kinds.pop()
         if "kind" in self.table:
-            return "lora" if "lora" in str(self.options.get(self.table["kind"])) else "full"
+            return "lora" if "lora" in str(self.options.get(self.table["kind"])).lower() else "full"
         start = self.table.get("adapters", "\0")
         return "lora" if any(name.startswith(start) for name in self.options) else "full"
 
@@ -241,7 +241,8 @@ class Reader:
         for rule, options in known:
             values = agreed(options, self.options)
             if values is not None:
-                made.processes = int(values.get("processes", 1))
+                listed = len(str(values.get("devices", "")).split(","))
+                made.processes = int(values.get("processes", listed))
                 self.launch.sharding = "single" if made.processes == 1 else rule["reads"]
                 return
         if known:

@@ -95,7 +95,8 @@ def translated(name: str, resolved: Resolved, config: str) -> Translation:
     """Translate ``resolved`` for the trainer ``name``; ``config`` is accelerate's file."""
     trainer, launch, values = table(name), resolved.launch, numbers(resolved)
     made = Translation(trainer)
-    values |= {"config": config, **_model(made, resolved)}
+    devices = ",".join(map(str, range(launch.processes)))
+    values |= {"config": config, "devices": devices, **_model(made, resolved)}
     made.start = lines.filled(trainer["start"], values)
     for what, part, rule in ruled(trainer, resolved):
         made.add(what, rule, values if part is None else {**values, **parameters(part)})
