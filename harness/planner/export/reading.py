@@ -269,7 +269,8 @@ class Reader:
                     continue
                 given = rule.get("for", {}).items()
                 fixed = {k: v[0] if isinstance(v, list) else v for k, v in given}
-                scaled = {k: round(float(values[k]) * n) for k, n in rule.get("times", {}).items()}
+                factors = {**rule.get("times", {}), **rule.get("share", {})}.items()
+                scaled = {k: round(float(values[k]) * n) for k, n in factors}
                 parameters = {**fixed, **values, **scaled, **rule.get("reads", {})}
                 yield _Option(CATALOG[name].slot, name, parameters, compared, "lacks" in rule)
 

@@ -74,7 +74,8 @@ def _rest(reader: Any, read: set[str]) -> None:
     """Name options that no row reads, and values that no rule of a known option has."""
     fixed, names = _known(reader.table, reader.loose)
     listed = [key for key in reader.table["unpredicted"] if "=" not in key]
-    known = read | names | {text.split(" ")[0] for text in reader.made.unpredicted}
+    meant = {name for name in reader.first if reader.given.get(name) != reader.first[name]}
+    known = read | names | meant | {text.split(" ")[0] for text in reader.made.unpredicted}
     for name, value in reader.first.items():
         noted = any(fnmatchcase(name, key) for key in listed)
         if noted or name in known or re.search(r"\.\d+\.resolution$", name):

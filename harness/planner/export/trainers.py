@@ -60,10 +60,9 @@ class Translation:
         """Add a rule's entries for ``what``; None: the table has no rule for it."""
         if rule is None:
             rule = {"lacks": f"not looked up in {self.trainer['version']}"}
-        times = rule.get("times", {})
-        found = lines.filled(
-            rule, {**values, **{k: round(values[k] / n) for k, n in times.items()}}
-        )
+        scaled = {k: round(values[k] / n) for k, n in rule.get("times", {}).items()}
+        scaled |= {k: round(values[k] / n, 4) for k, n in rule.get("share", {}).items()}
+        found = lines.filled(rule, {**values, **scaled})
         self.options |= found.get("options", {})
         for key, kept in (("note", self.notes), ("lacks", self.lacks)):
             if key in found:
@@ -206,7 +205,7 @@ def written(made: Translation) -> str:
         return f"```sh\n{made.start}{flags}\n```\n"
     start, file = made.start, made.trainer["file"]
     if made.trainer["form"] == "json":
-        text, kind = json.dumps(made.options, indent=2), "json"
+        text, kind = json.dumps(_nested(made.options), indent=2), "json"
     elif made.trainer["form"] == "toml":
         text, kind = _toml(made.options), "toml"
     else:
