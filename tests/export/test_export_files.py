@@ -207,7 +207,8 @@ def test_a_parameter_that_no_rule_was_written_for_is_not_claimed():
 
 # ---- other trainers ----
 
-KEYS = {*lines.CONDITIONS, "options", "launch", "dataset", "start", "times", "note", "lacks"}
+KEYS = {*lines.CONDITIONS, "options", "launch", "dataset", "start", "times", "share"}
+KEYS |= {"note", "lacks"}
 """Keys of a rule."""
 
 
