@@ -27,7 +27,7 @@ from strategies.base import Slot
 from tests.made.lattices import FLUX, predicted, rows_of
 from tests.made.predictions import GIB
 
-MOST = 18
+MOST = 20
 """Predictions of one plan: for a lattice of two hundred recipes."""
 
 
