@@ -28,7 +28,8 @@ from tests.made.lattices import FLUX, predicted, rows_of
 from tests.made.predictions import GIB
 
 MOST = 20
-"""Predictions of one plan: for a lattice of two hundred recipes."""
+"""Predictions of one plan: for a lattice of two hundred recipes. A trainer that knows the model may
+make one more recipe usual, which is predicted."""
 
 
 class Asked:
