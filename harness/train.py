@@ -93,6 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run ``python -m harness.train``; return the exit code."""
     process.die_with_parent()
     process.own_tools_first()
+    process.plain_architectures()
     options = parse_options(sys.argv[1:] if argv is None else argv)
     reporter = Reporter(_own(options.out), int(os.environ.get("RANK", 0)))
     try:

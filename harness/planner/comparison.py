@@ -30,6 +30,7 @@ from harness.report.figures.predicted import (
 from harness.report.figures.units import CATEGORIES
 from harness.result import Categories, Result, Status
 from harness.system.cards import Card
+from strategies import parse
 
 LEAST_SHARE = 0.05
 """Share of the traced peak below which a category is not compared."""
@@ -153,7 +154,8 @@ def predicted_fit(
     need = _host_need(prediction, result) if on_host else prediction.least
     if need and not on_host:
         gpu = rates.of_environment(facts, found)
-        need += overhead.fixed_overhead(gpu, result.spec.processes).total
+        sharding = parse(result.spec.recipe).sharding.name
+        need += overhead.fixed_overhead(gpu, result.spec.processes, sharding).total
     names = ("memory_bytes", "container_bytes") if on_host else ("device_bytes",)
     have = min((int(facts[name]) for name in names if facts.get(name)), default=None)
     if not need or not have:

@@ -75,14 +75,41 @@ def libraries(gpu: Card | None) -> int:
     return _or(measured(gpu).libraries, typical)
 
 
-def fixed_overhead(gpu: Card | None, processes: int) -> FixedOverhead:
-    """Return the fixed overhead of a training of ``processes`` ranks."""
-    known = measured(gpu)
+def fixed_overhead(gpu: Card | None, processes: int, sharding: str = "") -> FixedOverhead:
+    """Return the fixed overhead of a training of ``processes`` ranks.
+
+    ``sharding`` is the name of the recipe's, as zero2_offload: DeepSpeed makes NCCL's groups for
+    one process too, and ZeRO-1 and 2 make one more.
+    """
+    known, zero = measured(gpu), sharding.startswith("zero")
+    groups = _or(known.communication, NCCL) if processes > 1 or zero else 0
+    more = NCCL_ZERO2 if sharding.startswith(("zero1", "zero2")) else 0
     return FixedOverhead(
         libraries=libraries(gpu),
-        context=_or(known.context, 450 * MIB),
-        communication=0 if processes == 1 else _or(known.communication, 300 * MIB),
+        context=_or(known.context, context(gpu)),
+        communication=0 if gpu and gpu.shared else groups + more,
     )
+
+
+INTERPRETER = 450 * MIB
+"""Bytes of a CPU process before it has a model: Python with torch and its libraries."""
+KERNELS = 240 * MIB
+"""Bytes that the kernels of one training step add to a CUDA context when they are first loaded."""
+CONTEXTS = {True: 518 * MIB, False: 450 * MIB}
+"""Whether a card has ``Card.hopper`` -> bytes of a bare CUDA context. Only the first was measured,
+as ``KERNELS`` was: on an H100 (docs/reference/h100.md)."""
+NCCL = 600 * MIB
+"""Bytes of NCCL's first group. 544 and 688 MiB were seen on A100, for groups of 2 and of more
+(github.com/NVIDIA/nccl/issues/964), and 566 on an H100 for DeepSpeed's group of one."""
+NCCL_ZERO2 = 390 * MIB
+"""Bytes that DeepSpeed's ZeRO-1 and 2 add to them, on the same H100."""
+
+
+def context(gpu: Card | None) -> int:
+    """Return the typical bytes of a CUDA context during a training, or of a CPU's interpreter."""
+    if gpu and gpu.shared:
+        return INTERPRETER
+    return CONTEXTS[bool(gpu and gpu.hopper)] + KERNELS
 
 
 def measured(gpu: Card | None) -> StandingBytes:

@@ -236,7 +236,7 @@ def _needs(resolved: Resolved, prediction: Prediction, gpu: Card) -> dict[str, N
     all processes and their interpreters.
     """
     processes, host = resolved.spec.processes, _host(resolved, prediction, gpu)
-    more = fixed_overhead(gpu, processes).total
+    more = fixed_overhead(gpu, processes, resolved.recipe.sharding.name).total
     if gpu.shared and prediction.bytes is not None:
         need = processes * (prediction.bytes + fixed_overhead(gpu, 1).total + gpu.beside)
         return {STEP: Need(need, need, host, "")}

@@ -23,7 +23,7 @@ from importlib import metadata
 from typing import Any
 
 from harness.system.capability import shortfall
-from harness.system.process import own_tools_first
+from harness.system.process import own_tools_first, plain_architectures
 
 PACKAGES = ("torch", "deepspeed", "accelerate", "transformers", "numpy")
 
@@ -46,6 +46,7 @@ LONGEST = 400
 def facts(build: Sequence[str] = ()) -> dict[str, Any]:
     """Return all facts as plain data; compile and load the ops named in ``build``."""
     own_tools_first()
+    plain_architectures()
     answer: dict[str, Any] = {
         "python": platform.python_version(),
         "versions": {name: version(name) for name in PACKAGES},

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -287,6 +288,16 @@ def own_tools_first() -> None:
     own, path = str(Path(sys.executable).parent), os.environ.get("PATH", "")
     if path.split(os.pathsep)[0] != own:
         os.environ["PATH"] = own + os.pathsep + path
+
+
+def plain_architectures() -> None:
+    """Remove the letters from TORCH_CUDA_ARCH_LIST (9.0a becomes 9.0) for this process.
+
+    DeepSpeed 0.19.8 reads them as numbers when it builds an op, and its async_io then fails with
+    "invalid literal for int() with base 10: '0a'".
+    """
+    if named := os.environ.get("TORCH_CUDA_ARCH_LIST"):
+        os.environ["TORCH_CUDA_ARCH_LIST"] = re.sub(r"(\d)[a-z]\b", r"\1", named)
 
 
 @contextmanager

@@ -181,6 +181,39 @@ def faults(data: dict[str, Any], results: ResultSet) -> Iterator[str]:
             _values(fields, UNFINISHED, run) if run else [f"{entry['recipe']}: no raw result"]
         )
     yield from (f"{run.recipe}, {run.status}, is missing" for run in ended.values())
+    yield from _memory_only(data.get("memory_only", []), results)
+
+
+def _memory_only(found: list[dict[str, Any]], results: ResultSet) -> Iterator[str]:
+    """Mismatches of runs that were measured side by side."""
+    known = {run.data["command"]: run for run in results.memory_only}
+    for entry in found:
+        run = known.pop(entry["command"], None)
+        if run is None:
+            yield f"{entry['recipe']}: no raw result"
+            continue
+        yield from _values({k: entry[k] for k in MEMORY_ONLY}, MEMORY_ONLY, run)
+    yield from (f"{run.recipe}, memory only, is missing" for run in known.values())
+
+
+def _highest(run: Run, count: str) -> int | None:
+    """The highest count of any phase of any rank; None if no phase has it."""
+    sizes = [phase[count] for rank in run.ranks for phase in rank["phases"].values()]
+    return max((size for size in sizes if size is not None), default=None)
+
+
+def _need(run: Run) -> int | None:
+    process = _highest(run, "process")
+    return process and max(process, _highest(run, "reserved"), _highest(run, "allocated"))
+
+
+MEMORY_ONLY: dict[str, Take] = {
+    "recipe": lambda run: run.recipe,
+    "peak_bytes": lambda run: _highest(run, "allocated"),
+    "reserved_peak_bytes": lambda run: _highest(run, "reserved"),
+    "need_bytes": _need,
+    "beside": lambda run: run.data["beside"],
+}
 
 
 def _values(found: dict[str, Any], rules: dict[str, Take], subject: Row | Run) -> Iterator[str]:

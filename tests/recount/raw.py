@@ -41,6 +41,8 @@ class Run:
         """ "ok" only with an audit that holds and steps that were timed."""
         status = self.data["status"]
         proven = all(check["ok"] for check in self.data["audit"]) and bool(self.steps)
+        if status == "ok" and self.data.get("beside"):
+            return "memory only"
         return "void" if status == "ok" and not proven else status
 
     @property
@@ -187,7 +189,11 @@ class ResultSet:
 
     @property
     def unfinished(self) -> list[Run]:
-        return [run for run in self.runs if run.status != "ok"]
+        return [run for run in self.runs if run.status not in ("ok", "memory only")]
+
+    @property
+    def memory_only(self) -> list[Run]:
+        return [run for run in self.runs if run.status == "memory only"]
 
 
 def _prediction(folder: Path) -> dict[str, Any] | None:

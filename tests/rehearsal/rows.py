@@ -75,7 +75,8 @@ MISSES = {
 PAGE = ROOT / "docs/reference/rehearsal.md"
 TITLE = """# Predictions beside torch's allocator, rehearsed without a GPU
 
-For whoever wants to know how far a prediction of memory may be trusted. **No GPU was measured.**
+For whoever wants to know how far a prediction of memory may be trusted. **These rows are no
+measurement**; [an H100's](h100.md) are.
 A CUDA build of torch trained these rows on devices whose memory is host memory
 ([how, and what it cannot show](../how-to/first-gpu.md)). Torch's caching allocator counted the
 bytes, and it shares no code with the predictions.

@@ -201,3 +201,13 @@ def test_a_scratch_folder_outlives_its_killed_process_until_the_next(tmp_path, m
         assert not lost.exists() and used.exists() and own.exists() and kept.exists()
     living.communicate()
     assert not used.exists() and not own.exists()
+
+
+@pytest.mark.parametrize(
+    ("named", "plain"),
+    [("9.0a", "9.0"), ("8.0;9.0a+PTX", "8.0;9.0+PTX"), ("12.0f 8.6", "12.0 8.6")],
+)
+def test_deepspeed_gets_architectures_that_it_can_read(named, plain, monkeypatch):
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", named)
+    process.plain_architectures()
+    assert os.environ["TORCH_CUDA_ARCH_LIST"] == plain

@@ -5,7 +5,6 @@ A failed station is an outcome and does not stop the others. No torch.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import os
@@ -16,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +42,7 @@ from harness.resolve import Resolved, resolve
 from harness.result import Result, Status
 from harness.spec import Spec
 from harness.suite.file import Suite, SuiteRow
+from harness.suite.rows import without_times
 from harness.suite.run import Planned, SuiteInterrupted, must_run, plan, run_row, run_suite
 from harness.system import process
 from harness.system.machine import Machine, busy_now
@@ -178,7 +178,7 @@ def _one(station: Station, session: Session, place: str) -> Outcome:
         with session.live(f"{place} {station.name}", 60 * station.minutes):
             outcome = _measured(station, session)
         seconds = time.monotonic() - began
-        outcome = dataclasses.replace(outcome, seconds=seconds)
+        outcome = replace(outcome, seconds=seconds)
         outcome.write(session.folder)
     _tell(outcome, session, place)
     return outcome
@@ -389,6 +389,25 @@ def _checked(stations: Sequence[Station], session: Session) -> list[Outcome]:
     return outcomes
 
 
+def _start(session: Session, stop: Callable[[], str | None]) -> Callable[..., Result]:
+    """Return ``launch.run`` for one of several runs on one device, with its share of the cores.
+
+    Times and the bytes that the device counts are its neighbors' too, and are left out.
+    """
+    jobs = session.jobs_at_a_time
+    if jobs == 1:
+        return functools.partial(launch.run, stop=stop)
+    added = {"OMP_NUM_THREADS": str(max(1, session.machine.cores // jobs))}
+
+    def start(resolved: Resolved, folder: Path, **options: Any) -> Result:
+        result = launch.run(resolved, folder, stop=stop, added=added, **options)
+        for rank in result.ranks if result.meter == "cuda" else ():
+            rank.phases = {k: replace(peak, process=None) for k, peak in rank.phases.items()}
+        return without_times(result, jobs)
+
+    return start
+
+
 def _check(
     station: Station, row: Planned, *, session: Session, over: threading.Event, limit: float
 ) -> Outcome:
@@ -399,8 +418,8 @@ def _check(
         lack = session.budget.lacks(station.minutes) if must_run(row, machine, fresh) else ""
         if lack:
             return _outcome(station, session, "skipped", lack)
-        start = functools.partial(launch.run, stop=stop)
-        outcome = _ended(station, session, run_row(row, machine, SILENT, fresh, limit, start))
+        ran = run_row(row, machine, SILENT, fresh, limit, _start(session, stop), company=True)
+        outcome = _ended(station, session, ran)
     except Exception as error:  # for example a full disk; other rows continue
         outcome = _outcome(station, session, "failed", f"{type(error).__name__}: {error}"[:300])
     if not over.is_set():

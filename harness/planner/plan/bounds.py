@@ -213,7 +213,8 @@ def need_floor(one: Point, known: Known) -> float:
 
 def fixed(one: Point, gpu: Card) -> int:
     """Return the bytes beside tensors, and of the models that stay on the GPU."""
-    return fixed_overhead(gpu, one.row.spec.processes).total + gpu.beside
+    sharding = one.row.recipe.sharding.name
+    return fixed_overhead(gpu, one.row.spec.processes, sharding).total + gpu.beside
 
 
 def host_floor(one: Point, gpu: Card) -> float:

@@ -195,12 +195,13 @@ def need_bytes(ranks: Sequence[Rank], meter: str) -> int | None:
 
     On a GPU it is the largest of allocated, reserved and the process (with context and
     libraries), set-up included: a cache that cannot be reserved fails as an allocation does.
-    Without a GPU it is the peak, because a device's memory beyond tensors cannot be measured.
+    Without a GPU it is the peak, because a device's memory beyond tensors cannot be measured. It is
+    None if the process was not counted, because other rows ran on its GPU.
     """
     if meter != "cuda":
         return peak_of(ranks)
-    known = (highest(ranks, count) for count in ("allocated", "reserved", "process"))
-    return max((size for size in known if size is not None), default=None)
+    known = [highest(ranks, count) for count in ("allocated", "reserved", "process")]
+    return None if known[-1] is None else max(size for size in known if size is not None)
 
 
 def resident_bytes(ranks: Iterable[Rank]) -> int | None:

@@ -26,9 +26,9 @@ def _limits() -> str:
 
 
 MEMORY_ONLY_NOTE = (
-    "Measured side by side, each on its own GPU (--side-by-side), for memory only. Their "
-    "times would depend on the rows beside them, and are not kept. To rank these rows, "
-    "run them without it."
+    "Measured side by side for memory only: each on its own GPU (--side-by-side), or several on "
+    "one (calibrate --part check). Their times would depend on the rows beside them, and are not "
+    "kept. Needs is unknown where other rows used the same GPU. To rank these rows, run them alone."
 )
 RECORDED_NOTE = (
     "Recorded with --profile or --snapshot: the recording costs time and memory, so these runs are "

@@ -16,6 +16,7 @@ from harness.report.data.rows import Group, Report, Row, Unfinished, Versus
 from harness.report.figures import derive
 from harness.report.figures.numbers import Numbers
 from harness.report.rendering import sentences
+from harness.result import Result
 from strategies.files import cell
 
 Takes = Mapping[str, Callable[[Any], Any]]
@@ -140,6 +141,19 @@ def _with_blanks(facts: dict[str, Any]) -> dict[str, Any]:
     return {name: "" if value is None else value for name, value in facts.items()}
 
 
+def _memory_only(result: Result) -> dict[str, Any]:
+    """Return the bytes of a run that shared its device or its machine with others."""
+    return {
+        "recipe": result.spec.recipe,
+        "peak_bytes": derive.peak_of(result.ranks),
+        "reserved_peak_bytes": derive.highest(result.ranks, "reserved"),
+        "need_bytes": derive.need_bytes(result.ranks, result.meter),
+        "beside": result.beside,
+        "command": result.command,
+        "spec": dataclasses.asdict(result.spec),
+    }
+
+
 def json_text(report: Report) -> str:
     """Return every derived value, with the raw samples behind it."""
     stream = io.StringIO()
@@ -155,6 +169,8 @@ def json_text(report: Report) -> str:
         ],
         "skipped": report.skipped,
     }
+    if report.memory_only:
+        data["memory_only"] = [_memory_only(result) for result in report.memory_only]
     json.dump(data, stream, indent=1, allow_nan=False)
     stream.write("\n")
     return stream.getvalue()

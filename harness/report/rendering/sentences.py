@@ -13,6 +13,9 @@ from harness.report.figures.predicted import OUT_OF_MEMORY
 from harness.result import Status, is_unplaced
 from harness.spec import Spec
 
+FEW = 12
+"""Most names in a sentence that every format begins with."""
+
 
 def summary(report: Report) -> str:
     """Return the number of rows by status."""
@@ -27,7 +30,7 @@ def summary(report: Report) -> str:
         labels["of memory only"] = [label(result.spec) for result in report.memory_only]
     if not measured and not labels:
         return "No run finished: the result set is empty."
-    counts = [f"{len(names)} {word} ({some(names)})" for word, names in labels.items()]
+    counts = [f"{len(names)} {word} ({some(names, most=FEW)})" for word, names in labels.items()]
     if measured:
         text = f"{', '.join([f'{measured} measured', *counts])}."
         told = list(dict.fromkeys(filter(None, map(stand_in, report.groups))))
@@ -36,9 +39,9 @@ def summary(report: Report) -> str:
     return f"{start}: {', '.join(counts)}."
 
 
-def some(names: Sequence[str], between: str = ", ") -> str:
-    """Return all names; above ``MANY``, the first three."""
-    if len(names) <= MANY:
+def some(names: Sequence[str], between: str = ", ", most: int = MANY) -> str:
+    """Return all names; above ``most``, the first three."""
+    if len(names) <= most:
         return between.join(names)
     return f"{between.join(names[:3])} and {len(names) - 3} more"
 
@@ -92,12 +95,15 @@ def more_recorded(report: Report) -> list[str]:
 
 
 def memory_only(report: Report) -> str:
-    """Return the runs that were measured side by side, and their needs; empty without one."""
-    needs = [
-        f"{label(r.spec)} {(derive.need_bytes(r.ranks, r.meter) or 0) / 2**30:.2f} GiB"
-        for r in report.memory_only
-    ]
-    return f"Memory only, measured side by side, never ranked: {some(needs)}." if needs else ""
+    """Return the runs that were measured side by side, and their needs, or their peaks where other
+    rows used the same GPU; empty without one.
+    """
+    needs = []
+    for r in report.memory_only:
+        size = derive.need_bytes(r.ranks, r.meter) or derive.peak_of(r.ranks) or 0
+        needs.append(f"{label(r.spec)} {size / 2**30:.2f} GiB")
+    text = some(needs, most=FEW)
+    return f"Memory only, measured side by side, never ranked: {text}." if needs else ""
 
 
 # ---- group ----

@@ -219,6 +219,7 @@ AVERAGES = (
 MEMORY_ONLY = (
     Column("Recipe", lambda r: label(r.spec)),
     Column("Peak GiB", lambda r: derive.peak_of(r.ranks), "gib"),
+    Column("Reserved GiB", lambda r: derive.highest(r.ranks, "reserved"), "gib"),
     Column("Needs GiB", lambda r: derive.need_bytes(r.ranks, r.meter), "gib"),
     Column("Beside", lambda r: r.beside - 1, "count"),
 )
@@ -566,8 +567,8 @@ def unfinished_grid(unfinished: list[Unfinished]) -> Grid:
 
 
 def memory_only(report: Report) -> Grid:
-    """Return the runs that were measured side by side, the smallest need first."""
-    rows = sorted(report.memory_only, key=lambda r: derive.need_bytes(r.ranks, r.meter) or 0)
+    """Return the runs that were measured side by side, the smallest peak first."""
+    rows = sorted(report.memory_only, key=lambda r: derive.peak_of(r.ranks) or 0)
     return tabulate("memory_only", "Memory only", MEMORY_ONLY, rows, note=MEMORY_ONLY_NOTE)
 
 

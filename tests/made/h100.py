@@ -1,0 +1,136 @@
+"""Rows of docs/results/h100-80gb and their predictions: the tables of docs/reference/h100.md.
+
+``PYTHONPATH=. python -m tests.made.h100`` writes the tables anew, from the raw results.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+
+from harness import ROOT
+from harness.planner.comparison import predicted_and_measured
+from harness.planner.speed import rates
+from harness.prediction import FILE, Prediction, kept
+from harness.report.figures.predicted import PredictedAndMeasured
+from harness.resolve import run_name
+from harness.result import Result, load_all
+from harness.system.cards import Card
+from tests.made.pages import anew, line
+
+FOLDER = ROOT / "docs/results/h100-80gb"
+PAGE = ROOT / "docs/reference/h100.md"
+MIB = 2**20
+HEAD = [
+    "| model | recipe | traced | | allocated | predicted | off % | reserved | predicted | off % |",
+    "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|",
+]
+SUMMARY = ["| figure | rows | median error | largest error |", "|---|--:|--:|--:|"]
+FIGURES = {"traced": "step", "allocated": "run", "reserved": "reserved"}
+"""Name on the page -> prefix of the fields of a pair."""
+BESIDE = [
+    "| rows | bare | prepared | in a step |",
+    "|---|--:|--:|--:|",
+]
+PHASES = ("load", "prepare", "steady")
+
+
+def rows() -> list[tuple[Result, Prediction]]:
+    """Each row with its prediction, by model and recipe."""
+    found = sorted(load_all(FOLDER)[0], key=lambda r: (r.spec.model, r.spec.recipe))
+    return [(row, _prediction(row)) for row in found]
+
+
+def _prediction(row: Result) -> Prediction:
+    found = kept(FOLDER / "runs" / run_name(row.spec) / FILE)
+    assert found is not None, row.spec.recipe
+    return found
+
+
+def card(row: Result) -> Card | None:
+    """Return the card that measured a row, without a calibration."""
+    return rates.of_environment(row.environment, None)
+
+
+def pairs() -> list[tuple[Result, PredictedAndMeasured]]:
+    """Each predicted row with its figures."""
+    made = [(row, predicted_and_measured([row], {row.spec.key: one})) for row, one in rows()]
+    return [(row, pair) for row, pair in made if pair is not None and pair.run_predicted]
+
+
+def errors(figure: str) -> list[float]:
+    """Return the relative errors of one of ``FIGURES``, without their signs."""
+    name = FIGURES[figure]
+    both = ((getattr(p, f"{name}_predicted"), getattr(p, f"{name}_measured")) for _, p in pairs())
+    return [abs(predicted / measured - 1) for predicted, measured in both if measured]
+
+
+def summary() -> Iterator[str]:
+    """Yield the lines of the first table: how far each figure is off."""
+    yield from SUMMARY
+    for figure in FIGURES:
+        found = [100 * error for error in errors(figure)]
+        ends = [f"{one:.2f} %" for one in (statistics.median(found), max(found))]
+        yield line([figure, str(len(found)), *ends])
+
+
+def table() -> Iterator[str]:
+    """Yield the lines of the table: MiB of each row, and how far its predictions are off."""
+    yield from HEAD
+    for row, pair in pairs():
+        traced = _off(pair.step_predicted, pair.step_measured)
+        yield line(
+            [
+                row.spec.model,
+                f"`{row.spec.recipe}`",
+                _mib(pair.step_measured),
+                traced,
+                _mib(pair.run_measured),
+                _mib(pair.run_predicted),
+                _off(pair.run_predicted, pair.run_measured),
+                _mib(pair.reserved_measured),
+                _mib(pair.reserved_predicted),
+                _off(pair.reserved_predicted, pair.reserved_measured),
+            ]
+        )
+
+
+def _mib(size: int | None) -> str:
+    return "" if size is None else f"{size / MIB:,.0f}"
+
+
+def _off(predicted: int | None, measured: int | None) -> str:
+    return f"{100 * (predicted / measured - 1):+.2f}" if predicted and measured else ""
+
+
+def beside() -> Iterator[str]:
+    """Yield the lines of the table of what a process holds beside torch's allocator, in MiB."""
+    yield from BESIDE
+    groups: dict[str, list[list[int]]] = {}
+    for row, _ in rows():
+        phases = row.ranks[0].phases
+        if phases["steady"].process is not None:
+            sizes = [phases[name].process - phases[name].reserved for name in PHASES]
+            groups.setdefault(_kind(row), []).append(sizes)
+    for kind, found in sorted(groups.items()):
+        ends = [(min(column) / MIB, max(column) / MIB) for column in zip(*found, strict=True)]
+        cells = [f"{a:.0f}" if round(a) == round(b) else f"{a:.0f} to {b:.0f}" for a, b in ends]
+        yield line([f"{kind} ({len(found)})", *cells])
+
+
+def _kind(row: Result) -> str:
+    first = row.spec.recipe.partition("+")[0]
+    if not first.startswith("zero"):
+        return "one process without DeepSpeed"
+    return "ZeRO-3" if first.startswith("zero3") else "ZeRO-1 and 2"
+
+
+def main() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    for made in (summary(), table(), beside()):
+        page = anew(page, list(made))
+    PAGE.write_text(page, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
