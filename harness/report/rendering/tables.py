@@ -13,7 +13,7 @@ from harness.report.data.grid import Column, Grid, tabulate
 from harness.report.data.rows import Group, Report, Row, Unfinished, label
 from harness.report.figures import derive, parity, units
 from harness.report.figures.units import ALL_CATEGORIES, CATEGORIES, title
-from harness.report.rendering.explanations import MEMORY_ONLY_NOTE, NOTES
+from harness.report.rendering.explanations import NOTES
 from harness.result import Categories, Result, is_unplaced
 
 Cell = Callable[[Row], Any]
@@ -218,6 +218,8 @@ AVERAGES = (
 )
 MEMORY_ONLY = (
     Column("Recipe", lambda r: label(r.spec)),
+    Column("Model", lambda r: r.spec.model),
+    Column("Batch", lambda r: r.spec.global_batch, "count"),
     Column("Peak GiB", lambda r: derive.peak_of(r.ranks), "gib"),
     Column("Reserved GiB", lambda r: derive.highest(r.ranks, "reserved"), "gib"),
     Column("Needs GiB", lambda r: derive.need_bytes(r.ranks, r.meter), "gib"),
@@ -569,7 +571,10 @@ def unfinished_grid(unfinished: list[Unfinished]) -> Grid:
 def memory_only(report: Report) -> Grid:
     """Return the runs that were measured side by side, the smallest peak first."""
     rows = sorted(report.memory_only, key=lambda r: derive.peak_of(r.ranks) or 0)
-    return tabulate("memory_only", "Memory only", MEMORY_ONLY, rows, note=MEMORY_ONLY_NOTE)
+    devices = " and ".join(
+        dict.fromkeys(r.environment.get("device") or r.spec.device for r in rows)
+    )
+    return tabulate("memory_only", f"Memory only, on {devices}", MEMORY_ONLY, rows)
 
 
 def averages(result: Result) -> Grid:
