@@ -28,7 +28,7 @@ LATER = "later"
 """The ``range`` of a row that would widen ranges that plans on pages still have."""
 TOLD = ("settings", "source")
 MEMORY = ("run", *(cell for kind in KINDS for cell in (kind, *PREDICTED)), *TOLD)
-RUNS = ("run", "reserved, whole run", "step and set-up predicted", "", *TOLD)
+RUNS = ("run", "figure", "whole run", "step and set-up predicted", "", *TOLD)
 SEEN = ("rows", "memory", "median error", "covered", "times", "median error", "covered")
 TIME = ("run", "card", "seconds a step", "predicted", "plus or minus", "", "within")
 Found = dict[str, Any]
@@ -61,11 +61,12 @@ def memory_table(record: Mapping[str, Found]) -> Iterator[str]:
 def whole_table(record: Mapping[str, Found]) -> Iterator[str]:
     """Rows whose figure is the peak of a whole run, against step and set-up alone."""
     yield line(RUNS)
-    yield "|---|--:|--:|--:|---|---|"
+    yield "|---|---|--:|--:|--:|---|---|"
     for row in rows():
         if row.get("figure") == WHOLE:
-            pair = _pair(row["reserved"], record[row["name"]].get("reserved"))
-            yield line((row["name"], *pair, *(row[key] for key in TOLD)))
+            kind = "reserved" if "reserved" in row else "allocated"
+            pair = _pair(row[kind], record[row["name"]].get(kind))
+            yield line((row["name"], kind, *pair, *(row[key] for key in TOLD)))
 
 
 def _pair(known: float | None, got: float | None) -> tuple[str, str, str]:

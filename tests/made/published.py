@@ -1,8 +1,8 @@
 """Rows that others measured on GPUs, as ``docs/public-peaks.yaml`` has them, predicted.
 
-``python -m tests.made.published [NUMBER ...]`` predicts every row (or those, counted from 1), keeps
-what came of it in ``docs/public-peaks.json`` and writes the tables of
-``docs/explanation/accuracy.md`` and ``docs/reference/public-rows.md`` anew;
+``python -m tests.made.published [new | NUMBER ...]`` predicts every row (or those that have no
+prediction yet, or those, counted from 1), keeps what came of it in ``docs/public-peaks.json`` and
+writes the tables of ``docs/explanation/accuracy.md`` and ``docs/reference/public-rows.md`` anew;
 ``--test OUT.json`` predicts those that have a "test".
 """
 
@@ -155,6 +155,12 @@ def predicted(some: Sequence[dict[str, Any]], folder: Path) -> list[Found]:
     return [named[row["name"]] for row in some]
 
 
+def unpredicted() -> list[int]:
+    """Return the numbers, counted from 1, of the rows that have no prediction yet."""
+    known = kept()
+    return [n for n, row in enumerate(rows(), 1) if row["name"] not in known]
+
+
 def main(numbers: Sequence[int]) -> None:
     """Predict the rows of these numbers, of all where there is none; write record and page."""
     known = kept() if RECORD.exists() else {}
@@ -186,4 +192,9 @@ def tested(out: Path) -> None:
 
 if __name__ == "__main__":
     words = sys.argv[1:]
-    tested(Path(words[1])) if words[:1] == ["--test"] else main([int(word) for word in words])
+    if words[:1] == ["--test"]:
+        tested(Path(words[1]))
+    elif words != ["new"]:
+        main([int(word) for word in words])
+    elif numbers := unpredicted():
+        main(numbers)
