@@ -1,6 +1,6 @@
 """What others measured on GPUs (``docs/public-peaks.yaml``), what was predicted of it
 (``docs/public-peaks.json``), and the tables of ``docs/explanation/accuracy.md`` and
-``docs/reference/public-rows.md``. No torch."""
+``docs/reference/public-rows.md`` and ``public-times.md``. No torch."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ FILE = ROOT / "docs" / "public-peaks.yaml"
 RECORD = ROOT / "docs" / "public-peaks.json"
 PAGE = ROOT / "docs/explanation/accuracy.md"
 ROWS_PAGE = ROOT / "docs/reference/public-rows.md"
+TIMES_PAGE = ROOT / "docs/reference/public-times.md"
 PREDICTED = ("predicted", "")
 KINDS = ("reserved", "allocated", "between steps")
 WHOLE = "whole run"

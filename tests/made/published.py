@@ -2,7 +2,8 @@
 
 ``python -m tests.made.published [new | NUMBER ...]`` predicts every row (or those that have no
 prediction yet, or those, counted from 1), keeps what came of it in ``docs/public-peaks.json`` and
-writes the tables of ``docs/explanation/accuracy.md`` and ``docs/reference/public-rows.md`` anew;
+writes the tables of ``docs/explanation/accuracy.md``, ``docs/reference/public-rows.md`` and
+``docs/reference/public-times.md`` anew;
 ``--test OUT.json`` predicts those that have a "test".
 """
 
@@ -43,6 +44,7 @@ from tests.made.public_rows import (
     PAGE,
     RECORD,
     ROWS_PAGE,
+    TIMES_PAGE,
     Found,
     class_table,
     kept,
@@ -173,8 +175,8 @@ def main(numbers: Sequence[int]) -> None:
         known = public_rows.residuals(ordered)
         uncertainty.FILE.write_text(public_rows.residuals_text(known), encoding="utf-8")
         _written(PAGE, class_table(known), seen_table(ordered))
-        tables = (memory_table(ordered), whole_table(ordered), time_table(ordered))
-        _written(ROWS_PAGE, *tables)
+        _written(ROWS_PAGE, memory_table(ordered), whole_table(ordered))
+        _written(TIMES_PAGE, time_table(ordered))
 
 
 def _written(path: Path, *made: Iterable[str]) -> None:
