@@ -179,11 +179,13 @@ class Search:
         """Return the first rows: of one column, with all activations kept and with few.
 
         It is the first in the lattice's order whose weights may fit, common ones before others; if
-        none may, the smallest.
+        none may, the smallest. A column whose rows failed comes after all others.
         """
         whole = [one for one in self.left
                  if not (one.quantized or one.swapped or one.moved)]  # fmt: skip
         some = [one for one in whole if one.state_bytes] or whole or self.left
+        failed = {Point(fit.resolved).column for fit in self.fits}
+        some = [one for one in some if one.column not in failed] or some
         small = [one for one in some if self.bounds.may_fit(one, sure=True)]
         small.sort(key=lambda one: not self.common(one.row))
         least = min(some, key=lambda one: one.state_bytes + one.gradient_bytes)
