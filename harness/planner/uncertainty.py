@@ -60,13 +60,29 @@ class Share:
 
 
 def class_of(traits: Iterable[str], found: Prediction) -> str:
-    """Return the class of a prediction, a key of ``CLASSES``, by the launch's traits."""
+    """Return the class of a prediction, a key of ``CLASSES``.
+
+    The launch's ``traits`` name what an engine or a strategy offloads. An optimizer that keeps its
+    own state in host memory has no such trait: the prediction shows it.
+    """
     traits = frozenset(traits)
-    if traits & HOSTED:
+    if traits & HOSTED or _hosts_optimizer(found):
         return "offloaded"
     if traits & {"shards", "split_parameters", "stages"}:
         return "sharded"
     return "set-up" if found.peak and found.peak.phase in SETUP_PEAKS else "one GPU"
+
+
+def _hosts_optimizer(found: Prediction) -> bool:
+    """Return True if host memory has more optimizer state than the device.
+
+    torch's AdamW keeps its step counts on the host, which are far less than its moments.
+    """
+    host, device = (
+        one.categories.get("optimizer_state", 0) if one else 0
+        for one in (found.host_steady, found.steady)
+    )
+    return host > device
 
 
 @functools.cache

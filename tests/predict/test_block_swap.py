@@ -15,6 +15,8 @@ import pytest
 import torch
 from conftest import predictions
 
+from harness.planner.uncertainty import class_of
+from harness.prediction import read
 from harness.resolve import resolve
 from harness.spec import Spec
 from strategies.base import pinned_block
@@ -118,3 +120,6 @@ def test_an_optimizer_in_host_memory_is_predicted_as_torchao_makes_it(tmp_path):
         assert copied(found, phase) == sum(large) and copied(plain, phase) == 0
     moved = copied(found, "optimizer", "host")
     assert moved == pytest.approx(8 * sum(large), rel=1e-3), "weight, gradient, two moments: twice"
+    kinds = [class_of(resolve(spec).launch.traits, read(one))
+             for spec, one in zip(specs, (plain, found), strict=True)]  # fmt: skip
+    assert kinds == ["one GPU", "offloaded"]
