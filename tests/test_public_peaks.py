@@ -141,11 +141,3 @@ def test_no_range_is_made_from_a_whole_run():
     whole = [row for row in memory if row.get("figure") == public_rows.WHOLE]
     assert whole and not any(map(public_rows.counted, whole))
     assert len(public_rows.residuals(record)) == sum(map(public_rows.counted, memory))
-
-
-def test_the_page_names_each_row_that_ranges_do_not_have_yet():
-    record = public_rows.kept()
-    page = public_rows.PAGE.read_text(encoding="utf-8")
-    later = [row for row in public_rows.rows() if row.get("range") == public_rows.LATER]
-    errors = [100 * (record[row["name"]]["reserved"] / row["reserved"] - 1) for row in later]
-    assert "(" + ", ".join(f"{error:+.1f} %" for error in errors) + ")" in page

@@ -76,7 +76,7 @@ EDGES = {
     10: Edge(f"--recipes {LORA}128", "images/s,"),
     12: Edge(
         f"--recipes {LORA}16+checkpoint --phases load:fp32 validate:encoders",
-        "lora:rank=16+checkpoint needs",
+        "images/s,",
     ),
     14: Edge("--recipes zero2_offload+bf16+checkpoint", "videos/s,"),
 }

@@ -25,8 +25,6 @@ KINDS = ("reserved", "allocated", "between steps")
 WHOLE = "whole run"
 """The ``figure`` of a row whose peak also counts encoding, loading or saving. No range is made
 from it."""
-LATER = "later"
-"""The ``range`` of a row that would widen ranges that plans on pages still have."""
 TOLD = ("settings", "source")
 MEMORY = ("run", *(cell for kind in KINDS for cell in (kind, *PREDICTED)), *TOLD)
 RUNS = ("run", "figure", "whole run", "step and set-up predicted", "", *TOLD)
@@ -96,7 +94,7 @@ def timed(record: Mapping[str, Found]) -> Iterator[tuple[str, str, float, list[f
 
 def counted(row: Mapping[str, Any]) -> bool:
     """Whether ranges are made from a row of memory."""
-    return row.get("figure") != WHOLE and row.get("range") != LATER
+    return row.get("figure") != WHOLE
 
 
 def residuals(record: Mapping[str, Found]) -> list[Residual]:
