@@ -254,8 +254,8 @@ def test_a_plan_names_the_phase_that_binds(monkeypatch, capsys, tmp_path):
     words = [*WORDS, "--model", "flux-dev", "--phases", "validate", "--notes"]
     assert cli.main([*words, "--json", str(tmp_path / "plan.json")]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "by phase: step 10.5, validate 20.5 GiB; validate binds: a pass" in text
-    assert "needs the most in the phase validate: a pass, 20.5 GiB" in text
+    assert "by phase: step 10.7, validate 20.7 GiB; validate binds: a pass" in text
+    assert "needs the most in the phase validate: a pass, 20.7 GiB" in text
     assert "--phases validate" in text, "the command that exports it"
     (row,) = json.loads((tmp_path / "plan.json").read_text())["rows"]
     assert row["binds"] == "validate" and row["need_bytes"] == row["phases"]["validate"]["gpu"]
