@@ -25,13 +25,15 @@ HOSTED = frozenset(
 CLASSES = {
     "offloaded": "weights, optimizer state or activations in host memory",
     "sharded": "each rank holds a share",
+    "compiled": "the blocks run as compiled graphs",
     "set-up": "one GPU, and its set-up needs more than a step",
     "one GPU": "one GPU or replicas, and a step needs the most",
     "beside the step": "loading, encoding or validation needs the most",
 }
 """Class of a prediction -> description of its rows. ``class_of`` returns the first that applies."""
 UNMEASURED = {
-    "beside the step": "its ten public measurements are too few (docs/explanation/accuracy.md)"
+    "beside the step": "its ten public measurements are too few (docs/explanation/accuracy.md)",
+    "compiled": "no public measurement is of this class, and one row was checked on a GPU",
 }
 """Class without rows in ``residuals.json`` -> its other measurements."""
 
@@ -70,6 +72,8 @@ def class_of(traits: Iterable[str], found: Prediction) -> str:
         return "offloaded"
     if traits & {"shards", "split_parameters", "stages"}:
         return "sharded"
+    if "compiled" in traits:
+        return "compiled"
     return "set-up" if found.peak and found.peak.phase in SETUP_PEAKS else "one GPU"
 
 

@@ -31,7 +31,6 @@ from strategies.strategy import Strategy
 
 DONE = "done"
 """Line that a worker writes after the rows of a request."""
-COMPILED = "compiled graphs keep other tensors than eager ones"
 CAPTURED = "captured graphs hold the memory of their calls, each size of them, for good"
 
 
@@ -50,11 +49,9 @@ def none(resolved: Resolved, reason: str, fault: str = "") -> Prediction:
 def predict(resolved: Resolved, kind: str = USUAL, rank: int = 0) -> Prediction:
     """Return the traced prediction of ``rank`` for a card of that ``kind``, or the reason why there
     is none."""
-    if "compiled" in resolved.launch.traits:
-        # The compiler itself decides which tensors backward keeps and which ops it fuses.
-        return none(resolved, COMPILED)
-    if "captured" in resolved.launch.traits:
-        return none(resolved, CAPTURED)
+    untraced = _untraced(resolved)
+    if untraced:
+        return none(resolved, untraced)
     try:
         from harness.planner.tracing import extend, simulate
 
@@ -64,6 +61,17 @@ def predict(resolved: Resolved, kind: str = USUAL, rank: int = 0) -> Prediction:
     except Exception as error:  # any library may stumble over tensors without storage
         traceback.print_exc()
         return none(resolved, **_told(resolved.recipe.strategies, error))
+
+
+def _untraced(resolved: Resolved) -> str | None:
+    """Return why the row's compiled or captured graphs are not traced; None if they are."""
+    if "captured" in resolved.launch.traits:
+        return CAPTURED
+    if "compiled" not in resolved.launch.traits:
+        return None
+    from harness.planner.tracing import compiled
+
+    return compiled.refusal(resolved)
 
 
 def with_asides(row: Resolved, kind: str, found: Prediction) -> Prediction:
@@ -117,8 +125,7 @@ def _pieces(row: Resolved, kind: str) -> list[Callable[[], dict[str, Any]]]:
     """Return the functions that trace one row, each for a fork of its own."""
     from harness.planner.tracing import extend
 
-    untraced = {"compiled", "captured"} & row.launch.traits
-    shallow = [] if untraced else extend.pieces(row, kind)
+    shallow = [] if _untraced(row) else extend.pieces(row, kind)
     if shallow:
         return [functools.partial(_or_why, row, piece) for piece in shallow]
     return [functools.partial(_whole, row, kind, rank) for rank in _ranks(row)]
