@@ -349,6 +349,22 @@ def highest(prof) -> int:
     return most
 
 
+def profiled(resolved, steps: int = 2) -> int:
+    """Peak bytes of the training's tensors by the profiler, from the set-up on."""
+    from torch.profiler import ProfilerActivity, profile
+
+    from harness.worker import setup
+    from harness.worker.loop import Log, optimizer_step
+
+    accelerator = setup.make_accelerator(resolved)
+    feed, log = setup.build_feed(resolved, accelerator), Log()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof:
+        run = setup.prepare(resolved, feed, accelerator, Path("unused"), lambda phase: None)
+        for step in range(steps):
+            optimizer_step(run, step, log)
+    return highest(prof)
+
+
 LIBRARY = 100
 """Modules, of one that is large enough to matter."""
 SETTLED = [0]

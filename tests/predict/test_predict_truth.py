@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import forget, highest, launchable, living, settle
+from conftest import forget, highest, launchable, living, profiled, settle
 from torch.profiler import ProfilerActivity, profile
 
 from harness.memory import op_facts
@@ -90,17 +90,6 @@ def fresh():
     forget()
     yield forget
     forget()
-
-
-def profiled(resolved: Resolved, steps: int = 2) -> int:
-    """Peak bytes of the training's tensors by the profiler, from the set-up on."""
-    accelerator = setup.make_accelerator(resolved)
-    feed, log = setup.build_feed(resolved, accelerator), Log()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof:
-        run = setup.prepare(resolved, feed, accelerator, Path("unused"), lambda phase: None)
-        for step in range(steps):
-            optimizer_step(run, step, log)
-    return highest(prof)
 
 
 @pytest.mark.parametrize(

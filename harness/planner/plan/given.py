@@ -49,7 +49,7 @@ SIZES = {"resolution": "", "frames": 0, "text": 0, "global_batch": None}
 """Options that replace the files' sizes, with their defaults."""
 FOUND = "The plan's own answer, for the same model, samples and card:"
 UNTRACED = "compile"
-"""Strategy of which no prediction exists: it is left out."""
+"""Strategy that no search compares with other recipes: it is left out."""
 NAMES = {"params": "parameters", "grads": "gradients", "optim": "optimizer state", "ema": "average",
          "activ": "activations", "other": "temporaries"}  # fmt: skip
 BEYOND = "reserve and overhead"
@@ -79,7 +79,7 @@ def read(options: argparse.Namespace, paths: Sequence[Path]) -> Reading:
     if UNTRACED in made.recipe:
         parts = [part for part in made.recipe.split("+") if part.partition(":")[0] != UNTRACED]
         made.recipe = "+".join(parts)
-        made.unpredicted.append("compile: not compared; compiled graphs cannot be traced")
+        made.unpredicted.append("compile: not compared; name such a recipe in --recipes")
     return made
 
 

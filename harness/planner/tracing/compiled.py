@@ -39,12 +39,9 @@ LOWERED = {
     "force_disable_caches": True,  # a cached graph has no module to patch
     "size_asserts": False,
     "alignment_asserts": False,
-    "cpp.vec_isa_ok": False,  # finding vector instructions would run a C++ compiler
     "compile_threads": 1,
 }
 """Inductor's settings here. None changes a buffer."""
-WHOLE = {"one_process", "replicas"}
-"""Traits of engines that leave blocks and weights whole."""
 
 
 def refusal(resolved: Resolved) -> str | None:
@@ -58,16 +55,22 @@ def refusal(resolved: Resolved) -> str | None:
         return f"only inductor's graphs are traced; leave backend={part.backend} out"
     if part.scope == "model":
         return "a whole model may break into several graphs; leave scope=model out"
-    if not resolved.launch.traits & WHOLE:
-        return "graphs of sharded weights are not traced; take single or ddp"
+    if "moves_activations" in resolved.launch.traits:
+        return "moved activations lose their strides, which compiled graphs check; leave one out"
+    if "one_process" not in resolved.launch.traits:
+        # DDP splits graphs at its buckets, and other engines gather weights within them.
+        return "graphs of one process are traced; take single"
     return None
 
 
 @contextlib.contextmanager
 def regions(tracer: StoragelessTracer, fake: FakeTensorMode, device: str) -> Iterator[None]:
     """Trace what the strategy ``compile`` compiles; ``device`` is the traced one's type."""
+    from torch._inductor.codecache import PyCodeCache
+
     plain, graphs = torch.compile, Graphs(tracer, fake, device)
     _register()
+    PyCodeCache.cache_clear()  # wrappers of an earlier trace in this process belong to its tracer
 
     def compiled(model: Any = None, *, backend: Any = "inductor", **more: Any) -> Any:
         if not isinstance(backend, CountingBackend):
@@ -211,6 +214,7 @@ class Graphs:
         """Lower graphs without a trace of it, and without kernels."""
         from torch._functorch import config as functorch
         from torch._inductor import config as inductor
+        from torch._inductor import cpu_vec_isa
         from torch._inductor.async_compile import AsyncCompile
         from torch.utils import checkpoint
 
@@ -220,6 +224,8 @@ class Graphs:
             (cuda_calls, "GPU", inside),
             (guards, "_empty_strided_cpu", functools.partial(_empty, self.device)),
             (guards, "_reinterpret_tensor", _view),
+            # Finding vector instructions would run a C++ compiler.
+            (cpu_vec_isa, "pick_vec_isa", lambda: cpu_vec_isa.invalid_vec_isa),
             (AsyncCompile, "cpp_pybinding", lambda *_, **__: self._kernel),
             (checkpoint, "checkpoint", functools.partial(_tagged, checkpoint.checkpoint)),
         )
@@ -255,7 +261,9 @@ def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
     return made.requires_grad_(tensor.requires_grad)
 
 
-def _graph(run: Callable[..., Any], weights: int, inputs: int, outputs: int) -> torch.fx.GraphModule:
+def _graph(
+    run: Callable[..., Any], weights: int, inputs: int, outputs: int
+) -> torch.fx.GraphModule:
     """Return a graph that calls ``run``, with the marks that Dynamo leaves.
 
     The first ``weights`` inputs are static, so that the partitioner keeps them for free. Source:
