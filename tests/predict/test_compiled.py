@@ -9,6 +9,7 @@ import pytest
 import torch
 from conftest import forget, profiled, settle
 from torch._inductor import compile_fx
+from torch._inductor import config as inductor
 
 from harness.memory.record import peak
 from harness.planner import uncertainty
@@ -21,6 +22,8 @@ from harness.spec import Spec
 LIMIT = 0.01
 MIB = 2**20
 FLOW = {"objective": "flow", "resolution": "256", "text": 16}
+QUICK = {"aot_inductor.debug_compile": True, "cpp.simdlen": 1}
+"""Inductor's settings with which its C++ compiles fast: no optimisation, no vectors."""
 HEADS = "num_attention_heads=4,attention_head_dim=32"
 SMALL = {
     "pixart-sigma": f"num_layers=3,{HEADS},cross_attention_dim=128",
@@ -80,7 +83,8 @@ def test_a_compiled_step_takes_what_inductor_s_code_takes(given, fresh):
     resolved = row(*given)
     predicted = simulate(resolved).peak.bytes
     fresh()
-    assert predicted == pytest.approx(profiled(resolved), rel=LIMIT)
+    with inductor.patch(QUICK if given in CASES else {}):
+        assert predicted == pytest.approx(profiled(resolved), rel=LIMIT)
 
 
 ON_H100 = ("DiT-XL/2", 32, {"device": "cuda"})
@@ -89,8 +93,16 @@ ALLOCATED, RESERVED, FIRST = (21_048 - 64) * MIB, (22_026 - 64) * MIB, (15_891 -
 the first. No figure was chosen on them."""
 
 
-def test_a_row_of_a_gpu_is_predicted_within_one_percent():
+def test_a_row_of_a_gpu_is_predicted_within_one_percent_from_one_lowered_block(monkeypatch):
+    lowered, lower = [], compile_fx.compile_fx
+
+    def counted(*given, **more):
+        lowered.append(1)
+        return lower(*given, **more)
+
+    monkeypatch.setattr(compile_fx, "compile_fx", counted)
     found = simulate(row("single+bf16+compile", *ON_H100))
+    assert len(lowered) == 1
     assert found.allocated == pytest.approx(ALLOCATED, rel=0.002)
     assert found.reserved == pytest.approx(RESERVED, rel=0.01)
     assert found.first_step == pytest.approx(FIRST, rel=0.01)
@@ -110,18 +122,7 @@ def test_work_of_products_is_that_of_an_eager_step_and_other_traffic_is_less():
     assert 0.3 * moved < fused < 0.9 * moved
 
 
-def test_equal_blocks_are_lowered_once(monkeypatch):
-    lowered, lower = [], compile_fx.compile_fx
-
-    def counted(*given, **more):
-        lowered.append(1)
-        return lower(*given, **more)
-
-    monkeypatch.setattr(compile_fx, "compile_fx", counted)
-    simulate(row("single+compile", "DiT-T/4:depth=5", 4, {}))
-    assert len(lowered) == 1
-
-
+@pytest.mark.thorough
 def test_a_second_trace_in_a_process_is_of_its_own_device():
     for device in ("cpu", "cuda"):
         resolved = row("single+compile", "DiT-T/4:depth=2", 4, {"device": device})
@@ -158,6 +159,6 @@ def test_graphs_that_are_not_traced_have_a_reason(recipe, processes, why):
 
 
 def test_compiled_rows_have_a_class_of_their_own():
-    resolved = row("single+compile", "DiT-T/4:depth=1", 4, {})
+    resolved = row("single+compile:scope=model", "DiT-T/4:depth=1", 4, {})
     kind = uncertainty.class_of(resolved.launch.traits, predict(resolved))
     assert kind == "compiled" and uncertainty.shares()[kind].pooled
