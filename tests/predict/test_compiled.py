@@ -101,12 +101,12 @@ def test_a_row_of_a_gpu_is_predicted_within_one_percent_from_one_lowered_block(m
         return lower(*given, **more)
 
     monkeypatch.setattr(compile_fx, "compile_fx", counted)
-    found = simulate(row("single+bf16+compile", *ON_H100))
+    found = simulate(row("single+bf16+compile", *ON_H100), "cudnn")
     assert len(lowered) == 1
     assert found.allocated == pytest.approx(ALLOCATED, rel=0.002)
     assert found.reserved == pytest.approx(RESERVED, rel=0.01)
     assert found.first_step == pytest.approx(FIRST, rel=0.01)
-    assert found.attention == ["flash"]
+    assert found.attention == ["cudnn"]
 
 
 def test_work_of_products_is_that_of_an_eager_step_and_other_traffic_is_less():
