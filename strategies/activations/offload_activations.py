@@ -208,6 +208,11 @@ class OffloadActivations(Strategy):
         return range(depth) if self.plan else super().by_block(depth)
 
     def refuses(self, launch: RunContext) -> str | None:
+        if self.what == "all" and "compiled" in launch.traits:
+            return (
+                "compiled blocks need the strides of what they kept, and a copy loses them; take "
+                "what=checkpoints with checkpoint, or leave compile out"
+            )
         if self.plan:
             return unplanned(self.letters, launch)
         if "by_block" in launch.traits:

@@ -147,7 +147,7 @@ def test_shallow_models_tell_of_a_deep_compiled_one(recipe):
     [
         ("single+compile:scope=model", 1, "scope=model"),
         ("single+compile:backend=aot_eager", 1, "aot_eager"),
-        ("single+compile+offload_activations", 1, "strides"),
+        ("single+compile+checkpoint+offload_activations:what=checkpoints", 1, "offload"),
         ("ddp+compile", 2, "single"),
         ("fsdp2+compile", 2, "single"),
         ("single+bf16+attend:kernel=flex+compile", 1, "flex"),
@@ -156,6 +156,12 @@ def test_shallow_models_tell_of_a_deep_compiled_one(recipe):
 def test_graphs_that_are_not_traced_have_a_reason(recipe, processes, why):
     found = predict(row(recipe, "DiT-T/4:depth=1", 4, {"processes": processes, "device": "cuda"}))
     assert found.method == "none" and why in found.reason
+
+
+def test_a_compiled_block_is_refused_where_its_activations_move_to_the_host():
+    """It ran, and ended by inductor's check of strides."""
+    resolved = row("single+compile+offload_activations", "DiT-T/4:depth=1", 4, {})
+    assert "strides" in str(resolved.refusal)
 
 
 def test_compiled_rows_have_a_class_of_their_own():

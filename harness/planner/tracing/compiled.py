@@ -56,7 +56,7 @@ def refusal(resolved: Resolved) -> str | None:
     if part.scope == "model":
         return "a whole model may break into several graphs; leave scope=model out"
     if "moves_activations" in resolved.launch.traits:
-        return "moved activations lose their strides, which compiled graphs check; leave one out"
+        return "activations that offload_activations moves are not traced beside compiled graphs"
     if "one_process" not in resolved.launch.traits:
         # DDP splits graphs at its buckets, and other engines gather weights within them.
         return "graphs of one process are traced; take single"
