@@ -176,6 +176,7 @@ def test_no_test_imports_another():
 ABOUT_DEEPSPEED = {
     "harness.commands.lint": "reads DeepSpeed's files",
     "harness.system.requirements": "says how to come by DeepSpeed",
+    "harness.planner.overhead": "counts the groups that each of DeepSpeed's stages makes",
     "harness.planner.export.launches": "reads the files of others",
     "harness.prediction": "reads files of a version in which engines said less",
 }

@@ -47,7 +47,7 @@ def test_a_cache_is_planned_for_its_largest_and_told_for_each_size(cache, tmp_pa
     found = json.loads((tmp_path / "plan.json").read_text())
     told = [(b["resolution"], b["samples"], round(b["need_bytes"] / GIB, 1))
             for b in found["buckets"]]  # fmt: skip
-    assert told == [("128x128", 1, 8.5), ("128x64", 1, 4.5), ("64x64", 2, 2.5)]
+    assert told == [("128x128", 1, 8.7), ("128x64", 1, 4.7), ("64x64", 2, 2.7)]
     assert found["rows"][0]["need_bytes"] == found["buckets"][0]["need_bytes"]
 
 
@@ -58,9 +58,9 @@ def test_one_size_of_it_can_be_asked_for(cache, capsys):
 
 def test_a_guard_judges_the_largest(cache, capsys):
     assert plan(cache, "9GiB", "--check") == 0
-    assert "needs 8.5 (8.5 to 8.5) of 9.0 GiB" in capsys.readouterr().out
+    assert "needs 8.7 (8.7 to 8.7) of 9.0 GiB" in capsys.readouterr().out
     assert plan(cache, "9GiB", "--check", "--resolution", "64") == 0
-    assert "needs 2.5 (2.5 to 2.5) of 9.0 GiB" in capsys.readouterr().out
+    assert "needs 2.7 (2.7 to 2.7) of 9.0 GiB" in capsys.readouterr().out
 
 
 def test_of_several_resolutions_the_largest_is_planned(cache, tmp_path, capsys):
@@ -70,7 +70,7 @@ def test_of_several_resolutions_the_largest_is_planned(cache, tmp_path, capsys):
     assert "qwen-image at 128x128, 5 tokens of text" in said and "Samples" not in said
     found = json.loads(file.read_text())
     told = [(b["resolution"], round(b["need_bytes"] / GIB, 1)) for b in found["buckets"]]
-    assert told == [("128", 8.5), ("128x64", 4.5), ("64", 2.5)]
+    assert told == [("128", 8.7), ("128x64", 4.7), ("64", 2.7)]
     assert plan("", "7GiB", "--resolution", sizes, "--check") == 1
 
 

@@ -158,7 +158,7 @@ def test_costs_of_a_traced_model_agree_with_predictions_of_whole_plans(monkeypat
 
     monkeypatch.setattr(Costs, "corrected", corrected)
     file = tmp_path / "solved.json"
-    words = f"plan --solve --model {SMALL.model} --gpu-memory 1GiB --global-batch 64"
+    words = f"plan --solve --model {SMALL.model} --gpu-memory 1.3GiB --global-batch 64"
     words += f" --recipes single+bf16_pure --json {file}"
     assert cli.main(words.split()) == 0
     traced = seen[0][0]

@@ -137,7 +137,7 @@ REFUSED = {
     "ddp+block_swap+muon": ["steps the model's weights", "take adamw"],
     "ddp+block_swap+topk": ["changes gradients", "take adamw"],
     "ddp+block_swap+optimizer_in_backward": ["within backward", "take adamw"],
-    "ddp+compile:scope=model+offload_activations": ["leave scope=model out"],
+    "ddp+compile:scope=model+offload_activations": ["leave compile out"],
     "ddp+optimizer_in_backward": ["buckets", "zero2"],
     "zero3+optimizer_in_backward": ["after backward", "single"],
     "single+optimizer_in_backward+accumulate": ["leave accumulation out"],
