@@ -154,7 +154,8 @@ def predicted_fit(
     need = _host_need(prediction, result) if on_host else prediction.least
     if need and not on_host:
         gpu = rates.of_environment(facts, found)
-        sharding = parse(result.spec.recipe).sharding.name
+        # One process that simulates many has no NCCL.
+        sharding = "" if result.spec.world else parse(result.spec.recipe).sharding.name
         need += overhead.fixed_overhead(gpu, result.spec.processes, sharding).total
     names = ("memory_bytes", "container_bytes") if on_host else ("device_bytes",)
     have = min((int(facts[name]) for name in names if facts.get(name)), default=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import tarfile
 import time
@@ -27,8 +28,10 @@ from harness.planner.calibrate.parts import (
 )
 from harness.planner.calibrate.running import Session, default_jobs
 from harness.planner.calibration import store
+from harness.report.figures import derive
 from harness.resolve import resolve
-from harness.result import Result, Status
+from harness.result import Peak, Rank, Result, Status
+from harness.spec import Spec
 from harness.suite.file import load_suite
 from harness.suite.run import SuiteInterrupted
 from harness.system import gpus
@@ -310,6 +313,29 @@ def test_checks_that_ended_are_kept(checked):
     found = checked(lambda *_: None)
     assert set(found.values()) == {("ok", "")} and len(found) == 3
     assert checked(again) == found
+
+
+def test_checks_share_the_cores_and_leave_only_what_is_their_own(session, monkeypatch):
+    """Twelve runs of sixteen threads each on sixteen cores were ten times slower on an H100."""
+    given = {}
+
+    def run(resolved, folder, *, added, **more):
+        given.update(added)
+        peak = Peak(allocated=1, reserved=2, process=9)
+        none = dict(categories=None, host_peak_bytes=0, pinned_bytes=0, nvme_bytes=0)
+        times = dict(warmup_seconds=[1.0], step_seconds=[1.0], phase_seconds={})
+        place = dict(rank=0, device="cuda:0", baseline_bytes=0, phases={"steady": peak})
+        rank = Rank(**place, **none, **times)
+        return Result(status=Status.OK, spec=resolved.spec, meter="cuda", ranks=[rank])
+
+    monkeypatch.setattr(running.launch, "run", run)
+    session.jobs, session.machine = 2, dataclasses.replace(session.machine, cores=16)
+    start = running._start(session, lambda: None)
+    found = start(resolve(Spec(recipe="single", model="DiT-T/8")), Path("none"))
+    peak = found.ranks[0].phases["steady"]
+    assert given == {"OMP_NUM_THREADS": "8"} and found.beside == 2
+    assert found.ranks[0].step_seconds == [] and peak == Peak(allocated=1, reserved=2)
+    assert derive.need_bytes(found.ranks, "cuda") is None
 
 
 def test_no_check_begins_when_no_time_is_left(session, checked):

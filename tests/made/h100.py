@@ -1,21 +1,31 @@
 """Rows of docs/results/h100-80gb and their predictions: the tables of docs/reference/h100.md.
 
-``PYTHONPATH=. python -m tests.made.h100`` writes the tables anew, from the raw results.
+``PYTHONPATH=. python -m tests.made.h100`` writes the tables anew, from the raw results. ``times``
+behind it predicts the public step times on an H100, with typical figures and with the card's rates
+(minutes), and prints their errors.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
+import sys
 from collections.abc import Iterator
 
 from harness import ROOT
+from harness.planner import pool
+from harness.planner.calibration.record import load
+from harness.planner.calibration.store import Applied
 from harness.planner.comparison import predicted_and_measured
 from harness.planner.speed import rates
+from harness.planner.verdict import judge
 from harness.prediction import FILE, Prediction, kept
 from harness.report.figures.predicted import PredictedAndMeasured
-from harness.resolve import run_name
+from harness.resolve import resolve, run_name
 from harness.result import Result, load_all
+from harness.system import cards
 from harness.system.cards import Card
+from tests.made import public_rows, published
 from tests.made.pages import anew, line
 
 FOLDER = ROOT / "docs/results/h100-80gb"
@@ -125,6 +135,25 @@ def _kind(row: Result) -> str:
     return "ZeRO-3" if first.startswith("zero3") else "ZeRO-1 and 2"
 
 
+def times() -> None:
+    """Print the errors of public step times on this card, by typical figures and by its rates."""
+    usual = cards.find("H100-80GB")
+    named = Applied(calibration=load(FOLDER / "calibration.json"))
+    ways = {"typical": usual, "rates": dataclasses.replace(usual, calibrated=named)}
+    found: dict[str, list[float]] = {name: [] for name in ways}
+    rows = [r for r in public_rows.rows() if usual.name in r.get("seconds", {})]
+    resolved = [resolve(published.spec_of(row)) for row in rows]
+    made = pool.predict_all(resolved, pool.default_folder(), kind="cudnn")
+    for row, one, prediction in zip(rows, resolved, made, strict=True):
+        for name, gpu in ways.items():
+            seconds = judge(one, prediction, gpu).seconds
+            if seconds is not None:
+                found[name].append(abs(seconds.total / row["seconds"][usual.name] - 1))
+    for name, errors in found.items():
+        middle, mean = statistics.median(errors), statistics.mean(errors)
+        print(f"{name}: {len(errors)} times, median {middle:.1%}, mean {mean:.1%}")
+
+
 def main() -> None:
     page = PAGE.read_text(encoding="utf-8")
     for made in (summary(), table(), beside()):
@@ -133,4 +162,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    times() if sys.argv[1:] == ["times"] else main()
