@@ -11,7 +11,7 @@ import subprocess
 import pytest
 
 from harness import cli
-from harness.planner import overhead, pool
+from harness.planner import overhead, pool, records
 from harness.planner.atlas import page as lines
 from harness.planner.atlas.cells import HEADS, MOST
 from harness.prediction import Prediction
@@ -161,7 +161,7 @@ def test_the_page_filters_by_itself_and_says_what_it_rests_on(told, tmp_path):
     page, table = ((tmp_path / f"atlas.{kind}").read_text() for kind in ("html", "md"))
     assert "http" not in page and "src=" not in page and page.count("<select") == 5
     for text in (page, table):
-        assert "none of these GPUs was measured" in text and "within 3 %" in text
+        assert "no step was timed on these cards" in text and "accuracy.md" in text
         assert "8 cells. Models: flux-dev. GPUs: 1, 8 of RTX-4090, 80GiB." in text
     filters = re.findall(r'<select id="(\w+)"', page)
     assert filters == ["Model", "Training", "GPUs", "Card", "Fits"]
@@ -202,6 +202,8 @@ def test_a_browser_answers_the_question_of_the_address(told, tmp_path):
 
     asked = "Model=flux-dev&Card=80GiB&GPUs=1&Training=all+weights"
     usual, small = shown(asked), shown(f"{asked}&host=8")
+    lost = shown("Model=flux-dev&Card=80GiB&GPUs=1&Fits=no&host=8")
+    assert "plan --model flux-dev --gpus 1 --gpu-memory 80GiB --host-memory 8GiB" in lost
     assert "flux-dev: all weights, 1 x 80GiB" in usual and usual.count("<article>") == 1
     assert 'class="f yes">fits' in usual and "--host-memory" not in usual
     assert 'class="f host">host: only' in small and small.count("--host-memory 8GiB") == 2
@@ -223,6 +225,17 @@ def test_cells_of_kept_predictions_trace_nothing(told, tmp_path, monkeypatch):
         for name in ("all", "kept")
     )
     assert some == [row for row in every if row["Training"] == "LoRA"] and len(some) == 4
+    assert "are left out" in (tmp_path / "kept/atlas.md").read_text()
+    assert "Nothing else was asked for." in (tmp_path / "all/atlas.md").read_text()
+
+
+def test_cells_of_records_have_no_prediction_of_this_machine(told, tmp_path, monkeypatch):
+    monkeypatch.setattr(pool, "cached", lambda *given: pytest.fail("the cache was read"))
+    monkeypatch.setattr(records, "find", lambda *given: prediction(9))
+    words = [*WORDS[:4], "80GiB", "--gpus", "1", "--recorded", "--out", str(tmp_path)]
+    assert cli.main(words) == 0 and told == []
+    rows = list(csv.DictReader((tmp_path / "atlas.csv").read_text().splitlines()))
+    assert len(rows) == 2
 
 
 def test_the_files_of_a_csv_are_made_again_without_predictions(told, tmp_path, capsys):

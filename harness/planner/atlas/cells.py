@@ -23,7 +23,7 @@ from harness.planner.plan.fastest import Search, run, searches_of
 from harness.planner.plan.lattice import adapts
 from harness.planner.plan.request import export_command
 from harness.planner.plan.table import SHOWN, by_category, order
-from harness.planner.plan.tracing import judged, known
+from harness.planner.plan.tracing import judged, known, recorded
 from harness.planner.verdict import Fit, judge
 from harness.planner.worker import none
 from harness.prediction import Prediction
@@ -239,10 +239,16 @@ NOT_KEPT = "no prediction of it is kept"
 
 def kept(pairs: Pairs, _why: str) -> list[Fit]:
     """Judge rows by predictions of earlier calls and recorded ones alone. This is an ``Ask``."""
-    return [
-        known(row, place.asked.gpu) or judge(row, none(row, NOT_KEPT), place.asked.gpu)
-        for place, row in pairs
-    ]
+    return [known(row, place.asked.gpu) or _lost(row, place) for place, row in pairs]
+
+
+def shipped(pairs: Pairs, _why: str) -> list[Fit]:
+    """Judge rows by recorded predictions alone, alike on each machine. This is an ``Ask``."""
+    return [recorded(row, place.asked.gpu) or _lost(row, place) for place, row in pairs]
+
+
+def _lost(row: Resolved, place: Scenario) -> Fit:
+    return judge(row, none(row, NOT_KEPT), place.asked.gpu)
 
 
 def _name(row: Resolved, gpu: Card) -> str:

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from harness import ROOT
 from harness.commands.console import OK, make_console, short
-from harness.planner import pool
+from harness.planner import pool, records
 from harness.planner.atlas.cells import (
     DOUBLINGS,
     AtlasProgress,
@@ -25,6 +25,7 @@ from harness.planner.atlas.cells import (
     cells_at,
     kept,
     predicted,
+    shipped,
 )
 from harness.planner.atlas.page import from_csv, in_short, write
 from harness.planner.plan.candidates import PlanError, asked_for
@@ -59,6 +60,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "only cells whose predictions are all kept or recorded; nothing is traced, and no larger "
     )
     add("--kept", action="store_true", help=text + "sample is tried (default: trace the others)")
+    text = (
+        "as --kept, of recorded predictions alone: the published atlas (default: trace the others)"
+    )
+    add("--recorded", action="store_true", help=text)
     text = "write the pages of this atlas.csv again, without predictions (default: predict)"
     add("--from", dest="csv", type=Path, metavar="CSV", help=text)
     add("--out", type=Path, metavar="DIR", help="folder (default: results/atlas)")
@@ -72,7 +77,7 @@ def atlas(options: argparse.Namespace) -> int:
         BadInput: an unknown model or card, or a file that is no atlas.csv.
         OutputError: the folder cannot be written.
     """
-    console, models = make_console(), options.models or list(families.table())
+    console, models = make_console(), options.models or usual_models(options)
     _check(models, options.cards, options)
     lines = from_csv(options.csv) if options.csv else []
     folder = (options.out or ROOT / "results" / "atlas").absolute()
@@ -85,6 +90,11 @@ def atlas(options: argparse.Namespace) -> int:
     for path in paths:
         console.print(Text(str(short(path))), soft_wrap=True)
     return OK
+
+
+def usual_models(options: argparse.Namespace) -> list[str]:
+    """Return all public models, or with ``--recorded`` those that have records."""
+    return [name for name in families.table() if not options.recorded or records.lines(name)]
 
 
 def _predicted(
@@ -121,8 +131,9 @@ def cells_of(
 ) -> list[Cell]:
     """Return the cells of some models, by counts and cards."""
     places = [place for model in models for place in places_of(model, options)]
-    if options.kept:
-        return [cell for cell in cells_at(places, kept, 0) if cell.complete]
+    if options.kept or options.recorded:
+        found = cells_at(places, shipped if options.recorded else kept, 0)
+        return [cell for cell in found if cell.complete]
     jobs = options.jobs or pool.default_jobs()
     ask = functools.partial(predicted, jobs=jobs, progress=progress)
     return cells_at(places, ask, options.growth)

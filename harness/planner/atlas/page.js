@@ -87,6 +87,13 @@ function bar(cell) {
 
 // ---- answers ----
 
+// A recipe as code, which breaks at its joints.
+function code(recipe, kind = '') {
+  const node = make('code', { className: kind });
+  recipe.split('+').forEach((part, i) => node.append(...(i ? ['+', make('wbr')] : []), part));
+  return node;
+}
+
 function sentence(cell) {
   if (look(cell) === 'not') return `not predicted: ${cell.Recipe}`;
   const need = `needs ${cell['Needs GiB']} +- ${cell['Needs +-']} of ${cell['Has GiB']} GiB`;
@@ -102,7 +109,7 @@ function rivals(cell) {
   const host = number(cell['Host has']);
   const all = recipes(cell).filter(one => one.recipe !== cell.Recipe);
   if (!all.length) return '';
-  const row = one => make('tr', {}, make('td', {}, make('code', {}, one.recipe)),
+  const row = one => make('tr', {}, make('td', {}, code(one.recipe)),
     make('td', { className: 'f ' + verdict(one, host) }, verdict(one, host)),
     ...['need', 'host', 'step'].map(name => make('td', { className: 'n' }, one[name])));
   const heads = ['Other recipes', 'Fits', 'GiB', 'Host', 'Step s'];
@@ -123,20 +130,30 @@ function answer(cell) {
   const what = [cell.Training, `${cell.GPUs} x ${cell.Card}`, cell.Sample].filter(Boolean).join(', ');
   return make('article', {}, make('h2', {}, `${cell.Model}: ${what}`),
     make('p', {}, make('span', { className: 'f ' + look(cell) }, told), ' ',
-      look(cell) === 'not' ? '' : make('code', { className: 'best' }, cell.Recipe)),
+      look(cell) === 'not' ? '' : code(cell.Recipe, 'best')),
     make('p', {}, sentence(cell)), split(cell) ? bar(cell) : '',
     split(cell) ? make('p', { className: 'parts' }, 'At the peak, GiB: ', ...parts(cell)) : '',
     make('p', { className: 'note' }, more),
     ...commands, rivals(cell));
 }
 
+// The command that plans a cell which the atlas does not have.
+function missing() {
+  const [model, card, gpus] = ['Model', 'Card', 'GPUs'].map(name => at(name).value);
+  const option = /^[0-9]/.test(card) ? '--gpu-memory' : '--gpu';
+  const host = at('host').value ? ` --host-memory ${at('host').value}GiB` : '';
+  const command = `./run.sh plan --model ${model} --gpus ${gpus || 1} ${option} ${card}${host}`;
+  return make('p', {}, 'The atlas has no such cell. Plan it: ',
+    make('code', { className: 'all' }, command));
+}
+
 function answers() {
   const asked = at('Model').value && at('Card').value;
-  const some = asked && chosen.length && chosen.length <= ANSWERS ? chosen : [];
+  const some = asked && chosen.length <= ANSWERS ? chosen : [];
   const hint = 'Choose a model, a card and a number of GPUs: the answers appear here, and the '
     + "address of the page then names the question. Each answer is the fastest recipe that fits.";
   at('answers').replaceChildren(...some.length ? some.map(answer)
-    : [make('p', { className: 'note' }, hint)]);
+    : [asked && !chosen.length ? missing() : make('p', { className: 'note' }, hint)]);
 }
 
 function details(cell) {
@@ -158,9 +175,7 @@ function td(head, inside, kind = '') {
 
 function row(cell) {
   const kinds = head => numbers.includes(head) ? 'n' : head === 'Fits' ? 'f ' + look(cell) : '';
-  const code = make('code');
-  cell.Recipe.split('+').forEach((part, i) => code.append(...(i ? ['+', make('wbr')] : []), part));
-  const recipe = make('div', {}, code, split(cell) ? bar(cell) : '');
+  const recipe = make('div', {}, code(cell.Recipe), split(cell) ? bar(cell) : '');
   return make('tr', {}, ...plain.map(head => td(head, cell[head], kinds(head))),
     td('Recipe and memory', recipe, 'w'), td('', details(cell), 'w'));
 }
@@ -191,7 +206,8 @@ function overview() {
     const key = cell.Model + '\n' + cell.Card;
     groups.set(key, [...(groups.get(key) || []), cell]);
   }
-  const [models, cards] = ['Model', 'Card'].map(head => [...new Set(chosen.map(c => c[head]))]);
+  const [models, cards] = ['Model', 'Card'].map(head =>
+    [...at(head).options].map(o => o.value).filter(o => chosen.some(c => c[head] === o)));
   const top = make('tr', {}, make('th'), ...cards.map(card => make('th', {}, card)));
   at('overview').replaceChildren(make('thead', {}, top), make('tbody', {}, ...models.map(model =>
     make('tr', {}, make('th', {}, model),

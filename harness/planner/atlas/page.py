@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from harness.json_files import whole
-from harness.planner.atlas.cells import HEADS
+from harness.planner.atlas.cells import HEADS, TRAININGS
 from harness.planner.plan.candidates import PlanError
 from harness.planner.plan.table import SHOWN
 from strategies.files import bounded_text, cell, printable
@@ -26,17 +26,18 @@ Lines = Sequence[Sequence[str]]
 NOTE = (
     "Predicted without a GPU, for one sample a GPU at each model's usual size, with "
     "encoders and VAE not on the GPU. Each cell has the fastest recipe that ./run.sh "
-    "plan finds. If none fits, it has the recipe that needs the least memory. Too large: "
+    "plan finds. If none fits, it has the recipe that needs the least memory.",
+    "A recipe fits if the upper ends of its ranges fit the GPU and the host. 64 GiB of host memory "
+    "are assumed for each desktop card, and 256 GiB for each other card. Too large: "
     "the first of two, four and eight times the sample size that is predicted not to fit "
-    "with that recipe. Memory was compared with measurements of public projects "
-    "(docs/explanation/accuracy.md). For projects that "
-    "state all settings, tensors between steps agree within 0.5 % and the allocator's "
-    "reserve within 3 %. For projects with inferred settings they agree within 5 %, "
-    "except two models with 13 and 15 %. A recipe fits if the upper ends of its ranges "
-    "fit the GPU and the host. 64 GiB of host memory are assumed for each desktop card, "
-    "and 256 GiB for each other card. Times are typical figures with their uncertainty; "
-    "none of these GPUs was measured here."
+    "with that recipe.",
+    "Memory and times follow from traces, data sheets and typical rates; no step was timed on "
+    "these cards here. docs/explanation/accuracy.md compares predictions with measurements of "
+    "public projects.",
+    "The atlas in docs/atlas has the cells whose predictions are all recorded. The command "
+    "./run.sh atlas --recorded --out docs/atlas makes it again in a minute.",
 )
+"""Paragraphs on what the numbers are, and on how they are made again."""
 FILTERS = ("Model", "Training", "GPUs", "Card", "Fits")
 
 
@@ -46,7 +47,9 @@ def at(line: Sequence[str], head: str) -> str:
 
 
 def values(lines: Lines, head: str) -> list[str]:
-    """Return the distinct texts in the column ``head``, in order."""
+    """Return the distinct texts in the column ``head``, in order; cards by their memory."""
+    if head == "Card":
+        lines = sorted(lines, key=lambda line: float(at(line, "Has GiB")))
     return list(dict.fromkeys(at(line, head) for line in lines))
 
 
@@ -60,12 +63,17 @@ def covered(lines: Lines) -> str:
         on = f"{', '.join(sought)} GPU{'s' * (sought != ['1'])}"
         sizes = f" Larger samples were tried on {on} only." if some else ""
     models, _, gpus, cards = (values(lines, head) for head in FILTERS[:4])
+    whole = len(lines) == len(TRAININGS) * len(models) * len(gpus) * len(cards)
+    rest = "Nothing else was asked for." if whole else UNKEPT
     return (
         f"{len(lines)} cells. Models: {', '.join(models)}. GPUs: {', '.join(gpus)} of "
-        f"{', '.join(cards)}. Nothing else was asked for.{sizes}"
+        f"{', '.join(cards)}. {rest}{sizes}"
     )
 
 
+UNKEPT = (
+    "Other cells of these models and cards are left out: not all of their predictions are kept."
+)
 COUNTED = {
     "yes": "fit",
     "tight": "tight",
@@ -146,9 +154,10 @@ def page(lines: Lines) -> str:
     chosen = "".join(_select(head, lines) for head in FILTERS) + HOST
     heads = "".join(_head(head) for head in PLAIN) + "<th>Recipe and memory</th><th></th>"
     gpus, trainings = values(lines, "GPUs"), values(lines, "Training")
-    order = f"{', '.join(gpus)} GPUs, each {', '.join(trainings)}"
+    order = f"{', '.join(gpus)} GPU{'s' * (gpus != ['1'])}, each {', '.join(trainings)}"
     squares = {kind: f'<i class="{kind}"></i>{told}' for kind, told in VERDICTS.items()}
     colours = [f'<i class="c{i}"></i>{word}' for i, word in enumerate(CATEGORIES.values())]
+    notes = "\n".join(f"<p>{html.escape(text)}</p>" for text in (*NOTE, covered(lines)))
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -164,7 +173,7 @@ def page(lines: Lines) -> str:
         f'<h2>Cells</h2>\n<p class="note">A click on a head sorts.</p>\n{_legend(colours)}\n'
         f'<table id="cells"><thead><tr>{heads}</tr></thead><tbody id="rows"></tbody></table>\n'
         '<button id="more" hidden></button>\n<h2>What the numbers rest on</h2>\n'
-        f"<p>{html.escape(NOTE)}</p>\n<p>{html.escape(covered(lines))}</p>\n"
+        f"{notes}\n"
         f'<script type="application/json" id="data">{_data(lines)}</script>\n'
         f"<script>\n{SCRIPT.read_text('utf-8')}</script>\n</body></html>\n"
     )
@@ -213,7 +222,7 @@ def overview(lines: Lines) -> str:
     """Return ``atlas.md``: a table of models by cards for each training and number of GPUs."""
     files = "[atlas.html](atlas.html) filters them all; [atlas.csv](atlas.csv) has each number."
     return "\n\n".join(
-        ["# Atlas", NOTE, covered(lines), f"{READING} {files}", *_tables(lines)]
+        ["# Atlas", *NOTE, covered(lines), f"{READING} {files}", *_tables(lines)]
     ) + "\n"  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.commands.progress import Predictions, during
-from harness.planner import overhead, pool, suggestions, verdict
+from harness.planner import overhead, pool, records, suggestions, verdict
 from harness.planner import search as largest
 from harness.planner.advice import SOUGHT
 from harness.planner.plan.candidates import Asked
@@ -109,4 +109,12 @@ def known(row: Resolved, gpu: Card) -> Fit | None:
     if lack := verdict.lack_of(row, gpu):
         return verdict.cannot(row, gpu, lack)
     found = pool.cached(row, pool.default_folder(), overhead.preferred(gpu.capability))
+    return verdict.judge(row, found, gpu) if found else None
+
+
+def recorded(row: Resolved, gpu: Card) -> Fit | None:
+    """Judge a row by a prediction that ships with the project; None if there is none."""
+    if lack := verdict.lack_of(row, gpu):
+        return verdict.cannot(row, gpu, lack)
+    found = records.find(row.spec.model, pool.name(row, overhead.preferred(gpu.capability)))
     return verdict.judge(row, found, gpu) if found else None
