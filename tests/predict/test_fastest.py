@@ -4,6 +4,7 @@ test_bounds.py has real traces."""
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import json
 from typing import Any
@@ -25,7 +26,7 @@ from harness.resolve import Resolved
 from harness.system import cards
 from strategies.base import Slot
 from tests.made.lattices import FLUX, predicted, rows_of
-from tests.made.predictions import GIB
+from tests.made.predictions import GIB, prediction
 
 MOST = 20
 """Predictions of one plan: for a lattice of two hundred recipes. A trainer that knows the model may
@@ -130,6 +131,31 @@ def test_a_trainer_s_recipe_is_preferred_within_the_uncertainty_of_time():
     for proof in hold(rows, asked):
         quick = proof.quicker
         assert quick is None or fastest.trained_by(proof.best.resolved)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "size"), [(1, 24), (1, 80), (1, 200), (8, 32), (8, 80), (8, 200), (8, 400)]
+)
+def test_of_equally_fast_recipes_the_answer_has_the_fewest_parts(gpus, size):
+    """A checkpoint that costs no time is left out if the recipe fits without it."""
+    (work,) = prediction(1).work
+    same = [dataclasses.replace(work, flops=10**17)]
+
+    def predict(row: Resolved) -> Prediction:
+        return dataclasses.replace(predicted(row, 0.3), work=same)
+
+    rows = rows_of(FLUX, gpus)
+    asked = Asked(cards.of_size(size * GIB), predict)
+    _, proofs = search(rows, asked.gpu, asked)
+    able = [fit for fit in Asked(asked.gpu, predict)(rows) if fit.fits and common(fit.resolved)]
+
+    def order(fit: Fit):
+        return Point(fit.resolved).rank, len(fit.resolved.recipe.strategies)
+
+    for proof in proofs:
+        some = [fit for fit in able if Point(fit.resolved).adapted == proof.adapters]
+        if some:
+            assert order(proof.best) == min(map(order, some)), proof.best.label
 
 
 def test_what_cannot_be_predicted_ends_the_search():

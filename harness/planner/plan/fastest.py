@@ -210,12 +210,19 @@ class Search:
         return self._first_or_faster(one, floor, able)
 
     def _first_or_faster(self, one: Point, floor: float, some: Sequence[Fit]) -> bool:
-        """Return True if ``one`` may be faster than ``some``, or even with them and taken first."""
+        """Return True if ``one`` may be faster than ``some``, or even with them and taken first.
+
+        Of those that are as fast, one with fewer parts is taken first.
+        """
         if not any(_as_fast(fit, floor) for fit in some):
             return True
-        least = min(fit.seconds.total for fit in some)
-        even = [fit for fit in some if _even(fit.seconds.total, least)]
-        return _even(floor, least) and one.rank < min(Point(fit.resolved).rank for fit in even)
+        first = _first_of(some)
+        if one.rank != Point(first[0].resolved).rank:
+            even = _even(floor, min(fit.seconds.total for fit in some))
+            return even and one.rank < Point(first[0].resolved).rank
+        near = _near_of(first)
+        simple = _parts(one.row) < min(_parts(fit.resolved) for fit in near)
+        return simple and (1 - NEAR) * floor <= min(fit.seconds.total for fit in near)
 
     def _smallest(self) -> list[Point]:
         """Return the row estimated to need the least, if none fits and it is not predicted."""
@@ -277,12 +284,26 @@ def best_of(fits: Sequence[Fit], common: Callable[[Resolved], bool]) -> Fit | No
     usual = _usual_of(some, best, common)
     if usual:
         best, some = usual, [fit for fit in some if common(fit.resolved)]
-    even = [fit for fit in some if _even(fit.seconds.total, best.seconds.total)]
+    near = _near_of(_first_of(some))
+    return min(near, key=lambda fit: (_parts(fit.resolved), fit.seconds.total))
+
+
+def _first_of(some: Sequence[Fit]) -> list[Fit]:
+    """Return the first by ``Point.rank`` of those that take up to ``EVEN`` longer than the fastest."""
+    least = min(fit.seconds.total for fit in some)
+    even = [fit for fit in some if _even(fit.seconds.total, least)]
     first = min(Point(fit.resolved).rank for fit in even)
-    even = [fit for fit in even if Point(fit.resolved).rank == first]
-    least = min(fit.seconds.total for fit in even)
-    near = [fit for fit in even if _as_fast(fit, least)]
-    return min(near, key=lambda fit: (len(fit.resolved.recipe.strategies), fit.seconds.total))
+    return [fit for fit in even if Point(fit.resolved).rank == first]
+
+
+def _near_of(some: Sequence[Fit]) -> list[Fit]:
+    """Return those that are as fast as the fastest of them."""
+    least = min(fit.seconds.total for fit in some)
+    return [fit for fit in some if _as_fast(fit, least)]
+
+
+def _parts(row: Resolved) -> int:
+    return len(row.recipe.strategies)
 
 
 def _usual_of(some: Sequence[Fit], best: Fit, common: Callable[[Resolved], bool]) -> Fit | None:
