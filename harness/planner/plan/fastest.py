@@ -289,7 +289,7 @@ def best_of(fits: Sequence[Fit], common: Callable[[Resolved], bool]) -> Fit | No
 
 
 def _first_of(some: Sequence[Fit]) -> list[Fit]:
-    """Return the first by ``Point.rank`` of those that take up to ``EVEN`` longer than the fastest."""
+    """Return the first by ``Point.rank`` of those up to ``EVEN`` slower than the fastest."""
     least = min(fit.seconds.total for fit in some)
     even = [fit for fit in some if _even(fit.seconds.total, least)]
     first = min(Point(fit.resolved).rank for fit in even)
