@@ -36,7 +36,7 @@ PREDICTORS = {
 FAKEGPU = "7d5cf83"
 """Commit of github.com/FanBB2333/FakeGPU whose figures are on record; it is no package."""
 NEAR, WIDE = 0.05, 0.18
-ADAPTERS = frozenset({"lora", "dora", "oft", "loha", "lokr"})
+ADAPTERS = frozenset({"lora", "qlora", "dora", "oft", "loha", "lokr"})
 SUMMARY = ("rows of", "predictor", "rows", "median error", "worst", "within 5 %", "within 18 %")
 EACH = ("run", "figure", "measured", *PREDICTORS.values())
 Figures = dict[str, float]

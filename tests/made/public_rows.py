@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import yaml
@@ -25,10 +25,19 @@ KINDS = ("reserved", "allocated", "between steps")
 WHOLE = "whole run"
 """The ``figure`` of a row whose peak also counts encoding, loading or saving. No range is made
 from it."""
+NEAR = "near"
+"""The key of a row whose recipe differs from its source in a way that is known. No range is made
+from it."""
+HELD = "held"
+"""The key of a row that came when the ranges were made. None is made from it: it tests them."""
 TOLD = ("settings", "source")
 MEMORY = ("run", *(cell for kind in KINDS for cell in (kind, *PREDICTED)), *TOLD)
 RUNS = ("run", "figure", "whole run", "step and set-up predicted", "", *TOLD)
+UNLIKE = ("run", "figure", "measured", "predicted", "", "what differs", *TOLD)
+COUNTS = ("figures", "rows", "settings blind", "seen before", "covered", "predicted once",
+          "covered", "median error")  # fmt: skip
 SEEN = ("rows", "memory", "median error", "covered", "times", "median error", "covered")
+WHEN = ("seen before", "predicted once, afterwards", "predicted once, held from the ranges")
 TIME = ("run", "card", "seconds a step", "predicted", "plus or minus", "", "within")
 Found = dict[str, Any]
 """Of a row: GiB ``reserved``, ``allocated`` and ``between`` two steps, the ``operations`` that its
@@ -51,7 +60,7 @@ def memory_table(record: Mapping[str, Found]) -> Iterator[str]:
     for row in rows():
         got = record[row["name"]]
         known = {name: row.get(name) for name in ("reserved", "allocated", "between")}
-        if any(known.values()) and row.get("figure") != WHOLE:
+        if any(known.values()) and row.get("figure") != WHOLE and NEAR not in row:
             pairs = (_pair(known[key], got.get(key)) for key in known)
             cells = (cell for pair in pairs for cell in pair)
             yield line((row["name"], *cells, *(row[key] for key in TOLD)))
@@ -63,9 +72,67 @@ def whole_table(record: Mapping[str, Found]) -> Iterator[str]:
     yield "|---|---|--:|--:|--:|---|---|"
     for row in rows():
         if row.get("figure") == WHOLE:
-            kind = "reserved" if "reserved" in row else "allocated"
+            kind = _kind(row)
             pair = _pair(row[kind], record[row["name"]].get(kind))
             yield line((row["name"], kind, *pair, *(row[key] for key in TOLD)))
+
+
+def near_table(record: Mapping[str, Found]) -> Iterator[str]:
+    """Rows whose recipe differs from their source, with what differs."""
+    yield line(UNLIKE)
+    yield "|---|---|--:|--:|--:|---|---|---|"
+    for row in rows():
+        if NEAR in row:
+            kind = _kind(row)
+            pair = _pair(row[kind], record[row["name"]].get(kind))
+            yield line((row["name"], kind, *pair, row[NEAR], *(row[key] for key in TOLD)))
+
+
+def _kind(row: Mapping[str, Any]) -> str:
+    """The peak that a row is compared by: what was reserved if the source states it."""
+    return "reserved" if "reserved" in row else "allocated"
+
+
+def count_table(record: Mapping[str, Found]) -> Iterator[str]:
+    """The number of rows of each class, of near recipes, of whole runs and of times, and how many
+    their stated range covers. A range of memory is not meant for whole runs."""
+    yield line(COUNTS)
+    yield "|---|" + "--:|" * (len(COUNTS) - 1)
+    for words, some in _groups(record).items():
+        cells = [f"{len(some)}", f"{sum(row['settings'] == 'blind' for row, _, _ in some)}"]
+        for after in (False, True):
+            own = [ok for row, _, ok in some if bool(row.get("after")) == after]
+            cells += [f"{len(own)}", f"{sum(own)}"] if own else ["-", "-"]
+        middle = statistics.median(error for _, error, _ in some)
+        yield line((words, *cells, f"{100 * middle:.1f} %"))
+
+
+Judged = tuple[dict[str, Any], float, bool]
+"""A row, its relative error, and whether the stated range covers it."""
+
+
+def _groups(record: Mapping[str, Found]) -> dict[str, list[Judged]]:
+    """Rows by class and kind of figure, in the order of the table."""
+    known = residuals(record)
+    groups: dict[str, list[Judged]] = {}
+    for row in rows():
+        got, kind = record[row["name"]], _kind(row)
+        if kind not in row or "why" in got:
+            continue
+        error, of = row[kind] / got[kind] - 1, got.get("class", "one GPU")
+        words = f"memory of steps, class {of}"
+        if NEAR in row or row.get("figure") == WHOLE:
+            words = "memory of near recipes" if NEAR in row else "memory of whole runs"
+        covers = abs(error) <= share_of(of, known).share
+        groups.setdefault(words, []).append((row, abs(got[kind] / row[kind] - 1), covers))
+    named = {row["name"]: row for row in rows()}
+    groups["step times"] = [
+        (named[name], abs(got / seconds - 1), covered(seconds, got, spread))
+        for name, _, seconds, (got, spread) in timed(record)
+    ]
+    order = [f"memory of steps, class {of}" for of in CLASSES]
+    order += ["memory of near recipes", "memory of whole runs", "step times"]
+    return {words: groups[words] for words in order if words in groups}
 
 
 def _pair(known: float | None, got: float | None) -> tuple[str, str, str]:
@@ -94,21 +161,23 @@ def timed(record: Mapping[str, Found]) -> Iterator[tuple[str, str, float, list[f
 
 def counted(row: Mapping[str, Any]) -> bool:
     """Whether ranges are made from a row of memory."""
-    return row.get("figure") != WHOLE
+    return row.get("figure") != WHOLE and NEAR not in row and not row.get(HELD)
 
 
 def residuals(record: Mapping[str, Found]) -> list[Residual]:
     """Of every row of memory its class, its model and its error: of what was reserved, or, where
     that is not known, of what was allocated."""
-    return [one for _, one in _of_rows(record)]
+    return [one for _, one in of_rows(record)]
 
 
-def _of_rows(record: Mapping[str, Found]) -> Iterator[tuple[dict[str, Any], Residual]]:
-    """Each row that a range is made from, and its residual."""
+def of_rows(
+    record: Mapping[str, Found], chosen: Callable[[Mapping[str, Any]], bool] = counted
+) -> Iterator[tuple[dict[str, Any], Residual]]:
+    """Each ``chosen`` row of memory, and its residual; by default those that make the ranges."""
     for row in rows():
         got = record[row["name"]]
-        name = next((name for name in ("reserved", "allocated") if name in row), None)
-        if name and "why" not in got and counted(row):
+        name = _kind(row)
+        if name in row and "why" not in got and chosen(row):
             kind = got.get("class", "one GPU")
             error = round(row[name] / got[name] - 1, 4)
             yield row, Residual(kind, row["run"]["model"], error)
@@ -135,24 +204,39 @@ def class_table(known: Sequence[Residual]) -> Iterator[str]:
 
 
 def seen_table(record: Mapping[str, Found]) -> Iterator[str]:
-    """Errors and coverage of the rows that figures were chosen on or looked at with, and of those
-    that came after. Memory is covered by the range that all other models' rows give."""
-    found = list(_of_rows(record))
-    left = [ok for _, ok in memory_left_out([one for _, one in found])]
-    memory = [(bool(row.get("after")), abs(one.error), ok)
-              for (row, one), ok in zip(found, left, strict=True)]  # fmt: skip
-    later = {row["name"] for row in rows() if row.get("after")}
-    times = [(name in later, abs(got / known - 1), covered(known, got, spread))
+    """Errors and coverage of the rows that figures were chosen on or looked at with, of those that
+    came after, and of those that were held from the ranges. Memory is covered by the range that
+    all other models' rows give, and of rows that were held by the stated one."""
+    found = list(of_rows(record))
+    known = [one for _, one in found]
+    left = [ok for _, ok in memory_left_out(known)]
+    memory = [(_when(row), abs(one.error), ok) for (row, one), ok in zip(found, left, strict=True)]
+    memory += [(_when(row), abs(one.error), abs(one.error) <= share_of(one.kind, known).share)
+               for row, one in of_rows(record, held)]  # fmt: skip
+    when = {row["name"]: _when(row) for row in rows()}
+    times = [(when[name], abs(got / known - 1), covered(known, got, spread))
              for name, _, known, (got, spread) in timed(record)]  # fmt: skip
     yield line(SEEN)
     yield "|---|--:|--:|--:|--:|--:|--:|"
-    for words, after in (("seen before", False), ("predicted once, afterwards", True)):
+    for words in WHEN:
         cells: list[str] = []
         for some in (memory, times):
-            own = [(error, ok) for was, error, ok in some if was == after]
+            own = [(error, ok) for was, error, ok in some if was == words]
             middle = statistics.median(error for error, _ in own)
             cells += [f"{len(own)}", f"{100 * middle:.1f} %", f"{sum(ok for _, ok in own)}"]
         yield line((words, *cells))
+
+
+def held(row: Mapping[str, Any]) -> bool:
+    """Whether a row of a step's memory was held from the ranges."""
+    return bool(row.get(HELD)) and row.get("figure") != WHOLE and NEAR not in row
+
+
+def _when(row: Mapping[str, Any]) -> str:
+    """The line of the table of a row."""
+    if row.get(HELD) or NEAR in row:
+        return WHEN[2]
+    return WHEN[1] if row.get("after") else WHEN[0]
 
 
 def memory_left_out(known: Sequence[Residual]) -> list[tuple[Residual, bool]]:

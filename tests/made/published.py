@@ -47,8 +47,10 @@ from tests.made.public_rows import (
     TIMES_PAGE,
     Found,
     class_table,
+    count_table,
     kept,
     memory_table,
+    near_table,
     rows,
     seen_table,
     time_table,
@@ -143,8 +145,21 @@ def patched(row: dict[str, Any]) -> Found:
         return told(resolved, predict(resolved), row)
 
 
+def refused(row: dict[str, Any]) -> None:
+    """Raise if a plan refuses the row's recipe: the trace would predict another one.
+
+    Raises:
+        ValueError: the recipe is refused for this model.
+    """
+    resolved = resolve(spec_of(row))
+    if why := resolved.recipe.refusal(resolved.launch):
+        raise ValueError(f"{row['name']}: {why}")
+
+
 def predicted(some: Sequence[dict[str, Any]], folder: Path) -> list[Found]:
     """What each row comes to; predictions are kept in ``folder``."""
+    for row in some:
+        refused(row)
     plain = [row for row in some if not WAS.intersection(row)]
     resolved = [resolve(spec_of(row)) for row in plain]
     made = pool.predict_all(resolved, folder)
@@ -175,7 +190,8 @@ def main(numbers: Sequence[int]) -> None:
         known = public_rows.residuals(ordered)
         uncertainty.FILE.write_text(public_rows.residuals_text(known), encoding="utf-8")
         _written(PAGE, class_table(known), seen_table(ordered))
-        _written(ROWS_PAGE, memory_table(ordered), whole_table(ordered))
+        made = (count_table, memory_table, near_table, whole_table)
+        _written(ROWS_PAGE, *(table(ordered) for table in made))
         _written(TIMES_PAGE, time_table(ordered))
 
 
