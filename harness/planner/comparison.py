@@ -202,7 +202,8 @@ def calibrated_row(
     typical = _seconds(first, prediction, dataclasses.replace(card, calibrated=None))
     return Calibrated(
         predicted_seconds=predicted and predicted.total,
-        spread_seconds=predicted and predicted.spread,
+        low_seconds=predicted and predicted.low,
+        high_seconds=predicted and predicted.high,
         typical_seconds=typical and typical.total,
         measured_seconds=derive.quantile([s for r in results for s in derive.step_seconds(r)], 0.5),
         peak_fraction=_peak_fraction(results, card),

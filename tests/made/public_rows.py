@@ -12,6 +12,8 @@ from typing import Any
 import yaml
 
 from harness import ROOT
+from harness.planner.speed.rates import RECOMPUTING, SLOWEST
+from harness.planner.speed.roofline import REACH
 from harness.planner.uncertainty import CLASSES, Residual, share_of
 from tests.made.pages import line
 
@@ -38,10 +40,10 @@ COUNTS = ("figures", "rows", "settings blind", "seen before", "covered", "predic
           "covered", "median error")  # fmt: skip
 SEEN = ("rows", "memory", "median error", "covered", "times", "median error", "covered")
 WHEN = ("seen before", "predicted once, afterwards", "predicted once, held from the ranges")
-TIME = ("run", "card", "seconds a step", "predicted", "plus or minus", "", "within")
+TIME = ("run", "card", "seconds a step", "predicted", "from", "to", "", "within")
 Found = dict[str, Any]
 """Of a row: GiB ``reserved``, ``allocated`` and ``between`` two steps, the ``operations`` that its
-host issues, and ``seconds``, [predicted, plus or minus] by card; or ``why`` nothing was predicted.
+host issues, and ``seconds``, [predicted, from, to] by card; or ``why`` nothing was predicted.
 """
 
 
@@ -127,8 +129,8 @@ def _groups(record: Mapping[str, Found]) -> dict[str, list[Judged]]:
         groups.setdefault(words, []).append((row, abs(got[kind] / row[kind] - 1), covers))
     named = {row["name"]: row for row in rows()}
     groups["step times"] = [
-        (named[name], abs(got / seconds - 1), covered(seconds, got, spread))
-        for name, _, seconds, (got, spread) in timed(record)
+        (named[name], abs(found[0] / seconds - 1), covered(seconds, *found))
+        for name, _, seconds, found in timed(record)
     ]
     order = [f"memory of steps, class {of}" for of in CLASSES]
     order += ["memory of near recipes", "memory of whole runs", "step times"]
@@ -143,16 +145,16 @@ def _pair(known: float | None, got: float | None) -> tuple[str, str, str]:
 
 def time_table(record: Mapping[str, Found]) -> Iterator[str]:
     yield line(TIME)
-    yield "|---|---|--:|--:|--:|--:|---|"
-    for name, card, known, (got, spread) in timed(record):
-        numbers = [f"{seconds:.3f}" for seconds in (known, got, spread)]
-        error = f"{100 * (got / known - 1):+.0f} %"
-        within = "yes" if covered(known, got, spread) else "no"
+    yield "|---|---|--:|--:|--:|--:|--:|---|"
+    for name, card, known, found in timed(record):
+        numbers = [f"{seconds:.3f}" for seconds in (known, *found)]
+        error = f"{100 * (found[0] / known - 1):+.0f} %"
+        within = "yes" if covered(known, *found) else "no"
         yield line((name, card, *numbers, error, within))
 
 
 def timed(record: Mapping[str, Found]) -> Iterator[tuple[str, str, float, list[float]]]:
-    """(row, card, measured seconds, [predicted, plus or minus]) of every row with a time."""
+    """(row, card, measured seconds, [predicted, from, to]) of every row with a time."""
     for row in rows():
         for card, known in row.get("seconds", {}).items():
             if "why" not in record[row["name"]]:
@@ -214,8 +216,8 @@ def seen_table(record: Mapping[str, Found]) -> Iterator[str]:
     memory += [(_when(row), abs(one.error), abs(one.error) <= share_of(one.kind, known).share)
                for row, one in of_rows(record, held)]  # fmt: skip
     when = {row["name"]: _when(row) for row in rows()}
-    times = [(when[name], abs(got / known - 1), covered(known, got, spread))
-             for name, _, known, (got, spread) in timed(record)]  # fmt: skip
+    times = [(when[name], abs(found[0] / known - 1), covered(known, *found))
+             for name, _, known, found in timed(record)]  # fmt: skip
     yield line(SEEN)
     yield "|---|--:|--:|--:|--:|--:|--:|"
     for words in WHEN:
@@ -248,38 +250,45 @@ def memory_left_out(known: Sequence[Residual]) -> list[tuple[Residual, bool]]:
     return found
 
 
-def covered(known: float, got: float, spread: float) -> bool:
-    """Whether what was measured lies in the stated uncertainty."""
-    return abs(known - got) <= spread
+def covered(known: float, got: float, low: float, high: float) -> bool:
+    """Whether what was measured lies in the stated range of what was predicted (``got``)."""
+    return low <= known <= high
 
 
-ISSUE, SHARE = 35e-6, 0.35
-"""What a plan counts for an operation of its host, and how uncertain its
-computation is (``harness.planner.speed``)."""
+def kind_of(row: Mapping[str, Any], got: Found, total: float) -> str:
+    """What decides the upper end of a step's range: the device, the host, or the host of a
+    recomputing step."""
+    again = "checkpoint" in row["run"]["recipe"]
+    if (1 + REACH["compute"]) * total >= (RECOMPUTING if again else SLOWEST) * got["operations"]:
+        return "device"
+    return "recomputing" if again else "host"
 
 
-def left_out(record: Mapping[str, Found]) -> dict[str, tuple[float, int, int]]:
-    """Model -> what the slowest host takes for an operation, in seconds, where that is chosen on
-    all other models' rows alone (the least with which nine of ten of them are covered); how many of
-    this model's rows that covers, and of how many. None of DiTs, on which no figure was chosen, and
-    none of rows that came "after" the figures."""
-    models = {row["name"]: row["run"]["model"] for row in rows()
-              if not row.get("after") and not row["run"]["model"].startswith("DiT")}  # fmt: skip
-    found = [(models[name], _issued(record[name], known, got))
-             for name, _, known, (got, _) in timed(record) if name in models]  # fmt: skip
+def left_out(record: Mapping[str, Found]) -> dict[str, tuple[int, int]]:
+    """Model -> how many of its times are within a range that all other models' rows give, and how
+    many it has. Such a range is the narrowest that covers nine of ten of the others' of a kind."""
+    named = {row["name"]: row for row in rows()}
+    found = []
+    for name, _, known, (got, *_) in timed(record):
+        row, kept_of = named[name], record[name]
+        kind = kind_of(row, kept_of, got)
+        found.append((row["run"]["model"], kind, _reach(kind, known, got)))
     fields = {}
-    for model in dict(found):
-        needed = sorted(most for name, most in found if name != model)
-        slowest = needed[-(-9 * len(needed) // 10) - 1]
-        own = [most <= slowest for name, most in found if name == model]
-        fields[model] = (slowest, sum(own), len(own))
+    for model in dict.fromkeys(model for model, *_ in found):
+        own = [
+            reach <= _nine_of_ten([r for m, k, r in found if m != model and k == kind])
+            for one, kind, reach in found
+            if one == model
+        ]
+        fields[model] = (sum(own), len(own))
     return fields
 
 
-def _issued(got: Found, known: float, total: float) -> float:
-    """The least a slowest host must take for an operation, for the uncertainty to reach what was
-    measured; 0 where that of the computation does. Where the host is what a step waits for, nothing
-    is known of the computation, and it counts as none."""
-    host = ISSUE * got["operations"]
-    reach = total * (1 + SHARE) if total > 1.001 * host else total
-    return 0.0 if known <= reach else known / got["operations"]
+def _reach(kind: str, known: float, got: float) -> float:
+    """By what factor a range must reach up, or down if the device decides, to cover a row."""
+    return max(known / got, got / known) if kind == "device" else known / got
+
+
+def _nine_of_ten(reaches: Sequence[float]) -> float:
+    ordered = sorted(reaches)
+    return ordered[-(-9 * len(ordered) // 10) - 1]

@@ -134,7 +134,7 @@ def told(resolved: Resolved, found: Prediction, row: dict[str, Any]) -> Found:
         "between": found.between / GIB + beside,
         "class": class_of(resolved.launch.traits, found),
         "operations": issued(found.work),
-        "seconds": {name: [one.total, one.spread] for name, one in timed.items()},
+        "seconds": {name: [one.total, one.low, one.high] for name, one in timed.items()},
     }
 
 

@@ -13,7 +13,7 @@ from harness.planner.calibration import store
 from harness.planner.calibration import store as here
 from harness.planner.speed import rates, roofline
 from harness.planner.speed import rates as calibrated
-from harness.planner.speed.roofline import SPREAD
+from harness.planner.speed.roofline import REACH
 from harness.prediction import Work
 from harness.system import cards
 from strategies.base import BadInput
@@ -100,10 +100,11 @@ def test_the_uncertainty_is_of_the_rows_and_narrower():
     found = one("product", on=card(made(rows=rows(1.25, 0.03))), **busy)
     bare = one("product", **busy)
     assert found.compute == pytest.approx(bare.compute * 1.25, rel=0.01)
-    assert found.spread / found.total < 0.15 < typical.spread / typical.total == SPREAD["compute"]
-    assert bare.shares == SPREAD, "without rows there is no uncertainty of its own"
+    assert found.high / found.total < 1.15 < typical.high / typical.total
+    assert typical.high / typical.total == pytest.approx(1 + REACH["compute"])
+    assert bare.reach == REACH, "without rows there is no uncertainty of its own"
     offload = one("nvme", on=card(made(rows=rows())), bytes=10**9)
-    assert offload.spread / offload.total == pytest.approx(SPREAD["offload"])
+    assert offload.high / offload.total == pytest.approx(1 + REACH["offload"])
 
 
 def test_what_stands_beside_a_training_is_what_was_measured():
@@ -173,8 +174,9 @@ def test_a_plan_says_what_its_times_rest_on(kept, capsys, monkeypatch, tmp_path)
     assert "Calibrated: NVIDIA H200, driver 580.65, torch 2.13.0+cu130, 2026-11-22" in own
     assert "typical figures" not in own
     data = json.loads((tmp_path / "p.json").read_text())
-    share = data["rows"][0]["step_seconds_spread"] / data["rows"][0]["step_seconds"]
-    assert share == pytest.approx(0.03) and data["rests_on"].startswith("Calibrated: NVIDIA H200")
+    low, total, high = (data["rows"][0][f"step_seconds{end}"] for end in ("_low", "", "_high"))
+    assert (total / low, high / total) == pytest.approx((1.03, 1.03))
+    assert data["rests_on"].startswith("Calibrated: NVIDIA H200")
     assert planned(capsys, monkeypatch, "--gpu", "H200", "--calibration", "none") == typical
 
 

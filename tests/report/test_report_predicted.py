@@ -249,10 +249,10 @@ def test_a_row_stands_beside_the_time_that_its_device_s_calibration_predicts():
     found = report(made(EPYC, rows=rows(1.25)), [ddp])
     only = found.groups[0].rows[0].calibrated
     assert only.predicted_seconds == pytest.approx(0.4 * 1.25)
-    assert only.spread_seconds == pytest.approx(0.03 * 0.5)
+    assert (only.low_seconds, only.high_seconds) == pytest.approx((0.5 / 1.03, 0.515))
     assert only.error == pytest.approx(0.5 / only.measured_seconds - 1)
     line = cells(found)
-    assert line["Step, predicted ms"] == "500.0" and line["Plus or minus ms"].startswith("15.0")
+    assert line["Step, predicted ms"] == "500.0" and line["To ms"] == "515.0"
     said = sentences.calibration(found.groups[0])
     assert said.startswith("Calibrated: AMD EPYC 7B13, 8 cores, torch 2.9.0+cpu, 2026-11-22")
     for text in (markdown.render(found), html.render(found)):
@@ -260,7 +260,7 @@ def test_a_row_stands_beside_the_time_that_its_device_s_calibration_predicts():
     data = json.loads(export.json_text(found))["groups"][0]["rows"][0]["predicted"]
     assert data["calibrated_step_seconds"] == pytest.approx(0.5)
     line = next(csv.DictReader(io.StringIO(export.csv_text(found))))
-    assert float(line["calibrated_step_seconds_spread"]) == pytest.approx(0.015)
+    assert float(line["calibrated_step_seconds_high"]) == pytest.approx(0.515)
 
 
 def test_without_one_or_with_another_device_s_there_is_no_such_table():

@@ -24,6 +24,7 @@ from harness.planner.plan.lattice import adapts
 from harness.planner.plan.request import export_command
 from harness.planner.plan.table import SHOWN, by_category, order
 from harness.planner.plan.tracing import judged, known, recorded
+from harness.planner.speed.roofline import Seconds
 from harness.planner.verdict import Fit, judge
 from harness.planner.worker import none
 from harness.prediction import Prediction
@@ -42,8 +43,8 @@ USUAL, LARGER = "samples of the usual size", "larger samples"
 TRAININGS = {"LoRA": True, "all weights": False}
 """Kind of training -> True if it freezes some of the model's weights."""
 HEADS = ("Model", "Training", "GPUs", "Card", "Has GiB", "Sample", "Fits", "Recipe", "Needs GiB",
-         "Needs +-", *SHOWN, "Host GiB", "Host has", "Step s", "+-", "Speed", "Too large",
-         "Command", "Export", "Recipes")  # fmt: skip
+         "Needs +-", *SHOWN, "Host GiB", "Host has", "Step s", "From s", "To s", "Speed",
+         "Too large", "Command", "Export", "Recipes")  # fmt: skip
 """Columns of the page; those of ``SHOWN`` are GiB by category at the peak.
 
 ``Recipes``: all predicted recipes of the cell that are shown, as ``recipe_words``.
@@ -81,7 +82,7 @@ class Cell:
             return [*first, "", "not predicted", self.reason, *blank, self.command, "", ""]
         fit, kinds = self.fit, category_words(self.fit)
         seconds = fit.seconds
-        times = [f"{seconds.total:.2f}", f"{seconds.spread:.2f}"] if seconds else ["", ""]
+        times = second_words(seconds) if seconds else ["", "", ""]
         speed = rate_in_words(fit) if seconds else ""
         need = [sample_name(fit.resolved), WORD[fit.verdict], fit.label]
         need += [gib(fit.need_bytes), gib(fit.spread_bytes)]
@@ -107,6 +108,11 @@ def category_words(fit: Fit) -> list[str]:
     return [gib(by_category(fit).get(head)) for head in SHOWN]
 
 
+def second_words(found: Seconds) -> list[str]:
+    """Return the seconds of a step and the two ends of their range."""
+    return [f"{one:.2f}" for one in (found.total, found.low, found.high)]
+
+
 def recipe_words(fit: Fit) -> str:
     """Return a recipe's figures as words.
 
@@ -116,7 +122,7 @@ def recipe_words(fit: Fit) -> str:
     low = min(fit.need_bytes - fit.spread_bytes, fit.least_bytes)
     on_gpu = verdict.decide(low, fit.most_bytes, fit.gpu.memory_bytes)
     most = math.ceil(10 * (fit.host_most or 0) / GIB) / 10  # never told lower than it is
-    times = [f"{fit.seconds.total:.2f}", f"{fit.seconds.spread:.2f}"] if fit.seconds else ["-", "-"]
+    times = second_words(fit.seconds) if fit.seconds else ["-", "-", "-"]
     host = ["-", "-"] if fit.host_bytes is None else [gib(fit.host_bytes), f"{most:.1f}"]
     found = [fit.label, WORD[on_gpu], gib(fit.need_bytes), gib(fit.spread_bytes), *host, *times]
     return " ".join([*found, *category_words(fit)])

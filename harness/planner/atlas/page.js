@@ -36,9 +36,8 @@ function verdict(one, host) {
   return least <= host ? 'tight' : 'host';
 }
 
-const half = one => number(one.stepSpread) / number(one.step) / 2;
-const faster = (one, other) =>
-  number(one.step) * (1 + half(one)) < number(other.step) * (1 - half(other));
+const half = (one, end) => (number(one.step) + number(one[end])) / 2;
+const faster = (one, other) => half(one, 'stepHigh') < half(other, 'stepLow');
 
 // The cell's own recipe if it still fits and none that now fits is surely faster; else the fastest.
 // If none fits, the one that lacks the least of a GPU or of the host.
@@ -61,11 +60,11 @@ function hosted(cell, host) {
   const one = pick(all, host, number(cell['Has GiB']));
   const own = one.recipe === cell.Recipe;
   const more = ` --host-memory ${host}GiB`;
-  const times = one.step === '-' ? ['', ''] : [one.step, one.stepSpread];
+  const times = one.step === '-' ? ['', '', ''] : [one.step, one.stepLow, one.stepHigh];
   return {
     ...cell, ...one.kinds, Recipe: one.recipe, Fits: verdict(one, host), 'Needs GiB': one.need,
     'Needs +-': one.spread, 'Host GiB': one.host, 'Host has': String(host), 'Step s': times[0],
-    '+-': times[1], Speed: own ? cell.Speed : '', 'Too large': own ? cell['Too large'] : '',
+    'From s': times[1], 'To s': times[2], Speed: own ? cell.Speed : '', 'Too large': own ? cell['Too large'] : '',
     Command: cell.Command.replace(/ --recipes .*/, '') + more,
     Export: cell.Export && cell.Export.replace(cell.Recipe, one.recipe) + more,
   };
@@ -97,7 +96,7 @@ function code(recipe, kind = '') {
 function sentence(cell) {
   if (look(cell) === 'not') return `not predicted: ${cell.Recipe}`;
   const need = `needs ${cell['Needs GiB']} +- ${cell['Needs +-']} of ${cell['Has GiB']} GiB`;
-  const time = cell['Step s'] ? `, ${cell['Step s']} +- ${cell['+-']} s a step` : '';
+  const time = cell['Step s'] ? `, ${cell['Step s']} s a step (${cell['From s']} to ${cell['To s']})` : '';
   const speed = cell.Speed ? `, ${cell.Speed}` : '';
   return `${need}${look(cell) === 'no' ? '' : time + speed}`;
 }
@@ -160,7 +159,7 @@ function details(cell) {
   const told = [
     split(cell) && 'At the peak: ' + split(cell) + ' GiB',
     cell.Sample && 'Sample: ' + cell.Sample,
-    cell['Step s'] && 'Step: ' + cell['Step s'] + ' +- ' + cell['+-'] + ' s',
+    cell['Step s'] && `Step: ${cell['Step s']} s (${cell['From s']} to ${cell['To s']})`,
     cell['Host GiB'] && `Host: ${cell['Host GiB']} of ${cell['Host has']} GiB of a machine`,
   ].filter(Boolean).map(text => make('div', {}, text));
   const command = make('div', {}, make('code', {}, cell.Command));

@@ -145,7 +145,7 @@ HOST = (
     '<label>Host memory of a machine, GiB<input id="host" type="number" min="1" step="1" '
     'inputmode="numeric" placeholder="as assumed"></label>'
 )
-FIGURES = ("recipe", "gpu", "need", "spread", "host", "hostMost", "step", "stepSpread")
+FIGURES = ("recipe", "gpu", "need", "spread", "host", "hostMost", "step", "stepLow", "stepHigh")
 """Words of a recipe (``cells.recipe_words``) before its categories."""
 
 

@@ -102,7 +102,7 @@ def compared(rows: Sequence[Held], card: Card) -> Grid:
 def _cells(row: Held, card: Card) -> list[str]:
     found = row.predicted(card)
     error = f"{100 * row.error(card):+.0f}"
-    return [f"{1e3 * found.total:.0f} +-{1e3 * found.spread:.0f}", error]
+    return [found.words, error]
 
 
 def _summary(name: str, rows: Sequence[Held], card: Card) -> str:
@@ -110,7 +110,7 @@ def _summary(name: str, rows: Sequence[Held], card: Card) -> str:
         return ""
     errors = [abs(row.error(card)) for row in rows]
     pairs = [(row.predicted(card), row.measured) for row in rows]
-    within = sum(abs(found.total - measured) <= found.spread for found, measured in pairs)
+    within = sum(found.low <= measured <= found.high for found, measured in pairs)
     middle, worst = 100 * statistics.median(errors), 100 * max(errors)
     said = f"{name.capitalize()}: median error {middle:.0f} %, largest {worst:.0f} %"
     return f"{said}, {within} of {len(rows)} within the uncertainty."

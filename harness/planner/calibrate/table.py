@@ -17,7 +17,7 @@ from harness.planner.calibration.record import (
     predicted_seconds,
 )
 from harness.planner.speed import rates
-from harness.planner.speed.roofline import CPU_SPREAD, SPREAD
+from harness.planner.speed.roofline import CPU_SPREAD, REACH
 from harness.report.data.grid import Grid
 from harness.report.figures.units import CATEGORIES, GIB, MIB
 from harness.report.rendering.markdown import table_lines
@@ -259,7 +259,7 @@ def times(found: Calibration) -> Grid:
     timed = [row for row in found.rows if row.timed]
     heads = ("Row", "Measured ms", "Typical %", "Fitted ms", "Fitted %", "Left out %")
     rows = [_time(row, fit.factors, errors) for row in timed]
-    usual = CPU_SPREAD if found.device.kind == "cpu" else SPREAD
+    usual = CPU_SPREAD if found.device.kind == "cpu" else REACH
     return table("Time of a step", heads, rows, _of_times(fit, timed, errors, usual))
 
 

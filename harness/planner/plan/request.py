@@ -218,7 +218,8 @@ def fit_as_json(fit: Fit) -> dict[str, Any]:
         "host_high_bytes_node": fit.host_most,
         "host_memory_node": fit.host_memory,
         "step_seconds": fit.seconds.total if fit.seconds else None,
-        "step_seconds_spread": fit.seconds.spread if fit.seconds else None,
+        "step_seconds_low": fit.seconds.low if fit.seconds else None,
+        "step_seconds_high": fit.seconds.high if fit.seconds else None,
         "sent_bytes": sent(
             fit.prediction.work, fit.resolved.spec.processes, fit.gpu.node
         )._asdict(),

@@ -224,7 +224,7 @@ def _cells(fit: Fit) -> list[str]:
     split = [gib(by_category(fit).get(head)) for head in SHOWN]
     time_cell, speed = "-", "-"
     if fit.seconds:
-        time_cell = f"{fit.seconds.total * 1e3:.0f} ±{fit.seconds.spread * 1e3:.0f}"
+        time_cell = fit.seconds.words
         speed = rate(fit)
     need = near(fit.need_bytes, fit.spread_bytes)
     cells = [fit.label, WORD[fit.verdict], need, gib(fit.margin_bytes)]
@@ -243,16 +243,16 @@ def notes(fits: Sequence[Fit]) -> list[str]:
     if single and len(single) < len(fits):
         notes.append("Recipes of one process train the whole global batch on one GPU.")
     notes += [verdict.assumed(fits[0].gpu), *held_notes(fits)]
-    return [*notes, *_host_bound(fits), *_of_each(fits)]
+    return [*notes, *_ranges(fits), *_compiled(fits), *_host_bound(fits), *_of_each(fits)]
 
 
 def short_notes(fits: Sequence[Fit]) -> list[str]:
-    """Return the three notes without which the table misleads; ``notes`` has all."""
+    """Return the notes without which the table misleads; ``notes`` has all."""
     share, card = max(fit.uncertainty.share for fit in fits), fits[0].gpu
     reach = f"Ranges of memory hold for nine of ten models (+-{100 * share:.0f} %)."
     last = " ".join([*host(fits[0]), *_beside(fits[0]), *_before(fits[0])])
     found = [ON_CPU if card.shared else ON_GPU, f"{reach} {rates.words(card)}", last]
-    return list(filter(None, found))
+    return [*filter(None, found), *_compiled(fits)]
 
 
 def unpredicted(fits: Sequence[Fit]) -> list[str]:
@@ -260,6 +260,20 @@ def unpredicted(fits: Sequence[Fit]) -> list[str]:
     failed = [fit for fit in fits if not fit.lack and fit.prediction.method != "trace"]
     lines = (f"Not predicted: {fit.label}: {fit.prediction.reason}" for fit in failed)
     return [*verdict.lacking(fits), *lines]
+
+
+def _ranges(fits: Sequence[Fit]) -> list[str]:
+    """Return the meaning of the range of a step's time, if no measurement of the card made it."""
+    if fits[0].gpu.shared or fits[0].gpu.calibrated or not any(fit.seconds for fit in fits):
+        return []
+    return ["Step: in brackets its range. Nine of ten public measurements lay in theirs."]
+
+
+def _compiled(fits: Sequence[Fit]) -> list[str]:
+    """Name the rows of compiled blocks that have a time."""
+    some = [fit.label for fit in fits if fit.seconds and "compiled" in fit.resolved.launch.traits]
+    untried = "Compiled blocks: no step that waits for the card was compared with the time of"
+    return [f"{untried} {', '.join(some)}."] if some else []
 
 
 def _host_bound(fits: Sequence[Fit]) -> list[str]:

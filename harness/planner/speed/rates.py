@@ -34,11 +34,11 @@ PRODUCTS, ATTENTION, STREAMING = 0.75, 0.40, 0.80
 reach."""
 LAUNCH = 5e-6
 """Seconds of an op that does almost nothing, in eager mode."""
-ISSUE, SLOWEST = 35e-6, 85e-6
-"""Seconds in which the host of a public trainer issues one operation, usually and at the slowest
-(Python of libraries, hooks, autograd). In published measurements of host-bound steps they were
-28 to 47 microseconds. Two of seven models with checkpoints took 74 to 265
-(docs/explanation/accuracy.md)."""
+ISSUE, FASTEST, SLOWEST, RECOMPUTING = 35e-6, 26e-6, 46e-6, 85e-6
+"""Seconds in which the host of a public trainer issues one operation: usually, at the fastest, at
+the slowest, and at the slowest if the step recomputes activations (Python of libraries, hooks,
+autograd). Published steps that the host limits took 27 to 46 microseconds an operation. Two of ten
+models with checkpoints took 72 to 250 (docs/explanation/accuracy.md)."""
 COLLECTIVE = 3e-5
 HOST_BANDWIDTH = 25e9
 """Bytes per second of host memory for one rank, if eight share a node's."""

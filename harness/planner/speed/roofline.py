@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from harness.planner.calibration.record import Fitted
-from harness.planner.speed.rates import ISSUE, SLOWEST, Rates, rates
+from harness.planner.speed.rates import FASTEST, ISSUE, RECOMPUTING, SLOWEST, Rates, rates
 from harness.prediction import Sent, Work
 from harness.system.cards import NODE, Card
 
@@ -20,8 +20,10 @@ BUSY = ("forward", "backward")
 COLLECTIVES = ("collective", "overlapped", "passed")
 KERNELS = ("product", "attention", "memory")
 SPREAD = {"compute": 0.35, "communication": 0.50, "offload": 0.60}
-"""Relative uncertainty of each part without calibration. With the slowest host's, nine of ten
-public rows lie within it (tests/test_public_peaks.py)."""
+"""Relative uncertainty of each part without calibration, for comparisons of rows."""
+REACH = {**SPREAD, "compute": 0.30}
+"""What a range states of each part without calibration: 0.3 is from 1/1.3 to 1.3 times as long.
+With the host's range, nine of ten public rows lie within it (tests/test_public_peaks.py)."""
 CPU_SPREAD = dict.fromkeys(SPREAD, 1.0)
 """Relative uncertainty on a CPU known only by its cores; half or twice the time is common."""
 
@@ -41,8 +43,9 @@ class Seconds:
     """Predicted seconds of one optimizer step, by part.
 
     ``overhead``: the time by which the host issues all operations later than the device could run
-    them. ``slowest``: seconds in which the slowest host issues them. ``shares``: part -> relative
-    uncertainty.
+    them. ``slowest``: seconds in which the slowest host of all issues them. ``hosts``: those of the
+    fastest host and of the slowest that a range states. ``shares``: part -> relative uncertainty.
+    ``reach``: the same as a range states it.
     """
 
     compute: float
@@ -50,16 +53,40 @@ class Seconds:
     offload: float
     overhead: float = 0.0
     slowest: float = 0.0
+    hosts: tuple[float, float] = (0.0, 0.0)
     shares: Mapping[str, float] = field(default_factory=lambda: SPREAD)
+    reach: Mapping[str, float] = field(default_factory=lambda: REACH)
 
     @property
     def total(self) -> float:
         return self.compute + self.communication + self.offload + self.overhead
 
     @property
+    def low(self) -> float:
+        """Lower end of the range: a fast device, or a fast host if that is the later."""
+        device = sum(getattr(self, part) / (1 + share) for part, share in self.reach.items())
+        return max(device, self.hosts[0])
+
+    @property
+    def high(self) -> float:
+        """Upper end of the range: a slow device, or a slow host if that is the later."""
+        device = sum(getattr(self, part) * (1 + share) for part, share in self.reach.items())
+        return max(device, self.hosts[1])
+
+    @property
     def spread(self) -> float:
+        """Uncertainty in comparisons of rows, plus or minus.
+
+        It is wider than the range, because it decides which rows a search may leave out.
+        """
         known = sum(share * getattr(self, part) for part, share in self.shares.items())
         return max(known, self.slowest - self.total)
+
+    @property
+    def words(self) -> str:
+        """Milliseconds with their range, for a table: 605 (466-787)."""
+        total, low, high = (f"{1e3 * one:.0f}" for one in (self.total, self.low, self.high))
+        return f"{total} ({low}-{high})"
 
 
 def in_tf32(recipe: str) -> bool:
@@ -80,7 +107,7 @@ def seconds(
     measured. ``slower``: factors for a slower card or slower links.
     """
     found = rates(gpu, processes).slowed(slower.compute, slower.communication)
-    usual = CPU_SPREAD if gpu.shared else SPREAD
+    usual, reach = (CPU_SPREAD, CPU_SPREAD) if gpu.shared else (SPREAD, REACH)
     parts = parts_of(work, found, processes, tf32)
     fitted = gpu.calibrated.fitted if gpu.calibrated else Fitted()
     factors = fitted.factors
@@ -88,14 +115,23 @@ def seconds(
     return Seconds(
         **{part: factors.get(part, 1.0) * value for part, value in parts.items()},
         overhead=max(0.0, ISSUE * count - sum(parts.values())),
-        slowest=SLOWEST * count,
+        slowest=RECOMPUTING * count,
+        hosts=(FASTEST * count, (RECOMPUTING if recomputes(work) else SLOWEST) * count),
         shares={**usual, **fitted.shares},
+        reach={**reach, **fitted.shares},
     )
 
 
 def issued(work: Sequence[Work]) -> int:
     """Return the number of kernels that the host launches in a step."""
     return sum(w.count for w in work if w.kind in KERNELS)
+
+
+def recomputes(work: Sequence[Work]) -> bool:
+    """Return whether backward runs the forward of an attention again, by its FLOPs."""
+    kernels = [w for w in work if w.kind == "attention"]
+    again = {w.flops for w in kernels if w.phase == "backward"}
+    return any(w.flops in again for w in kernels if w.phase == "forward")
 
 
 def parts_of(

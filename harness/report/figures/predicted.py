@@ -114,13 +114,14 @@ class PredictedFit:
 class Calibrated:
     """Seconds of a step: predicted by this device's calibration, and measured.
 
-    ``spread_seconds``: plus or minus. ``typical_seconds``: predicted by typical figures, for
-    comparison. ``peak_fraction``: the model's FLOP/s over the matrix products measured on the
-    device, in the row's type. ``words``: the calibration's device and date.
+    ``low_seconds`` and ``high_seconds``: their range. ``typical_seconds``: predicted by typical
+    figures, for comparison. ``peak_fraction``: the model's FLOP/s over the matrix products measured
+    on the device, in the row's type. ``words``: the calibration's device and date.
     """
 
     predicted_seconds: float | None
-    spread_seconds: float | None
+    low_seconds: float | None
+    high_seconds: float | None
     typical_seconds: float | None
     measured_seconds: float
     peak_fraction: float | None

@@ -48,7 +48,8 @@ FIT: Takes = {
 }
 CALIBRATED: Takes = {
     "calibrated_step_seconds": lambda c: c.predicted_seconds,
-    "calibrated_step_seconds_spread": lambda c: c.spread_seconds,
+    "calibrated_step_seconds_low": lambda c: c.low_seconds,
+    "calibrated_step_seconds_high": lambda c: c.high_seconds,
     "calibrated_step_error_fraction": lambda c: c.error,
     "typical_step_error_fraction": lambda c: c.typical_error,
     "measured_peak_fraction": lambda c: c.peak_fraction,

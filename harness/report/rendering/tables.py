@@ -432,7 +432,8 @@ PREDICTED = (
 CALIBRATED = (
     RECIPE,
     Column("Step, predicted ms", lambda row: row.calibrated.predicted_seconds, "ms"),
-    Column("Plus or minus ms", lambda row: row.calibrated.spread_seconds, "ms"),
+    Column("From ms", lambda row: row.calibrated.low_seconds, "ms"),
+    Column("To ms", lambda row: row.calibrated.high_seconds, "ms"),
     Column("Step, measured ms", lambda row: row.calibrated.measured_seconds, "ms"),
     Column("Time error %", lambda row: row.calibrated.error, "error"),
     Column("By typical figures %", lambda row: row.calibrated.typical_error, "error"),
