@@ -18,13 +18,14 @@ from harness.planner.plan import fastest
 from harness.planner.plan.bounds import Known, need_floor, slower, wire_seconds
 from harness.planner.plan.command import add_arguments
 from harness.planner.plan.fastest import EVEN, NEAR, best_of, common, search, within
-from harness.planner.plan.lattice import Point
+from harness.planner.plan.lattice import Point, adapts
 from harness.planner.plan.scale import usual
 from harness.planner.verdict import Fit, judge
 from harness.prediction import Prediction
 from harness.resolve import Resolved
 from harness.system import cards
 from strategies.base import Slot
+from tests.made.brute_force import fault
 from tests.made.lattices import FLUX, predicted, rows_of
 from tests.made.predictions import GIB, prediction
 
@@ -156,6 +157,20 @@ def test_of_equally_fast_recipes_the_answer_has_the_fewest_parts(gpus, size):
         some = [fit for fit in able if Point(fit.resolved).adapted == proof.adapters]
         if some:
             assert order(proof.best) == min(map(order, some)), proof.best.label
+
+
+def test_a_wrong_answer_is_told_by_every_recipe():
+    """What holds traced cells (``tests.made.brute_force``) notices each kind of wrong answer."""
+    gpu = cards.of_size(16 * GIB)
+    every = [f for f in Asked(gpu, functools.partial(predicted, tokens=1.0))(rows_of(FLUX, 1))
+             if adapts(f.resolved)]  # fmt: skip
+    best = best_of(every, common)
+    assert fault(best, every) == "" and fault(None, every).endswith("fits")
+    slow = max((fit for fit in every if fit.fits), key=lambda fit: fit.seconds.total)
+    large = next(fit for fit in every if not fit.may_fit)
+    assert fault(slow, every).startswith("faster") and fault(large, every).endswith("fits")
+    none = [fit for fit in every if not fit.may_fit]
+    assert fault(None, none) == "" and fault(best, none) == "none fits"
 
 
 def test_what_cannot_be_predicted_ends_the_search():
