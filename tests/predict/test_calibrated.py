@@ -73,6 +73,49 @@ def test_each_kind_of_work_takes_what_was_measured():
     assert sent == pytest.approx(2e-5 + 7e9 / 300e9)
 
 
+def test_attention_is_as_fast_as_at_its_number_of_tokens():
+    longer = dataclasses.replace(CEILINGS.attention[0], tokens=4096, rate=600e12)
+    short = dataclasses.replace(CEILINGS.attention[0], rate=300e12)
+    on = card(made(rows=[], ceilings=dataclasses.replace(CEILINGS, attention=[longer, short])))
+
+    def rate(tokens: int, phase: str = "forward") -> float:
+        channels = 2**30 // tokens
+        numbers, products = (4, 4) if phase == "forward" else (8, 10)
+        flops, size = products * tokens**2 * channels, 2 * numbers * tokens * channels
+        return flops / one("attention", on=on, flops=flops, bytes=size, phase=phase).compute
+
+    assert rate(512) == pytest.approx(375e12) and rate(1024) == pytest.approx(450e12)
+    assert rate(1024, "backward") == pytest.approx(450e12)
+    assert rate(16384) == pytest.approx(600e12)
+    found = rates.rates(on, 1)
+    assert found.attention("bfloat16", tokens=64) == pytest.approx(300e12)
+
+
+def host_bound(scatter: float = 0.0) -> list:
+    """Rows of a GPU at 1.25 times its ceilings, beside two whose host takes 40 us an operation."""
+    device = [dataclasses.replace(one, operations=1000) for one in rows(1.25, scatter)]
+    waiting = [row("single", 0.4, 0.01, operations=10_000), row("ddp", 0.2, 0.02, operations=5000)]
+    return [waiting[0], *device, waiting[1]]
+
+
+def test_rows_that_wait_for_the_host_tell_its_speed_and_not_the_card_s():
+    fit = store.applied(made(rows=host_bound(0.02))).fitted
+    assert fit.host == pytest.approx(40e-6) and fit.rows == 6
+    assert fit.factors["compute"] == pytest.approx(1.25, rel=0.03)
+    on = card(made(rows=host_bound(0.02)))
+    many = one("memory", on=on, bytes=8, count=10_000)
+    assert many.total == pytest.approx(0.4) and many.spread < 0.15 * many.total
+    assert one("product", on=on, flops=10**15).overhead == 0
+    without = store.applied(made(rows=rows(1.25, 0.02))).fitted
+    assert without.host == 0 and without.factors["compute"] == pytest.approx(1.25, rel=0.03)
+
+
+def test_a_plan_by_block_counts_the_measured_host():
+    assert roofline.issue_seconds(card(made(rows=host_bound()))) == pytest.approx(40e-6)
+    assert roofline.issue_seconds(card(made(rows=[]))) == rates.ISSUE
+    assert roofline.issue_seconds(card(made(rows=rows()))) == 0, "no row shows the host"
+
+
 def test_what_was_not_measured_stays_typical():
     typical, plain = rates.of_device(H200), card(made(rows=[]))
     half = {"flops": 10**15, "dtype": "float16"}

@@ -28,7 +28,7 @@ from harness.planner.calibration.record import (
 from harness.planner.calibration.store import Applied
 from harness.planner.comparison import predicted_and_measured
 from harness.planner.speed.rates import of_device, rates
-from harness.planner.speed.roofline import in_tf32, parts_of, seconds
+from harness.planner.speed.roofline import in_tf32, issued, parts_of, seconds
 from harness.prediction import Prediction
 from harness.report.figures import derive
 from harness.result import Result, Status
@@ -122,6 +122,9 @@ LOW = (
     "single+bf16_pure+checkpoint+adam8bit+accumulate:steps=8+ema:place=cpu",
 )
 """Low-memory recipes that train that batch on one GPU."""
+HOST_BOUND = ("single+bf16", "single+bf16+checkpoint")
+"""Recipes that train one sample: the host issues their operations more slowly than a GPU runs
+them."""
 MEASURES = {
     "cuda": {"products": 1.0, "streams": 0.5, "standing": 0.3, "attention": 1.5, "copies": 0.4,
              "collective": 0.8},
@@ -206,10 +209,12 @@ def _memory(setting: Setting) -> list[Station]:
     if setting.rows_known:
         return measures
     rows = [_row(text, setting) for text in ROWS[setting.device] if _can_be(text, setting)]
-    first = len(measures) if setting.device == "cpu" else 3
-    low = [_low(recipe, setting) for recipe in LOW] if setting.device == "cuda" else []
-    # On a GPU the first rows are worth more than attention, copies and collectives.
-    return [*measures[:first], *rows[:3], *measures[first:], *low, *rows[3:]]
+    if setting.device != "cuda":
+        return [*measures, *rows]
+    # The first rows are worth more than attention, copies and collectives.
+    host = [_at_batch(recipe, 1, setting) for recipe in HOST_BOUND]
+    low = [_at_batch(recipe, GOAL_BATCH, setting) for recipe in LOW]
+    return [*measures[:3], *rows[:3], *measures[3:], *host, *low, *rows[3:]]
 
 
 def _can_be(text: str, setting: Setting) -> bool:
@@ -236,10 +241,11 @@ def _row(text: str, setting: Setting) -> Station:
     return Station(name=text, part="memory", kind="row", minutes=MINUTES[setting.device], spec=spec)
 
 
-def _low(recipe: str, setting: Setting) -> Station:
-    spec = Spec(recipe=parse(recipe).text, global_batch=GOAL_BATCH, **_usual(setting))
-    name = f"{recipe} at batch {GOAL_BATCH}"
-    return Station(name=name, part="memory", kind="row", minutes=2 * MINUTES["cuda"], spec=spec)
+def _at_batch(recipe: str, batch: int, setting: Setting) -> Station:
+    spec = Spec(recipe=parse(recipe).text, global_batch=batch, **_usual(setting))
+    minutes = MINUTES["cuda"] * (1 if batch == 1 else 2)
+    name = f"{recipe} at batch {batch}"
+    return Station(name=name, part="memory", kind="row", minutes=minutes, spec=spec)
 
 
 def _usual(setting: Setting) -> dict[str, object]:
@@ -344,8 +350,10 @@ def _measured(result: Result) -> dict[str, object]:
     }
 
 
-def _parts(result: Result, prediction: Prediction, alone: Calibration) -> dict[str, float]:
-    """Return the seconds of each part by the ceilings alone, and the total by typical figures."""
+def _parts(result: Result, prediction: Prediction, alone: Calibration) -> dict[str, Any]:
+    """Return the seconds of each part by the ceilings alone, the total by typical figures, and the
+    operations that a GPU's host issues.
+    """
     if not prediction.work:
         return {}
     typical = of_device(alone.device)
@@ -354,7 +362,8 @@ def _parts(result: Result, prediction: Prediction, alone: Calibration) -> dict[s
     tf32 = in_tf32(result.spec.recipe)
     parts = parts_of(prediction.work, rates(card, processes), processes, tf32)
     usual = seconds(prediction.work, typical, processes, tf32).total
-    return {**parts, "typical_seconds": usual}
+    count = 0 if card.shared else issued(prediction.work)
+    return {**parts, "typical_seconds": usual, "operations": count}
 
 
 def _bytes(result: Result, prediction: Prediction, alone: Calibration) -> dict[str, object]:

@@ -236,13 +236,13 @@ def _speed(rate: float) -> str:
 
 
 def attention(found: Calibration) -> Grid:
-    """Return the rates of each kernel, type and width."""
+    """Return the rates of each kernel, type, number of tokens and width."""
     rows = [
-        (a.kernel, a.dtype, str(a.width), f"{a.rate / 1e12:.3g}", _mib(a.scratch_bytes),
-         _mib(a.formula_bytes))
+        (a.kernel, a.dtype, str(a.tokens), str(a.width), f"{a.rate / 1e12:.3g}",
+         _mib(a.scratch_bytes), _mib(a.formula_bytes))
         for a in found.ceilings.attention
     ]  # fmt: skip
-    heads = ("Kernel", "Type", "Head", "TFLOP/s", "Scratch MiB", "By formula MiB")
+    heads = ("Kernel", "Type", "Tokens", "Head", "TFLOP/s", "Scratch MiB", "By formula MiB")
     return table("Attention, forward and backward", heads, rows)
 
 
@@ -258,7 +258,7 @@ def times(found: Calibration) -> Grid:
     fit, errors = fitted(found.rows), left_out_errors(found.rows)
     timed = [row for row in found.rows if row.timed]
     heads = ("Row", "Measured ms", "Typical %", "Fitted ms", "Fitted %", "Left out %")
-    rows = [_time(row, fit.factors, errors) for row in timed]
+    rows = [_time(row, fit, errors) for row in timed]
     usual = CPU_SPREAD if found.device.kind == "cpu" else REACH
     return table("Time of a step", heads, rows, _of_times(fit, timed, errors, usual))
 
@@ -276,13 +276,17 @@ def _of_times(
     share = max(fit.shares.values())
     typical = [abs(error) for row in timed if (error := _typical(row)) is not None]
     sentences = [
-        f"Factors beyond the ceilings: {words}.",
+        f"Factors beyond the ceilings: {words}.{_host(fit)}",
         f"Nine of ten predictions within {100 * share:.0f} % (typical figures claim "
         f"{_range(list(usual.values()))}).",
         f"Median error by typical figures {_middle(typical)}, by the fit to the other rows alone "
         f"(left out) {_middle([abs(error) for error in errors.values()])}.",
     ]
     return " ".join(sentences)
+
+
+def _host(fit: Fitted) -> str:
+    return f" The host issues an operation in {1e6 * fit.host:.0f} us." if fit.host else ""
 
 
 def _range(shares: Sequence[float]) -> str:
@@ -301,8 +305,8 @@ def _typical(row: MeasuredRow) -> float | None:
     return row.typical_seconds / row.step_seconds - 1
 
 
-def _time(row: MeasuredRow, factors: Mapping[str, float], errors: Mapping[str, float]) -> list[str]:
-    fit, took = predicted_seconds(row, factors), row.step_seconds or 0.0
+def _time(row: MeasuredRow, found: Fitted, errors: Mapping[str, float]) -> list[str]:
+    fit, took = predicted_seconds(row, found.factors, found.host), row.step_seconds or 0.0
     cells = [row.label, f"{1e3 * took:.0f}", _percent(_typical(row))]
     return [*cells, f"{1e3 * fit:.0f}", _percent(fit / took - 1), _percent(errors.get(row.label))]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,7 +47,7 @@ class Stream:
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionRate:
-    """FLOP/s of one attention kernel, forward and backward, at heads of ``width``.
+    """FLOP/s of one attention kernel, forward and backward, at heads of ``width`` and ``tokens``.
 
     ``scratch_bytes``: measured allocations of its backward beyond its results. ``formula_bytes``:
     the same by ``harness.planner.overhead``. Both are None on a CPU.
@@ -56,6 +57,7 @@ class AttentionRate:
     dtype: str
     width: int
     rate: float
+    tokens: int = 256
     scratch_bytes: int | None = None
     formula_bytes: int | None = None
 
@@ -112,7 +114,7 @@ class MeasuredRow:
 
     ``step_seconds``: measured seconds of a step (median). ``typical_seconds``: predicted from
     typical figures. ``compute``, ``communication``, ``offload``: predicted from the ceilings,
-    before any fit.
+    before any fit. ``operations``: kernels that the host issues in a step, if a GPU runs them.
 
     The lists are [predicted, measured] bytes, or empty if unknown. ``step``: tensors of a step;
     ``categories`` splits it. ``run``: the whole run by the meter. ``reserved``: by the allocator.
@@ -130,6 +132,7 @@ class MeasuredRow:
     compute: float | None = None
     communication: float | None = None
     offload: float | None = None
+    operations: int = 0
     typical_seconds: float | None = None
     step: list[int] = field(default_factory=list)
     run: list[int] = field(default_factory=list)
@@ -210,6 +213,10 @@ def load(path: Path) -> Calibration:
 # (compute, communication, offload) therefore gets one factor of at least ``LOWEST``. The factors
 # minimize the squared relative errors of all rows together. The remaining errors give the
 # uncertainty of the next prediction.
+#
+# A GPU waits if the host issues operations more slowly than the GPU runs them. Such rows tell the
+# host's seconds of one operation, and nothing of the GPU. Which rows they are is tried out: the
+# rows with the most operations for their work, as many of them as leave the smallest errors.
 
 
 PARTS = ("compute", "communication", "offload")
@@ -234,34 +241,60 @@ class Fitted:
     """Result of a fit. A part that was not fitted has no entry.
 
     ``factors``: part -> its factor. ``shares``: part -> the error that nine of ten predictions do
-    not exceed. ``rows``: number of fitted rows.
+    not exceed. ``rows``: number of fitted rows. ``host``: seconds in which the host issues one
+    operation; 0 if no row shows it.
     """
 
     factors: Mapping[str, float] = field(default_factory=dict)
     shares: Mapping[str, float] = field(default_factory=dict)
     rows: int = 0
+    host: float = 0.0
 
 
 def fitted(rows: Sequence[MeasuredRow]) -> Fitted:
     """Return the factors and uncertainty of the timed rows; empty if there are too few."""
-    timed = [row for row in rows if row.timed]
-    if len(timed) < LEAST:
-        return Fitted()
-    parts = [part for part in PARTS if _told(timed, part)]
-    told = [row for row in timed if all(_share(row, p) < SHARE or p in parts for p in PARTS)]
-    freedom = len(told) - len(parts)
-    if "compute" not in parts or freedom < 1:
-        return Fitted()
+    timed = sorted((row for row in rows if row.timed), key=_waiting, reverse=True)
+    known = sum(row.operations > 0 for row in timed)
+    tried = [_tried(timed, bound) for bound in range(known + 1)]
+    found = [one for one in tried if one is not None]
+    return min(found, key=lambda one: one[0])[1] if found else Fitted()
+
+
+def _waiting(row: MeasuredRow) -> float:
+    """Return the operations of a row for each second of its work."""
+    whole = predicted_seconds(row, {})
+    return row.operations / whole if whole else 0.0
+
+
+def _tried(timed: Sequence[MeasuredRow], bound: int) -> tuple[float, Fitted] | None:
+    """Return a fit whose first ``bound`` rows wait for the host, and its mean squared error.
+
+    None if the other rows are too few.
+    """
+    waits, rest = timed[:bound], timed[bound:]
+    if len(rest) < LEAST:
+        return None
+    parts = [part for part in PARTS if _told(rest, part)]
+    told = [row for row in rest if all(_share(row, p) < SHARE or p in parts for p in PARTS)]
+    counted = [*waits, *told]
+    freedom = len(counted) - len(parts) - bool(waits)
+    if "compute" not in parts or freedom < 1 or len(told) <= len(parts):
+        return None
     factors = _factors(told, parts)
-    misses = [_miss(row, factors) for row in told]
-    return Fitted(
-        factors=factors, shares=dict.fromkeys(factors, _within(misses, freedom)), rows=len(told)
+    host = statistics.median(r.step_seconds / r.operations for r in waits) if waits else 0.0
+    misses = [_miss(row, factors, host) for row in counted]
+    named = [*factors, *(["overhead"] if waits else [])]
+    share = _within(misses, freedom)
+    found = Fitted(
+        factors=factors, shares=dict.fromkeys(named, share), rows=len(counted), host=host
     )
+    return math.fsum(miss * miss for miss in misses) / freedom, found
 
 
-def predicted_seconds(row: MeasuredRow, factors: Mapping[str, float]) -> float:
-    """Return a row's predicted seconds per step, from its ceilings and these factors."""
-    return sum(factors.get(part, 1.0) * (getattr(row, part) or 0.0) for part in PARTS)
+def predicted_seconds(row: MeasuredRow, factors: Mapping[str, float], host: float = 0.0) -> float:
+    """Return a row's predicted seconds per step, from its ceilings, these factors and the host."""
+    device = sum(factors.get(part, 1.0) * (getattr(row, part) or 0.0) for part in PARTS)
+    return max(device, host * row.operations)
 
 
 def left_out_errors(rows: Sequence[MeasuredRow]) -> dict[str, float]:
@@ -274,7 +307,8 @@ def left_out_errors(rows: Sequence[MeasuredRow]) -> dict[str, float]:
     for row in timed:
         others = fitted([other for other in timed if other is not row])
         if others.rows:
-            errors[row.label] = predicted_seconds(row, others.factors) / row.step_seconds - 1
+            told = predicted_seconds(row, others.factors, others.host)
+            errors[row.label] = told / row.step_seconds - 1
     return errors
 
 
@@ -357,8 +391,8 @@ def _share(row: MeasuredRow, part: str) -> float:
     return (getattr(row, part) or 0.0) / whole if whole else 0.0
 
 
-def _miss(row: MeasuredRow, factors: Mapping[str, float]) -> float:
-    return math.log(row.step_seconds / predicted_seconds(row, factors))
+def _miss(row: MeasuredRow, factors: Mapping[str, float], host: float) -> float:
+    return math.log(row.step_seconds / predicted_seconds(row, factors, host))
 
 
 def _within(misses: Sequence[float], freedom: int) -> float:

@@ -35,8 +35,8 @@ from harness.planner.plan.candidates import PlanError
 from harness.planner.plan.fastest import Search, run
 from harness.planner.plan.request import fit_as_json
 from harness.planner.plan.table import print_lines, print_plan
-from harness.planner.speed.rates import ISSUE, Rates, rates
-from harness.planner.speed.roofline import KERNELS, in_tf32, issued, parts_of
+from harness.planner.speed.rates import Rates, rates
+from harness.planner.speed.roofline import KERNELS, in_tf32, issue_seconds, issued, parts_of
 from harness.planner.suggestions import changed
 from harness.planner.verdict import Fit
 from harness.prediction import Work
@@ -268,12 +268,13 @@ def _time(program: Program, costs: Costs, places: Sequence[tuple[int, int]]) -> 
     late = dict.fromkeys(((phase, "late") for phase in LATE), 1.0)
     offload, compute = plus((1, part("plain")), (1, late)), part("compute")
     fitted = costs.gpu.calibrated.fitted if costs.gpu.calibrated else None
-    if not (fitted and fitted.rows):
-        program.hold(plus((1, {"over": 1}), (1, compute), (1, offload), (-ISSUE, part("count"))))
     factors = fitted.factors if fitted else {}
+    weights = [factors.get(name, 1.0) for name in ("compute", "offload")]
+    if issue := issue_seconds(costs.gpu):
+        device = [(weights[0], compute), (weights[1], offload)]
+        program.hold(plus((1, {"over": 1}), *device, (-issue, part("count"))))
     simpler = {("blocks", g, c): SIMPLER for g, c in places if c != KEEP}
     simpler |= {("swapped", count): SIMPLER for count in costs.swaps if count}
-    weights = [factors.get(name, 1.0) for name in ("compute", "offload")]
     return plus((weights[0], compute), (weights[1], offload), (1, {"over": 1}), (1, simpler))
 
 

@@ -22,8 +22,7 @@ from harness.planner.plan.answer import (
     where,
 )
 from harness.planner.speed import rates
-from harness.planner.speed.rates import ISSUE
-from harness.planner.speed.roofline import behind_attention, issued, seconds, sent
+from harness.planner.speed.roofline import behind_attention, issue_seconds, issued, seconds, sent
 from harness.planner.suggestions import Ways
 from harness.planner.verdict import Fit
 from harness.prediction import Prediction
@@ -282,11 +281,11 @@ def _host_bound(fits: Sequence[Fit]) -> list[str]:
     if not bound:
         return []
     some = "every row" if len(bound) == len(fits) else ", ".join(fit.label for fit in bound)
-    least = min(issued(fit.prediction.work) for fit in bound)
+    least, each = min(issued(fit.prediction.work) for fit in bound), issue_seconds(bound[0].gpu)
     return [
         f"The host, and not the card, limits the step time of {some}: Python issues "
-        f"{least:,} or more operations a step, each in {ISSUE * 1e6:.0f} microseconds. "
-        f"This floor is {ISSUE * least:.2f} s on any card. A larger batch costs no time "
+        f"{least:,} or more operations a step, each in {each * 1e6:.0f} microseconds. "
+        f"This floor is {each * least:.2f} s on any card. A larger batch costs no time "
         "until the card becomes the limit."
     ]
 

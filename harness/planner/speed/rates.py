@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -51,16 +52,17 @@ OVERLAP = 0.8
 class Rates:
     """Rates of one of several processes.
 
-    ``products`` and ``kernels``: measured FLOP/s of matrix products and of attention, by dtype;
-    typical ones of ``gpu`` fill the gaps. ``wire`` and ``far_wire``: bytes per second between
-    processes of one machine and between machines. ``launch`` and ``collective_seconds``: seconds of
-    a launch and of a small collective. ``share``: the process's share of a CPU.
+    ``products``: measured FLOP/s of matrix products by dtype. ``kernels``: dtype -> [tokens,
+    FLOP/s] of attention, shortest first. Typical ones of ``gpu`` fill the gaps. ``wire`` and
+    ``far_wire``: bytes per second between processes of one machine and between machines.
+    ``launch`` and ``collective_seconds``: seconds of a launch and of a small collective.
+    ``share``: the process's share of a CPU.
     """
 
     gpu: Card
     share: float = 1.0
     products: Mapping[str, float] = field(default_factory=dict)
-    kernels: Mapping[str, float] = field(default_factory=dict)
+    kernels: Mapping[str, Sequence[tuple[int, float]]] = field(default_factory=dict)
     streams: Sequence[Stream] = ()
     launch: float = LAUNCH
     collective_seconds: float = COLLECTIVE
@@ -77,9 +79,19 @@ class Rates:
         typical = PRODUCTS * self.gpu.flops(dtype, tf32)
         return self.share * self.products.get(kind, typical)
 
-    def attention(self, dtype: str, tf32: bool = False) -> float:
-        """Return the FLOP/s of fused attention in ``dtype``."""
-        return self.share * self.kernels.get(dtype, ATTENTION * self.gpu.flops(dtype, tf32))
+    def attention(self, dtype: str, tf32: bool = False, tokens: float = math.inf) -> float:
+        """Return the FLOP/s of fused attention in ``dtype`` over ``tokens``.
+
+        Between measured lengths the rate follows their logarithm.
+        """
+        measured = self.kernels.get(dtype)
+        if not measured:
+            return self.share * ATTENTION * self.gpu.flops(dtype, tf32)
+        shorter = [one for one in measured if one[0] <= tokens] or [measured[0]]
+        longer = [one for one in measured if one[0] > tokens] or [measured[-1]]
+        (low, slow), (high, fast) = shorter[-1], longer[0]
+        way = math.log(tokens / low) / math.log(high / low) if low < tokens < high else 0.0
+        return self.share * (slow + way * (fast - slow))
 
     def streaming(self, size: int) -> float:
         """Return the bytes per second of an operation that moves ``size`` bytes.
@@ -151,13 +163,20 @@ def _measured(ceilings: Ceilings, gpu: Card, processes: int, far: bool) -> dict[
     return found
 
 
-def _kernels(measured: Sequence[AttentionRate], gpu: Card) -> dict[str, float]:
-    """Return dtype -> FLOP/s of the kernel that torch takes for it, at the slower of the widths."""
-    found: dict[str, float] = {}
+def _kernels(measured: Sequence[AttentionRate], gpu: Card) -> dict[str, list[tuple[int, float]]]:
+    """Return dtype -> [tokens, FLOP/s] of the kernel that torch takes for it, shortest first.
+
+    At each number of tokens it is the slower of the head widths.
+    """
+    found: dict[tuple[str, int], float] = {}
     for one in measured:
         if one.kernel == _taken(one.dtype, one.width, gpu):
-            found[one.dtype] = min(one.rate, found.get(one.dtype, one.rate))
-    return found
+            key = one.dtype, one.tokens
+            found[key] = min(one.rate, found.get(key, one.rate))
+    lists: dict[str, list[tuple[int, float]]] = {}
+    for (dtype, tokens), rate in sorted(found.items()):
+        lists.setdefault(dtype, []).append((tokens, rate))
+    return lists
 
 
 def _taken(dtype: str, width: int, gpu: Card) -> str:

@@ -7,6 +7,7 @@ follows from the measured rows. Does not import torch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -111,15 +112,23 @@ def seconds(
     parts = parts_of(work, found, processes, tf32)
     fitted = gpu.calibrated.fitted if gpu.calibrated else Fitted()
     factors = fitted.factors
-    count = 0 if fitted.rows or gpu.shared else issued(work)
+    told = {part: factors.get(part, 1.0) * value for part, value in parts.items()}
+    count = 0 if gpu.shared else issued(work)
+    asked = 0 if fitted.rows else count  # measured steps replace the hosts of public trainers
     return Seconds(
-        **{part: factors.get(part, 1.0) * value for part, value in parts.items()},
-        overhead=max(0.0, ISSUE * count - sum(parts.values())),
-        slowest=RECOMPUTING * count,
-        hosts=(FASTEST * count, (RECOMPUTING if recomputes(work) else SLOWEST) * count),
+        **told,
+        overhead=max(0.0, issue_seconds(gpu) * count - sum(told.values())),
+        slowest=RECOMPUTING * asked,
+        hosts=(FASTEST * asked, (RECOMPUTING if recomputes(work) else SLOWEST) * asked),
         shares={**usual, **fitted.shares},
         reach={**reach, **fitted.shares},
     )
+
+
+def issue_seconds(gpu: Card) -> float:
+    """Return the seconds in which the host issues one operation; 0 if measured steps show none."""
+    fitted = gpu.calibrated.fitted if gpu.calibrated else Fitted()
+    return fitted.host if fitted.rows else ISSUE
 
 
 def issued(work: Sequence[Work]) -> int:
@@ -172,7 +181,7 @@ def _passed(
     for w in work:
         if w.kind == "passed":
             taken = _collective(w, found, processes)
-            room = found.overlap * w.count * w.flops / found.attention(w.dtype, tf32)
+            room = found.overlap * w.count * w.flops / found.attention(w.dtype, tf32, tokens(w))
             pairs.append((taken, min(taken, room)))
     return pairs
 
@@ -204,9 +213,22 @@ def _late(work: Sequence[Work], found: Rates, tf32: bool, phase: str) -> float:
 def _compute(w: Work, found: Rates, tf32: bool) -> float:
     if w.kind not in KERNELS:
         return 0.0
-    of_kind = found.attention if w.kind == "attention" else found.product
-    by_flops = w.flops / of_kind(w.dtype, tf32) if w.flops else 0.0
+    if w.kind == "attention":
+        rate = found.attention(w.dtype, tf32, tokens(w))
+    else:
+        rate = found.product(w.dtype, tf32)
+    by_flops = w.flops / rate if w.flops else 0.0
     return w.count * max(by_flops, w.bytes / found.streaming(w.bytes), found.launch)
+
+
+def tokens(w: Work) -> float:
+    """Return the tokens of an attention, by its FLOPs for each byte of its operands.
+
+    Forward does 4 T FLOPs for 4 numbers of a token and channel; backward 10 T for 8. What backward
+    computes again is read as a fifth shorter.
+    """
+    numbers = w.bytes / (4 if w.dtype == "float32" else 2)
+    return (1.0 if w.phase == "forward" else 0.8) * w.flops / numbers if numbers else math.inf
 
 
 def sent(work: Sequence[Work], processes: int, node: int = NODE) -> Sent:

@@ -5,6 +5,7 @@ overhead.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import re
 import subprocess
@@ -169,7 +170,7 @@ def _block(name: str, tokens: int, width: int, asked: Asked) -> float:
 
 
 # ---- attention ----
-# FLOP/s of each attention kernel at head widths 64 and 72, and the scratch memory of its backward.
+# FLOP/s of each attention kernel by tokens and head width, and the scratch memory of its backward.
 
 
 KERNELS = {
@@ -183,10 +184,12 @@ HERE = {
     "cpu": (("float32", "bfloat16"), ("flash", "math")),
 }
 """Device -> types and kernels to try."""
-WIDTHS = (64, 72)
-"""Head widths: DiT-S, B and L have 64, DiT-XL has 72."""
-SHAPE = {"cuda": (32, 16, 256), "cpu": (8, 6, 256)}
-SMALL_SHAPE = (2, 2, 64)
+WIDTHS = {"cuda": {256: (64, 72), 1024: (64, 128), 4096: (64, 128)}, "cpu": {256: (64, 72)}}
+"""Device -> tokens -> head widths. DiT-S, B and L have 64, DiT-XL has 72. Public models have 64 to
+128, and up to some ten thousand tokens."""
+SHAPE = {"cuda": (8192, 16), "cpu": (2048, 6)}
+"""Device -> tokens of all samples, and heads."""
+SMALL_SHAPE, SMALL_WIDTHS = (128, 2), {64: (64, 72)}
 PASSES = 14
 """Products of T x T x K, times two, in forward (2) and backward (5), as torch's FLOP counter has
 them.
@@ -195,23 +198,26 @@ OPERATION = "aten._scaled_dot_product_{}_attention_backward.default"
 
 
 def measure_attention(asked: Asked) -> dict[str, Any]:
-    """Return ``attention``: a rate for each kernel, type and width; ``missing``: the others, with
-    reasons.
+    """Return ``attention``: a rate for each kernel, type, number of tokens and width; ``missing``:
+    the others, with reasons.
     """
     types, kernels = HERE[asked.device.type]
+    widths = SMALL_WIDTHS if asked.small else WIDTHS[asked.device.type]
+    sizes = [(tokens, width) for tokens, some in widths.items() for width in some]
     found, missing = [], {}
-    for kernel in kernels:
-        for dtype in types:
-            for width in WIDTHS:
-                try:
-                    found.append(_rate(kernel, dtype, width, asked))
-                except Exception as error:  # the kernel does not support this
-                    missing[f"{kernel} {dtype} {width}"] = reason(error)
+    for kernel, dtype, (tokens, width) in itertools.product(kernels, types, sizes):
+        if kernel == "math" and tokens > min(widths):  # its scores are tokens squared
+            continue
+        try:
+            found.append(_rate(kernel, dtype, tokens, width, asked))
+        except Exception as error:  # the kernel does not support this
+            missing[f"{kernel} {dtype} {tokens} {width}"] = reason(error)
     return {"attention": found, "missing": missing}
 
 
-def _rate(kernel: str, dtype: str, width: int, asked: Asked) -> dict[str, Any]:
-    batch, heads, tokens = SMALL_SHAPE if asked.small else SHAPE[asked.device.type]
+def _rate(kernel: str, dtype: str, tokens: int, width: int, asked: Asked) -> dict[str, Any]:
+    whole, heads = SMALL_SHAPE if asked.small else SHAPE[asked.device.type]
+    batch = whole // tokens
     shape = (batch, heads, tokens, width)
     kind = getattr(torch, dtype)
     qkv = [asked.random(*shape, dtype=kind, requires_grad=True) for _ in range(3)]
@@ -224,7 +230,7 @@ def _rate(kernel: str, dtype: str, width: int, asked: Asked) -> dict[str, Any]:
     with sdpa_kernel(KERNELS[kernel]):
         seconds = seconds_of(step, asked)
         taken = _scratch(qkv, grad) if asked.on_gpu else None
-    row = {"kernel": kernel, "dtype": dtype, "width": width}
+    row = {"kernel": kernel, "dtype": dtype, "tokens": tokens, "width": width}
     row["rate"] = PASSES * batch * heads * tokens**2 * width / seconds
     formula = scratch(OPERATION.format(kernel), [shape, shape]) if asked.on_gpu else None
     return {**row, "scratch_bytes": taken, "formula_bytes": formula}
