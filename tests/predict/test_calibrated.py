@@ -105,6 +105,8 @@ def test_rows_that_wait_for_the_host_tell_its_speed_and_not_the_card_s():
     on = card(made(rows=host_bound(0.02)))
     many = one("memory", on=on, bytes=8, count=10_000)
     assert many.total == pytest.approx(0.4) and many.spread < 0.15 * many.total
+    share = max(fit.shares.values())
+    assert (many.total / many.low, many.high / many.total) == pytest.approx((1 + share,) * 2)
     assert one("product", on=on, flops=10**15).overhead == 0
     without = store.applied(made(rows=rows(1.25, 0.02))).fitted
     assert without.host == 0 and without.factors["compute"] == pytest.approx(1.25, rel=0.03)

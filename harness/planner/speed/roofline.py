@@ -119,10 +119,19 @@ def seconds(
         **told,
         overhead=max(0.0, issue_seconds(gpu) * count - sum(told.values())),
         slowest=RECOMPUTING * asked,
-        hosts=(FASTEST * asked, (RECOMPUTING if recomputes(work) else SLOWEST) * asked),
+        hosts=_hosts(work, gpu, count),
         shares={**usual, **fitted.shares},
         reach={**reach, **fitted.shares},
     )
+
+
+def _hosts(work: Sequence[Work], gpu: Card, count: int) -> tuple[float, float]:
+    """Return the seconds in which the fastest and the slowest host issue ``count`` operations."""
+    fitted = gpu.calibrated.fitted if gpu.calibrated else Fitted()
+    if fitted.rows:
+        share, known = max(fitted.shares.values(), default=0.0), fitted.host * count
+        return known / (1 + share), known * (1 + share)
+    return FASTEST * count, (RECOMPUTING if recomputes(work) else SLOWEST) * count
 
 
 def issue_seconds(gpu: Card) -> float:
