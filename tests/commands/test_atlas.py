@@ -236,6 +236,10 @@ def test_cells_of_records_have_no_prediction_of_this_machine(told, tmp_path, mon
     assert cli.main(words) == 0 and told == []
     rows = list(csv.DictReader((tmp_path / "atlas.csv").read_text().splitlines()))
     assert len(rows) == 2
+    monkeypatch.setattr(records, "find", lambda *given: None)
+    assert cli.main(words) == 0
+    kept = list(csv.DictReader((tmp_path / "atlas.csv").read_text().splitlines()))
+    assert kept == rows, "records of other code leave the files as they are"
 
 
 def test_the_files_of_a_csv_are_made_again_without_predictions(told, tmp_path, capsys):

@@ -102,6 +102,7 @@ def _predicted(
 ) -> tuple[list[list[str]], list[Path]]:
     """Predict all models, write the files after every few; return their lines and paths."""
     lines: list[list[str]] = []
+    paths: list[Path] = []
     with pool.kept_workers():
         for first in range(0, len(models), TOGETHER):
             some = models[first : first + TOGETHER]
@@ -109,7 +110,7 @@ def _predicted(
             found = [cell.texts for cell in cells_of(some, options, progress)]
             progress.end_models(len(found))
             lines += found
-            paths = write(lines, folder)
+            paths = write(lines, folder) if lines or not options.recorded else []
     return lines, paths
 
 

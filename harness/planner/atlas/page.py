@@ -86,7 +86,7 @@ COUNTED = {
 def in_short(lines: Lines) -> str:
     """Return the number of cells of each verdict, in one sentence."""
     if not lines:
-        return "0 cells: no prediction is kept. Leave --kept out."
+        return "0 cells: no prediction of today's code is kept. Leave --kept and --recorded out."
     kinds = [at(line, "Fits").split(" ")[0] for line in lines]
     counts = [f"{kinds.count(kind)} {word}" for kind, word in COUNTED.items() if kind in kinds]
     return f"{len(lines)} cells: {', '.join(counts)}."
