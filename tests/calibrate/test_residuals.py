@@ -8,7 +8,7 @@ import json
 import pytest
 
 from harness.planner.calibration import record, store
-from harness.planner.calibration.record import FLOOR, LOWEST, fitted, left_out_errors
+from harness.planner.calibration.record import FLOOR, LOWEST, fitted, labels, left_out_errors
 from strategies.base import BadInput
 from tests.made.calibrations import CPU, H200, made, row, rows
 
@@ -104,10 +104,19 @@ def test_too_few_rows_say_nothing():
 
 def test_a_row_is_judged_by_factors_that_never_saw_it():
     told = [*rows(1.25), row("single+lora", 2.5, 1.0)]
-    errors = left_out_errors(told)
-    assert errors["single+lora"] == pytest.approx(1.25 / 2.5 - 1)
+    alone = left_out_errors(told)[-1]
+    assert alone == pytest.approx(1.25 / 2.5 - 1)
     inside = fitted(told).factors["compute"]
-    assert inside / 2.5 - 1 > errors["single+lora"], "the fit to all rows flatters it"
+    assert inside / 2.5 - 1 > alone, "the fit to all rows flatters it"
+
+
+def test_rows_of_one_recipe_are_told_apart():
+    same = dataclasses.replace(row("single", 4.0, 2.0), global_batch=1)
+    assert labels([row("single", 2.5, 1.0), row("single+lora", 1.0, 1.0), same]) == [
+        "single, DiT-XL/2 at batch 16",
+        "single+lora",
+        "single, DiT-XL/2 at batch 1",
+    ]
 
 
 # ---- which one is for a card ----

@@ -95,7 +95,8 @@ CASES = {
         {"stopped": "timeout", "failures": (fail("OutOfMemoryError", TRIED),)}, GPU, "", "",
     ),
     # what sounds like it, and is not
-    "illegal access": ({"failures": (fail("AcceleratorError", ILLEGAL),)}, FAILED, "illegal", ""),
+    "illegal access": ({"failures": (fail("AcceleratorError", ILLEGAL),)}, FAILED, "illegal",
+                       "attend:kernel=flash"),
     "cudnn internal": (
         {"failures": (fail("RuntimeError", "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR"),)}, FAILED,
         "INTERNAL_ERROR", "",

@@ -11,6 +11,7 @@ import dataclasses
 import statistics
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 from harness import ROOT
 from harness.planner import pool
@@ -45,14 +46,14 @@ BESIDE = [
 PHASES = ("load", "prepare", "steady")
 
 
-def rows() -> list[tuple[Result, Prediction]]:
+def rows(folder: Path = FOLDER) -> list[tuple[Result, Prediction]]:
     """Each row with its prediction, by model and recipe."""
-    found = sorted(load_all(FOLDER)[0], key=lambda r: (r.spec.model, r.spec.recipe))
-    return [(row, _prediction(row)) for row in found]
+    found = sorted(load_all(folder)[0], key=lambda r: (r.spec.model, r.spec.recipe))
+    return [(row, _prediction(row, folder)) for row in found]
 
 
-def _prediction(row: Result) -> Prediction:
-    found = kept(FOLDER / "runs" / run_name(row.spec) / FILE)
+def _prediction(row: Result, folder: Path) -> Prediction:
+    found = kept(folder / "runs" / run_name(row.spec) / FILE)
     assert found is not None, row.spec.recipe
     return found
 
@@ -62,24 +63,26 @@ def card(row: Result) -> Card | None:
     return rates.of_environment(row.environment, None)
 
 
-def pairs() -> list[tuple[Result, PredictedAndMeasured]]:
+def pairs(folder: Path = FOLDER) -> list[tuple[Result, PredictedAndMeasured]]:
     """Each predicted row with its figures."""
-    made = [(row, predicted_and_measured([row], {row.spec.key: one})) for row, one in rows()]
+    made = [(row, predicted_and_measured([row], {row.spec.key: one})) for row, one in rows(folder)]
     return [(row, pair) for row, pair in made if pair is not None and pair.run_predicted]
 
 
-def errors(figure: str) -> list[float]:
+def errors(figure: str, folder: Path = FOLDER) -> list[float]:
     """Return the relative errors of one of ``FIGURES``, without their signs."""
     name = FIGURES[figure]
-    both = ((getattr(p, f"{name}_predicted"), getattr(p, f"{name}_measured")) for _, p in pairs())
+    both = (
+        (getattr(p, f"{name}_predicted"), getattr(p, f"{name}_measured")) for _, p in pairs(folder)
+    )
     return [abs(predicted / measured - 1) for predicted, measured in both if measured]
 
 
-def summary() -> Iterator[str]:
+def summary(folder: Path = FOLDER) -> Iterator[str]:
     """Yield the lines of the first table: how far each figure is off."""
     yield from SUMMARY
     for figure in FIGURES:
-        found = [100 * error for error in errors(figure)]
+        found = [100 * error for error in errors(figure, folder)]
         ends = [f"{one:.2f} %" for one in (statistics.median(found), max(found))]
         yield line([figure, str(len(found)), *ends])
 

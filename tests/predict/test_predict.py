@@ -397,6 +397,17 @@ def test_a_plan_says_that_times_of_compiled_blocks_are_untried():
         assert not any(note.startswith("Compiled blocks") for note in told(fits[1:]))
 
 
+def test_a_plan_for_flux_warns_of_the_kernel_in_which_it_failed():
+    made = {name: prediction(1, attention=[name]) for name in ("cudnn", "flash")}
+    card = cards.find("H200")
+    for model, kernel, warns in (
+        ("flux-dev", "cudnn", True), ("flux-dev", "flash", False), ("DiT-S/4", "cudnn", False),
+    ):  # fmt: skip
+        fits = [verdict.judge(asked("single+bf16", model=model), made[kernel], card)]
+        for told in (notes, short_notes):
+            assert any("attend:kernel=flash" in note for note in told(fits)) is warns, model
+
+
 def test_a_collective_is_as_fast_as_the_links_between_its_ranks():
     card = cards.find("A100-80GB")
     everyone = Work(phase="forward", kind="collective", dtype="", flops=0, bytes=8 * 10**9, count=2)

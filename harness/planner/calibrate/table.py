@@ -13,6 +13,7 @@ from harness.planner.calibration.record import (
     Fitted,
     MeasuredRow,
     fitted,
+    labels,
     left_out_errors,
     predicted_seconds,
 )
@@ -257,16 +258,18 @@ def times(found: Calibration) -> Grid:
     """Return predicted and measured step times, also by a fit to the other rows alone."""
     fit, errors = fitted(found.rows), left_out_errors(found.rows)
     timed = [row for row in found.rows if row.timed]
+    known = [error for error in errors if error is not None]
+    named = zip(labels(found.rows), found.rows, errors, strict=True)
     heads = ("Row", "Measured ms", "Typical %", "Fitted ms", "Fitted %", "Left out %")
-    rows = [_time(row, fit, errors) for row in timed]
+    rows = [_time(label, row, fit, error) for label, row, error in named if row.timed]
     usual = CPU_SPREAD if found.device.kind == "cpu" else REACH
-    return table("Time of a step", heads, rows, _of_times(fit, timed, errors, usual))
+    return table("Time of a step", heads, rows, _of_times(fit, timed, known, usual))
 
 
 def _of_times(
     fit: Fitted,
     timed: Sequence[MeasuredRow],
-    errors: Mapping[str, float],
+    errors: Sequence[float],
     usual: Mapping[str, float],
 ) -> str:
     """Return the fitted factors, and the errors of rows with them."""
@@ -280,7 +283,7 @@ def _of_times(
         f"Nine of ten predictions within {100 * share:.0f} % (typical figures claim "
         f"{_range(list(usual.values()))}).",
         f"Median error by typical figures {_middle(typical)}, by the fit to the other rows alone "
-        f"(left out) {_middle([abs(error) for error in errors.values()])}.",
+        f"(left out) {_middle([abs(error) for error in errors])}.",
     ]
     return " ".join(sentences)
 
@@ -305,10 +308,10 @@ def _typical(row: MeasuredRow) -> float | None:
     return row.typical_seconds / row.step_seconds - 1
 
 
-def _time(row: MeasuredRow, found: Fitted, errors: Mapping[str, float]) -> list[str]:
+def _time(label: str, row: MeasuredRow, found: Fitted, error: float | None) -> list[str]:
     fit, took = predicted_seconds(row, found.factors, found.host), row.step_seconds or 0.0
-    cells = [row.label, f"{1e3 * took:.0f}", _percent(_typical(row))]
-    return [*cells, f"{1e3 * fit:.0f}", _percent(fit / took - 1), _percent(errors.get(row.label))]
+    cells = [label, f"{1e3 * took:.0f}", _percent(_typical(row))]
+    return [*cells, f"{1e3 * fit:.0f}", _percent(fit / took - 1), _percent(error)]
 
 
 def _percent(error: float | None) -> str:
@@ -319,8 +322,8 @@ def memory(found: Calibration) -> Grid:
     """Return predicted and measured bytes."""
     heads = ("Row", "Step GiB", "Error %", "Run GiB", "Error %", "Reserved GiB", "Error %", "Why")
     rows = [
-        [row.label, *_pair(row.step), *_pair(row.run), *_pair(row.reserved), row.reason or NONE]
-        for row in found.rows
+        [label, *_pair(row.step), *_pair(row.run), *_pair(row.reserved), row.reason or NONE]
+        for label, row in zip(labels(found.rows), found.rows, strict=True)
     ]
     note = (
         "GiB as measured. Step: tensors of a step, against the run's own trace. Run: the whole "
@@ -333,8 +336,8 @@ def categories(found: Calibration) -> Grid:
     """Return the error of each category of a step, in percent."""
     names = [name for name in CATEGORIES if any(name in row.categories for row in found.rows)]
     rows = [
-        [row.label, *(_error(row.categories.get(name)) for name in names)]
-        for row in found.rows
+        [label, *(_error(row.categories.get(name)) for name in names)]
+        for label, row in zip(labels(found.rows), found.rows, strict=True)
         if row.categories
     ]
     heads = ["Row", *(name.replace("_", " ").capitalize() for name in names)]

@@ -9,6 +9,7 @@ import dataclasses
 import itertools
 import math
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -251,6 +252,15 @@ class Fitted:
     host: float = 0.0
 
 
+def labels(rows: Sequence[MeasuredRow]) -> list[str]:
+    """Return the name of each row: its recipe, with model and batch if rows share the recipe."""
+    count = Counter(row.label for row in rows)
+    long = (f"{row.label}, {row.model} at batch {row.global_batch}" for row in rows)
+    return [
+        row.label if count[row.label] == 1 else more for row, more in zip(rows, long, strict=True)
+    ]
+
+
 def fitted(rows: Sequence[MeasuredRow]) -> Fitted:
     """Return the factors and uncertainty of the timed rows; empty if there are too few."""
     timed = sorted((row for row in rows if row.timed), key=_waiting, reverse=True)
@@ -297,19 +307,19 @@ def predicted_seconds(row: MeasuredRow, factors: Mapping[str, float], host: floa
     return max(device, host * row.operations)
 
 
-def left_out_errors(rows: Sequence[MeasuredRow]) -> dict[str, float]:
-    """Return label -> relative error of the row's time, predicted by a fit to the other rows.
+def left_out_errors(rows: Sequence[MeasuredRow]) -> list[float | None]:
+    """Return the relative error of each row's time, predicted by a fit to the other rows.
 
-    A row is left out if the others are too few to fit.
+    None for a row without a time, and if the others are too few to fit.
     """
-    timed = [row for row in rows if row.timed]
-    errors = {}
-    for row in timed:
-        others = fitted([other for other in timed if other is not row])
-        if others.rows:
-            told = predicted_seconds(row, others.factors, others.host)
-            errors[row.label] = told / row.step_seconds - 1
-    return errors
+    return [_left_out(rows, place) if row.timed else None for place, row in enumerate(rows)]
+
+
+def _left_out(rows: Sequence[MeasuredRow], place: int) -> float | None:
+    row, others = rows[place], fitted([*rows[:place], *rows[place + 1 :]])
+    if not others.rows:
+        return None
+    return predicted_seconds(row, others.factors, others.host) / row.step_seconds - 1
 
 
 def _factors(rows: Sequence[MeasuredRow], parts: Sequence[str]) -> dict[str, float]:

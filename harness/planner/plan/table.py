@@ -242,7 +242,8 @@ def notes(fits: Sequence[Fit]) -> list[str]:
     if single and len(single) < len(fits):
         notes.append("Recipes of one process train the whole global batch on one GPU.")
     notes += [verdict.assumed(fits[0].gpu), *held_notes(fits)]
-    return [*notes, *_ranges(fits), *_compiled(fits), *_host_bound(fits), *_of_each(fits)]
+    notes += [*_ranges(fits), *_compiled(fits), *_failing(fits)]
+    return [*notes, *_host_bound(fits), *_of_each(fits)]
 
 
 def short_notes(fits: Sequence[Fit]) -> list[str]:
@@ -251,7 +252,7 @@ def short_notes(fits: Sequence[Fit]) -> list[str]:
     reach = f"Ranges of memory hold for nine of ten models (+-{100 * share:.0f} %)."
     last = " ".join([*host(fits[0]), *_beside(fits[0]), *_before(fits[0])])
     found = [ON_CPU if card.shared else ON_GPU, f"{reach} {rates.words(card)}", last]
-    return [*filter(None, found), *_compiled(fits)]
+    return [*filter(None, found), *_compiled(fits), *_failing(fits)]
 
 
 def unpredicted(fits: Sequence[Fit]) -> list[str]:
@@ -273,6 +274,17 @@ def _compiled(fits: Sequence[Fit]) -> list[str]:
     some = [fit.label for fit in fits if fit.seconds and "compiled" in fit.resolved.launch.traits]
     untried = "Compiled blocks: no step that waits for the card was compared with the time of"
     return [f"{untried} {', '.join(some)}."] if some else []
+
+
+def _failing(fits: Sequence[Fit]) -> list[str]:
+    """Warn of the attention kernel in which Flux failed (docs/reference/h200.md)."""
+    flux = [fit for fit in fits if fit.resolved.spec.model.startswith("flux-")]
+    if not any("cudnn" in fit.prediction.attention for fit in flux):
+        return []
+    return [
+        "Flux failed in cuDNN's attention, which torch takes by default on such a card (seen on an "
+        "H100 and an H200 with torch 2.11). With attend:kernel=flash it trained."
+    ]
 
 
 def _host_bound(fits: Sequence[Fit]) -> list[str]:
