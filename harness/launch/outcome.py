@@ -135,8 +135,8 @@ WAYS_OUT = {
     r"ModuleNotFoundError|ImportError": "install the missing package; ./run.sh doctor lists them",
     r"no kernel image is available": "install a torch build that supports this GPU",
     r"Call to ibv_\w+ failed .*Cannot allocate": "raise ulimit -l, locked memory's limit",
-    r"illegal memory access|mha_graph\.execute": "cuDNN's attention fails so in Flux on Hopper cards: "
-    "add attend:kernel=flash; else CUDA_LAUNCH_BLOCKING=1 shows the operation",
+    r"illegal memory access|mha_graph\.execute": "add attend:kernel=flash, since cuDNN's "
+    "attention fails so in Flux on Hopper cards; else CUDA_LAUNCH_BLOCKING=1 shows the operation",
     r"Watchdog caught|Timed out waiting": "a rank waited for another until a timeout: see log.txt",
 }
 SHELL_SIGKILL = 128 + signal.SIGKILL
