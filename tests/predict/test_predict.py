@@ -398,14 +398,18 @@ def test_a_plan_says_that_times_of_compiled_blocks_are_untried():
 
 
 def test_a_plan_for_flux_warns_of_the_kernel_in_which_it_failed():
-    made = {name: prediction(1, attention=[name]) for name in ("cudnn", "flash")}
     card = cards.find("H200")
-    for model, kernel, warns in (
-        ("flux-dev", "cudnn", True), ("flux-dev", "flash", False), ("DiT-S/4", "cudnn", False),
-    ):  # fmt: skip
-        fits = [verdict.judge(asked("single+bf16", model=model), made[kernel], card)]
-        for told in (notes, short_notes):
-            assert any("attend:kernel=flash" in note for note in told(fits)) is warns, model
+
+    def warned(kernel: str, **model: str) -> list[bool]:
+        row = asked("single+bf16", **model)
+        fits = [verdict.judge(row, prediction(1, attention=[kernel]), card)]
+        return [
+            any("attend:kernel=flash" in o for o in told(fits)) for told in (notes, short_notes)
+        ]
+
+    flux = {"model": "flux-dev", "objective": "flow"}
+    assert warned("cudnn", **flux) == [True, True]
+    assert warned("flash", **flux) == warned("cudnn") == [False, False]
 
 
 def test_a_collective_is_as_fast_as_the_links_between_its_ranks():
