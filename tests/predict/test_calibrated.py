@@ -112,6 +112,12 @@ def test_rows_that_wait_for_the_host_tell_its_speed_and_not_the_card_s():
     assert without.host == 0 and without.factors["compute"] == pytest.approx(1.25, rel=0.03)
 
 
+def test_rows_of_the_card_alone_tell_nothing_of_the_host():
+    device = [dataclasses.replace(one, operations=1000) for one in rows(1.25, 0.02)]
+    fit = store.applied(made(rows=device)).fitted
+    assert fit.host == 0 and fit.rows == len(device)
+
+
 def test_a_plan_by_block_counts_the_measured_host():
     assert roofline.issue_seconds(card(made(rows=host_bound()))) == pytest.approx(40e-6)
     assert roofline.issue_seconds(card(made(rows=[]))) == rates.ISSUE

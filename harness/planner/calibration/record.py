@@ -217,7 +217,8 @@ def load(path: Path) -> Calibration:
 #
 # A GPU waits if the host issues operations more slowly than the GPU runs them. Such rows tell the
 # host's seconds of one operation, and nothing of the GPU. Which rows they are is tried out: the
-# rows with the most operations for their work, as many of them as leave the smallest errors.
+# rows with the most operations for their work, as many of them as leave the smallest errors. One
+# row alone is no sign: any time is some host's.
 
 
 PARTS = ("compute", "communication", "offload")
@@ -225,7 +226,7 @@ SHARE = 0.10
 """Share of a predicted step. A row with a larger part that has no factor is left out of the fit."""
 TOLD, TELLERS = 0.02, 2
 """Share of a predicted step, and number of rows. A part gets a factor if that many rows have at
-least that share of it."""
+least that share of it. A host's time needs that many rows too."""
 LOWEST = 0.1
 """Smallest factor."""
 LEAST = 3
@@ -265,7 +266,7 @@ def fitted(rows: Sequence[MeasuredRow]) -> Fitted:
     """Return the factors and uncertainty of the timed rows; empty if there are too few."""
     timed = sorted((row for row in rows if row.timed), key=_waiting, reverse=True)
     known = sum(row.operations > 0 for row in timed)
-    tried = [_tried(timed, bound) for bound in range(known + 1)]
+    tried = [_tried(timed, bound) for bound in (0, *range(TELLERS, known + 1))]
     found = [one for one in tried if one is not None]
     return min(found, key=lambda one: one[0])[1] if found else Fitted()
 
