@@ -101,6 +101,8 @@ def host_bound(scatter: float = 0.0) -> list:
 def test_rows_that_wait_for_the_host_tell_its_speed_and_not_the_card_s():
     fit = store.applied(made(rows=host_bound(0.02))).fitted
     assert fit.host == pytest.approx(40e-6) and fit.rows == 6
+    kept = store.applied(made(rows=host_bound(0.02)))
+    assert kept.fitted is kept.fitted, "a search reads it thousands of times"
     assert fit.factors["compute"] == pytest.approx(1.25, rel=0.03)
     on = card(made(rows=host_bound(0.02)))
     many = one("memory", on=on, bytes=8, count=10_000)

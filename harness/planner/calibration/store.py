@@ -37,7 +37,7 @@ class Applied:
     calibration: Calibration
     marks: tuple[str, ...] = ()
 
-    @property
+    @functools.cached_property  # a search reads it for every bound, and a fit takes milliseconds
     def fitted(self) -> Fitted:
         """Factors and uncertainty of predicted times, fitted to the calibration's rows."""
         return fitted(self.calibration.rows)
