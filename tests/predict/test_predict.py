@@ -22,6 +22,7 @@ from harness.memory.record import (
 )
 from harness.planner import overhead, pool, uncertainty, verdict
 from harness.planner import pool as workers
+from harness.planner.calibration.store import Applied
 from harness.planner.plan.answer import answer, check_line, held_back, held_notes
 from harness.planner.plan.table import notes, short_notes
 from harness.planner.speed import rates, roofline
@@ -33,6 +34,7 @@ from harness.system import cards
 from strategies import CATALOG, parse
 from strategies.base import pinned_block
 from strategies.inventory import AllocationScope
+from tests.made import calibrations
 from tests.made.predictions import GIB, MIB, asked, prediction
 from tests.made.publics import miniature
 
@@ -395,6 +397,9 @@ def test_a_plan_says_that_times_of_compiled_blocks_are_untried():
         said = [note for note in told(fits) if note.startswith("Compiled blocks")]
         assert len(said) == 1 and said[0].endswith("the time of single+bf16+compile.")
         assert not any(note.startswith("Compiled blocks") for note in told(fits[1:]))
+        measured = dataclasses.replace(card, calibrated=Applied(calibration=calibrations.made()))
+        by_rates = [dataclasses.replace(fits[0], gpu=measured)]
+        assert not any(note.startswith("Compiled blocks") for note in told(by_rates))
 
 
 def test_a_plan_for_flux_warns_of_the_kernel_in_which_it_failed():
