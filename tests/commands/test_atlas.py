@@ -161,7 +161,7 @@ def test_the_page_filters_by_itself_and_says_what_it_rests_on(told, tmp_path):
     page, table = ((tmp_path / f"atlas.{kind}").read_text() for kind in ("html", "md"))
     assert "http" not in page and "src=" not in page and page.count("<select") == 5
     for text in (page, table):
-        assert "no step was timed on these cards" in text and "accuracy.md" in text
+        assert "no measured rate of a card is in them" in text and "accuracy.md" in text
         assert "8 cells. Models: flux-dev. GPUs: 1, 8 of RTX-4090, 80GiB." in text
     filters = re.findall(r'<select id="(\w+)"', page)
     assert filters == ["Model", "Training", "GPUs", "Card", "Fits"]

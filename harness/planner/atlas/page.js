@@ -136,9 +136,11 @@ function answer(cell) {
     ...commands, rivals(cell));
 }
 
-// The command that plans a cell which the atlas does not have.
+// The command that plans a cell which the atlas does not have. Other filters may hide one it has.
 function missing() {
   const [model, card, gpus] = ['Model', 'Card', 'GPUs'].map(name => at(name).value);
+  if (cells.some(cell => cell.Model === model && cell.Card === card && (!gpus || cell.GPUs === gpus)))
+    return make('p', { className: 'note' }, 'No cell of this model and card passes all filters.');
   const option = /^[0-9]/.test(card) ? '--gpu-memory' : '--gpu';
   const host = at('host').value ? ` --host-memory ${at('host').value}GiB` : '';
   const command = `./run.sh plan --model ${model} --gpus ${gpus || 1} ${option} ${card}${host}`;

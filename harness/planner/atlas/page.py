@@ -31,9 +31,9 @@ NOTE = (
     "are assumed for each desktop card, and 256 GiB for each other card. Too large: "
     "the first of two, four and eight times the sample size that is predicted not to fit "
     "with that recipe.",
-    "Memory and times follow from traces, data sheets and typical rates; no step was timed on "
-    "these cards here. docs/explanation/accuracy.md compares predictions with measurements of "
-    "public projects.",
+    "Memory and times follow from traces, data sheets and typical rates; no measured rate of a "
+    "card is in them. docs/explanation/accuracy.md compares predictions with measurements of "
+    "public projects, and docs/reference/h200.md with steps on an H200.",
     "The atlas in docs/atlas has the cells whose predictions are all recorded. The command "
     "./run.sh atlas --recorded --out docs/atlas makes it again in a minute.",
 )
