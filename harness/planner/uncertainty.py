@@ -33,7 +33,7 @@ CLASSES = {
 """Class of a prediction -> description of its rows. ``class_of`` returns the first that applies."""
 UNMEASURED = {
     "beside the step": "its ten public measurements are too few (docs/explanation/accuracy.md)",
-    "compiled": "its two public measurements are of whole runs, and one row was checked on a GPU",
+    "compiled": "its two public measurements are of whole runs, and two rows were checked on GPUs",
 }
 """Class without rows in ``residuals.json`` -> its other measurements."""
 

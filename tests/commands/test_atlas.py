@@ -68,8 +68,8 @@ def test_each_cell_has_the_fastest_that_fits_or_the_nearest(told, tmp_path):
     assert cli.main(only) == 0
     plain = list(csv.DictReader((tmp_path / "plain/atlas.csv").read_text().splitlines()))
     assert {row["Too large"] for row in plain} == {""}
-    assert "Larger samples were not tried." in (tmp_path / "plain/atlas.md").read_text()
-    assert "Larger samples" not in (tmp_path / "atlas.md").read_text()
+    assert "Larger samples were not tried." in (tmp_path / "plain/README.md").read_text()
+    assert "Larger samples" not in (tmp_path / "README.md").read_text()
     one = [r for r in rows if r["GPUs"] == "1"] + [r for r in plain if r["GPUs"] == "8"]
     assert "Larger samples were tried on 1 GPU only." in lines.covered(
         [list(r.values()) for r in one]
@@ -158,7 +158,7 @@ def data(page: str) -> dict:
 
 def test_the_page_filters_by_itself_and_says_what_it_rests_on(told, tmp_path):
     assert cli.main([*WORDS, "--out", str(tmp_path)]) == 0
-    page, table = ((tmp_path / f"atlas.{kind}").read_text() for kind in ("html", "md"))
+    page, table = ((tmp_path / name).read_text() for name in ("atlas.html", "README.md"))
     assert "http" not in page and "src=" not in page and page.count("<select") == 5
     for text in (page, table):
         assert "no measured rate of a card is in them" in text and "accuracy.md" in text
@@ -225,8 +225,8 @@ def test_cells_of_kept_predictions_trace_nothing(told, tmp_path, monkeypatch):
         for name in ("all", "kept")
     )
     assert some == [row for row in every if row["Training"] == "LoRA"] and len(some) == 4
-    assert "are left out" in (tmp_path / "kept/atlas.md").read_text()
-    assert "Nothing else was asked for." in (tmp_path / "all/atlas.md").read_text()
+    assert "are left out" in (tmp_path / "kept/README.md").read_text()
+    assert "Nothing else was asked for." in (tmp_path / "all/README.md").read_text()
 
 
 def test_cells_of_records_have_no_prediction_of_this_machine(told, tmp_path, monkeypatch):
@@ -247,7 +247,7 @@ def test_the_files_of_a_csv_are_made_again_without_predictions(told, tmp_path, c
     told.clear()
     again = ["atlas", "--from", str(tmp_path / "one/atlas.csv"), "--out", str(tmp_path / "two")]
     assert cli.main(again) == 0 and told == []
-    for name in ("atlas.csv", "atlas.md", "atlas.html", "models/flux-dev.md"):
+    for name in ("atlas.csv", "README.md", "atlas.html", "models/flux-dev.md"):
         assert (tmp_path / "one" / name).read_text() == (tmp_path / "two" / name).read_text()
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
     for name, said in (("other.csv", "not the columns"), ("none.csv", "is no atlas.csv")):

@@ -44,7 +44,7 @@ def test_a_sample_of_cells_is_what_the_predictor_says(place):
 
 
 def test_the_pages_are_those_of_the_table():
-    texts = {"atlas.md": page.overview(LINES), "atlas.html": page.page(LINES)}
+    texts = {"README.md": page.overview(LINES), "atlas.html": page.page(LINES)}
     models = page.values(LINES, "Model")
     texts |= {f"models/{name}.md": page.of_model(name, LINES) for name in models}
     for name, text in texts.items():
@@ -58,5 +58,5 @@ def test_the_pages_are_those_of_the_table():
 def test_the_atlas_is_small_and_names_the_command_that_makes_it():
     sizes = [file.stat().st_size for file in FOLDER.rglob("*") if file.is_file()]
     assert sum(sizes) < 2**21
-    for kind in ("md", "html"):
-        assert AGAIN in (FOLDER / f"atlas.{kind}").read_text("utf-8")
+    for name in ("README.md", "atlas.html"):
+        assert AGAIN in (FOLDER / name).read_text("utf-8")

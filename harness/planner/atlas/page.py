@@ -219,7 +219,7 @@ READING = (
 
 
 def overview(lines: Lines) -> str:
-    """Return ``atlas.md``: a table of models by cards for each training and number of GPUs."""
+    """Return ``README.md``: a table of models by cards for each training and number of GPUs."""
     files = "[atlas.html](atlas.html) filters them all; [atlas.csv](atlas.csv) has each number."
     return "\n\n".join(
         ["# Atlas", *NOTE, covered(lines), f"{READING} {files}", *_tables(lines)]
@@ -229,7 +229,7 @@ def overview(lines: Lines) -> str:
 def of_model(model: str, lines: Lines) -> str:
     """Return the page of one model, with a row for each cell."""
     rows = [[at(line, head) for head in SHORT] for line in lines if at(line, "Model") == model]
-    return f"# {model}\n\n{_table(SHORT, rows)}\n\nHow to read it: [the atlas](../atlas.md).\n"
+    return f"# {model}\n\n{_table(SHORT, rows)}\n\nHow to read it: [the atlas](../README.md).\n"
 
 
 def _tables(lines: Lines) -> Iterator[str]:
@@ -269,6 +269,10 @@ def _table(heads: Sequence[str], rows: Lines) -> str:
 # ---- files ----
 
 
+NAMES = {"md": "README.md"}
+"""Kind -> name, if it is not ``atlas.KIND``. A site has one page for atlas.md and atlas.html."""
+
+
 def write(lines: Lines, folder: Path) -> list[Path]:
     """Write CSV, Markdown with a page for each model, and HTML; return the three paths."""
     pages = folder / FOLDER
@@ -277,8 +281,9 @@ def write(lines: Lines, folder: Path) -> list[Path]:
         raise PlanError(f"{pages} is a symbolic link; remove it, or give another --out")
     texts = {pages / f"{name}.md": of_model(name, lines) for name in values(lines, "Model")}
     made = {"csv": as_csv(lines), "md": overview(lines), "html": page(lines)}
-    texts |= {folder / f"atlas.{kind}": text for kind, text in made.items()}
+    named = {kind: folder / NAMES.get(kind, f"atlas.{kind}") for kind in made}
+    texts |= {named[kind]: text for kind, text in made.items()}
     for path, text in texts.items():
         with whole(path) as stream:
             stream.write(text)
-    return [folder / f"atlas.{kind}" for kind in made]
+    return list(named.values())

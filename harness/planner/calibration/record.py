@@ -268,7 +268,8 @@ def fitted(rows: Sequence[MeasuredRow]) -> Fitted:
     known = sum(row.operations > 0 for row in timed)
     tried = [_tried(timed, bound) for bound in (0, *range(TELLERS, known + 1))]
     found = [one for one in tried if one is not None]
-    return min(found, key=lambda one: one[0])[1] if found else Fitted()
+    # A fit that leaves rows out is no better for it.
+    return min(found, key=lambda one: (-one[1].rows, one[0]))[1] if found else Fitted()
 
 
 def _waiting(row: MeasuredRow) -> float:

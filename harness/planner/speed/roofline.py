@@ -190,7 +190,7 @@ def _passed(
     for w in work:
         if w.kind == "passed":
             taken = _collective(w, found, processes)
-            room = found.overlap * w.count * w.flops / found.attention(w.dtype, tf32, tokens(w))
+            room = found.overlap * w.count * w.flops / found.attention(w.dtype, tf32)
             pairs.append((taken, min(taken, room)))
     return pairs
 
