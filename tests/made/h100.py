@@ -142,7 +142,7 @@ def times() -> None:
     """Print the errors of public step times on this card, by typical figures and by its rates."""
     usual = cards.find("H100-80GB")
     own = load(FOLDER / "calibration.json")
-    longer = load(ROOT / "docs/results/h200-141gb/calibration.json").ceilings.attention
+    longer = load(ROOT / "docs/results/h200-141gb-calibration/calibration.json").ceilings.attention
     both = dataclasses.replace(own, ceilings=dataclasses.replace(own.ceilings, attention=longer))
     found_by = {"rates": own, "rates, attention of the H200": both}
     ways = {"typical": usual}

@@ -62,7 +62,7 @@ class Step:
 
 def steps() -> list[Step]:
     """Each timed row in the order of the calibration's rows, by model, recipe and batch."""
-    calibration = load(FOLDER / "calibration.json")
+    calibration = load(ROOT / "docs/results/h200-141gb-calibration/calibration.json")
     alone = dataclasses.replace(calibration, rows=[])
     usual = cards.find("H200-141GB")
     measured = dataclasses.replace(usual, calibrated=Applied(calibration=alone))

@@ -15,8 +15,9 @@ CATEGORIES = ("parameters", "gradients", "optimizer_state", "ema", "activations"
 SET_UP = ("load", "prepare")
 OF_A_PROCESS = ("cpu_seconds", "forced_switches", "minor_faults")
 PHASES = ("load", "prepare", "first_step", "forward", "backward", "optimizer", "steady")
-PEAK_FLOPS = {"NVIDIA H100 80GB HBM3": {"bfloat16": 989e12, "float32": 67e12}}
-"""Dense, by NVIDIA's data sheet of the H100 SXM5."""
+HOPPER = {"bfloat16": 989e12, "float16": 989e12, "float32": 67e12, "tf32": 494e12}
+PEAK_FLOPS = {"NVIDIA H100 80GB HBM3": HOPPER, "NVIDIA H200": HOPPER}
+"""Dense, by NVIDIA's data sheets of the H100 SXM5 and of the H200, whose units are the same."""
 Rank = dict[str, Any]
 """What one process measured, as its raw result has it."""
 
