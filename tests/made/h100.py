@@ -31,6 +31,7 @@ from tests.made.pages import anew, line
 
 FOLDER = ROOT / "docs/results/h100-80gb"
 PAGE = ROOT / "docs/reference/h100.md"
+H200 = ROOT / "docs/results/h200-141gb-calibration/calibration.json"
 MIB = 2**20
 HEAD = [
     "| model | recipe | traced | | allocated | predicted | off % | reserved | predicted | off % |",
@@ -142,7 +143,7 @@ def times() -> None:
     """Print the errors of public step times on this card, by typical figures and by its rates."""
     usual = cards.find("H100-80GB")
     own = load(FOLDER / "calibration.json")
-    longer = load(ROOT / "docs/results/h200-141gb-calibration/calibration.json").ceilings.attention
+    longer = load(H200).ceilings.attention
     both = dataclasses.replace(own, ceilings=dataclasses.replace(own.ceilings, attention=longer))
     found_by = {"rates": own, "rates, attention of the H200": both}
     ways = {"typical": usual}

@@ -24,6 +24,7 @@ from tests.made.pages import anew, line
 
 FOLDER = ROOT / "docs/results/h200-141gb"
 PAGE = ROOT / "docs/reference/h200.md"
+CALIBRATION = ROOT / "docs/results/h200-141gb-calibration/calibration.json"
 HEAD = [
     "| model | recipe | batch | ms | typical | off % | by rates | off % | left out, off % |",
     "|---|---|--:|--:|--:|--:|--:|--:|--:|",
@@ -62,7 +63,7 @@ class Step:
 
 def steps() -> list[Step]:
     """Each timed row in the order of the calibration's rows, by model, recipe and batch."""
-    calibration = load(ROOT / "docs/results/h200-141gb-calibration/calibration.json")
+    calibration = load(CALIBRATION)
     alone = dataclasses.replace(calibration, rows=[])
     usual = cards.find("H200-141GB")
     measured = dataclasses.replace(usual, calibrated=Applied(calibration=alone))

@@ -135,12 +135,12 @@ def reserved_error(row: Row) -> float | None:
 def least(run: Run, found: dict[str, Any] | None) -> int | None:
     """On CPUs of all processes together. A GPU's need has what stands beside it, which no raw file
     says: it is recounted for one process on an H200 alone."""
-    if found is None or run.spec["device"] != "cpu":
-        beside = (
-            BESIDE if found and run.data["environment"].get("device") == "NVIDIA H200" else None
-        )
+    if found is None:
+        return None
+    if run.spec["device"] != "cpu":
+        known = run.data["environment"].get("device") == "NVIDIA H200"
         groups = GROUPS if re.match("zero[12]", run.spec["recipe"]) else 0
-        return found["least"] + beside + groups if beside and run.spec["processes"] == 1 else None
+        return found["least"] + BESIDE + groups if known and run.spec["processes"] == 1 else None
     size = whole_run(found)
     return size and size * run.spec["processes"]
 

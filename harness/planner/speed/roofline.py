@@ -110,7 +110,7 @@ def seconds(
     found = rates(gpu, processes).slowed(slower.compute, slower.communication)
     usual, reach = (CPU_SPREAD, CPU_SPREAD) if gpu.shared else (SPREAD, REACH)
     parts = parts_of(work, found, processes, tf32)
-    fitted = gpu.calibrated.fitted if gpu.calibrated else Fitted()
+    fitted = _fitted(gpu)
     factors = fitted.factors
     told = {part: factors.get(part, 1.0) * value for part, value in parts.items()}
     count = 0 if gpu.shared else issued(work)
@@ -119,15 +119,18 @@ def seconds(
         **told,
         overhead=max(0.0, issue_seconds(gpu) * count - sum(told.values())),
         slowest=RECOMPUTING * asked,
-        hosts=_hosts(work, gpu, count),
+        hosts=_hosts(work, fitted, count),
         shares={**usual, **fitted.shares},
         reach={**reach, **fitted.shares},
     )
 
 
-def _hosts(work: Sequence[Work], gpu: Card, count: int) -> tuple[float, float]:
+def _fitted(gpu: Card) -> Fitted:
+    return gpu.calibrated.fitted if gpu.calibrated else Fitted()
+
+
+def _hosts(work: Sequence[Work], fitted: Fitted, count: int) -> tuple[float, float]:
     """Return the seconds in which the fastest and the slowest host issue ``count`` operations."""
-    fitted = gpu.calibrated.fitted if gpu.calibrated else Fitted()
     if fitted.rows:
         share, known = max(fitted.shares.values(), default=0.0), fitted.host * count
         return known / (1 + share), known * (1 + share)
@@ -136,7 +139,7 @@ def _hosts(work: Sequence[Work], gpu: Card, count: int) -> tuple[float, float]:
 
 def issue_seconds(gpu: Card) -> float:
     """Return the seconds in which the host issues one operation; 0 if measured steps show none."""
-    fitted = gpu.calibrated.fitted if gpu.calibrated else Fitted()
+    fitted = _fitted(gpu)
     return fitted.host if fitted.rows else ISSUE
 
 
