@@ -6,7 +6,8 @@ already are not made again, so it can be stopped at any time. What is asked for 
 common cards before others, one GPU before several. ``--check`` lists what has a record.
 
 After a change of code ``--carry`` traces one record of each combination of strategies anew, and
-keeps the others of a combination that comes out alike.
+keeps the others of a combination that comes out alike. ``--anew`` traces every record of the models
+anew: for a change that some models see, and the small model of a combination may not.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from harness.planner.plan.command import add_arguments
 from harness.planner.plan.tracing import Asking
 from harness.planner.records import Record, line_of, record_of
 from harness.planner.verdict import Fit
+from harness.prediction import Prediction
 from harness.resolve import Resolved, resolve
 from harness.spec import Spec
 from harness.subjects.library import families
@@ -142,12 +144,31 @@ def _rename(model: str, names: Mapping[str, str]) -> None:
     records.write(model, {names[name]: line for name, line in old.items() if names[name]} | lines)
 
 
+def anew(models: Sequence[str], console: Console) -> None:
+    """Trace each record of the models that is not of today's code, and replace it."""
+    day = datetime.date.today().isoformat()
+    for model in models:
+        for one in of_model(model):
+            if one.today == one.name:
+                continue
+            lines = records.lines(model)
+            del lines[one.name]
+            if one.row:
+                lines[one.today] = line_of(day, one.record.spec, one.record.kind, _traced(one))
+            records.write(model, lines)
+            console.print(f"{model} {one.record.spec['recipe']}", highlight=False)
+
+
+def _traced(one: Kept) -> Prediction:
+    with tempfile.TemporaryDirectory() as folder:
+        (made,) = pool.predict_all([one.row], Path(folder), kind=one.record.kind, jobs=1)
+    return made
+
+
 def same(one: Kept) -> bool:
     """Return True if a new trace is the recorded one, but for the order of its work."""
     record = one.record
-    with tempfile.TemporaryDirectory() as folder:
-        (made,) = pool.predict_all([one.row], Path(folder), kind=record.kind, jobs=1)
-    again = record_of(line_of(record.day, record.spec, record.kind, made))
+    again = record_of(line_of(record.day, record.spec, record.kind, _traced(one)))
     for told in (again, record):
         told.prediction["work"].sort(key=str)
     return again == record
@@ -167,15 +188,16 @@ def main() -> None:
     parser.add_argument("models", nargs="*")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--carry", action="store_true")
+    parser.add_argument("--anew", action="store_true")
     options, console = parser.parse_args(), Console(soft_wrap=True)
     known = [name for name in families.table() if name not in FIRST]
     models = options.models or [*FIRST, *known]
     if options.check:
         console.print("\n".join(told(models)), highlight=False)
         return
-    if options.carry:
+    if options.carry or options.anew:
         with pool.kept_workers():
-            carry(models, console)
+            (anew if options.anew else carry)(models, console)
         return
     day, began, made = datetime.date.today().isoformat(), time.time(), 0
     with pool.kept_workers():

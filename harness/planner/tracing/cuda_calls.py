@@ -1,7 +1,8 @@
-"""CUDA's behaviour for tensors on ``meta`` that represent a GPU's: autocast, attention, optimizers.
+"""CUDA's behaviour for tensors on ``meta`` that represent a GPU's: autocast, kernels, optimizers.
 
-``meta`` tensors bypass autocast's dispatch layer, and their attention falls back to plain matrix
-products. Both would change which tensors a step keeps.
+``meta`` tensors bypass autocast's dispatch layer, their attention falls back to plain matrix
+products, and their root mean square norm to its parts. Each would change which tensors a step
+keeps.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ LOWER = frozenset({
     *("conv1d", "conv2d", "conv3d", "conv_tbc", "convolution", "prelu", "einsum", "linear"),
     *("conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "matmul", "__matmul__"),
     *("addmm", "addmv", "addr", "mm", "mv", "addbmm", "baddbmm", "bmm", "__rmatmul__"),
-    *("chain_matmul", "multi_dot", "scaled_dot_product_attention"),
+    *("chain_matmul", "multi_dot", "linalg_multi_dot", "scaled_dot_product_attention"),
 })  # fmt: skip
 FLOAT32 = frozenset({
     *("acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "log1p", "tan"),
@@ -35,6 +36,8 @@ FLOAT32 = frozenset({
     *("margin_ranking_loss", "soft_margin_loss", "triplet_margin_loss", "multi_margin_loss"),
     *("binary_cross_entropy_with_logits", "pdist", "cdist", "renorm", "logsumexp", "prod"),
     *("softmax", "log_softmax", "cumprod", "cumsum", "vector_norm", "matrix_norm", "sum"),
+    *("linalg_vector_norm", "linalg_matrix_norm", "linalg_vecdot", "rms_norm", "interpolate"),
+    *("binary_cross_entropy", "multilabel_margin_loss"),
 })  # fmt: skip
 WIDEST = frozenset({
     *("addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "vdot", "grid_sample"),
@@ -44,6 +47,7 @@ ALIGNED = 8
 """Alignment, in elements, of the bias strides for memory-efficient attention."""
 ATTENTION = torch.nn.functional.scaled_dot_product_attention
 DROPOUT = torch.nn.functional.dropout
+RMS_NORM = torch.nn.functional.rms_norm
 DEVICE = torch.Tensor.device.__get__
 GETTER = "__get__"
 """Name of a function that reads a tensor's attribute, such as its device."""
@@ -71,6 +75,8 @@ class CudaLike(TorchFunctionMode):
             self._copies.clear()
         if func is ATTENTION:
             return self._attend(*args, **kwargs)
+        if func is RMS_NORM:
+            return rms_norm(*args, **kwargs)
         return drop(*args, **kwargs) if func is DROPOUT else func(*args, **kwargs)
 
     def _autocast(self, name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -136,6 +142,40 @@ def drop(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -
     """
     fused = training and 0 < p < 1 and not inplace and x.device.type == GPU
     return torch.native_dropout(x, p, True)[0] if fused else DROPOUT(x, p, training, inplace)
+
+
+def rms_norm(x: Any, shape: Any, weight: Any = None, eps: float | None = None) -> Any:
+    """Normalise by CUDA's kernel, which keeps ``x`` and a float32 number per row.
+
+    Where the types of ``x`` and ``weight`` differ, torch computes the norm by its parts, here as
+    there. Source: torch 2.13, aten/src/ATen/native/layer_norm.cpp (rms_norm_symint).
+    """
+    parts = x.device.type != GPU or (weight is not None and weight.dtype is not x.dtype)
+    if parts or torch.compiler.is_compiling():  # inductor takes the kernel apart again
+        return RMS_NORM(x, shape, weight, eps)
+    return RMSNorm.apply(x, list(shape), weight)
+
+
+class RMSNorm(torch.autograd.Function):
+    """CUDA's kernel of ``torch.nn.RMSNorm``: on ``meta`` torch has its backward only."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, shape: list[int], weight: Any) -> Any:
+        """Return the normed ``x``; a layer norm has the same outputs and a mean, which is freed."""
+        out, _, deviation = torch.native_layer_norm(x, shape, weight, None, 0.0)
+        ctx.save_for_backward(x, weight, deviation)
+        ctx.shape = shape
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:  # type: ignore[override]
+        """Return the gradients of ``x`` and ``weight``."""
+        x, weight, deviation = ctx.saved_tensors
+        wanted = [ctx.needs_input_grad[0], ctx.needs_input_grad[2]]
+        of_x, of_weight = torch.ops.aten._fused_rms_norm_backward(
+            gradient, x, ctx.shape, deviation, weight, wanted
+        )
+        return of_x, None, of_weight
 
 
 def as_bias(mask: Any, q: Any, k: Any, *, padded: bool) -> Any:
