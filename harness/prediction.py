@@ -205,7 +205,8 @@ class ForecastRow:
     prediction. ``peak_bytes`` are the live tensors at the fullest instant of a later step, and
     ``categories`` splits them (``harness.memory.record.CATEGORIES``). ``buckets`` is the category
     in which the engine's communication buckets count. ``beyond_state_bytes``: the most that such a
-    step held beyond its state. ``spread_seconds``: plus or minus. ``block_forwards``: forward runs
+    step held beyond its state. ``low_seconds`` and ``high_seconds``: the range of ``step_seconds``.
+    ``spread_seconds``: its plus or minus in comparisons of rows. ``block_forwards``: forward runs
     of a block per step, or None if the trace does not show it.
 
     Rows on many GPUs have more fields. ``asked``: the requested recipe, which ``spec`` adapts to
@@ -225,6 +226,8 @@ class ForecastRow:
     buckets: str = "workspace"
     beyond_state_bytes: int | None = None
     step_seconds: float | None = None
+    low_seconds: float | None = None
+    high_seconds: float | None = None
     spread_seconds: float | None = None
     block_forwards: float | None = None
     asked: str = ""

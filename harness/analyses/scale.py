@@ -185,7 +185,9 @@ def _foretold_values(line: Line, point: Point) -> list[object]:
     row: ForecastRow = point.row
     step, pace = units.NONE, None
     if row.step_seconds is not None:
-        step = f"{row.step_seconds * 1e3:.0f} +-{row.spread_seconds * 1e3:.0f}"
+        step = f"{row.step_seconds * 1e3:.0f}"
+        if row.low_seconds is not None:
+            step += f" ({row.low_seconds * 1e3:.0f}-{row.high_seconds * 1e3:.0f})"
         pace = point.batch / row.step_seconds / point.count
     share = f"{point.batch / point.count:g}"
     return [

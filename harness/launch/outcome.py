@@ -135,10 +135,13 @@ WAYS_OUT = {
     r"ModuleNotFoundError|ImportError": "install the missing package; ./run.sh doctor lists them",
     r"no kernel image is available": "install a torch build that supports this GPU",
     r"Call to ibv_\w+ failed .*Cannot allocate": "raise ulimit -l, locked memory's limit",
-    r"illegal memory access|mha_graph\.execute": "add attend:kernel=flash, since cuDNN's "
-    "attention fails so in Flux on Hopper cards; else CUDA_LAUNCH_BLOCKING=1 shows the operation",
+    r"illegal memory access|mha_graph\.execute": "CUDA_LAUNCH_BLOCKING=1 shows the operation",
     r"Watchdog caught|Timed out waiting": "a rank waited for another until a timeout: see log.txt",
 }
+CUDNN_FAILS = (
+    "add attend:kernel=flash, since cuDNN's attention fails so in Flux on Hopper cards; else "
+)
+"""Before the way out of an illegal access, for a recipe that leaves the attention to torch."""
 SHELL_SIGKILL = 128 + signal.SIGKILL
 READ_LOG = "read log.txt in the run's folder"
 
@@ -292,7 +295,7 @@ def _timed_out(facts: Facts) -> Outcome | None:
 def _failed(facts: Facts, failure: Mapping[str, Any]) -> Outcome:
     text, hint = _headline(failure), str(failure.get("hint", ""))
     reason = f"rank {failure.get('rank', 0)} failed in {_at(facts)}: {_line(text)}"
-    return Outcome(Status.FAILED, reason, " ".join(hint.split()) or _hint(text))
+    return Outcome(Status.FAILED, reason, " ".join(hint.split()) or _hint(text, facts))
 
 
 def _of_log(facts: Facts) -> Outcome | None:
@@ -317,7 +320,7 @@ def _of_log(facts: Facts) -> Outcome | None:
         return Outcome(Status.FAILED, reason, "run it again: each run chooses a free port")
     if line := first_match(WATCHDOG, facts.log):
         reason = f"a collective of NCCL ran into its group's timeout in {_at(facts)}: {_line(line)}"
-        return Outcome(Status.FAILED, reason, _hint(line))
+        return Outcome(Status.FAILED, reason, _hint(line, facts))
     return None
 
 
@@ -342,7 +345,7 @@ def _unexplained(facts: Facts) -> Outcome:
     if facts.failures and (not line or SECONDARY.search(line)):
         line = _headline(facts.failures[0])
     said = f": {_line(line)}" if line else ", with no message"
-    return Outcome(Status.FAILED, f"no result in {_at(facts)}, {ended}{said}", _hint(line))
+    return Outcome(Status.FAILED, f"no result in {_at(facts)}, {ended}{said}", _hint(line, facts))
 
 
 def _gpu(facts: Facts, reason: str, text: str) -> Outcome:
@@ -370,10 +373,14 @@ def _shared_memory(line: str) -> Outcome:
     return Outcome(Status.FAILED, f"{what}: {line}", hint)
 
 
-def _hint(text: str) -> str:
+def _hint(text: str, facts: Facts) -> str:
     if DISK_FULL.search(text):
         return "free space on the disk of the results folder"
-    return next((way for pattern, way in WAYS_OUT.items() if re.search(pattern, text)), READ_LOG)
+    found = next((way for way in WAYS_OUT if re.search(way, text)), None)
+    if found is None:
+        return READ_LOG
+    cudnn = "illegal" in found and "attend:kernel=" not in facts.recipe
+    return (CUDNN_FAILS if cudnn else "") + WAYS_OUT[found]
 
 
 def _at(facts: Facts) -> str:

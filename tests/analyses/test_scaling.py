@@ -139,7 +139,13 @@ def foreseen(recipe: str, count: int, batch: int, seconds: float = 1.0, **more) 
     sizes = {"need_bytes": 9 * GIB, "peak_bytes": 8 * GIB, "beyond_state_bytes": GIB}
     spec = Spec(recipe=recipe, model="DiT-XL/2", data="synthetic", device="cuda", processes=count,
                 global_batch=batch)  # fmt: skip
-    fields = {"verdict": "fits", "step_seconds": seconds, "spread_seconds": 0.3 * seconds}
+    fields = {
+        "verdict": "fits",
+        "step_seconds": seconds,
+        "spread_seconds": 0.3 * seconds,
+        "low_seconds": 0.8 * seconds,
+        "high_seconds": 1.3 * seconds,
+    }
     return ForecastRow(spec=spec, asked=recipe, **{**given, **ends, **sizes, **fields, **more})
 
 

@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from harness.planner.calibrate.table import GOALS, judged
-from tests.made.calibrations import CPU, GIB, made, row
+from harness.planner.calibrate.table import GOALS, judged, times
+from tests.made.calibrations import CPU, GIB, made, row, rows
 
 GOOD = [
     row("single+bf16", 0.5, 0.4, run=[102, 100], reserved=[105, 100], precision="bfloat16",
@@ -63,3 +63,8 @@ def test_the_low_batch_is_judged_by_the_quickest_that_fits():
     quick = dataclasses.replace(GOOD[2], needs_bytes=9 * GIB, step_seconds=0.5)
     found = judged(made(rows=[*GOOD, quick]))[4]
     assert found.met and found.measured.startswith("6.00 GiB at 1.00 steps/s")
+
+
+def test_a_factor_that_no_card_has_is_said():
+    assert "waited for the host" in times(made(rows(factor=6.0))).note
+    assert "waited for the host" not in times(made(rows(factor=1.2))).note

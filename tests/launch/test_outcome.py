@@ -97,6 +97,10 @@ CASES = {
     # what sounds like it, and is not
     "illegal access": ({"failures": (fail("AcceleratorError", ILLEGAL),)}, FAILED, "illegal",
                        "attend:kernel=flash"),
+    "illegal access beyond cuDNN's attention": (
+        {"failures": (fail("AcceleratorError", ILLEGAL),), "recipe": "single+attend:kernel=flash"},
+        FAILED, "illegal", "CUDA_LAUNCH_BLOCKING=1 shows the operation",
+    ),
     "cudnn internal": (
         {"failures": (fail("RuntimeError", "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR"),)}, FAILED,
         "INTERNAL_ERROR", "",
@@ -343,7 +347,7 @@ def test_an_abort_is_explained_by_what_was_said_before_it():
 @pytest.mark.parametrize("name", CASES)
 def test_outcome(name):
     facts, status, reason, hint = CASES[name]
-    found = classify(Facts(recipe="zero2+bf16", **facts))
+    found = classify(Facts(**{"recipe": "zero2+bf16"} | facts))
     assert found.status is status
     assert reason in (found.reason or "") and hint in (found.hint or "")
     if status not in (Status.OK, Status.VOID):

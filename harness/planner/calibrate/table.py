@@ -141,6 +141,8 @@ GOALS: dict[str, Callable[[Calibration, float | None], Found]] = {
 
 
 NONE = "-"
+SLOW = 3.0
+"""Factor of compute from which a fit is of something else than the card."""
 
 
 def table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], note: str = "") -> Grid:
@@ -285,6 +287,12 @@ def _of_times(
         f"Median error by typical figures {_middle(typical)}, by the fit to the other rows alone "
         f"(left out) {_middle([abs(error) for error in errors])}.",
     ]
+    compute = fit.factors.get("compute", 1.0)
+    if compute > SLOW:
+        sentences.append(
+            f"x{compute:.1f} of the ceilings' time is too much for a card: most rows waited for "
+            "the host, or other programs used the card. Calibrate again with larger batches."
+        )
     return " ".join(sentences)
 
 
