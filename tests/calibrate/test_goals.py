@@ -66,5 +66,5 @@ def test_the_low_batch_is_judged_by_the_quickest_that_fits():
 
 
 def test_a_factor_that_no_card_has_is_said():
-    assert "waited for the host" in times(made(rows(factor=6.0))).note
-    assert "waited for the host" not in times(made(rows(factor=1.2))).note
+    assert "waited for the host" in times(made(rows=rows(factor=6.0))).note
+    assert "waited for the host" not in times(made(rows=rows(factor=1.2))).note
