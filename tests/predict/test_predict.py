@@ -375,6 +375,16 @@ def test_the_host_issues_each_operation_and_may_be_slow():
     assert [len(some) for some in said] == [1, 0, 1, 0] and "10,000" in said[0][0]
 
 
+def test_the_host_issues_copies_too():
+    """Weights in host memory are no way to spare the host's time."""
+    card, count = cards.find("H100-80GB"), 10_000
+    small = Work(phase="forward", kind="memory", dtype="", flops=0, bytes=8, count=count)
+    for kind in ("transfer", "streamed"):
+        copied = roofline.seconds([small, dataclasses.replace(small, kind=kind)], card, 1)
+        assert copied.total == pytest.approx(2 * count * rates.ISSUE)
+        assert copied.low == pytest.approx(2 * count * rates.FASTEST)
+
+
 def test_a_step_that_recomputes_may_have_a_slower_host():
     """Recomputation runs an attention's forward again in backward; its backward has more FLOPs."""
     card, count = cards.find("H100-80GB"), 10_000

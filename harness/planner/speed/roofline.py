@@ -20,6 +20,7 @@ from harness.system.cards import NODE, Card
 BUSY = ("forward", "backward")
 COLLECTIVES = ("collective", "overlapped", "passed")
 KERNELS = ("product", "attention", "memory")
+COPIES = ("transfer", "streamed")
 SPREAD = {"compute": 0.35, "communication": 0.50, "offload": 0.60}
 """Relative uncertainty of each part without calibration, for comparisons of rows."""
 REACH = {**SPREAD, "compute": 0.30}
@@ -144,8 +145,8 @@ def issue_seconds(gpu: Card) -> float:
 
 
 def issued(work: Sequence[Work]) -> int:
-    """Return the number of kernels that the host launches in a step."""
-    return sum(w.count for w in work if w.kind in KERNELS)
+    """Return the number of kernels and copies that the host issues in a step."""
+    return sum(w.count for w in work if w.kind in (*KERNELS, *COPIES))
 
 
 def recomputes(work: Sequence[Work]) -> bool:
