@@ -36,10 +36,17 @@ def kind_of(model: str) -> type[Subject]:
         return TokenDit
     if model.startswith("DiT"):
         return Dit
-    near = difflib.get_close_matches(model.lower().rpartition("/")[2], families.table(), n=3)
-    if not near:
+    word = model.lower().rpartition("/")[2]
+    near = [name for name in families.table() if _plain(name).startswith(_plain(word))]
+    near = near or difflib.get_close_matches(word, families.table(), n=3)
+    if not near or not _plain(word):
         raise BadInput(f"unknown model {model!r}; ./run.sh list models shows what there is")
     raise BadInput(f"unknown model {model!r}; did you mean {' or '.join(near)}?")
+
+
+def _plain(name: str) -> str:
+    """Return the name's letters and digits."""
+    return "".join(filter(str.isalnum, name))
 
 
 def subject_of(
