@@ -194,6 +194,11 @@ def _become(p: Any, other: Any) -> None:
     """
     torch._C._swap_tensor_impl(p, other)
     p.fake_device, other.fake_device = other.fake_device, p.fake_device
+    # Autograd's data is swapped too, with the hooks that run. The original sets ``data``, which
+    # keeps them: torchao's offload registers its hooks before accelerate moves the adapters.
+    if p.requires_grad:
+        p._backward_hooks = p._backward_hooks
+        p._post_accumulate_grad_hooks = p._post_accumulate_grad_hooks
 
 
 class HostGenerator(torch.Generator):
