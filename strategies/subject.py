@@ -401,6 +401,14 @@ class Subject:
         return self.survey.idle
 
     @property
+    def lent(self) -> tuple[str, ...]:
+        """Names of the blocks' modules that code outside of their block calls.
+
+        Their weights must be on the device outside of the block, so they are not streamed.
+        """
+        return self.survey.lent
+
+    @property
     def size_in_words(self) -> str:
         """Sample size at the head of a plan: pixels, 8 for each element."""
         return "x".join([str(8 * self.data.input_size)] * 2)

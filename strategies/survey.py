@@ -27,7 +27,8 @@ class Survey(NamedTuple):
     ``parameters``: elements, including frozen ones. ``flops``: of one sample's forward, a
     multiply-add as two. ``linears``: names of the blocks' linear layers that have more rows than
     samples and get a gradient. ``products``: the number of all linear layers of the blocks.
-    ``idle``: names of the parameters that get no gradient.
+    ``idle``: names of the parameters that get no gradient. ``lent``: names of the blocks' modules
+    that code outside of their block calls.
     """
 
     parameters: int
@@ -38,6 +39,7 @@ class Survey(NamedTuple):
     products: int
     attention: tuple[Attended, ...]
     idle: tuple[str, ...] = ()
+    lent: tuple[str, ...] = ()
 
 
 def of(
@@ -100,6 +102,7 @@ def take(
     for layer in layers:
         layer.register_forward_pre_hook(_note_rows(rows))
     calls: list[Attended] = []
+    lent = _note_lent(blocks)
     with torch.no_grad(), _noting(calls), flops.counting() as counter:
         run()
     names = {layer: name for name, layer in module.named_modules()}
@@ -111,7 +114,39 @@ def take(
         linears=tuple(names[layer] for layer in layers if rows.get(layer, 0) > 1),
         products=len(layers),
         attention=tuple(calls),
+        lent=tuple(name for layer, name in names.items() if layer in lent()),
     )
+
+
+def _note_lent(blocks: Sequence[nn.Module]) -> Callable[[], set[nn.Module]]:
+    """Watch calls of the blocks' modules; return a function that returns those that code outside of
+    their block called.
+
+    The output of diffusers' DiT calls the embedding of its first block. Modules of a block that is
+    never called itself are left out.
+    """
+    within: list[nn.Module] = []
+    entered: set[nn.Module] = set()
+    outside: dict[nn.Module, nn.Module] = {}
+
+    def watch(block: nn.Module) -> None:
+        def enter(*_: Any) -> None:
+            entered.add(block)
+            within.append(block)
+
+        def note(part: nn.Module, *_: Any) -> None:
+            if block not in within:
+                outside[part] = block
+
+        block.register_forward_pre_hook(enter)
+        block.register_forward_hook(lambda *_: within.remove(block))
+        for part in block.modules():
+            if part is not block:
+                part.register_forward_pre_hook(note)
+
+    for block in blocks:
+        watch(block)
+    return lambda: {part for part, block in outside.items() if block in entered}
 
 
 def _note_rows(rows: dict[nn.Module, int]) -> Callable[..., None]:

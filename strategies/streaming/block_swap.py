@@ -38,7 +38,8 @@ class BlockSwap(Strategy):
     ``blocks`` is the number of blocks, which are taken evenly over the depth. Each is copied to the
     device for its forward and its backward. Two are there at a time: one computes while the next
     arrives. Frozen weights are copied in and dropped. If all weights train, gradients go to host
-    memory, where the optimizer steps them.
+    memory, where the optimizer steps them. Layers of a block that other code calls too, such as the
+    model's output, stay on the device.
     """
 
     name: ClassVar[str] = "block_swap"
@@ -99,16 +100,17 @@ class BlockSwap(Strategy):
         return [*map(spread(self.blocks, depth).count, range(depth))]
 
     def edit_model(self, module: Any, subject: Subject) -> None:
-        from strategies.streaming.evidence import stay_on_host
+        from strategies.streaming.evidence import lent, stay_on_host
 
         for block in self._chosen(module, subject).values():
-            stay_on_host(block)
+            stay_on_host(block, lent(module, subject))
 
     def configure(self, accelerator: Any, module: Any, launch: RunContext) -> None:
-        from strategies.streaming.evidence import take_out
+        from strategies.streaming.evidence import lent, take_out
 
         blocks = self._chosen(module, launch.subject).values()
-        take_out(module, blocks, frozen="frozen_weights" in launch.traits)
+        stay = lent(module, launch.subject)
+        take_out(module, blocks, frozen="frozen_weights" in launch.traits, stay=stay)
 
     def _chosen(self, module: Any, subject: Subject) -> dict[int, Any]:
         blocks = subject.blocks(module)

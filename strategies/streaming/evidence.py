@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Any
 
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from strategies.engine import TrainingRun
 from strategies.evidence.rules import label
 from strategies.streaming.streamer import Seen, Streamer
 from strategies.streaming.weights import Taken
+from strategies.subject import Subject
 
 
 def streamed_facts(
@@ -99,9 +100,21 @@ def _of_updates(trained: TrainingRun, streamer: Streamer) -> dict[str, Any]:
 # ---- taking weights out of a model ----
 
 
-def stay_on_host(block: nn.Module) -> None:
-    """Keep the weights of ``block`` that have no value yet in host memory when they are drawn."""
-    for p in block.parameters():
+def lent(module: nn.Module, subject: Subject) -> set[nn.Module]:
+    """Return the modules of blocks, and those within, that code outside of their block calls.
+
+    ``module`` may have been edited: an adapter has the layer that it replaces within.
+    """
+    return {part for name in subject.lent for part in module.get_submodule(name).modules()}
+
+
+def stay_on_host(block: nn.Module, lent: Container[nn.Module]) -> None:
+    """Keep the weights of ``block`` that have no value yet in host memory when they are drawn.
+
+    Weights of the modules ``lent`` go to the device.
+    """
+    owned = (part._parameters.values() for part in block.modules() if part not in lent)
+    for p in (p for some in owned for p in some if p is not None):
         waits = initial.pending(p)
         if waits is not None and waits.keep is None:
             p.pending = dataclasses.replace(waits, keep=_as_it_is)
@@ -111,17 +124,20 @@ def _as_it_is(values: Tensor) -> nn.Parameter:
     return nn.Parameter(values, requires_grad=values.is_floating_point())
 
 
-def take_out(module: nn.Module, blocks: Iterable[nn.Module], *, frozen: bool) -> None:
+def take_out(
+    module: nn.Module, blocks: Iterable[nn.Module], *, frozen: bool, stay: Container[nn.Module]
+) -> None:
     """Remove the weights of ``blocks`` from the model, so that no call moves them to the device.
 
     They wait as ``swapped`` of their block. ``frozen``: only those that take no gradient. Weights
-    that several layers share stay.
+    that several layers share stay, and those of the modules ``stay``.
     """
     users = Counter(id(p) for m in module.modules() for p in m._parameters.values())
     for block in blocks:
         block.swapped = [
             Taken(owner, name, p)
             for owner in block.modules()
+            if owner not in stay
             for name, p in owner._parameters.items()
             if p is not None and users[id(p)] == 1 and not (frozen and p.requires_grad)
         ]

@@ -179,6 +179,10 @@ class Dit(Subject):
     def idle(self) -> tuple[str, ...]:
         return ()
 
+    @property
+    def lent(self) -> tuple[str, ...]:
+        return ()
+
     def _data(self) -> tuple[int, int, int, bool]:
         return (self.data.input_size, self.data.channels, self.data.classes, self.learn_sigma)
 

@@ -1,0 +1,45 @@
+"""Streamed blocks with layers that code outside of their block calls: diffusers' DiT computes its
+output with the embedding of its first block."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from conftest import weights_digest
+
+from harness.planner.worker import predict
+from harness.resolve import resolve
+from tests.made.publics import MINIATURES, miniature
+
+SIZES = MINIATURES["dit-xl-2"][0].replace("num_layers=2", "num_layers=4")
+EMBEDDING = "transformer_blocks.0.norm1.emb"
+
+
+def small(recipe: str):
+    return miniature("dit-xl-2", recipe, set=SIZES)
+
+
+def test_a_survey_finds_them():
+    subject = resolve(small("single")).subject
+    assert EMBEDDING in subject.lent
+    assert all(name.startswith(EMBEDDING) for name in subject.lent)
+    assert resolve(miniature("flux-dev", "single")).subject.lent == ()
+
+
+@pytest.mark.parametrize("more", ["", "+lora"])
+def test_streamed_blocks_that_lend_layers_are_predicted(more):
+    spec = dataclasses.replace(small(f"single+block_swap:blocks=4{more}"), device="cuda")
+    found = predict(resolve(spec))
+    assert found.method == "trace", found.reason
+
+
+@pytest.mark.parametrize("more", ["", "+lora"])
+def test_they_stay_on_the_device_and_train_alike(train_here, more):
+    plain, log = train_here(small(f"single{more}"), 2)
+    run, streamed = train_here(small(f"single+block_swap:blocks=4{more}"), 2)
+    lent = {id(p) for p in run.trained.module.get_submodule(EMBEDDING).parameters()}
+    hosts = {id(p) for p in run.trained.attached["block_swap"].hosts}
+    assert lent and hosts and not lent & hosts
+    assert streamed.losses == log.losses
+    assert weights_digest(run.trained.module) == weights_digest(plain.trained.module)
