@@ -9,6 +9,7 @@ import importlib
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -165,6 +166,20 @@ def launched(
         argv=lambda port: case.line(folder, port),
         added=ALONE,
     )
+
+
+def counted(spec: Spec, folder: Path, recipes: Iterable[str], **variables: str) -> dict[str, Any]:
+    """Recipe -> what ``tests.children.counted`` counted of it on rank 0 of real processes."""
+    library, source = folder / "allocations.so", Path("tests/children/allocations.cpp")
+    compiler = os.environ.get("CXX", "c++")
+    words = [compiler, "-O2", "-shared", "-fPIC", str(source), "-o", str(library)]
+    subprocess.run(words, check=True)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"LD_PRELOAD": str(library), **variables}.items():
+            patch.setenv(name, value)
+        row = launched(spec, folder, "--several", *recipes, module="tests.children.counted")
+    assert (folder / "counted.json").exists(), row.log_tail
+    return json.loads((folder / "counted.json").read_text())
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ import dataclasses
 
 import pytest
 import torch
-from conftest import forget, profiled, settle
+from conftest import counted, forget, predictions, profiled, settle
 from torch._inductor import compile_fx
 from torch._inductor import config as inductor
 
@@ -148,14 +148,53 @@ def test_shallow_models_tell_of_a_deep_compiled_one(recipe):
         ("single+compile:scope=model", 1, "scope=model"),
         ("single+compile:backend=aot_eager", 1, "aot_eager"),
         ("single+compile+checkpoint+offload_activations:what=checkpoints", 1, "offload"),
-        ("ddp+compile", 2, "single"),
-        ("fsdp2+compile", 2, "single"),
+        ("ddp+compile", 2, "DDP splits the graph of a compiled block"),
+        ("fsdp2+compile", 2, "zero2 or single"),
+        ("zero3+compile", 2, "ZeRO-3 gathers"),
+        ("zero1+tp:ranks=2+compile", 4, "leave tp and sp out"),
         ("single+bf16+attend:kernel=flex+compile", 1, "flex"),
     ],
 )
 def test_graphs_that_are_not_traced_have_a_reason(recipe, processes, why):
     found = predict(row(recipe, "DiT-T/4:depth=1", 4, {"processes": processes, "device": "cuda"}))
     assert found.method == "none" and why in found.reason
+
+
+PAIR = {"processes": 2, "model": "DiT-T/2:depth=3", "global_batch": 32, "data": "synthetic"}
+BESIDE = ("zero1+compile", "zero2+bf16+compile", "zero1+bf16+checkpoint+compile",
+          "ddp+lora+compile")  # fmt: skip
+"""Recipes whose ranks leave a block's graph as it is."""
+NEAR = 0.002
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    """Recipe -> what c10's allocator counted of a step of two real processes over gloo."""
+    spec = Spec(recipe="zero2", warmup=1, steps=2, **PAIR)
+    quick = {"AOT_INDUCTOR_DEBUG_COMPILE": "1"}  # C++ that compiles fast
+    return counted(spec, tmp_path_factory.mktemp("pairs"), BESIDE, **quick)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("recipe", BESIDE)
+def test_ranks_with_whole_weights_take_what_their_compiled_code_takes(recipe, pairs, tmp_path):
+    asked = {"recipe": recipe, "device": "cpu", **PAIR}
+    (found,) = predictions([asked], tmp_path)
+    assert found["method"] == "trace", found["reason"]
+    assert found["steady"]["bytes"] == pytest.approx(pairs[recipe]["allocated"], rel=NEAR)
+
+
+@pytest.mark.parametrize("scaling", ["", pytest.param(":format=mx", marks=pytest.mark.thorough)])
+def test_a_compiled_float8_step_does_the_products_of_an_eager_one_by_fewer_operations(scaling):
+    sums = []
+    for more in ("", "+compile"):
+        spec = row(f"single+fp8{scaling}{more}", "DiT-S/4:depth=1", 8, {"device": "cuda"})
+        work = simulate(spec).work
+        narrow = [w for w in work if (w.kind, w.dtype) == ("product", "float8")]
+        sums.append((sum(w.flops * w.count for w in narrow), sum(w.count for w in work)))
+        forget()
+    (eager, many), (compiled, few) = sums
+    assert compiled == eager > 0 and few < 0.5 * many
 
 
 def test_a_compiled_block_is_refused_where_its_activations_move_to_the_host():

@@ -3,13 +3,8 @@ step by c10's allocator and by torch's profiler, and categories by the formulas 
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-from pathlib import Path
-
 import pytest
-from conftest import launched
+from conftest import counted
 
 from harness.memory.record import as_measured
 from harness.planner import pool
@@ -33,16 +28,7 @@ SLACK = 0.002
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory):
     """Recipe -> the traced categories of rank 0, and the peak by two other counts."""
-    folder = tmp_path_factory.mktemp("counted")
-    library, source = folder / "allocations.so", Path("tests/children/allocations.cpp")
-    compiler = os.environ.get("CXX", "c++")
-    words = [compiler, "-O2", "-shared", "-fPIC", str(source), "-o", str(library)]
-    subprocess.run(words, check=True)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LD_PRELOAD", str(library))
-        row = launched(PAIR, folder, "--several", *RECIPES, module="tests.children.counted")
-    assert (folder / "counted.json").exists(), row.log_tail
-    return json.loads((folder / "counted.json").read_text())
+    return counted(PAIR, tmp_path_factory.mktemp("counted"), RECIPES)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

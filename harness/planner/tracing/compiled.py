@@ -24,11 +24,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from harness.planner.adapters import adapter_of
+from harness.planner.overhead import NoTrace
 from harness.planner.tracing import cuda_calls
 from harness.planner.tracing.trace import StoragelessTracer
 from harness.planner.tracing.world import GPU
 from harness.resolve import Resolved
 from strategies.activations.compile import Compile, CountingBackend
+from strategies.engine import RunContext
 
 TENSOR = object()
 """Mark of a tensor's place among a call's arguments."""
@@ -57,18 +60,28 @@ def refusal(resolved: Resolved) -> str | None:
         return "a whole model may break into several graphs; leave scope=model out"
     if "moves_activations" in resolved.launch.traits:
         return "activations that offload_activations moves are not traced beside compiled graphs"
-    if "one_process" not in resolved.launch.traits:
-        # DDP splits graphs at its buckets, and other engines gather weights within them.
-        return "graphs of one process are traced; take single"
-    return None
+    return _between_ranks(resolved.launch)
+
+
+def _between_ranks(launch: RunContext) -> str | None:
+    """Return why ranks make a block's graph another one than that of a single process."""
+    if launch.layout.tensor > 1 or launch.layout.sequence > 1:
+        return "compiled blocks with collectives inside are not traced; leave tp and sp out"
+    return adapter_of(launch.engine).graph_refusal(launch)
 
 
 @contextlib.contextmanager
-def regions(tracer: StoragelessTracer, fake: FakeTensorMode, device: str) -> Iterator[None]:
-    """Trace what the strategy ``compile`` compiles; ``device`` is the traced one's type."""
+def regions(
+    tracer: StoragelessTracer, fake: FakeTensorMode, device: str, limit: int | None = None
+) -> Iterator[None]:
+    """Trace what the strategy ``compile`` compiles; ``device`` is the traced one's type.
+
+    ``limit``: bytes of trained weights from which a graph is not traced, because the engine splits
+    it (``TraceAdapter.graph_bytes``).
+    """
     from torch._inductor.codecache import PyCodeCache
 
-    plain, graphs = torch.compile, Graphs(tracer, fake, device)
+    plain, graphs = torch.compile, Graphs(tracer, fake, device, limit)
     _register()
     PyCodeCache.cache_clear()  # wrappers of an earlier trace in this process belong to its tracer
 
@@ -171,8 +184,10 @@ def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
 class Graphs:
     """Compiled graphs of one trace, each compiled at its first call."""
 
-    def __init__(self, tracer: StoragelessTracer, fake: FakeTensorMode, device: str) -> None:
-        self.tracer, self.fake, self.device = tracer, fake, device
+    def __init__(
+        self, tracer: StoragelessTracer, fake: FakeTensorMode, device: str, limit: int | None
+    ) -> None:
+        self.tracer, self.fake, self.device, self.limit = tracer, fake, device, limit
         self._known: dict[tuple[Any, ...], tuple[Callable[..., Any], Any]] = {}
 
     def run(self, function: Any, modules: list[nn.Module], args: Any, kwargs: Any) -> Any:
@@ -201,6 +216,7 @@ class Graphs:
         """
         from torch._inductor.compile_fx import compile_fx
 
+        self._check(call)
         run, structure = call.flat()
         with self._capturing(), _without_hooks(call.blocks), self.fake:
             inputs = [_on_cpu(tensor) for tensor in (*call.weights, *call.given)]
@@ -209,6 +225,19 @@ class Graphs:
             graph = _graph(run, len(call.weights), len(inputs), outputs)
             return compile_fx(graph, inputs), structure[0]
 
+    def _check(self, call: Call) -> None:
+        """Refuse a graph that the engine splits.
+
+        Raises:
+            NoTrace: the trained weights reach the limit.
+        """
+        trained = sum(weight.nbytes for weight in call.weights if weight.requires_grad)
+        if self.limit is not None and trained >= self.limit:
+            size = f"{trained / 2**20:.1f} MiB of trained weights"
+            raise NoTrace(
+                f"DDP splits the graph of a compiled block with {size}; take zero1, zero2 or single"
+            )
+
     @contextlib.contextmanager
     def _capturing(self) -> Iterator[None]:
         """Lower graphs without a trace of it, and without kernels."""
@@ -216,6 +245,7 @@ class Graphs:
         from torch._inductor import config as inductor
         from torch._inductor import cpu_vec_isa
         from torch._inductor.async_compile import AsyncCompile
+        from torch._inductor.codegen.cpp_utils import DTYPE_TO_CPP
         from torch.utils import checkpoint
 
         guards, inside = torch._C._dynamo.guards, "cpu" if self.device == GPU else GPU
@@ -235,6 +265,8 @@ class Graphs:
             stack.enter_context(_disable_current_modes())
             stack.enter_context(inductor.patch(LOWERED))
             stack.enter_context(functorch.patch(at_once))
+            # C++ has no type for the scales of MX; no kernel is compiled, so any name will do.
+            stack.enter_context(mock.patch.dict(DTYPE_TO_CPP, {torch.float8_e8m0fnu: "uint8_t"}))
             for owner, name, value in patches:
                 stack.enter_context(mock.patch.object(owner, name, value))
             yield
@@ -345,3 +377,12 @@ def _register() -> None:
 
     rng_prims.run_and_save_rng_state.py_impl(StoragelessTracer)(_save)
     rng_prims.run_with_rng_state.py_impl(StoragelessTracer)(_use)
+    # torch 2.13 has no kernel without storage of a float8 product into a given tensor.
+    PRODUCTS.impl("_scaled_mm.out", _scaled_into, "Meta")
+
+
+PRODUCTS = torch.library.Library("aten", "IMPL")
+
+
+def _scaled_into(*given: Any, out: torch.Tensor, **named: Any) -> torch.Tensor:
+    return out

@@ -154,7 +154,7 @@ def trace_bordered(
         tracer.op_cache = OpCache(fake)
         if "compiled" in resolved.launch.traits:
             device = world.GPU if resolved.spec.device == "cuda" else "cpu"
-            stack.enter_context(compiled.regions(tracer, fake, device))
+            stack.enter_context(compiled.regions(tracer, fake, device, adapter.graph_bytes))
         stack.enter_context(tracer)
         if past:
             tracer.enter("load")
