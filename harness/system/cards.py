@@ -19,16 +19,21 @@ from strategies.base import BadInput
 
 TABLE = Path(__file__).with_name("cards.json")
 UNITS = {"gib": 2**30, "g": 2**30, "gb": 10**9, "mib": 2**20, "m": 2**20, "mb": 10**6, "": 2**30}
+FLOAT8 = "float8"
+"""Type of a product of float8 operands, of either format and with any scales (MX too)."""
 COLUMNS = {
     "float16": "fp16_tflops",
     "bfloat16": "bf16_tflops",
     "float32": "fp32_tflops",
     "tf32": "tf32_tflops",
+    FLOAT8: "fp8_tflops",
 }
 """Dtype of a matrix product -> column of the table."""
 LIKE = {"int32": "float16"}
 """Dtype of a product -> the one whose rate is assumed. A product of int8 operands gives int32, and
 the table has no column for it."""
+WITHOUT = {FLOAT8: "bfloat16"}
+"""Dtype of a product -> the one whose rate counts on a card without its unit."""
 OFF = 0.12
 """Relative difference allowed between a card's memory and the size in its name."""
 NODE = 8
@@ -50,7 +55,8 @@ class Card:
     - ``bandwidth``, ``link_bandwidth``, ``network_bandwidth``, ``host_bandwidth``: of its memory,
       the link between GPUs of a node, the network between nodes, and copies to host memory.
     - ``capability``: NVIDIA's compute capability, or None if unknown.
-    - ``peaks``: dtype -> FLOP/s of float16, bfloat16, float32 and tf32; None without such a unit.
+    - ``peaks``: dtype -> FLOP/s of float16, bfloat16, float32, tf32 and float8; None without such a
+      unit.
     - ``pattern``: regular expression for the device's name; ``device`` is one such name.
     - ``hopper``: compute capability 9.x or 10.x, for which cuBLAS takes larger workspaces.
     - ``like``: the card whose speed is assumed, if only a memory size was given.
@@ -114,7 +120,8 @@ class Card:
         """Return the peak FLOP/s of matrix products in ``dtype``; float32's if the card lacks that
         unit."""
         kind = "tf32" if tf32 and dtype == "float32" else LIKE.get(dtype, dtype)
-        return self.peaks.get(kind) or self.peaks["float32"] or 0.0
+        kinds = (kind, WITHOUT.get(kind, kind), "float32")
+        return next((peak for one in kinds if (peak := self.peaks.get(one))), 0.0)
 
 
 @functools.cache

@@ -136,6 +136,19 @@ def test_what_was_not_measured_stays_typical():
     assert plain.flops("bfloat16") == typical.flops("bfloat16")
 
 
+def test_products_of_float8_go_at_their_own_rate_or_at_bfloat16_s_measured_share():
+    new, old = cards.find("H100-80GB"), cards.find("A100-80GB")
+    assert new.flops("float8") == 1979e12 and old.flops("float8") == old.flops("bfloat16")
+    typical = rates.Rates(gpu=new)
+    assert typical.product("float8") == rates.PRODUCTS * 1979e12
+    half = {"bfloat16": 0.5 * 989e12}
+    assert rates.Rates(gpu=new, products=half).product("float8") == pytest.approx(0.5 * 1979e12)
+    known = {**half, "float8": 3e14}
+    assert rates.Rates(gpu=new, products=known).product("float8") == 3e14
+    slow = rates.Rates(gpu=old, products={"bfloat16": 1e14})
+    assert slow.product("float8") == pytest.approx(1e14)
+
+
 def test_processes_share_a_cpu_and_hide_nothing_behind_it():
     cpu = cards.of_cpu("some CPU", 4, 16 * GIB)
     alone, two = (one("product", n, cpu, flops=10**12, dtype="float32") for n in (1, 2))

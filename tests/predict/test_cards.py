@@ -131,10 +131,16 @@ def test_a_card_s_peaks_follow_from_its_generation(name):
     half, exact = row["fp16_tflops"], row["fp32_tflops"]
     new = row["capability"] is None or row["capability"] >= [8, 0]
     assert row["bf16_tflops"] == (half if new else None)
+    assert row["fp8_tflops"] == (pytest.approx(2 * half, rel=0.015) if _has_float8(row) else None)
     assert row["tf32_tflops"] == (pytest.approx(half / 2, rel=0.015) if new else None)
     if tuple(row["capability"] or ()) in ((8, 6), (8, 9), (12, 0)):
         times = 2 if "GeForce" in row["device"] else 4
         assert half == pytest.approx(times * exact, rel=0.015)
+
+
+def _has_float8(row: dict) -> bool:
+    known = row["capability"]
+    return known is None or not capability.shortfall("fp8", tuple(known), row["name"])
 
 
 # ---- what a card cannot run ----

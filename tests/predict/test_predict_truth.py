@@ -261,6 +261,20 @@ def test_attention_that_no_kernel_takes_is_not_predicted():
     assert (found.method, found.reason, found.bytes) == ("none", said, None)
 
 
+FORWARD = 2 * 8 * 64 * (4 + 8) * 384**2
+"""FLOPs of a block of DiT-S/4 in forward: four products of attention's width, eight of the MLP's,
+for eight samples of 64 tokens."""
+
+
+@pytest.mark.parametrize("more", ["", ":scaling=rowwise", ":format=mx"])
+def test_products_of_float8_operands_are_told_from_those_of_their_results_type(more):
+    work = simulate(on_gpu(f"single+fp8{more}", "DiT-S/4:depth=1", 8)).work
+    found = {phase: sum(w.flops * w.count for w in work if w.phase == phase
+                        and (w.kind, w.dtype) == ("product", "float8"))
+             for phase in ("forward", "backward")}  # fmt: skip
+    assert found == {"forward": FORWARD, "backward": 2 * FORWARD}
+
+
 def test_overflow_is_looked_for_in_a_copy_of_the_gradients():
     gradients = torch.zeros(10_000, dtype=torch.float16)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof:

@@ -76,8 +76,15 @@ class Rates:
         """Return the FLOP/s of matrix products in ``dtype``; float32's if the card lacks that
         unit."""
         kind = "tf32" if tf32 and dtype == "float32" else dtype
-        typical = PRODUCTS * self.gpu.flops(dtype, tf32)
+        typical = self._reached(kind) * self.gpu.flops(dtype, tf32)
         return self.share * self.products.get(kind, typical)
+
+    def _reached(self, kind: str) -> float:
+        """Return the share of the peak that products of an unmeasured ``kind`` are taken to reach:
+        float8's the one that was measured of bfloat16, others the typical."""
+        near = cards.WITHOUT.get(kind, "")
+        peak = self.gpu.flops(near) if near in self.products else 0.0
+        return self.products[near] / peak if peak else PRODUCTS
 
     def attention(self, dtype: str, tf32: bool = False, tokens: float = math.inf) -> float:
         """Return the FLOP/s of fused attention in ``dtype`` over ``tokens``.

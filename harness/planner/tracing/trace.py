@@ -24,6 +24,7 @@ from harness.memory.tracer import DEVICE, HOST, Tracer, storage_of
 from harness.planner.tracing import side_streams
 from harness.planner.tracing.op_cache import OpCache, device_of, makes_view
 from harness.prediction import Work
+from harness.system.cards import FLOAT8
 from strategies import initial
 from strategies.base import pinned_block
 from strategies.evidence.flops import formulas
@@ -396,8 +397,17 @@ class Counter:
         flops = int(formula(*args, out_val=out))
         if dtype == "float32" and self._rounds(func):
             dtype = "tf32"
-        kind = "attention" if "attention" in func._schema.name else "product"
-        return kind, dtype, flops, size
+        if "attention" in func._schema.name:
+            return "attention", dtype, flops, size
+        return "product", _multiplied(ins, dtype), flops, size
+
+
+def _multiplied(ins: list[torch.Tensor], made: str) -> str:
+    """Return the type by which a product's rate goes: float8 of float8 operands, else ``made``.
+
+    A product of float8 operands (``aten._scaled_mm``) gives a wider type.
+    """
+    return FLOAT8 if ins and ins[0].dtype.itemsize == 1 and ins[0].is_floating_point() else made
 
 
 def _written(func: Any, args: Any) -> list[Any]:
