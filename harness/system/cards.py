@@ -175,9 +175,13 @@ def find(name: str) -> Card:
 
 
 def _begins(key: str, word: str) -> bool:
-    """Return True if ``key`` is ``word`` plus at most a memory size or a make. A Ti is another
-    card."""
-    return key.startswith(word) and not re.match(r"ti|super|d\b", key[len(word) :])
+    """Return True if ``key`` is ``word`` plus at most a memory size or a make.
+
+    A Ti or an S is another card. So is a longer number: an H20 is no H200.
+    """
+    rest = key[len(word) :]
+    longer = word[-1:].isdigit() and re.match(r"\d", rest) and not re.fullmatch(r"[1-9]\d*gb", rest)
+    return key.startswith(word) and not longer and not re.match(r"ti|super|[ds]\b", rest)
 
 
 def named(device: str, memory_bytes: int = 0) -> Card | None:

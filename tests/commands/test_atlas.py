@@ -260,7 +260,7 @@ def test_the_files_of_a_csv_are_made_again_without_predictions(told, tmp_path, c
     ("words", "said"),
     [
         (["--models", "flux-def"], "which is not a public model; did you mean"),
-        (["--models", "flux-dev", "--cards", "H10"], "is several cards"),
+        (["--models", "flux-dev", "--cards", "H100"], "is several cards"),
         (["--models", "flux-dev", "--gpus", "0"], "give --gpus at least 1"),
         (["--models", "flux-dev", "--growth", "-1"], "give --growth 0 or more"),
     ],

@@ -590,8 +590,10 @@ def test_a_limit_is_of_a_part_that_recipes_can_have(text):
 # ---- the command line ----
 
 BAD = {
-    "gpu": (["--gpu", "H10"], "is several cards; one of H100"),
+    "gpu": (["--gpu", "H100"], "is several cards; one of H100"),
     "gpu unknown": (["--gpu", "A1000"], "./run.sh list cards"),
+    "gpu of a longer name": (["--gpu", "H20"], "unknown gpu 'H20'"),
+    "gpu of another make": (["--gpu", "L40"], "did you mean 'L40S'"),
     "unequal gpus": (
         ["--gpu", "RTX-3060,RTX-3060,RTX-4060-Ti-8GB"],
         "give --gpus 3 --gpu RTX-4060-Ti-8GB, or without the smallest --gpus 2 --gpu RTX-3060",
