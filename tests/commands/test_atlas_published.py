@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import argparse
 import csv
+import html
+import json
 import random
+import re
+import shutil
+import subprocess
 
 import pytest
 
@@ -60,3 +65,34 @@ def test_the_atlas_is_small_and_names_the_command_that_makes_it():
     assert sum(sizes) < 2**21
     for name in ("README.md", "atlas.html"):
         assert AGAIN in (FOLDER / name).read_text("utf-8")
+
+
+ASKED = """<script>addEventListener('load', () => {
+  const head = document.querySelector('th[data-sort="Needs GiB"]');
+  const said = [];
+  for (let turn = 0; turn < 2; turn += 1) {
+    head.querySelector('button').click();
+    const at = [...head.parentNode.children].indexOf(head);
+    const cells = [...document.querySelectorAll('#rows tr')].map(row => row.children[at]);
+    const values = cells.map(cell => parseFloat(cell.textContent)).filter(value => value > 0);
+    said.push([head.getAttribute('aria-sort'), values]);
+  }
+  said.push(document.documentElement.scrollWidth);
+  document.title = JSON.stringify(said);
+});</script></body>"""
+"""Click a head twice; tell the order of its cells, and the page's width."""
+
+
+@pytest.mark.skipif(not shutil.which("chromium"), reason="chromium is not installed")
+def test_a_head_sorts_and_a_phone_shows_the_page_whole(tmp_path):
+    asked = tmp_path / "atlas.html"
+    asked.write_text((FOLDER / "atlas.html").read_text("utf-8").replace("</body>", ASKED), "utf-8")
+    words = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--window-size=400,800"]
+    done = subprocess.run(
+        [*words, "--dump-dom", f"file://{asked}"], capture_output=True, text=True, timeout=120
+    )
+    told = json.loads(html.unescape(re.search(r"<title>(.*?)</title>", done.stdout)[1]))
+    (first, rising), (second, falling), width = told
+    assert (first, second) == ("ascending", "descending") and len(rising) > 20
+    assert rising == sorted(rising) and falling == sorted(falling, reverse=True)
+    assert width <= 500, "the least width that this browser gives a window"
