@@ -263,6 +263,8 @@ class ScriptCast(Cast):
     """Stores the frozen linear layers of the blocks in 8 bits."""
 
     def refuses(self, launch: RunContext) -> str | None:
+        if self.layers != "blocks":
+            return "a script's layers outside of its blocks may train; leave layers out"
         # Frozen weights are known only when the script prepares its model.
         traits = launch.traits | {"frozen_weights"}
         return super().refuses(dataclasses.replace(launch, traits=traits))

@@ -16,17 +16,22 @@ from strategies.subject import Subject
 
 BITS = {"int8": "int8", "fp8": "float8_e4m3fn"}
 INT8_PRODUCT = "aten::_int_mm"
+LAYERS = ("blocks", "all", "diffusers")
 MULTIPLE = 8
 """Required divisor of the weights' sides in torch's int8 product."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cast(Strategy):
-    """Stores frozen linear weights of the blocks in 8 bits.
+    """Stores frozen linear weights in 8 bits.
 
     Each weight has a code, and each row a scale (``to``: ``int8`` or ``fp8``). Forward and backward
     decode them for each product, to the type of the computation. With ``lora`` it is an 8-bit base
     under adapters.
+
+    ``layers=blocks`` codes the layers of the blocks that can have an adapter. ``layers=all`` codes
+    every linear layer, except those that the model's class keeps in float32. ``layers=diffusers``
+    skips those that diffusers' layerwise casting skips: embeddings and norms, by their names.
 
     ``dynamic=on`` multiplies in int8 (W8A8). It rounds the input of a layer to int8 as well, and in
     backward the gradient of its output, with a scale a row.
@@ -43,8 +48,11 @@ class Cast(Strategy):
 
     to: str = "int8"
     dynamic: bool = False
+    layers: str = "blocks"
 
     def __post_init__(self) -> None:
+        if self.layers not in LAYERS:
+            raise ValueError(f"layers is {self.layers!r}; one of {', '.join(LAYERS)}")
         if self.to not in BITS:
             raise ValueError(f"to is {self.to!r}; one of {', '.join(BITS)}")
         if self.dynamic and self.to != "int8":
@@ -68,6 +76,12 @@ class Cast(Strategy):
             return "another part computes with the weights themselves; take lora"
         if "doubles_tokens" in traits:
             return "another part trains copies of these layers; take lora"
+        if self.layers != "blocks" and "frozen_matrices" in traits:
+            return (
+                "another part trains layers outside of the blocks; take lora, or leave layers out"
+            )
+        if self.layers != "blocks" and "shards" in traits:
+            return "the engine gathers layers outside of the blocks together; leave layers out"
         # A survey builds a public model, which takes seconds.
         if self.dynamic and (width := launch.subject.dimensions.width) % MULTIPLE:
             text = f"products in int8 are of multiples of {MULTIPLE}"
@@ -77,7 +91,24 @@ class Cast(Strategy):
     def edit_model(self, module: Any, subject: Subject) -> None:
         from strategies.adapters.quantised_base import code
 
-        code(module, subject.linears, self.to, self.dynamic)
+        names = subject.linears if self.layers == "blocks" else self._whole(module)
+        code(module, names, self.to, self.dynamic)
+
+    def _whole(self, module: Any) -> tuple[str, ...]:
+        """Return the names of layers that ``module`` stores in full, and ``layers`` codes."""
+        from strategies.adapters.quantised_base import skipped_by_diffusers, unpacked
+
+        if self.layers == "blocks":
+            return ()
+        skips = skipped_by_diffusers(module) if self.layers == "diffusers" else _nothing
+        return tuple(name for name in unpacked(module) if not skips(name))
+
+    def _least(self, trained: TrainingRun) -> int:
+        """Return the number of the blocks' layers on tokens that ``layers`` codes."""
+        from strategies.adapters.quantised_base import skipped_by_diffusers
+
+        skips = skipped_by_diffusers(trained.module) if self.layers == "diffusers" else _nothing
+        return sum(not skips(name) for name in trained.subject.linears)
 
     def observe(self, trained: TrainingRun) -> AbstractContextManager[Any]:
         if "compiled" in trained.launch.traits:
@@ -87,8 +118,9 @@ class Cast(Strategy):
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         from strategies.adapters.quantised_base import coded_facts
 
-        wanted = len(trained.subject.linears)
-        facts = coded_facts(trained.module, wanted, self.to)
+        wanted, whole = self._least(trained), self._whole(trained.module)
+        demand(not whole, f"{len(whole)} linear layers are stored in full: {', '.join(whole[:3])}")
+        facts = coded_facts(trained.module, wanted, self.to, more=self.layers != "blocks")
         if self.dynamic:
             return facts | _multiplied(trained, self.note(trained))
         seen = self.note(trained)
@@ -100,6 +132,11 @@ class Cast(Strategy):
             f"{each:g} matrix products decoded {self.to}, expected at least {wanted}",
         )
         return {**facts, "decodings": each}
+
+
+def _nothing(name: str) -> bool:
+    """Skip no layer."""
+    return False
 
 
 @contextmanager

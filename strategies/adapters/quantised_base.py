@@ -9,7 +9,9 @@ Imports torch and bitsandbytes.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable
+from itertools import accumulate
 from typing import Any
 from unittest import mock
 
@@ -69,13 +71,34 @@ def code(module: nn.Module, names: Iterable[str], to: str, dynamic: bool = False
         module.set_submodule(name, Coded(module.get_submodule(name), to, dynamic))
 
 
-def coded_facts(module: nn.Module, wanted: int, to: str) -> dict[str, Any]:
+def skipped_by_diffusers(module: nn.Module) -> Callable[[str], bool]:
+    """Return a test of layers' names: True if diffusers' layerwise casting skips the layer.
+
+    A pattern that fits a module around the layer skips it too. Source: diffusers 0.40,
+    models/modeling_utils.py (enable_layerwise_casting) and hooks/layerwise_casting.py.
+    """
+    from diffusers.hooks.layerwise_casting import DEFAULT_SKIP_MODULES_PATTERN
+
+    patterns = {*DEFAULT_SKIP_MODULES_PATTERN}
+    for attribute in ("_keep_in_fp32_modules", "_skip_layerwise_casting_patterns"):
+        patterns.update(getattr(module, attribute, None) or ())
+
+    def skips(name: str) -> bool:
+        around = accumulate(name.split("."), lambda path, word: f"{path}.{word}")
+        return any(re.search(pattern, path) for path in around for pattern in patterns)
+
+    return skips
+
+
+def coded_facts(module: nn.Module, wanted: int, to: str, more: bool = False) -> dict[str, Any]:
     """Return the bytes that hold the layers' weights, and their largest quantization error.
 
-    ``coded_bytes_here``: bytes on this rank; scales are whole on every rank.
+    ``wanted``: the number of coded layers; ``more``: there may be others. ``coded_bytes_here``:
+    bytes on this rank; scales are whole on every rank.
     """
     layers = [m for m in module.modules() if isinstance(m, Coded) and m.to_type == to]
-    demand(len(layers) == wanted, f"{len(layers)} layers are stored as {to}, expected {wanted}")
+    enough = len(layers) == wanted or (more and len(layers) > wanted)
+    demand(enough, f"{len(layers)} layers are stored as {to}, expected {wanted}")
     elements = sum(m.in_features * m.out_features for m in layers)
     size = sum(t.nbytes for m in layers for t in _held(m) if t is not m.bias and t is not m.scale)
     demand(size == elements, f"{size} bytes hold {elements} weights")
@@ -86,7 +109,7 @@ def coded_facts(module: nn.Module, wanted: int, to: str) -> dict[str, Any]:
     )
     here = bytes_of(part for m in layers for part in stored(m.weight.data) if part.numel())
     return {
-        "layers": wanted,
+        "layers": len(layers),
         "coded_elements": elements,
         "coded_bytes": size,
         "coded_bytes_here": here,

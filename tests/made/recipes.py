@@ -11,6 +11,7 @@ OTHERS: dict[str, list[str]] = {
     "block_swap": ["single+block_swap:blocks=3", "single+block_swap:blocks=3+lora"],
     "cast": [
         "single+cast+lora", "single+cast:to=fp8+lora", "single+cast:dynamic=on+lora",
+        "single+cast:layers=all+lora",
     ],
     "qlora": ["single+qlora", "single+bf16_pure+qlora:layers=blocks,dtype=fp32"],
     "lora": [

@@ -1,0 +1,74 @@
+"""Layers that ``cast`` stores in 8 bits, by its parameter ``layers``."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from harness.planner.worker import predict
+from harness.resolve import resolve
+from strategies.adapters.quantised_base import Coded
+from tests.made.publics import miniature
+
+
+def coded(train_here, recipe: str) -> set[str]:
+    spec = miniature("flux-dev", recipe)
+    run, _ = train_here(spec, 1)
+    parts = resolve(spec).recipe.strategies
+    facts = next(part for part in parts if part.name == "cast").evidence(run.trained)
+    named = run.trained.module.named_modules()
+    names = {name.removesuffix(".base_layer") for name, m in named if isinstance(m, Coded)}
+    assert facts["layers"] == len(names)
+    return names
+
+
+def cast_by_diffusers(spec) -> set[str]:
+    from diffusers.hooks import HookRegistry
+
+    module = resolve(spec).subject.build(0, "awake")
+    module.enable_layerwise_casting(storage_dtype=torch.float8_e4m3fn, compute_dtype=torch.float32)
+    return {
+        name
+        for name, m in module.named_modules()
+        if isinstance(m, torch.nn.Linear)
+        and HookRegistry.check_if_exists_or_initialize(m).get_hook("layerwise_casting")
+    }
+
+
+def test_layers_of_diffusers_are_those_that_it_casts(train_here):
+    wanted = cast_by_diffusers(miniature("flux-dev", "single"))
+    assert coded(train_here, "single+cast:to=fp8,layers=diffusers+lora") == wanted
+
+
+def test_all_layers_are_more_than_the_blocks(train_here):
+    blocks = coded(train_here, "single+cast+lora")
+    every = coded(train_here, "single+cast:layers=all+lora")
+    linears = {
+        name
+        for name, m in resolve(miniature("flux-dev", "single"))
+        .subject.build(0, "awake")
+        .named_modules()
+        if type(m) is torch.nn.Linear
+    }
+    assert blocks < every and every == linears
+
+
+@pytest.mark.parametrize("layers", ["all", "diffusers"])
+def test_more_layers_are_predicted(layers):
+    asked = {"device": "cuda"}
+    few, more = (
+        predict(
+            resolve(miniature("flux-dev", f"single+bf16_pure+cast:layers={some}+lora", **asked))
+        )
+        for some in ("blocks", layers)
+    )
+    assert more.method == "trace", more.reason
+    weights = [found.steady.categories["parameters"] for found in (few, more)]
+    assert weights[1] < weights[0]
+
+
+@pytest.mark.parametrize(("recipe", "processes"), [("single+cast:layers=all+head", 1),
+                                                   ("fsdp2+cast:layers=all+lora", 2)])  # fmt: skip
+def test_where_only_the_blocks_are_coded(recipe, processes):
+    found = resolve(miniature("flux-dev", recipe, processes=processes)).refusal
+    assert "leave layers out" in str(found)
