@@ -63,7 +63,8 @@ class Card:
     - ``timed``: measured step times of this card were compared with predictions.
     - ``shared``: a CPU, whose cores, memory and bandwidth all processes share.
     - ``calibrated``: measured rates, which replace the figures above, as an extension applies them.
-    - ``node``: GPUs per machine; more communicate over the network.
+    - ``node``: GPUs per machine.
+    - ``domain``: GPUs that NVLink joins, also of several machines; 0: those of a machine.
     - ``network_told``: where the network's bandwidth was measured; empty for a typical figure.
     - ``beside``: bytes of resident models on each card, named by ``beside_told``
       (``harness.planner.resident_models``).
@@ -87,11 +88,17 @@ class Card:
     shared: bool = False
     calibrated: Any = None
     node: int = NODE
+    domain: int = 0
     network_told: str = ""
     beside: int = 0
     beside_told: str = ""
     host_memory: int = 0
     host_told: str = ""
+
+    @property
+    def linked(self) -> int:
+        """Number of GPUs that communicate without the network; more communicate over it."""
+        return max(self.node, self.domain)
 
     @property
     def host_share(self) -> int:
@@ -142,6 +149,8 @@ def table() -> dict[str, Card]:
             hopper=(_capability(row) or (0, 0))[0] in (9, 10),
             host_bandwidth=row["host_gb_s"] * 1e9,
             timed=row.get("timed", False),
+            node=row.get("node", NODE),
+            domain=row.get("domain", 0),
         )
         for row in rows
     }

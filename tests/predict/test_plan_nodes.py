@@ -34,6 +34,20 @@ def test_gpus_of_one_machine_do_not_take_the_network():
     assert taken(4, 2) > taken(4, 1) == taken(4, None)
 
 
+def test_gpus_that_nvlink_joins_beyond_a_machine_do_not_take_the_network():
+    card = dataclasses.replace(find("GB200"), network_bandwidth=90e9)
+
+    def bandwidth(gpus: int) -> float:
+        step = seconds(SENT, card, gpus).communication
+        return 10**9 * (gpus - 1) / gpus / (step - COLLECTIVE)
+
+    assert (card.node, card.domain) == (4, 72)
+    assert bandwidth(4) == pytest.approx(card.link_bandwidth, rel=0.02)
+    assert bandwidth(72) == pytest.approx(card.link_bandwidth, rel=0.02)
+    assert bandwidth(144) == pytest.approx(90e9, rel=0.02)
+    assert card.host_bytes(72) == 4 * card.host_share, "memory is of a machine"
+
+
 @pytest.mark.parametrize(
     ("gpus", "nodes", "words"), [(16, 3, "give --gpus 15"), (8, 0, "at least 1")]
 )

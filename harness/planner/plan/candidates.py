@@ -152,7 +152,7 @@ def _searchable(options: argparse.Namespace, gpu: Card) -> bool:
     search do not hold: their recipes are lists.
     """
     named = options.recipes or options.suite or options.workload == SAMPLE
-    return not (named or gpu.shared or options.processes > gpu.node)
+    return not (named or gpu.shared or options.processes > gpu.linked)
 
 
 def without_recipes(options: argparse.Namespace, row: Resolved) -> Asked:
@@ -467,7 +467,7 @@ def _with_sharding(recipe: str, processes: int) -> str:
 def _across(options: argparse.Namespace, base: Spec, gpu: Card) -> list[str]:
     """Return the usual recipes for a public model on several nodes; else nothing."""
     named = options.recipes or options.suite or options.workload == SAMPLE
-    if named or gpu.shared or base.processes <= gpu.node or base.processes % gpu.node:
+    if named or gpu.shared or base.processes <= gpu.linked or base.processes % gpu.linked:
         return []
     if not kind_of(base.model).brings_samples:
         return []
@@ -479,7 +479,7 @@ def _across(options: argparse.Namespace, base: Spec, gpu: Card) -> list[str]:
             return True
         return False
 
-    return recipes(base.processes, gpu.node, refused)
+    return recipes(base.processes, gpu.linked, refused)
 
 
 def _row(base: Spec, recipe: str, whole_batches: bool) -> Resolved:

@@ -118,7 +118,10 @@ def add_question(parser: Any, *, optional: bool = False) -> None:
     add("--gpus", "--processes", dest="processes", type=int, metavar="N",
         help="GPUs, one process on each (default: 8 for a DiT, 1 for a public model); CPU "
             "processes (default: 2)")  # fmt: skip
-    text = "machines with the same number of GPUs each (default: one for each 8 GPUs)"
+    text = (
+        "machines with the same number of GPUs each (default: one for each 8 GPUs, or 4 of GB200 "
+    )
+    text += "and GB300)"
     add("--nodes", type=int, metavar="N", help=text)
     text = "results of run --nodes on such machines, for their network (default: typical figures)"
     add("--network", type=Path, metavar="DIR", help=text)
@@ -221,7 +224,7 @@ def fit_as_json(fit: Fit) -> dict[str, Any]:
         "step_seconds_low": fit.seconds.low if fit.seconds else None,
         "step_seconds_high": fit.seconds.high if fit.seconds else None,
         "sent_bytes": sent(
-            fit.prediction.work, fit.resolved.spec.processes, fit.gpu.node
+            fit.prediction.work, fit.resolved.spec.processes, fit.gpu.linked
         )._asdict(),
         "beside_attention_seconds": _passed(fit),
         "prediction": dataclasses.asdict(fit.prediction),

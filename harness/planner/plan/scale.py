@@ -241,7 +241,7 @@ def _forecast(cells: Sequence[Cell], options: argparse.Namespace, console: Conso
         forecast_row(next(fits), cell.recipe) if cell.asked else _impossible(cell, options)
         for cell in cells
     ]
-    return forecast_of(SUITE, asked.resolved[0].spec.model, asked.gpu, rows, asked.gpu.node)
+    return forecast_of(SUITE, asked.resolved[0].spec.model, asked.gpu, rows, asked.gpu.linked)
 
 
 def _impossible(cell: Cell, options: argparse.Namespace) -> ForecastRow:
@@ -348,7 +348,7 @@ def forecast_row(fit: Fit, asked: str = "") -> ForecastRow:
     if steady is None or fit.seconds is None:
         fields = {"verdict": fit.verdict, "reason": found.reason, "asked": asked}
         return ForecastRow(spec=fit.resolved.spec, **fields)
-    travels = sent(found.work, fit.resolved.spec.processes, fit.gpu.node)
+    travels = sent(found.work, fit.resolved.spec.processes, fit.gpu.linked)
     slow_links, slow_card = at_the_ends(fit)
     return ForecastRow(
         spec=fit.resolved.spec,

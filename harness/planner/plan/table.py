@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 def why(fits: Sequence[Fit]) -> list[str]:
     """Return a line for each predicted recipe, the fastest first, if there are several nodes."""
     known = [fit for fit in fits if fit.seconds and fit.prediction.method == "trace"]
-    if not known or not any(fit.resolved.spec.processes > fit.gpu.node for fit in known):
+    if not known or not any(fit.resolved.spec.processes > fit.gpu.linked for fit in known):
         return []
     best = verdict.fastest(fits)
     ordered = sorted(known, key=lambda fit: (fit is not best, not fit.fits, fit.seconds.total))
@@ -76,8 +76,9 @@ def idle_seconds(fit: Fit) -> float:
 
 def sent_words(fit: Fit, least: int, digits: int) -> str:
     """Return the GiB that a GPU sends in a step, of links with at least ``least`` bytes."""
-    found = sent(fit.prediction.work, fit.resolved.spec.processes, fit.gpu.node)
-    ways = {"within its node": found.within, "to other nodes": found.across}
+    found = sent(fit.prediction.work, fit.resolved.spec.processes, fit.gpu.linked)
+    place = "NVLink domain" if fit.gpu.domain else "node"
+    ways = {f"within its {place}": found.within, f"to other {place}s": found.across}
     told = [f"{size / GIB:.{digits}f} GiB {w}" for w, size in ways.items() if size >= least]
     return " and ".join(told)
 
@@ -207,6 +208,8 @@ def _nodes(spec: Spec, card: Card) -> str:
     count = -(-spec.processes // card.node)
     if count < 2 or card.shared:
         return ""
+    if spec.processes <= card.linked:
+        return f" on {count} nodes, joined by NVLink"
     speed = f"{card.network_bandwidth / 1e9:.3g} GB/s between them"
     return f" on {count} nodes, {speed} ({card.network_told or 'typical'})"
 

@@ -131,7 +131,7 @@ class Rates:
 
 def rates(gpu: Card, processes: int) -> Rates:
     """Return the rates of one of ``processes`` on ``gpu``."""
-    far = processes > gpu.node and not gpu.shared
+    far = processes > gpu.linked and not gpu.shared
     typical: dict[str, Any] = {
         "share": 1 / processes if gpu.shared else 1.0,
         "wire": gpu.link_bandwidth,

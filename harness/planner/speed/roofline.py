@@ -245,7 +245,8 @@ def tokens(w: Work) -> float:
 
 
 def sent(work: Sequence[Work], processes: int, node: int = NODE) -> Sent:
-    """Return the bytes that a rank sends in one step, with ``node`` ranks per machine."""
+    """Return the bytes that a rank sends in one step, if groups of ``node`` ranks need no
+    network."""
     totals = [0, 0]
     for w in work:
         if w.kind in COLLECTIVES:
@@ -263,7 +264,7 @@ def _collective(w: Work, found: Rates, processes: int) -> float:
     """Return the seconds of a ring collective; every rank sends (n - 1) / n of the bytes."""
     group = w.group or processes
     on_wire = w.bytes * (group - 1) / group
-    wire = found.far_wire if _crosses(w, group, found.gpu.node) else found.wire
+    wire = found.far_wire if _crosses(w, group, found.gpu.linked) else found.wire
     return w.count * (found.collective_seconds + on_wire / wire)
 
 
