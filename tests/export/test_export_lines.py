@@ -218,7 +218,7 @@ def row_scales(trained: Trained) -> int:
 
 def in_eight_bits(trained: Trained) -> int:
     """How many layers store codes, and multiply by them."""
-    return sum(hasattr(m, "scale") for m in trained["model"].blocks.modules())
+    return sum(hasattr(m, "scale") for m in trained["model"].modules())
 
 
 def int8_products(trained: Trained) -> int:
@@ -274,6 +274,7 @@ EFFECTS: dict[str, Callable[[Trained, Seen], bool]] = {
     "fp8:emulate=on": lambda t, s: of_kind(t, "Float8Linear") == 16,
     "fp8:emulate=on,scaling=rowwise": lambda t, s: row_scales(t) >= 2 * 16,
     "lora+cast": lambda t, s: in_eight_bits(t) == 16 and not int8_products(t),
+    "lora+cast:layers=all": lambda t, s: in_eight_bits(t) > 16,
     "lora+cast:dynamic=on": lambda t, s: in_eight_bits(t) == 16 and int8_products(t) >= 16 + 12,
     "lora:rank=4": lambda t, s: adapters(t, 4),
     "bf16_pure:autocast=on+lora:dtype=fp32": (
