@@ -20,6 +20,8 @@ from harness.prediction import Work
 from harness.system.cards import Card
 
 PRODUCTS = ("product", "attention")
+REPEATED = (*KERNELS, "transfer", "collective", "overlapped")
+"""Work of a forward pass that backward does again when it recomputes."""
 SLACK = 96 * 2**20
 """Bytes by which a recipe that keeps more may need less: whole segments of the allocator.
 
@@ -39,8 +41,8 @@ class Known:
 
     @functools.cached_property
     def forward(self) -> float:
-        """Seconds of the forward pass, at most."""
-        return self._of(BUSY[:1], KERNELS).total
+        """Seconds of the forward pass, at most, with the weights that it gathers and copies."""
+        return self._of(BUSY[:1], REPEATED).total
 
     @functools.cached_property
     def passes(self) -> Seconds:
@@ -79,14 +81,15 @@ def slower(one: Point, other: Point) -> bool:
     """Return True if the column of ``one`` takes at least the time of the column of ``other``.
 
     The columns are equal, or ``one`` also decodes quantized weights or keeps its state on the host.
-    Weights that autocast casts, or that are gathered, can take longer than quantized ones, so these
-    are not compared. For adapters, ranks that hold all weights communicate the least.
+    Weights that autocast casts, or that are gathered or streamed, can take longer than quantized
+    ones, so these are not compared. For adapters, ranks that hold all weights communicate the
+    least.
     """
     hosted = one.sharding == f"{other.sharding}_offload"
     least = one.adapted and other.adapted and other.whole_ranks
     if not (one.sharding == other.sharding or hosted or least):
         return False
-    plain = other.pure and not other.quantized and not other.splits
+    plain = other.pure and not (other.quantized or other.splits or other.swapped)
     return one.rest == other.rest or (plain and one.plain == other.plain)
 
 
@@ -116,9 +119,12 @@ def time_floor(one: Point, known: Known) -> float:
         found = known.passes
     else:
         return least
-    # Another engine gathers shards in other groups: the host's share of its time is no bound.
-    total = found.total - (found.overhead if one.sharding != other.sharding else 0.0)
-    return max(least, total + stepped - (known.forward if less else 0.0))
+    # The optimizer works while the host is late. Another engine gathers shards in other groups, so
+    # the host's share of its time is no bound.
+    total = found.total - found.overhead + stepped
+    if one.sharding == other.sharding:
+        total = max(total, found.total)
+    return max(least, total - (known.forward if less else 0.0))
 
 
 def _alike_but_for_step(one: Point, other: Point) -> bool:
