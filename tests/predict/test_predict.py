@@ -494,6 +494,17 @@ def test_a_card_without_a_unit_computes_in_float32():
     assert cards.find("A100-80GB").flops("float32", tf32=True) == 156e12
 
 
+def test_tf32_is_slower_in_training_on_hopper_and_no_rate_of_float32_attention():
+    hopper, ampere = (rates.rates(cards.find(name), 1) for name in ("H200-141GB", "A100-80GB"))
+    assert hopper.product("float32", tf32=True) == pytest.approx(0.55 * 494e12)
+    assert ampere.product("float32", tf32=True) == pytest.approx(0.75 * 156e12)
+    assert hopper.product("bfloat16", tf32=True) == pytest.approx(0.75 * 989e12)
+    work = Work(phase="forward", kind="attention", dtype="float32", flops=10**12, bytes=1, count=1)
+    for card, flops in (("H200-141GB", 67e12), ("A100-80GB", 19.5e12)):
+        plain, tf32 = (roofline.seconds([work], cards.find(card), 1, on) for on in (False, True))
+        assert plain.compute == tf32.compute == pytest.approx(1e12 / (0.4 * flops))
+
+
 # ---- words ----
 
 

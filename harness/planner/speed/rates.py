@@ -33,6 +33,15 @@ from strategies.base import BadInput
 PRODUCTS, ATTENTION, STREAMING = 0.75, 0.40, 0.80
 """Shares of the peak FLOP/s (matrix products, attention) and of the memory bandwidth that kernels
 reach."""
+HOPPER, HOPPER_TF32 = (9, 0), 0.55
+"""Compute capability of H100 and H200, and the share that TF32 products reach there in training.
+
+Hopper's TF32 instruction reads operands in one order only (PTX ISA, wgmma.mma_async: transposed
+operands are for 16 bits), and the two products of a backward need others. In DiT-XL's shapes,
+forward and backward, ``calibrate`` measured 268 and 273 of 494 TFLOP/s on an H100 and an H200, and
+392 and 384 with large squares (docs/results, calibration.json). An A100 reaches 134 of 156 with
+large squares (PyTorch's notes on CUDA: 10,240 cubed in 16 ms), and nothing is known of its shapes.
+"""
 LAUNCH = 5e-6
 """Seconds of an op that does almost nothing, in eager mode."""
 ISSUE, FASTEST, SLOWEST, RECOMPUTING = 35e-6, 26e-6, 46e-6, 85e-6
@@ -80,20 +89,27 @@ class Rates:
         return self.share * self.products.get(kind, typical)
 
     def _reached(self, kind: str) -> float:
-        """Return the share of the peak that products of an unmeasured ``kind`` are taken to reach:
-        float8's the one that was measured of bfloat16, others the typical."""
+        """Return the share of the peak that products of an unmeasured ``kind`` are taken to reach.
+
+        Float8's is the one that was measured of bfloat16. TF32 has its own on Hopper.
+        """
+        if kind == "tf32" and self.gpu.capability == HOPPER:
+            return HOPPER_TF32
         near = cards.WITHOUT.get(kind, "")
         peak = self.gpu.flops(near) if near in self.products else 0.0
         return self.products[near] / peak if peak else PRODUCTS
 
-    def attention(self, dtype: str, tf32: bool = False, tokens: float = math.inf) -> float:
+    def attention(self, dtype: str, tokens: float = math.inf) -> float:
         """Return the FLOP/s of fused attention in ``dtype`` over ``tokens``.
 
-        Between measured lengths the rate follows their logarithm.
+        Between measured lengths the rate follows their logarithm. In float32 it has no TF32 rate:
+        the kernel makes each product of three in TF32, whatever torch's setting. Source: torch
+        2.13, mem_eff_attention/gemm_kernel_utils.h (OpMultiplyAddFastF32). An H100 and an H200
+        reached 19 to 39 TFLOP/s, 0.3 to 0.6 of the data sheet's float32.
         """
         measured = self.kernels.get(dtype)
         if not measured:
-            return self.share * ATTENTION * self.gpu.flops(dtype, tf32)
+            return self.share * ATTENTION * self.gpu.flops(dtype)
         shorter = [one for one in measured if one[0] <= tokens] or [measured[0]]
         longer = [one for one in measured if one[0] > tokens] or [measured[-1]]
         (low, slow), (high, fast) = shorter[-1], longer[0]

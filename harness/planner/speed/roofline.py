@@ -25,7 +25,7 @@ SPREAD = {"compute": 0.35, "communication": 0.50, "offload": 0.60}
 """Relative uncertainty of each part without calibration, for comparisons of rows."""
 REACH = {**SPREAD, "compute": 0.30}
 """What a range states of each part without calibration: 0.3 is from 1/1.3 to 1.3 times as long.
-With the host's range, nine of ten public rows lie within it (tests/test_public_peaks.py)."""
+With the host's range, eight of ten public rows lie within it (tests/test_public_peaks.py)."""
 CPU_SPREAD = dict.fromkeys(SPREAD, 1.0)
 """Relative uncertainty on a CPU known only by its cores; half or twice the time is common."""
 
@@ -164,7 +164,7 @@ def parts_of(
     compute = sum(_compute(w, found, tf32) for w in work) + _waits(work) * busy
     shown = sum(_collective(w, found, processes) for w in work if w.kind == "collective")
     left = sum(_left(work, found, processes, tf32, phase) for phase in BUSY)
-    shown += sum(taken - hid for taken, hid in _passed(work, found, processes, tf32))
+    shown += sum(taken - hid for taken, hid in _passed(work, found, processes))
     late = sum(_late(work, found, tf32, phase) for phase in (*BUSY, "optimizer"))
     return {
         "compute": compute,
@@ -186,27 +186,23 @@ def _left(work: Sequence[Work], found: Rates, processes: int, tf32: bool, phase:
     return max(0.0, hidden - found.overlap * sum(_compute(w, found, tf32) for w in here))
 
 
-def _passed(
-    work: Sequence[Work], found: Rates, processes: int, tf32: bool
-) -> list[tuple[float, float]]:
+def _passed(work: Sequence[Work], found: Rates, processes: int) -> list[tuple[float, float]]:
     """Return (seconds, seconds hidden behind attention) of each send during an attention."""
     pairs = []
     for w in work:
         if w.kind == "passed":
             taken = _collective(w, found, processes)
-            room = found.overlap * w.count * w.flops / found.attention(w.dtype, tf32)
+            room = found.overlap * w.count * w.flops / found.attention(w.dtype)
             pairs.append((taken, min(taken, room)))
     return pairs
 
 
-def behind_attention(
-    work: Sequence[Work], gpu: Card, processes: int, tf32: bool = False
-) -> tuple[float, float]:
+def behind_attention(work: Sequence[Work], gpu: Card, processes: int) -> tuple[float, float]:
     """Return the seconds of ring attention's sends in a step, and the seconds that attention hides.
 
     Both are from the rates alone.
     """
-    pairs = _passed(work, rates(gpu, processes), processes, tf32)
+    pairs = _passed(work, rates(gpu, processes), processes)
     return sum(taken for taken, _ in pairs), sum(hid for _, hid in pairs)
 
 
@@ -227,7 +223,7 @@ def _compute(w: Work, found: Rates, tf32: bool) -> float:
     if w.kind not in KERNELS:
         return 0.0
     if w.kind == "attention":
-        rate = found.attention(w.dtype, tf32, tokens(w))
+        rate = found.attention(w.dtype, tokens(w))
     else:
         rate = found.product(w.dtype, tf32)
     by_flops = w.flops / rate if w.flops else 0.0
