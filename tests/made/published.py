@@ -26,6 +26,7 @@ from torch.overrides import TorchFunctionMode
 
 from harness.planner import pool, uncertainty
 from harness.planner.speed.roofline import issued
+from harness.planner.tracing import cuda_calls
 from harness.planner.uncertainty import class_of
 from harness.planner.verdict import judge
 from harness.planner.worker import predict
@@ -58,7 +59,7 @@ from tests.made.public_rows import (
 )
 
 GIB = 2**30
-WAS = frozenset({"dropout", "mask", "emptied", "zero"})
+WAS = frozenset({"dropout", "mask", "emptied", "zero", "norms"})
 """Keys of a row that say what was not as it is here."""
 
 
@@ -94,6 +95,23 @@ def as_it_was(row: dict[str, Any]) -> Iterator[None]:
         if "zero" in row:
             filled = _filled(config.fill, row["zero"])
             stack.enter_context(mock.patch.object(config, "fill", filled))
+        if "norms" in row:
+            stack.enter_context(norms_of(row["norms"]))
+        yield
+
+
+@contextlib.contextmanager
+def norms_of(torch_then: str) -> Iterator[None]:
+    """``torch.nn.RMSNorm`` as an older torch had it.
+
+    ``uncast``: CUDA's kernel, whose operands autocast leaves as they are (torch 2.9 to 2.11).
+    ``parts``: no kernel (torch before 2.9). Source: pull requests 153666 and 174824 of pytorch.
+    """
+    listed = cuda_calls.FLOAT32 - {"rms_norm"}
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(cuda_calls, "FLOAT32", listed))
+        if torch_then == "parts":
+            stack.enter_context(mock.patch.object(cuda_calls, "rms_norm", cuda_calls.RMS_NORM))
         yield
 
 

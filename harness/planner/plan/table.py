@@ -269,7 +269,7 @@ def _ranges(fits: Sequence[Fit]) -> list[str]:
     """Return the meaning of the range of a step's time, if no measurement of the card made it."""
     if fits[0].gpu.shared or fits[0].gpu.calibrated or not any(fit.seconds for fit in fits):
         return []
-    return ["Step: in brackets its range. Nine of ten public measurements lay in theirs."]
+    return ["Step: in brackets its range. Eight of ten public measurements lay in theirs."]
 
 
 def _compiled(fits: Sequence[Fit]) -> list[str]:
