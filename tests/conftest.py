@@ -177,7 +177,8 @@ def counted(spec: Spec, folder: Path, recipes: Iterable[str], **variables: str) 
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {"LD_PRELOAD": str(library), **variables}.items():
             patch.setenv(name, value)
-        row = launched(spec, folder, "--several", *recipes, module="tests.children.counted")
+        module, limit = "tests.children.counted", 900  # compiled recipes take minutes
+        row = launched(spec, folder, "--several", *recipes, module=module, timeout=limit)
     assert (folder / "counted.json").exists(), row.log_tail
     return json.loads((folder / "counted.json").read_text())
 
