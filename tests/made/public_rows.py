@@ -80,12 +80,11 @@ def whole_table(record: Mapping[str, Found]) -> Iterator[str]:
 
 
 def near_table(record: Mapping[str, Found]) -> Iterator[str]:
-    """Rows whose recipe differs from their source, with what differs."""
+    """Rows of memory whose recipe differs from their source, with what differs."""
     yield line(UNLIKE)
     yield "|---|---|--:|--:|--:|---|---|---|"
     for row in rows():
-        if NEAR in row:
-            kind = _kind(row)
+        if NEAR in row and (kind := _kind(row)) in row:
             pair = _pair(row[kind], record[row["name"]].get(kind))
             yield line((row["name"], kind, *pair, row[NEAR], *(row[key] for key in TOLD)))
 
