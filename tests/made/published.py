@@ -3,7 +3,7 @@
 ``python -m tests.made.published [new | NUMBER ...]`` predicts every row (or those that have no
 prediction yet, or those, counted from 1), keeps what came of it in ``docs/public-peaks.json`` and
 writes the tables of ``docs/explanation/accuracy.md``, ``docs/reference/public-rows.md`` and
-``docs/reference/public-times.md`` anew;
+``docs/reference/public-times.md`` anew; ``tables`` writes these tables alone;
 ``--test OUT.json`` predicts those that have a "test".
 """
 
@@ -205,12 +205,17 @@ def main(numbers: Sequence[int]) -> None:
     ordered = {row["name"]: known[row["name"]] for row in rows() if row["name"] in known}
     write_json(RECORD, ordered)
     if len(ordered) == len(rows()):
-        known = public_rows.residuals(ordered)
-        uncertainty.FILE.write_text(public_rows.residuals_text(known), encoding="utf-8")
-        _written(PAGE, class_table(known), seen_table(ordered))
-        made = (count_table, memory_table, near_table, whole_table)
-        _written(ROWS_PAGE, *(table(ordered) for table in made))
-        _written(TIMES_PAGE, time_table(ordered))
+        write_tables(ordered)
+
+
+def write_tables(known: dict[str, Found]) -> None:
+    """Write the ranges and all tables from the kept predictions."""
+    left = public_rows.residuals(known)
+    uncertainty.FILE.write_text(public_rows.residuals_text(left), encoding="utf-8")
+    _written(PAGE, class_table(left), seen_table(known))
+    made = (count_table, memory_table, near_table, whole_table)
+    _written(ROWS_PAGE, *(table(known) for table in made))
+    _written(TIMES_PAGE, time_table(known))
 
 
 def _written(path: Path, *made: Iterable[str]) -> None:
@@ -230,6 +235,8 @@ if __name__ == "__main__":
     words = sys.argv[1:]
     if words[:1] == ["--test"]:
         tested(Path(words[1]))
+    elif words == ["tables"]:
+        write_tables(kept())
     elif words != ["new"]:
         main([int(word) for word in words])
     elif numbers := unpredicted():
