@@ -7,6 +7,7 @@ import json
 import pytest
 from conftest import in_fork
 
+from harness import ROOT
 from harness.planner import uncertainty
 from tests.made import public_rows
 
@@ -71,6 +72,10 @@ def test_the_range_of_times_is_as_narrow_as_the_page_says():
         assert 0.7 * got < low < got < high
     page = public_rows.PAGE.read_text(encoding="utf-8")
     assert all(f"| {len(some)} | {sum(some)} |" in page for some in within.values())
+    count, inside = (sum(map(how, within.values())) for how in (len, sum))
+    readme, limits = ((ROOT / name).read_text("utf-8") for name in ("README.md", "docs/limits.md"))
+    assert f"{count} that others measured on their GPUs: {inside} within" in readme
+    assert f"{count - inside} of {count} public step times lie outside" in limits
     assert {kind: round(share, 2) for kind, share in most.items()} == {
         "device": 0.33,
         "host": 0.31,
