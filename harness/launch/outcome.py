@@ -130,12 +130,13 @@ SECONDARY = re.compile(
     r"|DistStoreError|DistNetworkError|Socket Timeout|recvValue failed|Timed out waiting"
     r"|Watchdog caught"
 )
+ILLEGAL = r"illegal memory access|mha_graph\.execute"
 WAYS_OUT = {
     r"invalid device ordinal|Duplicate GPU": "give at most as many --processes as there are GPUs",
     r"ModuleNotFoundError|ImportError": "install the missing package; ./run.sh doctor lists them",
     r"no kernel image is available": "install a torch build that supports this GPU",
     r"Call to ibv_\w+ failed .*Cannot allocate": "raise ulimit -l, locked memory's limit",
-    r"illegal memory access|mha_graph\.execute": "CUDA_LAUNCH_BLOCKING=1 shows the operation",
+    ILLEGAL: "CUDA_LAUNCH_BLOCKING=1 shows the operation",
     r"Watchdog caught|Timed out waiting": "a rank waited for another until a timeout: see log.txt",
 }
 CUDNN_FAILS = (
@@ -376,11 +377,9 @@ def _shared_memory(line: str) -> Outcome:
 def _hint(text: str, facts: Facts) -> str:
     if DISK_FULL.search(text):
         return "free space on the disk of the results folder"
-    found = next((way for way in WAYS_OUT if re.search(way, text)), None)
-    if found is None:
-        return READ_LOG
-    cudnn = "illegal" in found and "attend:kernel=" not in facts.recipe
-    return (CUDNN_FAILS if cudnn else "") + WAYS_OUT[found]
+    way = next((way for pattern, way in WAYS_OUT.items() if re.search(pattern, text)), READ_LOG)
+    cudnn = re.search(ILLEGAL, text) and "attend:kernel=" not in facts.recipe
+    return CUDNN_FAILS + way if cudnn else way
 
 
 def _at(facts: Facts) -> str:
