@@ -71,6 +71,7 @@ def test_peak_flops(device, kind, peak):
         ("Abacus 3", "float32", "Abacus 3"),
         ("NVIDIA H200", None, "no precision"),
         ("NVIDIA H200", "float64", "float64"),
+        ("NVIDIA H200", "float8", "float8"),
         ("Tesla T4", "bfloat16", "no bfloat16 unit"),
     ],
 )
