@@ -17,6 +17,7 @@ from harness.json_files import whole
 from harness.planner.atlas.cells import HEADS, TRAININGS
 from harness.planner.plan.candidates import PlanError
 from harness.planner.plan.table import SHOWN
+from harness.planner.speed.rates import ISSUE
 from strategies.files import bounded_text, cell, printable
 
 # ---- lines of text ----
@@ -34,8 +35,8 @@ NOTE = (
     "Memory and times follow from traces, data sheets and typical rates; no measured rate of a "
     "card is in them. docs/explanation/accuracy.md compares predictions with measurements of "
     "public projects, and docs/reference/h200.md with steps on an H200. A small model on a fast "
-    "card waits for the host, which issues about 30,000 operations a second. Adapters add "
-    "operations, so a LoRA may take longer there than training all weights.",
+    f"card waits for the host, which issues an operation in {1e6 * ISSUE:.0f} microseconds. "
+    "Adapters add operations, so a LoRA may take longer there than training all weights.",
     "The atlas in docs/atlas has the cells whose predictions are all recorded. The command "
     "./run.sh atlas --recorded --out docs/atlas makes it again in a minute.",
 )
