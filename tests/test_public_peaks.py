@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from conftest import in_fork
@@ -202,3 +203,15 @@ def test_no_range_is_made_from_a_whole_run_a_near_recipe_or_a_held_row():
     assert whole and near and held
     assert not any(map(public_rows.counted, [*whole, *near, *held]))
     assert len(public_rows.residuals(record)) == sum(map(public_rows.counted, memory))
+
+
+def test_mlperf_s_times_lie_in_their_ranges_as_the_page_says():
+    page, told = public_rows.TIMES_PAGE.read_text(encoding="utf-8"), []
+    for found in re.finditer(r"^\| \d+ G?B\d00 \|.*\|$", page, re.MULTILINE):
+        *_, measured, plan, off, _ = found[0].split("|")
+        best, low, high = map(float, re.findall(r"[\d.]+", plan))
+        times = [float(word) for word in measured.split(",")]
+        assert all(low <= one <= high for one in times)
+        assert off.strip() == ", ".join(f"{100 * (best / one - 1):+.0f} %" for one in times)
+        told += times
+    assert f"{len(told)} of {len(told)} times lie in their ranges" in page
