@@ -31,10 +31,6 @@ from strategies.strategy import Strategy
 
 DONE = "done"
 """Line that a worker writes after the rows of a request."""
-QUANTISED = (
-    "a trace of FSDP2 leaves the scales of 4-bit weights on the host; take another sharding with "
-    "qlora"
-)
 CAPTURED = "captured graphs hold the memory of their calls, each size of them, for good"
 
 
@@ -68,11 +64,7 @@ def predict(resolved: Resolved, kind: str = USUAL, rank: int = 0) -> Prediction:
 
 
 def _untraced(resolved: Resolved) -> str | None:
-    """Return why the row is not traced, or its compiled or captured graphs; None if it is."""
-    if "dtensor_weights" in resolved.launch.traits and any(
-        part.name == "qlora" for part in resolved.recipe.strategies
-    ):
-        return QUANTISED
+    """Return why the row's compiled or captured graphs are not traced; None if they are."""
     if "captured" in resolved.launch.traits:
         return CAPTURED
     if "compiled" not in resolved.launch.traits:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from itertools import combinations
+from collections import Counter
 
 import pytest
 import torch
@@ -151,14 +151,16 @@ def test_blocks_that_attend_twice_in_another_order_are_not_extended():
     assert extend.shallow(odd) == []
 
 
-def looks(row: Resolved, blocks: int) -> list[tuple[object, object, object, object]]:
-    """(Group and what it was, how the parts say that they treat it, what it is, how often it ran
-    forward) of each block of a model with so many ``blocks`` in each group, as the strategies have
-    edited it. Mochi's last block is narrower than the others."""
+Kind = tuple[object, ...]
+
+
+def looks(row: Resolved, blocks: int) -> Counter[tuple[Kind, str]]:
+    """((Group, how the parts say that they treat it), what it is and how often it ran forward) of
+    each block of a model with so many ``blocks`` in each group, as the strategies have edited
+    it, counted."""
     depths = {key: min(blocks, count) for key, count in row.subject.depths.items()}
     subject = row.subject.deep(depths)
     module = initial.skeleton(subject.shell, subject.draws(0, "drawn"))
-    plain = [str(made_of(block)) for block in subject.blocks(module)]
     if any(part.reads_weights for part in row.recipe.strategies):
         with torch.device("meta"):
             module = subject.make()
@@ -167,8 +169,8 @@ def looks(row: Resolved, blocks: int) -> list[tuple[object, object, object, obje
     groups = [number for number, group in enumerate(subject.groups(module)) for _ in group]
     treated = zip(*(p.by_block(len(groups)) for p in row.recipe.strategies), strict=True)
     made = [made_of(block) for block in subject.blocks(module)]
-    places = zip(groups, plain, strict=True)
-    return [*zip(places, treated, made, ran(subject.blocks(module)), strict=True)]
+    found = zip(groups, treated, made, ran(subject.blocks(module)), strict=True)
+    return Counter(((group, how), f"{what} {runs} runs") for group, how, what, runs in found)
 
 
 def made_of(block: torch.nn.Module) -> list[object]:
@@ -203,15 +205,15 @@ def ran(blocks: list[torch.nn.Module]) -> list[int]:
     return runs
 
 
-def told_apart(row: Resolved) -> list[str]:
-    """Blocks that the strategies say they treat alike, in shallow models and a deeper one, and
-    that are not."""
-    each = [one for blocks in (2, 4, 7) for one in looks(row, blocks)]
-    return [
-        f"group {a[0][0]}: {a[3]} and {b[3]} runs"
-        for a, b in combinations(each, 2)
-        if a[:2] == b[:2] and a[2:] != b[2:]
-    ]
+def told_apart(row: Resolved) -> list[Kind]:
+    """Blocks that the strategies say they treat alike, and that are not.
+
+    Of such blocks one kind may be more in a deeper model. A kind of which there is always the same
+    number, such as Qwen-Image's last block, has no part in what is extended.
+    """
+    each = [looks(row, blocks) for blocks in (2, 4, 7)]
+    growing = [key for key in set().union(*each) if len({found[key] for found in each}) > 1]
+    return [kind for kind, count in Counter(kind for kind, _ in growing).items() if count > 1]
 
 
 SOME_BLOCKS = {"checkpoint": ":share=0.4", "block_swap": ":blocks=3", "lora": ":blocks=0/3"}

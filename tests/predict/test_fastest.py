@@ -21,10 +21,8 @@ from harness.planner.plan.fastest import EVEN, NEAR, best_of, common, search, wi
 from harness.planner.plan.lattice import Point, adapts
 from harness.planner.plan.scale import usual
 from harness.planner.verdict import Fit, judge
-from harness.planner.worker import predict
 from harness.prediction import Prediction, Work
-from harness.resolve import Resolved, resolve
-from harness.spec import Spec
+from harness.resolve import Resolved
 from harness.system import cards
 from strategies.base import Slot
 from tests.made.brute_force import fault
@@ -117,14 +115,6 @@ def test_the_lattice_has_what_people_use():
         assert len(parts) == 6 and not any(one.swapped for one in rows if one.part != "block")
         assert {(one.moved, one.share) for one in rows if one.moved} == {(True, 0), (True, 1)}
     assert {one.adapted for one in rows if one.sharding == "fsdp2"} == {True, False}
-    assert not any("fsdp2" in one and "qlora" in one for one in (str(p.row.recipe) for p in rows))
-
-
-def test_a_plan_says_why_qlora_under_fsdp2_has_no_number():
-    spec = Spec(recipe="fsdp2+bf16_pure+qlora:rank=16", model="flux-dev", data="synthetic",
-                objective="flow", device="cuda", processes=8, global_batch=8)  # fmt: skip
-    found = predict(resolve(spec))
-    assert found.method == "none" and "scales of 4-bit weights" in found.reason
 
 
 def test_a_card_without_bfloat16_is_planned_in_float16():

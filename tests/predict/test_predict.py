@@ -166,6 +166,18 @@ def test_fsdp2_cuts_adapters_and_the_16_bit_weights_beside_them(part, tmp_path):
         assert found.steady.categories["parameters"] == pytest.approx(subject.parameters, rel=0.1)
 
 
+def test_fsdp2_multiplies_4_bit_weights_on_the_device(tmp_path):
+    """A trace moves their scales there, or bitsandbytes' products would be the host's."""
+    rows = [resolve(Spec(recipe=f"fsdp2+bf16_pure+{part}", model="DiT-T/4:depth=2", processes=2,
+                         data="synthetic", global_batch=4, device="cuda", ema=0.0))
+            for part in ("lora", "qlora")]  # fmt: skip
+    plain, packed = (
+        sum(w.flops * w.count for w in found.work if (w.phase, w.kind) == ("forward", "product"))
+        for found in pool.predict_all(rows, tmp_path, jobs=1)
+    )
+    assert packed == plain > 0
+
+
 def test_under_a_limit_cache_is_returned_before_it_fails():
     events = [(1, 0, 40 * MIB), (-1, 0, 40 * MIB), (1, 1, 60 * MIB)]
     assert replay(events).reserved == 100 * MIB

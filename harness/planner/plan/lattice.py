@@ -51,8 +51,8 @@ OPTIMIZERS = {
     "fp16": ("adamw", "adam8bit"),
 }
 """Precision -> optimizers with which trainers train all weights."""
-UNTRACED = ("adam4bit", "qlora:rank=16"), "dtensor_weights"
-"""Parts of a recipe, and a trait of engines with which they cannot be traced."""
+UNTRACED = ("adam4bit", "dtensor_weights")
+"""An optimizer, and a trait of engines with which its step cannot be traced."""
 ROUNDING = ("bf16_pure", "adamw")
 """Precision and optimizer that lose small updates.
 
@@ -88,7 +88,7 @@ def lattice(
                 first = [0] if column != ROUNDING else []
                 others = streamed if level not in alone else []
                 for one in _valid(row, sharding, column, [level], [*first, *others]):
-                    if column[1] not in UNTRACED[0] or UNTRACED[1] not in one.launch.traits:
+                    if column[1] != UNTRACED[0] or UNTRACED[1] not in one.launch.traits:
                         found.setdefault(str(one.recipe), one)
     return list(found.values())
 

@@ -165,8 +165,8 @@ def _unpack(part: nn.Module, device: torch.device) -> None:
         state = getattr(weight, "quant_state", None)
         if state is None or isinstance(weight, DTensor):
             continue
+        state.to(device)
         if hasattr(weight, "bnb_quantized"):  # bitsandbytes' own class
-            state.to(device)
             layer.weight = nn.Parameter(weight.data.as_subclass(torch.Tensor).to(device), False)
             layer.weight.quant_state = state
         layer.quant_state = state
