@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import pytest
 
-from harness import cli
+from harness import ROOT, cli
 from harness.planner import pool
 from tests.made.pages import BLOCK, QUESTIONS
 
@@ -130,3 +130,18 @@ def test_what_decides_an_answer_is_predicted_so_now(number, monkeypatch, tmp_pat
                and line[i + 1 : i + 2] and line[i + 1][0].isdigit()}  # fmt: skip
     shows = plain(output).partition(told)[2].split()
     assert abs(float(need) - float(shows[0])) < 0.06, f"question {number}"
+
+
+RECORDED = "./run.sh plan --model flux-dev --gpu RTX-4090"
+SHOWN = [ROOT / name for name in ("README.md", "docs/tutorial/flux-lora-24gb.md", QUESTIONS[0])]
+
+
+@pytest.mark.parametrize("page", SHOWN, ids=lambda page: page.name)
+def test_a_recorded_plan_is_what_pages_show(page, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(pool, "default_folder", lambda: tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    (output,) = (output for command, output in shown(page.read_text()) if command == RECORDED)
+    assert cli.main(shlex.split(RECORDED)[1:]) == 0
+    printed = [plain(line) for line in capsys.readouterr().out.replace("\u00b1", "+-").splitlines()]
+    told = [line for line in map(plain, output.splitlines()) if line and line != "..."]
+    assert told and [line for line in told if line not in printed] == []
