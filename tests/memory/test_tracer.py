@@ -75,15 +75,27 @@ def test_a_work_that_gloo_was_waited_for_is_noticed(tmp_path):
     assert noticed == ["sync"] and dist.Work.wait is wait
 
 
-@pytest.mark.parametrize(("dtype", "near"), [(torch.float32, 0.01), (torch.bfloat16, 0.08)])
-def test_a_product_in_four_bits_holds_its_weight_turned_back(dtype, near):
-    """By torch's profiler, which sees what is allocated within the one operation; oneDNN's products
-    of 16 bits take some scratch more."""
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_product_in_four_bits_holds_its_weight_turned_back(dtype):
+    """By torch's profiler, which sees what is allocated within the one operation.
+
+    oneDNN's products of 16 bits take scratch of their own, by the CPU's instructions. So the same
+    product with a whole weight is measured beside it.
+    """
     pytest.importorskip("bitsandbytes")
     from strategies.adapters.quantised_base import pack
 
-    layer, x = pack(torch.nn.Linear(512, 1024, dtype=dtype)), torch.randn(64, 512, dtype=dtype)
+    whole, x = torch.nn.Linear(512, 1024, dtype=dtype), torch.randn(64, 512, dtype=dtype)
+    own = peak_of(whole, x) - 64 * 1024 * dtype.itemsize
+    layer = pack(whole)
     state = layer.weight.quant_state
+    told = (x, layer.weight, state.shape, state.absmax, state.blocksize)
+    scratch = op_facts.scratch("bitsandbytes.gemm_4bit.default", told)
+    assert scratch == pytest.approx(peak_of(layer, x) - own, rel=0.01)
+
+
+def peak_of(layer, x) -> int:
+    """Bytes allocated at the fullest instant of ``layer(x)``."""
     with torch.no_grad():
         layer(x)  # tables are made once
         with (
@@ -91,11 +103,8 @@ def test_a_product_in_four_bits_holds_its_weight_turned_back(dtype, near):
             record_function(COUNTED),
         ):
             out = layer(x)
-    told = (x, layer.weight, state.shape, state.absmax, state.blocksize)
-    assert op_facts.scratch("bitsandbytes.gemm_4bit.default", told) == pytest.approx(
-        profiled_peak(prof), rel=near
-    )
     assert out.shape == (64, 1024)
+    return profiled_peak(prof)
 
 
 @pytest.mark.parametrize(("registered", "taken"), [(False, 32768), (True, 20000)])
