@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 
 from strategies.base import BadInput
 from strategies.engine import STEP_PHASES
-from strategies.recipe import nearest
+from strategies.words import nearest
 
 RUN_PHASES = {
     "start": "starting",

@@ -7,7 +7,6 @@ matter.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -16,6 +15,7 @@ from strategies.base import BadInput, Conflict, Parity, Reason, Slot
 from strategies.engine import RunContext
 from strategies.strategy import Strategy
 from strategies.subject import Subject
+from strategies.words import PARAMETERS, PLAIN, hint, name_of, nearest, plain
 from strategies.workloads import SAMPLE, TRAIN
 
 # ---- unsupported techniques ----
@@ -82,39 +82,12 @@ ALIASES = {
 def absent(name: str) -> str | None:
     """Return why there is no strategy of this name, in any spelling; None if the name is
     unknown."""
-    plain = name.lower().replace("-", "_")
-    return ABSENT.get(ALIASES.get(plain, plain))
+    small = plain(name)
+    return ABSENT.get(ALIASES.get(small, small))
 
 
 class RecipeError(BadInput):
     """Text that is not a recipe: an unknown name or parameter, or a value out of range."""
-
-
-SPELLED = {
-    "bfloat16": "bf16",
-    "float16": "fp16",
-    "half": "fp16",
-    "float32": "fp32",
-    "gradient_checkpointing": "checkpoint",
-    "activation_checkpointing": "checkpoint",
-}
-"""Common alternative name -> strategy name."""
-
-
-def name_of(word: str, catalog: Mapping[str, Any]) -> str:
-    """Return the strategy name in a recipe's word, in any spelling; an unknown name is returned as
-    is."""
-    name = word.partition(":")[0]
-    plain = name.lower().replace("-", "_")
-    tried = (name, SPELLED.get(plain, plain), plain.replace("_", ""))
-    return next((one for one in tried if one in catalog), name)
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """Return a hint with the known word closest to ``word``, else all of them."""
-    known = sorted(known)
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
 
 
 @dataclass(frozen=True)
@@ -269,15 +242,15 @@ def _parse_part(word: str, catalog: Mapping[str, Any]) -> Strategy:
     if name not in catalog and absent(name):
         raise RecipeError(f"there is no {name}: {absent(name)}")
     if name not in catalog:
-        raise RecipeError(f"unknown strategy {name!r}; {nearest(name, catalog)}")
+        raise RecipeError(f"unknown strategy {name!r}; {hint(word, catalog)}")
     kind = catalog[name]
     types = {f.name: f for f in fields(kind)}
     given: dict[str, Any] = {}
     for pair in filter(None, arguments.split(",")):
         key, equals, value = pair.partition("=")
+        key = PARAMETERS.get(key, key) if PARAMETERS.get(key) in types else key
         if key not in types:
-            hint = nearest(key, types) if types else "it has none"
-            raise RecipeError(f"{name} has no parameter {key!r}; {hint}")
+            raise RecipeError(f"{name} has no parameter {key!r}; {_parameter(name, key, types)}")
         if not equals:
             raise RecipeError(
                 f"{name}:{key} needs a value, as in {name}:{key}={types[key].default}"
@@ -287,6 +260,13 @@ def _parse_part(word: str, catalog: Mapping[str, Any]) -> Strategy:
         return kind(**given)
     except ValueError as error:
         raise RecipeError(f"{name}: {error}") from None
+
+
+def _parameter(name: str, key: str, types: Mapping[str, Any]) -> str:
+    """Return what to write instead of an unknown parameter."""
+    if key.isdigit() and name in PLAIN:
+        return f"write {name}:{PLAIN[name]}={key}"
+    return nearest(key, types) if types else "it has none"
 
 
 def _value(name: str, key: str, text: str, default: Any) -> Any:

@@ -19,8 +19,8 @@ from harness.subjects.library import families
 from strategies import CATALOG
 from strategies.engines.zero.waste import DEFAULTS, Finding, Job, prices, waste
 from strategies.launch_file import FOLDER
-from strategies.recipe import name_of
 from strategies.subject import Shaping
+from strategies.words import name_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -21,8 +21,9 @@ from harness.suite.file import Suite, SuiteError, known_suites, load_suite
 from harness.system import cards
 from strategies import CATALOG
 from strategies.base import BadInput
-from strategies.recipe import ABSENT, name_of, nearest
+from strategies.recipe import ABSENT
 from strategies.strategy import spelled
+from strategies.words import hint, name_of, plain
 
 INTRO = (
     "A recipe joins strategies with +, at most one of each place: zero2+bf16+ema.",
@@ -83,13 +84,13 @@ def print_one(name: str, console: Console) -> None:
     Raises:
         BadInput: there is no such strategy.
     """
-    absent = name.lower().replace("-", "_")
+    absent = plain(name)
     if absent in ABSENT:
         console.print(f"{absent} is no strategy here: {ABSENT[absent]}", markup=False)
         return
     known = name_of(name, CATALOG)
     if known not in CATALOG:
-        raise BadInput(f"there is no strategy {name!r}; {nearest(name, (*CATALOG, *ABSENT))}")
+        raise BadInput(f"there is no strategy {name!r}; {hint(name, CATALOG)}")
     kind = CATALOG[known]
     console.print(Text(f"{known} (place: {kind.slot.name.lower()})", style="bold"))
     for paragraph in inspect.cleandoc(kind.__doc__ or "").split("\n\n"):

@@ -16,7 +16,7 @@ from typing import Any
 from harness.system.cards import parse_bytes
 from strategies.base import BadInput
 from strategies.files import own_table
-from strategies.recipe import nearest
+from strategies.words import nearest
 
 FILE = Path(__file__).with_name("resident_models.yaml")
 USUAL = "usual"

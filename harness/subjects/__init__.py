@@ -8,14 +8,13 @@ A model's name is one of these:
 
 from __future__ import annotations
 
-import difflib
-
 from harness.data.caches.named import is_cache
 from harness.subjects import densities, own_module
 from harness.subjects.dit.subject import Dit, TokenDit, VideoDit
 from harness.subjects.dit.subject import is_named as is_of_tokens
 from harness.subjects.library import families
 from harness.subjects.library.subject import Library
+from harness.subjects.names import suggestion
 from strategies.base import BadInput
 from strategies.subject import DataFacts, Shaping, Subject
 
@@ -26,7 +25,7 @@ def kind_of(model: str) -> type[Subject]:
     """Return the class of the subject that ``model`` names.
 
     Raises:
-        BadInput: the file has no subject, or the name is close to that of a preset.
+        BadInput: the file has no subject, or no model has the name.
     """
     if own_module.is_file(model):
         return own_module.load(model)
@@ -36,17 +35,7 @@ def kind_of(model: str) -> type[Subject]:
         return TokenDit
     if model.startswith("DiT"):
         return Dit
-    word = model.lower().rpartition("/")[2]
-    near = [name for name in families.table() if _plain(name).startswith(_plain(word))]
-    near = near or difflib.get_close_matches(word, families.table(), n=3)
-    if not near or not _plain(word):
-        raise BadInput(f"unknown model {model!r}; ./run.sh list models shows what there is")
-    raise BadInput(f"unknown model {model!r}; did you mean {' or '.join(near)}?")
-
-
-def _plain(name: str) -> str:
-    """Return the name's letters and digits."""
-    return "".join(filter(str.isalnum, name))
+    raise BadInput(f"unknown model {model!r}; {suggestion(model)}")
 
 
 def subject_of(

@@ -10,6 +10,7 @@ import ast
 import dataclasses
 import itertools
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +20,7 @@ import torch
 from conftest import SUBJECT, TINY, launchable, observe_here, part_named, showing, traced_here
 
 from harness import ROOT
-from strategies import CATALOG, parse
+from strategies import CATALOG, parse, words
 from strategies.activations.block_parts import block_runs, halves, prefixes, segments
 from strategies.activations.checkpoint import Checkpoint
 from strategies.base import Conflict, NotInForce, Parity, Sizes, Slot
@@ -28,7 +29,7 @@ from strategies.evidence.rules import SETTINGS as LABEL
 from strategies.evidence.rules import effects, settings
 from strategies.optimizers import bf16_adamw
 from strategies.optimizers.adamw import AdamW
-from strategies.recipe import RecipeError
+from strategies.recipe import ABSENT, RecipeError
 from strategies.sharding import Sharding, sharding_kinds
 from strategies.step.ema import Ema
 from tests.made.publics import miniature
@@ -97,7 +98,18 @@ def test_every_strategy_says_what_it_is(name):
         ("bf16", Conflict, ["no sharding", "ddp+bf16"]),
         ("zero4", RecipeError, ["'zero4'", "did you mean 'zero"]),
         ("ddp+chekpoint", RecipeError, ["'chekpoint'", "did you mean 'checkpoint'"]),
-        ("", RecipeError, ["known: accumulate"]),
+        ("", RecipeError, ["./run.sh list shows"]),
+        ("FSDP+bf16", RecipeError, ["take fsdp2"]),
+        ("deepspeed", RecipeError, ["zero1, zero2 and zero3", "zero3_offload"]),
+        ("ddp+flash-attn", RecipeError, ["attend:kernel=flash"]),
+        ("ddp+sdpa", RecipeError, ["attend:kernel=flash"]),
+        ("ddp+cp", RecipeError, ["take sp"]),
+        ("ddp+amp", RecipeError, ["take bf16 or fp16"]),
+        ("ddp+grad_accum=4", RecipeError, ["write accumulate:steps=4"]),
+        ("ddp+gradient_accumulation_steps=4", RecipeError, ["write accumulate:steps=4"]),
+        ("ddp+blocks_to_swap=20", RecipeError, ["write block_swap:blocks=20"]),
+        ("ddp+accumulate:4", RecipeError, ["write accumulate:steps=4"]),
+        ("ddp+vae_slicing", RecipeError, ["./run.sh list shows what there is"]),
         ("ddp+", RecipeError, ["unknown strategy ''"]),
         ("ddp+checkpoint:evry=2", RecipeError, ["'evry'", "did you mean 'every'"]),
         ("ddp+bf16:fast=on", RecipeError, ["'fast'", "it has none"]),
@@ -142,6 +154,37 @@ def test_what_is_no_recipe_is_refused_by_name(text, kind, wanted):
         parse(text)
     assert [w for w in wanted if w not in str(caught.value)] == []
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("typed", "text"),
+    [
+        ("ddp+bfloat16", "ddp+bf16"),
+        ("ZeRO-3+gradient_checkpointing", "zero3+checkpoint"),
+        ("deepspeed-stage-2+bf16", "zero2+bf16"),
+        ("fully_shard+activation_checkpointing", "fsdp2+checkpoint"),
+        ("single+8bit-adam", "single+adam8bit"),
+        ("single+AdamW8bit", "single+adam8bit"),
+        ("single+paged_adamw_8bit", "single+paged_adam8bit"),
+        ("single+torch.compile", "single+compile"),
+        ("single+lora:r=16", "single+lora:rank=16"),
+        ("single+lora:network_dim=16", "single+lora:rank=16"),
+        ("ddp+gradient_accumulation:steps=4", "ddp+accumulate:steps=4"),
+        ("single+activation-offloading", "single+offload_activations"),
+    ],
+)
+def test_a_strategy_has_other_spellings(typed, text):
+    assert str(parse(typed)) == text
+
+
+def test_other_spellings_and_hints_name_strategies_that_exist():
+    assert [name for name in words.SPELLED.values() if name not in CATALOG] == []
+    assert words.SPELLED.keys() & (words.MEANT.keys() | CATALOG.keys()) == set()
+    assert [*CATALOG, *ABSENT] == [name for name in (*CATALOG, *ABSENT) if name not in words.MEANT]
+    for name, parameter in words.PLAIN.items():
+        assert parameter in {field.name for field in dataclasses.fields(CATALOG[name])}
+    told = re.findall(r"(?:take|write) ([a-z0-9_]+)", " ".join(words.MEANT.values()))
+    assert [name for name in told if name not in CATALOG] == []
 
 
 def test_two_parts_may_not_set_the_same_argument(monkeypatch):

@@ -147,12 +147,43 @@ def test_a_configuration_file_makes_the_model_that_it_is_of(tmp_path):
         ("diffusers:NoSuchModel", {}, "what NoSuchModel is given is not known; one of Aura"),
         ("DiT-S/4", {"text": 9}, "text is 9, which model DiT-S/4 does not know"),
         ("flux", {}, "did you mean flux-dev"),
+        ("flux.1", {}, r"did you mean flux-dev or flux-schnell\?"),
+        ("flux-def", {}, r"did you mean flux-dev\?"),
+        ("stable-diffusion-3.5", {}, r"did you mean sd3.5-medium or sd3.5-large\?"),
+        ("wan-14b", {}, r"did you mean wan2.1-14b\?"),
+        ("ltxv-13b", {}, r"did you mean ltx-video-13b\?"),
+        ("mochi-1", {}, r"did you mean mochi\?"),
+        ("FluxTransformer2DModel", {}, "did you mean diffusers:FluxTransformer2DModel"),
+        ("stabilityai/stable-diffusion-xl-base-1.0", {}, "it is a UNet"),
+        ("FLUX.1-Kontext-dev", {}, "take flux-dev at twice the pixels"),
+        ("Wan-AI/Wan2.2-T2V-A14B", {}, "take wan2.1-14b"),
+        ("SiT-XL/2", {}, "take DiT-XL/2"),
+        ("llama-3-8b", {}, "unknown model 'llama-3-8b'; ./run.sh list models"),
         ("minimax-h3", {"frames": 120}, r"5 \+ a multiple of 17, as 124"),
     ],
 )
 def test_bad_input_names_the_way_out(model, shaping, words):
     with pytest.raises(BadInput, match=words):
         subject_of(model, ANY, objective="flow", shaping=Shaping(**shaping))
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("FLUX.2-klein-9B", "of its kind there is flux2-klein-4b; any other"),
+        ("FLUX.1-Fill-dev", "of its kind there is flux-dev and flux-schnell and"),
+        ("Wan2.1-I2V-14B-720P", "of its kind there is wan2.1-14b"),
+        ("HunyuanVideo-1.5", "the nearest is hunyuanvideo, which may differ"),
+        ("SANA1.5_4.8B", "of its kind there is sana-1.6b"),
+        ("LTX-2.3", "the nearest is ltx-2, which may differ"),
+        ("CogView3-Plus-3B", "of its kind there is cogview4-6b"),
+    ],
+)
+def test_a_related_model_is_not_suggested_as_the_same(model, words):
+    with pytest.raises(BadInput, match=words) as caught:
+        kind_of(model)
+    assert "did you mean" not in str(caught.value)
+    assert "--model diffusers:CLASS --config config.json" in str(caught.value)
 
 
 def test_an_unknown_setting_of_a_class_is_bad_input():

@@ -101,7 +101,7 @@ def test_build_depends_on_its_seed_alone():
 @pytest.mark.parametrize(
     "change, words",
     [
-        (dict(preset="DiT-M/4"), "unknown model 'DiT-M/4'; did you mean 'DiT-"),
+        (dict(preset="DiT-M/4"), "unknown model 'DiT-M/4'; a DiT is DiT-T"),
         (dict(init="zeros"), "unknown init 'zeros'"),
         (dict(input_size=12, preset="DiT-T/8"), "input_size 12"),
     ],

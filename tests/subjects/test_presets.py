@@ -147,7 +147,12 @@ def test_a_preset_with_other_sizes():
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("DiT-M/4", "unknown model 'DiT-M/4'; did you mean"),
+        (
+            "DiT-M/4",
+            "unknown model 'DiT-M/4'; a DiT is DiT-T, DiT-S, DiT-B, DiT-L or DiT-XL with /2",
+        ),
+        ("DiT-XL/3", "unknown model 'DiT-XL/3'; a DiT is"),
+        ("DiT-XL-2", "did you mean 'DiT-XL/2'"),
         ("DiT-S/4:dept=3", "no size 'dept'; did you mean 'depth'"),
         ("DiT-S/4:depth=0", "depth is '0'; a whole number from 1"),
         ("DiT-S/4:depth", "depth is ''"),

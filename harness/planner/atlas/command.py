@@ -31,9 +31,9 @@ from harness.planner.atlas.page import from_csv, in_short, write
 from harness.planner.plan.candidates import PlanError, asked_for
 from harness.planner.plan.command import add_arguments as plan_arguments
 from harness.subjects.library import families
+from harness.subjects.names import suggestion
 from harness.suite.run import check_out
 from harness.system import cards
-from strategies.recipe import nearest
 
 CARDS = ("12GiB", "16GiB", "RTX-3090", "RTX-4090", "RTX-5090", "L40S", "A100-40GB", "A100-80GB",
          "H100-80GB", "H200-141GB", "B200-180GB")  # fmt: skip
@@ -46,7 +46,8 @@ TOGETHER = 4
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``atlas``."""
     add = parser.add_argument
-    add("--models", nargs="+", metavar="M", help="public models (default: all)")
+    add("--models", nargs="+", type=families.canonical, metavar="M",
+        help="public models (default: all)")  # fmt: skip
     text = f"cards, or sizes as 24GiB (default: {' '.join(CARDS)})"
     add("--cards", nargs="+", metavar="CARD", default=list(CARDS), help=text)
     add("--gpus", nargs="+", type=int, metavar="N", default=list(COUNTS),
@@ -117,7 +118,7 @@ def _predicted(
 def _check(models: Sequence[str], names: Sequence[str], options: argparse.Namespace) -> None:
     for model in models:
         if model not in families.table():
-            hint = nearest(model, families.table())
+            hint = suggestion(model)
             raise PlanError(f"models has {model!r}, which is not a public model; {hint}")
     for name in names:
         cards.parse_bytes(name) if name[:1].isdigit() else cards.find(name)

@@ -19,7 +19,7 @@ from typing import Any
 from harness.planner.export import trainers
 from strategies.base import BadInput
 from strategies.files import DEEPEST, bounded_text, nested, parse_yaml, printable
-from strategies.recipe import nearest
+from strategies.words import nearest
 
 LARGEST = 2**20
 """Bytes of the largest file; a trainer's configuration has some thousand."""

@@ -13,8 +13,8 @@ from harness.planner.export.files import DATASET, Found
 from harness.planner.export.launches import whole
 from harness.planner.export.matching import Reading, same
 from harness.subjects.library import families
+from harness.subjects.names import suggestion
 from strategies.base import BadInput
-from strategies.recipe import nearest
 
 PATHS = ("--pretrained_model_name_or_path", "pretrained_model_name_or_path", "model.name_or_path",
          "--dit", "model.diffusers_path", "model.transformer_path", "model.ckpt_path")  # fmt: skip
@@ -50,8 +50,7 @@ def model_of(
     able = [name for name in every if flavour in flavours[name]]
     hub = re.fullmatch(r"[\w.-]+/[\w.-]+", path) and not path.startswith(PLACES)
     if hub and not re.search(r"\.[a-z]{2,11}$", stem):
-        near = nearest(stem.lower(), families.table())
-        raise BadInput(f"model {path} is not known; {near} Give --model NAME")
+        raise BadInput(f"model {path} is not known; {suggestion(path)} Give --model NAME")
     if not able:
         said = [
             f"{key} {options[key]}"

@@ -19,8 +19,8 @@ from harness.planner.export import lines
 from harness.planner.plan.request import defaults, numbers, parameters, techniques
 from harness.resolve import Resolved
 from strategies.base import BadInput, Slot
-from strategies.recipe import nearest
 from strategies.strategy import Strategy
+from strategies.words import nearest
 
 FOLDER = Path(__file__).with_name("trainers")
 SETTINGS = ("micro_batch", "accumulation", "learning_rate", "betas", "eps", "weight_decay", "clip",

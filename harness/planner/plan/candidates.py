@@ -29,8 +29,8 @@ from harness.system.capability import shortfall
 from harness.system.cards import Card
 from strategies import CATALOG, parse
 from strategies.base import BadInput, Slot
-from strategies.recipe import name_of
 from strategies.subject import Shaping, Subject
+from strategies.words import name_of
 from strategies.workloads import SAMPLE
 
 # ---- recipes across nodes ----

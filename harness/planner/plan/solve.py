@@ -44,7 +44,7 @@ from harness.report.figures.units import GIB, MIB
 from harness.resolve import Resolved
 from strategies import CATALOG
 from strategies.base import Slot
-from strategies.recipe import name_of
+from strategies.words import name_of
 from strategies.workloads import SAMPLE
 
 if TYPE_CHECKING:

@@ -87,8 +87,8 @@ def shape_of(name: str) -> Shape:
     preset, _, options = name.partition(":")
     if preset not in PRESETS:
         patches = [known for known in PRESETS if known.startswith(f"{preset}/")]
-        hint = f"its patch size is missing: {', '.join(patches)}" if patches else ""
-        raise BadInput(f"unknown model {preset!r}; {hint or _nearest(preset, PRESETS)}")
+        hint = f"its patch size is missing: {', '.join(patches)}" if patches else _closest(preset)
+        raise BadInput(f"unknown model {preset!r}; {hint}")
     changes, typed = {}, {"hidden_size": "width", "num_heads": "heads"}
     for pair in filter(None, options.split(",")):
         key, _, value = pair.partition("=")
@@ -120,6 +120,17 @@ def ladder(patch: int) -> list[tuple[str, int]]:
         if width % 4 == 0:
             names.append(f"DiT-XL/2:depth={depth},hidden={width},heads={heads},patch={patch}")
     return [(name, trainable_count(shape_of(name))) for name in names]
+
+
+def _closest(preset: str) -> str:
+    """Return a hint with a DiT of the same letters or one typing error, else all DiTs."""
+    plain = preset.upper().replace("-", "").replace("/", "").replace("_", "")
+    same = [name for name in PRESETS if name.upper().replace("-", "").replace("/", "") == plain]
+    typed = difflib.get_close_matches(preset, PRESETS, n=1, cutoff=0.9)
+    if same or typed:
+        return f"did you mean {(same or typed)[0]!r}?"
+    *most, last = _FAMILIES
+    return f"a DiT is {', '.join(most)} or {last} with /2, /4 or /8, as DiT-XL/2"
 
 
 def _nearest(word: str, known: Iterable[str]) -> str:

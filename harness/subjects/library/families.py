@@ -401,25 +401,42 @@ def table() -> dict[str, Known]:
 
 
 @functools.cache
-def _spellings() -> dict[str, str]:
+def _hub_spellings() -> dict[str, str]:
+    """Return letters and digits of a Hub name, with and without its owner -> preset."""
+    hub = [(name, key) for key, known in table().items() for name in known.hub]
+    return {letters(text): key for name, key in hub for text in (name, tail(name))}
+
+
+@functools.cache
+def spellings() -> dict[str, str]:
     """Return letters and digits of a preset's name, or of one of its Hub names -> preset."""
-    hub = {_letters(name): key for key, known in table().items() for name in known.hub}
-    tails = {_letters(name.partition("/")[2]): key
-             for key, known in table().items() for name in known.hub}  # fmt: skip
-    return hub | tails | {_letters(key): key for key in table()}
+    return _hub_spellings() | {letters(key): key for key in table()}
 
 
-def _letters(name: str) -> str:
+def letters(name: str) -> str:
+    """Return a name's letters and digits, in lower case."""
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
+def tail(name: str) -> str:
+    """Return a Hub name without its owner, or the last part of an address."""
+    return name.rstrip("/").rpartition("/")[2]
+
+
 def canonical(model: str) -> str:
-    """Return the preset that ``model`` names, by its own name or one on the Hub; else ``model``."""
+    """Return the preset that ``model`` names, by its own name or one on the Hub; else ``model``.
+
+    The Hub's name may have its address, or lack its owner.
+    """
     dit = re.fullmatch(r"(?i:dit)-([a-zA-Z]+)(/\d)?", model)
     if dit:
         return f"DiT-{dit[1].upper()}{dit[2] or ''}"
-    named = model in table() or model.startswith("DiT") or set(model) & set(":=")
-    return model if named else _spellings().get(_letters(model), model)
+    page = re.match(r"(https?://)?(huggingface\.co|hf\.co)/(?P<name>[^/]+/[^/]+)", model)
+    name = page["name"] if page else model
+    if name in table() or set(name) & set(":="):
+        return model
+    known = _hub_spellings() if name.startswith("DiT") else spellings()
+    return known.get(letters(name), model)
 
 
 def is_named(model: str) -> bool:

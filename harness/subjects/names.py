@@ -1,0 +1,109 @@
+"""Suggestions for a model's name that is unknown. Imports no torch."""
+
+from __future__ import annotations
+
+import difflib
+import re
+
+from harness.subjects.library import families
+
+LIST = "./run.sh list models shows what there is"
+OTHERS = f"any other transformer of diffusers: --model {families.PREFIX}CLASS --config config.json"
+UNET = r"sdxl|sd(xl|v?1|v?2)|stablediffusion(xl|v?1|v?2)|unet|kolors|playground|pony|illustrious"
+"""Models with a UNet, by letters and digits from the name's start."""
+RELATED = {
+    r"flux1?kontext": "its transformer is flux-dev's, and a step has the reference image's tokens "
+    "too: take flux-dev at twice the pixels",
+    r"qwenimageedit": "its transformer is qwen-image's, and a step has the reference image's "
+    "tokens too: take qwen-image at twice the pixels",
+    r"wan22(t2v)?a?14b": "each of its two experts has wan2.1-14b's layers, and one trains at a "
+    "time: take wan2.1-14b",
+    r"hidreame1": "it edits images by hidream-i1's layers: take hidream-i1 at twice the pixels",
+    r"dit$": "did you mean DiT-XL/2?",
+    r"sitx?[a-z]*\d": "it is DiT's network with another objective: take DiT-XL/2",
+}
+"""Beginning of a name, as letters and digits -> which model here plans it."""
+SIZE = re.compile(r"(\d+(?:\.\d+)?)b(?![a-z])")
+"""A number of parameters in billions, in a name in lower case."""
+LIKE = 0.84
+"""Least likeness of two spellings of one name (``difflib``)."""
+SIZES = 0.15
+"""Relative difference allowed between a size in a name and a model's parameters."""
+
+
+def suggestion(model: str) -> str:
+    """Return what to write instead of ``model``, which no model has as its name.
+
+    "did you mean" suggests other spellings only. A model that is merely related is called so.
+    """
+    word = families.letters(families.tail(model))
+    by_class = {families.letters(name): name for name in families.FAMILIES}
+    if word in by_class:
+        return f"did you mean {families.PREFIX}{by_class[word]}?"
+    if re.match(UNET, word):
+        return "it is a UNet, and only transformers are planned here"
+    for pattern, told in RELATED.items():
+        if re.match(pattern, word) or re.match(pattern, families.letters(model)):
+            return told
+    if not word:
+        return LIST
+    if found := _of_size(_spelt_like(word, model), model):
+        return f"did you mean {' or '.join(found)}?"
+    return _related(word, model)
+
+
+def _spelt_like(word: str, model: str) -> list[str]:
+    """Return the models of which ``word`` is a part of a name, or a name with a typing error."""
+    known = families.spellings()
+    short = families.letters(SIZE.sub("", families.tail(model).lower())) or word
+    for part in (word, short):
+        if found := [name for spelt, name in known.items() if spelt.startswith(part)]:
+            return _ordered(found)
+    if found := [name for spelt, name in known.items() if len(word) > 3 and word in spelt]:
+        return _ordered(found)
+    digits = re.findall(r"\d", word)
+    alike = [spelt for spelt in known if re.findall(r"\d", spelt) == digits]
+    return [known[one] for one in difflib.get_close_matches(word, alike, 1, LIKE)]
+
+
+def _related(word: str, model: str) -> str:
+    """Return the models of the same kind, which have the same first letters in their names."""
+    known = families.spellings()
+    longer = [spelt for spelt in known if word.startswith(spelt)]
+    if longer and (found := _of_size([known[max(longer, key=len)]], model)):
+        return f"the nearest is {found[0]}, which may differ; {OTHERS}"
+    kin = [name for name in families.table() if _kind(name) == _kind(model)]
+    shared = {
+        name: max(_same(word, spelt) for spelt, key in known.items() if key == name) for name in kin
+    }
+    found = _of_size(kin, model) or [name for name in kin if shared[name] == max(shared.values())]
+    if not found:
+        return f"{LIST}; {OTHERS}"
+    return f"of its kind there is {' and '.join(found)}; {OTHERS}"
+
+
+def _kind(name: str) -> str:
+    """Return the letters at the beginning of a name, without its owner."""
+    found = re.match(r"[a-z]*", families.tail(name).lower())
+    return found[0] if found else ""
+
+
+def _same(first: str, second: str) -> int:
+    """Return the number of characters that both begin with."""
+    unlike = (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b)
+    return next(unlike, min(len(first), len(second)))
+
+
+def _of_size(names: list[str], model: str) -> list[str]:
+    """Return the names of models with the size that ``model`` has in its name, if it has one."""
+    size = SIZE.search(model.lower())
+    if not size or float(size[1]) == 0:
+        return names
+    wanted = float(size[1]) * 1e9
+    built = {name: families.table()[name].parameters["built"] for name in names}
+    return [name for name in names if abs(built[name] / wanted - 1) < SIZES]
+
+
+def _ordered(names: list[str]) -> list[str]:
+    """Return each name once, in the order of the table."""
+    return [name for name in families.table() if name in names]
