@@ -10,11 +10,12 @@ import difflib
 import functools
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from harness.system import card_names
 from strategies.base import BadInput
 
 TABLE = Path(__file__).with_name("cards.json")
@@ -159,38 +160,65 @@ def table() -> dict[str, Card]:
 def find(name: str) -> Card:
     """Return the card of that name, in any common spelling.
 
+    A name without a memory size is ambiguous if cards of several sizes have it. A name of the PCIe
+    or NVL form never gives the card of another form.
+
     Raises:
         BadInput: an unknown or ambiguous name; the message has the nearest.
     """
-    known = {_plain(key): gpu for key, gpu in table().items()}
-    if _plain(name) in known:
-        return known[_plain(name)]
-    if f"rtx{_plain(name)}" in known:
-        return known[f"rtx{_plain(name)}"]
-    starts = [gpu for key, gpu in known.items() if _begins(key, _plain(name))]
-    if len(starts) == 1 and _plain(name):
-        return starts[0]
-    if starts and _plain(name):
-        some = ", ".join(gpu.name for gpu in starts)
-        raise BadInput(f"gpu {name!r} is several cards; one of {some}")
-    size = re.search(r"(\d+) ?GB?\b", name, re.IGNORECASE)
-    calls = named(name.replace("-", " "), int(size[1]) * 2**30 if size else 0)
-    if calls and (not size or abs(calls.memory_bytes / 2**30 / int(size[1]) - 1) < OFF):
-        return calls
-    digits = [key for key in table() if re.findall(r"\d+", key) == re.findall(r"\d+", name)]
-    close = difflib.get_close_matches(name.upper(), digits, n=1)
-    hint = f"did you mean {close[0]!r}?" if close else "./run.sh list cards shows what there is."
-    raise BadInput(f"unknown gpu {name!r}; {hint} Or give its memory, as --gpu-memory 24GiB")
+    plain = card_names.device(name)
+    exact = [card for card in table().values() if plain == card_names.device(card.name)]
+    devices = [card for card in table().values() if plain == card_names.device(card.device)]
+    if exact or len(devices) == 1:
+        return (exact or devices)[0]
+    base, gib = card_names.typed(name)
+    same = [card for card in table().values() if card_names.typed(card.name).base == base]
+    fit = [card for card in same if not gib or abs(card.memory_bytes / 2**30 / gib - 1) < OFF]
+    forms = [card for card in table().values() if base and _is_form(card, base)]
+    sxm = re.search("sxm", name, re.IGNORECASE)
+    if len(fit) == 1 and (gib or sxm or not forms):
+        return fit[0]
+    some = (fit if sxm else fit + forms) if not gib else fit
+    if len(some) == 1:
+        return some[0]
+    if some:
+        raise BadInput(f"gpu {name!r} is several cards; one of {_listed(some)}")
+    raise BadInput(f"unknown gpu {name!r}; {_hint(name, base, same + forms)}")
 
 
-def _begins(key: str, word: str) -> bool:
-    """Return True if ``key`` is ``word`` plus at most a memory size or a make.
+def _is_form(card: Card, base: str) -> bool:
+    """Return True if the card's name is ``base`` plus a form, as H100-NVL is one of H100."""
+    return bool(re.fullmatch(rf"{base}(pcie|nvl|x)", card_names.typed(card.name).base))
 
-    A Ti or an S is another card. So is a longer number: an H20 is no H200.
-    """
-    rest = key[len(word) :]
-    longer = word[-1:].isdigit() and re.match(r"\d", rest) and not re.fullmatch(r"[1-9]\d*gb", rest)
-    return key.startswith(word) and not longer and not re.match(r"ti|super|[ds]\b", rest)
+
+def _hint(name: str, base: str, kin: Sequence[Card]) -> str:
+    """Return what to write instead of an unknown name."""
+    known = {card_names.typed(card.name).base: card for card in table().values()}
+    if base.endswith("pcie") and (card := known.get(base.removesuffix("pcie"))):
+        gib = card_names.typed(name).gib
+        chip = re.sub(r"\d+GB", f"{gib}GB", card.name) if gib else card.name
+        return f"take {chip}, which has its chip and memory, and faster links between GPUs"
+    if told := card_names.hint(name):
+        others = f". Of its kind: {_listed(kin)}" if kin else ""
+        return told + others
+    digits = re.findall(r"\d+", base) if len(base) > 2 else []
+    alike = [one for one in known if digits and re.findall(r"\d+", one) == digits]
+    longer = [one for one in alike if one.startswith(base)]
+    if longer:  # as RTX 6000, which is one of three
+        same = [one for one in alike if one[:3] == base[:3]]
+        return f"did you mean {' or '.join(known[one].name for one in same)}?"
+    memory = "give its memory, as --gpu-memory 24GiB"
+    near = [one for one in alike if base.startswith(one)]
+    if near:
+        return f"the nearest is {known[near[0]].name}. Or {memory}"
+    if close := difflib.get_close_matches(base, alike, n=1, cutoff=0.8):
+        return f"did you mean {known[close[0]].name!r}? Or {memory}"
+    return f"./run.sh list cards shows what there is. Or {memory}"
+
+
+def _listed(some: Sequence[Card]) -> str:
+    """Return names with their memory."""
+    return ", ".join(f"{card.name} ({card.memory_bytes / 2**30:.1f} GiB)" for card in some)
 
 
 def named(device: str, memory_bytes: int = 0) -> Card | None:
@@ -286,7 +314,3 @@ def _capability(row: Mapping[str, Any]) -> tuple[int, int] | None:
 
 def _flops(tflops: float | None) -> float | None:
     return None if tflops is None else tflops * 1e12
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", name.lower())

@@ -228,7 +228,7 @@ WRONG = [
     ("a.sh", "accelerate 'launch", "line 1: a quote is not closed"),
     ("a.sh", KOHYA + MUSUBI, "keep the command that you run"),
     ("a.sh", TWICE, "contradict each other"),
-    ("a.sh", DIFFUSERS.replace("Qwen-Image", "Qwen-Imagine"), "did you mean qwen-image? Give --model"),
+    ("a.sh", DIFFUSERS.replace("Qwen-Image", "Qwen-Imagine"), "did you mean qwen-image? Give"),
     ("a.sh", DIFFUSERS.replace("size=1", "size=two"), "give one whole number"),
     ("a.sh", DIFFUSERS.replace("bf16", "fp8"), "--mixed_precision is fp8"),
 ]

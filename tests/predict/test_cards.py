@@ -16,6 +16,7 @@ from harness.planner.overhead import NoKernel, choose, preferred
 from harness.system import capability, cards, probe
 from harness.system import requirements as doctor
 from harness.worker import environment
+from strategies.base import BadInput
 from tests.made.machines import machine
 from tests.made.predictions import GIB, asked, prediction
 
@@ -53,6 +54,75 @@ def test_a_plan_takes_a_card_by_another_spelling(name, card, monkeypatch, capsys
     code = cli.main(["plan", "--gpu", name, "--gpus", "1", "--recipes", "single"])
     said = capsys.readouterr()
     assert code == (2 if card == "unknown gpu" else 0) and card in said.out + said.err
+
+
+@pytest.mark.parametrize(
+    ("name", "card"),
+    [
+        ("h100sxm", "H100-80GB"),
+        ("H100 SXM5", "H100-80GB"),
+        ("NVIDIA H100 80GB HBM3", "H100-80GB"),
+        ("h100-pcie", "H100-PCIe"),
+        ("H100-PCIE-80GB", "H100-PCIe"),
+        ("H100 NVL", "H100-NVL"),
+        ("h100-nvl-94gb", "H100-NVL"),
+        ("a100-sxm4-80gb", "A100-80GB"),
+        ("a100 40g", "A100-40GB"),
+        ("a100 80", "A100-80GB"),
+        ("h200-sxm5-141gb", "H200-141GB"),
+        ("NVIDIA GH200 480GB", "GH200-96GB"),
+        ("gb200-nvl72", "GB200-186GB"),
+        ("tesla t4", "T4-16GB"),
+        ("v100-sxm2-32gb", "V100-32GB"),
+        ("NVIDIA GeForce RTX 4090", "RTX-4090"),
+        ("4090 24GB", "RTX-4090"),
+        ("RTX4070Ti", "RTX-4070-Ti"),
+        ("4070S", "RTX-4070-Super"),
+        ("4070TiS", "RTX-4070-Ti-Super"),
+        ("4060ti-16gb", "RTX-4060-Ti-16GB"),
+        ("a6000", "RTX-A6000"),
+        ("RTX PRO 6000 Blackwell", "RTX-PRO-6000"),
+        ("mi300x", "MI300X-192GB"),
+    ],
+)
+def test_a_card_has_many_spellings(name, card):
+    assert cards.find(name).name == card
+
+
+@pytest.mark.parametrize("name", cards.table())
+def test_a_card_is_found_by_its_own_and_its_device_s_name(name):
+    card = cards.table()[name]
+    assert [cards.find(some) for some in (name, name.lower())] == [card, card]
+    if [one.device for one in cards.table().values()].count(card.device) == 1:
+        assert cards.find(card.device) == card
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("A100", "is several cards; one of A100-40GB (39.4 GiB), A100-80GB (79.1 GiB)"),
+        ("A100 SXM", "is several cards; one of A100-40GB"),
+        ("Tesla V100", "is several cards; one of V100-16GB"),
+        ("H100", "H100-80GB (79.1 GiB), H100-PCIe (79.1 GiB), H100-NVL (93.0 GiB)"),
+        ("4060ti", "is several cards; one of RTX-4060-Ti-8GB"),
+        ("H100-96GB", "--gpu-memory 96GiB. Of its kind: H100-80GB (79.1 GiB), H100-PCIe"),
+        ("A100-PCIE-40GB", "take A100-40GB, which has its chip and memory, and faster links"),
+        ("NVIDIA A100 80GB PCIe", "take A100-80GB, which has its chip"),
+        ("H200 NVL", "no figures of it are here. Give its memory: --gpu-memory 141GiB"),
+        ("h20", "--gpu-memory 96GiB"),
+        ("a10g", "--gpu-memory 24GiB"),
+        ("RTX 3090 Ti", "--gpu-memory 24GiB"),
+        ("4090 48GB", "--gpu-memory 48GiB. Of its kind: RTX-4090"),
+        ("RTX 4090 Laptop GPU", "a laptop's card is slower"),
+        ("RTX 6000", "did you mean RTX-A6000 or RTX-6000-Ada or RTX-PRO-6000?"),
+        ("24GB", "a size is given as --gpu-memory 24GB"),
+        ("40", "./run.sh list cards"),
+        ("cuda", "./run.sh list cards"),
+    ],
+)
+def test_a_name_of_no_card_or_several_is_answered_with_the_right_one(name, words):
+    with pytest.raises(BadInput, match=re.escape(words)):
+        cards.find(name)
 
 
 @pytest.mark.parametrize(

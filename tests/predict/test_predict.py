@@ -616,7 +616,7 @@ BAD = {
     "gpu": (["--gpu", "H100"], "is several cards; one of H100"),
     "gpu unknown": (["--gpu", "A1000"], "./run.sh list cards"),
     "gpu of a longer name": (["--gpu", "H20"], "unknown gpu 'H20'"),
-    "gpu of another make": (["--gpu", "L40"], "did you mean 'L40S'"),
+    "gpu of another make": (["--gpu", "L40"], "--gpu-memory 48GiB"),
     "unequal gpus": (
         ["--gpu", "RTX-3060,RTX-3060,RTX-4060-Ti-8GB"],
         "give --gpus 3 --gpu RTX-4060-Ti-8GB, or without the smallest --gpus 2 --gpu RTX-3060",
