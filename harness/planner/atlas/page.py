@@ -35,7 +35,8 @@ NOTE = (
     "Memory and times follow from traces, data sheets and typical rates; no measured rate of a "
     "card is in them. docs/explanation/accuracy.md compares predictions with measurements of "
     "public projects, and docs/reference/h200.md with steps on an H200. A small model on a fast "
-    f"card waits for the host, which issues an operation in {1e6 * ISSUE:.0f} microseconds. "
+    f"card waits for the host, which issues an operation in {1e6 * ISSUE:.0f} microseconds, and "
+    "one that backward recomputes in twice that. "
     "Adapters add operations, so a LoRA may take longer there than training all weights.",
     "The atlas in docs/atlas has the cells whose predictions are all recorded. The command "
     "./run.sh atlas --recorded --out docs/atlas makes it again in a minute.",

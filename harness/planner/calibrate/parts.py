@@ -28,7 +28,7 @@ from harness.planner.calibration.record import (
 from harness.planner.calibration.store import Applied
 from harness.planner.comparison import predicted_and_measured
 from harness.planner.speed.rates import of_device, rates
-from harness.planner.speed.roofline import in_tf32, issued, parts_of, seconds
+from harness.planner.speed.roofline import in_tf32, issues, parts_of, seconds
 from harness.prediction import Prediction
 from harness.report.figures import derive
 from harness.result import Result, Status
@@ -352,7 +352,7 @@ def _measured(result: Result) -> dict[str, object]:
 
 def _parts(result: Result, prediction: Prediction, alone: Calibration) -> dict[str, Any]:
     """Return the seconds of each part by the ceilings alone, the total by typical figures, and the
-    operations that a GPU's host issues.
+    operations that a GPU's host issues (``roofline.issues``).
     """
     if not prediction.work:
         return {}
@@ -362,7 +362,7 @@ def _parts(result: Result, prediction: Prediction, alone: Calibration) -> dict[s
     tf32 = in_tf32(result.spec.recipe)
     parts = parts_of(prediction.work, rates(card, processes), processes, tf32)
     usual = seconds(prediction.work, typical, processes, tf32).total
-    count = 0 if card.shared else issued(prediction.work)
+    count = 0 if card.shared else round(issues(prediction.work))
     return {**parts, "typical_seconds": usual, "operations": count}
 
 

@@ -14,7 +14,7 @@ from harness.planner import uncertainty
 from harness.planner.overhead import fixed_overhead
 from harness.planner.plan.lattice import HALF, Point
 from harness.planner.speed.rates import rates
-from harness.planner.speed.roofline import BUSY, KERNELS, Seconds, seconds
+from harness.planner.speed.roofline import BUSY, KERNELS, Seconds, host_seconds, seconds
 from harness.planner.verdict import Fit
 from harness.prediction import Work
 from harness.system.cards import Card
@@ -41,8 +41,11 @@ class Known:
 
     @functools.cached_property
     def forward(self) -> float:
-        """Seconds of the forward pass, at most, with the weights that it gathers and copies."""
-        return self._of(BUSY[:1], REPEATED).total
+        """Seconds of the forward pass, at most, with the weights that it gathers and copies, if
+        backward recomputes it."""
+        work = self._work(BUSY[:1], REPEATED)
+        host = host_seconds(work, self.fit.gpu, repeated=True)
+        return max(_timed(work, self.fit).total, host)
 
     @functools.cached_property
     def passes(self) -> Seconds:
@@ -55,8 +58,10 @@ class Known:
         return self._of(BUSY, PRODUCTS).compute, self._of(BUSY[:1], PRODUCTS).compute
 
     def _of(self, phases: Sequence[str], kinds: Sequence[str]) -> Seconds:
-        work = [w for w in self.fit.prediction.work if w.phase in phases and w.kind in kinds]
-        return _timed(work, self.fit)
+        return _timed(self._work(phases, kinds), self.fit)
+
+    def _work(self, phases: Sequence[str], kinds: Sequence[str]) -> list[Work]:
+        return [w for w in self.fit.prediction.work if w.phase in phases and w.kind in kinds]
 
     @functools.cached_property
     def activations(self) -> int:

@@ -36,7 +36,7 @@ from harness.planner.plan.fastest import Search, run
 from harness.planner.plan.request import fit_as_json
 from harness.planner.plan.table import print_lines, print_plan
 from harness.planner.speed.rates import Rates, rates
-from harness.planner.speed.roofline import KERNELS, in_tf32, issue_seconds, issued, parts_of
+from harness.planner.speed.roofline import KERNELS, host_seconds, in_tf32, parts_of
 from harness.planner.suggestions import changed
 from harness.planner.verdict import Fit
 from harness.prediction import Work
@@ -149,14 +149,14 @@ def plus(*each: tuple[float, Mapping[Any, float]]) -> Terms:
 
 def _parts(work: Mapping[Work, float], found: Rates, tf32: bool) -> Terms:
     """Return seconds of work: of all kernels, of copies that nothing hides, of each phase's hidden
-    copies and what hides them; and the number of launches."""
+    copies and what hides them; and those in which the host issues it."""
     ops = [replace(one, count=count) for one, count in work.items()]
 
     def of(part: str, kinds: Sequence[str], phase: str = "") -> float:
         some = [one for one in ops if one.kind in kinds and phase in ("", one.phase)]
         return parts_of(some, found, 1, tf32)[part]
 
-    sums = {"compute": of("compute", KERNELS), "count": float(issued(ops))}
+    sums = {"compute": of("compute", KERNELS), "host": host_seconds(ops, found.gpu)}
     sums["plain"] = of("offload", ("transfer", "host", "nvme"))
     for phase in LATE:
         sums["copied", phase] = of("offload", ("streamed",), phase)
@@ -270,9 +270,8 @@ def _time(program: Program, costs: Costs, places: Sequence[tuple[int, int]]) -> 
     fitted = costs.gpu.calibrated.fitted if costs.gpu.calibrated else None
     factors = fitted.factors if fitted else {}
     weights = [factors.get(name, 1.0) for name in ("compute", "offload")]
-    if issue := issue_seconds(costs.gpu):
-        device = [(weights[0], compute), (weights[1], offload)]
-        program.hold(plus((1, {"over": 1}), *device, (-issue, part("count"))))
+    device = [(weights[0], compute), (weights[1], offload)]
+    program.hold(plus((1, {"over": 1}), *device, (-1, part("host"))))
     simpler = {("blocks", g, c): SIMPLER for g, c in places if c != KEEP}
     simpler |= {("swapped", count): SIMPLER for count in costs.swaps if count}
     return plus((weights[0], compute), (weights[1], offload), (1, {"over": 1}), (1, simpler))

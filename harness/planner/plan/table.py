@@ -22,7 +22,14 @@ from harness.planner.plan.answer import (
     where,
 )
 from harness.planner.speed import rates
-from harness.planner.speed.roofline import behind_attention, issue_seconds, issued, seconds, sent
+from harness.planner.speed.roofline import (
+    behind_attention,
+    host_seconds,
+    issue_seconds,
+    issued,
+    seconds,
+    sent,
+)
 from harness.planner.suggestions import Ways
 from harness.planner.verdict import Fit
 from harness.prediction import Prediction
@@ -298,12 +305,14 @@ def _host_bound(fits: Sequence[Fit]) -> list[str]:
     if not bound:
         return []
     some = "every row" if len(bound) == len(fits) else ", ".join(fit.label for fit in bound)
-    least, each = min(issued(fit.prediction.work) for fit in bound), issue_seconds(bound[0].gpu)
+    least = min(bound, key=lambda fit: host_seconds(fit.prediction.work, fit.gpu))
+    work, gpu = least.prediction.work, least.gpu
     return [
         f"The host, and not the card, limits the step time of {some}: Python issues "
-        f"{least:,} or more operations a step, each in {each * 1e6:.0f} microseconds. "
-        f"This floor is {each * least:.2f} s on any card. A larger batch costs no time "
-        "until the card becomes the limit."
+        f"{issued(work):,} or more operations a step, each in {issue_seconds(gpu) * 1e6:.0f} "
+        "microseconds; twice that if backward recomputes it. This floor is "
+        f"{host_seconds(work, gpu):.2f} s on any card. A larger batch costs no time until the card "
+        "becomes the limit."
     ]
 
 

@@ -33,22 +33,47 @@ from strategies.base import BadInput
 PRODUCTS, ATTENTION, STREAMING = 0.75, 0.40, 0.80
 """Shares of the peak FLOP/s (matrix products, attention) and of the memory bandwidth that kernels
 reach."""
-HOPPER, HOPPER_TF32 = (9, 0), 0.55
-"""Compute capability of H100 and H200, and the share that TF32 products reach there in training.
+HOPPER = (9, 0)
+"""Compute capability of H100 and H200, whose shares ``calibrate`` measured on one card of each
+(docs/results, calibration.json). Each figure below is the mean of both cards."""
+HOPPER_PRODUCTS = {
+    "bfloat16": (0.64, 0.78),
+    "float16": (0.63, 0.74),
+    "float32": (0.69, 0.76),
+    "tf32": (0.55, 0.79),
+    "float8": (0.54, 0.65),
+}
+"""Type -> shares of the peak in the shapes of DiT-XL's blocks, forward and backward, and in large
+squares. Float8 was measured in squares alone; in other shapes it loses as much as bfloat16.
 
-Hopper's TF32 instruction reads operands in one order only (PTX ISA, wgmma.mma_async: transposed
-operands are for 16 bits), and the two products of a backward need others. In DiT-XL's shapes,
-forward and backward, ``calibrate`` measured 268 and 273 of 494 TFLOP/s on an H100 and an H200, and
-392 and 384 with large squares (docs/results, calibration.json). An A100 reaches 134 of 156 with
-large squares (PyTorch's notes on CUDA: 10,240 cubed in 16 ms), and nothing is known of its shapes.
+TF32 loses the most, because Hopper's instruction reads its operands in one order only, and the two
+products of a backward need others (PTX ISA, wgmma.mma_async: transposed operands are for 16 bits).
+"""
+HOPPER_ATTENTION = {
+    "bfloat16": ((256, 0.14), (1024, 0.41), (4096, 0.51)),
+    "float16": ((256, 0.15), (1024, 0.41), (4096, 0.51)),
+    "float32": ((256, 0.36), (1024, 0.53), (4096, 0.55)),
+}
+"""Type -> (tokens, share of the peak) of the kernel that torch takes: cuDNN's, and in float32 the
+memory-efficient one. Each is the mean of two head widths."""
+HOPPER_STREAMING = 0.54
+"""Share of the memory bandwidth that elementwise operations and reductions of a step reach. Eight
+steps on an H200 that the card decided (DiT-XL/2, SD3.5, Flux) give 0.45 to 0.60, beside the shares
+above (``python -m tests.made.h200 streaming``). One plain operation of 2 GiB reaches 0.88."""
+SLENDER, WIDE = 750, 1365
+"""FLOPs for each two operands moved, M N K / (M N + N K + K M): in the shapes of DiT-XL's blocks
+with 8,192 tokens (their mean), and in squares of 4,096. Between them a rate follows the logarithm.
 """
 LAUNCH = 5e-6
 """Seconds of an op that does almost nothing, in eager mode."""
-ISSUE, FASTEST, SLOWEST, RECOMPUTING = 35e-6, 26e-6, 46e-6, 85e-6
-"""Seconds in which the host of a public trainer issues one operation: usually, at the fastest, at
-the slowest, and at the slowest if the step recomputes activations (Python of libraries, hooks,
-autograd). Published steps that the host limits took 27 to 46 microseconds an operation. Two of ten
-models with checkpoints took 72 to 250 (docs/explanation/accuracy.md)."""
+ISSUE = 35e-6
+"""Seconds in which a host usually issues one operation (Python of libraries, hooks, autograd). One
+that backward recomputes counts twice (``roofline.issues``). This project's own steps on an H200
+took 29 to 35 microseconds, and 39 to 46 with checkpoints (docs/reference/h200.md)."""
+FASTEST, SLOWEST, RECOMPUTING = 26e-6, 46e-6, 85e-6
+"""The same at the fastest, at the slowest, and at the slowest if the step recomputes activations.
+Published steps that the host limits took 27 to 46 microseconds an operation. Two of ten models with
+checkpoints took 72 to 250 (docs/explanation/accuracy.md)."""
 COLLECTIVE = 3e-5
 HOST_BANDWIDTH = 25e9
 """Bytes per second of host memory for one rank, if eight share a node's."""
@@ -61,8 +86,9 @@ OVERLAP = 0.8
 class Rates:
     """Rates of one of several processes.
 
-    ``products``: measured FLOP/s of matrix products by dtype. ``kernels``: dtype -> [tokens,
-    FLOP/s] of attention, shortest first. Typical ones of ``gpu`` fill the gaps. ``wire`` and
+    ``products`` and ``squares``: measured FLOP/s of matrix products by dtype, in the shapes of a
+    DiT and in large squares. ``kernels``: dtype -> [tokens, FLOP/s] of attention, shortest first.
+    Typical ones of ``gpu`` fill the gaps. ``wire`` and
     ``far_wire``: bytes per second between processes of one machine and between machines.
     ``launch`` and ``collective_seconds``: seconds of a launch and of a small collective.
     ``share``: the process's share of a CPU.
@@ -71,6 +97,7 @@ class Rates:
     gpu: Card
     share: float = 1.0
     products: Mapping[str, float] = field(default_factory=dict)
+    squares: Mapping[str, float] = field(default_factory=dict)
     kernels: Mapping[str, Sequence[tuple[int, float]]] = field(default_factory=dict)
     streams: Sequence[Stream] = ()
     launch: float = LAUNCH
@@ -81,23 +108,31 @@ class Rates:
     host: float = HOST_BANDWIDTH
     nvme: float = NVME_BANDWIDTH
 
-    def product(self, dtype: str, tf32: bool = False) -> float:
-        """Return the FLOP/s of matrix products in ``dtype``; float32's if the card lacks that
-        unit."""
-        kind = "tf32" if tf32 and dtype == "float32" else dtype
-        typical = self._reached(kind) * self.gpu.flops(dtype, tf32)
-        return self.share * self.products.get(kind, typical)
+    def product(self, dtype: str, tf32: bool = False, depth: float = 0.0) -> float:
+        """Return the FLOP/s of matrix products in ``dtype``; float32's if the card lacks that unit.
 
-    def _reached(self, kind: str) -> float:
-        """Return the share of the peak that products of an unmeasured ``kind`` are taken to reach.
-
-        Float8's is the one that was measured of bfloat16. TF32 has its own on Hopper.
+        ``depth``: FLOPs for each two operands moved. Between ``SLENDER`` and ``WIDE`` the rate
+        follows its logarithm.
         """
-        if kind == "tf32" and self.gpu.capability == HOPPER:
-            return HOPPER_TF32
+        kind = "tf32" if tf32 and dtype == "float32" else dtype
+        low, high = self._products(kind, self.gpu.flops(dtype, tf32))
+        return self.share * between(((SLENDER, low), (WIDE, high)), depth)
+
+    def _products(self, kind: str, peak: float) -> tuple[float, float]:
+        """Return the FLOP/s of products of a ``kind``, slender and wide, measured or typical.
+
+        Float8 that was not measured takes the share of bfloat16 if that was.
+        """
+        if kind in self.products:
+            low = self.products[kind]
+            return low, max(low, self.squares.get(kind, low))
         near = cards.WITHOUT.get(kind, "")
-        peak = self.gpu.flops(near) if near in self.products else 0.0
-        return self.products[near] / peak if peak else PRODUCTS
+        if near in self.products:
+            share = self.products[near] / self.gpu.flops(near)
+            return share * peak, share * peak
+        typical = HOPPER_PRODUCTS if self.gpu.capability == HOPPER else {}
+        low, high = typical.get(kind, (PRODUCTS, PRODUCTS))
+        return low * peak, high * peak
 
     def attention(self, dtype: str, tokens: float = math.inf) -> float:
         """Return the FLOP/s of fused attention in ``dtype`` over ``tokens``.
@@ -107,14 +142,12 @@ class Rates:
         2.13, mem_eff_attention/gemm_kernel_utils.h (OpMultiplyAddFastF32). An H100 and an H200
         reached 19 to 39 TFLOP/s, 0.3 to 0.6 of the data sheet's float32.
         """
-        measured = self.kernels.get(dtype)
-        if not measured:
-            return self.share * ATTENTION * self.gpu.flops(dtype)
-        shorter = [one for one in measured if one[0] <= tokens] or [measured[0]]
-        longer = [one for one in measured if one[0] > tokens] or [measured[-1]]
-        (low, slow), (high, fast) = shorter[-1], longer[0]
-        way = math.log(tokens / low) / math.log(high / low) if low < tokens < high else 0.0
-        return self.share * (slow + way * (fast - slow))
+        known = self.kernels.get(dtype)
+        if not known:
+            typical = HOPPER_ATTENTION if self.gpu.capability == HOPPER else {}
+            peak, shares = self.gpu.flops(dtype), typical.get(dtype, ((1, ATTENTION),))
+            known = [(one, share * peak) for one, share in shares]
+        return self.share * between(known, tokens)
 
     def streaming(self, size: int) -> float:
         """Return the bytes per second of an operation that moves ``size`` bytes.
@@ -123,7 +156,8 @@ class Rates:
         in a cache.
         """
         if not self.streams:
-            return self.share * STREAMING * self.gpu.bandwidth
+            typical = HOPPER_STREAMING if self.gpu.capability == HOPPER else STREAMING
+            return self.share * typical * self.gpu.bandwidth
         ordered = sorted(self.streams, key=lambda stream: stream.bytes)
         smaller = [stream for stream in ordered if stream.bytes <= size]
         return self.share * (smaller[-1] if smaller else ordered[0]).rate
@@ -143,6 +177,18 @@ class Rates:
     def overlap(self) -> float:
         """Share of backward that can hide an all-reduce."""
         return 0.0 if self.gpu.shared else OVERLAP
+
+
+def between(known: Sequence[tuple[float, float]], where: float) -> float:
+    """Return the value at ``where`` of (place, value) pairs in order.
+
+    It follows the logarithm of the place between two of them, and is level beyond the ends.
+    """
+    before = [one for one in known if one[0] <= where] or [known[0]]
+    after = [one for one in known if one[0] > where] or [known[-1]]
+    (low, first), (high, last) = before[-1], after[0]
+    way = math.log(where / low) / math.log(high / low) if low < where < high else 0.0
+    return first + way * (last - first)
 
 
 def rates(gpu: Card, processes: int) -> Rates:
@@ -166,6 +212,7 @@ def _measured(ceilings: Ceilings, gpu: Card, processes: int, far: bool) -> dict[
     shared, collective = gpu.shared, ceilings.collective
     found: dict[str, Any] = {
         "products": {**ceilings.products, **ceilings.model_products},
+        "squares": {} if shared else ceilings.products,
         "kernels": _kernels(ceilings.attention, gpu),
         "streams": tuple(ceilings.streams),
     }

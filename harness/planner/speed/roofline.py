@@ -13,7 +13,14 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from harness.planner.calibration.record import Fitted
-from harness.planner.speed.rates import FASTEST, ISSUE, RECOMPUTING, SLOWEST, Rates, rates
+from harness.planner.speed.rates import (
+    FASTEST,
+    ISSUE,
+    RECOMPUTING,
+    SLOWEST,
+    Rates,
+    rates,
+)
 from harness.prediction import Sent, Work
 from harness.system.cards import NODE, Card
 
@@ -118,9 +125,9 @@ def seconds(
     asked = 0 if fitted.rows else count  # measured steps replace the hosts of public trainers
     return Seconds(
         **told,
-        overhead=max(0.0, issue_seconds(gpu) * count - sum(told.values())),
+        overhead=max(0.0, host_seconds(work, gpu) - sum(told.values())),
         slowest=RECOMPUTING * asked,
-        hosts=_hosts(work, fitted, count),
+        hosts=_hosts(work, fitted, gpu),
         shares={**usual, **fitted.shares},
         reach={**reach, **fitted.shares},
     )
@@ -130,11 +137,12 @@ def _fitted(gpu: Card) -> Fitted:
     return gpu.calibrated.fitted if gpu.calibrated else Fitted()
 
 
-def _hosts(work: Sequence[Work], fitted: Fitted, count: int) -> tuple[float, float]:
-    """Return the seconds in which the fastest and the slowest host issue ``count`` operations."""
+def _hosts(work: Sequence[Work], fitted: Fitted, gpu: Card) -> tuple[float, float]:
+    """Return the seconds in which the fastest and the slowest host issue the operations."""
     if fitted.rows:
-        share, known = max(fitted.shares.values(), default=0.0), fitted.host * count
+        share, known = max(fitted.shares.values(), default=0.0), host_seconds(work, gpu)
         return known / (1 + share), known * (1 + share)
+    count = 0 if gpu.shared else issued(work)
     return FASTEST * count, (RECOMPUTING if recomputes(work) else SLOWEST) * count
 
 
@@ -144,16 +152,41 @@ def issue_seconds(gpu: Card) -> float:
     return fitted.host if fitted.rows else ISSUE
 
 
+def host_seconds(work: Sequence[Work], gpu: Card, repeated: bool = False) -> float:
+    """Return the seconds in which the host issues the operations of a step.
+
+    ``repeated``: backward recomputes all of ``work``, which is of a forward pass.
+    """
+    if gpu.shared:
+        return 0.0
+    return issue_seconds(gpu) * issues(work) * (2 if repeated else 1)
+
+
 def issued(work: Sequence[Work]) -> int:
     """Return the number of kernels and copies that the host issues in a step."""
     return sum(w.count for w in work if w.kind in (*KERNELS, *COPIES))
 
 
-def recomputes(work: Sequence[Work]) -> bool:
-    """Return whether backward runs the forward of an attention again, by its FLOPs."""
+def issues(work: Sequence[Work]) -> float:
+    """Return the number of operations as a host's time counts them: recomputed ones count twice.
+
+    Backward recomputes them in Python, with hooks and the state of random numbers.
+    """
+    return issued(work) + again(work) * issued([w for w in work if w.phase == "forward"])
+
+
+def again(work: Sequence[Work]) -> float:
+    """Return the share of a forward pass that backward runs again, by its attentions' FLOPs."""
     kernels = [w for w in work if w.kind == "attention"]
-    again = {w.flops for w in kernels if w.phase == "backward"}
-    return any(w.flops in again for w in kernels if w.phase == "forward")
+    forward = {w.flops for w in kernels if w.phase == "forward"}
+    counts = {phase: sum(w.count for w in kernels if w.phase == phase and w.flops in forward)
+              for phase in BUSY}  # fmt: skip
+    return min(1.0, counts["backward"] / counts["forward"]) if forward else 0.0
+
+
+def recomputes(work: Sequence[Work]) -> bool:
+    """Return whether backward runs the forward of an attention again."""
+    return again(work) > 0
 
 
 def parts_of(
@@ -225,7 +258,7 @@ def _compute(w: Work, found: Rates, tf32: bool) -> float:
     if w.kind == "attention":
         rate = found.attention(w.dtype, tokens(w))
     else:
-        rate = found.product(w.dtype, tf32)
+        rate = found.product(w.dtype, tf32, depth(w))
     by_flops = w.flops / rate if w.flops else 0.0
     return w.count * max(by_flops, w.bytes / found.streaming(w.bytes), found.launch)
 
@@ -238,6 +271,12 @@ def tokens(w: Work) -> float:
     """
     numbers = w.bytes / (4 if w.dtype == "float32" else 2)
     return (1.0 if w.phase == "forward" else 0.8) * w.flops / numbers if numbers else math.inf
+
+
+def depth(w: Work) -> float:
+    """Return the FLOPs of a product for each two operands moved: M N K / (M N + N K + K M)."""
+    size = {"float32": 4, "float8": 1}.get(w.dtype, 2)
+    return size * w.flops / (2 * w.bytes) if w.bytes else math.inf
 
 
 def sent(work: Sequence[Work], processes: int, node: int = NODE) -> Sent:
