@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import statistics
+
+import pytest
+
 from harness.planner.calibration.record import load
+from harness.planner.speed.rates import HOPPER_STREAMING
 from tests.made import h100, h200
 from tests.made.pages import tables
 
@@ -13,11 +18,18 @@ def test_the_page_has_the_rows():
         assert "\n".join(made) + "\n" in on_page
 
 
+def test_typical_streaming_on_hopper_is_what_steps_show():
+    shares = [share for _, share in h200.streaming(h200.steps())]
+    told = [min(shares), max(shares), statistics.median(shares)]
+    assert len(shares) == 7 and told == pytest.approx([0.40, 0.72, 0.51], abs=0.005)
+    assert HOPPER_STREAMING == pytest.approx(told[2], abs=0.05)
+
+
 def test_nine_of_ten_times_are_within_the_range_by_the_card_s_rates():
     within = [one.covered() for one in h200.steps()]
     assert len(within) == 26
     typical, rates, fitted = (sum(column) for column in zip(*within, strict=True))
-    assert typical >= 22 and rates >= 0.9 * 26 and fitted >= 0.9 * 26
+    assert typical >= 0.9 * 26 and rates >= 0.9 * 26 and fitted >= 0.9 * 26
 
 
 def test_memory_is_within_the_goals_but_for_flux():

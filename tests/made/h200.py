@@ -2,12 +2,14 @@
 
 ``PYTHONPATH=. python -m tests.made.h200`` writes the tables of docs/reference/h200.md anew, from
 the raw results. Predictions take the time model as it is; memory was predicted when the rows ran.
+``streaming`` prints the share of the memory bandwidth that elementwise operations reached.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import statistics
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -15,7 +17,8 @@ from harness import ROOT
 from harness.planner.calibration.record import left_out_errors, load
 from harness.planner.calibration.store import Applied
 from harness.planner.speed import roofline
-from harness.prediction import Prediction
+from harness.planner.speed.rates import rates as typical_rates
+from harness.prediction import Prediction, Work
 from harness.report.figures import derive
 from harness.result import Result
 from harness.system import cards
@@ -44,6 +47,7 @@ class Step:
     rates: roofline.Seconds
     left_out: float
     share: float
+    work: Sequence[Work]
 
     @property
     def model(self) -> str:
@@ -77,9 +81,8 @@ def steps() -> list[Step]:
         seconds = derive.quantile(derive.step_seconds(row), 0.5)
         typical, rates = (_seconds(row, prediction, card) for card in (usual, measured))
         left = known[row.spec.model, row.spec.recipe, row.spec.global_batch, round(1e6 * seconds)]
-        found.append(
-            Step(row=row, seconds=seconds, typical=typical, rates=rates, left_out=left, share=share)
-        )
+        ways = {"typical": typical, "rates": rates, "left_out": left, "share": share}
+        found.append(Step(row=row, seconds=seconds, work=prediction.work, **ways))
     return sorted(found, key=lambda one: (one.model, one.row.spec.recipe, one.seconds))
 
 
@@ -112,7 +115,44 @@ def table(found: Sequence[Step]) -> Iterator[str]:
         yield line([*cells, typical, errors[0], rates, errors[1], errors[2]])
 
 
-def main() -> None:
+WIDTHS = {"flux-dev": 128, "sd3.5-medium": 64, "DiT-XL/2": 72}
+"""Model -> width of its heads."""
+
+
+def streaming(found: Sequence[Step]) -> Iterator[tuple[Step, float]]:
+    """Yield each row that the card decides, and the share of the memory bandwidth in it.
+
+    It is what elementwise operations and reductions reach if products go at their typical rates,
+    attentions as the card's kernel was measured, and operations that are too small for the
+    bandwidth take a launch each. Together they take the whole step.
+    """
+    usual, measured = cards.find("H200-141GB"), load(CALIBRATION).ceilings.attention
+    for one in found:
+        spec = one.row.spec
+        if one.typical.overhead or one.typical.offload > 0.01 * one.seconds:
+            continue
+        kernel = "flash" if "kernel=flash" in spec.recipe else "cudnn"
+        own = [a for a in measured if a.width == WIDTHS[spec.model]]
+        known: dict[str, list[tuple[int, float]]] = {
+            dtype: sorted((a.tokens, a.rate) for a in own if (a.kernel, a.dtype) == (of, dtype))
+            for dtype, of in (("bfloat16", kernel), ("float32", "efficient"))
+        }
+        rates = dataclasses.replace(typical_rates(usual, 1), kernels=known)
+        fused = [w for w in one.work if w.kind in ("product", "attention")]
+        tf32 = roofline.in_tf32(spec.recipe)
+        left = one.seconds - roofline.parts_of(fused, rates, 1, tf32)["compute"]
+        moving = [w for w in one.work if w.kind == "memory"]
+        small = [w for w in moving if w.bytes < rates.launch * usual.bandwidth / 2]
+        left -= rates.launch * sum(w.count for w in small)
+        moved = sum(w.count * w.bytes for w in moving if w not in small)
+        yield one, moved / left / usual.bandwidth
+
+
+def main(what: Sequence[str] = ()) -> None:
+    if "streaming" in what:
+        for one, share in streaming(steps()):
+            print(f"{share:.2f}  {one.model} {one.row.spec.recipe}, {one.row.spec.global_batch}")
+        return
     page, found = PAGE.read_text(encoding="utf-8"), steps()
     for made in (summary(found), table(found), h100.summary(FOLDER)):
         page = anew(page, list(made))
@@ -120,4 +160,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -408,7 +408,10 @@ def test_a_step_that_recomputes_may_have_a_slower_host():
     )
     assert kept.high == pytest.approx(2 * count * rates.SLOWEST)
     assert recomputed.high == pytest.approx(2 * count * rates.RECOMPUTING)
-    assert kept.low == recomputed.low and kept.total == recomputed.total
+    assert kept.low == recomputed.low and kept.total == pytest.approx(2 * count * rates.ISSUE)
+    assert recomputed.total == pytest.approx(3 * count * rates.ISSUE), "what is recomputed, twice"
+    half = dataclasses.replace(again, count=count // 2)
+    assert roofline.again([first, half]) == 0.5
 
 
 def test_a_plan_says_that_times_of_compiled_blocks_are_untried():
@@ -506,15 +509,40 @@ def test_a_card_without_a_unit_computes_in_float32():
     assert cards.find("A100-80GB").flops("float32", tf32=True) == 156e12
 
 
-def test_tf32_is_slower_in_training_on_hopper_and_no_rate_of_float32_attention():
+def product(tokens: int, width: int, out: int, size: int = 2) -> Work:
+    """A product of ``tokens`` rows, each of ``size`` bytes a number."""
+    moved = size * (tokens * width + width * out + tokens * out)
+    dtype = "bfloat16" if size == 2 else "float32"
+    flops = 2 * tokens * width * out
+    return Work(phase="forward", kind="product", dtype=dtype, flops=flops, bytes=moved, count=1)
+
+
+def test_products_on_hopper_are_as_fast_as_their_shapes_were_measured():
+    """H100 and H200: shapes of DiT-XL's blocks, squares of 4,096 and more, and in between."""
     hopper, ampere = (rates.rates(cards.find(name), 1) for name in ("H200-141GB", "A100-80GB"))
-    assert hopper.product("float32", tf32=True) == pytest.approx(0.55 * 494e12)
-    assert ampere.product("float32", tf32=True) == pytest.approx(0.75 * 156e12)
-    assert hopper.product("bfloat16", tf32=True) == pytest.approx(0.75 * 989e12)
+    small, square = product(8192, 1152, 1152), product(4096, 4096, 4096)
+    assert roofline.depth(small) < rates.SLENDER and roofline.depth(square) == rates.WIDE + 1 / 3
+    for dtype, tf32, most, ends in [
+        ("bfloat16", True, 989e12, (0.64, 0.78)),
+        ("float32", True, 494e12, (0.55, 0.79)),
+        ("float32", False, 67e12, (0.69, 0.76)),
+    ]:
+        found = [hopper.product(dtype, tf32, roofline.depth(w)) for w in (small, square)]
+        assert found == pytest.approx([share * most for share in ends])
+        between = hopper.product(dtype, tf32, 1000.0)
+        assert found[0] < between < found[1]
+    assert {ampere.product("bfloat16", depth=one) for one in (10, 1e4)} == {0.75 * 312e12}
+    wide = product(4096, 4096, 4096, size=4)
+    assert roofline.depth(wide) == roofline.depth(square), "operands moved, and not bytes"
+    with_tf32 = roofline.seconds([wide], cards.find("H200-141GB"), 1, True).compute
+    assert with_tf32 == pytest.approx(wide.flops / (0.79 * 494e12))
+
+
+def test_float32_attention_has_no_rate_of_tf32():
     work = Work(phase="forward", kind="attention", dtype="float32", flops=10**12, bytes=1, count=1)
-    for card, flops in (("H200-141GB", 67e12), ("A100-80GB", 19.5e12)):
+    for card, rate in (("H200-141GB", 0.55 * 67e12), ("A100-80GB", 0.4 * 19.5e12)):
         plain, tf32 = (roofline.seconds([work], cards.find(card), 1, on) for on in (False, True))
-        assert plain.compute == tf32.compute == pytest.approx(1e12 / (0.4 * flops))
+        assert plain.compute == tf32.compute == pytest.approx(1e12 / rate)
 
 
 # ---- words ----

@@ -36,7 +36,15 @@ from harness.planner.plan.fastest import Search, run
 from harness.planner.plan.request import fit_as_json
 from harness.planner.plan.table import print_lines, print_plan
 from harness.planner.speed.rates import Rates, rates
-from harness.planner.speed.roofline import KERNELS, host_seconds, in_tf32, parts_of
+from harness.planner.speed.roofline import (
+    KERNELS,
+    attentions,
+    in_tf32,
+    issue_seconds,
+    issued,
+    kernels_of,
+    parts_of,
+)
 from harness.planner.suggestions import changed
 from harness.planner.verdict import Fit
 from harness.prediction import Work
@@ -147,16 +155,20 @@ def plus(*each: tuple[float, Mapping[Any, float]]) -> Terms:
     return total
 
 
+def _ops(work: Mapping[Work, float]) -> list[Work]:
+    return [replace(one, count=count) for one, count in work.items()]
+
+
 def _parts(work: Mapping[Work, float], found: Rates, tf32: bool) -> Terms:
     """Return seconds of work: of all kernels, of copies that nothing hides, of each phase's hidden
-    copies and what hides them; and those in which the host issues it."""
-    ops = [replace(one, count=count) for one, count in work.items()]
+    copies and what hides them; and the number of operations."""
+    ops = _ops(work)
 
     def of(part: str, kinds: Sequence[str], phase: str = "") -> float:
         some = [one for one in ops if one.kind in kinds and phase in ("", one.phase)]
         return parts_of(some, found, 1, tf32)[part]
 
-    sums = {"compute": of("compute", KERNELS), "host": host_seconds(ops, found.gpu)}
+    sums = {"compute": of("compute", KERNELS), "issued": float(issued(ops))}
     sums["plain"] = of("offload", ("transfer", "host", "nvme"))
     for phase in LATE:
         sums["copied", phase] = of("offload", ("streamed",), phase)
@@ -271,10 +283,27 @@ def _time(program: Program, costs: Costs, places: Sequence[tuple[int, int]]) -> 
     factors = fitted.factors if fitted else {}
     weights = [factors.get(name, 1.0) for name in ("compute", "offload")]
     device = [(weights[0], compute), (weights[1], offload)]
-    program.hold(plus((1, {"over": 1}), *device, (-1, part("host"))))
+    program.hold(plus((1, {"over": 1}), *device, *_host(costs, part("issued"))))
     simpler = {("blocks", g, c): SIMPLER for g, c in places if c != KEEP}
     simpler |= {("swapped", count): SIMPLER for count in costs.swaps if count}
     return plus((weights[0], compute), (weights[1], offload), (1, {"over": 1}), (1, simpler))
+
+
+def _host(costs: Costs, issued: Terms) -> list[tuple[float, Terms]]:
+    """Return the negative time of the host in milliseconds, as ``roofline.host_seconds`` has it.
+
+    All plans have the same forward pass, so what they recompute is linear in their attentions.
+    """
+    whole = _ops(costs.total(costs.uniform).work)
+    first = attentions(whole, "forward")
+
+    def repeated(one: Measure) -> float:
+        found = attentions(_ops(one.work), "backward")
+        return float(sum(found[flops] for flops in first))
+
+    each = kernels_of(whole, "forward") / first.total() if first else 0.0
+    issue = issue_seconds(costs.gpu)
+    return [(-issue, issued), (-1e3 * issue * each, _sum(costs, repeated))]
 
 
 # ---- answer ----

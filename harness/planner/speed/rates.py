@@ -57,13 +57,13 @@ HOPPER_ATTENTION = {
 """Type -> (tokens, share of the peak) of the kernel that torch takes: cuDNN's, and in float32 the
 memory-efficient one. Each is the mean of two head widths."""
 HOPPER_STREAMING = 0.54
-"""Share of the memory bandwidth that elementwise operations and reductions of a step reach. Eight
-steps on an H200 that the card decided (DiT-XL/2, SD3.5, Flux) give 0.45 to 0.60, beside the shares
-above (``python -m tests.made.h200 streaming``). One plain operation of 2 GiB reaches 0.88."""
+"""Share of the memory bandwidth that elementwise operations and reductions of a step reach. Seven
+steps on an H200 that the card decided give 0.40 to 0.72, median 0.51 (DiT-XL/2, SD3.5, Flux;
+``python -m tests.made.h200 streaming``). One plain operation of 2 GiB reaches 0.88."""
 SLENDER, WIDE = 750, 1365
-"""FLOPs for each two operands moved, M N K / (M N + N K + K M): in the shapes of DiT-XL's blocks
-with 8,192 tokens (their mean), and in squares of 4,096. Between them a rate follows the logarithm.
-"""
+"""Multiplications for each number that is moved, M N K / (M N + N K + K M): in the shapes of
+DiT-XL's blocks with 8,192 tokens (their mean), and in squares of 4,096. Between them a rate follows
+the logarithm."""
 LAUNCH = 5e-6
 """Seconds of an op that does almost nothing, in eager mode."""
 ISSUE = 35e-6
@@ -111,8 +111,8 @@ class Rates:
     def product(self, dtype: str, tf32: bool = False, depth: float = 0.0) -> float:
         """Return the FLOP/s of matrix products in ``dtype``; float32's if the card lacks that unit.
 
-        ``depth``: FLOPs for each two operands moved. Between ``SLENDER`` and ``WIDE`` the rate
-        follows its logarithm.
+        ``depth``: multiplications for each number that is moved. Between ``SLENDER`` and ``WIDE``
+        the rate follows its logarithm.
         """
         kind = "tf32" if tf32 and dtype == "float32" else dtype
         low, high = self._products(kind, self.gpu.flops(dtype, tf32))

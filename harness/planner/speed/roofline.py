@@ -8,6 +8,7 @@ follows from the measured rows. Does not import torch.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -172,16 +173,29 @@ def issues(work: Sequence[Work]) -> float:
 
     Backward recomputes them in Python, with hooks and the state of random numbers.
     """
-    return issued(work) + again(work) * issued([w for w in work if w.phase == "forward"])
+    return issued(work) + again(work) * kernels_of(work, "forward")
+
+
+def kernels_of(work: Sequence[Work], phase: str) -> int:
+    """Return the number of kernels of a phase."""
+    return sum(w.count for w in work if w.kind in KERNELS and w.phase == phase)
 
 
 def again(work: Sequence[Work]) -> float:
     """Return the share of a forward pass that backward runs again, by its attentions' FLOPs."""
-    kernels = [w for w in work if w.kind == "attention"]
-    forward = {w.flops for w in kernels if w.phase == "forward"}
-    counts = {phase: sum(w.count for w in kernels if w.phase == phase and w.flops in forward)
-              for phase in BUSY}  # fmt: skip
-    return min(1.0, counts["backward"] / counts["forward"]) if forward else 0.0
+    first = attentions(work, "forward")
+    repeated = attentions(work, "backward")
+    count = sum(repeated[flops] for flops in first)
+    return min(1.0, count / first.total()) if first else 0.0
+
+
+def attentions(work: Sequence[Work], phase: str) -> Counter[int]:
+    """Return FLOPs -> number of the attentions of a phase."""
+    found: Counter[int] = Counter()
+    for w in work:
+        if w.kind == "attention" and w.phase == phase:
+            found[w.flops] += w.count
+    return found
 
 
 def recomputes(work: Sequence[Work]) -> bool:
@@ -274,7 +288,7 @@ def tokens(w: Work) -> float:
 
 
 def depth(w: Work) -> float:
-    """Return the FLOPs of a product for each two operands moved: M N K / (M N + N K + K M)."""
+    """Return a product's multiplications for each number moved, M N K / (M N + N K + K M)."""
     size = {"float32": 4, "float8": 1}.get(w.dtype, 2)
     return size * w.flops / (2 * w.bytes) if w.bytes else math.inf
 
