@@ -53,11 +53,11 @@ def test_the_record_is_what_the_predictor_says_now(found):
             assert seconds == pytest.approx(kept["seconds"][card], rel=1e-3), card
 
 
-def test_the_stated_uncertainty_covers_eight_of_ten_public_rows():
+def test_the_stated_uncertainty_covers_nearly_nine_of_ten_public_rows():
     record = public_rows.kept()
     times = list(public_rows.timed(record))
     within = [public_rows.covered(known, *found) for _, _, known, found in times]
-    assert len(times) >= 20 and sum(within) >= 0.8 * len(times)
+    assert len(times) >= 20 and sum(within) >= 0.88 * len(times)
     narrow = [abs(known / got - 1) <= 0.15 for _, _, known, (got, *_) in times]
     assert sum(narrow) < 0.8 * len(times), "the control: half of the range would not do"
 
@@ -70,7 +70,7 @@ def test_the_range_of_times_is_as_narrow_as_the_page_says():
         kind = public_rows.kind_of(named[name], record[name], got)
         most[kind] = max(most.get(kind, 0.0), high / got - 1)
         within.setdefault(kind, []).append(low <= known <= high)
-        assert 0.7 * got < low < got < high
+        assert (0.56 if kind == "recomputing" else 0.7) * got < low < got < high
     page = public_rows.PAGE.read_text(encoding="utf-8")
     assert all(f"| {len(some)} | {sum(some)} |" in page for some in within.values())
     count, inside = (sum(map(how, within.values())) for how in (len, sum))
@@ -80,7 +80,7 @@ def test_the_range_of_times_is_as_narrow_as_the_page_says():
     assert {kind: round(share, 2) for kind, share in most.items()} == {
         "device": 0.33,
         "host": 0.31,
-        "recomputing": 1.43,
+        "recomputing": 1.06,
     }
 
 
@@ -104,7 +104,7 @@ def test_rows_that_came_after_all_figures_are_covered_too():
     page = public_rows.PAGE.read_text(encoding="utf-8")
     told = f"{sum(covered)} of {len(covered)} figures that came after"
     assert f"{told}, none more than {100 * worst:.0f} % off" in page
-    assert len(covered) >= 15 and sum(covered) >= 0.8 * len(covered)
+    assert len(covered) >= 15 and sum(covered) >= 0.9 * len(covered)
 
 
 def test_memory_of_models_that_the_range_did_not_see_is_covered():

@@ -33,7 +33,7 @@ SPREAD = {"compute": 0.35, "communication": 0.50, "offload": 0.60}
 """Relative uncertainty of each part without calibration, for comparisons of rows."""
 REACH = {**SPREAD, "compute": 0.30}
 """What a range states of each part without calibration: 0.3 is from 1/1.3 to 1.3 times as long.
-With the host's range, eight of ten public rows lie within it (tests/test_public_peaks.py)."""
+With the host's range, 82 of 92 public rows lie within it (tests/test_public_peaks.py)."""
 CPU_SPREAD = dict.fromkeys(SPREAD, 1.0)
 """Relative uncertainty on a CPU known only by its cores; half or twice the time is common."""
 
