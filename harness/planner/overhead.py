@@ -66,13 +66,19 @@ def libraries(gpu: Card | None) -> int:
     """Return the bytes that libraries take from the caching allocator. None is an unknown card.
 
     cuBLAS allocates one workspace per handle, and the forward thread and the autograd thread have
-    one handle each. A workspace is 8.125 MiB, or 32 MiB on a card with ``Card.hopper``. Source:
-    torch 2.13, aten/src/ATen/cuda/CublasHandlePool.cpp.
+    one handle each.
     """
     if gpu and gpu.shared:
         return 0
-    typical = int(2 * (32 if gpu and gpu.hopper else 8.125) * MIB)
-    return _or(measured(gpu).libraries, typical)
+    return _or(measured(gpu).libraries, 2 * workspace(bool(gpu and gpu.hopper)))
+
+
+def workspace(hopper: bool) -> int:
+    """Return the bytes of a workspace of cuBLAS, on a card with or without ``Card.hopper``.
+
+    Source: torch 2.13, aten/src/ATen/cuda/CublasHandlePool.cpp.
+    """
+    return int((32 if hopper else 8.125) * MIB)
 
 
 def fixed_overhead(gpu: Card | None, processes: int, sharding: str = "") -> FixedOverhead:

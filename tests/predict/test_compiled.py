@@ -13,6 +13,7 @@ from torch._inductor import config as inductor
 
 from harness.memory.record import peak
 from harness.planner import uncertainty
+from harness.planner.speed.roofline import issued
 from harness.planner.tracing import extend
 from harness.planner.tracing.simulate import simulate, trace_training
 from harness.planner.worker import predict
@@ -198,6 +199,52 @@ def test_a_compiled_float8_step_does_the_products_of_an_eager_one_by_fewer_opera
         forget()
     (eager, many), (compiled, few) = sums
     assert compiled == eager > 0 and few < 0.5 * many
+
+
+GRAPHS = ":mode=reduce-overhead"
+BLOCKS = 3
+
+
+def test_the_host_issues_one_operation_for_each_recorded_graph():
+    """A block's forward and backward are a graph each. The conditions are copied into each block's
+    forward, and of the rest the first block's input and the last one's gradient."""
+    plain, graphs = [], []
+    for more, found in (("", plain), (GRAPHS, graphs)):
+        spec = row(f"single+bf16+compile{more}", f"DiT-S/4:depth={BLOCKS}", 8, {"device": "cuda"})
+        found.extend(simulate(spec).work)
+        forget()
+    saved = {w.phase: w.count for w in graphs if w.kind == "replayed"}
+    copies = sum(w.count for w in graphs if w.kind == "memory") - sum(
+        w.count for w in plain if w.kind == "memory"
+    )
+    assert set(saved) == {"forward", "backward"} and copies == BLOCKS + 1
+    assert all(count % BLOCKS == 0 for count in saved.values())
+    assert issued(plain) - issued(graphs) == sum(saved.values()) - copies
+    flops = [sum(w.flops * w.count for w in work) for work in (plain, graphs)]
+    assert flops[0] == flops[1] > 0
+
+
+def test_recorded_graphs_allocate_from_a_pool_of_their_own():
+    found = {}
+    for more in ("", GRAPHS):
+        spec = row(f"single+bf16+compile{more}", f"DiT-S/4:depth={BLOCKS}", 8, {"device": "cuda"})
+        tracer, _, first = trace_training(spec, "cudnn")
+        storages = tracer.record.storages
+        found[more] = {s.stream for s in storages if s.pool == "device"}
+        kept = [s for s in storages if s.kind == "activations" and s.phase == "forward"]
+        inside = sum(s.size for s in kept if s.stream) / sum(s.size for s in kept)
+        assert inside > 0.8 if more else inside == 0
+        predicted = peak(tracer.record, "device", first).bytes
+        found[f"peak{more}"] = predicted
+        forget()
+    assert found[""] == {0} and len(found[GRAPHS]) == 2
+    more = found[f"peak{GRAPHS}"] - found["peak"]
+    assert 28 * MIB < more < 36 * MIB, "cuBLAS's 32 MiB, and copies; without them another instant"
+
+
+def test_graphs_of_a_cpu_have_no_prediction():
+    found = predict(row(f"single+compile{GRAPHS}", "DiT-T/4:depth=1", 4, {}))
+    assert found.method == "none" and "a CPU records no CUDA graphs" in found.reason
 
 
 def test_a_compiled_block_is_refused_where_its_activations_move_to_the_host():

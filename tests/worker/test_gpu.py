@@ -97,6 +97,23 @@ def test_a_captured_model_draws_the_same_samples(here, tmp_path):
 
 
 @pytest.mark.thorough
+def test_recorded_blocks_train_as_compiled_ones(here, tmp_path):
+    one = Spec(recipe="single", model="DiT-S/4", data="synthetic", global_batch=4, steps=3,
+               device="cuda")  # fmt: skip
+    rows = {}
+    for recipe in ("single+bf16+compile", "single+bf16+compile:mode=reduce-overhead"):
+        spec = dataclasses.replace(one, recipe=recipe)
+        if lack := obstacle(resolve(spec), here):
+            pytest.skip(lack.text)
+        rows[recipe] = launched(spec, tmp_path / str(len(rows)))
+        assert rows[recipe].status is Status.OK, rows[recipe].log_tail
+    plain, recorded = rows.values()
+    assert recorded.losses == pytest.approx(plain.losses, rel=0.01)
+    facts = recorded.evidence["compile"]
+    assert facts["cuda_graph_replays"] == facts["cuda_graphs"] == 2 * resolve(one).subject.depth
+
+
+@pytest.mark.thorough
 def test_what_zero_resets_while_it_is_made_is_not_lost(here, tmp_path):
     """Its ``prepare`` holds weights, master and a clone: more than what stands when it is over."""
     spec = Spec(recipe="zero2", model="DiT-B/4", data="synthetic", global_batch=2, steps=1,

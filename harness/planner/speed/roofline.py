@@ -164,8 +164,9 @@ def host_seconds(work: Sequence[Work], gpu: Card, repeated: bool = False) -> flo
 
 
 def issued(work: Sequence[Work]) -> int:
-    """Return the number of kernels and copies that the host issues in a step."""
-    return sum(w.count for w in work if w.kind in (*KERNELS, *COPIES))
+    """Return the number of kernels, copies and CUDA graphs that the host issues in a step."""
+    count = sum(w.count for w in work if w.kind in (*KERNELS, *COPIES))
+    return count - sum(w.count for w in work if w.kind == "replayed")
 
 
 def issues(work: Sequence[Work]) -> float:

@@ -6,6 +6,9 @@ and free tensors without storage. Only kernels are missing; no C++ compiler runs
 
 Dynamo is not used. Its place is taken by the region's Python function with the weights as inputs,
 so a graph break is not seen.
+
+With ``mode=reduce-overhead`` each graph runs as a recorded CUDA graph does: it allocates from the
+graphs' own pool, copies inputs that may move into it, and the host issues one operation for it.
 """
 
 from __future__ import annotations
@@ -24,10 +27,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from harness.planner import overhead
 from harness.planner.adapters import adapter_of
 from harness.planner.overhead import NoTrace
-from harness.planner.tracing import cuda_calls
-from harness.planner.tracing.trace import StoragelessTracer
+from harness.planner.tracing import cuda_calls, side_streams
+from harness.planner.tracing.trace import Counter, StoragelessTracer
 from harness.planner.tracing.world import GPU
 from harness.resolve import Resolved
 from strategies.activations.compile import Compile, CountingBackend
@@ -56,6 +60,8 @@ def refusal(resolved: Resolved) -> str | None:
     (part,) = parts
     if part.backend != "inductor":
         return f"only inductor's graphs are traced; leave backend={part.backend} out"
+    if part.records and resolved.spec.device != "cuda":
+        return f"a CPU records no CUDA graphs; leave mode={part.mode} out"
     if part.scope == "model":
         return "a whole model may break into several graphs; leave scope=model out"
     if "moves_activations" in resolved.launch.traits:
@@ -72,16 +78,20 @@ def _between_ranks(launch: RunContext) -> str | None:
 
 @contextlib.contextmanager
 def regions(
-    tracer: StoragelessTracer, fake: FakeTensorMode, device: str, limit: int | None = None
+    tracer: StoragelessTracer,
+    fake: FakeTensorMode,
+    device: str,
+    limit: int | None = None,
+    pool: GraphPool | None = None,
 ) -> Iterator[None]:
     """Trace what the strategy ``compile`` compiles; ``device`` is the traced one's type.
 
     ``limit``: bytes of trained weights from which a graph is not traced, because the engine splits
-    it (``TraceAdapter.graph_bytes``).
+    it (``TraceAdapter.graph_bytes``). ``pool``: that of CUDA graphs, if they are recorded.
     """
     from torch._inductor.codecache import PyCodeCache
 
-    plain, graphs = torch.compile, Graphs(tracer, fake, device, limit)
+    plain, graphs = torch.compile, Graphs(tracer, fake, device, limit, pool)
     _register()
     PyCodeCache.cache_clear()  # wrappers of an earlier trace in this process belong to its tracer
 
@@ -185,9 +195,15 @@ class Graphs:
     """Compiled graphs of one trace, each compiled at its first call."""
 
     def __init__(
-        self, tracer: StoragelessTracer, fake: FakeTensorMode, device: str, limit: int | None
+        self,
+        tracer: StoragelessTracer,
+        fake: FakeTensorMode,
+        device: str,
+        limit: int | None,
+        pool: GraphPool | None,
     ) -> None:
         self.tracer, self.fake, self.device, self.limit = tracer, fake, device, limit
+        self.pool = pool
         self._known: dict[tuple[Any, ...], tuple[Callable[..., Any], Any]] = {}
 
     def run(self, function: Any, modules: list[nn.Module], args: Any, kwargs: Any) -> Any:
@@ -246,6 +262,7 @@ class Graphs:
         from torch._inductor import cpu_vec_isa
         from torch._inductor.async_compile import AsyncCompile
         from torch._inductor.codegen.cpp_utils import DTYPE_TO_CPP
+        from torch._inductor.output_code import CompiledFxGraph
         from torch.utils import checkpoint
 
         guards, inside = torch._C._dynamo.guards, "cpu" if self.device == GPU else GPU
@@ -258,6 +275,7 @@ class Graphs:
             (cpu_vec_isa, "pick_vec_isa", lambda: cpu_vec_isa.invalid_vec_isa),
             (AsyncCompile, "cpp_pybinding", lambda *_, **__: self._kernel),
             (checkpoint, "checkpoint", functools.partial(_tagged, checkpoint.checkpoint)),
+            (CompiledFxGraph, "post_compile", self._recorded(CompiledFxGraph.post_compile)),
         )
         # A graph without its backward would be lowered during backward, beyond these patches.
         at_once = {"enable_autograd_cache": False, "force_non_lazy_backward_lowering": True}
@@ -271,11 +289,83 @@ class Graphs:
                 stack.enter_context(mock.patch.object(owner, name, value))
             yield
 
+    def _recorded(self, finish: Callable[..., None]) -> Callable[..., None]:
+        """Return ``finish``, which makes a graph callable, with the graph run from the pool."""
+
+        def finished(graph: Any, inputs: Any, constants: Any, options: Any) -> None:
+            finish(graph, inputs, constants, options)
+            if self.pool is not None:
+                static = frozenset(options["static_input_idxs"])
+                graph.current_callable = functools.partial(
+                    self.pool.run, graph.current_callable, static
+                )
+
+        return finished
+
     def _kernel(self, *given: Any) -> None:
         """Count the bytes of a fused kernel instead of running it."""
         tensors = {id(one): one for one in given if isinstance(one, torch.Tensor)}.values()
         size = sum(one.numel() * one.element_size() for one in tensors)
         self.tracer.work(self.tracer.phase, "memory", size)
+
+
+class GraphPool:
+    """Memory pool of recorded CUDA graphs, and the operations that their replays save the host.
+
+    All graphs share one pool, apart from the pools of other allocations. Inputs at addresses that
+    may change are copied into it, by one operation; weights and outputs of other graphs are not.
+    A graph's recording allocates cuBLAS's workspace from it and frees that at the end. Source:
+    torch 2.13, torch/_inductor/cudagraph_trees.py (_allocate_and_copy_recording_inputs,
+    clear_cublas_manager).
+    """
+
+    def __init__(self, tracer: StoragelessTracer, counter: Counter, kind: str) -> None:
+        self.tracer, self.counter = tracer, counter
+        self.stream = side_streams.Stream()
+        self.workspace = overhead.workspace(kind == "cudnn")
+
+    def run(self, graph: Callable[..., Any], static: frozenset[int], inputs: list[Any]) -> Any:
+        """Run a compiled graph as a replay of its recording; ``static`` inputs stay in place."""
+        with side_streams.inside(self.stream):
+            moved = [
+                at
+                for at, one in enumerate(inputs)
+                if isinstance(one, torch.Tensor) and at not in static and not self._holds(one)
+            ]
+            given = self._copied(inputs, moved)
+            inputs.clear()
+            free = self.tracer.hold("device", self.workspace, "cuBLAS's workspace", "temporaries")
+            with self.counter.replaying(self.tracer.phase):
+                out = graph(given)
+            free()
+        return out
+
+    def _holds(self, tensor: torch.Tensor) -> bool:
+        return self.tracer.stream_of(tensor) == self.stream.number
+
+    @staticmethod
+    def _copied(inputs: Sequence[Any], moved: Sequence[int]) -> list[Any]:
+        """Return the inputs with those at ``moved`` copied."""
+        given, olds = list(inputs), [inputs[at] for at in moved]
+        with torch.no_grad():
+            news = [
+                torch.empty_strided(old.shape, old.stride(), dtype=old.dtype, device=old.device)
+                for old in olds
+            ]
+            if olds:
+                torch._foreach_copy_(news, olds)
+        for at, new in zip(moved, news, strict=True):
+            given[at] = new
+        return given
+
+
+def graph_pool(
+    resolved: Resolved, tracer: StoragelessTracer, counter: Counter, kind: str
+) -> GraphPool | None:
+    """Return the pool of the row's CUDA graphs on a card of ``kind``; None if it records none."""
+    parts = [one for one in resolved.recipe.strategies if isinstance(one, Compile)]
+    records = any(part.records for part in parts)
+    return GraphPool(tracer, counter, kind) if records else None
 
 
 @contextlib.contextmanager

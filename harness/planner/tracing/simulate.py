@@ -154,7 +154,9 @@ def trace_bordered(
         tracer.op_cache = OpCache(fake)
         if "compiled" in resolved.launch.traits:
             device = world.GPU if resolved.spec.device == "cuda" else "cpu"
-            stack.enter_context(compiled.regions(tracer, fake, device, adapter.graph_bytes))
+            pool = compiled.graph_pool(resolved, tracer, counter, kind)
+            regions = compiled.regions(tracer, fake, device, adapter.graph_bytes, pool)
+            stack.enter_context(regions)
         stack.enter_context(tracer)
         if past:
             tracer.enter("load")

@@ -184,6 +184,13 @@ class StoragelessTracer(Tracer):
         storage.stream = side_streams.current().number if storage.pool == DEVICE else 0
         return super()._add(storage)
 
+    def stream_of(self, tensor: torch.Tensor) -> int | None:
+        """Return the number of the CUDA stream on which a tensor's storage was allocated; None if
+        the storage is not followed."""
+        storage = storage_of(tensor)
+        known = None if storage is None else self._live.get(storage._cdata)
+        return None if known is None else self.record.storages[known[0]].stream
+
     # ---- Records of a trace adapter ----
     # These methods implement ``harness.planner.adapters.base.AllocationRecorder``.
 
@@ -274,6 +281,12 @@ AWAITED = ("alltoall_base_", "allgather_")
 """Collectives within a layer. The next op waits for them, even if an engine overlaps others."""
 
 
+ISSUED = ("product", "attention", "memory", "transfer", "streamed")
+"""Kinds of work that the host issues (``roofline.issued``)."""
+REPLAYED = ("replayed", "", 0, 0, 0, 1)
+"""Fields of a tally's key, after the phase, for operations that the host need not issue."""
+
+
 FIELDS = ("phase", "kind", "dtype", "flops", "bytes", "group", "stride")
 """Fields of ``Work``, in the order of a tally's keys."""
 
@@ -298,6 +311,7 @@ class Counter:
         self.neighbours, self.rounds = neighbours, rounds
         self.under_way: list[tuple[str, int, int]] = []
         self.formulas = formulas()
+        self._in_graph = False
         self.tally: Tally[tuple[str, str, str, int, int, int, int]] = Tally()
 
     def begin(self) -> None:
@@ -341,6 +355,18 @@ class Counter:
     ) -> None:
         """Count work, also such as no op shows (a C++ reducer, a kernel left out of the trace)."""
         self.tally[phase, kind, dtype, flops, size, group, stride] += 1
+        if self._in_graph and kind in ISSUED:
+            self.tally[(phase, *REPLAYED)] += 1
+
+    @contextlib.contextmanager
+    def replaying(self, phase: str) -> Iterator[None]:
+        """Count the operations in this context as launched by one replay of a CUDA graph."""
+        self._in_graph = True
+        try:
+            yield
+        finally:
+            self._in_graph = False
+        self.tally[(phase, *REPLAYED)] -= 1
 
     def _send(self, phase: str, size: int, distance: int) -> None:
         """Count a send at once, or after the ops that overlap with it are known."""
