@@ -232,7 +232,7 @@ class Compile(Strategy):
 
     @property
     def records(self) -> bool:
-        """Whether the compiled blocks are recorded as CUDA graphs."""
+        """True if the compiled blocks are recorded as CUDA graphs."""
         return self.mode != DEFAULT
 
     def traits(self) -> frozenset[str]:

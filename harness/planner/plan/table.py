@@ -285,7 +285,10 @@ def _compiled(fits: Sequence[Fit]) -> list[str]:
         return []
     some = [fit.label for fit in fits if fit.seconds and "compiled" in fit.resolved.launch.traits]
     seen = "Compiled blocks: of three steps seen on GPUs, one took 1.5 times what typical figures"
-    return [f"{seen} say; so may the time of {', '.join(some)}."] if some else []
+    notes = [f"{seen} say; so may the time of {', '.join(some)}."] if some else []
+    if any(w.kind == "replayed" for fit in fits for w in fit.prediction.work):
+        notes.append("CUDA graphs: no measurement checked the memory and time of recorded blocks.")
+    return notes
 
 
 def _failing(fits: Sequence[Fit]) -> list[str]:

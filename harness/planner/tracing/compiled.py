@@ -7,8 +7,8 @@ and free tensors without storage. Only kernels are missing; no C++ compiler runs
 Dynamo is not used. Its place is taken by the region's Python function with the weights as inputs,
 so a graph break is not seen.
 
-With ``mode=reduce-overhead`` each graph runs as a recorded CUDA graph does: it allocates from the
-graphs' own pool, copies inputs that may move into it, and the host issues one operation for it.
+With ``mode=reduce-overhead`` each graph runs as a replay of a CUDA graph. It allocates from the
+graphs' own pool and copies inputs that may move into it. The host issues one operation for it.
 """
 
 from __future__ import annotations
