@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from strategies.adapters.places import block_ranges, chosen_blocks, most_blocks
-from strategies.base import BadInput, Parity, Slot, demand
+from strategies.base import TRAITS, BadInput, Parity, Slot, demand
 from strategies.engine import RunContext, TrainingRun
 from strategies.evidence.states import Frozen, split_facts
 from strategies.strategy import Strategy
@@ -111,13 +111,17 @@ def _own(module: Any) -> Iterator[tuple[str, Any]]:
 
 # ---- strategy ----
 
+REACHES = ("blocks", "model")
+WHOLE = frozenset({"shards", "stages", "cut_weights", "streams_weights", "doubles_tokens"})
+"""Traits beside which the layers outside of the blocks are not of one module on each rank."""
+
 
 class Beside(Strategy):
     """Base of strategies that train adapters of peft beside frozen linear layers.
 
-    A subclass declares the fields ``targets``, ``dtype`` and ``blocks``, since their order is that
-    of a recipe's text. ``silent``: part of the name of the one matrix of each adapter that begins
-    at zero, so that an adapter acts once it has changed.
+    A subclass declares the fields ``targets``, ``dtype``, ``blocks`` and ``reach``, since their
+    order is that of a recipe's text. ``silent``: part of the name of the one matrix of each adapter
+    that begins at zero, so that an adapter acts once it has changed.
     """
 
     slot: ClassVar[Slot] = Slot.ADAPT
@@ -129,6 +133,7 @@ class Beside(Strategy):
     targets: str
     dtype: str
     blocks: str
+    reach: str
 
     def __post_init__(self) -> None:
         if self.dtype not in ("model", "fp32"):
@@ -140,6 +145,10 @@ class Beside(Strategy):
             )
         if self.blocks != "all":
             block_ranges(self.blocks)
+        if self.reach not in REACHES:
+            raise ValueError(f"reach is {self.reach!r}; blocks, or model")
+        if self.reach == "model" and self.blocks != "all":
+            raise ValueError(f"reach=model adapts all blocks; leave blocks={self.blocks} out")
 
     def named(self, subject: Subject) -> tuple[str, ...]:
         """Return the names of the layers that ``targets`` names, in all blocks."""
@@ -161,7 +170,28 @@ class Beside(Strategy):
         some = [blocks[index] for index in chosen_blocks(self.blocks, len(blocks))]
         inside = {id(part) for block in some for part in block.modules()}
         named = self.named(subject)
-        return tuple(name for name in named if id(module.get_submodule(name)) in inside)
+        within = tuple(name for name in named if id(module.get_submodule(name)) in inside)
+        return (*within, *self._outside(subject, module, inside))
+
+    def _outside(self, subject: Subject, module: Any, inside: set[int]) -> tuple[str, ...]:
+        """Return the names of the target layers outside of the blocks, whose modules are
+        ``inside``.
+
+        ``targets=attention`` goes by the endings of the names of the blocks' layers, as peft does.
+        Layers that get no gradient are left out.
+        """
+        if self.reach == "blocks":
+            return ()
+        words = {_ending(name) for name in subject.attention_linears}
+        ends = sorted(words) if self.targets == "attention" else self.targets.split("/")
+        idle = set(subject.idle)
+        return tuple(
+            name
+            for name in _linears(module)
+            if id(module.get_submodule(name)) not in inside
+            and f"{name}.weight" not in idle
+            and (self.targets == "all" or self._is_named(name, ends))
+        )
 
     def by_block(self, depth: int) -> Sequence[bool]:
         """Return whether each block may have adapters."""
@@ -170,6 +200,9 @@ class Beside(Strategy):
 
     def refuses(self, launch: RunContext) -> str | None:
         casts = {"float_master", "half_compute"} <= launch.traits
+        if self.reach == "model" and (parts := WHOLE & launch.traits):
+            why = f"reach=model adapts layers outside of the blocks, and {TRAITS[min(parts)]}"
+            return f"{why}; take one GPU or ddp, or leave reach out"
         if self.dtype == "fp32" and casts and "pure_bf16" not in launch.traits:
             return (
                 "the engine casts adapters to 16 bits with the model, and updates a float32 master "
@@ -194,7 +227,8 @@ class Beside(Strategy):
             text = f"{subject.name}'s {self.targets} is not known by names; leave targets out"
             return None if known else text
         for end in self.targets.split("/"):
-            if not any(self._is_named(name, [end]) for name in subject.linears):
+            met = any(self._is_named(name, [end]) for name in subject.linears)
+            if not met and self.reach == "blocks":
                 ends = sorted({_ending(name) for name in subject.linears})
                 return (
                     f"targets={self.targets}, and no linear layer in the blocks of {subject.name} "
@@ -220,12 +254,28 @@ class Beside(Strategy):
         import torch
 
         names = self.chosen(subject, module)
+        self._check_ends(names, subject)
         if not names:
             raise BadInput(
                 f"{self.name}: none of the blocks {self.blocks} of {subject.name} has a layer of "
                 f"targets={self.targets}; give other blocks"
             )
         self.inject(module, subject, names, torch.float32 if self.dtype == "fp32" else None)
+
+    def _check_ends(self, names: Sequence[str], subject: Subject) -> None:
+        """Refuse an ending that names no layer of the whole model.
+
+        Raises:
+            BadInput: no name in ``names`` ends so.
+        """
+        if self.reach == "blocks" or self.targets in ("all", "attention", "ffn"):
+            return
+        for end in self.targets.split("/"):
+            if not any(self._is_named(name, [end]) for name in names):
+                raise BadInput(
+                    f"{self.name}: no linear layer of {subject.name} that gets a gradient has a "
+                    f"name that ends in {end}; leave it out of targets={self.targets}"
+                )
 
     def inject(self, module: Any, subject: Subject, names: Sequence[str], dtype: Any) -> None:
         """Add adapters of this kind to the layers ``names``."""
@@ -291,3 +341,11 @@ def _ending(name: str) -> str:
     """Return the last word of a layer's name, with the numbers behind it."""
     match = re.search(r"[^.\d][^.]*(\.\d+)*$", name)
     return match[0] if match else name
+
+
+def _linears(module: Any) -> list[str]:
+    """Return the names of all linear layers, also of those with an adapter or packed weights."""
+    from torch import nn
+
+    named = [(name, part) for name, part in module.named_modules() if "lora_" not in name]
+    return [name.removesuffix(".base_layer") for name, part in named if isinstance(part, nn.Linear)]

@@ -47,6 +47,9 @@ class Lora(Beside):
 
     ``dtype=fp32`` keeps the matrices, their gradients and moments in float32 over 16-bit weights.
     ``dtype=model`` gives them the type of the model's other weights.
+
+    ``reach=model`` adapts layers of these names outside of the blocks too: peft does so if it gets
+    the endings of names. Such layers are not checkpointed, so backward keeps their activations.
     """
 
     name: ClassVar[str] = "lora"
@@ -58,6 +61,7 @@ class Lora(Beside):
     targets: str = "all"
     dtype: str = "model"
     blocks: str = "all"
+    reach: str = "blocks"
 
     def __post_init__(self) -> None:
         if not isinstance(self.rank, int) or self.rank < 1:

@@ -94,7 +94,7 @@ class Lokr(_Products):
     divides each side near its root.
 
     In each forward pass peft computes the whole change of a weight. It is kept for backward, and is
-    as large as the weight. ``targets``, ``blocks`` and ``dtype`` are those of ``lora``.
+    as large as the weight. ``targets``, ``blocks``, ``dtype`` and ``reach`` are ``lora``'s.
     """
 
     name: ClassVar[str] = "lokr"
@@ -106,6 +106,7 @@ class Lokr(_Products):
     targets: str = "all"
     dtype: str = "model"
     blocks: str = "all"
+    reach: str = "blocks"
 
     def __post_init__(self) -> None:
         if self.factor != -1:
@@ -141,7 +142,7 @@ class Loha(_Products):
     rank is up to the square of ``rank``.
 
     In each forward pass peft computes the whole change of a weight. It is kept for backward, and is
-    as large as the weight. ``targets``, ``blocks`` and ``dtype`` are those of ``lora``.
+    as large as the weight. ``targets``, ``blocks``, ``dtype`` and ``reach`` are ``lora``'s.
     """
 
     name: ClassVar[str] = "loha"
@@ -152,6 +153,7 @@ class Loha(_Products):
     targets: str = "all"
     dtype: str = "model"
     blocks: str = "all"
+    reach: str = "blocks"
 
     def config(self) -> Any:
         import peft
@@ -173,7 +175,7 @@ class Oft(Beside):
 
     The features of an input are cut into groups of ``size``, and each group is multiplied by an
     orthogonal matrix. If ``size`` does not divide a layer's features, peft takes the nearest number
-    that does. ``targets``, ``blocks`` and ``dtype`` are those of ``lora``.
+    that does. ``targets``, ``blocks``, ``dtype`` and ``reach`` are ``lora``'s.
     """
 
     name: ClassVar[str] = "oft"
@@ -186,6 +188,7 @@ class Oft(Beside):
     targets: str = "all"
     dtype: str = "model"
     blocks: str = "all"
+    reach: str = "blocks"
 
     def __post_init__(self) -> None:
         if not isinstance(self.size, int) or self.size < 2:

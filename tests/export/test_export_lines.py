@@ -291,6 +291,9 @@ EFFECTS: dict[str, Callable[[Trained, Seen], bool]] = {
     "qlora:targets=attention,blocks=0": (
         lambda t, s: placed(t, "lora_B") == {"0.attn.qkv", "0.attn.proj"} and in_four_bits(t) > 16
     ),
+    "lora:reach=model": (
+        lambda t, s: {n[0].isdigit() for n in placed(t, "lora_B")} == {True, False}
+    ),
     "lokr:factor=8": (
         lambda t, s: len(placed(t, "lokr_w1")) == 16 and shapes(t, "lokr_w1") == {(8, 8)}
     ),

@@ -26,6 +26,8 @@ WRONG = {
     "lokr:factor=0": ["factor is 0"],
     "loha:rank=two": ["rank is 'two'"],
     "oft:size=1": ["size is 1", "from 2"],
+    "lora:reach=all": ["reach is 'all'", "blocks, or model"],
+    "lora:reach=model,blocks=0": ["leave blocks=0 out"],
     "oft:dtype=bf16": ["dtype is 'bf16'", "fp32"],
 }
 
@@ -77,3 +79,26 @@ def test_what_is_trained_does_not_depend_on_how_blocks_are_named(train_here):
         recipe = f"single+lora:blocks={blocks}"
         losses.append(train_here(dataclasses.replace(TINY, recipe=recipe), 2)[1].losses)
     assert [float(x) for x in losses[0]] == [float(x) for x in losses[1]]
+
+
+def test_adapters_reach_layers_outside_of_the_blocks_by_the_endings_of_their_names():
+    named = "lora:targets=to_q/to_out.0/linear_1,reach=model"
+    within = {n for n in adapted_in("lora:targets=to_q/to_out.0") if "transformer_blocks" in n}
+    beside = adapted_in(named) - within
+    assert within < adapted_in(named) and {n.rpartition(".")[2] for n in beside} == {"linear_1"}
+    assert not any("transformer_blocks" in name for name in beside)
+    with pytest.raises(BadInput, match="that ends in linear_9; leave it out"):
+        adapted_in("lora:targets=to_q/linear_9,reach=model")
+
+
+@pytest.mark.parametrize("targets", ["all", "attention"])
+def test_adapters_of_the_whole_model_train(targets, train_here):
+    recipe = f"single+lora:targets={targets},reach=model"
+    told = train_here(dataclasses.replace(TINY, recipe=recipe), 2)[1]
+    assert len(told.losses) == 2
+
+
+def test_layers_outside_of_the_blocks_need_a_whole_model_on_each_rank():
+    recipe = "zero3+bf16+lora:reach=model"
+    row = resolve(dataclasses.replace(TINY, recipe=recipe, processes=2))
+    assert "take one GPU or ddp" in str(row.recipe.refusal(row.launch))

@@ -199,6 +199,9 @@ LOST: Table = {
     "no magnitudes": ("single+dora", Dora, "edit_model", plain),
     "adapters in other blocks": (SOME, Lora, "edit_model", in_other_blocks),
     "adapters in all blocks": (SOME, Lora, "edit_model", otherwise(blocks="all")),
+    "adapters in the blocks alone": (
+        "single+lora:reach=model", Lora, "edit_model", otherwise(reach="blocks"),
+    ),
     "adapters of other layers": (SOME, Lora, "edit_model", otherwise(targets="attention")),
     "no Kronecker product": ("single+lokr", Lokr, "edit_model", plain),
     "Kronecker, of another rank": ("single+lokr", Lokr, "edit_model", otherwise(rank=4)),
