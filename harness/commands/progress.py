@@ -120,34 +120,32 @@ class Waiting(LiveLine):
 
 
 class Predictions(LiveLine):
-    """Progress of new predictions, several at a time. Kept ones are not shown."""
+    """Progress of new predictions. A log has one line for each. Kept ones are not shown."""
 
     def __init__(self, console: Console, now: Callable[[], float] = time.monotonic) -> None:
         super().__init__(console, now)
         self.names: list[str] = []
         self.kept: Collection[int] = ()
-        self.why = self.last = ""
+        self.why = self.last = self.announced = ""
         self.ended = self.count = 0
         self.days: list[str] = []
 
-    def begin(
-        self, names: Sequence[str], jobs: int, why: str = "", kept: Collection[int] = ()
-    ) -> None:
+    def begin(self, names: Sequence[str], why: str = "", kept: Collection[int] = ()) -> None:
         """Start ``len(names)`` predictions.
 
-        ``why`` leads the printed line. ``kept`` has the indices of predictions from an earlier
-        call.
+        ``why`` is their purpose. ``kept`` has the indices of predictions from an earlier call.
         """
         self.names, self.kept, self.why, self.last = list(names), kept, why, ""
         self.ended, self.count = 0, len(names) - len(kept)
         if self.count:
             self.start()
-            if self.live is None:
-                self.announce(f"{why}{counted(self.count, 'prediction')}, {jobs} at a time")
+            if self.live is None and why != self.announced:
+                self.announced = why
+                self.announce(why)
 
     def announce(self, text: str) -> None:
-        """Print the head of these predictions in a log."""
-        self.say(Text(text))
+        """Print the purpose of the next predictions in a log, once."""
+        self.say(Text(text.rstrip(" :")))
 
     def done(self, index: int, prediction: Prediction) -> None:
         """Count the prediction at ``index``, which has ended; a log gets a line."""
@@ -160,14 +158,13 @@ class Predictions(LiveLine):
 
     def print_done(self, prediction: Prediction) -> None:
         """Print the line of a prediction in a log."""
-        why = f": {prediction.reason}" if prediction.method != "trace" else ""
-        line = f"[{self.ended}/{self.count}] {self.last} ({prediction.method}{why})"
-        self.say(Text(f"  {line}  {self.seconds:.0f} s"))
+        done = prediction.method == "trace"
+        line = f"predicted {self.last}" if done else f"no trace of {self.last}: {prediction.reason}"
+        of = f" ({self.ended} of {self.count})" if self.count > 1 else ""
+        self.say(Text(f"  {line}  {self.seconds:.0f} s{of}"))
 
     def end(self) -> None:
-        """Remove the line; a log gets an empty one below its lines."""
-        if self.live is None and self.ended:
-            self.console.print()
+        """Remove the line."""
         self.stop()
 
     def tell_recorded(self) -> None:

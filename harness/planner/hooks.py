@@ -87,7 +87,7 @@ def predict_measured(
         progress.done(index, prediction)
 
     try:
-        with during(progress, [str(row.recipe) for row in missing], pool.default_jobs()):
+        with during(progress, [str(row.recipe) for row in missing]):
             pool.predict_all(missing, folder, kind=kind, done=keep)
     except KeyboardInterrupt:
         return False  # the report can still be made from the results

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import io
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from harness.commands.progress import LiveLine, Predictions, Progress, Waiting
+from harness.commands.progress import LiveLine, Predictions, Progress, Waiting, during
 from harness.result import Result, Status
 from harness.spec import Spec
 from tests.made.predictions import prediction
@@ -105,7 +106,7 @@ def test_a_wait_names_its_step_once_in_a_log_and_always_on_a_terminal() -> None:
 
 def test_kept_predictions_do_not_count_in_the_time_left() -> None:
     predictions, _, now = watch(True, Predictions)
-    predictions.begin(["a", "b", "c", "d"], 2, "", {0, 1})
+    predictions.begin(["a", "b", "c", "d"], "", {0, 1})
     predictions.done(0, prediction(1))
     assert predictions.rest_seconds() is None
     now.seconds = 8
@@ -114,3 +115,37 @@ def test_kept_predictions_do_not_count_in_the_time_left() -> None:
     assert predictions.line().plain == "[1/2] predicting  8 s  about 8 s left  c"
     predictions.end()
     assert predictions.live is None
+
+
+def test_a_log_has_one_line_for_each_prediction_and_a_purpose_once() -> None:
+    predictions, out, now = watch(False, Predictions)
+    for names, why in (
+        (["ddp", "kept"], ""),
+        (["zero2"], ""),
+        (["zero3", "fsdp2"], "None fits; trying changes: "),
+        (["hsdp"], "None fits; trying changes: "),
+    ):
+        with during(predictions, names, why, {1} if "kept" in names else ()):
+            for index in range(len(names)):
+                now.seconds += 4
+                lost = names[index] == "hsdp"
+                found = prediction(1)
+                if lost:
+                    found = dataclasses.replace(found, method="none", reason="no memory")
+                predictions.done(index, found)
+    assert out.getvalue().splitlines() == [
+        "  predicted ddp  4 s",
+        "  predicted zero2  4 s",
+        "None fits; trying changes",
+        "  predicted zero3  4 s (1 of 2)",
+        "  predicted fsdp2  8 s (2 of 2)",
+        "  no trace of hsdp: no memory  4 s",
+    ]
+
+
+def test_predictions_of_earlier_calls_leave_no_line() -> None:
+    predictions, out, _ = watch(False, Predictions)
+    with during(predictions, ["ddp", "zero2"], "None fits; trying changes: ", {0, 1}):
+        predictions.done(0, prediction(1))
+        predictions.done(1, prediction(1))
+    assert out.getvalue() == ""

@@ -164,10 +164,6 @@ class AtlasProgress(Predictions):
         why = "" if prediction.method == "trace" else f": {prediction.reason}"
         self.say(Text(f"    {self.last}{why}  {self.seconds:.0f} s"))
 
-    def end(self) -> None:
-        """Remove the line."""
-        self.stop()
-
     def rest_seconds(self) -> float | None:
         """Estimate the seconds left of all models from those that have ended."""
         if not self.before:

@@ -167,7 +167,7 @@ def _predictions(results: Sequence[Result], console: Console) -> dict[str, Predi
     rows = [resolve(result.spec) for result in results]
     kind = overhead.taken(results[0].environment)
     progress = Predictions(console)
-    with during(progress, [str(row.recipe) for row in rows], pool.default_jobs()):
+    with during(progress, [str(row.recipe) for row in rows]):
         found = pool.predict_all(rows, pool.default_folder(), kind=kind, done=progress.done)
     return {row.spec.key: prediction for row, prediction in zip(rows, found, strict=True)}
 

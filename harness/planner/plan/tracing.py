@@ -95,7 +95,7 @@ def judged(
             place for place, i in enumerate(order) if pool.cached(pairs[i][0], folder, kinds[i])
         }
         asked = {"kind": [kinds[i] for i in order], "jobs": jobs, "done": told.done}
-        with during(told, [named(*pairs[i]) for i in order], jobs, why, kept):
+        with during(told, [named(*pairs[i]) for i in order], why, kept):
             found = pool.predict_all([pairs[i][0] for i in order], folder, **asked)
         known = dict(zip((paths[i] for i in order), found, strict=True))
     return [
