@@ -134,13 +134,21 @@ def test_a_second_trace_in_a_process_is_of_its_own_device():
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("recipe", ["single+bf16+compile", "single+bf16+checkpoint+compile"])
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        "single+bf16+compile",
+        "single+bf16+checkpoint+compile",
+        "single+bf16+compile:mode=reduce-overhead",
+    ],
+)
 def test_shallow_models_tell_of_a_deep_compiled_one(recipe):
     sizes = "num_layers=10,num_attention_heads=8,attention_head_dim=64,cross_attention_dim=512"
     resolved = row(recipe, "pixart-sigma", 2, {"set": sizes, "device": "cuda"})
     made, whole = extend.extended(resolved, "flash"), simulate(resolved)
     assert made.steady.bytes == pytest.approx(whole.steady.bytes, rel=0.002)
     assert made.reserved == pytest.approx(whole.reserved, rel=0.01)
+    assert issued(made.work) == pytest.approx(issued(whole.work), rel=0.01)
 
 
 @pytest.mark.parametrize(
