@@ -13,10 +13,11 @@ from torch._inductor import config as inductor
 
 from harness.memory.record import peak
 from harness.planner import uncertainty
-from harness.planner.speed.roofline import issued
+from harness.planner.speed.roofline import issued, issues
 from harness.planner.tracing import extend
 from harness.planner.tracing.simulate import simulate, trace_training
 from harness.planner.worker import predict
+from harness.prediction import Work
 from harness.resolve import Resolved, resolve
 from harness.spec import Spec
 
@@ -230,6 +231,15 @@ def test_the_host_issues_one_operation_for_each_recorded_graph():
     assert issued(plain) - issued(graphs) == sum(saved.values()) - copies
     flops = [sum(w.flops * w.count for w in work) for work in (plain, graphs)]
     assert flops[0] == flops[1] > 0
+
+
+def test_what_a_graph_recomputes_takes_no_host():
+    """An eager step counts recomputed operations twice (``roofline.issues``)."""
+    kernels = {"kind": "attention", "dtype": "bfloat16", "flops": 8, "bytes": 8, "count": 10}
+    eager = [Work(phase="forward", **kernels), Work(phase="backward", **kernels)]
+    none = {"kind": "replayed", "dtype": "", "flops": 0, "bytes": 0, "count": 9}
+    recorded = [*eager, Work(phase="forward", **none), Work(phase="backward", **none)]
+    assert (issues(eager), issues(recorded)) == (30, 3)
 
 
 def test_recorded_graphs_allocate_from_a_pool_of_their_own():

@@ -178,8 +178,10 @@ def issues(work: Sequence[Work]) -> float:
 
 
 def kernels_of(work: Sequence[Work], phase: str) -> int:
-    """Return the number of kernels of a phase."""
-    return sum(w.count for w in work if w.kind in KERNELS and w.phase == phase)
+    """Return the number of kernels of a phase that the host issues."""
+    some = [w for w in work if w.phase == phase]
+    count = sum(w.count for w in some if w.kind in KERNELS)
+    return count - sum(w.count for w in some if w.kind == "replayed")
 
 
 def again(work: Sequence[Work]) -> float:
