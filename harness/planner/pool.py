@@ -242,13 +242,28 @@ def predict_all(
         else:
             predictions[index] = kept
             done(index, kept)
+    steps = [_step_of(rows[i], folder, kinds[i]) for i in missing]
     asked = [rows[i] for i in missing], [kinds[i] for i in missing]
-    for place, prediction in _each(*asked, jobs, timeout):
+    for place, prediction in _each(*asked, jobs, timeout, steps):
         index = missing[place]
         _keep(prediction, path_of(rows[index], folder, kinds[index]))
+        if rows[index].spec.phases and (not (step := steps[place]) or prediction.denoising):
+            alone = dataclasses.replace(step or prediction, denoising=prediction.denoising)
+            alone = dataclasses.replace(alone, asides={}, recorded="")
+            _keep(alone, path_of(_without_phases(rows[index]), folder, kinds[index]))
         predictions[index] = prediction
         done(index, prediction)
     return [predictions[index] for index in range(len(rows))]
+
+
+def _step_of(row: Resolved, folder: Path, kind: str) -> Prediction | None:
+    """Return the known prediction of a row with phases without them: they leave its step alone."""
+    return cached(_without_phases(row), folder, kind) if row.spec.phases else None
+
+
+def _without_phases(row: Resolved) -> Resolved:
+    """Return the row as one that counts its step alone."""
+    return dataclasses.replace(row, spec=dataclasses.replace(row.spec, phases=""))
 
 
 def default_jobs() -> int:
@@ -265,9 +280,16 @@ def _keep(prediction: Prediction, path: Path) -> None:
 
 
 def _each(
-    rows: Sequence[Resolved], kinds: Sequence[str], jobs: int | None, timeout: float
+    rows: Sequence[Resolved],
+    kinds: Sequence[str],
+    jobs: int | None,
+    timeout: float,
+    steps: Sequence[Prediction | None],
 ) -> Iterator[tuple[int, Prediction]]:
-    """Yield (index, prediction) of each row when it ends; one worker predicts all."""
+    """Yield (index, prediction) of each row when it ends; one worker predicts all.
+
+    ``steps``: known predictions of rows without their phases.
+    """
     refused = [(i, row.refusal) for i, row in enumerate(rows) if row.refusal]
     for index, refusal in refused:
         yield index, none(rows[index], f"refused: {refusal}")
@@ -276,7 +298,7 @@ def _each(
         return
     with scratch_folder() as scratch:
         asked = [rows[i] for i in able], scratch, [kinds[i] for i in able]
-        run = Run(*asked, jobs or default_jobs(), timeout)
+        run = Run(*asked, jobs or default_jobs(), timeout, [steps[i] for i in able])
         told = set()
         for index in run.ended():
             found = kept(run.out(index))
@@ -296,6 +318,7 @@ class Run:
     kinds: Sequence[str]
     jobs: int
     limit: float
+    steps: Sequence[Prediction | None] = ()
     reason: str = ""
     fault: str = ""
 
@@ -308,6 +331,7 @@ class Run:
         asked = {
             "specs": [dataclasses.asdict(row.spec) for row in self.rows],
             "out": [str(self.out(i)) for i in range(len(self.rows))],
+            "steps": [dataclasses.asdict(step) if step else None for step in self.steps],
             **{name: getattr(self, name) for name in ("kinds", "jobs", "limit")},
         }
         file = self.scratch / "asked.json"

@@ -101,12 +101,42 @@ def _told(parts: Sequence[Strategy], error: Exception) -> dict[str, str]:
 
 
 def predict_each(
-    rows: Sequence[Resolved], kinds: Sequence[str], jobs: int, limit: float
+    rows: Sequence[Resolved],
+    kinds: Sequence[str],
+    jobs: int,
+    limit: float,
+    steps: Sequence[Prediction | None] = (),
 ) -> Iterator[tuple[int, Prediction]]:
     """Yield (index, prediction) of each row when it ends.
 
-    ``jobs`` traces run at a time, each for at most ``limit`` seconds.
+    ``jobs`` traces run at a time, each for at most ``limit`` seconds. ``steps``: for each row, the
+    known prediction of the same training without phases, or None; its step is not traced again.
     """
+    left = list(range(len(rows)))
+    for index, step in enumerate(steps):
+        made = _beside_step(rows[index], kinds[index], step) if step else None
+        if made:
+            left.remove(index)
+            yield index, made
+    traced = _traced_each([rows[i] for i in left], [kinds[i] for i in left], jobs, limit)
+    yield from ((left[place], made) for place, made in traced)
+
+
+def _beside_step(row: Resolved, kind: str, step: Prediction) -> Prediction | None:
+    """Return ``step`` with the passes of the row's phases; None if the row must be traced."""
+    from harness.planner.tracing import phases
+
+    try:
+        return phases.beside_step(row, kind, step)
+    except Exception as error:  # as in predict
+        traceback.print_exc()
+        return none(row, **_told((), error))
+
+
+def _traced_each(
+    rows: Sequence[Resolved], kinds: Sequence[str], jobs: int, limit: float
+) -> Iterator[tuple[int, Prediction]]:
+    """Yield (index, prediction) of each row when its trace ends."""
     from harness.planner.tracing import extend, forks
 
     pieces = [_pieces(row, kind) for row, kind in zip(rows, kinds, strict=True)]
@@ -188,9 +218,9 @@ def _fullest(row: Resolved, each: Sequence[Prediction]) -> Prediction:
 def main(argv: list[str]) -> int:
     """Read requests, predict, and report each written prediction, until the requests end.
 
-    Each line of ASKED is the path of a request file: specs, their kinds of card and output files,
-    the parallel jobs and the time limit. TOLD gets the index of each prediction when it is written,
-    and ``DONE`` after the last.
+    Each line of ASKED is the path of a request file: specs, their kinds of card, known steps and
+    output files, the parallel jobs and the time limit. TOLD gets the index of each prediction when
+    it is written, and ``DONE`` after the last.
     """
     die_with_parent()
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # nothing here may touch a GPU
@@ -212,7 +242,8 @@ def _answered(asked: dict[str, Any]) -> Iterator[int]:
     import torch
 
     torch.set_num_threads(1)
-    for index, found in predict_each(rows, asked["kinds"], asked["jobs"], asked["limit"]):
+    steps = [read(step) if step else None for step in asked["steps"]]
+    for index, found in predict_each(rows, asked["kinds"], asked["jobs"], asked["limit"], steps):
         found.write(Path(asked["out"][index]))
         yield index
 

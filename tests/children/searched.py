@@ -54,7 +54,7 @@ def found(what: str, words: list[str], folder: Path) -> dict[str, Any]:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     folder = Path(sys.argv[1])
-    pool._each = lambda rows, kinds, jobs, limit: worker.predict_each(rows, kinds, 1, limit)
+    pool._each = lambda rows, kinds, jobs, limit, _: worker.predict_each(rows, kinds, 1, limit)
     suggestions.seek = lambda *given: None
     asked = json.loads((folder / "asked.json").read_text())
     made = {what: found(what, words, folder) for what, words in asked.items()}

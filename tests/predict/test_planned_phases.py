@@ -11,7 +11,7 @@ from conftest import predictions
 
 from harness import ROOT, cli
 from harness.phases import planned, planned_text
-from harness.planner import overhead, pool, resident_models, uncertainty, verdict
+from harness.planner import overhead, pool, resident_models, uncertainty, verdict, worker
 from harness.prediction import Aside
 from harness.resolve import resolve
 from harness.spec import Spec, SpecError
@@ -206,6 +206,57 @@ def test_a_plan_s_prediction_has_what_its_phases_need(tmp_path):
     }
     assert {one["weights"] for one in both["asides"].values()} == {sum(weights.values())}
     assert both["asides"]["validate"]["what"] == "FLUX-VAE decodes 256x256"
+
+
+@pytest.fixture
+def small() -> dict:
+    return {**vars(FLUX), "set": "num_layers=1,num_single_layers=1", "resolution": "256"}
+
+
+def test_phases_of_a_known_training_are_traced_without_its_step(small, tmp_path, monkeypatch):
+    """And the answer is that of a trace of the whole."""
+    phases = "load,encode:loaded,validate:encoders"
+    alone, both = (resolve(Spec(**{**small, "phases": one})) for one in ("", phases))
+    (known,) = pool.predict_all([alone], tmp_path / "known")
+    (whole,) = pool.predict_all([both], tmp_path / "whole")
+    assert whole.denoising and whole.asides
+    asked: list[Spec] = []
+
+    def traced(rows, *_):
+        asked.extend(row.spec for row in rows)
+        return iter([(place, whole) for place in range(len(rows))])
+
+    monkeypatch.setattr(worker, "_traced_each", traced)
+    ((_, made),) = worker.predict_each([both], [overhead.USUAL], 1, 60.0, [known])
+    assert asked == [] and made == dataclasses.replace(known, asides=whole.asides)
+    assert verdict.judge(both, made, CARD).phases == verdict.judge(both, whole, CARD).phases
+    large = dataclasses.replace(known, phases={**known.phases, "forward": 99 * GIB})
+    ((_, made),) = worker.predict_each([both], [overhead.USUAL], 1, 60.0, [large])
+    assert asked == [both.spec] and made == whole, "denoising may need more than decoding"
+
+
+def test_a_plan_passes_on_the_step_that_it_has(small, tmp_path, monkeypatch):
+    """From the cache of an earlier call, with phases or without."""
+    requests = []
+
+    def ended(run):
+        requests.append([step and step.reserved for step in run.steps])
+        given = dict(between=8 * GIB, asides=ASIDES) if run.rows[0].spec.phases else {}
+        prediction(9, reserved=10 * GIB, **given).write(run.out(0))
+        yield 0
+
+    monkeypatch.setattr(pool.Run, "ended", ended)
+
+    def ask(phases: str, folder: str, **more) -> dict:
+        row = resolve(Spec(**{**small, "phases": phases, **more}))
+        (found,) = pool.predict_all([row], tmp_path / folder)
+        return found.asides
+
+    assert [ask("", "a"), ask("encode:loaded", "a")] == [{}, ASIDES]
+    assert [ask("validate", "b"), ask("", "b"), ask("validate", "b")] == [ASIDES, {}, ASIDES]
+    assert requests == [[None], [10 * GIB], [None]]
+    ask("encode:loaded", "a", seed=1)
+    assert requests[3:] == [[None]]
 
 
 # ---- asked for ----

@@ -7,7 +7,9 @@ training, because the memory beside them is constant during a pass.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,10 +20,15 @@ from harness.phases import planned
 from harness.planner import resident_models
 from harness.planner.tracing.cuda_calls import cuda_like
 from harness.planner.tracing.op_cache import OpCache
-from harness.planner.tracing.simulate import kernel_scratch, pooled
+from harness.planner.tracing.simulate import (
+    denoised_samples,
+    denoises,
+    kernel_scratch,
+    pooled,
+)
 from harness.planner.tracing.trace import StoragelessTracer
 from harness.planner.tracing.world import GPU, built
-from harness.prediction import Aside
+from harness.prediction import Aside, Prediction
 from harness.resolve import Resolved
 from harness.subjects.library.families import Space
 
@@ -45,6 +52,33 @@ def of(resolved: Resolved, kind: str) -> dict[str, Aside]:
             there = names if "encoders" in ways else vaes
             found[phase] = _fullest(resolved, kind, there, vaes, "decode", ways)
     return found
+
+
+def beside_step(resolved: Resolved, kind: str, step: Prediction) -> Prediction | None:
+    """Return the prediction of a row from that of its ``step``, which was traced without phases.
+
+    None if the denoising pass of a validation may need more than its decoding, because only a
+    trace of the training has that pass.
+    """
+    asides = of(resolved, kind)
+    needed = denoises(resolved) and step.denoising is None
+    if (
+        needed
+        and _denoising_bound(resolved, step) > (step.between or 0) + asides["validate"].reserved
+    ):
+        return None
+    return dataclasses.replace(step, asides=asides, recorded="")
+
+
+def _denoising_bound(resolved: Resolved, step: Prediction) -> float:
+    """Return bytes that a denoising pass cannot exceed: the forward pass of training has more.
+
+    It keeps activations for backward, and its temporaries grow at most with the samples.
+    """
+    if step.between is None or "forward" not in step.phases:
+        return math.inf
+    times = max(1, math.ceil(denoised_samples(resolved.subject) / resolved.micro_batch))
+    return step.between + times * (step.phases["forward"] - step.between)
 
 
 def _fullest(

@@ -79,16 +79,21 @@ def _without_file(resolved: Resolved) -> Resolved:
     return dataclasses.replace(resolved, weights="")
 
 
+def denoised_samples(subject: Any) -> int:
+    """Return the samples of one denoising pass: guidance takes two, or one if the model has the
+    guidance scale as an input."""
+    config = {**subject.family.defaults, **subject.config} if hasattr(subject, "family") else {}
+    return 1 if config.get("guidance_embeds") else 2
+
+
 def denoised(trained: TrainingRun, tracer: StoragelessTracer) -> int:
     """Return the device's peak bytes in one forward pass without gradients.
 
-    A training's state stays allocated. Guidance takes two samples, or one if the model has the
-    guidance scale as an input. The pass is removed from the trace.
+    A training's state stays allocated. The pass is removed from the trace.
     """
     gc.collect()
     subject, record, first = trained.subject, tracer.record, len(tracer.record.events)
-    config = {**subject.family.defaults, **subject.config} if hasattr(subject, "family") else {}
-    count = 1 if config.get("guidance_embeds") else 2
+    count = denoised_samples(subject)
     uncounted = mock.patch.multiple(tracer, witness=_ignored, moved=_ignored)  # no step's work
     scopes = trained.engine.trace_points(trained).scopes
     with uncounted, torch.no_grad(), tracer.watching(scopes):
@@ -186,9 +191,14 @@ def _train(
         for step in range(STEPS):
             first = _step(run, step, tracer, counter)
     finish()
-    if "validate" in planned(resolved.spec.phases) and "stages" not in resolved.launch.traits:
+    if denoises(resolved):
         tracer.denoising = denoised(run.trained, tracer)
     return first
+
+
+def denoises(resolved: Resolved) -> bool:
+    """Return whether the row's phases have a denoising pass that is traced."""
+    return "validate" in planned(resolved.spec.phases) and "stages" not in resolved.launch.traits
 
 
 def _emptying(record: Record) -> Any:
