@@ -218,3 +218,13 @@ def test_mlperf_s_times_lie_in_their_ranges_as_the_page_says():
             told[which] += [low <= one <= high for one in times]
     for which, inside in told.items():
         assert f"{which}, {sum(inside)} of {len(inside)} times lie in their ranges" in page
+
+
+def test_every_file_of_peft_s_comparison_has_a_row_or_a_reason():
+    page = public_rows.ROWS_PAGE.read_text(encoding="utf-8")
+    told = dict(re.findall(r"^\| `([\w-]+--flux2-klein-[\w-]+)` \|.*\| (.+) \|$", page, re.M))
+    sources = " ".join(row["source"] for row in public_rows.rows())
+    have = set(re.findall(r"method_comparison/image-gen/results/([\w-]+)\.json", sources))
+    assert len(told) == 31 and {file for file in told if told[file] == "has a row above"} == have
+    reasons = [why for file, why in told.items() if file not in have]
+    assert len(reasons) == 24 and all(why.startswith("no strategy trains ") for why in reasons)
