@@ -284,6 +284,17 @@ def test_overflow_is_looked_for_in_a_copy_of_the_gradients():
     assert kernel_scratch(*asked, None) == events[0] == 20_000
 
 
+def test_plain_attention_holds_a_mask_and_one_more_matrix_of_its_scores():
+    scores = torch.randn(100, 100)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof:
+        torch.ops.aten._safe_softmax(scores, -1)
+    sizes = [e.nbytes() for e in prof.profiler.kineto_results.events() if e.name() == "[memory]"]
+    given = (scores.to("meta"), -1)
+    assert sizes[:2] == [40_000, kernel_scratch(torch.ops.aten._safe_softmax.default, given, None)]
+    backward = torch.ops.aten._softmax_backward_data.default  # CUDA's holds gradient times output
+    assert kernel_scratch(backward, (scores.to("meta"),), None) == 40_000
+
+
 def test_a_trace_without_an_optimizer_s_step_is_none(monkeypatch):
     from harness.planner.tracing import shortcuts
 

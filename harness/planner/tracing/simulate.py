@@ -300,6 +300,9 @@ def must_step() -> Iterator[None]:
         raise NoTrace("no optimizer stepped, so that its state is not in the trace")
 
 
+SOFTMAX = (torch.ops.aten._safe_softmax.default, torch.ops.aten._softmax_backward_data.default)
+
+
 def kernel_scratch(func: Any, args: Any, out: Any) -> int:
     """Return the bytes that a CUDA kernel of this op holds while it runs."""
     name = str(func)
@@ -307,6 +310,10 @@ def kernel_scratch(func: Any, args: Any, out: Any) -> int:
         # abs() and a comparison: DeepSpeed calls it on all float16 gradients that ZeRO-3 keeps.
         # Source: torch 2.13, aten/src/ATen/native/TensorCompare.cpp.
         return args[0].nbytes
+    if func in SOFTMAX and args[0].device.type == world.GPU:
+        # A mask of bytes in forward (isneginf), and the gradient times the output in backward.
+        # Source: torch 2.13, native/transformers/attention.cpp (_safe_softmax), cuda/SoftMax.cu.
+        return args[0].numel() if func is SOFTMAX[0] else args[0].nbytes
     if "attention" not in name:
         return 0
     return overhead.scratch(name, [a.shape for a in args if isinstance(a, torch.Tensor)])
