@@ -33,9 +33,13 @@ from strategies.base import BadInput
 PRODUCTS, ATTENTION, STREAMING = 0.75, 0.40, 0.80
 """Shares of the peak FLOP/s (matrix products, attention) and of the memory bandwidth that kernels
 reach."""
-HOPPER = (9, 0)
-"""Compute capability of H100 and H200, whose shares ``calibrate`` measured on one card of each
-(docs/results, calibration.json). Each figure below is the mean of both cards."""
+AS_HOPPER = ((9, 0), (10, 0), (10, 3))
+"""Compute capabilities of H100 and H200, and of Blackwell's server cards.
+
+``calibrate`` measured shares on an H100 and an H200 (docs/results, calibration.json); each figure
+below is the mean of both. Blackwell's are taken to be the same, because none was measured. MLPerf's
+16 B200 and 16 GB200 are 7 and 10 % slower than that (docs/reference/public-times.md).
+"""
 HOPPER_PRODUCTS = {
     "bfloat16": (0.64, 0.78),
     "float16": (0.63, 0.74),
@@ -130,7 +134,7 @@ class Rates:
         if near in self.products:
             share = self.products[near] / self.gpu.flops(near)
             return share * peak, share * peak
-        typical = HOPPER_PRODUCTS if self.gpu.capability == HOPPER else {}
+        typical = HOPPER_PRODUCTS if self.gpu.capability in AS_HOPPER else {}
         low, high = typical.get(kind, (PRODUCTS, PRODUCTS))
         return low * peak, high * peak
 
@@ -144,7 +148,7 @@ class Rates:
         """
         known = self.kernels.get(dtype)
         if not known:
-            typical = HOPPER_ATTENTION if self.gpu.capability == HOPPER else {}
+            typical = HOPPER_ATTENTION if self.gpu.capability in AS_HOPPER else {}
             peak, shares = self.gpu.flops(dtype), typical.get(dtype, ((1, ATTENTION),))
             known = [(one, share * peak) for one, share in shares]
         return self.share * between(known, tokens)
@@ -156,7 +160,7 @@ class Rates:
         in a cache.
         """
         if not self.streams:
-            typical = HOPPER_STREAMING if self.gpu.capability == HOPPER else STREAMING
+            typical = HOPPER_STREAMING if self.gpu.capability in AS_HOPPER else STREAMING
             return self.share * typical * self.gpu.bandwidth
         ordered = sorted(self.streams, key=lambda stream: stream.bytes)
         smaller = [stream for stream in ordered if stream.bytes <= size]
