@@ -207,7 +207,7 @@ def test_a_parameter_that_no_rule_was_written_for_is_not_claimed():
 
 # ---- other trainers ----
 
-KEYS = {*lines.CONDITIONS, "options", "launch", "dataset", "start", "times", "share"}
+KEYS = {*lines.CONDITIONS, "options", "launch", "dataset", "start", "times", "most", "share"}
 KEYS |= {"note", "lacks"}
 """Keys of a rule."""
 

@@ -211,3 +211,37 @@ def test_an_option_that_one_script_lacks_is_said_instead():
     made = trainers.translated("musubi-tuner", resolved, "accelerate.yaml")
     assert "--fp8_scaled" not in made.options and made.options["--fp8_base"] is True
     assert "--fp8_scaled" in {lack.what for lack in made.lacks}
+
+
+SINGLE = {"sd-scripts": ("--blocks_to_swap", 0), "diffusion-pipe": ("blocks_to_swap", 1)}
+"""Trainer -> its option, and the single blocks of Flux that it moves beyond two for each."""
+
+
+@pytest.mark.parametrize("name", SINGLE)
+@pytest.mark.parametrize("blocks", [3, 14, 20, 28, 43, 53, 57])
+def test_a_number_of_swapped_blocks_is_one_that_the_trainer_takes(name, blocks):
+    """Both refuse to leave fewer than two double or two single blocks on the device. Source:
+    sd-scripts 48d368f, library/flux_models.py 974; diffusion-pipe 8f83dbf, models/flux.py 412."""
+    option, more = SINGLE[name]
+    resolved = asked(f"single+bf16_pure+block_swap:blocks={blocks}+lora", "flux-dev")
+    asked_for = trainers.translated(name, resolved, "a.yaml").options[option]
+    double = asked_for // 2
+    single = 2 * (asked_for - double) + more
+    assert double <= 19 - 2 and single <= 38 - 2
+    assert abs(min(blocks, 53) - (double + single)) <= 2
+
+
+ENCODERS = {
+    "sd-scripts": {"--cache_latents", "--cache_text_encoder_outputs"},
+    "ai-toolkit": {"train.cache_text_embeddings"},
+    "finetrainers": {"--enable_precomputation"},
+    "diffusers": {"--cache_latents"},
+}
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_encoders_leave_the_device_as_a_plan_has_it(name):
+    """Else T5 takes 9 GiB beside Flux that no plan without --also counts."""
+    made = trainers.translated(name, asked("single+bf16_pure+lora", "flux-dev"), "a.yaml")
+    assert made.options.keys() >= ENCODERS[name]
+    assert "counts neither text encoders nor the VAE" in dict(made.notes)["encoders"]

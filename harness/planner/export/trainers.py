@@ -24,7 +24,7 @@ from strategies.words import nearest
 
 FOLDER = Path(__file__).with_name("trainers")
 SETTINGS = ("micro_batch", "accumulation", "learning_rate", "betas", "eps", "weight_decay", "clip",
-            "all_weights")  # fmt: skip
+            "all_weights", "encoders")  # fmt: skip
 """Settings that a trainer needs beside the strategies, in the order of its options."""
 NO_OPTION = "it has no such option"
 DECIDING = (Slot.PRECISION, Slot.CAST, Slot.ADAPT, Slot.RECOMPUTE, Slot.OFFLOAD, Slot.SWAP,
@@ -60,7 +60,9 @@ class Translation:
         """Add a rule's entries for ``what``; None: the table has no rule for it."""
         if rule is None:
             rule = {"lacks": f"not looked up in {self.trainer['version']}"}
+        most = rule.get("most", {})
         scaled = {k: round(values[k] / n) for k, n in rule.get("times", {}).items()}
+        scaled = {k: min(value, most.get(k, value)) for k, value in scaled.items()}
         scaled |= {k: round(values[k] / n, 4) for k, n in rule.get("share", {}).items()}
         found = lines.filled(rule, {**values, **scaled})
         self.options |= found.get("options", {})
