@@ -245,3 +245,15 @@ def test_encoders_leave_the_device_as_a_plan_has_it(name):
     made = trainers.translated(name, asked("single+bf16_pure+lora", "flux-dev"), "a.yaml")
     assert made.options.keys() >= ENCODERS[name]
     assert "counts neither text encoders nor the VAE" in dict(made.notes)["encoders"]
+
+
+def test_sd_scripts_trains_all_weights_with_torch_s_adafactor():
+    """Any class is taken by its path (library/train_util.py 5134). Its own Adafactor has a rate of
+    its own."""
+    spec = asked("single+bf16_pure+checkpoint+adafactor", "flux-dev").spec
+    recipe = f"{spec.recipe}+optimizer_in_backward"
+    resolved = resolve(dataclasses.replace(spec, recipe=recipe, grad_clip=0.0))
+    made = trainers.translated("sd-scripts", resolved, "a.yaml")
+    assert made.unplanned == [] and made.start.endswith("flux_train.py")
+    assert made.options["--optimizer_type"] == "torch.optim.Adafactor"
+    assert made.options["--blockwise_fused_optimizers"] is True
