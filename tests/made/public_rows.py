@@ -174,13 +174,16 @@ def residuals(record: Mapping[str, Found]) -> list[Residual]:
 def of_rows(
     record: Mapping[str, Found], chosen: Callable[[Mapping[str, Any]], bool] = counted
 ) -> Iterator[tuple[dict[str, Any], Residual]]:
-    """Each ``chosen`` row of memory, and its residual; by default those that make the ranges."""
+    """Each ``chosen`` row of memory, and its residual; by default those that make the ranges.
+
+    A row that was corrected when its figure was known keeps its first error (``first``).
+    """
     for row in rows():
         got = record[row["name"]]
         name = _kind(row)
         if name in row and "why" not in got and chosen(row):
             kind = got.get("class", "one GPU")
-            error = round(row[name] / got[name] - 1, 4)
+            error = round(row[name] / row.get("first", got[name]) - 1, 4)
             yield row, Residual(kind, row["run"]["model"], error)
 
 

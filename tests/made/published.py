@@ -39,7 +39,7 @@ from harness.system import cards
 from harness.worker import setup
 from strategies.adapters import lora
 from strategies.engines.zero import config
-from tests.made import public_rows
+from tests.made import krea2_then, public_rows
 from tests.made.pages import anew
 from tests.made.public_rows import (
     PAGE,
@@ -59,7 +59,7 @@ from tests.made.public_rows import (
 )
 
 GIB = 2**30
-WAS = frozenset({"dropout", "mask", "emptied", "zero", "norms"})
+WAS = frozenset({"dropout", "mask", "emptied", "zero", "norms", "attention", "int8"})
 """Keys of a row that say what was not as it is here."""
 
 
@@ -97,6 +97,10 @@ def as_it_was(row: dict[str, Any]) -> Iterator[None]:
             stack.enter_context(mock.patch.object(config, "fill", filled))
         if "norms" in row:
             stack.enter_context(norms_of(row["norms"]))
+        if "attention" in row:
+            stack.enter_context(krea2_then.ATTENTION[row["attention"]]())
+        if "int8" in row:
+            stack.enter_context(krea2_then.torchao_int8())
         yield
 
 
@@ -159,6 +163,7 @@ def told(resolved: Resolved, found: Prediction, row: dict[str, Any]) -> Found:
 def patched(row: dict[str, Any]) -> Found:
     """A row of which something was not as it is here, predicted in this process."""
     with as_it_was(row):
+        refused(row)
         resolved = resolve(spec_of(row))
         return told(resolved, predict(resolved), row)
 
@@ -176,9 +181,9 @@ def refused(row: dict[str, Any]) -> None:
 
 def predicted(some: Sequence[dict[str, Any]], folder: Path) -> list[Found]:
     """What each row comes to; predictions are kept in ``folder``."""
-    for row in some:
-        refused(row)
     plain = [row for row in some if not WAS.intersection(row)]
+    for row in plain:  # of the others each process of its own does: a model's facts are kept
+        refused(row)
     resolved = [resolve(spec_of(row)) for row in plain]
     made = pool.predict_all(resolved, folder)
     named = {
