@@ -17,6 +17,7 @@ import pytest
 
 from harness.planner.export import trainers
 from harness.planner.export import trainers as pages
+from harness.planner.plan import lattice
 from harness.resolve import resolve
 from tests.made.recipes import SETTINGS
 from tests.made.translated import FEW, REAL, asked, models
@@ -213,22 +214,79 @@ def test_an_option_that_one_script_lacks_is_said_instead():
     assert "--fp8_scaled" in {lack.what for lack in made.lacks}
 
 
-SINGLE = {"sd-scripts": ("--blocks_to_swap", 0), "diffusion-pipe": ("blocks_to_swap", 1)}
-"""Trainer -> its option, and the single blocks of Flux that it moves beyond two for each."""
+def halves(more: int, left: int):
+    """Double and single blocks that a number moves, and those that have to stay of each."""
+    return lambda n: (n // 2, 2 * (n - n // 2) + more), left
 
 
-@pytest.mark.parametrize("name", SINGLE)
-@pytest.mark.parametrize("blocks", [3, 14, 20, 28, 43, 53, 57])
-def test_a_number_of_swapped_blocks_is_one_that_the_trainer_takes(name, blocks):
-    """Both refuse to leave fewer than two double or two single blocks on the device. Source:
-    sd-scripts 48d368f, library/flux_models.py 974; diffusion-pipe 8f83dbf, models/flux.py 412."""
-    option, more = SINGLE[name]
-    resolved = asked(f"single+bf16_pure+block_swap:blocks={blocks}+lora", "flux-dev")
-    asked_for = trainers.translated(name, resolved, "a.yaml").options[option]
-    double = asked_for // 2
-    single = 2 * (asked_for - double) + more
-    assert double <= 19 - 2 and single <= 38 - 2
-    assert abs(min(blocks, 53) - (double + single)) <= 2
+def by_ratio(n: int) -> tuple[int, int]:
+    """musubi-tuner 30c658c, flux_2/flux2_models.py 512: six single blocks for each double one."""
+    double = round(n / 4)
+    single = 6 * double
+    while double > 8 - 2:
+        double, single = double - 1, single + 2
+    return double, single
+
+
+SWAPPED = {
+    ("sd-scripts", "flux-dev"): (19, 38, *halves(0, 2)),
+    ("diffusion-pipe", "flux-dev"): (19, 38, *halves(1, 2)),
+    ("diffusion-pipe", "chroma"): (19, 38, *halves(1, 2)),
+    ("diffusion-pipe", "hunyuanvideo"): (20, 40, *halves(1, 2)),
+    ("diffusion-pipe", "hidream-i1"): (16, 32, *halves(1, 2)),
+    ("diffusion-pipe", "flux2-dev"): (8, 48, *halves(1, 2)),
+    ("diffusion-pipe", "flux2-klein-4b"): (5, 20, *halves(1, 2)),
+    ("musubi-tuner", "hunyuanvideo"): (20, 40, *halves(1, 1)),
+    ("musubi-tuner", "flux2-dev"): (8, 48, by_ratio, 2),
+}
+"""Trainer and model -> its double and single blocks, how many of them a number moves, and how many
+have to stay. Source: sd-scripts 48d368f, library/flux_models.py 974; diffusion-pipe 8f83dbf,
+models/flux.py 412 and its siblings; musubi-tuner 30c658c, hunyuan_model/models.py 680."""
+LEFT = {
+    ("sd-scripts", "lumina2"): 26 - 2,
+    ("sd-scripts", "sd3.5-large"): 38 - 2,
+    ("diffusion-pipe", "auraflow"): 32 - 2,
+    ("diffusion-pipe", "z-image"): 30 - 2,
+    ("diffusion-pipe", "wan2.1-14b"): 40 - 2,
+    ("diffusion-pipe", "qwen-image"): 60 - 2,
+    ("musubi-tuner", "z-image"): 30 - 2,
+    ("musubi-tuner", "wan2.1-14b"): 40 - 1,
+    ("musubi-tuner", "qwen-image"): 60 - 1,
+}
+"""Trainer and model -> the most blocks of one kind that it moves."""
+
+
+def swapped(name: str, model: str) -> Iterator[tuple[int, int | None]]:
+    """Blocks that a plan streams, and the number that the trainer gets for them (None: none)."""
+    depth = asked("single+bf16_pure+lora", model).subject.depth
+    for blocks in lattice.swaps(depth):
+        resolved = asked(f"single+bf16_pure+block_swap:blocks={blocks}+lora", model)
+        made = trainers.translated(name, resolved, "a.yaml")
+        given = made.options.get("blocks_to_swap", made.options.get("--blocks_to_swap"))
+        assert (given is None) == bool(made.unplanned)
+        yield blocks, given
+
+
+@pytest.mark.parametrize(("name", "model"), SWAPPED)
+def test_a_number_of_swapped_blocks_is_one_that_the_trainer_takes(name, model):
+    doubles, singles, moved, left = SWAPPED[name, model]
+    for blocks, given in swapped(name, model):
+        if given is not None:
+            double, single = moved(given)
+            assert double <= doubles - left and single <= singles - left, blocks
+            assert abs(blocks - (double + single)) <= 2
+        else:
+            assert model.startswith("flux2")
+
+
+@pytest.mark.parametrize(("name", "model"), LEFT)
+def test_swapped_blocks_of_one_kind_are_as_many_as_the_trainer_takes(name, model):
+    for blocks, given in swapped(name, model):
+        assert given == min(blocks, LEFT[name, model])
+
+
+def test_a_model_whose_blocks_a_trainer_does_not_swap_has_no_counterpart():
+    assert all(given is None for _, given in swapped("diffusion-pipe", "sd3.5-large"))
 
 
 ENCODERS = {
