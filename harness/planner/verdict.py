@@ -13,7 +13,14 @@ from dataclasses import dataclass, field
 from harness.planner import uncertainty as residuals
 from harness.planner.overhead import WORDS, fixed_overhead, preferred
 from harness.planner.phase_needs import STEP, Need, needs
-from harness.planner.speed.roofline import AS_TYPICAL, Seconds, Slower, in_tf32, seconds
+from harness.planner.speed.roofline import (
+    AS_TYPICAL,
+    Seconds,
+    Slower,
+    compiles,
+    in_tf32,
+    seconds,
+)
 from harness.prediction import Prediction
 from harness.resolve import Resolved
 from harness.system.cards import Card, alike
@@ -258,8 +265,10 @@ def _seconds(
 ) -> Seconds | None:
     if not prediction.work:
         return None
-    tf32 = in_tf32(str(resolved.recipe))
-    return seconds(prediction.work, gpu, resolved.spec.processes, tf32, slower)
+    recipe, processes = str(resolved.recipe), resolved.spec.processes
+    return seconds(
+        prediction.work, gpu, processes, in_tf32(recipe), slower, compiled=compiles(recipe)
+    )
 
 
 def fastest(fits: Sequence[Fit]) -> Fit | None:

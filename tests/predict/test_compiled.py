@@ -13,7 +13,7 @@ from torch._inductor import config as inductor
 
 from harness.memory.record import peak
 from harness.planner import uncertainty
-from harness.planner.speed.roofline import issued, issues
+from harness.planner.speed.roofline import compiles, issued, issues
 from harness.planner.tracing import extend
 from harness.planner.tracing.simulate import simulate, trace_training
 from harness.planner.worker import predict
@@ -239,7 +239,8 @@ def test_what_a_graph_recomputes_takes_no_host():
     eager = [Work(phase="forward", **kernels), Work(phase="backward", **kernels)]
     none = {"kind": "replayed", "dtype": "", "flops": 0, "bytes": 0, "count": 9}
     recorded = [*eager, Work(phase="forward", **none), Work(phase="backward", **none)]
-    assert (issues(eager), issues(recorded)) == (30, 3)
+    assert (issues(eager), issues(eager, compiled=True), issues(recorded)) == (30, 20, 3)
+    assert compiles("single+bf16+compile:scope=blocks") and not compiles("single+checkpoint")
 
 
 def test_recorded_graphs_allocate_from_a_pool_of_their_own():

@@ -28,7 +28,7 @@ from harness.planner.calibration.record import (
 from harness.planner.calibration.store import Applied
 from harness.planner.comparison import predicted_and_measured
 from harness.planner.speed.rates import of_device, rates
-from harness.planner.speed.roofline import in_tf32, issues, parts_of, seconds
+from harness.planner.speed.roofline import compiles, in_tf32, issues, parts_of, seconds
 from harness.prediction import Prediction
 from harness.report.figures import derive
 from harness.result import Result, Status
@@ -359,10 +359,10 @@ def _parts(result: Result, prediction: Prediction, alone: Calibration) -> dict[s
     typical = of_device(alone.device)
     card = dataclasses.replace(typical, calibrated=Applied(calibration=alone))
     processes = result.spec.processes
-    tf32 = in_tf32(result.spec.recipe)
+    tf32, compiled = in_tf32(result.spec.recipe), compiles(result.spec.recipe)
     parts = parts_of(prediction.work, rates(card, processes), processes, tf32)
-    usual = seconds(prediction.work, typical, processes, tf32).total
-    count = 0 if card.shared else round(issues(prediction.work))
+    usual = seconds(prediction.work, typical, processes, tf32, compiled=compiled).total
+    count = 0 if card.shared else round(issues(prediction.work, compiled))
     return {**parts, "typical_seconds": usual, "operations": count}
 
 

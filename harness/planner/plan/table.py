@@ -24,7 +24,6 @@ from harness.planner.plan.answer import (
 from harness.planner.speed import rates
 from harness.planner.speed.roofline import (
     behind_attention,
-    host_seconds,
     issue_seconds,
     issued,
     seconds,
@@ -252,7 +251,7 @@ def notes(fits: Sequence[Fit]) -> list[str]:
     if single and len(single) < len(fits):
         notes.append("Recipes of one process train the whole global batch on one GPU.")
     notes += [verdict.assumed(fits[0].gpu), *held_notes(fits)]
-    notes += [*_ranges(fits), *_compiled(fits), *_failing(fits)]
+    notes += [*_ranges(fits), *_recorded(fits), *_failing(fits)]
     return [*notes, *_host_bound(fits), *_of_each(fits)]
 
 
@@ -262,7 +261,7 @@ def short_notes(fits: Sequence[Fit]) -> list[str]:
     reach = f"Ranges of memory hold for nine of ten models (+-{100 * share:.0f} %)."
     last = " ".join([*host(fits[0]), *_beside(fits[0]), *_before(fits[0])])
     found = [ON_CPU if card.shared else ON_GPU, f"{reach} {rates.words(card)}", last]
-    return [*filter(None, found), *_compiled(fits), *_failing(fits)]
+    return [*filter(None, found), *_recorded(fits), *_failing(fits)]
 
 
 def unpredicted(fits: Sequence[Fit]) -> list[str]:
@@ -279,16 +278,11 @@ def _ranges(fits: Sequence[Fit]) -> list[str]:
     return ["Step: in brackets its range. Eight of ten public measurements lay in theirs."]
 
 
-def _compiled(fits: Sequence[Fit]) -> list[str]:
-    """Name the rows of compiled blocks that have a time by typical figures."""
-    if fits[0].gpu.calibrated:
+def _recorded(fits: Sequence[Fit]) -> list[str]:
+    """Warn of recorded blocks."""
+    if not any(w.kind == "replayed" for fit in fits for w in fit.prediction.work):
         return []
-    some = [fit.label for fit in fits if fit.seconds and "compiled" in fit.resolved.launch.traits]
-    seen = "Compiled blocks: of three steps seen on GPUs, one took 1.5 times what typical figures"
-    notes = [f"{seen} say; so may the time of {', '.join(some)}."] if some else []
-    if any(w.kind == "replayed" for fit in fits for w in fit.prediction.work):
-        notes.append("CUDA graphs: no measurement checked the memory and time of recorded blocks.")
-    return notes
+    return ["CUDA graphs: no measurement checked the memory and time of recorded blocks."]
 
 
 def _failing(fits: Sequence[Fit]) -> list[str]:
@@ -308,13 +302,13 @@ def _host_bound(fits: Sequence[Fit]) -> list[str]:
     if not bound:
         return []
     some = "every row" if len(bound) == len(fits) else ", ".join(fit.label for fit in bound)
-    least = min(bound, key=lambda fit: host_seconds(fit.prediction.work, fit.gpu))
+    least = min(bound, key=lambda fit: fit.seconds.total)
     work, gpu = least.prediction.work, least.gpu
     return [
         f"The host, and not the card, limits the step time of {some}: Python issues "
         f"{issued(work):,} or more operations a step, each in {issue_seconds(gpu) * 1e6:.0f} "
         "microseconds; twice that if backward recomputes it. This floor is "
-        f"{host_seconds(work, gpu):.2f} s on any card. A larger batch costs no time until the card "
+        f"{least.seconds.total:.2f} s on any card. A larger batch costs no time until the card "
         "becomes the limit."
     ]
 

@@ -104,17 +104,23 @@ def in_tf32(recipe: str) -> bool:
     return "tf32" in recipe.split("+")
 
 
+def compiles(recipe: str) -> bool:
+    """Return whether ``recipe`` compiles the blocks."""
+    return any(part.partition(":")[0] == "compile" for part in recipe.split("+"))
+
+
 def seconds(
     work: Sequence[Work],
     gpu: Card,
     processes: int,
     tf32: bool = False,
     slower: Slower = AS_TYPICAL,
+    compiled: bool = False,
 ) -> Seconds:
     """Return the predicted seconds of one step on ``gpu``, for one of ``processes``.
 
     The host's time to issue operations is that of public trainers, unless whole steps were
-    measured. ``slower``: factors for a slower card or slower links.
+    measured. ``slower``: factors for a slower card or slower links. ``compiled``: ``issues``.
     """
     found = rates(gpu, processes).slowed(slower.compute, slower.communication)
     usual, reach = (CPU_SPREAD, CPU_SPREAD) if gpu.shared else (SPREAD, REACH)
@@ -123,12 +129,13 @@ def seconds(
     factors = fitted.factors
     told = {part: factors.get(part, 1.0) * value for part, value in parts.items()}
     count = 0 if gpu.shared else issued(work)
+    calls = 0.0 if gpu.shared else issues(work, compiled)
     asked = 0 if fitted.rows else count  # measured steps replace the hosts of public trainers
     return Seconds(
         **told,
-        overhead=max(0.0, host_seconds(work, gpu) - sum(told.values())),
+        overhead=max(0.0, issue_seconds(gpu) * calls - sum(told.values())),
         slowest=RECOMPUTING * asked,
-        hosts=_hosts(work, fitted, gpu),
+        hosts=_hosts(work, fitted, gpu, calls),
         shares={**usual, **fitted.shares},
         reach={**reach, **fitted.shares},
     )
@@ -138,10 +145,10 @@ def _fitted(gpu: Card) -> Fitted:
     return gpu.calibrated.fitted if gpu.calibrated else Fitted()
 
 
-def _hosts(work: Sequence[Work], fitted: Fitted, gpu: Card) -> tuple[float, float]:
+def _hosts(work: Sequence[Work], fitted: Fitted, gpu: Card, calls: float) -> tuple[float, float]:
     """Return the seconds in which the fastest and the slowest host issue the operations."""
     if fitted.rows:
-        share, known = max(fitted.shares.values(), default=0.0), host_seconds(work, gpu)
+        share, known = max(fitted.shares.values(), default=0.0), fitted.host * calls
         return known / (1 + share), known * (1 + share)
     count = 0 if gpu.shared else issued(work)
     return FASTEST * count, (RECOMPUTING if recomputes(work) else SLOWEST) * count
@@ -169,12 +176,13 @@ def issued(work: Sequence[Work]) -> int:
     return count - sum(w.count for w in work if w.kind == "replayed")
 
 
-def issues(work: Sequence[Work]) -> float:
+def issues(work: Sequence[Work], compiled: bool = False) -> float:
     """Return the number of operations as a host's time counts them: recomputed ones count twice.
 
-    Backward recomputes them in Python, with hooks and the state of random numbers.
+    Backward recomputes them in Python, with hooks and the state of random numbers. A ``compiled``
+    block recomputes within its graph.
     """
-    return issued(work) + again(work) * kernels_of(work, "forward")
+    return issued(work) + (0.0 if compiled else 1.0) * again(work) * kernels_of(work, "forward")
 
 
 def kernels_of(work: Sequence[Work], phase: str) -> int:
