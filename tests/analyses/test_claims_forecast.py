@@ -246,7 +246,7 @@ BAD = {
     "a batch": (["--global-batch", "8"], "leave --global-batch out"),
     "recipes": (["--recipes", "ddp"], "not allowed with argument"),
     "jobs": (["--jobs", "0"], "jobs is 0; give --jobs at least 1"),
-    "a card": (["--gpu", "A10G"], "did you mean 'A10'?"),
+    "a card": (["--gpu", "A10G"], "unknown gpu 'A10G'; no figures of it are here"),
 }
 
 

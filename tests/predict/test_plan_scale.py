@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 
 import pytest
 
@@ -12,6 +13,7 @@ from harness import cli
 from harness.planner import pool, verdict
 from harness.planner.plan.command import add_arguments
 from harness.planner.plan.scale import cells_of, forecast_row, of_nodes
+from harness.planner.speed.rates import rates
 from harness.prediction import Work, read_forecast
 from harness.system import cards
 from tests.made.predictions import asked, prediction
@@ -83,7 +85,7 @@ def test_the_ends_of_a_time_hide_the_least_and_the_most():
     rate = CARD.network_bandwidth
     work = [
         Work(phase="backward", kind="product", dtype="float32", count=1, bytes=1,
-             flops=int(0.75 * CARD.flops("float32"))),
+             flops=int(rates(CARD, 64).product("float32", depth=math.inf))),
         Work(phase="backward", kind="overlapped", dtype="", flops=0, count=1,
              bytes=int(rate * 64 / 63)),
     ]  # fmt: skip

@@ -22,7 +22,6 @@ from harness.memory.record import (
 )
 from harness.planner import overhead, pool, uncertainty, verdict
 from harness.planner import pool as workers
-from harness.planner.calibration.store import Applied
 from harness.planner.plan.answer import answer, check_line, held_back, held_notes
 from harness.planner.plan.table import notes, short_notes
 from harness.planner.speed import rates, roofline
@@ -34,7 +33,6 @@ from harness.system import cards
 from strategies import CATALOG, parse
 from strategies.base import pinned_block
 from strategies.inventory import AllocationScope
-from tests.made import calibrations
 from tests.made.predictions import GIB, MIB, asked, prediction
 from tests.made.publics import miniature
 
@@ -414,17 +412,14 @@ def test_a_step_that_recomputes_may_have_a_slower_host():
     assert roofline.again([first, half]) == 0.5
 
 
-def test_a_plan_says_that_times_of_compiled_blocks_are_untried():
-    work = [Work(phase="forward", kind="product", dtype="", flops=10**12, bytes=8, count=1)]
-    card, recipes = cards.find("H100-80GB"), ("single+bf16+compile", "single+bf16")
-    fits = [verdict.judge(asked(one), prediction(1, work=work), card) for one in recipes]
-    for told in (notes, short_notes):
-        said = [note for note in told(fits) if note.startswith("Compiled blocks")]
-        assert len(said) == 1 and said[0].endswith("the time of single+bf16+compile.")
-        assert not any(note.startswith("Compiled blocks") for note in told(fits[1:]))
-        measured = dataclasses.replace(card, calibrated=Applied(calibration=calibrations.made()))
-        by_rates = [dataclasses.replace(fits[0], gpu=measured)]
-        assert not any(note.startswith("Compiled blocks") for note in told(by_rates))
+def test_a_plan_says_that_recorded_blocks_are_unmeasured():
+    work = Work(phase="forward", kind="product", dtype="", flops=10**12, bytes=8, count=2)
+    replayed = dataclasses.replace(work, kind="replayed", flops=0, bytes=0, count=1)
+    card, row = cards.find("H100-80GB"), asked("single+bf16+compile")
+    for works, said in (([work], 0), ([work, replayed], 1)):
+        fits = [verdict.judge(row, prediction(1, work=works), card)]
+        for told in (notes, short_notes):
+            assert sum(note.startswith("CUDA graphs") for note in told(fits)) == said
 
 
 def test_a_plan_for_flux_warns_of_the_kernel_in_which_it_failed():
