@@ -15,7 +15,7 @@ from harness.memory.record import as_measured
 from harness.planner import overhead
 from harness.planner.calibration.record import Calibration, load
 from harness.planner.speed import rates
-from harness.planner.speed.roofline import Seconds, compiles, in_tf32, seconds, sent
+from harness.planner.speed.roofline import Seconds, seconds, sent
 from harness.planner.verdict import decide
 from harness.prediction import Prediction
 from harness.report.figures import derive
@@ -214,8 +214,7 @@ def calibrated_row(
 def _seconds(first: Result, prediction: Prediction | None, card: Card) -> Seconds | None:
     if prediction is None or not prediction.work:
         return None
-    recipe, processes = first.spec.recipe, first.spec.processes
-    return seconds(prediction.work, card, processes, in_tf32(recipe), compiled=compiles(recipe))
+    return seconds(prediction.work, card, first.spec.processes, first.spec.recipe)
 
 
 def _peak_fraction(results: Sequence[Result], card: Card) -> float | None:

@@ -13,14 +13,7 @@ from dataclasses import dataclass, field
 from harness.planner import uncertainty as residuals
 from harness.planner.overhead import WORDS, fixed_overhead, preferred
 from harness.planner.phase_needs import STEP, Need, needs
-from harness.planner.speed.roofline import (
-    AS_TYPICAL,
-    Seconds,
-    Slower,
-    compiles,
-    in_tf32,
-    seconds,
-)
+from harness.planner.speed.roofline import AS_TYPICAL, Seconds, Slower, seconds
 from harness.prediction import Prediction
 from harness.resolve import Resolved
 from harness.system.cards import Card, alike
@@ -265,10 +258,7 @@ def _seconds(
 ) -> Seconds | None:
     if not prediction.work:
         return None
-    recipe, processes = str(resolved.recipe), resolved.spec.processes
-    return seconds(
-        prediction.work, gpu, processes, in_tf32(recipe), slower, compiled=compiles(recipe)
-    )
+    return seconds(prediction.work, gpu, resolved.spec.processes, str(resolved.recipe), slower)
 
 
 def fastest(fits: Sequence[Fit]) -> Fit | None:

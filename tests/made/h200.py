@@ -91,8 +91,7 @@ def _key(row) -> tuple[str, str, int, int]:
 
 
 def _seconds(row: Result, prediction: Prediction, card: cards.Card) -> roofline.Seconds:
-    tf32 = roofline.in_tf32(row.spec.recipe)
-    return roofline.seconds(prediction.work, card, row.spec.processes, tf32)
+    return roofline.seconds(prediction.work, card, row.spec.processes, row.spec.recipe)
 
 
 def summary(found: Sequence[Step]) -> Iterator[str]:

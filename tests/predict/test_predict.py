@@ -529,14 +529,16 @@ def test_products_on_hopper_are_as_fast_as_their_shapes_were_measured():
     assert {ampere.product("bfloat16", depth=one) for one in (10, 1e4)} == {0.75 * 312e12}
     wide = product(4096, 4096, 4096, size=4)
     assert roofline.depth(wide) == roofline.depth(square), "operands moved, and not bytes"
-    with_tf32 = roofline.seconds([wide], cards.find("H200-141GB"), 1, True).compute
+    with_tf32 = roofline.seconds([wide], cards.find("H200-141GB"), 1, "single+tf32").compute
     assert with_tf32 == pytest.approx(wide.flops / (0.79 * 494e12))
 
 
 def test_float32_attention_has_no_rate_of_tf32():
     work = Work(phase="forward", kind="attention", dtype="float32", flops=10**12, bytes=1, count=1)
-    for card, rate in (("H200-141GB", 0.55 * 67e12), ("A100-80GB", 0.4 * 19.5e12)):
-        plain, tf32 = (roofline.seconds([work], cards.find(card), 1, on) for on in (False, True))
+    for card, rate in (("H200-141GB", 0.54 * 67e12), ("A100-80GB", 0.4 * 19.5e12)):
+        plain, tf32 = (
+            roofline.seconds([work], cards.find(card), 1, one) for one in ("single", "single+tf32")
+        )
         assert plain.compute == tf32.compute == pytest.approx(1e12 / rate)
 
 

@@ -4,6 +4,8 @@ recipe runs there is for ``tests/calibrate/test_check_on_gpu.py``."""
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from conftest import launched
 from harness.planner.overhead import ORDERS, choose, preferred
 from harness.report.figures import samples
 from harness.resolve import resolve
-from harness.result import Status
+from harness.result import Result, Status
 from harness.spec import Spec
 from harness.system.machine import examine
 from harness.system.requirements import obstacle
@@ -58,39 +60,40 @@ def test_one_gpu_stands_for_rank_0_of_eight(recipe, here, tmp_path):
         assert row.evidence[parse(recipe).sharding.name]["overlap_comm"] is True
 
 
+def trained(spec: Spec, recipes: Sequence[str], here, folder: Path) -> list[Result]:
+    """Return the results of ``spec`` with each recipe; skip the test if one cannot run here."""
+    rows = []
+    for number, recipe in enumerate(recipes):
+        one = dataclasses.replace(spec, recipe=recipe)
+        if lack := obstacle(resolve(one), here):
+            pytest.skip(lack.text)
+        rows.append(launched(one, folder / str(number)))
+        assert rows[-1].status is Status.OK, rows[-1].log_tail
+    return rows
+
+
 @pytest.mark.thorough
 def test_weights_in_8_bits_halve_what_is_gathered(here, tmp_path):
     """qwZ beside ZeRO-3, both with 16-bit weights: half the bytes, scales beside, losses alike."""
     both = Spec(recipe="zero3", model="DiT-S/4", data="synthetic", global_batch=8, steps=2,
                 processes=2, device="cuda")  # fmt: skip
-    rows = {}
-    for name in ("zero3", "zero3_qwz"):
-        spec = dataclasses.replace(both, recipe=f"{name}+bf16")
-        if lack := obstacle(resolve(spec), here):
-            pytest.skip(lack.text)
-        rows[name] = launched(spec, tmp_path / name)
-        assert rows[name].status is Status.OK, rows[name].log_tail
-    facts = {name: row.evidence[name] for name, row in rows.items()}
+    rows = trained(both, ("zero3+bf16", "zero3_qwz+bf16"), here, tmp_path)
+    names = ("zero3", "zero3_qwz")
+    facts = {name: row.evidence[name] for name, row in zip(names, rows, strict=True)}
     plain = facts["zero3"]["sent_bytes"]
     whole = sum(plain[phase]["allgather_base bfloat16"] for phase in ("forward", "backward"))
     assert facts["zero3_qwz"]["weights_gathered_as"] == "int8"
     assert facts["zero3_qwz"]["gathered_bytes"] == pytest.approx(whole / 2, rel=0.05)
     assert facts["zero3_qwz"]["scale_bytes"] < 0.05 * facts["zero3_qwz"]["gathered_bytes"]
-    assert rows["zero3_qwz"].losses == pytest.approx(rows["zero3"].losses, rel=0.05)
+    assert rows[1].losses == pytest.approx(rows[0].losses, rel=0.05)
 
 
 @pytest.mark.thorough
 def test_a_captured_model_draws_the_same_samples(here, tmp_path):
     one = Spec(recipe="single", model="DiT-S/4", data="synthetic", global_batch=4, steps=2,
                workload="sample", objective="flow", device="cuda")  # fmt: skip
-    rows = {}
-    for recipe in ("single+bf16_pure", "single+bf16_pure+cuda_graphs"):
-        spec = dataclasses.replace(one, recipe=recipe)
-        if lack := obstacle(resolve(spec), here):
-            pytest.skip(lack.text)
-        rows[recipe] = launched(spec, tmp_path / str(len(rows)))
-        assert rows[recipe].status is Status.OK, rows[recipe].log_tail
-    plain, captured = rows.values()
+    recipes = ("single+bf16_pure", "single+bf16_pure+cuda_graphs")
+    plain, captured = trained(one, recipes, here, tmp_path)
     assert samples.distance(captured, plain).relative < 1e-3
     facts = captured.evidence["cuda_graphs"]
     assert facts["graphs"] == 2 and facts["replays"] > 10 * facts["graphs"]
@@ -100,14 +103,8 @@ def test_a_captured_model_draws_the_same_samples(here, tmp_path):
 def test_recorded_blocks_train_as_compiled_ones(here, tmp_path):
     one = Spec(recipe="single", model="DiT-S/4", data="synthetic", global_batch=4, steps=3,
                device="cuda")  # fmt: skip
-    rows = {}
-    for recipe in ("single+bf16+compile", "single+bf16+compile:mode=reduce-overhead"):
-        spec = dataclasses.replace(one, recipe=recipe)
-        if lack := obstacle(resolve(spec), here):
-            pytest.skip(lack.text)
-        rows[recipe] = launched(spec, tmp_path / str(len(rows)))
-        assert rows[recipe].status is Status.OK, rows[recipe].log_tail
-    plain, recorded = rows.values()
+    recipes = ("single+bf16+compile", "single+bf16+compile:mode=reduce-overhead")
+    plain, recorded = trained(one, recipes, here, tmp_path)
     assert recorded.losses == pytest.approx(plain.losses, rel=0.01)
     facts = recorded.evidence["compile"]
     assert facts["cuda_graph_replays"] == facts["cuda_graphs"] == 2 * resolve(one).subject.depth

@@ -28,7 +28,7 @@ from harness.planner.calibration import store
 from harness.planner.calibration.record import Calibration, public
 from harness.planner.speed import rates
 from harness.planner.speed.rates import measured_on
-from harness.planner.speed.roofline import Seconds, compiles, in_tf32, seconds
+from harness.planner.speed.roofline import Seconds, seconds
 from harness.prediction import Prediction, Work
 from harness.report.data.grid import Grid, text_grid
 from harness.report.figures import derive
@@ -58,8 +58,7 @@ class Held:
 
     def predicted(self, card: Card) -> Seconds:
         """Return the step time by the rates of ``card``."""
-        tf32, compiled = in_tf32(self.recipe), compiles(self.recipe)
-        return seconds(self.work, card, self.processes, tf32, compiled=compiled)
+        return seconds(self.work, card, self.processes, self.recipe)
 
     def error(self, card: Card) -> float:
         """Return (predicted - measured) / measured."""

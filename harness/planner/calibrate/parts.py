@@ -359,10 +359,10 @@ def _parts(result: Result, prediction: Prediction, alone: Calibration) -> dict[s
     typical = of_device(alone.device)
     card = dataclasses.replace(typical, calibrated=Applied(calibration=alone))
     processes = result.spec.processes
-    tf32, compiled = in_tf32(result.spec.recipe), compiles(result.spec.recipe)
-    parts = parts_of(prediction.work, rates(card, processes), processes, tf32)
-    usual = seconds(prediction.work, typical, processes, tf32, compiled=compiled).total
-    count = 0 if card.shared else round(issues(prediction.work, compiled))
+    recipe, work = result.spec.recipe, prediction.work
+    parts = parts_of(work, rates(card, processes), processes, in_tf32(recipe))
+    usual = seconds(work, typical, processes, recipe).total
+    count = 0 if card.shared else round(issues(work, compiles(recipe)))
     return {**parts, "typical_seconds": usual, "operations": count}
 
 

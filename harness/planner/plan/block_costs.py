@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from harness.planner.phase_needs import STEP
-from harness.planner.speed.roofline import BUSY, Seconds, in_tf32, seconds
+from harness.planner.speed.roofline import BUSY, Seconds, seconds
 from harness.planner.suggestions import Edit, changed
 from harness.planner.verdict import Fit
 from harness.prediction import Prediction, Work
@@ -230,7 +230,7 @@ class Costs:
     def seconds(self, plan: Plan) -> Seconds:
         """Return the seconds of a step."""
         work = [replace(one, count=count) for one, count in self.total(plan).work.items()]
-        return seconds(work, self.gpu, 1, in_tf32(self.anchor.label))
+        return seconds(work, self.gpu, 1, self.anchor.label)
 
     def corrected(self, plan: Plan, fit: Fit) -> Costs:
         """Return the costs with the error of ``plan``, which ``fit`` predicts whole."""

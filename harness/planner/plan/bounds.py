@@ -14,7 +14,7 @@ from harness.planner import uncertainty
 from harness.planner.overhead import fixed_overhead
 from harness.planner.plan.lattice import HALF, Point
 from harness.planner.speed.rates import rates
-from harness.planner.speed.roofline import BUSY, KERNELS, Seconds, host_seconds, seconds
+from harness.planner.speed.roofline import BUSY, KERNELS, Seconds, issue_seconds, issued, seconds
 from harness.planner.verdict import Fit
 from harness.prediction import Work
 from harness.system.cards import Card
@@ -42,9 +42,9 @@ class Known:
     @functools.cached_property
     def forward(self) -> float:
         """Seconds of the forward pass, at most, with the weights that it gathers and copies, if
-        backward recomputes it."""
-        work = self._work(BUSY[:1], REPEATED)
-        host = host_seconds(work, self.fit.gpu, repeated=True)
+        backward recomputes it: then the host's time counts twice (``roofline.issues``)."""
+        work, gpu = self._work(BUSY[:1], REPEATED), self.fit.gpu
+        host = 0.0 if gpu.shared else 2 * issue_seconds(gpu) * issued(work)
         return max(_timed(work, self.fit).total, host)
 
     @functools.cached_property
@@ -76,7 +76,7 @@ class Known:
 
 
 def _timed(work: Sequence[Work], fit: Fit) -> Seconds:
-    return seconds(work, fit.gpu, fit.resolved.spec.processes)
+    return seconds(work, fit.gpu, fit.resolved.spec.processes, fit.label)
 
 
 # ---- rules ----

@@ -290,7 +290,7 @@ def _time(program: Program, costs: Costs, places: Sequence[tuple[int, int]]) -> 
 
 
 def _host(costs: Costs, issued: Terms) -> list[tuple[float, Terms]]:
-    """Return the negative time of the host in milliseconds, as ``roofline.host_seconds`` has it.
+    """Return the negative time of the host in milliseconds, as ``roofline.issues`` counts it.
 
     All plans have the same forward pass, so what they recompute is linear in their attentions.
     """

@@ -22,13 +22,7 @@ from harness.planner.plan.answer import (
     where,
 )
 from harness.planner.speed import rates
-from harness.planner.speed.roofline import (
-    behind_attention,
-    issue_seconds,
-    issued,
-    seconds,
-    sent,
-)
+from harness.planner.speed.roofline import behind_attention, issue_seconds, issued, seconds, sent
 from harness.planner.suggestions import Ways
 from harness.planner.verdict import Fit
 from harness.prediction import Prediction
@@ -76,7 +70,7 @@ def idle_seconds(fit: Fit) -> float:
     """Return the seconds of a step in which a GPU waits for other pipeline stages."""
     work, processes = fit.prediction.work, fit.resolved.spec.processes
     busy = [one for one in work if one.kind != "chain"]
-    whole, alone = (seconds(some, fit.gpu, processes).compute for some in (work, busy))
+    whole, alone = (seconds(some, fit.gpu, processes, fit.label).compute for some in (work, busy))
     return fit.seconds.compute * (1 - alone / whole) if whole else 0.0
 
 
@@ -275,7 +269,7 @@ def _ranges(fits: Sequence[Fit]) -> list[str]:
     """Return the meaning of the range of a step's time, if no measurement of the card made it."""
     if fits[0].gpu.shared or fits[0].gpu.calibrated or not any(fit.seconds for fit in fits):
         return []
-    return ["Step: in brackets its range. Eight of ten public measurements lay in theirs."]
+    return ["Step: in brackets its range. Nine of ten public measurements lay in theirs."]
 
 
 def _recorded(fits: Sequence[Fit]) -> list[str]:

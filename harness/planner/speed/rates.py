@@ -55,8 +55,8 @@ products of a backward need others (PTX ISA, wgmma.mma_async: transposed operand
 """
 HOPPER_ATTENTION = {
     "bfloat16": ((256, 0.14), (1024, 0.41), (4096, 0.51)),
-    "float16": ((256, 0.15), (1024, 0.41), (4096, 0.51)),
-    "float32": ((256, 0.36), (1024, 0.53), (4096, 0.55)),
+    "float16": ((256, 0.16), (1024, 0.41), (4096, 0.51)),
+    "float32": ((256, 0.36), (1024, 0.53), (4096, 0.54)),
 }
 """Type -> (tokens, share of the peak) of the kernel that torch takes: cuDNN's, and in float32 the
 memory-efficient one. Each is the mean of two head widths."""
@@ -73,7 +73,7 @@ LAUNCH = 5e-6
 ISSUE = 35e-6
 """Seconds in which a host usually issues one operation (Python of libraries, hooks, autograd). One
 that backward recomputes counts twice (``roofline.issues``). This project's own steps on an H200
-took 29 to 35 microseconds, and 39 to 46 with checkpoints (docs/reference/h200.md)."""
+took 29 to 39 microseconds, and 39 to 46 with checkpoints (docs/reference/h200.md)."""
 FASTEST, SLOWEST, RECOMPUTING = 26e-6, 46e-6, 85e-6
 """The same at the fastest, at the slowest, and at the slowest if the step recomputes activations.
 Published steps that the host limits took 27 to 46 microseconds an operation. Two of ten models with

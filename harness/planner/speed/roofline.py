@@ -33,7 +33,7 @@ SPREAD = {"compute": 0.35, "communication": 0.50, "offload": 0.60}
 """Relative uncertainty of each part without calibration, for comparisons of rows."""
 REACH = {**SPREAD, "compute": 0.30}
 """What a range states of each part without calibration: 0.3 is from 1/1.3 to 1.3 times as long.
-With the host's range, 82 of 92 public rows lie within it (tests/test_public_peaks.py)."""
+With the host's range, 83 of 92 public rows lie within it (tests/test_public_peaks.py)."""
 CPU_SPREAD = dict.fromkeys(SPREAD, 1.0)
 """Relative uncertainty on a CPU known only by its cores; half or twice the time is common."""
 
@@ -113,23 +113,22 @@ def seconds(
     work: Sequence[Work],
     gpu: Card,
     processes: int,
-    tf32: bool = False,
+    recipe: str = "",
     slower: Slower = AS_TYPICAL,
-    compiled: bool = False,
 ) -> Seconds:
-    """Return the predicted seconds of one step on ``gpu``, for one of ``processes``.
+    """Return the predicted seconds of one step of ``recipe`` on ``gpu``, for one of ``processes``.
 
     The host's time to issue operations is that of public trainers, unless whole steps were
-    measured. ``slower``: factors for a slower card or slower links. ``compiled``: ``issues``.
+    measured. ``slower``: factors for a slower card or slower links.
     """
     found = rates(gpu, processes).slowed(slower.compute, slower.communication)
     usual, reach = (CPU_SPREAD, CPU_SPREAD) if gpu.shared else (SPREAD, REACH)
-    parts = parts_of(work, found, processes, tf32)
+    parts = parts_of(work, found, processes, in_tf32(recipe))
     fitted = _fitted(gpu)
     factors = fitted.factors
     told = {part: factors.get(part, 1.0) * value for part, value in parts.items()}
     count = 0 if gpu.shared else issued(work)
-    calls = 0.0 if gpu.shared else issues(work, compiled)
+    calls = 0.0 if gpu.shared else issues(work, compiles(recipe))
     asked = 0 if fitted.rows else count  # measured steps replace the hosts of public trainers
     return Seconds(
         **told,
@@ -158,16 +157,6 @@ def issue_seconds(gpu: Card) -> float:
     """Return the seconds in which the host issues one operation; 0 if measured steps show none."""
     fitted = _fitted(gpu)
     return fitted.host if fitted.rows else ISSUE
-
-
-def host_seconds(work: Sequence[Work], gpu: Card, repeated: bool = False) -> float:
-    """Return the seconds in which the host issues the operations of a step.
-
-    ``repeated``: backward recomputes all of ``work``, which is of a forward pass.
-    """
-    if gpu.shared:
-        return 0.0
-    return issue_seconds(gpu) * issues(work) * (2 if repeated else 1)
 
 
 def issued(work: Sequence[Work]) -> int:
