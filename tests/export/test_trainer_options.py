@@ -289,6 +289,39 @@ def test_a_model_whose_blocks_a_trainer_does_not_swap_has_no_counterpart():
     assert all(given is None for _, given in swapped("diffusion-pipe", "sd3.5-large"))
 
 
+@pytest.mark.parametrize("name", trainers.known())
+@pytest.mark.parametrize("part", ["qlora", "dora", "lokr", "loha"])
+def test_adapters_without_a_counterpart_are_exported_as_plain_lora(name, part):
+    """Without its type diffusion-pipe refuses an [adapter]; ai-toolkit would train all weights."""
+    recipes = [f"single+bf16_pure+{word}:rank=16" for word in ("lora", part)]
+    plain, made = (trainers.translated(name, asked(r, models(name)[0]), "a.yaml") for r in recipes)
+    why = dict(made.lacks).get(f"{part}:rank=16", "")
+    assert why.endswith(trainers.PLAIN) == (made.options == plain.options)
+    assert bool(why) == (f"{part}:rank=16" in made.unplanned)
+
+
+@pytest.mark.parametrize("name", trainers.known())
+def test_an_export_names_the_planned_samples_and_the_options_of_their_size(name):
+    """A trainer's own default is 512 to 1024 pixels, and decides memory as much as the recipe."""
+    for model, size in (("flux-dev", "1024x1024"), ("wan2.1-1.3b", "480x832 of 81 frames")):
+        resolved = asked("single+bf16_pure+lora", model)
+        text = pages.page("", [trainers.translated(name, resolved, "a.yaml")])
+        (line,) = (line for line in text.splitlines() if "samples of at most" in line)
+        assert size in line
+        named = re.findall(r"`([^`]+)`", line)
+        shape = trainers.table(name)["shape"]
+        known = " ".join(map(str, [*shape.values()]))
+        assert named and all(option.lstrip("-") in known for option in named)
+        assert any("frame" in option for option in named) == ("frames" in shape and "wan" in model)
+
+
+def test_ai_toolkit_trains_flow_models_by_flow():
+    """Its noise scheduler is DDPM's where it is left out (toolkit/config_modules.py 377)."""
+    for model, scheduler in (("flux-dev", "flowmatch"), ("pixart-sigma", None)):
+        made = trainers.translated("ai-toolkit", asked("single+bf16_pure+lora", model), "a.yaml")
+        assert made.options.get("train.noise_scheduler") == scheduler
+
+
 ENCODERS = {
     "sd-scripts": {"--cache_latents", "--cache_text_encoder_outputs"},
     "ai-toolkit": {"train.cache_text_embeddings"},

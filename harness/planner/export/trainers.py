@@ -18,15 +18,18 @@ import yaml
 from harness.planner.export import lines
 from harness.planner.plan.request import defaults, numbers, parameters, techniques
 from harness.resolve import Resolved
+from strategies import CATALOG
 from strategies.base import BadInput, Slot
+from strategies.engine import RunContext
 from strategies.strategy import Strategy
 from strategies.words import nearest
 
 FOLDER = Path(__file__).with_name("trainers")
 SETTINGS = ("micro_batch", "accumulation", "learning_rate", "betas", "eps", "weight_decay", "clip",
-            "all_weights", "encoders")  # fmt: skip
+            "all_weights", "encoders", "objective")  # fmt: skip
 """Settings that a trainer needs beside the strategies, in the order of its options."""
 NO_OPTION = "it has no such option"
+PLAIN = "the options train plain LoRA in its place"
 DECIDING = (Slot.PRECISION, Slot.CAST, Slot.ADAPT, Slot.RECOMPUTE, Slot.OFFLOAD, Slot.SWAP,
             Slot.OPTIMIZE, Slot.STEP)  # fmt: skip
 """Slots that decide the memory of a training."""
@@ -99,7 +102,9 @@ def translated(name: str, resolved: Resolved, config: str) -> Translation:
     devices = ",".join(map(str, range(launch.processes)))
     values |= {"config": config, "devices": devices, **_model(made, resolved)}
     made.start = lines.filled(trainer["start"], values)
+    made.beside += _sample(trainer, resolved)
     for what, part, rule in ruled(trainer, resolved):
+        rule = _plain(trainer, part, rule, launch)
         made.add(what, rule, values if part is None else {**values, **parameters(part)})
         deciding = part.slot in DECIDING if part else what in (launch.sharding, "micro batch")
         if deciding and (rule is None or "lacks" in rule):
@@ -108,6 +113,36 @@ def translated(name: str, resolved: Resolved, config: str) -> Translation:
         if made.options.pop(option, None) is not None:
             made.lacks.append(Missing(option, why))
     return made
+
+
+def _plain(
+    trainer: Mapping[str, Any], part: Strategy | None, rule: lines.Rule | None, launch: RunContext
+) -> lines.Rule | None:
+    """Return a rule, with plain LoRA's options if its adapters have no counterpart.
+
+    Without an adapter's options a trainer refuses its file, or trains all weights.
+    """
+    rank = getattr(part, "rank", None) if part and part.slot is Slot.ADAPT else None
+    if rank is None or rule is None or "lacks" not in rule or "options" in rule:
+        return rule
+    lora = CATALOG["lora"](rank=rank)  # type: ignore[call-arg]
+    found = lines.fitting(
+        trainer["strategies"].get("lora", ()), parameters(lora), launch, defaults(lora)
+    )
+    options = (found or {}).get("options")
+    return {**rule, "options": options, "lacks": f"{rule['lacks']}; {PLAIN}"} if options else rule
+
+
+def _sample(trainer: Mapping[str, Any], resolved: Resolved) -> list[str]:
+    """Return a line with the size of the planned samples, and the options that decide it."""
+    shape, size = trainer["shape"], resolved.subject.size_in_words
+    keys = ["sides" if "sides" in shape else "resolution", "area"]
+    keys += ["frames"] if " frames" in size else []
+    values = (shape.get(key, []) for key in keys)
+    names = [n for value in values for n in ([value] if isinstance(value, str) else value)]
+    flag = "--" if trainer["form"] == "flags" and "files" not in shape else ""
+    named = ", ".join(f"`{flag}{name.removeprefix(flag)}`" for name in names)
+    return [f"samples of at most {size}, as planned; set {named}"]
 
 
 def ruled(

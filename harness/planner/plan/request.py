@@ -89,6 +89,7 @@ def numbers(resolved: Resolved) -> dict[str, Any]:
         "weight_decay": settings.weight_decay,
         "clip": settings.grad_clip,
         "ema_decay": settings.ema_decay,
+        "objective": resolved.spec.objective,
         "random_blocks": resolved.subject.random_blocks,
     }
 
