@@ -189,6 +189,34 @@ def test_what_is_not_predicted_is_named_with_its_direction(tmp_path):
     assert "--use_gradient_checkpointing" not in [name for name, *_ in wan.usual]
 
 
+TARGETS = [
+    ("krea2", {}, "targets=attention,reach=model"),  # its text fusion has layers of these names
+    ("qwen_image", {}, "targets=attention"),
+    (
+        "flux",
+        {"flux_lora_target": "context"},
+        "targets=add_k_proj/add_q_proj/add_v_proj/to_add_out",
+    ),
+    ("flux", {"flux_lora_target": "all+ffs"}, "proj_mlp/proj_out,reach=model"),  # the last layer
+]
+
+
+@pytest.mark.parametrize(("family", "more", "ends"), TARGETS)
+def test_adapters_stand_in_the_layers_of_the_trainer_s_own_list(family, more, ends, tmp_path):
+    """SimpleTuner gives peft the endings of names (helpers/models/MODEL/model.py)."""
+    given = {"model_family": family, "model_type": "lora", "lora_rank": 8, **more}
+    made = read(tmp_path, {"config.json": json.dumps(given)})
+    adapters = parts(made.recipe)[Slot.ADAPT]
+    assert adapters.startswith("lora") and adapters.endswith(ends)
+    assert not any("linear layer of the blocks" in said for said in made.differs)
+
+
+def test_named_layers_of_adapters_are_not_predicted_in_silence(tmp_path):
+    given = {"model_family": "flux", "model_type": "lora", "peft_lora_target_modules": ["to_q"]}
+    made = read(tmp_path, {"config.json": json.dumps(given)})
+    assert any(said.startswith("peft_lora_target_modules") for said in made.unpredicted)
+
+
 def test_an_unset_variable_is_named_and_the_largest_size_counts(tmp_path):
     text = DIFFUSERS.replace("--train_batch_size=1", "--train_batch_size=$BATCH")
     made = read(tmp_path, {"a.sh": text})
