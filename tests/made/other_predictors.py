@@ -266,6 +266,8 @@ def kind_of(row: Mapping[str, Any]) -> str:
     if _names(row) & ADAPTERS:
         kept_back = "with" if "checkpoint" in _names(row) else "without"
         return f"adapters {kept_back} checkpoints, {figure}"
+    if "offload_adamw" in _names(row):
+        return f"full training with AdamW in host memory, {figure}"
     return f"full training on one GPU, {figure}"
 
 
