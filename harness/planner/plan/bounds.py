@@ -144,9 +144,20 @@ def moved_seconds(one: Point, known: Known) -> float:
     They are more than half of the bytes that another recipe keeps at its peak; the rest may be kept
     outside of the blocks.
     """
-    if not one.moved or one.share or (one.half and not known.point.half):
+    if not one.moved or one.share:
         return 0.0
-    return known.activations / rates(known.fit.gpu, one.ranks).to_host * least_factor(known.fit.gpu)
+    kept = kept_floor(one, known)
+    return kept / rates(known.fit.gpu, one.ranks).to_host * least_factor(known.fit.gpu)
+
+
+def kept_floor(one: Point, known: Known) -> int:
+    """Return the fewest bytes of activations that ``one`` keeps if it holds those of ``known``.
+
+    Autocast keeps float32 results, and 16-bit copies of float32 weights. Recipes of 16-bit
+    activations keep neither, and recipes that decode frozen weights keep no such copies.
+    """
+    lean = one.half or one.quantized
+    return 0 if lean and not known.point.half else known.activations
 
 
 def stepped_seconds(one: Point, gpu: Card) -> float:
@@ -218,8 +229,7 @@ def need_floor(one: Point, known: Known) -> float:
         return 0.0
     if one.column == other.column:
         return known.fit.need_bytes - one.frees(other) - SLACK
-    kept = known.activations if other.half or not one.half else 0
-    return fixed(one, known.fit.gpu) + one.state_bytes + kept - SLACK
+    return fixed(one, known.fit.gpu) + one.state_bytes + kept_floor(one, known) - SLACK
 
 
 def fixed(one: Point, gpu: Card) -> int:
