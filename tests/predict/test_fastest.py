@@ -15,7 +15,14 @@ from harness import cli
 from harness.commands.console import make_console
 from harness.planner import pool, verdict
 from harness.planner.plan import fastest
-from harness.planner.plan.bounds import Known, moved_seconds, need_floor, slower, time_floor, wire_seconds
+from harness.planner.plan.bounds import (
+    Known,
+    moved_seconds,
+    need_floor,
+    slower,
+    time_floor,
+    wire_seconds,
+)
 from harness.planner.plan.command import add_arguments
 from harness.planner.plan.fastest import EVEN, NEAR, best_of, common, search, within
 from harness.planner.plan.lattice import Point, adapts
