@@ -297,6 +297,25 @@ def test_other_spellings_are_the_same_question(words, model, recipe):
     assert (row.spec.model, row.spec.recipe) == (model, recipe)
 
 
+SPELT = {
+    "flux-dev": ["--resolution", "1024x1024", "--text", "512"],
+    "wan2.1-1.3b": ["--resolution", "480x832", "--frames", "81"],
+    "pixart-sigma": ["--resolution", "1024"],
+}
+
+
+@pytest.mark.parametrize("model", SPELT)
+def test_the_usual_size_spelt_out_is_the_same_question(model):
+    """A spelt-out size was traced anew for a minute, and ``plan --from`` gives each size so."""
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    usual = ["--model", model, "--gpu", "RTX-4090", "--recipes", "single+bf16"]
+    made = []
+    for more in ([], SPELT[model], [*SPELT[model], "--resolution", "512"]):
+        made.append(asked_for(parser.parse_args([*usual, *more])).resolved[0].spec)
+    assert made[0] == made[1] and made[2].resolution == "512"
+
+
 def test_every_preset_is_found_by_its_names_on_the_hub():
     for name, known in families.table().items():
         assert known.hub, name

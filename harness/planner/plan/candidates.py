@@ -21,7 +21,7 @@ from harness.planner.plan import lattice
 from harness.planner.plan.request import HOST_GIVEN, LATENT
 from harness.planner.speed import rates
 from harness.resolve import Resolved, resolve
-from harness.spec import Spec, SpecError, located, model_name
+from harness.spec import LATER, Spec, SpecError, located, model_name
 from harness.subjects import kind_of
 from harness.suite.matrix import unreplicated
 from harness.system import cards, gpus
@@ -414,10 +414,26 @@ def _base(options: argparse.Namespace) -> Spec:
         **given,
     )
     spec.check()
+    spec = _without_usual_sizes(spec)
     if options.largest != "batch":
         together = max((parse(text).together for text in _recipes(options)), default=1)
         # Raises for a batch that no row can take.
         spec.micro_batch(max(1, spec.processes // together), 1)
+    return spec
+
+
+def _without_usual_sizes(spec: Spec) -> Spec:
+    """Leave out sizes of samples that are the model's usual ones.
+
+    A prediction is kept by its spec, so a size that is spelt out would be traced anew.
+    """
+    if not kind_of(spec.model).brings_samples or is_cache(spec.data):
+        return spec
+    size = resolve(spec).subject.size_in_words
+    for name in ("resolution", "frames", "text"):
+        less = dataclasses.replace(spec, **{name: LATER[name]})
+        if less != spec and resolve(less).subject.size_in_words == size:
+            spec = less
     return spec
 
 

@@ -211,7 +211,9 @@ def _by_category(fit: Fit) -> dict[str, int]:
 
 def _settings(made: Reading, fit: Fit) -> dict[str, str]:
     spec, resolved = fit.resolved.spec, fit.resolved
-    found = {"model": spec.model, "resolution": spec.resolution, "frames": str(spec.frames or "")}
+    sides, _, rest = resolved.subject.size_in_words.partition(" of ")
+    found = {"model": spec.model, "resolution": sides.partition(",")[0]}
+    found |= {"frames": rest.partition(" ")[0]}
     found |= {"micro batch": str(resolved.micro_batch), "processes": str(spec.processes)}
     found |= {"accumulation": str(resolved.launch.accumulation)}
     parts = {Slot(part.slot).name: str(part) for part in resolved.recipe.strategies
