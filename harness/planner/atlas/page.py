@@ -26,8 +26,8 @@ from strategies.files import bounded_text, cell, printable
 Lines = Sequence[Sequence[str]]
 NOTE = (
     "Predicted without a GPU, for one sample a GPU at each model's usual size, with "
-    "encoders and VAE not on the GPU. Each cell has the fastest recipe that ./run.sh "
-    "plan finds. If none fits, it has the recipe that needs the least memory.",
+    "encoders and VAE not on the GPU. Each cell has the answer of ./run.sh plan: no usual recipe "
+    "that fits is over 10 % faster. If none fits, it has the recipe that needs the least memory.",
     "A recipe fits if the upper ends of its ranges fit the GPU and the host. 64 GiB of host memory "
     "are assumed for each desktop card, and 256 GiB for each other card. Too large: "
     "the first of two, four and eight times the sample size that is predicted not to fit "
