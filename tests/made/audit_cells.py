@@ -1,7 +1,8 @@
 """Drawn cells at full depth held to every recipe, by a rule written apart from the search's.
 
 ``python -m tests.made.audit_cells`` traces lattices, draws cells and writes their answers to
-``audit_cells.csv``. Unlike ``brute_force`` it demands the very recipe that the rule of
+``audit_cells.csv``. With ``--drawn`` the questions are those of ``audit_drawn.csv``, drawn by
+another person. Unlike ``brute_force`` it demands the very recipe that the rule of
 docs/how-to/plan.md names, and reads a recipe's rank from its name.
 """
 
@@ -33,11 +34,13 @@ KINDS = {"flash": CARDS[:-3], "cudnn": CARDS[-3:]}
 GROUPS = (("pixart-sigma", "cudnn", (True, False)), ("sana-1.6b", "flash", (True,)))
 """Model, kind of cards, and trainings: the first on one GPU of a list that the seed shuffled."""
 HOSTS = ("", "", "16GiB", "32GiB", "64GiB", "128GiB")
+DRAWN = Path(__file__).with_name("audit_drawn.csv")
+"""A third sample: 24 published cells, and 36 drawn ones, by ``secrets`` before any was answered."""
 ADAPTER = re.compile(r"\+q?lora:")
 
 
 class Cell(NamedTuple):
-    """A question to a plan. ``beside``: GiB of other models on the GPU. ``host``: its memory."""
+    """A question to a plan. ``beside``: GiB of other models on a GPU. ``host``: its memory."""
 
     model: str
     kind: str
@@ -45,11 +48,12 @@ class Cell(NamedTuple):
     adapters: bool
     beside: int = 0
     host: str = ""
+    gpus: int = 1
 
     def asked(self) -> Asked:
         parser, what = argparse.ArgumentParser(), "gpu-memory" if self.card[0].isdigit() else "gpu"
         add_arguments(parser)
-        words = ["--model", self.model, "--gpus", "1", f"--{what}", self.card]
+        words = ["--model", self.model, "--gpus", str(self.gpus), f"--{what}", self.card]
         words += ["--also", f"{self.beside}GiB"] if self.beside else []
         words += ["--host-memory", self.host] if self.host else []
         return asked_for(parser.parse_args(words))
@@ -70,6 +74,16 @@ def cells() -> list[Cell]:
         left = one.asked().gpu.memory_bytes / 2**30 - rng.uniform(2, 20)
         found.append(one._replace(beside=max(0, int(left)), host=rng.choice(HOSTS)))
     return list(dict.fromkeys(found))
+
+
+def drawn() -> list[Cell]:
+    """Return the questions of the third sample."""
+    with DRAWN.open(newline="", encoding="utf-8") as file:
+        return [
+            Cell(*(row[name] for name in ("model", "kind", "card")), row["adapters"] == "True",
+                 int(row["beside"]), row["host"], int(row["gpus"]))
+            for row in csv.DictReader(file)
+        ]  # fmt: skip
 
 
 def rank(fit: Fit) -> tuple[bool, int]:
@@ -128,17 +142,27 @@ def held(cell: Cell) -> dict[str, object]:
     return {**found, "state": "same" if same else "even" if even(*told.values()) else "wrong"}
 
 
-def main() -> None:
-    """Trace the lattices, hold the cells, write them and print the wrong ones."""
+def trace(some: Sequence[Cell]) -> None:
+    """Trace each recipe of the cells' lattices, and print those that have no trace."""
+    groups = {(one.model, one.kind, one.gpus, one.adapters): one for one in some}
     with pool.kept_workers():
-        for model, kind, trainings in GROUPS:
-            asked = [Cell(model, kind, KINDS[kind][-1], some) for some in trainings]
-            rows = [row for one in asked for row in one.rows()]
+        for (model, kind, gpus, _), one in groups.items():
+            rows = one.rows()
             made = pool.predict_all(rows, pool.default_folder(), kind=kind, jobs=1)
-            lost = [one.recipe for one in made if one.method != "trace"]
-            print(f"{model}, {kind}: {len(rows)} recipes, without a trace:", *lost)
-    lines = [held(cell) for cell in cells()]
-    with Path(__file__).with_suffix(".csv").open("w", newline="", encoding="utf-8") as file:
+            lost = [found.recipe for found in made if found.method != "trace"]
+            print(f"{model} x {gpus}, {kind}: {len(rows)} recipes, without a trace:", *lost)
+
+
+def main() -> None:
+    """Trace the lattices, hold the cells, write them and print the counts."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--drawn", action="store_true")
+    third = parser.parse_args().drawn
+    some = drawn() if third else cells()
+    trace(some)
+    lines = [held(cell) for cell in some]
+    path = DRAWN if third else Path(__file__).with_suffix(".csv")
+    with path.open("w", newline="", encoding="utf-8") as file:
         out = csv.DictWriter(file, lines[0], lineterminator="\n")
         out.writeheader()
         out.writerows(lines)
