@@ -209,18 +209,22 @@ class Tracer(TorchDispatchMode):
         self.places = TensorPlacement() if pools.get("cpu") == DEVICE else None
         """Placement of tensors if their devices do not show it; else None."""
         self._hollow: dict[int, tuple[str, Any]] = {}
-        self._watching = contextlib.ExitStack()
+        self._watching, self._entered = contextlib.ExitStack(), 0
         self._waited = False
         """True if a collective was waited for since the last pause."""
         self._total, self._highest = 0, 0
 
     def __enter__(self) -> Any:
-        self._watching.enter_context(watched(self._resized))
-        self._watching.enter_context(gloo_wait(self._wait))
+        if not self._entered:  # a compiled graph's random operations enter it again
+            self._watching.enter_context(watched(self._resized))
+            self._watching.enter_context(gloo_wait(self._wait))
+        self._entered += 1
         return super().__enter__()
 
     def __exit__(self, *given: Any) -> None:
-        self._watching.close()
+        self._entered -= 1
+        if not self._entered:
+            self._watching.close()
         super().__exit__(*given)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

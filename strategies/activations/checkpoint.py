@@ -257,10 +257,24 @@ class Checkpoint(Strategy):
             )
         if self.reentrant and "compiled" in launch.traits:
             return "a compiled block records a graph, and reentrant none; leave reentrant=on out"
-        if self.keep != "segments" and "compiled" in launch.traits:
+        return self._uncompiled(launch) if "compiled" in launch.traits else None
+
+    def _uncompiled(self, launch: RunContext) -> str | None:
+        """Return why the parts are not compiled with their checkpoints; None if they are."""
+        if self.keep != "segments":
             return (
                 f"keep={self.keep} chooses what a compiler would; leave it out, or take "
                 "compile:budget=0.5 without checkpoint"
+            )
+        if "gathers_ahead" in launch.traits:
+            return (
+                "ZeRO-3 gathers weights within a graph, which breaks there, and torch would "
+                "recompute uncompiled; take fsdp2, or leave checkpoint or compile out"
+            )
+        if self.every != 1 and "split_parameters" in launch.traits:
+            return (
+                "FSDP2 gathers weights between the blocks of a part, where a graph breaks; leave "
+                f"every={self.every} out"
             )
         return None
 

@@ -195,7 +195,8 @@ class Compile(Strategy):
 
     With ``scope=block`` one graph serves all blocks.
 
-    Beside ``checkpoint``, the recomputed parts are compiled with their checkpoints inside.
+    Beside ``checkpoint``, the recomputed parts are compiled with their checkpoints inside. Under
+    FSDP2 these are single blocks, between its hooks.
     ``budget`` below 1 keeps that share of the activations that the partitioner would keep, and
     recomputes the rest. ``backend=aot_eager`` captures graphs without generating code.
     ``mode=reduce-overhead`` records each compiled forward and backward as a CUDA graph, so that the
@@ -275,18 +276,29 @@ class Compile(Strategy):
         counters.clear()
         torch._functorch.config.activation_memory_budget = self.budget
         given = {"backend": CountingBackend(self.backend, self.mode), "dynamic": False}
-        module.compiled_by, parts = given["backend"], runner_of(module, Recompute)
+        module.compiled_by = given["backend"]
         if self.records:
             module.register_forward_pre_hook(Recordings.begin_step)
         if self.scope == "model":
             module.compile(**given)
             return
-        if parts is not None:
-            parts.compile_parts(functools.partial(torch.compile, **given))
-        for block in _alone(parts, subject.blocks(module)):
+        for block in _alone(runner_of(module, Recompute), subject.blocks(module)):
             block.compile(**given)
         if runner_of(module, MeasuredBlocks) is None:
             surround(module, subject, MeasuredBlocks)
+
+    def configure(self, accelerator: Any, module: Any, launch: RunContext) -> None:
+        """Compile the recomputed parts; the engine decides whether its hooks are within them."""
+        import torch
+
+        parts = runner_of(module, Recompute)
+        if parts is None:
+            return
+        compiler = functools.partial(torch.compile, backend=module.compiled_by, dynamic=False)
+        if "split_parameters" in launch.traits:
+            parts.compile_within(compiler, launch.subject.blocks(module))
+        else:
+            parts.compile_parts(compiler)
 
     def attach(self, trained: TrainingRun) -> CountingBackend | None:
         return getattr(trained.module, "compiled_by", None)

@@ -52,6 +52,7 @@ PAIRS = {
     "ddp+block_swap:blocks=3+accumulate": DEEP,
     "fsdp2_offload+bf16+checkpoint+accumulate": TWO,
     "fsdp2:reshard=off+compile:backend=aot_eager": TWO,
+    "fsdp2+bf16+checkpoint:share=0.5+compile:backend=aot_eager": TWO,
     "fsdp2+adam8bit:lib=torchao+offload_activations": TWO,
     "fsdp2+bf16_pure+muon": TWO,
     "fsdp2+adam16bit": TWO,

@@ -367,6 +367,8 @@ def test_a_choice_out_of_range_is_named(text, words):
         ("fsdp2+compress", 2, "this engine reduces by itself; use ddp"),
         ("fsdp2+bf16_master", 2, "use zero1, or bf16"),
         ("fsdp2+compile:scope=model", 2, "leave scope=model out"),
+        ("fsdp2+checkpoint:every=2+compile", 2, "leave every=2 out"),
+        ("zero3+checkpoint+compile", 2, "would recompute uncompiled; take fsdp2"),
         ("fsdp2_offload+adam8bit:lib=torchao", 2, "same sharding without offload"),
     ],
 )

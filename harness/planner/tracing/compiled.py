@@ -209,18 +209,20 @@ class Graphs:
     def run(self, function: Any, modules: list[nn.Module], args: Any, kwargs: Any) -> Any:
         """Run the call's graphs; compile them first if they are new.
 
-        The blocks' own hooks run around the graph. They mark where blocks begin in the trace.
+        The hooks of blocks that the graph calls run around it. They mark where blocks begin in the
+        trace.
         """
         call = Call(function, modules, args, kwargs)
+        called = [] if hasattr(function, "beneath_hooks") else call.blocks
         key = call.key()
         if key not in self._known:
             self._known[key] = self._compile(call)
         graph, structure = self._known[key]
-        for block in call.blocks:
+        for block in called:
             for hook in [*block._forward_pre_hooks.values()]:
                 hook(block, ())
         out = tree_unflatten(graph(*call.weights, *call.given), structure)
-        for block in call.blocks:
+        for block in called:
             for hook in [*block._forward_hooks.values()]:
                 hook(block, (), out)
         return out
