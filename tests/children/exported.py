@@ -21,6 +21,7 @@ import torch
 from accelerate import state
 from accelerate.utils import DistributedType
 from torch import nn
+from torch._dynamo.utils import counters
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -91,6 +92,7 @@ def facts(trained: dict[str, Any]) -> dict[str, Any]:
         "weights": sorted({str(p.dtype) for p in bare.parameters()}),
         "checkpointed": sum(isinstance(m, CheckpointWrapper) for m in bare.modules()),
         "parts": len(bare.blocks),
+        "graphs": counters["stats"]["unique_graphs"],
         "optimizer": type(inner).__name__,
         "settings": [group[key] for key in ("lr", "betas", "eps", "weight_decay")],
         "average": sum(sharded.local(a).numel() for a in trained.get("average", ())),

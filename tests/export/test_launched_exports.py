@@ -51,6 +51,7 @@ ASKED = {
     "zero3_nvme": "zero3_nvme+bf16 --cpu",
     "fsdp2": f"fsdp2+bf16+checkpoint+accumulate:steps=2 {CARD} --grad-clip 0.01",
     "fsdp2, ahead": f"fsdp2:reshard=off,prefetch=1+bf16_pure {CARD}",
+    "fsdp2, compiled": f"fsdp2+bf16+checkpoint+compile:backend=aot_eager {CARD}",
     "fsdp2, public": f"fsdp2+bf16+lora:rank=4+checkpoint {CARD} --model {WAN}",
     "fsdp2_offload": f"fsdp2_offload+lora:rank=4 {CARD} --grad-clip 0.01",
     "hsdp": f"hsdp:replicate=2+bf16 {CARD} --gpus 4",
@@ -168,6 +169,7 @@ IN_FORCE: dict[str, dict[str, Any]] = {
         **SHARDED, "policy": [["None", True]], "reshards": [0], "ahead": [1, 1, 1, 0],
         "weights": ["torch.bfloat16"],
     },
+    "fsdp2, compiled": {**SHARDED, **BF16, "reshards": [2], "graphs": 1},
     "fsdp2, public": {
         **SHARDED, **BF16, **LORA, "gathered": ["WanTransformerBlock"], "groups": 2,
         "checkpointed": 2,
