@@ -68,13 +68,16 @@ def covered(lines: Lines) -> str:
         sizes = f" Larger samples were tried on {on} only." if some else ""
     models, _, gpus, cards = (values(lines, head) for head in FILTERS[:4])
     whole = len(lines) == len(TRAININGS) * len(models) * len(gpus) * len(cards)
+    named = ", ".join(models) if len(models) < MANY else f"{len(models)}, named in the table"
     rest = "Nothing else was asked for." if whole else UNKEPT
     return (
-        f"{len(lines)} cells. Models: {', '.join(models)}. GPUs: {', '.join(gpus)} of "
+        f"{len(lines)} cells. Models: {named}. GPUs: {', '.join(gpus)} of "
         f"{', '.join(cards)}. {rest}{sizes}"
     )
 
 
+MANY = 20
+"""Number of models from which they are not named one by one."""
 UNKEPT = (
     "Other cells of these models and cards are left out: not all of their predictions are kept."
 )
