@@ -39,7 +39,7 @@ NOTE = (
     "one that backward recomputes in twice that. "
     "Adapters add operations, so a LoRA may take longer there than training all weights.",
     "The atlas in docs/atlas has the cells whose predictions are all recorded. The command "
-    "./run.sh atlas --recorded --out docs/atlas makes it again in a minute.",
+    "./run.sh atlas --recorded --out docs/atlas makes it again in three minutes.",
 )
 """Paragraphs on what the numbers are, and on how they are made again."""
 FILTERS = ("Model", "Training", "GPUs", "Card", "Fits")
