@@ -427,12 +427,15 @@ def _without_usual_sizes(spec: Spec) -> Spec:
 
     A prediction is kept by its spec, so a size that is spelt out would be traced anew.
     """
-    if not kind_of(spec.model).brings_samples or is_cache(spec.data):
+    given = [
+        name for name in ("resolution", "frames", "text") if getattr(spec, name) != LATER[name]
+    ]
+    if not given or not kind_of(spec.model).brings_samples or is_cache(spec.data):
         return spec
     size = resolve(spec).subject.size_in_words
-    for name in ("resolution", "frames", "text"):
+    for name in given:
         less = dataclasses.replace(spec, **{name: LATER[name]})
-        if less != spec and resolve(less).subject.size_in_words == size:
+        if resolve(less).subject.size_in_words == size:
             spec = less
     return spec
 
