@@ -32,7 +32,8 @@ pytestmark = [
 SEVERAL = {
     2: ["fsdp2", "fsdp2:reshard=off", "fsdp2+bf16+checkpoint+accumulate", "fsdp2+fp16",
         "fsdp2:prefetch=2+bf16", "fsdp2+qlora+bf16", "fsdp2+optimizer_in_backward",
-        "fsdp2_offload+bf16", "fsdp2+checkpoint+compile", "fsdp2+adam8bit:lib=torchao+checkpoint",
+        "fsdp2_offload+bf16", "fsdp2+compile", "fsdp2+checkpoint+compile",
+        "fsdp2+adam8bit:lib=torchao+checkpoint",
         "zero3_offload_partial", "zero3_offload_partial:ratio=0.25+bf16", "zero3_qwz+fp16"],
     4: ["hsdp", "hsdp+bf16", "fsdp2:reshard=2", "zero3_hpz:group=2", "zero3_hpz:group=2+bf16"],
 }  # fmt: skip
