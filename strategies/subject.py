@@ -402,9 +402,10 @@ class Subject:
 
     @property
     def lent(self) -> tuple[str, ...]:
-        """Names of the blocks' modules that code outside of their block calls.
+        """Names of the blocks' modules with parameters that code outside of their block calls.
 
-        Their weights must be on the device outside of the block, so they are not streamed.
+        Their weights must be on the device outside of the block, so they are not streamed, and
+        FSDP2 must not reshard them after their block.
         """
         return self.survey.lent
 

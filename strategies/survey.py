@@ -28,7 +28,7 @@ class Survey(NamedTuple):
     multiply-add as two. ``linears``: names of the blocks' linear layers that have more rows than
     samples and get a gradient. ``products``: the number of all linear layers of the blocks.
     ``idle``: names of the parameters that get no gradient. ``lent``: names of the blocks' modules
-    that code outside of their block calls.
+    with parameters that code outside of their block calls.
     """
 
     parameters: int
@@ -122,8 +122,8 @@ def _note_lent(blocks: Sequence[nn.Module]) -> Callable[[], set[nn.Module]]:
     """Watch calls of the blocks' modules; return a function that returns those that code outside of
     their block called.
 
-    The output of diffusers' DiT calls the embedding of its first block. Modules of a block that is
-    never called itself are left out.
+    The output of diffusers' DiT calls the embedding of its first block. Modules without parameters
+    are left out, and those of a block that is never called itself.
     """
     within: list[nn.Module] = []
     entered: set[nn.Module] = set()
@@ -141,7 +141,7 @@ def _note_lent(blocks: Sequence[nn.Module]) -> Callable[[], set[nn.Module]]:
         block.register_forward_pre_hook(enter)
         block.register_forward_hook(lambda *_: within.remove(block))
         for part in block.modules():
-            if part is not block:
+            if part is not block and next(part.parameters(), None) is not None:
                 part.register_forward_pre_hook(note)
 
     for block in blocks:

@@ -20,11 +20,28 @@ def small(recipe: str):
     return miniature("dit-xl-2", recipe, set=SIZES)
 
 
-def test_a_survey_finds_them():
-    subject = resolve(small("single")).subject
-    assert EMBEDDING in subject.lent
-    assert all(name.startswith(EMBEDDING) for name in subject.lent)
-    assert resolve(miniature("flux-dev", "single")).subject.lent == ()
+@pytest.mark.parametrize("name", ["dit-xl-2", "flux-dev", "minimax-h3"])
+def test_a_family_names_those_that_its_survey_finds(name):
+    """A family names them, so that a launch is refused without torch."""
+    subject = resolve(miniature(name, "single")).subject
+    found = subject.survey.lent
+    assert subject.lent == ((EMBEDDING,) if name == "dit-xl-2" else ())
+    assert set(subject.lent) <= set(found)
+    assert all(part.startswith(subject.lent) for part in found)
+
+
+@pytest.mark.parametrize("engine", ["fsdp2", "fsdp2_offload", "hsdp"])
+def test_a_block_that_is_sharded_again_is_refused(engine):
+    """torch fails in the first forward with "got mixed torch.Tensor and DTensor"."""
+
+    def refusal(recipe: str):
+        few = {"processes": 4, "global_batch": 4}
+        return resolve(dataclasses.replace(small(recipe), **few)).refusal
+
+    why = str(refusal(f"{engine}+bf16"))
+    assert f"calls {EMBEDDING} outside of its block" in why and "zero3" in why, why
+    assert refusal(f"{engine}:reshard=off+bf16") is None
+    assert refusal("zero3+bf16") is None
 
 
 @pytest.mark.parametrize("more", ["", "+lora"])

@@ -99,6 +99,8 @@ class Family:
     stages: bool = True
     """Whether its blocks can be distributed over pipeline stages. False if the model uses a block's
     own layers outside of it."""
+    lends: tuple[str, ...] = ()
+    """Modules of blocks that the model calls outside of their block."""
 
     def value(self, config: Config, key: str) -> Any:
         """Return a number of the configuration."""
@@ -232,7 +234,7 @@ _ALL = [
         defaults={"in_channels": 4, "num_embeds_ada_norm": 1000, "num_layers": 28},
         objectives=("epsilon",),
         more=lambda config, space: {"y": ((), "label")}, resolution="256x256", text_tokens=0,
-        stages=False,
+        stages=False, lends=("transformer_blocks.0.norm1.emb",),
     ),
     Family(
         name="WanTransformer3DModel", call="wan", depths={"blocks": "num_layers"}, layout="video",

@@ -560,6 +560,10 @@ class Library(Subject):
         return _survey(self)
 
     @property
+    def lent(self) -> tuple[str, ...]:
+        return self.family.lends  # without torch: every launch of FSDP2 asks for it
+
+    @property
     def parameters(self) -> int:
         """Return the parameters: for a preset from its file, without torch."""
         counted = self._counted

@@ -207,6 +207,12 @@ class Fsdp(Rows):
                 f"prefetch={self.prefetch} gathers as many blocks ahead as there are "
                 f"({launch.subject.depth}) or more; take a smaller one, or auto"
             )
+        lent = launch.subject.lent
+        if lent and self.reshard is not False:
+            return (
+                f"the model calls {lent[0]} outside of its block, where the block's weights are "
+                "sharded; take zero3, or reshard=off if the block runs before that call"
+            )
         if "compiled_whole" in launch.traits:
             return "it gathers between blocks, where one graph has no room; leave scope=model out"
         return None
