@@ -98,8 +98,9 @@ class Layout:
 
     Only ``replicate`` and ``shard`` divide samples: ranks that differ in other degrees work on the
     same samples. Ranks are numbered as in torch's device meshes: ``tensor`` fastest, then
-    ``sequence``, ``shard``, ``replicate`` and ``pipeline``. Ranks with parts of the same samples
-    share weights as any others do: an engine shards over ``sharers``.
+    ``sequence``, ``shard``, ``replicate`` and ``pipeline``. Source: accelerate 1.15,
+    parallelism_config.py (``mesh_order``: dp_replicate, dp_shard, cp, sp, tp). Ranks with parts of
+    the same samples share weights as any others do: an engine shards over ``sharers``.
     """
 
     replicate: int = 1
@@ -136,14 +137,12 @@ class Layout:
         """Number of ranks with the same part of the model, over which gradients are averaged."""
         return self.ranks // (self.tensor * self.pipeline)
 
-    def cut(self, parts: int, degree: str = "sequence") -> Layout:
-        """Return a layout in which groups of ``parts`` neighboring ranks share a ``degree``.
+    def cut(self, sequence: int = 1, tensor: int = 1) -> Layout:
+        """Return a layout in which groups of ``sequence`` ranks split the same samples, and groups
+        of ``tensor`` neighbors the same weights.
 
-        ``sequence``: they split the same samples; ``tensor``: the same weights. The layout is
-        returned unchanged if the ranks do not divide into such groups.
+        The layout is returned unchanged if the ranks do not divide into such groups.
         """
         name = "shard" if self.shard > 1 else "replicate"
-        groups, rest = divmod(getattr(self, name), parts)
-        if rest:
-            return self
-        return replace(self, **{name: groups, degree: getattr(self, degree) * parts})
+        groups, rest = divmod(getattr(self, name), sequence * tensor)
+        return self if rest else replace(self, **{name: groups}, sequence=sequence, tensor=tensor)

@@ -68,9 +68,9 @@ SAME_STAGED = {
 pipeline has stages, or a multiple."""
 STAGES = 2
 STAGES_SHARED = "pp_fsdp2"
-WITHIN, OVER = "fsdp2", "hsdp"
+WITHIN, OVER, TWICE = "fsdp2", "hsdp", "tp+sp"
 GROUPS = 2 * 2
-"""Least number of ranks for ``hsdp``: two groups of two."""
+"""Least number of ranks for ``hsdp`` and ``tp+sp``: two groups of two."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +109,7 @@ def all_controls(plain: str, processes: int) -> list[Control]:
         same |= {part: f"{plain}+{part}" for part in SHARING}
         broken |= {name: f"{plain}+{part}" for part, names in SHARING.items() for name in names}
     if processes % GROUPS == 0:
-        same |= {OVER: OVER}
+        same |= {OVER: OVER, TWICE: f"{plain}+{TWICE}"}
         broken |= dict.fromkeys(HYBRID, OVER)
     if processes % STAGES == 0:
         same |= SAME_STAGED

@@ -81,7 +81,7 @@ class Replicas(Engine):
         if parts is None:
             return super().fragments(trained, copies=copies)
         # The first ranks that together have all parts yield them.
-        first = trained.launch.layout.share(trained.accelerator.process_index) == 0
+        first = trained.accelerator.process_index < trained.launch.layout.tensor
         own = super().fragments(trained, copies=True) if copies or first else iter(())
         return parts.placed(trained, own, copies=copies)
 

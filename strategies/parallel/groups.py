@@ -1,4 +1,4 @@
-"""Process groups of ranks that share weights, and the engines' view of such weights.
+"""Process groups of ranks that share weights or samples, and the engines' view of such weights.
 
 No torch at import: engines import this module in the launching process.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from strategies.engine import TrainingRun
+    from strategies.engine import RunContext, TrainingRun
 
 
 class Groups(NamedTuple):
@@ -22,11 +22,32 @@ class Groups(NamedTuple):
 def made(parts: int, ranks: int) -> Groups:
     """Make the groups of this rank, of ``ranks`` in neighbourhoods of ``parts``; all ranks call
     it."""
+    return Groups(of(parts, 1, ranks), of(ranks // parts, parts, ranks))
+
+
+def of(count: int, stride: int, ranks: int) -> Any:
+    """Return the group of this rank among ``ranks``: ``count`` ranks that are ``stride`` apart. All
+    ranks call it."""
     import torch.distributed as dist
 
-    together = [[*range(first, first + parts)] for first in range(0, ranks, parts)]
-    alike = [[*range(index, ranks, parts)] for index in range(parts)]
-    return Groups(*(dist.new_subgroups_by_enumeration(cut)[0] for cut in (together, alike)))
+    span = count * stride
+    firsts = (low + index for low in range(0, ranks, span) for index in range(stride))
+    return dist.new_subgroups_by_enumeration([[*range(f, f + span, stride)] for f in firsts])[0]
+
+
+def uneven(launch: RunContext) -> str | None:
+    """Return why the ranks do not divide into the groups of ``sp`` and ``tp``; None if they do."""
+    layout, count = launch.layout, launch.processes
+    if (layout.sequence, layout.tensor) == (launch.sequence, launch.tensor):
+        return None
+    size, whole = launch.sequence * launch.tensor, launch.engine.layout(count)
+    text = f"groups of {size}"
+    if min(launch.sequence, launch.tensor) > 1:
+        text += f" (sp:ranks={launch.sequence} times tp:ranks={launch.tensor})"
+    if min(whole.shard, whole.replicate) > 1:  # groups do not cross copies of the model
+        size, text = size * whole.replicate, f"{whole.replicate} copies of {text}"
+    near = max(size, count // size * size)
+    return f"{count} processes are not {text}; use --processes {near}, or another ranks"
 
 
 class Among:

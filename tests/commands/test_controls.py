@@ -77,6 +77,7 @@ def test_replicas_of_stages_are_tried_where_there_are_several(runs, tmp_path):
     assert called(tmp_path, "--processes", "4") == 0
     assert {*REPEATED, *SPLIT} <= set(runs) and runs[next(iter(REPEATED))][0] == "pp"
     assert {runs[name][0] for name in (*SHARED_NUMBERS, "pp_fsdp2")} == {"pp_fsdp2"}
+    assert runs["tp+sp"] == ("ddp+tp+sp", [])
     assert runs["hsdp"] == ("hsdp", []) and {runs[name][0] for name in HYBRID} == {"hsdp"}
 
 

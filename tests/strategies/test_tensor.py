@@ -240,7 +240,6 @@ def test_evidence_is_lost_where_a_sum_is(case, runs):
         ("fsdp2+tp", 2, "DiT-T/8", ["shards it with nobody", "--processes 4, or ddp"]),
         ("hsdp+tp", 4, "DiT-T/8", ["shards it with nobody", "--processes 8"]),
         ("fsdp2:reshard=2+tp", 4, "DiT-T/8", ["of the 2 ranks that share"]),
-        ("ddp+tp+sp", 4, "DiT-T/8", ["leave sp out"]),
         ("ddp+tp+compile", 2, "DiT-T/8", ["leave compile out"]),
         ("ddp+tp+checkpoint:keep=products", 2, "DiT-T/8", ["before ranks have summed it"]),
         ("ddp+tp", 2, "flux-dev", ["has no blocks of one attention", "leave tp out"]),
@@ -277,7 +276,7 @@ def test_tokens_that_cannot_be_dealt_are_refused():
 
 BESIDE = {
     *("ddp", "fp32", "tf32", "bf16", "bf16_pure", "attend", "checkpoint"),
-    *("adamw", "accumulate", "ema"),
+    *("adamw", "accumulate", "ema", "sp"),
 }
 """What is not refused beside cut weights, on some machine: the rest has not been tried."""
 
@@ -287,7 +286,8 @@ def test_what_was_not_tried_beside_it_is_refused():
     for name, texts in SETTINGS.items():
         for text in texts:
             words = ["ddp" if w == "single" else w for w in text.split("+") if w != "tp"]
-            spec = dataclasses.replace(TWO, recipe="+".join([*words, "tp"]))
+            ranks = 4 if name == "sp" else 2
+            spec = dataclasses.replace(TWO, recipe="+".join([*words, "tp"]), processes=ranks)
             if resolve(spec).refusal is None:
                 taken.add(name)
     assert taken - {"single", "tp"} == BESIDE and set(CATALOG) > BESIDE

@@ -42,12 +42,6 @@ HEADS, TOKENS = 1, 2
 aten = torch.ops.aten
 
 
-def neighbours(ranks: int) -> Any:
-    """Return the process group of this rank and its neighbours, ``ranks`` in all; all ranks call
-    it."""
-    return dist.new_subgroups(group_size=ranks)[0]
-
-
 class Around:
     """Replaces an attention (``inner``) so that it sees the tokens of ``group``.
 

@@ -121,8 +121,9 @@ def _attended(trained: TrainingRun, way: Any) -> dict[str, Any]:
     parts, found = trained.launch.layout.sequence, attention_operands(trained)
     if not found:  # attention written out in products: the forward pass covers it
         return {}
-    cut: set[Any] = {_inside(call, way.cut, parts) for call in _over_all_tokens(trained)}
-    calls = trained.subject.survey.attention
+    tensor = trained.launch.layout.tensor
+    calls = [a._replace(heads=a.heads // tensor) for a in trained.subject.survey.attention]
+    cut: set[Any] = {_inside(call, way.cut, parts) for call in calls if call.queries == call.keys}
     other = {(a.heads, a.queries // parts, a.keys) for a in calls if a.queries != a.keys}
     text = f"attention had heads, queries and keys {sorted(found)}"
     demand(cut <= found <= cut | other, f"{text}, expected {sorted(cut)}")
@@ -132,7 +133,7 @@ def _attended(trained: TrainingRun, way: Any) -> dict[str, Any]:
 
 
 def _inside(call: Attended, cut: frozenset[str], parts: int) -> tuple[int, int, int]:
-    """Return a rank's heads, queries and keys in an attention of the whole model, ``call``."""
+    """Return a rank's heads, queries and keys in ``call``, an attention over whole samples."""
     names = ("heads", "queries", "keys")
     return tuple(getattr(call, name) // (parts if name in cut else 1) for name in names)
 

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from strategies.base import Slot
 from strategies.engine import RunContext, TrainingRun
+from strategies.parallel.groups import uneven
 from strategies.strategy import Strategy
 from strategies.subject import Subject
 from strategies.workloads import BOTH, TRAIN
@@ -29,7 +30,8 @@ class SequenceParallel(Strategy):
     """Groups of ranks share each sample, cut by tokens.
 
     Each of the ``ranks`` neighbors embeds, runs and predicts a stripe of the tokens. Only attention
-    sees all of them.
+    sees all of them. With ``tp`` neighbors hold parts of the same weights, and the ranks of a
+    sample are ``tp:ranks`` apart.
 
     ``how=ulysses`` exchanges heads for tokens around attention; heads must divide by ``ranks``.
     ``how=gather`` gathers the keys and values of all tokens. ``how=ring`` sends them round, a part
@@ -77,12 +79,9 @@ class SequenceParallel(Strategy):
         if "one_process" in launch.traits:
             others = "ddp or fsdp2" if launch.workload == TRAIN else "ddp"
             return f"one process cannot share a sample; take {others}"
-        if launch.layout.sequence != self.ranks:
-            near = max(self.ranks, count // self.ranks * self.ranks)
-            return (
-                f"{count} processes are not groups of {self.ranks}; use --processes {near}, or "
-                "another ranks"
-            )
+        odd = uneven(launch)
+        if odd:
+            return odd
         if launch.workload != TRAIN and launch.layout.data > 1:
             text = f"{count} processes are several groups, and one draws all samples"
             return f"{text}; use --processes {self.ranks}, or ranks={count}"
@@ -95,6 +94,8 @@ class SequenceParallel(Strategy):
         if "attend" not in subject.parts:
             if "compiled" in launch.traits:
                 return "its graphs would not have what is exchanged; leave compile out"
+            if "cut_weights" in launch.traits:
+                return "a part of the heads in torch's attention was not tried; leave sp or tp out"
             if any(a.queries == self.ranks * a.keys for a in subject.survey.attention):
                 return "a part would be as long as the text, and taken for it; take other ranks"
         if "doubles_tokens" in launch.traits:
@@ -106,9 +107,10 @@ class SequenceParallel(Strategy):
                 f"samples of {most} rows of tokens are not {self.ranks} equal stripes; "
                 f"take ranks of {' or '.join(fitting) or 'none'}, or another resolution or text"
             )
-        heads = subject.dimensions.heads
+        heads = subject.dimensions.heads // launch.tensor
         if self.how == "ulysses" and heads % self.ranks:
-            return f"{heads} heads cannot be dealt to {self.ranks} ranks; take how=gather"
+            of = f" on each rank of tp:ranks={launch.tensor}" if launch.tensor > 1 else ""
+            return f"{heads} heads{of} cannot be dealt to {self.ranks} ranks; take how=gather"
         return None
 
     def edit_model(self, module: Any, subject: Subject) -> None:
@@ -117,10 +119,11 @@ class SequenceParallel(Strategy):
         attention.install(module, subject)
 
     def configure(self, accelerator: Any, module: Any, launch: RunContext) -> None:
+        from strategies.parallel import groups
         from strategies.parallel.sequence import attention
 
-        around = attention.kind(self.how, self.ranks)
-        way: Any = partial(around, group=attention.neighbours(self.ranks))
+        group = groups.of(self.ranks, launch.layout.tensor, accelerator.num_processes)
+        way: Any = partial(attention.kind(self.how, self.ranks), group=group)
         attention.connect(module, launch.subject, way)
         part = launch.layout.part(accelerator.process_index)
         launch.subject.take_part(module, part, self.ranks)

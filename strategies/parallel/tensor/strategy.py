@@ -12,11 +12,11 @@ from typing import Any, ClassVar
 
 from strategies.base import Slot
 from strategies.engine import RunContext, TrainingRun
+from strategies.parallel.groups import uneven
 from strategies.strategy import Strategy
 from strategies.subject import Dimensions, Subject
 
 BESIDE = {
-    "cut_samples": "ranks share the tokens of samples or the weights, not both; leave sp out",
     "compiled": "a graph with its sums inside has not been tried; leave compile out",
     "doubles_tokens": "a branch beside the blocks would be whole; leave it out",
     "quantized_weights": "a coded weight cannot be cut; leave the codes out",
@@ -74,7 +74,7 @@ class TensorParallel(Strategy):
         return frozenset({"cut_weights"})
 
     def refuses(self, launch: RunContext) -> str | None:
-        return self._subject(launch.subject) or self._beside(launch) or self._ranks(launch)
+        return self._subject(launch) or self._beside(launch) or self._ranks(launch)
 
     def _beside(self, launch: RunContext) -> str | None:
         return next((why for trait, why in BESIDE.items() if trait in launch.traits), None)
@@ -87,13 +87,10 @@ class TensorParallel(Strategy):
                 f"{launch.sharding} shards weights in a way of its own, and a part of one has not "
                 "been sharded; take ddp or fsdp2"
             )
-        if launch.layout.tensor != self.ranks:
-            near = max(self.ranks, launch.processes // self.ranks * self.ranks)
-            return (
-                f"{launch.processes} processes are not groups of {self.ranks}; use --processes "
-                f"{near}, or another ranks"
-            )
-        if "dtensor_weights" in launch.traits and launch.layout.shard == 1:
+        odd = uneven(launch)
+        if odd:
+            return odd
+        if "dtensor_weights" in launch.traits and launch.layout.sharers == 1:
             enough = 2 * launch.layout.replicate * self.ranks
             return (
                 f"of {launch.processes} processes one has each part, and shards it with nobody; "
@@ -101,14 +98,16 @@ class TensorParallel(Strategy):
             )
         return None
 
-    def _subject(self, subject: Subject) -> str | None:
+    def _subject(self, launch: RunContext) -> str | None:
+        subject = launch.subject
         lack = subject.lacks("halves", "leave tp out, or take fsdp2")
         if lack is None and self.by_tokens:
             lack = subject.lacks("chain", "take norms=whole")
         lack = lack or self._uneven(subject.dimensions)
-        tokens = subject.dimensions.tokens if lack is None else 0
+        tokens = subject.dimensions.tokens // launch.sequence if lack is None else 0
         if self.by_tokens and tokens % self.ranks:
-            return f"{tokens} tokens are not {self.ranks} equal stripes; take norms=whole"
+            of = f" on each rank of sp:ranks={launch.sequence}" if launch.sequence > 1 else ""
+            return f"{tokens} tokens{of} are not {self.ranks} equal stripes; take norms=whole"
         return lack
 
     def _uneven(self, size: Dimensions) -> str | None:
