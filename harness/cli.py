@@ -16,7 +16,7 @@ import functools
 import re
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from harness import ROOT, extensions
 from harness.commands.streams import Ending, lasting_streams, open_descriptors
@@ -39,7 +39,15 @@ WANTED = {
 
 
 class _Parser(argparse.ArgumentParser):
-    """Argument parser that prints a one-line error without the usage."""
+    """Argument parser that prints a one-line error without the usage.
+
+    A word as ``-5GiB`` is a value, so that the error names the key and what to write. argparse
+    takes it for an option, and reports a missing value.
+    """
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self._negative_number_matcher = re.compile(r"-\.?\d")
 
     def error(self, message: str) -> NoReturn:
         absent = list(filter(None, map(extensions.missing, message.split())))

@@ -30,7 +30,9 @@ class BadFile(ValueError):
     """A JSON file that cannot be used; the message names the file and the fault."""
 
 
-def read_json(path: Path | str, kind: Any = Any, *, name: str = "it", schema: int = 0) -> Any:
+def read_json(
+    path: Path | str, kind: Any = Any, *, name: str = "it", schema: int = 0, beyond: int = BEYOND
+) -> Any:
     """Read a JSON file from an untrusted source.
 
     Its text is made printable (``strategies.files.printable``).
@@ -39,6 +41,7 @@ def read_json(path: Path | str, kind: Any = Any, *, name: str = "it", schema: in
         kind: the type that the file holds, checked by ``build``.
         name: the file's name in a message about one of its fields.
         schema: the required value of its field ``schema``; 0 if the file has no schema.
+        beyond: the bound above every integer.
 
     Raises:
         BadFile: it cannot be opened, is no regular file, is larger than ``LARGEST``, is not JSON,
@@ -47,7 +50,7 @@ def read_json(path: Path | str, kind: Any = Any, *, name: str = "it", schema: in
                 type.
     """
     try:
-        data = _decode(bounded_text(path))
+        data = _decode(bounded_text(path), beyond)
         if schema and (not isinstance(data, dict) or data.get("schema") != schema):
             raise ValueError(_other_schema(data, name, schema))
         return data if kind is Any else build(kind, data, name)
@@ -63,14 +66,14 @@ def _other_schema(data: Any, name: str, schema: int) -> str:
     return f"schema {data['schema']!r:.60}, this version reads {schema}"
 
 
-def _decode(text: str) -> Any:
+def _decode(text: str, beyond: int) -> Any:
     try:
         data = json.loads(text, parse_float=_number)
     except RecursionError:
         raise ValueError("unreadable as JSON (nested too deep)") from None
     except ValueError as error:
         raise ValueError(f"unreadable as JSON ({error})") from None
-    return _plain_data(data, 1)
+    return _plain_data(data, 1, beyond)
 
 
 def _number(text: str) -> float:
@@ -80,20 +83,20 @@ def _number(text: str) -> float:
     return value
 
 
-def _plain_data(data: Any, depth: int) -> Any:
+def _plain_data(data: Any, depth: int, beyond: int) -> Any:
     """Return ``data`` with its text made printable, within the bounds of ``read_json``."""
     kind = type(data)
     if kind is str:
         return _text(data)
-    if kind is int and not -BEYOND < data < BEYOND:
+    if kind is int and not -beyond < data < beyond:
         raise ValueError(f"an integer of {len(str(abs(data)))} digits")
     if kind not in (dict, list):
         return data
     if depth > DEEPEST:
         raise ValueError(f"nested deeper than {DEEPEST} levels")
     if kind is list:
-        return [_plain_data(item, depth + 1) for item in data]
-    return {_text(key): _plain_data(value, depth + 1) for key, value in data.items()}
+        return [_plain_data(item, depth + 1, beyond) for item in data]
+    return {_text(key): _plain_data(value, depth + 1, beyond) for key, value in data.items()}
 
 
 def _text(text: str) -> str:

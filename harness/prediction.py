@@ -24,6 +24,8 @@ FORECAST = "forecast.json"
 """File of the forecast in a folder of results."""
 SCHEMA = 1
 """Schema of both files."""
+BEYOND = 10**40
+"""Bound above the FLOPs of a step: they grow with the square of the tokens, beyond 64 bits."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -157,7 +159,7 @@ def load(path: Path) -> Prediction:
     Raises:
         BadFile: unreadable, of another schema, or a field of the wrong type; names the file.
     """
-    data = read_json(path, name="prediction", schema=SCHEMA)
+    data = read_json(path, name="prediction", schema=SCHEMA, beyond=BEYOND)
     try:
         return read(data)
     except (ValueError, TypeError, KeyError, AttributeError) as error:

@@ -127,6 +127,7 @@ class Spec:
             "steps": 1,
             "warmup": 1,
             "seed": 0,
+            "text": 0,
         }.items():
             if getattr(self, name) < low:
                 flag = name.replace("_", "-")

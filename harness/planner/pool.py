@@ -19,12 +19,13 @@ from contextvars import ContextVar
 from pathlib import Path
 
 from harness import ROOT
+from harness.json_files import BadFile
 from harness.launch import command
 from harness.launch.sources import PREDICTED, digest
 from harness.planner import records
 from harness.planner.overhead import USUAL
 from harness.planner.worker import DONE, none
-from harness.prediction import Prediction, kept
+from harness.prediction import Prediction, kept, load
 from harness.resolve import Resolved
 from harness.subjects import own_module
 from harness.system import machine
@@ -301,12 +302,18 @@ def _each(
         run = Run(*asked, jobs or default_jobs(), timeout, [steps[i] for i in able])
         told = set()
         for index in run.ended():
-            found = kept(run.out(index))
-            if found:
-                told.add(index)
-                yield able[index], found
+            told.add(index)
+            yield able[index], _made(run.out(index), rows[able[index]])
     for index in set(range(len(able))) - told:
         yield able[index], none(rows[able[index]], run.reason, run.fault)
+
+
+def _made(path: Path, row: Resolved) -> Prediction:
+    """Return the prediction that a worker wrote, or the reason why it cannot be read."""
+    try:
+        return load(path)
+    except BadFile as error:
+        return none(row, f"its prediction cannot be read back: {error}")
 
 
 @dataclasses.dataclass

@@ -193,6 +193,18 @@ BAD: dict[str, tuple[Callable[[Path], list[str]], str]] = {
         lambda p: [*plan(), "--calibration", write(p / "c.json", "{}")],
         "not a calibration file",
     ),
+    "a negative size": (
+        lambda p: ["plan", "--gpu-memory", "-5GiB"],
+        "gpu-memory is '-5GiB'; write a size as in 24GiB",
+    ),
+    "a negative size of the host": (
+        lambda p: [*plan(), "--host-memory", "-.5GiB"],
+        "host-memory is '-.5GiB'; write a size as in 24GiB",
+    ),
+    "a negative text": (
+        lambda p: ["plan", "--gpu", "L4", "--model", "flux-dev", "--text", "-5"],
+        "text is -5; give --text at least 0",
+    ),
     "train saves too often": (
         lambda p: ["train", "--recipe", "ddp", "--save-every", "0"],
         "--save-every above 0",

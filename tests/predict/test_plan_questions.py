@@ -108,6 +108,12 @@ def test_a_guard_lets_nothing_by_that_nobody_can_say(world, capsys):
     assert capsys.readouterr().out.startswith("cannot run: single+bf16: ")
 
 
+def test_a_plan_without_any_number_is_no_success(world, capsys):
+    world.add(FLUX.recipe)
+    assert plan("48GiB", FLUX.recipe) == 1
+    assert "Nothing could be predicted" in capsys.readouterr().out
+
+
 def test_a_guard_s_way_out_may_be_more_gpus_or_nothing(world, capsys):
     assert plan("2GiB", "zero3_offload+bf16", "--check", "--gpus", "2") == 1
     (line,) = capsys.readouterr().out.splitlines()

@@ -579,6 +579,24 @@ def test_a_prediction_is_read_back_as_it_was_written(tmp_path: Path):
         load(tmp_path / "p.json")
 
 
+def test_a_step_may_have_more_operations_than_64_bits_count(tmp_path: Path):
+    """Attention of Flux at 100000x100000 pixels has 10^22."""
+    many = Work(phase="forward", kind="attention", dtype="", flops=10**22, bytes=0, count=1)
+    found = dataclasses.replace(prediction(3), work=[many])
+    found.write(tmp_path / "p.json")
+    assert load(tmp_path / "p.json") == found
+
+
+def test_a_prediction_that_cannot_be_read_back_has_a_reason(monkeypatch, tmp_path):
+    def ended(run: pool.Run):
+        run.out(0).write_text("9" * 50)
+        yield 0
+
+    monkeypatch.setattr(pool.Run, "ended", ended)
+    (found,) = pool.predict_all([asked("ddp")], tmp_path)
+    assert found.method == "none" and "an integer of 50 digits" in found.reason
+
+
 def test_a_worker_that_fails_is_no_prediction_with_the_reason(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "executable", "/bin/false")
     row = asked("ddp")

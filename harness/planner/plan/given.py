@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
-from harness.commands.console import OK
+from harness.commands.console import FAILED, OK
 from harness.json_files import write_json
 from harness.planner.export import files
 from harness.planner.export.files import ACCELERATE
@@ -111,7 +111,7 @@ def plan_from(options: argparse.Namespace, made: Reading, asking: Asking, consol
     if options.json:
         found = {"rows": [fit_as_json(fit)], "searches": [proof.as_json for proof in proofs]}
         write_json(options.json, {"read": dataclasses.asdict(made), **found})
-    return OK
+    return FAILED if fit.need_bytes is None else OK
 
 
 def _best(
