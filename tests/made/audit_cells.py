@@ -86,13 +86,16 @@ def drawn() -> list[Cell]:
         ]  # fmt: skip
 
 
-def rank(fit: Fit) -> tuple[bool, int]:
-    """Sort key: does it wait for the host; then bits of frozen weights, or what it rounds."""
+def rank(fit: Fit) -> tuple[bool, int, bool]:
+    """Sort key: does it wait for the host; then bits of frozen weights, or what it rounds; then an
+    engine on one GPU."""
     words = fit.label.split("+")
     waits = any(re.match(r"block_swap|offload_activations|.*_offload$", word) for word in words)
+    engine = words[0] not in ("single", "ddp") and fit.resolved.launch.processes == 1
     if ADAPTER.search(fit.label):
-        return waits, -4 if "qlora:rank=16" in words else -8 if "cast:to=fp8" in words else -16
-    return waits, sum(word in ("bf16_pure", "adam8bit", "adam4bit") for word in words)
+        bits = 4 if "qlora:rank=16" in words else 8 if "cast:to=fp8" in words else 16
+        return waits, -bits, engine
+    return waits, sum(word in ("bf16_pure", "adam8bit", "adam4bit") for word in words), engine
 
 
 def ruled(every: Sequence[Fit]) -> Fit | None:
@@ -111,7 +114,7 @@ def ruled(every: Sequence[Fit]) -> Fit | None:
     even = [fit for fit in able if _seconds(fit) <= 1.1 * least]
     first = [fit for fit in even if rank(fit) == min(map(rank, even))]
     least = min(map(_seconds, first))
-    same = [fit for fit in first if 0.99 * _seconds(fit) <= least]
+    same = [fit for fit in first if 0.97 * _seconds(fit) <= least]
     return min(same, key=lambda fit: (fit.label.count("+"), _seconds(fit)))
 
 

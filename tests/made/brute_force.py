@@ -20,7 +20,7 @@ from harness.planner.atlas.cells import NOT_KEPT
 from harness.planner.atlas.command import CARDS, COUNTS
 from harness.planner.plan.candidates import Asked, asked_for
 from harness.planner.plan.command import add_arguments
-from harness.planner.plan.fastest import EVEN, NEAR, common, search, within
+from harness.planner.plan.fastest import EVEN, NEAR, TIE, common, search, within
 from harness.planner.plan.lattice import Point, adapts
 from harness.planner.verdict import Fit
 from harness.planner.worker import none
@@ -137,8 +137,8 @@ def fault(answer: Fit | None, every: Sequence[Fit]) -> str:
 
     It is right if it fits and none that fits is faster than the plan's rule of ties allows. If none
     is sure to fit, those count that may. The rule prefers a recipe of trainers within the
-    uncertainty of time. Then it prefers the first by rank of those up to ``EVEN`` slower, then the
-    fastest, and of equally fast ones the one with the fewest parts.
+    uncertainty of time. Then it prefers the first by rank of those up to ``EVEN`` slower. Of these,
+    up to ``TIE`` slower than the fastest, it prefers the one with the fewest parts.
     """
     timed = [fit for fit in every if fit.seconds and fit.may_fit]
     able = [fit for fit in timed if fit.fits] or timed
@@ -158,7 +158,7 @@ def fault(answer: Fit | None, every: Sequence[Fit]) -> str:
         even = _seconds(fit) <= (1 + EVEN - NEAR) * _seconds(quick)
         if even and one.rank < own.rank:
             return f"taken first: {_told(fit)}"
-        if one.rank == own.rank and _seconds(fit) < (1 - 2 * NEAR) * _seconds(answer):
+        if one.rank == own.rank and _seconds(fit) < (1 - NEAR - TIE) * _seconds(answer):
             return f"faster: {_told(fit)}"
         simpler = parts < len(answer.resolved.recipe.strategies)
         if one.rank == own.rank and simpler and _seconds(fit) <= _seconds(answer):

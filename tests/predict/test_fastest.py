@@ -166,6 +166,32 @@ def test_of_equally_fast_recipes_the_answer_has_the_fewest_parts(gpus, size):
             assert order(proof.best) == min(map(order, some)), proof.best.label
 
 
+@pytest.mark.parametrize(
+    ("gpus", "names", "faster"),
+    [
+        (4, ("zero3+bf16", "zero3+bf16+checkpoint:share=0.25"), 0.02),
+        (1, ("single+bf16_pure+block_swap:blocks=43+lora:rank=16+checkpoint",
+             "zero3_offload+bf16+lora:rank=16+checkpoint"), 0.08),
+    ],
+)  # fmt: skip
+def test_of_two_that_are_about_as_fast_the_plain_one_is_the_answer(gpus, names, faster):
+    """Fewer parts up to 3 % of time, and on one GPU no engine for several up to 10 %. Beyond, the
+    second recipe is the answer."""
+    rows = [row for row in rows_of(FLUX, gpus) if str(row.recipe) in names]
+    rows.sort(key=lambda row: names.index(str(row.recipe)))
+    (work,) = prediction(1).work
+
+    def answer(share: float) -> str:
+        made = [prediction(1, work=[dataclasses.replace(work, flops=flops)])
+                for flops in (10**18, int(10**18 * (1 - share)))]  # fmt: skip
+        gpu = cards.of_size(24 * GIB)
+        fits = [judge(row, one, gpu) for row, one in zip(rows, made, strict=True)]
+        return best_of(fits, lambda row: True).label
+
+    assert answer(faster) == names[0]
+    assert answer(0.12) == names[1]
+
+
 def test_a_wrong_answer_is_told_by_every_recipe():
     """What holds traced cells (``tests.made.brute_force``) notices each kind of wrong answer."""
     gpu = cards.of_size(16 * GIB)

@@ -19,7 +19,9 @@ from harness.spec import Spec
 from harness.system.cards import Card
 
 NEAR = 0.01
-"""Relative difference of two times below which neither recipe counts as faster."""
+"""Relative difference of two times below which another prediction is not worth its time."""
+TIE = 0.03
+"""Relative difference of two times up to which the recipe with fewer parts is the answer."""
 EVEN = 0.1
 """Relative difference of two times up to which the recipe that people take first is the answer."""
 HANDICAP = 1.4
@@ -222,7 +224,7 @@ class Search:
             return even and one.rank < Point(first[0].resolved).rank
         near = _near_of(first)
         simple = _parts(one.row) < min(_parts(fit.resolved) for fit in near)
-        return simple and (1 - NEAR) * floor <= min(fit.seconds.total for fit in near)
+        return simple and (1 - TIE) * floor <= min(fit.seconds.total for fit in near)
 
     def _smallest(self) -> list[Point]:
         """Return the row estimated to need the least, if none fits and it is not predicted."""
@@ -274,8 +276,8 @@ def best_of(fits: Sequence[Fit], common: Callable[[Resolved], bool]) -> Fit | No
     """Return the answer of ``fits``.
 
     The fastest common one is taken if it may be as fast as the fastest of all. Of those that take
-    up to ``EVEN`` longer, the first by ``Point.rank`` is the answer, then the fastest. Of equally
-    fast ones it has the fewest parts.
+    up to ``EVEN`` longer, those count that are first by ``Point.rank``. Of these, up to ``TIE``
+    slower than the fastest, the answer has the fewest parts.
     """
     best = verdict.fastest(fits)
     if best is None:
@@ -297,9 +299,9 @@ def _first_of(some: Sequence[Fit]) -> list[Fit]:
 
 
 def _near_of(some: Sequence[Fit]) -> list[Fit]:
-    """Return those that are as fast as the fastest of them."""
+    """Return those that are up to ``TIE`` slower than the fastest of them."""
     least = min(fit.seconds.total for fit in some)
-    return [fit for fit in some if _as_fast(fit, least)]
+    return [fit for fit in some if (1 - TIE) * fit.seconds.total <= least]
 
 
 def _parts(row: Resolved) -> int:

@@ -230,15 +230,17 @@ class Point:
         return abs(self.kept - other.kept) + abs(self.again - other.again)
 
     @functools.cached_property
-    def rank(self) -> tuple[bool, float]:
+    def rank(self) -> tuple[bool, float, bool]:
         """Sort key of recipes that are about as fast, the one that people take first.
 
         Keeping all on the device comes before waiting for the host. Of adapters, more bits of the
-        frozen weights come first; of all weights, those that round neither weights nor moments.
+        frozen weights come first; of all weights, those that round neither weights nor moments. On
+        one GPU a plain loop comes before an engine for several.
         """
         waits = bool(self.swapped) or self.moved or self.hosts_weights or self.hosts_optimizer
         rounds = len(self.traits & {"pure_bf16", "rounds_state"})
-        return waits, -self.weight_bytes if self.adapted else rounds
+        engine = self.ranks == 1 and not self.whole_ranks
+        return waits, -self.weight_bytes if self.adapted else rounds, engine
 
     @property
     def quantized(self) -> bool:
