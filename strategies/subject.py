@@ -42,6 +42,7 @@ PARTS = {
     "head": "final layer of its own",
     "label_table": "table of labels",
     "layers": "FFN and attention with names that are known",
+    "projections": "attentions and MLPs of the layers that diffusers names",
     "sized": "depth and width that can be given as numbers",
     "stages": "forward pass that can be cut between its blocks",
     "stripes": "samples that can be cut into stripes of tokens",
@@ -59,6 +60,8 @@ PARTS = {
 - ``halves``: a block's ``attn`` has ``qkv``, ``proj``, ``num_heads``, its ``mlp`` ``fc1``, ``fc2``;
   ``adaLN_modulation`` returns the condition's modulation, equal for all tokens.
 - ``layers``: some blocks have modules of each kind in ``LAYERS``, whatever the model's size.
+- ``projections``: blocks of which ``strategies.parallel.tensor.products`` may find all products;
+  ``tp`` names the first that it does not find.
 - ``head``, ``label_table``: the results of the methods of these names.
 - ``sized``: ``sized`` returns the same model in another size.
 - ``stages``: the module has the part "ends", or ``passage()``: the tensors that pass between its

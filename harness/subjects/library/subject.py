@@ -412,7 +412,7 @@ class Library(Subject):
         head = ("head",) if self.family.head else ()
         stages = ("stages",) if self.family.stages else ()
         layers = ("layers",) if all(self.depths.values()) else ()
-        return frozenset((*stages, *stripes, *sized, *head, *layers))
+        return frozenset(("projections", *stages, *stripes, *sized, *head, *layers))
 
     @property
     def random_blocks(self) -> bool:  # type: ignore[override]  # of each configuration

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -30,13 +30,8 @@ from torch.nn import functional as F
 from strategies import initial
 from strategies.activations.runners import surround
 from strategies.base import BadInput
+from strategies.parallel.tensor.products import head_norms, products, scale_sizes
 from strategies.subject import Subject
-
-LAYERS = {"attn.qkv": 0, "attn.proj": 1, "mlp.fc1": 0, "mlp.fc2": 1}
-"""Name of each layer of a block that is cut -> axis of its weight along which it is cut."""
-PACKED = 3
-"""Matrices that ``attn.qkv`` holds one behind the other: queries, keys and values."""
-
 
 # ---- shares of weights ----
 
@@ -45,8 +40,9 @@ PACKED = 3
 class Share:
     """The ``index``-th of ``parts`` equal parts of a parameter of ``shape``, cut along ``axis``.
 
-    ``packed`` matrices lie one behind the other along the axis (queries, keys, values). Each of
-    them is cut, so a rank has all three of its own heads.
+    ``pieces`` are the lengths of the matrices that lie one behind the other along the axis
+    (queries, keys, values); empty: one. Each of them is cut, so a rank has all three of its own
+    heads.
 
     Raises:
         BadInput: the axis cannot be cut into equal parts.
@@ -56,48 +52,66 @@ class Share:
     axis: int
     index: int
     parts: int
-    packed: int = 1
+    pieces: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         length = self.shape[self.axis]
-        if length % (self.parts * self.packed):
+        if sum(self._pieces) != length or any(piece % self.parts for piece in self._pieces):
             raise BadInput(
                 f"tp: a weight of {' x '.join(map(str, self.shape))} is not {self.parts} equal "
                 f"parts along its {length}; take another ranks"
             )
 
+    @property
+    def _pieces(self) -> tuple[int, ...]:
+        return self.pieces or (self.shape[self.axis],)
+
+    def _spans(self) -> Iterator[tuple[int, int, int]]:
+        """Yield (start, offset, length) along the axis of each piece's part: ``start`` in the part,
+        ``offset`` in the whole."""
+        start = before = 0
+        for piece in self._pieces:
+            length = piece // self.parts
+            yield start, before + self.index * length, length
+            start, before = start + length, before + piece
+
     def part(self, whole: Tensor) -> Tensor:
         """Return this part of ``whole``: a view where one is possible."""
-        dealt = whole.unflatten(self.axis, (self.packed, self.parts, -1))
-        return dealt.select(self.axis + 1, self.index).flatten(self.axis, self.axis + 1)
+        mine = [whole.narrow(self.axis, offset, length) for _, offset, length in self._spans()]
+        return torch.cat(mine, self.axis) if len(mine) > 1 else mine[0]
 
     def joined(self, parts: Sequence[Tensor]) -> Tensor:
         """Return the whole parameter from the parts of all ranks, in rank order."""
-        each = [part.unflatten(self.axis, (self.packed, -1)) for part in parts]
-        return torch.stack(each, self.axis + 1).flatten(self.axis, self.axis + 2)
+        each = [
+            part.narrow(self.axis, start, length)
+            for start, _, length in self._spans()
+            for part in parts
+        ]
+        return torch.cat(each, self.axis)
 
     def runs(self) -> Iterator[tuple[int, int, int]]:
         """Yield (start, offset, numel) of each contiguous piece: ``start`` counts elements of the
         flattened part, ``offset`` those of the flattened whole."""
-        rows = self.shape[: self.axis].numel() * self.packed
-        numel = self.shape.numel() // (rows * self.parts)
-        for row in range(rows):
-            yield row * numel, (row * self.parts + self.index) * numel, numel
+        behind = self.shape[self.axis + 1 :].numel()
+        whole = self.shape[self.axis] * behind
+        for row in range(self.shape[: self.axis].numel()):
+            for start, offset, length in self._spans():
+                mine = row * whole // self.parts + start * behind
+                yield mine, row * whole + offset * behind, length * behind
 
     def boxes(self, first: int, rows: int) -> Iterator[tuple[int, int, tuple[int, ...]]]:
-        """Yield (start, rows, offsets) of each box of the whole within ``rows`` rows of the part
-        from row ``first`` on: ``start`` counts from ``first``, ``offsets`` are in the whole."""
+        """Yield (start, length, offsets) of each box of the whole within ``rows`` rows of the part
+        from row ``first`` on: ``start`` counts along the axis of these rows, ``offsets`` are in the
+        whole."""
         offsets = [0] * len(self.shape)
-        if self.axis > 0:
-            offsets[self.axis] = self.shape[self.axis] // self.parts * self.index
-            yield 0, rows, (first, *offsets[1:])
-            return
-        length = self.shape[0] // (self.parts * self.packed)
-        for block in range(self.packed):
-            low, high = max(first, block * length), min(first + rows, (block + 1) * length)
+        for start, offset, length in self._spans():
+            if self.axis > 0:
+                offsets[0], offsets[self.axis] = first, offset
+                yield start, length, tuple(offsets)
+                continue
+            low, high = max(first, start), min(first + rows, start + length)
             if low < high:
-                there = (block * (self.parts - 1) + self.index) * length + low
-                yield low - first, high - low, (there, *offsets[1:])
+                yield low - first, high - low, (offset + low - start, *offsets[1:])
 
 
 def share_of(parameter: Any) -> Share | None:
@@ -106,11 +120,11 @@ def share_of(parameter: Any) -> Share | None:
 
 
 def shared_parameter(
-    p: nn.Parameter, axis: int, index: int, parts: int, packed: int = 1
+    p: nn.Parameter, axis: int, index: int, parts: int, pieces: tuple[int, ...] = ()
 ) -> nn.Parameter:
     """Return a parameter that holds a ``Share`` of ``p``. A parameter without a value yet is drawn
     whole and then cut."""
-    share = Share(shape=p.shape, axis=axis, index=index, parts=parts, packed=packed)
+    share = Share(shape=p.shape, axis=axis, index=index, parts=parts, pieces=pieces)
 
     def kept(whole: Tensor) -> nn.Parameter:
         # A view would keep the whole alive.
@@ -146,6 +160,28 @@ class CopyToGroup(torch.autograd.Function):
         return grad, None
 
 
+class Entry:
+    """The last input of column-parallel layers, and its copy (``CopyToGroup``).
+
+    Layers that take the same tensor (queries, keys and values) share the copy, so backward sums the
+    gradient of the tensor once, as Megatron-LM's fused product does. A row-parallel layer ends it.
+    """
+
+    def __init__(self) -> None:
+        self.x: Tensor | None = None
+        self.copy: Tensor | None = None
+
+    def copy_for(self, x: Tensor, group: Any) -> Tensor:
+        """Return the copy of ``x``."""
+        if self.copy is None or self.x is not x:
+            self.x, self.copy = x, CopyToGroup.apply(x, group)
+        return self.copy
+
+    def end(self) -> None:
+        """Release the input."""
+        self.x = self.copy = None
+
+
 class ReduceFromGroup(torch.autograd.Function):
     """Sum ``x`` over the group, in place; backward returns the gradient unchanged."""
 
@@ -160,59 +196,122 @@ class ReduceFromGroup(torch.autograd.Function):
         return grad, None
 
 
+class CopiesToGroup(torch.autograd.Function):
+    """``CopyToGroup`` of several weights, with one sum of all their gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, group: Any, *weights: Tensor) -> tuple[Tensor, ...]:
+        ctx.group = group
+        return tuple(weight.view_as(weight) for weight in weights)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        sums = torch.cat([grad.flatten() for grad in grads])
+        dist.all_reduce(sums, group=ctx.group)
+        parts = sums.split([grad.numel() for grad in grads])
+        return None, *(part.view_as(grad) for part, grad in zip(parts, grads, strict=True))
+
+
+class OfOwnHeads:
+    """Forward of an attention whose ``norms`` of a head have whole weights: their gradients are
+    those of this rank's heads, so backward sums them. Megatron-LM does so after backward."""
+
+    def __init__(self, attention: nn.Module, norms: list[nn.Module]) -> None:
+        self.inner, self.norms, self.group = attention.forward, norms, None
+
+    def _weights(self) -> list[tuple[nn.Module, str, nn.Parameter]]:
+        named = ((norm, *pair) for norm in self.norms for pair in norm.named_parameters())
+        return [(norm, name, p) for norm, name, p in named if p.requires_grad]
+
+    @property
+    def trained(self) -> bool:
+        """True if backward has a sum."""
+        return bool(self._weights())
+
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        held = self._weights()
+        copies = CopiesToGroup.apply(self.group, *(p for *_, p in held))
+        for (norm, name, _), copy in zip(held, copies, strict=True):
+            norm._parameters[name] = copy
+        try:
+            return self.inner(*given, **named)
+        finally:
+            for norm, name, p in held:
+                norm._parameters[name] = p
+
+
 class ParallelLinear(nn.Linear):
     """A linear layer that holds the ``index``-th of ``parts`` parts of ``whole``.
 
     ``in_features`` and ``out_features`` are those of the part. ``group`` has the ranks of the other
-    parts; ``TensorParallel.configure`` sets it.
+    parts, and ``entry`` is the model's; ``connect`` sets them.
     """
 
-    def __init__(self, whole: nn.Linear, index: int, parts: int, axis: int, packed: int) -> None:
-        weight = shared_parameter(whole.weight, axis, index, parts, packed)
+    axis: ClassVar[int]
+
+    def __init__(self, whole: nn.Linear, index: int, parts: int, pieces: tuple[int, ...]) -> None:
+        weight = shared_parameter(whole.weight, self.axis, index, parts, pieces)
         with initial.valueless():
             super().__init__(weight.shape[1], weight.shape[0], bias=False)
         self.weight, self.bias = weight, whole.bias
         self.group: Any = None
+        self.entry = Entry()
 
 
 class ColumnParallel(ParallelLinear):
-    """[..., K] -> [..., F / P]: this rank's features of the product, of each packed matrix."""
+    """[..., K] -> [..., F / P]: this rank's features of the product, of each of its pieces."""
 
-    def __init__(self, whole: nn.Linear, index: int, parts: int, packed: int = 1) -> None:
-        super().__init__(whole, index, parts, 0, packed)
+    axis = 0
+
+    def __init__(self, whole: nn.Linear, index: int, parts: int, pieces: tuple[int, ...]) -> None:
+        super().__init__(whole, index, parts, pieces)
         if self.bias is not None:
-            self.bias = shared_parameter(self.bias, 0, index, parts, packed)
+            self.bias = shared_parameter(self.bias, 0, index, parts, pieces)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(CopyToGroup.apply(x, self.group), self.weight, self.bias)
+        return F.linear(self.entry.copy_for(x, self.group), self.weight, self.bias)
 
 
 class RowParallel(ParallelLinear):
     """[..., K / P] -> [..., F]: the sum over ranks of the products of each rank's input."""
 
-    def __init__(self, whole: nn.Linear, index: int, parts: int) -> None:
-        super().__init__(whole, index, parts, 1, 1)
+    axis = 1
 
     def forward(self, x: Tensor) -> Tensor:
+        self.entry.end()  # first: a recomputation may stop within the product
         out = ReduceFromGroup.apply(F.linear(x, self.weight), self.group)
         # After the sum: a bias in each product would be added once a rank.
         return out if self.bias is None else out.add_(self.bias.to(out.dtype))
 
 
 def cut_block(block: Any, index: int, parts: int, *, by_tokens: bool = False) -> None:
-    """Replace the linear layers of a block of the part "halves" by the ``index``-th of ``parts``
+    """Replace the linear layers of a block that ``products`` finds by the ``index``-th of ``parts``
     parts: whole heads, and inner features of the MLP. Norms and modulation stay whole.
     ``by_tokens``: between the halves each rank is to have its stripe of the tokens."""
-    first, last = (StripeColumnParallel, StripeRowParallel) if by_tokens else WHOLE
-    attn, mlp = block.attn, block.mlp
-    attn.qkv = first(attn.qkv, index, parts, PACKED)
-    attn.proj = last(attn.proj, index, parts)
-    attn.num_heads //= parts
-    mlp.fc1 = first(mlp.fc1, index, parts)
-    mlp.fc2 = last(mlp.fc2, index, parts)
+    kinds = (StripeColumnParallel, StripeRowParallel) if by_tokens else WHOLE
+    for name, cut in products(block).items():
+        whole = block.get_submodule(name)
+        block.set_submodule(name, kinds[cut.axis](whole, index, parts, cut.pieces))
+    scale_sizes(block, lambda size: size // parts)
+    for attention, norms in head_norms(block).items():
+        attention.forward = OfOwnHeads(attention, norms)
 
 
 WHOLE = (ColumnParallel, RowParallel)
+
+
+def connect(module: nn.Module, group: Any) -> None:
+    """Give all cut layers of ``module`` the ``group`` of the ranks with the other parts."""
+    entry = Entry()
+    for layer in parallel_layers(module):
+        layer.group, layer.entry = group, entry
+    for attention in per_head(module):
+        attention.forward.group = group
+
+
+def per_head(module: nn.Module) -> list[Any]:
+    """Return all attentions of ``module`` with whole weights that work on this rank's heads."""
+    return [part for part in module.modules() if isinstance(part.forward, OfOwnHeads)]
 
 
 def parallel_layers(module: nn.Module) -> list[ParallelLinear]:
@@ -347,7 +446,7 @@ def run_on_stripes(module: nn.Module, subject: Subject, group: Any) -> None:
 
 def has_stripe(block: Any) -> bool:
     """Return True if ``block`` is given this rank's stripe of the tokens."""
-    return isinstance(block.attn.qkv, StripeColumnParallel)
+    return any(isinstance(layer, StripeColumnParallel) for layer in parallel_layers(block))
 
 
 def spread(out: Tensor, group: Any) -> Tensor:

@@ -179,15 +179,18 @@ def rows_in_whole(mine: DTensor, p: Any) -> DTensor:
 
 def _shards(rows: Tensor, share: Share, first: int, count: int) -> LocalShardsWrapper:
     found = list(share.boxes(first, count)) if count else []
+    shards = [rows.narrow(share.axis, start, length).detach() for start, length, _ in found]
     if not found:  # an offset that no other shard has: equal offsets would be taken for duplicates
         found = [(0, 0, (share.shape[0], *[0] * (len(share.shape) - 1)))]
-    shards = [rows[start : start + length].detach() for start, length, _ in found]
+        shards = [rows.detach()]
     return LocalShardsWrapper(shards, [offsets for *_, offsets in found])
 
 
 def rows_of_share(saved: DTensor, p: Any) -> DTensor:
     """Return what ``rows_in_whole`` gave, filled by a checkpoint, cut as ``p`` again."""
-    rows = torch.cat(saved._local_tensor.local_shards())
+    share = share_of(p)
+    assert share is not None
+    rows = torch.cat(saved._local_tensor.local_shards(), share.axis)
     return DTensor.from_local(
         rows, p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride()
     )

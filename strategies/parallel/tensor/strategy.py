@@ -1,12 +1,15 @@
 """Tensor parallel: neighbouring ranks have a part each of the blocks' matrices.
 
-No torch at import. ``layers`` has the layers, ``saving`` norms and checkpoints, ``effects`` the
+No torch at import. ``products`` has the rule by which blocks are cut, ``fitting`` the models that
+it does not fit, ``layers`` the layers, ``saving`` norms and checkpoints, ``effects`` the
 evidence.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -35,12 +38,17 @@ BESIDE = {
 """Trait of another part -> why tensor parallelism refuses it, and the way out."""
 
 
+def _counts(size: Dimensions) -> tuple[tuple[int, str], ...]:
+    return (size.heads, "heads"), (size.inner, "inner features of the MLP")
+
+
 @dataclass(frozen=True, kw_only=True)
 class TensorParallel(Strategy):
     """Groups of ranks share the blocks' weights.
 
-    Each of the ``ranks`` neighbors has some of the heads and of the MLP's inner features. Their
-    outputs are summed twice a block in forward and twice in backward.
+    Each of the ``ranks`` neighbors has some of the heads and of the MLP's inner features. The
+    outputs of each attention and MLP are summed in forward, and the gradients of its inputs in
+    backward.
 
     Embedders, norms, modulation and the final layer are whole on every rank. All ranks of a group
     work on the same samples. Gradients are averaged among the ranks that have the same parts.
@@ -74,7 +82,10 @@ class TensorParallel(Strategy):
         return frozenset({"cut_weights"})
 
     def refuses(self, launch: RunContext) -> str | None:
-        return self._subject(launch) or self._beside(launch) or self._ranks(launch)
+        subject, lack = launch.subject, None
+        if "projections" not in subject.parts:
+            lack = subject.lacks("halves", "leave tp out, or take fsdp2")
+        return lack or self._beside(launch) or self._ranks(launch) or self._sizes(launch)
 
     def _beside(self, launch: RunContext) -> str | None:
         return next((why for trait, why in BESIDE.items() if trait in launch.traits), None)
@@ -98,23 +109,31 @@ class TensorParallel(Strategy):
             )
         return None
 
-    def _subject(self, launch: RunContext) -> str | None:
+    def _sizes(self, launch: RunContext) -> str | None:
         subject = launch.subject
-        lack = subject.lacks("halves", "leave tp out, or take fsdp2")
+        if "projections" in subject.parts:
+            lack = self._library(subject)
+        else:
+            lack = self._uneven(_counts(subject.dimensions))
         if lack is None and self.by_tokens:
             lack = subject.lacks("chain", "take norms=whole")
-        lack = lack or self._uneven(subject.dimensions)
         tokens = subject.dimensions.tokens // launch.sequence if lack is None else 0
         if self.by_tokens and tokens % self.ranks:
             of = f" on each rank of sp:ranks={launch.sequence}" if launch.sequence > 1 else ""
             return f"{tokens} tokens{of} are not {self.ranks} equal stripes; take norms=whole"
         return lack
 
-    def _uneven(self, size: Dimensions) -> str | None:
-        for number, what in ((size.heads, "heads"), (size.inner, "inner features of the MLP")):
+    def _library(self, subject: Subject) -> str | None:
+        from strategies.parallel.tensor import fitting
+
+        lack = fitting.unknown(subject) or self._uneven(fitting.counts(subject))
+        return lack or fitting.fails(subject, self.ranks) or None
+
+    def _uneven(self, counts: Sequence[tuple[int, str]]) -> str | None:
+        for number, what in counts:
             if number % self.ranks:
-                both = math.gcd(size.heads, size.inner)
-                fitting = [str(n) for n in range(2, both + 1) if both % n == 0]
+                all_of_them = math.gcd(*(n for n, _ in counts))
+                fitting = [str(n) for n in range(2, all_of_them + 1) if all_of_them % n == 0]
                 way = f"take ranks of {' or '.join(fitting)}" if fitting else "leave tp out"
                 return f"{number} {what} cannot be dealt to {self.ranks} ranks; {way}"
         return None
@@ -137,8 +156,7 @@ class TensorParallel(Strategy):
         else:
             parts, alike = groups.made(self.ranks, accelerator.num_processes)
             accelerator.ddp_handler = groups.Among(accelerator.ddp_handler, alike)
-        for layer in layers.parallel_layers(module):
-            layer.group = parts
+        layers.connect(module, parts)
         if self.by_tokens:
             layers.run_on_stripes(module, launch.subject, parts)
 
@@ -147,7 +165,12 @@ class TensorParallel(Strategy):
 
         saving.save_whole(trained)
 
+    def observe(self, trained: TrainingRun) -> contextlib.AbstractContextManager[Any]:
+        from strategies.parallel.tensor import effects
+
+        return effects.observe(trained)
+
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         from strategies.parallel.tensor import effects
 
-        return effects.evidence(trained, by_tokens=self.by_tokens)
+        return effects.evidence(trained, self.note(trained), by_tokens=self.by_tokens)

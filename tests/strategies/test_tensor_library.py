@@ -1,0 +1,196 @@
+"""Tensor parallelism of diffusers' models in miniature, on two and four ranks: losses, norms and
+updates of ddp, evidence, broken sums, checkpoints, predicted memory; and which presets it reaches.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import Case, hold_alike, hold_apart, hold_equal, launched_together
+from safetensors.torch import load_file
+from test_tensor import saved_state
+
+from harness.planner import pool
+from harness.resolve import resolve
+from harness.result import Result, Status
+from harness.worker.sabotage_ranks import CUT
+from strategies.parallel.tensor import layers
+from strategies.parallel.tensor.products import products
+from tests.made.publics import MINIATURES, miniature
+
+pytestmark = pytest.mark.thorough
+
+FLUX = {"grad_clip": 0.25, "beta2": 0.99, "weight_decay": 0.01, "steps": 1, "ema": 0.9}
+EQUAL = ["ddp+tp", "ddp+tp+checkpoint", "fsdp2+tp"]
+SAVING, HALF = ("ddp+tp", "fsdp2+tp"), "step-00000002"
+REACHED = [
+    "chroma", "flux2-dev", "sd3.5-medium", "pixart-sigma", "dit-xl-2", "hunyuanvideo",
+    "qwen-image", "cogvideox-5b", "cogview4-6b", "auraflow", "krea-2", "ideogram-4",
+]  # fmt: skip
+"""Miniatures besides Flux whose blocks are found whole."""
+EVEN = {
+    "z-image": ("n_heads=2,n_kv_heads=2,dim=32", "n_heads=2,n_kv_heads=2,dim=48"),
+    "lumina2": ("hidden_size=24", "hidden_size=32"),
+}
+"""Miniatures of odd sizes that are refused, and a change by which two ranks divide them."""
+REFUSED = {
+    "wan2.1-1.3b": "blocks.0.attn1.norm_q normalizes over several heads",
+    "ltx-video-2b": "transformer_blocks.0.attn1.norm_q normalizes over several heads",
+    "ltx-2": "transformer_blocks.0.attn1.norm_q normalizes over several heads",
+    "sana-1.6b": "transformer_blocks.0.ff.conv_inverted (Conv2d) is no layer that it cuts",
+    "mochi": "transformer_blocks.0.attn1 (MochiAttention) does not compute with a part",
+    "hidream-i1": "double_stream_blocks.0.block.attn1.to_q_t (Linear) is no layer",
+    "minimax-h3": "transformer_blocks.0.adaln_proj.linear (Linear) is no layer",
+    "z-image": "85 inner features of the MLP cannot be dealt to 2 ranks",
+    "lumina2": "1 heads cannot be dealt to 2 ranks",
+}
+
+
+def flux(recipe: str, **more):
+    ranks = {"processes": 4 if "fsdp2" in recipe else 2}
+    return miniature("flux-dev", recipe, **(FLUX | ranks | more))
+
+
+def even(name: str, recipe: str):
+    sizes = MINIATURES[name][0].replace(*EVEN.get(name, ("", "")))
+    heads = ("num_attention_heads=3,num_kv_heads=1", "num_attention_heads=4,num_kv_heads=2")
+    sizes = sizes.replace(*heads).replace("axes_dims=[8,4,4]", "axes_dims=[8,8,8]")
+    return miniature(name, recipe, processes=2, set=sizes)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> tuple[dict[str, Result], Path]:
+    base = tmp_path_factory.mktemp("tensor")
+    cases = {recipe: Case(flux(recipe)) for recipe in ("ddp", *EQUAL, "ddp+bf16", "ddp+tp+bf16")}
+    for name in ("products_not_summed", "gradients_not_summed"):
+        cases[name] = Case(flux("ddp+tp"), ("--sabotage", name))
+    for recipe in SAVING:
+        saved, again = (base / f"{recipe} {state}" for state in ("kept", "went on"))
+        words = ("--checkpoint", str(saved), "--save-every", "2")
+        words += ("--trained", str(base / f"{recipe} trained"))
+        cases[f"saving {recipe}"] = Case(flux(recipe, steps=3), words)
+        again.mkdir()
+        copied = ((saved / HALF, again / HALF),)
+        words = ("--checkpoint", str(again), "--save-every", "2", "--resume")
+        cases[f"resumed {recipe}"] = Case(flux(recipe, steps=3), words, copied)
+    for name in (*REACHED, *EVEN):
+        cases[name] = Case(even(name, "ddp+tp"))
+        cases[f"{name} whole"] = Case(even(name, "ddp"))
+    return launched_together(cases, base), base
+
+
+@pytest.mark.parametrize("row", [*EQUAL, "ddp+tp+bf16"], indirect=True)
+def test_flux_is_cut_and_shows_it(row):
+    assert [check for check in row.audit if not check.ok] == []
+    facts, again = row.evidence["tp"], "checkpoint" in row.spec.recipe
+    assert facts["heads_inside"] == 1 and facts["spread_of_whole_weights"] == 0.0
+    assert facts["away_from_whole_blocks"] < (1e-2 if "bf16" in row.spec.recipe else 1e-5)
+    # A double block sums attention and MLP of the image and of the text, a single block once. In
+    # backward each adds the norms of its heads.
+    assert facts["sums_a_block"] == {"forward": 2.5, "backward": 6.0 if again else 3.5}
+
+
+@pytest.mark.parametrize("row", EQUAL, indirect=True)
+def test_losses_gradients_and_updates_of_flux_are_those_of_whole_weights(row, runs):
+    hold_equal(row, runs[0]["ddp"])
+
+
+def test_flux_in_bf16_is_near_whole_weights_in_bf16(runs):
+    found, wanted = runs[0]["ddp+tp+bf16"], runs[0]["ddp+bf16"]
+    assert found.losses == pytest.approx(wanted.losses, rel=2e-2)
+    assert found.grad_norms == pytest.approx(wanted.grad_norms, rel=2e-2)
+
+
+@pytest.mark.parametrize("name", [*REACHED, *EVEN])
+def test_other_families_train_as_with_whole_weights(name, runs):
+    found, wanted = runs[0][name], runs[0][f"{name} whole"]
+    assert found.status is Status.OK, f"{found.reason}\n{found.log_tail}"
+    assert [check for check in found.audit if not check.ok] == []
+    assert found.losses == pytest.approx(wanted.losses, rel=1e-4)
+    assert found.grad_norms == pytest.approx(wanted.grad_norms, rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["products_not_summed", "gradients_not_summed"])
+def test_a_missing_sum_of_flux_is_noticed(name, runs):
+    hold_apart(runs[0][name], runs[0]["ddp"])
+    failed = {check.name for check in runs[0][name].audit if not check.ok}
+    assert any(check.startswith("evidence: tp") for check in failed) and name in CUT
+
+
+@pytest.mark.parametrize("recipe", SAVING)
+def test_what_is_saved_of_flux_is_a_plain_model_s(recipe, runs, train_here, tmp_path):
+    (results, base), row = runs, runs[0][f"saving {recipe}"]
+    assert row.status is Status.OK, f"{row.reason}\n{row.log_tail}"
+    alone = flux("single", steps=3, processes=1)
+    run, _ = train_here(alone, len(row.losses))
+    wanted = dict(run.trained.module.named_parameters())
+    folder = max((base / f"{recipe} kept").iterdir())
+    saved, state = saved_state(folder, tmp_path / "joined", [*wanted])
+    hold_alike(saved, wanted, 2e-6)
+    hold_alike(load_file(base / f"{recipe} trained"), wanted, 2e-6)
+    mine = run.trained.inner_optimizer.state
+    for moments, p in zip(state, wanted.values(), strict=True):
+        assert (moments["exp_avg"] - mine[p]["exp_avg"]).abs().max() < 1e-6
+    again = results[f"resumed {recipe}"]
+    assert again.status is Status.OK, f"{again.reason}\n{again.log_tail}"
+    assert again.losses == pytest.approx(row.losses, rel=1e-6)
+    assert again.grad_norms == pytest.approx(row.grad_norms, rel=1e-6)
+
+
+def test_memory_and_sums_of_flux_are_predicted(runs, tmp_path):
+    rows = [runs[0][name] for name in EQUAL]
+    found = pool.predict_all([resolve(row.spec) for row in rows], tmp_path)
+    for row, predicted in zip(rows, found, strict=True):
+        assert predicted.method == "trace", predicted.reason
+        assert predicted.steady.bytes == pytest.approx(row.ranks[0].categories.total, rel=0.005)
+    within = [w for w in found[0].work if w.kind == "collective" and w.phase == "forward"]
+    image, text, width = 16, 8, 32
+    # Two double blocks, and two single ones.
+    values = (2 * 2 + 2) * (image + text) * width
+    assert sum(w.bytes * w.count for w in within) == 2 * 4 * 4 * values
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_model_that_cannot_be_cut_is_refused_by_the_module(name):
+    said = str(resolve(miniature(name, "ddp+tp", processes=2)).refusal)
+    assert said.startswith(f"tp: {REFUSED[name]}") and "leave tp out" in said
+
+
+def test_every_family_is_reached_or_refused():
+    assert {"flux-dev", *REACHED, *REFUSED} == set(MINIATURES)
+
+
+@pytest.mark.parametrize("name", ["flux-dev", "flux2-dev", "qwen-image"])
+def test_the_rule_finds_what_diffusers_plans(name):
+    """The library's own plan: name of a layer -> how it is cut."""
+    from diffusers.hooks.tensor_parallel import resolve_tp_shard_specs
+
+    subject = resolve(miniature(name, "ddp", processes=2)).subject
+    with torch.device("meta"):
+        module = subject.make()
+    names = {part: full for full, part in module.named_modules()}
+    found = {
+        f"{names[block]}.{layer}.weight": (cut.axis, list(cut.pieces))
+        for block in subject.blocks(module)
+        for layer, cut in products(block).items()
+    }
+    plan = resolve_tp_shard_specs(module, type(module)._tp_plan, 2)
+    wanted = {key: (s.dim, s.block_sizes) for key, s in plan.items() if key.endswith("weight")}
+    assert found == wanted
+
+
+def test_layers_with_one_input_share_the_sum_of_its_gradient(monkeypatch):
+    summed = []
+    monkeypatch.setattr(layers.dist, "all_reduce", lambda x, group: summed.append(x.shape))
+    block = torch.nn.Module()
+    for name in ("to_q", "to_k", "to_v"):
+        setattr(block, name, torch.nn.Linear(4, 4))
+    block.to_out, block.heads = torch.nn.Linear(4, 4), 2
+    layers.cut_block(block, 0, 2)
+    layers.connect(block, None)
+    x = torch.randn(3, 4, requires_grad=True)
+    block.to_out(block.to_q(x) + block.to_k(x) + block.to_v(x)).sum().backward()
+    assert block.heads == 1 and block.to_q.entry.x is None
+    assert summed == [(3, 4), (3, 4)], "the output, and the input of three"
