@@ -53,6 +53,13 @@ def flux(recipe: str, **more):
     return miniature("flux-dev", recipe, **(FLUX | ranks | more))
 
 
+def deep():
+    """A model that is predicted from shallow ones."""
+    sizes = MINIATURES["flux-dev"][0]
+    sizes = sizes.replace("num_layers=2,num_single_layers=2", "num_layers=9,num_single_layers=8")
+    return flux("ddp+tp+checkpoint", set=sizes)
+
+
 def even(name: str, recipe: str):
     sizes = MINIATURES[name][0].replace(*EVEN.get(name, ("", "")))
     heads = ("num_attention_heads=3,num_kv_heads=1", "num_attention_heads=4,num_kv_heads=2")
@@ -66,6 +73,7 @@ def runs(tmp_path_factory) -> tuple[dict[str, Result], Path]:
     cases = {recipe: Case(flux(recipe)) for recipe in ("ddp", *EQUAL, "ddp+bf16", "ddp+tp+bf16")}
     for name in ("products_not_summed", "gradients_not_summed"):
         cases[name] = Case(flux("ddp+tp"), ("--sabotage", name))
+    cases["deep"] = Case(deep())
     for recipe in SAVING:
         saved, again = (base / f"{recipe} {state}" for state in ("kept", "went on"))
         words = ("--checkpoint", str(saved), "--save-every", "2")
@@ -140,7 +148,7 @@ def test_what_is_saved_of_flux_is_a_plain_model_s(recipe, runs, train_here, tmp_
 
 
 def test_memory_and_sums_of_flux_are_predicted(runs, tmp_path):
-    rows = [runs[0][name] for name in EQUAL]
+    rows = [runs[0][name] for name in (*EQUAL, "deep")]
     found = pool.predict_all([resolve(row.spec) for row in rows], tmp_path)
     for row, predicted in zip(rows, found, strict=True):
         assert predicted.method == "trace", predicted.reason
