@@ -211,7 +211,109 @@ def test_adapters_stand_in_the_layers_of_the_trainer_s_own_list(family, more, en
     assert not any("linear layer of the blocks" in said for said in made.differs)
 
 
+ONETRAINER = {"model_type": "FLUX_DEV_1", "training_method": "LORA", "train_dtype": "BFLOAT_16",
+              "transformer": {"weight_dtype": "FLOAT_8"},
+              "layer_filter": "transformer_block"}  # fmt: skip
+OFFLOADED = {"gradient_checkpointing": "CPU_OFFLOADED", "layer_offload_fraction": 0.5}
+OLDER = {
+    "recomputed in host memory": (OFFLOADED, {"swap": "block_swap:blocks=28",
+                                              "recompute": "checkpoint",
+                                              "offload": "offload_activations:what=checkpoints"}),
+    "recomputed on the device": ({**OFFLOADED, "enable_activation_offloading": False},
+                                 {"swap": "block_swap:blocks=28", "recompute": "checkpoint",
+                                  "offload": None}),
+    "kept": ({"gradient_checkpointing": "OFF"}, {"recompute": None}),
+    "kept, before version 5": ({"gradient_checkpointing": False}, {"recompute": None}),
+    "of the type of all parts": ({"transformer": {"weight_dtype": "NONE"},
+                                  "weight_dtype": "NFLOAT_4"},
+                                 {"adapt": "qlora:rank=16,dtype=fp32"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", OLDER)
+def test_a_file_of_an_older_onetrainer_means_what_its_migration_makes_of_it(case, tmp_path):
+    """modules/util/config/TrainConfig.py, migrations 4, 9 and 10; most files in public are older
+    than version 11."""
+    more, wanted = OLDER[case]
+    made = read(tmp_path, {"config.json": json.dumps({**ONETRAINER, **more})})
+    found = parts(made.recipe)
+    assert {slot: found.get(Slot[slot.upper()]) for slot in wanted} == wanted
+    assert ("training_method LORA", "adapters") in made.means
+    assert not {*more} & {*made.unread}
+
+
+def test_a_saving_that_the_recipe_cannot_have_is_named_with_its_direction(tmp_path):
+    whole = {**ONETRAINER, **OFFLOADED, "training_method": "FINE_TUNE"}
+    whole |= {"optimizer": {"optimizer": "ADAFACTOR", "fused_back_pass": True},
+              "transformer": {"weight_dtype": "BFLOAT_16"}}  # fmt: skip
+    made = read(tmp_path, {"config.json": json.dumps(whole)})
+    (said,) = [one for one in made.unpredicted if "layer_offload_fraction" in one]
+    assert "the trainer needs less" in said and "block_swap" in said
+
+
+def test_compiled_blocks_are_left_out_before_what_they_exclude(tmp_path):
+    """A plan compares no compiled blocks, and the swapped ones decide the memory."""
+    given = """
+        micro_batch_size_per_gpu = 1
+        blocks_to_swap = 20
+        activation_checkpointing = true
+        compile = true
+        [model]
+        type = 'wan'
+        dtype = 'bfloat16'
+        [adapter]
+        type = 'lora'
+        rank = 32
+        dtype = 'bfloat16'
+        [optimizer]
+        type = 'adamw'
+    """
+    made = read(tmp_path, {"a.toml": given, "dataset.toml": "resolutions = [512]"},
+                model="wan2.1-14b")  # fmt: skip
+    assert parts(made.recipe)[Slot.SWAP] == "block_swap:blocks=20"
+    assert sum(said.startswith("compile") for said in made.unpredicted) == 1
+
+
+def test_frames_are_the_trainer_s_own_where_a_video_s_file_names_none(tmp_path):
+    given = {**ONETRAINER, "model_type": "HUNYUAN_VIDEO"}
+    made = read(tmp_path, {"config.json": json.dumps(given)})
+    assert (made.frames, made.resolution) == (25, "512x512")
+    several = {**ONETRAINER, "resolution": "512,768"}
+    made = read(tmp_path, {"config.json": json.dumps(several)})
+    assert any("sizes 512x512, 768x768:" in said for said in made.assumed), made.assumed
+
+
+def test_a_class_of_several_models_is_told_by_the_weights(tmp_path):
+    given = {**ONETRAINER, "model_type": "FLUX_2"}
+    base = {"base_model_name": "black-forest-labs/FLUX.2-dev"}
+    assert read(tmp_path, {"config.json": json.dumps(given | base)}).model == "flux2-dev"
+    base = {"base_model_name": "black-forest-labs/FLUX.2-klein-base-9B"}
+    with pytest.raises(BadInput, match="klein-base-9B is not known; which of flux2-dev"):
+        read(tmp_path, {"config.json": json.dumps(given | base)})
+
+
+def test_groups_of_shards_are_hsdp(tmp_path):
+    mesh = "--dp_degree 4 --dp_shards 2"
+    text = re.sub(r"--dp_degree \d+ --dp_shards \d+", mesh, FINETRAINERS)
+    assert mesh in text
+    made = read(tmp_path, {"train.sh": text})
+    assert (made.recipe.partition("+")[0], made.processes) == ("hsdp:replicate=4", 8)
+
+
+def test_all_weights_of_sd_scripts_train_no_text_encoder(tmp_path):
+    words = "--mixed_precision bf16 --full_bf16 --optimizer_type adafactor --resolution 512"
+    made = read(tmp_path, {"a.sh": f"accelerate launch flux_train.py {words}"}, model="flux-dev")
+    assert any("--cache_text_encoder_outputs" in said for said in made.unpredicted)
+    assert not any("adapters of text encoders" in said for said in made.unpredicted)
+
+
 def test_named_layers_of_adapters_are_not_predicted_in_silence(tmp_path):
+    job = yaml.safe_load(AI_TOOLKIT)
+    network = job["config"]["process"][0]["network"]
+    network["network_kwargs"] = {"only_if_contains": [".img_attn."]}
+    made = read(tmp_path, {"a.yaml": yaml.safe_dump(job)})
+    (said,) = [one for one in made.unpredicted if "only_if_contains" in one]
+    assert "the trainer needs less" in said
     given = {"model_family": "flux", "model_type": "lora", "peft_lora_target_modules": ["to_q"]}
     made = read(tmp_path, {"config.json": json.dumps(given)})
     assert any(said.startswith("peft_lora_target_modules") for said in made.unpredicted)

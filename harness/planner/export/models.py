@@ -19,6 +19,8 @@ from strategies.base import BadInput
 PATHS = ("--pretrained_model_name_or_path", "pretrained_model_name_or_path", "model.name_or_path",
          "--dit", "model.diffusers_path", "model.transformer_path", "model.ckpt_path")  # fmt: skip
 """Options that name the model's weights."""
+BASE = "base_model_name"
+"""Option that names the model's weights beside another that names its class, in OneTrainer."""
 PLACES = ("path", "models/", "<", "./")
 """Beginnings of names of files, which no name of the Hub has."""
 ALIKE = 0.01
@@ -59,9 +61,13 @@ def model_of(
         ]
         known = ", ".join(table["models"])
         raise BadInput(f"no model is known for {', '.join(said) or 'it'}; give --model, of {known}")
+    base = str(options.get(BASE, ""))
+    if (own := families.canonical(base)) in able:
+        return own, []
     sizes = [families.table()[name].parameters["built"] for name in able]
     if max(sizes) > (1 + ALIKE) * min(sizes):
-        raise BadInput(f"which of {', '.join(able)}? Give --model NAME")
+        unknown = f"model {base} is not known; " if base else ""
+        raise BadInput(f"{unknown}which of {', '.join(able)}? Give --model NAME")
     weights = f", for weights {path}" if path else ""
     return able[0], [f"model {able[0]}{weights}"] if path or len(able) > 1 else []
 
@@ -215,5 +221,6 @@ def _put(made: Reading, size: Size, every: set[Size]) -> None:
             f"{made.resolution} in the place of {size[1]}x{size[2]}, for its multiples of {step}"
         )
     if len(every) > 1:
-        told = ", ".join(f"{h}x{w}" + f"x{f}" * (f > 1) for f, h, w in sorted(every))
+        moves = not known or bool(known.family.every)
+        told = ", ".join(f"{h}x{w}" + f"x{f}" * (f > 1 and moves) for f, h, w in sorted(every))
         made.assumed.append(f"the largest of the sizes {told}: it decides the memory")

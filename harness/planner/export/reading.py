@@ -9,11 +9,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.planner.export import launches, trainers
+from harness.planner.export import launches, lines, trainers
 from harness.planner.export.files import DATASET, Found
 from harness.planner.export.matching import Reading, agreed, match, patterns, same
 from harness.planner.export.models import model_of, read_sample
@@ -29,6 +30,10 @@ TOGETHER = (Slot.PRECISION, Slot.ADAPT)
 """Slots whose rules depend on one another."""
 CHOICES = {"dtype": ("model", "fp32"), "autocast": (False, True)}
 """Parameters of these slots that rules tell apart by their differences, not by an option."""
+MESH = ("groups", "shards")
+"""Numbers of a trainer's options whose product is the number of processes."""
+SAVING = (Slot.RECOMPUTE, Slot.OFFLOAD, Slot.SWAP, Slot.CAST)
+"""Slots whose strategies save memory: without one the prediction is too large."""
 AVERAGE = 0.999
 """Decay of an average of the weights; its value changes no memory."""
 
@@ -124,6 +129,7 @@ class Reader:
         self.options: dict[str, Any] = {}
         self.forced: dict[Slot, _Option] = {}
         self.why: dict[str, str] = {}
+        self.older: dict[str, list[str]] = {}
         self._collect()
         self.given = dict(self.options)
         self.script = next((one.script for one in self.own if one.script), "")
@@ -207,6 +213,8 @@ class Reader:
         values = agreed(given, self.options)
         if values is None or any(name in self.given for name in row.get("unless", ())):
             return False
+        older = [one for one in given if one in self.first]
+        self.older |= {name: older for name in row.get("is", ())}
         for name, value in row.get("is", {}).items():
             value = values[value[1:]] if str(value).startswith("$") else value
             if name in self.given and name not in given and not same(self.given[name], value):
@@ -240,10 +248,13 @@ class Reader:
         known = [(rule, patterns(rule)) for rule in self.table["sharding"] if "reads" in rule]
         for rule, options in known:
             values = agreed(options, self.options)
-            if values is not None:
+            mesh = [launches.whole(values[key]) for key in MESH if key in (values or {})]
+            if values is not None and min(mesh, default=2) > 1:
                 listed = len(str(values.get("devices", "")).split(","))
-                made.processes = int(values.get("processes", listed))
-                self.launch.sharding = "single" if made.processes == 1 else rule["reads"]
+                asked = int(values.get("processes", listed))
+                made.processes = math.prod(mesh) if mesh else asked
+                reads = lines.filled(rule["reads"], values)
+                self.launch.sharding = "single" if made.processes == 1 else reads
                 return
         if known:
             said = ", ".join(f"{name} {self.options[name]}" for name in known[0][1])
@@ -361,8 +372,13 @@ class Reader:
             if culprit is None:
                 raise BadInput(f"{self.path}: {refused}")
             others.remove(culprit)
-            named = [name for name in culprit.options if name in self.first]
-            self.made.unpredicted += [f"{' '.join(named)}: {why}"] if named else []
+            named = " ".join(one for name in culprit.options for one in self._given_as(name))
+            less = "the trainer needs less, for this is left out: " * (culprit.slot in SAVING)
+            self.made.unpredicted += [f"{named}: {less}{why}"] if named else []
+
+    def _given_as(self, name: str) -> Sequence[str]:
+        """Return the files' options that set an option, perhaps under older names."""
+        return [name] if name in self.first else self.older.get(name, ())
 
     def _culprit(
         self, best: Resolved | None, refused: Reason | None, others: Sequence[_Option]
@@ -371,7 +387,8 @@ class Reader:
         names = {one.name: one for one in others if one.slot not in self.forced}
         if best is None:
             about = (refused.about or str(refused).partition(":")[0]) if refused else ""
-            return names.get(about), str(refused)
+            # A plan compares no compiled blocks, so that these go before what they exclude.
+            return names.get("compile") or names.get(about), str(refused)
         for _, part, rule in trainers.ruled(self.table, best):
             if part and part.name in names and not patterns(rule or {}, self.loose):
                 return names[part.name], (rule or {}).get("lacks", "the table has no row for it")

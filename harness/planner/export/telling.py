@@ -22,6 +22,8 @@ NOTED = set(trainers.DECIDING) - {Slot.OPTIMIZE}
 ERRS = {"more": "the trainer needs more, for ", "less": "the trainer needs less, for ",
         "": "not compared; "}  # fmt: skip
 """Direction in which a prediction errs -> words."""
+WHOLE = "all weights"
+"""Setting of a table that chooses between all weights and adapters."""
 OFF = ("none", "false", "no", "no_change", "disabled", "diffusers", "native", "")
 
 
@@ -32,6 +34,7 @@ def tell(reader: Any, resolved: Resolved) -> None:
         forced = reader.forced.get(part.slot) if part else None
         compared = forced.options if forced else patterns(rule or {}, reader.loose)
         number = getattr(made, what.replace(" ", "_"), "")
+        what = "adapters" if what == WHOLE and reader.kind == "lora" else what
         for name, pattern in compared.items():
             if reader.options.get(name) and match(pattern, reader.options[name], {}):
                 meaning.setdefault(name, []).append(str(part or f"{what} {number}".strip()))
@@ -75,7 +78,7 @@ def _rest(reader: Any, read: set[str]) -> None:
     fixed, names = _known(reader.table, reader.loose)
     listed = [key for key in reader.table["unpredicted"] if "=" not in key]
     meant = {name for name in reader.first if reader.given.get(name) != reader.first[name]}
-    known = read | names | meant | {text.split(" ")[0] for text in reader.made.unpredicted}
+    known = read | names | meant | {t.split(" ")[0].rstrip(":,") for t in reader.made.unpredicted}
     for name, value in reader.first.items():
         noted = any(fnmatchcase(name, key) for key in listed)
         if noted or name in known or re.search(r"\.\d+\.resolution$", name):

@@ -101,6 +101,7 @@ def translated(name: str, resolved: Resolved, config: str) -> Translation:
     made = Translation(trainer)
     devices = ",".join(map(str, range(launch.processes)))
     values |= {"config": config, "devices": devices, **_model(made, resolved)}
+    values |= {"groups": launch.layout.replicate, "shards": launch.layout.shard}
     made.start = lines.filled(trainer["start"], values)
     made.beside += _sample(trainer, resolved)
     for what, part, rule in ruled(trainer, resolved):
