@@ -251,26 +251,30 @@ def test_a_saving_that_the_recipe_cannot_have_is_named_with_its_direction(tmp_pa
     assert "the trainer needs less" in said and "block_swap" in said
 
 
+PIPE = """
+micro_batch_size_per_gpu = 1
+activation_checkpointing = true
+{more}
+[model]
+type = '{type}'
+dtype = 'bfloat16'
+transformer_dtype = 'float8_e4m3fn'
+[adapter]
+type = 'lora'
+rank = 32
+dtype = 'bfloat16'
+[optimizer]
+type = 'adamw'
+"""
+
+
 def test_compiled_blocks_are_left_out_before_what_they_exclude(tmp_path):
     """A plan compares no compiled blocks, and the swapped ones decide the memory."""
-    given = """
-        micro_batch_size_per_gpu = 1
-        blocks_to_swap = 20
-        activation_checkpointing = true
-        compile = true
-        [model]
-        type = 'wan'
-        dtype = 'bfloat16'
-        [adapter]
-        type = 'lora'
-        rank = 32
-        dtype = 'bfloat16'
-        [optimizer]
-        type = 'adamw'
-    """
+    given = PIPE.format(type="wan", more="compile = true\nblocks_to_swap = 20")
     made = read(tmp_path, {"a.toml": given, "dataset.toml": "resolutions = [512]"},
                 model="wan2.1-14b")  # fmt: skip
     assert parts(made.recipe)[Slot.SWAP] == "block_swap:blocks=20"
+    assert parts(made.recipe)[Slot.CAST] == "cast:to=fp8"
     assert sum(said.startswith("compile") for said in made.unpredicted) == 1
 
 
@@ -281,6 +285,9 @@ def test_frames_are_the_trainer_s_own_where_a_video_s_file_names_none(tmp_path):
     several = {**ONETRAINER, "resolution": "512,768"}
     made = read(tmp_path, {"config.json": json.dumps(several)})
     assert any("sizes 512x512, 768x768:" in said for said in made.assumed), made.assumed
+    given = "resolutions = [512]\nframe_buckets = [1, 33]\n[[directory]]\nresolutions = [1024]"
+    files = {"a.toml": PIPE.format(type="flux", more=""), "dataset.toml": given}
+    assert read(tmp_path, files).resolution == "1024x1024", "an image has no frames"
 
 
 def test_a_class_of_several_models_is_told_by_the_weights(tmp_path):
@@ -298,6 +305,14 @@ def test_groups_of_shards_are_hsdp(tmp_path):
     assert mesh in text
     made = read(tmp_path, {"train.sh": text})
     assert (made.recipe.partition("+")[0], made.processes) == ("hsdp:replicate=4", 8)
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "float16", "bfloat16"])
+def test_frozen_weights_of_ai_toolkit_take_16_bits_however_they_are_spelt(dtype, tmp_path):
+    job = yaml.safe_load(AI_TOOLKIT)
+    job["config"]["process"][0]["train"]["dtype"] = dtype
+    made = read(tmp_path, {"a.yaml": yaml.safe_dump(job)})
+    assert parts(made.recipe)[Slot.PRECISION].startswith("bf16_pure")
 
 
 def test_all_weights_of_sd_scripts_train_no_text_encoder(tmp_path):

@@ -135,6 +135,7 @@ def read_sample(
     for group in groups or [{}]:
         batch = whole(group.get("batch")) or made.micro_batch
         for size in _sizes({**usual, **group}, shape):
+            size = size if _moves(made.model) else (min(size[0], 1), *size[1:])
             sizes.append((math.prod((max(1, size[0]), *size[1:], batch)), batch, size))
     text = str(options.get(shape.get("text", ""), ""))
     made.text = whole(text)
@@ -149,6 +150,12 @@ def read_sample(
         made.means.append(("largest sample", f"{told}, micro batch {made.micro_batch}"))
     else:
         made.usual.append(("resolution", told, shape["where"]))
+
+
+def _moves(model: str) -> bool:
+    """Return whether a model's samples may be videos; of one that is not known they may."""
+    known = families.table().get(model)
+    return known is None or bool(known.family.every)
 
 
 def _size(options: Mapping[str, Any], shape: Mapping[str, Any]) -> dict[str, Any]:
@@ -221,6 +228,5 @@ def _put(made: Reading, size: Size, every: set[Size]) -> None:
             f"{made.resolution} in the place of {size[1]}x{size[2]}, for its multiples of {step}"
         )
     if len(every) > 1:
-        moves = not known or bool(known.family.every)
-        told = ", ".join(f"{h}x{w}" + f"x{f}" * (f > 1 and moves) for f, h, w in sorted(every))
+        told = ", ".join(f"{h}x{w}" + f"x{f}" * (f > 1) for f, h, w in sorted(every))
         made.assumed.append(f"the largest of the sizes {told}: it decides the memory")

@@ -116,7 +116,8 @@ class Reader:
 
     ``options``: of the files, with the trainer's defaults and with those replaced that mean the
     same; ``given``: without the defaults. ``sources``: default -> where the trainer has it.
-    ``forced``: strategies that a row of ``read_as`` sets.
+    ``forced``: strategies that a row of ``read_as`` sets. ``older``: option -> the files' options
+    that it was read from.
     """
 
     def __init__(
