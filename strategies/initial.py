@@ -104,13 +104,13 @@ def waits(module: nn.Module) -> bool:
 def hand_on(
     old: nn.Parameter,
     new: nn.Parameter,
-    keep: Callable[[Tensor], nn.Parameter],
+    keep: Callable[[Tensor], nn.Parameter] | None = None,
     like: Tensor | None = None,
 ) -> None:
     """Have ``new``, which replaces ``old``, wait for the same draw.
 
-    ``keep`` makes a parameter of the drawn value. ``like`` is the tensor to draw, if ``new`` has
-    another shape.
+    ``keep`` makes a parameter of the drawn value; None: the value unchanged. ``like`` is the tensor
+    to draw, if ``new`` has another shape.
     """
     new.pending = Pending(old.pending.name, new._version, keep, old.pending.instead, like)
 
@@ -119,8 +119,11 @@ def instead(p: nn.Parameter, other: Callable[[Tensor], Tensor]) -> None:
     """Replace the value that ``p`` waits for by ``other`` of it.
 
     The value is still drawn, and recorded as the first weight that every row of a suite draws.
+    ``other`` follows what replaces the value already.
     """
-    p.pending = dataclasses.replace(p.pending, instead=other)
+    before = p.pending.instead
+    after = other if before is None else lambda drawn: other(before(drawn))
+    p.pending = dataclasses.replace(p.pending, instead=after)
 
 
 def cast(module: nn.Module, dtype: torch.dtype) -> None:

@@ -126,16 +126,17 @@ def shared_parameter(
     whole and then cut."""
     share = Share(shape=p.shape, axis=axis, index=index, parts=parts, pieces=pieces)
 
-    def kept(whole: Tensor) -> nn.Parameter:
+    def part(whole: Tensor) -> Tensor:
         # A view would keep the whole alive.
-        return nn.Parameter(share.part(whole.detach()).clone(memory_format=torch.contiguous_format))
+        return share.part(whole.detach()).clone(memory_format=torch.contiguous_format)
 
     if initial.pending(p) is None:
-        new = kept(p)
+        new = nn.Parameter(part(p))
     else:
         with initial.valueless():
-            new = kept(p)
-        initial.hand_on(p, new, kept, like=p)
+            new = nn.Parameter(part(p))
+        initial.hand_on(p, new, like=p)
+        initial.instead(new, part)
     new.requires_grad_(p.requires_grad)
     new.share = share
     return new
