@@ -192,7 +192,19 @@ def test_advice_of_what_fits_names_what_is_faster_alone(world, capsys):
     assert plan("48GiB", FLUX.recipe, "--advise") == 0
     text = capsys.readouterr().out
     assert "It fits. Faster, and fits too" in text and "begins to fit" not in text
-    assert "Largest micro batch that fits: micro batch 13 (46.7 GiB); micro batch 14 does" in text
+    assert "Largest micro batch that fits: micro batch 13 (46.7 GiB); micro batch 14 may" in text
+
+
+def test_advice_calls_no_size_too_large_that_may_fit(world, capsys, monkeypatch):
+    """23.1 GiB on a card of 23.5 "do not fit" is hard to believe; they may."""
+    known = uncertainty.Share("one GPU", 0.1, 9, 9, pooled=False)
+    monkeypatch.setattr(uncertainty, "shares", lambda: dict.fromkeys(uncertainty.CLASSES, known))
+    assert plan("26.5GiB", FLUX.recipe, "--advise") == 0
+    text = capsys.readouterr().out
+    assert "that fits: micro batch 1 (22.7 GiB); micro batch 2 may fit: 24.7 (22.2 to 27.2)" in text
+    assert plan("24GiB", FLUX.recipe, "--advise") == 0
+    text = capsys.readouterr().out
+    assert "Largest micro batch that fits: none for sure; micro batch 1 may fit: 22.7" in text
 
 
 def first(text: object) -> int:

@@ -127,15 +127,26 @@ def _end(what: str, one: Largest) -> str:
     """Return the sentence on the largest size of one scale."""
     sought = SOUGHT[what]
     if one.fits is None:
-        why = one.stopped or (f"not even {sought.named(one.over.resolved)}" if one.over else "none")
+        why = one.stopped or "none"
+        if one.over and not one.stopped:
+            name = sought.named(one.over.resolved)
+            why = f"none for sure; {name} {may}" if (may := _may(one.over)) else f"not even {name}"
         return f"Largest {sought.words} that fits: {why}"
     size = sought.named(one.fits.resolved)
     if one.over is None:
         return f"Largest {sought.words} that fits: {size} or more"
-    over = f"{sought.named(one.over.resolved)} does not, with {gib(one.over.need_bytes)} GiB"
+    over = _may(one.over) or f"does not, with {gib(one.over.need_bytes)} GiB"
+    over = f"{sought.named(one.over.resolved)} {over}"
     between = "" if one.exact else "; sizes between them were not predicted"
     head = f"Largest {sought.words} that fits: {size} ({gib(one.fits.need_bytes)} GiB)"
     return f"{head}; {over}{between}"
+
+
+def _may(over: Fit) -> str:
+    """Return the words for a size that may fit, or that lacks host memory alone; else empty."""
+    if over.may_fit:
+        return f"may fit: {reach(over)}"
+    return lacks(over) if over.verdict == "host" else ""
 
 
 # ---- largest table ----
@@ -206,10 +217,8 @@ def _remarks(answer: Largest, name: Callable[[Resolved], str]) -> list[str]:
         end = "the search ends there" if answer.exact else f"after {answer.tried} predictions"
         remarks.append(f"{name(answer.fits.resolved)} or more: {end}")
     over = answer.over
-    if over is not None and over.may_fit:
-        remarks.append(f"{name(over.resolved)} may fit: {reach(over)}")
-    elif over is not None and over.verdict == "host":
-        remarks.append(f"{name(over.resolved)} {lacks(over)}")
+    if over is not None and (may := _may(over)):
+        remarks.append(f"{name(over.resolved)} {may}")
     return remarks
 
 
