@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import random
 import time
 from collections.abc import Iterator, Sequence
@@ -153,6 +154,8 @@ def fault(answer: Fit | None, every: Sequence[Fit]) -> str:
     quick, own = min(able, key=_seconds), Point(answer.resolved)
     if _seconds(answer) > (1 + NEAR) * (1 + EVEN) * _seconds(quick):
         return f"faster: {_told(quick)}"
+    alike = [_seconds(fit) for fit in able if Point(fit.resolved).rank == own.rank]
+    least = min(alike, default=math.inf)
     for fit in able:
         one, parts = Point(fit.resolved), len(fit.resolved.recipe.strategies)
         even = _seconds(fit) <= (1 + EVEN - NEAR) * _seconds(quick)
@@ -160,8 +163,9 @@ def fault(answer: Fit | None, every: Sequence[Fit]) -> str:
             return f"taken first: {_told(fit)}"
         if one.rank == own.rank and _seconds(fit) < (1 - NEAR - TIE) * _seconds(answer):
             return f"faster: {_told(fit)}"
-        simpler = parts < len(answer.resolved.recipe.strategies)
-        if one.rank == own.rank and simpler and _seconds(fit) <= _seconds(answer):
+        simpler = one.rank == own.rank and parts < len(answer.resolved.recipe.strategies)
+        same = (1 - TIE + NEAR) * _seconds(fit) <= least
+        if simpler and (same or _seconds(fit) <= _seconds(answer)):
             return f"simpler: {_told(fit)}"
     return ""
 

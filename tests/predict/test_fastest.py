@@ -181,15 +181,19 @@ def test_of_two_that_are_about_as_fast_the_plain_one_is_the_answer(gpus, names, 
     rows.sort(key=lambda row: names.index(str(row.recipe)))
     (work,) = prediction(1).work
 
-    def answer(share: float) -> str:
+    def fits(share: float) -> list[Fit]:
         made = [prediction(1, work=[dataclasses.replace(work, flops=flops)])
                 for flops in (10**18, int(10**18 * (1 - share)))]  # fmt: skip
         gpu = cards.of_size(24 * GIB)
-        fits = [judge(row, one, gpu) for row, one in zip(rows, made, strict=True)]
-        return best_of(fits, lambda row: True).label
+        return [judge(row, one, gpu) for row, one in zip(rows, made, strict=True)]
+
+    def answer(share: float) -> str:
+        return best_of(fits(share), lambda row: True).label
 
     assert answer(faster) == names[0]
     assert answer(0.12) == names[1]
+    near = fits(faster - 0.005)
+    assert fault(near[0], near) == "" and fault(near[1], near) != ""
 
 
 def test_a_wrong_answer_is_told_by_every_recipe():
