@@ -388,8 +388,9 @@ class Reader:
         names = {one.name: one for one in others if one.slot not in self.forced}
         if best is None:
             about = (refused.about or str(refused).partition(":")[0]) if refused else ""
-            # A plan compares no compiled blocks, so that these go before what they exclude.
-            return names.get("compile") or names.get(about), str(refused)
+            # Compiled blocks go before a part that they exclude: that part decides the memory.
+            graph = names.get("compile") if "compile" in str(refused) else None
+            return graph or names.get(about), str(refused)
         for _, part, rule in trainers.ruled(self.table, best):
             if part and part.name in names and not patterns(rule or {}, self.loose):
                 return names[part.name], (rule or {}).get("lacks", "the table has no row for it")
