@@ -115,6 +115,10 @@ class ScriptModel(Subject):
     def linears(self) -> tuple[str, ...]:
         return ()
 
+    @property
+    def lent(self) -> tuple[str, ...]:
+        return ()  # unknown without a run
+
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptRow(Resolved):

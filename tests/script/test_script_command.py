@@ -23,6 +23,7 @@ from harness.script.row import Script, recipes_of, row_of
 from harness.spec import SpecError
 from harness.suite.run import plan
 from harness.system.machine import look
+from strategies import launch_file
 from strategies.base import BadInput
 from tests.made.results import cpu_set
 
@@ -61,6 +62,12 @@ def test_what_no_script_can_have_is_refused_by_name_before_any_process(
 ):
     (row,) = plan([row_of(script, recipe, **FIELDS)], tmp_path / "out", look(tmp_path))
     assert row.status is Status.REFUSED and row.lack.text.startswith(f"{name}: ")
+
+
+@pytest.mark.parametrize("name", launch_file.names())
+def test_a_script_has_a_row_of_every_launch_file(script, name):
+    """Nothing is known of its model before it runs, so no launch file may need a fact of it."""
+    assert row_of(script, name, **FIELDS | {"processes": 4}).spec.recipe == name
 
 
 def test_a_row_is_another_one_once_its_script_has_changed(script):
