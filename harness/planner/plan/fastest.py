@@ -80,8 +80,8 @@ class Proof:
     ``nearest``: the predicted one with the smallest shortage, if none fits. ``adapters``: the
     lattice's recipes train adapters. ``sure``: the answer fits by the upper end of its range.
     ``quicker``: the fastest recipe of all, if it is uncommon and not the answer. ``even``: the
-    fastest common recipe, if another that is up to ``EVEN`` slower is the answer, because people
-    take it earlier (``Point.rank``). ``all_usual``: all recipes of the lattice are common.
+    fastest common recipe, if another that is up to ``EVEN`` slower is the answer (``best_of``).
+    ``all_usual``: all recipes of the lattice are common.
     """
 
     best: Fit | None
