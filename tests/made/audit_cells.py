@@ -101,8 +101,9 @@ def rank(fit: Fit) -> tuple[bool, int, bool]:
 def ruled(every: Sequence[Fit]) -> Fit | None:
     """Return the answer among ``every`` recipe, traced or not; None if none may fit."""
     timed = [fit for fit in every if fit.seconds and fit.may_fit]
-    able = [fit for fit in timed if fit.most_bytes <= fit.gpu.memory_bytes
-            and (fit.host_most or 0) <= fit.host_memory] or timed  # fmt: skip
+    sure = [fit for fit in timed if fit.most_bytes <= fit.gpu.memory_bytes
+            and (fit.host_most or 0) <= fit.host_memory]  # fmt: skip
+    able, tie = sure or timed, 0.03 if sure else 0.01
     if not able:
         return None
     quick, some = min(able, key=_seconds), [fit for fit in able if common(fit.resolved)]
@@ -114,7 +115,7 @@ def ruled(every: Sequence[Fit]) -> Fit | None:
     even = [fit for fit in able if _seconds(fit) <= 1.1 * least]
     first = [fit for fit in even if rank(fit) == min(map(rank, even))]
     least = min(map(_seconds, first))
-    same = [fit for fit in first if 0.97 * _seconds(fit) <= least]
+    same = [fit for fit in first if (1 - tie) * _seconds(fit) <= least]
     return min(same, key=lambda fit: (fit.label.count("+"), _seconds(fit)))
 
 

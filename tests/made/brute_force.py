@@ -21,7 +21,7 @@ from harness.planner.atlas.cells import NOT_KEPT
 from harness.planner.atlas.command import CARDS, COUNTS
 from harness.planner.plan.candidates import Asked, asked_for
 from harness.planner.plan.command import add_arguments
-from harness.planner.plan.fastest import EVEN, NEAR, TIE, common, search, within
+from harness.planner.plan.fastest import EVEN, NEAR, common, search, tie_of, within
 from harness.planner.plan.lattice import Point, adapts
 from harness.planner.verdict import Fit
 from harness.planner.worker import none
@@ -139,7 +139,7 @@ def fault(answer: Fit | None, every: Sequence[Fit]) -> str:
     It is right if it fits and none that fits is faster than the plan's rule of ties allows. If none
     is sure to fit, those count that may. The rule prefers a recipe of trainers within the
     uncertainty of time. Then it prefers the first by rank of those up to ``EVEN`` slower. Of these,
-    up to ``TIE`` slower than the fastest, it prefers the one with the fewest parts.
+    up to ``tie_of`` slower than the fastest, it prefers the one with the fewest parts.
     """
     timed = [fit for fit in every if fit.seconds and fit.may_fit]
     able = [fit for fit in timed if fit.fits] or timed
@@ -155,16 +155,16 @@ def fault(answer: Fit | None, every: Sequence[Fit]) -> str:
     if _seconds(answer) > (1 + NEAR) * (1 + EVEN) * _seconds(quick):
         return f"faster: {_told(quick)}"
     alike = [_seconds(fit) for fit in able if Point(fit.resolved).rank == own.rank]
-    least = min(alike, default=math.inf)
+    least, tie = min(alike, default=math.inf), tie_of(able)
     for fit in able:
         one, parts = Point(fit.resolved), len(fit.resolved.recipe.strategies)
         even = _seconds(fit) <= (1 + EVEN - NEAR) * _seconds(quick)
         if even and one.rank < own.rank:
             return f"taken first: {_told(fit)}"
-        if one.rank == own.rank and _seconds(fit) < (1 - NEAR - TIE) * _seconds(answer):
+        if one.rank == own.rank and _seconds(fit) < (1 - NEAR - tie) * _seconds(answer):
             return f"faster: {_told(fit)}"
         simpler = one.rank == own.rank and parts < len(answer.resolved.recipe.strategies)
-        same = (1 - TIE + NEAR) * _seconds(fit) <= least
+        same = (1 - tie + NEAR) * _seconds(fit) <= least
         if simpler and (same or _seconds(fit) <= _seconds(answer)):
             return f"simpler: {_told(fit)}"
     return ""

@@ -21,7 +21,8 @@ from harness.system.cards import Card
 NEAR = 0.01
 """Relative difference of two times below which another prediction is not worth its time."""
 TIE = 0.03
-"""Relative difference of two times up to which the recipe with fewer parts is the answer."""
+"""Relative difference of two times up to which the recipe with fewer parts is the answer, if both
+are sure to fit. Of others, fewer parts alone decide only up to ``NEAR``."""
 EVEN = 0.1
 """Relative difference of two times up to which the recipe that people take first is the answer."""
 HANDICAP = 1.4
@@ -224,7 +225,7 @@ class Search:
             return even and one.rank < Point(first[0].resolved).rank
         near = _near_of(first)
         simple = _parts(one.row) < min(_parts(fit.resolved) for fit in near)
-        return simple and (1 - TIE) * floor <= min(fit.seconds.total for fit in near)
+        return simple and (1 - tie_of(near)) * floor <= min(fit.seconds.total for fit in near)
 
     def _smallest(self) -> list[Point]:
         """Return the row estimated to need the least, if none fits and it is not predicted."""
@@ -277,7 +278,7 @@ def best_of(fits: Sequence[Fit], common: Callable[[Resolved], bool]) -> Fit | No
 
     The fastest common one is taken if it may be as fast as the fastest of all. Of those that take
     up to ``EVEN`` longer, those count that are first by ``Point.rank``. Of these, up to ``TIE``
-    slower than the fastest, the answer has the fewest parts.
+    slower than the fastest, the answer has the fewest parts; if it only may fit, up to ``NEAR``.
     """
     best = verdict.fastest(fits)
     if best is None:
@@ -299,9 +300,14 @@ def _first_of(some: Sequence[Fit]) -> list[Fit]:
 
 
 def _near_of(some: Sequence[Fit]) -> list[Fit]:
-    """Return those that are up to ``TIE`` slower than the fastest of them."""
-    least = min(fit.seconds.total for fit in some)
-    return [fit for fit in some if (1 - TIE) * fit.seconds.total <= least]
+    """Return those that are tied with the fastest of them."""
+    least, tie = min(fit.seconds.total for fit in some), tie_of(some)
+    return [fit for fit in some if (1 - tie) * fit.seconds.total <= least]
+
+
+def tie_of(some: Sequence[Fit]) -> float:
+    """Return the relative difference of times up to which fewer parts decide among ``some``."""
+    return TIE if all(fit.fits for fit in some) else NEAR
 
 
 def _parts(row: Resolved) -> int:
