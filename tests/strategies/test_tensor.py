@@ -240,6 +240,7 @@ def test_evidence_is_lost_where_a_sum_is(case, runs):
         ("fsdp2+tp", 2, "DiT-T/8", ["shards it with nobody", "--processes 4, or ddp"]),
         ("hsdp+tp", 4, "DiT-T/8", ["shards it with nobody", "--processes 8"]),
         ("fsdp2:reshard=2+tp", 4, "DiT-T/8", ["of the 2 ranks that share"]),
+        ("fsdp2:reshard=2+tp", 8, "DiT-T/8", ["beside tp", "take on or off"]),
         ("ddp+tp+compile", 2, "DiT-T/8", ["leave compile out"]),
         ("ddp+tp+checkpoint:keep=products", 2, "DiT-T/8", ["before ranks have summed it"]),
         ("ddp+tp:ranks=5", 5, "flux-dev", ["24 heads", "ranks of 2 or 3 or 4 or 6 or 8 or 12"]),

@@ -202,6 +202,12 @@ class Fsdp(Rows):
                 f"reshard={size} cuts again among {size} of the {sharers} ranks that share; "
                 f"take a divisor of {sharers} from 2 that is smaller, on, or off"
             )
+        if not isinstance(size, bool) and launch.layout.tensor > 1:
+            # torch 2.13, _fsdp_init.py: it makes groups of the ranks of this rank's mesh alone.
+            return (
+                f"beside tp, reshard={size} makes other groups on each rank, and all would wait; "
+                "take on or off"
+            )
         if self.prefetch >= launch.subject.depth:
             return (
                 f"prefetch={self.prefetch} gathers as many blocks ahead as there are "
