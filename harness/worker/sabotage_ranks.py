@@ -65,16 +65,17 @@ def gradients_not_averaged(run: Run) -> None:
 
 
 def heads_dealt_as_they_lie(run: Run) -> None:
-    """Split the packed queries, keys and values into contiguous rows instead of by heads. The first
-    rank gets all queries and half of the keys."""
+    """Split weights of several pieces (packed queries, keys and values) as they lie instead of
+    piece by piece. The first rank gets all queries and half of the keys."""
     import torch
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     trained = run.trained
-    packed = [p for block in trained.blocks() for p in block.attn.qkv.parameters()]
+    cut = [p for block in trained.blocks() for p in block.parameters() if hasattr(p, "share")]
+    packed = [p for p in cut if len(p.share.pieces) > 1]
     with torch.no_grad():
         for p, whole in zip(packed, trained.engine.whole(trained, packed), strict=True):
-            mine = whole.chunk(p.share.parts)[p.share.index]
+            mine = whole.chunk(p.share.parts, p.share.axis)[p.share.index]
             if isinstance(p, DTensor):
                 mine = distribute_tensor(mine, p.device_mesh, p.placements, src_data_rank=None)
             p.copy_(mine)

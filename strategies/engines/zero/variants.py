@@ -244,6 +244,8 @@ def refusal(zero: Mapping[str, Any], launch: RunContext) -> str | None:
     ranks = launch.processes
     if ranks == 1:
         return "one process gathers nothing; take zero3, or more processes"
+    if launch.subject.sizes is None:
+        return "the sizes of the weights are not known; take zero3, or zero3_hpz"
     shares = {-(-size // ranks): size for size in launch.subject.sizes.weights}
     odd = next((share for share in shares if share % MULTIPLE), None)
     if odd is None:

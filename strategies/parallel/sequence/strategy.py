@@ -30,7 +30,7 @@ class SequenceParallel(Strategy):
     """Groups of ranks share each sample, cut by tokens.
 
     Each of the ``ranks`` neighbors embeds, runs and predicts a stripe of the tokens. Only attention
-    sees all of them. With ``tp`` neighbors hold parts of the same weights, and the ranks of a
+    sees all of them. With ``tp``, neighbors hold parts of the same weights, and the ranks of a
     sample are ``tp:ranks`` apart.
 
     ``how=ulysses`` exchanges heads for tokens around attention; heads must divide by ``ranks``.
@@ -95,7 +95,7 @@ class SequenceParallel(Strategy):
             if "compiled" in launch.traits:
                 return "its graphs would not have what is exchanged; leave compile out"
             if "cut_weights" in launch.traits:
-                return "a part of the heads in torch's attention was not tried; leave sp or tp out"
+                return "torch's attention was not tried with parts of both; leave sp or tp out"
             if any(a.queries == self.ranks * a.keys for a in subject.survey.attention):
                 return "a part would be as long as the text, and taken for it; take other ranks"
         if "doubles_tokens" in launch.traits:

@@ -86,7 +86,7 @@ def fails(subject: Subject, ranks: int) -> str:
             part.register_forward_hook(_left(within))
         try:
             shallow.predict(module, *sample)
-        except (RuntimeError, ValueError):
+        except Exception:
             name = next(name for name, part in module.named_modules() if part is within[-1])
             kind = type(within[-1]).__name__
             return f"{name} ({kind}) does not compute with a part of its heads; {OTHERWISE}"
