@@ -59,7 +59,7 @@ def test_each_cell_is_the_answer_of_its_plan_which_asks_for_no_other_trace(gpus)
 
 def test_several_nodes_have_listed_recipes():
     ask = Made()
-    cells = usual_cells(places("--cards", "A100-80GB", "--gpus", "16", model="dit-xl-2"), ask)
+    cells = usual_cells(places("--cards", "A100-80GB", "--gpus", "16", model="pixart-sigma"), ask)
     asked = {label for label, *_ in ask.asked}
     assert any(label.startswith("hsdp") for label in asked)
     assert all(cell.fit.label in asked for _, cell in cells)

@@ -151,7 +151,7 @@ def _plan(options: argparse.Namespace, asking: Asking, console: Console) -> int:
     if options.json:
         found = as_json(fits, proofs, ways, asked)
         write_json(options.json, found | {"buckets": advice.buckets_json(sizes, asked.buckets)})
-    none = all(fit.need_bytes is None for fit in fits)
+    none = all(fit.need_bytes is None and fit.verdict != "cannot" for fit in fits)
     return FAILED if none or (options.check and not fits[0].fits) else OK
 
 
