@@ -38,6 +38,14 @@ WANTED = {
 """Options that other tools have -> what to take instead."""
 
 
+def _ended() -> dict[str, str]:
+    try:
+        from strategies.recipe import ENDED
+    except ImportError:  # a bare Python without yaml, which prints help alone
+        return {}
+    return ENDED
+
+
 class _Parser(argparse.ArgumentParser):
     """Argument parser that prints a one-line error without the usage.
 
@@ -52,7 +60,9 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         absent = list(filter(None, map(extensions.missing, message.split())))
         words = message.split() if message.startswith("unrecognized") else ()
-        hints = [WANTED[word] for word in words if word in WANTED]
+        command = self.prog.split()[-1]
+        keys = [key for word in words for key in (f"{command} {word.partition('=')[0]}", word)]
+        hints = [known[key] for key in keys for known in (WANTED, _ended()) if key in known]
         hint = hints[0] if hints else f"see {self.prog} --help"
         text = absent[0] if absent else f"{message}; {hint}"
         print(f"error: {text}", file=sys.stderr)
@@ -82,6 +92,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _act(words: Sequence[str], ending: Ending) -> int:
     if absent := extensions.missing(words[0]):
         return _bad(BadInput(absent))
+    if words[0] in _ended():
+        return _bad(BadInput(f"there is no command {words[0]}: {_ended()[words[0]]}"))
     options = _parser(words[0]).parse_args(words)
     options.ending = ending
     try:

@@ -9,7 +9,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from strategies.base import BadInput, Conflict, Parity, Reason, Slot
 from strategies.engine import RunContext
@@ -21,51 +24,14 @@ from strategies.workloads import SAMPLE, TRAIN
 # ---- unsupported techniques ----
 
 
-CACHE = "a DiT has no cache of keys and values, because all its tokens change in each evaluation"
-ABSENT = {
-    "flash_decoding": (
-        f"it splits a long cache over a GPU while one token is decoded, but {CACHE}; take "
-        "attend:kernel=flash"
-    ),
-    "kv_cache": f"{CACHE}; take attend:kernel=flash",
-    "paged_attention": f"it keeps a cache in pages, but {CACHE}; take attend:kernel=flash",
-    "speculative_decoding": (
-        "it guesses tokens that are decoded one after the other, but a sampler changes all "
-        "tokens at once; take fewer --sampler-steps, or a student (distill, distilled)"
-    ),
-    "cpu_checkpointing": (
-        "DeepSpeed 0.19 offloads only what a model checkpoints by deepspeed.checkpointing or as a "
-        "layer of transformers, and no model of diffusers does; take "
-        "checkpoint+offload_activations:what=checkpoints"
-    ),
-    "deepcompile": (
-        "it compiles the whole model, on GPUs of NVIDIA only (DeepSpeed 0.19, "
-        "is_deepcompile_supported), and offloads in passes of its own that no evidence reads; "
-        "take compile, or zero3_offload"
-    ),
-    "mics": "DeepSpeed has removed it (0.19 refuses mics_shard_size): groups of ranks that shard "
-    "among themselves, and average over the groups; take hsdp, or zero3_hpz to gather so",
-    "quantized_nontrainable_weights": (
-        "DeepSpeed quantises frozen weights by the CUDA kernels of zero3_qwz, and keeps them "
-        "quantised; take cast, qlora, or zero3_qwz, which quantises only communication"
-    ),
-    "qgz": (
-        "its kernel reads every gradient as float16, even bfloat16 ones (DeepSpeed 0.19, "
-        "all_to_all_quant_reduce). It groups all GPUs of a machine, and does not quantise "
-        "gradients that do not divide by them; take zero2+bf16, or ddp+compress:kind=powersgd"
-    ),
-    "superoffload": (
-        "it steps DeepSpeed's CPU Adam in another process, whose moments neither evidence "
-        "nor a checkpoint can read. It steps before the norm for clipping is known, and only "
-        "with NVIDIA GPUs; take zero3_offload_partial, or zero3_offload"
-    ),
-    "zenflow": (
-        "it replaces gradient accumulation by its own interval, and steps most columns with "
-        "old gradients, so its steps are not comparable. Its optimizer comes only from "
-        "DeepSpeed's JSON; take zero3_offload_partial, or zero2_offload"
-    ),
-}
-"""Name -> why it is not supported, then "; " and the alternative."""
+def _table() -> dict[str, dict[str, str]]:
+    return yaml.safe_load((Path(__file__).parent / "absent.yaml").read_text(encoding="utf-8"))
+
+
+ABSENT: dict[str, str] = _table()["strategies"]
+"""Strategy -> why it is not supported, then "; " and the alternative."""
+ENDED: dict[str, str] = _table()["others"]
+"""Parameter, command, option or page that has ended -> why, then "; " and the alternative."""
 
 ALIASES = {
     "zero_quantized_nontrainable_weights": "quantized_nontrainable_weights",
@@ -264,6 +230,8 @@ def _parse_part(word: str, catalog: Mapping[str, Any]) -> Strategy:
 
 def _parameter(name: str, key: str, types: Mapping[str, Any]) -> str:
     """Return what to write instead of an unknown parameter."""
+    if ended := ENDED.get(f"{name}:{key}"):
+        return ended
     if key.isdigit() and name in PLAIN:
         return f"write {name}:{PLAIN[name]}={key}"
     return nearest(key, types) if types else "it has none"

@@ -21,7 +21,7 @@ from harness.suite.file import Suite, SuiteError, known_suites, load_suite
 from harness.system import cards
 from strategies import CATALOG
 from strategies.base import BadInput
-from strategies.recipe import ABSENT
+from strategies.recipe import ABSENT, ENDED
 from strategies.strategy import spelled
 from strategies.words import hint, name_of, plain
 
@@ -87,6 +87,9 @@ def print_one(name: str, console: Console) -> None:
     absent = plain(name)
     if absent in ABSENT:
         console.print(f"{absent} is no strategy here: {ABSENT[absent]}", markup=False)
+        return
+    if name in ENDED:
+        console.print(f"{name} is not here: {ENDED[name]}", markup=False)
         return
     known = name_of(name, CATALOG)
     if known not in CATALOG:
