@@ -232,7 +232,11 @@ def _mapping(item: Reader) -> Reader:
 
 
 def _record(kind: Any) -> Reader:
-    """Return the reader of a dataclass."""
+    """Return the reader of a dataclass.
+
+    Its ``ENDED`` names fields that older files have, which are skipped.
+    """
+    ended = frozenset(getattr(kind, "ENDED", ()))
 
     @functools.cache  # built at the first read: a dataclass may contain its own type
     def readers() -> dict[str, Reader]:
@@ -240,6 +244,7 @@ def _record(kind: Any) -> Reader:
 
     def read(data: Any) -> Any:
         _expect(isinstance(data, dict), "a mapping", data)
+        data = {name: value for name, value in data.items() if name not in ended}
         if unknown := data.keys() - readers().keys():
             raise _Misfit(f": unknown field {min(unknown)!r}")
         fields = _fields(data, readers().__getitem__)

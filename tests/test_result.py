@@ -127,3 +127,14 @@ def test_no_calibration_of_a_rehearsed_card_is_applied(tmp_path, monkeypatch):
     assert [one.device.name for one in store.every(tmp_path)] == [calibrations.H200.name]
     monkeypatch.setenv("REHEARSAL_CARDS", "a rehearsal reads its own")
     assert len(store.every(tmp_path)) == 2
+
+
+def test_a_field_that_has_ended_is_skipped_in_older_files():
+    @dataclasses.dataclass
+    class Row:
+        ENDED = ("wire",)
+        kept: int
+
+    assert json_files.build(Row, {"kept": 3, "wire": {"backend": "nccl"}}, "row") == Row(3)
+    with pytest.raises(ValueError, match="unknown field 'wired'"):
+        json_files.build(Row, {"kept": 3, "wired": None}, "row")
