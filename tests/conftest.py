@@ -61,7 +61,7 @@ STRIP = dataclasses.replace(TINY, model=f"{ROOT}/tests/made/strip.py:Strip", obj
 SUBJECT = subject_of(TINY.model, check_data(TINY.data))
 BY_BLOCKS = {
     *("block_swap", "checkpoint", "compile", "controlnet", "distill", "distilled"),
-    *("offload_activations", "route"),
+    "offload_activations",
 }
 """Strategies that do not treat all blocks alike, or whose stubs do not."""
 IN_EACH = {"attend", "fp8"}

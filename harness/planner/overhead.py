@@ -229,7 +229,6 @@ LIMITS = {
     "adam16bit": COMPILED,
     "adam8bit:lib=torchao": COMPILED,
     "compress": HOOK,
-    "onebit_adam": HOOK,
     "topk": HOOK,
     "paged_adam8bit": "{name} allocates pages by the CUDA driver, and a prediction has no driver",
 }

@@ -31,7 +31,6 @@ from strategies.strategy import Strategy
 
 DONE = "done"
 """Line that a worker writes after the rows of a request."""
-CAPTURED = "captured graphs hold the memory of their calls, each size of them, for good"
 
 
 def none(resolved: Resolved, reason: str, fault: str = "") -> Prediction:
@@ -64,9 +63,7 @@ def predict(resolved: Resolved, kind: str = USUAL, rank: int = 0) -> Prediction:
 
 
 def _untraced(resolved: Resolved) -> str | None:
-    """Return why the row's compiled or captured graphs are not traced; None if they are."""
-    if "captured" in resolved.launch.traits:
-        return CAPTURED
+    """Return why the row's compiled graphs are not traced; None if they are."""
     if "compiled" not in resolved.launch.traits:
         return None
     from harness.planner.tracing import compiled

@@ -143,9 +143,6 @@ def traced_steps(bench: Bench) -> dict[str, Any]:
         # A trace would run compiled graphs uncompiled, and cannot see their allocations.
         meter.notes.append("not traced by category: compiled graphs allocate unseen")
         return categories
-    if "captured" in trained.launch.traits:
-        meter.notes.append("not traced by category: a replayed graph allocates nothing")
-        return categories
     for kind in dict.fromkeys((device_type, "cpu")):
         categories[kind] = trace_step(trained, kind, bench.step, bench.baseline)
     return categories

@@ -173,7 +173,9 @@ def _kept_by_a_block(trained: TrainingRun, call: Call, backend: str) -> int:
 BACKENDS = ("inductor", "aot_eager")
 MODES = (DEFAULT, "reduce-overhead")
 BESIDE_GRAPHS = {
-    "sampling": "a graph's output is overwritten by its next replay; take cuda_graphs",
+    "sampling": (
+        "a graph's output is overwritten by its next replay; leave mode=reduce-overhead out"
+    ),
     "split_parameters": (
         "a graph reads weights at one address, and gathered ones move; take ddp, zero1 or zero2"
     ),

@@ -115,8 +115,6 @@ class Compress(Strategy):
         return frozenset({"edits_gradients"})
 
     def refuses(self, launch: RunContext) -> str | None:
-        if "hooks_allreduce" in launch.traits:
-            return "the optimizer has DDP's one communication hook; leave one of the two out"
         if self.kind == "powersgd" and "scales_gradients" in launch.traits:
             return "what is kept back would carry a loss scale that changes; use bf16"
         return wire.refusal(launch)

@@ -21,7 +21,6 @@ BESIDE = {
     "doubles_tokens": "a student trains whole; leave the branch out",
     "replaced_layers": "another part gives the student layers of its own; leave it out",
     "cut_samples": "a teacher would see a part of each sample; leave sp out",
-    "routed_tokens": "a teacher's blocks get all tokens; leave route out",
     "compiled": "a graph shows no hidden states, and no loss against a teacher; leave compile out",
 }
 """Trait of another part -> why distillation cannot run with it, and the remedy."""

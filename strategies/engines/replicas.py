@@ -55,8 +55,6 @@ class Replicas(Engine):
         if launch.processes == 1 and not launch.simulated:
             # accelerate 1.15 wraps a model in DDP from two processes on: no DDP would be in force.
             return "one process has no replica to average with; use single, or more processes"
-        if launch.simulated and "hooks_allreduce" in launch.traits:
-            return "the optimizer's own all-reduce needs real ranks; leave --world out"
         return None
 
     def ready(self, trained: TrainingRun) -> None:
@@ -155,7 +153,7 @@ class Replicas(Engine):
 
         Strategies that replace these collectives report their own.
         """
-        own = {"edits_gradients", "hooks_allreduce", "sparse_gradients"} & trained.launch.traits
+        own = {"edits_gradients", "sparse_gradients"} & trained.launch.traits
         if own or trained.observed is None or not trained.observed.ran:
             return {}
         averages = [s for s in trained.observed.sent if s.collective.startswith("allreduce")]

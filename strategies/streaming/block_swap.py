@@ -19,7 +19,6 @@ WHOLE = {
     "own_state": "steps the model's weights in its own way",
     "early_gradients": "uses gradients within backward",
     "edits_gradients": "changes gradients between backward and the optimizer",
-    "hooks_allreduce": "replaces the all-reduce of gradients",
     "scales_gradients": "scales gradients on the device",
 }
 """Trait of another part -> its operation that does not support weights trained in host memory."""

@@ -176,14 +176,6 @@ def test_a_suites_story_is_known(name):
     assert dataclasses.asdict(suite)["name"] == name
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_one_bit_adam_comes_to_its_bits_in_the_suite(device):
-    suite = suite_file.load_suite("optimizers", device)
-    (recipe,) = [row.recipe for row in suite.rows if "onebit_adam" in row.recipe]
-    freeze = next(p.freeze for p in parse(recipe).strategies if p.name == "onebit_adam")
-    assert freeze <= suite.settings["warmup"], "no dense step is to be timed"
-
-
 def test_depth_tells_memory_and_counted_work_of_each_regime():
     nothing, rows = "single+checkpoint:keep=nothing", []
     for depth in (4, 16):

@@ -305,7 +305,6 @@ EFFECTS: dict[str, Callable[[Trained, Seen], bool]] = {
     "difffit": lambda t, s: sum(n.endswith(".gamma") for n in free(t)) == 8,
     "controlnet": lambda t, s: sum(n.endswith(".zero.weight") for n in free(t)) == 2,
     "prune:fraction=0.75": lambda t, s: 0.74 < zeros(t) < 0.76,
-    "checkpoint+route": lambda t, s: tokens_inside(t) == [64, 32, 32, 64],
     "attend:kernel=math": lambda t, s: not any("flash" in name for name in attention(t)),
     "checkpoint": lambda t, s: forwards_a_step(t) == 2,
     "checkpoint:every=2": lambda t, s: forwards_a_step(t) == 2 and len(t["model"].blocks) == 2,

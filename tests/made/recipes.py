@@ -52,7 +52,6 @@ OTHERS: dict[str, list[str]] = {
         *(f"ddp+attend:kernel={kernel}" for kernel in ("efficient", "cudnn", "flex")),
     ],
     "sp": ["ddp+sp", "ddp+sp:how=gather"],
-    "route": ["single+route", "single+route:share=0.25"],
     "tp": ["ddp+tp"],
     "cross_entropy": [f"ddp+cross_entropy:kind={kind}" for kind in ("full", "fused", "cut")],
     "distill": [
@@ -70,7 +69,6 @@ OTHERS: dict[str, list[str]] = {
     "prodigy": ["single+prodigy", "single+prodigy:slice=11"],
     "sgd": ["single+sgd", "single+sgd:momentum=0.0"],
     "offload_adamw": ["ddp+offload_adamw"],
-    "onebit_adam": ["ddp+onebit_adam", "ddp+onebit_adam:freeze=4"],
     "compress": ["ddp+compress", "ddp+compress:kind=powersgd,rank=2", "ddp+compress:kind=fp16"],
     "topk": ["ddp+topk", "ddp+topk:keep=0.1"],
     "sparse_embedding": ["single+sgd:momentum=0.0+sparse_embedding"],
@@ -104,7 +102,7 @@ def on_single(workload: str) -> list[str]:
 
 TRAINED_HERE = on_single(TRAIN)
 """test_catalog trains each in this process and asks all parts' evidence."""
-ELSEWHERE = ("single+compile", "single+cuda_graphs")
+ELSEWHERE = ("single+compile",)
 DRAWN_HERE = [
     "single",
     *(text for text in on_single(SAMPLE) if text not in ELSEWHERE and "budget" not in text),

@@ -8,12 +8,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from types import SimpleNamespace
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from harness.worker import setup
 
@@ -111,51 +108,10 @@ def sparse_kernels() -> Iterator[None]:
         library._destroy()
 
 
-class RecordedGraph:
-    """In the place of ``torch.cuda.CUDAGraph``: the operators that ran while it was captured, which
-    a replay runs again on the same tensors, into the same results."""
-
-    def __init__(self) -> None:
-        self.ran: list[tuple] = []
-
-    def replay(self) -> None:
-        for func, given, named, out in self.ran:
-            again = func(*given, **named)
-            for mine, new in zip(tree_leaves(out), tree_leaves(again), strict=True):
-                if isinstance(mine, torch.Tensor) and mine.data_ptr() != new.data_ptr():
-                    mine.copy_(new)
-
-
-class Recording(TorchDispatchMode):
-    def __init__(self, graph: RecordedGraph, pool: object = None) -> None:
-        super().__init__()
-        self.graph = graph
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        self.graph.ran.append((func, args, kwargs or {}, out))
-        return out
-
-
-@contextlib.contextmanager
-def captures() -> Iterator[None]:
-    """torch's capture of kernels, as a record of operators; streams do nothing."""
-    stream = SimpleNamespace(wait_stream=lambda other: None)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.cuda, "Stream", lambda: stream)
-        patch.setattr(torch.cuda, "current_stream", lambda: stream)
-        patch.setattr(torch.cuda, "stream", lambda _: contextlib.nullcontext())
-        patch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
-        patch.setattr(torch.cuda, "CUDAGraph", RecordedGraph)
-        patch.setattr(torch.cuda, "graph", Recording)
-        yield
-
-
 STAND_INS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "fp16": half_precision,
     "paged_adam8bit": pages,
     "offload_adamw": host_optimizer,
     "sparse24": sparse_kernels,
-    "cuda_graphs": captures,
 }
 """Name of a strategy -> what it cannot do without."""

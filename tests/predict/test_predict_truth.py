@@ -69,8 +69,6 @@ OTHERS = [  # test_rehearsed has further ones
     ("single+bf16_pure+cast:dynamic=on+lora", "DiT-S/4:depth=2", 8, {}),
     ("single+fp8:emulate=on,scaling=rowwise", "DiT-S/4:depth=2", 8, {}),
     ("single+fp8:emulate=on,format=mx", "DiT-S/4:depth=2", 8, {}),
-    ("single+route", "DiT-T/2", 8, {}),
-    ("single+route:share=0.75+checkpoint", "DiT-S/4:depth=6", 8, {}),
     ("single+adam16bit", "DiT-T/8", 4, {}),
     ("single+came", "DiT-T/8", 4, {}),
     ("single+prodigy:slice=2", "DiT-T/8", 4, {}),

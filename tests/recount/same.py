@@ -23,7 +23,7 @@ ROUNDED = {"bf16": BF16, "bf16_master": BF16, "bf16_pure": BF16, "fp16": FP16, "
 ROUNDED |= {"fp8": FP8}
 """Part -> the unit roundoff of its type."""
 OTHER_STEP = ("sgd", "muon", "adafactor", "adam8bit", "adam4bit", "paged_adam8bit", "adamw_bf16")
-OTHER_STEP += ("onebit_adam", "adam16bit", "came", "prodigy")
+OTHER_STEP += ("adam16bit", "came", "prodigy")
 TRAINED_IN_PART = ("controlnet", "lora", "dora", "qlora", "head", "difffit")
 DESIGN: dict[str, set[str]] = {
     **{name: {"rounding"} for name in ROUNDED},

@@ -61,7 +61,6 @@ ABSENT = {
     "single+fp8": "not tried: float8 products are a card's own",
     "sparse24": "not tried: cuSPARSELt's products are a card's own",
     "sparse_embedding": "CUB sorts the indices of a sparse gradient in a kernel",
-    "cuda_graphs": "not tried: a kernel that runs at once cannot be captured",
     "zero3_qwz": "DeepSpeed's quantizer is compiled by nvcc",
     "zero3_nvme": "DeepSpeed's async_io did not link against the driver's library",
     "tf32": "CPU kernels do not round to TF32, so that its evidence is void",

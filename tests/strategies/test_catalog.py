@@ -134,8 +134,6 @@ def test_every_strategy_says_what_it_is(name):
         ("ddp+compile:backend=gcc", RecipeError, ["'gcc'", "inductor, aot_eager"]),
         ("ddp+compile:budget=2", RecipeError, ["budget is 2", "from 0 to 1"]),
         ("ddp+compile:budget=0.5,scope=model", RecipeError, ["leave scope=model out"]),
-        ("ddp+route:share=1", RecipeError, ["share is 1", "between 0 and 1"]),
-        ("ddp+route:ends=0", RecipeError, ["ends is 0", "from 1"]),
         ("ddp+attend:kernel=quick", RecipeError, ["'quick'", "naive, math"]),
         ("ddp+accumulate:steps=1", RecipeError, ["steps is 1", "from 2"]),
         ("ddp+accumulate:steps=1.5", RecipeError, ["'1.5'", "whole number"]),

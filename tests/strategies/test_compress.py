@@ -18,10 +18,6 @@ from strategies.communication import compress
 from strategies.communication.compress import Compress
 from strategies.communication.topk import TopK
 from strategies.engine import TrainingRun
-from strategies.evidence.readings import Observed
-from strategies.optimizers.adamw import AdamW
-from strategies.optimizers.one_bit import FrozenVarianceAdam, pack, unpack
-from strategies.optimizers.onebit_adam import OneBitAdam
 from tests.made.stubs.wire import LOST
 
 LAUNCH = CATALOG["ddp"].launch("cpu", 1, SUBJECT)
@@ -80,7 +76,6 @@ def trained_with(strategy, steps: int = 4) -> TrainingRun:
         (Compress(kind="powersgd", rank=1), 0.01, 0.05),
         (TopK(), 0.02, 0.021),
         (TopK(keep=0.1), 0.2, 0.201),
-        (OneBitAdam(), 0.03, 0.05),
     ],
     ids=str,
 )
@@ -90,7 +85,7 @@ def test_bytes_on_the_wire_are_counted(strategy, low, high, group):
     assert facts["wire_bytes"] == pytest.approx(facts["ratio"] * facts["dense_bytes"], rel=0.01)
 
 
-@pytest.mark.parametrize("strategy", [Compress(), TopK(), OneBitAdam()], ids=str)
+@pytest.mark.parametrize("strategy", [Compress(), TopK()], ids=str)
 def test_buckets_that_a_hook_was_given_are_counted_once(strategy, group):
     """By DDP's books, and not again where Python still holds a tensor of one."""
     trained = trained_with(strategy)
@@ -117,7 +112,7 @@ def test_what_top_k_keeps_back_and_what_it_sends_is_the_whole_gradient(group):
 
 
 def test_what_is_kept_back_survives_a_resume(group, tmp_path):
-    for strategy in (TopK(), Compress(kind="powersgd"), OneBitAdam()):
+    for strategy in (TopK(), Compress(kind="powersgd")):
         hook = trained_with(strategy).attached[strategy.name]
         torch.save(hook.state_dict(), tmp_path / "kept.pt")
         again = trained_with(strategy, steps=0).attached[strategy.name]
@@ -126,35 +121,6 @@ def test_what_is_kept_back_survives_a_resume(group, tmp_path):
         assert any(tensor.any() for tensor in kept), strategy
         for mine, saved in zip(kept, again.tensors(), strict=True):
             assert torch.equal(mine, saved)
-
-
-def test_signs_and_sizes_come_back():
-    generator = torch.Generator().manual_seed(0)
-    for shape in ((3, 5), (7,), (4, 2, 3, 3), (16, 128)):
-        tensor = torch.randn(shape, generator=generator)
-        packed, sizes = pack(tensor)
-        assert packed.nbytes == -(-tensor.numel() // 8)
-        back = unpack(packed, sizes, tensor.shape)
-        assert torch.equal(back.sign(), tensor.sign())
-        flat, wanted = back.reshape(len(sizes), -1), tensor.reshape(len(sizes), -1)
-        torch.testing.assert_close(flat.abs().mean(dim=1), wanted.abs().mean(dim=1))
-
-
-def test_one_bit_adam_is_adam_until_its_variance_freezes(group):
-    found = trained_with(OneBitAdam(freeze=4), steps=4).module.state_dict()
-    wanted = trained_with(AdamW(impl="plain"), steps=4).module.state_dict()
-    for name, tensor in found.items():
-        torch.testing.assert_close(tensor, wanted[name], rtol=1e-5, atol=1e-6)
-
-
-def test_frozen_variance_stays_and_the_norm_of_momenta_is_not_told(group):
-    early = trained_with(OneBitAdam(), steps=2).optimizer.state
-    trained = trained_with(OneBitAdam(), steps=5)
-    pairs = list(zip(early.values(), trained.optimizer.state.values(), strict=True))
-    assert all(torch.equal(a["exp_avg_sq"], b["exp_avg_sq"]) for a, b in pairs)
-    moving = [(a["exp_avg"], b["exp_avg"]) for a, b in pairs if a["exp_avg"].any()]
-    assert len(moving) > 30 and not any(torch.equal(a, b) for a, b in moving)
-    assert trained.gradient_norm() is None
 
 
 @pytest.mark.parametrize("strategy", sorted({s for s, _ in LOST.values()}, key=str), ids=str)
@@ -170,35 +136,6 @@ def test_evidence_is_lost_when_the_hook_is_another(case, group, monkeypatch):
     trained = trained_with(strategy)
     with pytest.raises(NotInForce):
         strategy.evidence(trained)
-
-
-def watched(trained: TrainingRun, strategy) -> TrainingRun:
-    """After one more step that the strategy watched."""
-    with strategy.observe(trained) as note:
-        trained.optimizer.zero_grad()
-        index_B = torch.tensor([3, 7])
-        trained.model(torch.ones(2, 4, 32, 32), index_B, index_B).square().mean().backward()
-        trained.optimizer.step()
-    for kept in trained.attached.values():
-        kept.after_step()
-    trained.optimizer_steps += 1
-    trained.observed = Observed(notes={strategy.name: note})
-    return trained
-
-
-def test_a_variance_that_still_moves_is_noticed(group, monkeypatch):
-    strategy = OneBitAdam()
-    facts = strategy.evidence(watched(trained_with(strategy), strategy))
-    assert facts["variance_moves"] is False
-    frozen = FrozenVarianceAdam._step
-
-    def moving(self, p, optimizer_group):
-        frozen(self, p, optimizer_group)
-        self.state[p]["exp_avg_sq"].lerp_(p.grad.square(), 0.001)
-
-    monkeypatch.setattr(FrozenVarianceAdam, "_step", moving)
-    with pytest.raises(NotInForce, match="the variance still changes"):
-        strategy.evidence(watched(trained_with(strategy), strategy))
 
 
 @pytest.mark.parametrize("kind", ["fp16", "bf16"])

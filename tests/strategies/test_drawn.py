@@ -13,9 +13,7 @@ from rich.console import Console
 
 from harness.commands import listing
 from harness.commands.doctor import why_not
-from harness.planner.worker import predict
 from harness.resolve import resolve
-from harness.system.requirements import obstacle
 from strategies import CATALOG, parse
 from strategies.base import Conflict, NotInForce
 from strategies.evidence.rules import effects
@@ -54,34 +52,6 @@ def test_evidence_is_lost_when_the_effect_is_stubbed(case, draw_here, monkeypatc
         part = next(p for p in parts if type(p) is kind)
         with pytest.raises((NotInForce, AttributeError)):
             part.evidence(drawn.trained)
-
-
-@pytest.mark.parametrize("text", ["single+cuda_graphs", "single+cuda_graphs+bf16+int8"])
-def test_a_captured_model_draws_what_the_model_draws(text, draw_here):
-    """Whose graphs are records of operators, for want of a GPU: of their own calls two sizes."""
-    plain = draw_here(drawing(text.replace("+cuda_graphs", ""))).drawn
-    with STAND_INS["cuda_graphs"]():
-        drawn = draw_here(drawing(text))
-        mine = drawn.batch()
-        drawn.batch(first=1)
-        drawn.step()
-        facts = part_facts(drawn, "cuda_graphs")
-    assert torch.equal(mine, plain) and torch.equal(drawn.drawn, plain)
-    assert facts["graphs"] == 2 and facts["calls_of_a_trace"] == 4
-    assert facts["replays"] == 16 and facts["away_from_eager"] == 0
-
-
-def test_graphs_are_refused_where_nothing_is_launched(tmp_path):
-    spec = dataclasses.replace(DRAWN, recipe="single+cuda_graphs", processes=1)
-    lack = obstacle(resolve(spec), machine(tmp_path))
-    assert "NVIDIA GPU" in lack.text and "a graph could save" in lack.text and lack.hint
-    on_gpu = dataclasses.replace(spec, device="cuda")
-    assert resolve(on_gpu).refusal is None
-    found = predict(resolve(on_gpu))
-    assert found.method == "none" and "captured graphs hold" in found.reason
-    for other, words in (("block_swap", "leave block_swap out"), ("attend:kernel=flex", "one of")):
-        beside = dataclasses.replace(on_gpu, recipe=f"single+cuda_graphs+{other}")
-        assert words in str(resolve(beside).refusal)
 
 
 @pytest.mark.parametrize("text", ["single+guidance", "single+guidance:how=sequential"])

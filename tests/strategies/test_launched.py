@@ -44,7 +44,6 @@ PAIRS = {
     "zero3+prune": LONGER,
     "ddp+compress:kind=powersgd": LONGER,
     "ddp+topk+accumulate": LONGER,
-    "ddp+onebit_adam": LONGER,
     "zero2+bf16_master": TWO,
     "zero2+sp": TWO,
     "zero2+compile:backend=aot_eager+bf16+checkpoint": TWO,

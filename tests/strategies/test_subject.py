@@ -36,7 +36,6 @@ NEEDS = {
     "attend:kernel=naive": ["attend"],
     "attend:kernel=flex": ["attend"],
     "sp": ["stripes"],
-    "route": ["chain"],
     **{text.removeprefix("single+"): ["sized"] for text in OTHERS["distill"]},
 }
 """Part of a recipe -> the part of a subject without which it refuses."""

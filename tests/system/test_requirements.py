@@ -300,7 +300,6 @@ def test_the_probe_here() -> None:
     [
         ("optimizer_in_backward", None),
         ("sparse_embedding", None),
-        ("onebit_adam", None),
         ("adamw_bf16", None),
         ("offload_adamw", "NVIDIA GPU"),
         ("paged_adam8bit", "NVIDIA GPU"),

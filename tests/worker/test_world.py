@@ -190,7 +190,7 @@ def test_what_trains_alone_refuses_a_world():
     assert "no world to simulate" in refusal and "leave --world out" in refusal
 
 
-@pytest.mark.parametrize("recipe", ["ddp+topk", "ddp+compress", "ddp+onebit_adam"])
+@pytest.mark.parametrize("recipe", ["ddp+topk", "ddp+compress"])
 def test_what_rewrites_the_all_reduce_refuses_a_world(recipe):
     spec = dataclasses.replace(TINY, recipe=recipe, world=4)
     assert "leave --world out" in str(resolve(spec).refusal)

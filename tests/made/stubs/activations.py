@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from unittest import mock
-
 import torch
 
 from strategies.activations import attend as kernels
@@ -12,8 +10,7 @@ from strategies.activations.block_parts import Recompute, segments
 from strategies.activations.checkpoint import RUNNER, Checkpoint, parts_of
 from strategies.activations.compile import Compile
 from strategies.activations.offload_activations import Host, OffloadActivations
-from strategies.activations.route import Route, Routed
-from strategies.activations.runners import run_singly, surround
+from strategies.activations.runners import run_singly
 from tests.made.stubs.parts import Table, nothing
 
 COMPILE = Compile.edit_model
@@ -117,33 +114,6 @@ def naive_when_asked(q, k, v):
     return attend(q, k, v)
 
 
-class Forgetting(Routed):
-    """Tokens that bypass come back as zeros."""
-
-    def __call__(self, blocks, x_BTD, *given):
-        usual = torch.Tensor.to
-        with mock.patch.object(torch.Tensor, "to", lambda x, *how: usual(x, *how) * 0):
-            return super().__call__(blocks, x_BTD, *given)
-
-
-class Alike(Routed):
-    """All samples leave the same tokens out."""
-
-    def __call__(self, blocks, x_BTD, *given):
-        usual = torch.rand
-        alike = lambda shape, **how: usual(1, shape[1], **how).expand(shape)  # noqa: E731
-        with mock.patch.object(torch, "rand", alike):
-            return super().__call__(blocks, x_BTD, *given)
-
-
-def route_as(kind, **changed):
-    def configure(self, accelerator, module, launch):
-        given = {"share": self.share, "ends": self.ends} | changed
-        surround(module, launch.subject, lambda run: kind(run, **given))
-
-    return configure
-
-
 LOST: Table = {
     "checkpoint edits nothing": ("single+checkpoint", Checkpoint, "edit_model", nothing),
     "one segment, not one a block": (
@@ -206,13 +176,6 @@ LOST: Table = {
         "single+offload_activations:plan=o2k2", OffloadActivations, "edit_model",
         by_plan_of(OffloadActivations(plan="k2o2")),
     ),
-    "all tokens in all blocks": ("single+route", Route, "configure", nothing),
-    "fewer tokens left out": ("single+route", Route, "configure", route_as(Routed, share=0.25)),
-    "the first blocks bypassed too": (
-        "single+route:share=0.25", Route, "configure", route_as(Routed, ends=0),
-    ),
-    "the same tokens of all samples": ("single+route", Route, "configure", route_as(Alike)),
-    "tokens that come back as zeros": ("single+route", Route, "configure", route_as(Forgetting)),
     "activations stay": ("single+offload_activations", OffloadActivations, "edit_model", nothing),
     "activations stay, by another runner": (
         "single+offload_activations", OffloadActivations, "edit_model", host_as(Idle),

@@ -5,9 +5,7 @@ from __future__ import annotations
 import torch
 
 from strategies.activations.attend import Attend
-from strategies.activations.captured import Captured
 from strategies.activations.compile import Compile
-from strategies.activations.cuda_graphs import CudaGraphs
 from strategies.adapters.lora import inject
 from strategies.precision.bfloat import Bf16Pure
 from strategies.precision.mixed import Bf16, Fp16Pure, Fp32
@@ -93,31 +91,6 @@ def merged_as_asked_beside(self, module, subject):
     ADAPTER(Adapter(how="merged" if self.attached else "beside"), module, subject)
 
 
-class Uncaptured(Captured):
-    """Each call is of the forward itself, and nobody counts it."""
-
-    def __call__(self, *given, **named):
-        return self.forward(*given, **named)
-
-
-class Deaf(Captured):
-    """Replays are given nothing."""
-
-    def _capture(self, leaves, spec):
-        made = super()._capture(leaves, spec)
-        return lambda _: made(made.inputs)
-
-
-def by(kind):
-    """A model captured by ``kind``."""
-
-    def edit(self, module, subject):
-        module.captured_by = module.forward = kind(module.forward)
-
-    return edit
-
-
-GRAPHS = "single+cuda_graphs"
 IN_HALF = computing_in(torch.float16)
 INT8, FLOAT8 = stored_as("int8"), stored_as("float8")
 LOST: Table = {
@@ -157,9 +130,6 @@ LOST: Table = {
     "drawn with weights in host memory": (
         streaming.RECIPE, BlockSwap, "attach", streaming.computing_on_the_host,
     ),
-    "nothing captured": (GRAPHS, CudaGraphs, "edit_model", nothing),
-    "captured, and never replayed": (GRAPHS, CudaGraphs, "edit_model", by(Uncaptured)),
-    "a graph that reads what it was captured with": (GRAPHS, CudaGraphs, "edit_model", by(Deaf)),
     "another kernel": ("single+attend:kernel=math", Attend, "edit_model", nothing),
     "nothing compiled": ("single+compile:backend=aot_eager", Compile, "edit_model", nothing),
 }  # fmt: skip

@@ -8,7 +8,6 @@ from strategies.communication import compress, topk, wire
 from strategies.communication import compress as power_sgd
 from strategies.communication.compress import Compress
 from strategies.communication.topk import TopK
-from strategies.optimizers.onebit_adam import OneBitAdam
 
 
 def dense(self, trained):
@@ -46,9 +45,6 @@ LOST = {
     "no top-k hook": (TopK(), lambda *_: None),
     "dense for top-k": (TopK(), dense),
     "more is sent": (TopK(), lambda _, t: topk.TopKHook(t, 0.02)),
-    "nothing frozen yet": (OneBitAdam(freeze=4), OneBitAdam.attach),
-    "dense momenta": (OneBitAdam(), dense),
-    "no hook for signs": (OneBitAdam(), lambda *_: None),
     "the rest is forgotten": (TopK(), lambda _, t: Forgetful(t, 0.01)),
 }
 """What happened instead -> (strategy, its ``attach``)."""
