@@ -53,6 +53,9 @@ class _Parser(argparse.ArgumentParser):
     takes it for an option, and reports a missing value.
     """
 
+    asked = ""
+    """The command, for options that only the parser of all commands finds to be unknown."""
+
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
         self._negative_number_matcher = re.compile(r"-\.?\d")
@@ -60,7 +63,7 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         absent = list(filter(None, map(extensions.missing, message.split())))
         words = message.split() if message.startswith("unrecognized") else ()
-        command = self.prog.split()[-1]
+        command = self.asked or self.prog.split()[-1]
         keys = [key for word in words for key in (f"{command} {word.partition('=')[0]}", word)]
         hints = [known[key] for key in keys for known in (WANTED, _ended()) if key in known]
         hint = hints[0] if hints else f"see {self.prog} --help"
@@ -94,7 +97,9 @@ def _act(words: Sequence[str], ending: Ending) -> int:
         return _bad(BadInput(absent))
     if words[0] in _ended():
         return _bad(BadInput(f"there is no command {words[0]}: {_ended()[words[0]]}"))
-    options = _parser(words[0]).parse_args(words)
+    parser = _parser(words[0])
+    parser.asked = words[0]
+    options = parser.parse_args(words)
     options.ending = ending
     try:
         return options.act(options)

@@ -17,7 +17,7 @@ EXTENSIONS: dict[str, tuple[str, ...]] = {
     "planner": ("plan", "export", "oom", "atlas", "calibrate", "--no-predictions"),
     "cluster": ("--nodes", "--on"),
     "sampling": ("sample",),
-    "analyses": ("--scale",),
+    "analyses": (),
     "script": ("script",),
 }
 """Package below ``harness`` -> its commands, workloads and options for commands of others.

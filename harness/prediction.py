@@ -1,29 +1,24 @@
-"""Records of predictions as data: of one recipe, and of a suite on one card. Does not import torch.
+"""Records of predictions as data. Does not import torch.
 
-``prediction.json`` lies beside a result, and ``forecast.json`` beside the results of a suite. They
-have raw figures only, from which reports derive theirs. ``harness.planner`` makes them.
+``prediction.json`` lies beside a result. It has raw figures only, from which reports derive theirs.
+``harness.planner`` makes it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness.json_files import BadFile, build, read_json, write_json
 from harness.memory.record import Instant
-from harness.spec import Spec
-from harness.system.cards import NODE
 
 FILE = "prediction.json"
 """File of the prediction in a run's folder."""
-FORECAST = "forecast.json"
-"""File of the forecast in a folder of results."""
 SCHEMA = 1
-"""Schema of both files."""
+"""Schema of the file."""
 BEYOND = 10**40
 """Bound above the FLOPs of a step: they grow with the square of the tokens, beyond 64 bits."""
 
@@ -195,88 +190,3 @@ def read_predictions(folder: Path, skipped: list[str]) -> dict[str, Prediction]:
         except BadFile as error:
             skipped.append(str(error))
     return predictions
-
-
-# ---- forecast of a suite ----
-
-
-@dataclass(frozen=True, kw_only=True)
-class ForecastRow:
-    """Prediction for one row. Bytes are of one GPU, seconds of one optimizer step.
-
-    ``verdict``: fits, tight, host, no, unknown or cannot. ``reason`` says why there is no
-    prediction. ``peak_bytes`` are the live tensors at the fullest instant of a later step, and
-    ``categories`` splits them (``harness.memory.record.CATEGORIES``). ``buckets`` is the category
-    in which the engine's communication buckets count. ``beyond_state_bytes``: the most that such a
-    step held beyond its state. ``low_seconds`` and ``high_seconds``: the range of ``step_seconds``.
-    ``spread_seconds``: its plus or minus in comparisons of rows. ``block_forwards``: forward runs
-    of a block per step, or None if the trace does not show it.
-
-    Rows on many GPUs have more fields. ``asked``: the requested recipe, which ``spec`` adapts to
-    that many GPUs. ``exposed_seconds``: communication that nothing hides. ``within_bytes`` and
-    ``across_bytes``: bytes that a rank sends within its node and across nodes.
-    ``slow_links_seconds`` and ``slow_card_seconds``: seconds of a step at two ends of the
-    uncertainty: a fast card with slow links, and a slow card with fast links.
-    """
-
-    spec: Spec
-    verdict: str
-    reason: str = ""
-    need_bytes: int | None = None
-    peak_bytes: int | None = None
-    peak_phase: str = ""
-    categories: Mapping[str, int] = field(default_factory=dict)
-    buckets: str = "workspace"
-    beyond_state_bytes: int | None = None
-    step_seconds: float | None = None
-    low_seconds: float | None = None
-    high_seconds: float | None = None
-    spread_seconds: float | None = None
-    block_forwards: float | None = None
-    asked: str = ""
-    exposed_seconds: float | None = None
-    within_bytes: int | None = None
-    across_bytes: int | None = None
-    slow_links_seconds: float | None = None
-    slow_card_seconds: float | None = None
-
-    @property
-    def fits(self) -> bool:
-        """True if the row would train on the card and all its figures are known."""
-        known = (self.peak_bytes, self.beyond_state_bytes, self.step_seconds)
-        return self.verdict in ("fits", "tight") and None not in known
-
-
-@dataclass(frozen=True, kw_only=True)
-class Forecast:
-    """Rows of the suite ``suite`` for the model ``model`` on the card ``gpu``.
-
-    ``gpu_bytes``: memory of one card. ``node``: cards per machine. ``assumed``: the assumptions
-    about the card. ``made_with``: versions, and the hash of the predicting sources.
-    """
-
-    suite: str
-    model: str
-    gpu: str
-    gpu_bytes: int
-    assumed: str
-    made_with: Mapping[str, str]
-    rows: Sequence[ForecastRow]
-    schema: int = SCHEMA
-    node: int = NODE
-
-    def write(self, folder: Path) -> Path:
-        """Write ``folder/forecast.json`` atomically."""
-        path = Path(folder) / FORECAST
-        write_json(path, dataclasses.asdict(self))
-        return path
-
-
-def read_forecast(folder: Path) -> Forecast | None:
-    """Return the forecast in a folder of results, or None if the folder has none.
-
-    Raises:
-        BadFile: unreadable, of another schema, or a field of the wrong type; names the file.
-    """
-    path = Path(folder) / FORECAST
-    return read_json(path, Forecast, name="forecast", schema=SCHEMA) if path.exists() else None

@@ -54,12 +54,8 @@ def scaling_recipes(report: Report) -> list[str]:
 
 
 def _scaled(report: Report) -> dict[tuple[str, str], list[numbers.Line]]:
-    """Return (regime, source) -> lines, measured and predicted."""
+    """Return (regime, source) -> measured lines."""
     found = {(r, "measured"): scale.measured_lines(report, r) for r in numbers.REGIMES}
-    forecast = report.suite.forecast
-    if forecast:
-        where = f"predicted, {forecast.model} on {forecast.gpu}"
-        found |= {(r, where): scale.foretold_lines(forecast, r) for r in numbers.REGIMES}
     return {key: lines for key, lines in found.items() if lines}
 
 

@@ -7,11 +7,10 @@ tokens). A claim without measured rows stays open, with the reason. The suite is
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.analyses import claim_forecast, claim_rules, claim_sweeps
+from harness.analyses import claim_rules, claim_sweeps
 from harness.analyses.claim_sweeps import (
     FRACTION,
     HALF,
@@ -50,19 +49,7 @@ def tables(report: Report) -> list[Grid]:
     rows = Rows(report)
     title = f"Claims, measured on {rows.model}" if rows.model else "Claims, measured"
     grid = text_grid("claims", title, KINDS, lines(judged(CLAIMS, rows)), _note(report))
-    forecast = report.suite.forecast
-    if forecast is None:
-        grid = dataclasses.replace(grid, note=f"{grid.note} {WAY}")
-        return [grid, *claim_rules.tables(rows)]
-    at_size = claim_forecast.with_forecast(grid, [claim.rule for claim in CLAIMS], forecast)
-    return [at_size, *claim_rules.tables(rows), *claim_forecast.tables(forecast)]
-
-
-WAY = (
-    "./run.sh plan --claims DIR --gpu A100-80GB sets what is predicted for DiT-XL/2 on one such "
-    "card beside the results in DIR."
-)
-"""How to add the column of predicted verdicts."""
+    return [grid, *claim_rules.tables(rows)]
 
 
 def _note(report: Report) -> str:

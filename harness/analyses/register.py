@@ -1,4 +1,4 @@
-"""Analyses that a suite can name as its ``story``, and tables of a scaling forecast.
+"""Analyses that a suite can name as its ``story``, and their tables.
 
 A new analysis is a module here and one line of ``ANALYSES``.
 """
@@ -29,8 +29,4 @@ ANALYSES = {
         lines="harness.analyses.charts:scaling_recipes",
     ),
     "vocabulary": Analysis("harness.analyses.suites:vocabulary_tables", of_a_step=True),
-}
-HOOKS = {
-    "scale_tables": "harness.analyses.scale:predicted",
-    "scale_note": "harness.analyses.scale:foretold_note",
 }

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from harness.planner import uncertainty as residuals
 from harness.planner.overhead import WORDS, fixed_overhead, preferred
 from harness.planner.phase_needs import STEP, Need, needs
-from harness.planner.speed.roofline import AS_TYPICAL, Seconds, Slower, seconds
+from harness.planner.speed.roofline import Seconds, seconds
 from harness.prediction import Prediction
 from harness.resolve import Resolved
 from harness.system.cards import Card, alike
@@ -161,19 +161,6 @@ def decide(low: int, most: int, have: int) -> str:
     return "fits" if most <= have else "tight" if low <= have else "no"
 
 
-def at_the_ends(fit: Fit) -> tuple[float, float] | None:
-    """Return the seconds of a step at two ends of its uncertainty, or None if none are predicted.
-
-    The first end is a fast card with slow links, which hides the least communication. The second is
-    a slow card with fast links.
-    """
-    if fit.seconds is None:
-        return None
-    card, links = (1 + fit.seconds.shares[part] for part in ("compute", "communication"))
-    ends = (Slower(1 / card, links), Slower(card, 1 / links))
-    return tuple(_seconds(fit.resolved, fit.prediction, fit.gpu, end).total for end in ends)
-
-
 def lack_of(resolved: Resolved, gpu: Card) -> str:
     """Return what the recipe needs and ``gpu`` is too old for, with a hint; empty if nothing."""
     lack = card_lacks(resolved.needs, gpu.name, gpu.capability)
@@ -253,12 +240,10 @@ def _host(resolved: Resolved, prediction: Prediction, gpu: Card) -> int | None:
     return prediction.host.bytes * min(gpu.node, resolved.spec.processes)
 
 
-def _seconds(
-    resolved: Resolved, prediction: Prediction, gpu: Card, slower: Slower = AS_TYPICAL
-) -> Seconds | None:
+def _seconds(resolved: Resolved, prediction: Prediction, gpu: Card) -> Seconds | None:
     if not prediction.work:
         return None
-    return seconds(prediction.work, gpu, resolved.spec.processes, str(resolved.recipe), slower)
+    return seconds(prediction.work, gpu, resolved.spec.processes, str(resolved.recipe))
 
 
 def fastest(fits: Sequence[Fit]) -> Fit | None:

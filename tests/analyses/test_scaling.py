@@ -3,18 +3,13 @@ the story says of rows and predictions that were made up."""
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
-from harness.analyses import scale
-from harness.prediction import Forecast, ForecastRow
 from harness.report import build
 from harness.report.data.rows import SuiteHead
 from harness.report.figures import numbers, units
 from harness.report.figures.numbers import Point
 from harness.report.rendering import analyses
-from harness.spec import Spec
 from tests.made.predictions import prediction_of
 from tests.made.results import row
 
@@ -128,84 +123,3 @@ def test_predicted_memory_and_bytes_stand_beside_the_measured_ones():
     cells = dict(zip(grid.heads, grid.lines[1], strict=True))
     assert cells["Peak MiB"] == cells["Predicted MiB"] and cells["Error %"] == "0.0"
     assert (cells["Sent MiB"], cells["Sent, predicted MiB"]) == ("3.00", "3.00")
-
-
-# ---- predicted ----
-
-
-def foreseen(recipe: str, count: int, batch: int, seconds: float = 1.0, **more) -> ForecastRow:
-    given = {"exposed_seconds": 0.0, "within_bytes": GIB, "across_bytes": 0}
-    ends = {"slow_links_seconds": 1.2 * seconds, "slow_card_seconds": 1.3 * seconds}
-    sizes = {"need_bytes": 9 * GIB, "peak_bytes": 8 * GIB, "beyond_state_bytes": GIB}
-    spec = Spec(recipe=recipe, model="DiT-XL/2", data="synthetic", device="cuda", processes=count,
-                global_batch=batch)  # fmt: skip
-    fields = {
-        "verdict": "fits",
-        "step_seconds": seconds,
-        "spread_seconds": 0.3 * seconds,
-        "low_seconds": 0.8 * seconds,
-        "high_seconds": 1.3 * seconds,
-    }
-    return ForecastRow(spec=spec, asked=recipe, **{**given, **ends, **sizes, **fields, **more})
-
-
-def of(*rows: ForecastRow) -> Forecast:
-    return Forecast(suite="scale", model="DiT-XL/2", gpu="H100-80GB", gpu_bytes=80 * GIB,
-                    assumed="Flash.", made_with={}, rows=rows)  # fmt: skip
-
-
-ALONE = foreseen("single", 1, 32)
-ENDS = {
-    "no end seen": ([foreseen("ddp", 8, 256), foreseen("ddp", 64, 2048)], "64"),
-    "at 64: 60% of a step is exposed communication": (
-        [foreseen("ddp", 8, 256), foreseen("ddp", 64, 2048, exposed_seconds=0.6)],
-        "8",
-    ),
-    "at 64: a GPU does 40% of what it did at 1": (
-        [foreseen("ddp", 8, 256), foreseen("ddp", 64, 2048, 2.5)],
-        "8",
-    ),
-    "at 64: does not fit": (
-        [foreseen("ddp", 8, 256), foreseen("ddp", 64, 2048, verdict="no")],
-        "8",
-    ),
-    "at 1024: 32 does not divide": (
-        [foreseen("ddp", 8, 32, 0.25), foreseen("ddp", 1024, 32, verdict="refused",
-                                                reason="32 does not divide")],
-        "8",
-    ),
-    "one sample a GPU: nothing to divide": ([foreseen("ddp", 32, 32, 1 / 32)], "32"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("then", ENDS)
-def test_where_more_gpus_stop_to_pay(then):
-    rows, wanted = ENDS[then]
-    found = [line for grid in scale.predicted(of(ALONE, *rows)) if grid.key == "scale_ends"
-             for line in grid.lines]  # fmt: skip
-    assert ["ddp", then] in [[line[0], line[3]] for line in found]
-    assert wanted in [line[2] for line in found if line[3] == then]
-
-
-def test_fewer_gpus_that_do_not_hold_it_are_no_end():
-    rows = [foreseen("zero3", 1, 64, verdict="no")]
-    rows += [foreseen("zero3", count, 64) for count in (8, 16)]
-    grids = {g.key: g for g in scale.predicted(of(foreseen("single", 1, 64, verdict="no"), *rows))}
-    (line,) = grids["scale_ends"].lines
-    assert line == ["zero3", "strong", "16", "no end seen"]
-    cells = [entry[grids["foretold_strong"].heads.index("Efficiency %")]
-             for entry in grids["foretold_strong"].lines]  # fmt: skip
-    assert cells[-3:] == [units.NONE, "base", "50 (50-50)"]
-
-
-def test_predictions_beside_results_are_told_and_drawn():
-    head = dataclasses.replace(HEAD, forecast=of(ALONE, *ENDS["no end seen"][0]))
-    report = build([measured(*one) for one in SET], [], head)
-    grids = {g.key: g for g in analyses.tables(report)}
-    assert list(grids) == ["scale_weak", "scale_strong", "foretold_weak", "scale_ends"]
-    weak = grids["foretold_weak"]
-    assert [line[weak.heads.index("GPUs")] for line in weak.lines] == ["1", "8", "64"]
-    assert "Nothing was run. Nodes of 8 H100-80GB" in weak.note
-    pictures, keys = analyses.charts(report), analyses.keys(report)
-    assert [name for name, *_ in keys] == ["ddp"]
-    assert len(pictures) == 6 and all("<svg" in picture for *_, picture in pictures)

@@ -34,7 +34,6 @@ from strategies.base import BadInput
 from tests.made.calibrations import made
 
 RESULTS = ROOT / "docs" / "results" / "cpu-2-cores"
-FORECAST = ROOT / "docs" / "results" / "cpu-2-cores-claims" / "forecast.json"
 ROWS = ("ddp-", "zero2-")
 SOME = settings(
     max_examples=int(os.environ.get("HEADROOM_EXAMPLES", 12)), deadline=None, derandomize=True,
@@ -112,20 +111,19 @@ def held(words: list[str], codes: tuple[int, ...] = (0, 2)) -> tuple[int, str]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> Path:
-    """A folder of two rows with their predictions, a suite, a calibration and a forecast."""
+    """A folder of two rows with their predictions, a suite and a calibration."""
     folder = tmp_path_factory.mktemp("hostile") / "inner" / "results"
     for run in (path for path in sorted((RESULTS / "runs").iterdir())):
         if run.name.startswith(ROWS) and "+" not in run.name:
             shutil.copytree(run, folder / "runs" / run.name)
     shutil.copy(RESULTS / "suite.json", folder)
-    shutil.copy(FORECAST, folder)
     made().write(folder / "calibration.json")
     assert told(["report", str(folder)])[0] == 0
     return folder
 
 
 @pytest.mark.parametrize(
-    "name", ["result.json", "prediction.json", "suite.json", "calibration.json", "forecast.json"]
+    "name", ["result.json", "prediction.json", "suite.json", "calibration.json"]
 )
 def test_a_broken_file_stops_no_report_and_writes_nowhere_else(name, whole):
     path = next(iter(sorted(whole.rglob(name))))
@@ -144,7 +142,7 @@ def test_a_broken_file_stops_no_report_and_writes_nowhere_else(name, whole):
             path.write_text(good, encoding="utf-8")
         assert code == 0, printed
         made = [file.read_text(encoding="utf-8") for file in whole.glob("*.*")]
-        assert len(made) >= 7 and not any("\x1b" in text or "\x00" in text for text in made)
+        assert len(made) >= 6 and not any("\x1b" in text or "\x00" in text for text in made)
         assert [p.name for p in whole.parent.parent.iterdir()] == ["inner"]
         assert [p.name for p in whole.parent.iterdir()] == ["results"]
 
@@ -152,7 +150,7 @@ def test_a_broken_file_stops_no_report_and_writes_nowhere_else(name, whole):
 
 
 def test_a_broken_file_is_named(whole):
-    names = ["prediction.json", "suite.json", "calibration.json", "forecast.json", "result.json"]
+    names = ["prediction.json", "suite.json", "calibration.json", "result.json"]
     for name in names:
         path = next(iter(sorted(whole.rglob(name))))
         good = path.read_text(encoding="utf-8")

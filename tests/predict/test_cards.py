@@ -295,7 +295,7 @@ def test_what_cannot_run_is_a_row_and_no_answer(capsys, monkeypatch, tmp_path):
         ("T4", ["--model", "pixart-sigma"], True),
         ("T4", ["--gpus", "2"], True),
         ("V100-32GB", ["--model", "pixart-sigma", "--gpus", "8"], True),
-        ("T4", ["--scale", "1", "2"], True),
+        ("T4", ["--gpus", "1", "2"], True),
         ("A100-80GB", ["--model", "pixart-sigma"], False),
     ],
 )

@@ -3,7 +3,6 @@ test_bounds.py has real traces."""
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
 import json
@@ -12,7 +11,6 @@ from typing import Any
 import pytest
 
 from harness import cli
-from harness.commands.console import make_console
 from harness.planner import pool, verdict
 from harness.planner.plan import fastest
 from harness.planner.plan.bounds import (
@@ -23,10 +21,8 @@ from harness.planner.plan.bounds import (
     time_floor,
     wire_seconds,
 )
-from harness.planner.plan.command import add_arguments
 from harness.planner.plan.fastest import EVEN, NEAR, best_of, common, search, within
 from harness.planner.plan.lattice import Point, adapts
-from harness.planner.plan.scale import usual
 from harness.planner.verdict import Fit, judge
 from harness.prediction import Prediction, Work
 from harness.resolve import Resolved
@@ -394,16 +390,3 @@ def test_the_largest_batch_is_that_of_the_whole_lattice(gib, asked_for_sizes, ca
         assert (largest == 0 or fits(largest)) and not fits(largest + 1)
         assert kind["none_at"] == f"micro batch {largest + 1}"
     assert "is sure to fit" in " ".join(capsys.readouterr().out.split())
-
-
-def test_scaling_compares_the_answer_under_each_sharding(asked_for_sizes):
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    words = ["--model", "flux-dev", "--gpu", "H100-80GB", "--scale", "8", "16"]
-    recipes = usual(parser.parse_args(words), make_console())
-    shardings = {text.split("+")[0] for text in recipes}
-    assert shardings == {"ddp", "fsdp2", "hsdp", "zero2", "zero3"}
-    best = {proof.best.label for proof in hold(
-        rows_of(FLUX, 8), Asked(cards.find("H100-80GB"), functools.partial(predicted, tokens=0.3))
-    )}  # fmt: skip
-    assert best <= set(recipes)

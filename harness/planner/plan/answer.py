@@ -256,7 +256,11 @@ def _on_more_gpus(wider: Sequence[Fit]) -> list[str]:
 
 def rate(fit: Fit) -> str:
     """Return samples per second of the whole job, as text."""
-    speed = fit.samples_per_second
+    return short_rate(fit.samples_per_second)
+
+
+def short_rate(speed: float) -> str:
+    """Return samples per second as text."""
     return f"{speed:.0f}" if speed >= 10 else f"{speed:.2g}"
 
 

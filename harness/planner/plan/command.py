@@ -26,16 +26,15 @@ from harness.planner.plan import advice, solve
 from harness.planner.plan.advice import plan_advice, plan_largest
 from harness.planner.plan.answer import check_line
 from harness.planner.plan.candidates import Asked, PlanError, asked_for
+from harness.planner.plan.counts import plan_counts
 from harness.planner.plan.fastest import Proof
 from harness.planner.plan.given import asked_of, plan_from, read
 from harness.planner.plan.request import add_question, fit_as_json
-from harness.planner.plan.scale import BOTH, plan_claims, plan_scale
 from harness.planner.plan.table import print_explained, print_plan
 from harness.planner.plan.tracing import Asking
 from harness.planner.speed import rates
 from harness.planner.suggestions import Ways
 from harness.planner.verdict import Fit
-from harness.report.figures.numbers import REGIMES
 from strategies.workloads import TRAIN, WORKLOADS
 
 WIDE = 116
@@ -53,9 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--from", dest="source", nargs="+", type=Path, metavar="FILE", help=text)
     text = "a suite's recipes (default: as without --recipes)"
     what.add_argument("--suite", metavar="NAME_OR_FILE", help=text)
-    text = "predict the suite claims for this card, beside the results in DIR (default: no)"
-    what.add_argument("--claims", type=Path, metavar="DIR", help=text)
-    add_question(parser)
+    add_question(parser, several=True)
+    parser.set_defaults(counts=[])
     text = "train, or sample: draw samples in batches (default: train)"
     add("--workload", choices=WORKLOADS, default=TRAIN, help=text)
     text = "with sample: steps of the sampler (default: 8)"
@@ -72,15 +70,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "choose for each block: keep, recompute, its FFN alone, offload, or stream its weights; "
     text += "the fastest that fits one GPU, of one recipe's training or that of the plan's answer"
     add("--solve", action="store_true", help=text)
-    text = "predict each number of GPUs, eight on a node, and from where more do not pay off "
-    add("--scale", type=int, nargs="+", metavar="N", help=text + "(default: one number, --gpus)")
-    text = "with --scale: keep the samples of a GPU (weak), those of a step (strong), or both "
-    add("--regime", choices=(*REGIMES, BOTH), default="weak", help=text + "(default: weak)")
-    text = (
-        "with --scale: write the prediction to DIR, which has results of the suite scale "
-        "(default: print only)"
-    )
-    add("--keep", type=Path, metavar="DIR", help=text)
     text = "with --from: another configuration, and why one needs more memory (default: none)"
     add("--diff", nargs="+", type=Path, metavar="OTHER", help=text)
     add("--explain", action="store_true", help="print the tensors at each recipe's peak")
@@ -95,19 +84,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def plan(options: argparse.Namespace) -> int:
     """Predict, print the table and the answer, and return the exit code."""
     console = make_console(WIDE)
-    if options.claims:
-        return plan_claims(options, console)
     if options.json:
         check_file(options.json, "json")
     solve.refuse(options)
     with pool.fresh() if options.fresh else contextlib.nullcontext():
+        jobs = options.jobs or pool.default_jobs()
+        if options.counts:
+            return plan_counts(options, jobs, console)
         made = _read(options)
-        if options.scale:
-            return plan_scale(options, console)
         asked = asked_of(options, made) if made else options
         # ``--check`` prints one line to stdout, so its progress goes to stderr.
         shown = make_console(stderr=True) if options.check else console
-        jobs = options.jobs or pool.default_jobs()
         asking = Asking(asked_for(asked), jobs, Predictions(shown))
         if made and not any((options.check, options.largest, options.advise)):
             code = plan_from(options, made, asking, console)
@@ -121,8 +108,6 @@ def _read(options: argparse.Namespace) -> Reading | None:
     """Return the reading of ``--from``, or None without it."""
     if options.diff and not options.source:
         raise PlanError("--diff compares with a configuration, and none is named; give --from FILE")
-    if options.source and options.scale:
-        raise PlanError("--scale plans recipes, and not a configuration; leave --from out")
     return read(options, options.source) if options.source else None
 
 

@@ -130,28 +130,6 @@ def swaps(depth: int) -> list[int]:
     return sorted(count for count in counts if AT_ONCE < count <= depth)
 
 
-def beside(row: Resolved, rows: Sequence[Resolved]) -> list[str]:
-    """Return the recipe of ``row`` under each sharding of several GPUs that offloads nothing.
-
-    Of an engine that takes other precisions or optimizers, it is the nearest of ``rows``. HSDP has
-    FSDP2's recipe.
-    """
-    one = Point(row)
-
-    def apart(other: Point) -> tuple[bool, float, int, int]:
-        unlike = len({*one.rest} ^ {*other.rest})
-        steps = one.apart(other), abs(one.swapped - other.swapped)
-        return one.adapted != other.adapted, *steps, unlike
-
-    found = []
-    for name in SHARDINGS[True]:
-        same = [other for other in map(Point, rows) if other.sharding == name]
-        if same and not name.endswith(OFFLOADED):
-            found.append(min(same, key=apart).label)
-    wide = [text.replace("fsdp2", "hsdp", 1) for text in found if text.startswith("fsdp2")]
-    return found + wide
-
-
 # ---- coordinates ----
 
 

@@ -6,6 +6,7 @@ Both commands take the same options with the same defaults, so an export matches
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import shlex
 from pathlib import Path
@@ -106,19 +107,30 @@ AS_PLANNED |= dict.fromkeys(("largest", "check", "advise", "solve", "explain"))
 """Options of a plan that commands with ``add_question`` need not take."""
 
 
-def add_question(parser: Any, *, optional: bool = False) -> None:
+class Counts(argparse.Action):
+    """``--gpus``: one number is ``processes``; several are ``counts``, in ascending order."""
+
+    def __call__(self, _parser: Any, options: Any, values: Any, _option: Any = None) -> None:
+        counts = sorted(set(values))
+        options.processes = counts[0] if len(counts) == 1 else None
+        options.counts = counts[len(counts) == 1 :]
+
+
+def add_question(parser: Any, *, optional: bool = False, several: bool = False) -> None:
     """Add the options for the model, the GPUs, the samples and the other models on a GPU.
 
-    ``optional``: no model is the default, and the card may be known otherwise.
+    ``optional``: no model is the default, and the card may be known otherwise. ``several``:
+    ``--gpus`` takes several numbers (``Counts``).
     """
     add = parser.add_argument
     text = f"a DiT, sizes as in {CUSTOM}, a public model as flux-dev, diffusers:CLASS, or "
     usual = None if optional else MODEL
     text += f"FILE.py:CLASS (default: {usual or 'none'})"
     add("--model", type=families.canonical, default=usual, help=text)
-    add("--gpus", "--processes", dest="processes", type=int, metavar="N",
-        help="GPUs, one process on each (default: 8 for a DiT, 1 for a public model); CPU "
-            "processes (default: 2)")  # fmt: skip
+    text = "GPUs, one process on each (default: 8 for a DiT, 1 for a public model); CPU "
+    text += "processes (default: 2)" + "; several numbers: the answer on each" * several
+    more: dict[str, Any] = {"nargs": "+", "action": Counts} if several else {}
+    add("--gpus", "--processes", dest="processes", type=int, metavar="N", help=text, **more)
     text = (
         "machines with the same number of GPUs each (default: one for each 8 GPUs, or 4 of GB200 "
     )

@@ -38,12 +38,15 @@ class Asking:
         with pool.kept_workers():
             return search(rows, self.asked.gpu, self.fits)
 
-    def answer(self) -> tuple[list[Fit], list[Proof], Ways | None]:
-        """Return the fits of the plan's rows, the proofs of its searches, and changes that fit."""
+    def answer(self, *, ways: bool = True) -> tuple[list[Fit], list[Proof], Ways | None]:
+        """Return the fits of the plan's rows, the proofs of its searches, and changes that fit.
+
+        Without ``ways``, changes are not searched for.
+        """
         rows = self.asked.resolved
         fits, proofs = self.search(rows) if self.asked.searched else ([], [])
         fits = fits or self.fits(rows)  # of a lattice, if its card can run none
-        return fits, proofs, self.ways(fits)
+        return fits, proofs, self.ways(fits) if ways else None
 
     def ways(self, fits: Sequence[Fit]) -> Ways | None:
         """Search for changes that fit if none of ``fits`` does."""

@@ -166,17 +166,6 @@ class Rates:
         smaller = [stream for stream in ordered if stream.bytes <= size]
         return self.share * (smaller[-1] if smaller else ordered[0]).rate
 
-    def slowed(self, compute: float, communication: float) -> Rates:
-        """Return rates with which operations and links take that many times as long."""
-        return replace(
-            self,
-            share=self.share / compute,
-            launch=self.launch * compute,
-            collective_seconds=self.collective_seconds * communication,
-            wire=self.wire / communication,
-            far_wire=self.far_wire / communication,
-        )
-
     @property
     def overlap(self) -> float:
         """Share of backward that can hide an all-reduce."""

@@ -11,7 +11,6 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from harness.planner.calibration.record import Fitted
 from harness.planner.speed.rates import (
@@ -36,16 +35,6 @@ REACH = {**SPREAD, "compute": 0.30}
 With the host's range, 83 of 92 public rows lie within it (tests/test_public_peaks.py)."""
 CPU_SPREAD = dict.fromkeys(SPREAD, 1.0)
 """Relative uncertainty on a CPU known only by its cores; half or twice the time is common."""
-
-
-class Slower(NamedTuple):
-    """Factors by which operations and links take longer than predicted."""
-
-    compute: float = 1.0
-    communication: float = 1.0
-
-
-AS_TYPICAL = Slower()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,19 +98,13 @@ def compiles(recipe: str) -> bool:
     return any(part.partition(":")[0] == "compile" for part in recipe.split("+"))
 
 
-def seconds(
-    work: Sequence[Work],
-    gpu: Card,
-    processes: int,
-    recipe: str = "",
-    slower: Slower = AS_TYPICAL,
-) -> Seconds:
+def seconds(work: Sequence[Work], gpu: Card, processes: int, recipe: str = "") -> Seconds:
     """Return the predicted seconds of one step of ``recipe`` on ``gpu``, for one of ``processes``.
 
     The host's time to issue operations is that of public trainers, unless whole steps were
-    measured. ``slower``: factors for a slower card or slower links.
+    measured.
     """
-    found = rates(gpu, processes).slowed(slower.compute, slower.communication)
+    found = rates(gpu, processes)
     usual, reach = (CPU_SPREAD, CPU_SPREAD) if gpu.shared else (SPREAD, REACH)
     parts = parts_of(work, found, processes, in_tf32(recipe))
     fitted = _fitted(gpu)

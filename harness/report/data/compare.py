@@ -32,7 +32,7 @@ The intervals must not overlap either.
 PEAK_LIMIT = 0.02
 PEAK_LIMIT_BYTES = 16 * units.MIB
 """A peak has changed if it exceeds either of the two limits."""
-BESIDE = ("calibration", "forecast")
+BESIDE = ("calibration",)
 """Parts of a suite's head that lie in files of their own."""
 
 

@@ -13,7 +13,6 @@ from typing import Any
 
 from harness import extensions
 from harness.json_files import BadFile, read_json
-from harness.prediction import Forecast, read_forecast
 from harness.report.figures import derive
 from harness.report.figures.floor import Floor
 from harness.report.figures.numbers import Numbers
@@ -33,8 +32,8 @@ class SuiteHead:
     """The head of a result set, from ``suite.json``.
 
     ``story``: the suite's analysis (``harness.extensions.Analysis``). ``order``: its recipes.
-    Files in the same folder have the machine's ``calibration`` (None without the planner), and
-    the ``forecast`` for another machine. ``skipped`` has a line for each unusable one.
+    A file in the same folder has the machine's ``calibration`` (None without the planner).
+    ``skipped`` has a line for each unusable one.
     """
 
     name: str = ""
@@ -43,7 +42,6 @@ class SuiteHead:
     story: str = ""
     order: tuple[str, ...] = ()
     calibration: Any = None
-    forecast: Forecast | None = None
     skipped: tuple[str, ...] = ()
 
 
@@ -184,7 +182,7 @@ class Report:
 
 
 def read_suite(folder: Path) -> SuiteHead:
-    """Read ``suite.json`` of a result folder, and the calibration and forecast beside it.
+    """Read ``suite.json`` of a result folder, and the calibration beside it.
 
     A missing file leaves its part empty; an unusable one is named.
     """
@@ -199,7 +197,6 @@ def read_suite(folder: Path) -> SuiteHead:
             return None
 
     calibrated = tried(lambda: calibration(folder))
-    forecast = tried(lambda: read_forecast(folder))
     path = Path(folder) / "suite.json"
     data = tried(lambda: read_json(path, dict[str, Any]) if path.exists() else None) or {}
     order = data.get("order")
@@ -207,7 +204,6 @@ def read_suite(folder: Path) -> SuiteHead:
         **{name: str(data.get(name) or "") for name in ("name", "reference", "started", "story")},
         order=tuple(map(str, order)) if isinstance(order, list) else (),
         calibration=calibrated,
-        forecast=forecast,
         skipped=tuple(skipped),
     )
 

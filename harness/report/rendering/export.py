@@ -158,8 +158,7 @@ def _memory_only(result: Result) -> dict[str, Any]:
 def json_text(report: Report) -> str:
     """Return every derived value, with the raw samples behind it."""
     stream = io.StringIO()
-    suite = dataclasses.asdict(dataclasses.replace(report.suite, forecast=None))
-    del suite["forecast"]  # it has its own file
+    suite = dataclasses.asdict(report.suite)
     data = {
         "schema": "headroom-report-1",
         "suite": _finite(suite),

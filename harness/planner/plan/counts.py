@@ -1,0 +1,98 @@
+"""``plan --gpus A B C``: the plan's answer on each number of GPUs, a row each.
+
+Each row is the plan of that number alone, at its own global batch unless one is given.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from rich.console import Console
+from rich.markup import escape
+
+from harness.commands.console import FAILED, OK
+from harness.commands.progress import Predictions
+from harness.json_files import write_json
+from harness.planner import verdict
+from harness.planner.plan.answer import kind_of_sample, near, rate, short_rate
+from harness.planner.plan.candidates import PlanError, asked_for
+from harness.planner.plan.request import fit_as_json
+from harness.planner.plan.table import LOOKS, SPEED, WORD, setting
+from harness.planner.plan.tracing import Asking
+from harness.planner.verdict import Fit
+from harness.report.data.grid import text_grid
+from harness.report.rendering.narrow import print_grid
+from strategies.base import BadInput
+from strategies.workloads import TRAIN
+
+ALONE = {"source": None, "workload": TRAIN, "largest": None, "nodes": None}
+ALONE |= dict.fromkeys(("check", "advise", "explain"), False)
+"""Options of a plan that several numbers of GPUs do not take -> their defaults."""
+NOTE = (
+    "Nothing above eight GPUs was ever compared with a measurement. Later starts of large "
+    "collectives, slow ranks and shared links are not predicted: steps on many nodes take longer."
+)
+
+
+class Row(NamedTuple):
+    """The answer on ``count`` GPUs, or why there is none."""
+
+    count: int
+    fit: Fit | None
+    reason: str = ""
+
+
+def plan_counts(options: argparse.Namespace, jobs: int, console: Console) -> int:
+    """Plan each number of GPUs, print a row each, and return the exit code."""
+    for name, usual in ALONE.items():
+        if vars(options)[name] != usual:
+            word = {"source": "from"}.get(name, name)
+            raise PlanError(f"--{word} plans one number of GPUs; give --gpus one number")
+    rows = [row for count in options.counts for row in _answers(options, count, jobs, console)]
+    known = [row for row in rows if row.fit and row.fit.need_bytes is not None]
+    if known:
+        console.print(setting([known[-1].fit]), highlight=False)
+        _print_table(known, console)
+    for row in rows:
+        if row.reason:
+            console.print(escape(f"{row.count} GPUs: {row.reason}"), highlight=False)
+    console.print(NOTE, style="dim")
+    if options.json:
+        told = [{"gpus": r.count, "refused": r.reason} | (fit_as_json(r.fit) if r.fit else {})
+                for r in rows]  # fmt: skip
+        write_json(options.json, {"rows": told})
+    return OK if known else FAILED
+
+
+def _answers(options: argparse.Namespace, count: int, jobs: int, console: Console) -> Iterator[Row]:
+    """Yield the answer of each training on ``count`` GPUs."""
+    try:
+        asked = asked_for(argparse.Namespace(**{**vars(options), "processes": count}))
+    except BadInput as error:
+        yield Row(count, None, str(error))
+        return
+    fits, proofs, _ = Asking(asked, jobs, Predictions(console)).answer(ways=False)
+    best = [proof.best or proof.nearest for proof in proofs]
+    best = best or [verdict.fastest(fits) or verdict.nearest(fits)]
+    for fit in best:
+        none = "" if fit else "none of its recipes is predicted"
+        yield Row(count, fit, none)
+
+
+def _print_table(rows: Sequence[Row], console: Console) -> None:
+    speed = SPEED[kind_of_sample(rows[0].fit)]
+    kinds = {"GPUs": "count", "Batch": "count", "Recipe": "text", "": "flag"}
+    kinds |= dict.fromkeys(("Needs", "Step ms", speed, f"{speed} a GPU"), "number")
+    grid = text_grid("gpus", "", kinds, [_cells(row) for row in rows])
+    print_grid(grid, console, stays=("GPUs", "", "Needs"), styles=LOOKS)
+
+
+def _cells(row: Row) -> list[Any]:
+    fit, count = row.fit, row.count
+    spec, need = fit.resolved.spec, near(fit.need_bytes, fit.spread_bytes)
+    told = [str(count), str(spec.global_batch), fit.label, WORD[fit.verdict], need]
+    if not fit.seconds:
+        return [*told, "-", "-", "-"]
+    return [*told, fit.seconds.words, rate(fit), short_rate(fit.samples_per_second / count)]
