@@ -12,9 +12,10 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from tests.recount import measures
 from tests.recount.raw import Group, Row
 
-__all__ = ["Floor", "differ", "floor_of", "margin", "margin_fraction", "student"]
+__all__ = ["Floor", "differ", "floor_of", "margin", "margin_fraction", "same", "student"]
 
 TABLE = "12.706 4.303 3.182 2.776 2.571 2.447 2.365 2.306 2.262 2.228"
 """Two-sided 95 % of Student's t, 1 to 10 degrees of freedom."""
@@ -138,6 +139,33 @@ def differ(row: Row, base: Row) -> bool | None:
         return None
     ends = [statistics.median([s for run in r.runs for s in run.steps]) for r in (row, base)]
     return abs(math.log(ends[0]) - math.log(ends[1])) > most
+
+
+def interval(row: Row, base: Row) -> tuple[float, float]:
+    """Seconds a step of one over the other, as far as the noise lets them be; without a known noise
+    by their p10 and p90."""
+    both = [[s for run in r.runs for s in run.steps] for r in (row, base)]
+    most = margin(row, base)
+    if most is None:
+        ends = [[measures.tenth(steps, q) for q in (1, 9)] for steps in both]
+        return ends[0][0] / ends[1][1], ends[0][1] / ends[1][0]
+    middle = statistics.median(both[0]) / statistics.median(both[1])
+    return middle / math.exp(most), middle * math.exp(most)
+
+
+def told_apart(row: Row, base: Row) -> bool:
+    """The interval leaves out 1."""
+    low, high = interval(row, base)
+    return not low <= 1 <= high
+
+
+def same(row: Row, base: Row) -> bool:
+    """The whole interval lies within the floor of both groups, which is at most a quarter."""
+    known = [fraction(r.group) for r in (row, base)]
+    if None in known or min(known) > 0.25:
+        return False
+    low, high = interval(row, base)
+    return high <= 1 + min(known) and low >= 1 / (1 + min(known))
 
 
 def fraction(group: Group) -> float | None:

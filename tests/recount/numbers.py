@@ -63,10 +63,12 @@ NUMBERS: dict[str, Take] = {
 VERSUS: dict[str, Take] = {
     "place": v.place,
     "rank": v.rank,
+    "last_rank": v.last_rank,
     "front": v.front,
     "is_reference": lambda row: row.is_reference,
     "speed_ratio": v.speed_ratio,
     "speed_differs": v.of_reference(noise.differ),
+    "speed_same": lambda row: not row.is_reference and noise.same(row, row.group.reference),
     "speed_margin_fraction": v.of_reference(noise.margin_fraction),
     "need_change_fraction": v.need_change_fraction,
     "loss_distance": v.loss_distance,

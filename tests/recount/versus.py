@@ -123,3 +123,9 @@ def rank(row: Row) -> int:
     """The best place that the noise leaves: one more than the rows that are faster beyond it."""
     faster = ranked(row.group)[: place(row) - 1]
     return 1 + sum(noise.differ(row, other) is not False for other in faster)
+
+
+def last_rank(row: Row) -> int:
+    """The worst place that the noise leaves: that of the last row that is not slower beyond it."""
+    slower = ranked(row.group)[place(row) :]
+    return place(row) + sum(noise.differ(row, other) is False for other in slower)

@@ -1,8 +1,9 @@
 """Answers that a reader decides by: the fastest row, the smallest, the best trade, and what fits.
 
-A row whose loss DIFFERS unexpectedly is in no answer; ``sentences.wrong_rows`` lists it. If the
-noise does not separate rows, the fastest measured one is named first, with the others. To name
-the one with the least memory instead would let a badly measured row win.
+A row whose loss DIFFERS unexpectedly is in no answer; ``sentences.wrong_rows`` lists it. Rows that
+the noise does not separate are named beside the fastest measured one, and never called equally
+fast. If it separates none, no row is the fastest. The best trade counts a row's speed at the
+lowest value that the noise leaves open.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.report.data.lookup import differ
+from harness.report.data import lookup
 from harness.report.data.rows import Group, Row
 from harness.report.figures import derive, units
 
@@ -54,7 +55,7 @@ class FastestThatFits:
     @property
     def others(self) -> str:
         """The rows that are not separable from the fastest, for a sentence; empty without any."""
-        return f"; equally fast: {_names(self.alike)}" if self.alike else ""
+        return _beside(self.row, self.alike) if self.row else ""
 
     @property
     def sizes(self) -> str:
@@ -126,24 +127,27 @@ def answers(group: Group) -> list[Answer]:
     return [*found, answer, _best_trade(needs)]
 
 
+NONE_FASTER = "no difference in speed was measured"
+
+
 def _fastest(rows: list[Row]) -> Answer:
-    best, text = rows[0], _speed(rows[0])
-    close = _alike(best, rows[1:])
-    word = "step times overlap with" if best.floor is None else "equally fast:"
-    text += f"; {word} {_names(close)}" if close else ""
-    return Answer(question="Fastest", row=best, text=text)
+    best, close = rows[0], _alike(rows[0], rows[1:])
+    if len(rows) > 1 and len(close) == len(rows) - 1:
+        return Answer(question="Fastest", row=None, text=NONE_FASTER)
+    return Answer(question="Fastest", row=best, text=_speed(best) + _beside(best, close))
 
 
 def _alike(best: Row, others: Sequence[Row]) -> tuple[Row, ...]:
-    """Return the rows that the noise does not separate from ``best``.
+    """Return the rows that the noise does not separate from ``best``."""
+    return tuple(row for row in others if not lookup.told_apart(row, best))
 
-    Without a noise floor, these are the rows whose step times overlap with its own.
-    """
-    if best.floor is not None:
-        return tuple(row for row in others if differ(best, row) is False)
-    ends = {id(row): (row.numbers.step_seconds_p10, row.numbers.step_seconds_p90)
-            for row in (best, *others)}  # fmt: skip
-    return tuple(row for row in others if derive.overlap(ends[id(best)], ends[id(row)]))
+
+def _beside(best: Row, close: Sequence[Row]) -> str:
+    """Return the rows that are as fast as ``best``, and those that may or may not be."""
+    same = [row for row in close if lookup.same(row, best)]
+    unclear = [row for row in close if row not in same]
+    text = f"; the same speed: {_names(same)}" if same else ""
+    return text + (f"; {lookup.NOT_TOLD_APART} from it: {_names(unclear)}" if unclear else "")
 
 
 def _names(rows: Sequence[Row]) -> str:
@@ -152,19 +156,23 @@ def _names(rows: Sequence[Row]) -> str:
 
 
 def _fastest_with_same_loss(rows: list[Row]) -> list[Answer]:
-    """Return the fastest row with equal results; nothing if it is the fastest of all."""
+    """Return the fastest row with equal results; nothing if it may be the fastest of all."""
     exact = [row for row in rows if row.versus.parity in ("equal", "equal losses", "reference")]
-    if not exact or exact[0] is rows[0]:
+    if not exact or exact[0] is rows[0] or not lookup.told_apart(exact[0], rows[0]):
         return []
-    what = "samples" if exact[0].drawn else "loss"
-    return [Answer(question=f"Fastest, same {what}", row=exact[0], text=_speed(exact[0]))]
+    what, best = "samples" if exact[0].drawn else "loss", exact[0]
+    text = _speed(best) + _beside(best, _alike(best, exact[1:]))
+    return [Answer(question=f"Fastest, same {what}", row=best, text=text)]
 
 
 def _speed(row: Row) -> str:
     text = _pace(row)
-    if not row.versus.is_reference:
-        alike = row.versus.speed_differs is False
-        text += ", same speed as the reference" if alike else f" (x{row.versus.speed_ratio:.2f})"
+    if row.versus.speed_same:
+        text += ", same speed as the reference"
+    elif row.versus.speed_differs is False:
+        text += f", {lookup.NOT_TOLD_APART} from the reference"
+    elif not row.versus.is_reference:
+        text += f" (x{row.versus.speed_ratio:.2f})"
     return f"{text}, {_needs(row)}{_design(row)}"
 
 
@@ -188,8 +196,10 @@ def _memory(row: Row, fastest: Row) -> str:
 
 
 def _share(row: Row, fastest: Row) -> str:
-    if differ(row, fastest) is False:
+    if lookup.same(row, fastest):
         return "as fast as the fastest row"
+    if not lookup.told_apart(row, fastest):
+        return f"its speed {lookup.NOT_TOLD_APART} from the fastest row's"
     share = row.numbers.samples_per_second / fastest.numbers.samples_per_second
     return f"at {units.one('percent', share)} % of the fastest row's samples/s"
 
@@ -208,26 +218,44 @@ def _best_trade(rows: list[Row]) -> Answer:
     found = _compromise(rows)
     if found is None:
         text = "no other row saves a larger share of this one's memory than of its speed"
-        return Answer(question="Best trade", row=rows[0], text=text)
+        row: Row | None = rows[0]
+        if any(r.versus.front for r in _alike(rows[0], rows[1:])):
+            row, text = None, "no saving is surely larger than the speed it costs: too much noise"
+        return Answer(question="Best trade", row=row, text=text)
     row, top = found
-    slower = 1 - row.numbers.samples_per_second / top.numbers.samples_per_second
-    price = f"for {units.one('percent', slower)} % of its speed"
-    price = "at the same speed" if differ(row, top) is False else price
     text = (
-        f"saves {units.one('percent', _saved(row, top))} % of the fastest row's memory {price}, "
-        "the largest margin on the front"
+        f"saves {units.one('percent', _saved(row, top))} % of the fastest row's memory "
+        f"{_price(row, top)}, the largest margin on the front"
     )
     return Answer(question="Best trade", row=row, text=text + _design(row))
+
+
+def _price(row: Row, top: Row) -> str:
+    """Return the share of the fastest row's speed that a row costs, in words."""
+    if lookup.same(row, top):
+        return "at the same speed"
+    bound = "" if lookup.told_apart(row, top) else "at most "
+    return f"for {bound}{units.one('percent', 1 - _least_pace(row, top))} % of its speed"
+
+
+def _least_pace(row: Row, top: Row) -> float:
+    """Return a row's speed relative to the fastest's: the lowest that noise leaves open, unless
+    the two are the same or told apart.
+    """
+    if row is top or lookup.same(row, top) or lookup.told_apart(row, top):
+        return row.numbers.samples_per_second / top.numbers.samples_per_second
+    return lookup.interval(row, top)[0]
 
 
 def _compromise(rows: list[Row]) -> tuple[Row, Row] | None:
     """Return the best trade of the front and the front's fastest row; None without a trade."""
     front = [row for row in rows if row.versus.front]
-    points = [(r.numbers.need_bytes, r.numbers.samples_per_second) for r in front]
-    best = derive.compromise(points)
-    if best is None:
+    if not front:
         return None
-    return front[best], max(front, key=lambda r: r.numbers.samples_per_second)
+    top = max(front, key=lambda row: row.numbers.samples_per_second)
+    points = [(row.numbers.need_bytes, _least_pace(row, top)) for row in front]
+    best = derive.compromise(points)
+    return None if best is None else (front[best], top)
 
 
 def _saved(row: Row, top: Row) -> float:
@@ -239,20 +267,51 @@ def headline(group: Group) -> str:
     rows = [] if group.world else believable(group)
     if not rows:
         return ""
-    best, found = rows[0], _compromise(with_need(group))
-    count = group.reference.spec.processes
+    best, count = rows[0], group.reference.spec.processes
     where = f"On {count} CPU process{'es' * (count > 1)}"
     if group.meter == "cuda":
         where = f"On {f'{count} x ' * (count > 1)}{group.device}"
     if len(rows) == 1:
         return f"{where}, {best.label}: {_pace(best)}, {_needs(best)}."
-    text = f"{where}, {best.label} is fastest ({_pace(best)}, {_needs(best)})"
-    if found is None:
-        return f"{text}; no other row saves a larger share of its memory than of its speed."
-    row, top = found
-    share = row.numbers.samples_per_second / top.numbers.samples_per_second
-    pace = "the same speed" if differ(row, top) is False else f"{100 * share:.0f} % of its speed"
-    return f"{text}; {row.label} needs {100 * _saved(row, top):.0f} % less memory at {pace}."
+    if lookup.is_busy(group):
+        return " ".join(filter(None, (lookup.too_busy(group), _smallest(group))))
+    close = _alike(best, rows[1:])
+    if len(close) == len(rows) - 1:
+        small = _smallest(group)
+        return f"{where}, {NONE_FASTER}{f'; {small}' if small else '.'}"
+    text = f"{where}, {best.label} is fastest ({_pace(best)}, {_needs(best)}{_beside(best, close)})"
+    found = _compromise(with_need(group))
+    if found is not None:
+        return f"{text}; {_traded(*found)}."
+    if any(row.versus.front for row in close):
+        return f"{text}."
+    return f"{text}; no other row saves a larger share of its memory than of its speed."
+
+
+def _traded(row: Row, top: Row) -> str:
+    """Return what the best trade saves and at which speed, for the headline."""
+    pace = f"{100 * _least_pace(row, top):.0f} % of its speed"
+    if lookup.same(row, top):
+        pace = "the same speed"
+    elif not lookup.told_apart(row, top):
+        pace = f"{pace} or more"
+    return f"{row.label} needs {100 * _saved(row, top):.0f} % less memory at {pace}"
+
+
+def _smallest(group: Group) -> str:
+    """Return a sentence on the row with the least memory; empty if it saves nothing.
+
+    It is compared with the reference, or with the largest row if it is the reference itself.
+    """
+    rows = with_need(group)
+    if len(rows) < 2:
+        return ""
+    least, most = (of(rows, key=lambda row: row.numbers.need_bytes) for of in (min, max))
+    base = group.reference if group.reference in rows and group.reference is not least else most
+    saved = 100 * _saved(least, base)
+    if saved < 0.5:
+        return ""
+    return f"{least.label} needs {saved:.0f} % less memory than {base.label}."
 
 
 def _pace(row: Row) -> str:
@@ -271,7 +330,7 @@ def fastest_that_fits(group: Group) -> list[FastestThatFits]:
         if fastest and fastest[-1].row is best:
             fastest[-1] = dataclasses.replace(fastest[-1], upto_bytes=limit)
         else:
-            alike = _alike(best, able[1:]) if best and best.floor is not None else ()
+            alike = _alike(best, able[1:]) if best else ()
             fits = FastestThatFits(limit_bytes=limit, upto_bytes=limit, row=best, alike=alike)
             fastest.append(fits)
     if fastest and fastest[-1].row is not None:

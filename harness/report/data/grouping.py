@@ -15,6 +15,7 @@ from typing import Any
 from harness import extensions
 from harness.prediction import Prediction
 from harness.report.data.lookup import differ, margin_fraction
+from harness.report.data.lookup import same as same_speed
 from harness.report.data.rows import (
     FREE,
     Group,
@@ -63,11 +64,11 @@ def _runs(rows: list[Row]) -> dict[str, Runs]:
     return {row.label: row.runs for row in rows}
 
 
-def _alike(rows: list[Row]) -> list[int]:
-    """Return for each row the number of earlier rows that the noise does not separate from it."""
+def _ranks(rows: list[Row]) -> list[tuple[int, int]]:
+    """Return for each row, fastest first, the best and the worst rank that the noise leaves it."""
     floor = rows[0].floor if rows else None
     if floor is None:
-        return [0] * len(rows)
+        return [(place, place) for place in range(1, len(rows) + 1)]
     logs = [math.log(row.numbers.step_seconds_median) for row in rows]
     shares = [margin_shares(floor, row.runs) for row in rows]
 
@@ -75,12 +76,13 @@ def _alike(rows: list[Row]) -> list[int]:
         margin = max(map(operator.add, shares[one], shares[other]))
         return abs(logs[one] - logs[other]) <= math.sqrt(margin)
 
-    return [sum(near(i, earlier) for earlier in range(i)) for i in range(len(rows))]
-
-
-def _ranks(rows: list[Row]) -> list[int]:
-    """Rank each row after all that are faster beyond the noise; by order if no noise is known."""
-    return [1 + index - alike for index, alike in enumerate(_alike(rows))]
+    ranks = [[place, place] for place in range(1, len(rows) + 1)]
+    for slower in range(len(rows)):
+        for faster in range(slower):
+            if near(slower, faster):
+                ranks[slower][0] -= 1
+                ranks[faster][1] += 1
+    return [(first, last) for first, last in ranks]
 
 
 # ---- siblings ----
@@ -339,8 +341,8 @@ def _group(draft: Group, floor: Floor | None) -> Group:
     siblings = siblings_of(members)
     places = enumerate(zip(best_first, _ranks(best_first), strict=True), 1)
     found = [
-        with_sibling(_against(row, reference, place, rank), row, siblings.get(id(row)))
-        for place, (row, rank) in places
+        with_sibling(_against(row, reference, place, ranks), row, siblings.get(id(row)))
+        for place, (row, ranks) in places
     ]
     front, first = _front(best_first, found), reference.first
     rows = []
@@ -368,7 +370,7 @@ def _labelled(rows: list[Row]) -> list[Row]:
 # ---- comparison with the reference ----
 
 
-def _against(row: Row, reference: Row, place: int, rank: int) -> Versus:
+def _against(row: Row, reference: Row, place: int, ranks: tuple[int, int]) -> Versus:
     """Return a row's relation to the reference."""
     ours, theirs, first = row.numbers, reference.numbers, reference.first
     found = [parity.distances(result, first) for result in row.results]
@@ -380,11 +382,13 @@ def _against(row: Row, reference: Row, place: int, rank: int) -> Versus:
     needs = (ours.need_bytes, theirs.need_bytes)
     return Versus(
         place=place,
-        rank=rank,
+        rank=ranks[0],
+        last_rank=ranks[1],
         front=False,
         is_reference=row is reference,
         speed_ratio=ours.samples_per_second / theirs.samples_per_second,
         speed_differs=None if row is reference else differ(row, reference),
+        speed_same=row is not reference and same_speed(row, reference),
         speed_margin_fraction=None if row is reference else margin_fraction(row, reference),
         need_change_fraction=needs[0] / needs[1] - 1 if all(needs) else None,
         loss_distance=far["loss"],

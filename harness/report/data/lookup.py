@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from harness.report.data.rows import Group, Report, Row, Unfinished
-from harness.report.figures import units
+from harness.report.figures import derive, units
 from harness.report.figures.floor import Floor, margin
 from harness.report.figures.units import STATE
 from harness.result import Status
@@ -16,9 +16,13 @@ from harness.spec import Spec
 from strategies import parse
 
 SAME = "same"
-"""Replaces a ratio of speeds that the noise explains."""
-WIDE = 0.2
-"""Noise floor from which the report says how to reduce it."""
+"""Replaces a ratio of speeds whose whole interval lies within the noise floor."""
+NOT_TOLD_APART = "not told apart"
+"""Words for two speeds that the noise does not separate. They need not be equal."""
+BUSY = 0.25
+"""Noise floor above which speeds are not comparable, and no two count as the same."""
+MOST_STEPS = 10_000
+"""Timed steps above which only a quieter machine is recommended."""
 ABSURD = 10.0
 """Noise floor above which its size has no meaning."""
 IGNORED = ("changed_files",)
@@ -34,8 +38,40 @@ def differ(row: Row, base: Row) -> bool | None:
     """
     if row.floor is None or base.floor is None:
         return None
-    medians = [r.numbers.step_seconds_median for r in (row, base)]
-    return abs(math.log(medians[0] / medians[1])) > _margin(row, base)
+    return abs(_log_ratio(row, base)) > _margin(row, base)
+
+
+def told_apart(row: Row, base: Row) -> bool:
+    """Return True if two speeds differ beyond the noise.
+
+    If no noise is known, the intervals of their steps (p10 to p90) must not overlap.
+    """
+    known = differ(row, base)
+    return not derive.overlap(_ends(row), _ends(base)) if known is None else known
+
+
+def same(row: Row, base: Row) -> bool:
+    """Return True if the whole interval of the difference of two speeds lies in the noise floor.
+
+    A floor above ``BUSY`` contains differences that nobody would call the same.
+    """
+    if row.floor is None or base.floor is None:
+        return False
+    floor = min(row.floor.fraction, base.floor.fraction)
+    return floor <= BUSY and abs(_log_ratio(row, base)) + _margin(row, base) <= math.log1p(floor)
+
+
+def interval(row: Row, base: Row) -> tuple[float, float]:
+    """Return the lowest and highest ratio of samples per second that the noise leaves open.
+
+    If no noise is known, it is that of the steps' p10 and p90.
+    """
+    if row.floor is None or base.floor is None:
+        (low, high), (base_low, base_high) = _ends(row), _ends(base)
+        work = row.spec.global_batch / base.spec.global_batch
+        return work * base_low / high, work * base_high / low
+    found, width = _rate_ratio(row, base), math.exp(_margin(row, base))
+    return found / width, found * width
 
 
 def margin_fraction(row: Row, base: Row) -> float | None:
@@ -47,20 +83,70 @@ def _margin(row: Row, base: Row) -> float:
     return max(margin(r.floor, row.runs, base.runs) for r in (row, base))
 
 
-def ratio(row: Row, base: Row) -> float | str:
-    """Return samples per second of ``row`` relative to ``base``; ``SAME`` within the noise.
+def _log_ratio(row: Row, base: Row) -> float:
+    return math.log(row.numbers.step_seconds_median / base.numbers.step_seconds_median)
 
-    If no noise is known, it is the plain ratio.
-    """
-    if differ(row, base) is False:
-        return SAME
+
+def _rate_ratio(row: Row, base: Row) -> float:
     return row.numbers.samples_per_second / base.numbers.samples_per_second
 
 
+def _ends(row: Row) -> tuple[float, float]:
+    return row.numbers.step_seconds_p10, row.numbers.step_seconds_p90
+
+
+def ratio(row: Row, base: Row) -> float | str:
+    """Return samples per second of ``row`` relative to ``base``.
+
+    It is ``SAME`` within the noise floor, and an interval ("0.96-1.02") if the noise does not
+    separate the two. If no noise is known, it is the plain ratio.
+    """
+    if same(row, base):
+        return SAME
+    if differ(row, base) is False:
+        return "-".join(f"{end:.2f}" for end in interval(row, base))
+    return _rate_ratio(row, base)
+
+
 def times(row: Row, base: Row) -> str:
-    """Return the ratio for a sentence: "x1.25", or "no difference seen"."""
+    """Return the ratio for a sentence: "x1.25", or "not told apart (x0.96 to x1.02)"."""
     found = ratio(row, base)
-    return "no difference seen" if isinstance(found, str) else f"x{found:.2f}"
+    if found == SAME:
+        return SAME
+    if isinstance(found, str):
+        return f"{NOT_TOLD_APART} ({' to '.join(f'x{end:.2f}' for end in interval(row, base))})"
+    return f"x{found:.2f}"
+
+
+def is_busy(group: Group) -> bool:
+    """Return True if the machine was too busy to compare the speeds of a group."""
+    return group.floor is not None and group.floor.fraction > BUSY
+
+
+def too_busy(group: Group) -> str:
+    """Return a sentence on a noise floor above ``BUSY``, and the steps that would lower it.
+
+    The noise of a median falls with the square root of the number of its steps.
+    """
+    steps, floor = group.reference.spec.steps, group.floor.fraction
+    needed = math.ceil(steps * (math.log1p(floor) / math.log1p(BUSY)) ** 2)
+    size = f"its noise floor is {_size(floor)}"
+    way = f"About --steps {_rounded(needed)} (now {steps}), or a quieter machine, would do."
+    if needed > MOST_STEPS:
+        way = "Measure again on a quieter machine."
+    return f"The machine was too busy to compare speeds: {size}. {way}"
+
+
+def _size(fraction: float) -> str:
+    if fraction > ABSURD:
+        return f"above {100 * ABSURD:.0f} %"
+    return f"{units.one('percent', fraction)} %"
+
+
+def _rounded(count: int) -> int:
+    """Return a count rounded up to two digits."""
+    unit = 10 ** max(len(str(count)) - 2, 0)
+    return -(-count // unit) * unit
 
 
 def noise_floor(group: Group) -> str:
@@ -73,8 +159,7 @@ def noise_floor(group: Group) -> str:
             "Noise floor unknown: no row was measured twice, so small differences of "
             "speed may be noise. --noise-floor 3 measures the reference three times."
         )
-    most = f"above {100 * ABSURD:.0f} %"
-    size = most if floor.fraction > ABSURD else f"{units.one('percent', floor.fraction)} %"
+    size = _size(floor.fraction)
     if floor.source:
         stated = (
             f"Noise floor {size}, from another group, because no row of this one was "
@@ -82,10 +167,10 @@ def noise_floor(group: Group) -> str:
         )
     else:
         stated = (
-            f"Noise floor {size}: {rests_on(floor)}. Speeds closer than that count as equal and "
-            f"read '{SAME}'."
+            f"Noise floor {size}: {rests_on(floor)}. Speeds closer than that are "
+            f"{NOT_TOLD_APART}, and their ratio is an interval."
         )
-    if floor.fraction < WIDE:
+    if not is_busy(group):
         return stated
     return f"{stated} A quieter machine, more --steps or a higher --noise-floor make it smaller."
 
@@ -221,7 +306,7 @@ class Rows:
 
     def rate_ratio(self, row: Row, base: Row) -> str:
         """Return the ratio of samples per second of two rows of different work, for a sentence."""
-        return f"x{row.numbers.samples_per_second / base.numbers.samples_per_second:.2f}"
+        return f"x{_rate_ratio(row, base):.2f}"
 
 
 def step_bytes(row: Row) -> int:

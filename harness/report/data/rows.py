@@ -54,19 +54,22 @@ class Versus:
     the reason of a bad one. ``sibling``: for a row that alters the computation by design, the
     plainest other row with the same change, and the distance to it.
 
-    ``place`` counts the rows in order. ``rank`` is one more than the number of rows that are
-    faster beyond the noise. Rows that are not separable from the fastest share the first rank.
-    ``speed_differs``: the speed differs from the reference's beyond the noise; None if unknown,
-    and then ``rank`` is ``place``. ``speed_margin_fraction``: relative difference that the
-    noise explains.
+    ``place`` counts the rows in order. ``rank`` to ``last_rank`` are the ranks that the noise
+    leaves to a row: one more than the number of rows that are faster beyond it, and the number of
+    rows less those that are slower beyond it. ``speed_differs``: the speed differs from the
+    reference's beyond the noise; None if unknown, and then both ranks are ``place``.
+    ``speed_same``: the whole interval of the difference lies in the noise floor.
+    ``speed_margin_fraction``: relative difference that the noise explains.
     """
 
     place: int
     rank: int
+    last_rank: int
     front: bool
     is_reference: bool
     speed_ratio: float
     speed_differs: bool | None
+    speed_same: bool
     speed_margin_fraction: float | None
     need_change_fraction: float | None
     loss_distance: float | None

@@ -36,15 +36,15 @@ RECORDED_NOTE = (
     "TensorBoard, snapshot.rank*.pickle in pytorch.org/memory_viz."
 )
 NOTES = {
-    "ranking": "#: rank by speed; rows that the noise does not separate share a rank. Samples/s: "
+    "ranking": "#: rank by speed; a range if the noise leaves several to the row. Samples/s: "
     "global batch over the median step, of the whole job. x ref: samples/s relative to the "
-    "reference; 'same' is within the noise floor. Peak: live tensors on the fullest device at the "
-    "fullest instant of a step. Needs (GPU): free memory that the device must have for the whole "
-    "run. vs ref %: change of Needs, without a GPU of Peak. Loss vs ref: 'equal' within rounding; "
-    "'by design' if the recipe changes the computation. Front: no other row is both faster and "
-    "smaller. Noisy: (p90 - p10) / median above 20 %, or medians of repetitions more than 10 % "
-    "apart. On host: tensors in host memory. Resident: high-water mark of one process, with "
-    "libraries and set-up.",
+    "reference, an interval if the noise does not tell them apart; 'same' if all of it lies within "
+    "the noise floor. Peak: live tensors on the fullest device at the fullest instant of a step. "
+    "Needs (GPU): free memory that the device must have for the whole run. vs ref %: change of "
+    "Needs, without a GPU of Peak. Loss vs ref: 'equal' within rounding; 'by design' if the recipe "
+    "changes the computation. Front: no other row is both faster and smaller. Noisy: (p90 - p10) / "
+    "median above 20 %, or medians of repetitions more than 10 % apart. On host: tensors in host "
+    "memory. Resident: high-water mark of one process, with libraries and set-up.",
     "simulated": "Peak: live tensors of rank 0 in a step. Smallest first. A step's time is "
     "computation alone.",
     "phases": (
@@ -141,7 +141,7 @@ NOTES = {
     "model's are a master copy.",
     "effects": (
         "Two rows that differ in one part only, and its effect on speed and on the memory "
-        "that rows are ranked by. Same: a difference of speed within the noise floor. Why: "
+        "that rows are ranked by. An interval: the noise does not tell the two speeds apart. Why: "
         "categories of the traced peak of one step on the fullest rank, before and after, as "
         "shares of the peak before. Changes below 2 % are not shown."
     ),
@@ -177,10 +177,11 @@ GLOSSARY = (
      "the row's fastest without working more, by the kernel's counts. They stay in the median: "
      "measure again on a quieter machine."),
     ("x ref, vs ref %", "Samples/s relative to the reference row, and the change of its needs. "
-     "Same: the difference is within the noise floor."),
+     "An interval of ratios: the noise does not tell the two apart, which does not make them "
+     "equal. Same: the whole interval lies within the noise floor."),
     ("Noise floor, #", "The difference that equal rows may show: 95 % lie within, by Student's t, "
      "from rows that were measured more than once. It is at least what the spread of the steps "
-     "explains. #: the best rank that the noise leaves to a row."),
+     "explains. #: the best and the worst rank that the noise leaves to a row."),
     ("MFU", "The model's FLOPs a second on each device, over its dense peak at the type the row "
      "computes in. Recomputation does not count as work."),
     ("Loss vs ref", "Equal: no loss or gradient norm of a step is further from the reference's "

@@ -46,7 +46,20 @@ def _needed(row: Row) -> int | None:
 
 
 def _speed_ratio(row: Row) -> Any:
-    return lookup.SAME if row.versus.speed_differs is False else versus("speed_ratio")(row)
+    """Return the ratio of speeds, "same", or the interval that the noise leaves open."""
+    if row.versus.speed_same:
+        return lookup.SAME
+    found = row.versus.speed_ratio
+    if row.versus.speed_differs is not False:
+        return versus("speed_ratio")(row)
+    width = 1 + row.versus.speed_margin_fraction
+    return f"{found / width:.2f}-{found * width:.2f}"
+
+
+def _rank(row: Row) -> Any:
+    """Return the ranks that the noise leaves to a row: "3", or "1-4"."""
+    first, last = row.versus.rank, row.versus.last_rank
+    return first if first == last else f"{first}-{last}"
 
 
 def _p10_p90(row: Row) -> str:
@@ -97,7 +110,7 @@ def _of_the_peak(row: Row) -> list[str]:
     return ["places unknown"] if is_unplaced(found.placed_by) else []
 
 
-RANK = Column("#", lambda r: r.versus.rank, "count")
+RANK = Column("#", _rank, "count")
 RECIPE = Column("Recipe", lambda r: r.label)
 STEP = Column("Step ms", number("step_seconds_median"), "ms")
 PEAK = Column("Peak GiB", number("peak_bytes"), "gib")
