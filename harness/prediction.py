@@ -32,7 +32,6 @@ class Work:
     - product, attention, memory: kernels.
     - collective: ``bytes`` on the wire for many ranks.
     - overlapped: a collective hidden behind the computation of its phase.
-    - passed: a collective hidden behind one attention of this dtype and these FLOPs.
     - transfer: a copy from device to host or back.
     - streamed: a transfer hidden behind the computation of its phase and the host's own work there.
     - replayed: operations of CUDA graphs beyond one a graph. The host does not issue them.

@@ -85,8 +85,6 @@ TRAITS = {
     "by_block": "blocks differ in what they keep for backward, and where",
     "doubles_tokens": "some blocks hand on twice the tokens",
     "cut_samples": "each rank works on a part of its samples' tokens",
-    "cut_queries": "attention takes a part of the queries and all keys",
-    "flash_alone": "attention is computed a part of the keys at a time, by the flash kernel",
     "cut_weights": "each rank holds and multiplies with a part of the blocks' matrices",
     "edits_gradients": "gradients are changed between backward and the optimizer",
     "early_gradients": "gradients are used within backward, before anything could change them",

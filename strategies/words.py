@@ -67,7 +67,7 @@ ZERO = "DeepSpeed's stages are zero1, zero2 and zero3, with offload zero2_offloa
 BLOCKS = "block_swap keeps some blocks in host memory, zero3_offload and fsdp2_offload all weights"
 KERNEL = "torch's fused kernels are the default; attend:kernel=flash forces one"
 BACKWARD = "take optimizer_in_backward"
-SEQUENCE = "take sp, as sp:ranks=2,how=ulysses or how=ring"
+SEQUENCE = "take sp (Ulysses), as sp:ranks=2"
 MIXED = "take bf16 or fp16"
 CHECKPOINT = "take checkpoint"
 MEANT = {

@@ -55,7 +55,7 @@ SAME = {
 }
 """Equivalent computation -> its additions to the recipe."""
 TOKENS = "tp:norms=tokens"
-SHARING = {"sp": SHARED, "sp:how=gather": (), "sp:how=ring": (), "tp": CUT, TOKENS: BETWEEN}
+SHARING = {"sp": SHARED, "tp": CUT, TOKENS: BETWEEN}
 """Equivalent computation of pairs of processes -> the sabotages of what they share."""
 STAGED, APART = "pp", "pp:schedule=zero_bubble"
 SAME_STAGED = {

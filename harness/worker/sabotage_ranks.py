@@ -29,9 +29,10 @@ def one_rank_left_out(run: Run) -> None:
 
 def attention_of_own_tokens(run: Run) -> None:
     """Compute attention over this rank's tokens only."""
-    from strategies.parallel.sequence import attention
+    from strategies.parallel.sequence.attention import Ulysses
 
-    attention.keep_to_own(run.trained.module, run.trained.subject)
+    for layer in run.trained.subject.attentions(run.trained.module):
+        layer.attend = layer.attend.inner if isinstance(layer.attend, Ulysses) else layer.attend
 
 
 def positions_of_the_first_part(run: Run) -> None:

@@ -180,16 +180,6 @@ class Attend(Strategy):
             lack = launch.subject.lacks("attend", "take kernel=math, efficient, flash or cudnn")
             if lack:
                 return lack
-        if self.kernel in WRITTEN_OUT and "cut_queries" in launch.traits:
-            return (
-                f"{self.kernel} is proved by its whole score matrix, which sp cuts; take "
-                "kernel=flash, or ulysses"
-            )
-        if self.kernel != "flash" and "flash_alone" in launch.traits:
-            return (
-                "parts of attention are merged by the log-sum-exp that only flash "
-                "returns; take kernel=flash"
-            )
         if self.kernel == "flex" and "recomputes" in launch.traits:
             return "checkpoint would recompute flex attention uncompiled; take kernel=flash"
         half = launch.device != "cuda" or "half_compute" in launch.traits

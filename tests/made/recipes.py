@@ -51,7 +51,7 @@ OTHERS: dict[str, list[str]] = {
         *(f"single+attend:kernel={kernel}" for kernel in ("naive", "math", "flash")),
         *(f"ddp+attend:kernel={kernel}" for kernel in ("efficient", "cudnn", "flex")),
     ],
-    "sp": ["ddp+sp", "ddp+sp:how=gather"],
+    "sp": ["ddp+sp"],
     "tp": ["ddp+tp"],
     "cross_entropy": [f"ddp+cross_entropy:kind={kind}" for kind in ("full", "fused", "cut")],
     "distill": [

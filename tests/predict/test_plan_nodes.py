@@ -10,11 +10,11 @@ import pytest
 from harness.planner.plan.candidates import PlanError, asked_for, on_nodes
 from harness.planner.plan.command import add_arguments as plan_arguments
 from harness.planner.speed import rates
-from harness.planner.speed.rates import ATTENTION, COLLECTIVE
-from harness.planner.speed.roofline import behind_attention, seconds, sent
+from harness.planner.speed.rates import COLLECTIVE
+from harness.planner.speed.roofline import seconds, sent
 from harness.prediction import Work
 from harness.result import Wire
-from harness.system.cards import find, of_cpu
+from harness.system.cards import find
 from strategies.base import BadInput
 from tests.made.results import ok
 
@@ -79,32 +79,3 @@ def test_a_plan_for_this_cpu_is_of_one_machine(words):
     plan_arguments(parser)
     with pytest.raises(PlanError, match="--cpu is one machine without them; leave out both"):
         asked_for(parser.parse_args(["--cpu", "--recipes", "ddp", *words]))
-
-
-def passed(milliseconds: float, beside: float, count: int = 10) -> Work:
-    """Sends of so long between two GPUs of a node, each beside an attention of so long."""
-    wire = 1e-3 * milliseconds - COLLECTIVE
-    return Work(phase="forward", kind="passed", dtype="bfloat16", count=count, group=2,
-                flops=round(1e-3 * beside * ATTENTION * CARD.flops("bfloat16")),
-                bytes=round(2 * wire * CARD.link_bandwidth))  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("send", "attention", "shown"), [(2.0, 5.0, 0.0), (4.0, 5.0, 0.0), (5.0, 5.0, 10.0)]
-)
-def test_what_a_ring_sends_hides_behind_its_own_attention_alone(send, attention, shown):
-    """Of ten sends each has the 80 % of one attention, whatever room another leaves."""
-    alone = seconds([passed(send, attention)], CARD, 8)
-    assert 1e3 * alone.communication == pytest.approx(shown, abs=1e-3)
-    both = seconds([passed(send, attention), passed(1.0, 0.0)], CARD, 8)
-    assert 1e3 * both.communication == pytest.approx(shown + 10.0, abs=1e-3)
-    taken, hid = behind_attention([passed(send, attention)], CARD, 8)
-    assert (1e3 * taken, 1e3 * (taken - hid)) == pytest.approx((10 * send, shown), abs=1e-3)
-
-
-def test_what_is_passed_on_counts_as_sent_and_on_a_cpu_hides_behind_nothing():
-    work = [passed(2.0, 5.0)]
-    assert sent(work, 8).within == 10 * work[0].bytes // 2
-    cpu = of_cpu("cpu", 8, 2**34)
-    taken, hid = behind_attention(work, cpu, 2)
-    assert hid == 0 < taken == pytest.approx(seconds(work, cpu, 2).communication)

@@ -45,7 +45,7 @@ def forward(q, k, v, bias=None, causal=False, scale=None):
 
 def backward(op, gradient, q, k, v, bias, causal, scale, out, lse):
     """Gradients of q, k, v and, of the scores, of the bias. As CUDA's kernels, it takes ``out`` and
-    ``lse`` as given: in ring attention they are of all keys, and ``k`` is a part of them."""
+    ``lse`` as given."""
     size = scratch(f"aten.{op}.default", [gradient.shape, q.shape])
     held = torch.empty(size, dtype=torch.uint8, device=q.device)
     sums = host(lse).reshape(*q.shape[:2], -1)[..., : q.shape[2], None]

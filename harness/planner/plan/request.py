@@ -14,7 +14,7 @@ from typing import Any
 
 from harness.commands.options import add_shaping
 from harness.planner.speed.rates import NONE
-from harness.planner.speed.roofline import behind_attention, sent
+from harness.planner.speed.roofline import sent
 from harness.planner.verdict import Fit
 from harness.resolve import Resolved
 from harness.subjects import kind_of
@@ -239,12 +239,5 @@ def fit_as_json(fit: Fit) -> dict[str, Any]:
         "sent_bytes": sent(
             fit.prediction.work, fit.resolved.spec.processes, fit.gpu.linked
         )._asdict(),
-        "beside_attention_seconds": _passed(fit),
         "prediction": dataclasses.asdict(fit.prediction),
     }
-
-
-def _passed(fit: Fit) -> dict[str, float]:
-    spec = fit.resolved.spec
-    taken, hid = behind_attention(fit.prediction.work, fit.gpu, spec.processes)
-    return {"sent": taken, "hidden": hid}

@@ -22,7 +22,7 @@ from harness.planner.plan.answer import (
     where,
 )
 from harness.planner.speed import rates
-from harness.planner.speed.roofline import behind_attention, issue_seconds, issued, seconds, sent
+from harness.planner.speed.roofline import issue_seconds, issued, seconds, sent
 from harness.planner.suggestions import Ways
 from harness.planner.verdict import Fit
 from harness.prediction import Prediction
@@ -441,17 +441,9 @@ def _step_explained(fit: Fit) -> list[str]:
     names = ("compute", "communication", "offload", "overhead")
     parts = ((name, getattr(fit.seconds, name)) for name in names)
     shown = [f"{name} {1e3 * seconds:.0f} ms" for name, seconds in parts if seconds >= 5e-4]
-    lines = [f"  a step: {', '.join(shown)}", *_passed_explained(fit)]
+    lines = [f"  a step: {', '.join(shown)}"]
     found = sent_words(fit, 1, 2)
     return lines + ([f"  a GPU sends in it {found}"] if found else [])
-
-
-def _passed_explained(fit: Fit) -> list[str]:
-    count = fit.resolved.spec.processes
-    taken, hid = behind_attention(fit.prediction.work, fit.gpu, count)
-    if not taken:
-        return []
-    return [f"  sent beside attention: {1e3 * taken:.1f} ms, of which {hid / taken:.0%} hidden"]
 
 
 def fine(size: int) -> str:

@@ -25,7 +25,7 @@ from harness.prediction import Sent, Work
 from harness.system.cards import NODE, Card
 
 BUSY = ("forward", "backward")
-COLLECTIVES = ("collective", "overlapped", "passed")
+COLLECTIVES = ("collective", "overlapped")
 KERNELS = ("product", "attention", "memory")
 COPIES = ("transfer", "streamed")
 SPREAD = {"compute": 0.35, "communication": 0.50, "offload": 0.60}
@@ -194,7 +194,6 @@ def parts_of(
     compute = sum(_compute(w, found, tf32) for w in work) + _waits(work) * busy
     shown = sum(_collective(w, found, processes) for w in work if w.kind == "collective")
     left = sum(_left(work, found, processes, tf32, phase) for phase in BUSY)
-    shown += sum(taken - hid for taken, hid in _passed(work, found, processes))
     late = sum(_late(work, found, tf32, phase) for phase in (*BUSY, "optimizer"))
     return {
         "compute": compute,
@@ -214,26 +213,6 @@ def _left(work: Sequence[Work], found: Rates, processes: int, tf32: bool, phase:
     here = [w for w in work if w.phase == phase]
     hidden = sum(_collective(w, found, processes) for w in here if w.kind == "overlapped")
     return max(0.0, hidden - found.overlap * sum(_compute(w, found, tf32) for w in here))
-
-
-def _passed(work: Sequence[Work], found: Rates, processes: int) -> list[tuple[float, float]]:
-    """Return (seconds, seconds hidden behind attention) of each send during an attention."""
-    pairs = []
-    for w in work:
-        if w.kind == "passed":
-            taken = _collective(w, found, processes)
-            room = found.overlap * w.count * w.flops / found.attention(w.dtype)
-            pairs.append((taken, min(taken, room)))
-    return pairs
-
-
-def behind_attention(work: Sequence[Work], gpu: Card, processes: int) -> tuple[float, float]:
-    """Return the seconds of ring attention's sends in a step, and the seconds that attention hides.
-
-    Both are from the rates alone.
-    """
-    pairs = _passed(work, rates(gpu, processes), processes)
-    return sum(taken for taken, _ in pairs), sum(hid for _, hid in pairs)
 
 
 def _late(work: Sequence[Work], found: Rates, tf32: bool, phase: str) -> float:

@@ -239,8 +239,7 @@ def _counter(resolved: Resolved, adapter: TraceAdapter) -> Counter:
     device = world.GPU if resolved.spec.device == "cuda" else "cpu"
     parts = resolved.launch.layout.tensor
     neighbours = (parts, 1) if parts > 1 else None
-    rounds = "flash_alone" in resolved.launch.traits
-    return Counter(device, "cpu", adapter.overlapped_phases(resolved.launch), neighbours, rounds)
+    return Counter(device, "cpu", adapter.overlapped_phases(resolved.launch), neighbours)
 
 
 def _tracer(resolved: Resolved, adapter: TraceAdapter, counter: Counter) -> StoragelessTracer:

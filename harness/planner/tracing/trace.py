@@ -295,8 +295,7 @@ class Counter:
     """Counter of the work of all traced ops since ``begin``.
 
     ``beside``: phases whose collectives overlap with the computation. ``neighbours``: (count,
-    stride) of the ranks with parts of the same weights; their collectives are awaited. ``rounds``:
-    sends overlap with attention, as in ring attention.
+    stride) of the ranks with parts of the same weights; their collectives are awaited.
     """
 
     def __init__(
@@ -305,11 +304,9 @@ class Counter:
         host: str | None,
         beside: Container[str] = (),
         neighbours: tuple[int, int] | None = None,
-        rounds: bool = False,
     ) -> None:
         self.device, self.host, self.beside = device, host, beside
-        self.neighbours, self.rounds = neighbours, rounds
-        self.under_way: list[tuple[str, int, int]] = []
+        self.neighbours = neighbours
         self.formulas = formulas()
         self._in_graph = False
         self.tally: Tally[tuple[str, str, str, int, int, int, int]] = Tally()
@@ -317,7 +314,6 @@ class Counter:
     def begin(self) -> None:
         """Discard the work counted so far."""
         self.tally.clear()
-        self.under_way.clear()
 
     def see(self, phase: str, func: Any, args: Any, out: Any, beside: bool = False) -> None:
         """Count one op. ``beside``: a copy runs beside the computation."""
@@ -325,7 +321,7 @@ class Counter:
         if func.namespace == "c10d":
             name = func._schema.name.rpartition("::")[2]
             if name == "send":  # doubled, because a group of two counts (2 - 1) / 2 of its bytes
-                self._send(phase, 2 * _bytes(ins), _distance(args))
+                self.add(phase, "collective", "", 0, 2 * _bytes(ins), 2, _distance(args))
             if name in PASSED:
                 return
             # The gathered or scattered tensor is the largest argument; its pieces do not count.
@@ -338,8 +334,6 @@ class Counter:
         outs = outs or _written(func, args)
         if outs and not is_free(func):
             kind, *rest = self._kind(func, args, ins, outs, out)
-            if self.under_way and kind in ("attention", "product"):
-                self._arrive(phase, kind, *rest)
             streamed = beside and kind == "transfer"
             self.add(phase, "streamed" if streamed else kind, *rest)
 
@@ -368,32 +362,8 @@ class Counter:
             self._in_graph = False
         self.tally[(phase, *REPLAYED)] -= 1
 
-    def _send(self, phase: str, size: int, distance: int) -> None:
-        """Count a send at once, or after the ops that overlap with it are known."""
-        if self.rounds:
-            self.under_way.append((phase, size, distance))
-        else:
-            self.add(phase, "collective", "", 0, size, 2, distance)
-
-    def _arrive(self, phase: str, kind: str, dtype: str, flops: int, size: int) -> None:
-        """Count the pending sends when an op of ``kind`` begins.
-
-        They overlap with an attention, all together. Another product needs their result, so it has
-        waited for them.
-        """
-        if kind == "attention":
-            total, distance = sum(s for _, s, _ in self.under_way), self.under_way[0][2]
-            self.add(phase, "passed", dtype, flops, total, 2, distance)
-        else:
-            for sent_in, total, distance in self.under_way:
-                self.add(sent_in, "collective", "", 0, total, 2, distance)
-        self.under_way.clear()
-
     def work(self) -> list[Work]:
         """Return the work counted since ``begin``."""
-        for sent_in, total, distance in self.under_way:
-            self.add(sent_in, "collective", "", 0, total, 2, distance)
-        self.under_way.clear()
         return [
             Work(**dict(zip(FIELDS, key, strict=True)), count=count)
             for key, count in self.tally.items()

@@ -5,9 +5,7 @@ No torch at import. ``attention`` has the exchanges between ranks, ``effects`` t
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar
 
 from strategies.base import Slot
@@ -16,13 +14,6 @@ from strategies.parallel.groups import uneven
 from strategies.strategy import Strategy
 from strategies.subject import Subject
 from strategies.workloads import BOTH, TRAIN
-
-WAYS: dict[str, frozenset[str]] = {
-    "ulysses": frozenset(),
-    "gather": frozenset({"cut_queries"}),
-    "ring": frozenset({"flash_alone"}),
-}
-"""Ways in which attention sees the tokens of other ranks -> their traits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,46 +24,27 @@ class SequenceParallel(Strategy):
     sees all of them. With ``tp``, neighbors hold parts of the same weights, and the ranks of a
     sample are ``tp:ranks`` apart.
 
-    ``how=ulysses`` exchanges heads for tokens around attention; heads must divide by ``ranks``.
-    ``how=gather`` gathers the keys and values of all tokens. ``how=ring`` sends them round, a part
-    at a time, and merges what a rank's queries make of each. The engine averages gradients over all
-    ranks. The global batch is divided among the groups alone. When samples are drawn, one group
-    draws them and joins the outputs of its ranks.
+    Heads are exchanged for tokens around attention (Ulysses), so heads must divide by ``ranks``.
+    The engine averages gradients over all ranks. The global batch is divided among the groups
+    alone. When samples are drawn, one group draws them and joins the outputs of its ranks.
     """
 
     name: ClassVar[str] = "sp"
     slot: ClassVar[Slot] = Slot.SEQUENCE
     workloads: ClassVar[tuple[str, ...]] = BOTH
-    source: ClassVar[str] = (
-        "Jacobs et al. 2023, DeepSpeed Ulysses (arXiv:2309.14509); gathered keys and values as "
-        "in torchtitan's Flux; Liu et al. 2023, ring attention (arXiv:2310.01889)"
-    )
+    source: ClassVar[str] = "Jacobs et al. 2023, DeepSpeed Ulysses (arXiv:2309.14509)"
 
     ranks: int = 2
-    how: str = "ulysses"
 
     def __post_init__(self) -> None:
         if not isinstance(self.ranks, int) or self.ranks < 2:
             raise ValueError(f"ranks is {self.ranks!r}; so many share a sample, a number from 2")
-        if self.how not in WAYS:
-            raise ValueError(f"how is {self.how!r}; one of {', '.join(WAYS)}")
 
     def traits(self) -> frozenset[str]:
-        return WAYS[self.how] | {"cut_samples"}
-
-    def requires(self, launch: RunContext) -> tuple[str, ...]:
-        return ("attention_flash",) if self.how == "ring" else ()
+        return frozenset({"cut_samples"})
 
     def refuses(self, launch: RunContext) -> str | None:
-        lack = self._ring(launch) if self.how == "ring" else None
-        return lack or self._ranks(launch) or self._subject(launch)
-
-    def _ring(self, launch: RunContext) -> str | None:
-        if "compiled" in launch.traits:
-            return "a ring inside a graph has not been tried; leave compile out, or take how=gather"
-        if launch.device == "cuda" and "half_compute" not in launch.traits:
-            return "its kernel takes 16 bits on GPUs; add bf16, or take how=gather"
-        return launch.subject.lacks("attend", "take how=ulysses or how=gather")
+        return self._ranks(launch) or self._subject(launch)
 
     def _ranks(self, launch: RunContext) -> str | None:
         count = launch.processes
@@ -108,9 +80,11 @@ class SequenceParallel(Strategy):
                 f"take ranks of {' or '.join(fitting) or 'none'}, or another resolution or text"
             )
         heads = subject.dimensions.heads // launch.tensor
-        if self.how == "ulysses" and heads % self.ranks:
+        if heads % self.ranks:
             of = f" on each rank of tp:ranks={launch.tensor}" if launch.tensor > 1 else ""
-            return f"{heads} heads{of} cannot be dealt to {self.ranks} ranks; take how=gather"
+            fitting = [str(n) for n in range(2, heads + 1) if heads % n == most % n == 0]
+            way = f"take ranks of {' or '.join(fitting)}" if fitting else "leave sp out"
+            return f"{heads} heads{of} cannot be dealt to {self.ranks} ranks; {way}"
         return None
 
     def edit_model(self, module: Any, subject: Subject) -> None:
@@ -123,17 +97,11 @@ class SequenceParallel(Strategy):
         from strategies.parallel.sequence import attention
 
         group = groups.of(self.ranks, launch.layout.tensor, accelerator.num_processes)
-        way: Any = partial(attention.kind(self.how, self.ranks), group=group)
-        attention.connect(module, launch.subject, way)
+        attention.connect(module, launch.subject, group)
         part = launch.layout.part(accelerator.process_index)
         launch.subject.take_part(module, part, self.ranks)
 
-    def observe(self, trained: TrainingRun) -> contextlib.AbstractContextManager[Any]:
+    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         from strategies.parallel.sequence import effects
 
-        return effects.observe(trained)
-
-    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        from strategies.parallel.sequence import attention, effects
-
-        return effects.evidence(trained, self.note(trained), attention.kind(self.how, self.ranks))
+        return effects.evidence(trained)

@@ -1,12 +1,12 @@
 """Ranks whose parts of the same samples, or of the same weights, are not one training: what a run
-of ``ddp+sp`` or ``ddp+tp`` does instead -> (who must notice, the sabotage:
+of ``ddp+sp`` or ``ddp+tp`` does instead -> (whose evidence must notice beside parity, the sabotage:
 ``harness.worker.sabotage_ranks``)."""
 
 from __future__ import annotations
 
 LOST = {
     "attention stays within a part": ("sp", "attention_of_own_tokens"),
-    "one part's positions for all": ("sp", "positions_of_the_first_part"),
+    "one part's positions for all": ("", "positions_of_the_first_part"),
     "gradients stay within a part": ("ddp", "gradients_not_averaged"),
 }
 
