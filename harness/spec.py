@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from harness import ROOT
 from harness.phases import PLANNED, planned
@@ -25,7 +25,7 @@ IN_FOLDERS = ("latents", "musubi", "finetrainers")
 LARGEST_SEED = 2**63 - 1
 """Largest seed that every generator accepts."""
 LATER = {"config": "", "set": "", "resolution": "", "frames": 0, "text": 0, "nodes": 1}
-LATER |= {"workload": TRAIN, "weights": "", "sampler_steps": 0, "cfg_scale": 0.0, "before": ""}
+LATER |= {"workload": TRAIN, "weights": "", "sampler_steps": 0, "cfg_scale": 0.0}
 LATER |= {"phases": ""}
 """Fields added after results were recorded, with their defaults."""
 
@@ -49,6 +49,8 @@ def _option(default: Any, text: str, usual: str = "") -> Any:
 @dataclass(frozen=True, kw_only=True)
 class Spec:
     """One run. Rows of a suite differ only in ``recipe`` (and ``processes`` for ``single``)."""
+
+    ENDED: ClassVar = ("before",)
 
     recipe: str = dataclasses.field(metadata={"help": "strategies joined by +, as in zero3+bf16"})
     model: str = _option(
@@ -102,11 +104,6 @@ class Spec:
     )
     sampler_steps: int = _option(0, f"with sample: steps of the sampler (0: {SAMPLER_STEPS})")
     cfg_scale: float = _option(0.0, f"with sample: guidance scale, 1: none (0: {CFG_SCALE:g})")
-    before: str = _option(
-        "",
-        "for plan: models that a GPU held before, such as T5-XXL,CLIP-L; the allocator "
-        "kept their memory",
-    )
     phases: str = _option(
         "", f"for plan: phases that count besides the step, of {', '.join(PLANNED)}"
     )
@@ -157,11 +154,6 @@ class Spec:
         for name, words in known.items():
             if getattr(self, name).partition(":")[0] not in words:
                 raise SpecError(f"{name} is {getattr(self, name)!r}; one of {', '.join(words)}")
-        if self.before and self.device != "cuda":
-            raise SpecError(
-                f"before is {self.before}, but only a GPU's allocator keeps freed memory; "
-                "leave --before out"
-            )
         if planned(self.phases) and (self.device != "cuda" or self.sampling):
             raise SpecError(
                 f"phases is {self.phases}, but phases are planned only for training on "

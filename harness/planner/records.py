@@ -115,7 +115,7 @@ def digest(row: Resolved) -> str:
     versions of libraries.
     """
     file, sources = row.launch.engine.file, sorted(reached(roots(row)).items())
-    beside = BESIDE.read_text("utf-8") if row.spec.before or row.spec.phases else ""
+    beside = BESIDE.read_text("utf-8") if row.spec.phases else ""
     facts = [_versions(), file.kind, file.content, file.settings, beside, sources]
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:12]
 

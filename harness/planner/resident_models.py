@@ -49,8 +49,8 @@ def usual_of(model: str) -> Sequence[str]:
     return _file()["usual"].get(model, ())
 
 
-def of(asked: Sequence[str], model: str, option: str = "also") -> list[ResidentModel]:
-    """Return the models that ``--also`` (or another ``option``) names.
+def of(asked: Sequence[str], model: str) -> list[ResidentModel]:
+    """Return the models that ``--also`` names.
 
     A word is a model of the table, perhaps with its dtype (``T5-XXL:fp8``), or a size (``2.5GiB``).
     ``usual`` names all encoders and the VAE of ``model``.
@@ -64,44 +64,32 @@ def of(asked: Sequence[str], model: str, option: str = "also") -> list[ResidentM
         own = [f"{name}:{stored}" if stored else name for name in usual_of(model)]
         if kind == USUAL and not own:
             raise BadInput(
-                f"{option} is {word}, but the other models of {model} are not known; name "
+                f"also is {word}, but the other models of {model} are not known; name "
                 "one, such as T5-XXL, or give its size, such as 2.5GiB"
             )
         names += own if kind == USUAL else [word]
-    return [named(name, option) for name in dict.fromkeys(names)]
+    return [named(name) for name in dict.fromkeys(names)]
 
 
-def named(word: str, option: str = "also") -> ResidentModel:
+def named(word: str) -> ResidentModel:
     """Return the model of the table, or of the size, that ``word`` names.
 
     Raises:
         BadInput: an unknown name or dtype.
     """
     if word[:1].isdigit():
-        return ResidentModel(word, parse_bytes(word, option))
+        return ResidentModel(word, parse_bytes(word, "also"))
     name, _, stored = word.partition(":")
     known = {key.lower(): key for key in table()}
     if name.lower() not in known:
         hint = nearest(name, [*table(), USUAL])
-        what = f"{option} is {word!r}, which is not a known model"
+        what = f"also is {word!r}, which is not a known model"
         raise BadInput(f"{what}; {hint} Or a size, as 2.5GiB")
     if stored and stored not in BYTES:
-        raise BadInput(f"{option} is {word!r}; its type is one of {', '.join(BYTES)}")
+        raise BadInput(f"also is {word!r}; its type is one of {', '.join(BYTES)}")
     elements = table()[known[name.lower()]]["elements"]
     text = known[name.lower()] + f":{stored}" * bool(stored)
     return ResidentModel(text, int(elements * BYTES[stored or STORED]))
-
-
-def before_words(before: str) -> str:
-    """Return a sentence about the models that a GPU held before the training."""
-    found = [named(word, "before") for word in before.split(",")]
-    parts = [f"{one.name} {one.bytes / 2**30:.1f}" for one in found]
-    return (
-        f"Before the training each GPU held {', '.join(parts)} GiB of weights. They were freed, "
-        "and torch's pool kept their memory (no torch.cuda.empty_cache() after them): the "
-        "training's tensors are put into it as far as they go. What their own forward left is not "
-        "counted."
-    )
 
 
 def words(found: Sequence[ResidentModel], at_work: bool = False) -> str:

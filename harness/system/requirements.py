@@ -78,7 +78,7 @@ EXTRAS = (
 def obstacle(resolved: Resolved, machine: Machine) -> Reason | None:
     """Return the first thing that ``resolved`` needs and ``machine`` lacks."""
     spec = resolved.spec
-    lack = _lacks_past(spec) or _lacks_history(spec) or _lacks_gpus(spec, machine)
+    lack = _lacks_phases(spec) or _lacks_history(spec) or _lacks_gpus(spec, machine)
     for need in ("torch", *resolved.needs):
         lack = lack or lacks(need, machine, spec)
     if "nvme" in map(resolved.launch.engine.place, ("optimizer", "parameters")):
@@ -192,14 +192,11 @@ def _lacks_op(need: str, op: dict[str, Any] | None, machine: Machine) -> Reason 
     return Reason(f"{need} cannot be built: {op['reason']}", hint)
 
 
-def _lacks_past(spec: Spec) -> Reason | None:
-    if spec.phases:
-        why = f"phases is {spec.phases}, and a run is measured by its set-up and its steps"
-        return Reason(why, "leave it out; ./run.sh plan --phases predicts them")
-    if not spec.before:
+def _lacks_phases(spec: Spec) -> Reason | None:
+    if not spec.phases:
         return None
-    why = f"before is {spec.before}, and what a run finds in its pool is what was there"
-    return Reason(why, "leave it out; ./run.sh plan --before predicts such a pool")
+    why = f"phases is {spec.phases}, and a run is measured by its set-up and its steps"
+    return Reason(why, "leave it out; ./run.sh plan --phases predicts them")
 
 
 def _lacks_history(spec: Spec) -> Reason | None:

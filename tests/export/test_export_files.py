@@ -353,7 +353,7 @@ ASKED = [
     ("single+bf16_pure+lora:rank=16", []),
     ("ddp+bf16+checkpoint", ["--gpus", "2", "--global-batch", "6", "--host-memory", "100.7GiB"]),
     ("zero3+bf16+lora+accumulate:steps=2", ["--gpus", "8", "--global-batch", "32"]),
-    ("single+bf16", ["--gpus", "8", "--before", "T5-XXL", "2.5GiB", "--also", "CLIP-L"]),
+    ("single+bf16", ["--gpus", "8", "--also", "CLIP-L"]),
     ("fsdp2+bf16", ["--gpus", "16", "--nodes", "4", "--resolution", "512"]),
     ("zero2_offload", ["--gpus", "16", "--text", "100", "--set", "num_layers=4"]),
 ]
@@ -404,7 +404,7 @@ def test_an_export_is_of_what_was_planned_for_every_preset_and_card():
 
 def test_the_files_hold_what_was_planned(tmp_path):
     words = ["--model", "DiT-S/4:depth=2", "--gpus", "4", "--gpu", "A100-80GB"]
-    words += ["--global-batch", "24", "--resolution", "512", "--before", "T5-XXL"]
+    words += ["--global-batch", "24", "--resolution", "512"]
     recipe = "zero2+bf16+checkpoint+accumulate:steps=3"
     row, gpu = planned(["plan", "--recipes", recipe, *words])
     command = export_command(verdict.cannot(row, gpu, ""))

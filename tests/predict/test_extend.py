@@ -28,8 +28,6 @@ LAYERS = {
     "pixart-sigma": "num_layers=10",
     "lumina2": "num_layers=10",
 }
-BEFORE = {"sd3.5-medium": "CLIP-L,CLIP-G"}
-"""What a model's pool held before."""
 CASES = [
     ("flux-dev", "single+bf16_pure+lora:rank=16+checkpoint", 1, "flow"),
     ("pixart-sigma", "zero2+bf16", 8, "epsilon"),
@@ -46,7 +44,7 @@ def spec_of(model: str, recipe: str, ranks: int, objective: str) -> Spec:
     return Spec(
         recipe=recipe, model=model, set=LAYERS[model], objective=objective, data="synthetic",
         global_batch=ranks, processes=ranks, device="cuda", ema=0.0,
-        before=BEFORE.get(model, ""), phases="validate",
+        phases="validate",
     )  # fmt: skip
 
 

@@ -394,7 +394,6 @@ def _base(options: argparse.Namespace) -> Spec:
     batch = options.global_batch
     if batch is None:
         batch = options.processes * (1 if kind.brings_samples else DEFAULT_GPU_BATCH)
-    before = resident_models.of(options.before, options.model, "before")
     spec = Spec(
         recipe="single" if options.workload == SAMPLE else "ddp",
         model=model,
@@ -410,7 +409,6 @@ def _base(options: argparse.Namespace) -> Spec:
         workload=options.workload,
         sampler_steps=options.sampler_steps,
         cfg_scale=options.cfg_scale,
-        before=",".join(one.name for one in before),
         **given,
     )
     spec.check()

@@ -163,8 +163,6 @@ def add_question(parser: Any, *, optional: bool = False, several: bool = False) 
     add("--data", default="", metavar="CACHE", help=text)
     text = "other models on each GPU: T5-XXL, T5-XXL:fp8, 2.5GiB, usual (default: none)"
     add("--also", nargs="+", metavar="NAME", default=[], help=text)
-    text = "models that each GPU held before, whose memory torch's pool kept when they were freed "
-    add("--before", nargs="+", metavar="NAME", default=[], help=text + "(default: none)")
     text = "phases to predict besides set-up and step: load, encode, validate; with ways, as "
     text += "load:fp32 or validate:tiled+encoders; Needs is the largest (default: none)"
     add("--phases", nargs="+", metavar="PHASE", default=[], help=text)
@@ -189,7 +187,6 @@ def words(resolved: Resolved, card: Card) -> list[str]:
     found += ["--also", size_words(card.beside)] if card.beside else []
     if card.host_told == HOST_GIVEN:
         found += ["--host-memory", size_words(card.host_memory)]
-    found += ["--before", *spec.before.split(",")] if spec.before else []
     return [*found, *(["--phases", *spec.phases.split(",")] if spec.phases else [])]
 
 

@@ -240,7 +240,7 @@ def notes(fits: Sequence[Fit]) -> list[str]:
         "Columns between Free and Host: live tensors at the peak of a step. "
         f"{rates.words(fits[0].gpu)}",
     ]
-    notes += [*uncertain(fits), *host(fits[0]), *_beside(fits[0]), *_before(fits[0])]
+    notes += [*uncertain(fits), *host(fits[0]), *_beside(fits[0])]
     single = [f for f in fits if f.resolved.spec.processes == 1]
     if single and len(single) < len(fits):
         notes.append("Recipes of one process train the whole global batch on one GPU.")
@@ -253,7 +253,7 @@ def short_notes(fits: Sequence[Fit]) -> list[str]:
     """Return the notes without which the table misleads; ``notes`` has all."""
     share, card = max(fit.uncertainty.share for fit in fits), fits[0].gpu
     reach = f"Ranges of memory hold for nine of ten models (+-{100 * share:.0f} %)."
-    last = " ".join([*host(fits[0]), *_beside(fits[0]), *_before(fits[0])])
+    last = " ".join([*host(fits[0]), *_beside(fits[0])])
     found = [ON_CPU if card.shared else ON_GPU, f"{reach} {rates.words(card)}", last]
     return [*filter(None, found), *_recorded(fits), *_failing(fits)]
 
@@ -346,12 +346,6 @@ def _of_each(fits: Sequence[Fit]) -> Iterator[str]:
         for note in fit.prediction.notes:
             told.setdefault(note, []).append(fit.label)
     yield from (f"{', '.join(labels)}: {note}" for note, labels in told.items())
-
-
-def _before(fit: Fit) -> list[str]:
-    """Return the models that were on each GPU before the training."""
-    before = fit.resolved.spec.before
-    return [resident_models.before_words(before)] if before else []
 
 
 def _beside(fit: Fit) -> list[str]:

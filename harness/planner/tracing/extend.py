@@ -18,7 +18,6 @@ from typing import Any
 from harness.memory.record import CATEGORIES, PASSING, Held, Instant, Record, beyond_kinds
 from harness.planner.adapters import adapter_of
 from harness.planner.overhead import NoTrace
-from harness.planner.tracing import world
 from harness.planner.tracing.extrapolate import Deeper, NotAlike, extrapolate_blocks
 from harness.planner.tracing.forks import in_forks
 from harness.planner.tracing.simulate import pooled, summary, trace_bordered
@@ -124,7 +123,7 @@ def joined(resolved: Resolved, found: Sequence[Mapping[str, Any]]) -> Prediction
 
 
 def load(rows: Sequence[Resolved]) -> None:
-    """Load the libraries, pool histories and model surveys that several forks share.
+    """Load the libraries and model surveys that several forks share.
 
     A fork surveys a model that no other fork needs by itself. Errors are ignored here; they recur
     in the fork, which reports them.
@@ -141,8 +140,6 @@ def load(rows: Sequence[Resolved]) -> None:
             with contextlib.suppress(Exception):
                 subject.idle  # noqa: B018 (its module caches the survey)
     for row in rows:
-        with contextlib.suppress(Exception):
-            world.sizes(row.spec.before)
         with contextlib.suppress(Exception):
             adapter_of(row.launch.engine).prepare_trace(row.launch)
     capability.keep()

@@ -140,7 +140,6 @@ def trace_bordered(
     """Trace as ``trace_training`` does, and return the block boundaries too (empty without
     ``watch``)."""
     resolved.subject.idle  # noqa: B018 (survey now, so that its tensors are not in the trace)
-    past = world.sizes(resolved.spec.before)
     adapter = adapter_of(resolved.launch.engine, rank)
     counter = _counter(resolved, adapter)
     tracer = _tracer(resolved, adapter, counter)
@@ -163,9 +162,6 @@ def trace_bordered(
             regions = compiled.regions(tracer, fake, device, adapter.graph_bytes, pool)
             stack.enter_context(regions)
         stack.enter_context(tracer)
-        if past:
-            tracer.enter("load")
-            world.leave(past)
         borders: list[streams.Border] = []
         if resolved.spec.sampling:
             first = draw(resolved, adapter, tracer, counter)

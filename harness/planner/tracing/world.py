@@ -1,14 +1,11 @@
-"""One rank of N in a trace: environment, fake process group, and models freed before the
-training."""
+"""One rank of N in a trace: its environment and fake process group, and encoders without memory."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import os
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
 from unittest import mock
 
 import torch
@@ -73,42 +70,6 @@ def _taken_for_cuda(device: str) -> Iterator[None]:
         yield
 
 
-# ---- Memory pool history ----
-# Models that a GPU held before the training, and whose memory torch's cache kept. Trainers that
-# encode texts and samples first often do not empty the cache, or empty it while the encoders are
-# still referenced. The training's tensors then reuse the segments of the encoders' weights.
-# Segments of an encoder's forward pass are not modelled.
-
-
-@functools.cache
-def sizes(before: str) -> tuple[int, ...]:
-    """Return the bytes of each tensor of the models in a spec's ``before``, in ``Module.to``'s
-    order.
-
-    A model given only by its size is one tensor.
-
-    Raises:
-        BadInput: an unknown name.
-    """
-    found: list[int] = []
-    for word in filter(None, before.split(",")):
-        one = resident_models.named(word, "before")
-        name, _, stored = one.name.partition(":")
-        if name in resident_models.table():
-            width = resident_models.BYTES[stored or resident_models.STORED]
-            found += [_stored(tensor, width) for tensor in moved(built(name))]
-        else:
-            found.append(one.bytes)
-    return tuple(found)
-
-
-def leave(of: Sequence[int]) -> None:
-    """Allocate and free tensors ``of`` these bytes on the GPU, so that the pool keeps their
-    segments."""
-    held = [torch.empty(size, dtype=torch.uint8, device=GPU) for size in of]
-    held.clear()
-
-
 def built(name: str) -> torch.nn.Module:
     """Return a model of the table of encoders (``resident_models``), without memory."""
     row = resident_models.table()[name]
@@ -121,26 +82,3 @@ def built(name: str) -> torch.nn.Module:
 
         kind = getattr(transformers, row["class"])
         return kind(kind.config_class(**row["config"]))
-
-
-def moved(module: torch.nn.Module) -> Iterator[torch.Tensor]:
-    """Yield each tensor once, in the order of ``Module.to``: a module's children first, then its
-    own parameters and buffers (torch 2.13, torch/nn/modules/module.py, ``_apply``)."""
-    seen: set[int] = set()
-    for tensor in _moved(module):
-        if id(tensor) not in seen:
-            seen.add(id(tensor))
-            yield tensor
-
-
-def _moved(module: torch.nn.Module) -> Iterator[torch.Tensor]:
-    for child in module.children():
-        yield from _moved(child)
-    own: list[Any] = [*module._parameters.values(), *module._buffers.values()]
-    yield from (tensor for tensor in own if tensor is not None)
-
-
-def _stored(tensor: torch.Tensor, width: float) -> int:
-    """Return the bytes of one tensor; a buffer keeps its dtype."""
-    is_weight = isinstance(tensor, torch.nn.Parameter)
-    return max(1, int(tensor.numel() * width)) if is_weight else tensor.nbytes
