@@ -10,6 +10,10 @@ set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 venv=${HEADROOM_VENV:-$here/.venv}
 
+# Nothing is imported from the current folder, whose files may be anybody's: Python runs with -P
+# throughout, and an empty entry of PYTHONPATH, which means that folder, goes.
+PYTHONPATH=$(printf '%s' "${PYTHONPATH:-}" | tr ':' '\n' | { grep . || true; } | paste -sd ':' -)
+
 say() { printf 'headroom: %s\n' "$*" >&2; }
 die() { say "$*"; exit 2; }
 
@@ -18,24 +22,21 @@ die() { say "$*"; exit 2; }
 find_python() {
     local name PATH=$PATH
     PATH=$(printf '%s' "$PATH" | tr ':' '\n' | { grep -vxF "$venv/bin" || true; } | paste -sd ':' -)
-    for name in python3 python python3.13 python3.12 python3.11 python3.10; do
-        if supported "$name" && "$name" -c "${1:-pass}" >/dev/null 2>&1; then command -v "$name"; return; fi
+    for name in python3 python python3.13 python3.12 python3.11; do
+        if supported "$name" && "$name" -P -c "${1:-pass}" >/dev/null 2>&1; then command -v "$name"; return; fi
     done
-    die "no Python 3.10 to 3.13 found; install one, or name yours: HEADROOM_PYTHON=/path/to/python"
+    die "no Python 3.11 to 3.13 found; install one, or name yours: HEADROOM_PYTHON=/path/to/python"
 }
 
 supported() {
-    "$1" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' >/dev/null 2>&1
+    "$1" -I -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' >/dev/null 2>&1
 }
 
 # What pyproject.toml pins, one requirement a line; $1 is an extra or nothing.
 pins() {
-    "$venv/bin/python" - "$here/pyproject.toml" "$1" <<'PY'
+    "$venv/bin/python" -P - "$here/pyproject.toml" "$1" <<'PY'
 import sys
-try:
-    import tomllib
-except ImportError:  # Python 3.10
-    import pip._vendor.tomli as tomllib
+import tomllib
 project = tomllib.load(open(sys.argv[1], "rb"))["project"]
 extra = sys.argv[2]
 print(*(project["optional-dependencies"][extra] if extra else project["dependencies"]), sep="\n")
@@ -52,7 +53,7 @@ set_up() {
     stamp=$(cksum < "$here/pyproject.toml")
     if stamped "$stamp"; then return; fi
     python=$(find_python)
-    "$python" -c 'import ensurepip, venv' 2>/dev/null ||
+    "$python" -P -c 'import ensurepip, venv' 2>/dev/null ||
         die "$python cannot create environments; install its venv package (Debian: python3-venv)"
     claim
     exec 9>>"$venv/headroom.lock"
@@ -96,11 +97,11 @@ claim() {
 # pip that outlives a killed run.sh: two of those would write into each other.
 lock() {
     local code=0
-    "$1" -c "$LOCK" wait_not || code=$?
+    "$1" -P -c "$LOCK" wait_not || code=$?
     if [ "$code" = 75 ]; then
         say "another set-up of $venv is going on; waiting for it"
         code=0
-        "$1" -c "$LOCK" 2>/dev/null || code=$?
+        "$1" -P -c "$LOCK" 2>/dev/null || code=$?
     fi
     if [ "$code" = 1 ]; then say "$venv cannot be locked; going on without a lock"; fi
 }
@@ -123,7 +124,7 @@ begin() {
     say "setting up $venv with $("$1" --version) (once; minutes, or as long as the download takes)"
     : > "$venv/headroom.log"
     # Also where there is one: that gives an environment without pip its pip.
-    if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then "$1" -m venv "$venv"; fi
+    if ! "$venv/bin/python" -P -m pip --version >/dev/null 2>&1; then "$1" -P -m venv "$venv"; fi
 }
 
 # Why a set-up ended, as far as it shows; runs at any exit before its end.
@@ -145,7 +146,7 @@ ENVIRONMENT_GIB=8
 pip_install() {
     local code=0 before
     before=$({ cat "$venv/headroom.log" 2>/dev/null || true; } | wc -l)
-    "$venv/bin/python" -m pip install --no-compile --disable-pip-version-check --progress-bar off "$@" \
+    "$venv/bin/python" -P -m pip install --no-compile --disable-pip-version-check --progress-bar off "$@" \
         >> "$venv/headroom.log" 2>&1 || code=$?
     if [ "$code" != 0 ]; then
         say "pip failed; the end of $venv/headroom.log:"
@@ -199,7 +200,7 @@ ops_folder() {
 # What reports, comparisons and lists need of a Python; they need no torch.
 READS='import numpy, rich, yaml'
 check_reader() {
-    "$1" - "$2" <<'PY' || exit 2
+    "$1" -P - "$2" <<'PY' || exit 2
 import importlib.util, sys
 needed = {"numpy": "numpy", "rich": "rich", "yaml": "pyyaml"}
 missing = [pip for module, pip in needed.items() if importlib.util.find_spec(module) is None]
@@ -213,7 +214,7 @@ PY
 
 # A Python of the user's own: say what it lacks instead of changing it.
 check_own() {
-    "$1" - <<'PY' || exit 2
+    "$1" -P - <<'PY' || exit 2
 import importlib.util, sys
 needed = {"torch": "torch", "accelerate": "accelerate", "deepspeed": "deepspeed",
           "transformers": "transformers", "numpy": "numpy", "sklearn": "scikit-learn",
@@ -231,6 +232,14 @@ sys.exit(bool(hard))
 PY
 }
 
+# The harness is run from its sources; commands work from any folder.
+search_here() {
+    case $here in
+    *:*) die "the path $here has a colon, which Python's search path cannot hold; move the clone to a path without one" ;;
+    esac
+    export PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}"
+}
+
 # Help and the version need a bare Python alone: nothing is set up for them. `test --help` is pytest's.
 asks_help() {
     case $# in
@@ -243,12 +252,14 @@ asks_help() {
 if asks_help "$@"; then
     python=${HEADROOM_PYTHON:-}
     supported "$python" || python=$(find_python)
-    PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}" exec "$python" -m harness.bare_help "$@"
+    search_here
+    exec "$python" -P -m harness.bare_help "$@"
 fi
 
 # A shell completes a command: nothing is set up for it.
 if [ -n "${_ARGCOMPLETE:-}" ]; then
-    PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}" exec "${HEADROOM_PYTHON:-$venv/bin/python}" -m harness.completion
+    search_here
+    exec "${HEADROOM_PYTHON:-$venv/bin/python}" -P -m harness.completion
 fi
 
 # The site needs its own packages alone, and no torch.
@@ -257,11 +268,11 @@ if [ "${1:-}" = docs ]; then
     venv=$venv-docs
     if [ ! -x "$venv/bin/mkdocs" ]; then
         say "installing mkdocs into $venv"
-        "$(find_python)" -m venv "$venv"
-        pins docs | "$venv/bin/python" -m pip install -q --no-compile -r /dev/stdin
+        "$(find_python)" -P -m venv "$venv"
+        pins docs | "$venv/bin/python" -P -m pip install -q --no-compile -r /dev/stdin
     fi
     cd "$here"
-    NO_MKDOCS_2_WARNING=1 "$venv/bin/python" -m mkdocs build --strict "$@"
+    NO_MKDOCS_2_WARNING=1 "$venv/bin/python" -P -m mkdocs build --strict "$@"
     say "open site/index.html"
     exit
 fi
@@ -271,7 +282,7 @@ if [[ ${1:-} =~ ^(report|compare|list)$ ]]; then reads=$1; fi
 if [ -n "${HEADROOM_PYTHON:-}" ]; then
     python=$(command -v "$HEADROOM_PYTHON") || die "HEADROOM_PYTHON=$HEADROOM_PYTHON does not exist"
     case $python in /*) ;; *) python=$PWD/$python ;; esac
-    supported "$python" || die "HEADROOM_PYTHON=$python is no working Python 3.10 to 3.13"
+    supported "$python" || die "HEADROOM_PYTHON=$python is no working Python 3.11 to 3.13"
     if [ -n "$reads" ]; then check_reader "$python" "$reads"; else check_own "$python"; fi
 else
     python=$venv/bin/python
@@ -291,8 +302,9 @@ if [ -z "${HEADROOM_PYTHON:-}" ]; then
     fi
 fi
 
-# The harness is run from its sources; commands work from any folder.
-export PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}"
+search_here
+# What the harness starts imports nothing from its current folder either.
+export PYTHONSAFEPATH=1
 if [ "${1:-}" = test ]; then
     shift
     cd "$here"

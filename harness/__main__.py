@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
+from harness import ROOT
 from harness.cli import main
 
+
+def _safe_path() -> None:
+    """Let children import the harness, and nothing from their current folder.
+
+    ``run.sh`` starts this process in the same way.
+    """
+    others = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    kept = [path for path in others if path and path != str(ROOT)]
+    os.environ |= {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), *kept])}
+
+
 if __name__ == "__main__":
+    _safe_path()
     sys.exit(main())

@@ -15,6 +15,7 @@ import argparse
 import functools
 import re
 import sys
+import tomllib
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -249,12 +250,11 @@ def _run(act: str, options: argparse.Namespace) -> int:
 
 
 class _Version(argparse.Action):
-    """Print the version in ``pyproject.toml``. Python 3.10 cannot read TOML."""
+    """Print the version in ``pyproject.toml``."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
-        text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-        found = re.findall(r'^version = "(.+)"$', text, re.MULTILINE)[0]
-        print(f"headroom {found}")
+        facts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+        print(f"headroom {facts['project']['version']}")
         parser.exit()
 
 

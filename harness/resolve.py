@@ -15,6 +15,7 @@ from harness import extensions
 from harness.data.caches.named import is_cache
 from harness.spec import Spec, SpecError
 from harness.subjects import subject_of
+from harness.subjects.own_module import is_file
 from strategies import parse
 from strategies.base import BadInput, Conflict, Reason, Settings
 from strategies.engine import RunContext
@@ -42,6 +43,11 @@ class Resolved:
         """Return the words that start a worker of this run, for ``accelerate launch``; ``out`` is
         the run's folder."""
         return ["-m", "harness.train", *self.spec.arguments(), "--out", out]
+
+    @property
+    def own_model(self) -> str:
+        """Return the model's name if a user's file defines it; else empty."""
+        return self.spec.model if is_file(self.spec.model) else ""
 
     @property
     def needs(self) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ REHEARSED = "rehearsed"
 measurement."""
 
 
-class Status(str, Enum):
+class Status(StrEnum):
     """End of a planned run."""
 
     OK = "ok"

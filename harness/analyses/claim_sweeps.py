@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 
 from harness.analyses import fits
 from harness.analyses.fits import Band, Pair, Span
@@ -25,7 +25,7 @@ exists.
 MOST_PLACES = 6
 
 
-class Verdict(str, Enum):
+class Verdict(StrEnum):
     """The verdict on a claim, for the model and machine of the rows."""
 
     HOLDS = "holds here"

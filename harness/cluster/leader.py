@@ -285,7 +285,7 @@ def run(
         KeyboardInterrupt: a signal came; the row is written as interrupted first.
     """
     folder = Path(folder).absolute()
-    started = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     for left in reversed(range(TRIES)):
         launch.prepare(folder)
         for old in folder.glob("launch-*"):  # files that a lost node holds open may stay

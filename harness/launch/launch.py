@@ -76,7 +76,7 @@ def run(
     """
     spec, folder = resolved.spec, Path(folder).absolute()
     argv = argv or (lambda port: on_loopback(command(resolved, folder, port=port, more=more)))
-    started = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     for left in reversed(range(TRIES)):
         prepare(folder)
         tree.free_stale_locks()

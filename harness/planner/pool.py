@@ -185,7 +185,7 @@ def name(resolved: Resolved, kind: str = USUAL) -> str:
     recipe reads, and the code and library versions (``records.digest``).
     """
     place = kind if resolved.spec.device == "cuda" else "cpu"
-    own = own_module.identity(resolved.spec.model) + resolved.subject.identity
+    own = own_module.identity(resolved.own_model) + resolved.subject.identity
     own += _of_files(resolved)
     return "-".join(filter(None, [resolved.spec.key, place, own, records.digest(resolved)]))
 

@@ -11,7 +11,7 @@ import base64
 import time
 from collections import Counter
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +147,7 @@ def measure(
 
     The result is on rank 0, None elsewhere. ``control`` names a sabotage.
     """
-    started = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    started = datetime.now(UTC).isoformat(timespec="seconds")
     bench = _begin(resolved, folder, reporter)
     drawing, trained = bench.drawing, bench.run.trained
     touched = [sabotage(bench.run, control)] if control else []

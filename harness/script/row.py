@@ -133,6 +133,10 @@ class ScriptRow(Resolved):
     clip: float | None = None
     check: bool = False
 
+    @property
+    def own_model(self) -> str:
+        return ""  # the spec's model is the script's text; its subject has its identity
+
     def words(self, out: str) -> list[str]:
         spec = self.spec
         given = {"recipe": spec.recipe, "processes": spec.processes, "device": spec.device}

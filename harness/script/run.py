@@ -185,6 +185,7 @@ def _enter(script: Script) -> None:
     """Enter the script's folder, with its words and its own folder for imports, as Python does."""
     sys.argv = [str(script.path), *script.arguments]
     sys.path.insert(0, str(script.path.parent))
+    os.environ.pop("PYTHONSAFEPATH", None)  # of the harness; the script's own children are Python's
     if str(ROOT) not in sys.path:
         sys.path.append(str(ROOT))
     os.chdir(script.folder)

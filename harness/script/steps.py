@@ -12,7 +12,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Iterator
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 import torch
@@ -67,7 +67,7 @@ class Bench:
             log=Log(),
             watch=GpuWatch(row.spec.local_processes if asks else 0),
         )
-        self.started = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        self.started = datetime.now(UTC).isoformat(timespec="seconds")
         self.watch, self.row, self.trained, self.log = watch, row, trained, self.inner.log
         self.categories: dict[str, Any] = {}
         self.losses: list[torch.Tensor] = []

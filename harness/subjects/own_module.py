@@ -244,6 +244,9 @@ def _module(model: str, path: Path) -> Any:
     spec: Any = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look up their module here
+    beside = str(path.absolute().parent)
+    if beside not in sys.path:
+        sys.path.append(beside)  # last: a helper beside the file never replaces a package
     try:
         with users_code(model):
             spec.loader.exec_module(module)

@@ -212,7 +212,7 @@ def identity(resolved: Resolved, machine: Machine) -> str:
     spec = resolved.spec
     rooms = (*MEASURED, "cluster") if spec.nodes > 1 else MEASURED
     facts: list[Any] = [spec.key, stamp(spec.data), digest(rooms), platform.python_version()]
-    facts += [machine.versions, own_module.identity(spec.model)]
+    facts += [machine.versions, own_module.identity(resolved.own_model)]
     facts.append(resolved.subject.identity)
     facts += _file(spec.weights)
     facts += [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ def measure(
         breakdown: also write ``anatomy.json`` to the folder.
         control: name of a sabotage.
     """
-    started = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    started = datetime.now(UTC).isoformat(timespec="seconds")
     bench = _begin(resolved, folder, reporter, memory_limit)
     if training is not None:
         training.begin(bench.run, resolved, bench.log)

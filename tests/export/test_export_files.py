@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
-import importlib
 import itertools
 import json
 import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -256,14 +256,6 @@ def test_an_option_that_nobody_looked_for_is_named():
     assert made_up.lacks == [("block_swap", "not looked up in 1.2")]
 
 
-def toml_reader() -> Any:
-    """The standard library's; Python 3.10 has none, and takes the text as it is."""
-    try:
-        return importlib.import_module("tomllib").loads
-    except ModuleNotFoundError:
-        return str
-
-
 @pytest.mark.parametrize("name", trainers.known())
 def test_traps_of_other_trainers_are_stepped_around(name):
     """No clipping, betas, adapters: each trainer spells them in its own, dangerous way."""
@@ -272,7 +264,7 @@ def test_traps_of_other_trainers_are_stepped_around(name):
     for words in REAL[name]["page"]:
         assert words in text.replace(" \\\n    ", "\n"), words
     blocks = dict(re.findall(r"```(json|yaml|toml)\n(.*?)```", text, re.S))
-    readers = {"json": json.loads, "yaml": yaml.safe_load, "toml": toml_reader()}
+    readers = {"json": json.loads, "yaml": yaml.safe_load, "toml": tomllib.loads}
     for kind, block in blocks.items():
         assert readers[kind](block)
 

@@ -334,4 +334,4 @@ def test_a_bare_python_for_reports_is_told_what_it_lacks(checkout, command):
 def test_a_python_that_does_not_work_is_named(checkout):
     checkout.tool("broken", "#!/bin/bash\nexit 1\n")
     code, said = checkout.run(HEADROOM_PYTHON=f"{checkout.folder}/bin/broken")
-    assert code == 2 and "bin/broken is no working Python 3.10 to 3.13" in said
+    assert code == 2 and "bin/broken is no working Python 3.11 to 3.13" in said

@@ -6,11 +6,10 @@ The files are parsed and never executed. ``reading`` gives their settings a mean
 from __future__ import annotations
 
 import functools
-import importlib
 import json
 import re
 import shlex
-import sys
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -112,18 +111,11 @@ def _read(path: Path, kind: str) -> Found:
 def _data(suffix: str, text: str) -> Any:
     """Return the data of a TOML, JSON or YAML text, or raise ``ValueError``; None for a script."""
     if suffix == ".toml":
-        return _toml(text)
+        return tomllib.loads(text)
     if suffix == ".json" or text.lstrip().startswith("{"):
         # Some examples of SimpleTuner end in a comma, which JSON forbids.
         return json.loads(re.sub(r",(\s*[}\]])", r"\1", text))
     return parse_yaml(text) if suffix in (".yaml", ".yml") else None
-
-
-def _toml(text: str) -> Any:
-    """Return the data of a TOML text, or raise ``ValueError``, also without a reader of it."""
-    if sys.version_info < (3, 11):
-        raise ValueError("TOML is read from Python 3.11 on; give the settings as YAML or JSON")
-    return importlib.import_module("tomllib").loads(text)
 
 
 def flat(data: Mapping[str, Any], above: str = "") -> dict[str, Any]:
