@@ -1,12 +1,11 @@
 """Pages that are generated from code and from published results.
 
-``PYTHONPATH=. python tests/test_docs.py`` writes the published reports, their tables on pages, and
-the generated parts of pages.
+``PYTHONPATH=. python tests/test_docs.py`` writes the published report and the generated parts of
+pages.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from pathlib import Path
@@ -16,12 +15,13 @@ import pytest
 from harness import cli
 from harness.result import load_all
 from harness.subjects.library import families as library
+from harness.suite.file import load_suite
 from tests.made import pages, reference
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS, README = ROOT / "docs", ROOT / "README.md"
-RESULTS, FLUX = DOCS / "results", DOCS / "tutorial/flux-lora-24gb.md"
-CLAIMS, MEASURED = DOCS / "reference/claims.md", DOCS / "reference/results.md"
+FLUX = DOCS / "tutorial/flux-lora-24gb.md"
+REPORT = pages.PUBLISHED / "report.md"
 
 
 @pytest.mark.parametrize("page", reference.GENERATED)
@@ -37,41 +37,27 @@ def test_every_module_says_what_it_is():
     assert len(modules) > 200 and [str(p) for p in modules if not reference.sentence(p)] == []
 
 
-def test_the_claims_page_is_the_published_story():
-    assert CLAIMS.read_text() == (RESULTS / "cpu-2-cores-claims/claims.md").read_text()
+def test_the_published_report_is_made_of_its_results():
+    assert REPORT.read_text(encoding="utf-8") == pages.report()
 
 
-def options(command: str) -> dict[str, str]:
-    """The options of a command and their values, as it is written."""
-    return dict(re.findall(r"--([\w-]+) (\S+)", command))
+def test_the_published_results_were_made_by_readme_s_first_command():
+    suite = load_suite("default", "cpu")
+    results, skipped = load_all(pages.PUBLISHED)
+    assert not skipped and {r.spec.recipe for r in results} == {r.recipe for r in suite.rows}
+    assert {r.spec.model for r in results} == {suite.settings["model"]}
 
 
-def test_recorded_results_were_made_as_the_pages_say():
-    shown = {
-        "cpu-2-cores": re.search(r"by `(\./run\.sh [^`]+)`", README.read_text())[1],
-        "cpu-2-cores-ladder": re.search(r"By `(\./run\.sh [^`]+)`", MEASURED.read_text())[1],
-    }
-    for name, command in shown.items():
-        results, _ = load_all(RESULTS / name)
-        settings = {k: v for k, v in options(command).items() if k not in ("suite", "recipes")}
-        assert {"steps", "warmup"} <= set(settings)
-        for result in results:
-            for option, value in settings.items():
-                assert str(getattr(result.spec, option.replace("-", "_"))) == value, option
-
-
-def test_the_stated_noise_floor_is_that_of_the_recorded_default_suite():
+def test_the_stated_noise_floor_is_that_of_the_published_results():
     text = (DOCS / "explanation" / "noise-and-parity.md").read_text()
-    said = re.search(r"\[it was ([\d.]+) %\]\(\.\./(results/[\w-]+)/report\.md\)", text)
-    report = json.loads((DOCS / said[2] / "report.json").read_text())
-    assert round(100 * report["groups"][0]["noise_floor"]["fraction"], 1) == float(said[1])
+    said = re.search(r"\[it was ([\d.]+) %\]\(\.\./results/[\w-]+/report\.md\)", text)[1]
+    assert f"Noise floor {said} %" in REPORT.read_text(encoding="utf-8")
 
 
 def test_recorded_commands_name_no_folder_of_a_machine():
     """They are to be pasted anywhere."""
-    commands = [r.command for path in RESULTS.iterdir() if path.is_dir() for r in load_all(path)[0]]
-    words = {word for line in commands for word in line.split() if word.startswith("/")}
-    assert len(commands) > 100 and words <= {"/dev/null"}
+    words = {w for row in load_all(pages.PUBLISHED)[0] for w in row.command.split()}
+    assert words and {word for word in words if word.startswith("/")} <= {"/dev/null"}
 
 
 def test_every_room_is_told_of():
@@ -101,7 +87,7 @@ def test_the_tutorial_on_sharding_shows_the_plan_of_the_how_to():
 
 def test_the_tutorial_shows_an_excerpt_of_the_published_report(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    shutil.copytree(RESULTS / "cpu-2-cores", tmp_path / "set")
+    shutil.copytree(pages.PUBLISHED, tmp_path / "set")
     assert cli.main(["report", str(tmp_path / "set")]) == 0
     printed = iter([line.rstrip() for line in capsys.readouterr().out.splitlines()])
     page = (DOCS / "tutorial/first-comparison.md").read_text()
@@ -116,5 +102,5 @@ def test_as_many_public_models_as_there_are():
 
 
 if __name__ == "__main__":
-    pages.main()
+    REPORT.write_text(pages.report(), encoding="utf-8")
     reference.written()

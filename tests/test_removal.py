@@ -13,7 +13,7 @@ import pytest
 
 from harness import ROOT, cli, extensions
 
-RECORDED = ROOT / "docs" / "results" / "cpu-2-cores-vocabulary"
+RECORDED = ROOT / "docs" / "results" / "cpu-2-cores-default"
 SMALL = "--model DiT-T/8 --global-batch 2 --processes 1 --device cpu --seed 1 --steps 3"
 COMMANDS = {
     "list": "list",
@@ -24,8 +24,6 @@ COMMANDS = {
 }
 QUICK = "--no-predictions"
 """An option of the planner."""
-STORY = "vocabulary.md"
-"""The page of the recorded suite's analysis."""
 SUITES = ("ladder", "sampling", "quality")
 INSTALLED = [name for name in extensions.EXTENSIONS if (ROOT / "harness" / name).is_dir()]
 HOOKED = [name for name in INSTALLED if hasattr(extensions._register(name), "HOOKS")]
@@ -42,7 +40,6 @@ def removed(request, tmp_path_factory) -> tuple[set[str], Path, dict[str, subpro
     for name in request.param:
         shutil.rmtree(tree / "harness" / name)
     shutil.copytree(RECORDED, tree / "recorded")
-    (tree / "recorded" / STORY).unlink()
     shutil.copy(ROOT / "pyproject.toml", tree)
     lines = {name: line.split() for name, line in COMMANDS.items()}
     if len(request.param) == 1:
@@ -92,13 +89,6 @@ def refused(tree: Path, words: list[str]) -> str:
 
 def told(word: str, extension: str) -> str:
     return f"{word} is not installed: harness/{extension} is missing\n"
-
-
-def test_an_analysis_is_shown_where_it_is_installed(removed):
-    gone, tree, _ = removed
-    assert (tree / "recorded" / STORY).exists() == ("analyses" not in gone)
-    shown = "## Memory against vocabulary" in (tree / "recorded" / "report.md").read_text()
-    assert shown == ("analyses" not in gone)
 
 
 def test_predictions_are_shown_where_the_planner_is_installed(removed):

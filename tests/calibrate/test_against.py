@@ -23,7 +23,7 @@ from tests.made.calibrations import CPU, made, row, rows
 from tests.made.predictions import prediction_of
 from tests.made.results import cpu_set, done
 
-FOLDER = ROOT / "docs" / "results" / "cpu-2-cores-calibration"
+FOLDER = ROOT / "tests/golden/cpu-calibration"
 PAGE = ROOT / "docs/how-to/calibrate.md"
 
 

@@ -33,7 +33,7 @@ from strategies import files, parse
 from strategies.base import BadInput
 from tests.made.calibrations import made
 
-RESULTS = ROOT / "docs" / "results" / "cpu-2-cores"
+RESULTS = ROOT / "docs" / "results" / "cpu-2-cores-default"
 ROWS = ("ddp-", "zero2-")
 SOME = settings(
     max_examples=int(os.environ.get("HEADROOM_EXAMPLES", 12)), deadline=None, derandomize=True,

@@ -1,11 +1,10 @@
-"""Tables of pages that are made from records and from published reports.
-
-``main`` writes the reports in docs/results anew from their raw results, and their tables on pages.
-"""
+"""Tables of pages, and the published report."""
 
 from __future__ import annotations
 
 import re
+import shutil
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,25 +12,12 @@ from harness import ROOT
 from harness.report import write_report
 from harness.result import load_all
 
-RESULTS = ROOT / "docs/results"
+PUBLISHED = ROOT / "docs/results/cpu-2-cores-default"
+"""The results of README's first command."""
 QUESTIONS = [ROOT / f"docs/how-to/questions-{name}.md" for name in ("fit", "why", "later")]
 """The pages of questions, in order."""
 BLOCK = re.compile(r"^```\n(\./run\.sh (?:plan|oom) [^\n]+)\n(.*?)^```", re.S | re.M)
 """A command and its shortened output on these pages."""
-PUBLISHED = {
-    "docs/reference/claims.md": {"cpu-2-cores-claims": 5},
-    "docs/reference/results.md": {
-        "cpu-2-cores-ladder": 1,
-        "cpu-2-cores-sharding": 1,
-        "cpu-2-cores-vocabulary": 1,
-    },
-    "docs/reference/results-sampling.md": {
-        "cpu-2-cores-quality": 2,
-        "cpu-2-cores-sampling": 1,
-        "cpu-2-cores-distilled": 1,
-    },
-}
-"""Page -> result set -> how many tables of the set's reports stand on the page."""
 
 
 def line(cells: Sequence[str]) -> str:
@@ -59,21 +45,10 @@ def tables(*texts: str) -> list[str]:
     return [table for text in texts for table in re.findall(r"(?:^\|.*\n)+", text, re.M)]
 
 
-def _reports(folder: Path) -> list[str]:
-    return tables(*(path.read_text() for path in sorted(folder.glob("*.md"))))
-
-
-def main() -> None:
-    """Write the reports of all published sets, and their tables on pages, anew."""
-    for folder in sorted(path.parent for path in RESULTS.glob("*/suite.json")):
-        before = _reports(folder)
+def report() -> str:
+    """Return the Markdown report of the published results, made anew."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / PUBLISHED.name
+        shutil.copytree(PUBLISHED, folder, ignore=shutil.ignore_patterns("report.*"))
         write_report(*load_all(folder), folder)
-        changed = dict(zip(before, _reports(folder), strict=True))
-        for page in [ROOT / name for name, sets in PUBLISHED.items() if folder.name in sets]:
-            text = page.read_text()
-            for table in tables(text):
-                text = text.replace(table, changed.get(table, table))
-            page.write_text(text)
-    (ROOT / "docs/reference/claims.md").write_text(
-        (RESULTS / "cpu-2-cores-claims/claims.md").read_text()
-    )
+        return (folder / "report.md").read_text(encoding="utf-8")

@@ -17,7 +17,7 @@ from harness.commands import listing
 from harness.planner.export import trainers as tables_of
 from harness.report.rendering.explanations import GLOSSARY
 from harness.suite import file as suite_file
-from tests.made.pages import QUESTIONS, RESULTS, line, tables
+from tests.made.pages import PUBLISHED, QUESTIONS, line, tables
 from tests.made.translated import REAL
 
 FOLDERS = ("harness", "strategies")
@@ -27,11 +27,6 @@ RANKING = ("Recipe", "Samples/s", "x ref", "Peak GiB", "vs ref %", "Loss vs ref"
 """Columns of README's table."""
 NUMBERS = {*RANKING[1:5], "rows on a CPU"}
 """Heads of columns that are aligned to the right."""
-ROWS = (
-    *("ddp+bf16", "zero2+bf16", "single", "ddp", "zero2", "fsdp2", "fsdp2+checkpoint", "zero3"),
-    *("zero3_offload", "zero3_offload+bf16+checkpoint+accumulate:steps=4"),
-)
-"""Recipes of README's table."""
 
 
 def _table(heads: Sequence[str], rows: Iterator[Sequence[str]]) -> str:
@@ -81,7 +76,7 @@ def columns() -> str:
 
 
 def _report() -> str:
-    return (RESULTS / "cpu-2-cores/report.md").read_text(encoding="utf-8")
+    return (PUBLISHED / "report.md").read_text(encoding="utf-8")
 
 
 def headline() -> str:
@@ -94,8 +89,7 @@ def ranking() -> str:
     found = next(table for table in tables(_report()) if table.startswith("| # | Recipe |"))
     heads, _, *rows = ([cell.strip() for cell in x.split("|")[1:-1]] for x in found.splitlines())
     chosen = [heads.index(name) for name in RANKING]
-    kept = [[row[i] for i in chosen] for row in rows if row[chosen[0]].strip("`") in ROWS]
-    return _table(RANKING, iter(kept))
+    return _table(RANKING, ([row[i] for i in chosen] for row in rows))
 
 
 def sentence(path: Path) -> str:

@@ -18,7 +18,6 @@ from harness.prediction import Work
 from harness.resolve import Resolved, resolve
 from harness.system import cards
 from strategies.base import Slot
-from tests.made import h100, h200
 from tests.made.predictions import GIB, asked, prediction
 
 pytestmark = pytest.mark.usefixtures("sure")
@@ -211,7 +210,7 @@ def test_a_card_of_a_size_is_as_fast_as_the_slowest_of_them_that_has_bf16(gib):
 def test_cards_whose_times_nobody_measured_are_marked():
     rows = yaml.safe_load((ROOT / "docs/public-peaks.yaml").read_text())
     measured = {name for row in rows for name in row.get("seconds", {})}
-    measured |= {cards.named(row.environment["device"]).name for row, _ in h100.rows(h200.FOLDER)}
+    measured |= {"H200-141GB"}  # docs/results/h200-141gb.jsonl.xz
     assert {c.name for c in cards.table().values() if c.timed} == measured & set(cards.table())
     new, known = cards.find("RTX-4070"), cards.find("H100-80GB")
     assert "times untried" in new.words and "untried" in calibrated.words(new)

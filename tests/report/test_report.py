@@ -397,7 +397,7 @@ def test_the_page_of_many_groups_grows_by_a_line_for_each_row(each):
 
 def test_a_report_reads_each_prediction_once(tmp_path, monkeypatch):
     shutil.copytree(GOLDEN / "cpu", tmp_path, dirs_exist_ok=True)
-    source = next((ROOT / "docs/results/cpu-2-cores/runs").glob("*/prediction.json"))
+    source = next((ROOT / "docs/results/cpu-2-cores-default/runs").glob("*/prediction.json"))
     runs = sorted(path.parent for path in tmp_path.glob("runs/*/result.json"))
     for run in runs:
         shutil.copy(source, run / "prediction.json")

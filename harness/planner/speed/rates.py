@@ -36,7 +36,7 @@ reach."""
 AS_HOPPER = ((9, 0), (10, 0), (10, 3))
 """Compute capabilities of H100 and H200, and of Blackwell's server cards.
 
-``calibrate`` measured shares on an H100 and an H200 (docs/results, calibration.json); each figure
+``calibrate`` measured shares on an H100 and an H200 (docs/results/*-calibration.json); each figure
 below is the mean of both. Blackwell's are taken to be the same, because none was measured. MLPerf's
 16 B200 and 16 GB200 are 7 and 10 % slower than that (docs/reference/public-times.md).
 """
@@ -63,7 +63,7 @@ memory-efficient one. Each is the mean of two head widths."""
 HOPPER_STREAMING = 0.54
 """Share of the memory bandwidth that elementwise operations and reductions of a step reach. Seven
 steps on an H200 that the card decided give 0.40 to 0.72, median 0.51 (DiT-XL/2, SD3.5, Flux;
-``python -m tests.made.h200 streaming``). One plain operation of 2 GiB reaches 0.88."""
+docs/results/h200-141gb.jsonl.xz). One plain operation of 2 GiB reaches 0.88."""
 SLENDER, WIDE = 750, 1365
 """Multiplications for each number that is moved, M N K / (M N + N K + K M): in the shapes of
 DiT-XL's blocks with 8,192 tokens (their mean), and in squares of 4,096. Between them a rate follows
