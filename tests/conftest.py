@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import functools
 import gc
 import importlib
@@ -45,6 +46,8 @@ os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 # nohup and a shell's background jobs ignore these, and what a test starts would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+# Tests that draw a sample draw another each day; processes of one run draw alike.
+os.environ.setdefault("TESTS_DAY", datetime.date.today().isoformat())
 # Children that compile DeepSpeed's ops take one ninja: two compile what the other did again.
 process.own_tools_first()
 # Read once, and not for each training.

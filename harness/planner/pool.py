@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
-import hashlib
 import json
 import os
 import subprocess
@@ -21,17 +19,13 @@ from pathlib import Path
 from harness import ROOT
 from harness.json_files import BadFile
 from harness.launch import command
-from harness.launch.sources import PREDICTED, digest
 from harness.planner import records
 from harness.planner.overhead import USUAL
 from harness.planner.worker import DONE, none
 from harness.prediction import Prediction, kept, load
 from harness.resolve import Resolved
-from harness.subjects import own_module
 from harness.system import machine
-from harness.system.probe import version
 from harness.system.process import scratch_folder
-from strategies.distillation import files
 
 # ---- Worker process ----
 # The parent's side of ``harness.planner.worker``: requests go down one pipe, and the indices of
@@ -174,32 +168,8 @@ def fresh() -> Iterator[None]:
 
 
 def path_of(resolved: Resolved, folder: Path, kind: str = USUAL) -> Path:
-    """Return the cache file of a prediction, which has its ``name``."""
-    return folder / f"{name(resolved, kind)}.json"
-
-
-def name(resolved: Resolved, kind: str = USUAL) -> str:
-    """Return the name of a prediction in a cache and among the records.
-
-    It has the spec, the kind of card (``overhead.preferred``), the contents of files that the
-    recipe reads, and the code and library versions (``records.digest``).
-    """
-    place = kind if resolved.spec.device == "cuda" else "cpu"
-    own = own_module.identity(resolved.own_model) + resolved.subject.identity
-    own += _of_files(resolved)
-    return "-".join(filter(None, [resolved.spec.key, place, own, records.digest(resolved)]))
-
-
-def _of_files(resolved: Resolved) -> str:
-    """Return a short hash of the shapes and dtypes in the files that the recipe reads (a teacher).
-
-    A prediction uses nothing else of them, so a retrained teacher of the same size has the same
-    hash. Empty if the recipe reads no file. A spec's own weights are not hashed: they have the
-    shapes of its model, or are refused.
-    """
-    names = [name for part in resolved.recipe.strategies for name in part.reads()]
-    headers = [files.header(name) for name in names]
-    return hashlib.sha256(b"".join(headers)).hexdigest()[:8] if headers else ""
+    """Return the cache file of a prediction, which has its name (``records.name``)."""
+    return folder / f"{records.name(resolved, kind)}.json"
 
 
 def cached(resolved: Resolved, folder: Path, kind: str = USUAL) -> Prediction | None:
@@ -209,15 +179,8 @@ def cached(resolved: Resolved, folder: Path, kind: str = USUAL) -> Prediction | 
     """
     found = kept(path_of(resolved, folder, kind))
     if found is None and folder == _usual_folder():
-        return records.find(resolved.spec.model, name(resolved, kind))
+        return records.find(resolved.spec.model, records.name(resolved, kind))
     return found
-
-
-@functools.cache
-def code() -> str:
-    """Return a short hash of the sources that may decide a prediction, and of versions."""
-    versions = [str(version(library)) for library in ("torch", "accelerate", "deepspeed")]
-    return hashlib.sha256("".join([digest(PREDICTED), *versions]).encode()).hexdigest()[:10]
 
 
 def predict_all(

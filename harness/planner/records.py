@@ -1,8 +1,7 @@
 """Predictions that ship with the project: a plan of a recorded training needs no trace.
 
-``records/MODEL.jsonl.xz`` has a line for each: its name, the date, and the prediction. The name
-ends in a digest of what decides a trace, so a record of other code or libraries is never found.
-``python -m tests.made.recorded`` writes the files.
+``records/MODEL.jsonl.xz`` has a line for each: its name, the date, and the prediction.
+``python -m tests.refill`` adds those that are missing.
 
 No torch.
 """
@@ -15,109 +14,105 @@ import hashlib
 import json
 import lzma
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from harness import ROOT
-from harness.planner.adapters import adapter_of
+from harness.planner.overhead import USUAL
 from harness.prediction import Prediction, read
 from harness.resolve import Resolved
+from harness.spec import Spec
+from harness.subjects import own_module
 from harness.system.probe import version
+from strategies.distillation import files
+from strategies.launch_file import LaunchFile, text_of
+from strategies.launch_file import read as launch_file
 
+TRACE = 1
+"""Version of what a trace says. Whoever changes a prediction on purpose raises it, then fills the
+records anew (``python -m tests.refill``): older predictions are found no more. Code, tables and
+shipped model configurations count by this number alone; a changed default of a spec's field raises
+it too."""
+LIBRARIES = ("torch", "diffusers")
+"""Libraries whose minor versions are part of a prediction's name."""
 FOLDER = Path(__file__).with_name("records")
-LIBRARIES = ("torch", "accelerate", "deepspeed", "diffusers", "transformers", "peft", "torchao",
-             "bitsandbytes")  # fmt: skip
-"""Libraries whose versions decide a trace. Builds of a version trace alike."""
 
 
-# ---- Sources of a trace ----
-# A recipe's trace depends on the modules that it may import: the worker, the recipe's strategies,
-# its engine with the adapter, and its model, with all that they import. Other strategies are named
-# as text in tables, and so not followed.
+# ---- Names ----
 
 
-WORKER = "harness.planner.worker"
-BESIDE = Path(__file__).with_name("resident_models.yaml")
-PROSE = re.compile(r'^[ \t]*(?:"""(?:[^"\\]|\\.|"(?!""))*"""|#.*)[ \t]*\n', re.M)
-"""A docstring or a comment, as whole lines."""
-TYPES_ONLY = re.compile(r"^if TYPE_CHECKING:\n(?:[ \t]+.*\n)+", re.M)
-FROM = re.compile(r"^[ \t]*from ((?:harness|strategies)[\w.]*) import (\([^)]*\)|.*)", re.M)
-IMPORT = re.compile(r"^[ \t]*import ((?:harness|strategies)[\w.]*)", re.M)
-LAZY = re.compile(r'"((?:harness|strategies)[\w.]+):\w+"')
-TABLE = "LazyTable("
-"""Marks a file whose lazy names are a table, of which a recipe uses a few."""
+def name(row: Resolved, kind: str = USUAL) -> str:
+    """Return the name of a prediction in a cache and among the records.
 
-
-class Source(NamedTuple):
-    """A module's hash, and names that it may import; some are names of attributes."""
-
-    hash: str
-    imports: frozenset[str]
-
-
-def plain(text: str) -> str:
-    """Return Python code without docstrings and comment lines."""
-    return PROSE.sub("", text)
-
-
-@functools.cache
-def _source(name: str) -> Source | None:
-    """Return the source of a module or package of the project; None if there is none."""
-    path = ROOT / name.replace(".", "/")
-    file = next((f for f in (path.with_suffix(".py"), path / "__init__.py") if f.is_file()), None)
-    if file is None:
-        return None
-    text = plain(file.read_text("utf-8"))
-    return Source(hashlib.sha256(text.encode()).hexdigest(), frozenset(_imports(text)))
-
-
-def _imports(text: str) -> Iterable[str]:
-    code = TYPES_ONLY.sub("", text)
-    for package, names in FROM.findall(code):
-        yield package
-        yield from (f"{package}.{name}" for name in re.findall(r"\w+", names))
-    yield from IMPORT.findall(code)
-    if TABLE not in code:
-        yield from LAZY.findall(code)
-
-
-@functools.cache
-def reached(roots: frozenset[str]) -> Mapping[str, str]:
-    """Return module -> hash, of ``roots`` and of all project modules that they may import."""
-    found: dict[str, str] = {}
-    left = set(roots)
-    while left:
-        name = left.pop()
-        source = None if name in found else _source(name)
-        if source is not None:
-            found[name] = source.hash
-            left |= source.imports | {name.rpartition(".")[0]} - {""}
-    return found
-
-
-def roots(row: Resolved) -> frozenset[str]:
-    """Return the modules from which a trace of ``row`` starts."""
-    engine = row.launch.engine
-    used = [engine, adapter_of(engine), row.subject, *row.recipe.strategies]
-    return frozenset({WORKER, *(type(one).__module__ for one in used)})
-
-
-@functools.cache
-def _versions() -> tuple[str, ...]:
-    return tuple(str(version(name)).partition("+")[0] for name in LIBRARIES)
-
-
-def digest(row: Resolved) -> str:
-    """Return a short hash of what decides a trace of ``row`` beside its spec and its model's size.
-
-    That is its launch file, the code of its sources, the sizes of models beside it, and the
-    versions of libraries.
+    It has the spec, the kind of card (``overhead.preferred``), the contents of the files that the
+    row reads (launch file, model, configuration, teacher), ``TRACE`` and the libraries' versions.
     """
-    file, sources = row.launch.engine.file, sorted(reached(roots(row)).items())
-    beside = BESIDE.read_text("utf-8") if row.spec.phases else ""
-    facts = [_versions(), file.kind, file.content, file.settings, beside, sources]
-    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:12]
+    place = kind if row.spec.device == "cuda" else "cpu"
+    read_by_it = own_module.identity(row.own_model) + row.subject.identity + _teachers(row)
+    launch = _launch(row.launch.engine.file)
+    return "-".join(filter(None, [key(row.spec), place, read_by_it, launch, made_by()]))
+
+
+def key(spec: Spec) -> str:
+    """Return a short hash of the fields of ``spec`` that differ from their defaults.
+
+    A field that ends, or a new one, leaves the keys of specs that did not set it.
+    """
+    return _hash(asked(spec))
+
+
+def asked(spec: Spec) -> dict[str, Any]:
+    """Return the fields of ``spec`` that differ from their defaults, by name."""
+    return _differing(spec, dataclasses.asdict(spec))
+
+
+@functools.cache
+def made_by() -> str:
+    """Return the part of a name that says what made the prediction: trace0-torch0.0-diffusers0.0.
+
+    It has minor versions, because patches and builds trace alike.
+    """
+    minor = (f"{one}{'.'.join(str(version(one)).split('.')[:2])}" for one in LIBRARIES)
+    return "-".join((f"trace{TRACE}", *minor))
+
+
+def _launch(file: LaunchFile) -> str:
+    """Return a short hash of the data in a launch file and in the JSON of DeepSpeed it names.
+
+    Empty if its engine cannot use it.
+    """
+    if not file.kind:
+        return ""
+    content = launch_file(file.path).content
+    beside = (content.get("deepspeed_config") or {}).get("deepspeed_config_file")
+    facts = [content, json.loads(text_of(file.path.parent.parent / beside)) if beside else None]
+    return _hash(facts)[:6]
+
+
+def _teachers(row: Resolved) -> str:
+    """Return a short hash of the shapes and dtypes in the files that the recipe reads (a teacher).
+
+    A prediction uses nothing else of them, so a retrained teacher of the same size has the same
+    hash. Empty if the recipe reads no file. A spec's own weights are not hashed: they have the
+    shapes of its model, or are refused.
+    """
+    names = [name for part in row.recipe.strategies for name in part.reads()]
+    headers = [files.header(name) for name in names]
+    return hashlib.sha256(b"".join(headers)).hexdigest()[:8] if headers else ""
+
+
+def _hash(facts: Any) -> str:
+    text = json.dumps(facts, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+
+def _differing(record: Any, data: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields in ``data`` that differ from the defaults of ``record``'s class."""
+    usual = {}
+    for field in dataclasses.fields(record):
+        made = field.default_factory
+        usual[field.name] = field.default if made is dataclasses.MISSING else made()
+    return {name: value for name, value in data.items() if value != usual[name]}
 
 
 # ---- Files of records ----
@@ -128,7 +123,10 @@ OWN_LINE = re.compile(r'"((?:harness|strategies)/[\w./]+\.py):\d+"')
 
 
 class Record(NamedTuple):
-    """A recorded prediction: the day on which it was made, its spec and kind of card, and it."""
+    """A recorded prediction: the day on which it was made, its spec and kind of card, and it.
+
+    Spec and prediction have the fields that differ from their defaults.
+    """
 
     day: str
     spec: dict[str, Any]
@@ -146,7 +144,7 @@ def find(model: str, name: str) -> Prediction | None:
 
 
 def lines(model: str) -> dict[str, str]:
-    """Return name -> JSON of each record of a model, those of other code included."""
+    """Return name -> JSON of each record of a model."""
     return dict(_lines(_path(model)))
 
 
@@ -155,10 +153,10 @@ def record_of(line: str) -> Record:
     return Record(*json.loads(line))
 
 
-def line_of(day: str, spec: dict[str, Any], kind: str, found: Prediction) -> str:
+def line_of(day: str, spec: Spec, kind: str, found: Prediction) -> str:
     """Return a record as JSON."""
-    data = dataclasses.asdict(dataclasses.replace(found, seconds_taken=0.0, recorded=""))
-    record = Record(day, spec, kind, data)
+    plain = dataclasses.replace(found, seconds_taken=0.0, recorded="")
+    record = Record(day, asked(spec), kind, _differing(plain, dataclasses.asdict(plain)))
     return OWN_LINE.sub(r'"\1"', json.dumps(record, separators=(",", ":")))
 
 

@@ -32,6 +32,7 @@ from harness.subjects import own_module
 from harness.suite.file import SuiteError
 from harness.system import machine as kernel
 from harness.system.machine import Machine
+from harness.system.probe import version
 
 AWAY = frozenset(
     {"compiled", "moves_activations", "host_optimizer", "swapped_weights", "streams_weights"}
@@ -213,7 +214,7 @@ def identity(resolved: Resolved, machine: Machine) -> str:
     rooms = (*MEASURED, "cluster") if spec.nodes > 1 else MEASURED
     facts: list[Any] = [spec.key, stamp(spec.data), digest(rooms), platform.python_version()]
     facts += [machine.versions, own_module.identity(resolved.own_model)]
-    facts.append(resolved.subject.identity)
+    facts += [resolved.subject.identity, version("diffusers")]
     facts += _file(spec.weights)
     facts += [
         told for part in resolved.recipe.strategies for n in part.reads() for told in _file(n)

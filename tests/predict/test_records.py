@@ -1,33 +1,31 @@
-"""Predictions that ship with the project: found by the code that made them, and by no other."""
+"""Predictions that ship with the project: found by name, complete, and what a trace gives."""
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import json
 import os
 import random
-import subprocess
-import sys
+import shutil
+from pathlib import Path
 
 import pytest
-from rich.console import Console
 
-from harness import ROOT, cli
+from harness import cli
 from harness.planner import pool, records
 from harness.planner.records import line_of
 from harness.resolve import Resolved, resolve
 from harness.spec import Spec
 from harness.subjects.library import families
-from tests.made import recorded
+from strategies import launch_file
+from tests import refill
 from tests.made.predictions import prediction
 
 SPEC = Spec(
     recipe="", model="pixart-sigma", data="synthetic", global_batch=2, processes=2, device="cuda"
 )
 PLAIN, CHECKPOINT = "zero2_offload+bf16", "zero2_offload+bf16+checkpoint"
-CHEAP = 6
-"""Records of the smallest models, of which one is traced anew."""
+SAMPLE = 8
+"""Records that are traced anew: some 40 seconds of a core."""
 
 
 def row_of(recipe: str, **more) -> Resolved:
@@ -40,14 +38,16 @@ def shipped(tmp_path, monkeypatch):
     monkeypatch.setattr(records, "FOLDER", tmp_path / "records")
     monkeypatch.setattr(pool, "ROOT", tmp_path)
     records._lines.cache_clear()
+    records.made_by.cache_clear()
     monkeypatch.setattr(pool, "Run", lambda *given: pytest.fail("a process was started"))
     made = {}
     for gib, recipe in enumerate((PLAIN, CHECKPOINT), start=3):
         row = row_of(recipe)
-        made[pool.name(row)] = line_of("2026-01-02", row.spec.to_dict(), "flash", prediction(gib))
+        made[records.name(row)] = line_of("2026-01-02", row.spec, "flash", prediction(gib))
     records.write(SPEC.model, made)
     yield
     records._lines.cache_clear()
+    records.made_by.cache_clear()
 
 
 def found(recipe: str, **more) -> float | None:
@@ -67,52 +67,83 @@ def test_a_record_answers_for_its_spec_alone(shipped, tmp_path):
     assert found(CHECKPOINT) == 4
 
 
-def test_a_record_of_other_code_or_libraries_is_not_found(shipped, monkeypatch):
-    plain = records._source
+@pytest.mark.parametrize(
+    ("library", "version", "known"),
+    [("torch", "2.99.0", False), ("diffusers", "9.9", False), ("peft", "9.9", True)],
+)
+def test_a_record_counts_for_a_minor_version(shipped, monkeypatch, library, version, known):
+    plain = records.version
+    monkeypatch.setattr(records, "version", lambda n: version if n == library else plain(n))
+    records.made_by.cache_clear()
+    assert (found(PLAIN) == 3) is known
 
-    def changed(name: str):
-        def source(asked: str):
-            one = plain(asked)
-            return one._replace(hash="other") if asked == name and one else one
 
-        records.reached.cache_clear()
-        monkeypatch.setattr(records, "_source", source)
-        return found(PLAIN), found(CHECKPOINT)
+def test_a_patch_or_build_of_a_library_has_the_same_records(shipped, monkeypatch):
+    plain = records.version
+    monkeypatch.setattr(records, "version", lambda name: f"{plain(name).split('+')[0]}1+other")
+    records.made_by.cache_clear()
+    assert found(PLAIN) == 3
 
-    assert changed("strategies.activations.checkpoint") == (3, None)
-    assert changed("strategies.streaming.block_swap") == (3, 4)
-    assert changed("harness.planner.tracing.allocator") == (None, None)
-    assert changed("") == (3, 4)
-    monkeypatch.setattr(records, "_versions", lambda: ("torch of another day",))
+
+def test_a_record_of_another_trace_is_not_found_and_goes(shipped, monkeypatch):
+    monkeypatch.setattr(records, "TRACE", records.TRACE + 1)
+    records.made_by.cache_clear()
     assert found(PLAIN) is None
-    records.reached.cache_clear()
+    assert refill.drop_old([SPEC.model]) == 2 and records.lines(SPEC.model) == {}
 
 
-def test_records_of_other_code_are_carried_over_if_a_trace_is_alike(shipped, monkeypatch):
-    """The trace of one combination comes out alike, and that of the other does not."""
-    assert list(recorded.told([SPEC.model])) == [
-        "pixart-sigma: 2 records, 2 of them of today's code"
+def test_a_field_of_a_spec_that_comes_or_ends_leaves_the_names(shipped):
+    """A name has the fields that were set alone."""
+    fewer = [
+        (f.name, f.type, f) for f in dataclasses.fields(Spec) if f.name not in ("snapshot", "nodes")
     ]
-    monkeypatch.setattr(records, "_versions", lambda: ("torch of another day",))
-    assert "0 of them" in next(recorded.told([SPEC.model])) and found(PLAIN) is None
-    monkeypatch.setattr(pool, "predict_all", lambda rows, folder, **more: [prediction(3)])
-    recorded.carry([SPEC.model], Console(quiet=True))
-    assert found(PLAIN) == 3 and found(CHECKPOINT) is None
-    assert len(records.lines(SPEC.model)) == 1
+    other = dataclasses.make_dataclass(
+        "Other", [*fewer, ("later", bool, dataclasses.field(default=True))], kw_only=True
+    )
+    spec = row_of(PLAIN).spec
+    same = other(**records.asked(spec))
+    assert records.key(same) == records.key(spec)
+    assert records.key(dataclasses.replace(same, later=False)) != records.key(spec)
+
+
+def test_an_edited_launch_file_has_other_predictions(tmp_path):
+    folder = tmp_path / "launch_configs"
+    shutil.copytree(launch_file.FOLDER, folder)
+    yaml, json = folder / "zero2.yaml", folder / "zero2.json"
+    yaml.write_text(f"# Another title.\n{yaml.read_text()}")
+    json.write_text(json.read_text().replace("{", "{\n\n", 1))
+    usual, moved = (launch_file.read(f / "zero2.yaml") for f in (launch_file.FOLDER, folder))
+    assert records._launch(usual) == records._launch(moved), "comments and spaces decide nothing"
+    json.write_text(json.read_text().replace("{", '{"steps_per_print": 7, "more": 1,', 1))
+    assert records._launch(usual) != records._launch(moved)
+
+
+def test_an_edited_model_of_ones_own_has_other_predictions(tmp_path):
+    own = tmp_path / "strip.py"
+    shutil.copy(Path(__file__).parents[1] / "made" / "strip.py", own)
+    spec = Spec(recipe="single", model=f"{own}:Strip", objective="flow", global_batch=4)
+    before = records.name(resolve(spec))
+    assert records.name(resolve(spec)) == before
+    own.write_text(own.read_text() + "\nMORE = 1\n")
+    assert records.name(resolve(spec)) != before
 
 
 def test_a_plan_of_records_starts_no_process(shipped, capsys):
     words = f"plan --model {SPEC.model} --gpus 2 --gpu RTX-4090 --recipes {PLAIN} {CHECKPOINT}"
-    spec = {"ema": 0.0, "objective": "epsilon"}
-    made = {
-        pool.name(row_of(recipe, **spec)): line_of("2026-01-02", {}, "flash", prediction(3))
-        for recipe in (PLAIN, CHECKPOINT)
-    }
+    rows = [row_of(recipe, ema=0.0, objective="epsilon") for recipe in (PLAIN, CHECKPOINT)]
+    made = {records.name(r): line_of("2026-01-02", r.spec, "flash", prediction(3)) for r in rows}
     records.write(SPEC.model, made)
     assert cli.main(words.split()) == 0
     told = capsys.readouterr().out
     assert "2 predictions recorded on 2026-01-02" in " ".join(told.split())
     assert "at a time" not in told
+
+
+def test_what_has_no_record_is_missing(shipped):
+    words = "--model pixart-sigma --gpus 2 --gpu RTX-4090"
+    lack = refill.missing(words)
+    assert lack.endswith("on 2 GPUs")
+    records._lines.cache_clear()
 
 
 @pytest.mark.parametrize("gpus", [1, 8])
@@ -123,53 +154,30 @@ def test_the_recipes_of_a_plan_are_resolved_without_building_the_model(gpus, mon
         raise AssertionError(f"{subject.model} was built")
 
     monkeypatch.setattr("harness.subjects.library.subject._survey", built)
-    rows = recorded.asked("flux-dev", gpus, "RTX-4090").resolved
+    rows = refill.asked(f"--model flux-dev --gpus {gpus} --gpu RTX-4090").resolved
     assert len(rows) > 50 and any("part=ffn" in str(row.recipe) for row in rows)
 
 
-def test_prose_alone_is_left_out_of_a_digest():
-    """Of every file: a comment is nothing to Python, and a text that goes is a statement."""
-    for file in (f for room in ("harness", "strategies") for f in (ROOT / room).rglob("*.py")):
-        text = file.read_text("utf-8")
-        tree = ast.parse(text)
-        uncommented = records.PROSE.sub(lambda m: "" if "#" in m[0].split('"')[0] else m[0], text)
-        assert ast.dump(ast.parse(uncommented)) == ast.dump(tree), file
-        texts = {
-            node.lineno
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-        }
-        for match in records.PROSE.finditer(text):
-            line = text.count("\n", 0, match.start()) + 1
-            assert match[0].lstrip().startswith("#") or line in texts, (file, match[0])
-    assert records.plain('"""A."""\nA = 1\n') == records.plain("# b\nA = 1\n") == "A = 1\n"
+# ---- What ships ----
+
+
+def test_every_shipped_record_is_found_and_can_be_read():
+    for model in families.table():
+        for one in refill.of_model(model):
+            assert one.found, f"{model}: {one.record.spec}: python -m tests.refill"
+            assert records.find(model, one.name).method == "trace"
 
 
 @pytest.mark.thorough
-def test_a_digest_covers_all_that_a_trace_loads():
-    spec = dataclasses.replace(SPEC, recipe=f"{CHECKPOINT}+lora:rank=4", set="num_layers=2")
-    words = [sys.executable, "-m", "tests.children.reached", json.dumps(spec.to_dict())]
-    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
-    ran = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stderr[-2000:]
-    method, loaded = ran.stdout.splitlines()[-2:]
-    assert method.strip() == "trace"
-    reached = records.reached(records.roots(resolve(spec)))
-    files = {
-        file
-        for name in reached
-        for file in (f"{name.replace('.', '/')}.py", f"{name.replace('.', '/')}/__init__.py")
-    }
-    own = json.loads(loaded)
-    assert len(own) > 50 and [one for one in own if one not in files] == []
-    assert not any("fsdp" in name for name in reached if name.startswith("harness.planner"))
-
-
 def test_a_sample_of_the_shipped_records_is_what_a_trace_gives():
-    every = (one for model in families.table() for one in recorded.of_model(model))
-    good = (one for one in every if one.name == one.today and one.row.spec.processes == 1)
-    known = sorted(good, key=lambda one: one.row.subject.parameters)[:CHEAP]
-    if not known:
-        pytest.skip("no record is of today's code: python -m tests.made.recorded")
-    one = random.Random(pool.code()).choice(known)
-    assert recorded.same(one), one.record.spec
+    """One of each of some groups of engine, training and card, others each day."""
+    draw = random.Random(os.environ["TESTS_DAY"])
+    groups: dict[tuple, list[refill.Kept]] = {}
+    for model in families.table():
+        for one in refill.of_model(model):
+            groups.setdefault(one.group, []).append(one)
+    some = draw.sample(sorted(groups), SAMPLE)
+    with pool.kept_workers():
+        odd = [one.record.spec for one in map(draw.choice, map(groups.get, some))
+               if not refill.same(one)]  # fmt: skip
+    assert not odd, f"raise TRACE in harness/planner/records.py and refill: {odd}"

@@ -119,5 +119,5 @@ def recorded(row: Resolved, gpu: Card) -> Fit | None:
     """Judge a row by a prediction that ships with the project; None if there is none."""
     if lack := verdict.lack_of(row, gpu):
         return verdict.cannot(row, gpu, lack)
-    found = records.find(row.spec.model, pool.name(row, overhead.preferred(gpu.capability)))
+    found = records.find(row.spec.model, records.name(row, overhead.preferred(gpu.capability)))
     return verdict.judge(row, found, gpu) if found else None

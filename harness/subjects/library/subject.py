@@ -429,7 +429,7 @@ class Library(Subject):
 
     @property
     def identity(self) -> str:
-        facts = (self.kind, self.settings, self.space, _version())
+        facts = (self.kind, self.settings, tuple(self.space))
         return hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
 
     @property
@@ -706,16 +706,6 @@ def _kept_in(model: Any) -> torch.dtype:
     """
     kept = (p.dtype for p in model.parameters() if p.is_floating_point())
     return getattr(model, "computes_in", None) or next(kept)
-
-
-@functools.cache
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("diffusers")
-    except PackageNotFoundError:
-        return ""
 
 
 @functools.lru_cache(maxsize=64)

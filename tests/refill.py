@@ -1,0 +1,241 @@
+"""Predictions that ship with the project: what is missing, and how it is filled.
+
+``python -m tests.refill [MODEL ...]`` plans the questions of the pages and of each model on common
+cards, and records each prediction that a plan makes (``harness.planner.records``). A prediction
+that is recorded already is not made again, so it can be stopped at any time. Records of another
+``TRACE``, torch or diffusers go. ``--check`` only prints the questions that are not answered by
+records alone; the exit code is 1 if there are any.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import itertools
+import re
+import shlex
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+from rich.console import Console
+
+from harness import ROOT
+from harness.commands.progress import Predictions
+from harness.planner import overhead, pool, records
+from harness.planner.atlas.command import CARDS
+from harness.planner.plan.candidates import Asked, asked_for
+from harness.planner.plan.command import add_arguments
+from harness.planner.plan.lattice import adapts
+from harness.planner.plan.tracing import Asking
+from harness.planner.records import Record, line_of, record_of
+from harness.planner.verdict import Fit
+from harness.resolve import Resolved, resolve
+from harness.spec import Spec
+from harness.subjects.library import families
+from strategies.base import BadInput
+
+OWN = "DiT-XL/2"
+"""The model of a plan that names none."""
+FIRST = ("flux-dev", "wan2.1-1.3b", "wan2.1-14b", "qwen-image", "sd3.5-medium", "z-image", OWN,
+         "sd3.5-large", "sana-1.6b", "hunyuanvideo", "pixart-sigma", "flux2-klein-4b")  # fmt: skip
+"""Models that people ask for first."""
+NEAR = ("RTX-4090", "24GiB", "RTX-3090", "16GiB", "12GiB", "RTX-5090")
+"""Cards that people ask for first."""
+SERVERS = ("H100-80GB", "A100-80GB")
+"""Cards of machines with eight GPUs that people ask for first."""
+USUAL = ("--gpus 8 --gpu A100-80GB", "--gpus 1 --gpu RTX-4090")
+"""Questions that name no model."""
+
+
+# ---- Questions ----
+
+
+def parsed(words: str) -> argparse.Namespace:
+    """Return the options of a plan, such as ``--model flux-dev --gpu RTX-4090``."""
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    add_arguments(parser)
+    return parser.parse_args(shlex.split(words))
+
+
+def of_pages() -> list[str]:
+    """Return the words of each plan on a page, or in help, that asks for the fastest recipe."""
+    pages = [ROOT / "README.md", ROOT / "harness/planner/register.py"]
+    pages += [p for p in (ROOT / "docs").rglob("*.md") if not {"results", "atlas"} & {*p.parts}]
+    text = "\n".join(page.read_text("utf-8") for page in pages).replace("\\\n", " ")
+    words = r"(?: --(?:model|gpus|gpu|gpu-memory|frames|resolution|global-batch) [\w./-]+)"
+    found = re.findall(rf"\bplan({words}+)(?=[\n`\"'|\\])", text)
+    return sorted({*USUAL, *(one.strip() for one in found if _possible(one))})
+
+
+def _possible(words: str) -> bool:
+    """Return whether a plan asks of a card, and of a model that ships with the project."""
+    name = re.search(r"--model ([^\s:]+)", words)
+    known = name is None or name[1] in families.table() or name[1].startswith("DiT-")
+    return known and "--gpu" in words.replace("--gpus", "")
+
+
+def of_models(models: Sequence[str]) -> Iterator[str]:
+    """Yield the words of a plan of each model on each card, the most asked for first."""
+    rest = tuple(card for card in CARDS if card not in NEAR)
+    alone, servers = (NEAR[:1], NEAR[1:], rest), (SERVERS, (*NEAR, *rest))
+    places = [(1, some) for some in alone] + [(8, some) for some in servers]
+    for gpus, cards in places:
+        for model, card in itertools.product(models, cards):
+            option = "--gpu-memory" if card[:1].isdigit() else "--gpu"
+            yield f"--model {model} --gpus {gpus} {option} {card}"
+
+
+def asked(words: str) -> Asked:
+    """Return the checked rows of a plan."""
+    return asked_for(parsed(words))
+
+
+def planned(words: str, console: Console) -> list[Fit]:
+    """Return all predictions of a plan, with those of the ways out where nothing fits."""
+    asking = Asking(asked(words), 1, Predictions(console))
+    fits, _, ways = asking.answer()
+    return [*fits, *(ways.tried if ways else ()), *(ways.wider if ways else ())]
+
+
+# ---- Records ----
+
+
+class Missing(Exception):
+    """A plan needs a prediction that has no record."""
+
+
+def missing(words: str) -> str:
+    """Return the first recipe of a plan whose prediction has no record; empty if there is none."""
+
+    def refuse(rows: Sequence[Resolved], *_: Any) -> Iterator[Any]:
+        # What is refused, or cannot be predicted, starts no process and has no record.
+        if able := [row for row in rows if not row.refusal]:
+            raise Missing(f"{able[0].recipe} on {able[0].spec.processes} GPUs")
+        return plain(rows, *_)
+
+    plain, quiet = pool._each, Console(quiet=True)
+    with tempfile.TemporaryDirectory() as folder:
+        elsewhere = mock.patch.object(pool, "ROOT", Path(folder))  # no predictions of earlier plans
+        with elsewhere, mock.patch.object(pool, "_each", refuse):
+            try:
+                planned(words, quiet)
+            except Missing as one:
+                return str(one)
+    return ""
+
+
+def add(fits: Iterable[Fit], day: str) -> int:
+    """Record the traces of ``fits`` that have no record, and return their number."""
+    made = 0
+    for fit in fits:
+        row, kind = fit.resolved, overhead.preferred(fit.gpu.capability)
+        known, name = records.lines(row.spec.model), records.name(row, kind)
+        if fit.prediction.method == "trace" and name not in known:
+            line = line_of(day, row.spec, kind, fit.prediction)
+            records.write(row.spec.model, known | {name: line})
+            made += 1
+    return made
+
+
+def drop_old(models: Sequence[str]) -> int:
+    """Drop the records that today's plans cannot find, and return their number."""
+    gone = 0
+    for model in models:
+        known = records.lines(model)
+        good = {one.name: known[one.name] for one in of_model(model) if one.found}
+        gone += len(known) - len(good)
+        if good != known:
+            records.write(model, good)
+    return gone
+
+
+class Kept(NamedTuple):
+    """A record by its name, and its row; None if today's code cannot resolve it."""
+
+    name: str
+    record: Record
+    row: Resolved | None
+
+    @property
+    def found(self) -> bool:
+        """Whether a plan of its row finds it."""
+        return self.row is not None and records.name(self.row, self.record.kind) == self.name
+
+    @property
+    def group(self) -> tuple[str, bool, str]:
+        """The sharding strategy, whether adapters are trained, and the kind of card."""
+        engine = self.row.spec.recipe.partition("+")[0]
+        return engine, adapts(self.row), self.record.kind
+
+
+def of_model(model: str) -> list[Kept]:
+    """Return all records of a model."""
+    kept = []
+    for name, line in records.lines(model).items():
+        record, row = record_of(line), None
+        with contextlib.suppress(BadInput, TypeError):
+            row = resolve(Spec(**record.spec))
+        kept.append(Kept(name, record, row if row and not row.refusal else None))
+    return kept
+
+
+def same(one: Kept) -> bool:
+    """Return True if a new trace is the recorded one, but for the order of its work."""
+    record, row = one.record, one.row
+    with tempfile.TemporaryDirectory() as folder:
+        (made,) = pool.predict_all([row], Path(folder), kind=record.kind, jobs=1)
+    again = record_of(line_of(record.day, row.spec, record.kind, made))
+    for told in (again, record):
+        told.prediction["work"].sort(key=str)
+    return again == record
+
+
+# ---- Command ----
+
+
+def check(questions: Iterable[str], console: Console) -> int:
+    """Print the questions that lack a record, and return the exit code."""
+    lacks = 0
+    for words in questions:
+        if recipe := missing(words):
+            lacks += 1
+            console.print(f"./run.sh plan {words}: {recipe}", highlight=False)
+    console.print(f"{lacks} questions lack a record", highlight=False)
+    return min(lacks, 1)
+
+
+def fill(questions: Iterable[str], console: Console) -> None:
+    """Plan each question that lacks a record, and record what its plan predicts."""
+    day, began, made = datetime.date.today().isoformat(), time.time(), 0
+    with pool.kept_workers():
+        for words in questions:
+            if missing(words):
+                made += add(planned(words, console), day)
+                minutes = (time.time() - began) / 60
+                told = f"{words}: {made} records in {minutes:.1f} min"
+                console.print(told, highlight=False)
+
+
+def main() -> int:
+    """Fill or check, and return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("models", nargs="*")
+    parser.add_argument("--check", action="store_true")
+    options, console = parser.parse_args(), Console(soft_wrap=True)
+    every = [*FIRST, *(name for name in families.table() if name not in FIRST)]
+    questions = [*(() if options.models else of_pages()), *of_models(options.models or every)]
+    if options.check:
+        return check(questions, console)
+    console.print(f"{drop_old(options.models or every)} old records dropped", highlight=False)
+    fill(questions, console)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
