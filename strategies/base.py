@@ -82,7 +82,6 @@ TRAITS = {
     "scales_gradients": "gradients are multiplied by a loss scale until the optimizer steps",
     "recomputes": "activations are dropped in forward and computed again in backward",
     "recomputes_layers": "layers are recomputed apart from their blocks",
-    "by_block": "blocks differ in what they keep for backward, and where",
     "doubles_tokens": "some blocks hand on twice the tokens",
     "cut_samples": "each rank works on a part of its samples' tokens",
     "cut_weights": "each rank holds and multiplies with a part of the blocks' matrices",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -63,10 +62,9 @@ class Recompute(MeasuredBlocks):
     """Block runner that recomputes parts of the blocks in backward, and counts the runs.
 
     ``products``: number and bytes of outputs that ``policy`` made torch keep in the first forward.
-    ``chosen``: the recomputed blocks, if not all are. ``runs``: id of a block -> its runs, which
-    ``blocks_run`` sums. ``reentrant``: backward enters itself for each part, whose forward records
-    no graph; ``graphless`` counts these parts. ``unreached``: runs of blocks whose part gives
-    outputs that take no gradient.
+    ``chosen``: the recomputed blocks, if not all are. ``reentrant``: backward enters itself for
+    each part, whose forward records no graph; ``graphless`` counts these parts. ``unreached``: runs
+    of blocks whose part gives outputs that take no gradient.
     """
 
     def __init__(
@@ -83,7 +81,6 @@ class Recompute(MeasuredBlocks):
         self.split, self.blocks_run, self.parts_run, self.graphless = split, 0, 0, 0
         self.unreached = 0
         self.chosen = None if chosen is None else frozenset(map(id, chosen))
-        self.runs: Counter[int] = Counter()
         self.products = {"kept": 0, "bytes": 0}
         # Blocks without random numbers need no generator state.
         self.options: dict[str, Any] = {"use_reentrant": reentrant, "preserve_rng_state": random}
@@ -124,12 +121,8 @@ class Recompute(MeasuredBlocks):
         import torch
 
         if not torch.compiler.is_compiling():
-            self._count(blocks)
+            self.blocks_run += len(blocks)
         return self.inner(blocks, *given, **named)
-
-    def _count(self, blocks: Sequence[Any]) -> None:
-        self.blocks_run += len(blocks)
-        self.runs.update(map(id, blocks))
 
     def _parts(self, blocks: Any, sizes: list[int], level: int, given: Any, named: Any) -> Any:
         """Run parts of these sizes, each under a checkpoint; each output is the next part's first
@@ -169,7 +162,7 @@ class Recompute(MeasuredBlocks):
             given = (self._parts(blocks, sizes, level + 1, given, named), *given[1:])
             blocks = blocks[sum(sizes) :]
         if left and not torch.compiler.is_compiling():
-            self._count(blocks)
+            self.blocks_run += len(blocks)
         return self.inner(blocks, *given, **named) if left else given[0]
 
     def compile_parts(self, compiler: Callable[[Any], Any]) -> None:

@@ -15,14 +15,7 @@ from strategies.activations.block_parts import (
     prefixes,
     segments,
 )
-from strategies.activations.runners import (
-    by_letter,
-    compact,
-    run_singly,
-    runner_of,
-    surround,
-    unplanned,
-)
+from strategies.activations.runners import run_singly, runner_of, surround
 from strategies.base import Slot, demand
 from strategies.engine import RunContext, TrainingRun
 from strategies.strategy import Strategy
@@ -162,9 +155,6 @@ class Checkpoint(Strategy):
 
     ``part=ffn`` and ``part=attention`` recompute only these layers of each block, and keep the
     rest: less is saved, and less is repeated.
-
-    ``plan`` treats each block in its own way: ``plan=r10f5k4`` recomputes the first ten blocks, and
-    the FFNs of the next five, and keeps the last four.
     """
 
     name: ClassVar[str] = "checkpoint"
@@ -179,16 +169,11 @@ class Checkpoint(Strategy):
     share: float = 1.0
     reentrant: bool = False
     part: str = "block"
-    plan: str = ""
 
     def __post_init__(self) -> None:
         if self.part not in ("block", *LAYERS):
             raise ValueError(f"part is {self.part!r}; one of block, {', '.join(LAYERS)}")
         whole = (self.every, self.keep, self.share, self.reentrant) == (1, "segments", 1, False)
-        if self.plan and not (whole and self.part == "block"):
-            raise ValueError(f"plan={self.plan} says what each block does; leave all else out")
-        if self.plan and not {*"rf"} & {*self.letters}:
-            raise ValueError(f"plan={self.plan} recomputes nothing; leave checkpoint out")
         if self.part != "block" and not whole:
             raise ValueError(f"part={self.part} keeps the rest of each block; leave all else out")
         if self.every != "sqrt" and not (isinstance(self.every, int) and self.every >= 1):
@@ -206,14 +191,8 @@ class Checkpoint(Strategy):
             raise ValueError(f"reentrant keeps inputs alone; leave keep={self.keep} out")
 
     def traits(self) -> frozenset[str]:
-        layers = self.part != "block" or "f" in self.letters
-        more = {"by_block": bool(self.plan), "recomputes_layers": layers}
-        return frozenset({"recomputes", *(name for name, own in more.items() if own)})
-
-    @property
-    def letters(self) -> str:
-        """Each block's letter in the plan: r recomputes it, f its FFN, and k keeps it."""
-        return by_letter(self.plan, "rfk") if self.plan else ""
+        layers = {"recomputes_layers"} if self.part != "block" else ()
+        return frozenset({"recomputes", *layers})
 
     def refuses(self, launch: RunContext) -> str | None:
         grouped = f"every={self.every}" if self.every != 1 else f"keep={self.keep}"
@@ -223,12 +202,6 @@ class Checkpoint(Strategy):
                 return lack
         if self.part != "block" and (lack := self._lacks_part(launch)):
             return lack
-        if "f" in self.letters and not _has_part(launch.subject, "ffn"):
-            return self._no_layer(launch, "ffn", "f out of the plan")
-        if self.plan and (misfit := unplanned(self.letters, launch)):
-            return misfit
-        if "by_block" in launch.traits and not self.plan:
-            return f"offload_activations has a plan; take plan=r{launch.subject.depth} here too"
         if self.share < 1 and "moves_activations" in launch.traits:
             return (
                 f"share={self.share:g} keeps the other blocks whole, and all that is kept would "
@@ -295,9 +268,7 @@ class Checkpoint(Strategy):
 
     def by_block(self, depth: int) -> list[tuple[int, int]]:
         """Return the size of each block's part and its index in it; (0, 0) if it is not
-        recomputed. Under a plan no two blocks count as alike."""
-        if self.plan:
-            return [(0, index) for index in range(depth)]
+        recomputed."""
         count = self._count(depth) or depth
         sizes, _ = self._split(depth)(count, 0)
         parts = [(size, place) for size in sizes for place in range(size)]
@@ -306,30 +277,19 @@ class Checkpoint(Strategy):
     def edit_model(self, module: Any, subject: Subject) -> None:
         policy = keep_products if self.keep == "products" else None
         blocks = subject.blocks(module)
-        if self.part != "block" or "f" in self.letters:
-            run_singly(module, self._layers(blocks), RUNNER)
+        if self.part != "block":
+            run_singly(module, parts_of(blocks, self.part), RUNNER)
             inner = getattr(module, RUNNER)
             setattr(module, RUNNER, Recompute(inner, segments(1), random=subject.random_blocks))
-        if self.part != "block":
             return
         split, count = self._split(len(blocks)), self._count(len(blocks))
         chosen = None if count is None else blocks[:count]
-        if self.plan:
-            chosen = self._of(blocks, "r")
         more: dict[str, Any] = {
             "random": subject.random_blocks,
             "chosen": chosen,
             "reentrant": self.reentrant,
         }
         surround(module, subject, lambda inner: Recompute(inner, split, policy, **more))
-
-    def _of(self, blocks: list[Any], letter: str) -> list[Any]:
-        """Return the blocks to which the plan gives ``letter``."""
-        return [block for block, own in zip(blocks, self.letters, strict=True) if own == letter]
-
-    def _layers(self, blocks: list[Any]) -> list[Any]:
-        """Return the layers that are recomputed apart from their blocks."""
-        return parts_of(self._of(blocks, "f"), "ffn") if self.plan else parts_of(blocks, self.part)
 
     def _count(self, depth: int) -> int | None:
         """Return the number of recomputed blocks; None for all."""
@@ -341,8 +301,6 @@ class Checkpoint(Strategy):
         return nested.get(self.keep) or segments(length)
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        if self.plan:
-            return self._planned(trained)
         if self.part != "block":
             return self._of_layers(trained)
         return recomputed(
@@ -356,7 +314,8 @@ class Checkpoint(Strategy):
         )
 
     def _of_layers(self, trained: TrainingRun) -> dict[str, Any]:
-        layers, runner = self._layers(trained.blocks()), getattr(trained.module, RUNNER, None)
+        layers = parts_of(trained.blocks(), self.part)
+        runner = getattr(trained.module, RUNNER, None)
         wanted = {*map(id, layers)}
         ran = {id(call.block) for call in runner.calls} if runner else set()
         demand(
@@ -367,25 +326,3 @@ class Checkpoint(Strategy):
         if not layers:  # a pipeline stage whose blocks have none
             return {"parts": 0}
         return recomputed(trained, runner, len(layers), segments(1), None)
-
-    def _planned(self, trained: TrainingRun) -> dict[str, Any]:
-        """Check how often each block and its FFN ran, and what recomputed ones kept."""
-        blocks, steps = trained.blocks(), trained.micro_steps
-        runner, layers = runner_of(trained.module, Recompute), getattr(trained.module, RUNNER, None)
-        runs, inner = runner.runs if runner else {}, layers.runs if layers else {}
-        demand(bool(runs), "no block is recomputed by itself")
-
-        def seen(block: Any) -> str:
-            again = {inner[id(layer)] / steps for layer in parts_of([block], "ffn") if layers}
-            found = {(2, ()): "r", (2, (0,)): "r", (1, (2,)): "f", (1, ()): "k", (1, (0,)): "k"}
-            return found.get((runs[id(block)] / steps, tuple(again)), "x")
-
-        found = "".join(map(seen, blocks))
-        demand(found == self.letters, f"blocks ran as {compact(found)}, expected {self.plan}")
-        facts: dict[str, Any] = {"blocks_ran_as": compact(found)}
-        if count := found.count("r"):
-            facts |= recomputed(trained, runner, len(blocks), segments(1), count)
-        if "f" in found:
-            own = self._of_layers(trained)
-            facts |= {"ffns_recomputed": own["parts"], "ffn_kept_bytes": own["kept_bytes"]}
-        return facts

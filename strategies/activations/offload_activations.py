@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from strategies.activations.block_parts import Recompute
-from strategies.activations.runners import by_letter, compact, runner_of, surround, unplanned
+from strategies.activations.runners import runner_of, surround
 from strategies.activations.weighed import MeasuredBlocks, is_weight
 from strategies.async_host_copy import AsyncHostCopy
 from strategies.base import Attachment, Slot, Watcher, demand
@@ -54,15 +52,10 @@ class Host(MeasuredBlocks):
     out when tensors are saved, back ``AHEAD`` tensors before they are needed. Device memory is
     allocated and freed in the order of the compute stream (``AsyncHostCopy``). If the device is the
     host, the copies are still made, and free nothing.
-
-    ``chosen``: the blocks whose tensors it moves, if not all. ``out_of``: id of such a block -> the
-    bytes that were copied out.
     """
 
-    def __init__(self, inner: Any, chosen: Sequence[Any] | None = None) -> None:
+    def __init__(self, inner: Any) -> None:
         super().__init__(inner)
-        self.chosen = None if chosen is None else frozenset(map(id, chosen))
-        self.block, self.out_of = 0, Counter[int]()
         self.moved = {"out": 0, "back": 0, "out_bytes": 0, "back_bytes": 0, "pinned": 0}
         self.stays: list[Offloaded | None] = []
         self.host_copy = AsyncHostCopy(None)
@@ -76,21 +69,6 @@ class Host(MeasuredBlocks):
         self.device = device.type
         if device.type == "cuda" and self.host_copy.stream is None:
             self.host_copy = AsyncHostCopy(torch.cuda.Stream(device))
-        if self.chosen is None:
-            return self._moving(blocks, given, named)
-        for block in blocks:
-            self.block, self.passing = id(block), id(block) not in self.chosen
-            run = self._here if self.passing else self._moving
-            given = (run([block], given, named), *given[1:])
-        self.passing = False
-        return given[0]
-
-    def _here(self, blocks: Any, given: Any, named: Any) -> Any:
-        return self.inner(blocks, *given, **named)
-
-    def _moving(self, blocks: Any, given: Any, named: Any) -> Any:
-        import torch
-
         pack, unpack = (torch.compiler.disable(f) for f in (self.pack, self.unpack))
         with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
             return self.inner(blocks, *given, **named)
@@ -110,7 +88,6 @@ class Host(MeasuredBlocks):
         self.stays.append(Offloaded(host, kept.device))
         self.moved["out"] += 1
         self.moved["out_bytes"] += kept.nbytes
-        self.out_of[self.block] += kept.nbytes
         self.moved["pinned"] += kept.is_cuda and host.is_pinned()
         return len(self.stays) - 1, self.stays
 
@@ -172,9 +149,6 @@ class OffloadActivations(Strategy):
     ``what=all`` takes all that the blocks keep. ``what=checkpoints`` takes only the inputs that
     ``checkpoint`` keeps. On a GPU the memory is pinned, and the copies overlap the computation.
     Without a GPU host and device are the same memory, and nothing is saved.
-
-    ``plan`` moves what some blocks keep: ``plan=o10k4`` that of the first ten, and of the next four
-    nothing.
     """
 
     name: ClassVar[str] = "offload_activations"
@@ -185,27 +159,13 @@ class OffloadActivations(Strategy):
     )
 
     what: str = "all"
-    plan: str = ""
 
     def __post_init__(self) -> None:
         if self.what not in ("all", "checkpoints"):
             raise ValueError(f"what is {self.what!r}; one of all, checkpoints")
-        if self.plan and "o" not in self.letters:
-            raise ValueError(f"plan={self.plan} moves nothing; leave offload_activations out")
-        if self.plan and self.what != "all":
-            raise ValueError(f"plan={self.plan} moves all that some blocks keep; leave what out")
 
     def traits(self) -> frozenset[str]:
-        return frozenset({"moves_activations", "by_block"} if self.plan else {"moves_activations"})
-
-    @property
-    def letters(self) -> str:
-        """Each block's letter in the plan: o moves what it keeps, and k does not."""
-        return by_letter(self.plan, "ok") if self.plan else ""
-
-    def by_block(self, depth: int) -> Sequence[Hashable]:
-        """Return a key per block; under a plan no two blocks count as alike."""
-        return range(depth) if self.plan else super().by_block(depth)
+        return frozenset({"moves_activations"})
 
     def refuses(self, launch: RunContext) -> str | None:
         if self.what == "all" and "compiled" in launch.traits:
@@ -213,10 +173,6 @@ class OffloadActivations(Strategy):
                 "compiled blocks need the strides of what they kept, and a copy loses them; take "
                 "what=checkpoints with checkpoint, or leave compile out"
             )
-        if self.plan:
-            return unplanned(self.letters, launch)
-        if "by_block" in launch.traits:
-            return f"checkpoint has a plan; take plan=o{launch.subject.depth} here too"
         if self.what == "checkpoints" and "recomputes" not in launch.traits:
             return "there are no checkpoints to offload; add checkpoint, or take what=all"
         if self.what == "all" and "recomputes" in launch.traits:
@@ -224,10 +180,7 @@ class OffloadActivations(Strategy):
         return None
 
     def edit_model(self, module: Any, subject: Subject) -> None:
-        blocks = subject.blocks(module)
-        pairs = zip(blocks, self.letters, strict=True) if self.plan else ()
-        chosen = [block for block, letter in pairs if letter == "o"] if self.plan else None
-        surround(module, subject, lambda inner: Host(inner, chosen))
+        surround(module, subject, Host)
 
     def attach(self, trained: TrainingRun) -> Attachment:
         return Copies()
@@ -239,8 +192,6 @@ class OffloadActivations(Strategy):
             host.blocks == depth,
             f"the activations of {host.blocks} of {depth} blocks leave the device",
         )
-        facts = self._planned(trained, host) if self.plan else {}
-        depth = len(host.chosen or range(depth))
         moved, steps = host.moved, trained.micro_steps
         demand(
             (moved["out"], moved["out_bytes"]) == (moved["back"], moved["back_bytes"]),
@@ -252,7 +203,7 @@ class OffloadActivations(Strategy):
         # With checkpoint a part keeps its inputs (compiled, the generator's state too); else
         # a block keeps a dozen tensors.
         inputs = parts * max(len(call.tensors) for call in host.calls)
-        least, most = (2 - bool(self.plan)) * depth, 99 * depth
+        least, most = 2 * depth, 99 * depth
         if self.what == "checkpoints":
             least, most = parts, inputs + depth
         # Blocks before the first trained one keep nothing.
@@ -267,18 +218,10 @@ class OffloadActivations(Strategy):
         )
         cuda = trained.launch.device == "cuda"
         demand(moved["pinned"] == (moved["out"] if cuda else 0), "the host memory is not pinned")
-        return facts | {
+        return {
             "tensors": tensors,
             "bytes_out": size,
             "bytes_back": moved["back_bytes"] / steps,
             "pinned": cuda,
             "host_is_device": not cuda,
         }
-
-    def _planned(self, trained: TrainingRun, host: Host) -> dict[str, Any]:
-        """Check whose tensors were copied out."""
-        found = "".join("o" if host.out_of[id(block)] else "k" for block in trained.blocks())
-        demand(
-            found == self.letters, f"activations moved as {compact(found)}, expected {self.plan}"
-        )
-        return {"blocks_moved_as": compact(found)}

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
-import re
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from strategies.engine import RunContext
     from strategies.subject import Subject
 
 
@@ -90,49 +87,3 @@ def by_leaf(function: Runner, given: Any, named: Any) -> tuple[Runner, list[Any]
         return function(blocks, level, *given, **named)
 
     return placed, leaves
-
-
-# ---- plans by block ----
-
-
-def compact(letters: str) -> str:
-    """Return runs of equal letters as letter and count: ``k2r1`` for ``kkr``."""
-    return "".join(f"{letter}{len([*run])}" for letter, run in itertools.groupby(letters))
-
-
-def by_letter(plan: str, known: str) -> str:
-    """Return the letter of each block: ``kkr`` for ``k2r1``.
-
-    Raises:
-        ValueError: not runs of letters in ``known`` with their counts, or not the shortest text.
-    """
-    runs = re.findall(r"([a-z])(\d{1,4})", plan)
-    letters = "".join(letter * int(count) for letter, count in runs)
-    if compact(letters) != plan or not set(letters) <= set(known):
-        raise ValueError(
-            f"plan is {plan!r}; a letter of {known} and a number of blocks for each "
-            f"run of blocks, as {known[0]}4{known[1]}10"
-        )
-    return letters
-
-
-def unplanned(letters: str, launch: RunContext) -> str | None:
-    """Return why blocks cannot be treated by ``letters``, one for each; None if they can."""
-    depth = launch.subject.depth
-    if len(letters) != depth:
-        return f"plan has {len(letters)} blocks, and the model has {depth}; name each of them"
-    if not launch.traits & {"one_process", "replicas"} or launch.traits & CUT:
-        return (
-            "a plan by block is shown only for whole, uncompiled blocks on each GPU; take single "
-            "or ddp"
-        )
-    if "some_blocks" in launch.traits:
-        return (
-            "backward may not reach the first blocks, and the plan counts on it; leave plan or the "
-            "adapters' blocks out"
-        )
-    return None
-
-
-CUT = {"compiled", "cut_samples", "cut_weights", "sampling"}
-"""Traits of recipes whose blocks do not run whole and as written."""

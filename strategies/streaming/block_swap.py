@@ -81,8 +81,8 @@ class BlockSwap(Strategy):
                 "a layer would be recomputed while its block's weights are in host memory; "
                 "recompute whole blocks, by checkpoint"
             )
-        again = "recomputes" in traits and "by_block" not in traits
-        if "half_compute" in traits and not (again or traits & {"pure_bf16", "sampling"}):
+        enough = {"recomputes", "pure_bf16", "sampling"}
+        if "half_compute" in traits and not traits & enough:
             return (
                 "autocast's 16-bit copies of the weights would stay on the device until backward; "
                 "add checkpoint, or take bf16_pure"

@@ -316,9 +316,6 @@ EFFECTS: dict[str, Callable[[Trained, Seen], bool]] = {
     "checkpoint:part=attention": lambda t, s: (
         forwards_a_step(t) == 2 and forwards_a_step(t, "GELU") == 1
     ),
-    "checkpoint:plan=r1f1k2": lambda t, s: (
-        forwards_a_step(t, "GELU") == 1.5 and forwards_a_step(t) == 1.25
-    ),
     "checkpoint:keep=products": lambda t, s: kept_products(t),
     "compile:backend=aot_eager": lambda t, s: captured() > 0,
     "compile:backend=aot_eager,scope=model": (
@@ -390,8 +387,6 @@ def test_the_lines_of_a_part_have_its_effect_and_without_them_it_is_gone(parts):
 @pytest.mark.parametrize(
     ("parts", "edit", "said"),
     [
-        ("checkpoint:plan=r1f1k2", ("2, 1, 2, 4", "2, 1, 2, 5"), "4 blocks are planned"),
-        ("checkpoint:plan=r1f1k2", ("self.mlp", "self.dense"), "block 1 has no layer"),
         ("checkpoint:part=ffn", ("self.mlp", "self.dense"), "no layer of the blocks is called"),
     ],
 )

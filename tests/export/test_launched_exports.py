@@ -37,7 +37,7 @@ MODEL, WAN = "DiT-S/4:depth=4", "wan2.1-1.3b"
 NUMBERS = ["--learning-rate", "3e-4", "--beta2", "0.95", "--weight-decay", "0.01"]
 CARD = "--gpu A100-80GB"
 ASKED = {
-    "single": "single+bf16_pure+lora:rank=4+checkpoint:plan=r1f2k1 --cpu",
+    "single": "single+bf16_pure+lora:rank=4+checkpoint:part=ffn --cpu",
     "ddp": "ddp+checkpoint+compress:kind=fp16+accumulate:steps=4+adamw:impl=foreach --cpu "
     "--grad-clip 0.01",
     "zero1": "zero1+bf16_pure+accumulate:steps=2 --cpu",

@@ -36,12 +36,10 @@ OTHERS: dict[str, list[str]] = {
         "single+checkpoint:keep=nested", "single+checkpoint:keep=nothing",
         "single+checkpoint:every=2,keep=products", "single+checkpoint:reentrant=on",
         "single+checkpoint:part=ffn", "single+checkpoint:part=attention",
-        "single+checkpoint:plan=r1f2k1",
     ],
     "offload_activations": [
         "single+offload_activations",
         "single+checkpoint:every=2+offload_activations:what=checkpoints",
-        "single+checkpoint:plan=k1r1f1k1+offload_activations:plan=o2k2",
     ],
     "compile": [
         "single+compile", "single+compile:scope=model,backend=aot_eager",

@@ -122,7 +122,7 @@ def test_rows_of_the_card_alone_tell_nothing_of_the_host():
     assert fit.host == 0 and fit.rows == len(device)
 
 
-def test_a_plan_by_block_counts_the_measured_host():
+def test_the_host_s_time_is_the_measured_one_if_a_row_shows_it():
     assert roofline.issue_seconds(card(made(rows=host_bound()))) == pytest.approx(40e-6)
     assert roofline.issue_seconds(card(made(rows=[]))) == rates.ISSUE
     assert roofline.issue_seconds(card(made(rows=rows()))) == 0, "no row shows the host"

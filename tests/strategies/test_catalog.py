@@ -128,7 +128,6 @@ def test_every_strategy_says_what_it_is(name):
         ("ddp+checkpoint:keep=some", RecipeError, ["'some'", "nested, nothing"]),
         ("ddp+checkpoint:keep=nested,every=2", RecipeError, ["leave every=2 out"]),
         ("ddp+offload_activations:what=some", RecipeError, ["'some'", "all, checkpoints"]),
-        ("ddp+offload_activations:plan=k4", RecipeError, ["plan=k4 moves nothing"]),
         ("ddp+muon:momentum=1", RecipeError, ["momentum is 1", "below 1"]),
         ("ddp+compile:scope=layer", RecipeError, ["'layer'", "block, model"]),
         ("ddp+compile:backend=gcc", RecipeError, ["'gcc'", "inductor, aot_eager"]),

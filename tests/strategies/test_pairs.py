@@ -148,7 +148,6 @@ REFUSED = {
     "single+lora:blocks=2-4": ["4 blocks", "from 0 to 3"],
     "single+dora:targets=to_q": ["ends in to_q", "fc1, fc2, proj, qkv"],
     "single+lora:blocks=3+checkpoint:keep=nested": ["ends within the blocks", "leave keep=nested"],
-    "single+lora:blocks=3+checkpoint:plan=r4": ["may not reach", "leave plan"],
     "single+lora:blocks=3+compile:budget=0.5": ["different shares", "leave budget=0.5"],
     "zero3+fp16+lora:dtype=fp32": ["casts adapters", "leave dtype out"],
     "fsdp2+bf16_pure:autocast=on+lora": ["in float32", "dtype=fp32"],

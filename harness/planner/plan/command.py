@@ -22,7 +22,7 @@ from harness.json_files import write_json
 from harness.planner import pool, verdict
 from harness.planner.advice import SOUGHT
 from harness.planner.export.matching import Reading
-from harness.planner.plan import advice, solve
+from harness.planner.plan import advice
 from harness.planner.plan.advice import plan_advice, plan_largest
 from harness.planner.plan.answer import check_line
 from harness.planner.plan.candidates import Asked, PlanError, asked_for
@@ -67,9 +67,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--check", action="store_true", help=text)
     text = "change one setting of one recipe at a time, and print its memory and time"
     add("--advise", action="store_true", help=text)
-    text = "choose for each block: keep, recompute, its FFN alone, offload, or stream its weights; "
-    text += "the fastest that fits one GPU, of one recipe's training or that of the plan's answer"
-    add("--solve", action="store_true", help=text)
     text = "with --from: another configuration, and why one needs more memory (default: none)"
     add("--diff", nargs="+", type=Path, metavar="OTHER", help=text)
     add("--explain", action="store_true", help="print the tensors at each recipe's peak")
@@ -86,7 +83,6 @@ def plan(options: argparse.Namespace) -> int:
     console = make_console(WIDE)
     if options.json:
         check_file(options.json, "json")
-    solve.refuse(options)
     with pool.fresh() if options.fresh else contextlib.nullcontext():
         jobs = options.jobs or pool.default_jobs()
         if options.counts:
@@ -116,8 +112,6 @@ def _answered(options: argparse.Namespace, asking: Asking, console: Console) -> 
         return plan_largest(options, asking, console)
     if options.advise:
         return plan_advice(options, asking, console)
-    if options.solve:
-        return solve.plan_solved(options, asking, console)
     return _plan(options, asking, console)
 
 

@@ -63,12 +63,6 @@ def attend_by(function):
     return edit
 
 
-def by_plan_of(other):
-    """Edits the model by another plan."""
-    original = type(other).edit_model
-    return lambda self, module, subject: original(other, module, subject)
-
-
 class Idle(Host):
     """Says that it moves tensors and keeps them where they are."""
 
@@ -160,21 +154,6 @@ LOST: Table = {
     ),
     "FFNs, not attention": (
         "single+checkpoint:part=attention", Checkpoint, "edit_model", parts_by(Recompute),
-    ),
-    "other blocks than the plan's": (
-        "single+checkpoint:plan=r1f2k1", Checkpoint, "edit_model",
-        by_plan_of(Checkpoint(plan="k1f2r1")),
-    ),
-    "blocks, not the FFNs of the plan": (
-        "single+checkpoint:plan=r1f2k1", Checkpoint, "edit_model",
-        by_plan_of(Checkpoint(plan="r3k1")),
-    ),
-    "a plan's parts counted, not recomputed": (
-        "single+checkpoint:plan=r4", Checkpoint, "edit_model", pretend(Boasting),
-    ),
-    "activations of other blocks than the plan's": (
-        "single+offload_activations:plan=o2k2", OffloadActivations, "edit_model",
-        by_plan_of(OffloadActivations(plan="k2o2")),
     ),
     "activations stay": ("single+offload_activations", OffloadActivations, "edit_model", nothing),
     "activations stay, by another runner": (
