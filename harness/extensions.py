@@ -1,8 +1,8 @@
 """Extensions: packages of ``harness`` that add commands and hooks to the core, and can be deleted.
 
 The module ``harness/NAME/register.py`` of an extension imports nothing but this module. It holds
-tables by name: ``COMMANDS`` of ``Command``, ``ANALYSES`` of ``Analysis``, and ``HOOKS`` of
-"module:function". The core never imports an extension: it looks up all of them by name.
+tables by name: ``COMMANDS`` of ``Command``, and ``HOOKS`` of "module:function". The core never
+imports an extension: it looks up all of them by name.
 """
 
 from __future__ import annotations
@@ -39,21 +39,6 @@ class Command(NamedTuple):
     act: str
 
 
-class Analysis(NamedTuple):
-    """An analysis, which a suite names as its ``story``.
-
-    Each of the first three is a "module:function" that takes a report. ``tables`` returns grids,
-    ``charts`` a caption, a small print and an SVG of each chart, and ``lines`` the recipes of their
-    lines. ``of_a_step``: its memory is the peak of one training step
-    (``harness.report.data.lookup``).
-    """
-
-    tables: str
-    charts: str = ""
-    lines: str = ""
-    of_a_step: bool = False
-
-
 def load(place: str) -> Callable[..., Any]:
     """Import and return a "module:function"."""
     module, _, name = place.partition(":")
@@ -77,19 +62,9 @@ def commands() -> dict[str, Command]:
     return _all("COMMANDS")
 
 
-def analyses() -> dict[str, Analysis]:
-    """Return the analyses of the installed extensions."""
-    return _all("ANALYSES")
-
-
 def _all(kind: str) -> dict[str, Any]:
     tables = (getattr(_register(name), kind, {}) for name in EXTENSIONS)
     return {name: entry for table in tables for name, entry in table.items()}
-
-
-def is_complete() -> bool:
-    """Return True if every extension is installed."""
-    return all(_register(name) for name in EXTENSIONS)
 
 
 def missing(word: str) -> str:

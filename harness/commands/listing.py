@@ -13,11 +13,10 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from harness import extensions
 from harness.commands.console import OK, make_console, print_listed
 from harness.subjects.dit import presets as dit
 from harness.subjects.library import families
-from harness.suite.file import Suite, SuiteError, known_suites, load_suite
+from harness.suite.file import SuiteError, known_suites, load_suite
 from harness.system import cards
 from strategies import CATALOG
 from strategies.base import BadInput
@@ -187,22 +186,3 @@ def _suites() -> list[tuple[Any, ...]]:
             continue
         listed.append((Text(name, "bold"), len(suite.rows), suite.title))
     return listed
-
-
-# ---- suites ----
-
-
-def load(name: str, device: str) -> Suite:
-    """Read the suite of that name or file, with an analysis that is known, for ``device`` (cpu or
-    cuda).
-
-    Raises:
-        SuiteError: one line that names the file, key and value, and a remedy.
-    """
-    suite = load_suite(name, device)
-    known = extensions.analyses()
-    if suite.story not in ("", *known) and extensions.is_complete():
-        raise SuiteError(
-            f"{suite.path}: story is {suite.story!r}; one of {', '.join(known)}, or leave it out"
-        )
-    return suite

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 from rich.console import Console
 
 from harness import ROOT, extensions
-from harness.commands import listing
 from harness.commands.console import (
     INTERRUPTED,
     OK,
@@ -31,7 +30,7 @@ from harness.resolve import Resolved, resolve
 from harness.result import Result, Status, load_all
 from harness.spec import Spec, SpecError
 from harness.suite import matrix
-from harness.suite.file import Suite
+from harness.suite.file import Suite, load_suite
 from harness.suite.rows import places, with_reference_again
 from harness.suite.run import OutputError, Planned, SuiteInterrupted, check_out, plan, run_suite
 from harness.system.gpus import has_driver
@@ -209,7 +208,7 @@ def _suite(options: argparse.Namespace, given: Mapping[str, Any], machine: Machi
     workload = given.get("workload", TRAIN)
     if options.recipes:
         return matrix.ad_hoc(options.recipes, device, workload)
-    return listing.load(options.suite or matrix.SUITES.get(workload, "default"), device)
+    return load_suite(options.suite or matrix.SUITES.get(workload, "default"), device)
 
 
 def _resolved(specs: Sequence[Spec], known: Sequence[Resolved]) -> list[Resolved]:

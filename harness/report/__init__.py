@@ -2,7 +2,7 @@
 
 ``write_report`` writes report.md, .csv, .json and .html. ``print_report`` prints to a terminal.
 ``compare`` compares two result sets. Imports within the package go one way: anatomy ->
-rendering -> analyses -> data. Code outside the package imports from this module.
+rendering -> data. Code outside the package imports from this module.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from harness.prediction import read_predictions
 from harness.report.data.compare import Comparison, compare, of_usable
 from harness.report.data.grouping import build
 from harness.report.data.rows import Report, SuiteHead, read_suite
-from harness.report.rendering import analyses, export, html, markdown
+from harness.report.rendering import export, html, markdown
 from harness.result import Result
 
 if TYPE_CHECKING:
@@ -71,8 +71,6 @@ def write_report(
 
     def rendered(report: Report) -> tuple[dict[str, str], str]:
         texts = {name: render(report) for name, render in FORMATS.items()}
-        if analyses.analysis_of(report):
-            texts[f"{report.suite.story}.md"] = markdown.render_story(report)
         return texts, _printed(report, console) if console else ""
 
     texts, printed = of_usable(results, left_out, suite, predictions, rendered)

@@ -1,1 +1,1 @@
-"""Rows that draw samples instead of training: their measurement, figures and analyses."""
+"""Rows that draw samples instead of training and their measurement."""

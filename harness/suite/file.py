@@ -13,6 +13,7 @@ from harness.spec import DEVICES, Spec, located
 from strategies import parse
 from strategies.base import BadInput
 from strategies.files import bounded_text, parse_yaml
+from strategies.recipe import ENDED
 from strategies.workloads import TRAIN
 
 FOLDER = Path(__file__).resolve().parent / "catalog"
@@ -28,7 +29,6 @@ BLOCK = {**SETTINGS, "per_process_batch": int, "repeat": int}
 TOP = {
     "name": str,
     "title": str,
-    "story": str,
     "reference": str,
     "timeout_seconds": float,
     "noise_floor": int,
@@ -72,10 +72,9 @@ class Suite:
     """Rows to compare on one device.
 
     ``settings`` may hold ``processes: all`` and ``per_process_batch`` (a number or ``fit``), which
-    ``specs`` replaces by numbers. ``story`` names the analysis of all rows; the report defines the
-    analyses. ``noise_floor`` is the number of measurements of the reference row; with 1 the noise
-    is unknown. ``repeat`` is the number of rounds in which every row is measured once. ``path`` is
-    the suite's file.
+    ``specs`` replaces by numbers. ``noise_floor`` is the number of measurements of the reference
+    row; with 1 the noise is unknown. ``repeat`` is the number of rounds in which every row is
+    measured once. ``path`` is the suite's file.
     """
 
     path: Path
@@ -86,7 +85,6 @@ class Suite:
     device: str
     settings: Mapping[str, Any]
     rows: tuple[SuiteRow, ...]
-    story: str = ""
     noise_floor: int = NOISE_FLOOR
     repeat: int = 1
 
@@ -138,7 +136,6 @@ def _framed(name: str, device: str) -> tuple[Suite, dict[str, Any]]:
         path=path,
         name=data.get("name", path.stem),
         title=data.get("title", ""),
-        story=data.get("story", ""),
         reference="",
         timeout_seconds=float(data.get("timeout_seconds", TIMEOUT_SECONDS)),
         device=device,
@@ -160,6 +157,8 @@ def _find(name: str) -> Path:
     path = Path(name)
     if path.is_file():
         return path
+    if name in ENDED:
+        raise SuiteError(f"suite {name} is not here: {ENDED[name]}")
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"did you mean {close[0]!r}? " if close else ""
     raise SuiteError(

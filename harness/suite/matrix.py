@@ -39,7 +39,6 @@ def ad_hoc(recipes: Iterable[str], device: str, workload: str = TRAIN) -> Suite:
         base,
         name="recipes",
         title="Recipes of the command line",
-        story="",
         repeat=1,
         reference=texts[0],
         rows=tuple(SuiteRow(recipe=text) for text in texts),

@@ -304,7 +304,7 @@ def _alone(out: Path) -> Iterator[None]:
 def _write_head(suite: Suite, out: Path) -> None:
     head: dict[str, Any] = {"name": suite.name, "title": suite.title}
     head |= {"reference": suite.reference, "started": _now(), "device": suite.device}
-    head |= {"story": suite.story, "order": [row.recipe for row in suite.rows]}
+    head["order"] = [row.recipe for row in suite.rows]
     with _full_disk(out):
         write_json(out / "suite.json", head)
 

@@ -28,7 +28,7 @@ from harness.system import machine as machines
 from harness.worker.training import Training
 from strategies import CATALOG
 from tests.made.calibrations import CPU, made
-from tests.made.machines import SUITE, machine
+from tests.made.machines import machine
 from tests.made.results import ok
 
 POPEN = subprocess.Popen
@@ -63,10 +63,6 @@ def corrupt_latents(tmp_path: Path) -> list[str]:
         np.save(folder / "0.npy", np.zeros((1, 4, 32, 32) if kind == "features" else (1,)))
     (tmp_path / "lat" / "imagenet256_features" / "0.npy").write_bytes(b"not numpy")
     return ["run", "--recipes", "ddp", "--data", f"latents:{tmp_path}/lat"]
-
-
-def misspelt_story(tmp_path: Path) -> str:
-    return write(tmp_path / "s.yaml", SUITE.replace("name: mine", "name: mine\nstory: laddr"))
 
 
 def file_for_folder(tmp_path: Path) -> list[str]:
@@ -104,11 +100,6 @@ BAD: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     "latents missing": (lambda p: ["--recipes", "ddp", "--data", f"latents:{p}/none"], "/none"),
     "latents corrupt": (corrupt_latents, "0.npy"),
     "suite unknown": (lambda p: ["--suite", "defalt"], "did you mean 'default'"),
-    "suite story": (
-        lambda p: ["--suite", misspelt_story(p)],
-        "s.yaml: story is 'laddr'; one of claims, each, ladder, fast_dit, depth, quality, sampled, "
-        "long, scale, vocabulary, or leave it out",
-    ),
     "no GPU": (lambda p: ["--recipes", "ddp", "--device", "cuda"], "use --device cpu"),
     "out is under a file": (file_for_folder, "choose another --out"),
     "unknown option": (lambda p: ["--recipe", "ddp", "--stps", "3"], "see ./run.sh"),

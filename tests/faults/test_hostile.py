@@ -133,7 +133,7 @@ def test_a_broken_file_stops_no_report_and_writes_nowhere_else(name, whole):
     @given(broken(good))
     @example("")
     @example("[" * 100_000)
-    @example(json.dumps(json.loads(good) | {"story": "../ESCAPED"}))
+    @example(json.dumps(json.loads(good) | {"name": "../ESCAPED"}))
     def broke(text: str) -> None:
         path.write_text(text, encoding="utf-8")
         try:

@@ -58,7 +58,7 @@ def test_every_number_of_the_ranking_is_whole_or_its_column_is_named_as_left_out
 def test_no_table_of_any_command_is_wider_than_the_terminal(width):
     folder = GOLDEN / "cpu"
     texts = [
-        printed(width, print_report, *load_all(folder), Console, suite=SuiteHead(story="each")),
+        printed(width, print_report, *load_all(folder), Console, suite=SuiteHead()),
         printed(width, print_comparison, compare(folder, folder), Console),
         printed(width, listing.print_list, Console),
     ]

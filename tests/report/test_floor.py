@@ -15,7 +15,7 @@ from harness.report.data import lookup
 from harness.report.data.answers import answers, fastest_that_fits, headline
 from harness.report.data.rows import Group, Report, SuiteHead
 from harness.report.figures.floor import floor_of, margin
-from harness.report.rendering import analyses, markdown, terminal
+from harness.report.rendering import markdown, terminal
 from harness.report.rendering.tables import ranking
 from harness.result import Result
 from tests.made.results import FULL, done
@@ -224,17 +224,3 @@ def test_a_fastest_that_is_told_apart_stands_alone():
     assert "told apart" not in " ".join(found.values())
     assert "16.7 % of its speed" in found["Best trade"]
     assert all(fit.others == "" for fit in fastest_that_fits(group))
-
-
-# ---- analyses ----
-
-
-@pytest.mark.parametrize("story", ["ladder", "each"])
-def test_a_story_compares_speeds_by_the_floor(story):
-    pytest.importorskip("harness.analyses")
-    order = ("ddp", SAME, SLOWER)
-    head = SuiteHead(reference="ddp", story=story, order=order)
-    (grid,) = analyses.tables(build(suite(QUIET), [], head))
-    place = grid.heads.index("Speed x")
-    ratios = [line[place] for line in grid.lines]
-    assert ratios == ["-", "0.94-1.04", "0.84" if story == "ladder" else "0.83"]

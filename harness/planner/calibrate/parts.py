@@ -150,8 +150,8 @@ MINUTES = {"cuda": 1.5, "cpu": 0.5}
 """Minutes of a row with its prediction, on an idle machine."""
 CHECK_MINUTES = {"cuda": 0.6, "cpu": 0.4}
 SUITES = {
-    "cuda": {"default": 30.0, "fast_dit_table": 12.0, "ladder": 15.0},
-    "cpu": {"default": 9.0, "fast_dit_table": 5.0, "ladder": 6.0},
+    "cuda": {"default": 30.0, "ladder": 15.0},
+    "cpu": {"default": 9.0, "ladder": 6.0},
 }
 SMALL_SHARE = {"measure": 0.3, "row": 0.5, "check": 0.8, "suite": 0.6, "tests": 0.5, "meter": 0.3}
 """Share of the minutes that a rehearsal takes; most of it is process start-up."""

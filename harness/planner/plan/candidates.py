@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.commands import listing
 from harness.data.caches.named import KINDS, is_cache
 from harness.data.feed import check_data
 from harness.phases import planned, planned_text
@@ -23,6 +22,7 @@ from harness.planner.speed import rates
 from harness.resolve import Resolved, resolve
 from harness.spec import LATER, Spec, SpecError, located, model_name
 from harness.subjects import kind_of
+from harness.suite.file import load_suite
 from harness.suite.matrix import unreplicated
 from harness.system import cards, gpus
 from harness.system.capability import shortfall
@@ -459,7 +459,7 @@ def _recipes(options: argparse.Namespace) -> list[str]:
     if not asked and not options.suite and options.workload == SAMPLE:
         options.suite = "sampling"
     if not asked:
-        suite = listing.load(options.suite or "default", _device(options))
+        suite = load_suite(options.suite or "default", _device(options))
         asked = [row.recipe for row in suite.rows]
     if any("" in recipe.replace(" ", "").split("+") for recipe in asked):
         told = " ".join(asked)

@@ -32,8 +32,6 @@ The intervals must not overlap either.
 PEAK_LIMIT = 0.02
 PEAK_LIMIT_BYTES = 16 * units.MIB
 """A peak has changed if it exceeds either of the two limits."""
-BESIDE = ("calibration",)
-"""Parts of a suite's head that lie in files of their own."""
 
 
 class Part(NamedTuple):
@@ -61,15 +59,15 @@ def of_usable(
         Exception: the error of ``render``, if no single file causes it.
     """
     left_out = list(skipped)
-    parts = [Part(f"{name}.json", getattr(suite, name), name) for name in BESIDE]
+    parts = [Part("calibration.json", suite.calibration, "calibration")]
     parts += [Part(f"prediction.json of {key}", one, key) for key, one in predictions.items()]
     parts += [Part(f"runs/{run_name(result.spec)}", result) for result in results]
 
     def made(kept: Sequence[Part]) -> Made:
         found = [part.content for part in kept if isinstance(part.content, Result)]
         named = {part.key: part.content for part in kept if part.key and part.content}
-        beside = {name: named.pop(name, None) for name in BESIDE}
-        return render(build(found, left_out, dataclasses.replace(suite, **beside), named))
+        head = dataclasses.replace(suite, calibration=named.pop("calibration", None))
+        return render(build(found, left_out, head, named))
 
     def works(kept: Sequence[Part]) -> bool:
         try:

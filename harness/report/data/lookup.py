@@ -1,19 +1,14 @@
-"""Speeds compared with noise, environments of rows, and rows looked up by their recipe."""
+"""Speeds compared with noise, and environments of rows."""
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from harness.report.data.rows import Group, Report, Row, Unfinished
+from harness.report.data.rows import Group, Row
 from harness.report.figures import derive, units
 from harness.report.figures.floor import Floor, margin
-from harness.report.figures.units import STATE
-from harness.result import Status
-from harness.spec import Spec
-from strategies import parse
 
 SAME = "same"
 """Replaces a ratio of speeds whose whole interval lies within the noise floor."""
@@ -106,16 +101,6 @@ def ratio(row: Row, base: Row) -> float | str:
     if differ(row, base) is False:
         return "-".join(f"{end:.2f}" for end in interval(row, base))
     return _rate_ratio(row, base)
-
-
-def times(row: Row, base: Row) -> str:
-    """Return the ratio for a sentence: "x1.25", or "not told apart (x0.96 to x1.02)"."""
-    found = ratio(row, base)
-    if found == SAME:
-        return SAME
-    if isinstance(found, str):
-        return f"{NOT_TOLD_APART} ({' to '.join(f'x{end:.2f}' for end in interval(row, base))})"
-    return f"x{found:.2f}"
 
 
 def is_busy(group: Group) -> bool:
@@ -218,141 +203,3 @@ def _flat(facts: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
         else:
             pairs.append((prefix + name, units.NONE if value is None else str(value)))
     return pairs
-
-
-# ---- rows by recipe ----
-
-
-class Missing(LookupError):
-    """A row that an analysis needs was not measured; the message has the row and the reason."""
-
-
-class Absent(Missing):
-    """The results have no such row, not even an unfinished one."""
-
-
-class Rows:
-    """Every measured row of a report, of all groups."""
-
-    def __init__(self, report: Report) -> None:
-        self.rows = [row for group in report.groups for row in group.rows]
-        self.unfinished = report.unfinished
-        first = report.groups[0].reference.spec if report.groups else None
-        self.model = first.model if first else None
-        self.device = first.device if first else None
-
-    @functools.cached_property
-    def of_recipe(self) -> dict[str, list[Row]]:
-        """The rows of each recipe."""
-        found: dict[str, list[Row]] = {}
-        for row in self.rows:
-            found.setdefault(row.spec.recipe, []).append(row)
-        return found
-
-    def get(self, recipe: str, **fields: Any) -> Row:
-        """Return the row of ``recipe`` whose spec has these fields, each a value or a predicate.
-
-        Without a field ``model``, the row has the reference's model.
-
-        Raises:
-            Missing: it was not measured; has the reason if the results have one.
-        """
-        recipe = parse(recipe).text
-        is_wanted = self._wanted(recipe, fields)
-        row = next((r for r in self.of_recipe.get(recipe, ()) if is_wanted(r.spec)), None)
-        if row is not None:
-            return row
-        unfinished = next((u for u in self.unfinished if is_wanted(u.result.spec)), None)
-        if unfinished is None:
-            raise Absent(f"{recipe} is not among the results")
-        raise Missing(f"{recipe} is {self._ending(unfinished)}")
-
-    def _ending(self, unfinished: Unfinished) -> str:
-        """Return a row's status and reason in a sentence."""
-        return f"{unfinished.status.value}: {unfinished.reason}"
-
-    def status(self, recipe: str, **fields: Any) -> Status | None:
-        """Return the status of the row that ``get`` returns; None if the results lack it."""
-        is_wanted = self._wanted(parse(recipe).text, fields)
-        if any(is_wanted(row.spec) for row in self.rows):
-            return Status.OK
-        ended = (row.status for row in self.unfinished if is_wanted(row.result.spec))
-        return next(ended, None)
-
-    def _wanted(self, recipe: str, fields: dict[str, Any]) -> Callable[[Spec], bool]:
-        wanted = {"model": lambda model: self.model in (None, model)} | fields
-
-        def holds(spec: Spec, name: str) -> bool:
-            value, asked = getattr(spec, name), wanted[name]
-            return asked(value) if callable(asked) else value == asked
-
-        return lambda spec: spec.recipe == recipe and all(holds(spec, name) for name in wanted)
-
-    def step_bytes(self, recipe: str, **fields: Any) -> int:
-        """Return ``step_bytes`` of the row that ``get`` returns."""
-        return step_bytes(self.get(recipe, **fields))
-
-    def beyond_state(self, recipe: str, **fields: Any) -> int:
-        """Return ``beyond_state`` of the row that ``get`` returns."""
-        return beyond_state(self.get(recipe, **fields))
-
-    def saved(self, recipe: str, base: str, **fields: Any) -> float:
-        """Return the share of ``base``'s peak that ``recipe`` saves; negative for a cost."""
-        return 1 - self.step_bytes(recipe, **fields) / self.step_bytes(base, **fields)
-
-    def times(self, recipe: str, base: str, **fields: Any) -> str:
-        """Return samples per second relative to ``base``, for a sentence: "x1.25", or none seen."""
-        return times(*(self.get(r, **fields) for r in (recipe, base)))
-
-    def rate_ratio(self, row: Row, base: Row) -> str:
-        """Return the ratio of samples per second of two rows of different work, for a sentence."""
-        return f"x{_rate_ratio(row, base):.2f}"
-
-
-def step_bytes(row: Row) -> int:
-    """Return a row's peak over its steps (``derive.peak_by_phase``).
-
-    Raises:
-        Missing: the row was not traced, on a CPU.
-    """
-    if row.numbers.peak_bytes is None:
-        raise Missing(f"{row.label} was not traced")
-    return row.numbers.peak_bytes
-
-
-def step_meter(row: Row) -> str | None:
-    """Return the meter of a row's ``step_bytes``: "allocator", "trace", or None without one."""
-    if row.first.meter == "cuda" and row.numbers.peak_bytes:
-        return "allocator"
-    return None if row.numbers.parameters_bytes is None else "trace"
-
-
-def beyond_state(row: Row) -> int:
-    """Return the most traced bytes of a step beyond parameters, gradients, optimizer, average.
-
-    They are stored activations, recomputed ones, and temporaries. The instant may differ from the
-    step's peak: a deep model with few activations peaks when it computes its last gradients.
-
-    Raises:
-        Missing: the row was not traced.
-    """
-    if row.numbers.beyond_state_bytes is None:
-        raise Missing(f"{row.label} was not traced, or by an older version")
-    return row.numbers.beyond_state_bytes
-
-
-def state_bytes(row: Row) -> int:
-    """Return the bytes of parameters, gradients, optimizer state and average at a step's peak.
-
-    Raises:
-        Missing: the row was not traced.
-    """
-    sizes = [getattr(row.numbers, f"{name}_bytes") for name in STATE]
-    if None in sizes:
-        raise Missing(f"{row.label} was not traced")
-    return sum(sizes)
-
-
-def state_share(row: Row) -> float:
-    """Return these bytes as a share of the peak."""
-    return state_bytes(row) / step_bytes(row)

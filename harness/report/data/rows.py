@@ -31,15 +31,13 @@ FREE = ("recipe", "processes", "nodes", "repeat")
 class SuiteHead:
     """The head of a result set, from ``suite.json``.
 
-    ``story``: the suite's analysis (``harness.extensions.Analysis``). ``order``: its recipes.
-    A file in the same folder has the machine's ``calibration`` (None without the planner).
-    ``skipped`` has a line for each unusable one.
+    ``order``: its recipes. ``calibration``: that of the machine, from a file in the same folder.
+    ``skipped`` has a line for each unusable file.
     """
 
     name: str = ""
     reference: str = ""
     started: str = ""
-    story: str = ""
     order: tuple[str, ...] = ()
     calibration: Any = None
     skipped: tuple[str, ...] = ()
@@ -170,7 +168,7 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """The input of analyses and renderings.
+    """The input of renderings.
 
     ``memory_only``: results that ran side by side, without times. ``skipped`` has a line for
     each file that is no result.
@@ -204,7 +202,7 @@ def read_suite(folder: Path) -> SuiteHead:
     data = tried(lambda: read_json(path, dict[str, Any]) if path.exists() else None) or {}
     order = data.get("order")
     return SuiteHead(
-        **{name: str(data.get(name) or "") for name in ("name", "reference", "started", "story")},
+        **{name: str(data.get(name) or "") for name in ("name", "reference", "started")},
         order=tuple(map(str, order)) if isinstance(order, list) else (),
         calibration=calibrated,
         skipped=tuple(skipped),

@@ -16,7 +16,7 @@ from harness.report.data.answers import MANY, in_full
 from harness.report.data.grid import Grid, text_grid
 from harness.report.data.rows import Group, Report, Row, label
 from harness.report.figures import parity, units
-from harness.report.rendering import analyses, charts, sentences, tables
+from harness.report.rendering import charts, sentences, tables
 from harness.report.rendering.explanations import GLOSSARY, MEMORY_ONLY_NOTE, RECORDED_NOTE
 from harness.report.rendering.svg import element
 from strategies.evidence.rules import worded
@@ -48,7 +48,7 @@ def render(report: Report) -> str:
     parts += ["</head><body>", tag("h1", f"Headroom: {name}")]
     several = len(report.groups) > 1
     parts += [_headline(report.groups[0]) if report.groups and not several else ""]
-    parts += [_under_title(report), _story(report)]
+    parts += [_under_title(report)]
     groups = in_full(report.groups)
     for index, (group, shown) in enumerate(groups):
         parts.append(_group(group, shown, index, several))
@@ -68,14 +68,6 @@ def _under_title(report: Report) -> str:
     fits = sentences.predicted_fits(report)
     fits = f"<br>{escape(fits)}" if fits else ""
     return f'<p class="sub">{escape(sentences.summary(report))}{started}{more}{fits}</p>'
-
-
-def _story(report: Report) -> str:
-    grids = [section(f"story-{g.key}", g.title, table(g)) for g in analyses.tables(report)]
-    figures = [figure(*picture) for picture in analyses.charts(report)]
-    # With an odd number of charts, the legend is beside the last one.
-    charted = [_charts(*figures, _line_keys(analyses.keys(report)))] if figures else [""]
-    return "\n".join([*grids, *charted])
 
 
 def _others(report: Report, first: int) -> str:

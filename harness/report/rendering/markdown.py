@@ -10,15 +10,10 @@ from harness.report.data.answers import MANY, Answer, answers, headline, in_full
 from harness.report.data.grid import Grid
 from harness.report.data.rows import Group, Report, label
 from harness.report.figures import parity, units
-from harness.report.rendering import analyses, sentences, tables
+from harness.report.rendering import sentences, tables
 from harness.report.rendering.explanations import MEMORY_ONLY_NOTE, RECORDED_NOTE
 from strategies.evidence.rules import settings
 
-METERS = {
-    "allocator": "live tensors, by the caching allocator",
-    "trace": "live tensors, by a trace of that step",
-}
-"""Word of ``lookup.step_meter`` -> its description."""
 SHOWN = (
     *("effects", "phases", "split", "memory", "host", "types", "predicted", "parts", "calibrated"),
     *("time", "parity", "drawn", "siblings", "buckets", "gathers"),
@@ -36,8 +31,6 @@ def render(report: Report) -> str:
     lines = [title, "", plain(sentences.summary(report)), ""]
     fits = sentences.predicted_fits(report)
     lines += [plain(fits), ""] if fits else []
-    for grid in analyses.tables(report):
-        lines += _table(grid)
     groups = in_full(report.groups)
     for group, shown in groups:
         lines += _group(group, shown)
@@ -57,39 +50,6 @@ def render(report: Report) -> str:
         lines += ["## Files skipped", "", *(f"- {code(line)}" for line in skipped), ""]
     lines += [*_environment(report), *_commands(report)]
     return "\n".join(lines).rstrip() + "\n"
-
-
-def render_story(report: Report) -> str:
-    """Return the suite's analysis as its own page."""
-    lines = [f"# {plain(f'{report.suite.story}: {sentences.summary(report)}')}", ""]
-    for grid in analyses.tables(report):
-        lines += _table(grid)
-    if report.groups:
-        lines += [f"> {_story_stamp(report)}", "", f"{sentences.setting(report.groups[0])}.", ""]
-        lines += [lookup.noise_floor(report.groups[0]), ""]
-    return "\n".join([*lines, *_environment(report)]).rstrip() + "\n"
-
-
-def _story_stamp(report: Report) -> str:
-    """Return the meters of an analysis's numbers, and what they are not comparable with."""
-    first = report.groups[0]
-    analysis = analyses.analysis_of(report)
-    if not (analysis and analysis.of_a_step):
-        return sentences.stamp(first)
-    rows = [row for group in report.groups for row in group.rows]
-    said = {word: [r for r in rows if lookup.step_meter(r) == word] for word in (*METERS, None)}
-    meters = [
-        METERS[word] + ("" if len(found) == len(rows) else f" ({len(found)} rows)")
-        for word, found in said.items()
-        if word and found
-    ]
-    parts = [f"Peaks on this page are of one training step: {'; '.join(meters)}."] if meters else []
-    if said[None]:
-        parts.append(f"Without one: {', '.join(row.label for row in said[None])}.")
-    if first.meter == "cuda":
-        return " ".join([f"Measured on {first.device}.", *parts])
-    where = f"Measured without a GPU, on CPU processes ({first.device})."
-    return " ".join([where, *parts, "These numbers are NOT comparable with a GPU's."])
 
 
 def _group(group: Group, shown: Group) -> list[str]:

@@ -14,7 +14,7 @@ from harness.report.data.answers import MANY, answers, fastest_that_fits, headli
 from harness.report.data.compare import Change, Comparison
 from harness.report.data.grid import Column, tabulate, text_grid
 from harness.report.data.rows import Group, Report, Unfinished
-from harness.report.rendering import analyses, sentences, tables
+from harness.report.rendering import sentences, tables
 from harness.report.rendering.narrow import print_grid
 
 if TYPE_CHECKING:
@@ -34,10 +34,6 @@ def render(report: Report, console: Console) -> None:
     groups = in_full(report.groups)
     for group, shown in groups:
         _group(group, shown, console)
-    for grid in analyses.tables(report):
-        console.print(f"\n[bold]{escape(grid.title)}[/bold]")
-        print_grid(grid, console)
-        console.print(escape(grid.note), style="dim", highlight=False)
     wrong = sentences.others_wrong(report, len(groups))
     if text := sentences.others(report, len(groups)):
         console.print(f"\n{escape(text)}", style="red" if wrong else "dim")
