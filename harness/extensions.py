@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 EXTENSIONS: dict[str, tuple[str, ...]] = {
     "planner": ("plan", "export", "oom", "atlas", "calibrate", "--no-predictions"),
-    "cluster": ("--nodes", "--on"),
     "sampling": ("sample",),
     "analyses": (),
     "script": ("script",),

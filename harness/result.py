@@ -229,48 +229,6 @@ class LaunchRecord:
 
 
 @dataclass(kw_only=True)
-class NodeRecord:
-    """One machine of a run on several, and the end of its part of the run.
-
-    ``devices`` are the names of its GPUs, and ``driver`` is the version of their driver. It
-    connects to the other machines by ``interface`` and ``address``. ``stopped`` is the reason why
-    its supervisor ended its processes (``harness.cluster.supervisor``); None if they ended by
-    themselves. ``answered`` is whether it wrote a final report. ``tree_peak_bytes`` is resident
-    memory, summed over its own processes.
-    """
-
-    rank: int
-    host: str
-    cores: int = 0
-    memory_bytes: int = 0
-    devices: list[str] = field(default_factory=list)
-    driver: str = ""
-    interface: str = ""
-    address: str = ""
-    answered: bool = True
-    exit_code: int | None = None
-    stopped: str | None = None
-    tree_peak_bytes: int | None = None
-    survivors: int = 0
-
-
-@dataclass(kw_only=True)
-class Wire:
-    """Network between the nodes of a run, measured before its rows by all-reduces of one process
-    per node (``harness.cluster.network``).
-
-    ``latency_seconds`` is the median of all-reduces of 8 bytes. ``bandwidth`` is the bytes per
-    second that each node sent in an all-reduce of ``size_bytes``, the fastest of a few. ``backend``
-    is torch's.
-    """
-
-    backend: str
-    latency_seconds: float
-    bandwidth: float
-    size_bytes: int
-
-
-@dataclass(kw_only=True)
 class Drawn:
     """Samples of a run, recorded to measure their distance to those of another run.
 
@@ -316,8 +274,6 @@ class Result:
     - ``recordings``: files of the profiler or of the allocator's history in the run's folder.
     - ``flops_per_step``: 0 if not counted.
     - ``gpu_samples``: empty without a GPU or nvidia-smi.
-    - ``nodes``, ``wire``: of runs on several machines.
-    - ``token``: names the launch that wrote the result, to tell it from another launch's result.
     - ``beside``: number of rows that ran at once, each on its own GPU, so that no time was kept; 0
       for
     a row that ran alone.
@@ -326,6 +282,9 @@ class Result:
 
     status: Status
     spec: Spec
+    ENDED = ("nodes", "wire", "token")
+    """Fields of older results."""
+
     schema: int = SCHEMA
     reason: str | None = None
     way_out: str | None = None
@@ -355,9 +314,6 @@ class Result:
     key_averages: list[dict[str, Any]] = field(default_factory=list)
     recordings: list[str] = field(default_factory=list)
     gpu_samples: list[GpuSample] = field(default_factory=list)
-    nodes: list[NodeRecord] = field(default_factory=list)
-    wire: Wire | None = None
-    token: str = ""
     beside: int = 0
     drawn: Drawn | None = None
 

@@ -23,7 +23,7 @@ import torch
 
 from harness import extensions
 from harness.data.feed import check_data
-from harness.launch import command
+from harness.launch import command, nodes
 from harness.resolve import Resolved, resolve
 from harness.result import Result
 from harness.spec import Spec, add_arguments, from_arguments
@@ -52,14 +52,6 @@ def parse_options(argv: Sequence[str]) -> argparse.Namespace:
 def _history(spec: Spec, folder: Path, rank: int) -> contextlib.AbstractContextManager[None]:
     """Return a context that records the allocator's history if the spec requests it."""
     return loop.allocator_history(folder, rank) if spec.snapshot else contextlib.nullcontext()
-
-
-def _own(folder: Path) -> Path:
-    """Return the folder for files of this machine's ranks only, such as statuses and swap files.
-
-    It is the run's folder, or this node's own disk if several nodes share that folder.
-    """
-    return Path(os.environ.get("HEADROOM_LOCAL") or folder)
 
 
 def _check_words(spec: Spec, options: argparse.Namespace) -> None:
@@ -95,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     process.own_tools_first()
     process.plain_architectures()
     options = parse_options(sys.argv[1:] if argv is None else argv)
-    reporter = Reporter(_own(options.out), int(os.environ.get("RANK", 0)))
+    reporter = Reporter(options.out, int(os.environ.get("RANK", 0)))
     try:
         # The launching process has read all headers of the data already, so a rank need not.
         spec = from_arguments(options)
@@ -110,15 +102,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with _history(resolved.spec, options.out, reporter.rank):
             result = _measured(resolved, options, reporter)
+        result = nodes.share(result)
     except BaseException as error:
-        reporter.failed(error)
+        nodes.exchange_failures(options.out, reporter.rank, reporter.failed(error))
         raise
     if result is not None:
         result.recordings = command.left_in(options.out)
         result.command = os.environ.get("HEADROOM_COMMAND", "")
-        result.token = os.environ.get("HEADROOM_TOKEN", "")
         result.write(options.out / "result.json")
-        shutil.rmtree(_own(options.out) / "nvme", ignore_errors=True)
+        shutil.rmtree(options.out / "nvme", ignore_errors=True)
     reporter.enter("done")
     if torch.distributed.is_initialized():
         # At the interpreter's exit a finished run sometimes aborts.

@@ -1,7 +1,7 @@
 """Void runs: the only place that decides that a finished run does not count, and why.
 
-No other module assigns ``Status.VOID``. The worker and the leader of several nodes decide by
-``settle``; reports and commands read ``shown_status``. This module does not import torch.
+No other module assigns ``Status.VOID``. The worker decides by ``settle``; reports and commands read
+``shown_status``. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -16,13 +16,9 @@ SHOWN = "shown"
 FIX = "not ranked: fix the cause named here, or the recipe"
 
 
-def settle(result: Result, mixed: str = "") -> Result:
-    """Make ``result`` void if it is ok and must not count; return it.
-
-    Args:
-        mixed: difference between the devices of the nodes that ran it; empty if they are alike.
-    """
-    why = _audited(result.audit) or _mixed(mixed)
+def settle(result: Result) -> Result:
+    """Make ``result`` void if it is ok and must not count; return it."""
+    why = _audited(result.audit) or _mixed(result)
     if why and result.status is Status.OK:
         result.status = Status.VOID
         result.reason, result.way_out = why.text, why.hint
@@ -47,9 +43,13 @@ def _audited(checks: Sequence[Check]) -> Reason | None:
     return Reason(f"{failed.name}: {words}", FIX)
 
 
-def _mixed(difference: str) -> Reason | None:
-    text = f"{difference}: no comparable times"
-    return Reason(text, "give it nodes of one kind") if difference else None
+def _mixed(result: Result) -> Reason | None:
+    """Return the difference between the devices of several nodes, whose times mean nothing."""
+    kinds = sorted({rank.device for rank in result.ranks})
+    if result.spec.nodes == 1 or len(kinds) < 2:
+        return None
+    text = f"mixed nodes ({', '.join(kinds)}): no comparable times"
+    return Reason(text, "give it nodes of one kind")
 
 
 def _timed(result: Result) -> Reason | None:

@@ -84,7 +84,7 @@ LONGEST = (
     "commands/test_public_run", "script/test_script_launched", "predict/test_inverses",
     "worker/test_building", "predict/test_rehearsed", "strategies/test_catalog",
     "worker/test_sabotage", "launch/test_launch", "predict/test_forks", "predict/test_remembered",
-    "predict/test_solve", "cluster/test_two_nodes", "memory/test_places",
+    "predict/test_solve", "launch/test_two_nodes", "memory/test_places",
     "export/test_export_files", "strategies/test_zero_settings", "script/test_script_alone",
     "predict/test_block_swap",
 )  # fmt: skip

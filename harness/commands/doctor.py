@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import itertools
 import os
 from collections.abc import Iterator, Sequence
@@ -53,32 +52,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "latents:FOLDER (default: none)"
     )
     add("--data", metavar="DATA", help=text)
-    for more in extensions.hooks("doctor_arguments"):
-        more(parser)
 
 
 def doctor(options: argparse.Namespace) -> int:
     """Print what this machine can run, or with ``--data`` whether data can be trained on.
 
-    For several nodes, also print whether they can run one training, and measure their network.
     Return the exit code.
     """
     if options.data:
         return look_at_data(options.data)
     out, console = options.out.absolute(), make_console()
-    for run_elsewhere in extensions.hooks("elsewhere"):
-        if (code := run_elsewhere(options, out, "doctor", console)) is not None:
-            return code
     there = next(p for p in (out, *out.parents) if p.exists())
     if not (there.is_dir() and os.access(there, os.W_OK)):
         raise SpecError(f"{out}: cannot write to {there}; choose another --out")
     ops = needed_ops([resolve(Spec(recipe="zero3_nvme", device=recall(out).device, **LATENTS))])
     machine = examined(console, out, ops)
-    machines = extensions.hook("machines", lambda *_: contextlib.nullcontext())
-    with machines(options, out, console) as nodes:
-        if nodes:
-            nodes.survey(machine, out, machine.device, sorted(ops), console)
-            print_listed(console, NODE_HEADS, nodes.rows())
     print_doctor(machine, console)
     return OK
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ from harness.commands.console import (
 from harness.commands.options import add_settings, folder_name, overrides, seconds
 from harness.commands.progress import Progress
 from harness.commands.reports import show
-from harness.launch import launch
+from harness.launch import launch, nodes
 from harness.report.data.rows import label
 from harness.resolve import Resolved, resolve
 from harness.result import Result, Status, load_all
@@ -71,6 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "run N single-GPU rows at a time, and measure memory only (default: one row at a time)"
     add("--side-by-side", type=int, metavar="N", help=text)
     add("--dry-run", action="store_true", help="print the commands, start nothing")
+    nodes.add_arguments(parser)
     for more in extensions.hooks("run_arguments"):
         more(parser)
     settings = parser.add_argument_group("settings of every row (they override the suite's)")
@@ -83,9 +84,10 @@ def run(options: argparse.Namespace) -> int:
     usual = matrix.SUITES.get(given.get("workload", TRAIN), "default")
     name = "recipes" if options.recipes else options.suite or usual
     out = Path(options.out or ROOT / "results" / slug(name)).absolute()
-    for run_elsewhere in extensions.hooks("elsewhere"):
-        if (code := run_elsewhere(options, out, slug(name), console)) is not None:
-            return code
+    node = nodes.this_node(options, os.environ)
+    if node:
+        out = node.folder(out)
+        console.print(f"node {node.rank} of {node.count}: {out}", soft_wrap=True)
     here = recall(out)
     if not options.dry_run:
         here = sighted(console, out, here, options.device)
@@ -96,9 +98,7 @@ def run(options: argparse.Namespace) -> int:
         places(here, options.side_by_side)
     _enough_gpus(given, asked)
     check_out(out)
-    machines = extensions.hook("machines", lambda *_: contextlib.nullcontext())
-    with machines(options, out, console) as nodes:
-        planned, results, code = _measured(asked, given, nodes, out, options, console)
+    planned, results, code = _measured(asked, given, node, out, options, console)
     for finish in extensions.hooks("after_run"):
         code = finish(results, [row.resolved for row in planned], options, out, console, code)
     show(results, load_all(out)[1], out, console)
@@ -112,21 +112,18 @@ def run(options: argparse.Namespace) -> int:
 def _measured(
     asked: Asked,
     given: Mapping[str, Any],
-    nodes: Any,
+    node: nodes.Node | None,
     out: Path,
     options: argparse.Namespace,
     console: Console,
 ) -> tuple[list[Planned], list[Result], int | None]:
     """Return the rows as planned after the machine is examined, and their results.
 
-    The third value is the exit code if it is decided already, else None. ``nodes`` are several
-    machines (hook "machines"), or None.
+    The third value is the exit code if it is decided already, else None. ``node`` is this machine
+    if the rows run on several.
     """
     ops = needed_ops([row for row in asked.rows if not row.refusal])
     machine = examined(console, out, ops)
-    if nodes:
-        device = options.device or machine.device
-        machine = nodes.survey(machine, out, device, sorted(ops), console)
     if _deciding(machine) != _deciding(asked.machine):
         asked = ask(options, given, machine, asked.rows)
     suite, planned = asked.suite, plan(asked.rows, out, machine)
@@ -134,7 +131,7 @@ def _measured(
     for change in [*asked.changes, *([] if options.device else _unseen(suite, machine))]:
         console.print(change, style="yellow")
     _alone_here(console)
-    many, start = options.side_by_side, nodes.start if nodes else None
+    many, start = options.side_by_side, nodes.start_on(node, machine) if node else None
     gpus = () if many is None else places(machine, many)
     given = {"machine": machine, "start": start, "gpus": gpus}
     return planned, *run_rows(suite, planned, out, options, console, **given)

@@ -34,6 +34,7 @@ INHERITED_NAMES = {
     "DS_ACCELERATOR",
 }
 RANK, HEAD, PORT, INTERFACE = "$NODE_RANK", "$HEAD", "$PORT", "$IFNAME"
+CONF, LOCAL, MEETING = "$RDZV_CONF", "$ADDRESS", "$RDZV_ID"
 """Placeholders for facts that differ between nodes or are known only after they have met. They are
 whole words of the command and values of the environment; ``as_node`` replaces them."""
 ASKED = {
@@ -41,6 +42,9 @@ ASKED = {
     HEAD: "${HEAD:?address of node 0}",
     PORT: "${PORT:-29500}",
     INTERFACE: "${IFNAME:?network interface to the other nodes, as eth0}",
+    CONF: "${RDZV_CONF:?is_host=1 on node 0, is_host=0 on the others}",
+    LOCAL: "${ADDRESS:?address of this node}",
+    MEETING: "${RDZV_ID:-headroom}",
 }
 """The same placeholders for a shell, which stops with a message if a variable is missing."""
 
@@ -71,7 +75,8 @@ def _of_nodes(nodes: int, port: int) -> list[str]:
     if nodes == 1:
         return ["--main_process_port", str(port)]
     flags = {"num_machines": str(nodes), "machine_rank": RANK, "main_process_ip": HEAD}
-    flags["main_process_port"] = PORT
+    # c10d lets only ranks of the same row meet, where the static rendezvous takes any that come.
+    flags |= {"main_process_port": PORT, "rdzv_backend": "c10d", "rdzv_conf": CONF}
     return [word for name, value in flags.items() for word in (f"--{name}", value)]
 
 
@@ -94,6 +99,8 @@ def environment(resolved: Resolved) -> dict[str, str]:
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONUNBUFFERED": "1",
     }
+    if spec.nodes > 1:  # options of torchrun that accelerate launch lacks
+        added |= {"PET_RDZV_ID": MEETING, "PET_LOCAL_ADDR": LOCAL}
     on_cpu, on_gpu = {"CUDA_VISIBLE_DEVICES": "", **ALLOCATOR}, {gpus.ORDER: gpus.order()}
     added |= on_cpu if spec.device == "cpu" else on_gpu
     # The engine's variables override these, because its library may need another value.

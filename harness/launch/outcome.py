@@ -219,7 +219,7 @@ def retryable(facts: Facts) -> bool:
     """Return whether a taken port was the only error, before anything was trained."""
     if facts.result is not None or facts.stopped:
         return False
-    texts = [_headline(f) for f in facts.failures] + [facts.log]
+    texts = [headline(f) for f in facts.failures] + [facts.log]
     begun = any(status.get("phase") in TRAINING for status in facts.statuses)
     return not begun and any(ADDRESS.search(text) for text in texts)
 
@@ -234,17 +234,24 @@ def where(facts: Facts) -> tuple[str, int]:
 
 def _causes(facts: Facts) -> list[Mapping[str, Any]]:
     """Return the failures without those that another rank's death explains."""
-    texts = [(failure, _headline(failure)) for failure in facts.failures]
+    texts = [(failure, headline(failure)) for failure in facts.failures]
     return [f for f, text in texts if GPU_OOM.search(text) or not SECONDARY.search(text)]
 
 
-def _headline(failure: Mapping[str, Any]) -> str:
+def headline(failure: Mapping[str, Any]) -> str:
+    """Return type and message of a rank's failure."""
     return f"{failure.get('type', '')}: {failure.get('message', '')}"
+
+
+def _rank(failure: Mapping[str, Any]) -> str:
+    """Return the failed rank's name; ranks of other nodes have a host."""
+    host = failure.get("host")
+    return f"rank {failure.get('rank', 0)}" + (f" on {host}" if host else "")
 
 
 def _of_failure(facts: Facts, failure: Mapping[str, Any]) -> Outcome | None:
     """Return an out-of-memory outcome from an exception that a rank reported."""
-    text, rank = _headline(failure), f"rank {failure.get('rank', 0)}"
+    text, rank = headline(failure), _rank(failure)
     pinning = PINNING.search("\n".join(str(failure.get("traceback", "")).splitlines()[-12:]))
     device_type = str(failure.get("type", "")).endswith("OutOfMemoryError")
     if PINNED.search(text) or (GPU_OOM.search(text) and pinning and not device_type):
@@ -294,8 +301,8 @@ def _timed_out(facts: Facts) -> Outcome | None:
 
 
 def _failed(facts: Facts, failure: Mapping[str, Any]) -> Outcome:
-    text, hint = _headline(failure), str(failure.get("hint", ""))
-    reason = f"rank {failure.get('rank', 0)} failed in {_at(facts)}: {_line(text)}"
+    text, hint = headline(failure), str(failure.get("hint", ""))
+    reason = f"{_rank(failure)} failed in {_at(facts)}: {_line(text)}"
     return Outcome(Status.FAILED, reason, " ".join(hint.split()) or _hint(text, facts))
 
 
@@ -344,7 +351,7 @@ def _unexplained(facts: Facts) -> Outcome:
         ended = "a failure, and hung after it"
     line = decisive(facts.log)
     if facts.failures and (not line or SECONDARY.search(line)):
-        line = _headline(facts.failures[0])
+        line = headline(facts.failures[0])
     said = f": {_line(line)}" if line else ", with no message"
     return Outcome(Status.FAILED, f"no result in {_at(facts)}, {ended}{said}", _hint(line, facts))
 

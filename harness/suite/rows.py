@@ -211,8 +211,7 @@ def identity(resolved: Resolved, machine: Machine) -> str:
     from harness.data.feed import stamp
 
     spec = resolved.spec
-    rooms = (*MEASURED, "cluster") if spec.nodes > 1 else MEASURED
-    facts: list[Any] = [spec.key, stamp(spec.data), digest(rooms), platform.python_version()]
+    facts: list[Any] = [spec.key, stamp(spec.data), digest(MEASURED), platform.python_version()]
     facts += [machine.versions, own_module.identity(resolved.own_model)]
     facts += [resolved.subject.identity, version("diffusers")]
     facts += _file(spec.weights)
@@ -234,8 +233,6 @@ def _file(name: str) -> list[Any]:
 
 def _devices(spec: Spec, machine: Machine) -> list[Any]:
     cpu = [platform.machine(), kernel.cpu_name(), machine.cores]
-    if spec.nodes > 1:  # the devices of the nodes, independent of their host names
-        cpu.append(sorted(machine.others))
     if spec.device != "cuda":
         return cpu
     driver = DRIVER.read_text(encoding="utf-8").splitlines()[:1] if DRIVER.exists() else []

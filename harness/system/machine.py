@@ -165,8 +165,7 @@ POLL_SECONDS = 2.0
 @dataclass(frozen=True, kw_only=True)
 class Machine:
     """This machine's facts. ``probe`` is the answer of ``harness.system.probe``, None if not
-    examined. ``others`` are the facts of a multi-node run's other nodes that affect a
-    measurement."""
+    examined."""
 
     cores: int
     memory_bytes: int
@@ -177,7 +176,6 @@ class Machine:
     compiler: str | None
     ninja: str | None
     probe: dict[str, Any] | None = field(default=None, repr=False)
-    others: tuple[Any, ...] = ()
 
     @property
     def device(self) -> str:

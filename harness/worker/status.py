@@ -11,6 +11,7 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from harness.json_files import write_json
 from strategies.base import BadInput
@@ -45,13 +46,15 @@ class Reporter:
         if step == self.of or time.perf_counter() - self._written > SECONDS_BETWEEN:
             self._write(**more)
 
-    def failed(self, error: BaseException) -> None:
-        """Record the exception that ends this rank."""
+    def failed(self, error: BaseException) -> dict[str, Any]:
+        """Record the exception that ends this rank, and return the record."""
         lines = traceback.format_exception(type(error), error, error.__traceback__)
         failure = {"type": type(error).__name__, "message": str(error), "traceback": "".join(lines)}
         if isinstance(error, BadInput):
             failure |= {"message": error.reason.text, "hint": error.reason.hint}
-        write_json(self.folder / f"rank{self.rank}.failure.json", {**self._facts(), **failure})
+        record = {**self._facts(), **failure}
+        write_json(self.folder / f"rank{self.rank}.failure.json", record)
+        return record
 
     def _write(self, **more: float) -> None:
         self._written = time.perf_counter()

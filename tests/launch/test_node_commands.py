@@ -57,12 +57,15 @@ def test_the_printed_line_runs_on_each_node_and_asks_for_what_it_lacks():
     line = command.display(resolve(SPEC), ROOT / "results" / "x")
     refused = shell(line)
     assert refused.returncode and "network interface to the other nodes" in refused.stderr
-    refused = shell(line, IFNAME="eth0")
+    refused = shell(line, IFNAME="eth0", ADDRESS="10.0.0.2")
     assert refused.returncode and "0 on the head" in refused.stderr
-    words = shell(line, IFNAME="eth0", NODE_RANK="1", HEAD="10.0.0.1").stdout.splitlines()
+    own = {"IFNAME": "eth0", "ADDRESS": "10.0.0.2", "NODE_RANK": "1", "RDZV_CONF": "is_host=0"}
+    words = shell(line, **own, HEAD="10.0.0.1").stdout.splitlines()
     facts = {command.RANK: "1", command.HEAD: "10.0.0.1", command.PORT: "29500"}
+    facts |= {command.CONF: "is_host=0"}
     wanted = command.as_node(command.command(resolve(SPEC), ROOT / "results" / "x", port=0), facts)
     assert words[-len(wanted) :] == wanted and "GLOO_SOCKET_IFNAME=eth0" in words
+    assert {"PET_LOCAL_ADDR=10.0.0.2", "PET_RDZV_ID=headroom"} <= {*words}
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.yaml")), ids=lambda path: path.stem)

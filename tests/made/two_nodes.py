@@ -76,7 +76,7 @@ class Nodes:
         return [
             self.start(
                 rank,
-                [*common, "--node-rank", str(rank), "--head", self.addresses[0]],
+                [*common, "--rdzv-endpoint", f"{self.addresses[0]}:29511"],
                 folder / f"said{rank}.txt",
             )
             for rank in (0, 1)
@@ -153,9 +153,12 @@ def two_nodes() -> Iterator[Nodes]:
 def statuses(out: Path) -> list[dict]:
     """What both nodes' ranks last said."""
     found = []
-    for path in out.glob("runs/*/launch-*/node?.beat.json"):
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            found += json.loads(path.read_text())["statuses"]
+    for path in [
+        *out.glob("runs/*/ranks/*.status.json"),
+        *out.glob("node-1/runs/*/ranks/*.status.json"),
+    ]:
+        with contextlib.suppress(OSError, ValueError):
+            found.append(json.loads(path.read_text()))
     return found
 
 

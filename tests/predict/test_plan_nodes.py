@@ -13,10 +13,8 @@ from harness.planner.speed import rates
 from harness.planner.speed.rates import COLLECTIVE
 from harness.planner.speed.roofline import seconds, sent
 from harness.prediction import Work
-from harness.result import Wire
 from harness.system.cards import find
 from strategies.base import BadInput
-from tests.made.results import ok
 
 CARD = find("A100-80GB")
 SENT = [Work(phase="backward", kind="collective", dtype="", flops=0, bytes=10**9, count=1)]
@@ -56,15 +54,12 @@ def test_nodes_that_cannot_share_alike(gpus, nodes, words):
         on_nodes(CARD, gpus, nodes)
 
 
-def test_a_network_that_was_measured_counts(tmp_path):
-    with pytest.raises(BadInput, match="no result there has a measured network between GPUs"):
-        rates.of_results(CARD, tmp_path)
-    for name, backend, speed in (("a", "nccl", 9e9), ("b", "nccl", 7e9), ("c", "gloo", 1e9)):
-        wire = Wire(backend=backend, latency_seconds=1e-5, bandwidth=speed, size_bytes=1 << 26)
-        row = dataclasses.replace(ok("ddp"), wire=wire)
-        row.write(tmp_path / "runs" / name / "result.json")
-    found = rates.of_results(CARD, tmp_path)
-    assert found.network_bandwidth == 7e9 and found.network_told == str(tmp_path)
+def test_a_network_of_the_users_own_counts():
+    for wrong in (0.0, -3.0, float("nan"), float("inf")):
+        with pytest.raises(BadInput, match="give --network GB/s above 0"):
+            rates.with_network(CARD, wrong)
+    found = rates.with_network(CARD, 7.0)
+    assert found.network_bandwidth == 7e9 and found.network_told == "as given"
 
 
 def test_what_is_sent_within_a_node_goes_by_the_node_that_was_asked_for():
@@ -73,7 +68,7 @@ def test_what_is_sent_within_a_node_goes_by_the_node_that_was_asked_for():
     assert bytes_sent[0].within == bytes_sent[1].across > 0
 
 
-@pytest.mark.parametrize("words", [["--nodes", "2"], ["--network", "results"]])
+@pytest.mark.parametrize("words", [["--nodes", "2"], ["--network", "25"]])
 def test_a_plan_for_this_cpu_is_of_one_machine(words):
     parser = argparse.ArgumentParser()
     plan_arguments(parser)

@@ -6,12 +6,13 @@ import dataclasses
 
 import pytest
 
+from harness import void
 from harness.report import build
 from harness.report.figures import derive, floor
 from harness.report.figures.floor import Step
 from harness.report.figures.numbers import numbers
 from harness.report.rendering import markdown
-from harness.result import StepUsage, Wire
+from harness.result import Status, StepUsage
 from tests.made.results import cpu_set
 
 # A second on two cores, all of it the run's own work.
@@ -92,9 +93,6 @@ def test_a_result_older_than_the_counts_is_not_called_quiet():
 # ---- several nodes ----
 
 
-WIRE = Wire(backend="gloo", latency_seconds=2e-4, bandwidth=1.25e9, size_bytes=1 << 26)
-
-
 def on_two(name: str = "ddp", seconds: list[float] | None = None):
     """A made row as if on two nodes; ``seconds`` of its timed steps."""
     row = cpu_set()[name]
@@ -102,14 +100,20 @@ def on_two(name: str = "ddp", seconds: list[float] | None = None):
     ranks = row.ranks
     if seconds:
         ranks = [dataclasses.replace(r, step_seconds=seconds, step_usage=None) for r in ranks]
-    return dataclasses.replace(row, spec=spec, ranks=ranks, wire=WIRE)
+    return dataclasses.replace(row, spec=spec, ranks=ranks)
 
 
-def test_the_network_is_stated_with_the_rows():
-    text = markdown.render(build([on_two()], []))
-    assert "On 2 nodes; between them 1.25 GB/s, 0.2 ms an all-reduce (gloo)." in text
-    alone = markdown.render(build([cpu_set()["ddp"]], []))
-    assert "between them" not in alone
+def test_the_number_of_nodes_is_stated_with_the_rows():
+    assert "On 2 nodes." in markdown.render(build([on_two()], []))
+    assert "nodes" not in markdown.render(build([cpu_set()["ddp"]], []))
+
+
+def test_nodes_with_other_devices_make_a_row_void():
+    row = on_two()
+    ranks = [dataclasses.replace(r, device=d) for r, d in zip(row.ranks, "AB", strict=True)]
+    assert void.settle(dataclasses.replace(row, ranks=[row.ranks[0]] * 2)).status is Status.OK
+    mixed = void.settle(dataclasses.replace(row, ranks=ranks))
+    assert mixed.status is Status.VOID and mixed.reason == "mixed nodes (A, B): no comparable times"
 
 
 PAUSED = [0.05, 0.05, 8.2, 0.05]

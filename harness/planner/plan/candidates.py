@@ -282,7 +282,7 @@ def _placed(gpu: Card, options: argparse.Namespace) -> Card:
             "without them; leave out both"
         )
     gpu = on_nodes(gpu, options.processes, options.nodes)
-    return rates.of_results(gpu, options.network) if options.network else gpu
+    return rates.with_network(gpu, options.network) if options.network is not None else gpu
 
 
 def on_nodes(gpu: Card, gpus: int, nodes: int | None) -> Card:

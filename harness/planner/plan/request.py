@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import shlex
-from pathlib import Path
 from typing import Any
 
 from harness.commands.options import add_shaping
@@ -136,8 +135,8 @@ def add_question(parser: Any, *, optional: bool = False, several: bool = False) 
     )
     text += "and GB300)"
     add("--nodes", type=int, metavar="N", help=text)
-    text = "results of run --nodes on such machines, for their network (default: typical figures)"
-    add("--network", type=Path, metavar="DIR", help=text)
+    text = "GB/s that a node sends to another (default: typical of the card's machines)"
+    add("--network", type=float, metavar="GB_PER_SECOND", help=text)
     card = parser.add_mutually_exclusive_group(required=not optional)
     else_ = "default: the memory that FILE states" if optional else "no default"
     text = f"card, such as A100-80GB ({else_})"

@@ -25,7 +25,6 @@ from harness.planner.calibration.record import (
     load,
 )
 from harness.planner.calibration.store import Applied
-from harness.result import Wire, load_all
 from harness.system import cards, gpus
 from harness.system.cards import Card
 from strategies.base import BadInput
@@ -250,32 +249,17 @@ def _taken(dtype: str, width: int, gpu: Card) -> str:
 
 
 # ---- Network between nodes ----
-# Typical of a card's clusters, or measured. Any measured ``Wire`` can replace the typical figure.
 
 
-def of_results(gpu: Card, folder: Path) -> Card:
-    """Return ``gpu`` with the network that the results in ``folder`` measured; the slowest of
-    several.
+def with_network(gpu: Card, gigabytes: float) -> Card:
+    """Return ``gpu`` with a network of ``gigabytes`` (GB/s) that each node sends.
 
     Raises:
-        BadInput: no result there has a network measured between GPUs.
+        BadInput: it is not positive.
     """
-    wires = [r.wire for r in load_all(folder)[0] if r.wire and r.wire.backend == "nccl"]
-    if not wires:
-        raise BadInput(
-            f"network is {folder}: no result there has a measured network between GPUs; "
-            "run ./run.sh run --nodes on such machines, or leave --network out"
-        )
-    return measured(gpu, min(wires, key=lambda wire: wire.bandwidth), str(folder))
-
-
-def measured(gpu: Card, wire: Wire, told: str) -> Card:
-    """Return ``gpu`` with a measured network.
-
-    One process per node measured it. A node with several network cards may be faster with all its
-    GPUs, so predicted times are an upper bound.
-    """
-    return dataclasses.replace(gpu, network_bandwidth=wire.bandwidth, network_told=told)
+    if not 0 < gigabytes < math.inf:
+        raise BadInput(f"network is {gigabytes:g}; give --network GB/s above 0, as 25")
+    return dataclasses.replace(gpu, network_bandwidth=gigabytes * 1e9, network_told="as given")
 
 
 # ---- Calibration of a card ----

@@ -187,21 +187,14 @@ def _meter(group: Group) -> str:
 
 
 def _nodes(group: Group) -> str:
-    """Return the nodes of a group's rows and their network; empty if all ran on one node."""
+    """Return the number of nodes of a group's rows; empty if all ran on one node."""
     results = [r for row in group.rows for r in row.results if r.spec.nodes > 1]
     if not results:
         return ""
     counts = " or ".join(str(n) for n in sorted({r.spec.nodes for r in results}))
-    wires = dict.fromkeys(
-        f"{wire.bandwidth / 1e9:.3g} GB/s, {wire.latency_seconds * 1e3:.3g} ms an all-reduce "
-        f"({wire.backend})"
-        for wire in (r.wire for r in results)
-        if wire
-    )
-    text = f"; between them {' / '.join(wires)}" if wires else ""
     single = any(row.spec.nodes == 1 for row in group.rows)
     some_on_one = " (rows of one process on one)" if single else ""
-    return f"On {counts} nodes{some_on_one}{text}. Host memory is that of the fullest node."
+    return f"On {counts} nodes{some_on_one}. Host memory is node 0's."
 
 
 def errors(group: Group) -> list[str]:

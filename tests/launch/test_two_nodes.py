@@ -1,0 +1,148 @@
+"""A suite on two nodes, started once, beside the same rows on one machine: real processes.
+
+The nodes are network namespaces where that can be (root), else two commands on one host.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from conftest import Case, launched_together
+
+from harness import ROOT
+from harness.launch import nodes
+from harness.launch.command import free_port
+from harness.result import Result, Status, load_all
+from harness.spec import Spec, SpecError
+from tests.made.two_nodes import two_nodes, why_not
+
+SPEC = Spec(recipe="ddp", model="DiT-T/8", global_batch=4, warmup=1, steps=2, processes=2)
+WORDS = "run --recipes ddp single --model DiT-T/8 --global-batch 4 --warmup 1 --steps 2 "
+WORDS += "--processes 2 --device cpu --noise-floor 1 --no-predictions --timeout 200 --out"
+
+
+class Pair(NamedTuple):
+    """Each node's rows by recipe, and ``one``: the row of ``ddp`` on one machine; the commands'
+    exit codes, and what they printed."""
+
+    rows: list[dict[str, Result]]
+    one: Result
+    codes: list[int]
+    said: list[str]
+    out: Path
+
+
+@contextlib.contextmanager
+def started(out: Path) -> Iterator[list[subprocess.Popen]]:
+    """Both commands, on nodes of their own where that can be."""
+    words = [*WORDS.split(), str(out)]
+    if not why_not():
+        with two_nodes() as made:
+            yield made.run_on_both(words, out)
+            assert made.left() == []
+        return
+    command = [sys.executable, "-m", "harness", *words, "--nodes", "2"]
+    command += ["--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
+    children = []
+    for rank in (0, 1):
+        with (out / f"said{rank}.txt").open("w") as said:
+            own = [*command, "--node-rank", str(rank)]
+            children.append(subprocess.Popen(own, cwd=ROOT, stdout=said, stderr=said))
+    yield children
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory) -> Pair:
+    out = tmp_path_factory.mktemp("two")
+    with started(out) as children:
+        alone = {"one": Case(SPEC, resident=True)}  # which takes the steps of any run
+        one = launched_together(alone, tmp_path_factory.mktemp("alone"))["one"]
+        codes = [child.wait(300) for child in children]
+    said = [(out / f"said{rank}.txt").read_text() for rank in (0, 1)]
+    found = [{r.spec.recipe: r for r in load_all(folder)[0]} for folder in (out, out / "node-1")]
+    assert all(found), said
+    return Pair(found, one, codes, said, out)
+
+
+@pytest.mark.thorough
+def test_both_nodes_end_well_with_the_same_result(pair):
+    assert pair.codes == [0, 0], pair.said
+    zero, one = (rows["ddp"] for rows in pair.rows)
+    assert zero.status is Status.OK, zero.reason
+    assert zero.spec.nodes == 2 and len(zero.ranks) == 2
+    assert (one.losses, one.ranks, one.projections) == (zero.losses, zero.ranks, zero.projections)
+    assert "On 2 nodes" in (pair.out / "report.md").read_text()
+
+
+@pytest.mark.thorough
+def test_it_trains_the_same_bit_for_bit(pair):
+    two = pair.rows[0]["ddp"]
+    assert pair.one.status is Status.OK, pair.one.reason
+    assert two.losses == pair.one.losses and len(two.losses) > 4
+    assert two.grad_norms == pair.one.grad_norms
+    assert two.projections == pair.one.projections
+    peaks = [[rank.categories.total for rank in row.ranks] for row in (two, pair.one)]
+    assert peaks[0] == peaks[1]
+
+
+@pytest.mark.thorough
+def test_a_row_of_one_machine_runs_on_each_by_itself(pair):
+    for rows in pair.rows:
+        assert rows["single"].status is Status.OK and rows["single"].spec.nodes == 1
+
+
+def asked(**given) -> argparse.Namespace:
+    usual = {"nodes": 2, "rdzv_endpoint": "127.0.0.1:29500", "node_rank": None, "dry_run": False}
+    return argparse.Namespace(**{**usual, **given})
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"rdzv_endpoint": None}, "give --rdzv-endpoint HOST:PORT"),
+        ({"rdzv_endpoint": "127.0.0.1"}, "give --rdzv-endpoint HOST:PORT"),
+        ({"rdzv_endpoint": "127.0.0.1:99999"}, "give --rdzv-endpoint HOST:PORT"),
+        ({"rdzv_endpoint": "no.such.host.invalid:29500"}, "give node 0's address"),
+        ({"node_rank": 2}, "give --node-rank 0 to 1"),
+    ],
+)
+def test_a_wrong_option_is_named(given, words):
+    with pytest.raises(SpecError, match=words):
+        nodes.this_node(asked(**given), {})
+
+
+def test_a_node_finds_its_rank_and_its_interface():
+    assert nodes.this_node(asked(nodes=1), {}) is None
+    here = nodes.this_node(asked(), {})
+    assert (here.rank, here.address, here.interface) == (0, "127.0.0.1", "lo")
+    assert nodes.this_node(asked(), {"SLURM_NODEID": "1"}).rank == 1
+    assert nodes.this_node(asked(node_rank=0), {"SLURM_NODEID": "1"}).rank == 0
+    assert here.folder(Path("out")) == Path("out")
+    assert nodes.this_node(asked(node_rank=1), {}).folder(Path("out")) == Path("out/node-1")
+
+
+@pytest.mark.thorough
+def test_a_node_alone_ends_with_a_row_that_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(nodes, "JOIN_SECONDS", 1.0)
+    from harness.resolve import resolve
+    from harness.system.machine import recall
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    node = nodes.Node(0, 2, "127.0.0.1", port, "127.0.0.1", "lo")
+    spec = Spec(**{**SPEC.__dict__, "nodes": 2, "device": "cpu"})
+    row = nodes.start_on(node, recall(tmp_path))(resolve(spec), tmp_path / "run", timeout=4.0)
+    assert (
+        row.status is Status.NODE_LOST
+        and row.reason == "not all 2 nodes joined this row within 5 s"
+    )
+    assert "--fresh" in row.way_out
