@@ -14,7 +14,7 @@ from rich.text import Text
 from harness import ROOT, extensions
 from harness.commands import single_run
 from harness.commands.console import FAILED, INTERRUPTED, OK, exit_code, make_console, short, slug
-from harness.commands.options import add_settings, folder_name, overrides, seconds
+from harness.commands.options import add_force, add_settings, folder_name, overrides, seconds
 from harness.commands.progress import Progress
 from harness.launch import launch
 from harness.memory.memory_breakdown import load
@@ -27,6 +27,11 @@ from harness.system.machine import Machine
 from harness.void import shown_status
 
 WORDS = ["--anatomy"]
+FILES = (
+    *launch.FILES,
+    *("anatomy.json", "anatomy.html", "timeline.svg", "inference.svg", "roofline.svg"),
+    *("six_nd.svg", "activations_*.svg"),
+)
 BRIEF = {"steps": 1, "warmup": 1}
 """The traced steps follow these; more timed steps would add nothing."""
 
@@ -40,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", metavar="RECIPE", help="strategies joined by +")
     add = parser.add_argument
     add("--out", type=folder_name, metavar="DIR", help="folder (default: results/anatomy/RECIPE)")
+    add_force(parser)
     add("--timeout", type=seconds, metavar="SECONDS", help="deadline (default: none)")
     add("--dry-run", action="store_true", help="print the command, start nothing")
     usual = {**BRIEF, **dict.fromkeys(FROM_SUITE, "as in the suite default")}
@@ -57,7 +63,7 @@ def anatomy(options: argparse.Namespace) -> int:
         _, row = single_run.planned(ask, folder, options.device)
         print(launch.display(row.resolved, row.folder, WORDS))
         return OK
-    _, row = single_run.checked(ask, folder, options.device, console)
+    _, row = single_run.checked(ask, folder, FILES, options, console)
     try:
         result = single_run.launched(row, "anatomy", Progress(console), options.timeout, WORDS)
     except process.Interrupted:

@@ -18,7 +18,7 @@ from rich.console import Console
 from harness import ROOT
 from harness.commands import single_run
 from harness.commands.console import FAILED, INTERRUPTED, OK, make_console
-from harness.commands.options import add_settings, folder_name, overrides, seconds
+from harness.commands.options import add_force, add_settings, folder_name, overrides, seconds
 from harness.commands.progress import Progress
 from harness.launch import launch
 from harness.report.data.grid import text_grid
@@ -126,6 +126,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``controls``."""
     add = parser.add_argument
     add("--out", type=folder_name, metavar="DIR", help="folder (default: results/controls)")
+    add_force(parser)
     add("--timeout", type=seconds, metavar="SECONDS", help="deadline of one run (default: none)")
     usual = {
         **USUAL,
@@ -141,7 +142,7 @@ def controls(options: argparse.Namespace) -> int:
     console, given = make_console(), overrides(options)
     out = Path(options.out or ROOT / "results" / "controls").absolute()
     ask = functools.partial(_asked, options, given)
-    _, row = single_run.checked(ask, out, options.device, console)
+    _, row = single_run.checked(ask, out, ("*",), options, console)
     plain = row.resolved.spec
     asked, progress, words = all_controls(plain.recipe, plain.processes), _Quiet(console), {}
     progress.begin_suite("controls", ["plain", *(c.name for c in asked)], [True] * (1 + len(asked)))

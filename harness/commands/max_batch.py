@@ -18,7 +18,14 @@ from rich.console import Console
 from harness import ROOT
 from harness.commands import single_run
 from harness.commands.console import FAILED, INTERRUPTED, OK, make_console, short, slug
-from harness.commands.options import ALL_GPUS, add_settings, folder_name, overrides, seconds
+from harness.commands.options import (
+    ALL_GPUS,
+    add_force,
+    add_settings,
+    folder_name,
+    overrides,
+    seconds,
+)
 from harness.commands.progress import Progress
 from harness.json_files import write_json
 from harness.launch import launch
@@ -58,6 +65,9 @@ def search(fits: Callable[[int], bool], first: int, most: int) -> int:
             high = size
         size = min(2 * low, most) if high > most else (low + high) // 2
     return low
+
+
+FILES = ("runs", "max_batch.json")
 
 
 def most_probes(first: int, most: int) -> int:
@@ -170,6 +180,7 @@ def _known(folder: Path, mark: str) -> Result | None:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``max-batch``."""
     add = parser.add_argument
+    add_force(parser)
     add("--out", type=folder_name, metavar="DIR", help="folder (default: results/max-batch/RECIPE)")
     add(
         "--memory-limit",
@@ -226,7 +237,7 @@ def _begun(options: argparse.Namespace, given: Mapping[str, Any]) -> Search:
     out = options.out or ROOT / "results" / "max-batch" / slug(options.recipe)
     out = Path(out).absolute()
     ask = functools.partial(_asked, options, given)
-    machine, row = single_run.checked(ask, out, options.device, console)
+    machine, row = single_run.checked(ask, out, FILES, options, console)
     return Search(
         spec=row.resolved.spec,
         out=out,

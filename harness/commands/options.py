@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from harness import files
 from harness.spec import DEVICES, OF_MODEL, Spec, SpecError, add_arguments, located
 from harness.subjects import kind_of
 from harness.subjects.library import families
@@ -76,21 +76,27 @@ def folder_name(text: str) -> Path:
     return Path(text)
 
 
-def check_file(path: Path, name: str) -> None:
-    """Check, before hours of work, that the file of option ``name`` can be written. Creates its
-    folder.
+def add_force(parser: Any) -> None:
+    """Add the option to replace files of somebody else (``harness.files``)."""
+    text = "also replace files that Headroom did not write (default: refuse, and name the file)"
+    parser.add_argument("--force", action="store_true", help=text)
+
+
+def check_file(path: Path, name: str, *, force: bool = False) -> None:
+    """Check, before hours of work, that the file of option ``name`` can be written, and claim it.
+    Creates its folder.
 
     Raises:
         SpecError: it cannot be written.
+        files.Taken: it exists, and is not Headroom's.
     """
-    folder, why = path.absolute().parent, ""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        why = error.strerror or str(error)
+    path, why = path.absolute(), ""
     if path.is_dir():
         why = "it is a folder"
-    elif not why and not os.access(folder, os.W_OK):
-        why = f"cannot write to {folder}"
+    else:
+        try:
+            files.claim_file(path, force=force)
+        except OSError as error:
+            why = f"cannot write to {path.parent} ({error.strerror or error})"
     if why:
         raise SpecError(f"{name} is {path}: {why}; give another --{name} FILE")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,8 +11,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from harness import files
 from harness.commands.console import FAILED, OK, make_console, short
-from harness.commands.options import folder_name
+from harness.commands.options import add_force, folder_name
 from harness.report import compare as compare_folders
 from harness.report import print_comparison, write_report
 from harness.result import Result, load_all
@@ -21,11 +23,14 @@ from harness.spec import SpecError
 def add_report_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``report``."""
     parser.add_argument("folder", type=folder_name, metavar="DIR", help="a results folder")
+    add_force(parser)
 
 
 def report(options: argparse.Namespace) -> int:
     """Write the report of a results folder again; return the exit code."""
     results, skipped = _results(options.folder)
+    with contextlib.suppress(OSError):  # the table is printed even if no file can be written
+        files.claim(options.folder, files.REPORT, force=options.force)
     return OK if show(results, skipped, options.folder, make_console()) else FAILED
 
 

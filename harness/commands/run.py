@@ -21,7 +21,7 @@ from harness.commands.console import (
     sighted,
     slug,
 )
-from harness.commands.options import add_settings, folder_name, overrides, seconds
+from harness.commands.options import add_force, add_settings, folder_name, overrides, seconds
 from harness.commands.progress import Progress
 from harness.commands.reports import show
 from harness.launch import launch, nodes
@@ -67,6 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="deadline of one run (default: the suite's)",
     )
     add("--out", type=folder_name, metavar="DIR", help="results folder (default: results/SUITE)")
+    add_force(parser)
     add("--fresh", action="store_true", help="repeat finished runs too (default: keep them)")
     text = "run N single-GPU rows at a time, and measure memory only (default: one row at a time)"
     add("--side-by-side", type=int, metavar="N", help=text)
@@ -97,7 +98,7 @@ def run(options: argparse.Namespace) -> int:
     if options.side_by_side is not None:
         places(here, options.side_by_side)
     _enough_gpus(given, asked)
-    check_out(out)
+    check_out(out, force=options.force)
     planned, results, code = _measured(asked, given, node, out, options, console)
     for finish in extensions.hooks("after_run"):
         code = finish(results, [row.resolved for row in planned], options, out, console, code)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -46,15 +47,22 @@ def planned(
 
 
 def checked(
-    ask: Ask, folder: Path, device: str | None, console: Console
+    ask: Ask,
+    folder: Path,
+    names: Sequence[str],
+    options: argparse.Namespace,
+    console: Console,
 ) -> tuple[Machine, Planned]:
     """Create ``folder``, examine the machine and compile the row's ops; return machine and row.
 
+    ``names`` are those of the files that the command writes to ``folder``.
+
     Raises:
-        BadInput: as ``planned``. OutputError: ``folder`` cannot be written.
+        BadInput: as ``planned``; or ``folder`` has files of somebody else.
+        OutputError: ``folder`` cannot be written.
     """
-    _, row = planned(ask, folder, device, console)
-    check_out(folder)
+    _, row = planned(ask, folder, options.device, console)
+    check_out(folder, names, force=options.force)
     machine = examined(console, folder, needed_ops([row.resolved]))
     spec = ask(machine)
     resolved = row.resolved if spec == row.resolved.spec else resolve(spec)

@@ -19,6 +19,7 @@ from harness.commands import single_run
 from harness.commands.console import INTERRUPTED, OK, exit_code, make_console, short, slug
 from harness.commands.options import (
     ALL_GPUS,
+    add_force,
     add_settings,
     check_file,
     folder_name,
@@ -31,7 +32,7 @@ from harness.launch import launch
 from harness.launch.checkpoints import check_same, claims, finished, newest_whole, terms
 from harness.result import Result, Status
 from harness.spec import Spec, SpecError
-from harness.suite.run import Planned
+from harness.suite.run import Planned, check_out
 from harness.system import process
 from harness.system.machine import Machine
 from harness.void import shown_status
@@ -50,6 +51,7 @@ DEFAULTS: dict[str, Any] = {
 }
 """Defaults that learn to draw digits in about ten minutes on two cores. A large model needs
 --objective epsilon, --init adaln_zero, --learning-rate 1e-4 and --ema 0.9999, as the reference."""
+FILES = (*launch.FILES, "checkpoint", "averaged.safetensors")
 SHOWN = 20
 """Number of first or last steps whose mean loss is shown; one step's loss is mostly noise."""
 
@@ -58,6 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``train``."""
     add = parser.add_argument
     add("--out", type=folder_name, metavar="DIR", help="run folder (default: results/train/RECIPE)")
+    add_force(parser)
     add("--timeout", type=seconds, metavar="SECONDS", help="deadline (default: none)")
     add(
         "--checkpoint", metavar="DIR", help="folder of the training state (default: OUT/checkpoint)"
@@ -96,11 +99,12 @@ def train(options: argparse.Namespace) -> int:
     if options.dry_run:
         print(launch.display(row.resolved, row.folder, extra))
         return OK
+    check_out(folder, FILES, force=options.force)
+    check_out(Path(options.checkpoint), ("step-*",), force=options.force)
     for name in ("samples", "trained", "averaged"):
         if getattr(options, name):
-            check_file(Path(getattr(options, name)), name)
-    check_file(Path(options.checkpoint) / "step", "checkpoint")
-    _, row = single_run.checked(ask, folder, options.device, console)
+            check_file(Path(getattr(options, name)), name, force=options.force)
+    _, row = single_run.checked(ask, folder, FILES, options, console)
     return _trained(row, extra, options, console)
 
 

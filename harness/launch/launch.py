@@ -8,17 +8,18 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
-import shutil
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from harness import ROOT, result
+from harness import ROOT, files, result
 from harness.json_files import BadFile, read_json
 from harness.launch import outcome
 from harness.launch.command import (
+    HISTORY,
     PROFILE,
     command,
     display,
@@ -42,7 +43,11 @@ STATUS_SECONDS = 0.5
 LOG_BYTES = 1 << 20  # the end of the log suffices: tracebacks come last
 PROBE_BYTES = 1 << 20
 COMPILED = "compiled"
-STALE = ("ranks", "nvme", COMPILED, PROFILE, "result.json", "log.txt", "samples.png")
+FILES = (
+    *("ranks", "nvme", COMPILED, PROFILE, HISTORY.format("*")),
+    *("result.json", "log.txt", "samples.png"),
+)
+"""Names in a run's folder, which the next run there deletes."""
 
 
 class LaunchError(OSError):
@@ -167,24 +172,17 @@ def _finished(folder: Path) -> bool:
 
 
 def prepare(folder: Path) -> None:
-    """Create an empty folder for the run's files, and check that its disk has space.
+    """Create the folder, delete an earlier run's files, and check that the disk has space.
 
     Raises:
         LaunchError: it cannot be written.
+        files.Taken: it has files that are not Headroom's.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name in (*STALE, *left_in(folder)):
-            path = folder / name
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)
-        probe = folder / ".probe"
-        try:
-            probe.write_bytes(b"\0" * PROBE_BYTES)
-        finally:
-            probe.unlink(missing_ok=True)
+        files.claim(folder, FILES)
+        files.clear(folder, FILES)
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(b"\0" * PROBE_BYTES)
     except OSError as error:
         raise _unwritable(folder, error) from None
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
+from harness.json_files import whole
 from harness.memory.memory_breakdown import Kept, Lump, MemoryBreakdown, OpCost, Point, Timeline
 from harness.report.data.grid import Column, tabulate
 from harness.report.figures import units
@@ -575,7 +576,8 @@ def write(breakdown: MemoryBreakdown, folder: Path) -> list[Path]:
     """Write the page and the charts, and return their paths."""
     texts = {"anatomy.html": render(breakdown), **_charts_of(breakdown)}
     for name, content in texts.items():
-        (folder / name).write_text(content, encoding="utf-8")
+        with whole(folder / name) as stream:
+            stream.write(content)
     return [folder / name for name in texts]
 
 

@@ -22,7 +22,7 @@ from harness.commands.console import (
     sighted,
     slug,
 )
-from harness.commands.options import folder_name, seconds
+from harness.commands.options import add_force, folder_name, seconds
 from harness.commands.progress import Waiting
 from harness.commands.reports import show
 from harness.commands.run import run_rows
@@ -72,6 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--load-timeout", type=seconds, metavar="SECONDS", help=text)
     text = "results folder (default: results/script-NAME)"
     add("--out", type=folder_name, metavar="DIR", help=text)
+    add_force(parser)
     add("--fresh", action="store_true", help="repeat finished runs too (default: keep them)")
     add("--dry-run", action="store_true", help="print the commands, start nothing")
     text = "-- train.py ARGUMENTS: your training script (required; no default)"
@@ -94,7 +95,7 @@ def act(options: argparse.Namespace) -> int:
         for row in plan(rows, out, machine):
             print(_line(row))
         return OK
-    check_out(out)
+    check_out(out, force=options.force)
     machine = examined(console, out, needed_ops([row for row in rows if not row.refusal]))
     results, code = _measured(rows, device, out, machine, options, console)
     show(results, load_all(out)[1], out, console)
@@ -237,7 +238,7 @@ def _check(
     if options.dry_run:
         print(launch.display(row, folder))
         return OK
-    check_out(out)
+    check_out(out, (folder.name,), force=options.force)
     starter = Starter(out, options.load_timeout or options.timeout)
     with Waiting(console, "two steps of the script") as line:
         result = starter(row, folder, timeout=options.timeout, on_status=line.status)

@@ -25,7 +25,8 @@ import accelerate
 import torch
 from accelerate.utils import set_seed
 
-from harness import ROOT, void
+from harness import ROOT, files, void
+from harness.launch import launch
 from harness.launch.on_loopback import listen_on_loopback
 from harness.result import Result, Status
 from harness.script import settle
@@ -229,7 +230,7 @@ def measured_loop(
     accelerator: Any, out: Path, *, warmup: int, steps: int, name: str
 ) -> Iterator[Watch]:
     """Measure the loop within this context; see ``harness.script.measured``."""
-    out.mkdir(parents=True, exist_ok=True)
+    files.claim(out, launch.FILES)
     script = Script(path=Path(name), folder=Path.cwd())
     row = row_of(
         script,

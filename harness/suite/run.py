@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from harness import files
 from harness.json_files import write_json
 from harness.launch import launch
 from harness.report.data.rows import label
@@ -256,14 +257,15 @@ def seen(device: str, machine: Machine) -> dict[str, Any]:
 # ---- results folder ----
 
 
-def check_out(out: Path) -> None:
-    """Create ``out`` and write a test file.
+def check_out(out: Path, names: Sequence[str] = files.RESULTS, *, force: bool = False) -> None:
+    """Create ``out``, claim ``names`` in it (``files.claim``), and write a test file.
 
     Raises:
         OutputError: it cannot be created or written, or its disk is nearly full.
+        files.Taken: a file of these names is not Headroom's.
     """
     try:
-        out.mkdir(parents=True, exist_ok=True)
+        files.claim(out, names, force=force)
         with tempfile.TemporaryFile(dir=out) as stream:
             stream.write(b"x")
         free = shutil.disk_usage(out).free

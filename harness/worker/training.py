@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from harness.files import remove
 from harness.json_files import write_json
 from harness.launch.checkpoints import (
     DONE,
@@ -52,7 +52,7 @@ def save(trained: TrainingRun, folder: Path, facts: dict[str, Any], keep: int = 
     accelerator = trained.accelerator
     path = folder / f"step-{trained.optimizer_steps:08d}"
     if accelerator.is_main_process:
-        (path / DONE).unlink(missing_ok=True)  # a damaged checkpoint is written again
+        remove(path)  # a damaged checkpoint is written again
     accelerator.wait_for_everyone()
     trained.engine.save(trained, path)
     state: dict[str, Any] = {name: a.state_dict() for name, a in trained.attached.items()}
@@ -67,7 +67,7 @@ def save(trained: TrainingRun, folder: Path, facts: dict[str, Any], keep: int = 
         write_json(path / DONE, facts | counts | {"files": sizes(path)} | proof(path))
         whole = [step for step in finished(folder) if not fault(step)]
         for old in whole[:-keep]:
-            shutil.rmtree(old)
+            remove(old)
     accelerator.wait_for_everyone()
     return path
 

@@ -533,7 +533,7 @@ def test_a_gpu_that_torch_alone_sees_names_the_session_s_folder(
     def recall(folder: Path) -> machines.Machine:
         return machine(folder, gpus=(card,)) if nothing_starts else machines.look(folder)
 
-    def stop(folder: Path) -> None:
+    def stop(folder: Path, *names: object, **more: object) -> None:
         raise run.OutputError(f"{folder.name} is full")
 
     monkeypatch.setattr(calibrate, "has_driver", lambda: True)

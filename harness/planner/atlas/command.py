@@ -16,6 +16,7 @@ from rich.text import Text
 
 from harness import ROOT
 from harness.commands.console import OK, make_console, short
+from harness.commands.options import add_force
 from harness.planner import pool, records
 from harness.planner.atlas.cells import (
     DOUBLINGS,
@@ -68,6 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "write the pages of this atlas.csv again, without predictions (default: predict)"
     add("--from", dest="csv", type=Path, metavar="CSV", help=text)
     add("--out", type=Path, metavar="DIR", help="folder (default: results/atlas)")
+    add_force(parser)
     add("--jobs", type=int, metavar="N", help="predictions at a time (default: a core each)")
 
 
@@ -82,7 +84,7 @@ def atlas(options: argparse.Namespace) -> int:
     _check(models, options.cards, options)
     lines = from_csv(options.csv) if options.csv else []
     folder = (options.out or ROOT / "results" / "atlas").absolute()
-    check_out(folder)
+    check_out(folder, ("atlas.*", "README.md", "models"), force=options.force)
     if lines:
         paths = write(lines, folder)
     else:

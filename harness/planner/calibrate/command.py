@@ -16,7 +16,7 @@ from rich.text import Text
 
 from harness import ROOT
 from harness.commands.console import FAILED, INTERRUPTED, OK, examined, make_console, short, slug
-from harness.commands.options import check_file
+from harness.commands.options import add_force, check_file
 from harness.commands.progress import Predictions, Waiting, during
 from harness.json_files import write_json
 from harness.planner import overhead, pool
@@ -197,6 +197,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--against", type=Path, metavar="DIR", help=text)
     text = "write the comparison of --against as JSON (default: not written)"
     add("--json", type=Path, metavar="FILE", help=text)
+    add_force(parser)
     add("--dry-run", action="store_true", help="print stations, order and minutes; start nothing")
     text = "rehearse with tiny models and shapes; the numbers are not kept"
     add("--small", action="store_true", help=text)
@@ -208,6 +209,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--jobs", type=int, default=0, metavar="N", help=text)
     add("--out", type=Path, metavar="DIR", help="folder (default: results/calibrate/DEVICE)")
     add("--fresh", action="store_true", help="repeat finished stations too (default: keep them)")
+
+
+FILES = (
+    *("calibration.json", "calibration.md", "stations", "logs", "measured"),
+    *("memory", "check", "story"),
+)
 
 
 def minutes(text: str) -> float:
@@ -234,7 +241,7 @@ def calibrate(options: argparse.Namespace) -> int:
         if kept is not None:
             return _share(kept.calibration, options.share, console)
     _sighted(options.device or recall(folder).device, recall(folder))
-    check_out(folder)
+    check_out(folder, FILES, force=options.force)
     session = _session(options, folder, examined(console, folder, OPS), console)
     outcomes = _run(session, options.part or USUAL)
     if outcomes is None:
@@ -252,7 +259,7 @@ def _check(options: argparse.Namespace) -> None:
             raise SpecError(f"{name} is {getattr(options, name)}; give --{name} at least 1")
     for name in ("share", "json"):
         if getattr(options, name):
-            check_file(getattr(options, name), name)
+            check_file(getattr(options, name), name, force=options.force)
     if options.json and not options.against:
         raise SpecError("--json writes the comparison of --against; give --against DIR")
 

@@ -175,13 +175,6 @@ def _among(machines: int, found: ResolvedConfig) -> tuple[Mapping[str, Any], Map
     return {**found.content, **own, "main_process_port": PORT}, {**found.blanks, **blanks}
 
 
-def write(made: Bundle) -> None:
-    """Create the folder and write the files."""
-    made.folder.mkdir(parents=True, exist_ok=True)
-    for name, text in made.files.items():
-        (made.folder / name).write_text(text, encoding="utf-8")
-
-
 def _title(resolved: Resolved) -> str:
     spec, many = resolved.spec, resolved.launch.processes
     where = "GPU" if spec.device == "cuda" else "process"

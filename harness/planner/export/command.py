@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
-from harness import ROOT
+from harness import ROOT, files
 from harness.commands.console import OK, make_console, short, slug
-from harness.commands.options import overrides
+from harness.commands.options import add_force, overrides
 from harness.planner import verdict
 from harness.planner.export import trainers
-from harness.planner.export.bundle import PAGE, SCRIPT, Bundle, bundle, write
+from harness.planner.export.bundle import PAGE, SCRIPT, Bundle, bundle
 from harness.planner.export.lines import YAML
 from harness.planner.plan.answer import lacks, reach
 from harness.planner.plan.candidates import Asked, asked_for
@@ -118,6 +118,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("recipes", nargs=1, metavar="RECIPE", help="strategies joined by +")
     add("--out", type=Path, metavar="DIR", help="folder (default: results/export/RECIPE)")
+    add_force(parser)
     add_question(parser)
     parser.set_defaults(**AS_PLANNED)
     some = ", ".join(trainers.known())
@@ -141,7 +142,7 @@ def export(options: argparse.Namespace) -> int:
     machines = -(-resolved.spec.processes // asked.gpu.node)
     made = bundle(resolved, folder, options.trainers, _plan(resolved, asked), machines)
     try:
-        write(made)
+        files.write_texts(made.folder, made.files, force=options.force)
     except OSError as error:
         raise SpecError(f"out is {folder}: {error.strerror}; give another --out DIR") from None
     fit = known(resolved, asked.gpu) or verdict.cannot(resolved, asked.gpu, "")

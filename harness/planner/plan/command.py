@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from harness.commands.console import FAILED, OK, make_console
-from harness.commands.options import check_file
+from harness.commands.options import add_force, check_file
 from harness.commands.progress import Predictions
 from harness.json_files import write_json
 from harness.planner import pool, verdict
@@ -74,6 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--jobs", type=int, metavar="N", help="predictions at a time (default: a core each)")
     text = "write everything as JSON too (default: not written)"
     add("--json", type=Path, metavar="FILE", help=text)
+    add_force(parser)
     text = "trace every prediction again (default: use those of earlier plans, and those that "
     add("--fresh", action="store_true", help=text + "ship with the project)")
 
@@ -82,7 +83,7 @@ def plan(options: argparse.Namespace) -> int:
     """Predict, print the table and the answer, and return the exit code."""
     console = make_console(WIDE)
     if options.json:
-        check_file(options.json, "json")
+        check_file(options.json, "json", force=options.force)
     with pool.fresh() if options.fresh else contextlib.nullcontext():
         jobs = options.jobs or pool.default_jobs()
         if options.counts:

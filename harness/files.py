@@ -1,0 +1,180 @@
+"""Output folders: which files are Headroom's, and the only way to replace or delete one.
+
+A mark in each output folder lists the names that belong to Headroom there. A name is added only if
+no such file exists, so a listed file was never somebody else's. Everything else in the folder stays
+as it is, unless ``--force`` is given. Symbolic links are replaced or refused, and never followed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import glob
+import hashlib
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from harness.json_files import BadFile, read_json, whole, write_json
+from strategies.base import BadInput
+
+MARK = ".headroom.json"
+"""Mark of a folder: name or pattern -> SHA-256 of the file's text, or "" for any content."""
+REPORT = ("report.md", "report.csv", "report.json", "report.html")
+RESULTS = ("runs", "suite.json", *REPORT)
+"""Names in the folder of a suite."""
+SIGNED = {
+    "result.json": ("spec", "status"),
+    "suite.json": ("reference", "order"),
+    "anatomy.json": ("recipe", "timeline"),
+    "calibration.json": ("device", "ceilings"),
+    "report.json": ("schema", "suite"),
+    "runs/*/result.json": ("spec", "status"),
+    "checkpoint/step-*/headroom.json": ("step", "files"),
+    "step-*/headroom.json": ("step", "files"),
+}
+"""Files of versions that made no marks -> keys that identify them."""
+
+
+class Taken(BadInput):
+    """A file of somebody else would be replaced or deleted; names it and the remedy."""
+
+
+def claim(folder: Path, names: Iterable[str], *, force: bool = False) -> None:
+    """Create ``folder`` and mark ``names`` (``fnmatch`` patterns) there as Headroom's.
+
+    An old folder with results but without a mark counts as Headroom's.
+
+    Raises:
+        Taken: a file of such a name exists and is not Headroom's, or is a link to a folder.
+        OSError: the folder cannot be created or written.
+    """
+    ours = _inside_of_ours(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    if ours:
+        return
+    names, made = list(names), _mark(folder)
+    new = [name for name in names if name not in made]
+    for path in _named(folder, names):
+        for link in filter(_leads_away, [path, *(path.iterdir() if path.is_dir() else ())]):
+            raise Taken(f"{link} is a symbolic link, which is not followed; remove it")
+        if not force and _matches(path, new) and not _of_older_version(path):
+            raise _taken(path)
+    if new:
+        write_json(folder / MARK, made | dict.fromkeys(new, ""), durable=False)
+
+
+def claim_file(path: Path, *, force: bool = False) -> None:
+    """Claim one file, whose folder may hold anything (``claim``)."""
+    if path.is_symlink():
+        raise Taken(f"{path} is a symbolic link, which is not followed; remove it")
+    claim(path.parent, [glob.escape(path.name)], force=force)
+
+
+def clear(folder: Path, names: Iterable[str]) -> None:
+    """Delete the claimed ``names`` in ``folder``."""
+    for path in _named(folder, names):
+        remove(path)
+
+
+def remove(path: Path | str) -> None:
+    """Delete a file, a link or a folder if it exists; the target of a link stays."""
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path)
+    else:
+        Path(path).unlink(missing_ok=True)
+
+
+def write_texts(folder: Path, texts: Mapping[str, str], *, force: bool = False) -> None:
+    """Write ``texts`` (name -> text) to ``folder``, for files that users edit afterwards.
+
+    A file that changed since Headroom wrote it is somebody else's. Nothing is written if one of
+    them cannot be replaced.
+
+    Raises:
+        Taken: a file exists and is not as Headroom wrote it.
+        OSError: a file cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    made = _mark(folder)
+    for name, text in texts.items():
+        path = folder / name
+        if path.parent != folder or path.is_dir():
+            raise Taken(f"{path} is no file in {folder}; give another folder")
+        told = {_digest(text), made.get(glob.escape(name))}
+        if os.path.lexists(path) and not force and _digest_of(path) not in told:
+            raise _taken(path)
+    for name, text in texts.items():
+        with whole(folder / name) as stream:
+            stream.write(text)
+    written = {glob.escape(name): _digest(text) for name, text in texts.items()}
+    write_json(folder / MARK, made | written, durable=False)
+
+
+def _taken(path: Path) -> Taken:
+    return Taken(
+        f"{path} exists, and Headroom did not write it; move it, give another folder, or give "
+        "--force to replace it"
+    )
+
+
+def _named(folder: Path, names: Iterable[str]) -> list[Path]:
+    names = list(names)
+    return sorted(path for path in folder.iterdir() if _matches(path, names))
+
+
+def _matches(path: Path, names: Iterable[str]) -> bool:
+    return any(fnmatch.fnmatchcase(path.name, name) for name in names)
+
+
+def _leads_away(path: Path) -> bool:
+    return path.is_symlink() and path.is_dir()
+
+
+def _mark(folder: Path) -> dict[str, Any]:
+    with contextlib.suppress(BadFile):
+        return read_json(folder / MARK, dict[str, Any])
+    return {}
+
+
+def _inside_of_ours(folder: Path) -> bool:
+    """Return whether a folder above is marked, and this one lies within a claimed name of it.
+
+    Raises:
+        Taken: a folder on the way is a symbolic link.
+    """
+    way = [folder, *folder.parents][:4]
+    for depth, path in enumerate(way[:-1], start=1):
+        if _matches(path, _mark(way[depth])):
+            if link := next((p for p in way[:depth] if p.is_symlink()), None):
+                raise Taken(f"{link} is a symbolic link, which is not followed; remove it")
+            return True
+    return False
+
+
+def _of_older_version(path: Path) -> bool:
+    """Return whether ``path`` lies beside a file by which an older version is known."""
+    folder = path.parent
+    if path.name in REPORT:
+        return _signed(folder / "report.json", SIGNED["report.json"])
+    return any(_signed(found, keys) for name, keys in SIGNED.items() for found in folder.glob(name))
+
+
+def _signed(path: Path, keys: Iterable[str]) -> bool:
+    try:
+        return all(key in read_json(path, dict[str, Any]) for key in keys)
+    except BadFile:
+        return False
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()
+
+
+def _digest_of(path: Path) -> str:
+    """Return the digest of a regular file's bytes; empty for anything else."""
+    if path.is_symlink() or not path.is_file():
+        return ""
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,0 +1,187 @@
+"""Outputs: no file of somebody else is deleted or overwritten, and no link is followed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness import cli, files
+from harness.launch import launch
+from harness.suite.run import check_out
+from strategies.base import BadInput
+from tests.made.results import ok
+
+PLANNED = ["--model", "DiT-T/8", "--gpu", "RTX-4090"]
+ONE = ["--device", "cpu", "--model", "DiT-T/8", "--steps", "3"]
+WRITERS: dict[str, tuple[list[str], str]] = {
+    "run": (["run", "--recipes", "single", *ONE, "--out", "."], "suite.json"),
+    "run of rows": (["run", "--recipes", "single", *ONE, "--out", "."], "runs"),
+    "train": (["train", "--recipe", "single", *ONE, "--out", "."], "log.txt"),
+    "train of samples": (["train", "--recipe", "single", *ONE, "--out", "."], "samples.png"),
+    "train of a profile": (["train", "--recipe", "single", *ONE, "--out", "."], "profile"),
+    "checkpoints": (
+        ["train", "--recipe", "single", *ONE, "--out", "new", "--checkpoint", "."],
+        "step-00000010",
+    ),
+    "weights": (
+        ["train", "--recipe", "single", *ONE, "--out", "new", "--averaged", "own.safetensors"],
+        "own.safetensors",
+    ),
+    "anatomy": (["anatomy", "single", *ONE[:-2], "--out", "."], "result.json"),
+    "anatomy of charts": (["anatomy", "single", *ONE[:-2], "--out", "."], "timeline.svg"),
+    "max-batch": (["max-batch", "--recipe", "single", *ONE[:-2], "--out", "."], "max_batch.json"),
+    "script": (
+        ["script", "--launch", "single", "--device", "cpu", "--out", ".", "--", "train.py"],
+        "report.md",
+    ),
+    "export": (
+        ["export", "single", *PLANNED, "--gpus", "1", "--global-batch", "1", "--out", "."],
+        "accelerate.yaml",
+    ),
+    "plan": (["plan", *PLANNED, "--recipes", "single", "--json", "own.json"], "own.json"),
+    "calibrate": (["calibrate", "--device", "cpu", "--small", "--out", "."], "calibration.md"),
+    "atlas": (["atlas", "--models", "sd3.5-medium", "--out", "."], "README.md"),
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "train.py").write_text("print('trains')\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def texts(folder: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(folder)): path.read_text()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != files.MARK
+    }
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("kind", ["file", "folder", "link"])
+def test_a_command_refuses_what_somebody_else_left(folder, capsys, writer, kind):
+    words, name = WRITERS[writer]
+    outside = folder.parent / f"{folder.name}-outside"
+    outside.mkdir()
+    (outside / "precious").write_text("nobody's business")
+    if kind == "file":
+        (folder / name).write_text("mine")
+    elif kind == "folder":
+        (folder / name).mkdir()
+        (folder / name / "notes.txt").write_text("mine")
+    else:
+        (folder / name).symlink_to(outside / "precious")
+    before = texts(folder)
+    assert cli.main(words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert name in line and ("--force" in line or "link" in line or "folder" in line), line
+    assert {key: text for key, text in texts(folder).items() if key in before} == before
+    assert (outside / "precious").read_text() == "nobody's business"
+
+
+def test_a_folder_stays_headrooms_once_it_was_empty(tmp_path):
+    out = tmp_path / "new" / "one"
+    launch.prepare(out)
+    (out / "log.txt").write_text("of a run")
+    (out / "notes.txt").write_text("of a person")
+    (out / "ranks").mkdir()
+    launch.prepare(out)
+    assert texts(out) == {"notes.txt": "of a person"} and not (out / "ranks").exists()
+
+
+def test_a_link_in_a_run_folder_is_removed_and_not_followed(tmp_path):
+    out, outside = tmp_path / "out", tmp_path / "outside"
+    launch.prepare(out)
+    outside.mkdir()
+    (outside / "log.txt").write_text("kept")
+    (out / "log.txt").symlink_to(outside / "log.txt")
+    launch.prepare(out)
+    assert not (out / "log.txt").is_symlink()
+    (out / "profile").symlink_to(outside)
+    with pytest.raises(files.Taken, match="profile is a symbolic link"):
+        launch.prepare(out)
+    assert (outside / "log.txt").read_text() == "kept"
+
+
+@pytest.mark.parametrize("link", ["runs", "runs/single"])
+def test_rows_stay_below_the_results_folder(tmp_path, link):
+    out, outside = tmp_path / "out", tmp_path / "outside"
+    outside.mkdir()
+    check_out(out)
+    (out / link).parent.mkdir(exist_ok=True)
+    (out / link).symlink_to(outside)
+    with pytest.raises(files.Taken, match="is a symbolic link"):
+        launch.prepare(out / "runs" / "single")
+    assert not list(outside.iterdir())
+
+
+def _suite(out: Path) -> None:
+    ok("ddp").write(out / "runs" / "ddp" / "result.json")
+    (out / "runs" / "ddp" / "log.txt").write_text("of an older version")
+
+
+def _run(out: Path) -> None:
+    ok("ddp").write(out / "result.json")
+    (out / "samples.png").write_bytes(b"")
+
+
+def _training(out: Path) -> None:
+    done = out / "checkpoint" / "step-00000004" / "headroom.json"
+    done.parent.mkdir(parents=True)
+    done.write_text(json.dumps({"step": 4, "files": {}}))
+    (out / "log.txt").write_text("killed before it had a result")
+
+
+@pytest.mark.parametrize("made", [_suite, _run, _training])
+def test_folders_of_older_versions_are_accepted(tmp_path, made: Callable[[Path], None]):
+    out = tmp_path / "out"
+    made(out)
+    names = files.RESULTS if made is _suite else (*launch.FILES, "checkpoint")
+    files.claim(out, names)
+    files.claim(out / "runs" / "ddp" if made is _suite else out, launch.FILES)
+
+
+def test_a_report_is_written_again_unless_somebody_else_wrote_one(tmp_path, capsys):
+    _suite(tmp_path)
+    assert cli.main(["report", str(tmp_path)]) == 0
+    assert cli.main(["report", str(tmp_path)]) == 0
+    (tmp_path / files.MARK).unlink()  # as an older version left it
+    assert cli.main(["report", str(tmp_path)]) == 0
+    other = tmp_path / "other"
+    _suite(other)
+    (other / "report.md").write_text("mine")
+    assert cli.main(["report", str(other)]) == 2
+    assert "report.md exists, and Headroom did not write it" in capsys.readouterr().err
+    assert (other / "report.md").read_text() == "mine"
+    assert cli.main(["report", str(other), "--force"]) == 0
+    assert (other / "report.md").read_text() != "mine"
+
+
+def test_a_file_that_its_user_edited_is_not_written_again(tmp_path):
+    files.write_texts(tmp_path, {"a.yaml": "a: 1\n", "b.json": "{}"})
+    files.write_texts(tmp_path, {"a.yaml": "a: 2\n", "b.json": "{}"})
+    (tmp_path / "a.yaml").write_text("a: 3\n")
+    with pytest.raises(files.Taken, match=r"a\.yaml exists"):
+        files.write_texts(tmp_path, {"b.json": "[]", "a.yaml": "a: 4\n"})
+    assert (tmp_path / "b.json").read_text() == "{}", "nothing is written if one is refused"
+    files.write_texts(tmp_path, {"a.yaml": "a: 4\n"}, force=True)
+    assert (tmp_path / "a.yaml").read_text() == "a: 4\n"
+
+
+@pytest.mark.parametrize("name", ["../out.yaml", "/tmp/out.yaml", "sub/out.yaml", ".."])
+def test_names_stay_in_the_folder(tmp_path, name):
+    with pytest.raises(BadInput, match="is no file in"):
+        files.write_texts(tmp_path / "in", {name: "text"})
+
+
+def test_force_replaces_a_link_and_keeps_its_target(tmp_path):
+    target = tmp_path / "target"
+    target.write_text("kept")
+    (tmp_path / "a.yaml").symlink_to(target)
+    files.write_texts(tmp_path, {"a.yaml": "a: 1\n"}, force=True)
+    assert target.read_text() == "kept" and not (tmp_path / "a.yaml").is_symlink()
