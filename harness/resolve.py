@@ -39,6 +39,11 @@ class Resolved:
     offline: ClassVar[bool] = True
     """Whether the worker may not download from a model hub."""
 
+    @property
+    def runs_users_code(self) -> bool:
+        """Return whether code of the user's decides the run (``opened.inputs``)."""
+        return is_file(self.spec.model)
+
     def words(self, out: str) -> list[str]:
         """Return the words that start a worker of this run, for ``accelerate launch``; ``out`` is
         the run's folder."""

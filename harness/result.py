@@ -274,6 +274,8 @@ class Result:
     - ``recordings``: files of the profiler or of the allocator's history in the run's folder.
     - ``flops_per_step``: 0 if not counted.
     - ``gpu_samples``: empty without a GPU or nvidia-smi.
+    - ``inputs``: digest of each file of the user's that his model or script opened (path, relative
+      to the repository if it is below); None if nothing of his ran, or if it is unknown.
     - ``beside``: number of rows that ran at once, each on its own GPU, so that no time was kept; 0
       for
     a row that ran alone.
@@ -294,6 +296,7 @@ class Result:
     peak_so_far_bytes: int | None = None
     command: str = ""
     identity: str = ""
+    inputs: dict[str, str] | None = None
     started: str = ""
     meter: str = "resident"
     meter_notes: list[str] = field(default_factory=list)

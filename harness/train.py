@@ -21,12 +21,13 @@ from pathlib import Path
 
 import torch
 
-from harness import extensions
+from harness import extensions, opened
 from harness.data.feed import check_data
 from harness.launch import command, nodes
 from harness.resolve import Resolved, resolve
 from harness.result import Result
 from harness.spec import Spec, add_arguments, from_arguments
+from harness.subjects.own_module import is_file
 from harness.system import process
 from harness.worker import loop, measure, training
 from harness.worker.sabotage import NAMES
@@ -88,6 +89,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     process.plain_architectures()
     options = parse_options(sys.argv[1:] if argv is None else argv)
     reporter = Reporter(options.out, int(os.environ.get("RANK", 0)))
+    if is_file(options.model):
+        opened.record(options.out, reporter.rank, [Path(options.model.partition(":")[0]).parent])
     try:
         # The launching process has read all headers of the data already, so a rank need not.
         spec = from_arguments(options)

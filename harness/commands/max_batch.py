@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
-from harness import ROOT
+from harness import ROOT, opened
 from harness.commands import single_run
 from harness.commands.console import FAILED, INTERRUPTED, OK, make_console, short, slug
 from harness.commands.options import (
@@ -105,6 +105,8 @@ class Search:
         folder = self.out / "runs" / run_name(resolved.spec)
         mark = f"{identity(resolved, self.machine)}-{self.limit_bytes or 'all'}"
         result = None if self.fresh else _known(folder, mark)
+        if result and resolved.runs_users_code and not opened.unchanged(result.inputs):
+            result = None
         if result is None:
             result = self._probe(resolved, folder, micro_batch)
             result.identity = mark

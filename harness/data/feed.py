@@ -14,6 +14,8 @@ from __future__ import annotations
 import difflib
 import functools
 import importlib.util
+import itertools
+import os
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -37,6 +39,8 @@ POOL = 256
 """Samples of ``synthetic``: 4 MiB at 32 x 32, little in comparison with a memory peak."""
 IMAGES = 64
 """Samples of ``vae``: 12 MiB at 256 pixels."""
+STAMPED = 20_000
+"""Files of a latents folder whose times are read: a tenth of a second."""
 TOGETHER = 256
 """Samples whose random values are generated at once. One by one each would need five small
 kernels."""
@@ -109,17 +113,27 @@ def check_data(name: str, *, thorough: bool = True) -> DataFacts:
 
 
 def stamp(name: str) -> list[tuple[str, int]]:
-    """Return (name, modification time in ns) of a latents folder and its subfolders; empty for
-    other data.
+    """Return (name, modification time in ns) of a latents folder, its subfolders and the first
+    ``STAMPED`` files; empty for other data.
 
-    Adding, removing or renaming a file changes these times. Reading a million files would take
-    longer than the run.
+    Adding, removing or renaming a file changes the time of its folder. Reading a million files
+    would take longer than the run.
     """
     kind, _, path = name.partition(":")
     if kind != "latents" and not is_cache(name):
         return []
     folders = sorted(p for p in (Path(path), *Path(path).glob("*")) if p.is_dir())
-    return [(p.name, p.stat().st_mtime_ns) for p in folders]
+    files = itertools.chain.from_iterable(map(os.scandir, folders))
+    times = [(entry.name, _changed_ns(entry)) for entry in itertools.islice(files, STAMPED)]
+    return [*((p.name, p.stat().st_mtime_ns) for p in folders), *sorted(times)]
+
+
+def _changed_ns(entry: os.DirEntry[str]) -> int:
+    """Return the time of the last change of a file; of a broken link, its own."""
+    try:
+        return entry.stat().st_mtime_ns
+    except OSError:
+        return entry.stat(follow_symlinks=False).st_mtime_ns
 
 
 def open_data(name: str, device: torch.device | str) -> Dataset:

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from harness import ROOT, files, result
+from harness import ROOT, files, opened, result
 from harness.json_files import BadFile, read_json
 from harness.launch import outcome
 from harness.launch.command import (
@@ -79,7 +79,7 @@ def run(
         LaunchError: the folder cannot be written, or the launcher cannot be started.
         process.Interrupted: Ctrl-C or SIGTERM; the row is written as interrupted first.
     """
-    spec, folder = resolved.spec, Path(folder).absolute()
+    spec, folder, began = resolved.spec, Path(folder).absolute(), time.time()
     argv = argv or (lambda port: on_loopback(command(resolved, folder, port=port, more=more)))
     started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     for left in reversed(range(TRIES)):
@@ -97,6 +97,7 @@ def run(
     row = _row(resolved, folder, facts)
     row.command = display(resolved, folder, more)
     row.started = row.started or started
+    row.inputs = opened.inputs(folder, began) if resolved.runs_users_code else None
     row.launch = _record(ended, port)
     write(row, folder)
     if interrupt:

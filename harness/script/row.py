@@ -137,6 +137,10 @@ class ScriptRow(Resolved):
     def own_model(self) -> str:
         return ""  # the spec's model is the script's text; its subject has its identity
 
+    @property
+    def runs_users_code(self) -> bool:
+        return True
+
     def words(self, out: str) -> list[str]:
         spec = self.spec
         given = {"recipe": spec.recipe, "processes": spec.processes, "device": spec.device}

@@ -25,7 +25,7 @@ import accelerate
 import torch
 from accelerate.utils import set_seed
 
-from harness import ROOT, files, void
+from harness import ROOT, files, opened, void
 from harness.launch import launch
 from harness.launch.on_loopback import listen_on_loopback
 from harness.result import Result, Status
@@ -81,6 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("WANDB_MODE", "disabled")  # a measured run reports to no service
     listen_on_loopback()
     _enter(row.script)
+    _record(row, folder, reporter.rank)
     code = _watched(row, watch, options.seed)
     if code == 0:  # else another rank may wait in a collective for this one
         _end_group()
@@ -190,6 +191,12 @@ def _enter(script: Script) -> None:
     if str(ROOT) not in sys.path:
         sys.path.append(str(ROOT))
     os.chdir(script.folder)
+
+
+def _record(row: ScriptRow, folder: Path, rank: int) -> None:
+    """Record the files that decide this row; the script's folder is the current one."""
+    script = row.script
+    opened.record(folder, rank, [script.path.parent, script.folder], script.arguments)
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from harness import opened
 from harness.subjects.library.subject import ADAPTED
 from strategies import survey
 from strategies.base import BadInput
@@ -34,15 +35,26 @@ if TYPE_CHECKING:
 Made = tuple["nn.Module", Mapping[str, "Tensor"], Callable[..., "Tensor"]]
 
 
+_OPENED: dict[str, set[str]] = {}
+"""File of a model -> modules and other files of the user's that its code has opened so far."""
+
+
+def _noted(model: str) -> contextlib.AbstractContextManager[None]:
+    """Return a context in which the user's files that are opened count for the model's identity."""
+    path = _path(model)
+    return opened.noted(_OPENED.setdefault(str(path), set()), [path.absolute().parent])
+
+
 @contextlib.contextmanager
 def users_code(model: str) -> Iterator[None]:
-    """Run code of the file that ``model`` names.
+    """Run code of the file that ``model`` names, and note the user's files that it opens.
 
     Raises:
         BadInput: it raised or exited; names the error and the last executed line of that file.
     """
     try:
-        yield
+        with _noted(model):
+            yield
     except (BadInput, KeyboardInterrupt):
         raise
     except (Exception, SystemExit) as error:
@@ -176,7 +188,7 @@ class _Measured:
     def __init__(self, subject: OwnModule) -> None:
         from torch._subclasses.fake_tensor import FakeTensorMode
 
-        with FakeTensorMode(allow_non_fake_inputs=True):
+        with FakeTensorMode(allow_non_fake_inputs=True), _noted(subject.model):
             module, batch, loss = subject.made()
             self.names, self.samples = tuple(batch), len(next(iter(batch.values())))
             one = {name: tensor[:1] for name, tensor in batch.items()}
@@ -201,10 +213,17 @@ def is_file(model: str) -> bool:
 
 
 def identity(model: str) -> str:
-    """Return a hash of the file that ``model`` names; empty if it names none."""
+    """Return a hash of the file that ``model`` names, and of what its code has imported or read.
+
+    Empty if it names none. The module must have been made and run once, as ``resolve`` does.
+    """
     if not is_file(model):
         return ""
-    return hashlib.sha256(_path(model).read_bytes()).hexdigest()[:16]
+    hasher = hashlib.sha256(_path(model).read_bytes())
+    for path in sorted(_OPENED.get(str(_path(model)), ()) - {str(_path(model).absolute())}):
+        with contextlib.suppress(OSError):
+            hasher.update(f"{path} {opened.digest(path)}".encode())
+    return hasher.hexdigest()[:16]
 
 
 @functools.lru_cache(maxsize=8)

@@ -23,7 +23,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
-from harness import ROOT
+from harness import ROOT, opened
 from harness.launch.sources import MEASURED, digest
 from harness.resolve import Resolved
 from harness.result import Result, Status
@@ -223,12 +223,9 @@ def identity(resolved: Resolved, machine: Machine) -> str:
 
 
 def _file(name: str) -> list[Any]:
-    """Return size and time of the file, which change with it; empty if it does not exist."""
+    """Return the digest of the file; empty if it does not exist."""
     path = ROOT / name
-    if not name or not path.exists():
-        return []
-    told = path.stat()
-    return [told.st_size, told.st_mtime_ns]
+    return [opened.digest(path)] if name and path.exists() else []
 
 
 def _devices(spec: Spec, machine: Machine) -> list[Any]:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from harness import files
+from harness import files, opened
 from harness.json_files import write_json
 from harness.launch import launch
 from harness.report.data.rows import label
@@ -160,7 +160,7 @@ def run_row(
     It is written to the row's folder. ``company``: a memory-only result suffices.
     """
     mark = identity(row.resolved, machine)
-    earlier = None if fresh else _finished(row.folder, mark, company)
+    earlier = None if fresh else _finished(row, mark, company)
     if earlier is not None:
         progress.skip(earlier)
         return earlier
@@ -188,19 +188,21 @@ def must_run(row: Planned, machine: Machine, fresh: bool, company: bool = False)
     """Return whether a row can run and has no earlier result that suffices (``run_row``)."""
     if row.status is not None:
         return False
-    return fresh or _finished(row.folder, identity(row.resolved, machine), company) is None
+    return fresh or _finished(row, identity(row.resolved, machine), company) is None
 
 
-def _finished(folder: Path, mark: str, company: bool = False) -> Result | None:
+def _finished(row: Planned, mark: str, company: bool = False) -> Result | None:
     """Return the earlier result of the same spec, code and environment, if it need not be repeated.
 
-    A result of a parallel row has no times. It suffices only if ``company`` is true.
+    A result of a parallel row has no times. It suffices only if ``company`` is true. One of a
+    user's code suffices if no file has changed that the code opened.
     """
     try:
-        result = load(folder / "result.json")
+        result = load(row.folder / "result.json")
     except BadResult:
         return None
     kept = result.identity == mark and result.status in KEPT
+    kept = kept and (not row.resolved.runs_users_code or opened.unchanged(result.inputs))
     return result if kept and (company or not result.beside) else None
 
 

@@ -258,7 +258,7 @@ def _group(data: dict[str, Any], group: Group) -> Iterator[str]:
     }
     found = {
         **data,
-        "answers": [[answer["question"], answer["row"]] for answer in data["answers"]],
+        "answers": [[one["question"], one["row"]] for one in data["answers"] if one["row"]],
         "fastest_that_fits": [
             [fit["row"], fit["row"], fit["alike"]] for fit in data["fastest_that_fits"]
         ],
