@@ -34,7 +34,6 @@ class Work:
     - overlapped: a collective hidden behind the computation of its phase.
     - transfer: a copy from device to host or back.
     - streamed: a transfer hidden behind the computation of its phase and the host's own work there.
-    - replayed: operations of CUDA graphs beyond one a graph. The host does not issue them.
     - host, nvme: bytes of host memory or of files.
     - chain: a rank waits (``group`` - 1) / ``count`` of its computation, because ``count`` micro
       batches pass through ``group`` ranks.

@@ -19,7 +19,7 @@ from pathlib import Path
 from harness import ROOT
 from harness.json_files import BadFile
 from harness.launch import command
-from harness.planner import records
+from harness.planner import eager, records
 from harness.planner.overhead import USUAL
 from harness.planner.worker import DONE, none
 from harness.prediction import Prediction, kept, load
@@ -177,10 +177,11 @@ def cached(resolved: Resolved, folder: Path, kind: str = USUAL) -> Prediction | 
 
     For ``plan``'s usual folder, a recorded prediction that ships with the project counts too.
     """
-    found = kept(path_of(resolved, folder, kind))
+    plain = eager.of(resolved)
+    found = kept(path_of(plain, folder, kind))
     if found is None and folder == _usual_folder():
-        return records.find(resolved.spec.model, records.name(resolved, kind))
-    return found
+        found = records.find(plain.spec.model, records.name(plain, kind))
+    return eager.told(resolved, found) if found else None
 
 
 def predict_all(
@@ -195,8 +196,10 @@ def predict_all(
     """Return the prediction of each row, in order, from the cache or a worker.
 
     ``kind``: the kind of card, of all rows or of each. ``done(index, prediction)`` is called when
-    each ends. A recipe that fails raises nothing; its prediction has the reason.
+    each ends. A recipe that fails raises nothing; its prediction has the reason. A compiled row has
+    its eager row's (``harness.planner.eager``).
     """
+    given, rows = rows, [eager.of(row) for row in rows]
     predictions: dict[int, Prediction] = {}
     missing, kinds = [], [kind] * len(rows) if isinstance(kind, str) else kind
     for index, resolved in enumerate(rows):
@@ -204,8 +207,8 @@ def predict_all(
         if kept is None:
             missing.append(index)
         else:
-            predictions[index] = kept
-            done(index, kept)
+            predictions[index] = eager.told(given[index], kept)
+            done(index, predictions[index])
     steps = [_step_of(rows[i], folder, kinds[i]) for i in missing]
     asked = [rows[i] for i in missing], [kinds[i] for i in missing]
     for place, prediction in _each(*asked, jobs, timeout, steps):
@@ -215,8 +218,8 @@ def predict_all(
             alone = dataclasses.replace(step or prediction, denoising=prediction.denoising)
             alone = dataclasses.replace(alone, asides={}, recorded="")
             _keep(alone, path_of(_without_phases(rows[index]), folder, kinds[index]))
-        predictions[index] = prediction
-        done(index, prediction)
+        predictions[index] = eager.told(given[index], prediction)
+        done(index, predictions[index])
     return [predictions[index] for index in range(len(rows))]
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from harness.planner import uncertainty as residuals
+from harness.planner.eager import note_of
 from harness.planner.overhead import WORDS, fixed_overhead, preferred
 from harness.planner.phase_needs import STEP, Need, needs
 from harness.planner.speed.roofline import Seconds, seconds
@@ -89,6 +90,16 @@ class Fit:
         return int(self.uncertainty.share * (self.need_bytes - self._beside))
 
     @property
+    def low_bytes(self) -> int | None:
+        """Lower end of the need; of a compiled row, that of what stays between two steps."""
+        if self.need_bytes is None:
+            return None
+        low, found = self.need_bytes - self.spread_bytes, self.prediction
+        if not note_of(self.resolved) or found.between is None or found.reserved is None:
+            return low
+        return min(low, max(0, self.need_bytes - found.reserved + found.between))
+
+    @property
     def most_bytes(self) -> int | None:
         """Upper end of the need."""
         return None if self.need_bytes is None else self.need_bytes + self.spread_bytes
@@ -147,7 +158,7 @@ def judge(resolved: Resolved, prediction: Prediction, gpu: Card) -> Fit:
 
 def _verdict(fit: Fit) -> str:
     """Return the verdict for a known need. The host counts only if the GPU may suffice."""
-    low = min(fit.need_bytes - fit.spread_bytes, fit.least_bytes)
+    low = min(fit.low_bytes, fit.least_bytes)
     on_gpu = decide(low, fit.most_bytes, fit.gpu.memory_bytes)
     if on_gpu == "no" or not fit.host_bytes or fit.gpu.shared:
         return on_gpu

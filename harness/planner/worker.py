@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.planner import overhead
+from harness.planner import eager, overhead
 from harness.planner.adapters import adapter_of
 from harness.planner.overhead import USUAL
 from harness.prediction import Prediction, read
@@ -48,8 +48,9 @@ def none(resolved: Resolved, reason: str, fault: str = "") -> Prediction:
 def predict(resolved: Resolved, kind: str = USUAL, rank: int = 0) -> Prediction:
     """Return the traced prediction of ``rank`` for a card of that ``kind``, or the reason why there
     is none."""
-    untraced = _untraced(resolved)
-    if untraced:
+    if (plain := eager.of(resolved)) is not resolved:
+        return eager.told(resolved, predict(plain, kind, rank))
+    if untraced := _untraced(resolved):
         return none(resolved, untraced)
     try:
         from harness.planner.tracing import extend, simulate
@@ -62,13 +63,10 @@ def predict(resolved: Resolved, kind: str = USUAL, rank: int = 0) -> Prediction:
         return none(resolved, **_told(resolved.recipe.strategies, error))
 
 
-def _untraced(resolved: Resolved) -> str | None:
-    """Return why the row's compiled graphs are not traced; None if they are."""
-    if "compiled" not in resolved.launch.traits:
-        return None
-    from harness.planner.tracing import compiled
-
-    return compiled.refusal(resolved)
+def _untraced(resolved: Resolved) -> str:
+    """Return why the kernels of a row are not traced; empty if they are."""
+    own = next((one for one in resolved.recipe.strategies if "compiled" in one.traits()), None)
+    return f"{own} has compiled kernels of its own, which are not traced" if own else ""
 
 
 def with_asides(row: Resolved, kind: str, found: Prediction) -> Prediction:

@@ -412,16 +412,6 @@ def test_a_step_that_recomputes_may_have_a_slower_host():
     assert roofline.again([first, half]) == 0.5
 
 
-def test_a_plan_says_that_recorded_blocks_are_unmeasured():
-    work = Work(phase="forward", kind="product", dtype="", flops=10**12, bytes=8, count=2)
-    replayed = dataclasses.replace(work, kind="replayed", flops=0, bytes=0, count=1)
-    card, row = cards.find("H100-80GB"), asked("single+bf16+compile")
-    for works, said in (([work], 0), ([work, replayed], 1)):
-        fits = [verdict.judge(row, prediction(1, work=works), card)]
-        for told in (notes, short_notes):
-            assert sum(note.startswith("CUDA graphs") for note in told(fits)) == said
-
-
 def test_a_plan_for_flux_warns_of_the_kernel_in_which_it_failed():
     card = cards.find("H200")
 

@@ -13,8 +13,6 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 from harness.planner.overhead import NoTrace
 from strategies.engine import Engine, RunContext, TrainingRun, Workload
 
-GRAPHS = "the engine may change the graphs of compiled blocks; take ddp, zero1, zero2 or single"
-
 
 class AllocationRecorder(Protocol):
     """Recorder of allocations that the dispatch trace cannot see.
@@ -129,19 +127,6 @@ class TraceAdapter:
 
     # ---- trace ----
 
-    def graph_refusal(self, launch: RunContext) -> str | None:
-        """Return why compiled blocks are not traced under this engine; None if they are.
-
-        Blocks are traced if their weights are whole and the engine's hooks run outside of their
-        graphs, so that a graph is the one of a single process.
-        """
-        return GRAPHS
-
-    @property
-    def graph_bytes(self) -> int | None:
-        """Bytes of a graph's trained weights from which the engine splits it; None: never."""
-        return None
-
     def prepare_trace(self, launch: RunContext) -> None:
         """Compute once what the trace of each of ``distinct_ranks`` needs."""
 
@@ -189,10 +174,6 @@ class SingleProcess(TraceAdapter):
     """Adapter without a process group."""
 
     ranks: ClassVar[bool] = False
-
-    def graph_refusal(self, launch: RunContext) -> str | None:
-        """Return None: nothing surrounds the graphs."""
-        return None
 
 
 class NoAdapter(TraceAdapter):

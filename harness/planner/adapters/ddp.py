@@ -37,22 +37,6 @@ class DdpAdapter(TraceAdapter):
         replicas = replicas_for(recorder)
         return [mock.patch.object(torch.nn.parallel, "DistributedDataParallel", replicas)]
 
-    def graph_refusal(self, launch: RunContext) -> str | None:
-        """Return None: a graph that is split ends the trace (``graph_bytes``)."""
-        return None
-
-    @property
-    def graph_bytes(self) -> int | None:
-        """Size of the first bucket, from which torch's DDPOptimizer splits a graph.
-
-        It is active for every graph that is compiled during DDP's forward, so for blocks too.
-        Source: torch 2.13, torch/_dynamo/backends/distributed.py (DDPOptimizer.compile_fn),
-        convert_frame.py (CatchErrorsWrapper).
-        """
-        import torch.distributed as dist
-
-        return int(dist._DEFAULT_FIRST_BUCKET_BYTES)
-
     def adapt_accelerator(self, accelerator: Any, launch: RunContext) -> None:
         """Set the launch file's distributed type; without a GPU accelerate sets MULTI_CPU."""
         from accelerate.state import AcceleratorState, PartialState

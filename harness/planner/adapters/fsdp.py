@@ -42,10 +42,6 @@ class FsdpAdapter(TraceAdapter):
         made = super().resolved_config(launch, work, mixed_precision, configure, folder)
         return made._replace(content=resolved(made.content, self.engine.reshard, launch.layout))
 
-    def graph_refusal(self, launch: RunContext) -> str | None:
-        """Return None: torch gathers and frees a block's weights outside of its graph."""
-        return None
-
     def overlapped_phases(self, launch: RunContext) -> frozenset[str]:
         """Return the phases in which gathers and reductions overlap with the current block, on a
         GPU."""

@@ -11,7 +11,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest import mock
 
-from harness.planner.adapters.base import GRAPHS, AllocationRecorder
+from harness.planner.adapters.base import AllocationRecorder
 from harness.planner.adapters.ddp import DdpAdapter
 from harness.planner.adapters.fsdp import FsdpAdapter
 from strategies.engines.pipeline.schedules import bubble_fraction, dealt
@@ -28,10 +28,6 @@ ALL_STAGES = 4
 
 class PipelineAdapter(DdpAdapter):
     """Adapter that runs the stage of ``rank``."""
-
-    def graph_refusal(self, launch: RunContext) -> str | None:
-        """Return a reason: stages with compiled blocks were not compared with a real run."""
-        return GRAPHS
 
     def by_block(self, depth: int) -> Sequence[Hashable]:
         """Return the stage of each block."""

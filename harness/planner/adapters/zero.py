@@ -67,16 +67,6 @@ class ZeroAdapter(TraceAdapter):
         handlers = ('InitProcessGroupKwargs(backend="gloo")',) if launch.device == "cpu" else ()
         return ResolvedConfig(content, {JSON: config}, dict(_blanks(config)), handlers)
 
-    def graph_refusal(self, launch: RunContext) -> str | None:
-        """Return why compiled blocks are not traced: ZeRO-3 gathers weights in hooks of modules
-        within them.
-
-        Stages 1 and 2 keep weights whole, and hook only the accumulation of gradients.
-        """
-        if self.engine.stage < 3:
-            return None
-        return "ZeRO-3 gathers weights within compiled blocks; take zero1, zero2 or single"
-
     def overlapped_phases(self, launch: RunContext) -> frozenset[str]:
         """Return backward (reductions), and for stage 3 forward (gathers), if the launch
         overlaps."""

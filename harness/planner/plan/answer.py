@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from harness.memory.record import Instant
 from harness.planner import verdict
+from harness.planner.eager import note_of
 from harness.planner.phase_needs import STEP
 from harness.planner.plan.fastest import EVEN, Proof
 from harness.planner.plan.lattice import adapts
@@ -49,6 +50,7 @@ def answer(fits: Sequence[Fit], ways: Ways | None = None) -> list[str]:
         return _none_fits(fits) + tried_instead(ways)
     head = "Fastest predicted to fit" if best.fits else "None is sure to fit. Fastest that may"
     lines = [f"{head}: {best.label}, {rate_in_words(best)}, {reach(best)}{_on_host(best)}"]
+    lines += [f"  {note}" for note in [note_of(best.resolved)] if note]
     lines += [*_peak(best), *_export(best)]
     lines += _faster_if_it_fits(best, fits) if best.fits else tried_instead(ways)
     rivals = [f for f in fits if f.fits and f is not best and f.seconds]
@@ -126,8 +128,7 @@ def _export(fit: Fit) -> list[str]:
 
 def reach(fit: Fit) -> str:
     """Return the need with its range and the card's memory: ``20.1 (17.0 to 23.2) of 24.0 GiB``."""
-    low = fit.need_bytes - fit.spread_bytes
-    between = f"({gib(low)} to {gib(fit.most_bytes)})"
+    between = f"({gib(fit.low_bytes)} to {gib(fit.most_bytes)})"
     return f"{gib(fit.need_bytes)} {between} of {gib(fit.gpu.memory_bytes)} GiB"
 
 
@@ -331,11 +332,14 @@ def check_line(fit: Fit, ways: Ways | None) -> str:
         return f"cannot run: {fit.label}: {fit.lack}"
     if fit.need_bytes is None:
         return f"not predicted: {fit.label}: {fit.prediction.reason}"
+    note = note_of(fit.resolved)
     if fit.fits:
         free = f"{gib(fit.margin_bytes)} GiB free"
-        return "; ".join([f"fits: {_size(fit)}, {free}{_host(fit)}", *phases(fit)])
+        told = [f"fits: {_size(fit)}, {free}{_host(fit)}", note, *phases(fit)]
+        return "; ".join(filter(None, told))
     if fit.may_fit:
-        return f"tight: {_size(fit)}, may or may not fit{_host(fit)}{_why(fit)}; {_way(ways)}"
+        said = f"tight: {_size(fit)}, may or may not fit{_host(fit)}{_why(fit)}"
+        return "; ".join(filter(None, [said, note, _way(ways)]))
     if fit.verdict == "host":
         return f"does not fit: {_size(fit)}, and {lacks(fit)}; {_way(ways)}"
     short = gib(-fit.margin_bytes)

@@ -48,8 +48,6 @@ from strategies.base import Slot
 SIZES = {"resolution": "", "frames": 0, "text": 0, "global_batch": None}
 """Options that replace the files' sizes, with their defaults."""
 FOUND = "The plan's own answer, for the same model, samples and card:"
-UNTRACED = "compile"
-"""Strategy that no search compares with other recipes: it is left out."""
 NAMES = {"params": "parameters", "grads": "gradients", "optim": "optimizer state", "ema": "average",
          "activ": "activations", "other": "temporaries"}  # fmt: skip
 BEYOND = "reserve and overhead"
@@ -75,12 +73,7 @@ def read(options: argparse.Namespace, paths: Sequence[Path]) -> Reading:
         BadInput: the files cannot be read as a recipe.
     """
     model = "" if options.model == MODEL else options.model
-    made = reading(files.read(paths), model, options.processes)
-    if UNTRACED in made.recipe:
-        parts = [part for part in made.recipe.split("+") if part.partition(":")[0] != UNTRACED]
-        made.recipe = "+".join(parts)
-        made.unpredicted.append("compile: not compared; name such a recipe in --recipes")
-    return made
+    return reading(files.read(paths), model, options.processes)
 
 
 def asked_of(options: argparse.Namespace, made: Reading) -> argparse.Namespace:

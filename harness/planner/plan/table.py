@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 
 from harness.planner import resident_models, uncertainty, verdict
+from harness.planner.eager import note_of
 from harness.planner.plan.answer import (
     answered,
     gib,
@@ -228,8 +229,9 @@ def _cells(fit: Fit) -> list[str]:
     if fit.seconds:
         time_cell = fit.seconds.words
         speed = rate(fit)
+    eager = " (as eager)" if note_of(fit.resolved) else ""
     need = near(fit.need_bytes, fit.spread_bytes)
-    cells = [fit.label, WORD[fit.verdict], need, gib(fit.margin_bytes)]
+    cells = [f"{fit.label}{eager}", WORD[fit.verdict], need, gib(fit.margin_bytes)]
     return [*cells, *split, gib(fit.host_bytes), time_cell, speed]
 
 
@@ -245,7 +247,7 @@ def notes(fits: Sequence[Fit]) -> list[str]:
     if single and len(single) < len(fits):
         notes.append("Recipes of one process train the whole global batch on one GPU.")
     notes += [verdict.assumed(fits[0].gpu), *held_notes(fits)]
-    notes += [*_ranges(fits), *_recorded(fits), *_failing(fits)]
+    notes += [*_ranges(fits), *_failing(fits)]
     return [*notes, *_host_bound(fits), *_of_each(fits)]
 
 
@@ -255,7 +257,7 @@ def short_notes(fits: Sequence[Fit]) -> list[str]:
     reach = f"Ranges of memory hold for nine of ten models (+-{100 * share:.0f} %)."
     last = " ".join([*host(fits[0]), *_beside(fits[0])])
     found = [ON_CPU if card.shared else ON_GPU, f"{reach} {rates.words(card)}", last]
-    return [*filter(None, found), *_recorded(fits), *_failing(fits)]
+    return [*filter(None, found), *_compiled(fits), *_failing(fits)]
 
 
 def unpredicted(fits: Sequence[Fit]) -> list[str]:
@@ -272,11 +274,13 @@ def _ranges(fits: Sequence[Fit]) -> list[str]:
     return ["Step: in brackets its range. Nine of ten public measurements lay in theirs."]
 
 
-def _recorded(fits: Sequence[Fit]) -> list[str]:
-    """Warn of recorded blocks."""
-    if not any(w.kind == "replayed" for fit in fits for w in fit.prediction.work):
-        return []
-    return ["CUDA graphs: no measurement checked the memory and time of recorded blocks."]
+def _compiled(fits: Sequence[Fit]) -> list[str]:
+    """Return what the figures of compiled rows are; ``_of_each`` has it of each row."""
+    told: dict[str, list[str]] = {}
+    for fit in fits:
+        if note := note_of(fit.resolved):
+            told.setdefault(note, []).append(fit.label)
+    return [f"{', '.join(labels)}: {note}." for note, labels in told.items()]
 
 
 def _failing(fits: Sequence[Fit]) -> list[str]:

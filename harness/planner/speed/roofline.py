@@ -44,7 +44,8 @@ class Seconds:
     ``overhead``: the time by which the host issues all operations later than the device could run
     them. ``slowest``: seconds in which the slowest host of all issues them. ``hosts``: those of the
     fastest host and of the slowest that a range states. ``shares``: part -> relative uncertainty.
-    ``reach``: the same as a range states it.
+    ``reach``: the same as a range states it. ``fused``: the lower end of a compiled step, which is
+    that of products, attentions, copies and collectives alone; None for any other.
     """
 
     compute: float
@@ -55,6 +56,7 @@ class Seconds:
     hosts: tuple[float, float] = (0.0, 0.0)
     shares: Mapping[str, float] = field(default_factory=lambda: SPREAD)
     reach: Mapping[str, float] = field(default_factory=lambda: REACH)
+    fused: float | None = None
 
     @property
     def total(self) -> float:
@@ -63,6 +65,8 @@ class Seconds:
     @property
     def low(self) -> float:
         """Lower end of the range: a fast device, or a fast host if that is the later."""
+        if self.fused is not None:
+            return self.fused
         device = sum(getattr(self, part) / (1 + share) for part, share in self.reach.items())
         return max(device, self.hosts[0])
 
@@ -111,7 +115,7 @@ def seconds(work: Sequence[Work], gpu: Card, processes: int, recipe: str = "") -
     factors = fitted.factors
     told = {part: factors.get(part, 1.0) * value for part, value in parts.items()}
     count = 0 if gpu.shared else issued(work)
-    calls = 0.0 if gpu.shared else issues(work, compiles(recipe))
+    calls = 0.0 if gpu.shared else issues(work)
     asked = 0 if fitted.rows else count  # measured steps replace the hosts of public trainers
     return Seconds(
         **told,
@@ -120,7 +124,14 @@ def seconds(work: Sequence[Work], gpu: Card, processes: int, recipe: str = "") -
         hosts=_hosts(work, fitted, gpu, calls),
         shares={**usual, **fitted.shares},
         reach={**reach, **fitted.shares},
+        fused=_fused(work, gpu, processes) if compiles(recipe) else None,
     )
+
+
+def _fused(work: Sequence[Work], gpu: Card, processes: int) -> float:
+    """Return the least seconds of a compiled step: no elementwise kernel, and no host's time."""
+    kept = seconds([w for w in work if w.kind != "memory"], gpu, processes)
+    return sum(getattr(kept, part) / (1 + share) for part, share in kept.reach.items())
 
 
 def _fitted(gpu: Card) -> Fitted:
@@ -143,25 +154,21 @@ def issue_seconds(gpu: Card) -> float:
 
 
 def issued(work: Sequence[Work]) -> int:
-    """Return the number of kernels, copies and CUDA graphs that the host issues in a step."""
-    count = sum(w.count for w in work if w.kind in (*KERNELS, *COPIES))
-    return count - sum(w.count for w in work if w.kind == "replayed")
+    """Return the number of kernels and copies that the host issues in a step."""
+    return sum(w.count for w in work if w.kind in (*KERNELS, *COPIES))
 
 
-def issues(work: Sequence[Work], compiled: bool = False) -> float:
+def issues(work: Sequence[Work]) -> float:
     """Return the number of operations as a host's time counts them: recomputed ones count twice.
 
-    Backward recomputes them in Python, with hooks and the state of random numbers. A ``compiled``
-    block recomputes within its graph.
+    Backward recomputes them in Python, with hooks and the state of random numbers.
     """
-    return issued(work) + (0.0 if compiled else 1.0) * again(work) * kernels_of(work, "forward")
+    return issued(work) + again(work) * kernels_of(work, "forward")
 
 
 def kernels_of(work: Sequence[Work], phase: str) -> int:
     """Return the number of kernels of a phase that the host issues."""
-    some = [w for w in work if w.phase == phase]
-    count = sum(w.count for w in some if w.kind in KERNELS)
-    return count - sum(w.count for w in some if w.kind == "replayed")
+    return sum(w.count for w in work if w.phase == phase and w.kind in KERNELS)
 
 
 def again(work: Sequence[Work]) -> float:

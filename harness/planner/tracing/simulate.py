@@ -31,7 +31,7 @@ from harness.planner import overhead
 from harness.planner.adapters import adapter_of
 from harness.planner.adapters.base import TraceAdapter
 from harness.planner.overhead import USUAL, NoTrace, of_operations
-from harness.planner.tracing import compiled, side_streams, streams, world
+from harness.planner.tracing import side_streams, streams, world
 from harness.planner.tracing.allocator import replay
 from harness.planner.tracing.cuda_calls import cuda_like
 from harness.planner.tracing.op_cache import OpCache
@@ -156,11 +156,6 @@ def trace_bordered(
         stack.enter_context(first_pieces())
         fake = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         tracer.op_cache = OpCache(fake)
-        if "compiled" in resolved.launch.traits:
-            device = world.GPU if resolved.spec.device == "cuda" else "cpu"
-            pool = compiled.graph_pool(resolved, tracer, counter, kind)
-            regions = compiled.regions(tracer, fake, device, adapter.graph_bytes, pool)
-            stack.enter_context(regions)
         stack.enter_context(tracer)
         borders: list[streams.Border] = []
         if resolved.spec.sampling:

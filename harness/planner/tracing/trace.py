@@ -281,12 +281,6 @@ AWAITED = ("alltoall_base_", "allgather_")
 """Collectives within a layer. The next op waits for them, even if an engine overlaps others."""
 
 
-ISSUED = ("product", "attention", "memory", "transfer", "streamed")
-"""Kinds of work that the host issues (``roofline.issued``)."""
-REPLAYED = ("replayed", "", 0, 0, 0, 1)
-"""Fields of a tally's key, after the phase, for operations that the host need not issue."""
-
-
 FIELDS = ("phase", "kind", "dtype", "flops", "bytes", "group", "stride")
 """Fields of ``Work``, in the order of a tally's keys."""
 
@@ -308,7 +302,6 @@ class Counter:
         self.device, self.host, self.beside = device, host, beside
         self.neighbours = neighbours
         self.formulas = formulas()
-        self._in_graph = False
         self.tally: Tally[tuple[str, str, str, int, int, int, int]] = Tally()
 
     def begin(self) -> None:
@@ -349,18 +342,6 @@ class Counter:
     ) -> None:
         """Count work, also such as no op shows (a C++ reducer, a kernel left out of the trace)."""
         self.tally[phase, kind, dtype, flops, size, group, stride] += 1
-        if self._in_graph and kind in ISSUED:
-            self.tally[(phase, *REPLAYED)] += 1
-
-    @contextlib.contextmanager
-    def replaying(self, phase: str) -> Iterator[None]:
-        """Count the operations in this context as launched by one replay of a CUDA graph."""
-        self._in_graph = True
-        try:
-            yield
-        finally:
-            self._in_graph = False
-        self.tally[(phase, *REPLAYED)] -= 1
 
     def work(self) -> list[Work]:
         """Return the work counted since ``begin``."""
