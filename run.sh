@@ -157,13 +157,9 @@ pip_install() {
 
 install() {
     # torch first and alone: deepspeed's build looks for it, and a later package must not pick one.
-    # The pinned one, or the build of it that this machine's driver can run, as far as that shows.
-    local pinned torch
-    pinned=$(pins "" | grep '^torch==')
-    torch=$(cd "$here" && "$venv/bin/python" -m harness.system.wheels "$pinned") || {
-        say "cannot tell which build of torch runs here; taking the pinned one"
-        torch=$pinned
-    }
+    local torch
+    torch=$(pins "" | grep '^torch==')
+    old_driver
     say "step 1 of 3, up to 3 GiB to download: installing $torch"
     pip_install "$torch"
     pip_install setuptools wheel packaging ninja numpy psutil py-cpuinfo
@@ -172,6 +168,15 @@ install() {
         > "$venv/requirements.txt"
     # deepspeed is built from source, its C++ ops later; told of a GPU it would want nvcc here.
     DS_ACCELERATOR=cpu DS_BUILD_OPS=0 pip_install --no-build-isolation --requirement "$venv/requirements.txt"
+}
+
+# The pinned torch is built for CUDA 13, which no driver below 580 runs.
+old_driver() {
+    local driver
+    driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1) || return 0
+    if [[ $driver =~ ^([0-9]+)\. ]] && [ "${BASH_REMATCH[1]}" -lt 580 ]; then
+        say "the NVIDIA driver $driver is too old for the pinned torch (580 or newer); update it, or name a Python whose PyTorch runs here: HEADROOM_PYTHON=/path/to/python"
+    fi
 }
 
 # Prints a folder and a colon for the front of PATH: a c++ there leaves out debug information, which
@@ -198,11 +203,11 @@ ops_folder() {
 }
 
 # What reports, comparisons and lists need of a Python; they need no torch.
-READS='import numpy, rich, yaml'
+READS='import jinja2, numpy, rich, yaml'
 check_reader() {
     "$1" -P - "$2" <<'PY' || exit 2
 import importlib.util, sys
-needed = {"numpy": "numpy", "rich": "rich", "yaml": "pyyaml"}
+needed = {"jinja2": "jinja2", "numpy": "numpy", "rich": "rich", "yaml": "pyyaml"}
 missing = [pip for module, pip in needed.items() if importlib.util.find_spec(module) is None]
 if missing:
     print(f"headroom: {sys.executable} lacks: {', '.join(missing)}, which {sys.argv[1]} needs\n"
@@ -218,7 +223,8 @@ check_own() {
 import importlib.util, sys
 needed = {"torch": "torch", "accelerate": "accelerate", "deepspeed": "deepspeed",
           "transformers": "transformers", "numpy": "numpy", "sklearn": "scikit-learn",
-          "psutil": "psutil", "yaml": "pyyaml", "PIL": "pillow", "rich": "rich", "ninja": "ninja"}
+          "psutil": "psutil", "yaml": "pyyaml", "PIL": "pillow", "rich": "rich", "ninja": "ninja",
+          "jinja2": "jinja2"}
 missing = [pip for module, pip in needed.items() if importlib.util.find_spec(module) is None]
 hard = [name for name in missing if name not in ("deepspeed", "scikit-learn", "ninja", "transformers")]
 if missing:
@@ -240,26 +246,18 @@ search_here() {
     export PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}"
 }
 
-# Help and the version need a bare Python alone: nothing is set up for them. `test --help` is pytest's.
-asks_help() {
-    case $# in
-    1) [[ $1 =~ ^(-h|--help|--version)$ ]] ;;
-    2) [[ $1 =~ ^[a-z-]+$ && $1 != test && $2 =~ ^(-h|--help)$ ]] ;;
-    *) false ;;
-    esac
-}
-
-if asks_help "$@"; then
+# Help and the version need a bare Python alone: nothing is set up for them.
+if [[ $# = 1 && $1 =~ ^(-h|--help|--version)$ ]]; then
     python=${HEADROOM_PYTHON:-}
     supported "$python" || python=$(find_python)
     search_here
-    exec "$python" -P -m harness.bare_help "$@"
+    exec "$python" -P -m harness "$@"
 fi
 
-# A shell completes a command: nothing is set up for it.
+# A shell completes a command (argcomplete): nothing is set up for it.
 if [ -n "${_ARGCOMPLETE:-}" ]; then
     search_here
-    exec "${HEADROOM_PYTHON:-$venv/bin/python}" -P -m harness.completion
+    exec "${HEADROOM_PYTHON:-$venv/bin/python}" -P -m harness
 fi
 
 # The site needs its own packages alone, and no torch.
@@ -279,6 +277,7 @@ fi
 
 reads=
 if [[ ${1:-} =~ ^(report|compare|list)$ ]]; then reads=$1; fi
+if [[ ${1:-} != test && ${2:-} =~ ^(-h|--help)$ ]]; then reads="$1 --help"; fi
 if [ -n "${HEADROOM_PYTHON:-}" ]; then
     python=$(command -v "$HEADROOM_PYTHON") || die "HEADROOM_PYTHON=$HEADROOM_PYTHON does not exist"
     case $python in /*) ;; *) python=$PWD/$python ;; esac
@@ -294,7 +293,7 @@ if [ -z "${HEADROOM_PYTHON:-}" ]; then
     # Where nothing is set up yet, any Python with what reports need will do for them.
     if [ -n "$reads" ] && [ ! -e "$venv/headroom.stamp" ]; then
         if own=$(find_python "$READS" 2>/dev/null); then python=$own; else
-            say "no Python on the PATH has numpy, rich and PyYAML, which $reads needs; setting up the environment"
+            say "no Python on the PATH has jinja2, numpy, rich and PyYAML, which $reads needs; setting up the environment"
             set_up
         fi
     else

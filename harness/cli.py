@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import os
 import re
 import sys
 import tomllib
@@ -22,8 +23,6 @@ from typing import Any, NoReturn
 from harness import ROOT, extensions
 from harness.commands.streams import Ending, lasting_streams, open_descriptors
 from harness.extensions import Command
-from strategies.base import BadInput
-from strategies.files import printable
 
 OK, FAILED, BAD, INTERRUPTED = 0, 1, 2, 130
 
@@ -75,12 +74,14 @@ class _Parser(argparse.ArgumentParser):
 
 MOST = 1000
 """Most characters of an error's line."""
-LONG = ("run", "train", "max-batch", "controls", "anatomy")
+LONG = ("run", "train", "max-batch", "anatomy")
 """Long commands, which warn if their output could not be written."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the arguments and run the command; report errors in one line. Return the exit code."""
+    if "_ARGCOMPLETE" in os.environ:
+        _complete(os.environ.get("COMP_LINE", ""))
     open_descriptors()
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or (words[0].startswith("-") and words[0] not in ("-h", "--help", "--version")):
@@ -93,15 +94,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
+def _complete(line: str) -> None:
+    """Print the completions of a command line for argcomplete's shell function, and end."""
+    import argcomplete
+
+    argcomplete.autocomplete(_parser([*line.split(), "", ""][1]), default_completer=None)
+
+
 def _act(words: Sequence[str], ending: Ending) -> int:
     if absent := extensions.missing(words[0]):
-        return _bad(BadInput(absent))
+        return _bad(absent)
     if words[0] in _ended():
-        return _bad(BadInput(f"there is no command {words[0]}: {_ended()[words[0]]}"))
+        return _bad(f"there is no command {words[0]}: {_ended()[words[0]]}")
     parser = _parser(words[0])
     parser.asked = words[0]
     options = parser.parse_args(words)
     options.ending = ending
+    from strategies.base import BadInput  # help needs no package, this one does
+
     try:
         return options.act(options)
     except BadInput as error:
@@ -115,7 +125,9 @@ def _act(words: Sequence[str], ending: Ending) -> int:
         return INTERRUPTED
 
 
-def _bad(error: Exception) -> int:
+def _bad(error: Exception | str) -> int:
+    from strategies.files import printable
+
     text = printable(" ".join(str(error).split()))
     print(f"error: {text[:MOST]}{' ...' * (len(text) > MOST)}", file=sys.stderr)
     return BAD
@@ -195,13 +207,6 @@ COMMANDS = {
         page="docs/how-to/train.md",
         arguments="harness.commands.max_batch:add_arguments",
         act="harness.commands.max_batch:max_batch",
-    ),
-    "controls": Command(
-        help="run sabotaged recipes, and check that parity detects each",
-        example="./run.sh controls",
-        page="docs/explanation/noise-and-parity.md",
-        arguments="harness.commands.controls:add_arguments",
-        act="harness.commands.controls:controls",
     ),
 }
 OUTSIDE = {

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from harness import extensions
-from harness.data.caches.named import is_cache
 from harness.spec import Spec, SpecError
 from harness.subjects import subject_of
 from harness.subjects.own_module import is_file
@@ -172,8 +171,7 @@ def _check_sampling(spec: Spec, recipe: Recipe, subject: Subject) -> None:
 def shaping(spec: Spec) -> Shaping:
     """Return the spec's settings of model and samples, except their names."""
     given = {f.name: getattr(spec, f.name) for f in dataclasses.fields(Shaping)}
-    kind = spec.data if is_cache(spec.data) else spec.data.partition(":")[0]
-    return Shaping(**given | {"data": kind})
+    return Shaping(**given | {"data": spec.data.partition(":")[0]})
 
 
 def _check_average(spec: Spec) -> None:

@@ -20,7 +20,7 @@ from strategies.workloads import SAMPLE, TRAIN, WORKLOADS
 INITS = ("awake", "adaln_zero")
 OBJECTIVES = ("epsilon", "flow", "velocity", "own", "masked")
 DEVICES = ("cpu", "cuda")
-IN_FOLDERS = ("latents", "musubi", "finetrainers")
+IN_FOLDERS = ("latents",)
 """Data sources that are folders."""
 LARGEST_SEED = 2**63 - 1
 """Largest seed that every generator accepts."""
@@ -72,8 +72,7 @@ class Spec:
     text: int = _option(0, "with a public model: tokens of a text", OF_MODEL)
     data: str = _option(
         "digits",
-        "digits, synthetic[:SIZE], latents:FOLDER, vae[:PIXELS]; for a public model a "
-        "cache: musubi:FOLDER, finetrainers:FOLDER",
+        "digits, synthetic[:SIZE], latents:FOLDER, vae[:PIXELS]; a public model: synthetic",
     )
     objective: str = _option(
         "epsilon",

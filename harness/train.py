@@ -30,8 +30,6 @@ from harness.spec import Spec, add_arguments, from_arguments
 from harness.subjects.own_module import is_file
 from harness.system import process
 from harness.worker import loop, measure, training
-from harness.worker.sabotage import NAMES
-from harness.worker.sabotage_ranks import DRAWN
 from harness.worker.status import Reporter
 from strategies.base import BadInput, Conflict
 
@@ -44,8 +42,6 @@ def parse_options(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--anatomy", action="store_true", help="leave anatomy.json in --out")
     text = "only see whether it trains in so much a process (0: in all there is), tracing nothing"
     parser.add_argument("--memory-limit", type=int, metavar="BYTES", help=text)
-    text = "a negative control: make it another training on purpose; its result is void"
-    parser.add_argument("--sabotage", choices=NAMES, help=text)
     training.add_arguments(parser)
     return parser.parse_args(argv)
 
@@ -57,7 +53,6 @@ def _history(spec: Spec, folder: Path, rank: int) -> contextlib.AbstractContextM
 
 def _check_words(spec: Spec, options: argparse.Namespace) -> None:
     words = ["checkpoint", "samples", "trained", "anatomy", "memory_limit"]
-    words += ["sabotage"] if options.sabotage not in DRAWN else []
     asked = [word for word in words if getattr(options, word)] if spec.sampling else []
     if asked:
         raise Conflict(
@@ -70,7 +65,7 @@ def _measured(resolved: Resolved, options: argparse.Namespace, reporter: Reporte
     """Run the workload of the spec; return the result on rank 0."""
     if resolved.spec.sampling:
         (draw,) = extensions.hooks("measure_samples")
-        return draw(resolved, options.out, reporter, control=options.sabotage)
+        return draw(resolved, options.out, reporter)
     return measure.measure(
         resolved,
         options.out,
@@ -78,7 +73,6 @@ def _measured(resolved: Resolved, options: argparse.Namespace, reporter: Reporte
         training.from_options(options),
         options.memory_limit,
         breakdown=options.anatomy,
-        control=options.sabotage,
     )
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -517,28 +517,6 @@ class Subject:
         Each condition has its rows by name too. The default is None: the spec's data.
         """
         return None
-
-    def reader(self) -> Callable[[int], dict[str, Tensor]] | None:
-        """Return a function that reads the sample of an index (below ``data.size``) from files.
-
-        It returns "x" and each condition, without a sample axis. The default is None: samples are
-        not in files.
-        """
-        return None
-
-    @classmethod
-    def buckets(cls, shaping: Shaping, model: str) -> list[Mapping[str, Any]]:
-        """Return the sizes of the samples in a cache, the largest first; by default raise.
-
-        Each has the spec fields for synthetic samples of that size, and the number of "samples".
-
-        Raises:
-            BadInput: the cache is not of this model, or is incomplete.
-        """
-        raise BadInput(
-            f"data is {shaping.data}, a cache of a public model's latents and texts, which "
-            f"{model} is not trained from; give --model as in docs/reference/models.md"
-        )
 
     def example(self, device: torch.device | str) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Return one sample of zeros [1, C, H, W], its timestep [1] and its conditions, for

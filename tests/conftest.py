@@ -190,7 +190,8 @@ def counted(spec: Spec, folder: Path, recipes: Iterable[str], **variables: str) 
 class Case:
     """A run: further words for its worker, folders to copy (from, to) first, another module or
     launch file than the harness would take, whether its resident marks are looked at, and further
-    variables."""
+    variables. The words "--sabotage NAME" are no words of the worker: its hook takes the fault of
+    that name from ``tests.sabotage``."""
 
     spec: Spec
     words: tuple[str, ...] = ()
@@ -206,14 +207,26 @@ class Case:
         line[line.index("harness.train")] = self.module
         if self.file is not None:
             line[line.index("--config_file") + 1] = str(self.file)
-        return [*line, *self.words]
+        words = [*self.words]
+        if "--sabotage" in words:
+            at = words.index("--sabotage")
+            del words[at : at + 2]
+        return [*line, *words]
+
+    @property
+    def altered(self) -> dict[str, str]:
+        """The worker's hook for a fault."""
+        if "--sabotage" not in self.words:
+            return {}
+        name = self.words[self.words.index("--sabotage") + 1]
+        return {"HEADROOM_ALTER": f"tests.sabotage:{name}"}
 
     def asked(self, folder: Path) -> dict[str, object]:
         """The same for ``tests.children.several``."""
         line = self.line(folder)
         return {
             "line": line[line.index("launch") :],
-            "env": {**command.environment(resolve(self.spec)), **ALONE, **self.env},
+            "env": {**command.environment(resolve(self.spec)), **ALONE, **self.altered, **self.env},
             "module": self.module,
             "words": line[line.index(self.module) + 1 :],
             "resident": self.resident,

@@ -15,8 +15,6 @@ from strategies.engines import ENGINES
 
 ORDER = (
     *(f"harness.{name}" for name in EXTENSIONS),
-    "harness.bare_help",
-    "harness.completion",
     "harness.cli",
     "harness.train",
     "harness.commands",

@@ -18,12 +18,11 @@ from harness.commands.console import FAILED, make_console, print_listed
 from harness.commands.lint import lint_spec, own_findings
 from harness.commands.options import folder_name
 from harness.commands.run import OK, examined
-from harness.data.caches.named import is_cache, open_cache
 from harness.data.feed import check_data
 from harness.data.latents import Folder
 from harness.resolve import Resolved, resolve
 from harness.spec import Spec, SpecError
-from harness.system import wheels
+from harness.system import gpus
 from harness.system.machine import Machine, recall
 from harness.system.requirements import gib, lacks_kernels, needed_ops, obstacle
 from strategies import CATALOG, parse
@@ -78,9 +77,6 @@ def look_at_data(name: str) -> int:
         BadInput: ``name`` is no data source.
     """
     console, (kind, _, path) = make_console(), name.partition(":")
-    if is_cache(name):
-        cache = open_cache(name)
-        return _told(list(cache.faults()), f"{len(cache.samples)} samples", console)
     if kind != "latents" or not path:
         check_data(name)
         console.print(f"{name}: generated data, which has no files to read", highlight=False)
@@ -153,7 +149,8 @@ def _facts(machine: Machine) -> list[tuple[str, str]]:
 
 def _driver(probe: dict[str, Any]) -> str:
     """Return the driver's version and the CUDA version of the torch build."""
-    version, _ = wheels.here()
+    told = gpus.rows(gpus.smi("--query-gpu=driver_version"), 1)
+    version = told[0][0] if told else ""
     cuda = (probe.get("torch") or {}).get("cuda")
     return f"NVIDIA {version or 'of unknown version'}; torch is built for CUDA {cuda or '?'}"
 

@@ -1,1 +1,1 @@
-"""Data sources: samples, latents, caches, and the order in which a training consumes them."""
+"""Data sources: samples, latents, and the order in which a training consumes them."""

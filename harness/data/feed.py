@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from harness.data.caches.named import KINDS, is_cache, open_cache
 from harness.data.latents import Folder, Indices
 from strategies.base import BadInput
 from strategies.subject import DataFacts
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-NAMES = ("digits", "synthetic", "latents", "vae", "vae_small", *KINDS)
+NAMES = ("digits", "synthetic", "latents", "vae", "vae_small")
 POOL = 256
 """Samples of ``synthetic``: 4 MiB at 32 x 32, little in comparison with a memory peak."""
 IMAGES = 64
@@ -90,9 +89,8 @@ def sample_order(seed: int, size: int, first: int, count: int) -> np.ndarray:
 def check_data(name: str, *, thorough: bool = True) -> DataFacts:
     """Return facts of the data source ``name``.
 
-    Names: digits, synthetic, synthetic:SIZE (of a latent), latents:PATH, musubi:PATH or
-    finetrainers:PATH (caches of public models' samples), vae:SIZE or vae_small:SIZE (pixels of an
-    image, encoded in every step).
+    Names: digits, synthetic, synthetic:SIZE (of a latent), latents:PATH, vae:SIZE or
+    vae_small:SIZE (pixels of an image, encoded in every step).
 
     Every header of a latents folder is read, or only the first unless ``thorough``. Imports no
     torch.
@@ -105,8 +103,6 @@ def check_data(name: str, *, thorough: bool = True) -> DataFacts:
         if not detail:
             raise BadInput("latents needs a folder; write latents:PATH")
         return _folder_facts(Folder(detail, thorough=thorough))
-    if is_cache(name):
-        return _cache_facts(name)
     if kind in ("vae", "vae_small"):
         return _image_facts(kind, detail)
     return _resident_facts(name, kind, detail)
@@ -120,7 +116,7 @@ def stamp(name: str) -> list[tuple[str, int]]:
     would take longer than the run.
     """
     kind, _, path = name.partition(":")
-    if kind != "latents" and not is_cache(name):
+    if kind != "latents":
         return []
     folders = sorted(p for p in (Path(path), *Path(path).glob("*")) if p.is_dir())
     files = itertools.chain.from_iterable(map(os.scandir, folders))
@@ -158,11 +154,6 @@ def open_data(name: str, device: torch.device | str) -> Dataset:
 def _folder_facts(folder: Folder) -> DataFacts:
     channels, side, _ = folder.sample_shape
     return DataFacts(len(folder), channels, side, folder.classes)
-
-
-def _cache_facts(name: str) -> DataFacts:
-    """Return the number of samples; the model that takes them determines their shapes."""
-    return DataFacts(len(open_cache(name).samples), 1, 1, 1)
 
 
 def _image_facts(kind: str, detail: str) -> DataFacts:

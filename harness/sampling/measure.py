@@ -25,10 +25,9 @@ from harness.worker import audit as grid
 from harness.worker import samples, setup
 from harness.worker.audit import collect_evidence, gather
 from harness.worker.loop import Log, Run, timed
-from harness.worker.measure import measured_rank, result_of, traced_steps
+from harness.worker.measure import altered, measured_rank, result_of, traced_steps
 from harness.worker.meter import cards_before, make_meter
 from harness.worker.passes import Bench
-from harness.worker.sabotage import sabotage
 from harness.worker.samples import GpuWatch
 from harness.worker.sampling import Drawing, digest, labels_of, noise_of, prepare
 from harness.worker.status import Reporter
@@ -140,17 +139,15 @@ class DrawingBench(Bench):
         self.drawing.step()
 
 
-def measure(
-    resolved: Resolved, folder: Path, reporter: Reporter, *, control: str | None = None
-) -> Result | None:
+def measure(resolved: Resolved, folder: Path, reporter: Reporter) -> Result | None:
     """Draw samples from noise and measure them, on one process or on ranks that share each sample.
 
-    The result is on rank 0, None elsewhere. ``control`` names a sabotage.
+    The result is on rank 0, None elsewhere.
     """
     started = datetime.now(UTC).isoformat(timespec="seconds")
     bench = _begin(resolved, folder, reporter)
     drawing, trained = bench.drawing, bench.run.trained
-    touched = [sabotage(bench.run, control)] if control else []
+    touched = altered(bench.run)
     _batches(bench)
     kept = bench.kept = drawing.drawn
     alone = _alone(bench)

@@ -8,7 +8,6 @@ A model's name is one of these:
 
 from __future__ import annotations
 
-from harness.data.caches.named import is_cache
 from harness.subjects import densities, own_module
 from harness.subjects.dit.subject import Dit, TokenDit, VideoDit
 from harness.subjects.dit.subject import is_named as is_of_tokens
@@ -52,8 +51,6 @@ def subject_of(
         BadInput: an unknown model, or one that does not fit its data or the objective.
     """
     kind, shaping = kind_of(model), shaping or Shaping()
-    if is_cache(shaping.data):
-        kind.buckets(shaping, model)  # raises if the model cannot train on that cache
     if kind is Dit and shaping.frames > 1:
         kind = VideoDit
     subject = kind.of(

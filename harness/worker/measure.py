@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,12 +20,24 @@ from harness.worker.memory_limit import hold
 from harness.worker.meter import Meter, cards_before, make_meter, pinned_bytes, resident_peak_bytes
 from harness.worker.passes import Bench, measured_steps, training_steps, trial_steps
 from harness.worker.projections import Watch
-from harness.worker.sabotage import sabotage
 from harness.worker.samples import GpuWatch, as_usage
 from harness.worker.status import Reporter
 from harness.worker.training import Training
 from strategies.evidence import states
 from strategies.evidence.watching import observe_step
+
+
+def altered(run: Run) -> list[Check]:
+    """Change ``run`` as a test asks, and return the check that makes its result void.
+
+    HEADROOM_ALTER is "module:name"; the module has a table ``ALL`` of functions of a run.
+    """
+    place = os.environ.get("HEADROOM_ALTER")
+    if not place:
+        return []
+    module, _, name = place.partition(":")
+    importlib.import_module(module).ALL[name](run)
+    return [Check(name="untouched", asked="yes", found=f"altered: {name}", ok=False)]
 
 
 def measure(
@@ -34,7 +48,6 @@ def measure(
     memory_limit: int | None = None,
     *,
     breakdown: bool = False,
-    control: str | None = None,
 ) -> Result | None:
     """Run and measure one rank; return the result on rank 0, None on the others.
 
@@ -43,13 +56,12 @@ def measure(
         memory_limit: bytes, 0 for none; makes it a trial that tests whether a batch fits, without a
             traced step.
         breakdown: also write ``anatomy.json`` to the folder.
-        control: name of a sabotage.
     """
     started = datetime.now(UTC).isoformat(timespec="seconds")
     bench = _begin(resolved, folder, reporter, memory_limit)
     if training is not None:
         training.begin(bench.run, resolved, bench.log)
-    touched = [sabotage(bench.run, control)] if control else []
+    touched = altered(bench.run)
     watch = _watch(bench) if training is None and memory_limit is None else None
     train_steps(bench, training, trial=memory_limit is not None)
     did = watch.end(gather) if watch else None

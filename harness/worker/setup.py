@@ -18,8 +18,7 @@ from accelerate import Accelerator, InitProcessGroupKwargs
 from torch import Tensor, nn
 
 from harness import ROOT
-from harness.data.brought import Brought, Cached
-from harness.data.caches.named import is_cache
+from harness.data.brought import Brought
 from harness.data.feed import TOGETHER, Dataset, Feed, open_data
 from harness.launch.command import GROUP_SECONDS
 from harness.launch.on_loopback import listen_on_loopback
@@ -187,9 +186,6 @@ class Building:
             self.drawn, self.whole = Hashed(draw), {}
             self.module = initial.skeleton(subject.shell, self.drawn)
             check(spec, draw, self.module)
-        if is_cache(spec.data):
-            size, count = subject.size_in_words, subject.data.size
-            self.notes.append(f"samples: {count} of the cache, those of {size}")
         self._freeze_idle(subject.idle)
 
     def _freeze_idle(self, names: Sequence[str]) -> None:
@@ -285,9 +281,6 @@ def build_feed(resolved: Resolved, accelerator: Accelerator) -> Feed:
 
 def _dataset(resolved: Resolved, device: torch.device) -> Dataset:
     """Return the spec's data, or the samples that the model brings."""
-    reader = resolved.subject.reader()
-    if reader is not None:
-        return Cached(resolved.subject.data, reader, device)
     brought = resolved.subject.samples()
     if brought is None:
         return open_data(resolved.spec.data, device)

@@ -27,8 +27,8 @@ from harness.resolve import resolve
 from harness.result import Result, Status, load
 from harness.spec import Spec, SpecError
 from harness.worker import setup
-from harness.worker.sabotage_ranks import DRAWN as DRAWN_APART
 from strategies.base import Conflict
+from tests.sabotage.ranks import DRAWN as DRAWN_APART
 
 PREDICTED = ("single", "single+palette:bits=3", "single+block_swap:blocks=3", "ddp+sp")
 TOGETHER = ("ddp+sp", "ddp+sp+guidance:how=sequential")

@@ -25,13 +25,13 @@ from safetensors.torch import load_file
 from harness.planner import pool
 from harness.resolve import resolve
 from harness.result import Result, Status
-from harness.worker.sabotage import HYBRID, SHARDED
-from harness.worker.sabotage_ranks import RANKS
 from strategies import parse
 from strategies.launch_file import Layout
 from strategies.recipe import RecipeError
 from tests.made.publics import miniature
 from tests.made.stubs.parallel import LOST
+from tests.sabotage import HYBRID, SHARDED
+from tests.sabotage.ranks import RANKS
 
 pytestmark = pytest.mark.thorough
 

@@ -14,9 +14,9 @@ from harness.report.figures import parity
 from harness.resolve import resolve
 from harness.result import Result, Status
 from harness.spec import Spec
-from harness.worker.sabotage_ranks import STANDING
 from strategies import parse
 from tests.made.publics import miniature
+from tests.sabotage.ranks import STANDING
 
 pytestmark = pytest.mark.thorough
 

@@ -19,12 +19,12 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from harness.planner import pool
 from harness.resolve import resolve
 from harness.result import Result, Status
-from harness.worker.sabotage_ranks import BETWEEN, CUT
 from strategies import CATALOG, parse
 from strategies.parallel.tensor.layers import Share
 from strategies.recipe import RecipeError
 from tests.made.recipes import SETTINGS
 from tests.made.stubs.parallel import LOST_PARTS
+from tests.sabotage.ranks import BETWEEN, CUT
 
 pytestmark = pytest.mark.thorough
 

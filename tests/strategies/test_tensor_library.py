@@ -15,10 +15,10 @@ from test_tensor import saved_state
 from harness.planner import pool
 from harness.resolve import resolve
 from harness.result import Result, Status
-from harness.worker.sabotage_ranks import CUT
 from strategies.parallel.tensor import layers
 from strategies.parallel.tensor.products import products
 from tests.made.publics import MINIATURES, miniature
+from tests.sabotage.ranks import CUT
 
 pytestmark = pytest.mark.thorough
 

@@ -30,7 +30,6 @@ COMMANDS = {
     "atlas": ["--help"],
     "calibrate": ["--dry-run"],
     "compare": [".", "."],
-    "controls": ["--dry-run"],
     "doctor": [],
     "docs": ["--help"],
     "export": ["single", *PLANNED, "--global-batch", "1", "--out", "exported"],

@@ -332,8 +332,7 @@ def fits_of(fits: Sequence[Fit], buckets: Sequence[Bucket], asking: Asking) -> l
 
 
 def _at(row: Resolved, bucket: Bucket) -> Resolved:
-    sizes = {name: value for name, value in bucket.items() if name != "samples"}
-    return resolve(dataclasses.replace(row.spec, **sizes))
+    return resolve(dataclasses.replace(row.spec, **bucket))
 
 
 def print_buckets(fits: Sequence[Fit], buckets: Sequence[Bucket], console: Console) -> None:
@@ -341,8 +340,7 @@ def print_buckets(fits: Sequence[Fit], buckets: Sequence[Bucket], console: Conso
     if not fits:
         return
     kinds = {"Sample": "text", "": "flag"}
-    counted = ("Samples",) if "samples" in buckets[0] else ()
-    kinds |= dict.fromkeys((*counted, "Needs", "Free", "Step ms"), "number")
+    kinds |= dict.fromkeys(("Needs", "Free", "Step ms"), "number")
     lines = [_bucket_cells(*pair) for pair in zip(fits, buckets, strict=True)]
     grid = text_grid("buckets", "", kinds, lines)
     console.print(

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.data.caches.named import KINDS, is_cache
 from harness.data.feed import check_data
 from harness.phases import planned, planned_text
 from harness.planner import resident_models
@@ -81,7 +80,7 @@ class Asked:
 
     ``searched``: the rows are a lattice, of which the fastest that fit are searched.
     ``processes``: the GPUs requested, even if a one-process recipe uses only one of them.
-    ``buckets``: the sample sizes of a cache or of ``--resolution``, the largest first; the rows
+    ``buckets``: the sample sizes of ``--resolution``, the largest first; the rows
     are for the largest.
     """
 
@@ -114,10 +113,10 @@ def asked_for(options: argparse.Namespace) -> Asked:
     gpu = _placed(card_of(options), options)
     phases = _phases(options)
     gpu = _with_beside(gpu, options, "encode" in phases)
-    buckets = _buckets(options)
+    buckets = _resolutions(options)
     base = dataclasses.replace(_base(options), phases=phases)
     base.check()
-    for bucket in () if options.data else buckets:
+    for bucket in buckets:
         resolve(dataclasses.replace(base, **bucket))  # refuses a size that the model cannot have
     fields = {"gpu": gpu, "processes": options.processes, "buckets": buckets}
     if _searchable(options, gpu):
@@ -177,26 +176,6 @@ def _lattice_of(base: Spec, half: Sequence[str], *, whole_batches: bool) -> Sequ
         half=half,
         whole_only=not kind_of(base.model).brings_samples,
     )
-
-
-def _buckets(options: argparse.Namespace) -> Sequence[Mapping[str, Any]]:
-    """Return the sample sizes of the cache or of ``--resolution``; the plan uses the largest."""
-    data = located({"data": options.data})["data"]
-    if not data:
-        return _resolutions(options)
-    if not is_cache(data):
-        raise PlanError(
-            f"data is {data}; a plan reads only caches "
-            f"({', '.join(f'{kind}:FOLDER' for kind in KINDS)}). For other data, give the "
-            "sizes: --resolution, --frames, --text"
-        )
-    names = ("config", "set", "resolution", "frames", "text")
-    shaping = Shaping(data=data, **{name: getattr(options, name) for name in names})
-    model = model_name(options.model)
-    found = kind_of(model).buckets(shaping, model)
-    for name in ("resolution", "frames", "text"):
-        setattr(options, name, found[0][name])
-    return found
 
 
 def _resolutions(options: argparse.Namespace) -> Sequence[Mapping[str, Any]]:
@@ -428,7 +407,7 @@ def _without_usual_sizes(spec: Spec) -> Spec:
     given = [
         name for name in ("resolution", "frames", "text") if getattr(spec, name) != LATER[name]
     ]
-    if not given or not kind_of(spec.model).brings_samples or is_cache(spec.data):
+    if not given or not kind_of(spec.model).brings_samples:
         return spec
     size = resolve(spec).subject.size_in_words
     for name in given:

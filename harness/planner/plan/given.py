@@ -78,8 +78,7 @@ def read(options: argparse.Namespace, paths: Sequence[Path]) -> Reading:
 
 def asked_of(options: argparse.Namespace, made: Reading) -> argparse.Namespace:
     """Return the options of a plan for a reading."""
-    read = ("global_batch",) if options.data else SIZES  # a cache has sizes of its own
-    own: dict[str, Any] = {name: getattr(made, name) for name in read}
+    own: dict[str, Any] = {name: getattr(made, name) for name in SIZES}
     own |= {name: getattr(options, name) for name, usual in SIZES.items()
             if getattr(options, name) != usual}  # fmt: skip
     own |= {"model": made.model, "processes": made.processes, "recipes": [made.recipe]}

@@ -155,11 +155,6 @@ def add_question(parser: Any, *, optional: bool = False, several: bool = False) 
     text += "each is predicted (default: the public model's usual; a DiT's: 256)"
     add("--resolution", default="", metavar="PIXELS", help=text)
     add_shaping(parser)
-    text = (
-        "cache, musubi:FOLDER or finetrainers:FOLDER: plan its largest samples, and each size of "
-    )
-    text += "its samples (default: synthetic samples)"
-    add("--data", default="", metavar="CACHE", help=text)
     text = "other models on each GPU: T5-XXL, T5-XXL:fp8, 2.5GiB, usual (default: none)"
     add("--also", nargs="+", metavar="NAME", default=[], help=text)
     text = "phases to predict besides set-up and step: load, encode, validate; with ways, as "

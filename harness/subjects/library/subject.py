@@ -11,12 +11,10 @@ import json
 import logging
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from harness.data.caches.entries import Sample
-from harness.data.caches.named import Cache, is_cache, open_cache
 from harness.subjects.library import families
 from harness.subjects.library.families import FAMILIES, Family, Space
 from strategies.base import BadInput, Sizes
@@ -28,231 +26,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from strategies.initial import Draw
-
-
-# ---- cached samples ----
-# A cache holds samples of several sizes (buckets). A batch has samples of one size, and so does a
-# run: the requested size, or the largest, which decides whether a training fits.
-#
-# Shape suffixes: C channels, F frames, H height, W width of a latent; T tokens.
-
-
-PACKED = 4
-"""Elements of a latent in a token of the layout "packed"."""
-
-
-@dataclass(frozen=True)
-class Sized:
-    """Model of a cache: its class, its configuration, and the pixels per element of a latent."""
-
-    family: Family
-    config: Mapping[str, Any]
-    down: int
-
-    @property
-    def channels(self) -> int:
-        """Return the channels of a latent before it is split into tokens."""
-        channels = self.family.value(self.config, "in_channels")
-        return channels // PACKED if self.family.layout == "packed" else channels
-
-
-class Bucket(NamedTuple):
-    """Samples of one size; ``space.text`` is the length of their longest text."""
-
-    space: Space
-    samples: tuple[Sample, ...]
-
-    def words(self, sized: Sized) -> str:
-        """Return its pixels and frames, as in a spec."""
-        space, family = self.space, sized.family
-        frames = f" of {family.frames_of(space.frames)} frames" if family.every else ""
-        return f"{space.height * sized.down}x{space.width * sized.down}{frames}"
-
-    def asked(self, sized: Sized) -> dict[str, Any]:
-        """Return the spec fields that request synthetic samples of this size."""
-        space, family = self.space, sized.family
-        sides = f"{space.height * sized.down}x{space.width * sized.down}"
-        frames = family.frames_of(space.frames) if family.every else 0
-        return {"resolution": sides, "frames": frames, "text": space.text}
-
-
-class Latent(NamedTuple):
-    """Axes of a latent in its file; ``folded``: 2 x 2 elements are already one."""
-
-    channels: int
-    frames: int
-    height: int
-    width: int
-    folded: bool
-
-
-def buckets_of(name: str, sized: Sized, model: str) -> list[Bucket]:
-    """Return the buckets of the cache called ``name``, the largest first.
-
-    Raises:
-        BadInput: it is of another model, or a sample lacks an input of the model.
-    """
-    cache = open_cache(name)
-    mine = [sample for sample in cache.samples if sized.family.name in sample.classes]
-    if not mine:
-        told = ", ".join(sorted({s.told for s in cache.samples} - {""})) or "other classes"
-        raise BadInput(
-            f"data is {name}, a cache of {told}, which model {model} is not trained from; give a "
-            f"model of {' or '.join(sorted({c for s in cache.samples for c in s.classes}))}"
-        )
-    found: dict[tuple[int, int, int], list[Sample]] = {}
-    for sample in mine:
-        found.setdefault(_size(sample, sized), []).append(sample)
-    made = [Bucket(Space(*size, _longest(some)), tuple(some)) for size, some in found.items()]
-    return sorted(made, key=lambda b: (-_elements(b.space), b.space))
-
-
-def _elements(space: Space) -> int:
-    return space.frames * space.height * space.width
-
-
-def chosen(found: list[Bucket], sized: Sized, shaping: Shaping) -> Bucket:
-    """Return the bucket with the spec's pixels and frames; the largest if the spec has none.
-
-    Raises:
-        BadInput: there is none of that size; names the available ones.
-    """
-    if shaping.text:
-        raise BadInput(f"text is {shaping.text}, and {shaping.data} has texts: leave --text out")
-    sides = tuple(int(n) for n in re.findall(r"\d+", shaping.resolution))
-    sides = sides * 2 if len(sides) == 1 else sides
-    for bucket in found:
-        space, down = bucket.space, sized.down
-        right = not sides or sides == (space.height * down, space.width * down)
-        if right and shaping.frames in (0, sized.family.frames_of(space.frames)):
-            return bucket
-    asked = " of ".join(filter(None, (shaping.resolution, str(shaping.frames or ""))))
-    raise BadInput(
-        f"data is {shaping.data}, which has no samples of {asked}; give --resolution (and "
-        f"--frames) as one of {', '.join(b.words(sized) for b in found[:12])}"
-    )
-
-
-# ---- facts of a sample ----
-
-
-def _size(sample: Sample, sized: Sized) -> tuple[int, int, int]:
-    """Return frames, height and width of its latent in the model's units, after a check of all
-    parts."""
-    latent, family = _latent(sample, sized), sized.family
-    fold = 2 if latent.folded else 1
-    height, width = latent.height * fold, latent.width * fold
-    if height % family.tile or width % family.tile or (latent.frames > 1 and not family.every):
-        raise BadInput(
-            f"{_of(sample, 'latents')} is a latent of {latent.frames} x {height} x {width}; the "
-            f"model takes sides that are multiples of {family.tile}"
-            + ("" if family.every else ", and images alone")
-        )
-    _check_conditions(sample, sized)
-    return latent.frames, height, width
-
-
-def _latent(sample: Sample, sized: Sized) -> Latent:
-    shape, wanted = sample.parts["latents"].shape, sized.channels
-    if len(shape) == 4 and sample.moments and sized.family.layout == "frames":
-        shape = (shape[1], shape[0], *shape[2:])
-    channels, *sides = shape if len(shape) == 4 else (*shape[:1], 1, *shape[1:])
-    folded = sized.family.layout == "packed" and channels == PACKED * wanted
-    allowed = {wanted, PACKED * wanted if folded else wanted}
-    allowed |= {2 * wanted} if sample.moments else set()
-    if len(sides) != 3 or channels not in allowed:
-        also = f" (or {2 * wanted}, as moments)" if sample.moments else ""
-        raise BadInput(
-            f"{_of(sample, 'latents')} has shape {list(sample.parts['latents'].shape)}, and the "
-            f"model's latents have {wanted} channels{also}; is the cache of another model?"
-        )
-    return Latent(channels, sides[0], sides[1], sides[2], folded)
-
-
-def _check_conditions(sample: Sample, sized: Sized) -> None:
-    family, parts = sized.family, sample.parts
-    widths = {"text": family.text, "pooled": family.pooled}
-    for name, key in widths.items():
-        if not key:
-            continue
-        if name not in parts:
-            raise BadInput(f"{sample.name} has no {name}, which the model reads; cache it again")
-        shape, width = parts[name].shape, family.value(sized.config, key)
-        axes = 2 if name == "text" else 1
-        if len(shape) != axes or shape[-1] != width:
-            raise BadInput(
-                f"{_of(sample, name)} has shape {list(shape)}, and the model reads {name} of width "
-                f"{width}; is the cache of another model?"
-            )
-    if "mask" in parts and parts["mask"].shape != parts["text"].shape[:1]:
-        raise BadInput(
-            f"{_of(sample, 'mask')} has shape {list(parts['mask'].shape)}, its text "
-            f"{list(parts['text'].shape)}; cache the text again"
-        )
-
-
-def _of(sample: Sample, name: str) -> str:
-    part = sample.parts[name]
-    return f"{part.path}: {part.key}"
-
-
-def _longest(samples: list[Sample]) -> int:
-    return max(max(s.parts["text"].shape[0], s.least_text) for s in samples)
-
-
-# ---- tensors of a sample ----
-
-
-def row(cache: Cache, sample: Sample, space: Space, sized: Sized) -> dict[str, Tensor]:
-    """Return one sample in the model's layout, float32: "x", and its conditions by name."""
-    import torch
-
-    parts = {name: cache.tensor(part) for name, part in sample.parts.items()}
-    text = parts["text"].float()
-    tokens, missing = len(text), space.text - len(text)
-    found = {"x": _laid(_values(parts, sample, sized), _latent(sample, sized), sized.family)}
-    found["text"] = torch.nn.functional.pad(text, (0, 0, 0, missing))
-    if sized.family.masked:
-        mask = parts["mask"].bool() if "mask" in parts else torch.ones(tokens, dtype=torch.bool)
-        found["mask"] = torch.nn.functional.pad(mask, (0, missing))
-    if sized.family.pooled:
-        found["pooled"] = parts["pooled"].float()
-    return found
-
-
-def _values(parts: Mapping[str, Tensor], sample: Sample, sized: Sized) -> Tensor:
-    """Return the latent as [C, F, H, W]: the mean of moments, normalised by the sample's own
-    values."""
-    latent = parts["latents"].float()
-    latent = latent[:, None] if latent.ndim == 3 else latent
-    if sample.moments and sized.family.layout == "frames":
-        latent = latent.transpose(0, 1)
-    if sample.moments:
-        latent = latent[: sized.channels]
-    if "mean" in parts and "scale" in parts:
-        mean, scale = (parts[name].float().view(-1, 1, 1, 1) for name in ("mean", "scale"))
-        # finetrainers stores 1 / deviation for Wan, and the deviation for LTX-Video.
-        inverse = sized.family.name == "WanTransformer3DModel"
-        latent = (latent - mean) * (scale if inverse else 1 / scale)
-    return latent
-
-
-def _laid(latent_CFHW: Tensor, kind: Latent, family: Family) -> Tensor:
-    """Return the latent in the layout of the class (``families.LAYOUTS``)."""
-    if family.layout == "image":
-        return latent_CFHW[:, 0]
-    if family.layout == "frames":
-        return latent_CFHW.transpose(0, 1).contiguous()
-    if family.layout == "tokens":
-        return latent_CFHW.flatten(1).T.contiguous()
-    if family.layout == "packed":
-        image = latent_CFHW[:, 0]
-        if kind.folded:
-            return image.flatten(1).T.contiguous()
-        c, h, w = image.shape
-        image = image.view(c, h // 2, 2, w // 2, 2).permute(1, 3, 0, 2, 4)
-        return image.reshape(h * w // 4, c * PACKED)
-    return latent_CFHW
 
 
 # ---- sample size ----
@@ -338,8 +111,8 @@ class Library(Subject):
     """A preset, or a class with a configuration; built from known facts, without weights.
 
     ``kind`` is the class; ``settings`` are the differences from its defaults, as JSON. ``space`` is
-    the size of a sample; ``factor`` is the pixels per side of one element of a latent. ``cache`` is
-    the source of its samples; empty: synthetic ones. ``stands_for`` has the depths of the model
+    the size of a sample; ``factor`` is the pixels per side of one element of a latent.
+    ``stands_for`` has the depths of the model
     that this one represents in a prediction; empty: itself.
     """
 
@@ -351,42 +124,24 @@ class Library(Subject):
     settings: str
     space: Space
     factor: int
-    cache: str = ""
     stands_for: tuple[tuple[str, int], ...] = ()
 
     @classmethod
     def of(cls, shaping: Shaping, **fields: Any) -> Library:
         known = families.find(fields["model"], shaping.config, shaping.set)
         family, down = known.family, known.usual.get("down", known.family.down)
-        cache = shaping.data if is_cache(shaping.data) else ""
-        if not cache and shaping.data != "synthetic":
+        if shaping.data != "synthetic":
             raise BadInput(
                 f"data is {shaping.data}, and model {fields['model']} takes samples of its own "
-                "layout; give --data synthetic (and --resolution, --frames, --text), or "
-                "musubi:FOLDER, finetrainers:FOLDER"
+                "layout; give --data synthetic (and --resolution, --frames, --text)"
             )
-        if cache:
-            sized = Sized(family, known.config, down)
-            found = buckets_of(cache, sized, fields["model"])
-            held: Sequence[Any]
-            space, held = chosen(found, sized, shaping)
-        else:
-            space, held = space_of(shaping, family, known.usual, down), range(SAMPLES)
+        space = space_of(shaping, family, known.usual, down)
         sample = family.sample(known.config, space)
         channels = family.value(known.config, "in_channels")
-        facts = DataFacts(len(held), channels, space.width, 1, sample)
+        facts = DataFacts(SAMPLES, channels, space.width, 1, sample)
         settings = json.dumps(dict(known.config), sort_keys=True)
         given = fields | {"data": facts, "kind": family.name, "settings": settings}
-        return cls(**given, space=space, factor=down, cache=cache)
-
-    @classmethod
-    def buckets(cls, shaping: Shaping, model: str) -> list[Mapping[str, Any]]:
-        known = families.find(model, shaping.config, shaping.set)
-        sized = Sized(known.family, known.config, known.usual.get("down", known.family.down))
-        found = buckets_of(shaping.data, sized, model)
-        first = chosen(found, sized, shaping)
-        some = [first] if shaping.resolution or shaping.frames else found
-        return [{**bucket.asked(sized), "samples": len(bucket.samples)} for bucket in some]
+        return cls(**given, space=space, factor=down)
 
     @classmethod
     def usual_objective(cls, shaping: Shaping, model: str) -> str:
@@ -611,15 +366,6 @@ class Library(Subject):
         from harness.subjects.library import calls
 
         calls.take_part(module, part, parts, self.family.stripes)
-
-    def reader(self) -> Callable[[int], dict[str, Tensor]] | None:
-        if not self.cache:
-            return None
-        sized = Sized(self.family, self.config, self.factor)
-        found = buckets_of(self.cache, sized, self.model)
-        held = next(bucket.samples for bucket in found if bucket.space == self.space)
-        cache = open_cache(self.cache)
-        return lambda index: row(cache, held[index], self.space, sized)
 
     def samples(self) -> dict[str, Tensor]:
         import torch

@@ -1,6 +1,6 @@
 """Ranks whose parts of the same samples, or of the same weights, are not one training: what a run
 of ``ddp+sp`` or ``ddp+tp`` does instead -> (whose evidence must notice beside parity, the sabotage:
-``harness.worker.sabotage_ranks``)."""
+``tests.sabotage.ranks``)."""
 
 from __future__ import annotations
 

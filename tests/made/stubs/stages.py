@@ -1,5 +1,5 @@
 """Stages that are not one training: what a run does instead -> its recipe, the sabotage
-(``harness.worker.sabotage_ranks``), and what gives it away: a word of its evidence's complaint, or
+(``tests.sabotage.ranks``), and what gives it away: a word of its evidence's complaint, or
 parity with ddp, where the objects are as they should be and the numbers are not."""
 
 from __future__ import annotations

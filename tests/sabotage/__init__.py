@@ -1,9 +1,8 @@
-"""Negative controls: deliberate errors that silently change a training.
+"""Negative controls: deliberate errors that silently change a training, and that a test must see.
 
-Each one changes a prepared run before its first step. Such a run is always void; ``./run.sh
-controls`` checks whether its losses and gradient norms reveal the change. The changes act on
-gradients where torch stores them, so they are for replicas and for a single process. The command
-reads the names here without torch, which is imported only inside the functions.
+Each one changes a prepared run before its first step. A launched run gets it through the worker's
+one hook, HEADROOM_ALTER, and is always void. The changes act on gradients where torch stores them,
+so they are for replicas and for a single process.
 """
 
 from __future__ import annotations
@@ -14,8 +13,7 @@ import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from harness.result import Check
-from harness.worker.sabotage_ranks import BETWEEN, CUT, DRAWN, RANKS, SHARED, STAGES
+from tests.sabotage.ranks import BETWEEN, CUT, DRAWN, RANKS, SHARED, STAGES
 
 if TYPE_CHECKING:
     from harness.worker.loop import Run
@@ -226,10 +224,4 @@ SABOTAGES: dict[str, Callable[[Run], None]] = {
 }
 """Name -> change to a run before its first step."""
 ALL = SABOTAGES | RANKS | SHARED | DRAWN | CUT | BETWEEN | SHARDS | STAGES
-NAMES = tuple(ALL)
-
-
-def sabotage(run: Run, name: str) -> Check:
-    """Apply the sabotage ``name`` to ``run``; return the audit check that makes its result void."""
-    ALL[name](run)
-    return Check(name="untouched", asked="yes", found=f"sabotaged: {name}", ok=False)
+"""Name -> change, for the worker's hook (``harness.worker.measure.altered``)."""

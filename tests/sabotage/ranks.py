@@ -1,6 +1,6 @@
 """Negative controls for several ranks: deliberate errors that make a joint training incorrect.
 
-They extend ``harness.worker.sabotage``. Losses alone do not reveal most of them.
+They extend ``tests.sabotage``. Losses alone do not reveal most of them.
 """
 
 from __future__ import annotations

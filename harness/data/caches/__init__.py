@@ -1,1 +1,0 @@
-"""Caches of other trainers: precomputed latents and text embeddings, read from their files."""
