@@ -201,7 +201,8 @@ def test_list_sets_up_nothing_where_a_python_has_its_packages(checkout):
     checkout.tool("bare", BARE)
     code, said = checkout.run("list")
     assert code == 0 and checkout.whole
-    assert "no Python on the PATH has jinja2, numpy, rich and PyYAML, which list needs; setting up" in said
+    needs = "has jinja2, numpy, rich and PyYAML, which list needs; setting up"
+    assert f"no Python on the PATH {needs}" in said
 
 
 def test_building_a_package_is_refused_with_the_reason(tmp_path):
