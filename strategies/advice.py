@@ -12,9 +12,6 @@ LIGHTER = {
     "zero1_offload": ("zero2_offload", "zero3_offload"),
     "zero2_offload": ("zero3_offload",),
     "zero3": ("zero3_offload",),
-    "zero3_hpz": ("zero3", "zero3_offload"),
-    "zero3_qwz": ("zero3_offload",),
-    "zero3_offload_partial": ("zero3_offload",),
     "fsdp2": ("fsdp2_offload", "zero3_offload"),
     "hsdp": ("fsdp2", "fsdp2_offload"),
 }

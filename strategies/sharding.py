@@ -15,16 +15,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from strategies import engines
-from strategies.base import Parity, Slot, demand
+from strategies.base import Slot, demand
 from strategies.engine import STEP_PHASES, Engine, RunContext, TrainingRun
 from strategies.evidence.rules import label
 from strategies.launch_file import FOLDER, names
 from strategies.strategy import Strategy
 from strategies.subject import Subject
 from strategies.workloads import SAMPLE
-
-EIGHT_BITS = 2.0**-8
-"""Unit roundoff of an 8-bit code, relative to the largest value of its block."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,8 +106,6 @@ def sharding_kind(name: str, folder: Path = FOLDER) -> type[Sharding]:
     engine = engines.of_file(folder / f"{name}.yaml")
     members = {"name": name, "folder": folder, "__doc__": engine.file.title}
     members |= {"source": engine.file.source, "needs": engine.needs, "__module__": __name__}
-    if "rounded_gathers" in engine.traits:
-        members |= {"parity": Parity.BY_DESIGN, "alters": ("rounding",), "unit": EIGHT_BITS}
     given = [(n, type(value), field(default=value)) for n, value in engine.choices.items()]
     return make_dataclass(
         name, given, bases=(Sharding,), namespace=members, frozen=True, kw_only=True

@@ -176,7 +176,9 @@ SCALES = ("batch", "resolution", "frames", "rank")
 TRIES = 6
 """Most predictions that one of these searches may take."""
 USUAL_ADAPTER = "lora:rank=16"
-RECOMPUTE = tuple("checkpoint" + more for more in (":share=0.5", "", ":every=sqrt", ":keep=nested"))
+RECOMPUTE = tuple(
+    "checkpoint" + more for more in (":share=0.5", "", ":every=sqrt", ":keep=nothing")
+)
 PRECISION = ("fp32", "bf16", "bf16_pure", "fp8")
 OPTIMIZE = ("adamw", "adam8bit", "adafactor")
 SHARD = ("ddp", "zero1", "zero2", "zero3", "fsdp2")

@@ -216,9 +216,9 @@ def _shardings(row: Resolved, processes: int) -> Iterator[Edit]:
 def _recomputing(row: Resolved) -> Edit:
     """Return the next checkpoint setting that keeps less; empty if none does."""
     part = row.recipe.in_slot(Slot.RECOMPUTE)
-    if part and part.keep in ("nested", "nothing"):
+    if part and part.keep == "nothing":
         return {}
-    return {Slot.RECOMPUTE: "checkpoint" + ":keep=nested" * (str(part) == "checkpoint")}
+    return {Slot.RECOMPUTE: "checkpoint" + ":keep=nothing" * (str(part) == "checkpoint")}
 
 
 def holds_enough(close: Fit, categories: Sequence[str]) -> bool:

@@ -19,9 +19,7 @@ from harness.prediction import Prediction
 
 FILE = Path(__file__).with_name("residuals.json")
 COVERAGE = 0.9
-HOSTED = frozenset(
-    {"host_weights", "host_optimizer", "dealt_optimizer", "streams_weights", "moves_activations"}
-)
+HOSTED = frozenset({"host_weights", "host_optimizer", "streams_weights", "moves_activations"})
 CLASSES = {
     "offloaded": "weights, optimizer state or activations in host memory",
     "sharded": "each rank holds a share",

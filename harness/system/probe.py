@@ -31,10 +31,9 @@ OPS = {
     "cpu_adam": "CPUAdamBuilder",
     "async_io": "AsyncIOBuilder",
     "shm_comm": "ShareMemCommBuilder",
-    "quantizer": "QuantizerBuilder",
 }
 """DeepSpeed ops that compile on first use -> their builders."""
-ON = {"shm_comm": "cpu", "quantizer": "cuda"}
+ON = {"shm_comm": "cpu"}
 """Ops that exist for one device type only."""
 
 DECISIVE = ("error:", "fatal", "not found", "cannot find", "unable", "missing", "does not exist")

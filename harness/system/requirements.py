@@ -31,8 +31,6 @@ WAYS = {
     "cpu_adam": "install a compiler and ninja: apt-get install g++ ninja-build "
     "(Fedora: dnf install gcc-c++ ninja-build)",
     "async_io": "apt-get install libaio-dev (Debian, Ubuntu) or dnf install libaio-devel (Fedora)",
-    "quantizer": "run it on NVIDIA GPUs (--device cuda) where there is a CUDA toolkit (nvcc), or "
-    "take zero3_hpz, or zero3+bf16",
     "bf16": "leave bf16 out; float32 runs everywhere, fp16 on any NVIDIA GPU",
     "sparse24": "run it on an NVIDIA GPU since Ampere (--device cuda), or leave sparse24 out",
     "cuda": "run it on a machine with an NVIDIA GPU (--device cuda)",
@@ -46,7 +44,7 @@ WAYS = {
     "attention": "take another kernel: naive and math run everywhere",
 }
 """Need named in ``strategies`` -> how to install it."""
-BUILT = ("cpu_adam", "async_io", "quantizer")
+BUILT = ("cpu_adam", "async_io")
 """DeepSpeed ops, compiled before the first run that needs them."""
 PYTHON_H = "Python.h"
 HEADERS = "apt-get install python3-dev (Debian, Ubuntu) or dnf install python3-devel (Fedora)"
@@ -110,10 +108,6 @@ def lacks(need: str, machine: Machine, spec: Spec) -> Reason | None:
     if need == "bf16":
         reason = probe["bf16"].get(spec.device, "")
         return Reason(f"no bf16 on this machine: {reason}", WAYS[need]) if reason else None
-    if need == "quantizer" and spec.device == "cpu":
-        return Reason(
-            "DeepSpeed quantises weights by CUDA kernels, and has none for CPUs", WAYS[need]
-        )
     if need in BUILT:
         return _lacks_op(need, probe["ops"].get(need), machine)
     if need in NUMBERS and spec.device == "cpu":

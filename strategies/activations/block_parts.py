@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from strategies.activations.runners import by_leaf, by_place
+from strategies.activations.runners import by_place
 from strategies.activations.weighed import MeasuredBlocks
 
 # ---- segmentation ----
@@ -26,14 +26,6 @@ def segments(length: int) -> Split:
         return [min(length, blocks - first) for first in range(0, blocks, length)], 0
 
     return split
-
-
-def halves(blocks: int, level: int) -> tuple[list[int], int]:
-    """Split into halves of halves down to one block: O(log L) inputs kept, O(L log L) blocks
-    run."""
-    if blocks == 1:
-        return ([], 1) if level else ([1], 0)
-    return [blocks // 2, blocks - blocks // 2], 0
 
 
 def prefixes(blocks: int, level: int) -> tuple[list[int], int]:
@@ -62,9 +54,8 @@ class Recompute(MeasuredBlocks):
     """Block runner that recomputes parts of the blocks in backward, and counts the runs.
 
     ``products``: number and bytes of outputs that ``policy`` made torch keep in the first forward.
-    ``chosen``: the recomputed blocks, if not all are. ``reentrant``: backward enters itself for
-    each part, whose forward records no graph; ``graphless`` counts these parts. ``unreached``: runs
-    of blocks whose part gives outputs that take no gradient.
+    ``chosen``: the recomputed blocks, if not all are. ``unreached``: runs of blocks whose part gives
+    outputs that take no gradient.
     """
 
     def __init__(
@@ -75,15 +66,13 @@ class Recompute(MeasuredBlocks):
         *,
         random: bool = False,
         chosen: Sequence[Any] | None = None,
-        reentrant: bool = False,
     ) -> None:
         super().__init__(inner)
-        self.split, self.blocks_run, self.parts_run, self.graphless = split, 0, 0, 0
-        self.unreached = 0
+        self.split, self.blocks_run, self.parts_run, self.unreached = split, 0, 0, 0
         self.chosen = None if chosen is None else frozenset(map(id, chosen))
         self.products = {"kept": 0, "bytes": 0}
         # Blocks without random numbers need no generator state.
-        self.options: dict[str, Any] = {"use_reentrant": reentrant, "preserve_rng_state": random}
+        self.options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": random}
         if policy:
             self.options["context_fn"] = functools.partial(policy, self)
 
@@ -137,9 +126,6 @@ class Recompute(MeasuredBlocks):
         """Run some blocks under one checkpoint; autograd's hooks see only positional inputs."""
         from torch.utils.checkpoint import checkpoint
 
-        if self.options["use_reentrant"]:  # tensors within tuples would keep their own graph
-            run, leaves = by_leaf(self._inside, given, named)
-            return checkpoint(run, blocks, level, *leaves, **self.options)
         run, values = by_place(self._inside, 2 + len(given), tuple(named)), named.values()
         return checkpoint(run, blocks, level, *given, *values, **self.options)
 
@@ -155,8 +141,6 @@ class Recompute(MeasuredBlocks):
     def _inside(self, blocks: Any, level: int, *given: Any, **named: Any) -> Any:
         import torch
 
-        if not torch.compiler.is_compiling():
-            self.graphless += not torch.is_grad_enabled()
         sizes, left = self.split(len(blocks), level)
         if sizes:
             given = (self._parts(blocks, sizes, level + 1, given, named), *given[1:])

@@ -10,7 +10,6 @@ from strategies.activations.block_parts import (
     Recompute,
     Split,
     block_runs,
-    halves,
     keep_products,
     prefixes,
     segments,
@@ -37,12 +36,11 @@ def recomputed(
     count: int | None,
     *,
     products: bool = False,
-    reentrant: bool = False,
 ) -> dict[str, Any]:
     """Return the facts of a run in which ``runner`` recomputed ``depth`` blocks by ``split``.
 
     ``count``: only the first ``count`` blocks, else all. ``products``: outputs of matrix products
-    were kept. ``reentrant``: forward recorded no graph.
+    were kept.
     """
     demand(runner is not None, "no block is recomputed in parts")
     demand(runner.blocks == depth, f"{runner.blocks} of {depth} blocks are recomputed in parts")
@@ -73,7 +71,6 @@ def recomputed(
         forwards == wanted,
         f"{forwards:.2f} blocks ran forward in each micro-batch, expected {wanted}",
     )
-    facts |= _graphless(runner, trained.micro_steps, parts if reentrant else 0)
     if products:
         facts |= _kept_products(runner, trained.subject.survey.products * sum(counts) // depth)
     if count is not None:
@@ -81,16 +78,6 @@ def recomputed(
     if unreached:
         facts["blocks_before_gradients"] = unreached
     return {**facts, "block_forwards": forwards / depth}
-
-
-def _graphless(runner: Recompute, micro_steps: int, meant: int) -> dict[str, Any]:
-    """Check the number of parts that ran forward without a graph."""
-    ran = runner.graphless / micro_steps
-    demand(
-        ran == meant,
-        f"{ran:.2f} parts ran forward without a graph in each micro-batch, expected {meant}",
-    )
-    return {"graphless_parts": meant} if meant else {}
 
 
 def _kept_products(runner: Recompute, least: int) -> dict[str, Any]:
@@ -145,13 +132,11 @@ class Checkpoint(Strategy):
     ``every=1`` keeps each block's input. ``every=sqrt`` takes k near the root of the depth: the
     memory of O(sqrt L) activations for one more forward.
 
-    ``keep`` goes further than ``segments``. ``nested`` keeps O(log L) inputs for O(L log L) work.
-    ``nothing`` keeps the first input alone, for O(L^2) work. ``products`` also keeps the outputs of
-    matrix products and attention, so that only cheap operations are repeated.
+    ``keep=nothing`` keeps the first input alone, for O(L^2) work. ``keep=products`` also keeps the
+    outputs of matrix products and attention, so that only cheap operations are repeated.
 
     ``share`` recomputes only that share of the blocks, the first ones (at least one): no more extra
-    work than the memory requires. ``reentrant`` is torch's older way, and its default if the caller
-    names none. Forward then records no graph, and backward enters itself for each part.
+    work than the memory requires.
 
     ``part=ffn`` and ``part=attention`` recompute only these layers of each block, and keep the
     rest: less is saved, and less is repeated.
@@ -167,28 +152,25 @@ class Checkpoint(Strategy):
     every: int | str = 1
     keep: str = "segments"
     share: float = 1.0
-    reentrant: bool = False
     part: str = "block"
 
     def __post_init__(self) -> None:
         if self.part not in ("block", *LAYERS):
             raise ValueError(f"part is {self.part!r}; one of block, {', '.join(LAYERS)}")
-        whole = (self.every, self.keep, self.share, self.reentrant) == (1, "segments", 1, False)
+        whole = (self.every, self.keep, self.share) == (1, "segments", 1)
         if self.part != "block" and not whole:
             raise ValueError(f"part={self.part} keeps the rest of each block; leave all else out")
         if self.every != "sqrt" and not (isinstance(self.every, int) and self.every >= 1):
             raise ValueError(f"every is {self.every!r}; a number of blocks from 1, or sqrt")
-        if self.keep not in ("segments", "nested", "nothing", "products"):
-            raise ValueError(f"keep is {self.keep!r}; one of segments, nested, nothing, products")
-        if self.keep in ("nested", "nothing") and self.every != 1:
-            raise ValueError(f"keep={self.keep} splits by itself; leave every={self.every} out")
+        if self.keep not in ("segments", "nothing", "products"):
+            raise ValueError(f"keep is {self.keep!r}; one of segments, nothing, products")
+        if self.keep == "nothing" and self.every != 1:
+            raise ValueError(f"keep=nothing splits by itself; leave every={self.every} out")
         if not 0 < self.share <= 1:
             raise ValueError(f"share is {self.share:g}; above 0, to 1 (all blocks)")
-        if self.share < 1 and (self.keep in ("nested", "nothing") or self.every == "sqrt"):
+        if self.share < 1 and (self.keep == "nothing" or self.every == "sqrt"):
             how = "every=sqrt" if self.every == "sqrt" else f"keep={self.keep}"
             raise ValueError(f"{how} is of all blocks; leave share={self.share:g} out")
-        if self.reentrant and self.keep != "segments":
-            raise ValueError(f"reentrant keeps inputs alone; leave keep={self.keep} out")
 
     def traits(self) -> frozenset[str]:
         layers = {"recomputes_layers"} if self.part != "block" else ()
@@ -196,7 +178,7 @@ class Checkpoint(Strategy):
 
     def refuses(self, launch: RunContext) -> str | None:
         grouped = f"every={self.every}" if self.every != 1 else f"keep={self.keep}"
-        if self.every != 1 or self.keep in ("nested", "nothing"):
+        if self.every != 1 or self.keep == "nothing":
             lack = launch.subject.lacks("chain", f"leave {grouped} out")
             if lack:
                 return lack
@@ -218,18 +200,11 @@ class Checkpoint(Strategy):
                 "ZeRO-3 gathers weights within the blocks, in another order when they run again, "
                 "and torch's selective checkpointing then fails; leave keep=products out"
             )
-        if self.keep in ("nested", "nothing") and "some_blocks" in launch.traits:
+        if self.keep == "nothing" and "some_blocks" in launch.traits:
             return (
-                f"backward ends within the blocks, which keep={self.keep} does not count; leave "
-                f"keep={self.keep} or the adapters' blocks out"
+                "backward ends within the blocks, which keep=nothing does not count; leave "
+                "keep=nothing or the adapters' blocks out"
             )
-        if self.reentrant and "frozen_weights" in launch.traits:
-            return (
-                "nothing that enters the first block needs a gradient, so that reentrant blocks "
-                "would get none; leave reentrant=on out"
-            )
-        if self.reentrant and "compiled" in launch.traits:
-            return "a compiled block records a graph, and reentrant none; leave reentrant=on out"
         return self._uncompiled(launch) if "compiled" in launch.traits else None
 
     def _uncompiled(self, launch: RunContext) -> str | None:
@@ -284,11 +259,7 @@ class Checkpoint(Strategy):
             return
         split, count = self._split(len(blocks)), self._count(len(blocks))
         chosen = None if count is None else blocks[:count]
-        more: dict[str, Any] = {
-            "random": subject.random_blocks,
-            "chosen": chosen,
-            "reentrant": self.reentrant,
-        }
+        more: dict[str, Any] = {"random": subject.random_blocks, "chosen": chosen}
         surround(module, subject, lambda inner: Recompute(inner, split, policy, **more))
 
     def _count(self, depth: int) -> int | None:
@@ -296,9 +267,9 @@ class Checkpoint(Strategy):
         return None if self.share == 1 else max(1, round(self.share * depth))
 
     def _split(self, depth: int) -> Split:
-        nested = {"nested": halves, "nothing": prefixes}
-        length = round(math.sqrt(depth)) if self.every == "sqrt" else int(self.every)
-        return nested.get(self.keep) or segments(length)
+        if self.keep == "nothing":
+            return prefixes
+        return segments(round(math.sqrt(depth)) if self.every == "sqrt" else int(self.every))
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         if self.part != "block":
@@ -310,7 +281,6 @@ class Checkpoint(Strategy):
             self._split(depth),
             self._count(depth),
             products=self.keep == "products",
-            reentrant=self.reentrant,
         )
 
     def _of_layers(self, trained: TrainingRun) -> dict[str, Any]:

@@ -72,18 +72,3 @@ def by_place(function: Runner, first: int, names: tuple[str, ...]) -> Runner:
     return placed
 
 
-def by_leaf(function: Runner, given: Any, named: Any) -> tuple[Runner, list[Any]]:
-    """Return a wrapper of ``function`` that takes blocks, a level and a flat list of tensors, and
-    that list.
-
-    Tensors within tuples thus become positional arguments too.
-    """
-    from torch.utils._pytree import tree_flatten, tree_unflatten
-
-    leaves, spec = tree_flatten((given, named))
-
-    def placed(blocks: Any, level: int, *leaves: Any) -> Any:
-        given, named = tree_unflatten(leaves, spec)
-        return function(blocks, level, *given, **named)
-
-    return placed, leaves

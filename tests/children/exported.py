@@ -138,8 +138,6 @@ def of_zero(model: Any) -> dict[str, Any]:
         "buckets": buckets,
         "taken": model.global_steps,
         "offloaded": {name: device_of(found) for name, found in offloads.items() if found},
-        "ratio": getattr(offloads["optimizer"], "ratio", None),
-        "group": model.zero_hpz_partition_size(),
         "swaps": getattr(model.optimizer, "swap_optimizer", False) and any(folder.glob("nvme/*")),
         "partitioned": sum(hasattr(p, "ds_tensor") for p in model.module.parameters()),
     }

@@ -24,7 +24,6 @@ from harness.worker import measure
 from strategies import CATALOG, sharding
 from strategies.base import NotInForce
 from strategies.engine import TrainingRun
-from strategies.engines.zero import config
 from strategies.evidence import states
 from strategies.evidence.watching import observe_step
 
@@ -61,9 +60,7 @@ def crossed(trained: TrainingRun) -> dict[str, str]:
 PRETENCES = {
     "zero1": ["zero2", "zero2_offload"],
     "zero2": ["zero1", "zero2_offload"],
-    "zero3": ["zero3_offload", "zero3_hpz", "zero3_offload_partial"],
-    "zero3_hpz": ["zero3"],
-    "zero3_offload_partial": ["zero3", "zero3_offload"],
+    "zero3": ["zero3_offload"],
     "zero1_offload": ["zero1"],
     "zero2_offload": ["zero2"],
     "zero3_offload": ["zero3", "zero3_nvme"],
@@ -103,7 +100,6 @@ def flags_as(engine: Any, ds: Any) -> Iterator[None]:
         "offload_optimizer": host["optimizer"],
         "offload_param": host["parameters"],
         "swap_optimizer": engine.place("optimizer") == "nvme",
-        "partial_offload": config.ratio(engine.zero),
     }
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(ds, "zero_optimization_stage", lambda: engine.stage))
@@ -143,15 +139,6 @@ def kept_whole(trained: TrainingRun) -> str:
         return watched_again(trained, lambda loss: trained.model.backward(loss))
 
 
-def not_kept_again(trained: TrainingRun) -> str:
-    """What hpZ's evidence says where no rank keeps a second share: all gather among all again."""
-    from deepspeed.runtime.zero.partition_parameters import Init
-
-    with mock.patch.object(Init, "_partition_param_sec", lambda *given, **named: None):
-        trained.model.optimizer.invalidate_secondary_tensor()
-        return watched_again(trained, lambda loss: trained.model.backward(loss))
-
-
 def observe(resolved: Any, trained: TrainingRun) -> Any:
     """Stands in for ``collect_evidence``: its answer, and the further look after it."""
     collected = real(resolved, trained)
@@ -164,8 +151,6 @@ def observe(resolved: Any, trained: TrainingRun) -> Any:
     pretending |= other_bytes(trained)
     if trained.launch.sharding.startswith("zero3"):
         pretending["kept whole"] = kept_whole(dataclasses.replace(trained))
-    if trained.launch.sharding == "zero3_hpz":
-        pretending["no second share"] = not_kept_again(dataclasses.replace(trained))
     rank = trained.accelerator.process_index
     (FOLDER / f"crossed{rank}.json").write_text(json.dumps(found))
     (FOLDER / f"pretended{rank}.json").write_text(json.dumps(pretending))

@@ -127,18 +127,6 @@ def attention(trained: Trained) -> set[str]:
     return {name for name in ops.names if "scaled_dot_product" in name}
 
 
-def reenters(trained: Trained) -> bool:
-    """A block is one node of the loss's graph, by which backward enters itself."""
-    seen: set[Any] = set()
-    left = [loss_again(trained).grad_fn]
-    while left:
-        node = left.pop()
-        seen.add(node)
-        left += {n for n, _ in node.next_functions if n is not None} - seen
-    names = [node.name() for node in seen]
-    return names.count("CheckpointFunctionBackward") == len(trained["model"].blocks)
-
-
 def kept_products(trained: Trained) -> bool:
     """Recomputed in backward, but for the products."""
     loss = loss_again(trained)
@@ -309,7 +297,6 @@ EFFECTS: dict[str, Callable[[Trained, Seen], bool]] = {
     "checkpoint": lambda t, s: forwards_a_step(t) == 2,
     "checkpoint:every=2": lambda t, s: forwards_a_step(t) == 2 and len(t["model"].blocks) == 2,
     "checkpoint:every=sqrt": lambda t, s: forwards_a_step(t) == 2 and len(t["model"].blocks) == 2,
-    "checkpoint:reentrant=on": lambda t, s: forwards_a_step(t) == 2 and reenters(t),
     "checkpoint:part=ffn": lambda t, s: (
         forwards_a_step(t, "GELU") == 2 and forwards_a_step(t) == 1
     ),

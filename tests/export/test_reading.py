@@ -344,7 +344,7 @@ def test_an_unset_variable_is_named_and_the_largest_size_counts(tmp_path):
 
 def test_accelerate_and_deepspeed_files_are_read_as_launch_files(tmp_path):
     folder = Path(__file__).parents[2] / "launch_configs"
-    for name in ("zero2", "zero3_offload", "zero3_hpz", "fsdp2", "hsdp", "fsdp2_offload"):
+    for name in ("zero2", "zero3_offload", "fsdp2", "hsdp", "fsdp2_offload"):
         named = [folder / f"{name}.yaml", folder / f"{name}.json"]
         made = reading(files.read([p for p in named if p.exists()]), "flux-dev", 2)
         assert made.recipe.split("+")[0] == name and not made.assumed[:-1]

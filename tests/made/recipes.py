@@ -33,8 +33,8 @@ OTHERS: dict[str, list[str]] = {
     ],
     "checkpoint": [
         "single+checkpoint", "single+checkpoint:every=2", "single+checkpoint:every=sqrt",
-        "single+checkpoint:keep=nested", "single+checkpoint:keep=nothing",
-        "single+checkpoint:every=2,keep=products", "single+checkpoint:reentrant=on",
+        "single+checkpoint:keep=nothing",
+        "single+checkpoint:every=2,keep=products",
         "single+checkpoint:part=ffn", "single+checkpoint:part=attention",
     ],
     "offload_activations": [

@@ -32,7 +32,7 @@ CASES = [
     ("flux-dev", "single+bf16_pure+lora:rank=16+checkpoint", 1, "flow"),
     ("pixart-sigma", "zero2+bf16", 8, "epsilon"),
     ("sd3.5-medium", "single+bf16_pure+lora:rank=16", 1, "flow"),
-    ("lumina2", "zero3_hpz+bf16+lora:rank=16+checkpoint", 8, "flow"),
+    ("lumina2", "zero3+bf16+lora:rank=16+checkpoint", 8, "flow"),
 ]
 BYTES, POOL, UNTOLD, WORK = 0.005, 0.01, 0.10, 0.03
 LAUNCHES = 0.05
@@ -112,7 +112,7 @@ def test_a_shallow_model_is_traced_whole():
 
 UNLIKE = (
     "single+bf16_pure+checkpoint:share=0.5", "single+bf16_pure+checkpoint:share=0.9",
-    "single+bf16_pure+lora+block_swap:blocks=3", "zero3_offload_partial+bf16", "pp+bf16",
+    "single+bf16_pure+lora+block_swap:blocks=3", "zero3_offload+bf16", "pp+bf16",
     "zero2_offload+bf16", "zero3_offload+bf16", "zero3_nvme+bf16+lora",
     "single+bf16_pure+lora:blocks=first2", "single+bf16_pure+qlora:blocks=0/last2",
 )  # fmt: skip

@@ -64,7 +64,6 @@ OTHERS = [  # test_rehearsed has further ones
     ("single+oft", "DiT-T/2:depth=2", 8, {}),
     ("single+bf16+oft+checkpoint", "DiT-S/8:depth=4", 8, {}),
     ("single+controlnet", "DiT-T/2:depth=2", 8, {}),
-    ("single+checkpoint:reentrant=on", "DiT-S/8:depth=4", 8, {}),
     ("single+checkpoint:part=ffn", "DiT-S/8:depth=4", 8, {}),
     ("single+bf16_pure+cast:dynamic=on+lora", "DiT-S/4:depth=2", 8, {}),
     ("single+fp8:emulate=on,scaling=rowwise", "DiT-S/4:depth=2", 8, {}),
@@ -335,17 +334,3 @@ def test_bad_input_says_itself_why_nothing_is_traced(monkeypatch):
 
     monkeypatch.setattr(module, "simulate", refuse)
     assert predict(on_gpu("single", "DiT-T/2", 8)).reason == "attend: no such kernel; take another"
-
-
-def test_what_a_reentrant_backward_makes_is_not_called_recomputed(fresh):
-    """It runs in checkpoint's own frames: its gradients are gradients all the same."""
-
-    def peak(recipe: str) -> dict[str, int]:
-        fresh()
-        return simulate(case(recipe, "DiT-S/8:depth=4", 32, {})).peak.categories
-
-    usual, other = peak("single+checkpoint"), peak("single+checkpoint:reentrant=on")
-    assert usual["gradients"] > 5 * 2**20
-    near = 0.01 * sum(usual.values())
-    for kind in ("parameters", "gradients", "optimizer_state", "ema", "recomputed"):
-        assert other[kind] == pytest.approx(usual[kind], abs=near), kind

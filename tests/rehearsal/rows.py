@@ -33,8 +33,6 @@ __all__ = ["MISSES", "Rehearsed", "absent", "every", "name", "rehearsed"]
 
 MIB = 2**20
 BATCH = 8
-CPU_ONLY = "zero3_hpz"
-"""A row of ``check`` whose default group is a CPU's; the row of a GPU names its group."""
 SMALL = {"model": "DiT-T/4", "data": "synthetic", "steps": 2, "warmup": 2}
 BRIEF = {"sampler_steps": 2, "steps": 1, "warmup": 1}
 """The same of rows that draw samples: a step of theirs is many forward passes."""
@@ -61,7 +59,6 @@ ABSENT = {
     "single+fp8": "not tried: float8 products are a card's own",
     "sparse24": "not tried: cuSPARSELt's products are a card's own",
     "sparse_embedding": "CUB sorts the indices of a sparse gradient in a kernel",
-    "zero3_qwz": "DeepSpeed's quantizer is compiled by nvcc",
     "zero3_nvme": "DeepSpeed's async_io did not link against the driver's library",
     "tf32": "CPU kernels do not round to TF32, so that its evidence is void",
 }
@@ -119,8 +116,6 @@ def _items() -> Iterator[dict[str, Any]]:
     check = yaml.safe_load(known_suites()["check"].read_text())
     for item in [*check["recipes"], *check["cpu_recipes"], *check["gpu_recipes"], *MORE]:
         item = dict(item) if isinstance(item, dict) else {"recipe": item}
-        if item["recipe"] == CPU_ONLY:
-            continue
         item.setdefault("processes", 1 if item["recipe"].startswith("single") else 2)
         brief = BRIEF if item.get("workload") == "sample" else {}
         yield {"global_batch": BATCH, **brief, **item}

@@ -47,7 +47,7 @@ PAIRS = {
     "zero2+bf16_master": TWO,
     "zero2+sp": TWO,
     "zero2+compile:backend=aot_eager+bf16+checkpoint": TWO,
-    "zero3+attend:kernel=flash+checkpoint:keep=nested+bf16_pure": TWO,
+    "zero3+attend:kernel=flash+checkpoint:keep=nothing+bf16_pure": TWO,
     "ddp+block_swap:blocks=3+accumulate": DEEP,
     "fsdp2_offload+bf16+checkpoint+accumulate": TWO,
     "fsdp2:reshard=off+compile:backend=aot_eager": TWO,

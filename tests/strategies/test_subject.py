@@ -30,7 +30,6 @@ NEEDS = {
     "sparse_embedding": ["label_table"],
     "checkpoint:every=2": ["chain"],
     "checkpoint:every=sqrt": ["chain"],
-    "checkpoint:keep=nested": ["chain"],
     "checkpoint:keep=nothing": ["chain"],
     "checkpoint:every=2,keep=products": ["chain"],
     "attend:kernel=naive": ["attend"],

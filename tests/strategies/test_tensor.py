@@ -37,7 +37,7 @@ FOUR, QUARTERS, BOTH = "ddp+tp+checkpoint", "ddp+tp:ranks=4", "fsdp2+tp"
 BY_TOKENS = ["ddp+tp:norms=tokens", "fsdp2+tp:norms=tokens+checkpoint"]
 EQUAL = ["ddp+tp", FOUR, QUARTERS, "ddp+tp+attend:kernel=naive+accumulate", BOTH, *BY_TOKENS]
 SHARDED = "fsdp2:reshard=off+tp+bf16+checkpoint+accumulate"
-OTHERS = ["ddp+tp+bf16+checkpoint:keep=nested", "ddp+tp:norms=tokens+bf16_pure", SHARDED]
+OTHERS = ["ddp+tp+bf16+checkpoint:keep=nothing", "ddp+tp:norms=tokens+bf16_pure", SHARDED]
 TOKENS = dataclasses.replace(
     TWO, recipe="ddp+tp", model="DiT-T/8:depth=2,tokens=500", objective="masked", data="synthetic"
 )

@@ -27,7 +27,7 @@ SPEC = Spec(
     ema=0.9, learning_rate=1e-3,
 )  # fmt: skip
 HALF, WHOLE = "step-00000002", "step-00000004"
-RECIPES = ["ddp", "zero2", "zero3", "zero3_offload_partial", "fsdp2"]
+RECIPES = ["ddp", "zero2", "zero3", "fsdp2"]
 OFTEN = {"ddp", "zero2", "fsdp2"}
 
 

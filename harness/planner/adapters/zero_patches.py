@@ -83,23 +83,6 @@ class AbsentKernel:
         return left_out
 
 
-class RoundedKernel:
-    """Replacement of DeepSpeed's quantizer with its shapes and types.
-
-    Codes have 8 bits per element, with a float32 scale per group; decoding returns float16.
-    """
-
-    Symmetric = 0
-
-    def quantize(self, tensor: Any, groups: int, bits: int, kind: int) -> tuple[Any, Any]:
-        return tensor.new_empty(tensor.shape, dtype=torch.int8), tensor.new_empty(
-            (groups,), dtype=torch.float32
-        )
-
-    def dequantize(self, codes: Any, scales: Any, groups: int, bits: int, kind: int) -> Any:
-        return codes.new_empty(codes.shape, dtype=torch.float16)
-
-
 def pins(recorder: AllocationRecorder) -> list[tuple[Any, str, Any]]:
     """Return patches that record pinned memory: copies that replace the original, and own
     buffers."""
@@ -119,7 +102,6 @@ def pins(recorder: AllocationRecorder) -> list[tuple[Any, str, Any]]:
 
 def kernels(recorder: AllocationRecorder) -> list[tuple[Any, str, Any]]:
     from deepspeed.comm.torch import TorchBackend
-    from deepspeed.ops import op_builder
     from deepspeed.ops.op_builder import CPUAdagradBuilder, CPUAdamBuilder, CPULionBuilder
     from deepspeed.runtime.zero import linear, partition_parameters, stage3
     from deepspeed.runtime.zero import partitioned_param_coordinator as coordinator
@@ -129,7 +111,6 @@ def kernels(recorder: AllocationRecorder) -> list[tuple[Any, str, Any]]:
         (builder, "load", lambda self, verbose=True: AbsentKernel(recorder))
         for builder in (CPUAdamBuilder, CPUAdagradBuilder, CPULionBuilder)
     ]
-    quantiser = [(op_builder.QuantizerBuilder, "load", lambda self, **more: RoundedKernel())]
     # They compare numbers across ranks, and a prediction has one.
     comparisons = [
         (module, "assert_ints_same_as_other_ranks", lambda ints: None)
@@ -149,7 +130,7 @@ def kernels(recorder: AllocationRecorder) -> list[tuple[Any, str, Any]]:
     unused += [(torch.Tensor, "record_stream", lambda tensor, stream: None)]
     # Called for all modules inside each released one: 150,000 times in a trace of six blocks.
     quick = [(coordinator, "iter_params", _parameters), (coordinator, "z3_leaf_module", _whole)]
-    return optimizers + quantiser + comparisons + autocast + unused + quick
+    return optimizers + comparisons + autocast + unused + quick
 
 
 def _parameters(module: Any, recurse: bool = False) -> list[Any]:

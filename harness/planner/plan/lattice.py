@@ -228,8 +228,7 @@ class Point:
     @property
     def hosts_optimizer(self) -> bool:
         """True if the optimizer of all weights works on the host."""
-        hosted = self.traits & {"host_optimizer", "host_weights"}
-        return not self.adapted and bool(hosted) and "dealt_optimizer" not in self.traits
+        return not self.adapted and bool(self.traits & {"host_optimizer", "host_weights"})
 
     @property
     def hosts_weights(self) -> bool:
@@ -294,7 +293,7 @@ class Point:
         here, stepped = self.elements - self.streamed, self.elements - self.stepped_away
         weights = self.weight_bytes * here / (self.ranks if self.splits else 1)
         optimizer = self.optimizer_bytes * stepped / (self.ranks if self.shards else 1)
-        hosted = self.traits & {"host_weights", "host_optimizer", "dealt_optimizer"}
+        hosted = self.traits & {"host_weights", "host_optimizer"}
         return (0.0 if self.hosts_weights else weights) + (0.0 if hosted else optimizer)
 
     @functools.cached_property

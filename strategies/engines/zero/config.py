@@ -1,12 +1,7 @@
-"""DeepSpeed settings: a recipe's choices, buffer sizes, values of a run, and refused settings.
-
-A recipe may choose the hpZ group size (``group``) and the offloaded share of the optimizer
-(``ratio``, Twin-Flow), if the JSON has the key. No torch.
-"""
+"""DeepSpeed settings: buffer sizes, values of a run, and refused settings. No torch."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -17,17 +12,13 @@ if TYPE_CHECKING:
     from strategies.engine import Workload
 
 
-HPZ = "zero_hpz_partition_size"
-QWZ = "zero_quantized_weights"
 OPTIMIZER = "offload_optimizer"
-NODE = "node"
-"""Default group of the launch file: as many ranks as a node has GPUs."""
-
 FORCE = "zero_force_ds_cpu_optimizer"
 NOT_HERE = {
     ("zero_optimization", "mics_shard_size"): "mics",
     ("zero_optimization", "zero_quantized_nontrainable_weights"): "quantized_nontrainable_weights",
     ("zero_optimization", "zero_quantized_gradients"): "qgz",
+    ("zero_optimization", "zero_quantized_weights"): "zero3_qwz",
     ("zero_optimization", "zenflow"): "zenflow",
     ("activation_checkpointing", "cpu_checkpointing"): "cpu_checkpointing",
     ("activation_checkpointing", "partition_activations"): "cpu_checkpointing",
@@ -41,84 +32,19 @@ def fault(config: Mapping[str, Any]) -> str | None:
     zero = config["zero_optimization"]
     offload = zero.get(OPTIMIZER) or {}
     asked = {name for (block, key), name in NOT_HERE.items() if (config.get(block) or {}).get(key)}
-    for name in sorted(asked | ({"superoffload"} if offload.get("super_offload") else set())):
+    asked |= {"superoffload"} if offload.get("super_offload") else set()
+    asked |= {"zero3_offload_partial"} if float(offload.get("ratio", 1.0)) < 1 else set()
+    for name in sorted(asked):
         return f"there is no {name}: {ABSENT[name]}"
     if offload.get("device", "none") != "none" and config.get(FORCE, True):
         return (
             "accelerate would make the CPU Adam anew, without decoupled weight decay and betas: "
             f'write "{FORCE}": false'
         )
-    if zero.get(QWZ) and zero["stage"] != 3:
-        return f"{QWZ} is of stage 3, which gathers weights; leave it out"
-    if ratio(zero) < 1 and (zero["stage"] != 3 or offload.get("device") != "cpu"):
-        return f"{OPTIMIZER} has a ratio, which is of stage 3 and host memory alone; leave it out"
     return None
 
 
-def group(zero: Mapping[str, Any]) -> int:
-    """Return the number of neighboring ranks that hold a second copy of all weights together; 1:
-    none."""
-    return int(zero.get(HPZ, 1))
-
-
-def ratio(zero: Mapping[str, Any]) -> float:
-    """Return the offloaded share of the optimizer's elements, if any are offloaded."""
-    return float((zero.get(OPTIMIZER) or {}).get("ratio", 1.0))
-
-
-def choices(zero: Mapping[str, Any]) -> dict[str, Any]:
-    """Return name -> the launch file's value (``Engine.choices``)."""
-    found: dict[str, Any] = {"group": NODE} if HPZ in zero else {}
-    return found | ({"ratio": ratio(zero)} if "ratio" in (zero.get(OPTIMIZER) or {}) else {})
-
-
-def with_choices(settings: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a DeepSpeed config with these choices.
-
-    Raises:
-        ValueError: a value out of range.
-    """
-    found = copy.deepcopy(dict(settings))
-    zero, size, share = found["zero_optimization"], chosen.get("group"), chosen.get("ratio")
-    if size not in (None, NODE):
-        if not str(size).isdigit() or int(size) < 2:
-            raise ValueError(f"group is {size}; {NODE}, or a whole number of ranks from 2")
-        zero[HPZ] = int(size)
-    if share is not None:
-        if not isinstance(share, (int, float)) or not 0 < share < 1:
-            raise ValueError(f"ratio is {share!r}; a share of the optimizer between 0 and 1")
-        zero[OPTIMIZER]["ratio"] = float(share)
-    return found
-
-
-def write(config: dict[str, Any], zero: Mapping[str, Any]) -> None:
-    """Write the choices in ``zero`` into the config that accelerate read from the JSON."""
-    if HPZ in zero:
-        config["zero_optimization"][HPZ] = zero[HPZ]
-    if ratio(zero) < 1:
-        config["zero_optimization"][OPTIMIZER]["ratio"] = ratio(zero)
-
-
-def refusal(zero: Mapping[str, Any], ranks: int) -> str | None:
-    """Return why ``ranks`` cannot form groups of ``group``, and the remedy; None if they can."""
-    size = group(zero)
-    if size == 1 or (size < ranks and ranks % size == 0):
-        return None
-    if size >= ranks:
-        usable = next((n for n in range(ranks // 2, 1, -1) if ranks % n == 0), None)
-        other = f"group={usable}, " if usable else ""
-        return (
-            f"a second share of the weights in each {size} of {ranks} processes takes memory and "
-            f"saves no traffic between groups; take {other}more processes, or zero3"
-        )
-    return f"{ranks} processes are not groups of {size}; take a group that divides them, or zero3"
-
-
 # ---- buffer sizes ----
-
-
-PIECES = 16
-"""Pieces of a rank's optimizer, if a share of it is offloaded."""
 
 
 def overlaps(zero: Mapping[str, Any], device: str) -> bool:
@@ -170,14 +96,6 @@ def buffer_sizes(model: Sizes, buckets: int = 1) -> dict[str, int]:
     }
 
 
-def piece_size(model: Sizes, processes: int) -> int:
-    """Return the elements of a rank's optimizer that are placed on host or device together.
-
-    Used if some of it is offloaded; small enough for the requested share.
-    """
-    return max(1, (model.here or model.total) // (PIECES * processes))
-
-
 def _even(size: int) -> int:
     return size + size % 2
 
@@ -213,8 +131,6 @@ def settle(config: dict[str, Any], work: Workload, processes: int, device: str) 
         block["nvme_path"] = str(work.scratch)
     zero = config["zero_optimization"]
     sizes = buffer_sizes(work.sizes, reduce_buckets(zero, device))
-    if ratio(zero) < 1:
-        sizes["sub_group_size"] = piece_size(work.sizes, processes)
     fill(zero, {**sizes, "overlap_comm": overlaps(zero, device)})
     block_size = swap_block_bytes(work.sizes.tensor, processes)
     fill(config.get("aio", {}), {"block_size": block_size})

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from strategies.base import demand
 from strategies.engine import TrainingRun
 from strategies.engines.zero import facts as read_back
-from strategies.engines.zero import variants
 from strategies.evidence.rules import label
 
 if TYPE_CHECKING:
@@ -52,18 +51,15 @@ class Effects:
     """Record of one step.
 
     ``most``, ``between``: largest bytes of parameters' gradients, when one arrived and between two
-    micro-batches. ``gathered``: elements of whole weights after each gather of stage 3; ``again``:
-    those of second shares. ``weights``: the storages of the model's weights. ``on_device``: updates
-    of an optimizer that steps on the device (Twin-Flow).
+    micro-batches. ``gathered``: elements of whole weights after each gather of stage 3.
+    ``weights``: the storages of the model's weights.
     """
 
     most: int = 0
     between: int = 0
     gathered: list[int] = field(default_factory=list)
-    again: list[int] = field(default_factory=list)
     weights: frozenset[int] = frozenset()
     writes: list[Write] = field(default_factory=list)
-    on_device: list[tuple[int, bool]] = field(default_factory=list)
 
 
 # ---- watched step ----
@@ -84,12 +80,7 @@ def observe(trained: TrainingRun) -> Iterator[Effects]:
     handles = [p.register_post_accumulate_grad_hook(arrived) for p in trainable]
     handles.append(trained.module.register_forward_pre_hook(began))
     try:
-        counts = (found.gathered, found.again)
-        with (
-            _kernel_watched(trained, found.writes),
-            variants.watched(trained, found.on_device),
-            _gathers_watched(trained, *counts),
-        ):
+        with _kernel_watched(trained, found.writes), _gathers_watched(trained, found.gathered):
             yield found
     finally:
         for handle in handles:
@@ -158,12 +149,8 @@ def _kernel_watched(trained: TrainingRun, writes: list[Write]) -> Iterator[None]
 
 
 @contextlib.contextmanager
-def _gathers_watched(trained: TrainingRun, counts: list[int], again: list[int]) -> Iterator[None]:
-    """Record gathered weights each time that DeepSpeed has gathered those of a module.
-
-    ``counts`` gets the elements of whole weights, ``again`` those of second shares. Other stages
-    record nothing.
-    """
+def _gathers_watched(trained: TrainingRun, counts: list[int]) -> Iterator[None]:
+    """Add the elements of whole weights to ``counts`` after each gather of stage 3."""
     if trained.engine.stage < 3:
         yield
         return
@@ -173,7 +160,6 @@ def _gathers_watched(trained: TrainingRun, counts: list[int], again: list[int]) 
     def fetched(*given: Any, **named: Any) -> None:
         fetch(*given, **named)
         counts.append(sum(p.numel() for p in parameters))
-        again.append(sum(share.numel() for share in variants.kept(parameters)))
 
     coordinator.fetch_sub_module = fetched
     try:
@@ -214,8 +200,6 @@ def evidence(trained: TrainingRun) -> dict[str, Any]:
     if seen is None or not isinstance(seen.engine, Effects):
         return label(facts, "stage", "gradients_partitioned", "optimizer_on", "parameters_on")
     facts |= _gathered(trained, seen.engine.gathered)
-    facts |= variants.secondary_evidence(trained, max(seen.engine.again, default=0))
-    facts |= variants.quantised_evidence(trained)
     facts |= _wire(trained)
     facts = _gradients(trained, seen.engine, facts)
     return _offload(trained, seen.engine, facts)
@@ -308,9 +292,7 @@ def _offload(trained: TrainingRun, seen: Effects, facts: dict[str, Any]) -> dict
         demand(not seen.writes, "DeepSpeed's CPU optimizer took the step, without an offload")
         return facts
     elements = sum(write.numel for write in seen.writes)
-    facts |= variants.evidence(trained, seen.on_device)
-    on_device = sum(numel for numel, _ in seen.on_device)
-    held = sum(master.numel() for _, master in read_back.masters(trained)) - on_device
+    held = sum(master.numel() for _, master in read_back.masters(trained))
     demand(elements == held, f"DeepSpeed's CPU Adam stepped {elements} of {held} elements")
     demand(
         all(write.moved for write in seen.writes),

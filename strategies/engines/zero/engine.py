@@ -11,15 +11,19 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from strategies.base import BadInput, Sizes
 from strategies.engine import Engine, Enter, Workload, backward_hook, process_group
 from strategies.engines.zero import config as ds_config
-from strategies.engines.zero import effects, facts, variants
-from strategies.engines.zero.inputs import give_by_place, plain_file_access, tell_local_ranks
+from strategies.engines.zero import effects, facts
+from strategies.engines.zero.inputs import (
+    forget_group,
+    give_by_place,
+    plain_file_access,
+    tell_local_ranks,
+)
 from strategies.engines.zero.waste import Job, prices, waste
 from strategies.inventory import (
     EngineReport,
@@ -87,34 +91,18 @@ class Zero(Engine):
         return self.zero["stage"]
 
     @property
-    def choices(self) -> dict[str, Any]:
-        return ds_config.choices(self.zero)
-
-    def chosen(self, choices: Mapping[str, Any]) -> Zero:
-        settings = ds_config.with_choices(self.file.settings, choices)
-        return type(self)(dataclasses.replace(self.file, settings=settings))
-
-    @property
-    def partly(self) -> bool:
-        """True if only a share of the optimizer is offloaded."""
-        return ds_config.ratio(self.zero) < 1
-
-    @property
     def needs(self) -> tuple[str, ...]:
         places = {self.place(what) for what in BLOCK_OF}
         adam = ("cpu_adam",) if self.place("optimizer") != "device" else ()
-        kernels = (variants.OP,) if variants.quantised(self.zero) else ()
-        return ("deepspeed", *adam, *(("async_io",) if "nvme" in places else ()), *kernels)
+        return ("deepspeed", *adam, *(("async_io",) if "nvme" in places else ()))
 
     @property
     def traits(self) -> frozenset[str]:
         where = {
             "split_parameters": self.stage == 3,
             "gathers_ahead": self.stage == 3,
-            "dealt_optimizer": self.partly,
             "host_optimizer": self.place("optimizer") != "device",
             "swapped_weights": self.place("optimizer") == "nvme",
-            "rounded_gathers": variants.quantised(self.zero),
         }
         always = {"shards", "flat_weights", "float_master", "own_step", "own_clipping"}
         return frozenset(always | {trait for trait, holds in where.items() if holds})
@@ -125,10 +113,6 @@ class Zero(Engine):
     def place(self, what: str) -> str:
         device = (self.zero.get(BLOCK_OF[what]) or {}).get("device", "none")
         return "device" if device == "none" else device
-
-    def refuses(self, launch: RunContext) -> str | None:
-        groups = ds_config.refusal(self.zero, launch.processes)
-        return groups or variants.refusal(self.zero, launch)
 
     def environment(self, device: str) -> dict[str, str]:
         # With ACCELERATE_USE_CPU set, accelerate would train DDP without an error.
@@ -143,7 +127,6 @@ class Zero(Engine):
     def remarks(self, launch: RunContext, sizes: Sizes | None) -> list[str]:
         alone = "one process: ZeRO cannot shard, so all of the state is on it"
         texts = [alone] if launch.processes == 1 else []
-        texts += [variants.REMARK] if self.partly and launch.device == "cpu" else []
         if sizes is None:
             return texts
         itemsize = 2 if "half_compute" in launch.traits else 4  # DeepSpeed's storage type
@@ -158,11 +141,9 @@ class Zero(Engine):
         if ds_config.nvme_blocks(config):
             plain_file_access()
             work.scratch.mkdir(parents=True, exist_ok=True)
-        ds_config.write(config, self.zero)
         ds_config.settle(config, work, accelerator.num_processes, accelerator.device.type)
-        variants.forget_group()
+        forget_group()
         if accelerator.device.type == "cpu":
-            variants.name_device(self.partly)
             tell_local_ranks()
 
     def runs(self, accelerator: Any) -> bool:
@@ -170,7 +151,7 @@ class Zero(Engine):
             return False
         zero = accelerator.state.deepspeed_plugin.deepspeed_config["zero_optimization"]
         found = type(self)(dataclasses.replace(self.file, settings={"zero_optimization": zero}))
-        facts = [(e.stage, *map(e.place, BLOCK_OF), e.partly) for e in (self, found)]
+        facts = [(e.stage, *map(e.place, BLOCK_OF)) for e in (self, found)]
         return facts[0] == facts[1]
 
     def adopt(self, accelerator: Any, layout: Layout) -> None:
@@ -268,25 +249,11 @@ class Zero(Engine):
         shape = getattr(parameter, "ds_shape", parameter.shape)
         return ParameterPart(getattr(parameter, "ds_tensor", parameter), shape)
 
-    def state_of(self, trained: TrainingRun, shard: torch.Tensor) -> Mapping[str, Any]:
-        return variants.state_of(trained, shard)
-
-    def save(self, trained: TrainingRun, path: Path) -> None:
-        super().save(trained, path)
-        if self.partly:
-            variants.save(trained, path)
-
-    def load(self, trained: TrainingRun, path: Path) -> None:
-        super().load(trained, path)
-        if self.partly:
-            variants.load(trained, path)
-
     def held(self, trained: TrainingRun) -> TensorInventory:
         return TensorInventory(facts.held(trained), host=tuple(facts.hosted(trained)))
 
     def trace_points(self, trained: TrainingRun) -> TracePoints:
-        scopes = (*facts.makers(), *variants.makers())
-        return super().trace_points(trained)._replace(scopes=scopes)
+        return super().trace_points(trained)._replace(scopes=tuple(facts.makers()))
 
     # ---- evidence ----
 

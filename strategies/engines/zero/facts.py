@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from strategies.base import demand
 from strategies.engine import TrainingRun
-from strategies.engines.zero import config as ds_config
-from strategies.engines.zero import variants
 from strategies.engines.zero.config import overlaps
 from strategies.evidence.readings import stored, tensors, within
 from strategies.inventory import AllocationScope, Fragment
@@ -142,13 +140,8 @@ def _offload(trained: TrainingRun) -> dict[str, Any]:
     for flag, place in _flags(trained).items():
         value = bool(getattr(ds.optimizer, flag))
         demand(value == (place != "device"), f"DeepSpeed's {flag} is {value}, expected {place}")
-    share, asked = (
-        getattr(ds.optimizer, "partial_offload", 1.0),
-        ds_config.ratio(trained.engine.zero),
-    )
-    demand(share == asked, f"DeepSpeed offloads {share} of the optimizer, expected {asked}")
     if trained.engine.place("optimizer") == "cpu":
-        devices = {master.device.type for master in variants.hosted(trained)}
+        devices = {master.device.type for master in trained.optimized()}
         demand(
             devices == {"cpu"}, f"the optimizer's weights are on {devices}, expected in host memory"
         )
@@ -225,11 +218,11 @@ def held(trained: TrainingRun) -> dict[str, list[torch.Tensor]]:
         *_flat(optimizer, "fp16_partitioned_groups_flat"),
     ]
     whole = [t for p in trained.module.parameters() for t in stored(p.data)]
-    again = variants.kept(list(trained.module.parameters()))
-    beside = within(list(variants.states(trained).values()))
+    # hpZ's second copy of the weights, within a group of ranks
+    again = [getattr(p, "ds_secondary_tensor", None) for p in trained.module.parameters()]
     return {
-        "parameters": [*whole, *parts, *again, *flats, *trained.module.buffers()],
-        "optimizer_state": [*tensors(trained.inner_optimizer), *beside, *optimized],
+        "parameters": [*whole, *parts, *within(again), *flats, *trained.module.buffers()],
+        "optimizer_state": [*tensors(trained.inner_optimizer), *optimized],
         "buckets": [t for b in optimizer.ipg_buckets.values() for t in within(vars(b))],
         "gradients": [
             *_gradient_buffers(optimizer),
@@ -246,7 +239,7 @@ def hosted(trained: TrainingRun) -> Iterator[Any]:
     """
     optimizer = trained.model.optimizer
     if getattr(optimizer, "cpu_offload", False) or getattr(optimizer, "offload_optimizer", False):
-        masters = variants.hosted(trained)
+        masters = trained.optimized()
         yield from (*masters, *(m.grad for m in masters if m.grad is not None))
         yield from tensors(trained.inner_optimizer)
         for name in HOST_BUFFERS:
@@ -290,6 +283,7 @@ def makers() -> Iterator[AllocationScope]:
     gathering = coordinator.PartitionedParameterCoordinator
     for name in ("fetch_sub_module", "release_sub_module", "release_and_reset_all"):
         yield AllocationScope(gathering, name, "gathered")
+    yield AllocationScope(partition_parameters.Init, "_partition_param_sec", "parameters")
     for name in ("__enter__", "__exit__"):
         yield AllocationScope(partition_parameters.GatheredParameters, name, "gathered")
     both = ("overlapping_partition_gradients_reduce_epilogue", "backward_prologue")

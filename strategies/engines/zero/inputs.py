@@ -1,5 +1,5 @@
 """Adjustments before DeepSpeed prepares a model: positional module inputs, async I/O, local rank
-count.
+count, and its group of a process.
 
 DeepSpeed's ZeRO-3 hooks read only positional inputs (``parameter_offload.py``,
 ``_post_backward_module_hook``). For a module called by keyword they miss the end of backward.
@@ -84,3 +84,10 @@ def tell_local_ranks() -> None:
     ``accelerator/cpu_accelerator.py``, ``device_count``): a fifth of a small model's step.
     """
     os.environ.setdefault("LOCAL_SIZE", os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def forget_group() -> None:
+    """Clear hpZ's group of ranks; DeepSpeed refuses a second training of the process otherwise."""
+    from deepspeed.utils import groups
+
+    groups._ZERO_PARAM_INTRA_PARALLEL_GROUP = None

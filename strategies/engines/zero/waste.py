@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from strategies.base import Sizes
-from strategies.engines.zero.config import buffer_sizes, group, reduce_buckets
+from strategies.engines.zero.config import buffer_sizes, reduce_buckets
 
 DEFAULTS: dict[str, Any] = {
     "reduce_bucket_size": 500_000_000,
@@ -148,7 +148,7 @@ def gathered_ahead(zero: Mapping[str, Any], job: Job) -> Iterator[Finding]:
 
 def second_share(zero: Mapping[str, Any], job: Job) -> Iterator[Finding]:
     """Report hpZ's second copy of the weights in each group, which backward gathers from."""
-    size = group(zero)
+    size = int(zero.get("zero_hpz_partition_size", 1))
     if int(zero.get("stage", 0)) == 3 and 1 < size < job.ranks:
         yield Finding(
             key="zero_hpz_partition_size",

@@ -122,9 +122,6 @@ LOST: Table = {
     "blocks counted twice, not recomputed": (
         "single+checkpoint", Checkpoint, "edit_model", pretend(Boasting),
     ),
-    "two segments, not nested": (
-        "single+checkpoint:keep=nested", Checkpoint, "edit_model", recompute_as(segments(2)),
-    ),
     "one segment, not prefixes": (
         "single+checkpoint:keep=nothing", Checkpoint, "edit_model", recompute_as(segments(4)),
     ),
@@ -136,12 +133,6 @@ LOST: Table = {
     ),
     "products recomputed as well": (
         "single+checkpoint:keep=products", Checkpoint, "edit_model", recompute_as(segments(1)),
-    ),
-    "a graph is recorded": (
-        "single+checkpoint:reentrant=on", Checkpoint, "edit_model", recompute_as(segments(1)),
-    ),
-    "no graph is recorded": (
-        "single+checkpoint", Checkpoint, "edit_model", recompute_as(segments(1), reentrant=True),
     ),
     "blocks, not their FFNs": (
         "single+checkpoint:part=ffn", Checkpoint, "edit_model", recompute_as(segments(1)),
