@@ -9,6 +9,7 @@ from functools import partial
 
 from strategies import launch_file, recipe
 from strategies.base import LazyTable
+from strategies.optimizers.table import TABLE
 from strategies.recipe import Recipe
 from strategies.strategy import Strategy
 from strategies.workloads import SAMPLE, TRAIN
@@ -20,6 +21,12 @@ def _sharding(name: str) -> type[Strategy]:
     from strategies.sharding import sharding_kind
 
     return sharding_kind(name)
+
+
+def _optimizer(name: str) -> type[Strategy]:
+    from strategies.optimizers.table import optimizer_kind
+
+    return optimizer_kind(name)
 
 
 CATALOG = LazyTable(
@@ -61,18 +68,7 @@ CATALOG = LazyTable(
         "compile": "strategies.activations.compile:Compile",
         "cross_entropy": "strategies.losses.cross_entropy:CrossEntropy",
         "distill": "strategies.distillation.distill:Distill",
-        "adamw": "strategies.optimizers.adamw:AdamW",
-        "adamw_bf16": "strategies.optimizers.adamw:AdamWBf16",
-        "adam8bit": "strategies.optimizers.low_bit:Adam8bit",
-        "adam4bit": "strategies.optimizers.low_bit:Adam4bit",
-        "adam16bit": "strategies.optimizers.low_bit:Adam16bit",
-        "paged_adam8bit": "strategies.optimizers.low_bit:PagedAdam8bit",
-        "adafactor": "strategies.optimizers.adamw:Adafactor",
-        "came": "strategies.optimizers.came:Came",
-        "prodigy": "strategies.optimizers.prodigy:Prodigy",
-        "muon": "strategies.optimizers.muon:Muon",
-        "sgd": "strategies.optimizers.adamw:Sgd",
-        "offload_adamw": "strategies.optimizers.offload_adamw:OffloadAdamW",
+        **{name: partial(_optimizer, name) for name in TABLE},
         "optimizer_in_backward": "strategies.step.optimizer_in_backward:OptimizerInBackward",
         "backward": "strategies.step.backward:Backward",
         "accumulate": "strategies.step.backward:Accumulate",

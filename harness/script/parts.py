@@ -6,20 +6,17 @@ runners do not reach them. Imports no torch.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from strategies import CATALOG
 from strategies.activations.attend import KERNELS, Attend, only, ran_by
 from strategies.activations.checkpoint import Checkpoint
 from strategies.activations.compile import Compile, CountingBackend
 from strategies.adapters.cast import Cast
 from strategies.base import BadInput, Settings, Watcher, demand
 from strategies.engine import RunContext, TrainingRun
-from strategies.evidence import rules
-from strategies.optimizers import low_bit
 from strategies.strategy import Strategy
 from strategies.subject import Subject
 
@@ -72,49 +69,16 @@ def settings_of(optimizer: Any) -> Settings:
 
 
 class Swapped:
-    """Mixin of a low-bit optimizer: its update is checked by the settings of the watched step."""
-
-    @contextlib.contextmanager
-    def observe(self, trained: TrainingRun) -> Iterator[tuple[Settings, Any]]:
-        before = settings_of(trained.inner_optimizer)
-        with low_bit.watch_low_bit(trained) as updates:
-            yield before, updates
-
-    def note(self, trained: TrainingRun) -> None:
-        return None  # the base class would use the settings after a schedule's next step
+    """Mixin of a low-bit optimizer: its settings are those of the script's optimizer."""
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         trained.settings = settings_of(trained.inner_optimizer)
-        facts = super().evidence(trained)
-        seen = trained.observed.notes.get(self.name) if trained.observed else None
-        for update in seen[1] if seen else ():
-            error = rules.adamw_weight_error(update, seen[0])
-            demand(
-                error <= low_bit.OFF,
-                f"an update differs from AdamW's rule by {error:.2g} (relative)",
-            )
-            facts["update_error"] = float(f"{error:.2g}")
-        return facts
+        return super().evidence(trained)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScriptAdam8bit(Swapped, low_bit.Adam8bit):
-    """adam8bit in the place of the script's AdamW."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScriptPagedAdam8bit(Swapped, low_bit.PagedAdam8bit):
-    """paged_adam8bit in the place of the script's AdamW."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScriptAdam4bit(Swapped, low_bit.Adam4bit):
-    """adam4bit in the place of the script's AdamW."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScriptAdam16bit(Swapped, low_bit.Adam16bit):
-    """adam16bit in the place of the script's AdamW."""
+def _swapped(name: str) -> type[Strategy]:
+    """Return the optimizer ``name``, in the place of the script's AdamW."""
+    return dataclass(frozen=True, kw_only=True)(type(name, (Swapped, CATALOG[name]), {}))
 
 
 # ---- blocks ----
@@ -280,10 +244,7 @@ FOREIGN: dict[str, type[Strategy]] = {
     "attend": ScriptAttend,
     "compile": ScriptCompile,
     "cast": ScriptCast,
-    "adam8bit": ScriptAdam8bit,
-    "paged_adam8bit": ScriptPagedAdam8bit,
-    "adam4bit": ScriptAdam4bit,
-    "adam16bit": ScriptAdam16bit,
+    **{name: _swapped(name) for name in ("adam8bit", "paged_adam8bit", "adam4bit", "adam16bit")},
 }
 """Strategy -> its form for a script."""
 

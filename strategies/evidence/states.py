@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from strategies.base import BadInput, Watcher, demand
@@ -22,14 +22,19 @@ def per_element(trained: TrainingRun) -> float:
 
 
 def agree(trained: TrainingRun, **wanted: Any) -> None:
-    """Demand these settings in every group of the optimizer; numbers may be tensors there."""
+    """Demand these settings in every group of the optimizer."""
     for group in trained.inner_optimizer.param_groups:
-        for key, value in wanted.items():
-            actual = group.get(key)
-            # torchao keeps its learning rate in a float32 tensor.
-            near = abs(float(actual) - value) <= 1e-6 * abs(value) if key == "lr" else None
-            same = near if near is not None else _plain(actual) == _plain(value)
-            demand(same, f"the optimizer's {key} is {actual}, expected {value}")
+        agree_in(group, wanted)
+
+
+def agree_in(group: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Demand these settings in one parameter group; numbers may be tensors there."""
+    for key, value in wanted.items():
+        actual = group.get(key)
+        # torchao keeps its learning rate in a float32 tensor.
+        near = abs(float(actual or 0.0) - value) <= 1e-6 * abs(value) if key == "lr" else None
+        same = near if near is not None else _plain(actual) == _plain(value)
+        demand(same, f"the optimizer's {key} is {actual}, expected {value}")
 
 
 def _plain(value: Any) -> Any:

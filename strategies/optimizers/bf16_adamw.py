@@ -40,8 +40,8 @@ class Bf16AdamW(torch.optim.Optimizer):
     all ranks draw the same, also after a resume, or replicas would drift apart.
     """
 
-    def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
-        super().__init__(params, defaults)
+    def __init__(self, params: Any, **settings: Any) -> None:
+        super().__init__(params, settings)
         self.rescued = 0
         self.generator: Any = None
         self.places: dict[Any, int] = {}

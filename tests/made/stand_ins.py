@@ -54,6 +54,8 @@ def pages() -> Iterator[None]:
 class HostAdamW(torch.optim.AdamW):
     """AdamW with copies of the weights that say they are pinned."""
 
+    __module__ = "strategies.optimizers.host_adamw"
+
     def __init__(self, params, **settings) -> None:
         params = list(params)
         super().__init__(params, **settings)

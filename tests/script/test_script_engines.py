@@ -81,7 +81,7 @@ def test_an_added_checkpoint_recomputes_every_block(row, rows):
 def test_an_added_optimizer_steps_in_the_place_of_the_scripts(row, rows):
     ours, theirs = (r.evidence["script"]["optimizers"] for r in (row, rows["ddp"]))
     assert theirs == ["AdamW"] != ours
-    assert row.evidence["adam8bit"]["update_error"] < 0.05
+    assert row.evidence["adam8bit"]["moment_bytes_per_element"] < 2.4
     found = row.ranks[0].categories
     assert found.optimizer_state < 1.2 * found.parameters  # whole moments are twice as large
 

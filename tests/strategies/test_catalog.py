@@ -28,7 +28,6 @@ from strategies.engines.zero.config import buffer_sizes
 from strategies.evidence.rules import SETTINGS as LABEL
 from strategies.evidence.rules import effects, settings
 from strategies.optimizers import bf16_adamw
-from strategies.optimizers.adamw import AdamW
 from strategies.recipe import ABSENT, RecipeError
 from strategies.sharding import Sharding, sharding_kinds
 from strategies.step.ema import Ema
@@ -256,7 +255,9 @@ def test_evidence_says_what_was_read_back(train_here):
     sqrt = evidence_of("checkpoint", "single+checkpoint:every=sqrt", train_here)
     assert sqrt["parts"] == 2 and sqrt["block_forwards"] == 2.0
     plain = evidence_of("adamw", "single+adamw:impl=plain", train_here)
-    assert plain == {"class": "AdamW", "steps": 2}, "no step was watched, so no kernel is named"
+    assert plain == {"class": "AdamW", "steps": 2, "moment_bytes_per_element": 8.0}, (
+        "no step was watched, so no kernel is named"
+    )
     assert evidence_of("ema", "single+ema:place=cpu", train_here)["updates"] == 2
     assert evidence_of("ema", "single", train_here, ema=0.5)["updates"] == 2
 
@@ -265,10 +266,11 @@ def test_evidence_says_what_was_read_back(train_here):
 def test_the_kernel_that_ran_is_read_off_a_traced_step(impl, train_here):
     spec = dataclasses.replace(TINY, recipe=f"single+adamw:impl={impl}")
     ran = traced_here(train_here, spec, 1)[0].trained.ops
-    assert AdamW(impl=impl)._kernel(ran) == {"kernel": impl}
+    kind = CATALOG["adamw"]
+    assert kind(impl=impl).kernel(ran) == {"kernel": impl}
     for other in {"fused", "foreach", "plain"} - {impl}:
         with pytest.raises(NotInForce, match=f"the step ran the {impl} kernel, expected {other}"):
-            AdamW(impl=other)._kernel(ran)
+            kind(impl=other).kernel(ran)
 
 
 def test_rounding_by_chance_is_right_on_average():
@@ -313,7 +315,7 @@ def test_single_is_lost_in_another_launch(train_here):
 def test_a_step_that_was_skipped_is_noticed(train_here):
     run, _ = train_here(TINY, 2)
     run.trained.optimizer_steps += 1
-    for kind in (AdamW, Ema):
+    for kind in (CATALOG["adamw"], Ema):
         with pytest.raises(NotInForce, match="2"):
             kind().evidence(run.trained)
 

@@ -20,7 +20,7 @@ from strategies.async_host_copy import MOST, AsyncHostCopy
 from strategies.base import Settings
 from strategies.engine import Engine
 from strategies.evidence import states
-from strategies.optimizers.low_bit import torchao_adam
+from strategies.optimizers.table import torchao_adam
 from strategies.step.ema import PIECE, Staging
 from tests.made.offloaded import gradient_of, squares
 

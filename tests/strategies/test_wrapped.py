@@ -14,11 +14,11 @@ from torch.nn import functional as F
 from torch.nn.parameter import Buffer
 
 from harness.worker.loop import optimizer_step
+from strategies import CATALOG
 from strategies.adapters import coded
 from strategies.base import NotInForce, Settings
 from strategies.evidence import states
 from strategies.evidence.readings import bytes_of, tensors, wrapped
-from strategies.optimizers.low_bit import Adam16bit
 from tests.made import stand_ins
 
 # A CPU takes 0.1 s for a float8 product of a larger batch.
@@ -139,7 +139,9 @@ def test_weights_packed_for_dense_products_are_noticed(train_here, sparse_kernel
 def test_a_rounded_second_moment_falls_only_by_a_smaller_beta2(beta2):
     weight = torch.nn.Parameter(torch.ones(8))
     settings = Settings(betas=(0.9, beta2))
-    optimizer = Adam16bit().make_optimizer([weight], settings, SimpleNamespace(device="cpu"))
+    optimizer = CATALOG["adam16bit"]().make_optimizer(
+        [weight], settings, SimpleNamespace(device="cpu")
+    )
     weight.grad = torch.linspace(0.1, 1, 8)
     optimizer.step()
     before = optimizer.state[weight]["exp_avg_sq"].clone()

@@ -45,7 +45,7 @@ def changed(folder: Path, name: str, **zero) -> Path:
 
 def test_our_own_files_leave_the_cpu_adam_as_it_was_made():
     offloading = [p.name for p in JSONS if "offload_optimizer" in p.read_text()]
-    assert len(offloading) >= 5
+    assert len(offloading) >= 4
     for name in offloading:
         assert json.loads((FOLDER / name).read_text())["zero_force_ds_cpu_optimizer"] is False
 
@@ -67,7 +67,7 @@ def test_our_own_files_leave_the_cpu_adam_as_it_was_made():
             "there is no quantized_nontrainable_weights: .* take cast",
         ),
         ("zero3", {"zero_quantized_gradients": True}, "there is no qgz: .* take zero2"),
-        ("zero2_offload", {"zenflow": {"topk_ratio": 0.1}}, "there is no zenflow: .* take zero3"),
+        ("zero2_offload", {"zenflow": {"topk_ratio": 0.1}}, "there is no zenflow: .* take zero2"),
         (
             "zero3",
             {"offload_optimizer": {"device": "cpu", "super_offload": True}},

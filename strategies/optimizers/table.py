@@ -1,0 +1,644 @@
+"""Optimizers, one entry each: library class, keyword arguments, requirements, state and remarks.
+
+No torch at import. What an optimizer computes is held by tests/strategies/test_update_rules.py,
+once per version of a library. A run checks the class, the settings, the steps and the bytes of
+state.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, make_dataclass
+from typing import Any, ClassVar
+
+from strategies.base import Parity, Settings, Slot, demand, load
+from strategies.engine import RunContext, TrainingRun
+from strategies.evidence import states
+from strategies.evidence.readings import bytes_of, stored, tensors
+from strategies.strategy import Strategy
+from strategies.subject import Subject
+
+# ---- what an entry says ----
+
+Given = Callable[[Any, Settings], dict[str, Any]]
+"""(strategy, the spec's settings) -> keyword arguments of the optimizer's class."""
+Bytes = tuple[float, float]
+"""Fewest and most bytes of moments for each element of a large tensor."""
+Moments = Callable[[Any, int, float], Bytes]
+"""(strategy, bytes of one weight, rows and columns for each element) -> bytes of moments."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One optimizer.
+
+    ``kind``: "module:Class". ``about``: docstring; its first sentence is its line in the list.
+    ``fields``: parameters and their defaults, ``ranges``: parameter -> (test, words of its range).
+    ``refused``: trait of a launch -> why it cannot run, and the remedy. ``exact``: it computes
+    AdamW.
+    """
+
+    kind: str
+    about: str
+    source: str
+    given: Given = lambda part, settings: settings.adam
+    moments: Moments
+    needs: tuple[str, ...] = ()
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    ranges: Mapping[str, tuple[Callable[[Any], bool], str]] = field(default_factory=dict)
+    traits: frozenset[str] = frozenset({"own_state"})
+    refused: Mapping[str, str] = field(default_factory=dict)
+    exact: bool = False
+    base: str = "Optimizer"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer(Strategy):
+    """Base of all optimizers; ``entry`` is the one of the table."""
+
+    slot: ClassVar[Slot] = Slot.OPTIMIZE
+    entry: ClassVar[Entry]
+
+    def __post_init__(self) -> None:
+        for name, (fits, words) in self.entry.ranges.items():
+            value = getattr(self, name)
+            if not fits(value):
+                raise ValueError(f"{name} is {value!r}; {words}")
+
+    def traits(self) -> frozenset[str]:
+        return self.entry.traits
+
+    def refuses(self, launch: RunContext) -> str | None:
+        refused = self.entry.refused.items()
+        return next((why for trait, why in refused if trait in launch.traits), None)
+
+    def kind(self, launch: RunContext) -> str:
+        """Return its class as "module:Class"."""
+        return self.entry.kind
+
+    def make_optimizer(self, params: list[Any], settings: Settings, launch: RunContext) -> Any:
+        return load(self.kind(launch))(params, **self.entry.given(self, settings))
+
+    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
+        optimizer = trained.inner_optimizer
+        wanted = self.kind(trained.launch).replace(":", ".")
+        names = [f"{k.__module__}.{k.__qualname__}" for k in type(optimizer).__mro__]
+        same = any(_same_class(name, wanted) for name in names)
+        demand(same, f"the optimizer is {names[0]}, expected {wanted}")
+        self.agree(trained)
+        facts = {"class": type(optimizer).__name__, "steps": states.steps(trained)}
+        if "swapped_weights" not in trained.launch.traits:  # its state is in files
+            facts |= self.moments(trained)
+        return facts
+
+    def agree(self, trained: TrainingRun) -> None:
+        """Demand the expected settings in every parameter group."""
+        states.agree(trained, **self.entry.given(self, trained.settings))
+
+    def moments(self, trained: TrainingRun) -> dict[str, float]:
+        """Return the bytes of moments for each element of large tensors, within their bounds.
+
+        Empty if no tensor is large, unless the moments are quantized: then nothing was.
+        """
+        large = large_tensors(trained)
+        quantized = "rounds_state" in self.entry.traits
+        demand(
+            bool(large) or not quantized,
+            f"no state was quantized: no tensor has {LARGE} elements in whole blocks of {BLOCK}",
+        )
+        if not large:
+            return {}
+        state, elements = trained.inner_optimizer.state, sum(large.values())
+        found = bytes_of(t for p in large for t in _moments(state[p])) / elements
+        sides = sum(sum(p.shape) for p in large) / elements
+        least, most = self.entry.moments(self, next(iter(large)).element_size(), sides)
+        demand(
+            0.99 * least <= found <= 1.01 * most,
+            f"{found:.2f} bytes of moments for each element, expected {least:.2f} to {most:.2f}",
+        )
+        return {"moment_bytes_per_element": round(found, 3)}
+
+
+def _same_class(name: str, wanted: str) -> bool:
+    """Return whether ``name`` is the class ``wanted``, which a package may import from within."""
+    package, kind = wanted.partition(".")[0], wanted.rpartition(".")[2]
+    return name.partition(".")[0] == package and name.rpartition(".")[2] == kind
+
+
+# bitsandbytes and torchao keep tensors below this, or of no whole blocks, in float32.
+LARGE, BLOCK = 4096, 256
+
+
+def large_tensors(trained: TrainingRun) -> dict[Any, int]:
+    """Return the large weights, or pieces, that the optimizer steps -> their elements on this rank.
+
+    Convolutions are left out: their last two dimensions are too small to factor.
+    """
+    optimizer, engine = trained.inner_optimizer, trained.engine
+    sizes = {p: engine.part(p).tensor.numel() for p in optimizer.state if p.ndim <= 2}
+    return {p: size for p, size in sizes.items() if size >= LARGE and size % BLOCK == 0}
+
+
+def _moments(state: Mapping[str, Any]) -> list[Any]:
+    """Return codes and scales of one parameter, without lookup tables, which are shared or tiny."""
+    import torch
+
+    kept = [v for k, v in state.items() if k != "step" and not k.startswith("qmap")]
+    found = [v for v in kept if isinstance(v, torch.Tensor)]
+    return [t for v in found for t in stored(v) if t is not getattr(v, "qmap", None)]
+
+
+# ---- AdamW, and what steps as it ----
+
+KERNELS = {
+    "fused": {"fused": True},
+    "foreach": {"foreach": True},
+    "plain": {"foreach": False, "fused": False},
+}
+
+
+class TorchAdamW(Optimizer):
+    """torch's AdamW; the engine's own where the launch file offloads the optimizer."""
+
+    impl: str
+
+    def refuses(self, launch: RunContext) -> str | None:
+        if "host_optimizer" in launch.traits and self.impl != "fused":
+            return (
+                f"an offloaded optimizer is the engine's own CPU Adam; leave impl={self.impl} out"
+            )
+        return None
+
+    def kind(self, launch: RunContext) -> str:
+        # accelerate's own replacement would drop betas, eps and the decoupled decay.
+        host = "host_optimizer" in launch.traits
+        return launch.engine.host_adamw if host else self.entry.kind
+
+    def make_optimizer(self, params: list[Any], settings: Settings, launch: RunContext) -> Any:
+        if "host_optimizer" in launch.traits:
+            return load(self.kind(launch))(params, **settings.adam)
+        return super().make_optimizer(params, settings, launch)
+
+    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
+        if "host_optimizer" not in trained.launch.traits:
+            return super().evidence(trained) | self.kernel(trained.ops)
+        optimizer, wanted = trained.inner_optimizer, trained.engine.host_adamw.partition(":")[2]
+        kind = type(optimizer).__name__
+        demand(kind == wanted, f"the optimizer is {kind}, expected {wanted}")
+        states.agree(trained, **trained.settings.adam)
+        demand(optimizer.adam_w_mode, "weight decay is not decoupled")
+        return {"class": kind, "steps": states.steps(trained)}
+
+    def kernel(self, ops: set[str]) -> dict[str, str]:
+        """Return the kernel that the operators of a whole step show, whatever the flags are.
+
+        Nothing without a watched step (a compiled one cannot be watched).
+        """
+        if not ops:
+            return {}
+        ran = "fused" if any("_fused_adam" in op for op in ops) else "plain"
+        if ran == "plain" and any("_foreach_addcdiv" in op for op in ops):
+            ran = "foreach"
+        demand(ran == self.impl, f"the step ran the {ran} kernel, expected {self.impl}")
+        return {"kernel": ran}
+
+
+class Bf16AdamW(Optimizer):
+    """AdamW for bfloat16 weights (``bf16_adamw``)."""
+
+    write: str
+
+    def refuses(self, launch: RunContext) -> str | None:
+        if "pure_bf16" not in launch.traits:
+            return "writes bfloat16 weights that have no master; add bf16_pure, or take adamw"
+        return super().refuses(launch)
+
+    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
+        facts = super().evidence(trained)
+        rescued = trained.inner_optimizer.rescued
+        demand(rescued > 0, "every update that plain rounding loses was lost")
+        return facts | {"rescued_in_first_step": rescued}
+
+
+class HostAdamW(Optimizer):
+    """torchao's AdamW in host memory (``host_adamw``)."""
+
+    def refuses(self, launch: RunContext) -> str | None:
+        if "one_process" not in launch.traits and "own_step" not in launch.traits:
+            return "it copies gradients in backward, before DDP averages them; use single"
+        if launch.clips and "own_step" not in launch.traits:
+            return "it copies gradients in backward, before they are clipped; set --grad-clip 0"
+        return super().refuses(launch)
+
+    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
+        optimizer = trained.inner_optimizer
+        large = [s["exp_avg"] for p, s in optimizer.state.items() if p.numel() >= LARGE]
+        places = {m.device.type for m in large}
+        demand(places == {"cpu"}, f"the moments are on {places}, expected in host memory")
+        facts = super().evidence(trained)
+        copies = optimizer.param_d2h_map.values()
+        pinned = all(c.is_pinned() for c in copies)
+        demand(pinned, "the copies of the weights are not in pinned memory")
+        return facts | {"host_bytes": bytes_of([*copies, *tensors(optimizer)])}
+
+
+# ---- moments in few bits ----
+
+
+class Bnb(Optimizer):
+    """8-bit AdamW by bitsandbytes, or by torchao (``lib=torchao``)."""
+
+    lib: str
+
+    def requires(self, launch: RunContext) -> tuple[str, ...]:
+        return self.needs if self.lib == "bnb" else torchao_needs(launch)
+
+    def refuses(self, launch: RunContext) -> str | None:
+        if self.lib == "bnb" and "dtensor_weights" in launch.traits:
+            return "bitsandbytes' kernels take no DTensor; use adam8bit:lib=torchao, zero2 or ddp"
+        return super().refuses(launch)
+
+    def kind(self, launch: RunContext) -> str:
+        return self.entry.kind if self.lib == "bnb" else "torchao.optim:AdamW8bit"
+
+    def make_optimizer(self, params: list[Any], settings: Settings, launch: RunContext) -> Any:
+        if self.lib == "torchao":
+            return torchao_adam(self.kind(launch), params, settings, launch.device)
+        return super().make_optimizer(params, settings, launch)
+
+    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
+        facts = super().evidence(trained)
+        if not self.kind(trained.launch).endswith("PagedAdamW8bit"):
+            return facts
+        moments = [s["state1"] for s in trained.inner_optimizer.state.values()]
+        # Moments below 1e5 elements are not worth a page and stay on the device.
+        paged = [getattr(m, "is_paged", False) for m in moments if m.numel() >= 1e5]
+        demand(
+            bool(paged) and all(paged), f"{sum(paged)} of {len(paged)} moments are in paged memory"
+        )
+        return facts | {"paged_moments": len(paged)}
+
+
+class Torchao(Optimizer):
+    """AdamW by torchao, whose step is compiled on a GPU."""
+
+    def requires(self, launch: RunContext) -> tuple[str, ...]:
+        return torchao_needs(launch)
+
+    def make_optimizer(self, params: list[Any], settings: Settings, launch: RunContext) -> Any:
+        return torchao_adam(self.kind(launch), params, settings, launch.device)
+
+
+def torchao_needs(launch: RunContext) -> tuple[str, ...]:
+    """Return the machine's requirements: on a GPU also a compiler for its step."""
+    return ("torchao", "inductor") if launch.device == "cuda" else ("torchao",)
+
+
+def torchao_adam(place: str, params: list[Any], settings: Settings, device: str) -> Any:
+    """Return torchao's optimizer, by "module:Class".
+
+    On a CPU, and while operators are watched, it steps uncompiled.
+
+    It compiles its step for each parameter shape. On a GPU that is a Triton kernel; on a CPU, half
+    a minute of a C++ compiler for the same arithmetic. Under a dispatch mode, such as a trace,
+    torch compiles nothing, and torch 2.13 raises if it was told to compile ("fullgraph=True found
+    no compiled frames").
+    """
+    import torch
+
+    kind = load(place)
+
+    def step(self: Any, closure: Any = None) -> Any:
+        compiles = device == "cuda" and not torch._C._len_torch_dispatch_stack()
+        self.compiled_steps += compiles
+        # The stance is in force from its construction on.
+        with contextlib.nullcontext() if compiles else torch.compiler.set_stance("force_eager"):
+            return kind.step(self, closure)
+
+    members = {"step": step, "compiled_steps": 0}
+    return type(kind.__name__, (kind,), members)(params, **settings.adam)
+
+
+# ---- others with code of their own ----
+
+
+class CountsSteps(Optimizer):
+    """An optimizer that keeps no step count of its own."""
+
+    def make_optimizer(self, params: list[Any], settings: Settings, launch: RunContext) -> Any:
+        return states.count_steps(super().make_optimizer(params, settings, launch))
+
+
+class Sgd(CountsSteps):
+    """SGD: sparse gradients are possible without momentum.
+
+    With momentum, torch would keep a sparse moment that grows by every batch's rows.
+    """
+
+    momentum: float
+
+    def traits(self) -> frozenset[str]:
+        return super().traits() | ({"takes_sparse"} if self.momentum == 0 else set())
+
+
+class Prodigy(Optimizer):
+    """AdamW that estimates its own learning rate."""
+
+    d0: float
+
+    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
+        rate = trained.inner_optimizer.param_groups[0].get("d", 0.0)
+        demand(rate >= self.d0, f"the learning rate is {rate:.3g}, expected {self.d0:g} or more")
+        return super().evidence(trained) | {"learning_rate": float(f"{rate:.3g}")}
+
+
+class Came(Optimizer):
+    """CAME: float32 state, whatever the weights' type."""
+
+    def refuses(self, launch: RunContext) -> str | None:
+        if "pure_bf16" in launch.traits and "float_adapters" not in launch.traits:
+            return (
+                "its state is float32 beside bfloat16 weights, and torch loads it as bfloat16; use "
+                "bf16, or adafactor"
+            )
+        return super().refuses(launch)
+
+
+class Muon(Optimizer):
+    """Muon for the blocks' matrices, AdamW for all else (``two_optimizers``)."""
+
+    momentum: float
+
+    def edit_model(self, module: Any, subject: Subject) -> None:
+        for block in subject.blocks(module):
+            for p in block.parameters():
+                p.hidden_matrix = p.ndim == 2
+
+    def make_optimizer(self, params: list[Any], settings: Settings, launch: RunContext) -> Any:
+        from strategies.optimizers.two_optimizers import TwoOptimizers
+
+        matrices = [p for p in params if getattr(p, "hidden_matrix", False)]
+        others = [p for p in params if not getattr(p, "hidden_matrix", False)]
+        parts = {"muon": states.count_steps(super().make_optimizer(matrices, settings, launch))}
+        if others:
+            parts["adamw"] = load("torch.optim:AdamW")(others, fused=True, **settings.adam)
+        return TwoOptimizers(parts)
+
+    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
+        optimizer = trained.inner_optimizer
+        kinds = {name: type(p).__name__ for name, p in getattr(optimizer, "parts", {}).items()}
+        found = f"{type(optimizer).__name__} with {kinds}"
+        demand(kinds.get("muon") == "Muon", f"the optimizer is {found}, expected Muon")
+        for group in optimizer.param_groups:
+            own = group["part"] == "muon"
+            given = self.entry.given(self, trained.settings) if own else trained.settings.adam
+            states.agree_in(group, given)
+        inner = [p for block in trained.blocks() for p in block.parameters()]
+        wanted = [p for p in inner if p.requires_grad and p.ndim == 2]
+        alone = all(set(optimizer.state[p]) == {"momentum_buffer", "step"} for p in wanted)
+        demand(alone, "Muon does not step every matrix of the blocks")
+        counted = {float(s["step"]) for s in optimizer.state.values()}
+        demand(len(counted) == 1, f"the two optimizers stepped {sorted(counted)} times")
+        return {"steps": states.steps(trained), "muon_matrices": len(wanted)}
+
+
+# ---- the table ----
+
+ROUNDS = frozenset({"own_state", "rounds_state"})
+FLAT = "flat shards have no rows and columns to factor; use ddp or single"
+HOST = "the launch file keeps the optimizer in host memory; take the same sharding without offload"
+ON_HOST = {"host_optimizer": HOST, "host_weights": HOST}
+MOMENTUM = {"momentum": (lambda v: 0 <= v < 1, "from 0 to below 1")}
+CAME = {"eps": (1e-30, 1e-16), "clip_threshold": 1.0}
+
+
+def _one_of(*values: str) -> tuple[Callable[[Any], bool], str]:
+    return (lambda value: value in values), f"one of {', '.join(values)}"
+
+
+TABLE: dict[str, Entry] = {
+    "adamw": Entry(
+        kind="torch.optim:AdamW",
+        about="""AdamW, in one of torch's three implementations.
+
+        ``impl=fused`` is one kernel, ``foreach`` is multi-tensor operations, and ``plain`` steps
+        tensor by tensor. If the launch file offloads the optimizer, the engine's own
+        implementation runs.""",
+        source="Loshchilov and Hutter 2019, Decoupled Weight Decay (arXiv:1711.05101)",
+        given=lambda part, s: {**s.adam, "amsgrad": False, **KERNELS[part.impl]},
+        moments=lambda part, size, sides: (2 * size, 2 * size),
+        fields={"impl": "fused"},
+        ranges={"impl": _one_of(*KERNELS)},
+        traits=frozenset(),
+        exact=True,
+        base="TorchAdamW",
+    ),
+    "adamw_bf16": Entry(
+        kind="strategies.optimizers.bf16_adamw:Bf16AdamW",
+        about="""Writes bfloat16 weights without losing small updates.
+
+        ``write=stochastic`` rounds up or down at random. ``write=kahan`` carries the lost part to
+        the next step.""",
+        source="Zamirai et al. 2020, Revisiting BFloat16 Training (arXiv:2010.06192)",
+        given=lambda part, s: {**s.adam, "kahan": part.write == "kahan"},
+        moments=lambda part, size, sides: (2.0 * (2 + (part.write == "kahan")),) * 2,
+        fields={"write": "stochastic"},
+        ranges={"write": _one_of("stochastic", "kahan")},
+        traits=frozenset(),
+        refused={
+            "float_adapters": "what trains is float32, where no update is lost; use adamw, or "
+            "leave dtype out",
+            "dtensor_weights": "rounds plain tensors by chance, and DTensors mix with none; use "
+            "adamw, or ddp",
+            "cut_weights": "rounds by chance, and what ranks have alike would drift apart; use "
+            "adamw",
+        },
+        base="Bf16AdamW",
+    ),
+    "adam8bit": Entry(
+        kind="bitsandbytes.optim:AdamW8bit",
+        about="""AdamW with 8-bit moments.
+
+        The library is bitsandbytes (``lib=bnb``) or torchao (``lib=torchao``).""",
+        source="Dettmers et al. 2022, 8-bit Optimizers (arXiv:2110.02861)",
+        moments=lambda part, size, sides: (2.0, 2.4),
+        needs=("bitsandbytes",),
+        fields={"lib": "bnb"},
+        ranges={"lib": _one_of("bnb", "torchao")},
+        traits=ROUNDS,
+        refused=ON_HOST,
+        base="Bnb",
+    ),
+    "adam4bit": Entry(
+        kind="torchao.optim:AdamW4bit",
+        about="AdamW with 4-bit moments, two to a byte.",
+        source="Li et al. 2023, 4-bit States (arXiv:2309.01507); torchao.optim",
+        moments=lambda part, size, sides: (1.0, 1.2),
+        needs=("torchao",),
+        traits=ROUNDS,
+        refused=ON_HOST,
+        base="Torchao",
+    ),
+    "adam16bit": Entry(
+        kind="strategies.optimizers.bf16_moments:AdamW16bit",
+        about="""AdamW with bfloat16 moments.
+
+        The step runs in float32, and each moment is rounded to nearest when it is stored. With a
+        ``beta2`` above 0.998 the second moment then grows but never falls: the decay of a step is
+        less than half a unit in its last place. DeepSeek-V3 trained with a ``beta2`` of 0.95.""",
+        source="DeepSeek-AI 2024, DeepSeek-V3, 3.3.2 (arXiv:2412.19437); torchao.optim",
+        moments=lambda part, size, sides: (4.0, 4.0),
+        needs=("torchao",),
+        traits=ROUNDS,
+        refused=ON_HOST,
+        base="Torchao",
+    ),
+    "paged_adam8bit": Entry(
+        kind="bitsandbytes.optim:PagedAdamW8bit",
+        about="""8-bit AdamW with moments in paged memory.
+
+        The driver moves that memory between host and GPU.""",
+        source="Dettmers et al. 2023, QLoRA, section 3 (arXiv:2305.14314)",
+        moments=lambda part, size, sides: (2.0, 2.4),
+        # On a CPU bitsandbytes warns and keeps ordinary memory.
+        needs=("bitsandbytes", "cuda"),
+        fields={"lib": "bnb"},
+        ranges={"lib": (lambda value: value == "bnb", "only bnb pages")},
+        traits=ROUNDS,
+        refused=ON_HOST,
+        base="Bnb",
+    ),
+    "adafactor": Entry(
+        kind="torch.optim:Adafactor",
+        about="""Adafactor: no first moment, and a factored second.
+
+        The second moment is the outer product of a row and a column a matrix.""",
+        source="Shazeer and Stern 2018 (arXiv:1804.04235); torch.optim.Adafactor",
+        given=lambda part, s: {"lr": s.learning_rate, "weight_decay": s.weight_decay},
+        moments=lambda part, size, sides: (size * sides,) * 2,
+        refused={
+            "flat_weights": FLAT,
+            "dtensor_weights": "torch's Adafactor cannot factor DTensors in place; use ddp or "
+            "single",
+        },
+    ),
+    "came": Entry(
+        kind="came_pytorch.CAME:CAME",
+        about="""CAME: a first moment, and two factored second moments.
+
+        One is of gradients, as Adafactor's, and one of the difference between an update and its
+        mean. A matrix of m x n keeps mn + 2 (m + n) numbers.""",
+        source="Luo et al. 2023, CAME (arXiv:2307.02047); came_pytorch",
+        given=lambda part, s: {**s.adam, "betas": (*s.betas, 0.9999), **CAME},
+        moments=lambda part, size, sides: (4 + 8 * sides,) * 2,
+        needs=("came_pytorch",),
+        refused={
+            "flat_weights": FLAT,
+            "dtensor_weights": "came_pytorch adds plain tensors to DTensors, which torch refuses; "
+            "use ddp",
+        },
+        base="Came",
+    ),
+    "prodigy": Entry(
+        kind="prodigyopt:Prodigy",
+        about="""AdamW that estimates its own learning rate.
+
+        The spec's learning rate is not used. The estimate starts at ``d0`` and grows with the
+        distance from the first weights. That takes a copy of these and a sum of gradients, of
+        every ``slice``-th element. Warm-up safeguard and bias correction are on, as its authors
+        advise for diffusion.""",
+        source="Mishchenko and Defazio 2023, Prodigy (arXiv:2306.06101); prodigyopt",
+        given=lambda part, s: {
+            **s.adam, "lr": 1.0, "use_bias_correction": True, "safeguard_warmup": True,
+            "d0": part.d0, "slice_p": part.slice,
+        },
+        # It keeps no copy of weights that begin at zero.
+        moments=lambda part, size, sides: (
+            size * (2 + 1 / part.slice), size * (2 + 2.1 / part.slice),
+        ),
+        needs=("prodigyopt",),
+        fields={"d0": 1e-6, "slice": 1},
+        ranges={
+            "slice": (
+                lambda v: isinstance(v, int) and v >= 1, "a whole number from 1, such as 11",
+            ),
+            "d0": (lambda v: v > 0, "above 0, such as 1e-6"),
+        },
+        traits=frozenset({"own_state", "whole_gradients"}),
+        refused={
+            "flat_weights": "its rate follows from sums over all weights, and prodigyopt adds up "
+            "one rank's part; use ddp or single",
+            "dtensor_weights": "it flattens weights, which unevenly sharded DTensors refuse; use "
+            "ddp or single",
+        },
+        base="Prodigy",
+    ),
+    "muon": Entry(
+        kind="torch.optim:Muon",
+        about="""Muon for the blocks' matrices, AdamW for all else.
+
+        All else is embeddings, biases and the output.
+
+        The step is scaled to the size of AdamW's (Moonlight), so that the spec's learning rate
+        holds.""",
+        source="Jordan et al. 2024, Muon; Liu et al. 2025, Moonlight (arXiv:2502.16982)",
+        given=lambda part, s: {
+            "lr": s.learning_rate, "momentum": part.momentum, "weight_decay": s.weight_decay,
+            "adjust_lr_fn": "match_rms_adamw", "ns_steps": 5,
+        },
+        moments=lambda part, size, sides: (size, size),
+        fields={"momentum": 0.95},
+        ranges=MOMENTUM,
+        refused={
+            "flat_weights": "torch's Muon needs matrices, and DeepSpeed's own takes norms and "
+            "clips after it orthogonalized the gradients (0.19); use fsdp2, ddp or single",
+            "frozen_matrices": "no matrix of the blocks is trained here; leave muon out",
+        },
+        base="Muon",
+    ),
+    "sgd": Entry(
+        kind="torch.optim:SGD",
+        about="""SGD with ``momentum``; at 0 it keeps no state. The learning rate is the spec's.""",
+        source="Robbins and Monro 1951; Sutskever et al. 2013 (momentum); torch.optim",
+        given=lambda part, s: {
+            "lr": s.learning_rate, "momentum": part.momentum, "weight_decay": s.weight_decay,
+        },
+        moments=lambda part, size, sides: (size * (part.momentum > 0),) * 2,
+        fields={"momentum": 0.9},
+        ranges=MOMENTUM,
+        refused={
+            "host_optimizer": "the engine offloads its own CPU Adam only; take the same sharding "
+            "without offload",
+        },
+        base="Sgd",
+    ),
+    "offload_adamw": Entry(
+        kind="strategies.optimizers.host_adamw:HostAdamW",
+        about="""AdamW that steps in host memory.
+
+        The moments are there, with pinned copies of weights and gradients.""",
+        source="torchao.optim.CPUOffloadOptimizer; Ren et al. 2021 (arXiv:2101.06840)",
+        moments=lambda part, size, sides: (2 * size, 2 * size),
+        needs=("torchao", "cuda"),
+        traits=frozenset({"early_gradients", "whole_gradients"}),
+        refused={
+            "own_step": "the engine steps an optimizer of its own; use zero2_offload, or single",
+            "scales_gradients": "it copies gradients while they carry a loss scale; use bf16",
+        },
+        exact=True,
+        base="HostAdamW",
+    ),
+}  # fmt: skip
+"""Name -> optimizer, in the order of the list."""
+
+
+def optimizer_kind(name: str) -> type[Optimizer]:
+    """Return the strategy of the table's entry ``name``."""
+    entry, base = TABLE[name], globals()[TABLE[name].base]
+    members = {"name": name, "entry": entry, "__doc__": entry.about, "source": entry.source}
+    members |= {"needs": entry.needs, "__module__": __name__}
+    if not entry.exact:
+        members |= {"parity": Parity.BY_DESIGN, "alters": ("update",)}
+    given = [(n, type(value), field(default=value)) for n, value in entry.fields.items()]
+    return make_dataclass(name, given, bases=(base,), namespace=members, frozen=True, kw_only=True)

@@ -1,0 +1,316 @@
+"""What each optimizer of the table computes, against its rule in float64.
+
+A run checks class, settings, steps and bytes of state. The arithmetic is the library's, and is held
+here once per version of it: a case is the recipe's part, the rule, and settings under which the
+same optimizer must be found out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from conftest import SUBJECT
+
+from strategies import CATALOG
+from strategies.base import Settings
+from strategies.evidence.rules import relative_error
+from strategies.optimizers import bf16_adamw
+from strategies.optimizers.table import TABLE
+from tests.conftest import part_named
+
+SETTINGS = Settings(learning_rate=1e-3, betas=(0.8, 0.95), weight_decay=0.1)
+SHAPE = (96, 64)
+STEPS = 3
+BLOCK = 256
+CAME_BETA3, CAME_EPS = 0.9999, (1e-30, 1e-16)
+
+
+class Update(NamedTuple):
+    """A matrix ("weight"), its gradient ("grad") and its state, before and after one step."""
+
+    before: dict[str, Any]
+    after: dict[str, Any]
+
+
+# ---- the rules ----
+
+
+def doubles(side: dict[str, Any]) -> dict[str, Any]:
+    return {name: v if isinstance(v, float) else v.double() for name, v in side.items()}
+
+
+def weight_error(update: Update, moved: torch.Tensor) -> float:
+    """The relative error of the weight after the step, which should have ``moved`` it; a unit in
+    the last place of the weight is no error."""
+    weight = update.before["weight"]
+    off = (update.after["weight"].double() - weight.double() - moved).abs()
+    ulp = torch.finfo(weight.dtype).eps * weight.double().abs()
+    return float((off - 2 * ulp).clamp_min(0).norm() / moved.norm())
+
+
+def adamw(update: Update, settings: Settings) -> tuple[Any, Any, Any]:
+    """AdamW's update of the weight, and both moments after the step, in float64."""
+    (beta1, beta2), was, step = settings.betas, doubles(update.before), update.after["step"]
+    gradient = was["grad"]
+    first = was["exp_avg"].lerp(gradient, 1 - beta1)
+    second = was["exp_avg_sq"].lerp(gradient.square(), 1 - beta2)
+    scale = (second / (1 - beta2**step)).sqrt() + settings.eps
+    rate, decay = settings.learning_rate, settings.weight_decay * was["weight"]
+    return -rate * (first / (1 - beta1**step) / scale + decay), first, second
+
+
+def adamw_error(update: Update, settings: Settings, part: Any) -> float:
+    moved, first, second = adamw(update, settings)
+    moments = (("exp_avg", first), ("exp_avg_sq", second))
+    return max(
+        weight_error(update, moved), *(relative_error(update.after[n], w) for n, w in moments)
+    )
+
+
+def low_bit_error(update: Update, settings: Settings, part: Any) -> float:
+    """The same of the weight only: moments are quantized after the weight's update."""
+    return weight_error(update, adamw(update, settings)[0])
+
+
+def adafactor_error(update: Update, settings: Settings, part: Any) -> float:
+    """``torch.optim.Adafactor``'s defaults: Shazeer and Stern 2018 (arXiv:1804.04235), algorithm 4
+    without a first moment."""
+    was, step = doubles(update.before), update.after["step"]
+    weight, gradient = was["weight"], was["grad"]
+    rate = 1 - step**-0.8
+    squares = gradient.square()
+    row = rate * was["row_var"] + (1 - rate) * squares.mean(-1, keepdim=True)
+    column = rate * was["col_var"] + (1 - rate) * squares.mean(-2, keepdim=True)
+    least = torch.finfo(update.before["weight"].dtype).eps
+    variance = row @ column / row.mean(-2, keepdim=True).clamp_min(least)
+    direction = gradient / variance.clamp_min(least * least).sqrt()
+    root = weight.numel() ** 0.5
+    size = max(1e-3, float(weight.norm()) / root) * min(settings.learning_rate, step**-0.5)
+    moved = -size * direction / max(1.0, float(direction.norm()) / root)
+    return weight_error(update, moved - settings.learning_rate * settings.weight_decay * weight)
+
+
+def sgd_error(update: Update, settings: Settings, part: Any) -> float:
+    was = doubles(update.before)
+    wanted = was["grad"] + settings.weight_decay * was["weight"]
+    if not part.momentum:
+        return weight_error(update, -settings.learning_rate * wanted)
+    if "momentum_buffer" not in was:
+        return float("inf")
+    wanted = part.momentum * was["momentum_buffer"] + wanted
+    kept = relative_error(update.after["momentum_buffer"], wanted)
+    return max(weight_error(update, -settings.learning_rate * wanted), kept)
+
+
+def came_error(update: Update, settings: Settings, part: Any) -> float:
+    """Luo et al. 2023, algorithm 2; came_pytorch 0.1.3."""
+    was = doubles(update.before)
+    weight, gradient = was["weight"], was["grad"]
+    beta1, beta2 = settings.betas
+
+    def scale(name: str, squares: Any, beta: float) -> Any:
+        """One over the root of the factored mean of ``squares``."""
+        sides = ((f"{name}_row", -1), (f"{name}_col", -2))
+        row, column = (was[key].lerp(squares.mean(dim), 1 - beta) for key, dim in sides)
+        return ((row / row.mean()).unsqueeze(1) * column).rsqrt()
+
+    direction = scale("exp_avg_sq", gradient**2 + CAME_EPS[0], beta2) * gradient
+    direction = direction / (direction.square().mean().sqrt()).clamp_min(1.0)
+    first = was["exp_avg"].lerp(direction, 1 - beta1)
+    steady = scale("exp_avg_res", (direction - first) ** 2 + CAME_EPS[1], CAME_BETA3)
+    moved = -settings.learning_rate * (steady * first + settings.weight_decay * weight)
+    return max(relative_error(update.after["exp_avg"], first), weight_error(update, moved))
+
+
+def prodigy_error(update: Update, settings: Settings, part: Any) -> float:
+    """Mishchenko and Defazio 2023, algorithm 4; prodigyopt 1.1.2. Both moments are scaled by the
+    estimate ``d`` before the step."""
+    was = doubles(update.before)
+    (beta1, beta2), step, d = settings.betas, update.after["step"], was["d"]
+    gradient = d * was["grad"]
+    first = was["exp_avg"].lerp(gradient, 1 - beta1)
+    second = was["exp_avg_sq"].lerp(gradient.square(), 1 - beta2)
+    rate = d * (1 - beta2**step) ** 0.5 / (1 - beta1**step)
+    scale = second.sqrt() + update.after["d"] * settings.eps
+    moved = -rate * (first / scale + settings.weight_decay * was["weight"])
+    sums = update.after["sums"]
+    off = abs(update.after["d_denom"] - sums) / max(sums, 1e-30)
+    moments = (("exp_avg", first), ("exp_avg_sq", second))
+    found = (relative_error(update.after[n], w) for n, w in moments)
+    return max(weight_error(update, moved), off, *found)
+
+
+def muon_error(update: Update, settings: Settings, part: Any) -> float:
+    """The momentum by Muon's rule, and the share of singular values of the update that are not
+    near one: Newton-Schulz iteration maps them to between 0.5 and 1.5."""
+    was = doubles(update.before)
+    kept = was["momentum_buffer"].lerp(was["grad"], 1 - part.momentum)
+    size = settings.learning_rate * 0.2 * max(kept.shape) ** 0.5
+    weight = (1 - settings.learning_rate * settings.weight_decay) * was["weight"]
+    found = torch.linalg.svdvals((weight - update.after["weight"].double()) / size)
+    away = float(((found < 0.5) | (found > 1.5)).double().mean())
+    return max(relative_error(update.after["momentum_buffer"], kept), away)
+
+
+def bf16_error(update: Update, settings: Settings, part: Any) -> float:
+    """The share of AdamW's update that a bfloat16 weight did not take.
+
+    Lost parts return on average (stochastic rounding), or are ``carried`` (a compensated sum);
+    chance explains half a unit in the last place of each weight, six deviations of it.
+    """
+    moved, was, now = adamw(update, settings)[0], doubles(update.before), doubles(update.after)
+    carried = [side.get("carried", 0 * moved) for side in (was, now)]
+    went = now["weight"] - was["weight"] + carried[1] - carried[0]
+    size = float(moved.square().sum())
+    half = torch.finfo(torch.bfloat16).eps * was["weight"].abs() / 2
+    chance = 0.0 if "carried" in now else float((half * moved).square().sum().sqrt()) / size
+    return max(0.0, abs(float((went * moved).sum()) / size - 1) - 6 * chance)
+
+
+# ---- one watched step ----
+
+
+def decoded(state: dict[str, Any]) -> dict[str, Any]:
+    """A state with its quantized moments as numbers, by AdamW's names."""
+    if "state1" in state:
+        names = {"exp_avg": "1", "exp_avg_sq": "2"}
+        found = {name: looked_up(state, number) for name, number in names.items()}
+        return {**state, **found}
+    plain = {n: v for n, v in state.items() if hasattr(v, "dequantize") and n.startswith("exp")}
+    return {**state, **{n: v.dequantize() for n, v in plain.items()}}
+
+
+def looked_up(state: dict[str, Any], number: str) -> torch.Tensor:
+    codes = state[f"state{number}"]
+    scales = state[f"absmax{number}"].repeat_interleave(BLOCK)[: codes.numel()]
+    values = state[f"qmap{number}"][codes.flatten().long()] * scales
+    return values.view_as(codes)
+
+
+def copied(p: torch.nn.Parameter, optimizer: Any) -> dict[str, Any]:
+    found = {"weight": p.detach(), "grad": p.grad, **decoded(optimizer.state[p])}
+    side = {n: v.detach().clone() for n, v in found.items() if torch.is_tensor(v)}
+    group, states = optimizer.param_groups[0], optimizer.state.values()
+    if "d_denom" in group:  # Prodigy's estimate, and the sums that it follows from
+        side |= {k: float(group[k]) for k in ("d", "d_denom")}
+        side["sums"] = sum(float(s["s"].abs().sum()) for s in states if "s" in s)
+    return side | {"step": float(optimizer.state[p].get("step", 0))}
+
+
+def watched(part: Any, settings: Settings, edit: Callable[[Any], Any] = lambda o: o) -> Update:
+    """The last of some steps of the optimizer of ``part``, changed by ``edit``."""
+    draw = torch.Generator().manual_seed(0)
+    dtype = torch.bfloat16 if part.name == "adamw_bf16" else torch.float32
+    matrix, bias = (
+        torch.nn.Parameter(torch.randn(shape, generator=draw).to(dtype)) for shape in (SHAPE, (64,))
+    )
+    matrix.hidden_matrix = True
+    launch = CATALOG["single"].launch("cpu", 1, SUBJECT)
+    torch.manual_seed(0)
+    optimizer = edit(part.make_optimizer([matrix, bias], settings, launch))
+    for step in range(STEPS):
+        for p in (matrix, bias):
+            p.grad = torch.randn(p.shape, generator=draw).to(dtype)
+        before = copied(matrix, optimizer) if step else {}
+        optimizer.step()
+    return Update(before, copied(matrix, optimizer))
+
+
+def behind(**other: Any) -> Callable[[Any], Any]:
+    """An optimizer whose groups say one thing, and its step does another."""
+
+    def edit(optimizer: Any) -> Any:
+        kind = type(optimizer)
+
+        def step(self: Any, closure: Any = None) -> Any:
+            told = [{name: group[name] for name in other if name in group}
+                    for group in self.param_groups]  # fmt: skip
+            for group, said in zip(self.param_groups, told, strict=True):
+                group.update({name: other[name] for name in said})
+            try:
+                return kind.step(self, closure)
+            finally:
+                for group, said in zip(self.param_groups, told, strict=True):
+                    group.update(said)
+
+        optimizer.__class__ = type(kind.__name__, (kind,), {"step": step})
+        return optimizer
+
+    return edit
+
+
+def no_sums(optimizer: Any) -> Any:
+    """Prodigy whose sums of gradients are forgotten."""
+
+    def forget(stepped: Any, *_: Any) -> None:
+        for state in stepped.state.values():
+            state["s"].zero_()
+
+    optimizer.register_step_post_hook(forget)
+    return optimizer
+
+
+# ---- cases ----
+
+
+class Case(NamedTuple):
+    """``off``: largest relative error. ``lies``: changes that must exceed it."""
+
+    rule: Callable[[Update, Settings, Any], float]
+    off: float
+    lies: tuple[Callable[[Any], Any], ...]
+
+
+RATE, BETAS = behind(lr=2e-3), behind(betas=(0.5, 0.9))
+EXACT = 1e-5
+CASES = {
+    "adamw": Case(adamw_error, EXACT, (RATE, BETAS)),
+    "adamw:impl=foreach": Case(adamw_error, EXACT, (RATE, BETAS)),
+    "adamw:impl=plain": Case(adamw_error, EXACT, (RATE, BETAS)),
+    "adam8bit": Case(low_bit_error, 0.01, (RATE, BETAS)),
+    "adam8bit:lib=torchao": Case(low_bit_error, 0.01, (BETAS,)),
+    "adam4bit": Case(low_bit_error, 0.01, (BETAS,)),
+    "adam16bit": Case(adamw_error, 0.01, (BETAS,)),  # moments in bfloat16 round by 0.4 %
+    "adafactor": Case(adafactor_error, 1e-3, (RATE,)),
+    "came": Case(came_error, 1e-3, (RATE,)),
+    "prodigy": Case(prodigy_error, 1e-3, (behind(betas=(0.5, 0.9)), no_sums)),
+    "muon": Case(muon_error, 0.1, (behind(ns_steps=0), behind(momentum=0.5))),
+    "sgd": Case(sgd_error, EXACT, (RATE, behind(momentum=0.0))),
+    "sgd:momentum=0.0": Case(sgd_error, EXACT, (RATE,)),
+    "adamw_bf16": Case(bf16_error, 0.01, (RATE,)),
+    "adamw_bf16:write=kahan": Case(bf16_error, 0.01, (RATE,)),
+}
+ELSEWHERE = {"paged_adam8bit", "offload_adamw"}
+"""They step by the classes of adam8bit and adamw, in memory that a GPU's driver has alone."""
+
+
+def part_of(text: str) -> Any:
+    return part_named(f"single+bf16_pure+{text}" if "bf16" in text else f"single+{text}",
+                      text.partition(":")[0])  # fmt: skip
+
+
+@pytest.mark.parametrize("text", CASES)
+def test_an_update_is_that_of_the_rule(text):
+    part, case = part_of(text), CASES[text]
+    assert case.rule(watched(part, SETTINGS), SETTINGS, part) <= case.off
+
+
+@pytest.mark.parametrize(
+    ("text", "number"), [(text, n) for text, case in CASES.items() for n in range(len(case.lies))]
+)
+def test_an_update_by_other_settings_is_found_out(text, number):
+    part, case = part_of(text), CASES[text]
+    assert case.rule(watched(part, SETTINGS, case.lies[number]), SETTINGS, part) > case.off
+
+
+def test_every_optimizer_of_the_table_has_a_case():
+    assert {text.partition(":")[0] for text in CASES} | ELSEWHERE == set(TABLE)
+
+
+def test_rounding_to_nearest_takes_almost_none_of_small_updates(monkeypatch):
+    monkeypatch.setattr(bf16_adamw, "rounded_by_chance", lambda x, _=None: x.to(torch.bfloat16))
+    part = part_of("adamw_bf16")
+    assert bf16_error(watched(part, SETTINGS), SETTINGS, part) > 0.1
