@@ -54,8 +54,8 @@ class Recompute(MeasuredBlocks):
     """Block runner that recomputes parts of the blocks in backward, and counts the runs.
 
     ``products``: number and bytes of outputs that ``policy`` made torch keep in the first forward.
-    ``chosen``: the recomputed blocks, if not all are. ``unreached``: runs of blocks whose part gives
-    outputs that take no gradient.
+    ``chosen``: the recomputed blocks, if not all are. ``unreached``: runs of blocks whose part
+    gives outputs that take no gradient.
     """
 
     def __init__(

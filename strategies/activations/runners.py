@@ -70,5 +70,3 @@ def by_place(function: Runner, first: int, names: tuple[str, ...]) -> Runner:
         return function(*values[:first], **dict(zip(names, values[first:], strict=True)))
 
     return placed
-
-
