@@ -7,7 +7,6 @@ This module does not import torch, so a report can be made on any machine.
 from __future__ import annotations
 
 import dataclasses
-import os
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -17,9 +16,6 @@ from harness.json_files import BadFile, read_json, write_json
 from harness.spec import Spec
 
 SCHEMA = 1
-REHEARSED = "rehearsed"
-"""Device name of a row in which host memory replaced a GPU. No reader treats such a row as a
-measurement."""
 
 
 class Status(StrEnum):
@@ -350,31 +346,16 @@ class Result:
         write_json(path, self.to_json())
 
 
-def is_rehearsed() -> bool:
-    """Return whether host memory takes the place of GPUs in this process (``tests/rehearsal``)."""
-    return "REHEARSAL_CARDS" in os.environ
-
-
-def reported_name(name: str) -> str:
-    """Return a GPU's name as results and calibrations store it: ``name``, or ``REHEARSED``."""
-    return REHEARSED if is_rehearsed() else name
-
-
 def load(path: Path) -> Result:
     """Read one result.
 
     Raises:
-        BadResult: not JSON, another schema, a field of the wrong type, or a row of a rehearsed GPU
-            outside a rehearsal; names the file.
+        BadResult: not JSON, another schema, or a field of the wrong type; names the file.
     """
     try:
-        found = read_json(path, Result, name="result", schema=SCHEMA)
+        return read_json(path, Result, name="result", schema=SCHEMA)
     except BadFile as error:
         raise BadResult(str(error)) from None
-    devices = {found.environment.get("device"), *(rank.device for rank in found.ranks)}
-    if REHEARSED in devices and not is_rehearsed():
-        raise BadResult(f"{path}: of a rehearsed GPU, which is host memory: no measurement")
-    return found
 
 
 def load_all(folder: Path) -> tuple[list[Result], list[str]]:

@@ -93,6 +93,9 @@ LONGEST = (
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="run the thorough tests too")
+    parser.addoption(
+        "--nightly", action="store_true", help="run the thorough and nightly tests too"
+    )
 
 
 def files(names: Iterable[str]) -> list[Path]:
@@ -102,11 +105,17 @@ def files(names: Iterable[str]) -> list[Path]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     first = {path: place for place, path in enumerate(files(LONGEST))}
     items.sort(key=lambda item: first.get(item.path, len(first)))
-    if not config.option.all:
-        asked = {Path(arg.partition("::")[0]).resolve() for arg in config.args}
-        left = {i for i in items if i.path not in asked and i.get_closest_marker("thorough")}
-        config.hook.pytest_deselected(items=[*left])
-        items[:] = [item for item in items if item not in left]
+    left_out = {"thorough", "nightly"}
+    if config.option.all:
+        left_out = {"nightly"}
+    if config.option.nightly:
+        left_out = set()
+    asked = {Path(arg.partition("::")[0]).resolve() for arg in config.args}
+    left = {
+        i for i in items if i.path not in asked and left_out & {m.name for m in i.iter_markers()}
+    }
+    config.hook.pytest_deselected(items=[*left])
+    items[:] = [item for item in items if item not in left]
 
 
 @functools.cache

@@ -7,12 +7,10 @@ pages.
 from __future__ import annotations
 
 import re
-import shutil
 from pathlib import Path
 
 import pytest
 
-from harness import cli
 from harness.result import load_all
 from harness.subjects.library import families as library
 from harness.suite.file import load_suite
@@ -60,14 +58,6 @@ def test_recorded_commands_name_no_folder_of_a_machine():
     assert words and {word for word in words if word.startswith("/")} <= {"/dev/null"}
 
 
-def test_every_room_is_told_of():
-    tree = (DOCS / "adding/README.md").read_text().split("```")[1]
-    top = {p.parent.name for name in reference.FOLDERS for p in (ROOT / name).glob("*/__init__.py")}
-    assert {name for name in top if f" {name}/" not in tree} == set()
-    modules = {p.stem for p in (ROOT / "harness").glob("*.py") if not p.stem.startswith("__")}
-    assert {name for name in modules if f" {name} " not in tree} == set()
-
-
 def transcript(page: Path) -> str:
     """The plan that a page shows."""
     return re.search(r"^```\n(\./run\.sh plan .*?)^```", page.read_text(), re.S | re.M)[1]
@@ -83,17 +73,6 @@ def test_a_page_shows_an_excerpt_of_the_tutorial_s_plan(page):
 def test_the_tutorial_on_sharding_shows_the_plan_of_the_how_to():
     shown = (DOCS / "tutorial/dit-xl-8-gpus.md").read_text().split("```")[1].splitlines()
     assert len(shown) > 9 and set(shown) <= set((DOCS / "how-to/plan.md").read_text().splitlines())
-
-
-def test_the_tutorial_shows_an_excerpt_of_the_published_report(tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    shutil.copytree(pages.PUBLISHED, tmp_path / "set")
-    assert cli.main(["report", str(tmp_path / "set")]) == 0
-    printed = iter([line.rstrip() for line in capsys.readouterr().out.splitlines()])
-    page = (DOCS / "tutorial/first-comparison.md").read_text()
-    shown = re.search(r"^```\n\./run\.sh report [^\n]+\n\n(.*?)^```", page, re.S | re.M)[1]
-    lines = [line for line in shown.splitlines() if line.strip() not in ("...", "")]
-    assert len(lines) > 8 and all(line in printed for line in lines)
 
 
 def test_as_many_public_models_as_there_are():

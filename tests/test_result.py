@@ -5,16 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import stat
-from pathlib import Path
 
 import pytest
 
-from harness import cli, json_files
-from harness.json_files import write_json
-from harness.planner.calibration import store
-from harness.result import REHEARSED, BadResult, Check, Peak, Rank, Result, Status, load, load_all
+from harness import json_files
+from harness.result import BadResult, Check, Peak, Rank, Result, Status, load, load_all
 from harness.spec import Spec
-from tests.made import calibrations
 
 
 def example() -> Result:
@@ -85,48 +81,6 @@ def test_a_bad_file_is_skipped_and_kept(tmp_path):
     results, skipped = load_all(tmp_path)
     assert results == [example()] and len(skipped) == 1 and str(bad) in skipped[0]
     assert bad.read_text() == "nonsense"
-
-
-@pytest.fixture
-def rehearsed(tmp_path) -> Path:
-    """A folder of one good row and one whose GPU was host memory."""
-    example().write(tmp_path / "runs/a/result.json")
-    row = example()
-    row.environment["device"] = REHEARSED
-    row.write(tmp_path / "runs/b/result.json")
-    return tmp_path
-
-
-def test_no_reader_takes_a_rehearsed_row_for_a_measurement(rehearsed):
-    results, skipped = load_all(rehearsed)
-    assert results == [example()] and "no measurement" in skipped[0]
-    with pytest.raises(BadResult, match="rehearsed GPU"):
-        load(rehearsed / "runs/b/result.json")
-
-
-def test_a_rank_alone_tells_of_a_rehearsal(rehearsed):
-    row = example()
-    row.ranks[0] = dataclasses.replace(row.ranks[0], device=REHEARSED)
-    row.write(rehearsed / "runs/c/result.json")
-    with pytest.raises(BadResult, match="no measurement"):
-        load(rehearsed / "runs/c/result.json")
-
-
-@pytest.mark.parametrize("words", [["report"], ["compare", "."], ["calibrate", "--against"]])
-def test_commands_refuse_rehearsed_rows(words, rehearsed, capsys):
-    (rehearsed / "runs/a/result.json").unlink()
-    words = [str(rehearsed) if word == "." else word for word in words]
-    assert cli.main([*words, str(rehearsed)]) == 2
-    assert len(capsys.readouterr().err.splitlines()) <= 2
-
-
-def test_no_calibration_of_a_rehearsed_card_is_applied(tmp_path, monkeypatch):
-    card = dataclasses.replace(calibrations.made().device, name=REHEARSED)
-    for name, one in (("real", calibrations.made()), ("not", calibrations.made(card))):
-        write_json(tmp_path / f"{name}.json", dataclasses.asdict(one))
-    assert [one.device.name for one in store.every(tmp_path)] == [calibrations.H200.name]
-    monkeypatch.setenv("REHEARSAL_CARDS", "a rehearsal reads its own")
-    assert len(store.every(tmp_path)) == 2
 
 
 def test_a_field_that_has_ended_is_skipped_in_older_files():

@@ -103,7 +103,7 @@ KERNELS = 240 * MIB
 """Bytes that the kernels of one training step add to a CUDA context when they are first loaded."""
 CONTEXTS = {True: 518 * MIB, False: 450 * MIB}
 """Whether a card has ``Card.hopper`` -> bytes of a bare CUDA context. Only the first was measured,
-as ``KERNELS`` was: on an H100 (docs/reference/h100.md)."""
+as ``KERNELS`` was: on an H100 (docs/explanation/accuracy.md)."""
 NCCL = 600 * MIB
 """Bytes of NCCL's first group. 544 and 688 MiB were seen on A100, for groups of 2 and of more
 (github.com/NVIDIA/nccl/issues/964), and 566 on an H100 for DeepSpeed's group of one."""

@@ -1,6 +1,6 @@
 """Uncertainty of predicted memory, from public rows measured on GPUs. Does not import torch.
 
-``residuals.json`` has one entry per public row (``docs/public-peaks.yaml``). ``share_of`` computes
+``residuals.json`` has one entry per public row (``docs/public-rows.yaml``). ``share_of`` computes
 a class's range from them.
 """
 

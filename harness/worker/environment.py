@@ -12,7 +12,6 @@ from torch.nn.attention import SDPBackend
 
 from harness import ROOT
 from harness.launch.sources import MEASURED, digest
-from harness.result import reported_name
 from harness.system import machine
 from harness.system.probe import version
 
@@ -37,7 +36,7 @@ def describe(device: torch.device) -> dict[str, Any]:
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         facts |= {
-            "device": reported_name(properties.name),
+            "device": properties.name,
             "device_bytes": properties.total_memory,
             "capability": list(torch.cuda.get_device_capability(device)),
             "cuda": torch.version.cuda,

@@ -23,7 +23,6 @@ from harness.data.feed import TOGETHER, Dataset, Feed, open_data
 from harness.launch.command import GROUP_SECONDS
 from harness.launch.on_loopback import listen_on_loopback
 from harness.resolve import Resolved
-from harness.result import reported_name
 from harness.spec import Spec, SpecError
 from harness.subjects.objectives import objective_of
 from harness.worker import environment
@@ -400,4 +399,4 @@ def to_device_note(device: torch.device) -> str:
     """Return the device's name in a result."""
     if device.type != "cuda":
         return "cpu"
-    return reported_name(torch.cuda.get_device_name(device))
+    return torch.cuda.get_device_name(device)

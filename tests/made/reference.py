@@ -12,9 +12,11 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from docs.make import accuracy, public_rows
 from harness import ROOT, cli
 from harness.commands import listing
 from harness.planner.export import trainers as tables_of
+from harness.planner.uncertainty import CLASSES, share_of
 from harness.report.rendering.explanations import GLOSSARY
 from harness.suite import file as suite_file
 from tests.made.pages import PUBLISHED, QUESTIONS, line, tables
@@ -142,9 +144,31 @@ def adapters() -> str:
     return _table(heads, rows)
 
 
+def summary() -> str:
+    """Return the table of errors of all kept rows."""
+    return _table(accuracy.HEADS, accuracy.summary())
+
+
+def misses() -> str:
+    """Return the table of public figures outside their stated range."""
+    return _table(accuracy.MISSES, accuracy.misses())
+
+
+def classes() -> str:
+    """Return the table of the stated ranges of memory, by class."""
+    known = public_rows.residuals()
+    told = ((words, share_of(kind, known)) for kind, words in CLASSES.items())
+    rows = (
+        (words, str(one.rows), str(one.models), f"+-{one.share:.1%}{', of all' * one.pooled}")
+        for words, one in told
+    )
+    return _table(("class", "rows", "models", "stated range"), rows)
+
+
 GENERATED = {
     "README.md": {"headline": headline, "ranking": ranking},
     "docs/architecture.md": {"packages": packages},
+    "docs/explanation/accuracy.md": {"summary": summary, "classes": classes, "misses": misses},
     "docs/how-to/export.md": {"adapters": adapters},
     "docs/how-to/from-your-trainer.md": {"trainers": trainers},
     "docs/how-to/questions.md": {"questions": questions},

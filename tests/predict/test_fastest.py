@@ -28,8 +28,7 @@ from harness.prediction import Prediction, Work
 from harness.resolve import Resolved
 from harness.system import cards
 from strategies.base import Slot
-from tests.made.brute_force import fault
-from tests.made.lattices import FLUX, predicted, rows_of
+from tests.made.lattices import FLUX, fault, predicted, rows_of
 from tests.made.predictions import GIB, prediction
 
 MOST = 20

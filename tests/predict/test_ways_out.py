@@ -208,7 +208,7 @@ def test_a_card_of_a_size_is_as_fast_as_the_slowest_of_them_that_has_bf16(gib):
 
 
 def test_cards_whose_times_nobody_measured_are_marked():
-    rows = yaml.safe_load((ROOT / "docs/public-peaks.yaml").read_text())
+    rows = yaml.safe_load((ROOT / "docs/public-rows.yaml").read_text())
     measured = {name for row in rows for name in row.get("seconds", {})}
     measured |= {"H200-141GB"}  # docs/results/h200-141gb.jsonl.xz
     assert {c.name for c in cards.table().values() if c.timed} == measured & set(cards.table())

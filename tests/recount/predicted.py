@@ -13,7 +13,7 @@ from tests.recount.raw import Row, Run
 MIB = 2**20
 BESIDE, GROUPS = 822 * MIB, 990 * MIB
 """What a plan adds on an H200: the context with its kernels and cuBLAS's workspaces; and NCCL's
-groups under ZeRO-1 and 2 (docs/reference/h100.md has the measurements)."""
+groups under ZeRO-1 and 2 (docs/explanation/accuracy.md has the measurements)."""
 SUMS = {
     "parameters": ("parameters", "gathered"),
     "gradients": ("gradients",),

@@ -16,7 +16,6 @@ from harness.memory.memory_breakdown import Kept, MemoryBreakdown, OpCost, Point
 from harness.memory.op_facts import is_free
 from harness.memory.traced_step import following, register_living, trace_step
 from harness.resolve import Resolved
-from harness.result import reported_name
 from strategies.engine import TrainingRun
 from strategies.evidence import flops, states
 from strategies.evidence.flops import formulas
@@ -201,9 +200,7 @@ def take(resolved: Resolved, trained: TrainingRun, look: Look) -> MemoryBreakdow
     elsewhere = sum(row.made for row in kept if not row.module)
     return MemoryBreakdown(
         recipe=str(resolved.recipe),
-        device=reported_name(torch.cuda.get_device_name(device))
-        if device.type == "cuda"
-        else "cpu",
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         dtype=str(dtype).removeprefix("torch."),
         global_batch=resolved.spec.global_batch,
         micro_batch=resolved.micro_batch,

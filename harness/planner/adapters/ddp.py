@@ -26,7 +26,7 @@ class DdpAdapter(TraceAdapter):
     watchdog, which polls every 100 ms, has seen the end and another collective begins. They are
     therefore counted as passing memory until the second step's first bucket is full. Source:
     torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp (shelvesToUnstash_), reducer.cpp
-    (rebuild_buckets); tried in tests/rehearsal.
+    (rebuild_buckets).
     """
 
     def patches(

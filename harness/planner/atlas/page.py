@@ -34,7 +34,7 @@ NOTE = (
     "with that recipe.",
     "Memory and times follow from traces, data sheets and typical rates; no measured rate of a "
     "card is in them. docs/explanation/accuracy.md compares predictions with measurements of "
-    "public projects, and docs/reference/h200.md with steps on an H200. A small model on a fast "
+    "public projects, and with steps on an H200. A small model on a fast "
     f"card waits for the host, which issues an operation in {1e6 * ISSUE:.0f} microseconds, and "
     "one that backward recomputes in twice that. "
     "Adapters add operations, so a LoRA may take longer there than training all weights.",

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.json_files import BadFile, read_json, write_json
-from harness.result import REHEARSED, is_rehearsed
 from strategies.base import BadInput
 
 SCHEMA = 1
@@ -200,13 +199,10 @@ def load(path: Path) -> Calibration:
         BadInput: unreadable, of another schema, or a field of the wrong shape; names the file.
     """
     try:
-        found = read_json(path, Calibration, name="calibration", schema=SCHEMA)
+        return read_json(path, Calibration, name="calibration", schema=SCHEMA)
     except BadFile as error:
         again = "make it again with ./run.sh calibrate"
         raise BadInput(f"calibration {error}; {again}") from None
-    if found.device.name == REHEARSED and not is_rehearsed():
-        raise BadInput(f"calibration {path}: of a rehearsed GPU, which is host memory; remove it")
-    return found
 
 
 # ---- Fit of predicted times ----

@@ -17,7 +17,6 @@ from typing import Any
 
 from harness import ROOT
 from harness.planner.calibration.record import Calibration, Device, Fitted, fitted, load
-from harness.result import reported_name
 from harness.system import gpus
 from harness.system import machine as kernel
 from harness.system.machine import Machine
@@ -130,7 +129,7 @@ def device(kind: str, machine: Machine | None = None) -> Device:
     first = machine.gpus[0]
     seen = next(iter((machine.probe or {}).get("gpus", [])), {})
     return Device(
-        name=reported_name(first.name),
+        name=first.name,
         kind="cuda",
         memory_bytes=first.total_bytes,
         driver=driver(),

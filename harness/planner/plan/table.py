@@ -284,7 +284,7 @@ def _compiled(fits: Sequence[Fit]) -> list[str]:
 
 
 def _failing(fits: Sequence[Fit]) -> list[str]:
-    """Warn of the attention kernel in which Flux failed (docs/reference/h200.md)."""
+    """Warn of the attention kernel in which Flux failed (docs/limits.md)."""
     flux = [fit for fit in fits if fit.resolved.spec.model.startswith("flux-")]
     if not any("cudnn" in fit.prediction.attention for fit in flux):
         return []

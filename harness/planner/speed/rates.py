@@ -37,7 +37,7 @@ AS_HOPPER = ((9, 0), (10, 0), (10, 3))
 
 ``calibrate`` measured shares on an H100 and an H200 (docs/results/*-calibration.json); each figure
 below is the mean of both. Blackwell's are taken to be the same, because none was measured. MLPerf's
-16 B200 and 16 GB200 are 7 and 10 % slower than that (docs/reference/public-times.md).
+16 B200 and 16 GB200 are 7 and 10 % slower than that (MLPerf Training v5.1).
 """
 HOPPER_PRODUCTS = {
     "bfloat16": (0.64, 0.78),
@@ -72,7 +72,7 @@ LAUNCH = 5e-6
 ISSUE = 35e-6
 """Seconds in which a host usually issues one operation (Python of libraries, hooks, autograd). One
 that backward recomputes counts twice (``roofline.issues``). This project's own steps on an H200
-took 29 to 39 microseconds, and 39 to 46 with checkpoints (docs/reference/h200.md)."""
+took 29 to 39 microseconds, and 39 to 46 with checkpoints (docs/explanation/accuracy.md)."""
 FASTEST, SLOWEST, RECOMPUTING = 26e-6, 46e-6, 85e-6
 """The same at the fastest, at the slowest, and at the slowest if the step recomputes activations.
 Published steps that the host limits took 27 to 46 microseconds an operation. Two of ten models with

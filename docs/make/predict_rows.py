@@ -1,0 +1,79 @@
+"""Predict public rows anew, each in a fork: patches and process groups are global to a process."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from tests.children.peaks import in_forks  # isort: skip: it hides GPUs before torch comes
+
+from docs.make import as_it_was
+from docs.make.public_rows import FILE, residuals, rows
+from harness.planner import uncertainty
+from harness.planner.speed.roofline import issued
+from harness.planner.uncertainty import class_of
+from harness.planner.verdict import judge
+from harness.planner.worker import predict
+from harness.prediction import Prediction
+from harness.resolve import Resolved, resolve
+from harness.spec import Spec
+from harness.system import cards
+
+GIB = 2**30
+UNTOLD = frozenset({"attention", "int8"})
+"""Keys of rows whose trainer's model differs from that of diffusers; their prediction is kept."""
+
+
+def spec_of(row: dict[str, Any]) -> Spec:
+    """Return the run that repeats a row: on one GPU, clipped at 1, without a weight average."""
+    usual = {"data": "synthetic", "objective": "flow", "global_batch": 1, "device": "cuda"}
+    return Spec(**usual | {"ema": 0.0, "grad_clip": 1.0} | row["run"])
+
+
+def figures(resolved: Resolved, found: Prediction, row: dict[str, Any]) -> dict[str, Any]:
+    """Return the figures that the file keeps: GiB, and seconds by card."""
+    beside = row.get("beside", 0.0)
+    sizes = {
+        name: round(getattr(found, name) / GIB + beside, 4)
+        for name in ("reserved", "allocated", "between")
+    }
+    seconds = {}
+    for name in row.get("seconds", ()):
+        one = judge(resolved, found, cards.find(name)).seconds
+        seconds[name] = [round(value, 4) for value in (one.total, one.low, one.high)]
+    kind = class_of(resolved.launch.traits, found)
+    return {**sizes, "class": kind, "operations": issued(found.work), "seconds": seconds}
+
+
+def predicted(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the figures of one row, or ``why`` there are none."""
+    with as_it_was.patches(row):
+        resolved = resolve(spec_of(row))
+        if why := resolved.recipe.refusal(resolved.launch):
+            return {"why": why}
+        found = predict(resolved)
+        if found.method != "trace":
+            return {"why": f"{found.reason} {found.fault}"}
+        return figures(resolved, found, row)
+
+
+def write(name: str, got: dict[str, Any]) -> None:
+    """Replace the prediction of one row in the file."""
+    line = f"  predicted: {json.dumps(got)}\n"
+    found = re.compile(rf"(^- name: {re.escape(name)}\n(?:  .*\n)*?)  predicted: .*\n", re.M)
+    FILE.write_text(found.sub(lambda m: m[1] + line, FILE.read_text("utf-8"), count=1), "utf-8")
+
+
+def predict_rows(numbers: Sequence[int]) -> None:
+    """Predict the rows of these numbers, or all, and write them into the file."""
+    some = [row for n, row in enumerate(rows(), 1) if not numbers or n in numbers]
+    some = [row for row in some if not UNTOLD & row.keys()]
+    for row, got in zip(some, in_forks(predicted, some), strict=True):
+        if got is None or "why" in got:
+            print(f"{row['name']}: not predicted: {(got or {}).get('why', 'its process died')}")
+            continue
+        write(row["name"], got)
+    lines = ",\n".join(f" {json.dumps(one)}" for one in residuals())
+    uncertainty.FILE.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
