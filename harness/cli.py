@@ -74,6 +74,7 @@ class _Parser(argparse.ArgumentParser):
 
 MOST = 1000
 """Most characters of an error's line."""
+EXITED = "code of the model's file ended the process by sys.exit or os._exit"
 LONG = ("run", "train", "max-batch", "anatomy")
 """Long commands, which warn if their output could not be written."""
 
@@ -110,10 +111,15 @@ def _act(words: Sequence[str], ending: Ending) -> int:
     parser.asked = words[0]
     options = parser.parse_args(words)
     options.ending = ending
-    from strategies.base import BadInput  # help needs no package, this one does
+    # Help needs no package, and these do.
+    from harness.system.process import exits_raise
+    from strategies.base import BadInput
 
     try:
-        return options.act(options)
+        with exits_raise():
+            return options.act(options)
+    except SystemExit as stop:
+        return _bad(BadInput(f"{EXITED} (exit code {stop.code}); remove the call"))
     except BadInput as error:
         return _bad(error)
     except OSError as error:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from harness import opened
 from harness.subjects.library.subject import ADAPTED
+from harness.system.process import exits_raise
 from strategies import survey
 from strategies.base import BadInput
 from strategies.subject import DataFacts, Shaping, Subject
@@ -53,7 +54,7 @@ def users_code(model: str) -> Iterator[None]:
         BadInput: it raised or exited; names the error and the last executed line of that file.
     """
     try:
-        with _noted(model):
+        with _noted(model), exits_raise():
             yield
     except (BadInput, KeyboardInterrupt):
         raise
@@ -66,6 +67,23 @@ def users_code(model: str) -> Iterator[None]:
         where = f"{path}, line {line}" if line else path
         what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         raise BadInput(f"model {model}: {where}: {what}") from error
+
+
+@contextlib.contextmanager
+def _no_exit(model: str) -> Iterator[None]:
+    """Run a forward pass and the loss of ``model``.
+
+    Raises:
+        BadInput: they ended the process, which would look like a success.
+    """
+    try:
+        with exits_raise():
+            yield
+    except SystemExit as stop:
+        raise BadInput(
+            f"model {model}: its forward or loss ended the process (exit code {stop.code}); "
+            "remove sys.exit and os._exit from them"
+        ) from stop
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +175,8 @@ class OwnModule(Subject):
     def predict(self, model: Any, x: Tensor, t_B: Tensor, conditions: Mapping[str, Tensor]) -> Any:
         names = _measured(type(self), self.model).names  # type: ignore[arg-type]  # a class is hashable
         batch = {names[0]: x, **{name: conditions[name] for name in names[1:]}}
-        return _LOSSES[type(self)](model, batch)
+        with _no_exit(self.model):
+            return _LOSSES[type(self)](model, batch)
 
 
 def blocks_of(module: nn.Module) -> list[Sequence[nn.Module]]:
@@ -192,7 +211,8 @@ class _Measured:
             module, batch, loss = subject.made()
             self.names, self.samples = tuple(batch), len(next(iter(batch.values())))
             one = {name: tensor[:1] for name, tensor in batch.items()}
-            self.survey = survey.of(subject, module, lambda: loss(module, one))
+            with _no_exit(subject.model):
+                self.survey = survey.of(subject, module, lambda: loss(module, one))
 
 
 @functools.lru_cache(maxsize=16)
