@@ -13,6 +13,8 @@ import pytest
 
 from harness import ROOT, cli, extensions
 
+pytestmark = pytest.mark.thorough
+
 RECORDED = ROOT / "docs" / "results" / "cpu-2-cores-default"
 SMALL = "--model DiT-T/8 --global-batch 2 --processes 1 --device cpu --seed 1 --steps 3"
 COMMANDS = {

@@ -189,6 +189,7 @@ def test_a_cell_has_its_recipes_with_the_answer_first(told, tmp_path):
         assert cell["Export"].startswith(f"./run.sh export {cell['Recipe']} ")
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not shutil.which("chromium"), reason="chromium is not installed")
 @pytest.mark.usefixtures("sure")
 def test_a_browser_answers_the_question_of_the_address(told, tmp_path):

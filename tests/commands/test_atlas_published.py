@@ -81,6 +81,7 @@ ASKED = """<script>addEventListener('load', () => {
 """Click a head twice; tell the order of its cells, and the page's width."""
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not shutil.which("chromium"), reason="chromium is not installed")
 def test_a_head_sorts_and_a_phone_shows_the_page_whole(tmp_path):
     asked = tmp_path / "atlas.html"

@@ -10,6 +10,8 @@ import pytest
 
 from harness import ROOT
 
+pytestmark = pytest.mark.thorough
+
 WORDS = {
     "run --rec": {"--recipes"},
     "max": {"max-batch"},

@@ -25,7 +25,7 @@ from harness.system import cards
 from strategies import parse
 from tests.made.predictions import GIB
 
-pytestmark = pytest.mark.thorough
+pytestmark = pytest.mark.nightly
 
 SMALL = Spec(recipe="ddp", model="DiT-S/4:depth=4", data="synthetic:32", device="cuda", ema=0.0)
 GPUS = (1, 4)

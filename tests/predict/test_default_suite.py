@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
+
 from harness.memory.record import as_measured
 from harness.planner import pool
 from harness.resolve import resolve
 from harness.suite import matrix
 from harness.suite.file import load_suite
+
+pytestmark = pytest.mark.thorough
 
 
 def test_half_of_plain_ddp_s_peak_are_activations(tmp_path):

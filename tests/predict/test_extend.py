@@ -20,7 +20,7 @@ from strategies.strategy import Strategy
 from strategies.streaming.block_swap import BlockSwap
 from strategies.workloads import TRAIN
 
-pytestmark = pytest.mark.thorough
+pytestmark = pytest.mark.nightly
 
 LAYERS = {
     "flux-dev": "num_layers=5,num_single_layers=7",

@@ -195,6 +195,7 @@ def test_every_vae_decodes_a_sample_of_the_models_that_bring_it(name):
         assert asides.passed(name, how, size, 0, False, False, overhead.USUAL)[0] > 0
 
 
+@pytest.mark.thorough
 def test_a_plan_s_prediction_has_what_its_phases_need(tmp_path):
     small = dict(vars(FLUX), set="num_layers=1,num_single_layers=1", resolution="256")
     phases = "encode:loaded,validate:encoders"
@@ -216,6 +217,7 @@ def small() -> dict:
     return {**vars(FLUX), "set": "num_layers=1,num_single_layers=1", "resolution": "256"}
 
 
+@pytest.mark.thorough
 def test_phases_of_a_known_training_are_traced_without_its_step(small, tmp_path, monkeypatch):
     """And the answer is that of a trace of the whole."""
     phases = "load,encode:loaded,validate:encoders"

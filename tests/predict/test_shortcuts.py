@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
 import torch
 from conftest import predictions
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -11,6 +12,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from harness.planner.tracing.shortcuts import Shortcuts
 from harness.planner.tracing.trace import StoragelessTracer
 from harness.spec import Spec
+
+pytestmark = pytest.mark.thorough
 
 # Twelve ranks: most sizes of a DiT are no multiple, so that pieces are short, empty and padded.
 SPEC = Spec(

@@ -18,7 +18,7 @@ from strategies import parse
 from tests.made.publics import miniature
 from tests.sabotage.ranks import STANDING
 
-pytestmark = pytest.mark.thorough
+pytestmark = pytest.mark.nightly
 
 STAGED = {
     ("wan2.1-1.3b", "pp"): ("one group of blocks", 2),

@@ -55,9 +55,8 @@ ZERO = [
 ]
 EXACT = [n for n in LAUNCHES if n != "ddp"] + ["ddp+checkpoint:every=2", "ddp+accumulate:steps=2"]
 ALL = ["ddp", *EXACT, EVERYTHING]
-RARE = {"zero1_offload", "hsdp", "pp_fsdp2", "model_parallel"}
-OFTEN = {*ALL} - RARE
-"""Those that run by default: a launch of each engine."""
+OFTEN = {"single", "ddp", "zero2", "zero3_offload", "fsdp2", EVERYTHING}
+"""Those that run by default: a launch of each engine, and one of everything."""
 
 
 def taking_accumulation_back(folder: Path) -> Path:
