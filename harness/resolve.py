@@ -6,7 +6,6 @@ not import torch, although a user's own model file may.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from dataclasses import dataclass
 from typing import ClassVar
@@ -16,7 +15,7 @@ from harness.spec import Spec, SpecError
 from harness.subjects import subject_of
 from harness.subjects.own_module import is_file
 from strategies import parse
-from strategies.base import BadInput, Conflict, Reason, Settings
+from strategies.base import Conflict, Reason, Settings
 from strategies.engine import RunContext
 from strategies.recipe import Recipe
 from strategies.subject import DataFacts, Shaping, Subject
@@ -101,7 +100,6 @@ def resolve(spec: Spec, facts: DataFacts | None = None) -> Resolved:
         class_dropout=spec.class_dropout,
         shaping=shaping(spec),
     )
-    subject, weights = _in_place(subject, spec, recipe)
     launch = recipe.launch(
         spec.device,
         spec.ranks,
@@ -127,7 +125,7 @@ def resolve(spec: Spec, facts: DataFacts | None = None) -> Resolved:
         ),
         micro_batch=micro_batch,
         refusal=recipe.refusal(launch) or _too_many(subject, micro_batch, recipe),
-        weights=weights,
+        weights=spec.weights,
     )
 
 
@@ -140,20 +138,6 @@ def _too_many(subject: Subject, micro_batch: int, recipe: Recipe) -> Reason | No
         "it has one time",
         f"add accumulate:steps={micro_batch * recipe.accumulation}",
     )
-
-
-def _in_place(subject: Subject, spec: Spec, recipe: Recipe) -> tuple[Subject, str]:
-    """Return the model to run and the file of its weights.
-
-    They are the spec's, unless a part of the recipe replaces the model. That part refuses a model
-    that it cannot replace, with the reason.
-    """
-    for part in recipe.strategies:
-        with contextlib.suppress(BadInput):
-            found = part.stands_in(subject) if "sized" in subject.parts else None
-            if found:
-                return found
-    return subject, spec.weights
 
 
 def _check_sampling(spec: Spec, recipe: Recipe, subject: Subject) -> None:

@@ -54,7 +54,6 @@ CATALOG = LazyTable(
         "prune": "strategies.sparsity.prune:Prune",
         "prune_structured": "strategies.sparsity.prune:PruneStructured",
         "sparse24": "strategies.sparsity.sparse24:Sparse24",
-        "distilled": "strategies.distillation.distilled:Distilled",
         "adapter": "strategies.sampling.adapter:Adapter",
         "int8": "strategies.sampling.quantised:Int8",
         "float8": "strategies.sampling.quantised:Float8",

@@ -121,7 +121,6 @@ ALTERS = {
     "forward": "the forward pass computes something else",
     "gradients": "gradients are not those of all weights, or are changed on their way",
     "update": "the optimizer writes something else than AdamW would",
-    "model": "another model takes the place of the one that is named",
 }
 """Effect that a strategy may have by design -> meaning.
 

@@ -41,10 +41,6 @@ class Strategy:
     exist yet.
     """
 
-    scaffold: ClassVar[tuple[str, ...]] = ()
-    """Name prefixes of parameters that it adds for the training only; they are not saved with the
-    model's weights."""
-
     workloads: ClassVar[tuple[str, ...]] = (TRAIN,)
     """Workloads in which it has an effect (``strategies.workloads``); it is refused in others."""
     idle: ClassVar[str] = ""
@@ -70,16 +66,6 @@ class Strategy:
     def reads(self) -> tuple[str, ...]:
         """Return files, relative to the repository's root, whose contents decide what it does."""
         return ()
-
-    def stands_in(self, subject: Subject) -> tuple[Subject, str] | None:
-        """Return the subject that replaces the spec's, and its weight file; None if nothing does.
-
-        The file is empty if the weights are drawn.
-
-        Raises:
-            BadInput: there is no such subject; ``refuses`` returns the same reason.
-        """
-        return None
 
     def requires(self, launch: RunContext) -> tuple[str, ...]:
         """Return requirements of the machine, as names in ``harness.system.requirements``."""

@@ -63,7 +63,7 @@ STRIP = dataclasses.replace(TINY, model=f"{ROOT}/tests/made/strip.py:Strip", obj
 """A subject that is no DiT."""
 SUBJECT = subject_of(TINY.model, check_data(TINY.data))
 BY_BLOCKS = {
-    *("block_swap", "checkpoint", "compile", "controlnet", "distill", "distilled"),
+    *("block_swap", "checkpoint", "compile", "controlnet", "distill"),
     "offload_activations",
 }
 """Strategies that do not treat all blocks alike, or whose stubs do not."""

@@ -163,16 +163,14 @@ class Training:
     def finish(self, run: Run, resolved: Resolved) -> None:
         """Save the trained weights, and sample every class from the averaged weights. All ranks
         must call it."""
-        scaffold = tuple(s for part in resolved.recipe.strategies for s in part.scaffold)
         if self.trained is not None:
-            lora.save(run.trained, self.trained, leave_out=scaffold)
+            lora.save(run.trained, self.trained)
         if self.samples is None and self.averaged is None:
             return
         average: Any = run.trained.attached.get("ema")
         if not isinstance(average, Average):
             raise BadInput("samples are drawn from the averaged weights; train with --ema 0.999")
         state = average.full_state()
-        state = {name: value for name, value in state.items() if not name.startswith(scaffold)}
         if not run.trained.accelerator.is_main_process:
             return
         if self.averaged is not None:

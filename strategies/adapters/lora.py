@@ -169,15 +169,11 @@ class Qlora(Lora):
 # ---- files of trained parameters ----
 
 
-def save(trained: TrainingRun, path: Path, leave_out: tuple[str, ...] = ()) -> None:
-    """Write every parameter that takes a gradient to one file; all ranks call it.
-
-    Names that begin with one of ``leave_out`` are skipped.
-    """
+def save(trained: TrainingRun, path: Path) -> None:
+    """Write every parameter that takes a gradient to one file; all ranks call it."""
     state = {}
     all_parameters = trained.engine.global_parameters(trained)
-    free = {n: p for n, p in all_parameters.items() if p.requires_grad}
-    named = {n: p for n, p in free.items() if not n.startswith(leave_out)}
+    named = {n: p for n, p in all_parameters.items() if p.requires_grad}
     whole = trained.engine.whole(trained, list(named.values()))
     for name, p in zip(named, whole, strict=True):
         if trained.accelerator.is_main_process:

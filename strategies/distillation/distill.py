@@ -1,4 +1,7 @@
-"""Distillation: a student with fewer blocks or another width learns from a frozen teacher."""
+"""Distillation: a student with fewer blocks or another width learns from a frozen teacher.
+
+No torch at import. ``teacher`` has the frozen model and the loss, ``files`` its weights.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from strategies.base import BadInput, Parity, Slot, demand
-from strategies.distillation import distilled, files
+from strategies.distillation import files
 from strategies.engine import RunContext, TrainingRun
 from strategies.strategy import Strategy
 from strategies.subject import Subject
@@ -15,7 +18,7 @@ from strategies.subject import Subject
 # ---- compatibility ----
 
 
-STORES = ("fp32", "bf16", "int8", "nf4")
+STORES = ("fp32", "bf16")
 BESIDE = {
     "frozen_weights": "a student trains whole; leave the adapters out",
     "doubles_tokens": "a student trains whole; leave the branch out",
@@ -67,6 +70,9 @@ def refusal(part: Any, launch: RunContext) -> str | None:
         teacher = part.teacher_of(student)
     except BadInput as error:
         return str(error)
+    mine, theirs = student.dimensions.width, teacher.dimensions.width
+    if part.feature and mine != theirs:
+        return f"the student is {mine} wide, and the teacher {theirs}; leave feature out"
     if part.init == "blocks":
         return _no_beginning(student, teacher) or _masked(launch)
     return None
@@ -107,8 +113,8 @@ class Distill(Strategy):
     ``depth`` blocks of ``width`` and ``heads`` (0: the file's, else twice the student's blocks).
     Every rank has all of it, in the type ``store``. ``weight`` is the share of the distance to the
     teacher's output in the loss; the rest is the true loss. ``feature`` times the distance of
-    hidden states is added. ``init=blocks`` starts the student with the teacher's blocks, taken
-    evenly.
+    hidden states is added, of models of one width. ``init=blocks`` starts the student with the
+    teacher's blocks, taken evenly.
     """
 
     name: ClassVar[str] = "distill"
@@ -119,11 +125,7 @@ class Distill(Strategy):
         "Hinton et al. 2015 (arXiv:1503.02531); of diffusion models, hidden states and blocks: "
         "Kim et al. 2023, BK-SDM (arXiv:2305.15798)"
     )
-    scaffold: ClassVar[tuple[str, ...]] = ("hidden_states.",)
-    idle: ClassVar[str] = (
-        "it trains a student; give the trained student by --weights, or draw with "
-        "distilled beside the teacher"
-    )
+    idle: ClassVar[str] = "it trains a student; give the trained student by --model and --weights"
 
     teacher: str = ""
     depth: int = 0
@@ -148,9 +150,6 @@ class Distill(Strategy):
     def reads(self) -> tuple[str, ...]:
         return (self.teacher,) if self.teacher else ()
 
-    def requires(self, launch: RunContext) -> tuple[str, ...]:
-        return ("bitsandbytes",) if self.store == "nf4" else ()
-
     def teacher_of(self, student: Subject) -> Subject:
         """Return the teacher's subject.
 
@@ -163,16 +162,12 @@ class Distill(Strategy):
         return refusal(self, launch)
 
     def edit_model(self, module: Any, subject: Subject) -> None:
-        from strategies.distillation.teacher import NAME, Hidden, begin, hear
+        from strategies.distillation.teacher import NAME, Hidden, begin
 
-        teacher = self.teacher_of(subject)
         if self.init == "blocks":
-            begin(module, subject, teacher, self.teacher)
-        if self.feature:
-            blocks, (depth, width, *_) = subject.blocks(module), subject.dimensions
-            captured = Hidden(depth, width, teacher.dimensions.width, subject.dtype(module))
-            hear(module, blocks, captured)
-            module.add_module(NAME, captured)
+            begin(module, subject, self.teacher_of(subject), self.teacher)
+        if self.feature:  # before the engine wraps the blocks
+            setattr(module, NAME, Hidden(subject.blocks(module)))
 
     def attach(self, trained: TrainingRun) -> Any:
         from strategies.distillation import teacher as begun
@@ -180,23 +175,22 @@ class Distill(Strategy):
 
         subject = self.teacher_of(trained.subject)
         depths = trained.subject.dimensions.depth, subject.dimensions.depth
-        pairs = distilled.ends(*depths) if self.feature else []
+        pairs = begun.ends(*depths) if self.feature else []
         teacher = Teacher(subject, self.teacher, self.store, trained.accelerator.device, pairs)
         if self.init == "blocks":
             teacher.began = begun.apart(trained, teacher.module, depths[1])
-        captured = getattr(trained.module, NAME, None) or Hidden.deaf()
+        captured = getattr(trained.module, NAME, None) or Hidden([])
         trained.supervise = Lesson(teacher, captured, self.weights)
         return teacher
 
     def observe(self, trained: TrainingRun) -> AbstractContextManager[Any]:
-        from strategies.distillation.evidence import watched
+        from strategies.distillation.teacher import watched
 
         lesson: Any = trained.supervise
         return watched(lesson) if lesson else nullcontext()
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        from strategies.distillation.evidence import shown
-        from strategies.distillation.teacher import Teacher
+        from strategies.distillation.teacher import Teacher, shown
 
         teacher: Any = trained.attached.get(self.name)
         demand(isinstance(teacher, Teacher), "the run has no teacher")
@@ -205,6 +199,5 @@ class Distill(Strategy):
         facts = {"teacher_forwards": calls, **teacher.facts(self.store)}
         if self.init == "blocks":
             demand(teacher.began is not None, "the student did not begin with its teacher's blocks")
-            facts["blocks_begin_away"] = float(f"{teacher.began:.2g}")
         moments = self.note(trained)
         return facts if moments is None else facts | shown(moments, teacher, self.weights)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,95 +18,27 @@ from torch import Tensor, nn
 
 from strategies import initial
 from strategies.base import BadInput, Watcher, demand
-from strategies.distillation.distilled import chosen, renamed
 from strategies.distillation.files import weights
 from strategies.engine import TrainingRun
-from strategies.evidence.readings import bytes_of, scales, stored
-from strategies.evidence.rules import relative_error
+from strategies.evidence.rules import label, relative_error
 from strategies.evidence.states import checksum
 from strategies.evidence.watching import in_phase
-from strategies.initial import keyed
 from strategies.subject import Subject
 
-# ---- weight storage ----
-
-
 FLOATS = {"fp32": torch.float32, "bf16": torch.bfloat16}
-
-
-def pack(module: nn.Module, subject: Subject, store: str) -> None:
-    """Convert ``module``, which may have no values yet, to the storage format ``store``."""
-    if store in FLOATS:
-        initial.cast(module, FLOATS[store])
-    elif store == "int8":
-        from strategies.adapters.quantised_base import code
-
-        code(module, subject.linears, "int8")
-    else:
-        from strategies.adapters.quantised_base import quantize
-
-        quantize(module, subject.linears)
-
-
-def stored_facts(
-    module: nn.Module, subject: Subject, store: str, weights: Iterable[Tensor]
-) -> dict[str, Any]:
-    """Return the bytes of the ``weights``, and check that their format is ``store``.
-
-    Raises:
-        NotInForce: they are stored in another format.
-    """
-    kinds = {p.dtype for p in module.parameters() if p.is_floating_point()}
-    wanted = FLOATS.get(store, torch.float32)
-    demand(kinds == {wanted}, f"the teacher is stored in {kinds}, expected {wanted}")
-    elements, size = subject.parameters, bytes_of(weights)
-    facts = {"elements": elements, "bytes": size, "stored": store}
-    if store == "int8":
-        from strategies.adapters.quantised_base import coded_facts
-
-        return facts | coded_facts(module, len(subject.linears), "int8")
-    if store == "nf4":
-        from strategies.adapters.quantised_base import packed_facts
-
-        return facts | packed_facts(module)
-    most = elements * wanted.itemsize
-    demand(size == most, f"{size} bytes hold the teacher's {elements} weights, expected {most}")
-    return facts
-
-
-# ---- hidden states ----
-
-
+"""``store`` -> the type of the teacher's weights."""
 NAME = "hidden_states"
-"""Name of the ``Hidden`` module in a student; its parameters are scaffolding, not the model's."""
+"""Attribute of a student that has its ``Hidden``."""
 
 
-class Hidden(nn.Module):
-    """Recorder of the outputs of a model's chosen blocks; ``projections`` map them to the teacher's
-    width.
+class Hidden:
+    """Recorder of the outputs of ``blocks``; it records nothing while blocks are recomputed."""
 
-    There are projections only if the widths differ. The recorder is part of the model, so that an
-    engine shards and steps the projections like other parameters, within the model's forward pass.
-    It records nothing while blocks are recomputed.
-    """
-
-    def __init__(self, count: int, width: int, wanted: int, dtype: torch.dtype) -> None:
-        super().__init__()
-        projected = count if width != wanted else 0
-        self.projections = nn.ModuleList(
-            nn.Linear(width, wanted, bias=False, dtype=dtype) for _ in range(projected)
-        )
-        for place, layer in enumerate(self.projections):
-            chance = keyed(0, f"{NAME}.{place}")
-            first = torch.randn(wanted, width, generator=chance, device="cpu") / width**0.5
-            layer.weight = nn.Parameter(first.to(dtype))
+    def __init__(self, blocks: Sequence[nn.Module]) -> None:
         self.states: list[Tensor] = []
         self.listening = False
-
-    @classmethod
-    def deaf(cls) -> Hidden:
-        """Return a recorder that no block reports to."""
-        return cls(0, 1, 1, torch.float32)
+        for block in blocks:
+            block.register_forward_hook(self._note)
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[list[Tensor]]:
@@ -116,34 +49,16 @@ class Hidden(nn.Module):
         finally:
             self.states, self.listening = [], False
 
-    def note(self, state: Any) -> None:
-        """Record a block's output. A forward hook calls it."""
+    def _note(self, block: nn.Module, given: Any, out: Any) -> None:
         if self.listening:
-            self.states.append(state)
-
-    def project(self) -> None:
-        """Replace the states by their projections, at the end of the forward pass."""
-        if self.listening and len(self.projections):
-            pairs = zip(self.projections, self.states, strict=True)
-            self.states[:] = [layer(state.to(layer.weight.dtype)) for layer, state in pairs]
-
-
-def hear(module: nn.Module, blocks: Sequence[nn.Module], captured: Hidden) -> None:
-    """Have ``heard`` record the output of each of ``blocks`` when ``module`` runs.
-
-    Called before the engine's hooks, which then treat the projections as part of the forward pass.
-    """
-    for block in blocks:
-        block.register_forward_hook(lambda part, given, out: captured.note(out))
-    module.register_forward_hook(lambda part, given, out: captured.project())
+            self.states.append(out)
 
 
 class Teacher(Watcher):
-    """Frozen model of ``subject`` with the weights of ``file``, in the storage format ``store``.
+    """Frozen model of ``subject`` with the weights of ``file``, in the type ``store``.
 
-    Without a file the weights are drawn. It computes in the type of its unpacked weights, outside
-    any autocast. Every rank holds the whole teacher: an engine that shards the student's weights
-    does not shard it.
+    Without a file the weights are drawn. It computes in that type, outside any autocast. Every rank
+    holds the whole teacher: an engine that shards the student's weights does not shard it.
 
     ``calls``: number of its forward passes. ``pairs``: indices of its blocks whose hidden states
     are recorded. ``began``: distance of the student's first weights from the teacher's, if they
@@ -157,12 +72,11 @@ class Teacher(Watcher):
         self.began: float | None = None
         draw = weights(subject, file)
         self.module = initial.skeleton(subject.shell, draw)
-        pack(self.module, subject, store)
+        initial.cast(self.module, FLOATS[store])
         initial.fill(self.module, draw, device)
         self.module.to(device).requires_grad_(False).eval()
-        self.captured = Hidden.deaf()
         blocks = subject.blocks(self.module)
-        hear(self.module, [blocks[place] for place in pairs], self.captured)
+        self.captured = Hidden([blocks[place] for place in pairs])
         self.module.register_forward_hook(self._count)
         self.sums = self._sums()
 
@@ -188,9 +102,8 @@ class Teacher(Watcher):
             self.calls = kept
 
     def weights(self) -> list[Tensor]:
-        """Return every tensor that holds its weights, including scales of packed ones."""
-        own = [*self.module.parameters(), *self.module.buffers()]
-        return [plain for tensor in own for plain in (*stored(tensor.data), *scales(tensor))]
+        """Return its weights and buffers."""
+        return [tensor.data for tensor in (*self.module.parameters(), *self.module.buffers())]
 
     def tensors(self) -> Iterable[Tensor]:
         """Return its weights."""
@@ -198,8 +111,7 @@ class Teacher(Watcher):
 
     def _sums(self) -> list[int]:
         # Tensors without storage (in a prediction) have no sum.
-        plain = [t for t in self.weights() if type(t) in (Tensor, nn.Parameter)]
-        return [checksum(tensor) for tensor in plain if tensor.device.type != "meta"]
+        return [checksum(tensor) for tensor in self.weights() if tensor.device.type != "meta"]
 
     def state_dict(self) -> dict[str, Any]:
         """Return checksums: its weights are in their own file."""
@@ -215,17 +127,18 @@ class Teacher(Watcher):
         self.load_state_dict(states[0])
 
     def facts(self, store: str) -> dict[str, Any]:
-        """Return its bytes and storage format, and check that it did not change.
+        """Return its bytes, and check that it has the type ``store`` and did not change.
 
         Raises:
-            NotInForce: it changed, takes gradients, or is stored in another format.
+            NotInForce: it changed, takes gradients, or is stored in another type.
         """
         parameters = list(self.module.parameters())
         free = [p for p in parameters if p.requires_grad or p.grad is not None]
         demand(not free, f"{len(free)} of the teacher's weights take a gradient")
         demand(bool(self.sums) and self._sums() == self.sums, "the teacher's weights have changed")
-        facts = stored_facts(self.module, self.subject, store, self.weights())
-        return {f"teacher_{name}": value for name, value in facts.items()}
+        kinds = {p.dtype for p in parameters}
+        demand(kinds == {FLOATS[store]}, f"the teacher is stored in {kinds}, expected {store}")
+        return {"teacher_bytes": sum(p.nbytes for p in parameters), "teacher_stored": store}
 
 
 # ---- distillation loss ----
@@ -254,18 +167,16 @@ class Moment:
     """Record of one micro step of a watched step.
 
     ``arrived``: term of the loss -> the gradient that reached it, which is its weight in the
-    differentiated loss. ``gradient``: the gradient that reached the student's output.
+    differentiated loss.
     """
 
     x: Tensor
     t_B: Tensor
     conditions: Mapping[str, Tensor]
     out: Tensor
-    true_loss: Callable[[Predict], Tensor]
     states: list[Tensor] = field(default_factory=list)
     values: dict[str, float] = field(default_factory=dict)
     arrived: dict[str, float] = field(default_factory=dict)
-    gradient: Tensor | None = None
 
 
 @dataclass
@@ -303,9 +214,9 @@ class Lesson:
         x, t_B, out, target, states, wanted = said.pop()
         terms = {"true": true, **self._terms(out, target, states, wanted)}
         if self.moments is not None:
-            moment = Moment(x, t_B, conditions, out.detach(), true_loss)
+            moment = Moment(x, t_B, conditions, out.detach())
             moment.states = [state.detach() for state in states]
-            self._watch(moment, out, terms)
+            self._watch(moment, terms)
         return sum(self.weights[name] * term for name, term in terms.items() if self.weights[name])
 
     def _terms(
@@ -319,7 +230,7 @@ class Lesson:
             terms["feature"] = torch.stack([relative(*pair) for pair in pairs]).mean()
         return terms
 
-    def _watch(self, moment: Moment, out: Tensor, terms: Mapping[str, Tensor]) -> None:
+    def _watch(self, moment: Moment, terms: Mapping[str, Tensor]) -> None:
         moment.values = {name: float(term.detach()) for name, term in terms.items()}
 
         def came(name: str) -> Callable[[Tensor], None]:
@@ -327,8 +238,94 @@ class Lesson:
 
         for name, term in terms.items():
             term.register_hook(came(name))
-        out.register_hook(lambda gradient: setattr(moment, "gradient", gradient.detach().clone()))
         self.moments.append(moment)  # type: ignore[union-attr]  # called while moments are set
+
+
+# ---- evidence from a watched step ----
+
+
+@contextlib.contextmanager
+def watched(lesson: Lesson) -> Iterator[list[Moment]]:
+    """Record a ``Moment`` for each micro step inside the context."""
+    lesson.moments = []
+    try:
+        yield lesson.moments
+    finally:
+        lesson.moments = None
+
+
+def shown(moments: list[Moment], teacher: Teacher, weights: Mapping[str, float]) -> dict[str, Any]:
+    """Return the weight of each term in the differentiated loss.
+
+    The teacher's answer to the student's inputs is computed again.
+
+    Raises:
+        NotInForce: a term is missing, has another weight, or is of another teacher.
+    """
+    demand(bool(moments), "the recorded step computed no loss against a teacher")
+    first, weighed = moments[0], [_weighed(moment, weights) for moment in moments]
+    with teacher.uncounted():
+        target, wanted = teacher.ask(first.x, first.t_B, first.conditions)
+    found = {"output": float(squared(first.out, target))} if weights["output"] else {}
+    if weights["feature"]:
+        pairs = zip(first.states, wanted, strict=True)
+        found["feature"] = float(torch.stack([relative(*pair) for pair in pairs]).mean())
+    for name, value in found.items():
+        took = first.values[name]
+        text = f"the loss term {name} was {took:.4g}, expected {value:.4g} against the teacher"
+        demand(abs(took - value) <= 1e-2 * abs(value), text)
+    facts = {"weights_in_backward": weighed[0]}
+    # The weight of a single term cannot be separated from the common factor.
+    return label(facts, "weights_in_backward") if len(weighed[0]) == 1 else facts
+
+
+def _weighed(moment: Moment, weights: Mapping[str, float]) -> dict[str, float]:
+    """Return the weights of the terms, from the gradients that reached them.
+
+    The gradients equal the weights up to a common factor: accumulation, loss scale.
+    """
+    wanted = {name: weight for name, weight in weights.items() if weight}
+    came = {name: value for name, value in moment.arrived.items() if value}
+    missing = sorted(wanted.keys() - came.keys())
+    demand(not missing, f"{', '.join(missing)} is not a term of the loss")
+    scale = sum(came.values()) / sum(wanted.values())
+    off = max(abs(came[name] / scale - weight) for name, weight in wanted.items())
+    demand(off < 1e-3, f"the weights of the loss terms were {came}, expected {wanted}")
+    return {name: round(came[name] / scale, 6) for name in wanted}
+
+
+# ---- matching blocks ----
+
+
+def chosen(depth: int, of: int) -> list[int]:
+    """Return ``depth`` indices below ``of``, evenly spaced, with the first and the last.
+
+    A student begins with these blocks of its teacher. If ``depth`` exceeds ``of``, some occur
+    twice.
+    """
+    return [round(i * (of - 1) / max(1, depth - 1)) for i in range(depth)]
+
+
+def ends(depth: int, of: int) -> list[int]:
+    """Return, for each of ``depth`` blocks, the index of the block at the same relative depth of
+    ``of``.
+
+    The last matches the last.
+    """
+    return [max(0, round((i + 1) * of / depth) - 1) for i in range(depth)]
+
+
+def renamed(name: str, prefixes: Sequence[str], blocks: Sequence[int]) -> str:
+    """Return the name of the parameter ``name`` in the model that ``blocks`` were chosen from.
+
+    A parameter is in a block if its name begins with one of the ``prefixes`` ("blocks") and a
+    number.
+    """
+    for prefix in prefixes:
+        found = re.match(rf"{re.escape(prefix)}\.(\d+)\.(.*)", name, re.DOTALL)
+        if found:
+            return f"{prefix}.{blocks[int(found[1])]}.{found[2]}"
+    return name
 
 
 # ---- initialization from the teacher ----

@@ -54,10 +54,9 @@ OTHERS: dict[str, list[str]] = {
     "cross_entropy": [f"ddp+cross_entropy:kind={kind}" for kind in ("full", "fused", "cut")],
     "distill": [
         "single+distill", "single+distill:store=bf16,weight=0.7,feature=0.5",
-        "single+distill:depth=3,width=64,store=int8,feature=1.0",
-        "single+distill:weight=1.0,init=blocks", "single+distill:store=nf4",
+        "single+distill:depth=3,feature=1.0", "single+distill:depth=3,width=64",
+        "single+distill:weight=1.0,init=blocks",
     ],
-    "distilled": ["single+distilled:depth=2"],
     "adapter": ["single+adapter", "single+adapter:how=merged,rank=4"],
     "adamw": ["single+adamw", "single+adamw:impl=foreach", "single+adamw:impl=plain"],
     "adam8bit": ["single+adam8bit", "single+adam8bit:lib=torchao"],

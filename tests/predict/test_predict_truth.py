@@ -103,7 +103,7 @@ def test_the_trace_is_the_profiler_s_peak_within_half_a_percent(given, fresh):
     assert predicted == pytest.approx(true, rel=WIDER.get(given[0], LIMIT))
 
 
-@pytest.mark.parametrize("part", ["qlora", "distill:store=nf4"])
+@pytest.mark.parametrize("part", ["qlora"])
 def test_weights_in_four_bits_are_predicted_as_a_real_step_is_traced(part, fresh):
     """The profiler cannot tell: bitsandbytes compiles its packing, whose memory it does not see."""
     resolved = case(f"single+{part}", "DiT-T/2:depth=2", 8, {"objective": "flow"})

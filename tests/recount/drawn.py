@@ -67,18 +67,13 @@ def away(row: Row) -> tuple[float, float, float] | None:
     return max((far(run, base) for run in row.runs), key=lambda found: found[0])
 
 
-def student(run: Run) -> bool:
-    """Whether another model draws in the place of the one that is named, by design."""
-    return any(part.partition(":")[0] == "distilled" for part in run.recipe.split("+"))
-
-
 def alike(run: Run, base: Run) -> bool:
-    """Whether they drew the same samples; a student has weights of its own."""
-    facts, taught = [], student(run) or student(base)
+    """Whether they drew the same samples."""
+    facts = []
     for one in (run, base):
         drawn = one.data["drawn"]
         own = [one.spec[name] for name in SAME]
-        own += [] if taught else [one.data["configs"].get("initial_weights")]
+        own.append(one.data["configs"].get("initial_weights"))
         facts.append(
             [*own, *steps_and_scale(one), *(drawn[n] for n in ("noise", "labels", "shape"))]
         )

@@ -1,5 +1,5 @@
 """Distillation: the teacher that a file or a size gives, the loss that is taken against it, what a
-student begins with and what is saved of it, and how it draws beside its teacher."""
+student begins with."""
 
 from __future__ import annotations
 
@@ -8,25 +8,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import DRAWN, SUBJECT, TINY, observe_here, part_named
+from conftest import SUBJECT, TINY, observe_here, part_named
 from safetensors.torch import load_file, save_file
 
 from harness.planner import pool
-from harness.report.figures import samples
 from harness.resolve import resolve
-from harness.result import Drawn, Result, Status
 from harness.suite.rows import identity
-from harness.worker.training import Training
 from strategies import parse
-from strategies.base import BadInput, NotInForce
-from strategies.distillation import distilled as matching
+from strategies.base import BadInput
 from strategies.distillation import files
 from strategies.distillation import teacher as begun
 from strategies.distillation.distill import Distill
-from strategies.distillation.teacher import NAME
 from strategies.evidence.rules import settings
 from strategies.recipe import RecipeError
-from strategies.step.backward import Backward, Caller
 from tests.made.machines import machine
 
 FLOW = dataclasses.replace(TINY, objective="flow", model="DiT-T/8:depth=2")
@@ -61,11 +55,11 @@ def file(tmp_path_factory) -> Path:
     ],
 )
 def test_blocks_are_matched_evenly(depth, of, begins, answers):
-    assert matching.chosen(depth, of) == begins and matching.ends(depth, of) == answers
-    assert matching.renamed("blocks.1.attn.qkv.weight", ["blocks"], [0, 3, 5]) == (
+    assert begun.chosen(depth, of) == begins and begun.ends(depth, of) == answers
+    assert begun.renamed("blocks.1.attn.qkv.weight", ["blocks"], [0, 3, 5]) == (
         "blocks.3.attn.qkv.weight"
     )
-    assert matching.renamed("t_embedder.mlp.0.weight", ["blocks"], [9]) == "t_embedder.mlp.0.weight"
+    assert begun.renamed("t_embedder.mlp.0.weight", ["blocks"], [9]) == "t_embedder.mlp.0.weight"
 
 
 def test_the_teacher_s_size_is_the_file_s_or_what_is_given(file):
@@ -93,11 +87,8 @@ def test_the_teacher_s_size_is_the_file_s_or_what_is_given(file):
         ("ddp+distill:width=256,init=blocks", {}, ["256 wide", "leave init=blocks out"]),
         ("ddp+distill:depth=1,init=blocks", {}, ["2 blocks", "the teacher 1"]),
         ("ddp+distill:width=130", {}, ["width", "heads"]),
-        ("single+distill", {"workload": "sample", "processes": 1}, ["--weights", "distilled"]),
-        ("ddp+distilled:depth=1", {}, ["take --workload sample"]),
-        ("single+distilled", {"workload": "sample", "processes": 1}, ["names no student"]),
-        ("single+distilled:student=none.safetensors", {"workload": "sample", "processes": 1},
-         ["no file none.safetensors"]),
+        ("single+distill", {"workload": "sample", "processes": 1}, ["--model and --weights"]),
+        ("ddp+distill:width=256,feature=1.0", {}, ["128 wide", "leave feature out"]),
         ("ddp+distill", {"model": "DiT-T/8:tokens=64", "objective": "masked", "data": "synthetic"},
          ["no depth and width"]),
         ("ddp+distill", {"model": "flux-dev", "data": "synthetic"}, ["flux-dev has no depth"]),
@@ -205,45 +196,11 @@ def test_what_one_term_weighs_is_a_setting(train_here):
 
 @pytest.mark.parametrize("more", ["accumulate", "accumulate+checkpoint"])
 def test_the_cut_of_a_batch_and_recomputing_change_nothing(more, train_here):
-    recipe = "single+distill:width=64,feature=1.0"
+    recipe = "single+distill:feature=1.0"
     _, log = train_here(train(recipe), 3)
     _, other = train_here(train(f"{recipe}+{more}"), 3)
     assert [float(x) for x in other.losses] == pytest.approx([float(x) for x in log.losses], 1e-5)
     assert [float(x) for x in other.norms] == pytest.approx([float(x) for x in log.norms], 1e-4)
-
-
-WIDER = "single+distill:width=64,depth=2,feature=1.0"
-
-
-def proved(run, log, text: str) -> dict:
-    observe_here(run, log, text)
-    parts = {part.name: part for part in parse(text).strategies}
-    assert parts["distill"].evidence(run.trained)["teacher_forwards"]
-    return parts["backward"].evidence(run.trained)
-
-
-@pytest.mark.parametrize("call", ["retain_graph", "autograd_grad"])
-def test_projections_get_their_gradients_by_other_calls_of_backward(call, train_here):
-    text = f"{WIDER}+backward:call={call}"
-    plain, usual = train_here(train(WIDER), 3)
-    weights = {n: p.detach().clone() for n, p in plain.trained.module.named_parameters()}
-    run, log = train_here(train(text), 3)
-    assert [float(x) for x in log.losses] == [float(x) for x in usual.losses]
-    assert all(p.equal(weights[n]) for n, p in run.trained.module.named_parameters())
-    assert proved(run, log, text)["gradients"] == len(weights) - 1, "all but the frozen positions"
-
-
-def test_gradients_that_leave_the_projections_out_are_noticed(train_here, monkeypatch):
-    def blind(self, accelerator, module, launch):
-        named = module.named_parameters()
-        mine = [p for n, p in named if p.requires_grad and not n.startswith(NAME)]
-        accelerator.backward = Caller(accelerator, mine, self.call)
-
-    monkeypatch.setattr(Backward, "configure", blind)
-    text = f"{WIDER}+backward:call=autograd_grad"
-    run, log = train_here(train(text), 1)
-    with pytest.raises(NotInForce, match="31 gradients for 33 weights"):
-        proved(run, log, text)
 
 
 def test_a_student_begins_with_the_teacher_s_blocks(file, train_here):
@@ -256,16 +213,6 @@ def test_a_student_begins_with_the_teacher_s_blocks(file, train_here):
     plain, _ = train_here(FLOW, 0)
     assert run.digest == plain.digest, "drawn as in every row of a suite"
     assert begun.apart(run.trained, run.trained.attached["distill"].module, 4) == 0
-
-
-def test_what_is_saved_is_the_student(file, train_here, tmp_path):
-    spec = train("single+distill:width=64,feature=1.0")
-    run, _ = train_here(spec, 1)
-    mine, trained = tmp_path / "averaged.safetensors", tmp_path / "trained.safetensors"
-    assert any(n.startswith(NAME) for n, _ in run.trained.module.named_parameters())
-    Training(folder=None, averaged=mine, trained=trained).finish(run, resolve(spec))
-    wanted = {n for n, p in resolve(FLOW).subject.build(0, "awake").named_parameters()}
-    assert set(load_file(mine)) == set(load_file(trained)) == wanted - {"pos_embed"}
 
 
 def test_a_training_goes_on_with_its_own_teacher_alone(file, train_here):
@@ -284,44 +231,3 @@ def test_a_file_of_another_model_is_refused(file, train_here):
         train_here(spec, 0)
     with pytest.raises(BadInput, match="cannot be read"):
         files.weights(SUBJECT, __file__)
-
-
-# ---- beside its teacher ----
-
-
-def test_a_student_draws_as_it_does_by_itself(file, draw_here, tmp_path):
-    subject = resolve(FLOW).subject
-    state = {n: p.detach().clone() for n, p in subject.build(7, "awake").named_parameters()}
-    mine = tmp_path / "student.safetensors"
-    save_file({n: v for n, v in state.items() if n != "pos_embed"}, str(mine))
-    beside = dataclasses.replace(
-        DRAWN, recipe=f"single+distilled:student={mine}", weights=str(file)
-    )
-    own = dataclasses.replace(DRAWN, model=FLOW.model, weights=str(mine))
-    taught, alone = draw_here(beside), draw_here(own)
-    assert taught.drawn.equal(alone.drawn)
-    distilled = part_named(beside.recipe, "distilled")
-    facts = distilled.evidence(taught.trained)
-    assert facts == {"parameters": subject.parameters, "blocks_a_call": 2}
-    inside = torch.nn.Sequential(taught.trained.module)  # whose weights have other names
-    with pytest.raises(NotInForce, match="no weight of the model can be compared"):
-        distilled._has_the_files(dataclasses.replace(taught.trained, module=inside))
-    teacher = draw_here(dataclasses.replace(beside, recipe="single"))
-    assert not teacher.drawn.equal(taught.drawn) and len(teacher.trained.module.blocks) == 4
-
-
-def test_a_student_is_compared_with_its_teacher():
-    """Its first weights are others, by design; another row's must be the reference's."""
-    told = Drawn(
-        samples=1, evaluations=1, products=1, shape=[1], latents="AACAPw==", labels=[0], noise="",
-        latency_seconds=[1.0], echo=1e-7,
-    )  # fmt: skip
-
-    def row(recipe: str, digest: str) -> Result:
-        spec = dataclasses.replace(DRAWN, recipe=recipe)
-        configs = {"initial_weights": digest}
-        return Result(status=Status.OK, spec=spec, drawn=told, configs=configs, parity="by design")
-
-    reference = row("single", "teacher")
-    assert samples.not_comparable(row("single+distilled:depth=2", "student"), reference) == ""
-    assert "other weights" in samples.not_comparable(row("single+int8", "student"), reference)

@@ -347,12 +347,6 @@ def design(row: Result) -> str:
     return "+".join(map(str, parts)) if row.parity != "exact" else ""
 
 
-def replaces_the_model(row: Result) -> bool:
-    """Return True if a row by design uses another model than its spec names."""
-    recipe = _recipe(row)
-    return recipe is not None and "model" in _altered(recipe)
-
-
 def computation(row: Result) -> str:
     """Return which computation named "bf16" or "fp16" a row ran, by the types that it read back.
 

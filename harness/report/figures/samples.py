@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from harness.report.figures import derive, parity
+from harness.report.figures import derive
 from harness.report.figures.parity import Verdict
 from harness.result import Result
 
@@ -108,7 +108,7 @@ def not_comparable(row: Result, reference: Result) -> str:
         if ours != theirs:
             return f"other {name}: {ours}, not {theirs}"
     weights = [r.configs.get("initial_weights") for r in (row, reference)]
-    if weights[0] != weights[1] and not parity.replaces_the_model(row):
+    if weights[0] != weights[1]:
         return f"other weights: {weights[0]}, not {weights[1]}"
     for name in ("noise", "labels", "shape"):
         if getattr(row.drawn, name) != getattr(reference.drawn, name):

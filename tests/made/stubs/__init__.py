@@ -37,5 +37,5 @@ LOST: Table = {
     )
     for case, stubbed in folder.LOST.items()
 }
-LOST_WHEN_DRAWN: Table = sampling.LOST | distillation.LOST_WHEN_DRAWN
+LOST_WHEN_DRAWN: Table = sampling.LOST
 """The same of a run that draws samples."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from strategies.distillation.distill import Distill
-from strategies.distillation.distilled import Distilled
 from strategies.distillation.teacher import Lesson, relative, squared
 from tests.made.stubs.parts import Table, nothing
 
@@ -116,13 +115,7 @@ LOST: Table = {
     "a teacher in float32, not bfloat16": (
         "single+distill:store=bf16", Distill, "attach", with_store("fp32"),
     ),
-    "a teacher in bfloat16, not 8 bits": (
-        "single+distill:store=int8", Distill, "attach", with_store("bf16"),
-    ),
     "blocks that begin as they are drawn": (
         "single+distill:init=blocks", Distill, "edit_model", drawn,
     ),
 }  # fmt: skip
-LOST_WHEN_DRAWN: Table = {
-    "the teacher, not its student": ("single+distilled:depth=2", Distilled, "stands_in", nothing),
-}
