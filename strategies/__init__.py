@@ -29,6 +29,12 @@ def _optimizer(name: str) -> type[Strategy]:
     return optimizer_kind(name)
 
 
+def _adapter(name: str) -> type[Strategy]:
+    from strategies.adapters.lycoris import adapter_kind
+
+    return adapter_kind(name)
+
+
 CATALOG = LazyTable(
     {
         **{name: partial(_sharding, name) for name in launch_file.names()},
@@ -45,9 +51,7 @@ CATALOG = LazyTable(
         "lora": "strategies.adapters.lora:Lora",
         "dora": "strategies.adapters.lora:Dora",
         "qlora": "strategies.adapters.lora:Qlora",
-        "lokr": "strategies.adapters.lycoris:Lokr",
-        "loha": "strategies.adapters.lycoris:Loha",
-        "oft": "strategies.adapters.lycoris:Oft",
+        **{name: partial(_adapter, name) for name in ("lokr", "loha", "oft")},
         "head": "strategies.adapters.partial:Head",
         "difffit": "strategies.adapters.partial:DiffFit",
         "controlnet": "strategies.adapters.controlnet:ControlNet",

@@ -6,15 +6,17 @@ import dataclasses
 
 import torch
 
+from strategies import CATALOG
 from strategies.adapters import beside, quantised_base
 from strategies.adapters import coded as products
 from strategies.adapters.cast import Cast
 from strategies.adapters.controlnet import ControlNet
 from strategies.adapters.lora import Dora, Lora, Qlora, inject
-from strategies.adapters.lycoris import Loha, Lokr, Oft
 from strategies.adapters.partial import DiffFit, Head
 from strategies.evidence import states
 from tests.made.stubs.parts import Table, nothing
+
+Lokr, Loha, Oft = (CATALOG[name] for name in ("lokr", "loha", "oft"))
 
 CONTROL = ControlNet.edit_model
 
