@@ -189,14 +189,14 @@ COMMANDS = {
     "lint": Command(
         help="list DeepSpeed settings that waste memory for a model, with the bytes",
         example="./run.sh lint my_zero3.json --model DiT-XL/2 --processes 8",
-        page="docs/how-to/find-memory.md",
+        page="docs/how-to/out-of-memory.md",
         arguments="harness.commands.lint:add_arguments",
         act="harness.commands.lint:lint_files",
     ),
     "anatomy": Command(
         help="write a page about the memory and time of one recipe",
         example="./run.sh anatomy zero2+bf16 --model DiT-S/4 --global-batch 16",
-        page="docs/how-to/find-memory.md",
+        page="docs/how-to/out-of-memory.md",
         arguments="harness.commands.anatomy:add_arguments",
         act="harness.commands.anatomy:anatomy",
     ),

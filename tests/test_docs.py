@@ -47,7 +47,7 @@ def test_the_published_results_were_made_by_readme_s_first_command():
 
 
 def test_the_stated_noise_floor_is_that_of_the_published_results():
-    text = (DOCS / "explanation" / "noise-and-parity.md").read_text()
+    text = (DOCS / "explanation" / "noise-and-fairness.md").read_text()
     said = re.search(r"\[it was ([\d.]+) %\]\(\.\./results/[\w-]+/report\.md\)", text)[1]
     assert f"Noise floor {said} %" in REPORT.read_text(encoding="utf-8")
 
@@ -63,7 +63,7 @@ def transcript(page: Path) -> str:
     return re.search(r"^```\n(\./run\.sh plan .*?)^```", page.read_text(), re.S | re.M)[1]
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/how-to/questions-fit.md"])
+@pytest.mark.parametrize("page", ["README.md"])
 def test_a_page_shows_an_excerpt_of_the_tutorial_s_plan(page):
     """It is held to the predictor by test_questions.py."""
     shown, full = transcript(ROOT / page), iter(transcript(FLUX).splitlines())

@@ -30,7 +30,7 @@ COMMANDS = {
     "atlas": Command(
         help="predict every public model on every common card, and write a page with filters",
         example="./run.sh atlas --models pixart-sigma flux-dev --cards RTX-4090 24GiB --gpus 1",
-        page="docs/how-to/atlas.md",
+        page="docs/how-to/plan.md",
         arguments="harness.planner.atlas.command:add_arguments",
         act="harness.planner.atlas.command:atlas",
     ),
@@ -38,7 +38,7 @@ COMMANDS = {
         help="measure the rates of this machine that predictions assume, and store them",
         example="./run.sh calibrate --minutes 20\n"
         "  ./run.sh calibrate --part check --part memory --part story --dry-run",
-        page="docs/how-to/calibrate.md",
+        page="docs/how-to/first-gpu.md",
         arguments="harness.planner.calibrate.command:add_arguments",
         act="harness.planner.calibrate.command:calibrate",
     ),

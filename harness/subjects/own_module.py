@@ -267,7 +267,7 @@ def load(model: str) -> type[Subject]:
     if not (isinstance(kind, type) and issubclass(kind, Subject)):
         raise BadInput(
             f"model {model}: {name!r} in {path} is no strategies.subject.Subject; "
-            "write FILE.py:CLASS (docs/adding/subject.md)"
+            "write FILE.py:CLASS (docs/adding/model.md)"
         )
     return kind
 

@@ -12,7 +12,6 @@ import pytest
 from harness import ROOT, cli
 from harness.planner import pool
 from harness.planner.calibrate.command import Held, compared, held
-from harness.planner.calibrate.table import times
 from harness.planner.calibration import record, store
 from harness.planner.calibration.record import fitted, left_out_errors, predicted_seconds
 from harness.planner.speed import rates
@@ -24,7 +23,6 @@ from tests.made.predictions import prediction_of
 from tests.made.results import cpu_set, done
 
 FOLDER = ROOT / "tests/golden/cpu-calibration"
-PAGE = ROOT / "docs/how-to/calibrate.md"
 
 
 def work(seconds: float) -> tuple[Work, ...]:
@@ -125,13 +123,6 @@ def test_one_that_was_fitted_to_wrong_steps_is_not_near(recorded):
     slow = [dataclasses.replace(r, step_seconds=2 * r.step_seconds) for r in calibration.rows]
     wrong = card(dataclasses.replace(calibration, rows=slow))
     assert statistics.median(abs(one.error(wrong)) for one in steps) > 0.8
-
-
-def test_the_page_shows_what_follows_from_the_recorded_steps(recorded):
-    shown, made_now = PAGE.read_text(), times(recorded[1])
-    for line in (made_now.heads, *made_now.lines):
-        assert f"| {' | '.join(line)} |" in shown
-    assert made_now.note in shown and len(made_now.lines) == 23
 
 
 # ---- the command ----

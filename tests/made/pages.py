@@ -14,8 +14,6 @@ from harness.result import load_all
 
 PUBLISHED = ROOT / "docs/results/cpu-2-cores-default"
 """The results of README's first command."""
-QUESTIONS = [ROOT / f"docs/how-to/questions-{name}.md" for name in ("fit", "why", "later")]
-"""The pages of questions, in order."""
 BLOCK = re.compile(r"^```\n(\./run\.sh (?:plan|oom) [^\n]+)\n(.*?)^```", re.S | re.M)
 """A command and its shortened output on these pages."""
 

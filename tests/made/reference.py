@@ -19,7 +19,7 @@ from harness.planner.export import trainers as tables_of
 from harness.planner.uncertainty import CLASSES, share_of
 from harness.report.rendering.explanations import GLOSSARY
 from harness.suite import file as suite_file
-from tests.made.pages import PUBLISHED, QUESTIONS, line, tables
+from tests.made.pages import PUBLISHED, line, tables
 from tests.made.translated import REAL
 
 FOLDERS = ("harness", "strategies")
@@ -108,19 +108,6 @@ def packages() -> str:
     return _table(("package", "what it holds"), rows)
 
 
-def questions() -> str:
-    """Return the table of the questions, each a link to its answer."""
-    heads = (
-        (p.name, head) for p in QUESTIONS for head in re.findall(r"^## (.+)$", p.read_text(), re.M)
-    )
-    rows = ((head.partition(". "), f"{name}#{_anchor(head)}") for name, head in heads)
-    return _table(("", "question"), ((number, f"[{text}]({to})") for (number, _, text), to in rows))
-
-
-def _anchor(head: str) -> str:
-    return re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-")
-
-
 def trainers() -> str:
     """Return the table of the published configurations, with the recipe of each."""
     files = [(n, one) for n in tables_of.known() for one in REAL[n]["published"]]
@@ -169,9 +156,7 @@ GENERATED = {
     "README.md": {"headline": headline, "ranking": ranking},
     "docs/architecture.md": {"packages": packages},
     "docs/explanation/accuracy.md": {"summary": summary, "classes": classes, "misses": misses},
-    "docs/how-to/export.md": {"adapters": adapters},
-    "docs/how-to/from-your-trainer.md": {"trainers": trainers},
-    "docs/how-to/questions.md": {"questions": questions},
+    "docs/how-to/export.md": {"adapters": adapters, "trainers": trainers},
     "docs/reference/commands.md": {"commands": commands},
     "docs/reference/strategies.md": {"strategies": listing.markdown},
     "docs/reference/suites.md": {"suites": suites},

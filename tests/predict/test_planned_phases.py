@@ -11,7 +11,7 @@ from conftest import predictions
 
 from harness import ROOT, cli
 from harness.phases import planned, planned_text
-from harness.planner import overhead, pool, resident_models, uncertainty, verdict, worker
+from harness.planner import overhead, pool, resident_models, verdict, worker
 from harness.prediction import Aside
 from harness.resolve import resolve
 from harness.spec import Spec, SpecError
@@ -148,23 +148,6 @@ def test_a_pass_that_others_measured_is_predicted(row):
     _, reserved = asides.passed(name, how, *asked)
     weights = 2 * resident_models.table()[name]["elements"] * row.get("weights", True)
     assert (reserved + weights) / GIB == pytest.approx(row["predicted"], rel=0.01)
-
-
-def test_the_page_shows_every_public_row_and_says_how_many_the_range_covers():
-    page = (ROOT / "docs/how-to/plan-phases.md").read_text()
-    share = uncertainty.shares()["beside the step"].share
-    for row in PUBLIC:
-        measured, told = row["reserved"], row["predicted"]
-        figures = f"{measured:.3f} | {told:.3f} | {100 * (told / measured - 1):+.1f} %"
-        assert f"| {row['name']} | {row['source']} | {row['settings']} | {figures} |" in page
-        if row.get("chosen"):
-            assert abs(measured / told - 1) <= share
-    new = [row for row in PUBLIC if not row.get("chosen")]
-    assert len(new) == 11 and len({row["source"] for row in new}) >= 5
-    inside = sum(abs(row["reserved"] / row["predicted"] - 1) <= share for row in new)
-    assert inside >= 0.9 * len(new) and f"It covers {inside} of the {len(new)}." in page
-    errors = sorted(100 * (row["predicted"] / row["reserved"] - 1) for row in new)
-    assert f"{errors[0]:+.1f} to {errors[-1]:+.1f} % off" in page
 
 
 @pytest.mark.thorough

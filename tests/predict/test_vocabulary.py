@@ -1,4 +1,4 @@
-"""The table of docs/reference/dit.md: what a loss over a vocabulary holds, predicted again."""
+"""The table of docs/reference/models.md: what a loss over a vocabulary holds, predicted again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from harness.planner import pool
 from harness.resolve import resolve
 from harness.spec import Spec
 
-PAGE = ROOT / "docs/reference/dit.md"
+PAGE = ROOT / "docs/reference/models.md"
 PARTS = {
     "full": "",
     "chunked": "+cross_entropy",

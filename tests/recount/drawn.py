@@ -1,6 +1,6 @@
 """What rows drew, against what their reference drew: from the latents and labels of raw results.
 
-As docs/how-to/sampling.md and the note below "Same samples?" state it.
+As docs/how-to/train.md and the note below "Same samples?" state it.
 """
 
 from __future__ import annotations

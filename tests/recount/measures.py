@@ -1,6 +1,6 @@
 """The definition of every number of a row, from raw results: bytes, seconds, plain fractions.
 
-As docs/explanation/noise-and-parity.md and the notes below the tables state them.
+As docs/explanation/noise-and-fairness.md and the notes below the tables state them.
 """
 
 from __future__ import annotations

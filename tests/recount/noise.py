@@ -1,6 +1,6 @@
 """The noise floor: how far apart two rows' median steps may lie with nothing different.
 
-docs/explanation/noise-and-parity.md defines it: Student's t for 95 % times the spread of the
+docs/explanation/noise-and-fairness.md defines it: Student's t for 95 % times the spread of the
 logarithms of runs' medians, and no less than the same of the medians of single steps.
 """
 

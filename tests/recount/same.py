@@ -1,6 +1,6 @@
 """Whether two runs computed the same: five relative distances, what they are held to, the word.
 
-As docs/explanation/noise-and-parity.md ("The same computation?") states it.
+As docs/explanation/noise-and-fairness.md ("The same computation?") states it.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ def test_what_was_not_traced_has_no_peak_on_a_cpu_and_keeps_its_resident_mark():
 
 
 def test_one_function_decides_what_a_row_s_peak_is(monkeypatch):
-    """docs/adding/peak-meaning.md: every headline follows it; needs and predictions do not."""
+    """docs/explanation/memory.md: every headline follows it; needs and predictions do not."""
     monkeypatch.setattr(
         derive, "peak_by_phase", lambda ranks: derive.highest_by_phase(ranks, "reserved")
     )

@@ -21,7 +21,7 @@ def test_it_tells_digits_that_it_has_not_seen():
     seen = measure.classifier(images[:HALF], labels[:HALF])
     right = 100 * seen.score(images[HALF:], labels[HALF:])
     (said,) = re.findall(
-        r"right on (\d+) % of the half", (ROOT / "docs/how-to/sampling.md").read_text()
+        r"right on (\d+) % of the half", (ROOT / "docs/how-to/train.md").read_text()
     )
     assert right == pytest.approx(int(said), abs=0.6)
 

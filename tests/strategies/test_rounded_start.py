@@ -1,5 +1,5 @@
 """The float32 master of DeepSpeed begins as weights that were rounded to 16 bits: the effect of
-that alone on the first steps (docs/explanation/noise-and-parity.md)."""
+that alone on the first steps (docs/explanation/noise-and-fairness.md)."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ Seen: 144 MiB, if 24 of PixArt's 28 blocks are streamed under LoRA; 20 MiB witho
 """
 SHARDED_SLACK = 2 * 2**30
 """The same where ranks hold shares. Seen: 1.7 GiB under ZeRO-2 and 0.9 under ZeRO-3, if DiT-XL/2
-trains on 4 GPUs without checkpoints (docs/how-to/atlas.md, "A third sample")."""
+trains on 4 GPUs without checkpoints (docs/how-to/plan.md, "A third sample")."""
 UNHIDDEN = 0.05
 """Estimate of the time of moved activations, over that of the forward pass."""
 LIVE = 1.05

@@ -169,7 +169,7 @@ def peak_by_phase(ranks: Iterable[Rank]) -> dict[str, int]:
 
     This function and ``peak_of`` define "peak" in every format: live tensors on the device, in
     the steps of a training. On a GPU the caching allocator counts them. Without one the trace
-    of a step does, and an untraced row has no peak. docs/adding/peak-meaning.md lists what else
+    of a step does, and an untraced row has no peak. docs/explanation/memory.md lists what else
     to change with it.
     """
     ranks = list(ranks)

@@ -99,7 +99,7 @@ NOTE = (
     "A row has changed if its median step moved by more than Limit %, the noise from run to run. "
     "Without a known limit: by more than 5 %, and the p10 to p90 intervals do not overlap. Memory "
     "has changed from 2 % or 16 MiB. Losses, gradient norms and updates have changed if rounding "
-    "does not explain it. Read on: docs/explanation/noise-and-parity.md."
+    "does not explain it. Read on: docs/explanation/noise-and-fairness.md."
 )
 
 
