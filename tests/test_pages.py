@@ -138,6 +138,8 @@ def lines_of_code(text: str) -> Iterator[list[str]]:
         for line in block.replace("\\\n", " ").splitlines():
             if "./run.sh" not in line and "harness.train" not in line:
                 continue
+            if "$(" in line:  # what a shell fills in is not there to be parsed
+                continue
             words = shlex.split(line, comments=True)
             starts = [i for i, w in enumerate(words) if w in ("./run.sh", "harness.train")]
             if starts:
