@@ -3,14 +3,12 @@ backward."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, no_type_check
 
 from strategies.base import demand
-from strategies.engine import Engine, clip_by
+from strategies.engine import Engine
 from strategies.evidence.readings import stored
-from strategies.inventory import Fragment, ParameterPart, TensorInventory
-from strategies.parallel.groups import gatherer, whole_shape
+from strategies.inventory import TensorInventory
 
 if TYPE_CHECKING:
     from strategies.engine import RunContext, TrainingRun
@@ -44,8 +42,7 @@ def divide(divided, bucket):
 
 
 class Replicas(Engine):
-    """Engine whose ranks hold the whole model each, or parts of it in tensor parallelism
-    (``strategies.parallel``)."""
+    """Engine whose ranks hold the whole model each."""
 
     @property
     def traits(self) -> frozenset[str]:
@@ -67,30 +64,6 @@ class Replicas(Engine):
             return
         if trained.launch.simulated and not trained.model._comm_hooks:
             trained.model.register_comm_hook(Divided(trained.launch.layout.alike), divide)
-
-    def norm(self, trained: TrainingRun, limit: float = 0.0) -> Any:
-        parts = gatherer(trained)
-        if parts:
-            return clip_by(trained, parts.norm(trained), limit)
-        return super().norm(trained, limit)
-
-    def fragments(self, trained: TrainingRun, *, copies: bool = False) -> Iterator[Fragment]:
-        parts = gatherer(trained)
-        if parts is None:
-            return super().fragments(trained, copies=copies)
-        # The first ranks that together have all parts yield them.
-        first = trained.accelerator.process_index < trained.launch.layout.tensor
-        own = super().fragments(trained, copies=True) if copies or first else iter(())
-        return parts.placed(trained, own, copies=copies)
-
-    def whole(self, trained: TrainingRun, parameters: Sequence[Any]) -> Iterator[Any]:
-        parts = gatherer(trained)
-        if parts is None:
-            return super().whole(trained, parameters)
-        return (parts.whole(p, p, trained.module) for p in parameters)
-
-    def part(self, parameter: Any) -> ParameterPart:
-        return ParameterPart(parameter, whole_shape(parameter))
 
     def held(self, trained: TrainingRun) -> TensorInventory:
         """Return the inventory with the bytes of DDP's gradient buckets, which live in C++.
@@ -125,9 +98,7 @@ class Replicas(Engine):
             held = [stored(p.data) for p in trained.module.parameters()]
             each = [sum(t.double().sum() for t in tensors).to(device) for tensors in held]
             sums = torch.stack(each)
-        parts = trained.launch.layout.tensor
-        alike = trained.accelerator.gather(sums[None])[trained.accelerator.process_index % parts :]
-        spread = float((alike[::parts] - sums).abs().max())
+        spread = float((trained.accelerator.gather(sums[None]) - sums).abs().max())
         why = (
             "the ranks draw different samples"
             if trained.sampling

@@ -34,11 +34,17 @@ INPUT = dict.fromkeys(
 """Collectives whose first argument is the output -> index of the input."""
 
 
+FUNCTIONAL = "_c10d_functional"
+"""Namespace of the collectives that DTensors call."""
+
+
 def handed(name: str, args: Any, phase: str) -> list[Sent]:
-    """Return what a rank passes to the collective ``name`` (torch.ops.c10d's) with ``args``."""
+    """Return what a rank passes to the collective ``name`` (torch.ops.c10d's, or a DTensor's
+    functional one) with ``args``."""
     given = within([args[INPUT.get(name, 0)]]) if args else []
     plain = [t for tensor in given for t in stored(tensor)]
-    group = getattr(group_of(args), "group_name", "")
+    words = [value for value in args if isinstance(value, str)]  # a functional one's group is last
+    group = getattr(group_of(args), "group_name", words[-1] if words else "")
     return [Sent(name, dtype_of(t), t.numel() * t.element_size(), phase, group) for t in plain]
 
 
@@ -148,8 +154,9 @@ def _watch(seen: Observed) -> Any:
             if wrapped(types):
                 return NotImplemented
             name = f.overloadpacket._qualified_op_name
-            if name.startswith("c10d::") and name != "c10d::recv_":
-                seen.sent += handed(name.removeprefix("c10d::"), args, self.phase)
+            kind, _, name_of = name.partition("::")
+            if kind in ("c10d", FUNCTIONAL) and name_of not in ("recv_", "wait_tensor"):
+                seen.sent += handed(name_of, args, self.phase)
             out = f(*args, **(kwargs or {}))
             shapes = [list(getattr(value, "shape", ())) for value in args]
             seen.ran.append(Ran(name, shapes, dtype_of(out), [self.phase, *_BESIDE][-1]))

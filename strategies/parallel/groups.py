@@ -1,4 +1,4 @@
-"""Process groups of ranks that share weights or samples, and the engines' view of such weights.
+"""Process groups of ranks that share weights or samples.
 
 No torch at import: engines import this module in the launching process.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from strategies.engine import RunContext, TrainingRun
+    from strategies.engine import RunContext
 
 
 class Groups(NamedTuple):
@@ -48,34 +48,3 @@ def uneven(launch: RunContext) -> str | None:
         size, text = size * whole.replicate, f"{whole.replicate} copies of {text}"
     near = max(size, count // size * size)
     return f"{count} processes are not {text}; use --processes {near}, or another ranks"
-
-
-class Among:
-    """Replaces accelerate's ``DistributedDataParallelKwargs``: the same, and the ``group`` over
-    which DDP averages gradients, which accelerate cannot set."""
-
-    def __init__(self, usual: Any, group: Any) -> None:
-        self.usual, self.group = usual, group
-
-    def to_kwargs(self) -> dict[str, Any]:
-        """Return the arguments of DDP."""
-        return {**(self.usual.to_kwargs() if self.usual else {}), "process_group": self.group}
-
-    def register_comm_hook(self, model: Any) -> None:
-        """Register accelerate's hook, if there is one."""
-        if self.usual:
-            self.usual.register_comm_hook(model)
-
-
-def gatherer(trained: TrainingRun) -> Any:
-    """Return the module that gathers tensor-parallel weights; None if the run has none."""
-    if trained.launch.layout.tensor == 1:
-        return None
-    from strategies.parallel.tensor import saving
-
-    return saving
-
-
-def whole_shape(parameter: Any) -> Any:
-    """Return the shape of the whole parameter that ``parameter`` is, or is a share of."""
-    return parameter.share.shape if hasattr(parameter, "share") else parameter.shape

@@ -315,7 +315,7 @@ def test_what_a_plan_refuses_is_refused_in_its_words(words, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("recipe", "gpus", "told"),
     [
-        ("ddp+tp:ranks=2", 4, "tp_size"),
+        ("fsdp2+tp:ranks=2", 4, "tp_size"),
         ("ddp+sp:ranks=2", 4, "sp_size"),
         ("pp:stages=2", 2, "no stages"),
         ("model_parallel:stages=2", 2, "no stages"),

@@ -50,7 +50,7 @@ OTHERS: dict[str, list[str]] = {
         *(f"ddp+attend:kernel={kernel}" for kernel in ("efficient", "cudnn", "flex")),
     ],
     "sp": ["ddp+sp"],
-    "tp": ["ddp+tp"],
+    "tp": ["fsdp2+tp"],
     "cross_entropy": [f"ddp+cross_entropy:kind={kind}" for kind in ("full", "fused", "cut")],
     "distill": [
         "single+distill", "single+distill:store=bf16,weight=0.7,feature=0.5",

@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tests.sabotage.ranks import BETWEEN, CUT, DRAWN, RANKS, SHARED, STAGES
+from tests.sabotage.ranks import CUT, DRAWN, RANKS, SHARED, STAGES
 
 if TYPE_CHECKING:
     from harness.worker.loop import Run
@@ -223,5 +223,5 @@ SABOTAGES: dict[str, Callable[[Run], None]] = {
     )
 }
 """Name -> change to a run before its first step."""
-ALL = SABOTAGES | RANKS | SHARED | DRAWN | CUT | BETWEEN | SHARDS | STAGES
+ALL = SABOTAGES | RANKS | SHARED | DRAWN | CUT | SHARDS | STAGES
 """Name -> change, for the worker's hook (``harness.worker.measure.altered``)."""

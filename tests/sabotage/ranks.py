@@ -69,54 +69,64 @@ def heads_dealt_as_they_lie(run: Run) -> None:
     """Split weights of several pieces (packed queries, keys and values) as they lie instead of
     piece by piece. The first rank gets all queries and half of the keys."""
     import torch
-    from torch.distributed.tensor import DTensor, distribute_tensor
+    from torch.distributed.tensor import distribute_tensor
 
     trained = run.trained
-    cut = [p for block in trained.blocks() for p in block.parameters() if hasattr(p, "share")]
-    packed = [p for p in cut if len(p.share.pieces) > 1]
+    packed = [p for p in trained.module.parameters() if getattr(p, "order", None)]
     with torch.no_grad():
         for p, whole in zip(packed, trained.engine.whole(trained, packed), strict=True):
-            mine = whole.chunk(p.share.parts, p.share.axis)[p.share.index]
-            if isinstance(p, DTensor):
-                mine = distribute_tensor(mine, p.device_mesh, p.placements, src_data_rank=None)
-            p.copy_(mine)
+            p.copy_(distribute_tensor(whole, p.device_mesh, p.placements, src_data_rank=None))
 
 
 def products_not_summed(run: Run) -> None:
     """Use each rank's partial product of a row-parallel layer without the sum."""
-    _alone(run, "RowParallel")
+    for layer in _cut_layers(run, axis=1):
+        layer._forward_hooks.clear()
+        layer.register_forward_hook(lambda _, given, out: out.to_local())
 
 
 def gradients_not_summed(run: Run) -> None:
     """Omit the gradient sum before a column-parallel layer."""
-    _alone(run, "ColumnParallel")
+    import torch
+    from torch.distributed.tensor import DTensor, Replicate
+
+    class Own(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            mine = grad.to_local()
+            return DTensor.from_local(mine, grad.device_mesh, [Replicate()], run_check=False)
+
+    for layer in _cut_layers(run, axis=0):
+        layer.register_forward_pre_hook(lambda _, given: (Own.apply(given[0]), *given[1:]))
 
 
-def _alone(run: Run, kind: str) -> None:
-    """Make split layers of this kind compute like ordinary layers on their part."""
+def _cut_layers(run: Run, axis: int) -> list[Any]:
     from torch import nn
 
-    from strategies.parallel.tensor import layers
-
-    for layer in layers.parallel_layers(run.trained.module):
-        if isinstance(layer, getattr(layers, kind)):
-            layer.forward = nn.Linear.forward.__get__(layer)
+    linears = (m for m in run.trained.module.modules() if isinstance(m, nn.Linear))
+    return [m for m in linears if m.weight.placements[-1].is_shard(axis) and m.weight.ndim == 2
+            and m.weight.device_mesh.ndim == 2]  # fmt: skip
 
 
 def norm_of_own_parts(run: Run) -> None:
     """Clip gradients by the norm of this rank's own part."""
-    from torch import nn
+    import torch
 
     trained = run.trained
     limit = trained.settings.grad_clip or float("inf")
-    trained.gradient_norm = lambda: nn.utils.clip_grad_norm_(trained.module.parameters(), limit)
 
+    def own() -> Any:
+        grads = [p.grad.to_local() for p in trained.module.parameters() if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(grads)
+        for grad in grads:
+            grad.mul_((limit / (norm + 1e-6)).clamp(max=1.0))
+        return norm
 
-def modulation_of_own_tokens(run: Run) -> None:
-    """Compute the gradients of the tokens' shift, scale and gate from this rank's tokens only."""
-    from strategies.parallel.tensor import layers
-
-    layers.spread = lambda out, group: out
+    trained.gradient_norm = own
 
 
 RANKS: dict[str, Callable[[Run], None]] = {one_rank_left_out.__name__: one_rank_left_out}
@@ -145,11 +155,7 @@ CUT: dict[str, Callable[[Run], None]] = {
         norm_of_own_parts,
     )
 }
-"""Name -> change to a run of ``ddp+tp`` before its first step."""
-BETWEEN: dict[str, Callable[[Run], None]] = {
-    modulation_of_own_tokens.__name__: modulation_of_own_tokens
-}
-"""Name -> change to a run of ``ddp+tp:norms=tokens`` before its first step."""
+"""Name -> change to a run of ``fsdp2+tp`` before its first step."""
 
 
 # ---- pipeline stages ----

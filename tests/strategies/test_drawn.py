@@ -169,7 +169,7 @@ def test_each_strategy_is_refused_where_it_has_no_effect(name):
         ("single+sp", SAMPLE, ["sp: one process cannot share", "take ddp"]),
         ("ddp", SAMPLE, ["ddp: samples are drawn by one process", "take single, or ddp+sp"]),
         ("fsdp2+sp", SAMPLE, ["fsdp2: samples are drawn", "take single, or ddp+sp"]),
-        ("ddp+tp", SAMPLE, ["ddp: samples are drawn"]),
+        ("fsdp2+tp", SAMPLE, ["fsdp2: samples are drawn"]),
         ("single+adapter", TRAIN, ["adapter", "train one with lora"]),
         ("single+adapter+int8", SAMPLE, ["weights in codes", "how=merged"]),
         ("single+adapter+block_swap", SAMPLE, ["streamed weights", "leave block_swap out"]),

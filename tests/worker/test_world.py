@@ -27,7 +27,7 @@ from tests.made.results import cpu_set
 RECIPES = (
     *("ddp", "zero1", "zero2", "zero3", "zero2_offload", "zero3_offload"),
     *("fsdp2", "fsdp2_offload", "ddp+ema:place=cpu", "ddp+offload_activations"),
-    *("ddp+sp", "ddp+tp"),
+    *("ddp+sp"),
 )
 PAIR = Spec(recipe="zero2", model="DiT-T/8", global_batch=8, warmup=1, steps=2)
 SLACK = 0.005

@@ -29,7 +29,7 @@ from strategies import initial
 from strategies.base import pinned_block
 from strategies.evidence.flops import formulas
 from strategies.evidence.readings import stored
-from strategies.evidence.watching import group_of
+from strategies.evidence.watching import FUNCTIONAL, group_of
 from strategies.inventory import AllocationScope
 
 aten = torch.ops.aten
@@ -273,10 +273,11 @@ def _place(file: str, line: int) -> str:
 # ---- Work of each op ----
 
 
-WIRE = {"allreduce_": 2, "allreduce_coalesced_": 2}
+WIRE = {"allreduce_": 2, "allreduce_coalesced_": 2, "all_reduce": 2}
 """Collective -> passes over the wire. An all-reduce is a reduce-scatter and an all-gather."""
-PASSED = ("send", "recv_")
-"""Operations from one rank to another; counted at the sender."""
+PASSED = ("send", "recv_", "wait_tensor")
+"""Operations that pass nothing to a group: from one rank to another, counted at the sender, and a
+wait for a DTensor's collective."""
 AWAITED = ("alltoall_base_", "allgather_")
 """Collectives within a layer. The next op waits for them, even if an engine overlaps others."""
 
@@ -311,7 +312,7 @@ class Counter:
     def see(self, phase: str, func: Any, args: Any, out: Any, beside: bool = False) -> None:
         """Count one op. ``beside``: a copy runs beside the computation."""
         ins, outs = _tensors(args), _tensors(out)
-        if func.namespace == "c10d":
+        if func.namespace in ("c10d", FUNCTIONAL):
             name = func._schema.name.rpartition("::")[2]
             if name == "send":  # doubled, because a group of two counts (2 - 1) / 2 of its bytes
                 self.add(phase, "collective", "", 0, 2 * _bytes(ins), 2, _distance(args))
@@ -398,10 +399,11 @@ def _ranks(args: Any) -> tuple[int, int]:
     """Return the number of ranks of a collective and their stride; (0, 1) for all ranks."""
     from torch.distributed import distributed_c10d as c10d
 
-    group = group_of(args)
-    if group is None:
+    words = [value for value in args if isinstance(value, str)]  # a functional one's group is last
+    name = getattr(group_of(args), "group_name", words[-1] if words else "")
+    if not name:
         return 0, 1
-    ranks = c10d.get_process_group_ranks(c10d._resolve_process_group(group.group_name))
+    ranks = c10d.get_process_group_ranks(c10d._resolve_process_group(name))
     stride = ranks[1] - ranks[0] if len(ranks) > 1 else 1
     return (0, 1) if len(ranks) == c10d.get_world_size() else (len(ranks), stride)
 

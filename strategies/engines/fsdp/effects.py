@@ -40,6 +40,8 @@ def cut(trained: TrainingRun) -> dict[str, Any]:
     mesh = (layout.replicate, layout.sharers) if grouped else (layout.sharers,)
     wanted = (Replicate(), Shard(0)) if grouped else (Shard(0),)
     named = dict(trained.module.named_parameters())
+    if layout.tensor > 1:  # weights that tp cuts are on two axes, and shown by tp
+        named = {n: p for n, p in named.items() if _axes(p) < 2}
     whole = [n for n, p in named.items() if not isinstance(p, DTensor)]
     demand(not whole, f"{len(whole)} parameters are not sharded, {first(whole)} first")
     found = {tuple(p.device_mesh.shape) for p in named.values()}
@@ -47,6 +49,10 @@ def cut(trained: TrainingRun) -> dict[str, Any]:
     other = [n for n, p in named.items() if tuple(p.placements) != wanted]
     demand(not other, f"{len(other)} parameters are not sharded by rows, {first(other)} first")
     return {"mesh": list(mesh), "placements": ", ".join(map(str, wanted))}
+
+
+def _axes(p: Any) -> int:
+    return p.device_mesh.ndim if isinstance(p, DTensor) else 0
 
 
 def first(names: list[str]) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from strategies.base import BadInput
-from strategies.engine import Engine, Workload, clip_by
+from strategies.engine import Engine, Workload
 from strategies.inventory import (
     EngineReport,
     Fragment,
@@ -24,7 +24,6 @@ from strategies.inventory import (
     TracePoints,
 )
 from strategies.launch_file import LaunchFile, LaunchFileError, Layout
-from strategies.parallel.groups import gatherer, whole_shape
 
 if TYPE_CHECKING:
     import torch
@@ -74,7 +73,7 @@ class Rows(Engine):
     def part(self, parameter: Any) -> ParameterPart:
         from strategies.engines.fsdp import shard as facts
 
-        return ParameterPart(facts.local(parameter), whole_shape(parameter))
+        return ParameterPart(facts.local(parameter), parameter.shape)
 
     def report(self, trained: TrainingRun) -> EngineReport:
         from strategies.engines.fsdp import shard as facts
@@ -302,22 +301,27 @@ class Fsdp(Rows):
     # ---- one optimizer step ----
 
     def norm(self, trained: TrainingRun, limit: float = 0.0) -> Any:
-        parts = gatherer(trained)
-        if parts:
-            return clip_by(trained, parts.norm(trained), limit)
-        return super().norm(trained, limit)
+        if trained.launch.layout.tensor == 1:
+            return super().norm(trained, limit)
+        from strategies.parallel.tensor import parallelize
+
+        return parallelize.norm([*trained.module.parameters()], limit)
 
     # ---- between two steps ----
 
     def fragments(self, trained: TrainingRun, *, copies: bool = False) -> Iterator[Fragment]:
-        own, parts = super().fragments(trained, copies=copies), gatherer(trained)
-        return parts.placed(trained, own, copies=copies) if parts else own
+        if trained.launch.layout.tensor == 1:
+            return super().fragments(trained, copies=copies)
+        from strategies.parallel.tensor import parallelize
+
+        named = [(n, p) for n, p in trained.module.named_parameters() if p.requires_grad]
+        return parallelize.fragments(named, copies=copies)
 
     def whole(self, trained: TrainingRun, parameters: Sequence[Any]) -> Iterator[Any]:
-        parts = gatherer(trained)
+        from strategies.parallel.tensor import parallelize
+
         for parameter in parameters:
-            found = whole(parameter.detach())
-            yield parts.whole(found, parameter, trained.module) if parts else found
+            yield parallelize.whole(whole(parameter.detach()), parameter)
 
     def held(self, trained: TrainingRun) -> TensorInventory:
         from strategies.evidence.readings import stored

@@ -23,6 +23,7 @@ from strategies.engine import TrainingRun
 from strategies.initial import Draw
 from strategies.inventory import AllocationScope, Fragment
 from strategies.launch_file import Layout
+from strategies.parallel.tensor.parallelize import AXIS, parallelize
 
 
 def stand_in(accelerator: Any, layout: Layout) -> None:
@@ -87,7 +88,9 @@ def shard(
 
     if isinstance(module, FSDPModule):
         return
-    by_part(accelerator, blocks, _options(accelerator), draw)
+    mesh = accelerator.torch_device_mesh
+    tensor = mesh[AXIS] if mesh is not None and AXIS in mesh.mesh_dim_names else None
+    by_part(accelerator, blocks, _options(accelerator), draw, tensor)
     _filled(accelerator, module, draw)
     with _marks_kept(module):
         fsdp2_prepare_model(accelerator, module)
@@ -98,14 +101,21 @@ def shard(
 
 
 def by_part(
-    accelerator: Any, parts: Sequence[nn.Module], options: Mapping[str, Any], draw: Draw | None
+    accelerator: Any,
+    parts: Sequence[nn.Module],
+    options: Mapping[str, Any],
+    draw: Draw | None,
+    tensor: Any = None,
 ) -> None:
-    """Draw the missing weights of each of ``parts`` and shard it, in this order.
+    """Draw the missing weights of each of ``parts``, cut it among the ranks of the mesh ``tensor``
+    (tensor parallelism; None: not), and shard it, in this order.
 
     A part that another one contains must come before it. ``options`` are ``fully_shard``'s.
     """
     for part in parts:
         _filled(accelerator, part, draw)
+        if tensor is not None:
+            parallelize(part, tensor)
         with _marks_kept(part):
             fully_shard(part, **options)
 
@@ -173,11 +183,8 @@ def _unpack(part: nn.Module, device: torch.device) -> None:
 
 
 def _on_device(p: nn.Parameter, device: torch.device) -> nn.Parameter:
-    """Move a weight that is a tensor-parallel part of the drawn one to its device.
-
-    Weights without storage, adapters included, are moved too: torch would move them by their data.
-    """
-    alone = (hasattr(p, "share") or initial.storageless()) and not isinstance(p, DTensor)
+    """Move a weight without storage to its device: torch would move it by its data."""
+    alone = initial.storageless() and not isinstance(p, DTensor)
     return initial.moved(p, device) if alone and p.device.type != device.type else p
 
 

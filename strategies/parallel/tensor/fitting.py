@@ -1,23 +1,15 @@
-"""Reasons why the blocks of a library's model cannot be cut, found without memory.
-
-Imports torch.
-"""
+"""Reasons why the blocks of a model cannot be cut, found without memory. Imports torch."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import logging
-import types
-from collections.abc import Iterator
-from typing import Any
 
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from strategies import initial
-from strategies.parallel.tensor import layers
-from strategies.parallel.tensor.products import mixing, products
+from strategies.parallel.tensor.products import mixing, products, scale_sizes
+from strategies.parallel.tensor.strategy import INNER
 from strategies.subject import Subject
 
 OTHERWISE = "leave tp out, or take fsdp2"
@@ -32,8 +24,7 @@ def _plain(subject: Subject) -> nn.Module:
 
 @functools.lru_cache(maxsize=64)
 def unknown(subject: Subject) -> str:
-    """Return the first layer of a block that ``products`` cannot cut, with the reason; empty if it
-    finds all products of all blocks."""
+    """Return the first layer of a block that ``products`` does not find, with the reason."""
     if subject.random_blocks:
         return f"its blocks have dropout, and ranks would draw other numbers; {OTHERWISE}"
     module = _plain(subject)
@@ -42,7 +33,7 @@ def unknown(subject: Subject) -> str:
         found = products(block)
         for name, part in block.named_modules():
             whole = f"{names[block]}.{name}"
-            if name and name not in found and _multiplies(part, whole in subject.survey.linears):
+            if name and name not in found and _multiplies(part, whole in subject.linears):
                 return f"{whole} ({type(part).__name__}) is no layer that it cuts; {OTHERWISE}"
         for name in mixing(block):
             return f"{names[block]}.{name} normalizes over several heads; {OTHERWISE}"
@@ -61,55 +52,32 @@ def counts(subject: Subject) -> tuple[tuple[int, str], ...]:
     """Return the numbers that ranks must divide, with their words."""
     module = _plain(subject)
     cuts = [cut for block in subject.blocks(module) for cut in products(block).values()]
-    heads = {piece // cut.head for cut in cuts if cut.head > 1 for piece in cut.pieces}
-    inner = {piece for cut in cuts if cut.head == 1 for piece in cut.pieces}
-    words = ("heads", "inner features of the MLP")
-    return tuple((n, word) for word, some in zip(words, (heads, inner), strict=True) for n in some)
+    heads = {(piece // cut.head, "heads") for cut in cuts if cut.head > 1 for piece in cut.pieces}
+    inner = {(n, INNER) for cut in cuts if cut.head == 1 for n in cut.pieces}
+    return (*sorted(heads), *sorted(inner))
 
 
 @functools.lru_cache(maxsize=64)
 def fails(subject: Subject, ranks: int) -> str:
-    """Return the module that cannot compute with a rank's part, with the reason; empty if all can.
-
-    It has positions for each head, for example.
-    """
+    """Return the class of block that cannot compute with a rank's part: it has positions for each
+    head, for example."""
     shallow = subject.deep(dict.fromkeys(subject.depths, 1)) if subject.depths else subject
-    within: list[nn.Module] = []
-    with FakeTensorMode(allow_non_fake_inputs=True), _silent():
+    within = [""]
+    with FakeTensorMode(allow_non_fake_inputs=True):
         module, sample = shallow.make(), shallow.example("cpu")
         for block in shallow.blocks(module):
-            layers.cut_block(block, 0, ranks)
-        for layer in layers.parallel_layers(module):  # without the sums
-            layer.forward = types.MethodType(nn.Linear.forward, layer)
-        for part in module.modules():
-            part.register_forward_pre_hook(_entered(within))
-            part.register_forward_hook(_left(within))
+            for name, cut in products(block).items():
+                layer = block.get_submodule(name)
+                sizes = [layer.in_features, layer.out_features]
+                sizes[1 - cut.axis] //= ranks
+                block.set_submodule(name, nn.Linear(*sizes, bias=layer.bias is not None))
+            scale_sizes(block, lambda size: size // ranks)
+        for name, part in module.named_modules():
+            text = f"{name} ({type(part).__name__})"
+            part.register_forward_pre_hook(lambda _, given, text=text: within.append(text))
+            part.register_forward_hook(lambda *_: within.pop() and None)
         try:
             shallow.predict(module, *sample)
         except Exception:
-            name = next(name for name, part in module.named_modules() if part is within[-1])
-            kind = type(within[-1]).__name__
-            return f"{name} ({kind}) does not compute with a part of its heads; {OTHERWISE}"
+            return f"{within[-1]} does not compute with a part of its heads; {OTHERWISE}"
     return ""
-
-
-def _entered(within: list[nn.Module]) -> Any:
-    return lambda part, *_: within.append(part)
-
-
-def _left(within: list[nn.Module]) -> Any:
-    def leave(*_: Any) -> None:
-        within.pop()
-
-    return leave
-
-
-@contextlib.contextmanager
-def _silent() -> Iterator[None]:
-    """Omit torch's log of the operation that fails."""
-    before = logging.root.manager.disable
-    logging.disable(logging.ERROR)
-    try:
-        yield
-    finally:
-        logging.disable(before)

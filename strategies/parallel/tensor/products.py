@@ -3,8 +3,7 @@
 A half of a block is one or more first layers, whose outputs are cut, and a last layer, whose inputs
 are cut alike. Nothing between them may mix heads or inner features. The names are those of this
 project's DiT and of diffusers. diffusers 0.42 has plans of its own (``_tp_plan``) for Flux, Flux 2
-and Qwen-Image; a test holds this rule to them. They are not used: ``enable_parallelism`` refuses
-CPUs, and its parameters are DTensors, on which DDP fails. Imports torch.
+and Qwen-Image; a test holds this rule to them, so they are not read. Imports torch.
 """
 
 from __future__ import annotations
@@ -144,13 +143,12 @@ def mixing(block: nn.Module) -> Iterator[str]:
                 yield f"{name}.{inner}"
 
 
-def head_norms(block: nn.Module) -> dict[nn.Module, list[nn.Module]]:
-    """Return attention -> its norms of a head that have weights."""
-    found: dict[nn.Module, list[nn.Module]] = {}
-    for part in block.modules():
-        cuts = _attention(part)
-        inner = [layer for name, layer in part.named_modules() if cuts and name not in cuts]
-        norms = [layer for layer in inner if [*layer.parameters(recurse=False)]]
-        if norms and part is not block:
-            found[part] = norms
+def head_norms(block: nn.Module) -> list[str]:
+    """Return the names of the norms of a head that have weights."""
+    found = []
+    for name, part in block.named_modules():
+        cuts = _attention(part) if part is not block else {}
+        for inner, layer in part.named_modules() if cuts else ():
+            if inner not in cuts and [*layer.parameters(recurse=False)]:
+                found.append(f"{name}.{inner}")
     return found

@@ -1,6 +1,6 @@
 """Ranks whose parts of the same samples, or of the same weights, are not one training: what a run
-of ``ddp+sp`` or ``ddp+tp`` does instead -> (whose evidence must notice beside parity, the sabotage:
-``tests.sabotage.ranks``)."""
+of ``ddp+sp`` or ``fsdp2+tp`` does instead -> (whose evidence must notice beside
+parity, the sabotage: ``tests.sabotage.ranks``)."""
 
 from __future__ import annotations
 
@@ -13,5 +13,4 @@ LOST = {
 LOST_PARTS = {
     "products are of a part": ("tp", "products_not_summed"),
     "gradients are of a part": ("tp", "gradients_not_summed"),
-    "modulation learns from a part of the tokens": ("tp", "modulation_of_own_tokens"),
 }
