@@ -1,15 +1,18 @@
 """Run one command as a child, and clean up its whole process tree.
 
 The clean-up removes every process of the tree and all its shared memory segments. It follows any
-end of the run: its own end, the deadline, Ctrl-C, SIGTERM, even a SIGKILL of this process.
+end of the run: its own end, the deadline, Ctrl-C, SIGTERM, even a SIGKILL of this process or of the
+guard (``harness.system.guard``).
 """
 
 from __future__ import annotations
 
 import ctypes
 import fcntl
+import json
 import os
 import re
+import select
 import shutil
 import signal
 import subprocess
@@ -17,7 +20,6 @@ import sys
 import tempfile
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -25,11 +27,10 @@ from pathlib import Path
 from typing import Any
 
 from harness import ROOT
-from harness.system.tree import MARK, Tree, remove
+from harness.system.guard import PR_SET_PDEATHSIG, SIGNALS
+from harness.system.tree import Tree
 
 TICK_SECONDS = 0.3
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +57,8 @@ class Ended:
 
 GRACE_SECONDS = 10.0
 """Seconds between a request to end and the kill."""
+GUARD_SECONDS = 30.0
+"""Seconds that a guard has to clean up."""
 LINGER_SECONDS = 30.0
 """Seconds that a child has to end by itself once its work is done."""
 
@@ -89,8 +92,7 @@ def run_child(
     Args:
         on_tick: gets the tree's resident bytes a few times a second.
         finished: returns whether the work is done or lost; the child then has LINGER_SECONDS to end
-            by
-            itself.
+            by itself.
         stop: called a few times a second; returns a word for ``Ended.stopped`` to end the child at
             once, or None.
         scratch: folders to remove at the end, also if this process is killed.
@@ -99,25 +101,22 @@ def run_child(
         CannotStart: no such command, or ``log`` cannot be written.
         Interrupted: a signal came; the tree has ended.
     """
-    mark, started = uuid.uuid4().hex, time.monotonic()
-    tree = Tree(mark)
-    with _catch_signals() as caught, _keeper(mark, scratch) as tell:
-        child = _spawn(argv, cwd, {**env, MARK: _marks(mark)}, log)
-        tree.adopt(child.pid)
-        watch = _Watch(tree, child, on_tick, finished, stop, caught, tell)
+    started = time.monotonic()
+    with _catch_signals() as caught, _Guard(argv, cwd, env, log, scratch) as guard:
+        tree = Tree(guard.pid)
+        watch = _Watch(tree, guard, on_tick, finished, stop, caught)
         left = survivors = 0
         try:
             stopped = watch.until_end(timeout)
             left = 0 if stopped else tree.wait(1.0)
         finally:
             survivors = tree.stop(GRACE_SECONDS, hurry=lambda: len(caught) > 1)
-            with suppress(subprocess.TimeoutExpired):  # a process stuck in the kernel
-                child.wait(1.0)
-            tree.remove_files()
-            for folder in scratch:
-                remove(str(folder))
+            guard.hears_of(tree.files)
+            code = guard.code(1.0)  # None for a process stuck in the kernel
+            if not guard.end():
+                tree.remove_files(guard.scratch)
     ended = Ended(
-        **_exit(child.returncode),
+        **_exit(code),
         wall_seconds=time.monotonic() - started,
         stopped=stopped,
         tree_peak_bytes=tree.peak_bytes,
@@ -131,35 +130,93 @@ def run_child(
     return ended
 
 
-def _marks(mark: str) -> str:
-    """Return this run's mark after that of an outer run, which must find processes of an inner
-    one."""
-    return ":".join(filter(None, (os.environ.get(MARK), mark)))
-
-
 def _exit(code: int | None) -> dict[str, int | None]:
     if code is None or code >= 0:
         return {"exit_code": code, "signal": None}
     return {"exit_code": None, "signal": -code}
 
 
-def _spawn(
-    argv: Sequence[str], cwd: Path, env: Mapping[str, str], log: Path
-) -> subprocess.Popen[bytes]:
-    try:
-        with log.open("ab") as stream:
-            return subprocess.Popen(
-                argv,
-                cwd=cwd,
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                preexec_fn=_bound_to(os.getpid(), signal.SIGTERM),
-            )
-    except OSError as error:
-        raise CannotStart(error.errno, error.strerror, str(error.filename or argv[0])) from None
+class _Guard:
+    """The harness's end of a run's guard, which starts the command."""
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        cwd: Path,
+        env: Mapping[str, str],
+        log: Path,
+        scratch: Sequence[Path],
+    ) -> None:
+        self.scratch = [path for path in scratch if not os.path.lexists(path)]
+        self._code: int | None = None
+        self._sent: set[str] = set()
+        try:
+            with log.open("ab") as stream:
+                self._process = self._started(stream.fileno())
+        except OSError as error:
+            raise CannotStart(error.errno, error.strerror, str(error.filename)) from None
+        self.pid = self._process.pid
+        request = {"argv": list(map(os.fspath, argv)), "cwd": os.fspath(cwd), "env": dict(env)}
+        self._tell({**request, "scratch": list(map(os.fspath, self.scratch))})
+
+    def __enter__(self) -> _Guard:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    @staticmethod
+    def _started(log: int) -> subprocess.Popen[bytes]:
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        return subprocess.Popen(
+            [sys.executable, "-m", "harness.system.guard", str(log)],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": path},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            pass_fds=[log],
+            start_new_session=True,
+        )
+
+    def code(self, seconds: float) -> int | None:
+        """Return the command's exit code once it has ended, or None after ``seconds``.
+
+        Raises:
+            CannotStart: it has not been started.
+        """
+        answers: Any = self._process.stdout
+        if self._code is None and select.select([answers], [], [], seconds)[0]:
+            # A guard that was killed says nothing, and its command got SIGTERM.
+            said = json.loads(answers.readline() or f'{{"code": {-signal.SIGKILL}}}')
+            if "error" in said:
+                raise CannotStart(*said["error"])
+            self._code = said["code"]
+        return self._code
+
+    def hears_of(self, files: set[str]) -> None:
+        """Let the guard remove these files if this process is killed."""
+        if files - self._sent:
+            self._tell({"files": sorted(files - self._sent)})
+            self._sent |= files
+
+    def end(self) -> bool:
+        """Let the guard clean up; return whether it did."""
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()  # type: ignore[union-attr]
+        try:
+            done = self._process.wait(GUARD_SECONDS) == 0
+        except subprocess.TimeoutExpired:  # a process stuck in the kernel
+            self._process.kill()
+            done = self._process.wait() == 0
+        self._process.stdout.close()  # type: ignore[union-attr]
+        return done
+
+    def _tell(self, facts: Mapping[str, Any]) -> None:
+        pipe: Any = self._process.stdin
+        with suppress(BrokenPipeError):  # the guard was killed
+            pipe.write(json.dumps(facts).encode() + b"\n")
+            pipe.flush()
 
 
 @dataclass
@@ -167,20 +224,19 @@ class _Watch:
     """Loop that watches a running child."""
 
     tree: Tree
-    child: subprocess.Popen[bytes]
+    guard: _Guard
     on_tick: Callable[[int], None]
     finished: Callable[[], bool]
     stop: Callable[[], str | None]
     caught: list[int]
-    tell: Callable[[set[str]], None]
 
     def until_end(self, timeout: float | None) -> str | None:
         """Watch the child; return why it has to be stopped, or None when it ended by itself."""
         started, finished_at = time.monotonic(), None
         while True:
             self.on_tick(self.tree.sample())
-            self.tell(self.tree.files)
-            if self._ends_within(TICK_SECONDS):
+            self.guard.hears_of(self.tree.files)
+            if self.guard.code(TICK_SECONDS) is not None:
                 return None
             now = time.monotonic()
             if self.caught:
@@ -193,13 +249,6 @@ class _Watch:
                 return "timeout"
             if why := self.stop():
                 return why
-
-    def _ends_within(self, seconds: float) -> bool:
-        try:
-            self.child.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return False
-        return True
 
 
 @contextmanager
@@ -218,19 +267,6 @@ def _catch_signals() -> Iterator[list[int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler or signal.SIG_DFL)
-
-
-def _bound_to(parent: int, number: int) -> Callable[[], None]:
-    """Return a function for the child between fork and exec: it requests signal ``number`` for the
-    case that ``parent`` dies."""
-    prctl = ctypes.CDLL(None).prctl  # looked up before the fork: no library may load after it
-
-    def bind() -> None:
-        prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return bind
 
 
 @contextmanager
@@ -319,56 +355,3 @@ def plain_architectures() -> None:
     """
     if named := os.environ.get("TORCH_CUDA_ARCH_LIST"):
         os.environ["TORCH_CUDA_ARCH_LIST"] = re.sub(r"(\d)[a-z]\b", r"\1", named)
-
-
-@contextmanager
-def _keeper(mark: str, scratch: Sequence[Path]) -> Iterator[Callable[[set[str]], None]]:
-    """Start a small process that ends the tree if this process is killed. Yield a function that
-    sets the files that it then removes."""
-    keeper: Any = subprocess.Popen(
-        [sys.executable, "-m", "harness.system.process", mark],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-        text=True,
-    )
-    sent: set[str] = set()
-
-    def tell(paths: set[str]) -> None:
-        _send(keeper, sorted(paths - sent))
-        sent.update(paths)
-
-    tell({str(folder) for folder in scratch})
-    try:
-        yield tell
-    finally:
-        _send(keeper, ["done"])
-        with suppress(BrokenPipeError):
-            keeper.stdin.close()
-        keeper.wait()
-
-
-def _send(keeper: Any, lines: list[str]) -> None:
-    with suppress(BrokenPipeError):  # the keeper was killed; the run continues without it
-        for line in lines:
-            keeper.stdin.write(line + "\n")
-        keeper.stdin.flush()
-
-
-def _keep(mark: str) -> None:
-    """Keeper process: wait for the harness's end; without a last "done", end its tree."""
-    tree = Tree(mark)
-    lines = sys.stdin.read().splitlines()
-    if lines and lines[-1] == "done":
-        return
-    tree.stop(grace_seconds=2.0)
-    tree.files.update(path for path in lines if not os.path.isdir(path))
-    tree.remove_files()
-    for path in filter(os.path.isdir, lines):
-        remove(path)
-
-
-if __name__ == "__main__":
-    _keep(sys.argv[1])

@@ -1,7 +1,7 @@
-"""Process tree found by a mark in the environment, and the files that it left behind.
+"""Process tree below one process, and the files that it leaves behind.
 
-Every descendant inherits the mark, even a process that forked away and was re-parented to init. A
-process without the mark and without a marked ancestor is never touched, even if its name matches.
+psutil finds the tree by parents. A run's root is its guard (``harness.system.guard``), which adopts
+orphans, so that every descendant stays below it. No other process is ever touched.
 """
 
 from __future__ import annotations
@@ -12,66 +12,50 @@ import re
 import shutil
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
-MARK = "HEADROOM_RUN"
+import psutil
+
 SHM = Path("/dev/shm")
-PAGE = os.sysconf("SC_PAGE_SIZE")
 OWNED = re.compile(r"^(?:torch_|__KMP_REGISTERED_LIB_)(\d+)_")
-KERNEL = 2  # the parent of the kernel's threads
 COMPILERS = frozenset(("sh", "ninja", "c++", "g++", "gcc", "cc1", "cc1plus", "as", "ld"))
 COMPILERS |= {"collect2", "clang", "clang++", "nvcc", "cicc", "ptxas", "fatbinary", "cudafe++"}
 TRIES = 10  # lookups of a new file's holder before it counts as another program's
-WORKERS = (b"harness.train", b"harness.planner.worker")
+WORKERS = ("harness.train", "harness.planner.worker")
 """Words that only the command line of a running Headroom has."""
 KILL_SECONDS = 10.0
 STALE_SECONDS = 600.0  # longer than any extension takes to compile
 
 
-class Process(NamedTuple):
-    """One line of /proc; ``started`` (clock ticks since boot) distinguishes a reused pid."""
-
-    name: str
-    parent: int
-    started: int
-    resident_bytes: int
-    alive: bool
-
-
 class Tree:
-    """Processes that carry ``mark`` or descend from one that does.
+    """Descendants of the process ``root``, without itself.
 
     ``files`` are the shared memory segments and compile locks that they held open at some time.
     ``others`` are processes of another Headroom that ran meanwhile.
     """
 
-    def __init__(self, mark: str) -> None:
-        self.mark = mark.encode()
-        self.members: dict[int, int] = {}
+    def __init__(self, root: int) -> None:
+        self.root = psutil.Process(root)
         self.files: set[str] = set()
         self.others: set[int] = set()
-        self.peak_bytes = 0
-        self.processes_at_peak = 0
-        self._strangers: dict[int, int] = {}
+        self.peak_bytes = self.processes_at_peak = 0
+        self._members: set[psutil.Process] = set()
+        self._pids: set[int] = set()
+        self._seen: set[int] = set()
         self._before = _new_files(frozenset())
         self._tries: dict[str, int] = {}
 
-    def adopt(self, pid: int) -> None:
-        """Add a child, even one that clears its environment at once."""
-        process = _process(str(pid))
-        if process:
-            self.members[pid] = process.started
-
-    def alive(self) -> dict[int, Process]:
-        """Return every living process of the tree."""
-        table = _table()
-        ours = {pid for pid, process in table.items() if self._belongs(pid, process)}
-        while grown := {p for p, process in table.items() if process.parent in ours} - ours:
-            ours |= grown
-        self.members.update({pid: table[pid].started for pid in ours})
-        return {pid: table[pid] for pid in ours if table[pid].alive}
+    def alive(self) -> list[psutil.Process]:
+        """Return every living process of the tree, also after the root was killed."""
+        found = set(self._members)
+        # Only a root that was killed leaves processes that are not below it.
+        for top in [self.root] if _lives(self.root) else [*found]:
+            with contextlib.suppress(psutil.Error):
+                found.update(top.children(recursive=True))
+        self._members = {process for process in found if _lives(process)}
+        self._pids |= {process.pid for process in found}
+        return [*self._members]
 
     def sample(self) -> int:
         """Return the resident bytes summed over the tree; shared pages count once per process.
@@ -79,11 +63,15 @@ class Tree:
         Compilers are left out: DeepSpeed builds its ops in the first run on a machine, and those
         gigabytes do not belong to the recipe.
         """
+        present = set(psutil.pids())
         alive = self.alive()
-        sizes = [p.resident_bytes for p in alive.values() if p.name not in COMPILERS]
+        sizes = [size for process in alive if (size := _resident(process)) is not None]
         if sum(sizes) > self.peak_bytes:
             self.peak_bytes, self.processes_at_peak = sum(sizes), len(sizes)
         self._note_files(alive)
+        strangers = present - self._seen - self._pids - {os.getpid(), self.root.pid}
+        self.others |= {pid for pid in strangers if _at_work(pid)}
+        self._seen |= present
         return sum(sizes)
 
     def stop(self, grace_seconds: float, hurry: Callable[[], bool] = lambda: False) -> int:
@@ -92,7 +80,7 @@ class Tree:
 
         Return the number still alive after that: 0 except for processes stuck in the kernel.
         """
-        self.sample()
+        self._note_files(self.alive())
         deadline = time.monotonic() + grace_seconds
         self._signal(signal.SIGTERM)
         while self.alive() and time.monotonic() < deadline and not hurry():
@@ -109,51 +97,29 @@ class Tree:
             time.sleep(0.05)
         return left
 
-    def remove_files(self) -> None:
-        """Remove the tree's shared memory segments and compile locks."""
+    def remove_files(self, scratch: Sequence[Path] = ()) -> None:
+        """Remove the tree's shared memory segments and compile locks, and ``scratch`` folders."""
         self.files |= {path for path in _new_files(self._before) if self._named_after_us(path)}
         for path in self.files:
             # Another process may have taken a lock that the tree released.
-            if os.path.exists(path) and not _held(path):
-                remove(path)
-
-    def _belongs(self, pid: int, process: Process) -> bool:
-        if self.members.get(pid) == process.started:
-            return True
-        if self._strangers.get(pid) == process.started:
-            return False
-        try:
-            environment = Path(f"/proc/{pid}/environ").read_bytes()
-        except PermissionError:  # another user's
-            self._estrange(pid, process)
-            return False
-        except OSError:  # gone
-            return False
-        # The environment is empty in the middle of exec (read again), and for the kernel's threads.
-        if self.mark not in environment and (environment or process.parent == KERNEL):
-            self._estrange(pid, process)
-        return self.mark in environment
-
-    def _estrange(self, pid: int, process: Process) -> None:
-        """Check a foreign process once, and not again."""
-        self._strangers[pid] = process.started
-        if process.alive and _at_work(pid):
-            self.others.add(pid)
+            if not _held(path):
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
+        for folder in scratch:
+            shutil.rmtree(folder, ignore_errors=True)  # it follows no link
 
     def _signal(self, number: int) -> int:
         alive = self.alive()
-        for pid in alive:
-            try:
-                os.kill(pid, number)
-            except (ProcessLookupError, PermissionError):
-                continue
+        for process in alive:
+            with contextlib.suppress(psutil.Error):
+                process.send_signal(number)
         return len(alive)
 
     def _named_after_us(self, path: str) -> bool:
         named = OWNED.match(os.path.basename(path))
-        return named is not None and int(named[1]) in self.members
+        return named is not None and int(named[1]) in self._pids
 
-    def _note_files(self, alive: dict[int, Process]) -> None:
+    def _note_files(self, alive: Sequence[psutil.Process]) -> None:
         """Record new files that the tree's processes hold.
 
         Reading memory maps is slow, so a file that none of them holds is looked up only ``TRIES``
@@ -163,59 +129,41 @@ class Tree:
         self.files |= {path for path in new if self._named_after_us(path)}
         if not new - self.files:
             return
-        for pid in alive:
-            self.files |= new & _opened(pid)
+        for process in alive:
+            self.files |= new & _opened(process.pid)
         for path in new - self.files:
             self._tries[path] = self._tries.get(path, 0) + 1
 
 
-def remove(path: str) -> None:
-    """Delete a file or a folder; ignore one that is gone or may not be deleted."""
-    if os.path.isdir(path):
-        shutil.rmtree(path, ignore_errors=True)
-        return
+def _lives(process: psutil.Process) -> bool:
     try:
-        os.unlink(path)
-    except OSError:
-        return
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
 
 
-def _table() -> dict[int, Process]:
-    """Return every process except this one."""
-    me, table = os.getpid(), {}
-    for name in os.listdir("/proc"):
-        if name.isdigit() and int(name) != me:
-            process = _process(name)
-            if process:
-                table[int(name)] = process
-    return table
+def _resident(process: psutil.Process) -> int | None:
+    """Return the resident bytes; None for a compiler, or a process that is gone."""
+    try:
+        return None if process.name() in COMPILERS else process.memory_info().rss
+    except psutil.Error:
+        return None
 
 
 def at_work() -> list[int]:
     """Return the processes of any Headroom, of any user, that measure or predict now."""
-    return sorted(pid for pid, process in _table().items() if process.alive and _at_work(pid))
+    return sorted(pid for pid in psutil.pids() if pid != os.getpid() and _at_work(pid))
 
 
 def _at_work(pid: int) -> bool:
     try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except OSError:
+        words = psutil.Process(pid).cmdline()
+    except psutil.Error:
         return False
     return any(module in words for module in WORKERS)
 
 
-def _process(pid: str) -> Process | None:
-    try:
-        # The command's name, in brackets, may hold any text; the numbers follow the last bracket.
-        text, _, numbers = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")
-    except OSError:
-        return None
-    if not numbers:
-        return None
-    name = text.partition(b"(")[2].decode(errors="replace")
-    state, parent, *words = numbers.split()
-    alive = state not in (b"Z", b"X")
-    return Process(name, int(parent), int(words[17]), int(words[19]) * PAGE, alive)
+# ---- shared memory and compile locks ----
 
 
 def _new_files(before: frozenset[str]) -> frozenset[str]:
@@ -257,7 +205,7 @@ def free_stale_locks() -> list[Path]:
         except OSError:
             continue
         if old and not _held(str(path)):
-            remove(str(path))
+            path.unlink(missing_ok=True)
             freed.append(path)
     return freed
 
@@ -279,7 +227,7 @@ def awaited() -> str:
 
 
 def _held(path: str) -> bool:
-    return any(path in _opened(pid) for pid, process in _table().items() if process.alive)
+    return any(path in _opened(pid) for pid in psutil.pids())
 
 
 def _opened(pid: int) -> set[str]:

@@ -72,7 +72,7 @@ def hang() -> None:
     time.sleep(600)
 
 
-def daemon() -> None:
+def daemon(env: dict[str, str] | None = None) -> None:
     """A grandchild that forks away twice, in a session of its own, and ignores SIGTERM."""
     code = (
         "import os, signal, sys, time\n"
@@ -83,8 +83,13 @@ def daemon() -> None:
         "open(sys.argv[1], 'w').write(str(os.getpid()))\n"
         "time.sleep(600)\n"
     )
-    subprocess.run([sys.executable, "-c", code, str(FOLDER / "daemon.pid")], check=True)
+    subprocess.run([sys.executable, "-c", code, str(FOLDER / "daemon.pid")], env=env, check=True)
     until_there("daemon.pid")
+
+
+def bare_daemon() -> None:
+    """A daemon with an empty environment."""
+    daemon({})
 
 
 def daemon_and_hang() -> None:

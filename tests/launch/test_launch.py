@@ -8,6 +8,7 @@ import shlex
 import signal
 import socket
 import sys
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -130,10 +131,10 @@ def test_a_folder_that_cannot_be_written_is_said_before_anything_starts(tmp_path
 
 
 def test_a_full_disk_is_said_before_anything_starts(tmp_path, monkeypatch):
-    def full(*_) -> int:
+    def full(**_) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(tempfile, "TemporaryFile", full)
     with pytest.raises(launch.LaunchError, match="No space left on device"):
         go("good", tmp_path)
 

@@ -11,6 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from harness.system import process, tree
@@ -57,8 +58,9 @@ def test_the_deadline_ends_a_child_that_ignores_sigterm(tmp_path):
     assert ended.stopped == "timeout" and ended.survivors == 0 and not left(tmp_path)
 
 
-def test_a_daemon_that_forked_away_is_found_and_ended(tmp_path):
-    ended = launch("daemon", tmp_path)
+@pytest.mark.parametrize("mode", ["daemon", "bare_daemon"])
+def test_a_daemon_that_forked_away_is_found_and_ended(tmp_path, mode):
+    ended = launch(mode, tmp_path)
     assert ended.exit_code == 0 and ended.left_behind == 1
     assert (tmp_path / "daemon.pid").exists() and not left(tmp_path)
 
@@ -129,6 +131,35 @@ def test_a_killed_harness_leaves_nothing(tmp_path):
     harness.wait()
     until(lambda: not left(tmp_path))
     until(lambda: not (tmp_path / "nvme").exists())
+
+
+def test_a_killed_harness_deletes_no_folder_that_the_name_of_another_holds(tmp_path):
+    """A folder's name may have a line feed, and the rest of it may look like another path."""
+    victim = tmp_path / "victim"
+    (victim / "nvme").mkdir(parents=True)
+    folder = Path(f"{tmp_path}/x\n{victim}")
+    folder.mkdir(parents=True)
+    harness = start_harness("hang", folder)
+    (folder / "nvme").mkdir()
+    harness.kill()
+    harness.wait()
+    until(lambda: not (folder / "nvme").exists() and not left(folder))
+    assert (victim / "nvme").exists()
+
+
+def test_a_scratch_folder_that_was_there_before_stays(tmp_path):
+    (tmp_path / "nvme").mkdir()
+    launch("good", tmp_path)
+    assert (tmp_path / "nvme").exists()
+
+
+def test_a_killed_guard_leaves_nothing(tmp_path):
+    harness = start_harness("daemon_and_hang", tmp_path)
+    until((tmp_path / "seen").exists)
+    (guard,) = psutil.Process(harness.pid).children()
+    guard.kill()
+    assert harness.wait(120) == 0
+    assert not left(tmp_path)
 
 
 def test_a_killed_harness_leaves_no_shared_memory(tmp_path):
