@@ -80,9 +80,10 @@ class Resolved:
         return self.spec.drawn_steps * (2 if heun else 1)
 
 
-def resolve(spec: Spec, facts: DataFacts | None = None) -> Resolved:
+def resolve(spec: Spec, facts: DataFacts | None = None, *, whole: bool = True) -> Resolved:
     """Check ``spec`` and derive the rest. ``facts`` describe its data, if they are known already;
-    otherwise all of the data is checked.
+    otherwise all of the data is checked. Unless ``whole``, a batch that does not divide is the
+    row's refusal and no error.
 
     Raises:
         BadInput: (SpecError, RecipeError, Conflict) one line that names the error and a remedy.
@@ -102,15 +103,21 @@ def resolve(spec: Spec, facts: DataFacts | None = None) -> Resolved:
     )
     launch = recipe.launch(
         spec.device,
-        spec.ranks,
+        spec.processes,
         subject,
         clips=spec.grad_clip > 0,
-        simulated=spec.world > 0,
         workload=spec.workload,
     )
     if spec.sampling:
         _check_sampling(spec, recipe, subject)
-    micro_batch = spec.micro_batch(launch.layout.data, recipe.accumulation)
+    micro_batch, uneven = 1, None
+    try:
+        micro_batch = spec.micro_batch(launch.layout.data, recipe.accumulation)
+    except SpecError as error:
+        if whole:
+            raise
+        text, _, hint = str(error).partition("; ")
+        uneven = Reason(text, hint)
     return Resolved(
         spec=spec,
         recipe=recipe,
@@ -124,7 +131,7 @@ def resolve(spec: Spec, facts: DataFacts | None = None) -> Resolved:
             ema_decay=spec.ema,
         ),
         micro_batch=micro_batch,
-        refusal=recipe.refusal(launch) or _too_many(subject, micro_batch, recipe),
+        refusal=recipe.refusal(launch) or uneven or _too_many(subject, micro_batch, recipe),
         weights=spec.weights,
     )
 
@@ -170,6 +177,5 @@ def run_name(spec: Spec) -> str:
     """Return the folder name of a run: readable first, unique by the spec's key."""
     words = spec.recipe.replace(":", "_").replace("=", "-").replace(",", "_").replace("/", "-")
     repeat = f"-r{spec.repeat}" if spec.repeat else ""
-    world = f"-of{spec.world}" if spec.world else ""
     nodes = f"-on{spec.nodes}" if spec.nodes > 1 else ""
-    return f"{words[:60]}{world}{nodes}{repeat}-{spec.key}"
+    return f"{words[:60]}{nodes}{repeat}-{spec.key}"

@@ -7,6 +7,7 @@ This module does not import torch, so a report can be made on any machine.
 from __future__ import annotations
 
 import dataclasses
+import re
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -353,9 +354,19 @@ def load(path: Path) -> Result:
         BadResult: not JSON, another schema, or a field of the wrong type; names the file.
     """
     try:
-        return read_json(path, Result, name="result", schema=SCHEMA)
+        found = read_json(path, Result, name="result", schema=SCHEMA)
     except BadFile as error:
         raise BadResult(str(error)) from None
+    if _world_of(path):
+        raise BadResult(f"{path}: rank 0 of a simulated world, which no report compares any more")
+    return found
+
+
+def _world_of(path: Path) -> int:
+    """Return the ranks that one process simulated, in an older result; 0 for a real run."""
+    head = path.read_text(encoding="utf-8", errors="replace")[:4096]
+    match = re.search(r'"world": (\d+)', head)
+    return int(match[1]) if match else 0
 
 
 def load_all(folder: Path) -> tuple[list[Result], list[str]]:

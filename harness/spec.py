@@ -50,7 +50,7 @@ def _option(default: Any, text: str, usual: str = "") -> Any:
 class Spec:
     """One run. Rows of a suite differ only in ``recipe`` (and ``processes`` for ``single``)."""
 
-    ENDED: ClassVar = ("before",)
+    ENDED: ClassVar = ("before", "world")
 
     recipe: str = dataclasses.field(metadata={"help": "strategies joined by +, as in zero3+bf16"})
     model: str = _option(
@@ -87,9 +87,6 @@ class Spec:
     seed: int = _option(0, "seed of weights, data order and noise")
     processes: int = _option(1, "processes, one on each GPU if there are GPUs")
     nodes: int = _option(1, "machines, each with the same number of processes")
-    world: int = _option(
-        0, "simulate rank 0 of this many processes on one process (0: no): real memory, no losses"
-    )
     device: str = _option("cpu", "cpu or cuda")
     learning_rate: float = _option(1e-4, "AdamW's learning rate")
     weight_decay: float = _option(0.0, "AdamW's weight decay")
@@ -130,13 +127,6 @@ class Spec:
                 raise SpecError(f"{name} is {getattr(self, name)}; give --{flag} at least {low}")
         if self.seed > LARGEST_SEED:
             raise SpecError(f"seed is {self.seed}; give --seed at most {LARGEST_SEED} (2^63 - 1)")
-        if self.world < 0 or self.world == 1:
-            raise SpecError(f"world is {self.world}; give --world at least 2, or leave it out")
-        if self.world and self.processes != 1:
-            raise SpecError(
-                f"world is {self.world} and processes is {self.processes}; one process "
-                "simulates all: leave --processes out"
-            )
         self._check_nodes()
         for name in ("grad_clip", "weight_decay"):
             if not 0 <= getattr(self, name) < float("inf"):
@@ -185,18 +175,12 @@ class Spec:
                 "class_dropout is 0, so the model was not trained without labels, which "
                 "guidance needs; give --cfg-scale 1"
             )
-        for name in ("world", "profile"):
-            if getattr(self, name):
-                raise SpecError(f"{name} is for training only; leave --{name} out")
+        if self.profile:
+            raise SpecError("profile is for training only; leave --profile out")
         if self.weights and not (ROOT / self.weights).is_file():
             raise SpecError(f"weights is {self.weights}, but there is no such file; train one")
 
     def _check_nodes(self) -> None:
-        if self.world and self.nodes > 1:
-            raise SpecError(
-                f"world is {self.world} and nodes is {self.nodes}; one process simulates "
-                "all: leave --nodes out"
-            )
         if self.processes % self.nodes:
             below = self.processes // self.nodes * self.nodes
             near = f"{below} or {below + self.nodes}" if below else str(self.nodes)
@@ -226,11 +210,6 @@ class Spec:
         return self.processes // self.nodes
 
     @property
-    def ranks(self) -> int:
-        """Return the number of ranks: the processes, or the ranks that one process simulates."""
-        return self.world or self.processes
-
-    @property
     def recorded(self) -> bool:
         """Return whether a recording disturbs the measurements; such a run is not ranked."""
         return self.profile or self.snapshot
@@ -254,9 +233,10 @@ class Spec:
     def to_dict(self) -> dict[str, Any]:
         """Return every field by name. Newer fields appear only if they differ from their
         default."""
-        return {
+        found = {
             k: v for k, v in dataclasses.asdict(self).items() if k not in LATER or v != LATER[k]
         }
+        return found | {"world": 0}  # names of stored runs and predictions have this old field
 
     @property
     def key(self) -> str:

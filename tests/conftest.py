@@ -475,8 +475,14 @@ def forget() -> None:
     GradientState._reset_state()
 
 
-def trained_here(spec: Spec, steps: int, scratch: Path = Path("unused"), first=lambda run: None):
-    """Prepare a spec in this process and take steps, behind what is done ``first``: (run, log)."""
+def trained_here(
+    spec: Spec, steps: int, scratch: Path = Path("unused"), first=lambda run: None, simulated=False
+):
+    """Prepare a spec in this process and take steps, behind what is done ``first``: (run, log).
+
+    ``simulated``: as rank 0 of the spec's processes, on torch's fake process group, which reports
+    so many ranks and moves nothing.
+    """
     import torch
 
     from harness.worker import setup
@@ -486,6 +492,13 @@ def trained_here(spec: Spec, steps: int, scratch: Path = Path("unused"), first=l
     forget()
     torch.set_num_threads(1)  # threads that wait for one another crawl on a busy machine
     resolved, log = resolve(spec), Log()
+    if simulated:
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        group = {"store": FakeStore(), "rank": 0, "world_size": spec.processes}
+        torch.distributed.init_process_group("fake", **group)
+        launch = dataclasses.replace(resolved.launch, simulated=True)
+        resolved = dataclasses.replace(resolved, launch=launch)
     accelerator = setup.make_accelerator(resolved)
     feed = setup.build_feed(resolved, accelerator)
     run = setup.prepare(resolved, feed, accelerator, scratch, lambda phase: None)

@@ -239,8 +239,8 @@ def test_a_question_is_noticed(line):
 # ---- the test itself ----
 
 MADE = {
-    "harness.report": "from harness.report.rendering.html import render",
-    "harness.report.rendering.html": "from harness.report.data import rows",
+    "harness.report": "from harness.report.rendering.pages import render",
+    "harness.report.rendering.pages": "from harness.report.data import rows",
     "harness.report.data.rows": "from harness.report.figures import units",
     "harness.report.data.grid": "",
     "harness.report.figures.units": "",
@@ -258,8 +258,8 @@ def test_a_house_in_order_passes():
 @pytest.mark.parametrize(
     ("module", "line"),
     [
-        ("data.rows", "from harness.report.rendering import html"),
-        ("data.rows", "def late():\n    import harness.report.rendering.html"),
+        ("data.rows", "from harness.report.rendering import pages"),
+        ("data.rows", "def late():\n    import harness.report.rendering.pages"),
         ("figures.floor", "if TYPE_CHECKING:\n    from harness.report.data import rows"),
     ],
 )

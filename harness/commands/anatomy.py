@@ -27,11 +27,7 @@ from harness.system.machine import Machine
 from harness.void import shown_status
 
 WORDS = ["--anatomy"]
-FILES = (
-    *launch.FILES,
-    *("anatomy.json", "anatomy.html", "timeline.svg", "inference.svg", "roofline.svg"),
-    *("six_nd.svg", "activations_*.svg"),
-)
+FILES = (*launch.FILES, "anatomy.json", "anatomy.html")
 BRIEF = {"steps": 1, "warmup": 1}
 """The traced steps follow these; more timed steps would add nothing."""
 
@@ -54,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def anatomy(options: argparse.Namespace) -> int:
-    """Run the recipe, draw the charts and print the files' names; return the exit code."""
+    """Run the recipe, write its page and print the files' names; return the exit code."""
     console, given = make_console(), overrides(options)
     name = slug(options.recipe)
     folder = Path(options.out or ROOT / "results" / "anatomy" / name).absolute()
@@ -92,7 +88,7 @@ def _asked(options: argparse.Namespace, given: Mapping[str, Any], machine: Machi
 
 
 def _write(folder: Path, console: Any) -> bool:
-    """Write the charts and print their summary; return whether the two counts agree."""
+    """Write the page and print its summary; return whether the two counts agree."""
     under_ceilings = extensions.hook("under_ceilings", lambda measured: measured)
     breakdown = under_ceilings(load(folder / "anatomy.json"))
     for question, answer, more in page.sentences(breakdown):

@@ -98,7 +98,7 @@ def costs(path: Path, spec: Spec) -> list[Finding]:
 def _job(spec: Spec) -> Job:
     resolved = resolve(spec)
     itemsize = 2 if "half_compute" in resolved.launch.traits else 4
-    return Job(sizes=resolved.subject.sizes, itemsize=itemsize, ranks=spec.ranks)
+    return Job(sizes=resolved.subject.sizes, itemsize=itemsize, ranks=spec.processes)
 
 
 def _zero_block(path: Path) -> Mapping[str, Any]:

@@ -201,7 +201,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "deadline of one probe (default: 1800)"
     add("--timeout", type=seconds, default=1800, metavar="SECONDS", help=text)
     add("--fresh", action="store_true", help="repeat finished probes too (default: keep them)")
-    left = ("repeat", "warmup", "steps", "global_batch", "world", "profile", "snapshot")
+    left = ("repeat", "warmup", "steps", "global_batch", "profile", "snapshot")
     usual = {**DATA, "processes": ALL_GPUS}
     add_settings(parser.add_argument_group("settings"), *left, defaults=usual)
 

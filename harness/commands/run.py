@@ -31,7 +31,7 @@ from harness.result import Result, Status, load_all
 from harness.spec import Spec, SpecError
 from harness.suite import matrix
 from harness.suite.file import Suite, load_suite
-from harness.suite.rows import places, with_reference_again
+from harness.suite.rows import with_reference_again
 from harness.suite.run import OutputError, Planned, SuiteInterrupted, check_out, plan, run_suite
 from harness.system.gpus import has_driver
 from harness.system.machine import Machine, recall
@@ -69,8 +69,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--out", type=folder_name, metavar="DIR", help="results folder (default: results/SUITE)")
     add_force(parser)
     add("--fresh", action="store_true", help="repeat finished runs too (default: keep them)")
-    text = "run N single-GPU rows at a time, and measure memory only (default: one row at a time)"
-    add("--side-by-side", type=int, metavar="N", help=text)
     add("--dry-run", action="store_true", help="print the commands, start nothing")
     nodes.add_arguments(parser)
     for more in extensions.hooks("run_arguments"):
@@ -95,8 +93,6 @@ def run(options: argparse.Namespace) -> int:
     asked = ask(options, given, here)
     if options.dry_run:
         return _dry_run(asked, out)
-    if options.side_by_side is not None:
-        places(here, options.side_by_side)
     _enough_gpus(given, asked)
     check_out(out, force=options.force)
     planned, results, code = _measured(asked, given, node, out, options, console)
@@ -129,12 +125,11 @@ def _measured(
         asked = ask(options, given, machine, asked.rows)
     suite, planned = asked.suite, plan(asked.rows, out, machine)
     _sighted(suite, machine)
-    for change in [*asked.changes, *([] if options.device else _unseen(suite, machine))]:
+    for change in [] if options.device else _unseen(suite, machine):
         console.print(change, style="yellow")
     _alone_here(console)
-    many, start = options.side_by_side, nodes.start_on(node, machine) if node else None
-    gpus = () if many is None else places(machine, many)
-    given = {"machine": machine, "start": start, "gpus": gpus}
+    start = nodes.start_on(node, machine) if node else None
+    given = {"machine": machine, "start": start}
     return planned, *run_rows(suite, planned, out, options, console, **given)
 
 
@@ -170,11 +165,10 @@ def ended(results: Sequence[Result]) -> int:
 
 
 class Asked(NamedTuple):
-    """The requested suite and its rows on ``machine``; ``changes`` describe edits to the suite."""
+    """The requested suite and its rows on ``machine``."""
 
     suite: Suite
     rows: list[Resolved]
-    changes: list[str]
     machine: Machine
 
 
@@ -190,11 +184,11 @@ def ask(
         BadInput: refused here, before any process starts.
     """
     gpus = len(machine.gpus) * max(1, given.get("nodes", 1))
-    suite, changes = matrix.on_processes(_suite(options, given, machine), given, gpus=gpus)
+    suite = _suite(options, given, machine)
     specs = matrix.specs(suite, given, gpus=gpus, gpu_bytes=machine.smallest_gpu_bytes)
     often = suite.noise_floor if options.noise_floor is None else options.noise_floor
     specs = with_reference_again(specs, suite.reference, often)
-    return Asked(suite, _resolved(specs, known), changes, machine)
+    return Asked(suite, _resolved(specs, known, whole="global_batch" in given), machine)
 
 
 def _suite(options: argparse.Namespace, given: Mapping[str, Any], machine: Machine) -> Suite:
@@ -206,16 +200,17 @@ def _suite(options: argparse.Namespace, given: Mapping[str, Any], machine: Machi
     workload = given.get("workload", TRAIN)
     if options.recipes:
         return matrix.ad_hoc(options.recipes, device, workload)
-    return load_suite(options.suite or matrix.SUITES.get(workload, "default"), device)
+    usual = matrix.usual_suite(workload, device, len(machine.gpus))
+    return load_suite(options.suite or usual, device)
 
 
-def _resolved(specs: Sequence[Spec], known: Sequence[Resolved]) -> list[Resolved]:
-    """Resolve each spec once, and read each data folder once."""
+def _resolved(specs: Sequence[Spec], known: Sequence[Resolved], whole: bool) -> list[Resolved]:
+    """Resolve each spec once, and read each data folder once; ``whole``: see ``resolve``."""
     rows = {row.spec: row for row in known}
     facts = {row.spec.data: row.subject.data for row in known}
     for spec in specs:
         if spec not in rows:
-            rows[spec] = resolve(spec, facts.get(spec.data))
+            rows[spec] = resolve(spec, facts.get(spec.data), whole=whole)
             facts[spec.data] = rows[spec].subject.data
     return [rows[spec] for spec in specs]
 
@@ -267,8 +262,6 @@ def _dry_run(asked: Asked, out: Path) -> int:
     planned = plan(asked.rows, out, asked.machine)
     if asked.machine.probe is None:
         print("# ops and backends were not probed yet; ./run.sh doctor probes them")
-    for change in asked.changes:
-        print(f"# {change}")
     for index, row in enumerate(planned, 1):
         print(f"# {index}/{len(planned)} {label(row.resolved.spec)}" + _why_not(row))
         prefix = "# " if row.status else ""

@@ -78,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--guidance", type=float, metavar="G", help="classifier-free guidance scale (default: 2.0)")
     add("--dry-run", action="store_true", help="print the command, start nothing")
     add_settings(
-        parser.add_argument_group("settings"), "repeat", "warmup", "world", "profile", "snapshot",
+        parser.add_argument_group("settings"), "repeat", "warmup", "profile", "snapshot",
         defaults={**DEFAULTS, "processes": ALL_GPUS},
     )  # fmt: skip
 

@@ -133,7 +133,6 @@ class MemoryBreakdown:
     peak_flops: float
     bandwidth: float
     points: list[Point]
-    world: int = 0
     unsaved: int = 0
     ceilings: str = ""
     schema: int = SCHEMA

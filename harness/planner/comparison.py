@@ -79,7 +79,7 @@ def predicted_and_measured(
         run_measured=derive.highest(first.ranks, "allocated"),
         reserved_predicted=_plus(reserved_bytes(prediction, first), beside),
         reserved_measured=derive.highest(first.ranks, "reserved"),
-        sent=sent(work, spec.ranks, spec.local_processes) if work else None,
+        sent=sent(work, spec.processes, spec.local_processes) if work else None,
     )
 
 
@@ -154,8 +154,7 @@ def predicted_fit(
     need = _host_need(prediction, result) if on_host else prediction.least
     if need and not on_host:
         gpu = rates.of_environment(facts, found)
-        # One process that simulates many has no NCCL.
-        sharding = "" if result.spec.world else parse(result.spec.recipe).sharding.name
+        sharding = parse(result.spec.recipe).sharding.name
         need += overhead.fixed_overhead(gpu, result.spec.processes, sharding).total
     names = ("memory_bytes", "container_bytes") if on_host else ("device_bytes",)
     have = min((int(facts[name]) for name in names if facts.get(name)), default=None)
@@ -189,12 +188,12 @@ def calibrated_row(
 ) -> Calibrated | None:
     """Return a row's times by its device's calibration.
 
-    None without one, for a simulated world, and on several machines, whose network no
+    None without one, and on several machines, whose network no
     calibration has measured.
     """
     first = results[0]
     card = rates.of_environment(first.environment, found)
-    if card is None or card.calibrated is None or first.spec.world:
+    if card is None or card.calibrated is None:
         return None
     if first.spec.nodes > 1:
         return None

@@ -244,9 +244,8 @@ def _answered(asked: dict[str, Any]) -> Iterator[int]:
 
 
 def _spec(fields: dict[str, Any]) -> Spec:
-    """Return the spec to predict; one that simulates a world becomes one of all its ranks."""
-    spec = Spec(**fields)
-    return dataclasses.replace(spec, processes=spec.world, world=0) if spec.world else spec
+    """Return the spec to predict."""
+    return Spec(**fields)
 
 
 if __name__ == "__main__":

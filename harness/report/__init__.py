@@ -17,7 +17,7 @@ from harness.prediction import read_predictions
 from harness.report.data.compare import Comparison, compare, of_usable
 from harness.report.data.grouping import build
 from harness.report.data.rows import Report, SuiteHead, read_suite
-from harness.report.rendering import export, html, markdown
+from harness.report.rendering import export, pages
 from harness.result import Result
 
 if TYPE_CHECKING:
@@ -36,10 +36,10 @@ __all__ = [
 ]
 
 FORMATS = {
-    "report.md": markdown.render,
+    "report.md": pages.render_markdown,
     "report.csv": export.csv_text,
     "report.json": export.json_text,
-    "report.html": html.render,
+    "report.html": pages.render_html,
 }
 
 

@@ -1,38 +1,34 @@
-"""The anatomy of one run as a self-contained HTML page, and its charts as SVG files. No torch.
-
-The page is drawn from a ``MemoryBreakdown``: the run's memory and time by part.
-"""
+"""The anatomy of one run, a section of its page: memory and time by part. No torch."""
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
+from typing import Any
 
-from harness.json_files import whole
 from harness.memory.memory_breakdown import Kept, Lump, MemoryBreakdown, OpCost, Point, Timeline
+from harness.report.data.compare import of_usable
 from harness.report.data.grid import Column, tabulate
+from harness.report.data.rows import SuiteHead
 from harness.report.figures import units
 from harness.report.figures.units import CATEGORIES, title
+from harness.report.rendering import pages
 from harness.report.rendering.charts import COLOUR_OF, stacked
-from harness.report.rendering.html import HEAD, STYLE, colour_keys, figure, section, table, tag
 from harness.report.rendering.svg import (
     COLOURS,
     WIDTH,
     Scale,
     axes,
     element,
-    padded,
     picture,
     place_labels,
     polyline,
     ruler,
     text,
 )
-from harness.subjects.dit.presets import PRESETS, train_flops, trainable_count
+from harness.result import load
 from strategies.engine import STEP_PHASES
 
 Keys = list[tuple[str, str]]
@@ -95,16 +91,6 @@ def six_nd_error(parameters: int, tokens: int, flops: float) -> float:
     return 6 * parameters * tokens / flops - 1
 
 
-def preset_errors(input_size: int = 32) -> list[tuple[str, int, float]]:
-    """Return (preset, tokens, error of 6 N D) of every preset, from the closed form of FLOPs."""
-    errors = []
-    for name, shape in PRESETS.items():
-        tokens, flops = shape.tokens(input_size), train_flops(shape, input_size)
-        error = six_nd_error(trainable_count(shape, input_size), tokens, flops)
-        errors.append((name, tokens, error))
-    return errors
-
-
 def attainable(flops_a_byte: float, peak_flops: float, bandwidth: float) -> float:
     """Return FLOP/s under the roofline (Williams et al. 2009): the memory's rate or the peak."""
     return min(peak_flops, flops_a_byte * bandwidth)
@@ -121,19 +107,8 @@ def intensity(cost: OpCost) -> float:
 WIDE = 1200.0
 """Width of a chart over the whole page."""
 SHOWN_OPS = 16
-FRAME = 48.0
-"""Space left of a chart, for the labels of its y axis."""
-SWEEPS = {
-    "batch": ("batch", "samples"),
-    "depth": ("depth", "blocks"),
-    "tokens": ("tokens", "tokens a sample"),
-    "width": ("hidden", "hidden units"),
-}
-"""Varied size -> its field of ``Point``, and the label of its axis."""
-FAMILIES = tuple(dict.fromkeys(name.partition("/")[0] for name in PRESETS))
 STACK_KEYS: Keys = [(title(name), COLOUR_OF[name]) for name in CATEGORIES]
 PHASE_KEYS: Keys = list(zip(STEP_PHASES, COLOURS, strict=False))
-FAMILY_KEYS: Keys = list(zip(FAMILIES, COLOURS, strict=False))
 
 
 def timeline(line: Timeline) -> str:
@@ -219,44 +194,6 @@ def bars(breakdown: MemoryBreakdown) -> str:
     return picture(WIDTH, bottom + 38, parts, "Training against inference")
 
 
-def sweep(points: Sequence[Point], varies: str, law: Law) -> str:
-    """Draw activation bytes by one size: measured points, and the law's line."""
-    mine = [p for p in points if p.varies == varies]
-    field, name = SWEEPS[varies]
-    sizes = [getattr(p, field) for p in mine]
-    x = Scale(0, max(sizes) * 1.04, FRAME, WIDTH / 2 - 10)
-    y = Scale(0, max(p.activation_bytes for p in mine) / units.MIB * 1.1, 170.0, 26.0)
-    parts = axes(x, y, name, "activations, MiB", 26.0)
-    spots = []
-    fixed = {key: getattr(mine[0], key) for key in ("batch", "tokens", "hidden", "depth")}
-    for share in range(41):
-        size = max(sizes) * share / 40
-        spots.append((x(size), y(law(**fixed | {field: size}) / units.MIB)))
-    parts.append(element("path", d=polyline(spots), class_="curve", stroke=COLOURS[0]))
-    parts += [
-        element("circle", cx=x(s), cy=y(p.activation_bytes / units.MIB), r=3.6, fill=COLOURS[1])
-        for s, p in zip(sizes, mine, strict=True)
-    ]
-    return picture(WIDTH / 2, 210, parts, f"Activation memory against {name}")
-
-
-def preset_chart() -> str:
-    """Draw the error of 6 N D for each preset, by its number of tokens."""
-    errors = preset_errors()
-    values = [100 * error for _, _, error in errors]
-    marks = tuple(sorted({tokens for _, tokens, _ in errors}))
-    x = Scale(10, 400, FRAME, WIDTH - 20, log=True, marks=marks)
-    y = Scale(*padded([0.0, *values], 0.1), 220.0, 26.0)
-    name, rule = "tokens a sample (patches of 8, 4, 2)", "6 N D over the counted FLOPs, % too many"
-    parts = axes(x, y, name, rule, 26.0)
-    for family, colour in FAMILY_KEYS:
-        line = sorted((t, e) for name, t, e in errors if name.startswith(f"{family}/"))
-        spots = [(x(t), y(100 * e)) for t, e in line]
-        parts.append(element("path", d=polyline(spots), class_="curve", stroke=colour))
-        parts += [element("circle", cx=a, cy=b, r=3.2, fill=colour) for a, b in spots]
-    return picture(WIDTH, 260, parts, "Error of 6 N D for each preset")
-
-
 def short_op(name: str) -> str:
     """Return an operation's short name: ``sum`` for ``aten.sum.dim_IntList``."""
     plain = name.removeprefix("aten.").partition(".")[0].strip("_")
@@ -323,17 +260,6 @@ PRODUCTS = ("addmm", "mm", "bmm", "baddbmm", "convolution", "_scaled_dot", "_fla
 """Prefixes of the operations that the rule of 6 N D counts."""
 ROWS = 24
 """Rows of a table; further ones are summed up."""
-MORE_STYLE = """
-svg { font-family: system-ui, "Segoe UI", Roboto, Arial, sans-serif; }
-.area { stroke: #fff; stroke-width: 0.4; } .border { stroke: #7d8893; stroke-dasharray: 3 3; }
-.mark { fill: none; stroke: var(--ink); stroke-width: 1.8; }
-.roof { fill: none; stroke: var(--ink); stroke-width: 1.8; }
-.op { fill-opacity: 0.55; stroke: #fff; } .four { display: grid;
-grid-template-columns: repeat(4, 1fr); gap: 6px 20px; }
-.uneven { display: grid; grid-template-columns: minmax(0, 1.25fr) minmax(0, 1fr); gap: 6px 34px; }
-@media screen and (max-width: 860px) { .uneven { grid-template-columns: minmax(0, 1fr); }
-  .four { grid-template-columns: 1fr 1fr; } }
-"""
 
 
 def _made_by(lump: Lump) -> str:
@@ -365,23 +291,45 @@ OPS = (
 )
 
 
-def render(breakdown: MemoryBreakdown) -> str:
-    """Return the whole page."""
-    name = f"Headroom: anatomy of {breakdown.recipe}"
-    style = STYLE.read_text(encoding="utf-8") + MORE_STYLE
-    parts = [HEAD, f"<title>{escape(name)}</title><style>{style}</style></head><body>"]
-    parts += [tag("h1", name), tag("p", _setting(breakdown), "sub")]
-    parts.append(tag("p", _stamp(breakdown), "stamp cpu"))
-    body = [_answers(breakdown), _step(breakdown), _modules(breakdown), _laws(breakdown)]
-    body = [part.replace(" %", "\u00a0%") for part in [*body, _operations(breakdown)]]
-    return "\n".join([*parts, *body, "</body></html>\n"])
+def write(breakdown: MemoryBreakdown, folder: Path) -> list[Path]:
+    """Write the page of the run in ``folder``, with its anatomy, and return its path.
+
+    A folder without a result has a page of the anatomy alone.
+    """
+    path = folder / "result.json"
+    results = [load(path)] if path.exists() else []
+    told = section(breakdown)
+    html = of_usable(results, [], SuiteHead(name=breakdown.recipe), {},
+                     lambda report: pages.render_html(report, told))  # fmt: skip
+    (folder / "anatomy.html").write_text(html, encoding="utf-8")
+    return [folder / "anatomy.html"]
+
+
+def section(p: MemoryBreakdown) -> dict[str, Any]:
+    """Return what the page's section shows."""
+    return {
+        "setting": _setting(p),
+        "stamp": _stamp(p),
+        "answers": sentences(p),
+        "timeline": timeline(p.timeline),
+        "bars": bars(p),
+        "keys": STACK_KEYS,
+        "tables": [
+            tabulate("lumps", "What lived at the peak", LUMPS, p.lumps[:ROWS]),
+            tabulate("kept", "Activations by module", KEPT, _modules(p), note=KEPT_NOTE),
+            tabulate("ops", "Operations", OPS, _op_rows(p), note=_ceilings(p)),
+        ],
+        "roofline": roofline(p),
+        "phases": PHASE_KEYS,
+        "law": _law(p),
+    }
 
 
 def _setting(p: MemoryBreakdown) -> str:
-    ranks = f"rank 0 of a simulated {p.world}" if p.world else f"rank 0 of {p.processes}"
     return (
         f"{p.model} ({p.parameters / 1e6:.1f} M parameters, {p.tokens} tokens a sample), global "
-        f"batch {p.global_batch}, micro batch {p.micro_batch}, {p.dtype}, {ranks} on {p.device}."
+        f"batch {p.global_batch}, micro batch {p.micro_batch}, {p.dtype}, rank 0 of "
+        f"{p.processes} on {p.device}."
     )
 
 
@@ -442,77 +390,48 @@ def _apart(p: MemoryBreakdown) -> float:
     return max(apart, 0) / max(p.made_total, p.saved_total, 1)
 
 
-def _answers(p: MemoryBreakdown) -> str:
-    items = "".join(
-        f"<dt>{escape(q)}</dt><dd><b>{escape(a)}</b>{escape(m)}</dd>" for q, a, m in sentences(p)
-    )
-    return f'<dl class="answers">{items}</dl>'
+KEPT_NOTE = (
+    "When the first backward begins. Made here and kept: storages that an operation of this module "
+    "made, alive then (allocation trace). Saved here: what autograd saved while this module ran, "
+    "each storage once, at the module that saved it first (saved-tensors hooks). A tensor made in "
+    "one module is often saved by the next, so rows differ and sums agree. * stands for every "
+    "block."
+)
 
 
-def _step(p: MemoryBreakdown) -> str:
-    keys, small = colour_keys(STACK_KEYS), "each sample is the fullest instant since the last"
-    line = figure("Memory over one step", small, timeline(p.timeline), keys)
-    lumps = table(tabulate("lumps", "", LUMPS, p.lumps))
-    beside = figure("Training against inference", "one micro batch", bars(p), keys)
-    both = f'<div class="uneven"><div><h3>What lived at the peak</h3>{lumps}</div>{beside}</div>'
-    return section("step", "One step", line, both)
-
-
-def _modules(p: MemoryBreakdown) -> str:
-    shown = p.kept[:ROWS]
-    rest = p.kept[ROWS:]
-    if rest:
-        more = Kept(
-            module=f"{len(rest)} smaller", count=sum(r.count for r in rest),
-            made=sum(r.made for r in rest), saved=sum(r.saved for r in rest),
-        )  # fmt: skip
-        shown = [*shown, more]
-    whole = Kept(
+def _modules(p: MemoryBreakdown) -> list[Kept]:
+    """Return the modules that keep most, the sum of the others, and the sum of all."""
+    shown, rest = p.kept[:ROWS], p.kept[ROWS:]
+    sums = [(f"{len(rest)} smaller", rest)] if rest else []
+    total = Kept(
         module="all", count=sum(r.count for r in p.kept), made=p.made_total, saved=p.saved_total
     )
-    note = tag(
-        "p",
-        "When the first backward begins. Made here and kept: storages that an operation of this "
-        "module made, alive then (allocation trace). Saved here: what autograd saved while this "
-        "module ran, each storage once, at the module that saved it first (saved-tensors hooks). "
-        "A tensor made in one module is often saved by the next, so rows differ and sums agree. "
-        "* stands for every block.",
-        "note",
-    )
-    return section(
-        "modules", "Activations by module", table(tabulate("kept", "", KEPT, [*shown, whole])), note
-    )
+    smaller = [
+        Kept(
+            module=name, count=sum(r.count for r in some), made=sum(r.made for r in some),
+            saved=sum(r.saved for r in some),
+        )
+        for name, some in sums
+    ]  # fmt: skip
+    return [*shown, *smaller, total]
 
 
-def _laws(p: MemoryBreakdown) -> str:
+def _law(p: MemoryBreakdown) -> str:
     """Return the laws of a DiT; empty for other models, which have no small measured ones."""
     if not p.points:
         return ""
     law = fit(p.points)
     own = law(p.micro_batch, p.tokens, p.hidden, p.depth)
-    formula = (
+    errors = [six_nd_error(q.parameters, q.batch * q.tokens, q.flops) for q in p.points]
+    return (
         f"Activation bytes = B x D x ({law.block:.1f} x T x L + {law.ends:.1f} x T + "
         f"{law.sample:.1f} x L): {law.block:.1f} bytes a token, hidden unit and block. Largest "
-        f"error on the points (dots; the line is the law): {100 * law.worst:.1f} %. For this run's "
-        f"size it gives {_mib(own)}; "
-        f"this run kept {_mib(p.made_total)} (a recipe that recomputes or edits activations keeps "
-        "fewer)."
+        f"error on {len(p.points)} small models: {100 * law.worst:.1f} %. For this run's size it "
+        f"gives {_mib(own)}; this run kept {_mib(p.made_total)} (a recipe that recomputes or edits "
+        f"activations keeps fewer). On the same models, 6 N D counts {100 * min(errors):.0f} % to "
+        f"{100 * max(errors):.0f} % too many FLOPs, because a third of a DiT block's weights "
+        f"(adaLN) runs once a sample, not once a token.{_six_nd_here(p)}"
     )
-    small = "".join(
-        figure(f"Against {name}", "", sweep(p.points, key, law))
-        for key, (_, name) in SWEEPS.items()
-    )
-    errors = [six_nd_error(q.parameters, q.batch * q.tokens, q.flops) for q in p.points]
-    rule = (
-        f"On the same small models, 6 N D counts {100 * min(errors):.0f} % to "
-        f"{100 * max(errors):.0f} % too many FLOPs. A third of a DiT block's weights "
-        "(adaLN) runs once a sample, not once a token. The report's FLOPs are from the "
-        "closed form, not from 6 N D."
-    ) + _six_nd_here(p)
-    caption, note = "The rule of 6 N D on DiT presets", "closed form of each preset, 32x32 latents"
-    six = figure(caption, note, preset_chart(), colour_keys(FAMILY_KEYS))
-    body = f'<div class="charts">{six}<div>{tag("p", rule)}</div></div>'
-    return section("laws", "Laws", tag("p", formula), f'<div class="four">{small}</div>', body)
 
 
 def _six_nd_here(p: MemoryBreakdown) -> str:
@@ -520,7 +439,7 @@ def _six_nd_here(p: MemoryBreakdown) -> str:
     products = sum(c.flops for c in p.ops if c.phase == "forward" and c.op.startswith(PRODUCTS))
     if not products:
         return ""
-    tokens = p.global_batch // (p.world or p.processes) * p.tokens
+    tokens = p.global_batch // p.processes * p.tokens
     error = six_nd_error(p.parameters, tokens, 3 * products)
     return (
         f" This run: {6 * p.parameters * tokens / 1e9:.1f} GFLOP by the rule, "
@@ -529,27 +448,16 @@ def _six_nd_here(p: MemoryBreakdown) -> str:
     )
 
 
-def _operations(p: MemoryBreakdown) -> str:
-    note = (
+def _ceilings(p: MemoryBreakdown) -> str:
+    rest = sum(c.seconds for c in p.ops[ROWS:]) / (sum(c.seconds for c in p.ops) or 1.0)
+    more = f" {len(p.ops) - ROWS} more operations take {100 * rest:.1f} % of the time."
+    return (
         f"Ceilings {'of the calibration' if p.ceilings else 'measured here'}: "
         f"{p.peak_flops / 1e9:.0f} GFLOP/s ({p.dtype} products), "
         f"{p.bandwidth / 1e9:.1f} GB/s (copies); the ridge is at "
         f"{p.peak_flops / p.bandwidth:.1f} FLOPs a byte. A circle's area is its share of the time. "
         "Bytes are operands and results once each, so what stays in cache can lie above the roof. "
-        f"{p.ceilings}"
-    )
-    small = f"the {SHOWN_OPS} operations of a step that take longest and have FLOPs"
-    keys = colour_keys(PHASE_KEYS)
-    drawn = figure("Roofline of this device", small, roofline(p), keys)
-    rest = sum(c.seconds for c in p.ops[ROWS:]) / (sum(c.seconds for c in p.ops) or 1.0)
-    more = f"{len(p.ops) - ROWS} more operations take {100 * rest:.1f} % of the time."
-    return section(
-        "ops",
-        "Operations",
-        drawn,
-        tag("p", note, "note"),
-        table(tabulate("ops", "", OPS, _op_rows(p))),
-        tag("p", more, "note") if p.ops[ROWS:] else "",
+        f"{p.ceilings}{more if p.ops[ROWS:] else ''}"
     )
 
 
@@ -561,76 +469,3 @@ def _op_rows(p: MemoryBreakdown) -> list[tuple[OpCost, float, float]]:
         reached = cost.flops / cost.seconds / roof if cost.seconds and roof else 0.0
         rows.append((cost, cost.seconds / whole, reached))
     return rows
-
-
-# ---- files ----
-# The page, and each chart as a standalone SVG.
-
-
-FONT = 'font-family="system-ui, Segoe UI, Roboto, Arial, sans-serif"'
-TOP = 46.0
-"""Height above a drawing for its title and legend."""
-
-
-def write(breakdown: MemoryBreakdown, folder: Path) -> list[Path]:
-    """Write the page and the charts, and return their paths."""
-    texts = {"anatomy.html": render(breakdown), **_charts_of(breakdown)}
-    for name, content in texts.items():
-        with whole(folder / name) as stream:
-            stream.write(content)
-    return [folder / name for name in texts]
-
-
-def _charts_of(breakdown: MemoryBreakdown) -> dict[str, str]:
-    """Return file name -> SVG of each chart, with its title, legend and colours."""
-    pictures: dict[str, tuple[str, Keys]] = {
-        "timeline.svg": (timeline(breakdown.timeline), STACK_KEYS),
-        "inference.svg": (bars(breakdown), STACK_KEYS),
-        "roofline.svg": (roofline(breakdown), PHASE_KEYS),
-    }
-    if breakdown.points:  # only a DiT has laws
-        pictures["six_nd.svg"] = (preset_chart(), FAMILY_KEYS)
-        law = fit(breakdown.points)
-        for varies in SWEEPS:
-            pictures[f"activations_{varies}.svg"] = sweep(breakdown.points, varies, law), []
-    return {name: _standalone(svg, keys) for name, (svg, keys) in pictures.items() if svg}
-
-
-def _standalone(picture: str, keys: Keys) -> str:
-    """Return a drawing as its own file, with style sheet and legend inside."""
-    box = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', picture)
-    name = re.search(r"<title>(.*?)</title>", picture)
-    width, height = float(box[1]), float(box[2])
-    top = TOP if keys else TOP / 2
-    heading = f'<text x="4" y="16" font-size="14" font-weight="600">{name[1]}</text>'
-    inner = picture.replace("<svg ", f'<svg y="{top:g}" width="{width:g}" height="{height:g}" ', 1)
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height + top:g}" '
-        f'width="{width:g}" height="{height + top:g}" font-size="11" {FONT}>'
-        f"<style>{_style(picture)}</style>"
-        f'<rect width="{width:g}" height="{height + top:g}" fill="#fff"/>'
-        f"{heading}{_legend(keys)}{inner}</svg>\n"
-    )
-
-
-def _legend(keys: Keys) -> str:
-    parts, left = [], 4.0
-    for name, colour in keys:
-        parts.append(element("rect", x=left, y=26, width=11, height=11, fill=colour))
-        parts.append(text(left + 16, 35, name, class_="axis"))
-        left += 34 + 6.2 * len(name)
-    return "".join(parts)
-
-
-def _style(picture: str) -> str:
-    """Return the page's rules that the drawing uses, with colours as literals."""
-    sheet = STYLE.read_text(encoding="utf-8") + MORE_STYLE
-    colours = dict(re.findall(r"(--[a-z]+): *(#[0-9a-f]+)", sheet))
-    words = " ".join(re.findall(r'class="([^"]+)"', picture)).split()
-    used = {f".{word}" for word in [*words, "axis"]}
-    rules = []
-    for selector, body in re.findall(r"([^{}@]+)\{([^{}]*)\}", sheet):
-        names = {name.strip() for name in selector.split(",")}
-        if names == {"svg text"} or any(set(re.findall(r"\.[\w-]+", n)) & used for n in names):
-            rules.append(f"{selector.strip()}{{{' '.join(body.split())}}}")
-    return re.sub(r"var\((--[a-z]+)\)", lambda match: colours[match[1]], "".join(rules))

@@ -57,14 +57,10 @@ class SuiteError(BadInput):
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteRow:
-    """One recipe in its canonical text, and its settings that differ from the suite's.
-
-    It takes one of ``shares`` equal parts of the suite's batch.
-    """
+    """One recipe in its canonical text, and its settings that differ from the suite's."""
 
     recipe: str
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    shares: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)

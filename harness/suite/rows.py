@@ -1,13 +1,4 @@
-"""Rows of a suite: parallel rows, repetitions of the reference, and identities of measurements.
-
-Parallel rows run on one GPU each, several at a time on one machine, for memory results only. A
-row's allocator does not depend on its neighbours. Its time does, through power, heat, cores and
-links, by more than the differences that suites compare. So a parallel row stores no times. It takes
-part in no speed comparison, and a timed suite still runs it.
-
-Rows whose memory may depend on neighbours too (offload to a shared host, compilers, disks) do not
-run in parallel. A failure in parallel is not kept; the row runs again alone.
-"""
+"""Rows of a suite: repetitions of the reference, and identities of measurements."""
 
 from __future__ import annotations
 
@@ -16,118 +7,20 @@ import hashlib
 import json
 import os
 import platform
-import queue
-import threading
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from harness import ROOT, opened
 from harness.launch.sources import MEASURED, digest
 from harness.resolve import Resolved
-from harness.result import Result, Status
+from harness.result import Result
 from harness.spec import Spec
 from harness.subjects import own_module
 from harness.suite.file import SuiteError
 from harness.system import machine as kernel
 from harness.system.machine import Machine
 from harness.system.probe import version
-
-AWAY = frozenset(
-    {"compiled", "moves_activations", "host_optimizer", "swapped_weights", "streams_weights"}
-)
-AWAY_NEEDS = frozenset({"cuda", "cpu_adam", "async_io", "inductor"})
-"""Needs of parts that page, offload or compile; a plain GPU row has none of them."""
-KEPT = (Status.OK, Status.GPU_OOM)
-"""Ends that neighbours on other GPUs cannot have caused."""
-Row = Callable[..., Result]
-
-
-def able(resolved: Resolved) -> bool:
-    """Return whether a row has one process whose memory is all on its own GPU."""
-    spec, engine = resolved.spec, resolved.launch.engine
-    at_home = all(engine.place(what) == "device" for what in ("optimizer", "parameters"))
-    hosted = any(getattr(part, "place", "") == "cpu" for part in resolved.recipe.strategies)
-    plain = spec.device == "cuda" and spec.processes == 1 and not spec.recorded and not spec.world
-    away = AWAY & resolved.launch.traits or AWAY_NEEDS & set(resolved.needs)
-    return plain and at_home and not hosted and not away
-
-
-def places(machine: Machine, at_once: int) -> list[str]:
-    """Return a name for each of ``at_once`` GPUs, for CUDA_VISIBLE_DEVICES.
-
-    Raises:
-        SuiteError: there are not so many.
-    """
-    here = len(machine.gpus)
-    if at_once < 2:
-        raise SuiteError(f"side_by_side is {at_once}; give --side-by-side at least 2")
-    if here < at_once:
-        more = f"give --side-by-side {here}" if here > 1 else "leave --side-by-side out"
-        raise SuiteError(f"side_by_side is {at_once}, and this machine has {here} GPUs; {more}")
-    return [gpu.uuid or str(gpu.index) for gpu in machine.gpus[:at_once]]
-
-
-def run_beside(
-    rows: Sequence[Any], gpus: Sequence[str], start: Row, done: Callable[[Any, Result], None]
-) -> None:
-    """Run ``rows`` (``Planned``), one on each of ``gpus`` at a time.
-
-    Call ``done`` in this thread for each row that ended well, when it ends. The others leave no
-    result and have to run alone.
-
-    Args:
-        start: runs a row's ``resolved`` in its ``folder``; takes ``added`` variables and ``stop``.
-
-    Raises:
-        KeyboardInterrupt: after all running rows have been ended.
-    """
-    free: queue.SimpleQueue[str] = queue.SimpleQueue()
-    for gpu in gpus:
-        free.put(gpu)
-    over = threading.Event()
-
-    def one(row: Any) -> Result | None:
-        if over.is_set():
-            return None
-        gpu = free.get()
-        try:
-            added = _variables(gpu, len(gpus))
-            stop = lambda: "interrupted" if over.is_set() else None  # noqa: E731
-            return start(row.resolved, row.folder, added=added, stop=stop)
-        finally:
-            free.put(gpu)
-
-    with ThreadPoolExecutor(len(gpus)) as pool:
-        running = {pool.submit(one, row): row for row in rows}
-        try:
-            _collect(running, len(gpus), done)
-        except KeyboardInterrupt:
-            over.set()
-            raise
-
-
-def _collect(
-    running: Mapping[Future[Result | None], Any], at_once: int, done: Callable[[Any, Result], None]
-) -> None:
-    left = set(running)
-    while left:
-        ended, left = wait(left, return_when=FIRST_COMPLETED)
-        for future in ended:
-            result, row = future.result(), running[future]
-            if result is None:  # interrupted before it began
-                continue
-            if result.status in KEPT:
-                done(row, without_times(result, at_once))
-            else:
-                (row.folder / "result.json").unlink(missing_ok=True)
-
-
-def _variables(gpu: str, at_once: int) -> dict[str, str]:
-    """Return variables that give a row one GPU and a share of the cores."""
-    threads = max(1, len(os.sched_getaffinity(0)) // at_once)
-    return {"CUDA_VISIBLE_DEVICES": gpu, "OMP_NUM_THREADS": str(threads)}
 
 
 def without_times(result: Result, at_once: int) -> Result:
@@ -151,8 +44,8 @@ def with_reference_again(specs: Sequence[Spec], reference: str, times: int) -> l
     drift shows between them. Only ``repeat`` distinguishes each run from the first.
 
     If several rows have that recipe, the row that is comparable with most others is repeated.
-    Nothing is added for a row without a comparable row, for a simulated world, which has no times,
-    or for recorded runs, which are not ranked.
+    Nothing is added for a row without a comparable row, or for
+    recorded runs, which are not ranked.
 
     Args:
         reference: the recipe of the suite's reference row.
@@ -164,7 +57,7 @@ def with_reference_again(specs: Sequence[Spec], reference: str, times: int) -> l
     if times < 1:
         raise SuiteError(f"noise_floor is {times}; give --noise-floor at least 1 (1: no floor)")
     row = _reference(specs, reference)
-    if row is None or row.world or row.recorded or len(_compared(row, specs)) < 2:
+    if row is None or row.recorded or len(_compared(row, specs)) < 2:
         return list(specs)
     there = sum(dataclasses.replace(spec, repeat=0) == row for spec in specs)
     return _spread(list(specs), row, there, times - there)

@@ -7,11 +7,10 @@ import dataclasses
 import datetime
 import errno
 import fcntl
-import functools
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +22,7 @@ from harness.resolve import Resolved, run_name
 from harness.result import BadResult, Result, Status, load
 from harness.spec import Spec
 from harness.suite.file import Suite
-from harness.suite.rows import able, identity, run_beside
+from harness.suite.rows import identity
 from harness.system.machine import Machine
 from harness.system.requirements import notes, obstacle
 from strategies.base import Reason
@@ -90,7 +89,6 @@ def run_suite(
     fresh: bool = False,
     timeout: float | None = None,
     start: Start | None = None,
-    gpus: Sequence[str] = (),
 ) -> list[Result]:
     """Run the unfinished rows; return one result per row, in order. Each is written when it ends.
 
@@ -101,7 +99,6 @@ def run_suite(
         fresh: repeat finished runs too.
         timeout: seconds a run may take; None takes the suite's.
         start: runs a row; None takes ``launch.run``. Several nodes need another one.
-        gpus: each runs one parallel row at a time, for memory results only.
 
     Raises:
         OutputError: ``out`` cannot be written, is full, or another suite is writing to it.
@@ -111,25 +108,16 @@ def run_suite(
     check_out(out)
     with _alone(out):
         _write_head(suite, out)
-        beside = {row.folder for row in planned if gpus and able(row.resolved)}
-        to_run = [must_run(row, machine, fresh, row.folder in beside) for row in planned]
+        to_run = [must_run(row, machine, fresh) for row in planned]
         progress.begin_suite(suite.name, [label(row.resolved.spec) for row in planned], to_run)
         limit, start = timeout or suite.timeout_seconds, start or launch.run
         try:
             row = planned[0] if planned else None
-            if gpus:
-                rows = [r for r, run in zip(planned, to_run, strict=True) if run]
-                rows = [row for row in rows if row.folder in beside]
-                marks = {row.folder: identity(row.resolved, machine) for row in rows}
-                keep = functools.partial(_keep, machine=machine, marks=marks)
-                run_beside(rows, gpus, functools.partial(start, timeout=limit), keep)
             for row in planned:
                 if lost := _lost(row.resolved.spec, results):
                     progress.leave_out(label(row.resolved.spec), lost)
                     continue
-                again = fresh and row.folder not in beside  # those have just run
-                company = row.folder in beside
-                results.append(run_row(row, machine, progress, again, limit, start, company))
+                results.append(run_row(row, machine, progress, fresh, limit, start))
         except KeyboardInterrupt:
             if row is not None:
                 results.extend(_interrupted_row(row, machine, results))
@@ -153,14 +141,13 @@ def run_row(
     fresh: bool,
     timeout: float,
     start: Start,
-    company: bool = False,
 ) -> Result:
     """Return the result of one row: an earlier one, one that is not run, or a new one.
 
-    It is written to the row's folder. ``company``: a memory-only result suffices.
+    It is written to the row's folder.
     """
     mark = identity(row.resolved, machine)
-    earlier = None if fresh else _finished(row, mark, company)
+    earlier = None if fresh else _finished(row, mark)
     if earlier is not None:
         progress.skip(earlier)
         return earlier
@@ -171,31 +158,25 @@ def run_row(
         progress.begin_run(label(row.resolved.spec), timeout)
         result = start(row.resolved, row.folder, timeout=timeout, on_status=progress.status)
         progress.end_run(result)
-    _keep(row, result, machine, {row.folder: mark})
-    return result
-
-
-def _keep(row: Planned, result: Result, machine: Machine, marks: Mapping[Path, str]) -> None:
-    """Complete a row and write it; ``marks`` are the identities from before it ran."""
     result.meter_notes += [n for n in row.notes if n not in result.meter_notes]
     # A worker that died has not recorded its machine.
     result.environment = result.environment or seen(row.resolved.spec.device, machine)
-    result.identity = marks[row.folder]
+    result.identity = mark
     _write(result, row.folder)
+    return result
 
 
-def must_run(row: Planned, machine: Machine, fresh: bool, company: bool = False) -> bool:
+def must_run(row: Planned, machine: Machine, fresh: bool) -> bool:
     """Return whether a row can run and has no earlier result that suffices (``run_row``)."""
     if row.status is not None:
         return False
-    return fresh or _finished(row, identity(row.resolved, machine), company) is None
+    return fresh or _finished(row, identity(row.resolved, machine)) is None
 
 
-def _finished(row: Planned, mark: str, company: bool = False) -> Result | None:
+def _finished(row: Planned, mark: str) -> Result | None:
     """Return the earlier result of the same spec, code and environment, if it need not be repeated.
 
-    A result of a parallel row has no times. It suffices only if ``company`` is true. One of a
-    user's code suffices if no file has changed that the code opened.
+    One of a user's code suffices if no file has changed that the code opened.
     """
     try:
         result = load(row.folder / "result.json")
@@ -203,7 +184,7 @@ def _finished(row: Planned, mark: str, company: bool = False) -> Result | None:
         return None
     kept = result.identity == mark and result.status in KEPT
     kept = kept and (not row.resolved.runs_users_code or opened.unchanged(result.inputs))
-    return result if kept and (company or not result.beside) else None
+    return result if kept and not result.beside else None
 
 
 def _interrupted_row(row: Planned, machine: Machine, known: Sequence[Result]) -> list[Result]:

@@ -82,14 +82,12 @@ def audit(
     everyone = _shares(resolved.launch.layout, twins)
     steps = len(log.positions)
     micro = {len(m) for rank in everyone for step in rank for m in step}
-    # In a simulated world rank 0 consumes its share, and the others' would be as large.
-    times = resolved.launch.layout.data if spec.world else 1
     fed = [sum(len(m) for rank in everyone for m in rank[i]) for i in range(steps)]
     rows = [
-        ("processes", spec.ranks, accelerator.num_processes),
+        ("processes", spec.processes, accelerator.num_processes),
         ("device", spec.device, accelerator.device.type),
         ("engine", resolved.launch.engine.file.kind, accelerator.distributed_type.value),
-        ("global batch", [spec.global_batch], sorted({times * n for n in fed})),
+        ("global batch", [spec.global_batch], sorted(set(fed))),
         ("micro batch", [resolved.micro_batch], sorted(micro)),
         ("accumulation", resolved.recipe.accumulation, len(log.positions[0])),
         ("optimizer steps", trained.optimizer_steps, _steps_taken(trained, engine_report)),
@@ -103,10 +101,7 @@ def audit(
     ]
     if resolved.launch.layout.data < len(twins):
         rows.append(("samples shared alike", True, _alike(resolved.launch.layout, twins)))
-    if spec.world:
-        rows.append(("process group", "fake", torch.distributed.get_backend()))
-    else:  # a simulated rank trains on its own samples only: its losses mean nothing
-        rows.append(("losses finite", True, all(math.isfinite(x) for x in losses)))
+    rows.append(("losses finite", True, all(math.isfinite(x) for x in losses)))
     rows += _stepped(trained, did)
     if engine_report.micro_batch is not None:
         rows.append(("engine's micro batch", resolved.micro_batch, engine_report.micro_batch))
@@ -127,9 +122,8 @@ def _alike(layout: Layout, everyone: list[Any]) -> bool:
 
 
 def gather(trained: TrainingRun, value: Any) -> list[Any]:
-    """Return ``value`` of every rank, in order, on every rank; in a simulated world only this
-    rank's."""
-    if trained.accelerator.num_processes == 1 or trained.launch.simulated:
+    """Return ``value`` of every rank, in order, on every rank."""
+    if trained.accelerator.num_processes == 1:
         return [value]
     everyone: list[Any] = [None] * trained.accelerator.num_processes
     torch.distributed.all_gather_object(everyone, value)
@@ -180,10 +174,8 @@ def _order_digest(rows: list[np.ndarray]) -> str:
 
 def _asked_order(resolved: Resolved, first: int, steps: int) -> str:
     spec, size = resolved.spec, resolved.subject.data.size
-    # In a simulated world only rank 0's share is consumed.
-    part = spec.global_batch // (resolved.launch.layout.data if spec.world else 1)
     rows = [
-        sample_order(spec.seed, size, step * spec.global_batch, part)
+        sample_order(spec.seed, size, step * spec.global_batch, spec.global_batch)
         for step in range(first, first + steps)
     ]
     return _order_digest(rows)

@@ -1,4 +1,4 @@
-"""Environment of a run: facts of machine and software, and simulated worlds of several ranks."""
+"""Environment of a run: facts of machine and software."""
 
 from __future__ import annotations
 
@@ -79,20 +79,3 @@ def _output(command: list[str]) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()
-
-
-# ---- simulated worlds ----
-# One process acts as rank 0 of an N-rank job. torch's fake process group reports N ranks and moves
-# no data: an all-reduce leaves a tensor unchanged, an all-gather returns N copies of it, and a
-# reduce-scatter returns its own part. The engines are real and allocate like rank 0 of N ranks, so
-# memory is real. Time is computation without communication, and losses mean nothing. NCCL's own GPU
-# memory is missing.
-
-
-def simulate(ranks: int, rank: int = 0) -> None:
-    """Make this process ``rank`` of ``ranks``; call it before Accelerator creates a process
-    group."""
-    # The store exists only in this private module of torch; torchtitan uses it too.
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    torch.distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)

@@ -116,11 +116,8 @@ def _begin(resolved: Resolved, folder: Path, reporter: Reporter, memory_limit: i
     )
 
 
-def _watch(bench: Bench) -> Watch | None:
-    """Return a recorder of the compared steps; None if one rank simulates many, because it has only
-    its own share."""
-    if bench.resolved.spec.world:
-        return None
+def _watch(bench: Bench) -> Watch:
+    """Return a recorder of the compared steps."""
     bench.meter.close()  # the table of signs does not belong to the training
     watch = Watch(bench.run.trained, bench.run.feed)
     bench.log.inputs = watch.inputs
@@ -221,9 +218,8 @@ def result_of(
         parameters=states.count(whole.values(), run.trained.engine),
         micro_batch=resolved.micro_batch,
         accumulation=resolved.recipe.accumulation,
-        # In a simulated world both are of one rank's own samples: no curve to compare.
-        losses=[] if resolved.spec.world else losses,
-        grad_norms=[] if resolved.spec.world else bench.log.all_norms(),
+        losses=losses,
+        grad_norms=bench.log.all_norms(),
         ranks=ranks,
         audit=checks,
         configs=_configs(resolved, run),

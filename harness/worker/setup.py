@@ -25,7 +25,6 @@ from harness.launch.on_loopback import listen_on_loopback
 from harness.resolve import Resolved
 from harness.spec import Spec, SpecError
 from harness.subjects.objectives import objective_of
-from harness.worker import environment
 from harness.worker.loop import Run
 from strategies import initial
 from strategies.base import Slot
@@ -235,8 +234,6 @@ class Building:
 
 def make_accelerator(resolved: Resolved) -> Accelerator:
     """Return an Accelerator with the settings that the recipe's parts require."""
-    if resolved.spec.world:
-        environment.simulate(resolved.spec.world)
     listen_on_loopback()
     given = resolved.recipe.accelerator_kwargs(resolved.launch)
     return Accelerator(**with_timeout(given, os.environ.get(GROUP_SECONDS)))

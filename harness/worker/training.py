@@ -61,8 +61,6 @@ def save(trained: TrainingRun, folder: Path, facts: dict[str, Any], keep: int = 
     torch.save(state, path / f"attached-{accelerator.process_index}.pt")
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
-        # Counted here because in a simulated world the processes of a spec, which ``facts`` may
-        # have, are another number.
         counts = {"step": trained.optimizer_steps, "processes": accelerator.num_processes}
         write_json(path / DONE, facts | counts | {"files": sizes(path)} | proof(path))
         whole = [step for step in finished(folder) if not fault(step)]

@@ -121,8 +121,6 @@ class WithFeedback(Compression):
 
 def refusal(launch: RunContext) -> str | None:
     """Return why DDP's all-reduce cannot be compressed under ``launch``; None if it can."""
-    if launch.simulated:
-        return "a simulated world sends nothing that could be compressed; leave --world out"
     if "replicas" in launch.traits:
         return None
     if "one_process" in launch.traits:

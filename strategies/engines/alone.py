@@ -20,8 +20,6 @@ class Alone(Engine):
         return frozenset({"one_process"})
 
     def refuses(self, launch: RunContext) -> str | None:
-        if launch.simulated:
-            return "trains alone, so there is no world to simulate; leave --world out, or take ddp"
         if launch.processes > 1:
             return f"trains one process, not {launch.processes}; use --processes 1, or ddp"
         return None

@@ -87,10 +87,6 @@ BAD: dict[str, tuple[Callable[[Path], list[str]], str]] = {
         lambda p: ["run", "--nodes", "2", "--on", "slurm", "--site", f"{p}/lab", "--dry-run"],
         "unreadable",
     ),
-    "side by side without GPUs": (
-        lambda p: ["run", "--recipes", "single", "--side-by-side", "2", "--out", f"{p}/o"],
-        "this machine has 0 GPUs; leave --side-by-side out",
-    ),
     "steps out of range": (lambda p: ["--recipes", "ddp", "--steps", "0"], "--steps at least 1"),
     "ema out of range": (lambda p: ["--recipes", "ddp", "--ema", "1"], "give a decay in"),
     "batch": (lambda p: ["--recipes", "ddp", "--global-batch", "7"], "use 6 or 8"),

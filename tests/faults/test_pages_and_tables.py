@@ -16,7 +16,7 @@ from harness import cli
 from harness.commands import console, listing
 from harness.report import SuiteHead, build, compare, print_comparison, print_report, write_report
 from harness.report.figures import units
-from harness.report.rendering import html, markdown, narrow, sentences, tables
+from harness.report.rendering import pages, sentences, table, tables
 from harness.report.rendering.export import json_text
 from harness.result import Result, Status, load_all
 from tests.made.results import GOLDEN, cpu_set
@@ -39,8 +39,8 @@ def printed(width: int, show, *given, **more) -> str:
 def test_every_number_of_the_ranking_is_whole_or_its_column_is_named_as_left_out(width):
     results = list(cpu_set().values())
     (group,) = build(results, [], SuiteHead(reference="ddp")).groups
-    grid = tables.ranking(group).short()
-    text = printed(width, narrow.print_grid, grid, Console)
+    grid = tables.ranking(group)
+    text = printed(width, table.print_grid, grid, Console)
     assert max(map(len, text.splitlines())) <= width
     left = re.search(r"Hidden columns: (.*?)\. Widen the terminal", " ".join(text.split()))
     gone = left[1].split(", ") if left else []
@@ -95,7 +95,7 @@ def test_a_stand_in_for_the_reference_is_said_on_top_and_wherever_rows_are_compa
 def test_a_reference_that_ran_stands_for_nobody():
     for wanted in ("ddp", ""):
         report = build(list(cpu_set().values()), [], SuiteHead(reference=wanted))
-        text = markdown.render(report) + html.render(report)
+        text = pages.render_markdown(report) + pages.render_html(report)
         assert "NOT the requested reference" not in text and "Reference row: `ddp`." in text
 
 

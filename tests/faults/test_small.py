@@ -21,7 +21,7 @@ from harness.launch.outcome import Facts, classify
 from harness.memory.memory_breakdown import load as load_breakdown
 from harness.report import anatomy as page
 from harness.report import build, write_report
-from harness.report.rendering import markdown
+from harness.report.rendering import pages
 from harness.resolve import resolve
 from harness.result import BadResult, LaunchRecord, Result, Status, load
 from harness.spec import Spec
@@ -190,10 +190,10 @@ def test_another_headroom_at_work_is_said_in_the_row_and_in_the_report():
     progress.begin_run("zero2", None)
     progress.end_run(done)
     assert "another Headroom was at work meanwhile (process 4711)" in out.getvalue()
-    text = markdown.render(build(results, []))
+    text = pages.render_markdown(build(results, []))
     assert "Another Headroom ran on the machine during zero2, so their times" in text
     done.launch.others = []
-    assert "Another Headroom" not in markdown.render(build(results, []))
+    assert "Another Headroom" not in pages.render_markdown(build(results, []))
 
 
 # ---- hostile text ----
@@ -222,7 +222,7 @@ def test_markdown_holds_what_results_say_as_text(tmp_path):
         result.environment = {**result.environment, "cpu": EVIL}
     results[0].command = f"echo {EVIL}"
     lost = Result(status=Status.FAILED, spec=results[1].spec, reason=EVIL, way_out=EVIL)
-    text = markdown.render(build([*results, lost], [f"x/result.json: {EVIL}"]))
+    text = pages.render_markdown(build([*results, lost], [f"x/result.json: {EVIL}"]))
     fences = re.findall(r"^(`{3,})sh\n(.*?)^\1$", text, re.S | re.M)
     assert len(fences) == 1 and "# no" in fences[0][1], "the block ends where it was ended by us"
     prose = text.replace(fences[0][1], "")

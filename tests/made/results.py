@@ -16,7 +16,7 @@ from pathlib import Path
 
 from harness.json_files import write_json
 from harness.report import build, read_suite
-from harness.report.rendering import markdown
+from harness.report.rendering import pages
 from harness.report.rendering.export import csv_text
 from harness.result import (
     Categories,
@@ -438,7 +438,7 @@ def main() -> None:
         folder = GOLDEN / name
         write_set(folder, built, {"name": f"demo-{name}", "reference": "ddp", "started": started})
         report = build(*load_all(folder), read_suite(folder))
-        (folder / "report.md").write_text(markdown.render(report), encoding="utf-8")
+        (folder / "report.md").write_text(pages.render_markdown(report), encoding="utf-8")
         (folder / "report.csv").write_text(csv_text(report), encoding="utf-8")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -206,26 +207,23 @@ def test_the_page_stands_alone_and_its_charts_are_drawings(plain, tmp_path):
     plain.write(tmp_path / "anatomy.json")
     again = memory_breakdown.load(tmp_path / "anatomy.json")
     assert again == plain
-    paths = anatomy.write(again, tmp_path)
+    assert anatomy.write(again, tmp_path) == [tmp_path / "anatomy.html"]
     page = (tmp_path / "anatomy.html").read_text()
     assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
     for words in ("blocks.*.mlp.fc1", "6 N D", "Roofline", "peak", "agree within"):
         assert words in page
-    for path in paths:
-        if path.suffix == ".svg":
-            assert ET.parse(path).getroot().tag.endswith("svg")
-            assert not any(w in path.read_text() for w in ("nan", "inf,"))
-    assert len(paths) == 9
+    drawings = re.findall(r"<svg.*?</svg>", page, re.S)
+    assert len(drawings) == 3
+    for drawing in drawings:
+        assert ET.fromstring(drawing).tag.endswith("svg")
+        assert not any(word in drawing for word in ("nan", "inf,"))
 
 
 def test_a_model_without_laws_has_a_page_without_them(plain, tmp_path):
     """No small models of its kind were measured: nothing of a DiT's is said of it."""
-    paths = anatomy.write(dataclasses.replace(plain, points=[]), tmp_path)
+    anatomy.write(dataclasses.replace(plain, points=[]), tmp_path)
     text = (tmp_path / "anatomy.html").read_text()
     assert "6 N D" not in text and 'id="laws"' not in text and "Roofline" in text
-    assert {path.name for path in paths} == {
-        "anatomy.html", "timeline.svg", "inference.svg", "roofline.svg"
-    }  # fmt: skip
     anatomy.write(plain, tmp_path)
     assert 'id="laws"' in (tmp_path / "anatomy.html").read_text()
 

@@ -12,10 +12,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tests.recount import measures
 from tests.recount.raw import Group, Row
-
-__all__ = ["Floor", "differ", "floor_of", "margin", "margin_fraction", "same", "student"]
 
 TABLE = "12.706 4.303 3.182 2.776 2.571 2.447 2.365 2.306 2.262 2.228"
 """Two-sided 95 % of Student's t, 1 to 10 degrees of freedom."""
@@ -70,7 +67,7 @@ class Floor:
 def own(group: Group) -> Floor | None:
     """What a group's own rows tell."""
     runs = spread(medians(row) for row in group.rows)
-    if runs is None or group.world:
+    if runs is None:
         return None
     again = [row for row in group.rows if len(row.runs) > 1]
     again.sort(key=lambda row: -len(row.runs))
@@ -91,7 +88,7 @@ def usual_steps(group: Group) -> Spread | None:
 def floor_of(group: Group) -> Floor | None:
     """A group's own floor, else that of the first group on the same device, with its own steps."""
     found = own(group)
-    if found or group.world:
+    if found:
         return found
     for other in group.of.ordered:
         lent = own(other) if (other.device, other.gpu) == (group.device, group.gpu) else None
@@ -127,11 +124,6 @@ def margin(row: Row, base: Row) -> float | None:
     return None if None in floors else max(one_margin(f, (row, base)) for f in floors)
 
 
-def margin_fraction(row: Row, base: Row) -> float | None:
-    most = margin(row, base)
-    return None if most is None else math.expm1(most)
-
-
 def differ(row: Row, base: Row) -> bool | None:
     """Whether one is faster beyond the noise; None: no noise is known."""
     most = margin(row, base)
@@ -139,66 +131,3 @@ def differ(row: Row, base: Row) -> bool | None:
         return None
     ends = [statistics.median([s for run in r.runs for s in run.steps]) for r in (row, base)]
     return abs(math.log(ends[0]) - math.log(ends[1])) > most
-
-
-def interval(row: Row, base: Row) -> tuple[float, float]:
-    """Seconds a step of one over the other, as far as the noise lets them be; without a known noise
-    by their p10 and p90."""
-    both = [[s for run in r.runs for s in run.steps] for r in (row, base)]
-    most = margin(row, base)
-    if most is None:
-        ends = [[measures.tenth(steps, q) for q in (1, 9)] for steps in both]
-        return ends[0][0] / ends[1][1], ends[0][1] / ends[1][0]
-    middle = statistics.median(both[0]) / statistics.median(both[1])
-    return middle / math.exp(most), middle * math.exp(most)
-
-
-def told_apart(row: Row, base: Row) -> bool:
-    """The interval leaves out 1."""
-    low, high = interval(row, base)
-    return not low <= 1 <= high
-
-
-def same(row: Row, base: Row) -> bool:
-    """The whole interval lies within the floor of both groups, which is at most a quarter."""
-    known = [fraction(r.group) for r in (row, base)]
-    if None in known or min(known) > 0.25:
-        return False
-    low, high = interval(row, base)
-    return high <= 1 + min(known) and low >= 1 / (1 + min(known))
-
-
-def fraction(group: Group) -> float | None:
-    """For a row as the reference is, but with as few runs as any other row."""
-    floor, row = floor_of(group), group.reference
-    if floor is None:
-        return None
-    fewest = min((len(r.runs) for r in group.rows if r is not row), default=1)
-    both = [fewest, len(row.runs)]
-    between = error(floor.runs, [(None, count) for count in both])
-    if floor.steps is None:
-        return math.expm1(between)
-    every = [run.steps for run in row.runs]
-    sides = [(spread(some), sum(map(len, some))) for some in (every[:fewest], every)]
-    return math.expm1(max(between, OF_A_MEDIAN * error(floor.steps, sides)))
-
-
-# ---- as a report has it ----
-
-
-def of_report(group: Group) -> list:
-    """Spreads of runs and of steps with their freedom, medians of the rows that ran again, and the
-    floor itself; empty if no noise is known."""
-    floor = floor_of(group)
-    if floor is None:
-        return []
-    spreads = [s and [s.deviation, s.freedom] for s in (floor.runs, floor.steps)]
-    return [*spreads, [[row.label, medians(row)] for row in floor.again], fraction(group)]
-
-
-def as_list(data: dict) -> list:
-    """The same from a report.json."""
-    if "fraction" not in data:
-        return []
-    spreads = [data[name] and [*data[name].values()] for name in ("runs", "steps")]
-    return [*spreads, [[*pair] for pair in data["again"].items()], data["fraction"]]

@@ -14,10 +14,9 @@ NOT_WORK = ("recipe", "processes", "repeat")
 
 @dataclass(eq=False)
 class Run:
-    """One process group that ran: ``data`` is its result.json, ``prediction`` its prediction."""
+    """One process group that ran: ``data`` is its result.json."""
 
     data: dict[str, Any]
-    prediction: dict[str, Any] | None
 
     @property
     def spec(self) -> dict[str, Any]:
@@ -90,10 +89,6 @@ class Row:
     def ranks(self) -> list[dict[str, Any]]:
         return [rank for run in self.runs for rank in run.ranks]
 
-    @property
-    def evidence(self) -> dict[str, Any]:
-        return self.first["evidence"]
-
     @cached_property
     def label(self) -> str:
         """The recipe, with the processes where it ran on several numbers of them."""
@@ -135,10 +130,6 @@ class Group:
     def gpu(self) -> bool:
         return self.reference.first["meter"] == "cuda"
 
-    @property
-    def world(self) -> int:
-        return self.reference.spec.get("world", 0)
-
 
 @dataclass(eq=False)
 class ResultSet:
@@ -153,7 +144,7 @@ class ResultSet:
     @cached_property
     def runs(self) -> list[Run]:
         paths = sorted(self.folder.glob("runs/*/result.json"))
-        return [Run(json.loads(p.read_text()), _prediction(p.parent)) for p in paths]
+        return [Run(json.loads(p.read_text())) for p in paths]
 
     @cached_property
     def groups(self) -> list[Group]:
@@ -171,31 +162,17 @@ class ResultSet:
 
     @cached_property
     def ordered(self) -> list[Group]:
-        """As a report lists them: with the wanted row, with plain ddp, others; real ones first,
-        the largest first."""
+        """As a report lists them: with the wanted row, with plain ddp, others; largest first."""
 
         def place(group: Group) -> tuple[int, ...]:
             parts = [row.parts for row in group.rows]
             names = [frozenset(name.split("+")) in parts for name in (group.wanted, "ddp")]
             most = max(len(row.runs) for row in group.rows)
             named = names.index(True) if True in names else 2
-            return (group.rows[0].spec.get("world", 0), named, -len(group.rows), -most)
+            return (named, -len(group.rows), -most)
 
         return sorted(self.groups, key=place)
 
     @property
     def rows(self) -> list[Row]:
         return [row for group in self.ordered for row in group.rows]
-
-    @property
-    def unfinished(self) -> list[Run]:
-        return [run for run in self.runs if run.status not in ("ok", "memory only")]
-
-    @property
-    def memory_only(self) -> list[Run]:
-        return [run for run in self.runs if run.status == "memory only"]
-
-
-def _prediction(folder: Path) -> dict[str, Any] | None:
-    path = folder / "prediction.json"
-    return json.loads(path.read_text()) if path.exists() else None

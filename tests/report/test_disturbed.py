@@ -11,7 +11,7 @@ from harness.report import build
 from harness.report.figures import derive, floor
 from harness.report.figures.floor import Step
 from harness.report.figures.numbers import numbers
-from harness.report.rendering import markdown
+from harness.report.rendering import pages
 from harness.result import Status, StepUsage
 from tests.made.results import cpu_set
 
@@ -104,8 +104,8 @@ def on_two(name: str = "ddp", seconds: list[float] | None = None):
 
 
 def test_the_number_of_nodes_is_stated_with_the_rows():
-    assert "On 2 nodes." in markdown.render(build([on_two()], []))
-    assert "nodes" not in markdown.render(build([cpu_set()["ddp"]], []))
+    assert "On 2 nodes." in pages.render_markdown(build([on_two()], []))
+    assert "nodes" not in pages.render_markdown(build([cpu_set()["ddp"]], []))
 
 
 def test_nodes_with_other_devices_make_a_row_void():
@@ -132,7 +132,7 @@ PAUSED = [0.05, 0.05, 8.2, 0.05]
 def test_a_step_far_above_the_median_is_a_pause(seconds, count):
     row = on_two(seconds=seconds)
     assert derive.paused_steps(row) == count
-    text = markdown.render(build([row], []))
+    text = pages.render_markdown(build([row], []))
     assert ("Network paused?" in text) is bool(count) is ("network paused?" in text)
 
 

@@ -15,7 +15,7 @@ from harness.report.data import lookup
 from harness.report.data.answers import answers, fastest_that_fits, headline
 from harness.report.data.rows import Group, Report, SuiteHead
 from harness.report.figures.floor import floor_of, margin
-from harness.report.rendering import markdown, terminal
+from harness.report.rendering import pages, terminal
 from harness.report.rendering.tables import ranking
 from harness.result import Result
 from tests.made.results import FULL, done
@@ -113,7 +113,7 @@ def test_a_wide_spread_of_the_reference_hides_the_same_fifth():
     assert "higher --noise-floor make it smaller" in lookup.noise_floor(group)
 
 
-@pytest.mark.parametrize("render", [markdown.render, plain_terminal])
+@pytest.mark.parametrize("render", [pages.render_markdown, plain_terminal])
 def test_a_busy_machine_has_no_fastest_row_and_no_equal_ones(render):
     """9.67 against 16.05 samples/s under such a noise are no equal speeds."""
     slim = (126, 63, 126, 126, 96, 58)
@@ -162,10 +162,10 @@ def test_equal_speeds_are_the_same_only_within_the_floor():
 def test_a_reference_that_does_not_repeat_itself_is_told():
     results = suite(QUIET)
     said = "ddp computed something else when it was measured again"
-    assert said not in markdown.render(build(results, [], SuiteHead(reference="ddp")))
+    assert said not in pages.render_markdown(build(results, [], SuiteHead(reference="ddp")))
     last = next(r for r in results if r.spec.repeat == 2)
     last.losses = [loss * 1.001 for loss in last.losses]
-    assert said in markdown.render(build(results, [], SuiteHead(reference="ddp")))
+    assert said in pages.render_markdown(build(results, [], SuiteHead(reference="ddp")))
 
 
 def test_without_repetitions_ratios_stand_as_measured_and_the_report_says_so():

@@ -22,7 +22,7 @@ from harness.planner import pool
 from harness.report.data.grouping import build
 from harness.report.data.rows import SuiteHead
 from harness.report.figures import samples as figures
-from harness.report.rendering import markdown
+from harness.report.rendering import pages
 from harness.resolve import resolve
 from harness.result import Result, Status, load
 from harness.spec import Spec, SpecError
@@ -101,7 +101,7 @@ def test_the_report_compares_what_was_drawn(rows):
     assert away["single"] is None and "single" in {r.label for r in group.rows}
     assert 0 < away["single+int8"].relative < away["single+palette:bits=3"].relative
     assert away["single+int8"].psnr_db > away["single+palette:bits=3"].psnr_db
-    text = markdown.render(report)
+    text = pages.render_markdown(report)
     assert "Same samples?" in text and "Same computation?" not in text and "Denoise GiB" in text
 
 

@@ -222,7 +222,7 @@ def test_the_list_says_what_is_not_here(capsys):
         ({"objective": "velocity"}, ["epsilon and flow draw samples"]),
         ({"class_dropout": 0.0}, ["trained without labels", "--cfg-scale 1"]),
         ({"weights": "nowhere.safetensors"}, ["nowhere.safetensors", "no such file"]),
-        ({"world": 2}, ["world is for training only"]),
+        ({"profile": True}, ["profile is for training only"]),
         ({"model": "flux-dev", "data": "synthetic"}, ["conditions of its own"]),
     ],
 )

@@ -39,8 +39,8 @@ def rank_0(train_here, monkeypatch):
         launched |= dict.fromkeys(["WORLD_SIZE", "LOCAL_WORLD_SIZE"], str(ranks))
         for key, value in launched.items():
             monkeypatch.setenv(key, value)
-        spec = dataclasses.replace(TINY, recipe=recipe, world=ranks, global_batch=16)
-        run, log = train_here(spec, 2)
+        spec = dataclasses.replace(TINY, recipe=recipe, processes=ranks, global_batch=16)
+        run, log = train_here(spec, 2, simulated=True)
         observe_here(run, log, recipe)
         return run.trained
 

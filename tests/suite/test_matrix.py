@@ -16,11 +16,11 @@ from harness.commands.progress import Progress
 from harness.planner import pool
 from harness.resolve import resolve
 from harness.result import Result, Status
-from harness.spec import Spec, located
+from harness.spec import Spec, SpecError, located
 from harness.suite import matrix
 from harness.suite import run as suite_run
 from harness.suite.file import SuiteError, known_suites, load_suite
-from harness.suite.matrix import ad_hoc, on_processes, specs
+from harness.suite.matrix import specs
 from harness.suite.rows import identity
 from harness.system.gpus import Gpu
 from tests.made.machines import SUITE, FakeLaunch, machine
@@ -270,120 +270,37 @@ def test_the_batch_is_fit_to_the_gpus(tmp_path):
 # -- one process --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", sorted(known_suites()))
-def test_on_one_gpu_no_row_wants_to_average_with_nobody(name):
-    asked = load_suite(name, "cuda")
-    suite, changes = on_processes(asked, {}, gpus=1)
+def test_one_gpu_has_a_suite_of_its_own_and_none_of_its_rows_is_refused():
+    assert matrix.usual_suite("train", "cuda", 1) == "one_gpu"
+    assert {matrix.usual_suite("train", "cuda", 2), matrix.usual_suite("train", "cpu", 0)} == {
+        "default"
+    }
+    suite = load_suite("one_gpu", "cuda")
     rows = [resolve(spec) for spec in specs(suite, {"data": "synthetic"}, gpus=1, gpu_bytes=2**37)]
-    assert [
-        str(r.recipe) for r in rows if r.refusal and "no replica to average" in r.refusal.text
-    ] == []
-    assert rows[0].recipe.text == suite.reference and not rows[0].refusal
-    replicated = {row.recipe for row in asked.rows if row.recipe.split("+")[0] == "ddp"}
-    if asked.settings.get("processes") != "all":  # a suite about so many ranks, and no other number
-        replicated = set()
-    assert {change.split()[2] for change in changes} == replicated
+    assert [str(row.recipe) for row in rows if row.refusal] == []
 
 
-def test_rows_that_one_process_makes_equal_are_kept_once():
-    suite, changes = on_processes(ad_hoc(["ddp+bf16", "single+bf16", "zero2"], "cpu"), {}, gpus=0)
-    assert changes == [], "two processes are the suite's own"
-    suite, changes = on_processes(suite, {"processes": 1})
-    assert [row.recipe for row in suite.rows] == ["single+bf16", "zero2"]
-    assert suite.reference == "single+bf16"
-    assert changes == ["one process: ddp+bf16 is single+bf16"]
+def test_a_row_keeps_its_recipe_and_its_batch_on_any_number_of_processes(suite_file) -> None:
+    """What cannot be is refused, with the reason, and stays in the report."""
+    suite = load_suite(str(suite_file), "cpu")
+    found = specs(suite, {"processes": 1, "repeat": 1})
+    assert sorted(s.recipe for s in found) == sorted(row.recipe for row in suite.rows)
+    refused = {str(resolve(s).refusal) for s in found if s.recipe == "ddp"}
+    assert len(refused) == 1 and "use single" in refused.pop()
 
 
-def test_a_reference_that_has_two_processes_of_its_own_keeps_its_name(tmp_path):
-    file = tmp_path / "mixed.yaml"
-    file.write_text(
-        "reference: ddp\ncpu: {model: DiT-T/4, data: synthetic, processes: 1}\n"
-        "recipes: [{recipe: ddp, processes: 2}, ddp, ddp+bf16]\n"
-    )
-    suite, _ = on_processes(load_suite(str(file), "cpu"), {})
-    assert suite.reference == "ddp"
-    assert [row.recipe for row in suite.rows] == ["ddp", "single", "single+bf16"]
+def test_a_batch_that_does_not_divide_refuses_its_row_alone():
+    spec = Spec(recipe="ddp", data="synthetic", processes=2, global_batch=7)
+    refusal = resolve(spec, whole=False).refusal
+    assert "global_batch 7 does not divide by 2 processes" in refusal.text
+    assert refusal.hint == "use 6 or 8"
+    with pytest.raises(SpecError, match="use 6 or 8"):
+        resolve(spec)
 
 
-def test_a_world_of_many_stays_replicated_on_its_one_process():
-    suite, changes = on_processes(ad_hoc(["ddp"], "cpu"), {"world": 4})
-    assert [row.recipe for row in suite.rows] == ["ddp"] and changes == []
-
-
-def test_replicas_of_one_are_refused_where_no_suite_renames_them():
+def test_replicas_of_one_are_refused():
     refusal = str(resolve(Spec(recipe="ddp", data="synthetic", processes=1)).refusal)
     assert "no replica to average with" in refusal and "use single" in refusal
-
-
-# -- a row of one process beside rows of several GPUs ----------------------------------------------
-
-CROWD = """
-gpu: {model: DiT-XL/2, data: synthetic, per_process_batch: fit, processes: all}
-reference: ddp
-recipes:
-  [ddp, single, "single+accumulate:steps=2", single+optimizer_in_backward, zero2,
-   {recipe: single+checkpoint, global_batch: 8}]
-"""
-
-
-@pytest.fixture
-def crowd(tmp_path: Path):
-    file = tmp_path / "crowd.yaml"
-    file.write_text(CROWD)
-    return load_suite(str(file), "cuda")
-
-
-def test_beside_rows_of_several_gpus_single_takes_micro_batches_of_their_size(crowd) -> None:
-    suite, changes = on_processes(crowd, {}, gpus=4)
-    rows = {s.recipe: resolve(s) for s in specs(suite, {}, gpus=4, gpu_bytes=80 * 2**30)}
-    micro, batch = rows["ddp"].micro_batch, rows["ddp"].spec.global_batch
-    assert batch == 4 * micro and "single" not in rows
-    for recipe, share in (("single+accumulate:steps=4", micro),
-                          ("single+accumulate:steps=8", micro // 2)):  # fmt: skip
-        row = rows[recipe]
-        assert (row.micro_batch, row.spec.global_batch, row.spec.processes) == (share, batch, 1)
-        assert not row.refusal
-    said = "4 GPUs: single is single+accumulate:steps=4, so that its micro batch is that of the"
-    assert any(change.startswith(said) for change in changes)
-
-
-def test_one_that_cannot_accumulate_takes_its_own_batch_and_is_said_to_stand_apart(crowd) -> None:
-    suite, changes = on_processes(crowd, {}, gpus=4)
-    rows = {s.recipe: resolve(s) for s in specs(suite, {}, gpus=4, gpu_bytes=80 * 2**30)}
-    apart, ddp = rows["single+optimizer_in_backward"], rows["ddp"]
-    assert apart.micro_batch == apart.spec.global_batch == ddp.micro_batch
-    assert any("single+optimizer_in_backward cannot accumulate" in change for change in changes)
-    assert rows["single+checkpoint"].spec.global_batch == 8, "a batch that was chosen stays"
-
-
-def test_a_chosen_batch_one_gpu_a_world_and_a_cpu_change_nothing(crowd, suite_file) -> None:
-    for given, gpus in (({"global_batch": 16}, 4), ({}, 1), ({"world": 8}, 4)):
-        suite, _ = on_processes(crowd, given, gpus=gpus)
-        assert "single" in {row.recipe for row in suite.rows} and {
-            r.shares for r in suite.rows
-        } == {1}
-    on_cpu = load_suite(str(suite_file), "cpu")
-    assert on_processes(on_cpu, {}) == (on_cpu, [])
-
-
-def test_where_all_rows_train_alone_the_batch_is_that_of_one_gpu(crowd) -> None:
-    alone = dataclasses.replace(crowd, rows=crowd.rows[1:2], reference="single")
-    suite, changes = on_processes(alone, {}, gpus=8)
-    (one,) = specs(suite, {}, gpus=8, gpu_bytes=80 * 2**30)
-    (same,) = specs(alone, {}, gpus=1, gpu_bytes=80 * 2**30)
-    assert (one.recipe, changes) == ("single", []) and one == same
-
-
-@pytest.mark.parametrize("name", sorted(known_suites()))
-def test_on_several_gpus_no_row_has_a_larger_micro_batch_than_the_reference_s(name) -> None:
-    asked = load_suite(name, "cuda")
-    if "per_process_batch" not in asked.settings:
-        return
-    suite, _ = on_processes(asked, {}, gpus=8)
-    rows = [resolve(spec) for spec in specs(suite, {"data": "synthetic"}, gpus=8, gpu_bytes=2**37)]
-    # Ranks that share samples have a part of each: as many tokens.
-    sizes = {str(r.recipe): r.micro_batch / r.launch.layout.sequence for r in rows}
-    assert {recipe: size for recipe, size in sizes.items() if size > rows[0].micro_batch} == {}
 
 
 # -- the lock on a results folder ------------------------------------------------------------------

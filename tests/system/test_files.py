@@ -31,7 +31,7 @@ WRITERS: dict[str, tuple[list[str], str]] = {
         "own.safetensors",
     ),
     "anatomy": (["anatomy", "single", *ONE[:-2], "--out", "."], "result.json"),
-    "anatomy of charts": (["anatomy", "single", *ONE[:-2], "--out", "."], "timeline.svg"),
+    "anatomy's page": (["anatomy", "single", *ONE[:-2], "--out", "."], "anatomy.html"),
     "max-batch": (["max-batch", "--recipe", "single", *ONE[:-2], "--out", "."], "max_batch.json"),
     "script": (
         ["script", "--launch", "single", "--device", "cpu", "--out", ".", "--", "train.py"],

@@ -55,7 +55,7 @@ BAD = [
 def job_of(spec: Spec) -> lint.Job:
     resolved = resolve(spec)
     itemsize = 2 if "half_compute" in resolved.launch.traits else 4
-    return lint.Job(sizes=resolved.subject.sizes, itemsize=itemsize, ranks=spec.ranks)
+    return lint.Job(sizes=resolved.subject.sizes, itemsize=itemsize, ranks=spec.processes)
 
 
 def findings(zero: dict, spec: Spec = SPEC) -> dict[str, lint.Finding]:
@@ -96,8 +96,8 @@ def test_what_deepspeed_does_in_silence_is_found():
 
 
 def test_the_bytes_are_those_of_a_real_engine(tmp_path):
-    """Rank 0 of four under a bad file that overlaps: both buckets lie in the traced memory."""
-    spec = Spec(recipe="zero2", model="DiT-T/8", global_batch=4, world=4, warmup=1, steps=1)
+    """Two ranks under a bad file that overlaps: both buckets lie in the traced memory."""
+    spec = Spec(recipe="zero2", model="DiT-T/8", global_batch=4, processes=2, warmup=1, steps=1)
     config = json.loads((FOLDER / "zero2.json").read_text())
     config["zero_optimization"] |= {"reduce_bucket_size": 10**7, "overlap_comm": True}
     file, own = tmp_path / "zero2.yaml", tmp_path / "bad.json"

@@ -19,7 +19,6 @@ from harness.system.machine import examine
 from harness.system.requirements import obstacle
 from harness.worker.environment import attention
 from harness.worker.meter import CudaMeter
-from strategies import parse
 from strategies.activations.offload_activations import Host
 from strategies.base import pinned_block
 from tests.made.offloaded import gradient_of, squares
@@ -41,21 +40,6 @@ SEVERAL = {
 @pytest.fixture(scope="module")
 def here(tmp_path_factory):
     return examine(tmp_path_factory.mktemp("results"))
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("recipe", ["ddp", "zero1", "zero2+bf16", "zero3+bf16", "zero3_offload"])
-def test_one_gpu_stands_for_rank_0_of_eight(recipe, here, tmp_path):
-    spec = Spec(recipe=recipe, model="DiT-S/4", data="synthetic", global_batch=16, steps=2,
-                world=8, device="cuda")  # fmt: skip
-    if lack := obstacle(resolve(spec), here):
-        pytest.skip(lack.text)
-    row = launched(spec, tmp_path)
-    assert row.status is Status.OK, f"{row.reason}\n{row.log_tail}"
-    checks = {check.name: check for check in row.audit}
-    assert checks["processes"].found == 8 and checks["process group"].found == "fake"
-    if "zero" in recipe:
-        assert row.evidence[parse(recipe).sharding.name]["overlap_comm"] is True
 
 
 def trained(spec: Spec, recipes: Sequence[str], here, folder: Path) -> list[Result]:

@@ -92,8 +92,8 @@ def test_a_row_that_only_rounds_is_held_to_its_gradients(name, trained_as, refer
     rounds, row = kept["bf16"], trained_as(spec, SABOTAGES[name])
     assert against(rounds, reference).word == "by design"
     blind = dataclasses.replace(row, losses=rounds.losses, grad_norms=rounds.grad_norms)
-    assert against(blind, reference).word == "beyond design"
-    assert "moments" in parity.against_sibling(blind, rounds)
+    assert against(blind, reference).word == "DIFFERS"
+    assert "moments" in against(blind, reference).what
 
 
 def test_a_launched_control_is_void_and_keeps_its_curves(tmp_path):
@@ -121,5 +121,4 @@ def test_another_computation_differs(name, trained_as, reference):
 def test_what_was_not_stepped_is_named(trained_as, reference):
     row = trained_as(SPEC, SABOTAGES["one_parameter_not_stepped"])
     blind = dataclasses.replace(row, losses=reference.losses, grad_norms=reference.grad_norms)
-    assert "1.0e+00 away" in against(blind, reference).what
     assert "of blocks." in against(blind, reference).what

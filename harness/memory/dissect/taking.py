@@ -205,7 +205,6 @@ def take(resolved: Resolved, trained: TrainingRun, look: Look) -> MemoryBreakdow
         global_batch=resolved.spec.global_batch,
         micro_batch=resolved.micro_batch,
         processes=resolved.spec.processes,
-        world=resolved.spec.world,
         unsaved=2 * resolved.micro_batch * sample,
         model=resolved.spec.model,
         tokens=size.tokens,

@@ -32,7 +32,7 @@ from harness.planner.speed.roofline import Seconds, seconds
 from harness.prediction import Prediction, Work
 from harness.report.data.grid import Grid, text_grid
 from harness.report.figures import derive
-from harness.report.rendering.narrow import print_grid
+from harness.report.rendering.table import print_grid
 from harness.resolve import resolve
 from harness.result import Result, Status, load_all
 from harness.spec import DEVICES, SpecError
@@ -71,7 +71,7 @@ def held(results: Sequence[Result], predictions: Mapping[str, Prediction]) -> li
     for result in results:
         found = predictions.get(result.spec.key)
         good = shown_status(result)[0].value == "ok" and not result.spec.repeat
-        if good and found and found.work and not result.spec.world:
+        if good and found and found.work:
             rows.append(
                 Held(
                     recipe=result.spec.recipe,
@@ -133,8 +133,8 @@ def against(options: argparse.Namespace, console: Console) -> int:
 
 
 def _results(folder: Path) -> list[Result]:
-    """Return the results that ended well on one machine, without repetitions and worlds."""
-    found = [r for r in _ended_well(folder) if not r.spec.world and r.spec.nodes == 1]
+    """Return the results that ended well on one machine, without repetitions."""
+    found = [r for r in _ended_well(folder) if r.spec.nodes == 1]
     if not found:
         raise SpecError(f"{folder}: no results in it; give a folder that ./run.sh run made")
     return found

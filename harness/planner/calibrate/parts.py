@@ -133,19 +133,19 @@ MEASURES = {
 """Device -> station -> minutes."""
 ROWS = {
     "cuda": (
-        "single+bf16+checkpoint", "single+bf16", "single", "zero2+bf16+checkpoint of 8",
+        "single+bf16+checkpoint", "single+bf16", "single",
         "single+bf16+checkpoint+adam8bit", "zero2_offload+bf16+checkpoint",
-        "zero3+bf16+checkpoint of 8", "ddp+bf16", "zero2+bf16+checkpoint", "zero3+bf16+checkpoint",
+        "ddp+bf16", "zero2+bf16+checkpoint", "zero3+bf16+checkpoint",
         "zero3_offload+bf16+checkpoint",
         "single+bf16+checkpoint+offload_activations:what=checkpoints", "single+bf16+compile",
     ),
     "cpu": (
         "single", "single+bf16", "single+checkpoint", "ddp", "zero2", "zero3", "zero2_offload",
-        "single+bf16+checkpoint", "single+adam8bit", "zero3_offload", "ddp+bf16", "zero2 of 8",
-        "zero3 of 8", "single+offload_activations", "single+compile",
+        "single+bf16+checkpoint", "single+adam8bit", "zero3_offload", "ddp+bf16",
+        "single+offload_activations", "single+compile",
     ),
 }  # fmt: skip
-"""Device -> recipes to run and predict, in order of worth. "of 8" is rank 0 of a simulated 8."""
+"""Device -> recipes to run and predict, in order of worth."""
 MINUTES = {"cuda": 1.5, "cpu": 0.5}
 """Minutes of a row with its prediction, on an idle machine."""
 CHECK_MINUTES = {"cuda": 0.6, "cpu": 0.4}
@@ -222,20 +222,17 @@ def _can_be(text: str, setting: Setting) -> bool:
 
     On one GPU replicas equal plain training, and shards are whole; an offload is still useful.
     """
-    if " of " in text or setting.processes > 1:
+    if setting.processes > 1:
         return True
     return parse(text).alone(setting.device) or "offload" in text
 
 
 def _row(text: str, setting: Setting) -> Station:
-    recipe, _, world = text.partition(" of ")
-    alone = world or parse(recipe).alone(setting.device)
-    processes = 1 if alone else setting.processes
+    processes = 1 if parse(text).alone(setting.device) else setting.processes
     spec = Spec(
-        recipe=parse(recipe).text,
-        global_batch=_batch(setting) * (int(world) if world else processes),
+        recipe=parse(text).text,
+        global_batch=_batch(setting) * processes,
         processes=processes,
-        world=int(world or 0),
         **_usual(setting),
     )
     return Station(name=text, part="memory", kind="row", minutes=MINUTES[setting.device], spec=spec)
@@ -282,7 +279,6 @@ def _check(setting: Setting) -> list[Station]:
     given: dict[str, object] = {}
     if setting.small or setting.steps:
         given = {"steps": setting.steps or 1, "warmup": 1}
-    suite, _ = matrix.on_processes(suite, given, gpus=setting.gpus)
     specs = matrix.specs(suite, given, gpus=setting.gpus, gpu_bytes=setting.gpu_bytes)
     minutes, rows = CHECK_MINUTES[setting.device], []
     for spec in specs:  # one recipe may both train and sample
@@ -324,7 +320,6 @@ def measured_row(
         "model": spec.model,
         "processes": spec.processes,
         "global_batch": spec.global_batch,
-        "world": spec.world,
         "status": status.value,
         "reason": reason or "",
     }

@@ -418,7 +418,7 @@ def _check(
         lack = session.budget.lacks(station.minutes) if must_run(row, machine, fresh) else ""
         if lack:
             return _outcome(station, session, "skipped", lack)
-        ran = run_row(row, machine, SILENT, fresh, limit, _start(session, stop), company=True)
+        ran = run_row(row, machine, SILENT, fresh, limit, _start(session, stop))
         outcome = _ended(station, session, ran)
     except Exception as error:  # for example a full disk; other rows continue
         outcome = _outcome(station, session, "failed", f"{type(error).__name__}: {error}"[:300])

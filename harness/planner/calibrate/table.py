@@ -21,7 +21,7 @@ from harness.planner.speed import rates
 from harness.planner.speed.roofline import CPU_SPREAD, REACH
 from harness.report.data.grid import Grid
 from harness.report.figures.units import CATEGORIES, GIB, MIB
-from harness.report.rendering.markdown import table_lines
+from harness.report.rendering.pages import table_lines
 from strategies import parse
 
 # ---- goals ----
@@ -176,7 +176,7 @@ def lines(title: str, made: Sequence[Grid]) -> str:
     """Return the tables as Markdown."""
     parts = [f"# {title}", ""]
     for grid in made:
-        parts += [f"## {grid.title}", "", *table_lines(grid), ""]
+        parts += [f"## {grid.title}", "", table_lines(grid), ""]
         parts += [grid.note, ""] if grid.note else []
     return "\n".join(parts)
 

@@ -27,7 +27,7 @@ from harness.planner.suggestions import Ways
 from harness.planner.verdict import Fit
 from harness.report.data.grid import Grid, text_grid
 from harness.report.figures.units import GIB
-from harness.report.rendering.narrow import print_grid
+from harness.report.rendering.table import print_grid
 from harness.resolve import Resolved, resolve
 
 # ---- advice table ----

@@ -22,7 +22,6 @@ from harness.resolve import Resolved, resolve
 from harness.spec import LATER, Spec, SpecError, located, model_name
 from harness.subjects import kind_of
 from harness.suite.file import load_suite
-from harness.suite.matrix import unreplicated
 from harness.system import cards, gpus
 from harness.system.capability import shortfall
 from harness.system.cards import Card
@@ -447,6 +446,14 @@ def _recipes(options: argparse.Namespace) -> list[str]:
     if options.processes == 1:
         asked = [unreplicated(recipe, _device(options)) for recipe in asked]
     return list(dict.fromkeys(asked))
+
+
+def unreplicated(text: str, device: str) -> str:
+    """Return the recipe on one process without replication, if it replicates the model."""
+    sharding = parse(text).sharding
+    if "replicas" not in sharding.engine(device).traits:
+        return text
+    return "+".join("single" if word == sharding.name else word for word in text.split("+"))
 
 
 def _with_sharding(recipe: str, processes: int) -> str:

@@ -23,7 +23,7 @@ from harness.planner.plan.table import LOOKS, SPEED, WORD, setting
 from harness.planner.plan.tracing import Asking
 from harness.planner.verdict import Fit
 from harness.report.data.grid import text_grid
-from harness.report.rendering.narrow import print_grid
+from harness.report.rendering.table import print_grid
 from strategies.base import BadInput
 from strategies.workloads import TRAIN
 

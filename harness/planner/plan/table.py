@@ -29,7 +29,7 @@ from harness.planner.verdict import Fit
 from harness.prediction import Prediction
 from harness.report.data.grid import text_grid
 from harness.report.figures.units import GIB
-from harness.report.rendering.narrow import print_grid
+from harness.report.rendering.table import print_grid
 from harness.spec import Spec
 from harness.system.cards import Card
 

@@ -111,8 +111,6 @@ def in_detail(group: Group, most: int = MANY) -> Group:
 
 def answers(group: Group) -> list[Answer]:
     """Return the fastest row, the fastest with equal results, the least memory and best trade."""
-    if group.world:  # its times exclude communication, and its losses have no meaning
-        return []
     rows = believable(group)
     if not rows:
         return [Answer(question="Fastest", row=None, text="no row can be believed")]
@@ -264,7 +262,7 @@ def _saved(row: Row, top: Row) -> float:
 
 def headline(group: Group) -> str:
     """Return the group's answer in one sentence; empty if no row may be named."""
-    rows = [] if group.world else believable(group)
+    rows = believable(group)
     if not rows:
         return ""
     best, count = rows[0], group.reference.spec.processes
@@ -321,8 +319,6 @@ def _pace(row: Row) -> str:
 def fastest_that_fits(group: Group) -> list[FastestThatFits]:
     """Return the fastest row for a few memory sizes; sizes with the same answer are merged."""
     rows = with_need(group)
-    if group.world:
-        return []
     fastest: list[FastestThatFits] = []
     for limit in limits(group):
         able = [row for row in rows if row.numbers.need_bytes <= limit]

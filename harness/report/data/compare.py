@@ -285,7 +285,7 @@ def _computation(old: Result, new: Result) -> dict[str, float | None]:
     """Return the distances of two runs of one recipe, and their shares of the old run's limits."""
     far = parity.distances(new, old)
     shares = parity.shares(new, old, parity.limits([old]))
-    did = [shares[measure] for measure in parity.OF_PARAMETERS if measure in shares]
+    did = [shares[measure] for measure in parity.OF_BLOCKS if measure in shares]
     return {
         "loss_distance": far.get("loss"),
         "grad_norm_distance": far.get("norm"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,15 +11,11 @@ from harness.report.figures import units
 
 @dataclass(frozen=True)
 class Column:
-    """A column: its head with unit, the function from row to value, and its kind (units.py).
-
-    A ``detail`` column is shown only on request.
-    """
+    """A column: its head with unit, the function from row to value, and its kind (units.py)."""
 
     head: str
     take: Callable[[Any], Any]
     kind: str = "text"
-    detail: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,8 +23,7 @@ class Grid:
     """A table of text, ready to be drawn.
 
     ``lines`` have one cell for each of ``heads`` and ``kinds``. ``marks`` describe each line in
-    words (reference, front, alarm, noisy). ``note`` explains the columns. ``details`` are the
-    heads of columns that are shown only on request.
+    words (reference, front, alarm, noisy). ``note`` explains the columns.
     """
 
     key: str
@@ -39,23 +33,16 @@ class Grid:
     lines: list[list[str]]
     marks: list[tuple[str, ...]] = field(default_factory=list)
     note: str = ""
-    details: tuple[str, ...] = ()
-
-    def short(self) -> Grid:
-        """Return the table without its details."""
-        kept = [i for i, head in enumerate(self.heads) if head not in self.details]
-        return dataclasses.replace(
-            self,
-            heads=[self.heads[i] for i in kept],
-            kinds=[self.kinds[i] for i in kept],
-            lines=[[line[i] for i in kept] for line in self.lines],
-            details=(),
-        )
 
     @property
-    def folded(self) -> bool:
-        """True if the table is collapsed: it has details of the one before it."""
-        return self.key == "parts"
+    def columns(self) -> list[tuple[str, str]]:
+        """The head and the kind of each column."""
+        return list(zip(self.heads, self.kinds, strict=True))
+
+    @property
+    def rows(self) -> list[tuple[list[str], tuple[str, ...]]]:
+        """The cells and the marks of each line."""
+        return list(zip(self.lines, self.marks, strict=True))
 
 
 def tabulate(
@@ -79,7 +66,6 @@ def tabulate(
         lines=[list(line) for line in zip(*cells, strict=True)],
         marks=[() for _ in rows] if marks is None else list(marks),
         note=note,
-        details=tuple(column.head for column, _ in kept if column.detail),
     )
 
 

@@ -9,7 +9,7 @@ import dataclasses
 import math
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from harness import extensions
@@ -40,16 +40,13 @@ from harness.void import shown_status
 
 
 def own_floor(rows: list[Row], reference: Row) -> Floor | None:
-    """Return the noise floor of rows that do the same work.
-
-    None if none of them ran twice, or in a simulated world, whose times are not compared.
-    """
-    return None if reference.spec.world else floor_of(_runs(rows), reference.label)
+    """Return the noise floor of rows that do the same work; None if none of them ran twice."""
+    return floor_of(_runs(rows), reference.label)
 
 
 def lent_floor(group: Group, others: list[Group]) -> Floor | None:
     """Return the group's own noise floor, else that of the first group on the same device."""
-    if group.floor or group.world:
+    if group.floor:
         return group.floor
     able = (g for g in others if g.floor and (g.device, g.meter) == (group.device, group.meter))
     lender = next(able, None)
@@ -83,57 +80,6 @@ def _ranks(rows: list[Row]) -> list[tuple[int, int]]:
                 ranks[slower][0] -= 1
                 ranks[faster][1] += 1
     return [(first, last) for first, last in ranks]
-
-
-# ---- siblings ----
-
-
-def siblings_of(rows: list[Row]) -> dict[int, Row]:
-    """Return id -> the plainest other row with the same design changes.
-
-    One of its own computation is preferred.
-    """
-    alike: dict[str, list[Row]] = {}
-    for row in rows:
-        design = parity.design(row.first)
-        if design and not row.spec.sampling:
-            alike.setdefault(design, []).append(row)
-    return {id(row): other for same in alike.values() for row, other in _plainest(same)}
-
-
-def _plainest(rows: list[Row]) -> Iterator[tuple[Row, Row]]:
-    """Yield each row and the row with the fewest parts, of its own computation or of any.
-
-    The plainest of all has none.
-    """
-    first: dict[str, Row] = {}
-    ordered = sorted(rows, key=lambda row: (row.spec.recipe.count("+"), row.spec.recipe))
-    for row in ordered:
-        first.setdefault(parity.computation(row.first), row)
-    for row in rows:
-        own = first[parity.computation(row.first)]
-        other = own if own is not row else ordered[0]
-        if other is not row:
-            yield row, other
-
-
-def with_sibling(versus: Versus, row: Row, sibling: Row | None) -> Versus:
-    """Return a row's relation to its sibling; it DIFFERS if it is further away than explained."""
-    if sibling is None:
-        return versus
-    far = parity.distances(row.first, sibling.first)
-    fault = "" if versus.wrong else parity.against_sibling(row.first, sibling.first)
-    kind = parity.computation(sibling.first)
-    other = kind if kind != parity.computation(row.first) else ""
-    versus = dataclasses.replace(
-        versus,
-        sibling=sibling.label + (f" ({other})" if other else ""),
-        sibling_loss_distance=far.get("loss"),
-        sibling_norm_distance=far.get("norm"),
-    )
-    if not fault:
-        return versus
-    return dataclasses.replace(versus, parity="DIFFERS", differs_in=f"{sibling.label}: {fault}")
 
 
 # ---- replaced references ----
@@ -220,14 +166,18 @@ def build(
         for result, status, _ in ends
         if result.spec.recorded and (status is Status.OK or result.recordings)
     ]
+    beside = [
+        f"{label(r.spec)}: measured beside {r.beside - 1} other rows, so it has no times to rank"
+        for r in finished
+        if r.beside
+    ]
     groups = _groups(_rows(ranked, unfinished, foretold), suite.reference)
     return Report(
         suite=suite,
         groups=with_asked(groups, suite.reference, unfinished),
         unfinished=unfinished,
         recorded=recorded,
-        memory_only=[result for result in finished if result.beside],
-        skipped=list(skipped),
+        skipped=[*skipped, *beside],
     )
 
 
@@ -282,7 +232,7 @@ def _groups(rows: list[Row], wanted: str) -> list[Group]:
     def order(same: list[Row]) -> tuple[int, ...]:
         """Sort by the number of rows, because the order of files is arbitrary."""
         most = max(len(row.results) for row in same)
-        return same[0].spec.world, _place(same, wanted), -len(same), -most
+        return _place(same, wanted), -len(same), -most
 
     ordered = sorted(members.items(), key=lambda item: order(item[1]))
     first = dict(ordered[0][0]) if ordered else {}
@@ -332,18 +282,9 @@ def _group(draft: Group, floor: Floor | None) -> Group:
     members = [dataclasses.replace(row, floor=floor) for row in draft.rows]
     reference = members[place]
 
-    def order(row: Row) -> float:
-        """Sort by speed; a simulated world by need, because its times are not compared."""
-        slowness = -row.numbers.samples_per_second
-        return (row.numbers.need_bytes or math.inf) if draft.world else slowness
-
-    best_first = sorted(members, key=order)
-    siblings = siblings_of(members)
+    best_first = sorted(members, key=lambda row: -row.numbers.samples_per_second)
     places = enumerate(zip(best_first, _ranks(best_first), strict=True), 1)
-    found = [
-        with_sibling(_against(row, reference, place, ranks), row, siblings.get(id(row)))
-        for place, (row, ranks) in places
-    ]
+    found = [_against(row, reference, place, ranks) for place, (row, ranks) in places]
     front, first = _front(best_first, found), reference.first
     rows = []
     for index, (row, versus) in enumerate(zip(best_first, found, strict=True)):
@@ -418,7 +359,7 @@ def _front(rows: list[Row], found: list[Versus]) -> set[int]:
     able = [
         index
         for index, (row, versus) in enumerate(zip(rows, found, strict=True))
-        if not versus.wrong and row.numbers.need_bytes is not None and not row.spec.world
+        if not versus.wrong and row.numbers.need_bytes is not None
     ]
     points = [(rows[i].numbers.need_bytes, rows[i].numbers.samples_per_second) for i in able]
     return {able[i] for i in derive.pareto_front(points)}

@@ -136,7 +136,7 @@ def _rounded(count: int) -> int:
 
 def noise_floor(group: Group) -> str:
     """Return the noise floor of a group and its basis in words; empty if no speeds are compared."""
-    if group.world or len(group.rows) < 2:
+    if len(group.rows) < 2:
         return ""
     floor = group.floor
     if floor is None:

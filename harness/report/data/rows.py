@@ -49,8 +49,7 @@ class Versus:
 
     ``front``: on the Pareto front of need and speed. ``need_change_fraction``: change of the
     need. ``parity``: a word of ``harness.report.figures.parity.Verdict``; ``differs_in`` has
-    the reason of a bad one. ``sibling``: for a row that alters the computation by design, the
-    plainest other row with the same change, and the distance to it.
+    the reason of a bad one.
 
     ``place`` counts the rows in order. ``rank`` to ``last_rank`` are the ranks that the noise
     leaves to a row: one more than the number of rows that are faster beyond it, and the number of
@@ -77,9 +76,6 @@ class Versus:
     update_distance: float | None = None
     average_distance: float | None = None
     differs_in: str = ""
-    sibling: str = ""
-    sibling_loss_distance: float | None = None
-    sibling_norm_distance: float | None = None
 
     @property
     def wrong(self) -> bool:
@@ -140,8 +136,7 @@ class Unfinished:
 class Group:
     """Rows that did the same work on the same device, fastest first.
 
-    ``unlike`` has the differences from the first group, which prevent a common ranking. Rows of
-    a simulated world are sorted by need, because their times are not compared (no ``floor``).
+    ``unlike`` has the differences from the first group, which prevent a common ranking.
     ``asked``: the requested reference that ``reference`` replaces; ``asked_ended``: its status,
     empty if it is missing.
     """
@@ -160,25 +155,18 @@ class Group:
         """True if the rows draw samples instead of training."""
         return self.reference.spec.sampling
 
-    @property
-    def world(self) -> int:
-        """The number of ranks that one process simulated; 0 for real runs."""
-        return self.reference.spec.world
-
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
     """The input of renderings.
 
-    ``memory_only``: results that ran side by side, without times. ``skipped`` has a line for
-    each file that is no result.
+    ``skipped`` has a line for each file that is no result.
     """
 
     suite: SuiteHead
     groups: list[Group] = field(default_factory=list)
     unfinished: list[Unfinished] = field(default_factory=list)
     recorded: list[Result] = field(default_factory=list)
-    memory_only: list[Result] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
 
 
@@ -210,9 +198,8 @@ def read_suite(folder: Path) -> SuiteHead:
 
 
 def label(spec: Spec) -> str:
-    """Return a run's name, with its world and repetition if it has them."""
-    world = f" (rank 0 of {spec.world})" if spec.world else ""
-    return spec.recipe + world + (f" (repeat {spec.repeat})" if spec.repeat else "")
+    """Return a run's name, with its repetition if it has one."""
+    return spec.recipe + (f" (repeat {spec.repeat})" if spec.repeat else "")
 
 
 def device_of(result: Result) -> str:

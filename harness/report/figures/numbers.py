@@ -1,8 +1,7 @@
-"""Derived numbers of one row, which are columns of the CSV; and lines of a scaling series."""
+"""Derived numbers of one row."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,16 +9,14 @@ from harness.phases import SETUP_PHASES
 from harness.report.figures import derive, floor
 from harness.report.figures.units import CATEGORIES
 from harness.result import Rank, Result
-from strategies import parse
-from strategies.base import Slot
 
 
 @dataclass(frozen=True, kw_only=True)
 class Numbers:
     """The derived numbers of one row, in bytes, seconds, fractions (0.1 is 10 %) and ratios.
 
-    None is a number that is undefined for the row. Each field is a column of the CSV, in this
-    order. "Metered" is the meter's count: live tensors on a GPU, the resident mark without one.
+    None is a number that is undefined for the row. "Metered" is the meter's count: live tensors on
+    a GPU, the resident mark without one.
     """
 
     repeats: int
@@ -87,7 +84,7 @@ def _time(results: list[Result], first: Result) -> dict[str, Any]:
     median, step_noise = derive.quantile(steps, 0.5), derive.noise(steps)
     spread = derive.repeat_spread(runs)
     flops = derive.flops_per_second(first.flops_per_step, median)
-    flops_device = flops / (first.spec.world or len(first.ranks)) if flops else None
+    flops_device = flops / len(first.ranks) if flops else None
     kind = derive.precision(first.evidence)
     device = str(first.environment.get("device") or first.spec.device)
     setup = [sum(r.phase_seconds.get(phase, 0.0) for phase in SETUP_PHASES) for r in first.ranks]
@@ -158,145 +155,3 @@ def _categories(ranks: list[Rank]) -> dict[str, Any]:
     sizes = {f"{name}_bytes": getattr(rank.categories, name) for name in names}
     sizes["other_models_bytes"] = rank.categories.resident
     return {**sizes, "untraced_bytes": derive.untraced_bytes(rank)}
-
-
-# ---- scaling ----
-# Throughput by number of processes. Weak scaling fixes the samples of a process, strong scaling
-# those of a step.
-
-
-REGIMES = ("weak", "strong")
-TOGETHER = (Slot.SEQUENCE, Slot.TENSOR)
-"""Slots of strategies that need several ranks."""
-RINGS = {
-    "allreduce": lambda size, ranks: 2 * size * (ranks - 1) // ranks,
-    "reduce_scatter": lambda size, ranks: size * (ranks - 1) // ranks,
-    "reduce_scatter_base": lambda size, ranks: size * (ranks - 1) // ranks,
-    "alltoall_base": lambda size, ranks: size * (ranks - 1) // ranks,
-    "allgather": lambda size, ranks: size * (ranks - 1),
-    "allgather_base": lambda size, ranks: size * (ranks - 1),
-}
-"""Collective -> bytes that a rank sends in a ring, as a function of the bytes it passes in."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Point:
-    """One row: ``recipe`` as requested, on ``count`` processes, with ``batch`` samples a step.
-
-    ``seconds``: of one step. ``ends``: the same at both ends of its uncertainty (empty if
-    unknown). ``row``: the source of the point.
-    """
-
-    recipe: str
-    count: int
-    batch: int
-    seconds: float | None
-    ends: tuple[float, ...] = ()
-    row: Any = None
-
-    @property
-    def rate(self) -> float | None:
-        """Samples per second of all processes."""
-        return self.batch / self.seconds if self.seconds else None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Line:
-    """The points of one recipe in one regime, by their number of processes.
-
-    ``base`` is the point of comparison (``base_of``), or None.
-    """
-
-    recipe: str
-    points: tuple[Point, ...]
-    base: Point | None
-
-
-def plain(recipe: str) -> str:
-    """Return the same training on one process: no sharding and no multi-rank strategies."""
-    parts = parse(recipe)
-    gone = {part.name for slot in TOGETHER if (part := parts.in_slot(slot))}
-    words = [word for word in recipe.split("+") if word.partition(":")[0] not in gone]
-    return "+".join("single" if w.partition(":")[0] == parts.sharding.name else w for w in words)
-
-
-def lines(points: Iterable[Point], regime: str) -> list[Line]:
-    """Return the lines of a regime, in the order of the points.
-
-    Plain training on one process starts each of its recipe's lines; it is no line by itself.
-    """
-    every = list(points)
-    alone = {(p.recipe, p.batch): p for p in every if p.count == 1 and p.recipe == plain(p.recipe)}
-    found: dict[tuple[str, int], list[Point]] = {}
-    for point in every:
-        if point not in alone.values():
-            found.setdefault((point.recipe, _kept(point, regime)), []).append(point)
-    made = (_line(of, alone.get((plain(name), kept))) for (name, kept), of in found.items())
-    return [line for line in made if line]
-
-
-def _kept(point: Point, regime: str) -> int:
-    """Return the samples that a regime fixes; negative, unlike any other, if no integer."""
-    if regime == "strong":
-        return point.batch
-    return point.batch // point.count if point.batch % point.count == 0 else -point.count
-
-
-def _line(points: Sequence[Point], alone: Point | None) -> Line | None:
-    ordered = sorted(points, key=lambda p: p.count)
-    counts = {p.count for p in ordered} | ({1} if alone else set())
-    if len(counts) < 2:
-        return None
-    return Line(recipe=ordered[0].recipe, points=tuple(ordered), base=base_of(ordered, alone))
-
-
-def base_of(points: Sequence[Point], alone: Point | None) -> Point | None:
-    """Return the base of efficiency: plain training on one process, which has no communication.
-
-    If that has no time, it is the recipe's own smallest number of processes with a time.
-    """
-    return next((p for p in (alone, *points) if p and p.seconds), None)
-
-
-def efficiency(
-    point: Point, base: Point, shared: bool = False
-) -> tuple[float, float, float] | None:
-    """Return samples per second of a process relative to ``base``: (least, best estimate, most).
-
-    The range needs ends on both sides. ``shared``: over all processes, if they share the same
-    cores.
-    """
-    if not (point.seconds and base.seconds):
-        return None
-    work = point.batch / base.batch * (1 if shared else base.count / point.count)
-    ends = zip(base.ends, point.ends, strict=True) if base.ends and point.ends else ()
-    found = [work * base.seconds / point.seconds, *(work * b / p for b, p in ends)]
-    return min(found), found[0], max(found)
-
-
-def told_once(found: Iterable[Line]) -> list[tuple[Line, Point]]:
-    """Return the points of all lines, each with its line; a base of several appears once."""
-    pairs: list[tuple[Line, Point]] = []
-    told: list[Point] = []
-    for line in found:
-        if line.base and line.base not in (*line.points, *told):
-            told.append(line.base)
-            pairs.append((line, line.base))
-        pairs += [(line, point) for point in line.points]
-    return pairs
-
-
-def ring_bytes(sent: Mapping[str, Mapping[str, int]], ranks: int) -> int | None:
-    """Return the bytes that a rank sends in a step by collectives among all ``ranks``.
-
-    ``sent`` is the fact ``sent_bytes`` of a sharding: phase -> "collective type" -> bytes. None
-    if the rule of a collective is unknown.
-    """
-    total = 0
-    for of_phase in sent.values():
-        for name, size in of_phase.items():
-            rule = RINGS.get(name.partition(" ")[0])
-            if rule is None:
-                return None
-            total += rule(size, ranks)
-    return total

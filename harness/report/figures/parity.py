@@ -1,15 +1,16 @@
 """Parity of a row with its reference: distances, their limits, and the verdict.
 
 There are five relative measures: the losses and the gradient norms of every step, and for each
-parameter the optimizer's first moment, its update and its average
-(``harness.worker.projections``). The parameter that is furthest away counts. A parameter whose
-gradient is almost zero counts less (``SMALL``): it is rounding, and Adam makes an update of the
-usual size from it.
+block the optimizer's first moment, its update and its average (``harness.worker.projections``). The
+block that is furthest away counts. One whose gradient is almost zero counts less (``SMALL``): it is
+rounding, and Adam makes an update of the usual size from it. The limit follows from the type of
+computation: exact, rounded to fewer bits, or changed by design.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,11 +22,11 @@ from strategies import parse
 from strategies.base import BadInput
 from strategies.recipe import Recipe
 
-WRONG = ("DIFFERS", "beyond design")
+WRONG = ("DIFFERS",)
 """Words of a row that computed something else than it promised; no answer names it."""
 MEASURES = ("loss", "norm", "moment", "update", "average")
 """In the order in which a fault would show."""
-OF_PARAMETERS = MEASURES[2:]
+OF_BLOCKS = MEASURES[2:]
 EARLY_STEPS = 16
 """Steps with the tight limits; later ones have PARITY_LIMIT, because rounding grows chaotically."""
 SLACK = 8.0
@@ -50,12 +51,10 @@ class Limits:
 
 
 SMALL = 1e-3
-"""Share of the length of all moments below which a parameter counts less.
+"""Share of the length of all moments below which a block counts less.
 
-The distance in such a parameter is relative to a thousandth of all moments, so the limit of
-moments, 5e-5, is float32's rounding of the whole. Example: the bias of keys has only rounding
-as its gradient, because a softmax ignores a constant. As a separate tensor, its relative
-distance between equal rows exceeds 1.
+The distance in such a block is relative to a thousandth of all moments, so the limit of moments,
+5e-5, is float32's rounding of the whole. Example: a layer whose gradient is rounding alone.
 """
 FLOAT32 = Limits(
     1e-5, 2e-5, 5e-5, 5e-4, 1e-2, "float32 on CPUs, the first 16 steps; later losses and norms 1e-3"
@@ -79,11 +78,6 @@ GPUs add in any order. The limits still detect an update applied twice or not at
 """
 
 
-def alarming(text: str) -> bool:
-    """Return True if a text has the verdict of a row with a wrong computation."""
-    return any(word in text for word in WRONG)
-
-
 # ---- distances ----
 
 
@@ -93,26 +87,46 @@ def distances(row: Result, reference: Result) -> dict[str, float]:
         "loss": derive.curve_distance(row.losses, reference.losses),
         "norm": derive.curve_distance(row.grad_norms, reference.grad_norms),
     }
-    for kind, apart in _parameters(row.projections, reference.projections):
+    for kind, apart in _blocks(row.projections, reference.projections):
         found[kind] = max((d for d, _ in apart), default=None)
     return {kind: far for kind, far in found.items() if far is not None}
 
 
-def _parameters(
+def by_block(sums: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
+    """Return the signed sums of each block: those of its parameters, added.
+
+    A block is the name up to its first number (``blocks.3``), else the module of the parameter.
+    """
+    found: dict[str, list[float]] = {}
+    for name, values in sums.items():
+        key = _block(name)
+        before = found.get(key, [0.0] * len(values))
+        found[key] = [a + b for a, b in zip(before, values, strict=True)]
+    return found
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _block(name: str) -> str:
+    words = name.split(".")
+    numbers = [place for place, word in enumerate(words) if word.isdigit()]
+    return ".".join(words[: numbers[0] + 1] if numbers else words[:-1] or words)
+
+
+def _blocks(
     ours: Projections | None, theirs: Projections | None
 ) -> Iterator[tuple[str, list[tuple[float, str]]]]:
-    """Yield each kind of sums that both rows have: (distance, name) of the parameters."""
+    """Yield each kind of sums that both rows have: (distance, name) of the blocks."""
     if ours is None or theirs is None:
         return
-    counts = _counts(theirs.moment)
-    for kind in OF_PARAMETERS:
-        pair = getattr(ours, kind), getattr(theirs, kind)
+    counts = _counts(by_block(theirs.moment))
+    for kind in OF_BLOCKS:
+        pair = by_block(getattr(ours, kind)), by_block(getattr(theirs, kind))
         if all(pair):
             yield kind, _apart(*pair, counts)
 
 
 def _counts(moments: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Return the weight of each small parameter, by the reference's moments; others have 1."""
+    """Return the weight of each small block, by the reference's moments; others have 1."""
     sizes = {name: math.hypot(*sums) for name, sums in moments.items()}
     least = SMALL * math.hypot(*sizes.values())
     return {name: size / least for name, size in sizes.items() if size < least}
@@ -152,7 +166,7 @@ def limits(reference: Sequence[Result]) -> Limits:
     first, *again = reference
     late = min(len(result.losses) for result in reference) > EARLY_STEPS
     if first.meter == "resident" and derive.precision(first.evidence) == "float32":
-        far: dict[str, Any] = {measure: getattr(WIDE, measure) for measure in OF_PARAMETERS}
+        far: dict[str, Any] = {measure: getattr(WIDE, measure) for measure in OF_BLOCKS}
         return dataclasses.replace(FLOAT32, **far) if late else FLOAT32
     if not again:
         return WIDE
@@ -194,9 +208,8 @@ class Verdict:
     - "equal"
     - "equal losses": a row has no gradient norms (an engine may free gradients before they can
       be read)
-    - "DIFFERS"
+    - "DIFFERS": it is further away than its type of computation explains
     - "by design": the row did not promise the exact computation
-    - "beyond design": it is further away than its design changes explain
     - "not comparable": no common step, or the reference is not exact itself
     """
 
@@ -205,21 +218,19 @@ class Verdict:
 
 
 def against_the_reference(row: Result, reference: Result, allowed: Limits) -> Verdict:
-    """Judge if ``row`` computed what the reference did, or differs by design."""
+    """Judge if ``row`` computed what the reference did, within what its computation explains."""
     exact = (row.parity == "exact", reference.parity == "exact")
     if derive.curve_distance(row.losses, reference.losses) is None or exact == (True, False):
         return Verdict("not comparable")
-    other = other_work(row, reference)
-    if other:
+    if other := other_work(row, reference):
         return Verdict("DIFFERS", other)
     if exact[0]:
-        allowed = _rounded(allowed, row, reference)
-        worst = _worst(row, reference, shares(row, reference, allowed))
+        found = shares(row, reference, _rounded(allowed, row, reference))
         lacks_norms = not (row.grad_norms and reference.grad_norms)
-        return worst or Verdict("equal losses" if lacks_norms else "equal")
+        return _worst(row, reference, found) or Verdict("equal losses" if lacks_norms else "equal")
     recipe = _recipe(row)
-    beyond = _unexplained(row, reference, recipe, allowed) if recipe and exact[1] else ""
-    return Verdict("beyond design", beyond) if beyond else Verdict("by design")
+    what = _unexplained(row, reference, recipe, allowed) if recipe and exact[1] else ""
+    return Verdict("DIFFERS", what) if what else Verdict("by design")
 
 
 def unrepeatable(reference: Sequence[Result]) -> str:
@@ -268,7 +279,7 @@ def _worst(row: Result, reference: Result, found: Mapping[str, float]) -> Verdic
     measure = max(found, key=found.__getitem__)
     if found[measure] <= 1.0:
         return None
-    apart = dict(_parameters(row.projections, reference.projections)).get(measure)
+    apart = dict(_blocks(row.projections, reference.projections)).get(measure)
     where = f" of {max(apart)[1]}" if apart else ""
     far = distances(row, reference)[measure]
     return Verdict("DIFFERS", f"{measure}{where} {far:.1e} away")
@@ -319,7 +330,7 @@ def _moments_too_far(row: Result, other: Result, altered: set[str], most: float)
     came too late, or a change after the norm; a norm shows neither.
     """
     early = max(len(row.losses), len(other.losses)) <= EARLY_STEPS
-    pair = [r.projections.moment if r.projections else {} for r in (row, other)]
+    pair = [by_block(r.projections.moment) if r.projections else {} for r in (row, other)]
     if altered != {"rounding"} or not early or not all(pair):
         return ""
     ours, theirs = pair
@@ -329,7 +340,7 @@ def _moments_too_far(row: Result, other: Result, altered: set[str], most: float)
     return "" if far <= most else f"moments of all parameters together {far:.1e} away"
 
 
-# ---- designs and siblings ----
+# ---- designs ----
 
 
 def _recipe(row: Result) -> Recipe | None:
@@ -363,25 +374,6 @@ def computation(row: Result) -> str:
         return "autocast" if whole else "gathered in 16 bits"
     mastered = master == "float32" or row.spec.sampling  # sampling needs no master
     return "16-bit weights" + ("" if mastered else " without a master")
-
-
-def against_sibling(row: Result, sibling: Result) -> str:
-    """Return the unexplained distance of two rows with the same design changes; empty if none.
-
-    Rows of one computation may differ because other orders of sums round differently. With a
-    unit roundoff u, the limits are u/8 for a mean loss, u for a norm, and 4 u for the moments
-    of all parameters together. Measured for zero3_offload and zero2 in bf16: u/40, u/4 and 0.6
-    u. Without rounding, the first step has an exact row's limits. Rows of another computation
-    have no limits; their distance is shown.
-    """
-    recipe = _recipe(row)
-    if recipe is None or computation(row) != computation(sibling):
-        return ""
-    unit, altered = _unit(recipe), _altered(recipe)
-    allowed = WIDE if sibling.meter == "cuda" else FLOAT32
-    loss, norm = max(allowed.loss, unit / 8), max(allowed.norm, unit)
-    far = other_work(row, sibling) or _too_far(row, sibling, altered, loss, norm)
-    return far or _moments_too_far(row, sibling, altered, max(allowed.moment, 4 * unit))
 
 
 def _altered(recipe: Recipe) -> set[str]:

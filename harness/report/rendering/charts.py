@@ -44,6 +44,19 @@ COLOUR_OF = dict(
 """Category, or untraced bytes -> its colour in every chart."""
 
 
+def of_group(group: Group) -> dict[str, Any]:
+    """Return the pictures of a group's page, and the keys of their colours; no row, no picture."""
+    return {
+        "scatter": scatter(group),
+        "split": split_bars(group),
+        "split_keys": split_legend(group),
+        "steps": steps(group),
+        "losses": curves(group),
+        "distances": distances(group),
+        "line_keys": legend(group),
+    }
+
+
 def _label_width(rows: Sequence[Row]) -> float:
     return min(max(width_of(row.label, 11.5) for row in rows) + 12, WIDTH * 0.42)
 

@@ -25,11 +25,6 @@ def _limits() -> str:
     ).replace("e-0", "e-")
 
 
-MEMORY_ONLY_NOTE = (
-    "Measured side by side for memory only: each on its own GPU (--side-by-side), or several on "
-    "one (calibrate --part check). Their times would depend on the rows beside them, and are not "
-    "kept. Needs is unknown where other rows used the same GPU. To rank these rows, run them alone."
-)
 RECORDED_NOTE = (
     "Recorded with --profile or --snapshot: the recording costs time and memory, so these runs are "
     "not ranked. Open *.pt.trace.json.gz in Perfetto (ui.perfetto.dev), chrome://tracing or "
@@ -45,33 +40,12 @@ NOTES = {
     "changes the computation. Front: no other row is both faster and smaller. Noisy: (p90 - p10) / "
     "median above 20 %, or medians of repetitions more than 10 % apart. On host: tensors in host "
     "memory. Resident: high-water mark of one process, with libraries and set-up.",
-    "simulated": "Peak: live tensors of rank 0 in a step. Smallest first. A step's time is "
-    "computation alone.",
     "phases": (
         "Highest of all ranks in each phase, before the timed steps. On a GPU: live tensors "
         "by the caching allocator. Without a GPU: the resident mark above the baseline, "
         "which is not Peak. Steady is the step after the warm-up; forward, backward and "
         "optimizer are from the step after that. Colour: the share of the table's highest "
         "value."
-    ),
-    "drawing_phases": (
-        "Highest in each phase, before the timed batches. On a GPU: live tensors by the "
-        "caching allocator. Without a GPU: the resident mark above the baseline, which is "
-        "not Peak. Warm-up is the first batch; denoise is a whole batch, from noise to "
-        "samples."
-    ),
-    "drawn": (
-        "Samples are latents of the first few labels of the batch, which every row draws "
-        "from the same noise. Relative L2: norm of the difference to the reference's over "
-        "its norm. PSNR: relative to the span of the reference's values. Recognised, for "
-        "digits: the share of the batch in which a classifier of the same digits (a support "
-        "vector machine) sees the requested class. Taken as reference's: the share in which "
-        "it sees the same class as in the reference's sample. A row that must not change the "
-        "computation DIFFERS beyond what rounding explains. The limit is 4 x the echo of the "
-        "reference x the root of the number of roundings, and at most 1e-3. Echo: the "
-        "distance that its samples move if the last bit of each number of the noise changes. "
-        "Each product of an evaluation of the model is one rounding. Rows that differ in "
-        "sampler steps, guidance, seed or weights are not compared."
     ),
     "split": (
         "Alive at the traced peak of one step on the fullest rank. EMA: the average, and "
@@ -80,11 +54,6 @@ NOTES = {
         "peak is the Peak. Untraced: bytes that the meter counted in the steps (a GPU's "
         "allocator, or the resident mark) beyond the traced tensors on device and host. It "
         "is negative if the meter counted less."
-    ),
-    "host": (
-        "Tensors in host memory at the traced peak of one step, on the fullest rank, such as "
-        "offloaded state. On a GPU placement is each tensor's own device, without a GPU the "
-        "engine's lists."
     ),
     "time": (
         "Each step counts as its slowest rank's. On CPUs the timed steps use glibc's default "
@@ -103,22 +72,6 @@ NOTES = {
         "of all together counts proportionally less. A row that must not change the "
         f"computation DIFFERS beyond what rounding explains. {_limits()}"
     ),
-    "siblings": (
-        "Rows that change the computation by design, each beside the plainest other row with "
-        "the same changes. Rows of one computation must agree within rounding. For rows of "
-        "another computation (in brackets) the distance is only shown."
-    ),
-    "buckets": "As the engine used them, in elements, and MiB at the type the row computes in. "
-    "overlap_comm: whether communication runs beside the computation; stages 1 and 2 then have two "
-    "reduce buckets. Stage 3 gathers up to a prefetch bucket ahead, whether it overlaps or not.",
-    "gathers": (
-        "Read from the watched step. Prefetch: number of blocks that each block gathers "
-        "ahead, as set by the recipe. auto is torch's own: one in backward, and in forward "
-        "as many as the host runs ahead of a GPU, which is not counted here. Whole at once: "
-        "groups (blocks, and the modules outside of them) whose weights were whole. "
-        "Prefetched groups are in transfer, in a buffer of their size. On a CPU each "
-        "prefetch is waited for at once: nothing overlaps."
-    ),
     "predicted": (
         "Predicted by tracing the same set-up and step without memory, on this machine, in a "
         "separate process. Step: live tensors at the peak of one later step, against the "
@@ -131,14 +84,6 @@ NOTES = {
         "and host. Reserved, on a GPU: in the allocator's mode of the run (expandable "
         "segments or not)."
     ),
-    "calibrated": (
-        "The same trace, timed by the calibration of this device (./run.sh calibrate), and "
-        "by typical figures. Plus or minus follows from the rows of the fit. Measured peak "
-        "reached: the model's FLOPs a second over those of large matrix products of random "
-        "data, in the row's type; recomputation does not count as work."
-    ),
-    "types": "Read back from the trained model and its optimizer. Updated weights wider than the "
-    "model's are a master copy.",
     "effects": (
         "Two rows that differ in one part only, and its effect on speed and on the memory "
         "that rows are ranked by. An interval: the noise does not tell the two speeds apart. Why: "

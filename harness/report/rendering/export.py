@@ -1,4 +1,7 @@
-"""The report as CSV and JSON: base units, with the unit in each name."""
+"""The report as one dictionary: ``report.json`` is its dump, ``report.csv`` has its flat rows.
+
+Base units, with the unit in each name.
+"""
 
 from __future__ import annotations
 
@@ -7,177 +10,72 @@ import dataclasses
 import io
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from harness.report.data import lookup
 from harness.report.data.answers import answers, fastest_that_fits
-from harness.report.data.rows import Group, Report, Row, Unfinished, Versus
+from harness.report.data.rows import Group, Report, Row, Unfinished
 from harness.report.figures import derive
-from harness.report.figures.numbers import Numbers
 from harness.report.rendering import sentences
-from harness.result import Result
 from strategies.files import cell
 
-Takes = Mapping[str, Callable[[Any], Any]]
-"""Name of a column -> the function from an object to its value."""
-# Columns of the CSV: BEFORE, the comparison with the reference, numbers, predictions, AFTER.
-BEFORE = (
-    *("group", "place", "rank", "recipe", "status", "device", "meter", "processes"),
-    "global_batch",
+COLUMNS = (
+    *("group", "rank", "last_rank", "recipe", "status", "device", "processes", "global_batch"),
+    *("front", "is_reference", "speed_ratio", "speed_differs", "speed_same"),
+    *("need_change_fraction", "parity", "differs_in", "loss_distance", "update_distance"),
+    *("samples_distance", "samples_per_second", "step_seconds_median", "step_seconds_p10"),
+    *("step_seconds_p90", "noisy", "disturbed_steps", "mfu_fraction", "precision", "peak_bytes"),
+    *("need_bytes", "reserved_peak_bytes", "hosted_bytes", "host_total_bytes"),
+    *("predicted_step_bytes", "predicted_run_bytes", "calibrated_step_seconds", "phase"),
+    *("so_far_bytes", "reason", "way_out", "command"),
 )
-VERSUS = tuple(f.name for f in dataclasses.fields(Versus) if f.name not in BEFORE)
-NUMBERS = tuple(f.name for f in dataclasses.fields(Numbers))
-PREDICTED: Takes = {
-    "predicted_by": lambda c: c.method,
-    "predicted_step_bytes": lambda c: c.step_predicted,
-    "traced_step_bytes": lambda c: c.step_measured,
-    "predicted_step_error_fraction": lambda c: c.step_error,
-    "predicted_worst_category": lambda c: c.worst and c.worst.name,
-    "predicted_worst_category_error_fraction": lambda c: c.worst and c.worst.error,
-    "predicted_hosted_bytes": lambda c: c.hosted_predicted,
-    "predicted_hosted_error_fraction": lambda c: c.hosted_error,
-    "predicted_run_bytes": lambda c: c.run_predicted,
-    "predicted_run_error_fraction": lambda c: c.run_error,
-    "predicted_reserved_bytes": lambda c: c.reserved_predicted,
-    "predicted_reserved_error_fraction": lambda c: c.reserved_error,
-}
-FIT: Takes = {
-    "predicted_least_bytes": lambda fit: fit.need_bytes,
-    "available_bytes": lambda fit: fit.have_bytes,
-}
-CALIBRATED: Takes = {
-    "calibrated_step_seconds": lambda c: c.predicted_seconds,
-    "calibrated_step_seconds_low": lambda c: c.low_seconds,
-    "calibrated_step_seconds_high": lambda c: c.high_seconds,
-    "calibrated_step_error_fraction": lambda c: c.error,
-    "typical_step_error_fraction": lambda c: c.typical_error,
-    "measured_peak_fraction": lambda c: c.peak_fraction,
-}
-DRAWN: Takes = {
-    "latency_seconds_median": lambda d: d.latency_seconds,
-    "samples_distance": lambda d: d.away and d.away.relative,
-    "samples_distance_worst": lambda d: d.away and d.away.worst,
-    "samples_psnr_db": lambda d: d.away and d.away.psnr_db,
-    "samples_recognised_fraction": lambda d: d.recognised,
-    "samples_agreed_fraction": lambda d: d.agreed,
-    "samples_equal_up_to": lambda d: d.limit,
-    "samples_echo": lambda d: d.echo,
-    "evaluations": lambda d: d.evaluations,
-}
-AFTER = ("phase", "so_far_bytes", "reason", "way_out", "command")
+"""Columns of the CSV, at most forty; ``report.json`` has every number."""
+
+
+def report_dict(report: Report) -> dict[str, Any]:
+    """Return every derived value, with the raw samples behind it, in JSON's types."""
+    return {
+        "schema": "headroom-report-2",
+        "suite": _finite(dataclasses.asdict(report.suite)),
+        "summary": sentences.summary(report),
+        "groups": [_group(group) for group in report.groups],
+        "unfinished": [_finite(_unfinished(unfinished)) for unfinished in report.unfinished],
+        "skipped": report.skipped,
+    }
+
+
+def json_text(report: Report) -> str:
+    """Return ``report_dict`` as text."""
+    return json.dumps(report_dict(report), indent=1, allow_nan=False) + "\n"
 
 
 def csv_text(report: Report) -> str:
     """Return one line for each row, unfinished rows last; an empty cell is an undefined value."""
     stream = io.StringIO()
-    rows = [row for group in report.groups for row in group.rows]
-    more = [*PREDICTED] if any(row.predicted for row in rows) else []
-    more += DRAWN if any(row.drawn for row in rows) else ()
-    more += CALIBRATED if any(row.calibrated for row in rows) else ()
-    fits = [row.predicted_fit for row in rows] + [gone.predicted_fit for gone in report.unfinished]
-    more += FIT if any(fits) else ()
-    worlds = ["world"] if any(group.world for group in report.groups) else []
-    names = [*BEFORE, *worlds, *VERSUS, *NUMBERS, *more, *AFTER]
-    writer = csv.DictWriter(stream, names, "", "ignore", lineterminator="\n")
+    writer = csv.DictWriter(stream, COLUMNS, "", "ignore", lineterminator="\n")
     writer.writeheader()
-    lines = [
-        _finished(index, group, row)
-        for index, group in enumerate(report.groups, 1)
-        for row in group.rows
-    ]
-    for line in [*lines, *map(_unfinished, report.unfinished)]:
-        writer.writerow({name: cell(value) for name, value in line.items()})
+    for line in _flat(report_dict(report)):
+        shown = {name: "" if value is None else cell(value) for name, value in line.items()}
+        writer.writerow(shown)
     return stream.getvalue()
 
 
-def _values(takes: Takes, of: object) -> dict[str, Any]:
-    """Return the columns of an object; none without one."""
-    return {name: take(of) for name, take in takes.items()} if of else {}
-
-
-def _finished(index: int, group: Group, row: Row) -> dict[str, Any]:
-    facts = {
-        "group": index,
-        "recipe": row.spec.recipe,
-        "status": "ok",
-        "device": group.device,
-        "meter": group.meter,
-        "processes": row.spec.processes,
-        "world": row.spec.world or None,
-        "global_batch": row.spec.global_batch,
-        "command": row.first.command,
-    }
-    derived = {**dataclasses.asdict(row.versus), **dataclasses.asdict(row.numbers)}
-    return _with_blanks({**facts, **derived, **_predicted(row), **_values(DRAWN, row.drawn)})
-
-
-def _predicted(row: Row) -> dict[str, Any]:
-    """Return the predictions and their errors, with the unit or kind in each name."""
-    calibrated = _values(CALIBRATED, row.calibrated)
-    return {**_values(PREDICTED, row.predicted), **calibrated, **_values(FIT, row.predicted_fit)}
-
-
-def _unfinished(unfinished: Unfinished) -> dict[str, Any]:
-    spec = unfinished.result.spec
-    facts = {
-        "recipe": spec.recipe,
-        "status": unfinished.status.value,
-        "device": unfinished.result.environment.get("device") or spec.device,
-        "processes": spec.processes,
-        "world": spec.world or None,
-        "global_batch": spec.global_batch,
-        "phase": unfinished.result.phase,
-        "so_far_bytes": unfinished.so_far_bytes,
-        "reason": unfinished.reason,
-        "way_out": unfinished.result.way_out,
-        "command": unfinished.result.command,
-        **_values(FIT, unfinished.predicted_fit),
-    }
-    return _with_blanks(facts)
-
-
-def _with_blanks(facts: dict[str, Any]) -> dict[str, Any]:
-    """Replace None by an empty cell."""
-    return {name: "" if value is None else value for name, value in facts.items()}
-
-
-def _memory_only(result: Result) -> dict[str, Any]:
-    """Return the bytes of a run that shared its device or its machine with others."""
-    return {
-        "recipe": result.spec.recipe,
-        "peak_bytes": derive.peak_of(result.ranks),
-        "reserved_peak_bytes": derive.highest(result.ranks, "reserved"),
-        "need_bytes": derive.need_bytes(result.ranks, result.meter),
-        "beside": result.beside,
-        "command": result.command,
-        "spec": dataclasses.asdict(result.spec),
-    }
-
-
-def json_text(report: Report) -> str:
-    """Return every derived value, with the raw samples behind it."""
-    stream = io.StringIO()
-    suite = dataclasses.asdict(report.suite)
-    data = {
-        "schema": "headroom-report-1",
-        "suite": _finite(suite),
-        "groups": [_group(group) for group in report.groups],
-        "unfinished": [
-            _finite({**_unfinished(unfinished), "spec": dataclasses.asdict(unfinished.result.spec)})
-            for unfinished in report.unfinished
-        ],
-        "skipped": report.skipped,
-    }
-    if report.memory_only:
-        data["memory_only"] = [_memory_only(result) for result in report.memory_only]
-    json.dump(data, stream, indent=1, allow_nan=False)
-    stream.write("\n")
-    return stream.getvalue()
+def _flat(data: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the fields of each row of ``report_dict`` on one level."""
+    parts = ("spec", "numbers", "versus_reference", "drawn", "predicted")
+    for index, group in enumerate(data["groups"], 1):
+        for row in group["rows"]:
+            line = {"group": index, "status": "ok", "device": group["device"]}
+            for part in parts:
+                line |= row.get(part, {})
+            yield line | {"device": group["device"], "command": row["command"]}
+    yield from data["unfinished"]
 
 
 def _group(group: Group) -> dict[str, Any]:
     """Return a group and its rows, each made finite separately to avoid a second copy in memory."""
+    floor = dataclasses.asdict(group.floor) if group.floor else {}
     facts = {
         "device": group.device,
         "meter": group.meter,
@@ -186,10 +84,7 @@ def _group(group: Group) -> dict[str, Any]:
         "unlike_first_group": group.unlike or None,
         "reference": group.reference.label,
         "reference_asked_for": group.asked or None,
-        "noise_floor": {
-            **(dataclasses.asdict(group.floor) if group.floor else {}),
-            "text": lookup.noise_floor(group),
-        },
+        "noise_floor": {**floor, "text": lookup.noise_floor(group)},
         "answers": [
             {"question": a.question, "row": a.row.label if a.row else None, "text": a.text}
             for a in answers(group)
@@ -209,16 +104,7 @@ def _group(group: Group) -> dict[str, Any]:
 
 def _row(group: Group, row: Row) -> dict[str, Any]:
     reference = group.reference.first
-    parts = [
-        {
-            "category": category.name,
-            "predicted_bytes": category.predicted,
-            "traced_bytes": category.measured,
-            "error_fraction": category.error,
-        }
-        for category in (row.predicted.categories if row.predicted else ())
-    ]
-    return {
+    facts = {
         "label": row.label,
         "notes": row.notes,
         "spec": dataclasses.asdict(row.spec),
@@ -231,8 +117,55 @@ def _row(group: Group, row: Row) -> dict[str, Any]:
         "evidence": row.first.evidence,
         "environment": row.first.environment,
         "command": row.first.command,
-        **({"drawn": _values(DRAWN, row.drawn)} if row.drawn else {}),
-        **({"predicted": {**_predicted(row), "parts": parts}} if row.predicted else {}),
+    }
+    if drawn := row.drawn:
+        facts["drawn"] = {
+            "latency_seconds_median": drawn.latency_seconds,
+            "samples_distance": drawn.away and drawn.away.relative,
+            "samples_equal_up_to": drawn.limit,
+        }
+    return facts | ({"predicted": _predicted(row)} if row.predicted else {})
+
+
+def _predicted(row: Row) -> dict[str, Any]:
+    """Return the predictions and their errors."""
+    memory, times, fit = row.predicted, row.calibrated, row.predicted_fit
+    facts: dict[str, Any] = {"predicted_by": memory.method}
+    for name in ("step", "hosted", "run", "reserved"):
+        facts[f"predicted_{name}_bytes"] = getattr(memory, f"{name}_predicted")
+        facts[f"measured_{name}_bytes"] = getattr(memory, f"{name}_measured")
+        facts[f"predicted_{name}_error_fraction"] = getattr(memory, f"{name}_error")
+    if times:
+        facts |= {
+            "calibrated_step_seconds": times.predicted_seconds,
+            "calibrated_step_seconds_low": times.low_seconds,
+            "calibrated_step_seconds_high": times.high_seconds,
+            "calibrated_step_error_fraction": times.error,
+        }
+    return facts | _fit(fit)
+
+
+def _fit(fit: Any) -> dict[str, Any]:
+    if fit is None:
+        return {}
+    return {"predicted_least_bytes": fit.need_bytes, "available_bytes": fit.have_bytes}
+
+
+def _unfinished(unfinished: Unfinished) -> dict[str, Any]:
+    result, spec = unfinished.result, unfinished.result.spec
+    return {
+        "recipe": spec.recipe,
+        "status": unfinished.status.value,
+        "device": result.environment.get("device") or spec.device,
+        "processes": spec.processes,
+        "global_batch": spec.global_batch,
+        "phase": result.phase,
+        "so_far_bytes": unfinished.so_far_bytes,
+        "reason": unfinished.reason,
+        "way_out": result.way_out,
+        "command": result.command,
+        "spec": dataclasses.asdict(spec),
+        **_fit(unfinished.predicted_fit),
     }
 
 

@@ -26,8 +26,6 @@ def summary(report: Report) -> str:
     recorded = [label(result.spec) for result in report.recorded if result.status is Status.OK]
     if recorded:
         labels["recorded"] = recorded
-    if report.memory_only:
-        labels["of memory only"] = [label(result.spec) for result in report.memory_only]
     if not measured and not labels:
         return "No run finished: the result set is empty."
     counts = [f"{len(names)} {word} ({some(names, most=FEW)})" for word, names in labels.items()]
@@ -35,7 +33,7 @@ def summary(report: Report) -> str:
         text = f"{', '.join([f'{measured} measured', *counts])}."
         told = list(dict.fromkeys(filter(None, map(stand_in, report.groups))))
         return " ".join([text, *first_of(told, "groups with another reference")])
-    start = "Nothing to rank" if recorded or report.memory_only else "No run finished"
+    start = "Nothing to rank" if recorded else "No run finished"
     return f"{start}: {', '.join(counts)}."
 
 
@@ -86,24 +84,6 @@ def recorded(report: Report) -> str:
     """Return a sentence on the recorded runs; empty without one."""
     names = some([label(result.spec) for result in report.recorded])
     return f"Recorded, not ranked: {names}." if names else ""
-
-
-def more_recorded(report: Report) -> list[str]:
-    """Return a line on the recorded runs beyond ``MANY``, which no page lists."""
-    count = len(report.recorded) - MANY
-    return [f"{count} more recorded runs, which are not listed here."] if count > 0 else []
-
-
-def memory_only(report: Report) -> str:
-    """Return the runs that were measured side by side, and their needs, or their peaks where other
-    rows used the same GPU; empty without one.
-    """
-    needs = []
-    for r in report.memory_only:
-        size = derive.need_bytes(r.ranks, r.meter) or derive.peak_of(r.ranks) or 0
-        needs.append(f"{label(r.spec)} {size / 2**30:.2f} GiB")
-    text = some(needs, most=FEW)
-    return f"Memory only, measured side by side, never ranked: {text}." if needs else ""
 
 
 # ---- group ----
@@ -157,14 +137,7 @@ def model_in_words(spec: Spec) -> str:
 
 def stamp(group: Group) -> str:
     """Return the meter of these numbers, and what they are not comparable with."""
-    simulated = (
-        f"SIMULATED WORLD: one process ran rank 0 of {group.world}. Memory is that "
-        "rank's, without the communication library's own. Time is computation without "
-        "communication. Losses have no meaning and are not kept. Rows are ordered by "
-        "memory, never ranked with real rows, and in no answer."
-    )
-    parts = (simulated if group.world else "", _meter(group), _nodes(group))
-    return " ".join(filter(None, parts))
+    return " ".join(filter(None, (_meter(group), _nodes(group))))
 
 
 def _meter(group: Group) -> str:

@@ -15,7 +15,7 @@ from harness.report.data.compare import Change, Comparison
 from harness.report.data.grid import Column, tabulate, text_grid
 from harness.report.data.rows import Group, Report, Unfinished
 from harness.report.rendering import sentences, tables
-from harness.report.rendering.narrow import print_grid
+from harness.report.rendering.table import print_grid
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -37,7 +37,7 @@ def render(report: Report, console: Console) -> None:
     wrong = sentences.others_wrong(report, len(groups))
     if text := sentences.others(report, len(groups)):
         console.print(f"\n{escape(text)}", style="red" if wrong else "dim")
-    for text in filter(None, (sentences.memory_only(report), sentences.recorded(report))):
+    if text := sentences.recorded(report):
         console.print(escape(text), highlight=False)
     if report.unfinished:
         console.print("\n[bold]Did not finish[/bold]")
@@ -58,7 +58,7 @@ def _group(group: Group, shown: Group, console: Console) -> None:
         console.print(f"Not ranked with the rows above: {escape(group.unlike)}.")
     if group.asked:
         console.print(f"[bold red]{escape(sentences.stand_in(group))}[/bold red]")
-    print_grid(tables.ranking(shown).short(), console)
+    print_grid(tables.ranking(shown), console)
     for answer in answers(group):
         name = f"[cyan]{escape(answer.row.label)}[/cyan]: " if answer.row else ""
         line = f"[bold]{answer.question}[/bold]  {name}{escape(answer.text)}"

@@ -155,8 +155,6 @@ class Pipeline(Engine):
             )
         if launch.accumulation != self.micro:
             return "its micro batches are its accumulation; leave accumulate out, and take micro="
-        if launch.simulated:
-            return "it computes on what other stages send; leave --world out"
         return None
 
     def _beside(self, launch: RunContext) -> str | None:
