@@ -7,7 +7,9 @@ This module does not import torch, so a report can be made on any machine.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -171,9 +173,9 @@ class Rank:
 
 @dataclass(kw_only=True)
 class Projections:
-    """Effect of the optimizer: a few signed sums of each trained parameter
-    (``harness.worker.projections``), as parameter name -> sums. Every parameter has the same
-    number.
+    """Effect of the optimizer: a few signed sums of each block of trained parameters
+    (``harness.worker.projections``), as block -> sums; in older results, parameter name -> sums.
+    Every one has the same number.
 
     - ``update``: sums of the parameter's change over the compared steps.
     - ``moment``: sums of the optimizer's first moment after them, which is linear in the gradients.
@@ -187,6 +189,26 @@ class Projections:
     moment: dict[str, list[float]] = field(default_factory=dict)
     average: dict[str, list[float]] = field(default_factory=dict)
     inputs: dict[str, list[float]] = field(default_factory=dict)
+
+
+def by_block(sums: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
+    """Return the signed sums of each block: those of its parameters, added.
+
+    A block is the name up to its first number (``blocks.3``), else the module of the parameter.
+    """
+    found: dict[str, list[float]] = {}
+    for name, values in sums.items():
+        key = _block(name)
+        before = found.get(key, [0.0] * len(values))
+        found[key] = [a + b for a, b in zip(before, values, strict=True)]
+    return found
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _block(name: str) -> str:
+    words = name.split(".")
+    numbers = [place for place, word in enumerate(words) if word.isdigit()]
+    return ".".join(words[: numbers[0] + 1] if numbers else words[:-1] or words)
 
 
 @dataclass(kw_only=True)
@@ -230,15 +252,13 @@ class Drawn:
     """Samples of a run, recorded to measure their distance to those of another run.
 
     A batch has ``samples``; ``latents`` holds the first of them: float32, little-endian, in base64,
-    of ``shape`` [B, C, H, W]. ``labels`` covers all of them. ``taken_for`` is the digit that a
-    classifier assigns to each; None for other data than digits. ``noise`` is a hash of the initial
+    of ``shape`` [B, C, H, W]. ``labels`` covers all of them. ``noise`` is a hash of the initial
     noise of all. A sample took ``evaluations`` of the guided model, each of ``products`` linear
     layers. ``latency_seconds`` are of samples that were computed alone, without a warm-up of the
     clock.
-
-    ``echo`` is the distance that the samples move, relative to their norm, if the last bit of each
-    float32 of the noise changes: the sampler's sensitivity to rounding.
     """
+
+    ENDED = ("echo", "taken_for")
 
     samples: int
     evaluations: int
@@ -248,8 +268,6 @@ class Drawn:
     labels: list[int]
     noise: str
     latency_seconds: list[float]
-    echo: float
-    taken_for: list[int] | None = None
 
 
 @dataclass(kw_only=True)

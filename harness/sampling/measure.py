@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from harness.resolve import Resolved
 from harness.result import Check, Drawn, Result
@@ -83,38 +82,6 @@ def _asked_calls(resolved: Resolved) -> dict[str, int]:
     return {str(size): resolved.evaluations * (halves if apart else 1)}
 
 
-# ---- digit classifier ----
-# A support vector machine on 8 x 8 pixels, with the settings of scikit-learn's example for these
-# digits ("Recognizing hand-written digits"). Training takes 0.1 s and is deterministic.
-
-
-SIDE, GREY = 8, 8.0
-"""Pixels of a digit's side, and the grey level of a latent's 0."""
-GAMMA = 1e-3
-
-
-def recognised(x_BCHW: Tensor) -> list[int]:
-    """Return the digit that the classifier predicts for each sample."""
-    from sklearn.datasets import load_digits
-
-    images, labels = load_digits(return_X_y=True)
-    return classifier(images, labels).predict(pixels_of(x_BCHW)).tolist()
-
-
-def classifier(images: Any, labels: Any) -> Any:
-    """Return the classifier, trained on ``images`` [n, 64] of greys 0 to 16 and ``labels`` [n]."""
-    from sklearn.svm import SVC
-
-    return SVC(gamma=GAMMA).fit(images, labels)
-
-
-def pixels_of(x_BCHW: Tensor) -> Any:
-    """Return the digits of latents, float32 [B, 64] of grey levels 0 to 16."""
-    grey = x_BCHW.detach().float().cpu().mean(dim=1, keepdim=True)
-    small = F.avg_pool2d(grey, grey.shape[-1] // SIDE)
-    return ((small + 1) * GREY).clamp(0, 2 * GREY).flatten(1).numpy()
-
-
 PICTURE = "samples.png"
 ALONE = 3
 """Single samples whose latency is measured, after one for warm-up."""
@@ -157,7 +124,6 @@ def measure(resolved: Resolved, folder: Path, reporter: Reporter) -> Result | No
     reporter.enter("evidence")
     evidence, checks = collect_evidence(resolved, trained)
     checks = touched + checks + audit(resolved, drawing, kept)
-    moved = drawing.batch(drawing.moved())
     reporter.enter("save")
     ranks = gather(trained, measured_rank(bench, categories))
     if not bench.accelerator.is_main_process:
@@ -168,7 +134,7 @@ def measure(resolved: Resolved, folder: Path, reporter: Reporter) -> Result | No
         {"started": started, "evidence": evidence},
     )  # fmt: skip
     result.parameters = resolved.subject.parameters  # packed codes are fewer than the weights
-    result.drawn = _drawn(resolved, kept, alone, relative_error(moved.double(), kept.double()))
+    result.drawn = _drawn(resolved, kept, alone)
     return result
 
 
@@ -245,7 +211,7 @@ def _alone(bench: DrawingBench) -> list[float]:
     return [max(each) for each in zip(*gather(trained, seconds[1:]), strict=True)]
 
 
-def _drawn(resolved: Resolved, kept: Tensor, alone: list[float], echo: float) -> Drawn:
+def _drawn(resolved: Resolved, kept: Tensor, alone: list[float]) -> Drawn:
     some = kept[:KEPT].detach().float().cpu().contiguous()
     values = some.numpy().astype("<f4").tobytes()
     return Drawn(
@@ -255,8 +221,6 @@ def _drawn(resolved: Resolved, kept: Tensor, alone: list[float], echo: float) ->
         shape=list(some.shape),
         latents=base64.b64encode(values).decode("ascii"),
         labels=labels_of(resolved).tolist(),
-        taken_for=recognised(kept) if resolved.spec.data == "digits" else None,
         noise=digest(noise_of(resolved)),
         latency_seconds=alone,
-        echo=echo,
     )

@@ -19,7 +19,7 @@ from harness.worker.loop import Log, Run
 from harness.worker.memory_limit import hold
 from harness.worker.meter import Meter, cards_before, make_meter, pinned_bytes, resident_peak_bytes
 from harness.worker.passes import Bench, measured_steps, training_steps, trial_steps
-from harness.worker.projections import Watch
+from harness.worker.projections import Watch, in_blocks
 from harness.worker.samples import GpuWatch, as_usage
 from harness.worker.status import Reporter
 from harness.worker.training import Training
@@ -83,7 +83,12 @@ def measure(
     if not bench.accelerator.is_main_process:
         return None
     checks = touched + checks
-    facts = {"started": started, "key_averages": averages, "evidence": evidence, "projections": did}
+    facts = {
+        "started": started,
+        "key_averages": averages,
+        "evidence": evidence,
+        "projections": in_blocks(did),
+    }
     return result_of(bench, ranks, losses, checks, facts)
 
 

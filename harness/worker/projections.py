@@ -15,6 +15,7 @@ stored. 100 million weights take a second of one CPU core.
 
 from __future__ import annotations
 
+import dataclasses
 import zlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from harness.result import Projections
+from harness.result import Projections, by_block
 from strategies.evidence import states
 
 if TYPE_CHECKING:
@@ -172,3 +173,15 @@ def _added(parts: list[dict[str, list[float]]]) -> dict[str, list[float]]:
 
 def _of(parts: list[dict[str, list[float]]], name: str) -> Iterator[list[float]]:
     return (part[name] for part in parts if name in part)
+
+
+def in_blocks(did: Projections | None) -> Projections | None:
+    """Return the sums of each block, for the result; the audit reads those of each parameter."""
+    if did is None:
+        return None
+    kinds = {kind: by_block(getattr(did, kind)) for kind in ("update", "moment", "average")}
+    rounded = {
+        kind: {name: [float(f"{x:.{DIGITS}g}") for x in values] for name, values in sums.items()}
+        for kind, sums in kinds.items()
+    }
+    return dataclasses.replace(did, **rounded)

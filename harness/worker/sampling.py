@@ -110,13 +110,6 @@ class Drawing:
         self.began = "unseen"
         self.step()
 
-    def moved(self) -> Tensor:
-        """Return the noise with the last bit of each number moved up or down at random."""
-        noise = self.noise_BCHW.cpu()
-        up = torch.rand(noise.shape, generator=keyed(self.resolved.spec.seed, "up")) < 0.5
-        ends = torch.where(up, torch.inf, -torch.inf)
-        return torch.nextafter(noise, ends).to(self.noise_BCHW.device)
-
 
 def digest(tensor: Tensor) -> str:
     """Return a short hash of float32 values."""

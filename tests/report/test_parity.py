@@ -10,7 +10,7 @@ import pytest
 from harness.report import build
 from harness.report.data.answers import believable
 from harness.report.figures import parity
-from harness.result import Projections, Result, Status
+from harness.result import Projections, Result, Status, by_block
 from harness.spec import Spec
 from strategies import CATALOG
 from strategies.base import ALTERS, Parity
@@ -229,8 +229,8 @@ def gathered(recipe: str, kind: str, shift: float) -> Result:
 def test_sums_of_a_block_s_parameters_are_added():
     """So results with a sum for each parameter and for each block can be compared."""
     each = {"blocks.0.fc.weight": [1.0, 2.0], "blocks.0.fc.bias": [3.0, -1.0], "head.weight": [5.0]}
-    assert parity.by_block(each) == {"blocks.0": [4.0, 1.0], "head": [5.0]}
-    assert parity.by_block(parity.by_block(each)) == parity.by_block(each)
+    assert by_block(each) == {"blocks.0": [4.0, 1.0], "head": [5.0]}
+    assert by_block(by_block(each)) == by_block(each)
 
 
 def test_a_row_that_is_wrong_is_in_no_answer():

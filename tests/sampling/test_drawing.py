@@ -82,8 +82,7 @@ def test_a_run_is_audited_and_has_what_a_report_wants(recipe, rows):
     assert (host > 0) == ("block_swap" in recipe)
     assert rank.categories.gradients == rank.categories.optimizer_state == 0
     assert figures.latents(found).shape == (2, 4, 32, 32) and told.labels == [0, 1]
-    assert told.evaluations == 4 and told.echo > 0
-    assert len(told.taken_for) == 2 and set(told.taken_for) <= set(range(10))
+    assert told.evaluations == 4
     assert ("variants of the ranks' samples" in names) == bool(others)
     assert (found.flops_per_step > 0) == ("adapter" not in recipe) and found.losses == []
 
@@ -100,9 +99,8 @@ def test_the_report_compares_what_was_drawn(rows):
     away = {r.label: r.drawn.away for r in group.rows}
     assert away["single"] is None and "single" in {r.label for r in group.rows}
     assert 0 < away["single+int8"].relative < away["single+palette:bits=3"].relative
-    assert away["single+int8"].psnr_db > away["single+palette:bits=3"].psnr_db
     text = pages.render_markdown(report)
-    assert "Same samples?" in text and "Same computation?" not in text and "Denoise GiB" in text
+    assert "Same samples?" in text and "Same computation?" not in text
 
 
 def test_a_row_that_promised_the_same_and_drew_otherwise_differs(rows):
@@ -116,7 +114,7 @@ def test_a_row_that_promised_the_same_and_drew_otherwise_differs(rows):
     assert figures.against(nothing, row(rows, "single")).word == "DIFFERS"
     same = dataclasses.replace(liar, drawn=row(rows, "single").drawn)
     assert figures.against(same, row(rows, "single")).word == "equal"
-    assert figures.distance(same, row(rows, "single")).psnr_db == float("inf")
+    assert figures.distance(same, row(rows, "single")).relative == 0
 
 
 @pytest.mark.parametrize("recipe", TOGETHER)
@@ -148,19 +146,16 @@ def test_a_distance_is_by_its_definition(rows):
     reference = row(rows, "single")
     shifted = dataclasses.replace(reference, drawn=moved(reference, lambda x: 1.01 * x))
     far = figures.distance(shifted, reference)
-    assert far.relative == pytest.approx(0.01, rel=1e-4) == far.worst
-    values = figures.latents(reference)
-    mean_square, span = ((0.01 * values) ** 2).mean(), values.max() - values.min()
-    assert far.psnr_db == pytest.approx(10 * np.log10(span**2 / mean_square), rel=1e-4)
+    assert far.relative == pytest.approx(0.01, rel=1e-4)
 
 
-def test_the_limit_follows_from_the_reference_s_own_echo(rows):
+def test_the_limit_follows_from_the_number_of_roundings(rows):
     reference = row(rows, "single")
     allowed = figures.limit(reference)
     assert 1e-6 < allowed < 1e-4, "rounding, and next to it int8"
-    twice = dataclasses.replace(reference.drawn, echo=2 * reference.drawn.echo)
-    assert figures.limit(dataclasses.replace(reference, drawn=twice)) == 2 * allowed
-    wild = dataclasses.replace(reference.drawn, echo=1.0)
+    more = dataclasses.replace(reference.drawn, evaluations=4 * reference.drawn.evaluations)
+    assert figures.limit(dataclasses.replace(reference, drawn=more)) == pytest.approx(2 * allowed)
+    wild = dataclasses.replace(reference.drawn, evaluations=10**9)
     assert figures.limit(dataclasses.replace(reference, drawn=wild)) == figures.LOOSEST
 
 

@@ -178,7 +178,7 @@ def test_losses_gradients_and_what_the_optimizer_did_are_ddps(run, runs):
     assert len(reference.losses) > STEPS and len(reference.grad_norms) == len(reference.losses)
     assert reference.losses[0] > reference.losses[STEPS - 1] > 0, "it trains"
     assert max(reference.grad_norms) > SPEC.grad_clip, "the clipping bites"
-    assert len(row.projections.update) == len(row.projections.moment) > 20, "each parameter's"
+    assert len(row.projections.update) == len(row.projections.moment) > 2, "each block's"
     found = parity.against_the_reference(row, reference, parity.limits([reference]))
     assert found == parity.Verdict("equal"), parity.distances(row, reference)
     assert row.configs["initial_weights"] == reference.configs["initial_weights"]

@@ -10,14 +10,13 @@ computation: exact, rounded to fewer bits, or changed by design.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from harness.report.figures import derive
-from harness.result import Projections, Result
+from harness.result import Projections, Result, by_block
 from strategies import parse
 from strategies.base import BadInput
 from strategies.recipe import Recipe
@@ -90,26 +89,6 @@ def distances(row: Result, reference: Result) -> dict[str, float]:
     for kind, apart in _blocks(row.projections, reference.projections):
         found[kind] = max((d for d, _ in apart), default=None)
     return {kind: far for kind, far in found.items() if far is not None}
-
-
-def by_block(sums: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
-    """Return the signed sums of each block: those of its parameters, added.
-
-    A block is the name up to its first number (``blocks.3``), else the module of the parameter.
-    """
-    found: dict[str, list[float]] = {}
-    for name, values in sums.items():
-        key = _block(name)
-        before = found.get(key, [0.0] * len(values))
-        found[key] = [a + b for a, b in zip(before, values, strict=True)]
-    return found
-
-
-@functools.lru_cache(maxsize=1 << 14)
-def _block(name: str) -> str:
-    words = name.split(".")
-    numbers = [place for place, word in enumerate(words) if word.isdigit()]
-    return ".".join(words[: numbers[0] + 1] if numbers else words[:-1] or words)
 
 
 def _blocks(
