@@ -18,11 +18,10 @@ import re
 import sys
 import tomllib
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
-from harness import ROOT, extensions
+from harness import ROOT, hooks
 from harness.commands.streams import Ending, lasting_streams, open_descriptors
-from harness.extensions import Command
 
 OK, FAILED, BAD, INTERRUPTED = 0, 1, 2, 130
 
@@ -61,14 +60,12 @@ class _Parser(argparse.ArgumentParser):
         self._negative_number_matcher = re.compile(r"-\.?\d")
 
     def error(self, message: str) -> NoReturn:
-        absent = list(filter(None, map(extensions.missing, message.split())))
         words = message.split() if message.startswith("unrecognized") else ()
         command = self.asked or self.prog.split()[-1]
         keys = [key for word in words for key in (f"{command} {word.partition('=')[0]}", word)]
         hints = [known[key] for key in keys for known in (WANTED, _ended()) if key in known]
         hint = hints[0] if hints else f"see {self.prog} --help"
-        text = absent[0] if absent else f"{message}; {hint}"
-        print(f"error: {text}", file=sys.stderr)
+        print(f"error: {message}; {hint}", file=sys.stderr)
         raise SystemExit(BAD)
 
 
@@ -103,8 +100,6 @@ def _complete(line: str) -> None:
 
 
 def _act(words: Sequence[str], ending: Ending) -> int:
-    if absent := extensions.missing(words[0]):
-        return _bad(absent)
     if words[0] in _ended():
         return _bad(f"there is no command {words[0]}: {_ended()[words[0]]}")
     parser = _parser(words[0])
@@ -147,6 +142,20 @@ def _own_errors() -> tuple[type[Exception], ...]:
 
 
 # ---- arguments ----
+
+
+class Command(NamedTuple):
+    """A command as ``./run.sh --help`` shows it.
+
+    ``arguments`` and ``act`` are "module:function". The first adds the options to a parser. The
+    second takes the parsed options and returns the exit code.
+    """
+
+    help: str
+    example: str
+    page: str
+    arguments: str
+    act: str
 
 
 COMMANDS = {
@@ -214,6 +223,53 @@ COMMANDS = {
         arguments="harness.commands.max_batch:add_arguments",
         act="harness.commands.max_batch:max_batch",
     ),
+    "script": Command(
+        help="measure your own accelerate training script under several launch files",
+        example="./run.sh script --launch ddp zero2 fsdp2 --with checkpoint --processes 2 "
+        "-- train.py --resolution 512",
+        page="docs/tutorial/your-own-script.md",
+        arguments="harness.script.command:add_arguments",
+        act="harness.script.command:act",
+    ),
+    "plan": Command(
+        help="predict without a GPU which recipes fit, and how fast each trains",
+        example="./run.sh plan --model flux-dev --gpu RTX-4090\n"
+        "  ./run.sh plan --model DiT-XL/2 --gpus 8 --gpu-memory 24GiB --global-batch 256\n"
+        "  ./run.sh plan --gpus 64 --gpu A100-80GB --recipes zero3+bf16 --largest model",
+        page="docs/how-to/plan.md",
+        arguments="harness.planner.plan.command:add_arguments",
+        act="harness.planner.plan.command:plan",
+    ),
+    "export": Command(
+        help="write a recipe's files, code and options for your own trainer",
+        example="./run.sh export zero2+bf16+checkpoint --gpus 8 --gpu RTX-4090 --out take_home",
+        page="docs/how-to/export.md",
+        arguments="harness.planner.export.command:add_arguments",
+        act="harness.planner.export.command:export",
+    ),
+    "oom": Command(
+        help="explain an out-of-memory message, log or memory snapshot, and what would fit",
+        example="./run.sh oom train.log\n"
+        "  ./run.sh oom train.log --model flux-dev --recipe single+bf16_pure+lora:rank=16",
+        page="docs/how-to/out-of-memory.md",
+        arguments="harness.planner.oom.command:add_arguments",
+        act="harness.planner.oom.command:oom",
+    ),
+    "atlas": Command(
+        help="predict every public model on every common card, and write a page with filters",
+        example="./run.sh atlas --models pixart-sigma flux-dev --cards RTX-4090 24GiB --gpus 1",
+        page="docs/how-to/plan.md",
+        arguments="harness.planner.atlas.command:add_arguments",
+        act="harness.planner.atlas.command:atlas",
+    ),
+    "calibrate": Command(
+        help="measure the rates of this machine that predictions assume, and store them",
+        example="./run.sh calibrate --minutes 20\n"
+        "  ./run.sh calibrate --part check --part memory --part story --dry-run",
+        page="docs/how-to/first-gpu.md",
+        arguments="harness.planner.calibrate.command:add_arguments",
+        act="harness.planner.calibrate.command:calibrate",
+    ),
 }
 OUTSIDE = {
     "docs": ("build the documentation as a static site in site/, which opens from disk",
@@ -241,7 +297,7 @@ def _parser(only: str = "") -> argparse.ArgumentParser:
         name: Command(text, f"./run.sh {name}", page, "", "harness.cli:_outside")
         for name, (text, page) in OUTSIDE.items()
     }
-    for name, command in {**COMMANDS, **outside, **extensions.commands()}.items():
+    for name, command in {**COMMANDS, **outside}.items():
         added = commands.add_parser(
             name,
             help=command.help,
@@ -251,13 +307,13 @@ def _parser(only: str = "") -> argparse.ArgumentParser:
         )
         added.set_defaults(act=functools.partial(_run, command.act))
         if command.arguments and only in ("", name):
-            extensions.load(command.arguments)(added)
+            hooks.load(command.arguments)(added)
         _say_defaults(added)
     return parser
 
 
 def _run(act: str, options: argparse.Namespace) -> int:
-    return extensions.load(act)(options)
+    return hooks.load(act)(options)
 
 
 class _Version(argparse.Action):

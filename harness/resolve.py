@@ -10,7 +10,6 @@ import dataclasses
 from dataclasses import dataclass
 from typing import ClassVar
 
-from harness import extensions
 from harness.spec import Spec, SpecError
 from harness.subjects import subject_of
 from harness.subjects.own_module import is_file
@@ -148,8 +147,6 @@ def _too_many(subject: Subject, micro_batch: int, recipe: Recipe) -> Reason | No
 
 
 def _check_sampling(spec: Spec, recipe: Recipe, subject: Subject) -> None:
-    if absent := extensions.missing(spec.workload):
-        raise SpecError(f"workload {absent}")
     if subject.undrawn:
         raise SpecError(f"{subject.name} {subject.undrawn}; take a DiT, or a model of your own")
     if recipe.guides_apart and spec.scale == 1:

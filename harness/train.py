@@ -21,11 +21,12 @@ from pathlib import Path
 
 import torch
 
-from harness import extensions, opened
+from harness import opened
 from harness.data.feed import check_data
 from harness.launch import command, nodes
 from harness.resolve import Resolved, resolve
 from harness.result import Result
+from harness.sampling import measure as sampling
 from harness.spec import Spec, add_arguments, from_arguments
 from harness.subjects.own_module import is_file
 from harness.system import process
@@ -64,8 +65,7 @@ def _check_words(spec: Spec, options: argparse.Namespace) -> None:
 def _measured(resolved: Resolved, options: argparse.Namespace, reporter: Reporter) -> Result | None:
     """Run the workload of the spec; return the result on rank 0."""
     if resolved.spec.sampling:
-        (draw,) = extensions.hooks("measure_samples")
-        return draw(resolved, options.out, reporter)
+        return sampling.measure(resolved, options.out, reporter)
     return measure.measure(
         resolved,
         options.out,

@@ -9,17 +9,18 @@ import pytest
 from conftest import LONGEST
 
 from harness import ROOT
-from harness.extensions import EXTENSIONS
 from harness.launch.sources import MEASURED
 from strategies.engines import ENGINES
 
 ORDER = (
-    *(f"harness.{name}" for name in EXTENSIONS),
+    "harness.planner",
+    "harness.script",
     "harness.cli",
     "harness.train",
     "harness.commands",
     "harness.suite",
     "harness.report",
+    "harness.sampling",
     "harness.worker",
     "harness.launch",
     "harness.prediction",
@@ -31,7 +32,7 @@ ORDER = (
     "harness.subjects",
     "harness.data",
     "harness.spec",
-    "harness.extensions",
+    "harness.hooks",
     "harness.phases",
     "harness.json_files",
     "strategies",
@@ -112,22 +113,6 @@ def house() -> Sources:
 
 def test_imports_point_one_way_between_rooms(house):
     assert wrong_ways(house, ORDER) == []
-
-
-def test_no_extension_imports_another(house):
-    assert [
-        f"{module} imports {name}"
-        for module, text in house.items()
-        if (own := _extension(module))
-        for name in imported(text, house) & set(house)
-        if _extension(name) not in ("", own)
-    ] == []
-
-
-def _extension(module: str) -> str:
-    """Return the name of a module's extension; empty for the core."""
-    own = module.split(".")[1] if module.startswith("harness.") else ""
-    return own if own in EXTENSIONS else ""
 
 
 def test_imports_point_one_way_within_the_report(house):

@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.text import Text
 
-from harness import ROOT, extensions
+from harness import ROOT, hooks
 from harness.commands import single_run
 from harness.commands.console import FAILED, INTERRUPTED, OK, exit_code, make_console, short, slug
 from harness.commands.options import add_force, add_settings, folder_name, overrides, seconds
@@ -89,7 +89,7 @@ def _asked(options: argparse.Namespace, given: Mapping[str, Any], machine: Machi
 
 def _write(folder: Path, console: Any) -> bool:
     """Write the page and print its summary; return whether the two counts agree."""
-    under_ceilings = extensions.hook("under_ceilings", lambda measured: measured)
+    under_ceilings = hooks.planner("under_ceilings")
     breakdown = under_ceilings(load(folder / "anatomy.json"))
     for question, answer, more in page.sentences(breakdown):
         console.print(f"[bold]{question}[/bold]  {answer}: {more}", highlight=False)

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from harness import extensions
+from harness import hooks
 from harness.commands.console import FAILED, make_console, print_listed
 from harness.commands.lint import lint_spec, own_findings
 from harness.commands.options import folder_name
@@ -141,7 +141,7 @@ def _facts(machine: Machine) -> list[tuple[str, str]]:
         ("compilers", f"{machine.compiler or 'g++ missing'}, {machine.ninja or 'ninja missing'}"),
         ("packages", f"Python {probe.get('python', '?')}, {versions}"),
         ("backends", ", ".join(probe.get("backends", [])) or "none"),
-        *(("calibration", words(device)) for words in extensions.hooks("calibration_words")),
+        ("calibration", hooks.planner("calibration_words")(device)),
         ("launch files", _launch_files(machine)),
         *([("faults", faults)] if faults else []),
     ]

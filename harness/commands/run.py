@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from harness import ROOT, extensions
+from harness import ROOT, hooks
 from harness.commands.console import (
     INTERRUPTED,
     OK,
@@ -71,8 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--fresh", action="store_true", help="repeat finished runs too (default: keep them)")
     add("--dry-run", action="store_true", help="print the commands, start nothing")
     nodes.add_arguments(parser)
-    for more in extensions.hooks("run_arguments"):
-        more(parser)
+    hooks.planner("run_arguments")(parser)
     settings = parser.add_argument_group("settings of every row (they override the suite's)")
     add_settings(settings, "recipe", "repeat", defaults=SUITE_S, sampling=True)
 
@@ -96,8 +95,8 @@ def run(options: argparse.Namespace) -> int:
     _enough_gpus(given, asked)
     check_out(out, force=options.force)
     planned, results, code = _measured(asked, given, node, out, options, console)
-    for finish in extensions.hooks("after_run"):
-        code = finish(results, [row.resolved for row in planned], options, out, console, code)
+    rows = [row.resolved for row in planned]
+    code = hooks.planner("after_run")(results, rows, options, out, console, code)
     show(results, load_all(out)[1], out, console)
     if code == INTERRUPTED:
         console.print(

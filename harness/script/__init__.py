@@ -1,4 +1,4 @@
-"""Extension: a user's own training script, unchanged, measured under several launch files.
+"""A user's own training script, unchanged, measured under several launch files.
 
 The script makes one ``accelerate.Accelerator`` and calls ``prepare``, ``backward`` and
 ``optimizer.step``. ``run`` patches these public calls in the script's process, counts optimizer

@@ -283,7 +283,7 @@ def test_an_anatomy_whose_counts_disagree_is_no_success(monkeypatch, tmp_path):
 
     out = io.StringIO()
     monkeypatch.setattr(anatomy, "load", lambda path: MemoryBreakdown)
-    monkeypatch.setattr(anatomy.extensions, "hook", lambda name, default: default)
+    monkeypatch.setattr(anatomy.hooks, "planner", lambda name: lambda measured: measured)
     monkeypatch.setattr(page, "sentences", lambda breakdown: [])
     monkeypatch.setattr(anatomy.page, "write", lambda breakdown, folder: [])
     assert (

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import ROOT, cli, extensions
+from harness import ROOT, cli
 from tests.made.results import ok
 
 MARK = "from pathlib import Path\nPath({marks!r}, __name__.replace('.', '_')).touch()\n"
@@ -71,7 +71,7 @@ def start(words: list[str], cwd: Path, **added: str) -> subprocess.CompletedProc
 
 
 def test_each_command_is_tried():
-    assert {*cli.COMMANDS, *cli.OUTSIDE, *extensions.commands()} <= COMMANDS.keys()
+    assert {*cli.COMMANDS, *cli.OUTSIDE} <= COMMANDS.keys()
 
 
 @pytest.mark.parametrize("command", ["--help", "--version", *COMMANDS])

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from harness import extensions
+from harness import hooks
 from harness.prediction import Prediction
 from harness.report.data.lookup import differ, margin_fraction
 from harness.report.data.lookup import same as same_speed
@@ -145,7 +145,7 @@ def build(
     suite = suite or SuiteHead()
     machines = machine_facts(results)
 
-    compare = extensions.hook("compare_with_predictions", lambda *_: Comparison())
+    compare = hooks.planner("compare_with_predictions")
 
     def foretold(repetitions: Sequence[Result], status: Status) -> Comparison:
         found: Comparison = compare(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness import extensions
+from harness import hooks
 from harness.json_files import BadFile, read_json
 from harness.report.figures import derive
 from harness.report.figures.floor import Floor
@@ -176,7 +176,7 @@ def read_suite(folder: Path) -> SuiteHead:
     A missing file leaves its part empty; an unusable one is named.
     """
     skipped: list[str] = []
-    calibration = extensions.hook("read_calibration", lambda _: None)
+    calibration = hooks.planner("read_calibration")
 
     def tried(read: Callable[[], Any]) -> Any:
         try:
