@@ -74,17 +74,17 @@ IN_EACH = {"attend", "fp8"}
 ALONE = {"OMP_NUM_THREADS": "1"}
 """Of each process that is launched, whatever the harness would give it here."""
 LONGEST = (
-    "predict/test_bounds", "predict/test_extend", "test_public_peaks",
+    "predict/test_bounds", "predict/test_extend",
     "strategies/test_publics_launched", "strategies/test_launched", "worker/test_runs",
     "predict/test_predict_truth", "worker/test_counted", "strategies/test_parallel",
     "strategies/test_pipeline", "strategies/test_publics_staged", "strategies/test_pipeline_shards",
-    "test_removal", "strategies/test_tensor", "export/test_launched_exports",
+    "strategies/test_tensor", "export/test_launched_exports",
     "script/test_script_families", "strategies/test_pairs", "strategies/test_stubs",
-    "sampling/test_drawing", "worker/test_resume", "worker/test_world", "test_questions",
+    "sampling/test_drawing", "worker/test_resume", "test_questions",
     "commands/test_public_run", "script/test_script_launched", "predict/test_inverses",
     "worker/test_building", "predict/test_rehearsed", "strategies/test_catalog",
     "worker/test_sabotage", "launch/test_launch", "predict/test_forks", "predict/test_remembered",
-    "predict/test_solve", "launch/test_two_nodes", "memory/test_places",
+    "launch/test_two_nodes", "memory/test_places",
     "export/test_export_files", "strategies/test_zero_settings", "script/test_script_alone",
     "predict/test_block_swap",
 )  # fmt: skip

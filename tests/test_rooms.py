@@ -33,6 +33,8 @@ ORDER = (
     "harness.data",
     "harness.spec",
     "harness.hooks",
+    "harness.files",
+    "harness.opened",
     "harness.phases",
     "harness.json_files",
     "strategies",
