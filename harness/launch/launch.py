@@ -34,6 +34,7 @@ from harness.resolve import Resolved
 from harness.result import LaunchRecord, Result
 from harness.spec import Spec
 from harness.system import machine, process, tree
+from strategies.files import printable
 
 Argv = Callable[[int], list[str]]
 OnStatus = Callable[[dict[str, Any]], None]
@@ -294,11 +295,15 @@ def peak(records: Sequence[Mapping[str, Any]]) -> int:
 
 
 def read_log(path: Path) -> str:
-    """Return the end of a log; empty if there is none."""
+    """Return the end of a log in printable lines; empty if there is none.
+
+    Every text of a log in a row and its report comes from here.
+    """
     try:
         with path.open("rb") as stream:
             stream.seek(0, os.SEEK_END)
             stream.seek(max(0, stream.tell() - LOG_BYTES))
-            return stream.read().decode("utf-8", errors="replace")
+            text = stream.read().decode("utf-8", errors="replace")
+            return printable("\n".join(text.splitlines()))  # progress bars end in \r
     except OSError:
         return ""

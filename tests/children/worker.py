@@ -65,6 +65,12 @@ def torn() -> None:
     (FOLDER / "result.json").write_text('{"schema": 1, "sp')
 
 
+def noisy() -> None:
+    """Fails with an error whose text moves the cursor, clears the screen and turns text around."""
+    print("10%\r20%\r\x1b[2J\x1b]0;title\x07 fine", flush=True)
+    sys.exit("ValueError: \x1b[31mred\x1b[0m \x00 \x1b \u202e turned")
+
+
 def hang() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     status("measure", 4, 9, peak=5000)

@@ -16,6 +16,7 @@ import pytest
 
 from harness import ROOT
 from harness.launch import launch
+from harness.report import write_report
 from harness.resolve import resolve
 from harness.result import Status, load
 from harness.spec import Spec
@@ -66,6 +67,15 @@ def test_a_run_that_did_not_finish_says_where_and_why(tmp_path, mode, status, ph
     assert (row.status, row.phase, row.peak_so_far_bytes) == (status, phase, peak)
     assert row.reason and row.way_out and row.parity == "exact" and row.micro_batch == 16
     assert load(tmp_path / "result.json") == row
+
+
+def test_a_log_s_control_characters_reach_neither_the_row_nor_its_first_report(tmp_path):
+    row = go("noisy", tmp_path)
+    assert row.reason.endswith("ValueError: red ? ? ? turned") and "20%\n fine" in row.log_tail
+    write_report([row], [], tmp_path)
+    for path in [tmp_path / "result.json", *tmp_path.glob("report.*")]:
+        text = path.read_text(encoding="utf-8")
+        assert not set(text) & {"\x00", "\x1b", "\r", "\u202e"} and "\\u001b" not in text, path
 
 
 def test_what_a_run_recorded_before_it_was_killed_is_named_and_then_replaced(tmp_path):
