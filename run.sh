@@ -55,6 +55,9 @@ set_up() {
     python=$(find_python)
     "$python" -P -c 'import ensurepip, venv' 2>/dev/null ||
         die "$python cannot create environments; install its venv package (Debian: python3-venv)"
+    case $venv in
+    *" "*) say "$venv has a space, and torch builds no C++ ops there; HEADROOM_VENV=/another/folder avoids that" ;;
+    esac
     claim
     exec 9>>"$venv/headroom.lock"
     lock "$python"

@@ -6,6 +6,7 @@ This module does not import torch.
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,7 @@ BUILT = ("cpu_adam", "async_io")
 PYTHON_H = "Python.h"
 HEADERS = "apt-get install python3-dev (Debian, Ubuntu) or dnf install python3-devel (Fedora)"
 """Triton and DeepSpeed compile C against Python's headers at run time."""
+SPACE = "set HEADROOM_VENV to a folder without a space, or take a HEADROOM_PYTHON in one"
 MAY_NOT_WRITE = "set TORCH_EXTENSIONS_DIR to a folder that you may write to"
 BUILDING = {
     PYTHON_H: HEADERS,
@@ -177,6 +179,10 @@ def _lacks_op(need: str, op: dict[str, Any] | None, machine: Machine) -> Reason 
         )
     if op is None or op["ok"]:
         return None
+    if " " in sys.prefix:
+        return Reason(
+            f"{need} cannot be built: torch quotes no path, and {sys.prefix} has a space", SPACE
+        )
     if need == "async_io" and "not compatible" in op["reason"]:
         return Reason("async_io cannot be built: no libaio (header or library)", WAYS[need])
     if "CUDA" in op["reason"]:

@@ -71,6 +71,14 @@ def test_a_library_of_cuda_that_the_linker_misses_is_not_libaio(tmp_path: Path) 
     assert "LIBRARY_PATH" in hint and "libaio" not in hint
 
 
+def test_an_environment_whose_path_has_a_space_is_the_cause(tmp_path, monkeypatch) -> None:
+    """Not a missing compiler: torch's build commands do not quote the folders of headers."""
+    here = with_op(tmp_path, "cpu_adam", "g++: error: files/venv/include: No such file")
+    monkeypatch.setattr(sys, "prefix", "/home/some files/venv")
+    lack = lacks("cpu_adam", here, NVME.spec)
+    assert "/home/some files/venv has a space" in lack.text and "HEADROOM_VENV" in lack.hint
+
+
 @pytest.mark.parametrize("tool", ["compiler", "ninja"])
 def test_a_missing_compiler_is_named(tmp_path: Path, tool: str) -> None:
     lack = lacks("cpu_adam", machine(tmp_path, **{tool: None}), NVME.spec)
