@@ -1,9 +1,7 @@
-"""Runs an exported train.py, and says what is in force: ``exported.py TRAIN FOLDER [CLASS SIZES]``.
+"""Runs a loop by an exported launch file, and says what is in force: ``exported.py LOOP FOLDER
+WORDS``.
 
-Started by the command that the export printed, in the place of train.py, so that the launch file
-and what it names are the exported ones. What it says is read from the objects that train.py left:
-one line of JSON a rank. With a class of the diffusers library and its sizes (JSON), the lines are
-carried home: that model is in the stand-in's place, and its blocks' class is named in the lines.
+What it says is read from the objects that the loop left, one line of JSON a rank.
 
 accelerate looks for FSDP on GPUs alone: where the launch file says so, its state is told here what
 it is told there.
@@ -21,8 +19,6 @@ import torch
 from accelerate import state
 from accelerate.utils import DistributedType
 from torch import nn
-from torch._dynamo.utils import counters
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -50,29 +46,6 @@ def as_on_gpus() -> None:
     state.AcceleratorState.__init__ = init
 
 
-# ---- a model of the library in the place of the stand-in's ----
-
-
-def at_home(text: str, name: str, sizes: dict[str, Any]) -> dict[str, Any]:
-    """What train.py defines, with that model, and its lines as its owner would have them."""
-    import diffusers
-
-    kind = getattr(diffusers, name)
-    (block,) = kind._no_split_modules
-    space: dict[str, Any] = {"__name__": "carried"}
-    exec(compile(text.replace('"Block"', f'"{block}"'), "train.py", "exec"), space)
-
-    class Model(kind):
-        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            weight = self.patch_embedding.weight
-            sample = x.reshape(len(x), -1, 1, 16, 16).to(weight.dtype)
-            text = torch.zeros(len(x), 8, self.config.text_dim, dtype=weight.dtype)
-            return super().forward(sample, y.float(), text, return_dict=False)[0].reshape(x.shape)
-
-    space["Model"] = lambda: Model(**sizes)
-    return space
-
-
 # ---- what is in force ----
 
 
@@ -90,34 +63,12 @@ def facts(trained: dict[str, Any]) -> dict[str, Any]:
         "accumulation": accelerator.gradient_accumulation_steps,
         "model": type(model).__name__,
         "weights": sorted({str(p.dtype) for p in bare.parameters()}),
-        "checkpointed": sum(isinstance(m, CheckpointWrapper) for m in bare.modules()),
-        "parts": len(bare.blocks),
-        "graphs": counters["stats"]["unique_graphs"],
         "optimizer": type(inner).__name__,
         "settings": [group[key] for key in ("lr", "betas", "eps", "weight_decay")],
-        "average": sum(sharded.local(a).numel() for a in trained.get("average", ())),
-        "moved": any(not same(a, w) for a, w in pairs(trained)),
-        "free": sorted({of_what(name) for name, p in bare.named_parameters() if p.requires_grad}),
-        "ranks": sorted({p.shape[0] for n, p in bare.named_parameters() if "lora_A" in n}),
         "sum": float(sum(sharded.local(p.detach()).double().sum() for p in bare.parameters())),
         **of_zero(model),
-        **of_replicas(model),
         **of_shards(model),
     }
-
-
-def of_what(name: str) -> str:
-    """Whether a parameter is an adapter's or the model's own."""
-    return "adapter" if "lora_" in name else "own"
-
-
-def pairs(trained: dict[str, Any]) -> Any:
-    """Averages beside what they follow."""
-    return zip(trained.get("average", ()), trained.get("weights", ()), strict=True)
-
-
-def same(average: Any, weight: Any) -> bool:
-    return sharded.local(average).equal(sharded.local(weight.detach()).float())
 
 
 def of_zero(model: Any) -> dict[str, Any]:
@@ -145,12 +96,6 @@ def of_zero(model: Any) -> dict[str, Any]:
 
 def device_of(offload: Any) -> str:
     return str(getattr(offload.device, "value", offload.device))
-
-
-def of_replicas(model: Any) -> dict[str, Any]:
-    """DDP's communication hooks, by name."""
-    hooks = getattr(model, "_comm_hooks", [])
-    return {"hooks": [hook.__qualname__ for hook, _ in hooks]}
 
 
 def of_shards(model: nn.Module) -> dict[str, Any]:
@@ -192,12 +137,9 @@ sys.path.insert(0, str(script.parent))
 if os.environ.get("ACCELERATE_USE_FSDP") == "true":
     os.environ["ACCELERATE_USE_CPU"] = "true"  # or it would connect no processes
     as_on_gpus()
-text = script.read_text()
-if len(sys.argv) > 3:
-    space = at_home(text, sys.argv[3], json.loads(sys.argv[4]))
-else:
-    space = {"__name__": "exported", "__file__": str(script)}
-    exec(compile(text, str(script), "exec"), space)
+sys.argv[1:] = sys.argv[3:]
+space = {"__name__": "exported", "__file__": str(script)}
+exec(compile(script.read_text(), str(script), "exec"), space)
 trained = space["main"]()
 path = folder / f"rank{trained['accelerator'].process_index}.json"
 path.write_text(json.dumps(facts(trained) | {"squared_norms": seen}))

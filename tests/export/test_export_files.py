@@ -1,4 +1,4 @@
-"""What an export writes, without starting it: launch files, script, other trainers' options."""
+"""What an export writes, without starting it: launch files and other trainers' options."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ import yaml
 from harness import ROOT, cli
 from harness.planner import verdict
 from harness.planner.adapters.zero import NVME_BLANK
-from harness.planner.export import lines, trainers
-from harness.planner.export import lines as rules
-from harness.planner.export import lines as sizes
+from harness.planner.export import rules, settled, trainers
 from harness.planner.export.bundle import Bundle, bundle
 from harness.planner.plan.candidates import asked_for
 from harness.planner.plan.request import defaults, export_command, parameters, techniques
@@ -37,7 +35,7 @@ from strategies import CATALOG
 from strategies.base import BadInput, Slot
 from strategies.engines.zero.config import buffer_sizes
 from tests.made.recipes import SETTINGS
-from tests.made.translated import REAL
+from tests.made.translated import REAL, models
 
 FOLDER = Path("/home/me/take_home")
 SHARDINGS = tuple(name for name, kind in CATALOG.items() if kind.slot is Slot.SHARD)
@@ -55,7 +53,7 @@ def asked(recipe: str, device: str = "cuda", **more: Any) -> Resolved:
 
 @functools.cache
 def made(recipe: str, device: str = "cuda") -> Bundle:
-    return bundle(asked(recipe, device), FOLDER, trainers.known())
+    return bundle(asked(recipe, device), FOLDER, trainers.EXPORTED)
 
 
 def possible(recipes: list[str]) -> list[str]:
@@ -91,7 +89,7 @@ def test_every_number_of_a_launch_file_is_settled(sharding, precision):
         wanted = buffer_sizes(resolved.subject.sizes)
         fields = {k: v for k, v in config["zero_optimization"].items() if k in wanted}
         assert fields and fields == {k: wanted[k] for k in fields}
-    word = lines.mixed_precision(resolved)
+    word = settled.mixed_precision(resolved)
     in_yaml = content.get("mixed_precision")
     assert in_yaml == (None if texts else word), "accelerate refuses it beside a DeepSpeed file"
 
@@ -107,14 +105,13 @@ def test_groups_of_ranks_and_what_is_kept_gathered_are_in_words_of_fsdp2():
         block = content["fsdp_config"]
         assert block["fsdp_reshard_after_forward"] is after
         assert "fsdp_sharding_strategy" not in block
-    assert "reshard_after_forward = 4 " in made("fsdp2:reshard=4").files["train.py"]
 
 
 @pytest.mark.parametrize("recipe", possible([r for r in RECIPES if "fp" in r or "16" in r]))
 def test_accelerate_s_word_for_the_precision_is_the_strategy_s(recipe):
     resolved = asked(recipe)
     given = resolved.recipe.accelerator_kwargs(resolved.launch)
-    assert lines.mixed_precision(resolved) == given["mixed_precision"]
+    assert settled.mixed_precision(resolved) == given["mixed_precision"]
 
 
 def test_what_only_the_user_knows_is_a_blank_that_is_named():
@@ -141,61 +138,28 @@ def test_sixteen_bit_weights_are_kept_as_the_strategy_settles_them():
 @pytest.mark.thorough
 def test_buffers_are_sized_by_what_an_adapter_leaves_to_be_trained(monkeypatch):
     """In the process of its own that an export starts, and not in a fork as in other tests."""
-    monkeypatch.setattr(sizes, "subprocess", subprocess)
+    monkeypatch.setattr(settled, "subprocess", subprocess)
     resolved = asked("zero3+lora:rank=4")
     module = resolved.subject.make()
     named = dict(module.named_modules())
     layers = [named[name] for name in resolved.subject.linears]
     wanted = sum(4 * (layer.in_features + layer.out_features) for layer in layers)
-    assert sizes.trained_sizes(resolved).total == wanted < resolved.subject.sizes.total
+    assert settled.trained_sizes(resolved).total == wanted < resolved.subject.sizes.total
 
 
-# ---- lines ----
-
-
-def test_the_tables_name_known_strategies():
-    assert set(lines.table()) <= set(CATALOG)
-    sharded = {name for name in lines.table() if CATALOG[name].slot is Slot.SHARD}
-    cut = {n for n in SHARDINGS if "dtensor_weights" in CATALOG[n].engine("cuda").traits}
-    assert sharded == cut - {"pp_fsdp2"}, "the others' launch files say all"
-
-
-def test_a_strategy_without_rules_names_the_file_of_its_code(monkeypatch):
-    monkeypatch.setattr(lines, "table", dict)
-    found = bundle(asked("ddp+bf16+checkpoint"), FOLDER, ())
-    named = {part.of: part.why for part in found.lines}
-    assert "strategies/activations/checkpoint.py" in named["checkpoint"]
-    assert yaml.safe_load(found.files["accelerate.yaml"])["mixed_precision"] == "bf16"
-
-
-@pytest.mark.parametrize("recipe", possible(RECIPES))
-def test_each_part_is_carried_by_code_or_says_why_not(recipe):
-    found = made(recipe)
-    compile(found.files["train.py"], "train.py", "exec")
-    for part in found.lines:
-        assert bool(part.places) != bool(part.why), part
-        named = re.findall(r"strategies/[\w/]+\.py", part.why)
-        assert all((ROOT / name).exists() for name in named), named
-        assert named or part.places or "setting" in part.why or "no average" in part.why
-        for place, text in part.places.items():
-            marked = found.files["train.py"].count(f"# >>> {part.of}")
-            assert marked or place in ("imports", "accelerator", "handlers"), place
-            assert "$" not in text
-    assert all(len(line) <= 100 for line in found.files["train.py"].splitlines()[8:])
+# ---- other trainers ----
 
 
 def test_a_parameter_that_no_rule_was_written_for_is_not_claimed():
     launch = asked("single").launch
-    table = lines.table()["checkpoint"]
+    table = trainers.table("diffusers")["strategies"]["checkpoint"]
     known, usual = {"every": 1, "keep": "segments"}, {"every": 1, "keep": "segments"}
     assert rules.fitting(table, known, launch, usual)
     share = {**known, "share": 0.5}
     assert rules.fitting(table, share, launch, {**usual, "share": 1.0}) is None
 
 
-# ---- other trainers ----
-
-KEYS = {*lines.CONDITIONS, "options", "launch", "dataset", "start", "times", "most", "share"}
+KEYS = {*rules.CONDITIONS, "options", "launch", "dataset", "start", "times", "most", "share"}
 KEYS |= {"note", "lacks"}
 """Keys of a rule."""
 
@@ -235,7 +199,7 @@ def test_nothing_of_a_recipe_is_left_out_in_silence(recipe):
             assert rule and {"options", "launch"} & set(rule), f"{title}: {part}"
             assert set(rule.get("options", ())) <= set(each.options)
             if "launch" in rule:
-                assert rule["launch"] == {"--mixed_precision": lines.mixed_precision(resolved)}
+                assert rule["launch"] == {"--mixed_precision": settled.mixed_precision(resolved)}
 
 
 def test_an_option_that_nobody_looked_for_is_named():
@@ -244,11 +208,13 @@ def test_an_option_that_nobody_looked_for_is_named():
     assert made_up.lacks == [("block_swap", "not looked up in 1.2")]
 
 
-@pytest.mark.parametrize("name", trainers.known())
+@pytest.mark.parametrize("name", trainers.EXPORTED)
 def test_traps_of_other_trainers_are_stepped_around(name):
     """No clipping, betas, adapters: each trainer spells them in its own, dangerous way."""
-    resolved = asked("ddp+bf16+lora:rank=16+checkpoint", beta2=0.95)
-    text = bundle(resolved, FOLDER, [name]).files["trainers.md"]
+    launch = "single" if name == "ai-toolkit" else "ddp"
+    recipe = f"{launch}+bf16_pure:autocast=on+lora:rank=16+checkpoint"
+    more = {"model": models(name)[0], "data": "synthetic", "objective": "flow", "beta2": 0.95}
+    text = bundle(asked(recipe, **more), FOLDER, [name]).files["trainers.md"]
     for words in REAL[name]["page"]:
         assert words in text.replace(" \\\n    ", "\n"), words
     blocks = dict(re.findall(r"```(json|yaml|toml)\n(.*?)```", text, re.S))
@@ -280,13 +246,13 @@ def test_the_command_says_what_was_written_and_what_is_left(tmp_path, capsys, mo
     words = ["export", "zero3_nvme+bf16+checkpoint:keep=nothing", *CARD, "--out", "home"]
     assert cli.main(words) == 0
     text = capsys.readouterr().out
-    there = {path.name for path in (tmp_path / "home").iterdir()}
-    assert there == {"accelerate.yaml", "deepspeed.json", "train.py", "trainers.md"}
+    there = {path.name for path in (tmp_path / "home").iterdir()} - {".headroom.json"}
+    assert there == {"accelerate.yaml", "deepspeed.json", "trainers.md"}
     assert all(name in text for name in there)
     assert "nvme_path" in text and "a folder on a local NVMe drive" in text
-    assert "strategies/activations/block_parts.py" in text.replace("\n", "")
+    assert "checkpoint:keep=nested" in text
     assert text.splitlines()[-1] == (
-        "  accelerate launch --config_file home/accelerate.yaml home/train.py"
+        "  accelerate launch --config_file home/accelerate.yaml YOUR_TRAINER.py"
     )
     assert max(map(len, text.splitlines()[:-1])) <= 80
 
@@ -319,6 +285,8 @@ def test_what_a_plan_refuses_is_refused_in_its_words(words, tmp_path, capsys):
         ("ddp+sp:ranks=2", 4, "sp_size"),
         ("pp:stages=2", 2, "no stages"),
         ("model_parallel:stages=2", 2, "no stages"),
+        ("fsdp2:reshard=2", 4, "reshard is 2"),
+        ("hsdp:replicate=2,prefetch=1", 4, "prefetch is 1"),
     ],
 )
 def test_what_cuts_a_model_in_code_is_refused_by_name(recipe, gpus, told, tmp_path, capsys):
@@ -389,15 +357,8 @@ def test_the_files_hold_what_was_planned(tmp_path):
     row, gpu = planned(["plan", "--recipes", recipe, *words])
     command = export_command(verdict.cannot(row, gpu, ""))
     assert cli.main([*shlex.split(command)[1:], "--out", str(tmp_path)]) == 0
-    script = (tmp_path / "train.py").read_text()
-    (line,) = [line for line in script.splitlines() if "run.sh plan" in line]
-    assert planned(shlex.split(line)[1:])[0].spec == row.spec
-    assert "MICRO_BATCH, ACCUMULATION, STEPS, BLOCKS = 2, 3, 2, 2\n" in script
     config = json.loads((tmp_path / "deepspeed.json").read_text())
     assert config["train_batch_size"] == 24 == row.spec.global_batch
-    # A plan cannot be asked for other numbers of the training: it keeps no average here.
-    assert cli.main(["export", recipe, *words, "--ema", "0.99", "--out", str(tmp_path)]) == 0
-    assert "run.sh plan" not in (tmp_path / "train.py").read_text()
 
 
 def test_several_machines_are_in_the_launch_file_and_their_ranks_are_blanks(tmp_path, capsys):
@@ -423,4 +384,4 @@ def test_an_export_needs_no_torch(tmp_path):
         f"import sys; from harness import cli; cli.main({words}); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
-    assert (tmp_path / "train.py").exists()
+    assert (tmp_path / "accelerate.yaml").exists()

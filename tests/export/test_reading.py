@@ -11,7 +11,7 @@ import yaml
 
 from harness import cli
 from harness.planner import pool
-from harness.planner.export import files, lines, trainers
+from harness.planner.export import files, settled, trainers
 from harness.planner.export.matching import Reading
 from harness.planner.export.reading import TOGETHER, reading
 from harness.resolve import Resolved
@@ -69,7 +69,7 @@ def exported(folder: Path, name: str, resolved: Resolved) -> list[Path]:
         (folder / named[kind]).write_text(text)
     file = resolved.launch.engine.file
     content = {**file.content, "num_processes": resolved.launch.processes}
-    word = lines.mixed_precision(resolved)
+    word = settled.mixed_precision(resolved)
     if "deepspeed_config" in content:
         content["deepspeed_config"] = {"deepspeed_config_file": str(folder / "deepspeed.json")}
         half = {name: {"enabled": name == word} for name in ("bf16", "fp16")}

@@ -19,6 +19,7 @@ from harness.planner.export import trainers
 from harness.planner.export import trainers as pages
 from harness.planner.plan import lattice
 from harness.resolve import resolve
+from harness.subjects.library import families
 from tests.made.recipes import SETTINGS
 from tests.made.translated import FEW, REAL, asked, models
 
@@ -151,7 +152,7 @@ def test_weights_of_16_bits_are_asked_for_or_the_page_says_that_the_plan_does_no
         assert "bf16_pure" not in made.unplanned, "frozen weights can be 16 bits everywhere"
     elif name == "diffusers":
         assert "bf16_pure" in made.unplanned
-        assert "The plan's memory does not hold here" in pages.page("", [made])
+        assert "No command: cannot express bf16_pure" in pages.page("", [made])
 
 
 @pytest.mark.parametrize("name", trainers.known())
@@ -289,15 +290,30 @@ def test_a_model_whose_blocks_a_trainer_does_not_swap_has_no_counterpart():
     assert all(given is None for _, given in swapped("diffusion-pipe", "sd3.5-large"))
 
 
-@pytest.mark.parametrize("name", trainers.known())
-@pytest.mark.parametrize("part", ["qlora", "dora", "lokr", "loha"])
-def test_adapters_without_a_counterpart_are_exported_as_plain_lora(name, part):
-    """Without its type diffusion-pipe refuses an [adapter]; ai-toolkit would train all weights."""
-    recipes = [f"single+bf16_pure+{word}:rank=16" for word in ("lora", part)]
-    plain, made = (trainers.translated(name, asked(r, models(name)[0]), "a.yaml") for r in recipes)
-    why = dict(made.lacks).get(f"{part}:rank=16", "")
-    assert why.endswith(trainers.PLAIN) == (made.options == plain.options)
-    assert bool(why) == (f"{part}:rank=16" in made.unplanned)
+@pytest.mark.parametrize("name", trainers.EXPORTED)
+@pytest.mark.parametrize("part", ["block_swap:blocks=3", "qlora", "prune"])
+def test_what_a_trainer_cannot_express_has_no_command(name, part):
+    """The export says so in one line: a command would train something else than was planned."""
+    resolved = (
+        asked(f"single+bf16_pure+lora:rank=16+{part}", models(name)[0])
+        if part != "qlora"
+        else asked("single+bf16_pure+qlora:rank=16", models(name)[0])
+    )
+    if resolved is None:
+        pytest.skip("no recipe")
+    made = trainers.translated(name, resolved, "a.yaml")
+    text = pages.section(made)
+    assert ("No command: cannot express" in text) == bool(made.unplanned)
+    assert ("```" in text) != bool(made.unplanned)
+
+
+@pytest.mark.parametrize("name", trainers.EXPORTED)
+def test_a_model_that_a_trainer_lacks_has_no_command(name):
+    every, own = set(families.table()), set(trainers.table(name)["models"])
+    if not every - own:
+        pytest.skip("it has all")
+    made = trainers.translated(name, asked("single+bf16_pure+lora", min(every - own)), "a.yaml")
+    assert "it has no such model" in pages.section(made) and "```" not in pages.section(made)
 
 
 @pytest.mark.parametrize("name", trainers.known())
@@ -305,8 +321,8 @@ def test_an_export_names_the_planned_samples_and_the_options_of_their_size(name)
     """A trainer's own default is 512 to 1024 pixels, and decides memory as much as the recipe."""
     for model, size in (("flux-dev", "1024x1024"), ("wan2.1-1.3b", "480x832 of 81 frames")):
         resolved = asked("single+bf16_pure+lora", model)
-        text = pages.page("", [trainers.translated(name, resolved, "a.yaml")])
-        (line,) = (line for line in text.splitlines() if "samples of at most" in line)
+        beside = trainers.translated(name, resolved, "a.yaml").beside
+        (line,) = (line for line in beside if "samples of at most" in line)
         assert size in line
         named = re.findall(r"`([^`]+)`", line)
         shape = trainers.table(name)["shape"]

@@ -26,7 +26,7 @@ from unittest import mock
 
 from harness import ROOT
 from harness.planner import pool
-from harness.planner.export import lines
+from harness.planner.export import settled
 
 GRACE_SECONDS = 10.0
 MODULE = "tests.children.several"
@@ -159,7 +159,7 @@ def predictions_in_forks(begin: Callable[[], Start]) -> Iterator[None]:
     try:
         with (
             mock.patch.object(pool, "subprocess", beside),
-            mock.patch.object(lines, "subprocess", at_once),
+            mock.patch.object(settled, "subprocess", at_once),
         ):
             yield
     finally:

@@ -53,14 +53,12 @@ class ResolvedConfig(NamedTuple):
     """Launch file with every number filled in, for use without Headroom.
 
     ``content``: accelerate's YAML. ``files``: name -> content of each JSON that it names.
-    ``blanks``: values that only the user knows: "file: key" -> description. ``handlers``: code of
-    ``kwargs_handlers`` that ``Accelerator`` needs, of classes that accelerate exports.
+    ``blanks``: values that only the user knows: "file: key" -> description.
     """
 
     content: dict[str, Any]
     files: Mapping[str, dict[str, Any]] = {}
     blanks: Mapping[str, str] = {}
-    handlers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

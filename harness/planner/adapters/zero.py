@@ -64,8 +64,7 @@ class ZeroAdapter(TraceAdapter):
         content["num_processes"] = launch.processes
         # accelerate refuses "mixed_precision" with a DeepSpeed file: the JSON sets it.
         content["deepspeed_config"]["deepspeed_config_file"] = str(folder / JSON)
-        handlers = ('InitProcessGroupKwargs(backend="gloo")',) if launch.device == "cpu" else ()
-        return ResolvedConfig(content, {JSON: config}, dict(_blanks(config)), handlers)
+        return ResolvedConfig(content, {JSON: config}, dict(_blanks(config)))
 
     def overlapped_phases(self, launch: RunContext) -> frozenset[str]:
         """Return backward (reductions), and for stage 3 forward (gathers), if the launch

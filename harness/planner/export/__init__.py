@@ -1,1 +1,1 @@
-"""The ``export`` command: launch files, code lines and trainer options of a recipe."""
+"""The ``export`` command: launch files and trainer options of a recipe."""

@@ -1,10 +1,9 @@
-"""The ``export`` command: a recipe as files, code lines and options for other trainers."""
+"""The ``export`` command: a recipe as launch files, and as options of other trainers."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,11 +16,11 @@ from harness.commands.console import OK, make_console, short, slug
 from harness.commands.options import add_force, overrides
 from harness.planner import verdict
 from harness.planner.export import trainers
-from harness.planner.export.bundle import PAGE, SCRIPT, Bundle, bundle
-from harness.planner.export.lines import YAML
+from harness.planner.export.bundle import PAGE, Bundle, bundle
+from harness.planner.export.settled import YAML
 from harness.planner.plan.answer import lacks, reach
 from harness.planner.plan.candidates import Asked, asked_for
-from harness.planner.plan.request import AS_PLANNED, add_question, without_counterpart, words
+from harness.planner.plan.request import AS_PLANNED, add_question, without_counterpart
 from harness.planner.plan.tracing import known
 from harness.planner.verdict import Fit
 from harness.resolve import Resolved, resolve
@@ -40,36 +39,28 @@ if TYPE_CHECKING:
 WHAT = {
     YAML: "accelerate's launch file",
     "deepspeed.json": "DeepSpeed's settings, without auto",
-    SCRIPT: "a small working trainer; the recipe's lines are between >>> and <<<",
     PAGE: "options of other trainers for the same recipe",
 }
-CARRIED = "a module that train.py imports; copy it too"
 
 
 def print_export(made: Bundle, fit: Fit | None, console: Console) -> None:
-    """Print the files, code lines, blanks and trainers of an export.
+    """Print the files, blanks and trainers of an export.
 
     ``fit`` is the prediction for the card, or None without a card.
     """
     console.print(Text(made.title, style="bold"))
     if fit is not None:
         console.print(_predicted(fit), highlight=False, style="dim")
-    files = ((name, WHAT.get(name, CARRIED)) for name in made.files)
+    files = ((name, WHAT[name]) for name in made.files)
     _part(console, f"written to {short(made.folder)}", files)
-    code = [(part.of, part.says) for part in made.lines if part.places]
-    _part(console, f"strategies in {SCRIPT}", code)
-    _part(
-        console,
-        "strategies without lines of code",
-        ((p.of, p.why) for p in made.lines if not p.places),
-    )
     told = ((t.trainer["title"], _counted(t)) for t in made.translations)
     _part(console, f"other trainers in {PAGE}", told)
     _part(console, "fill in these fields", made.blanks.items())
+    _part(console, "a loop of your own sets these itself: docs/how-to/own-loop.md", made.own)
     moved = f"\nIf you move the files, change their paths in {YAML}."
     if len({name for name in made.files if name.endswith((".yaml", ".json"))}) > 1:
         console.print(moved, style="dim", highlight=False)
-    console.print(Text("\nstart it", style="bold"))
+    console.print(Text("\nstart your own loop", style="bold"))
     console.print(Text(f"  {made.command}"), soft_wrap=True)
 
 
@@ -93,6 +84,8 @@ def _part(console: Console, title: str, rows: Iterable[tuple[str, str]]) -> None
 
 
 def _counted(made: Translation) -> str:
+    if made.barred:
+        return made.barred
     missing = ", ".join(lack.what for lack in made.lacks)
     return f"{len(made.options)} options" + (f"; no counterpart: {missing}" if missing else "")
 
@@ -121,9 +114,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_force(parser)
     add_question(parser)
     parser.set_defaults(**AS_PLANNED)
-    some = ", ".join(trainers.known())
+    some = ", ".join(trainers.EXPORTED)
     text = f"trainers whose options are printed (default: all): {some}"
-    add("--trainers", nargs="*", metavar="T", default=trainers.known(), help=text)
+    add("--trainers", nargs="*", metavar="T", default=trainers.EXPORTED, help=text)
     left = tuple(f.name for f in dataclasses.fields(Spec) if f.name not in SETTINGS)
     add_settings(parser.add_argument_group("the training's numbers"), leave_out=left)
 
@@ -137,10 +130,10 @@ def export(options: argparse.Namespace) -> int:
     """
     asked, resolved = _resolved(options, overrides(options))
     for name in options.trainers:
-        trainers.table(name)  # refuse an unknown name before other work
+        trainers.exported(name)  # refuse an unknown name before other work
     folder = Path(options.out or ROOT / "results" / "export" / slug(options.recipes[0])).absolute()
     machines = -(-resolved.spec.processes // asked.gpu.node)
-    made = bundle(resolved, folder, options.trainers, _plan(resolved, asked), machines)
+    made = bundle(resolved, folder, options.trainers, machines)
     try:
         files.write_texts(made.folder, made.files, force=options.force)
     except OSError as error:
@@ -161,11 +154,3 @@ def _resolved(options: argparse.Namespace, given: Mapping[str, Any]) -> tuple[As
     if why := without_counterpart(resolved):
         raise SpecError(why)
     return asked, resolved
-
-
-def _plan(resolved: Resolved, asked: Asked) -> str:
-    """Return the command that plans the recipe; empty if ``plan`` lacks one of its options."""
-    if resolved.spec != asked.resolved[0].spec:
-        return ""
-    recipe = str(resolved.recipe)
-    return shlex.join(["./run.sh", "plan", "--recipes", recipe, *words(resolved, asked.gpu)])

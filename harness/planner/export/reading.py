@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.planner.export import launches, lines, trainers
+from harness.planner.export import launches, rules, trainers
 from harness.planner.export.files import DATASET, Found
 from harness.planner.export.matching import Reading, agreed, match, patterns, same
 from harness.planner.export.models import model_of, read_sample
@@ -254,7 +254,7 @@ class Reader:
                 listed = len(str(values.get("devices", "")).split(","))
                 asked = int(values.get("processes", listed))
                 made.processes = math.prod(mesh) if mesh else asked
-                reads = lines.filled(rule["reads"], values)
+                reads = rules.filled(rule["reads"], values)
                 self.launch.sharding = "single" if made.processes == 1 else reads
                 return
         if known:
@@ -272,8 +272,8 @@ class Reader:
 
     def _proposed(self) -> Iterator[_Option]:
         """Yield a strategy for each rule of the table whose options agree."""
-        for name, rules in self.table["strategies"].items():
-            for rule in rules:
+        for name, some in self.table["strategies"].items():
+            for rule in some:
                 compared = patterns(rule, self.loose)
                 values = agreed(compared, self.options)
                 other = self.made.model not in rule.get("models", [self.made.model])

@@ -15,21 +15,20 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from harness.planner.export import lines
+from harness.planner.export import rules
 from harness.planner.plan.request import defaults, numbers, parameters, techniques
 from harness.resolve import Resolved
-from strategies import CATALOG
 from strategies.base import BadInput, Slot
-from strategies.engine import RunContext
 from strategies.strategy import Strategy
 from strategies.words import nearest
 
 FOLDER = Path(__file__).with_name("trainers")
+EXPORTED = ("ai-toolkit", "diffusers", "musubi-tuner", "onetrainer", "sd-scripts", "simpletuner")
+"""Trainers whose options an export writes; the configurations of all others are only read."""
 SETTINGS = ("micro_batch", "accumulation", "learning_rate", "betas", "eps", "weight_decay", "clip",
             "all_weights", "encoders", "objective")  # fmt: skip
 """Settings that a trainer needs beside the strategies, in the order of its options."""
 NO_OPTION = "it has no such option"
-PLAIN = "the options train plain LoRA in its place"
 DECIDING = (Slot.PRECISION, Slot.CAST, Slot.ADAPT, Slot.RECOMPUTE, Slot.OFFLOAD, Slot.SWAP,
             Slot.OPTIMIZE, Slot.STEP)  # fmt: skip
 """Slots that decide the memory of a training."""
@@ -48,7 +47,7 @@ class Translation:
 
     ``options``: name -> value, True for a flag. ``beside``: settings outside the options.
     ``notes``: (part, difference). ``unplanned``: parts without a counterpart that decide the
-    training's memory.
+    training's memory. ``no_model``: why the trainer does not train the model; empty if it does.
     """
 
     trainer: Mapping[str, Any]
@@ -58,8 +57,16 @@ class Translation:
     notes: list[Missing] = field(default_factory=list)
     lacks: list[Missing] = field(default_factory=list)
     unplanned: list[str] = field(default_factory=list)
+    no_model: str = ""
 
-    def add(self, what: str, rule: lines.Rule | None, values: Mapping[str, Any]) -> None:
+    @property
+    def barred(self) -> str:
+        """Why the trainer cannot train the recipe as planned; empty if it can."""
+        return self.no_model or (
+            f"cannot express {', '.join(self.unplanned)}: no command" if self.unplanned else ""
+        )
+
+    def add(self, what: str, rule: rules.Rule | None, values: Mapping[str, Any]) -> None:
         """Add a rule's entries for ``what``; None: the table has no rule for it."""
         if rule is None:
             rule = {"lacks": f"not looked up in {self.trainer['version']}"}
@@ -67,7 +74,7 @@ class Translation:
         scaled = {k: round(values[k] / n) for k, n in rule.get("times", {}).items()}
         scaled = {k: min(value, most.get(k, value)) for k, value in scaled.items()}
         scaled |= {k: round(values[k] / n, 4) for k, n in rule.get("share", {}).items()}
-        found = lines.filled(rule, {**values, **scaled})
+        found = rules.filled(rule, {**values, **scaled})
         self.options |= found.get("options", {})
         for key, kept in (("note", self.notes), ("lacks", self.lacks)):
             if key in found:
@@ -92,7 +99,19 @@ def table(name: str) -> dict[str, Any]:
     """
     if name not in known():
         raise BadInput(f"unknown trainer {name!r}; {nearest(name, known())}")
-    return lines.read(FOLDER / f"{name}.yaml")
+    return rules.read(FOLDER / f"{name}.yaml")
+
+
+def exported(name: str) -> dict[str, Any]:
+    """Read the table of a trainer whose options an export writes.
+
+    Raises:
+        BadInput: it is unknown, or only read.
+    """
+    if name in known() and name not in EXPORTED:
+        some = ", ".join(EXPORTED)
+        raise BadInput(f"trainers has {name!r}, which plan --from reads alone; one of {some}")
+    return table(name)
 
 
 def translated(name: str, resolved: Resolved, config: str) -> Translation:
@@ -102,10 +121,9 @@ def translated(name: str, resolved: Resolved, config: str) -> Translation:
     devices = ",".join(map(str, range(launch.processes)))
     values |= {"config": config, "devices": devices, **_model(made, resolved)}
     values |= {"groups": launch.layout.replicate, "shards": launch.layout.shard}
-    made.start = lines.filled(trainer["start"], values)
+    made.start = rules.filled(trainer["start"], values)
     made.beside += _sample(trainer, resolved)
     for what, part, rule in ruled(trainer, resolved):
-        rule = _plain(trainer, part, rule, launch)
         made.add(what, rule, values if part is None else {**values, **parameters(part)})
         deciding = part.slot in DECIDING if part else what in (launch.sharding, "micro batch")
         if deciding and (rule is None or "lacks" in rule):
@@ -114,24 +132,6 @@ def translated(name: str, resolved: Resolved, config: str) -> Translation:
         if made.options.pop(option, None) is not None:
             made.lacks.append(Missing(option, why))
     return made
-
-
-def _plain(
-    trainer: Mapping[str, Any], part: Strategy | None, rule: lines.Rule | None, launch: RunContext
-) -> lines.Rule | None:
-    """Return a rule, with plain LoRA's options if its adapters have no counterpart.
-
-    Without an adapter's options a trainer refuses its file, or trains all weights.
-    """
-    rank = getattr(part, "rank", None) if part and part.slot is Slot.ADAPT else None
-    if rank is None or rule is None or "lacks" not in rule or "options" in rule:
-        return rule
-    lora = CATALOG["lora"](rank=rank)  # type: ignore[call-arg]
-    found = lines.fitting(
-        trainer["strategies"].get("lora", ()), parameters(lora), launch, defaults(lora)
-    )
-    options = (found or {}).get("options")
-    return {**rule, "options": options, "lacks": f"{rule['lacks']}; {PLAIN}"} if options else rule
 
 
 def _sample(trainer: Mapping[str, Any], resolved: Resolved) -> list[str]:
@@ -148,7 +148,7 @@ def _sample(trainer: Mapping[str, Any], resolved: Resolved) -> list[str]:
 
 def ruled(
     trainer: Mapping[str, Any], resolved: Resolved
-) -> Iterator[tuple[str, Strategy | None, lines.Rule | None]]:
+) -> Iterator[tuple[str, Strategy | None, rules.Rule | None]]:
     """Yield the table's rules for the sharding, the training's numbers, empty slots and strategies.
 
     Each has its name, and the strategy if it is one. The rule is None if the table has none.
@@ -157,7 +157,7 @@ def ruled(
     yield from ((what, None, rule) for what, rule in _found(trainer, resolved))
     for part in techniques(resolved):
         written = trainer["strategies"].get(part.name, ())
-        rule = lines.fitting(written, parameters(part), launch, defaults(part))
+        rule = rules.fitting(written, parameters(part), launch, defaults(part))
         none = {"lacks": NO_OPTION} if part.name in trainer["none"] else None
         yield str(part), part, none if rule is None else rule
 
@@ -165,17 +165,17 @@ def ruled(
 def _found(trainer: Mapping[str, Any], resolved: Resolved) -> Iterator[tuple[str, Any]]:
     """Yield the table's rules for the sharding, the training's numbers, and empty slots."""
     launch, values = resolved.launch, numbers(resolved)
-    yield launch.sharding, lines.fitting(trainer["sharding"], {}, launch)
+    yield launch.sharding, rules.fitting(trainer["sharding"], {}, launch)
     for what in SETTINGS:
         written = trainer["settings"].get(what, ())
         compared = {name for rule in written for name in rule.get("for", {})}
         asked = {key: value for key, value in values.items() if key in compared}
-        rule = lines.fitting(written, asked, launch)
+        rule = rules.fitting(written, asked, launch)
         if rule is not None:
             yield what.replace("_", " "), rule
     for place, written in trainer.get("absent", {}).items():
         if resolved.recipe.in_slot(Slot[place]) is None:
-            yield f"no {place.lower()}", lines.fitting(written, {}, launch)
+            yield f"no {place.lower()}", rules.fitting(written, {}, launch)
 
 
 def _model(made: Translation, resolved: Resolved) -> dict[str, str]:
@@ -187,9 +187,9 @@ def _model(made: Translation, resolved: Resolved) -> dict[str, str]:
     if found is None:
         of = "an adapter of it" if kind == "lora" else "all of its weights"
         why = f"no script is known that trains {of}" if model in named else "it has no such model"
-        made.lacks.append(Missing(model, f"{why}; the options are those of your own model's"))
+        made.no_model = f"{model}: {why}"
     else:
-        made.options |= lines.filled(made.trainer.get("model", {}), {"model": found})
+        made.options |= rules.filled(made.trainer.get("model", {}), {"model": found})
         flavours = words.get("flavours", [""])
         made.options |= {"model_flavour": flavours[0]} if flavours and "" not in flavours else {}
     return {"script": found or "SCRIPT", "model": found or "MODEL"}
@@ -211,21 +211,15 @@ def section(made: Translation) -> str:
     """Return the section of one trainer."""
     about = made.trainer
     read = "".join(f"- `{path}`\n" for path in about["read"])
-    parts = [f"## {about['title']}\n", _unplanned(made), written(made)]
+    if made.barred:
+        return f"## {about['title']}\n\nNo command: {made.barred.removesuffix(': no command')}.\n"
+    parts = [f"## {about['title']}\n", written(made)]
     parts.append(_listed("Beside these", made.beside))
     parts.append(_told("Where it differs", made.notes))
     parts.append(_told("No counterpart", made.lacks))
     parts.append(_evidence(made))
     where = f"Read: {about['repository']} at {about['commit']} ({about['version']}):\n\n{read}"
     return "\n".join([*(part for part in parts if part), where])
-
-
-def _unplanned(made: Translation) -> str:
-    """Return the warning, above the options, if the plan's memory does not apply."""
-    if not made.unplanned:
-        return ""
-    names = ", ".join(f"`{name}`" for name in made.unplanned)
-    return f"**The plan's memory does not hold here**: no counterpart for {names}.\n"
 
 
 def _evidence(made: Translation) -> str:

@@ -48,14 +48,20 @@ WITHOUT_GPU = (
 
 
 def without_counterpart(resolved: Resolved) -> str:
-    """Return why a recipe cannot be exported as files and code lines; empty if it can."""
+    """Return why a recipe cannot be exported; empty if it can."""
     launch = resolved.launch
     name = next((name for name in WITHIN if getattr(launch.layout, name) > 1), None)
     if name is not None:
         why = WITHIN[name]
-        return f"{resolved.recipe} cannot be exported: {why}; its code is read in strategies/"
+        return f"{resolved.recipe} cannot be exported: {why}; its code is in strategies/"
     if launch.device == "cpu" and "dtensor_weights" in launch.traits:
         return f"{resolved.recipe} cannot be exported: {WITHOUT_GPU}"
+    usual = {"reshard": ("on", "off"), "prefetch": ("auto",)}
+    for name, value in parameters(resolved.recipe.sharding).items():
+        if value not in usual.get(name, (value,)):
+            only = " or ".join(usual[name])
+            why = f"{name} is {value}, and accelerate's launch file has only {only}"
+            return f"{resolved.recipe} cannot be exported: {why}"
     return ""
 
 

@@ -1,18 +1,15 @@
-"""Example model and training loop in plain torch and accelerate, into which an export inserts a
-recipe's lines.
+"""A small model and a loop of one's own under accelerate, to be started by an exported launch file:
+``own_loop.py MICRO_BATCH ACCUMULATION CLIP``."""
 
-``harness.planner.export.bundle`` reads this file as text and replaces the comments in brackets.
-"""
+import os
+import sys
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, InitProcessGroupKwargs
 from torch import nn
 
-# [imports]
-
-MICRO_BATCH, ACCUMULATION, STEPS, BLOCKS = 2, 1, 2, 4  # [numbers]
-
-# [functions]
+MICRO_BATCH, ACCUMULATION, CLIP = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+STEPS, BLOCKS = 2, 4
 
 
 class Attention(nn.Module):
@@ -69,31 +66,34 @@ def batches(accelerator, channels=16, classes=10, tokens=64):
         yield [t.to(accelerator.device) for t in (x + noise, y, noise)]
 
 
+def optimizer_of(model):
+    """AdamW, of DeepSpeed where its state is in host memory."""
+    settings = {"lr": 3e-4, "betas": (0.9, 0.95), "weight_decay": 0.01}
+    if os.environ["OWN_ADAM"] == "cpu":
+        from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+        return DeepSpeedCPUAdam(model.parameters(), **settings)
+    return torch.optim.AdamW(model.parameters(), **settings)
+
+
 def main():
-    # [settings]
-    accelerator = Accelerator()  # [accelerator]
+    # DeepSpeed connects processes by NCCL unless it is told otherwise.
+    gloo = [InitProcessGroupKwargs(backend="gloo")] * ("ACCELERATE_USE_DEEPSPEED" in os.environ)
+    accelerator = Accelerator(gradient_accumulation_steps=ACCUMULATION, kwargs_handlers=gloo)
     torch.manual_seed(0)
     model = Model()
-    # [model]
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(parameters)  # [optimizer]
-    model, optimizer = accelerator.prepare(model, optimizer)
+    model._no_split_modules = ["Block"]  # what FSDP2 gathers by itself
+    model, optimizer = accelerator.prepare(model, optimizer_of(model))
     model.train()
-    # [prepared]
     data = batches(accelerator)
-    for step in range(STEPS):
+    for _ in range(STEPS):
         for _ in range(ACCUMULATION):
             x, y, noise = next(data)
             with accelerator.accumulate(model):
                 loss = (model(x, y).float() - noise).square().mean()
-                accelerator.backward(loss)  # [backward]
-                # [gradients]
+                accelerator.backward(loss)
+                if CLIP and accelerator.sync_gradients:
+                    accelerator.clip_grad_norm_(model.parameters(), CLIP)
                 optimizer.step()
                 optimizer.zero_grad()
-        # [stepped]
-        accelerator.print(f"step {step + 1}: loss {loss.item():.4f}")
-    return locals()  # for whoever wants to look at what was trained
-
-
-if __name__ == "__main__":
-    trained = main()
+    return locals()
