@@ -47,6 +47,8 @@ def report() -> str:
     """Return the Markdown report of the published results, made anew."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / PUBLISHED.name
-        shutil.copytree(PUBLISHED, folder, ignore=shutil.ignore_patterns("report.*"))
+        shutil.copytree(
+            PUBLISHED, folder, ignore=shutil.ignore_patterns("report.*", ".headroom.json")
+        )
         write_report(*load_all(folder), folder)
         return (folder / "report.md").read_text(encoding="utf-8")
