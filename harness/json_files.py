@@ -20,7 +20,7 @@ from enum import Enum
 from pathlib import Path
 from typing import IO, Any
 
-from strategies.files import DEEPEST, bounded_text, printable
+from strategies.files import DEEPEST, bounded_memory, printable, read_foreign
 
 BEYOND = 10**19
 """Bound above every integer that is read: 2**63 - 1 has 19 digits."""
@@ -45,12 +45,12 @@ def read_json(
 
     Raises:
         BadFile: it cannot be opened, is no regular file, is larger than ``LARGEST``, is not JSON,
-            nests
-            deeper than ``DEEPEST`` levels, has a number out of range, or has another schema or
-                type.
+            takes more than ``MOST_MEMORY``, nests deeper than ``DEEPEST`` levels, has a number out
+            of range, or has another schema or type.
     """
     try:
-        data = _decode(bounded_text(path), beyond)
+        with bounded_memory():
+            data = _decode(read_foreign(path), beyond)
         if schema and (not isinstance(data, dict) or data.get("schema") != schema):
             raise ValueError(_other_schema(data, name, schema))
         return data if kind is Any else build(kind, data, name)

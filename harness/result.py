@@ -388,9 +388,12 @@ def _world_of(path: Path) -> int:
 
 
 def load_all(folder: Path) -> tuple[list[Result], list[str]]:
-    """Read every ``runs/*/result.json`` below ``folder``; return one line for each file skipped."""
+    """Read ``result.json`` in ``folder`` and every ``runs/*/result.json`` below it; return one line
+    for each file skipped.
+    """
     results, skipped = [], []
-    for path in sorted(Path(folder).glob("runs/*/result.json")):
+    paths = Path(folder).glob("result.json"), Path(folder).glob("runs/*/result.json")
+    for path in (path for some in paths for path in sorted(some)):
         try:
             results.append(load(path))
         except BadResult as error:

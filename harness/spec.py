@@ -46,6 +46,35 @@ def _option(default: Any, text: str, usual: str = "") -> Any:
     return dataclasses.field(default=default, metadata={"help": text, "usual": usual})
 
 
+MOST = {
+    "processes": 2**16,
+    "nodes": 2**13,
+    "global_batch": 2**24,
+    "per_process_batch": 2**16,
+    "steps": 10**7,
+    "warmup": 10**6,
+    "frames": 10**4,
+    "text": 10**6,
+    "repeat": 1000,
+    "noise_floor": 100,
+    "timeout_seconds": 10**7,
+}
+"""Setting -> the largest value that is no mistake. Some code takes time or memory for each."""
+
+
+def check_sizes(given: Mapping[str, Any], mark: str = "") -> None:
+    """Refuse numbers above ``MOST``; ``mark`` stands before a setting's name where it is given.
+
+    Raises:
+        SpecError: names the setting, its value and the limit.
+    """
+    for name, most in MOST.items():
+        value = given.get(name)
+        if isinstance(value, (int, float)) and not value <= most:
+            where = f"{mark}{name.replace('_', '-') if mark else name}"
+            raise SpecError(f"{name} is {value}; give {where} at most {most}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Spec:
     """One run. Rows of a suite differ only in ``recipe`` (and ``processes`` for ``single``)."""
@@ -125,6 +154,7 @@ class Spec:
             if getattr(self, name) < low:
                 flag = name.replace("_", "-")
                 raise SpecError(f"{name} is {getattr(self, name)}; give --{flag} at least {low}")
+        check_sizes(dataclasses.asdict(self), "--")
         if self.seed > LARGEST_SEED:
             raise SpecError(f"seed is {self.seed}; give --seed at most {LARGEST_SEED} (2^63 - 1)")
         self._check_nodes()

@@ -1,24 +1,36 @@
-"""Readers of untrusted files and text: bounded reads, plain YAML, text safe to print."""
+"""The reader of foreign files, and their text: bounded reads, plain YAML, text safe to print.
+
+Everything that the project did not write in this run is foreign: ``read_foreign`` reads text,
+``open_foreign`` opens what a library parses, and ``bounded_memory`` stands around the parser.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import math
 import os
 import re
+import resource
 import stat
+import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import yaml
 
 DEEPEST = 40
 """Levels of lists and mappings that a file may nest; a result has about ten."""
 
-LARGEST = 64 * 2**20
+LARGEST = 16 * 2**20
 """Bytes of the largest text file that is read; a result of 64 ranks has about 2 MiB."""
+LARGEST_CONFIG = 128 * 2**10
+"""Bytes of the largest YAML, TOML or shell file; one has some thousand. Their parsers are slow."""
+MOST_MEMORY = 640 * 2**20
+"""Bytes that reading one file may take."""
 SEQUENCE = re.compile(
     "\x1b\\[[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor, clear screen
     "|\x1b[\\]PX^_].*?(?:\x07|\x1b\\\\|$)"  # OSC, DCS and other strings, up to their end
@@ -26,21 +38,74 @@ SEQUENCE = re.compile(
 )
 
 
-def bounded_text(path: Path | str, largest: int = LARGEST) -> str:
+def open_foreign(path: Path | str) -> BinaryIO:
+    """Open a regular file for reading, unbuffered.
+
+    Raises:
+        OSError: it cannot be opened.
+        ValueError: a device, pipe or folder.
+    """
+    # Without O_NONBLOCK, opening a pipe that has no writer would never return.
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise ValueError("it is no regular file")
+    return os.fdopen(handle, "rb", buffering=0)
+
+
+def read_foreign(path: Path | str, limit: int = LARGEST) -> str:
     """Return the UTF-8 text of a regular file.
 
     Raises:
         OSError: it cannot be opened.
-        ValueError: a device, pipe or folder; more than ``largest`` bytes; not UTF-8.
+        ValueError: a device, pipe or folder; more than ``limit`` bytes; not UTF-8.
     """
-    # Without O_NONBLOCK, opening a pipe that has no writer would never return.
-    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise ValueError("it is no regular file")
-        data = file.read(largest + 1)
-    if len(data) > largest:
-        raise ValueError(f"it has more than {largest} bytes")
+    with open_foreign(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        data = b"" if size > limit else io.BufferedReader(file).read(limit + 1)  # type: ignore[arg-type]
+    if max(size, len(data)) > limit:
+        raise ValueError(f"it has more than {limit} bytes")
     return data.decode("utf-8")
+
+
+_MEMORY_LOCK = threading.Lock()
+_memory_limits: list[tuple[int, int]] = []
+"""The process's own limit, once for each ``bounded_memory`` that is open."""
+
+
+@contextlib.contextmanager
+def bounded_memory(most: int = MOST_MEMORY) -> Iterator[None]:
+    """Let this process allocate at most ``most`` further bytes in this context, where Linux can.
+
+    A parser of a hostile file then fails at once, and not when the machine has no memory left.
+
+    Raises:
+        ValueError: it needed more.
+    """
+    with _MEMORY_LOCK:
+        own = resource.getrlimit(resource.RLIMIT_AS)
+        _memory_limits.append(_memory_limits[0] if _memory_limits else own)
+        _limit_memory(most, own)
+    try:
+        yield
+    except MemoryError:
+        raise ValueError(f"it takes more than {most // 2**20} MiB of memory to read") from None
+    finally:
+        with _MEMORY_LOCK:
+            first = _memory_limits.pop()
+            if not _memory_limits:
+                resource.setrlimit(resource.RLIMIT_AS, first)
+
+
+def _limit_memory(most: int, own: tuple[int, int]) -> None:
+    torch = sys.modules.get("torch")
+    if torch and torch.cuda.is_initialized():  # its threads may reserve address space at any time
+        return
+    with contextlib.suppress(OSError, ValueError):
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+        wanted, (soft, hard) = pages * resource.getpagesize() + most, own
+        if soft == resource.RLIM_INFINITY or wanted < soft:
+            resource.setrlimit(resource.RLIMIT_AS, (wanted, hard))
 
 
 def printable(text: str) -> str:
@@ -133,7 +198,8 @@ def parse_yaml(text: str) -> Any:
             is no plain data, nesting deeper than ``DEEPEST``. Names the line if there is one.
     """
     try:
-        data = yaml.load(text, Loader=_Loader)
+        with bounded_memory():
+            data = yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f"line {mark.line + 1}: " if mark else ""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from strategies.base import BadInput
-from strategies.files import bounded_text, parse_yaml
+from strategies.files import LARGEST_CONFIG, parse_yaml, read_foreign
 
 FOLDER = Path(__file__).resolve().parent.parent / "launch_configs"
 
@@ -84,7 +84,7 @@ def text_of(path: Path) -> str:
         LaunchFileError: it cannot be read.
     """
     try:
-        return bounded_text(path)
+        return read_foreign(path, LARGEST_CONFIG)
     except (OSError, ValueError) as error:
         raise LaunchFileError(f"{path}: unreadable launch file ({error})") from None
 

@@ -74,6 +74,10 @@ PARTS = {
 """
 
 
+MOST_BLOCKS = 10_000
+"""Blocks of the deepest model: each is made, or planned, on its own."""
+
+
 @dataclass(frozen=True)
 class DataFacts:
     """Data facts that a model needs: ``size`` samples of ``classes`` classes.

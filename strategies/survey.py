@@ -26,9 +26,10 @@ class Survey(NamedTuple):
 
     ``parameters``: elements, including frozen ones. ``flops``: of one sample's forward, a
     multiply-add as two. ``linears``: names of the blocks' linear layers that have more rows than
-    samples and get a gradient. ``products``: the number of all linear layers of the blocks.
-    ``idle``: names of the parameters that get no gradient. ``lent``: names of the blocks' modules
-    with parameters that code outside of their block calls.
+    samples and get a gradient; if none has (samples are vectors), of all that get one.
+    ``products``: the number of all linear layers of the blocks. ``idle``: names of the parameters
+    that get no gradient. ``lent``: names of the blocks' modules with parameters that code outside
+    of their block calls.
     """
 
     parameters: int
@@ -106,12 +107,13 @@ def take(
     with torch.no_grad(), _noting(calls), flops.counting() as counter:
         run()
     names = {layer: name for name, layer in module.named_modules()}
+    on_tokens = [layer for layer in layers if rows.get(layer, 0) > 1]
     return Survey(
         parameters=sum(p.numel() for p in module.parameters()),
         sizes=sizes,
         flops=counter.get_total_flops(),
         depth=len(blocks),
-        linears=tuple(names[layer] for layer in layers if rows.get(layer, 0) > 1),
+        linears=tuple(names[layer] for layer in on_tokens or layers if layer in rows),
         products=len(layers),
         attention=tuple(calls),
         lent=tuple(name for layer, name in names.items() if layer in lent()),

@@ -72,7 +72,9 @@ def _results(folder: Path) -> tuple[list[Result], list[str]]:
         raise SpecError(f"{folder}: no such folder; give a results folder of ./run.sh run (--out)")
     results, skipped = load_all(folder)
     if not results:
-        first = f"; {skipped[0]}" if skipped else "; it should hold runs/*/result.json"
+        first = (
+            f"; {skipped[0]}" if skipped else "; it should hold result.json or runs/*/result.json"
+        )
         raise SpecError(f"{folder}: no results in it{first}")
     return results, skipped
 

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strategies.base import BadInput
+from strategies.files import open_foreign
 
 if TYPE_CHECKING:
     import torch
@@ -209,7 +210,7 @@ def _header(path: Path) -> tuple[Header, bytes]:
     """Return the header of an .npy file and its first bytes, after a check that the file is
     complete."""
     try:
-        with path.open("rb", buffering=0) as file:
+        with open_foreign(path) as file:
             head, size = file.read(HEAD), os.fstat(file.fileno()).st_size
         prefix, width = (10, 2) if head[6:7] == b"\x01" else (12, 4)
         end = prefix + int.from_bytes(head[8 : 8 + width], "little")

@@ -13,7 +13,9 @@ import functools
 import hashlib
 import json
 import lzma
+import os
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +27,7 @@ from harness.spec import Spec
 from harness.subjects import own_module
 from harness.system.probe import version
 from strategies.distillation import files
+from strategies.files import LARGEST, bounded_memory, open_foreign
 from strategies.launch_file import LaunchFile, text_of
 from strategies.launch_file import read as launch_file
 
@@ -139,8 +142,12 @@ def find(model: str, name: str) -> Prediction | None:
     line = _lines(_path(model)).get(name)
     if line is None:
         return None
-    found = record_of(line)
-    return dataclasses.replace(read(found.prediction), recorded=found.day)
+    try:
+        found = record_of(line)
+        return dataclasses.replace(read(found.prediction), recorded=found.day)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        _tell_unreadable(_path(model), error)
+        return None
 
 
 def lines(model: str) -> dict[str, str]:
@@ -177,8 +184,24 @@ def _path(model: str) -> Path:
 
 @functools.cache
 def _lines(path: Path) -> Mapping[str, str]:
-    """Return name -> JSON of each record in a file; nothing if there is no such file."""
-    if not path.is_file():
+    """Return name -> JSON of each record in a file; nothing if there is no such file.
+
+    A damaged file has no records, and one line says so.
+    """
+    if not os.path.lexists(path):
         return {}
-    text = lzma.decompress(path.read_bytes()).decode()
-    return dict(line.split("\t", 1) for line in text.splitlines())
+    try:
+        with open_foreign(path) as file, bounded_memory():
+            reader = lzma.LZMADecompressor(lzma.FORMAT_XZ)
+            text = reader.decompress(file.read(LARGEST), LARGEST)
+            if not reader.eof:
+                raise ValueError(f"it is cut off, or has more than {LARGEST} bytes")
+            return dict(line.split("\t", 1) for line in text.decode().splitlines())
+    except (OSError, ValueError, EOFError, lzma.LZMAError) as error:
+        _tell_unreadable(path, error)
+        return {}
+
+
+def _tell_unreadable(path: Path, error: Exception) -> None:
+    told = f"note: {path.name} is unreadable ({error!s:.80}); it counts as missing"
+    print(told, file=sys.stderr)

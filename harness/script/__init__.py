@@ -19,8 +19,8 @@ def measured(
 ) -> AbstractContextManager[Any]:
     """Return a context that measures the training loop within it.
 
-    The context ends the loop after the last measured optimizer step, and writes
-    ``out/result.json``. Prepare model and optimizer before or within it.
+    The context ends the loop after the last measured optimizer step, writes ``out/result.json``,
+    and prints its path and the row. Prepare model and optimizer before or within it.
 
     Args:
         accelerator: the loop's own ``accelerate.Accelerator``.

@@ -28,7 +28,7 @@ from accelerate.utils import set_seed
 from harness import ROOT, files, opened, void
 from harness.launch import launch
 from harness.launch.on_loopback import listen_on_loopback
-from harness.result import Result, Status
+from harness.result import Result, Status, load
 from harness.script import settle
 from harness.script.model import wrapper_of
 from harness.script.patches import watching
@@ -257,11 +257,24 @@ def measured_loop(
         try:
             yield watch
         except Finished:
+            if watch.reporter.rank == 0:
+                _tell(watch.folder / "result.json")
             return
         except (Refused, Void) as stop:
             _write_unmeasured(row, watch, stop)
             raise BadInput(str(stop)) from None
     raise BadInput(str(_too_few(row, watch)))
+
+
+def _tell(path: Path) -> None:
+    """Print the path of a result, and its row."""
+    from harness.report import build  # after the run: nothing of the meter's is larger for it
+    from harness.report.data.answers import headline
+    from harness.report.rendering import sentences
+
+    row = build([load(path)], [])
+    said = headline(row.groups[0]) if row.groups else sentences.summary(row)
+    print(f"{path}\n{said}")
 
 
 if __name__ == "__main__":

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.spec import DEVICES, Spec, located
+from harness.spec import DEVICES, Spec, SpecError, check_sizes, located
 from strategies import parse
 from strategies.base import BadInput
-from strategies.files import bounded_text, parse_yaml
+from strategies.files import LARGEST_CONFIG, parse_yaml, read_foreign
 from strategies.recipe import ENDED
 from strategies.workloads import TRAIN
 
@@ -127,7 +127,15 @@ def _framed(name: str, device: str) -> tuple[Suite, dict[str, Any]]:
     often = data.get("noise_floor", NOISE_FLOOR)
     if often < 1:
         raise SuiteError(f"{path}: noise_floor is {often}; write at least 1 (1: no floor)")
+    if not data.get("timeout_seconds", TIMEOUT_SECONDS) > 0:
+        raise SuiteError(
+            f"{path}: timeout_seconds is {data['timeout_seconds']}; write a number above 0"
+        )
     settings = _settings(path, block, data[block], BLOCK)
+    try:
+        check_sizes({**data, **settings})
+    except SpecError as error:
+        raise SuiteError(f"{path}: {error}") from None
     frame = Suite(
         path=path,
         name=data.get("name", path.stem),
@@ -164,7 +172,7 @@ def _find(name: str) -> Path:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        data = parse_yaml(bounded_text(path))
+        data = parse_yaml(read_foreign(path, LARGEST_CONFIG))
     except OSError as error:
         raise SuiteError(f"{path}: unreadable suite file ({error.strerror or error})") from None
     except ValueError as error:  # not text, or not plain data

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from harness.spec import Spec
+from harness.spec import Spec, check_sizes
 from harness.subjects import subject_of
 from harness.suite.file import ALL, FIT, Suite, SuiteError, SuiteRow, frame_of
 from strategies import parse
@@ -70,6 +70,7 @@ def specs(
     for name, number in (("repeat", repeats), ("processes", given.get("processes", 1))):
         if number < 1:  # a single-process recipe would ignore it
             raise SuiteError(f"{name} is {number}; give --{name} at least 1")
+    check_sizes({**given, "repeat": repeats}, "--")
     rows = sorted(suite.rows, key=lambda row: row.recipe != suite.reference)
     # The command line overrides a row's own settings, and these override the suite's.
     settings = dict(suite.settings) | given

@@ -15,7 +15,7 @@ from harness import ROOT, opened
 from harness.launch.sources import MEASURED, digest
 from harness.resolve import Resolved
 from harness.result import Result
-from harness.spec import Spec
+from harness.spec import Spec, check_sizes
 from harness.subjects import own_module
 from harness.suite.file import SuiteError
 from harness.system import machine as kernel
@@ -56,6 +56,7 @@ def with_reference_again(specs: Sequence[Spec], reference: str, times: int) -> l
     """
     if times < 1:
         raise SuiteError(f"noise_floor is {times}; give --noise-floor at least 1 (1: no floor)")
+    check_sizes({"noise_floor": times}, "--")
     row = _reference(specs, reference)
     if row is None or row.recorded or len(_compared(row, specs)) < 2:
         return list(specs)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from strategies.base import BadInput
+from strategies.files import open_foreign
 
 if TYPE_CHECKING:
     from strategies.initial import Draw
@@ -34,7 +35,7 @@ def header(name: str) -> bytes:
 
     Empty if there is no such file.
     """
-    with contextlib.suppress(OSError), open(located(name), "rb") as file:
+    with contextlib.suppress(OSError, ValueError), open_foreign(located(name)) as file:
         return file.read(min(int.from_bytes(file.read(8), "little"), LONGEST))
     return b""
 

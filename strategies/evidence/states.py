@@ -133,12 +133,22 @@ def loss_once(trained: TrainingRun) -> Any:
 def compute_dtype(trained: TrainingRun) -> str:
     """Return the type in which the model's matrix products ran.
 
-    It is the output type of the blocks' first linear layer. A compiled block ignores hooks
-    registered after it, so it runs uncompiled here.
+    It is the output type of the blocks' first linear layer; without one, of the model's first layer
+    with weights. A compiled block ignores hooks registered after it, so it runs uncompiled here.
     """
+    from torch.utils._pytree import tree_leaves
+
     seen: list[str] = []
-    first = trained.module.get_submodule(trained.linears[0])
-    handle = first.register_forward_hook(lambda *call: seen.append(str(call[2].dtype)))
+
+    def found(layer: Any, given: Any, out: Any) -> None:
+        kinds = [leaf.dtype for leaf in tree_leaves(out) if hasattr(leaf, "dtype")]
+        seen.extend(str(kind) for kind in kinds if kind.is_floating_point)
+
+    modules = trained.module.modules()
+    leaves = (m for m in modules if not [*m.children()] and [*m.parameters(recurse=False)])
+    name = next(iter(trained.linears), None)
+    first = next(leaves) if name is None else trained.module.get_submodule(name)
+    handle = first.register_forward_hook(found)
     try:
         with eager(trained):
             forward_once(trained)
@@ -256,13 +266,14 @@ def product_error(trained: TrainingRun) -> float | None:
 
     def wanted(layer: Any, given: Any) -> None:
         # Before the call, because an engine may release the weight after it.
-        rows = given[0].detach().flatten(0, -2)[:ROWS].double()
+        rows = given[0].detach().reshape(-1, layer.in_features)[:ROWS].double()
         bias = 0.0 if layer.bias is None else layer.bias.detach().double()
         seen.append(rows @ layer.weight.detach().double().T + bias)
 
     def found(layer: Any, given: Any, out: Any) -> None:
         exact = seen.pop()
-        seen.append((out.detach().flatten(0, -2)[:ROWS].double() - exact).norm() / exact.norm())
+        rows = out.detach().reshape(-1, layer.out_features)[:ROWS].double()
+        seen.append((rows - exact).norm() / exact.norm())
 
     handles = [first.register_forward_pre_hook(wanted), first.register_forward_hook(found)]
     try:

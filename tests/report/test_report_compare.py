@@ -259,3 +259,12 @@ def test_empty_sets(tmp_path):
     found = compare(tmp_path, tmp_path)
     assert found.changes == []
     assert told(found)
+
+
+def test_rows_of_one_recipe_that_do_not_match_say_what_differs():
+    others = recorded()
+    for result in others:
+        result.spec = dataclasses.replace(result.spec, global_batch=32, model="DiT-B/4")
+    text = told(compare_reports(build(recorded(), []), build(others, [])))
+    assert "model is 'DiT-S/4' and 'DiT-B/4'; global_batch is 16 and 32" in text
+    assert "zero3" in text.split("not the same run")[1]

@@ -176,8 +176,12 @@ def trained(accelerator: Accelerator, out: Path, steps: int) -> list[float]:
     return losses
 
 
-def test_a_loop_is_measured_in_place(accelerator, tmp_path):
+def test_a_loop_is_measured_in_place(accelerator, tmp_path, capsys):
     losses = trained(accelerator, tmp_path / "row", 30)
+    path, said = capsys.readouterr().out.splitlines()[-2:]
+    assert path == str(tmp_path / "row" / "result.json") and "samples/s" in said
+    assert cli.main(["report", str(tmp_path / "row")]) == 0
+    assert (tmp_path / "row" / "report.html").is_file()
     found = load(tmp_path / "row" / "result.json")
     assert found.status is Status.OK and found.losses == pytest.approx(losses, rel=0)
     assert found.spec.recipe == "single" and found.ranks[0].categories.parameters == 161 * 4

@@ -18,7 +18,7 @@ from harness.planner.atlas.cells import HEADS, TRAININGS
 from harness.planner.plan.candidates import PlanError
 from harness.planner.plan.table import SHOWN
 from harness.planner.speed.rates import ISSUE
-from strategies.files import bounded_text, cell, printable
+from strategies.files import cell, printable, read_foreign
 
 # ---- lines of text ----
 
@@ -113,7 +113,7 @@ def from_csv(path: Path) -> list[list[str]]:
         PlanError: it cannot be read, has other columns, or has no cells.
     """
     try:
-        heads, *lines = csv.reader(io.StringIO(printable(bounded_text(path))))
+        heads, *lines = csv.reader(io.StringIO(printable(read_foreign(path))))
     except (OSError, ValueError, csv.Error) as error:
         raise PlanError(f"from is {str(path)!r}, which is no atlas.csv ({error})") from error
     if tuple(heads) != HEADS or not lines or any(len(line) != len(HEADS) for line in lines):

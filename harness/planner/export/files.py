@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import re
 import shlex
 import tomllib
@@ -17,11 +18,21 @@ from typing import Any
 
 from harness.planner.export import trainers
 from strategies.base import BadInput
-from strategies.files import DEEPEST, bounded_text, nested, parse_yaml, printable
+from strategies.files import (
+    DEEPEST,
+    LARGEST_CONFIG,
+    bounded_memory,
+    nested,
+    parse_yaml,
+    printable,
+    read_foreign,
+)
 from strategies.words import nearest
 
-LARGEST = 2**20
-"""Bytes of the largest file; a trainer's configuration has some thousand."""
+MOST_DOTS = 500
+"""Most dots in a line of TOML."""
+MOST_TEXT = 2**16
+"""Most characters that the variables of one statement stand for."""
 ACCELERATE, DEEPSPEED, DATASET = "accelerate", "deepspeed", "dataset"
 """Kinds of files that belong to no single trainer."""
 MARKS = {
@@ -60,13 +71,14 @@ def read(paths: Sequence[Path]) -> list[Found]:
         BadInput: a file that cannot be read, or that is no configuration of a known trainer.
     """
     found: list[Found] = []
-    seen, lost = set[Path](), list[tuple[Found, str]]()
+    seen, lost = set[str](), list[tuple[Found, str]]()
     waiting = [(path, "") for path in paths]
     while waiting:
         path, kind = waiting.pop(0)
-        if path.resolve() in seen:
+        real = os.path.realpath(path)  # Path.resolve raises for a link to itself
+        if real in seen:
             continue
-        seen.add(path.resolve())
+        seen.add(real)
         found.append(one := _read(path, kind))
         table = trainers.table(one.kind) if one.kind in trainers.known() else {"shape": {}}
         own = table["shape"].get("files", ())  # options that name the file of the datasets
@@ -93,14 +105,15 @@ def _is_file(path: Path) -> bool:
 def _read(path: Path, kind: str) -> Found:
     """Return the settings of a file; ``kind`` is the trainer whose command names it, or empty."""
     try:
-        text = printable(bounded_text(path, LARGEST).replace("\r\n", "\n"))
+        text = printable(read_foreign(path, LARGEST_CONFIG).replace("\r\n", "\n"))
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise BadInput(f"{path}: {why}; {HINT}") from None
     if not text.strip():
         raise BadInput(f"{path} is empty; {HINT}")
     try:
-        data = _data(path.suffix.lower(), text)
+        with bounded_memory():
+            data = _data(path.suffix.lower(), text)
         if any(depth > DEEPEST for _, depth in nested(data)):
             raise ValueError(f"nested deeper than {DEEPEST} levels")
     except (ValueError, RecursionError) as error:
@@ -111,6 +124,9 @@ def _read(path: Path, kind: str) -> Found:
 def _data(suffix: str, text: str) -> Any:
     """Return the data of a TOML, JSON or YAML text, or raise ``ValueError``; None for a script."""
     if suffix == ".toml":
+        # The library's time and memory grow with the square of the parts of a dotted key.
+        if any(line.count(".") > MOST_DOTS for line in text.splitlines()):
+            raise ValueError(f"a line with more than {MOST_DOTS} dots")
         return tomllib.loads(text)
     if suffix == ".json" or text.lstrip().startswith("{"):
         # Some examples of SimpleTuner end in a comma, which JSON forbids.
@@ -215,9 +231,11 @@ class _Script:
     def __init__(self) -> None:
         self.names: dict[str, list[str]] = {}
         self.tests: list[list[bool | None]] = []
+        self.room = MOST_TEXT
 
     def command(self, raw: Sequence[str]) -> list[str]:
         """Return the words of a command; nothing for an assignment, or what does not run."""
+        self.room = MOST_TEXT
         words = [one for word in raw for one in self._expanded(word)]
         while words and words[0] in ("then", "do", "else", "{"):
             if words.pop(0) == "else" and self.tests:
@@ -252,13 +270,24 @@ class _Script:
         """Return the words that a word stands for; an unknown variable stays as it is written."""
         whole = VARIABLE.fullmatch(word)
         if whole and (known := self.names.get(whole[1] or whole[2])) is not None:
-            return known
+            return self._counted(known)
 
         def value(found: re.Match[str]) -> str:
             known = self.names.get(found[1] or found[2])
-            return (found[3] or found[0]) if known is None else " ".join(known)
+            text = (found[3] or found[0]) if known is None else " ".join(known)
+            return self._counted([text])[0]
 
         return [VARIABLE.sub(value, word)]
+
+    def _counted(self, words: list[str]) -> list[str]:
+        """Return words that a variable stands for, within the room of the statement.
+
+        Nested variables double their text with each line.
+        """
+        self.room -= sum(map(len, words)) + len(words)
+        if self.room < 0:
+            raise ValueError(f"variables stand for more than {MOST_TEXT} characters")
+        return words
 
 
 def shlex_words(text: str) -> list[str]:
@@ -281,7 +310,10 @@ def _script(path: Path, text: str) -> Found:
     script, trainings = _Script(), list[tuple[int, Found]]()
     strange: list[str] = []
     for line, raw in _statements(path, text):
-        words = script.command(raw)
+        try:
+            words = script.command(raw)
+        except ValueError as error:
+            raise BadInput(f"{path}: line {line}: {error}") from None
         found = _training(path, words)
         if found and (found.options, found.script) not in [
             (f.options, f.script) for _, f in trainings

@@ -11,10 +11,8 @@ import codecs
 import contextlib
 import dataclasses
 import io
-import stat
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from rich.markup import escape
@@ -29,6 +27,7 @@ from harness.planner.plan.table import print_lines
 from harness.planner.suggestions import GROWING, RECOMPUTED, holds_enough
 from harness.report.figures.units import GIB
 from strategies.base import BadInput
+from strategies.files import open_foreign
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -107,11 +106,10 @@ def opened(name: str) -> contextlib.AbstractContextManager[Any]:
     if name == STDIN:
         return contextlib.nullcontext(sys.stdin.buffer)
     try:
-        if not stat.S_ISREG(Path(name).stat().st_mode):
-            raise BadInput(f"{name} is no regular file; {WANTED}, or - for standard input")
-        return Path(name).open("rb")
-    except OSError as error:
-        raise BadInput(f"{name}: {error.strerror or error}; {WANTED}") from None
+        return io.BufferedReader(open_foreign(name))  # type: ignore[arg-type]
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise BadInput(f"{name}: {why}; {WANTED}, or - for standard input") from None
 
 
 def _called(name: str) -> str:
@@ -161,9 +159,7 @@ def _notes(found: Log, failure: Failure, name: str) -> Iterator[str]:
 
 def _tell_snapshot(file: IO[bytes], name: str, console: Console) -> Numbers:
     try:
-        if name != STDIN and Path(name).stat().st_size > snapshot.LARGEST:
-            raise ValueError(f"it has more than {gib(snapshot.LARGEST)}")
-        found = snapshot.snapshots(snapshot.load(file))
+        found = snapshot.read(file)
     except ValueError as error:
         raise BadInput(f"{_called(name)} is no memory snapshot: {error}; {WANTED}") from None
     if not found:

@@ -7,6 +7,7 @@ function by name, so no code of the file runs.
 
 from __future__ import annotations
 
+import io
 import pickle
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,11 +23,17 @@ from harness.planner.tracing.allocator import (  # fmt: skip
     SMALL_BUFFER,
     SMALL_SIZE,
 )
+from strategies.files import bounded_memory
 
 LARGEST = 2**30
 """Bytes of the largest snapshot that is read."""
 MOST = 20_000_000
 """Most blocks and events that are read. A file that repeats one list could have more than that."""
+EXPANSION, LEAST_MEMORY, MOST_MEMORY = 64, 2**28, 2**33
+"""Bytes that reading a snapshot may take: of each byte of its file, at least, and at most.
+
+A pickle of ten bytes can ask for any number.
+"""
 ADDED = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
 """Event -> sign of its bytes in what PyTorch reserved."""
 LIVE = ("active_allocated", "active_awaiting_free", "active_pending_free")
@@ -39,6 +46,14 @@ class _Plain(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> NoReturn:
         raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+
+
+def _whole(value: Any) -> int:
+    """Return a number of bytes or an address."""
+    number = int(value)
+    if not 0 <= number < 2**64:
+        raise ValueError(f"a size of {number.bit_length()} bits")
+    return number
 
 
 class Block(NamedTuple):
@@ -63,6 +78,19 @@ class Snapshot:
     lines: Mapping[str, int] = field(default_factory=dict)
 
 
+def read(file: IO[bytes]) -> list[Snapshot]:
+    """Return the cards in a file of a snapshot (``snapshots``).
+
+    Raises:
+        ValueError: it is damaged, too large, or no snapshot, or it would run code.
+    """
+    data = file.read(LARGEST + 1)
+    if len(data) > LARGEST:
+        raise ValueError(f"it has more than {LARGEST // 2**30} GiB")
+    with bounded_memory(min(LEAST_MEMORY + EXPANSION * len(data), MOST_MEMORY)):
+        return snapshots(load(io.BytesIO(data)))
+
+
 def load(file: IO[bytes]) -> Any:
     """Return the plain data of a pickle.
 
@@ -72,7 +100,7 @@ def load(file: IO[bytes]) -> Any:
     try:
         return _Plain(file).load()
     except (pickle.UnpicklingError, EOFError, ValueError, LookupError, TypeError, AttributeError,
-            MemoryError, OverflowError, RecursionError) as error:  # fmt: skip
+            OverflowError, RecursionError) as error:  # fmt: skip
         if "it asks for" in str(error):
             raise ValueError(f"{error}, and only plain data is read; nothing was run") from None
         raise ValueError(f"it is cut off or damaged ({error})") from None
@@ -106,21 +134,21 @@ def _snapshot(device: int, segments: list[Any], trace: list[Mapping[str, Any]]) 
     _bound(segments, trace)
     at = max((i for i, event in enumerate(trace) if event["action"] == "oom"), default=None)
     live = {
-        block["address"]: Block(int(block["size"]), _stack(block))
+        block["address"]: Block(_whole(block["size"]), _stack(block))
         for segment in segments
         for block in _addressed(segment)
         if block["state"] in LIVE
     }
-    reserved = sum(int(segment["total_size"]) for segment in segments)
+    reserved = sum(_whole(segment["total_size"]) for segment in segments)
     after = trace[at + 1 :] if at is not None else []
-    reserved -= sum(ADDED.get(event["action"], 0) * int(event["size"]) for event in after)
+    reserved -= sum(ADDED.get(event["action"], 0) * _whole(event["size"]) for event in after)
     _undo(live, after, trace[: at or 0])
     allocated, failed = sum(block.size for block in live.values()), at is not None
     oom = trace[at] if at is not None else {}
     numbers = Numbers(
         gpu=str(device),
-        requested=_segment(int(oom["size"])) if failed else None,
-        free=int(oom["device_free"]) if failed else None,
+        requested=_segment(_whole(oom["size"])) if failed else None,
+        free=_whole(oom["device_free"]) if failed else None,
         allocated=allocated,
         cached=max(0, reserved - allocated),
     )
@@ -148,10 +176,10 @@ def _bound(segments: list[Any], trace: list[Any]) -> None:
 
 def _addressed(segment: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Yield the blocks of a segment with their addresses, which old snapshots leave out."""
-    address = int(segment["address"])
+    address = _whole(segment["address"])
     for block in segment["blocks"]:
         yield {"address": address, **block}
-        address += int(block["size"])
+        address += _whole(block["size"])
 
 
 def _stack(block: Mapping[str, Any]) -> Any:
@@ -169,7 +197,7 @@ def _undo(live: dict[int, Block], after: list[Any], before: list[Any]) -> None:
         if event["action"] == "alloc":
             live.pop(event["addr"], None)
         elif event["action"] == "free_completed":
-            live[event["addr"]] = Block(int(event["size"]), None)
+            live[event["addr"]] = Block(_whole(event["size"]), None)
     missing = {address for address, block in live.items() if block.frames is None}
     for event in reversed(before):
         if event["action"] == "alloc" and event.get("addr") in missing:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -173,7 +173,8 @@ class Change:
 class Comparison:
     """Two sets: differences of the environment, then of each row.
 
-    ``basis``: a sentence on the criterion for a changed step time.
+    ``basis``: a sentence on the criterion for a changed step time. ``unlike``: differing settings
+    -> recipes that both sets have with them, and that are therefore not compared.
     """
 
     environment: list[tuple[str, str, str]]
@@ -182,6 +183,7 @@ class Comparison:
     only_new: list[str]
     skipped: list[str] = field(default_factory=list)
     basis: str = ""
+    unlike: dict[str, list[str]] = field(default_factory=dict)
 
     @property
     def changed(self) -> list[Change]:
@@ -233,7 +235,30 @@ def compare_reports(old: Report, new: Report) -> Comparison:
         only_new=[names[spec] for spec in after if spec not in before],
         skipped=[*old.skipped, *new.skipped],
         basis=basis,
+        unlike=_unlike(before, after),
     )
+
+
+def _unlike(before: Iterable[Spec], after: Iterable[Spec]) -> dict[str, list[str]]:
+    """Return what differs between rows of one recipe that do not match, and their recipes.
+
+    Each row is compared with the nearest one of the other set.
+    """
+    old, new = ([s for s in ours if s not in theirs] for ours, theirs in
+                ((set(before), set(after)), (set(after), set(before))))  # fmt: skip
+    found: dict[str, list[str]] = {}
+    for spec in sorted(old, key=str):
+        near = min((_differing(spec, s) for s in new if s.recipe == spec.recipe),
+                   key=len, default=[])  # fmt: skip
+        recipes = found.setdefault("; ".join(near), [])
+        recipes += [] if spec.recipe in recipes else [spec.recipe]
+    found.pop("", None)
+    return found
+
+
+def _differing(old: Spec, new: Spec) -> list[str]:
+    pairs = zip(dataclasses.asdict(old).items(), dataclasses.asdict(new).values(), strict=True)
+    return [f"{name} is {a!r:.60} and {b!r:.60}" for (name, a), b in pairs if a != b]
 
 
 def _environment(old: Report, new: Report) -> list[tuple[str, str, str]]:

@@ -145,6 +145,9 @@ def render_comparison(compared: Comparison, console: Console) -> None:
     for side, names in (("old", compared.only_old), ("new", compared.only_new)):
         if names:
             console.print(escape(f"only in the {side} set: {_recipes(names)}"), highlight=False)
+    for what, recipes in compared.unlike.items():
+        line = f"in both sets, but not the same run ({what}): {', '.join(recipes)}"
+        console.print(escape(line), highlight=False)
     for line in sentences.first_of(compared.skipped, "skipped files"):
         console.print(escape(f"skipped: {line}"), highlight=False)
 

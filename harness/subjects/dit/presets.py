@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from strategies.base import BadInput, Sizes
+from strategies.subject import MOST_BLOCKS
 
 FREQUENCIES = 256
 """Width of the sinusoidal timestep embedding, the same in every preset."""
@@ -94,8 +96,10 @@ def shape_of(name: str) -> Shape:
         key, _, value = pair.partition("=")
         if key not in SIZES:
             raise BadInput(f"model {name!r} has no size {key!r}; {_nearest(key, SIZES)}")
-        if not value.isdecimal() or not int(value):
-            raise BadInput(f"model {name!r}: {key} is {value!r}; a whole number from 1")
+        if not re.fullmatch("0*[1-9][0-9]{0,6}", value):
+            raise BadInput(f"model {name!r}: {key} is {value!r:.30}; a whole number from 1 to 10^7")
+        if key == "depth" and int(value) > MOST_BLOCKS:
+            raise BadInput(f"model {name!r}: depth is {value}; at most {MOST_BLOCKS} blocks")
         if SIZES[key] in changes:
             raise BadInput(f"model {name!r} has its {key} twice; give it once")
         changes[SIZES[key]], typed[SIZES[key]] = int(value), key

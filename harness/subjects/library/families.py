@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from harness.json_files import BadFile, read_json
 from strategies.base import BadInput
 from strategies.files import own_table, parse_yaml
+from strategies.subject import MOST_BLOCKS
 
 Config = Mapping[str, Any]
 Given = tuple[tuple[int, ...], str]
@@ -466,7 +467,11 @@ def find(model: str, config: str = "", changes: str = "") -> Known:
     else:
         read = _read(config) if config else {}
         known = Known(family=_family(model, read.get("_class_name", "")), config=_plain(read))
-    return dataclasses.replace(known, config={**known.config, **values(changes)})
+    whole = {**known.config, **values(changes)}
+    for key, value in whole.items():
+        if key.endswith("layers") and isinstance(value, int) and value > MOST_BLOCKS:
+            raise BadInput(f"model {model}: {key} is {value}; at most {MOST_BLOCKS} blocks")
+    return dataclasses.replace(known, config=whole)
 
 
 def _family(model: str, written: str) -> Family:
