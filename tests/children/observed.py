@@ -79,17 +79,6 @@ def pretended(trained: TrainingRun) -> dict[str, str]:
     return found
 
 
-def other_bytes(trained: TrainingRun) -> dict[str, str]:
-    """The answer to its own launch where a swap file holds something else."""
-    found = {}
-    if "swapped_weights" in trained.launch.traits:
-        info = next(iter(trained.model.optimizer.optimizer_swapper.swap_params_info.values()))
-        file = Path(info.tensors[-1].swap_path)
-        file.write_bytes(bytes(file.stat().st_size))
-        found["other bytes"] = answer(trained.launch.sharding, trained)
-    return found
-
-
 @contextlib.contextmanager
 def flags_as(engine: Any, ds: Any) -> Iterator[None]:
     """DeepSpeed's flags as ``engine`` asks for them."""
@@ -148,7 +137,6 @@ def observe(resolved: Any, trained: TrainingRun) -> Any:
     if "replicas" in trained.launch.traits:
         pretending["bfloat16 on the wire"] = in_other_types(dataclasses.replace(trained))
     found = crossed(trained)
-    pretending |= other_bytes(trained)
     if trained.launch.sharding.startswith("zero3"):
         pretending["kept whole"] = kept_whole(dataclasses.replace(trained))
     rank = trained.accelerator.process_index

@@ -9,24 +9,18 @@ DeepSpeed's own (0.19).
 from __future__ import annotations
 
 import contextlib
-import hashlib
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from strategies.base import demand
 from strategies.engine import TrainingRun
 from strategies.engines.zero import facts as read_back
 from strategies.evidence.rules import label
 
-if TYPE_CHECKING:
-    import torch
-
-
 NEARLY = 0.95
 """Share from which gradients count as complete: an unused parameter may have none."""
-SAMPLE = 4096
 TYPES = {"fp16": "float16", "bfp16": "bfloat16", "bf16": "bfloat16", "fp32": "float32"}
 """communication_data_type in DeepSpeed's spelling -> torch's."""
 
@@ -34,31 +28,23 @@ TYPES = {"fp16": "float16", "bfp16": "bfloat16", "bf16": "bfloat16", "fp32": "fl
 class Write(NamedTuple):
     """Update by DeepSpeed's kernel for host memory.
 
-    ``numel``: elements of the master. ``devices``, ``storages``: those of all its arguments.
-    ``moved``: the master changed. ``digests``: of the master and each moment after the update, if
-    the optimizer is swapped.
+    ``numel``: elements of the master. ``devices``: those of all its arguments.
     """
 
     numel: int
     devices: frozenset[str]
-    storages: frozenset[int]
-    moved: bool
-    digests: tuple[str, ...]
 
 
 @dataclass
 class Effects:
     """Record of one step.
 
-    ``most``, ``between``: largest bytes of parameters' gradients, when one arrived and between two
-    micro-batches. ``gathered``: elements of whole weights after each gather of stage 3.
-    ``weights``: the storages of the model's weights.
+    ``most``: largest bytes of parameters' gradients when one arrived. ``gathered``: elements of
+    whole weights after each gather of stage 3.
     """
 
     most: int = 0
-    between: int = 0
     gathered: list[int] = field(default_factory=list)
-    weights: frozenset[int] = frozenset()
     writes: list[Write] = field(default_factory=list)
 
 
@@ -68,17 +54,13 @@ class Effects:
 @contextlib.contextmanager
 def observe(trained: TrainingRun) -> Iterator[Effects]:
     """Watch one step; restore DeepSpeed's objects when it ends."""
-    found = Effects(weights=frozenset(map(_address, _weights(trained))))
+    found = Effects()
     trainable = [p for p in trained.module.parameters() if p.requires_grad]
 
     def arrived(_: Any) -> None:
         found.most = max(found.most, _gradient_bytes(trainable))
 
-    def began(module: Any, given: Any) -> None:
-        found.between = max(found.between, _gradient_bytes(trainable))
-
     handles = [p.register_post_accumulate_grad_hook(arrived) for p in trainable]
-    handles.append(trained.module.register_forward_pre_hook(began))
     try:
         with _kernel_watched(trained, found.writes), _gathers_watched(trained, found.gathered):
             yield found
@@ -92,23 +74,11 @@ def _gradient_bytes(parameters: list[Any]) -> int:
     return sum(g.nbytes for pair in kept for g in pair if g is not None)
 
 
-def _weights(trained: TrainingRun) -> list[torch.Tensor]:
-    """Return the tensors that the model computes with, and this rank's share of them."""
-    parameters = list(trained.module.parameters())
-    return [p.data for p in parameters] + [
-        p.ds_tensor.data for p in parameters if hasattr(p, "ds_tensor")
-    ]
-
-
-def _address(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
-
-
 class WatchedKernel:
     """Wrapper of DeepSpeed's compiled CPU Adam that records its updates."""
 
-    def __init__(self, kernel: Any, writes: list[Write], digests: bool) -> None:
-        self.kernel, self.writes, self.digests = kernel, writes, digests
+    def __init__(self, kernel: Any, writes: list[Write]) -> None:
+        self.kernel, self.writes = kernel, writes
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.kernel, name)
@@ -118,19 +88,8 @@ class WatchedKernel:
         import torch
 
         handed = [value for value in given if isinstance(value, torch.Tensor)]
-        master, state = handed[0], [handed[0], *handed[2:]]
-        before = master.flatten()[:SAMPLE].clone()
-        done = self.kernel.adam_update(*given)
-        self.writes.append(
-            Write(
-                numel=master.numel(),
-                devices=frozenset(t.device.type for t in handed),
-                storages=frozenset(map(_address, state)),
-                moved=not before.equal(master.flatten()[:SAMPLE]),
-                digests=tuple(map(_digest, state)) if self.digests else (),
-            )
-        )
-        return done
+        self.writes.append(Write(handed[0].numel(), frozenset(t.device.type for t in handed)))
+        return self.kernel.adam_update(*given)
 
 
 @contextlib.contextmanager
@@ -140,8 +99,7 @@ def _kernel_watched(trained: TrainingRun, writes: list[Write]) -> Iterator[None]
     if kernel is None:
         yield
         return
-    digests = "swapped_weights" in trained.launch.traits
-    optimizer.ds_opt_adam = WatchedKernel(kernel, writes, digests)
+    optimizer.ds_opt_adam = WatchedKernel(kernel, writes)
     try:
         yield
     finally:
@@ -166,24 +124,6 @@ def _gathers_watched(trained: TrainingRun, counts: list[int]) -> Iterator[None]:
         yield
     finally:
         del coordinator.fetch_sub_module
-
-
-def _digest(tensor: torch.Tensor) -> str:
-    """Return the digest of a float32 tensor in host memory, without a copy of it."""
-    return hashlib.blake2b(tensor.detach().contiguous().numpy(), digest_size=16).hexdigest()
-
-
-def _file_digest(path: Path, size: int) -> str:
-    """Return the digest of a file's first ``size`` bytes, without its padding; empty without a
-    file."""
-    digest = hashlib.blake2b(digest_size=16)
-    if not path.exists():
-        return ""
-    with path.open("rb") as stream:
-        while size > 0 and (piece := stream.read(min(size, 2**24))):
-            digest.update(piece)
-            size -= len(piece)
-    return digest.hexdigest()
 
 
 # ---- evidence ----
@@ -221,7 +161,6 @@ def _gradients(trained: TrainingRun, seen: Effects, facts: dict[str, Any]) -> di
     found = {
         "most_gradient_bytes": seen.most,
         "all_gradient_bytes": whole,
-        "gradient_bytes_between_micro_steps": seen.between,
     }
     text = f"{seen.most} bytes of gradients were alive in backward, of {whole} in all"
     if stage == 1:
@@ -233,10 +172,6 @@ def _gradients(trained: TrainingRun, seen: Effects, facts: dict[str, Any]) -> di
         return label({**facts, **found}, "stage", "gradients_partitioned")
     else:
         demand(seen.most <= most, f"{text}: stage {stage} keeps at most {most}")
-        demand(
-            seen.between <= most,
-            f"{seen.between} bytes of gradients stay after a micro-batch, expected {most}",
-        )
     return {**facts, **found}
 
 
@@ -294,39 +229,29 @@ def _offload(trained: TrainingRun, seen: Effects, facts: dict[str, Any]) -> dict
     elements = sum(write.numel for write in seen.writes)
     held = sum(master.numel() for _, master in read_back.masters(trained))
     demand(elements == held, f"DeepSpeed's CPU Adam stepped {elements} of {held} elements")
-    demand(
-        all(write.moved for write in seen.writes),
-        "DeepSpeed's CPU Adam ran, and some weights did not change",
-    )
     devices = frozenset().union(*(write.devices for write in seen.writes))
     demand(devices == {"cpu"}, f"the optimizer stepped tensors on {sorted(devices)}, expected cpu")
-    storages = frozenset().union(*(write.storages for write in seen.writes))
-    demand(not storages & seen.weights, "the optimizer's state shares memory with the weights")
     facts |= {"stepped_by": "DeepSpeedCPUAdam.adam_update", "stepped_elements": elements}
     settings = ["parameters_on"] if one_memory and "parameters_on" in facts else []
     if trained.engine.place("optimizer") == "nvme":
-        facts |= _swapped(trained, seen)
+        facts |= _swapped(trained)
     elif one_memory:
         settings.append("optimizer_on")
     return label(facts, *settings) if settings else facts
 
 
-def _swapped(trained: TrainingRun, seen: Effects) -> dict[str, Any]:
-    """Check that swap files hold the bytes that the kernel last wrote, and memory none of them."""
+def _swapped(trained: TrainingRun) -> dict[str, Any]:
+    """Check that the optimizer's tensors are in swap files, and none of them in memory."""
     swapper = trained.model.optimizer.optimizer_swapper
-    written = {digest for write in seen.writes for digest in write.digests}
-    kept = [t for info in swapper.swap_params_info.values() for t in info.tensors]
     sizes = {
         t.swap_path: info.numel() * info.dtype().itemsize
         for info in swapper.swap_params_info.values()
         for t in info.tensors
     }
     demand(bool(sizes), "no tensor of the optimizer is in a swap file")
-    other = [p for p, size in sizes.items() if _file_digest(Path(p), size) not in written]
-    demand(
-        not other,
-        f"{len(other)} of {len(sizes)} swap files hold other bytes than the optimizer wrote",
-    )
+    short = [path for path, size in sizes.items() if os.path.getsize(path) < size]
+    demand(not short, f"{len(short)} of {len(sizes)} swap files are too short")
+    kept = [t for info in swapper.swap_params_info.values() for t in info.tensors]
     left = sum(t.compute_tensor.numel() for t in kept)
     demand(left == 0, f"{left} elements of swapped state are in memory between two steps")
-    return {"swapped_tensors": len(sizes), "swapped_bytes_as_written": sum(sizes.values())}
+    return {"swapped_tensors": len(sizes), "swapped_bytes": sum(sizes.values())}
