@@ -149,11 +149,6 @@ def _too_many(subject: Subject, micro_batch: int, recipe: Recipe) -> Reason | No
 def _check_sampling(spec: Spec, recipe: Recipe, subject: Subject) -> None:
     if subject.undrawn:
         raise SpecError(f"{subject.name} {subject.undrawn}; take a DiT, or a model of your own")
-    if recipe.guides_apart and spec.scale == 1:
-        raise Conflict(
-            "cfg_scale is 1, which predicts once, but the recipe names 'guidance:how=sequential'; "
-            "drop one of them"
-        )
 
 
 def shaping(spec: Spec) -> Shaping:

@@ -79,7 +79,6 @@ CATALOG = LazyTable(
         "topk": "strategies.communication.topk:TopK",
         "sparse_embedding": "strategies.communication.sparse_embedding:SparseEmbedding",
         "ema": "strategies.step.ema:Ema",
-        "guidance": "strategies.sampling.guidance:Guidance",
     }
 )
 """Name -> strategy class. The first look-up of a name imports its module."""
@@ -88,14 +87,14 @@ CATALOG = LazyTable(
 def parse(text: str, *, ema: bool = True, workload: str = TRAIN) -> Recipe:
     """Return the recipe that ``text`` names.
 
-    Open slots get defaults: fp32, adamw and (if ``ema``) the weight average in training; fp32 and
-    guidance in one batch in sampling.
+    Open slots get defaults: fp32, adamw and (if ``ema``) the weight average in training;
+    fp32 in sampling.
 
     Raises:
         recipe.RecipeError: an unknown strategy or parameter, or a bad value.
         base.Conflict: two strategies for one place, or no sharding strategy.
     """
     if workload == SAMPLE:
-        return recipe.parse(text, CATALOG, defaults=(CATALOG["fp32"](), CATALOG["guidance"]()))
+        return recipe.parse(text, CATALOG, defaults=(CATALOG["fp32"](),))
     average = CATALOG["ema"](**({} if ema else {"place": "none"}))
     return recipe.parse(text, CATALOG, defaults=(CATALOG["fp32"](), CATALOG["adamw"](), average))

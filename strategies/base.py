@@ -58,7 +58,6 @@ class Slot(IntEnum):
     ACCUMULATE = 16
     COMPRESS = 17
     AVERAGE = 18
-    GUIDE = 19
 
 
 TRAITS = {

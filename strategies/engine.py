@@ -517,19 +517,6 @@ class NoOptimizer:
         self.state: dict[Any, Any] = {}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sampling:
-    """Parameters of a sampling batch.
-
-    ``samples`` in it, ``evaluations`` of the guided model from noise to the samples, and the
-    ``guidance`` scale (1: none).
-    """
-
-    samples: int
-    evaluations: int
-    guidance: float
-
-
 @dataclass(kw_only=True)
 class TrainingRun:
     """Objects of a run after its last step, from which evidence is read.
@@ -562,7 +549,7 @@ class TrainingRun:
     optimizer_steps: int = 0
     resumed_steps: int = 0
     micro_steps: int = 0
-    sampling: Sampling | None = None
+    sampling: bool = False
     gradient_norm: Callable[[], Any] | None = None
     supervise: Callable[[Callable[[Any], Any], Any, Mapping[str, Any]], Any] | None = None
     ops: set[str] = field(default_factory=set)

@@ -100,12 +100,6 @@ class Recipe:
         return max(1, layout.data)
 
     @property
-    def guides_apart(self) -> bool:
-        """True if the two halves of guidance are computed one after the other."""
-        part: Any = self.in_slot(Slot.GUIDE)
-        return part is not None and part.how == "sequential"
-
-    @property
     def sequence(self) -> int:
         """Number of ranks that split the tokens of the same samples."""
         return getattr(self.in_slot(Slot.SEQUENCE), "ranks", 1)

@@ -51,10 +51,6 @@ NOT_TRAINING = {
     ),
     Slot.STORE: "weights stored so take no gradient; take qlora, which trains adapters beside "
     "them, or --workload sample",
-    Slot.GUIDE: (
-        "training predicts each sample once, without guidance; leave it out, or take "
-        "--workload sample"
-    ),
 }
 REASONS = {SAMPLE: NOT_SAMPLING, TRAIN: NOT_TRAINING}
 

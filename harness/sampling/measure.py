@@ -76,10 +76,8 @@ def audit(resolved: Resolved, drawing: Drawing, kept: Tensor) -> list[Check]:
 
 def _asked_calls(resolved: Resolved) -> dict[str, int]:
     """Return samples per call -> expected calls, by closed form."""
-    spec, apart = resolved.spec, resolved.recipe.guides_apart
-    halves = 1 if spec.scale == 1 else 2
-    size = spec.global_batch * (1 if apart else halves)
-    return {str(size): resolved.evaluations * (halves if apart else 1)}
+    halves = 1 if resolved.spec.scale == 1 else 2  # guidance: with conditions, and without
+    return {str(resolved.spec.global_batch * halves): resolved.evaluations}
 
 
 PICTURE = "samples.png"

@@ -480,12 +480,12 @@ def guided(
 
 
 def guided_by(
-    ask: Ask, conditions: Mapping[str, Tensor], scale: float, leading: int, *, apart: bool = False
+    ask: Ask, conditions: Mapping[str, Tensor], scale: float, leading: int
 ) -> Callable[[Tensor, Tensor], Tensor]:
     """Return a function (x, t) -> output of ``ask``, guided by ``scale`` towards ``conditions``.
 
-    ``leading`` channels of the output are guided. ``apart`` calls ``ask`` once with and once
-    without conditions, instead of with a batch of twice the samples.
+    ``leading`` channels of the output are guided. ``ask`` gets a batch of twice the samples, with
+    and without conditions.
     """
     first = next(iter(conditions.values()))
     none_B = torch.zeros(len(first), dtype=torch.bool, device=first.device)
@@ -493,10 +493,6 @@ def guided_by(
     if scale == 1:
         return lambda x, t_B: ask(x, t_B, held)
     withheld = dict(conditions) | {"drop": ~none_B}
-    if apart:
-        return lambda x, t_B: guide(
-            torch.cat([ask(x, t_B, held), ask(x, t_B, withheld)]), scale, leading
-        )
     twice = {name: torch.cat([value, withheld[name]]) for name, value in held.items()}
 
     def predict(x: Tensor, t_B: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """The loop of a sampling run: the objective's sampler draws a batch of samples.
 
-The loop depends on strategies only in how it computes the two halves of guidance. Noise and
+The loop depends on no strategy. Noise and
 labels depend on the spec alone, so all rows draw the same samples. Shape suffixes: B samples, C
 channels, H height, W width.
 """
@@ -19,7 +19,7 @@ from torch import Tensor
 from harness.resolve import Resolved
 from harness.subjects.objectives import guided_by, objective_of
 from harness.worker.setup import Building
-from strategies.engine import NoOptimizer, Sampling, TrainingRun
+from strategies.engine import NoOptimizer, TrainingRun
 from strategies.initial import keyed
 from strategies.parallel.sequence.attention import Indices, join
 
@@ -78,7 +78,6 @@ class Drawing:
                 {"y": self.labels_B[:first]},
                 spec.scale,
                 self.resolved.subject.data.channels,
-                apart=self.resolved.recipe.guides_apart,
             )
             generator = torch.Generator(noise.device).manual_seed(spec.seed)
             drawn = objective_of(spec.objective).sample(
@@ -128,7 +127,7 @@ def prepare(
     Args:
         enter: called when the phases load and prepare start.
     """
-    recipe, launch, spec = resolved.recipe, resolved.launch, resolved.spec
+    recipe, launch = resolved.recipe, resolved.launch
     enter("load")
     building = Building(resolved)
     building.edit()
@@ -144,9 +143,7 @@ def prepare(
         launch=launch,
         settings=resolved.settings,
         attached={},
-        sampling=Sampling(
-            samples=spec.global_batch, evaluations=resolved.evaluations, guidance=spec.scale
-        ),
+        sampling=True,
     )
     for part in recipe.strategies:
         attachment = part.attach(trained)

@@ -1,1 +1,1 @@
-"""Sampling strategies: weight storage, adapters, and guidance."""
+"""Sampling strategies: weight storage and adapters."""

@@ -77,7 +77,6 @@ OTHERS: dict[str, list[str]] = {
     "accumulate": ["single+accumulate", "single+accumulate:steps=4"],
     "float8": ["single+float8", "single+float8:dynamic=on,emulate=on"],
     "palette": ["single+palette", "single+palette:bits=3,rows=16", "single+palette:bits=8"],
-    "guidance": ["single+guidance", "single+guidance:how=sequential"],
     "ema": ["single+ema", "single+ema:place=cpu", "single+ema:place=none"],
 }  # fmt: skip
 """Where ``single+NAME`` does not show a strategy, or not all of it."""
@@ -104,7 +103,7 @@ DRAWN_HERE = [
     "single",
     *(text for text in on_single(SAMPLE) if text not in ELSEWHERE and "budget" not in text),
     "single+bf16_pure+int8",
-    "single+bf16+nf4+guidance:how=sequential",
+    "single+bf16+nf4",
     "single+bf16_pure+adapter",
     "single+adapter:how=merged+palette:bits=3",
 ]

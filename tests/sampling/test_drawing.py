@@ -31,12 +31,9 @@ from strategies.base import Conflict
 from tests.sabotage.ranks import DRAWN as DRAWN_APART
 
 PREDICTED = ("single", "single+palette:bits=3", "single+block_swap:blocks=3", "ddp+sp")
-TOGETHER = ("ddp+sp", "ddp+sp+guidance:how=sequential")
+TOGETHER = "ddp+sp"
 """Two ranks that draw the same samples."""
-RECIPES = (
-    *(*PREDICTED, "single+adapter", "single+int8", "single+guidance:how=sequential"),
-    TOGETHER[1],
-)
+RECIPES = (*PREDICTED, "single+adapter", "single+int8")
 NOTICED = {
     "attention_of_own_tokens": {"evidence: sp"},
     "positions_of_the_first_part": set(),
@@ -93,8 +90,7 @@ def test_the_report_compares_what_was_drawn(rows):
     report = build(results, [], suite)
     (group,) = report.groups
     verdicts = {r.label: r.versus.parity for r in group.rows}
-    for same in ("single+guidance:how=sequential", *TOGETHER):
-        assert verdicts[same] == "equal", same
+    assert verdicts[TOGETHER] == "equal"
     assert verdicts["single+int8"] == verdicts["single+palette:bits=3"] == "by design"
     away = {r.label: r.drawn.away for r in group.rows}
     assert away["single"] is None and "single" in {r.label for r in group.rows}
@@ -117,11 +113,10 @@ def test_a_row_that_promised_the_same_and_drew_otherwise_differs(rows):
     assert figures.distance(same, row(rows, "single")).relative == 0
 
 
-@pytest.mark.parametrize("recipe", TOGETHER)
-def test_ranks_that_draw_together_show_it(recipe, rows):
-    found = row(rows, recipe)
-    facts, calls = found.evidence["sp"], 8 if "sequential" in recipe else 4
-    assert facts["joined_predictions"] == calls and facts["tokens_inside"] == 64
+def test_ranks_that_draw_together_show_it(rows):
+    found = row(rows, TOGETHER)
+    facts = found.evidence["sp"]
+    assert facts["joined_predictions"] == 4 and facts["tokens_inside"] == 64
     assert facts["heads_inside"] == 2 and facts["exchanges_an_attention"] == {"forward": 4.0}
     half, whole = (row(rows, r).ranks[0].categories for r in ("ddp+sp", "single"))
     assert half.workspace < 0.6 * whole.workspace and half.parameters == whole.parameters

@@ -17,7 +17,7 @@ from harness.resolve import resolve
 from strategies import CATALOG, parse
 from strategies.base import Conflict, NotInForce
 from strategies.evidence.rules import effects
-from strategies.recipe import ABSENT, Recipe, RecipeError
+from strategies.recipe import ABSENT, RecipeError
 from strategies.sampling import eight_bits
 from strategies.sampling.palettes import indices_of, pack, palettes, unpack
 from strategies.sharding import sharding_kinds
@@ -41,7 +41,6 @@ def test_evidence_is_shown_by_samples_drawn(text, draw_here):
     for part in parts:
         assert effects(part.evidence(drawn.trained)), f"{part} shows an effect"
     assert drawn.drawn.shape == (2, 4, 32, 32) and torch.isfinite(drawn.drawn).all()
-    assert "guidance" in {part.name for part in parts}, "the default is shown too"
 
 
 @pytest.mark.parametrize("case", LOST_WHEN_DRAWN)
@@ -54,22 +53,6 @@ def test_evidence_is_lost_when_the_effect_is_stubbed(case, draw_here, monkeypatc
         part = next(p for p in parts if type(p) is kind)
         with pytest.raises((NotInForce, AttributeError)):
             part.evidence(drawn.trained)
-
-
-@pytest.mark.parametrize("text", ["single+guidance", "single+guidance:how=sequential"])
-def test_halves_that_are_asked_for_the_other_way_are_noticed(text, draw_here, monkeypatch):
-    how = Recipe.guides_apart.fget
-    monkeypatch.setattr(Recipe, "guides_apart", property(lambda recipe: not how(recipe)))
-    drawn = draw_here(drawing(text))
-    part = parse(text, workload=SAMPLE).strategies[-1]
-    with pytest.raises(NotInForce, match="the model was called on"):
-        part.evidence(drawn.trained)
-
-
-def test_without_a_scale_there_is_one_half(draw_here):
-    drawn = draw_here(dataclasses.replace(DRAWN, cfg_scale=1.0))
-    facts = part_facts(drawn, "guidance")
-    assert facts == {"calls": 4, "samples_a_call": 2, "guidance": 1.0}
 
 
 def part_facts(drawn, name: str) -> dict:
@@ -176,7 +159,6 @@ def test_each_strategy_is_refused_where_it_has_no_effect(name):
         ("single+fp8", SAMPLE, ["fp8: its layers", "float8:dynamic=on"]),
         ("single+int8", TRAIN, ["int8", "no gradient", "qlora"]),
         ("single+palette", TRAIN, ["palette", "no gradient"]),
-        ("single+guidance:how=sequential", TRAIN, ["guidance", "predicts each sample once"]),
         ("single+fp16_pure", TRAIN, ["fp16_pure", "take fp16"]),
     ],
 )
@@ -215,7 +197,6 @@ def test_the_list_says_what_is_not_here(capsys):
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"cfg_scale": 1.0, "recipe": "single+guidance:how=sequential"}, ["predicts once"]),
         ({"workload": "draw"}, ["workload is 'draw'", "train, sample"]),
         ({"workload": "train"}, ["sampler_steps is 2", "--workload sample"]),
         ({"objective": "epsilon", "sampler_steps": 1}, ["sampler_steps is 1", "2 to 1000"]),
@@ -234,7 +215,7 @@ def test_a_sampling_run_that_cannot_be_is_refused_by_name(fields, words):
     assert [word for word in words if word not in str(caught.value)] == []
 
 
-@pytest.mark.parametrize("name", ["int8", "float8", "nf4", "palette", "guidance", "fp16_pure"])
+@pytest.mark.parametrize("name", ["int8", "float8", "nf4", "palette", "fp16_pure"])
 def test_the_doctor_looks_at_a_part_where_it_has_an_effect(name, tmp_path):
     lack = why_not(name, machine(tmp_path))
     assert lack is None or "--workload sample" not in lack.hint + lack.text

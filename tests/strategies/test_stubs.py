@@ -20,7 +20,6 @@ from strategies.engine import TrainingRun
 from strategies.optimizers import bf16_adamw
 from strategies.precision.bfloat import Bf16Master
 from strategies.precision.mixed import Fp32
-from strategies.sampling.guidance import Guidance
 from strategies.sharding import sharding_kinds
 from tests.made.recipes import TRAINED_HERE
 from tests.made.stand_ins import STAND_INS
@@ -34,7 +33,7 @@ FITTING = {
     "fp8": {"global_batch": 1},
 }
 """What of the spec differs for a strategy."""
-BY_HAND = {Bf16Master, Guidance}
+BY_HAND = {Bf16Master}
 """Strategies whose objects are made by hand, below or in ``test_drawn``."""
 
 
