@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import html
 import json
 import re
 import shutil
@@ -12,7 +13,6 @@ import pytest
 
 from harness import cli
 from harness.planner import overhead, pool, records
-from harness.planner.atlas import page as lines
 from harness.planner.atlas.cells import HEADS, MOST
 from harness.prediction import Prediction
 from tests.made.predictions import prediction
@@ -61,53 +61,6 @@ def test_each_cell_has_the_fastest_that_fits_or_the_nearest(told, tmp_path):
     needs = (needed(60, "single"), needed(20, "zero3"))
     assert cells["all weights", "1", "80GiB"]["Needs GiB"] in needs
     assert adapted["Sample"] == "1024x1024"
-    assert adapted["Too large"] == "2048x2048", "twice the elements fit, four times do not"
-    assert cells["LoRA", "1", "80GiB"]["Too large"].startswith("above 2")
-    only = [*WORDS, "--growth", "0", "--out", str(tmp_path / "plain")]
-    told.clear()
-    assert cli.main(only) == 0
-    plain = list(csv.DictReader((tmp_path / "plain/atlas.csv").read_text().splitlines()))
-    assert {row["Too large"] for row in plain} == {""}
-    assert "Larger samples were not tried." in (tmp_path / "plain/README.md").read_text()
-    assert "Larger samples" not in (tmp_path / "README.md").read_text()
-    one = [r for r in rows if r["GPUs"] == "1"] + [r for r in plain if r["GPUs"] == "8"]
-    assert "Larger samples were tried on 1 GPU only." in lines.covered(
-        [list(r.values()) for r in one]
-    )
-    assert [r["Recipe"] for r in plain] == [r["Recipe"] for r in rows]
-
-
-@pytest.mark.usefixtures("sure")
-@pytest.mark.parametrize(
-    ("card", "sizes", "found"),
-    [
-        ("23GiB", [2, 4], "2048x2048"),
-        ("27GiB", [2, 4, 8], "2912x2912"),
-        ("80GiB", [2, 4, 8], "above 2912x2912"),
-        ("29GiB", [2, 4, 8], ""),
-    ],
-)
-def test_larger_samples_are_predicted_until_one_does_not_fit(
-    card, sizes, found, told, tmp_path, monkeypatch
-):
-    """Memory grows by 2 GiB with each sample's worth of elements. On the last card the largest has
-    no prediction."""
-    plain, asked = pool.predict_all, set()
-    nothing = Prediction(recipe="", device="cuda", method="none", reason="lost")
-
-    def predict_all(rows, folder, **more):
-        times = [round(row.subject.data.sample_shape[0] / 4096) for row in rows]
-        asked.update(at for at, row in zip(times, rows, strict=True) if "lora" in str(row.recipe))
-        lost = 8 if card == "29GiB" else None
-        made = zip(times, plain(rows, folder), strict=True)
-        return [nothing if at == lost else one for at, one in made]
-
-    monkeypatch.setattr(pool, "predict_all", predict_all)
-    words = [*WORDS[:4], card, "--gpus", "1", "--out", str(tmp_path)]
-    assert cli.main(words) == 0
-    rows = list(csv.DictReader((tmp_path / "atlas.csv").read_text().splitlines()))
-    assert {r["Training"]: r["Too large"] for r in rows}["LoRA"] == found
-    assert sorted(asked - {1}) == sizes
 
 
 def test_a_line_is_said_of_what_was_predicted_anew_alone(tmp_path, monkeypatch, capsys):
@@ -122,7 +75,7 @@ def test_a_line_is_said_of_what_was_predicted_anew_alone(tmp_path, monkeypatch, 
 
     monkeypatch.setattr(pool, "_each", each)
     words = ["atlas", "--models", "flux-dev", "--cards", "RTX-4090", "A100-80GB", "--gpus", "1",
-             "--growth", "0", "--out", str(tmp_path / "out")]  # fmt: skip
+             "--out", str(tmp_path / "out")]  # fmt: skip
     assert cli.main(words) == 0
     first = capsys.readouterr().out
     assert first.startswith(
@@ -148,7 +101,6 @@ def test_what_does_not_fit_is_the_nearest_and_marked(told, tmp_path):
     rows = list(csv.DictReader((tmp_path / "atlas.csv").read_text().splitlines()))
     assert [row["Fits"] for row in rows] == ["yes", "no"]
     assert rows[1]["Needs GiB"] == needed(20, "zero3") and "zero3" in rows[1]["Recipe"]
-    assert rows[1]["Too large"] == rows[1]["Sample"], "nothing larger is tried"
 
 
 def data(page: str) -> dict:
@@ -158,11 +110,10 @@ def data(page: str) -> dict:
 
 def test_the_page_filters_by_itself_and_says_what_it_rests_on(told, tmp_path):
     assert cli.main([*WORDS, "--out", str(tmp_path)]) == 0
-    page, table = ((tmp_path / name).read_text() for name in ("atlas.html", "README.md"))
+    page = (tmp_path / "atlas.html").read_text()
     assert "http" not in page and "src=" not in page and page.count("<select") == 5
-    for text in (page, table):
-        assert "no measured rate of a card is in them" in text and "accuracy.md" in text
-        assert "8 cells. Models: flux-dev. GPUs: 1, 8 of RTX-4090, 80GiB." in text
+    assert "no measured rate of a card is in them" in page and "accuracy.md" in page
+    assert "8 cells. Models: flux-dev. GPUs: 1, 8 of RTX-4090, 80GiB." in page
     filters = re.findall(r'<select id="(\w+)"', page)
     assert filters == ["Model", "Training", "GPUs", "Card", "Fits"]
     rows = list(csv.reader((tmp_path / "atlas.csv").read_text().splitlines()))
@@ -176,7 +127,7 @@ def test_the_page_filters_by_itself_and_says_what_it_rests_on(told, tmp_path):
 
 @pytest.mark.usefixtures("sure")
 def test_a_cell_has_its_recipes_with_the_answer_first(told, tmp_path):
-    assert cli.main([*WORDS, "--growth", "0", "--out", str(tmp_path)]) == 0
+    assert cli.main([*WORDS, "--out", str(tmp_path)]) == 0
     given = data((tmp_path / "atlas.html").read_text())
     width = len(given["figures"]) + len(given["words"])
     for line in given["lines"]:
@@ -193,7 +144,7 @@ def test_a_cell_has_its_recipes_with_the_answer_first(told, tmp_path):
 @pytest.mark.skipif(not shutil.which("chromium"), reason="chromium is not installed")
 @pytest.mark.usefixtures("sure")
 def test_a_browser_answers_the_question_of_the_address(told, tmp_path):
-    assert cli.main([*WORDS, "--growth", "0", "--out", str(tmp_path)]) == 0
+    assert cli.main([*WORDS, "--out", str(tmp_path)]) == 0
 
     def shown(question: str) -> str:
         page = f"file://{tmp_path / 'atlas.html'}#{question}"
@@ -209,25 +160,6 @@ def test_a_browser_answers_the_question_of_the_address(told, tmp_path):
     assert 'class="f yes">fits' in usual and "--host-memory" not in usual
     assert 'class="f host">host: only' in small and small.count("--host-memory 8GiB") == 2
     assert shown("Model=none") == shown(""), "what is not there is not chosen"
-
-
-def test_cells_of_kept_predictions_trace_nothing(told, tmp_path, monkeypatch):
-    """Nothing is kept of training all weights: those cells are left out."""
-
-    def cached(row, folder, kind):
-        return pool.predict_all([row], folder)[0] if "lora" in str(row.recipe) else None
-
-    monkeypatch.setattr(pool, "cached", cached)
-    monkeypatch.setattr(pool, "Run", lambda *given: pytest.fail("a process was started"))
-    assert cli.main([*WORDS, "--growth", "0", "--out", str(tmp_path / "all")]) == 0
-    assert cli.main([*WORDS, "--kept", "--out", str(tmp_path / "kept")]) == 0
-    every, some = (
-        list(csv.DictReader((tmp_path / name / "atlas.csv").read_text().splitlines()))
-        for name in ("all", "kept")
-    )
-    assert some == [row for row in every if row["Training"] == "LoRA"] and len(some) == 4
-    assert "are left out" in (tmp_path / "kept/README.md").read_text()
-    assert "Nothing else was asked for." in (tmp_path / "all/README.md").read_text()
 
 
 def test_cells_of_records_have_no_prediction_of_this_machine(told, tmp_path, monkeypatch):
@@ -248,7 +180,7 @@ def test_the_files_of_a_csv_are_made_again_without_predictions(told, tmp_path, c
     told.clear()
     again = ["atlas", "--from", str(tmp_path / "one/atlas.csv"), "--out", str(tmp_path / "two")]
     assert cli.main(again) == 0 and told == []
-    for name in ("atlas.csv", "README.md", "atlas.html", "models/flux-dev.md"):
+    for name in ("atlas.csv", "atlas.html"):
         assert (tmp_path / "one" / name).read_text() == (tmp_path / "two" / name).read_text()
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
     for name, said in (("other.csv", "not the columns"), ("none.csv", "is no atlas.csv")):
@@ -263,9 +195,43 @@ def test_the_files_of_a_csv_are_made_again_without_predictions(told, tmp_path, c
         (["--models", "flux-def"], "which is not a public model; did you mean"),
         (["--models", "flux-dev", "--cards", "H100"], "is several cards"),
         (["--models", "flux-dev", "--gpus", "0"], "give --gpus at least 1"),
-        (["--models", "flux-dev", "--growth", "-1"], "give --growth 0 or more"),
     ],
 )
 def test_what_is_not_there_is_refused_before_anything_starts(words, said, told, tmp_path, capsys):
     assert cli.main(["atlas", *words, "--out", str(tmp_path / "out")]) == 2
     assert said in capsys.readouterr().err and told == [] and not (tmp_path / "out").exists()
+
+
+SORTED = """<script>addEventListener('load', () => {
+  const head = document.querySelector('th[data-sort="Needs GiB"]');
+  const said = [];
+  for (let turn = 0; turn < 2; turn += 1) {
+    head.querySelector('button').click();
+    const at = [...head.parentNode.children].indexOf(head);
+    const cells = [...document.querySelectorAll('#rows tr')].map(row => row.children[at]);
+    const values = cells.map(cell => parseFloat(cell.textContent)).filter(value => value > 0);
+    said.push([head.getAttribute('aria-sort'), values]);
+  }
+  said.push(document.documentElement.scrollWidth);
+  document.title = JSON.stringify(said);
+});</script></body>"""
+"""Click a head twice; tell the order of its cells, and the page's width."""
+
+
+@pytest.mark.thorough
+@pytest.mark.thorough
+@pytest.mark.skipif(not shutil.which("chromium"), reason="chromium is not installed")
+def test_a_head_sorts_and_a_phone_shows_the_page_whole(told, tmp_path):
+    assert cli.main([*WORDS, "--out", str(tmp_path)]) == 0
+    asked = tmp_path / "asked.html"
+    text = (tmp_path / "atlas.html").read_text("utf-8")
+    asked.write_text(text.replace("</body>", SORTED), "utf-8")
+    words = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--window-size=400,800"]
+    done = subprocess.run(
+        [*words, "--dump-dom", f"file://{asked}"], capture_output=True, text=True, timeout=120
+    )
+    told = json.loads(html.unescape(re.search(r"<title>(.*?)</title>", done.stdout)[1]))
+    (first, rising), (second, falling), width = told
+    assert (first, second) == ("ascending", "descending") and len(rising) > 4
+    assert rising == sorted(rising) and falling == sorted(falling, reverse=True)
+    assert width <= 500, "the least width that this browser gives a window"

@@ -6,7 +6,7 @@ import argparse
 
 import pytest
 
-from harness.planner.atlas.cells import TRAININGS, usual_cells
+from harness.planner.atlas.cells import TRAININGS, cells_at
 from harness.planner.atlas.command import add_arguments, places_of
 from harness.planner.overhead import preferred
 from harness.planner.plan.fastest import search
@@ -32,14 +32,14 @@ class Made:
 def places(*words: str, model: str = "flux-dev"):
     parser = argparse.ArgumentParser()
     add_arguments(parser)
-    return places_of(model, parser.parse_args(["--growth", "0", *words]))
+    return places_of(model, parser.parse_args([*words]))
 
 
 @pytest.mark.parametrize("gpus", ["1", "4"])
 def test_each_cell_is_the_answer_of_its_plan_which_asks_for_no_other_trace(gpus):
     ask = Made()
-    cells = usual_cells(places("--cards", *CARDS, "--gpus", gpus), ask)
-    assert [cell.training for _, cell in cells] == [*TRAININGS] * len(CARDS)
+    cells = cells_at(places("--cards", *CARDS, "--gpus", gpus), ask)
+    assert [cell.training for cell in cells] == [*TRAININGS] * len(CARDS)
     traced = set(ask.asked)
     for place in places("--cards", *CARDS, "--gpus", gpus):
         own = Made()
@@ -49,17 +49,17 @@ def test_each_cell_is_the_answer_of_its_plan_which_asks_for_no_other_trace(gpus)
             lambda rows, own=own, place=place: own([(place, row) for row in rows], ""),
         )
         assert set(own.asked) <= traced
-        found = {c.training: c for at, c in cells if at.card == place.card}
+        found = {c.training: c for c in cells if c.card == place.card}
         for proof in proofs:
             cell = found["LoRA" if proof.adapters else "all weights"]
             told = proof.best or proof.nearest
             assert (cell.fit.label, cell.fit.verdict) == (told.label, told.verdict)
-    assert {cell.fit.verdict for _, cell in cells} >= {"fits"}
+    assert {cell.fit.verdict for cell in cells} >= {"fits"}
 
 
 def test_several_nodes_have_listed_recipes():
     ask = Made()
-    cells = usual_cells(places("--cards", "A100-80GB", "--gpus", "16", model="pixart-sigma"), ask)
+    cells = cells_at(places("--cards", "A100-80GB", "--gpus", "16", model="pixart-sigma"), ask)
     asked = {label for label, *_ in ask.asked}
     assert any(label.startswith("hsdp") for label in asked)
-    assert all(cell.fit.label in asked for _, cell in cells)
+    assert all(cell.fit.label in asked for cell in cells)

@@ -250,7 +250,7 @@ def test_the_command_says_what_was_written_and_what_is_left(tmp_path, capsys, mo
     assert there == {"accelerate.yaml", "deepspeed.json", "trainers.md"}
     assert all(name in text for name in there)
     assert "nvme_path" in text and "a folder on a local NVMe drive" in text
-    assert "checkpoint:keep=nested" in text
+    assert "checkpoint:keep=nothing" in text
     assert text.splitlines()[-1] == (
         "  accelerate launch --config_file home/accelerate.yaml YOUR_TRAINER.py"
     )

@@ -6,9 +6,8 @@ No torch.
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -23,28 +22,25 @@ from harness.planner.plan.fastest import Search, run, searches_of
 from harness.planner.plan.lattice import adapts
 from harness.planner.plan.request import export_command
 from harness.planner.plan.table import SHOWN, by_category, order
-from harness.planner.plan.tracing import judged, known, recorded
+from harness.planner.plan.tracing import judged, recorded
 from harness.planner.speed.roofline import Seconds
 from harness.planner.verdict import Fit, judge
 from harness.planner.worker import none
 from harness.prediction import Prediction
 from harness.report.figures.units import GIB
-from harness.resolve import Resolved, resolve
+from harness.resolve import Resolved
 from harness.system.cards import Card
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 
-DOUBLINGS = 3
-"""Default number of times that a sample's elements are doubled in search of one that does not fit.
-"""
-USUAL, LARGER = "samples of the usual size", "larger samples"
+USUAL = "samples of the usual size"
 TRAININGS = {"LoRA": True, "all weights": False}
 """Kind of training -> True if it freezes some of the model's weights."""
 HEADS = ("Model", "Training", "GPUs", "Card", "Has GiB", "Sample", "Fits", "Recipe", "Needs GiB",
          "Needs +-", *SHOWN, "Host GiB", "Host has", "Step s", "From s", "To s", "Speed",
-         "Too large", "Command", "Export", "Recipes")  # fmt: skip
+         "Command", "Export", "Recipes")  # fmt: skip
 """Columns of the page; those of ``SHOWN`` are GiB by category at the peak.
 
 ``Recipes``: all predicted recipes of the cell that are shown, as ``recipe_words``.
@@ -56,9 +52,8 @@ WORD = {"fits": "yes", "tight": "tight", "host": "host", "no": "no"}
 class Cell:
     """The fastest recipe predicted to fit, or else the one with the smallest need.
 
-    ``fit`` is None if no recipe could be predicted, for ``reason``. ``beyond``: the smallest
-    sample that does not fit, if the usual one fits and larger ones were tried. ``rivals``: fits of
-    other recipes. ``complete``: a prediction was kept for each recipe that was asked for.
+    ``fit`` is None if no recipe could be predicted, for ``reason``. ``rivals``: fits of other
+    recipes. ``complete``: a prediction was kept for each recipe that was asked for.
     """
 
     model: str
@@ -69,7 +64,6 @@ class Cell:
     fit: Fit | None
     reason: str
     command: str
-    beyond: str = ""
     rivals: Sequence[Fit] = ()
     complete: bool = True
 
@@ -90,13 +84,7 @@ class Cell:
         shown = sorted((one for one in self.rivals if one is not fit), key=order)[: MOST - 1]
         recipes = "; ".join(map(recipe_words, (fit, *shown)))
         commands = [self.command, export_command(fit), recipes]
-        return [*first, *need, *kinds, *host, *times, speed, self.too_large, *commands]
-
-    @property
-    def too_large(self) -> str:
-        """The smallest known sample that does not fit."""
-        short = self.fit is not None and not self.fit.fits
-        return sample_name(self.fit.resolved) if short else self.beyond
+        return [*first, *need, *kinds, *host, *times, speed, *commands]
 
 
 MOST = 10
@@ -225,7 +213,6 @@ class Scenario:
 
 
 Pairs = Sequence[tuple[Scenario, Resolved]]
-Cells = Sequence[tuple[Scenario, Cell]]
 Ask = Callable[[Pairs, str], list[Fit]]
 """Return a fit for each row in its scenario, in order; the text is the purpose of the request."""
 
@@ -237,11 +224,6 @@ def predicted(pairs: Pairs, why: str, *, jobs: int, progress: AtlasProgress) -> 
 
 
 NOT_KEPT = "no prediction of it is kept"
-
-
-def kept(pairs: Pairs, _why: str) -> list[Fit]:
-    """Judge rows by predictions of earlier calls and recorded ones alone. This is an ``Ask``."""
-    return [known(row, place.asked.gpu) or _lost(row, place) for place, row in pairs]
 
 
 def shipped(pairs: Pairs, _why: str) -> list[Fit]:
@@ -258,8 +240,8 @@ def _name(row: Resolved, gpu: Card) -> str:
     return f"{row.spec.model} {row.recipe}{gpus}"
 
 
-def usual_cells(places: Sequence[Scenario], ask: Ask) -> Cells:
-    """Return a cell for each scenario and training, in order, with its scenario.
+def cells_at(places: Sequence[Scenario], ask: Ask) -> list[Cell]:
+    """Return a cell for each scenario and training, in order.
 
     The searches are those of plans and ask for the same rows in the same order, so a cell has the
     answer of its plan.
@@ -270,41 +252,4 @@ def usual_cells(places: Sequence[Scenario], ask: Ask) -> Cells:
         place.fits.append(fit)
     placed = {one: place for place in places for one in place.searches}
     run(list(placed), lambda pairs: ask([(placed[one], row) for one, row in pairs], USUAL))
-    return [(place, place.cell(training)) for place in places for training in TRAININGS]
-
-
-def cells_at(places: Sequence[Scenario], ask: Ask, doublings: int) -> list[Cell]:
-    """Return a cell for each scenario and training, in order.
-
-    The sample of each cell that fits is doubled until it does not fit, up to ``doublings`` times.
-    """
-    cells, beyond = usual_cells(places, ask), dict[int, str]()
-    growing = {
-        number: larger(cell.fit.resolved, doublings)
-        for number, (_, cell) in enumerate(cells)
-        if cell.fit and cell.fit.fits
-    }
-    while steps := [(n, row) for n, rows in growing.items() if (row := next(rows, None))]:
-        fits = ask([(cells[n][0], row) for n, row in steps], LARGER)
-        for (n, row), fit in zip(steps, fits, strict=True):
-            beyond[n] = "" if fit.verdict == "unknown" else sample_name(row)
-            if fit.fits:
-                beyond[n] = f"above {beyond[n]}"
-            else:
-                del growing[n]
-    return [
-        dataclasses.replace(cell, beyond=beyond.get(n, "")) for n, (_, cell) in enumerate(cells)
-    ]
-
-
-def larger(row: Resolved, doublings: int) -> Iterator[Resolved]:
-    """Yield the row with samples of twice the elements, four times, and so on.
-
-    A video gets more frames, an image larger sides.
-    """
-    sizes = row.subject.samples_up("frames") or row.subject.samples_up("resolution")
-    for power in range(1, doublings + 1):
-        fields = next((fields for fields, times in sizes if times >= 2**power), None)
-        if fields is None:
-            return
-        yield resolve(dataclasses.replace(row.spec, **fields))
+    return [place.cell(training) for place in places for training in TRAININGS]

@@ -19,12 +19,10 @@ from harness.commands.console import OK, make_console, short
 from harness.commands.options import add_force
 from harness.planner import pool, records
 from harness.planner.atlas.cells import (
-    DOUBLINGS,
     AtlasProgress,
     Cell,
     Scenario,
     cells_at,
-    kept,
     predicted,
     shipped,
 )
@@ -53,20 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--cards", nargs="+", metavar="CARD", default=list(CARDS), help=text)
     add("--gpus", nargs="+", type=int, metavar="N", default=list(COUNTS),
         help="numbers of GPUs (default: 1 4 8)")  # fmt: skip
-    text = (
-        "most doublings of the sample size in the search for one that does not fit (default: "
-        f"{DOUBLINGS})"
-    )
-    add("--growth", type=int, metavar="N", default=DOUBLINGS, help=text)
-    text = (
-        "only cells whose predictions are all kept or recorded; nothing is traced, and no larger "
-    )
-    add("--kept", action="store_true", help=text + "sample is tried (default: trace the others)")
-    text = (
-        "as --kept, of recorded predictions alone: the published atlas (default: trace the others)"
-    )
+    text = "only cells whose predictions all ship with the project (default: trace the others)"
     add("--recorded", action="store_true", help=text)
-    text = "write the pages of this atlas.csv again, without predictions (default: predict)"
+    text = "write the page of this atlas.csv again, without predictions (default: predict)"
     add("--from", dest="csv", type=Path, metavar="CSV", help=text)
     add("--out", type=Path, metavar="DIR", help="folder (default: results/atlas)")
     add_force(parser)
@@ -84,7 +71,7 @@ def atlas(options: argparse.Namespace) -> int:
     _check(models, options.cards, options)
     lines = from_csv(options.csv) if options.csv else []
     folder = (options.out or ROOT / "results" / "atlas").absolute()
-    check_out(folder, ("atlas.*", "README.md", "models"), force=options.force)
+    check_out(folder, ("atlas.*",), force=options.force)
     if lines:
         paths = write(lines, folder)
     else:
@@ -124,8 +111,6 @@ def _check(models: Sequence[str], names: Sequence[str], options: argparse.Namesp
             raise PlanError(f"models has {model!r}, which is not a public model; {hint}")
     for name in names:
         cards.parse_bytes(name) if name[:1].isdigit() else cards.find(name)
-    if options.growth < 0:
-        raise PlanError(f"growth is {options.growth}; give --growth 0 or more")
     if min(options.gpus) < 1:
         raise PlanError(f"gpus is {min(options.gpus)}; give --gpus at least 1")
 
@@ -135,12 +120,11 @@ def cells_of(
 ) -> list[Cell]:
     """Return the cells of some models, by counts and cards."""
     places = [place for model in models for place in places_of(model, options)]
-    if options.kept or options.recorded:
-        found = cells_at(places, shipped if options.recorded else kept, 0)
-        return [cell for cell in found if cell.complete]
+    if options.recorded:
+        return [cell for cell in cells_at(places, shipped) if cell.complete]
     jobs = options.jobs or pool.default_jobs()
     ask = functools.partial(predicted, jobs=jobs, progress=progress)
-    return cells_at(places, ask, options.growth)
+    return cells_at(places, ask)
 
 
 def places_of(model: str, options: argparse.Namespace) -> list[Scenario]:

@@ -64,7 +64,7 @@ function hosted(cell, host) {
   return {
     ...cell, ...one.kinds, Recipe: one.recipe, Fits: verdict(one, host), 'Needs GiB': one.need,
     'Needs +-': one.spread, 'Host GiB': one.host, 'Host has': String(host), 'Step s': times[0],
-    'From s': times[1], 'To s': times[2], Speed: own ? cell.Speed : '', 'Too large': own ? cell['Too large'] : '',
+    'From s': times[1], 'To s': times[2], Speed: own ? cell.Speed : '',
     Command: cell.Command.replace(/ --recipes .*/, '') + more,
     Export: cell.Export && cell.Export.replace(cell.Recipe, one.recipe) + more,
   };
@@ -120,7 +120,7 @@ function rivals(cell) {
 function answer(cell) {
   const host = cell['Host GiB'] && cell['Host GiB'] !== '-' &&
     `Host memory: ${cell['Host GiB']} of ${cell['Host has']} GiB of a machine.`;
-  const more = [host, cell['Too large'] && `Too large with it: ${cell['Too large']}.`]
+  const more = [host]
     .filter(Boolean).join(' ');
   const told = verdicts[look(cell)];
   const commands = [['Plan it', cell.Command], ['Export it to your trainer', cell.Export]]

@@ -1,4 +1,4 @@
-"""The atlas as files: CSV, Markdown, and one HTML page that opens from disk and filters its cells.
+"""The atlas as files: CSV, and one HTML page that opens from disk and filters its cells.
 
 No torch.
 """
@@ -10,7 +10,7 @@ import html
 import io
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from harness.json_files import whole
@@ -29,17 +29,15 @@ NOTE = (
     "encoders and VAE not on the GPU. Each cell has the answer of ./run.sh plan: no usual recipe "
     "that fits is over 10 % faster. If none fits, it has the recipe that needs the least memory.",
     "A recipe fits if the upper ends of its ranges fit the GPU and the host. 64 GiB of host memory "
-    "are assumed for each desktop card, and 256 GiB for each other card. Too large: "
-    "the first of two, four and eight times the sample size that is predicted not to fit "
-    "with that recipe.",
+    "are assumed for each desktop card, and 256 GiB for each other card.",
     "Memory and times follow from traces, data sheets and typical rates; no measured rate of a "
     "card is in them. docs/explanation/accuracy.md compares predictions with measurements of "
     "public projects, and with steps on an H200. A small model on a fast "
     f"card waits for the host, which issues an operation in {1e6 * ISSUE:.0f} microseconds, and "
     "one that backward recomputes in twice that. "
     "Adapters add operations, so a LoRA may take longer there than training all weights.",
-    "The atlas in docs/atlas has the cells whose predictions are all recorded. The command "
-    "./run.sh atlas --recorded --out docs/atlas makes it again in three minutes.",
+    "./run.sh atlas --recorded makes it from the predictions that ship with the project, in three "
+    "minutes.",
 )
 """Paragraphs on what the numbers are, and on how they are made again."""
 FILTERS = ("Model", "Training", "GPUs", "Card", "Fits")
@@ -59,20 +57,13 @@ def values(lines: Lines, head: str) -> list[str]:
 
 def covered(lines: Lines) -> str:
     """Return a sentence on what the atlas covers; anything not named was left out."""
-    fits = [line for line in lines if at(line, "Fits") in ("yes", "tight")]
-    sought = values([line for line in fits if at(line, "Too large")], "GPUs")
-    sizes = " Larger samples were not tried."
-    if sought:
-        some = sought != values(fits, "GPUs")
-        on = f"{', '.join(sought)} GPU{'s' * (sought != ['1'])}"
-        sizes = f" Larger samples were tried on {on} only." if some else ""
     models, _, gpus, cards = (values(lines, head) for head in FILTERS[:4])
     whole = len(lines) == len(TRAININGS) * len(models) * len(gpus) * len(cards)
     named = ", ".join(models) if len(models) < MANY else f"{len(models)}, named in the table"
     rest = "Nothing else was asked for." if whole else UNKEPT
     return (
         f"{len(lines)} cells. Models: {named}. GPUs: {', '.join(gpus)} of "
-        f"{', '.join(cards)}. {rest}{sizes}"
+        f"{', '.join(cards)}. {rest}"
     )
 
 
@@ -93,7 +84,7 @@ COUNTED = {
 def in_short(lines: Lines) -> str:
     """Return the number of cells of each verdict, in one sentence."""
     if not lines:
-        return "0 cells: no prediction of today's code is kept. Leave --kept and --recorded out."
+        return "0 cells: no prediction ships with the project. Leave --recorded out."
     kinds = [at(line, "Fits").split(" ")[0] for line in lines]
     counts = [f"{kinds.count(kind)} {word}" for kind, word in COUNTED.items() if kind in kinds]
     return f"{len(lines)} cells: {', '.join(counts)}."
@@ -135,7 +126,7 @@ CATEGORIES = {
 """Head of a category -> its word on the page; colours follow this order."""
 assert tuple(CATEGORIES) == tuple(SHOWN)
 PLAIN = ("Model", "Training", "GPUs", "Card", "Fits", "Needs GiB", "Needs +-", "Host GiB",
-         "Step s", "Speed", "Too large")  # fmt: skip
+         "Step s", "Speed")  # fmt: skip
 NUMBERS = ("GPUs", "Needs GiB", "Needs +-", "Host GiB", "Step s", "Speed")
 VERDICTS = {
     "yes": "fits",
@@ -209,88 +200,13 @@ def _select(head: str, lines: Lines) -> str:
     )
 
 
-# ---- Markdown ----
-# An overview of models by cards, and a page for each model.
-
-
-FOLDER = "models"
-"""Folder of the models' pages, beside the overview."""
-SHORT = ("Training", "GPUs", "Card", "Fits", "Recipe", "Needs GiB", "Needs +-", "Host GiB",
-         "Step s", "Speed", "Too large")  # fmt: skip
-READING = (
-    "Cells: seconds of a step if a recipe is predicted to fit (tight: the available "
-    "memory lies within the range of the need). Otherwise: the GiB of a GPU, or of the "
-    "host if only that is short, for the recipe that lacks the least. A model's page "
-    "names the recipes."
-)
-
-
-def overview(lines: Lines) -> str:
-    """Return ``README.md``: a table of models by cards for each training and number of GPUs."""
-    files = "[atlas.html](atlas.html) filters them all; [atlas.csv](atlas.csv) has each number."
-    return "\n\n".join(
-        ["# Atlas", *NOTE, covered(lines), f"{READING} {files}", *_tables(lines)]
-    ) + "\n"  # fmt: skip
-
-
-def of_model(model: str, lines: Lines) -> str:
-    """Return the page of one model, with a row for each cell."""
-    rows = [[at(line, head) for head in SHORT] for line in lines if at(line, "Model") == model]
-    return f"# {model}\n\n{_table(SHORT, rows)}\n\nHow to read it: [the atlas](../README.md).\n"
-
-
-def _tables(lines: Lines) -> Iterator[str]:
-    cards, gpus = values(lines, "Card"), values(lines, "GPUs")
-    for training in values(lines, "Training"):
-        for number in gpus:
-            some = [x for x in lines if (at(x, "Training"), at(x, "GPUs")) == (training, number)]
-            fields = {(at(line, "Model"), at(line, "Card")): _told(line) for line in some}
-            rows = [
-                [
-                    f"[{model}]({FOLDER}/{model}.md)",
-                    *(fields.get((model, card), "") for card in cards),
-                ]
-                for model in values(some, "Model")
-            ]
-            count = f"{number} GPU{'s' * (number != '1')}"
-            yield f"## {training[0].upper()}{training[1:]}, {count}\n\n" + _table(
-                ["Model", *cards], rows
-            )
-
-
-def _told(line: Sequence[str]) -> str:
-    """Return a cell in a few characters."""
-    fits = at(line, "Fits")
-    if fits in ("yes", "tight"):
-        return f"{at(line, 'Step s')} s" + " tight" * (fits == "tight")
-    if fits == "host":
-        return f"host: {at(line, 'Host GiB')} GiB"
-    return f"no: {at(line, 'Needs GiB')} GiB" if fits == "no" else fits
-
-
-def _table(heads: Sequence[str], rows: Lines) -> str:
-    told = [heads, ["---"] * len(heads), *rows]
-    return "\n".join(f"| {' | '.join(row)} |" for row in told)
-
-
 # ---- files ----
 
 
-NAMES = {"md": "README.md"}
-"""Kind -> name, if it is not ``atlas.KIND``. A site has one page for atlas.md and atlas.html."""
-
-
 def write(lines: Lines, folder: Path) -> list[Path]:
-    """Write CSV, Markdown with a page for each model, and HTML; return the three paths."""
-    pages = folder / FOLDER
-    pages.mkdir(exist_ok=True)
-    if pages.is_symlink():
-        raise PlanError(f"{pages} is a symbolic link; remove it, or give another --out")
-    texts = {pages / f"{name}.md": of_model(name, lines) for name in values(lines, "Model")}
-    made = {"csv": as_csv(lines), "md": overview(lines), "html": page(lines)}
-    named = {kind: folder / NAMES.get(kind, f"atlas.{kind}") for kind in made}
-    texts |= {named[kind]: text for kind, text in made.items()}
+    """Write ``atlas.csv`` and ``atlas.html``, and return their paths."""
+    texts = {folder / "atlas.csv": as_csv(lines), folder / "atlas.html": page(lines)}
     for path, text in texts.items():
         with whole(path) as stream:
             stream.write(text)
-    return list(named.values())
+    return list(texts)
