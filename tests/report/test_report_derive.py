@@ -154,11 +154,6 @@ def test_curve_distance(curve, reference, expected):
     assert found == (None if expected is None else pytest.approx(expected))
 
 
-def test_the_power_that_a_curve_grows_with():
-    assert derive.power([1, 2, 4], [3, 12, 48]) == pytest.approx(2)
-    assert derive.power([4, 16, 36], [5, 5, 5]) == pytest.approx(0)
-
-
 @pytest.mark.parametrize(
     ("points", "best"),
     [

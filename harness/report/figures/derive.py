@@ -6,7 +6,6 @@ A number that is undefined for the data is None, never 0 or -1.
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -299,11 +298,6 @@ def compromise(points: Sequence[tuple[float, float]]) -> int | None:
 def overlap(a: tuple[float, float], b: tuple[float, float]) -> bool:
     """Return True if two (low, high) intervals share a value."""
     return a[0] <= b[1] and b[0] <= a[1]
-
-
-def power(x: Sequence[float], y: Sequence[float]) -> float:
-    """Return the slope of the least-squares line through (log x, log y): the p of y ~ x^p."""
-    return statistics.linear_regression(*([math.log(v) for v in of] for of in (x, y))).slope
 
 
 def spilled(result: Result) -> list[str]:
