@@ -39,7 +39,7 @@ EQUAL = [
     "fsdp2:reshard=off+tp+accumulate",
     BOTH,
 ]
-OTHERS = ["fsdp2+tp+bf16+checkpoint:keep=nested", "fsdp2+tp+bf16_pure"]
+OTHERS = ["fsdp2+tp+bf16+checkpoint:keep=nothing", "fsdp2+tp+bf16_pure"]
 TOKENS = dataclasses.replace(
     FOUR, recipe=PLAIN, model="DiT-T/8:depth=2,tokens=500", objective="masked", data="synthetic"
 )
