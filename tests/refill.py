@@ -64,8 +64,8 @@ def parsed(words: str) -> argparse.Namespace:
 
 
 def of_pages() -> list[str]:
-    """Return the words of each plan on a page, or in help, that asks for the fastest recipe."""
-    pages = [ROOT / "README.md", ROOT / "harness/planner/register.py"]
+    """Return the words of each plan on a page that asks for the fastest recipe."""
+    pages = [ROOT / "README.md"]
     pages += [p for p in (ROOT / "docs").rglob("*.md") if not {"results", "atlas"} & {*p.parts}]
     text = "\n".join(page.read_text("utf-8") for page in pages).replace("\\\n", " ")
     words = r"(?: --(?:model|gpus|gpu|gpu-memory|frames|resolution|global-batch) [\w./-]+)"
@@ -77,7 +77,7 @@ def _possible(words: str) -> bool:
     """Return whether a plan asks of a card, and of a model that ships with the project."""
     name = re.search(r"--model ([^\s:]+)", words)
     known = name is None or name[1] in families.table() or name[1].startswith("DiT-")
-    return known and "--gpu" in words.replace("--gpus", "")
+    return known and "NAME" not in words and "--gpu" in words.replace("--gpus", "")
 
 
 def of_models(models: Sequence[str]) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import random
+import re
 import shutil
 from pathlib import Path
 
@@ -159,6 +160,17 @@ def test_the_recipes_of_a_plan_are_resolved_without_building_the_model(gpus, mon
 
 
 # ---- What ships ----
+
+
+DEFAULT = [w for w in refill.of_pages() if re.search("--gpus [18] |^((?!--gpus).)*$", w)
+           and not re.search("--(frames|resolution)", w)]  # fmt: skip
+"""Questions of the pages at a model's usual size, on one GPU or eight."""
+
+
+@pytest.mark.parametrize("words", DEFAULT)
+def test_a_question_of_the_pages_has_records(words):
+    lack = refill.missing(words)
+    assert not lack, f"{lack} has no record: python -m tests.refill"
 
 
 def test_every_shipped_record_is_found_and_can_be_read():
