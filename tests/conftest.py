@@ -74,7 +74,7 @@ IN_EACH = {"attend", "fp8"}
 ALONE = {"OMP_NUM_THREADS": "1"}
 """Of each process that is launched, whatever the harness would give it here."""
 LONGEST = (
-    "predict/test_bounds", "predict/test_extend",
+    "predict/test_extend",
     "strategies/test_publics_launched", "strategies/test_launched", "worker/test_runs",
     "predict/test_predict_truth", "worker/test_counted", "strategies/test_parallel",
     "strategies/test_pipeline", "strategies/test_publics_staged", "strategies/test_pipeline_shards",

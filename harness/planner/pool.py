@@ -156,6 +156,11 @@ def _usual_folder() -> Path:
     return ROOT / "results" / "predictions"
 
 
+def ships() -> bool:
+    """Return True if predictions that ship with the project count."""
+    return default_folder() == _usual_folder()
+
+
 @contextlib.contextmanager
 def fresh() -> Iterator[None]:
     """Trace anew in this context: use no cached or recorded prediction of an earlier call."""

@@ -8,8 +8,8 @@ import pytest
 
 from harness.planner.atlas.cells import TRAININGS, cells_at
 from harness.planner.atlas.command import add_arguments, places_of
+from harness.planner.explore import search
 from harness.planner.overhead import preferred
-from harness.planner.plan.fastest import search
 from harness.planner.verdict import judge
 from tests.made.lattices import predicted
 

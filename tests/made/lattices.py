@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
-from collections.abc import Sequence
 
 from harness.memory.record import CATEGORIES, Instant
-from harness.planner.plan.fastest import EVEN, NEAR, common, tie_of, within
 from harness.planner.plan.lattice import Point, lattice
 from harness.planner.verdict import Fit
 from harness.prediction import Prediction, Work
@@ -62,7 +59,7 @@ def work(row: Resolved, tokens: float) -> list[Work]:
         found += [op(phase, "streamed", 1, bytes=bytes_each) for phase in ("forward", "backward")]
     if one.swapped:
         moved = int(one.hosted_bytes * one.streamed)
-        found += [op("forward", "streamed", 1, bytes=moved)]
+        found += [op(phase, "streamed", 1, bytes=moved) for phase in ("forward", "backward")]
     if "host_optimizer" in row.launch.traits and not frozen:
         found += [op("optimizer", "host", 1, bytes=28 * size // ranks)]
     elif not frozen:
@@ -95,43 +92,6 @@ def predicted(row: Resolved, tokens: float) -> Prediction:
     given = {"allocated": size, "reserved": size, "least": size, "peak": instant, "host": host}
     more = {"beyond": {"forward": kept, "backward": kept}, "work": work(row, tokens)}
     return Prediction(recipe=str(row.recipe), device="cuda", method="trace", **given, **more)
-
-
-def fault(answer: Fit | None, every: Sequence[Fit]) -> str:
-    """Return how ``every`` recipe contradicts the answer of a search; empty if it is right.
-
-    It is right if it fits and none that fits is faster than the plan's rule of ties allows. If none
-    is sure to fit, those count that may. The rule prefers a recipe of trainers within the
-    uncertainty of time. Then it prefers the first by rank of those up to ``EVEN`` slower. Of these,
-    up to ``tie_of`` slower than the fastest, it prefers the one with the fewest parts.
-    """
-    timed = [fit for fit in every if fit.seconds and fit.may_fit]
-    able = [fit for fit in timed if fit.fits] or timed
-    if answer is None or not able:
-        return "" if answer is None and not able else f"{able[0].label if able else 'none'} fits"
-    if answer.label not in {fit.label for fit in able}:
-        return f"{able[0].label} {able[0].verdict}"
-    usual = [fit for fit in able if common(fit.resolved)]
-    quick = min(able, key=_seconds)
-    if usual and within(min(map(_seconds, usual)), _seconds(quick), quick):
-        able = usual
-    quick, own = min(able, key=_seconds), Point(answer.resolved)
-    if _seconds(answer) > (1 + NEAR) * (1 + EVEN) * _seconds(quick):
-        return f"faster: {_told(quick)}"
-    alike = [_seconds(fit) for fit in able if Point(fit.resolved).rank == own.rank]
-    least, tie = min(alike, default=math.inf), tie_of(able)
-    for fit in able:
-        one, parts = Point(fit.resolved), len(fit.resolved.recipe.strategies)
-        even = _seconds(fit) <= (1 + EVEN - NEAR) * _seconds(quick)
-        if even and one.rank < own.rank:
-            return f"taken first: {_told(fit)}"
-        if one.rank == own.rank and _seconds(fit) < (1 - NEAR - tie) * _seconds(answer):
-            return f"faster: {_told(fit)}"
-        simpler = one.rank == own.rank and parts < len(answer.resolved.recipe.strategies)
-        same = (1 - tie + NEAR) * _seconds(fit) <= least
-        if simpler and (same or _seconds(fit) <= _seconds(answer)):
-            return f"simpler: {_told(fit)}"
-    return ""
 
 
 def _seconds(fit: Fit) -> float:

@@ -16,9 +16,9 @@ from rich.text import Text
 from harness.commands.progress import Predictions, counted
 from harness.planner import verdict
 from harness.planner.advice import sample_name
+from harness.planner.explore import Search, run, searches_of
 from harness.planner.plan.answer import gib, rate_in_words
 from harness.planner.plan.candidates import Asked
-from harness.planner.plan.fastest import Search, run, searches_of
 from harness.planner.plan.lattice import adapts
 from harness.planner.plan.request import export_command
 from harness.planner.plan.table import SHOWN, by_category, order

@@ -114,6 +114,13 @@ def exported(name: str) -> dict[str, Any]:
     return table(name)
 
 
+def has(name: str, row: Resolved) -> bool:
+    """Return True if a trainer has the model of ``row``, and options for all of its parts."""
+    kind = "lora" if "frozen_weights" in row.launch.traits else "full"
+    words = table(name)["models"].get(row.spec.model, {})
+    return bool({kind, "any"} & set(words)) and not translated(name, row, "").unplanned
+
+
 def translated(name: str, resolved: Resolved, config: str) -> Translation:
     """Translate ``resolved`` for the trainer ``name``; ``config`` is accelerate's file."""
     trainer, launch, values = table(name), resolved.launch, numbers(resolved)

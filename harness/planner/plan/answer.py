@@ -1,5 +1,6 @@
-"""The answer of a plan in words: the fastest recipe that fits, the nearest one, and the
-alternatives tried; also the one-line answer of ``plan --check``.
+"""The answer of a plan in words: the recipe to take, the nearest one, and the alternatives tried.
+
+Also the one-line answer of ``plan --check``.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from collections.abc import Sequence
 from harness.memory.record import Instant
 from harness.planner import verdict
 from harness.planner.eager import note_of
+from harness.planner.explore import Proof
 from harness.planner.phase_needs import STEP
-from harness.planner.plan.fastest import EVEN, Proof
 from harness.planner.plan.lattice import adapts
 from harness.planner.plan.request import export_command
 from harness.planner.suggestions import Ways
@@ -64,7 +65,7 @@ def answer(fits: Sequence[Fit], ways: Ways | None = None) -> list[str]:
 
 
 def searched(proof: Proof, fits: Sequence[Fit]) -> list[str]:
-    """Return the answer of a search, its export command, and how far it is proved.
+    """Return the answer of a search, its export command, and how many recipes were compared.
 
     ``fits``: all predictions of the plan.
     """
@@ -72,17 +73,26 @@ def searched(proof: Proof, fits: Sequence[Fit]) -> list[str]:
     if best is None:
         return _without_answer(kind, proof)
     sure = "" if best.fits else ", may fit"
-    numbers = f"  {rate_in_words(best)}, needs {reach(best)}{sure}"
+    numbers = f"  {rate_in_words(best)}, needs {reach(best)}{sure}{_on_host(best)}"
     lines = [f"{kind}: {best.label}", numbers, f"  {_proved(proof)}", *_export(best)]
-    lines += _faster_if_it_fits(
-        best, [fit for fit in fits if adapts(fit.resolved) == proof.adapters]
-    )
-    others = {
-        "slightly faster": proof.even,
-        "perhaps faster, within the uncertainty of time, and not usual": proof.quicker,
-    }
-    told = {how: fit for how, fit in others.items() if fit}
-    return lines + [f"  {how}: {fit.label}, {rate_in_words(fit)}" for how, fit in told.items()]
+    lines += [
+        f"  {head}: {fit.label}, {rate_in_words(fit)}, {_need(fit)}"
+        for head, fit in proof.others.items()
+    ]
+    alike = [fit for fit in fits if adapts(fit.resolved) == proof.adapters]
+    return [*lines, *_faster_if_it_fits(best, alike), *_even_in_time(best, alike)]
+
+
+def _even_in_time(best: Fit, fits: Sequence[Fit]) -> list[str]:
+    """Return the rows whose times cannot be told apart from the answer's."""
+    rivals = [fit for fit in fits if fit.fits and fit is not best and fit.seconds]
+    close = [fit for fit in rivals if _may_be_faster(fit, best) and _may_be_faster(best, fit)]
+    close.sort(key=lambda fit: fit.seconds.total)
+    if not close:
+        return []
+    more = f" and {len(close) - 3} more" * (len(close) > 3)
+    labels = ", ".join(fit.label for fit in close[:3])
+    return [f"  times that cannot be told apart: {labels}{more}"]
 
 
 def _without_answer(kind: str, proof: Proof) -> list[str]:
@@ -99,26 +109,21 @@ def _without_answer(kind: str, proof: Proof) -> list[str]:
 
 def counts_in_words(proof: Proof) -> str:
     """Return how many recipes of a search were predicted, and why others were not."""
+    left = proof.recipes - proof.predicted - proof.failed - proof.unable
+    others = "not recorded (--fresh)" if proof.recorded else "not better by estimate"
     counts = {
         "predicted": proof.predicted,
-        "excluded by bounds": proof.recipes - proof.predicted - proof.failed - proof.unable,
+        "not tried" if proof.failed and not proof.predicted else others: left,
         "not for this card": proof.unable,
         "not predictable": proof.failed,
     }
-    if proof.failed and not proof.predicted:
-        counts["not tried"] = counts.pop("excluded by bounds")
     return ", ".join(f"{count} {what}" for what, count in counts.items() if count)
 
 
 def _proved(proof: Proof) -> str:
     """Return how many recipes the search compared, and by what."""
-    counts, usual = counts_in_words(proof), "" if proof.all_usual else "usual "
-    if not proof.sure:
-        return f"none of {proof.recipes} recipes is sure to fit: {counts}"
-    if proof.even:
-        some = f"of {proof.recipes} recipes no {usual}one is over {100 * EVEN:.0f} % faster"
-        return f"{some}: {counts}"
-    return f"fastest {usual}one of {proof.recipes} recipes: {counts}"
+    told = "" if proof.sure else ", none sure to fit"
+    return f"of {proof.recipes} recipes{told}: {counts_in_words(proof)}"
 
 
 def _export(fit: Fit) -> list[str]:
@@ -181,12 +186,12 @@ def _may_be_faster(rival: Fit, best: Fit) -> bool:
 
 
 def peak_in_words(fit: Fit) -> str:
-    """Return where a row's peak is, and its three largest categories."""
+    """Return the phase of a row's peak, and its three largest categories."""
     instant = fit.prediction.peak
     if instant is None:
         return "not traced"
     parts = [f"{gib(size)} GiB {name}" for name, size in largest(instant, 3)]
-    return f"{where(instant)}: {', '.join(parts) or 'nothing that is large'}"
+    return f"in {instant.phase}: {', '.join(parts) or 'nothing that is large'}"
 
 
 def largest(instant: Instant, count: int) -> list[tuple[str, int]]:

@@ -15,6 +15,7 @@ from harness.data.feed import check_data
 from harness.phases import planned, planned_text
 from harness.planner import resident_models
 from harness.planner.calibration import store
+from harness.planner.export import trainers
 from harness.planner.plan import lattice
 from harness.planner.plan.request import HOST_GIVEN, LATENT
 from harness.planner.speed import rates
@@ -119,7 +120,10 @@ def asked_for(options: argparse.Namespace) -> Asked:
         resolve(dataclasses.replace(base, **bucket))  # refuses a size that the model cannot have
     fields = {"gpu": gpu, "processes": options.processes, "buckets": buckets}
     if _searchable(options, gpu):
-        return Asked(resolved=_lattice(base, gpu, options), refused=[], searched=True, **fields)
+        rows = _of_trainers(_lattice(base, gpu, options), options.trainer)
+        return Asked(resolved=rows, refused=[], searched=True, **fields)
+    if options.trainer:
+        raise PlanError("--trainer filters a search, and this plan has a list; leave it out")
     rows, refused = [], []
     named = options.recipes or options.suite
     usual = _across(options, base, gpu) or _recipes(options)
@@ -158,6 +162,17 @@ def without_recipes(options: argparse.Namespace, row: Resolved) -> Asked:
     asked = asked_for(argparse.Namespace(**{**vars(options), "recipes": None}))
     rows = [one for one in asked.resolved if lattice.adapts(one) == lattice.adapts(row)]
     return dataclasses.replace(asked, resolved=rows)
+
+
+def _of_trainers(rows: list[Resolved], names: Sequence[str] | None) -> list[Resolved]:
+    """Return the rows of which one of the trainers ``names`` has all parts; all without names."""
+    if not names:
+        return rows
+    some = [row for row in rows if any(trainers.has(name, row) for name in names)]
+    if not some:
+        told, model = " or ".join(names), rows[0].spec.model
+        raise PlanError(f"trainer is {told}, and none of its recipes trains {model}; leave it out")
+    return some
 
 
 def _lattice(base: Spec, gpu: Card, options: argparse.Namespace) -> list[Resolved]:

@@ -21,13 +21,14 @@ from harness.commands.progress import Predictions
 from harness.json_files import write_json
 from harness.planner import pool, verdict
 from harness.planner.advice import SOUGHT
+from harness.planner.explore import Proof
+from harness.planner.export import trainers
 from harness.planner.export.matching import Reading
 from harness.planner.plan import advice
 from harness.planner.plan.advice import plan_advice, plan_largest
 from harness.planner.plan.answer import check_line
 from harness.planner.plan.candidates import Asked, PlanError, asked_for
 from harness.planner.plan.counts import plan_counts
-from harness.planner.plan.fastest import Proof
 from harness.planner.plan.given import asked_of, plan_from, read
 from harness.planner.plan.request import add_question, fit_as_json
 from harness.planner.plan.table import print_explained, print_plan
@@ -52,6 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--from", dest="source", nargs="+", type=Path, metavar="FILE", help=text)
     text = "a suite's recipes (default: as without --recipes)"
     what.add_argument("--suite", metavar="NAME_OR_FILE", help=text)
+    text = "search among the recipes of these trainers alone (default: of any)"
+    add("--trainer", nargs="+", metavar="NAME", choices=trainers.known(), help=text)
     add_question(parser, several=True)
     parser.set_defaults(counts=[])
     text = "train, or sample: draw samples in batches (default: train)"

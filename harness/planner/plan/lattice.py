@@ -171,25 +171,6 @@ class Point:
         """True if activations have 16 bits, without autocast's float32 results."""
 
     @property
-    def _recomputed(self) -> tuple[float, bool, str]:
-        return self.share, self.products, self.part
-
-    def holds(self, other: Point) -> bool:
-        """Return True if it keeps, wherever that is, all activations that ``other`` keeps."""
-        whole = other.share == 1 and not other.products and other.part == "block"
-        alike = self._recomputed[1:] == other._recomputed[1:]
-        return not self.share or whole or (alike and self.share <= other.share)
-
-    def holds_here(self, other: Point) -> bool:
-        """Return True if it keeps on the device all activations that ``other`` keeps there."""
-        return self.holds(other) and (not self.moved or self.moves(other))
-
-    def moves(self, other: Point) -> bool:
-        """Return True if both move the same activations to the host."""
-        alike = self._recomputed == other._recomputed
-        return self.moved and other.moved and alike
-
-    @property
     def kept(self) -> float:
         """An estimate of the share of a block's activations that the device keeps."""
         if self.moved:
@@ -208,17 +189,36 @@ class Point:
         return abs(self.kept - other.kept) + abs(self.again - other.again)
 
     @functools.cached_property
-    def rank(self) -> tuple[bool, float, bool]:
-        """Sort key of recipes that are about as fast, the one that people take first.
+    def level(self) -> str:
+        """What it keeps, recomputes, moves and streams, as words of its recipe."""
+        return "+".join(part for part in self.label.split("+") if part not in self.column)
 
-        Keeping all on the device comes before waiting for the host. Of adapters, more bits of the
-        frozen weights come first; of all weights, those that round neither weights nor moments. On
-        one GPU a plain loop comes before an engine for several.
-        """
-        waits = bool(self.swapped) or self.moved or self.hosts_weights or self.hosts_optimizer
-        rounds = len(self.traits & {"pure_bf16", "rounds_state"})
-        engine = self.ranks == 1 and not self.whole_ranks
-        return waits, -self.weight_bytes if self.adapted else rounds, engine
+    @functools.cached_property
+    def name(self) -> str:
+        """Its column, as words of its recipe."""
+        return "+".join(self.column)
+
+    @property
+    def waits(self) -> bool:
+        """True if weights, optimizer state or activations wait in host memory."""
+        hosted = self.hosts_weights or self.hosts_optimizer
+        return bool(self.swapped) or self.moved or hosted
+
+    @functools.cached_property
+    def rounding(self) -> int:
+        """How much it rounds. Frozen weights: 1 in 8 bits, 2 in 4. Trained weights: 1 each for
+        16 bits without a master and for rounded optimizer state."""
+        if self.adapted:
+            return {HALF / 4: 2, HALF / 2: 1}.get(self.weight_bytes, 0)
+        return len(self.traits & {"pure_bf16", "rounds_state"})
+
+    @property
+    def rounds(self) -> str:
+        """What it rounds, in words."""
+        if self.adapted:
+            return {2: "4-bit weights", 1: "8-bit weights"}.get(self.rounding, "")
+        found = {"rounds_state": "rounded moments", "pure_bf16": "16-bit weights"}
+        return next((words for trait, words in found.items() if trait in self.traits), "")
 
     @property
     def quantized(self) -> bool:
@@ -234,25 +234,6 @@ class Point:
     def hosts_weights(self) -> bool:
         """True if a rank's weights wait in host memory."""
         return self.row.launch.engine.place("parameters") != "device"
-
-    @functools.cached_property
-    def rest(self) -> tuple[str, ...]:
-        """The column without its sharding; of adapters, without the type that engines store too."""
-        drop = self.row.recipe.in_slot(Slot.PRECISION) if self.adapted else None
-        return tuple(part for part in self.column[1:] if part != str(drop))
-
-    @functools.cached_property
-    def passes(self) -> tuple[str, ...]:
-        """The column without its optimizer: what its forward and backward passes follow from."""
-        slots = (Slot.OPTIMIZE, Slot.STEP)
-        drop = {str(self.row.recipe.in_slot(slot)) for slot in slots}
-        return tuple(part for part in self.column if part not in drop)
-
-    @functools.cached_property
-    def plain(self) -> tuple[str, ...]:
-        """``rest`` of the same adapter over weights of 16 bits."""
-        parts = [part for part in self.rest if not part.startswith("cast:")]
-        return tuple(part.replace("qlora:", "lora:", 1) for part in parts)
 
     @functools.cached_property
     def streamed(self) -> int:
@@ -306,16 +287,13 @@ class Point:
         return each * (self.elements - self.stepped_away) / (self.ranks if self.shards else 1)
 
     def frees(self, other: Point) -> float:
-        """Return the most bytes that it frees on the device by streaming more than ``other``.
-
-        Those are weights, of which some parts may stay in 16 bits. Of blocks that train they are
-        also gradients, their copy in DDP's buckets, optimizer state, and two temporaries of the
-        optimizer's step.
-        """
+        """Return an estimate of the bytes that it frees on the device by streaming more than
+        ``other``: weights, and of blocks that train their gradients, the copy in DDP's buckets and
+        optimizer state."""
         waits = max(0, self.streamed - other.streamed)
         stepped = max(0, self.stepped_away - other.stepped_away)
-        each = (3 + self.buckets) * self.weight_bytes + self.optimizer_bytes
-        return max(self.weight_bytes, HALF) * waits + each * stepped
+        each = (1 + self.buckets) * self.weight_bytes + self.optimizer_bytes
+        return self.weight_bytes * waits + each * stepped
 
     @property
     def hosted_bytes(self) -> float:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from harness.planner import pool
 from harness.planner.advice import SOUGHT
+from harness.planner.explore import Lean, Proof, run
 from harness.planner.plan.answer import counts_in_words
-from harness.planner.plan.fastest import Lean, Proof, run
 from harness.planner.plan.lattice import adapts
 from harness.planner.search import Ladder, Largest
 from harness.planner.verdict import Fit

@@ -108,7 +108,7 @@ MODEL = "DiT-XL/2"
 LATENT = 8
 """Pixels per side that one latent element covers (the VAE's factor)."""
 AS_PLANNED = {"workload": TRAIN, "sampler_steps": 0, "cfg_scale": 0.0, "suite": None, "jobs": None}
-AS_PLANNED |= dict.fromkeys(("largest", "check", "advise", "explain"))
+AS_PLANNED |= dict.fromkeys(("trainer", "largest", "check", "advise", "explain"))
 """Options of a plan that commands with ``add_question`` need not take."""
 
 

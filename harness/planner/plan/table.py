@@ -11,6 +11,7 @@ from rich.markup import escape
 
 from harness.planner import resident_models, uncertainty, verdict
 from harness.planner.eager import note_of
+from harness.planner.explore import RULE, reason
 from harness.planner.plan.answer import (
     answered,
     gib,
@@ -22,6 +23,7 @@ from harness.planner.plan.answer import (
     rate,
     where,
 )
+from harness.planner.plan.lattice import adapts
 from harness.planner.speed import rates
 from harness.planner.speed.roofline import issue_seconds, issued, seconds, sent
 from harness.planner.suggestions import Ways
@@ -36,7 +38,7 @@ from harness.system.cards import Card
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from harness.planner.plan.fastest import Proof
+    from harness.planner.explore import Proof
 
 
 # ---- step time across nodes ----
@@ -106,7 +108,9 @@ ON_CPU = (
 MORE_NOTES = "More notes: the same command with --notes."
 LEAST_WORTH = ("other", "ema", "grads", "params", "optim", "activ", "Step ms")
 """Heads of columns that a narrow terminal hides first."""
-STAYS = ("", "Needs", "Host")
+WHY_NOT = "Why not"
+"""Head of the column of reasons why a faster or smaller row is not the answer."""
+STAYS = ("", "Needs", "Host", WHY_NOT)
 """Heads of columns that are never hidden: they decide the verdict."""
 SPEED = {"image": "Img/s", "video": "Vid/s"}
 """Kind of sample -> head of the speed column."""
@@ -131,31 +135,75 @@ def print_plan(
     console.print(setting(fits), highlight=False)
     print_lines([*answered(fits, proofs, ways), *why(fits)], console)
     best = [proof.best for proof in proofs] if proofs else [verdict.fastest(fits)]
-    _print_table(fits, [fit for fit in best if fit], console)
-    for name, reason in refused:
-        console.print(f"[yellow]refused[/yellow] {escape(name)}: {escape(reason)}")
-    _print_notes(fits, console, whole)
+    best = [fit for fit in best if fit]
+    shown, left = shortened(fits, proofs) if proofs else (fits, [])
+    _print_table(shown, best, console, why_not=bool(proofs))
+    print_lines(left, console)
+    for name, cause in refused:
+        console.print(f"[yellow]refused[/yellow] {escape(name)}: {escape(cause)}")
+    _print_notes(fits, console, whole, bool(proofs))
 
 
-def _print_notes(fits: Sequence[Fit], console: Console, whole: bool) -> None:
-    """Print why rows have no prediction, then all notes, or the three that matter most."""
+def _print_notes(fits: Sequence[Fit], console: Console, whole: bool, searched: bool) -> None:
+    """Print why rows have no prediction, then all notes, or the three that matter most; of a
+    search its rule too."""
     for text in unpredicted(fits):
         console.print(escape(text), highlight=False)
     texts = notes(fits) if whole else [*short_notes(fits), MORE_NOTES]
+    texts = [RULE, *texts] if searched else texts
     for text in texts:
         console.print(escape(text), style="dim", highlight=False)
 
 
-def _print_table(fits: Sequence[Fit], best: Sequence[Fit], console: Console) -> None:
-    """Print the table, with the rows of ``best`` marked."""
+MOST = 10
+"""Most rows of the table of a search."""
+
+
+def shortened(fits: Sequence[Fit], proofs: Sequence[Proof]) -> tuple[list[Fit], list[str]]:
+    """Return the rows of a search that its table shows, and a line on the others of each kind.
+
+    Rows that fit are shown, the answers first; if there are none, the nearest ones are.
+    """
+    heads = [fit for proof in proofs for fit in (proof.best, *proof.others.values(), proof.nearest)]
+    others = [fit for fit in fits if fit.may_fit and not any(fit is one for one in heads)]
+    rest = sorted(others, key=order)
+    shown: list[Fit] = []
+    for fit in heads:
+        if fit and not any(fit is one for one in shown):
+            shown.append(fit)
+    shown += rest[: max(0, MOST - len(shown))]
+    left = [fit for fit in fits if not any(fit is one for one in shown)]
+    more = sum(fit.may_fit for fit in left)
+    none = sum(fit.verdict in ("no", "host") for fit in left)
+    lines = [f"{more} more rows fit, or may: --json FILE has them."] if more else []
+    return shown, [*lines, *([f"{none} more recipes do not fit."] if none else [])]
+
+
+def _print_table(
+    fits: Sequence[Fit], best: Sequence[Fit], console: Console, *, why_not: bool
+) -> None:
+    """Print the table, with the rows of ``best`` marked.
+
+    ``why_not``: with a column of the reasons why faster and smaller rows are not the answer.
+    """
     ordered = sorted(fits, key=order)
     kinds = {"Recipe": "text", "": "flag"}
     speed = SPEED[kind_of_sample(fits[0])]
     kinds |= dict.fromkeys(("Needs", "Free", *SHOWN, "Host", "Step ms", speed), "number")
-    grid = text_grid("plan", "", kinds, [_cells(fit) for fit in ordered])
+    cells = [_cells(fit) for fit in ordered]
+    if why_not:
+        kinds |= {WHY_NOT: "text"}
+        cells = [[*row, _why_not(fit, best)] for row, fit in zip(cells, ordered, strict=True)]
+    grid = text_grid("plan", "", kinds, cells)
     marks = [("reference",) if any(fit is one for one in best) else () for fit in ordered]
     grid = replace(grid, marks=marks)
     print_grid(grid, console, least_worth=LEAST_WORTH, stays=STAYS, styles=LOOKS)
+
+
+def _why_not(fit: Fit, best: Sequence[Fit]) -> str:
+    """Return why a faster or smaller row is not the answer of its training."""
+    own = (one for one in best if adapts(one.resolved) == adapts(fit.resolved))
+    return next((reason(fit, one) for one in own), "")
 
 
 def print_lines(lines: Sequence[str], console: Console, style: str = "") -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +11,8 @@ from harness.commands.progress import Predictions, during
 from harness.planner import overhead, pool, records, suggestions, verdict
 from harness.planner import search as largest
 from harness.planner.advice import SOUGHT
+from harness.planner.explore import Proof, search
 from harness.planner.plan.candidates import Asked
-from harness.planner.plan.fastest import Proof, search
 from harness.planner.search import Largest
 from harness.planner.suggestions import Ways
 from harness.planner.verdict import Fit
@@ -34,9 +35,10 @@ class Asking:
         return judged([(r, gpu) for r in rows], self._name, why, jobs=self.jobs, told=self.progress)
 
     def search(self, rows: Sequence[Resolved]) -> tuple[list[Fit], list[Proof]]:
-        """Search a lattice for the fastest rows that fit (``fastest.search``)."""
+        """Search a lattice for its answers (``explore.search``)."""
+        gpu = self.asked.gpu
         with pool.kept_workers():
-            return search(rows, self.asked.gpu, self.fits)
+            return search(rows, gpu, self.fits, functools.partial(_shipped, gpu=gpu))
 
     def answer(self, *, ways: bool = True) -> tuple[list[Fit], list[Proof], Ways | None]:
         """Return the fits of the plan's rows, the proofs of its searches, and changes that fit.
@@ -105,6 +107,11 @@ def judged(
         verdict.cannot(row, gpu, lack) if lack else verdict.judge(row, known[path], gpu)
         for (row, gpu), lack, path in zip(pairs, lacks, paths, strict=True)
     ]
+
+
+def _shipped(row: Resolved, gpu: Card) -> Fit | None:
+    """Judge a row by a shipped prediction, where those of the usual folder count."""
+    return recorded(row, gpu) if pool.ships() else None
 
 
 def known(row: Resolved, gpu: Card) -> Fit | None:

@@ -1,0 +1,551 @@
+"""The answer of a plan: what to predict of a lattice next, and the one rule that takes the answer.
+
+A lattice is nearly a product: what a level (checkpoints, streamed blocks) does to memory and time
+hardly depends on the column (sharding, precision, optimizer or adapter). So most recipes are
+estimated from predicted ones, and only those are predicted that may be the answer. No torch.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from harness.planner import uncertainty, verdict
+from harness.planner.overhead import fixed_overhead
+from harness.planner.plan.lattice import OFFLOADED, Point, adapts
+from harness.planner.speed.rates import rates
+from harness.planner.speed.roofline import BUSY, KERNELS, seconds
+from harness.planner.verdict import Fit
+from harness.resolve import Resolved
+from harness.system.cards import Card
+
+# ---- usual recipes ----
+
+
+RARE = (
+    "checkpoint:share", "checkpoint:part", "checkpoint:keep", "offload_activations", "adam4bit",
+    "fsdp2_offload",
+)  # fmt: skip
+"""Beginnings of parts that hardly any trainer has."""
+
+
+def usual(row: Resolved) -> bool:
+    """Return True if trainers have all parts of a recipe."""
+    words = str(row.recipe).split("+")
+    if any(word.startswith(RARE) for word in words):
+        return False
+    alone = row.launch.processes == 1 and adapts(row)
+    return not (alone and words[0].endswith(OFFLOADED))
+
+
+# ---- the rule of the answer ----
+
+
+EVEN = 0.1
+"""Relative difference of two times up to which less memory is worth more."""
+SAME = 0.01
+"""Relative difference of two needs up to which fewer parts are worth more."""
+BETTER = 0.05
+"""Relative difference of two needs, or times, from which a row dominates one that it equals in all
+else. Smaller differences are those of allocator blocks."""
+RULE = (
+    "The answer: sure to fit; of the usual recipes within the range of time of the fastest, the "
+    "most exact weights and moments, and nothing in host memory; of these, up to 10 % slower than "
+    "the fastest, the least memory, then the fewest parts. A row that is as exact, needs no more "
+    "and takes no longer, and is 5 % better in one, is the answer in its place."
+)
+
+
+class Option(NamedTuple):
+    """A recipe with its need and time, predicted (``fit``) or estimated.
+
+    ``sure``: it fits by the upper end of its range; ``may``: by the lower end. ``share``: half of
+    the uncertainty of ``seconds``, relative.
+    """
+
+    one: Point
+    need: float
+    seconds: float
+    share: float
+    sure: bool
+    may: bool
+    fit: Fit | None = None
+
+    @property
+    def order(self) -> tuple[float, int, float]:
+        """Sort key of recipes that are as exact and about as fast; needs differ by ``SAME``."""
+        return self.need, len(self.one.row.recipe.strategies), self.seconds
+
+
+def option_of(fit: Fit) -> Option:
+    """Return a predicted recipe as an option."""
+    total = fit.seconds.total
+    given = Point(fit.resolved), float(fit.need_bytes), total, fit.seconds.spread / total / 2
+    return Option(*given, sure=fit.fits, may=fit.may_fit, fit=fit)
+
+
+def options_of(fits: Iterable[Fit]) -> list[Option]:
+    """Return the fits that have a need and a time, as options."""
+    return [option_of(fit) for fit in fits if fit.need_bytes is not None and fit.seconds]
+
+
+def best_of(options: Sequence[Option]) -> Option | None:
+    """Return the answer among recipes that train the same weights, by ``RULE``; None if none may
+    fit. If none is sure to fit, those count that may."""
+    able = able_of(options)
+    if not able:
+        return None
+    quick = min(able, key=lambda one: one.seconds)
+    near = [one for one in able if within(one, quick)]
+    near = [one for one in near if usual(one.one.row)] or near
+    exact = min((one.one.rounding, one.one.waits) for one in near)
+    some = [one for one in near if (one.one.rounding, one.one.waits) == exact]
+    least = (1 + EVEN) * min(one.seconds for one in some)
+    some = [one for one in some if one.seconds <= least]
+    small = (1 + SAME) * min(one.need for one in some)
+    found = min((one for one in some if one.need <= small), key=lambda one: one.order[1:])
+    return _undominated(found, able)
+
+
+def able_of(options: Sequence[Option]) -> list[Option]:
+    """Return those that are sure to fit; if none is, those that may."""
+    return [one for one in options if one.sure] or [one for one in options if one.may]
+
+
+def within(slow: Option, quick: Option) -> bool:
+    """Return True if ``slow`` may take as little as ``quick``, with half of the uncertainty of
+    ``quick`` in favour of each."""
+    return slow.seconds * (1 - quick.share) <= quick.seconds * (1 + quick.share)
+
+
+def dominates(one: Option, other: Option) -> bool:
+    """Return True if ``one`` is as exact, needs no more and takes no longer, and less of one."""
+    less = one.need < (1 - BETTER) * other.need or one.seconds < (1 - BETTER) * other.seconds
+    no_more = one.need <= other.need and one.seconds <= other.seconds
+    return less and no_more and one.one.rounding <= other.one.rounding
+
+
+def _undominated(found: Option, able: Sequence[Option]) -> Option:
+    while better := [one for one in able if dominates(one, found)]:
+        found = min(better, key=lambda one: one.order)
+    return found
+
+
+def reason(fit: Fit, answer: Fit) -> str:
+    """Return why a row that is faster or smaller than the answer is not it; empty for any other."""
+    if fit is answer or not fit.seconds or fit.need_bytes is None or not fit.may_fit:
+        return ""
+    one, best = option_of(fit), option_of(answer)
+    if one.need >= best.need and one.seconds >= best.seconds:
+        return ""
+    if best.sure and not one.sure:
+        return "may not fit"
+    if one.one.rounding > best.one.rounding:
+        return one.one.rounds
+    if one.one.waits > best.one.waits:
+        return "host memory"
+    if not usual(fit.resolved):
+        return "rare"
+    return "slower" if one.seconds > best.seconds else "larger"
+
+
+# ---- estimates ----
+
+
+LIVE = 1.05
+"""Factor from a recipe's state to what the allocator reserves for it."""
+UNHIDDEN = 0.05
+"""Time of moved activations, over that of the forward pass."""
+LEVEL, COLUMN, APART = 0.03, 0.1, 0.2
+"""How far an estimate may be off: from three corners of a rectangle of the lattice, from another
+level of the column, and from another column. ``tests/predict/test_explore.py`` holds answers to
+whole lattices."""
+
+
+def copied(one: Point, gpu: Card) -> float:
+    """Return seconds in which streamed weights are copied for forward and backward, and shares are
+    gathered and averaged: computation can hide them."""
+    found = rates(gpu, one.ranks)
+    waits = 2 * one.streamed + (one.elements / one.ranks if one.hosts_weights else 0)
+    sent = one.weight_bytes * one.elements if one.splits else 0.0
+    sent += 0.0 if one.adapted else 2 * one.elements
+    wire = sent * (one.ranks - 1) / one.ranks / found.wire if one.ranks > 1 else 0.0
+    return max(one.weight_bytes * waits / found.to_host, wire)
+
+
+def hosted(one: Point, gpu: Card) -> float:
+    """Return seconds of an optimizer on the host, which nothing hides: it reads and writes its
+    state, and of streamed blocks also the weights."""
+    if not one.hosts_optimizer and (one.adapted or not one.swapped):
+        return 0.0
+    each = 2 * one.optimizer_bytes + (3 * one.weight_bytes if one.swapped else 0.0)
+    elements = one.elements / one.ranks if one.hosts_optimizer else one.stepped_away
+    return each * elements / rates(gpu, one.ranks).host
+
+
+def fixed(one: Point, gpu: Card) -> int:
+    """Return the bytes beside tensors, and of the models that stay on the GPU."""
+    sharding = one.row.recipe.sharding.name
+    return fixed_overhead(gpu, one.row.spec.processes, sharding).total + gpu.beside
+
+
+def host_bytes(one: Point, gpu: Card) -> float:
+    """Return the fewest bytes that the ranks of one node keep in host memory."""
+    waits, each = one.streamed, one.hosted_bytes
+    if one.hosts_optimizer:
+        waits, each = one.elements, one.optimizer_bytes
+    here = min(gpu.node, one.row.spec.processes)
+    return each * waits * here / (one.ranks if one.shards else 1)
+
+
+class Known:
+    """A prediction with what estimates need of it."""
+
+    def __init__(self, fit: Fit) -> None:
+        self.fit, self.option = fit, option_of(fit)
+        self.point = self.option.one
+
+    @functools.cached_property
+    def forward(self) -> float:
+        """Seconds of the kernels of the forward pass."""
+        work = [w for w in self.fit.prediction.work if w.phase == BUSY[0] and w.kind in KERNELS]
+        return seconds(work, self.fit.gpu, self.fit.resolved.spec.processes, self.fit.label).total
+
+    @functools.cached_property
+    def beyond(self) -> int:
+        """The most bytes beyond the state in forward and backward."""
+        return max((self.fit.prediction.beyond.get(phase, 0) for phase in BUSY), default=0)
+
+
+class Estimates:
+    """Needs and times of all recipes of one training, from those that are predicted."""
+
+    def __init__(self, gpu: Card) -> None:
+        self.gpu, self.known = gpu, []
+        self.at: dict[tuple[str, str], Known] = {}
+
+    def add(self, fit: Fit) -> None:
+        """Add a prediction that has a need and a time."""
+        one = Known(fit)
+        self.known.append(one)
+        self.at[one.point.level, one.point.name] = one
+
+    def option(self, one: Point, favour: bool) -> Option:
+        """Return an estimate; in ``favour`` it is off in favour of the recipe, as far as may be."""
+        need, took, off = self._guess(one)
+        if favour:
+            need, took = (1 - off) * need, (1 - off) * took
+        need = max(need, fixed(one, self.gpu) + one.state_bytes)
+        low, high = (1 - share_of(one)) * need, (1 + share_of(one)) * need
+        host, have = host_bytes(one, self.gpu), self.gpu.host_bytes(one.row.spec.processes)
+        ample = 1.0 if favour else 1 + share_of(one)
+        sure = high <= self.gpu.memory_bytes and ample * host <= have
+        share = min((known.option.share for known in self.known), default=0.15)
+        return Option(one, need, took, share, sure, sure or low <= self.gpu.memory_bytes)
+
+    def _guess(self, one: Point) -> tuple[float, float, float]:
+        """Return an estimated need, seconds, and how far both may be off, relative.
+
+        What is copied or gathered beside computation may be hidden or not: such an estimate is off
+        by more.
+        """
+        beside = one.waits or one.splits
+        if corner := self._corner(one):
+            need, took = (a + b - c for a, b, c in zip(*corner, strict=True))
+            off = COLUMN if beside else LEVEL
+            return max(need, 0.0), max(took, copied(one, self.gpu)), off
+        same = [known for known in self.known if known.point.name == one.name]
+        off = COLUMN if same and not beside else APART
+        return self._need(one, same), self._seconds(one), off
+
+    def _corner(self, one: Point) -> tuple[tuple[float, float], ...] | None:
+        """Return (need, seconds) of the recipe's level and of its column elsewhere, and of the
+        place that completes the rectangle; None if no such three are predicted."""
+        for (level, name), known in self.at.items():
+            if name != one.name:
+                continue
+            for (other, column), beside in self.at.items():
+                base = self.at.get((level, column))
+                if other == one.level and column != one.name and base:
+                    some = beside, known, base
+                    return tuple((k.option.need, k.option.seconds) for k in some)
+        return None
+
+    def _need(self, one: Point, same: Sequence[Known]) -> float:
+        kept = self._beyond(one)
+        if not same:
+            held = LIVE * one.state_bytes + max(one.gradient_bytes, kept)
+            return fixed(one, self.gpu) + held
+        near = min(same, key=lambda known: known.point.apart(one))
+        freed = one.frees(near.point) - near.point.frees(one)
+        return near.option.need + kept - near.beyond - freed
+
+    def _beyond(self, one: Point) -> float:
+        """Return an estimate of the activations of ``one``, on a line through predictions."""
+        if not self.known:
+            return 0.0
+        low, high = (pick(self.known, key=lambda k: k.point.kept) for pick in (min, max))
+        width = high.point.kept - low.point.kept
+        if not width:
+            return sum(known.beyond for known in self.known) / len(self.known)
+        share = (one.kept - low.point.kept) / width
+        return max(0.0, low.beyond + share * (high.beyond - low.beyond))
+
+    def _seconds(self, one: Point) -> float:
+        least = copied(one, self.gpu) + hosted(one, self.gpu)
+        if not self.known:
+            return least
+
+        def apart(known: Known) -> tuple[bool, float, int]:
+            other = known.point
+            return other.name != one.name, one.apart(other), abs(other.swapped - one.swapped)
+
+        near = min(self.known, key=apart)
+        found = near.fit.seconds
+        busy = found.compute + found.overhead + (one.again - near.point.again) * near.forward
+        busy += UNHIDDEN * near.forward * (one.moved - near.point.moved)
+        if one.sharding == near.point.sharding:
+            busy += found.communication
+        return max(busy, copied(one, self.gpu)) + hosted(one, self.gpu)
+
+
+def share_of(one: Point) -> float:
+    """Return the smallest uncertainty that the memory of a recipe can have."""
+    shares, traits = uncertainty.shares(), one.traits
+    own = "offloaded" if traits & uncertainty.HOSTED else "sharded" if one.shards else "one GPU"
+    return min(shares[kind].share for kind in {own, "set-up", "beside the step"})
+
+
+# ---- search ----
+
+
+UNTIMED = 6
+"""Recipes without a prediction after which a search stops."""
+ENOUGH = 6
+"""Recorded predictions of a training from which its answer is taken without another."""
+SMALLEST = 3
+"""Most recipes that are predicted to find the one that needs the least, if none fits."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proof:
+    """Result of a search: its answer, and how many recipes were predicted of how many.
+
+    ``failed``: recipes whose prediction failed. ``unable``: recipes that the card cannot run.
+    ``nearest``: the predicted one with the smallest shortage, if none fits. ``adapters``: the
+    lattice's recipes train adapters. ``sure``: the answer fits by the upper end of its range.
+    ``others``: head -> the fastest, the most exact and the smallest, where they are not the answer.
+    ``recorded``: only predictions that ship with the project were compared.
+    """
+
+    best: Fit | None
+    nearest: Fit | None
+    others: Mapping[str, Fit]
+    predicted: int
+    failed: int
+    unable: int
+    recipes: int
+    adapters: bool
+    sure: bool
+    recorded: bool
+
+    @property
+    def as_json(self) -> dict[str, Any]:
+        """The search as plain data."""
+        found = {"training": "adapters" if self.adapters else "all weights"}
+        names = ("recipes", "predicted", "failed", "unable", "sure", "recorded")
+        found |= {name: getattr(self, name) for name in names}
+        found |= {head: fit.label for head, fit in self.others.items()}
+        return found | {"answer": self.best.label if self.best else None}
+
+
+def headed(fits: Sequence[Fit], best: Fit | None) -> dict[str, Fit]:
+    """Return the fastest, the most exact and the smallest of ``fits``, where they are not ``best``
+    and better by more than ``SAME``."""
+    able = able_of(options_of(fits))
+    if best is None or not able:
+        return {}
+    own = option_of(best)
+    exact = min(one.one.rounding for one in able)
+    quick = min(able, key=lambda one: one.seconds)
+    small = min(able, key=lambda one: one.need)
+    found = {"fastest": quick} if quick.seconds < (1 - SAME) * own.seconds else {}
+    if exact < own.one.rounding:
+        some = [one for one in able if one.one.rounding == exact]
+        found["exact"] = min(some, key=lambda one: one.seconds)
+    if small.need < (1 - SAME) * own.need:
+        found["least memory"] = small
+    return {head: one.fit for head, one in found.items()}
+
+
+class Search:
+    """Search among ``rows`` that train the same weights for the answer on ``gpu``.
+
+    Roots are predicted first: a column with all activations kept, and with few. Then the recipe
+    that by an estimate in its favour would change the answer, the best of them first, until none is
+    left.
+    """
+
+    def __init__(self, rows: Sequence[Resolved], gpu: Card) -> None:
+        self.rows, self.gpu, self.fits, self.small = rows, gpu, [], 0
+        self.left = [Point(row) for row in rows if not verdict.lack_of(row, gpu)]
+        self.unable = len(rows) - len(self.left)
+        self.estimates, self.recorded = Estimates(gpu), False
+
+    def settle(self, fits: Sequence[Fit]) -> None:
+        """Begin with recorded predictions, if ``ENOUGH``; if one may fit, end with them."""
+        if len(fits) >= ENOUGH:
+            self.take(fits)
+            self.recorded = bool(able_of(self._options))
+
+    @property
+    def able(self) -> list[Resolved]:
+        """Rows that the card can run and that are not predicted."""
+        return [one.row for one in self.left]
+
+    @property
+    def proof(self) -> Proof:
+        """The result, once nothing is wanted."""
+        found = best_of(self._options)
+        best = found.fit if found else None
+        known = [fit for fit in self.fits if fit.need_bytes is not None]
+        return Proof(
+            best=best,
+            nearest=None if best else verdict.nearest(known),
+            others=headed(self.fits, best),
+            predicted=len(known),
+            failed=len(self.fits) - len(known),
+            unable=self.unable,
+            recipes=len(self.rows),
+            adapters=Point(self.rows[0]).adapted,
+            sure=best is not None and best.fits,
+            recorded=self.recorded,
+        )
+
+    def wanted(self) -> list[Resolved]:
+        """Return the rows to predict next; none if the answer is known."""
+        if self.recorded or (len(self.fits) >= UNTIMED and not self.estimates.known):
+            return []
+        if not self.estimates.known:
+            return [one.row for one in self._roots()]
+        return [one.row for one in self._next() or self._smallest()]
+
+    def take(self, fits: Sequence[Fit]) -> None:
+        """Add predictions of wanted rows."""
+        done = {fit.label for fit in fits}
+        self.left = [one for one in self.left if one.label not in done]
+        self.fits += fits
+        for fit in fits:
+            if fit.seconds and fit.need_bytes is not None:
+                self.estimates.add(fit)
+
+    @property
+    def _options(self) -> list[Option]:
+        return [known.option for known in self.estimates.known]
+
+    def _roots(self) -> list[Point]:
+        """Return the first rows: of one column, with all activations kept and with few.
+
+        It is the first in the lattice's order whose weights may fit, usual ones before others; if
+        none may, the smallest. A column whose rows failed comes after all others.
+        """
+        whole = [one for one in self.left
+                 if not (one.quantized or one.swapped or one.moved)]  # fmt: skip
+        some = [one for one in whole if one.state_bytes] or whole or self.left
+        failed = {Point(fit.resolved).column for fit in self.fits}
+        some = [one for one in some if one.column not in failed] or some
+        if not some:
+            return []
+        small = [one for one in some if self.estimates.option(one, favour=True).sure]
+        small.sort(key=lambda one: not usual(one.row))
+        least = min(some, key=lambda one: one.state_bytes + one.gradient_bytes)
+        first = small[0] if small else least
+        alike = [one for one in some if one.column == first.column]
+        ends = [pick(alike, key=lambda one: one.kept) for pick in (max, min)]
+        return ends[: len(alike)]
+
+    def _next(self) -> list[Point]:
+        """Return the row that may be the answer, the best by estimate; none if there is none."""
+        known = self._options
+        best = best_of(known)
+        winners = [one for one in self.left if self._may_change(one, known, best)]
+        if not winners:
+            return []
+        likely = [self.estimates.option(one, favour=False) for one in winners]
+        first = best_of(likely) or min(likely, key=lambda option: option.need)
+        return [first.one]
+
+    def _may_change(self, one: Point, known: Sequence[Option], best: Option | None) -> bool:
+        """Return True if ``one`` may be the answer, or so fast that another row is."""
+        option = self.estimates.option(one, favour=True)
+        if not option.may or (best and best.sure and not option.sure):
+            return False
+        return best_of([*known, option]) is not best
+
+    def _smallest(self) -> list[Point]:
+        """Return the row estimated to need the least, if none fits and it is not predicted."""
+        if not self.left or self.small == SMALLEST or able_of(self._options):
+            return []
+        one = min(self.left, key=self.shortage)
+        known = [fit.shortage for fit in self.fits if fit.need_bytes is not None]
+        if known and min(known) <= self.shortage(one)[0]:
+            return []
+        self.small += 1
+        return [one]
+
+    def shortage(self, one: Point) -> tuple[float, float, int]:
+        """Return an estimate of a need's upper end over what there is, of the GPU or the host; of
+        equal ones those that keep the least come first."""
+        need = self.estimates.option(one, favour=False).need / self.gpu.memory_bytes
+        host = host_bytes(one, self.gpu) / self.gpu.host_bytes(one.row.spec.processes)
+        return (1 + share_of(one)) * max(need, host), one.kept, -one.swapped
+
+
+class Lean(Search):
+    """Search for any row that is sure to fit; those that need the least are predicted first."""
+
+    def wanted(self) -> list[Resolved]:
+        """Return the row to predict next; none if one fits or none can."""
+        tired = len(self.fits) >= UNTIMED and not self.estimates.known
+        if tired or any(option.sure for option in self._options):
+            return []
+        some = [one for one in self.left if self.estimates.option(one, favour=True).sure]
+        return [min(some, key=self.shortage).row] if some else []
+
+
+def searches_of(rows: Sequence[Resolved], gpu: Card) -> list[Search]:
+    """Return a search for adapters and one for all weights, if ``rows`` have both."""
+    kinds = [[row for row in rows if adapts(row) is frozen] for frozen in (True, False)]
+    return [Search(rows=some, gpu=gpu) for some in kinds if some]
+
+
+def run(
+    searches: Sequence[Search], ask: Callable[[list[tuple[Search, Resolved]]], list[Fit]]
+) -> None:
+    """Run searches side by side to their ends. ``ask`` predicts rows of each."""
+    while asked := [(one, row) for one in searches for row in one.wanted()]:
+        found: dict[int, list[Fit]] = {}
+        for (one, _), fit in zip(asked, ask(asked), strict=True):
+            found.setdefault(id(one), []).append(fit)
+        for one in searches:
+            one.take(found.get(id(one), ()))
+
+
+def search(
+    rows: Sequence[Resolved],
+    gpu: Card,
+    ask: Callable[[list[Resolved]], list[Fit]],
+    recorded: Callable[[Resolved], Fit | None] = lambda row: None,
+) -> tuple[list[Fit], list[Proof]]:
+    """Search for the best adapter and the best training of all weights, side by side.
+
+    Return all predictions, and a proof for each of the two that the lattice has. ``ask`` predicts
+    rows. ``recorded`` returns a prediction that ships with the project, if there is one.
+    """
+    searches = searches_of(rows, gpu)
+    for one in searches:
+        one.settle([fit for fit in map(recorded, one.able) if fit])
+    run(searches, lambda pairs: ask([row for _, row in pairs]))
+    return [fit for one in searches for fit in one.fits], [one.proof for one in searches]

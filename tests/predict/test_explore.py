@@ -1,0 +1,326 @@
+"""The search for a plan's answer, held to all recipes of its lattice on made-up memory and time.
+
+The rule of the answer is written here a second time, and reads recipes by their names.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+
+import pytest
+
+from harness import cli
+from harness.planner import explore, pool, verdict
+from harness.planner.explore import Proof, best_of, dominates, option_of, options_of, search
+from harness.planner.plan.lattice import Point
+from harness.planner.plan.table import MOST, shortened
+from harness.planner.verdict import Fit
+from harness.prediction import Prediction
+from harness.resolve import Resolved
+from harness.system import cards
+from strategies.base import Slot
+from tests.made.lattices import FLUX, predicted, rows_of
+from tests.made.predictions import GIB
+
+FEW = 0.25
+"""Most predictions of a search, over the recipes of its lattice."""
+SIZES = (6, 12, 16, 24, 40, 80, 400)
+
+
+@pytest.fixture(autouse=True)
+def unrecorded(monkeypatch, tmp_path):
+    """No prediction that ships with the project counts."""
+    monkeypatch.setattr(pool, "default_folder", lambda: tmp_path)
+
+
+class Asked:
+    """Predictions by a function, and the recipes that were asked for."""
+
+    def __init__(self, gpu, predict) -> None:
+        self.gpu, self.predict, self.names = gpu, predict, []
+
+    def __call__(self, rows: list[Resolved]) -> list[Fit]:
+        self.names += [str(row.recipe) for row in rows]
+        return [verdict.judge(row, self.predict(row), self.gpu) for row in rows]
+
+
+# ---- the rule, by names ----
+
+
+RARE = re.compile(r"checkpoint:|(^|\+)offload_activations|adam4bit|fsdp2_offload")
+HOST = re.compile(r"block_swap|offload_activations|_offload\b")
+OFF = 0.05
+"""What a rule leaves open: the answer may be this much worse in memory or time."""
+
+
+def bits(label: str) -> int:
+    """How much a recipe rounds: frozen weights, or trained weights and moments."""
+    if "lora" in label:
+        return 2 if "qlora" in label else int("cast:to=fp8" in label)
+    rounded = "adam8bit" in label or "adam4bit" in label
+    return int("bf16_pure" in label) + int(rounded)
+
+
+def taken(fit: Fit) -> bool:
+    """True if trainers have all parts of a recipe."""
+    alone = fit.resolved.launch.processes == 1 and "lora" in fit.label
+    return not RARE.search(fit.label) and not (alone and "_offload" in fit.label)
+
+
+def fault(answer: Fit | None, every: list[Fit]) -> str:
+    """Return how the rule, or a recipe that dominates it, contradicts an answer."""
+    sure = [fit for fit in every if fit.most_bytes <= fit.gpu.memory_bytes
+            and (fit.host_most or 0) <= fit.host_memory]  # fmt: skip
+    able = sure or [fit for fit in every if fit.may_fit]
+    if answer is None or not able:
+        return "" if answer is None and not able else f"{len(able)} fit"
+    if sure and answer not in sure:
+        return "the answer is not sure to fit"
+    need, time, own = answer.need_bytes, answer.seconds.total, bits(answer.label)
+    for fit in able:
+        less = fit.need_bytes < 0.949 * need or fit.seconds.total < 0.949 * time
+        no_more = fit.need_bytes <= need and fit.seconds.total <= time
+        if less and no_more and bits(fit.label) <= own:
+            return f"dominated by {fit.label}"
+    quick = min(able, key=lambda fit: fit.seconds.total)
+    half = quick.seconds.spread / quick.seconds.total / 2
+    far = quick.seconds.total * (1 + half) / (1 - half)
+    near = [fit for fit in able if fit.seconds.total <= (1 - OFF) * far and taken(fit)]
+    key = own, bool(HOST.search(answer.label))
+    for fit in near:
+        one = bits(fit.label), bool(HOST.search(fit.label))
+        dominated = need <= fit.need_bytes and time <= fit.seconds.total and own <= one[0]
+        if one < key and not dominated:
+            return f"more exact, or not in host memory: {fit.label}"
+    alike = [fit for fit in near if (bits(fit.label), bool(HOST.search(fit.label))) == key]
+    least = min((fit.seconds.total for fit in alike), default=time)
+    for fit in alike:
+        even = fit.seconds.total <= (1.1 - OFF) * least
+        if even and fit.need_bytes < (1 - 2 * OFF) * need and fit.seconds.total <= time:
+            return f"smaller: {fit.label}"
+    return "slow" if answer in alike and time > (1.1 + OFF) * least else ""
+
+
+def hold(rows: list[Resolved], asked: Asked) -> list[Proof]:
+    """Hold both answers of a search to all recipes."""
+    fits, proofs = search(rows, asked.gpu, asked)
+    assert len(asked.names) == len(set(asked.names)) == len(fits)
+    everything = Asked(asked.gpu, asked.predict)(rows)
+    for proof in proofs:
+        every = [fit for fit in everything if Point(fit.resolved).adapted == proof.adapters]
+        best = next((fit for fit in every if proof.best and fit.label == proof.best.label), None)
+        assert fault(best, every) == "", best and best.label
+    return proofs
+
+
+@pytest.mark.parametrize("tokens", [0.3, 1.0])
+@pytest.mark.parametrize("gpus", [1, 8])
+@pytest.mark.parametrize("size", SIZES)
+def test_no_recipe_of_the_lattice_dominates_the_answer_and_few_are_predicted(size, gpus, tokens):
+    asked = Asked(cards.of_size(size * GIB), functools.partial(predicted, tokens=tokens))
+    rows = rows_of(FLUX, gpus)
+    hold(rows, asked)
+    assert len(asked.names) <= FEW * len(rows), asked.names
+
+
+def every(size: int, tokens: float = 0.3, gpus: int = 1) -> list[Fit]:
+    """All recipes with adapters, judged."""
+    asked = Asked(cards.of_size(size * GIB), functools.partial(predicted, tokens=tokens))
+    fits = asked(rows_of(FLUX, gpus))
+    return [fit for fit in fits if Point(fit.resolved).adapted]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_rule_itself_is_that_of_the_names(size):
+    for tokens in (0.3, 1.0):
+        for gpus in (1, 8):
+            fits = every(size, tokens, gpus)
+            found = best_of(options_of(fits))
+            assert fault(found and found.fit, fits) == ""
+
+
+def test_a_wrong_answer_is_noticed():
+    """The control: the slowest, one that does not fit, one in 4 bits, and none at all."""
+    fits = every(24)
+    sure = [fit for fit in fits if fit.fits]
+    assert fault(max(sure, key=lambda fit: fit.seconds.total), fits)
+    assert fault(next(fit for fit in fits if not fit.may_fit), fits)
+    assert fault(next(fit for fit in sure if fit.label.endswith("qlora:rank=16+checkpoint")), fits)
+    assert fault(None, fits) == f"{len(sure)} fit"
+
+
+def test_what_dominates_needs_no_more_takes_no_longer_and_is_as_exact():
+    fits = {fit.label: option_of(fit) for fit in every(80)}
+    plain = fits["single+bf16_pure+lora:rank=16"]
+    lean, coarse = (plain._replace(need=0.9 * plain.need, one=one) for one in (
+        plain.one, fits["single+bf16_pure+qlora:rank=16"].one))  # fmt: skip
+    assert dominates(lean, plain) and not dominates(plain, lean)
+    assert not dominates(coarse, plain), "it rounds more"
+    assert not dominates(lean._replace(seconds=1.01 * plain.seconds), plain)
+    assert not dominates(plain._replace(need=0.97 * plain.need), plain), "a block of the allocator"
+    assert best_of([plain, lean]) is lean
+
+
+def test_other_heads_are_better_in_what_they_say():
+    fits = every(24)
+    best = best_of(options_of(fits)).fit
+    heads = explore.headed(fits, best)
+    sure = [fit for fit in fits if fit.fits]
+    assert heads["least memory"].need_bytes == min(fit.need_bytes for fit in sure)
+    assert heads["fastest"].seconds.total == min(fit.seconds.total for fit in sure)
+    assert "exact" not in heads and bits(best.label) == 0
+
+
+def test_every_faster_or_smaller_row_has_its_reason():
+    fits = every(24)
+    best = best_of(options_of(fits)).fit
+    said = {fit.label: explore.reason(fit, best) for fit in fits if fit.may_fit}
+    for fit in fits:
+        better = fit.need_bytes < best.need_bytes or fit.seconds.total < best.seconds.total
+        if fit.may_fit and fit is not best:
+            assert bool(said[fit.label]) == better, fit.label
+    assert {"4-bit weights", "8-bit weights"} <= set(said.values())
+    assert said["single+bf16_pure+qlora:rank=16"] == "4-bit weights"
+
+
+def test_a_table_has_ten_rows_and_a_line_of_the_others():
+    asked = Asked(cards.of_size(80 * GIB), functools.partial(predicted, tokens=0.3))
+    fits = asked(rows_of(FLUX, 1))
+    _, proofs = search(rows_of(FLUX, 1), asked.gpu, asked)
+    best = [proof.best for proof in proofs]
+    fits = [next((own for own in best if own.label == fit.label), fit) for fit in fits]
+    shown, lines = shortened(fits, proofs)
+    assert len(shown) == MOST and all(any(fit is one for fit in shown) for one in best)
+    assert any("do not fit" in line for line in lines) and any(
+        "more rows" in line for line in lines
+    )
+
+
+def test_recorded_predictions_settle_a_search_without_another():
+    asked = Asked(cards.of_size(24 * GIB), functools.partial(predicted, tokens=0.3))
+    rows = rows_of(FLUX, 1)
+    some = [row for row in rows if "checkpoint" in str(row.recipe).split("+")]
+    known = {str(row.recipe): fit for row, fit in zip(some, asked(some), strict=True)}
+    asked.names.clear()
+    fits, proofs = search(rows, asked.gpu, asked, lambda row: known.get(str(row.recipe)))
+    assert not asked.names and all(proof.recorded for proof in proofs)
+    assert {fit.label for fit in fits} == set(known)
+    for proof in proofs:
+        alike = [fit for fit in known.values() if Point(fit.resolved).adapted == proof.adapters]
+        assert proof.best is best_of(options_of(alike)).fit
+
+
+def test_the_lattice_has_what_people_use():
+    for gpus, names in ((1, {"block_swap", "qlora", "cast"}), (8, {"fsdp2", "zero3", "qlora"})):
+        rows = [Point(row) for row in rows_of(FLUX, gpus)]
+        parts = {part.name for one in rows for part in one.row.recipe.strategies}
+        assert names | {"adam8bit", "bf16_pure", "zero3_offload", "lora"} <= parts
+        shares = {0.0, 0.25, 0.5, 0.75, 1.0}
+        assert {one.share for one in rows if one.adapted} == shares
+        assert {one.share for one in rows if not one.adapted} == shares
+        assert {one.adapted for one in rows if one.products} == {False}
+        parts = {(one.part, one.adapted) for one in rows}
+        assert len(parts) == 6 and not any(one.swapped for one in rows if one.part != "block")
+        assert {(one.moved, one.share) for one in rows if one.moved} == {(True, 0), (True, 1)}
+    assert {one.adapted for one in rows if one.sharding == "fsdp2"} == {True, False}
+
+
+def test_a_card_without_bfloat16_is_planned_in_float16():
+    rows = rows_of(FLUX, 1, half=("fp16",))
+    assert rows and not any("bf16" in str(row.recipe) for row in rows)
+    hold(rows, Asked(cards.find("T4-16GB"), functools.partial(predicted, tokens=0.2)))
+
+
+def test_what_cannot_be_predicted_ends_the_search():
+    none = Prediction(recipe="", device="cuda", method="none", reason="hooks")
+    asked = Asked(cards.of_size(40 * GIB), lambda row: none)
+    fits, proofs = search(rows_of(FLUX, 1), asked.gpu, asked)
+    assert len(fits) <= 2 * (explore.UNTIMED + 1) and [proof.best for proof in proofs] == [
+        None,
+        None,
+    ]
+
+
+def test_recipes_that_cannot_be_predicted_leave_the_others():
+    """The first column fails: another is the root, and the answer is the best of the rest."""
+    none = Prediction(recipe="", device="cuda", method="none", reason="hooks")
+    rows, gpu = rows_of(FLUX, 8), cards.of_size(24 * GIB)
+    fits, _ = search(rows, gpu, Asked(gpu, lambda _: none))
+    kinds = {fit.resolved.recipe.in_slot(Slot.ADAPT) is None: fit for fit in reversed(fits)}
+    lost = {Point(fit.resolved).column for fit in kinds.values()}
+
+    def predict(row: Resolved) -> Prediction:
+        return none if Point(row).column in lost else predicted(row, 1.0)
+
+    _, proofs = search(rows, gpu, Asked(gpu, predict))
+    assert all(proof.best and proof.failed for proof in proofs)
+
+
+def test_a_plan_prints_its_answers_first_and_writes_them(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(
+        pool, "predict_all", lambda rows, *_, **__: [predicted(row, 1.0) for row in rows]
+    )
+    monkeypatch.setenv("COLUMNS", "80")
+    file = tmp_path / "plan.json"
+    words = ["plan", "--model", "flux-dev", "--gpu-memory", "24GiB", "--json", str(file)]
+    assert cli.main(words) == 0
+    said, found = capsys.readouterr().out, json.loads(file.read_text())
+    adapters, whole = found["searches"]
+    assert {row["recipe"] for row in found["rows"]} >= {adapters["answer"], whole["answer"]}
+    assert found["fastest"] == adapters["answer"] and not whole["sure"]
+    table = said.index(" Recipe ")
+    assert table > said.index(f"Adapters: {adapters['answer']}") > 0
+    assert f"of {adapters['recipes']} recipes" in said and "export it: " in said[:table]
+    assert all(len(line) <= 80 for line in said.splitlines() if "./run.sh export" not in line)
+
+
+def test_a_plan_in_which_nothing_fits_shows_by_how_much(capsys, monkeypatch):
+    monkeypatch.setattr(
+        pool, "predict_all", lambda rows, *_, **__: [predicted(row, 2.0) for row in rows]
+    )
+    monkeypatch.setenv("COLUMNS", "80")
+    assert cli.main(["plan", "--model", "flux-dev", "--gpu-memory", "1GiB"]) == 0
+    text = capsys.readouterr().out
+    answer = text[text.index("Adapters") : text.index(" Recipe ")]
+    assert all(len(line) <= 80 for line in answer.splitlines())
+    said = " ".join(text.split())
+    for kind in ("Adapters", "All weights"):
+        assert f"{kind}: none of " in said
+    assert said.count("nearest of those predicted: ") == 2
+
+
+# ---- the other questions of a plan ----
+
+
+@pytest.fixture
+def asked_for_sizes(monkeypatch):
+    """Activations in proportion to the micro batch."""
+    monkeypatch.setattr(
+        pool,
+        "predict_all",
+        lambda rows, *_, **__: [predicted(row, 0.3 * row.micro_batch) for row in rows],
+    )
+
+
+@pytest.mark.parametrize("gib", [6, 24, 80])
+def test_the_largest_batch_is_that_of_the_whole_lattice(gib, asked_for_sizes, capsys, tmp_path):
+    file = tmp_path / "largest.json"
+    words = ["plan", "--model", "flux-dev", "--gpu-memory", f"{gib}GiB", "--largest", "batch"]
+    assert cli.main([*words, "--json", str(file)]) == 0
+    found, gpu = json.loads(file.read_text()), cards.of_size(gib * GIB)
+    for kind in found["searches"]:
+        some = [row for row in rows_of(FLUX, 1)
+                if Point(row).adapted is (kind["training"] == "adapters")]  # fmt: skip
+
+        def fits(batch: int, some=some) -> bool:
+            made = (verdict.judge(row, predicted(row, 0.3 * batch), gpu) for row in some)
+            return any(fit.fits for fit in made)
+
+        last = kind["recipes"][-1] if kind["recipes"] else ""
+        sizes = [r["fits"]["micro_batch"] for r in found["rows"] if r["recipe"] == last]
+        largest = max(sizes, default=0)
+        assert (largest == 0 or fits(largest)) and not fits(largest + 1)
+        assert kind["none_at"] == f"micro batch {largest + 1}"
+    assert "is sure to fit" in " ".join(capsys.readouterr().out.split())
