@@ -7,7 +7,6 @@ two processes, or one that stands for two. Rank 0 writes ``traced.json``: recipe
 from __future__ import annotations
 
 import dataclasses
-import functools
 import gc
 import os
 import sys
@@ -25,7 +24,7 @@ from harness.json_files import write_json
 from harness.memory.traced_step import trace_step
 from harness.resolve import Resolved, resolve
 from harness.spec import Spec, from_arguments
-from harness.worker import environment, setup
+from harness.worker import setup
 from harness.worker.loop import Log, optimizer_step
 from strategies.engine import Engine
 
@@ -79,8 +78,6 @@ def categories(spec: Spec, folder: Path) -> dict[str, Any]:
 
 def each_recipe(look: Callable[[Spec, Path], dict[str, Any]], name: str) -> None:
     """What ``look`` finds of each recipe that is asked for, in a file of rank 0."""
-    # One group serves all recipes: torch makes no second one beside it.
-    environment.simulate = functools.cache(environment.simulate)
     cut = sys.argv.index("--several")
     options = train.parse_options(sys.argv[1:cut])
     spec = from_arguments(options)

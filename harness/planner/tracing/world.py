@@ -15,7 +15,6 @@ from harness.launch import command
 from harness.planner import resident_models
 from harness.planner.adapters.base import TraceAdapter
 from harness.resolve import Resolved
-from harness.worker.environment import simulate
 
 GPU = "meta"
 """Device type that represents the GPU. Its tensors have no storage, and it differs from the
@@ -28,7 +27,11 @@ def world(resolved: Resolved, adapter: TraceAdapter) -> Iterator[None]:
     settings."""
     with mock.patch.dict(os.environ, environment(resolved, adapter)):
         if adapter.ranks:
-            simulate(resolved.spec.processes, adapter.rank)
+            # The store exists only in this private module of torch; torchtitan uses it too.
+            from torch.testing._internal.distributed.fake_pg import FakeStore
+
+            told = {"rank": adapter.rank, "world_size": resolved.spec.processes}
+            torch.distributed.init_process_group("fake", store=FakeStore(), **told)
         adapter.begin(resolved.launch, GPU)
         yield
 
