@@ -6,7 +6,6 @@ Numbers are raw, in base units. Does not import torch.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 import statistics
 from collections import Counter
@@ -321,67 +320,19 @@ def _left_out(rows: Sequence[MeasuredRow], place: int) -> float | None:
 
 
 def _factors(rows: Sequence[MeasuredRow], parts: Sequence[str]) -> dict[str, float]:
-    """Return the factors that minimize the squared relative errors of the rows.
+    """Return the factors, at least ``LOWEST``, that minimize the rows' squared relative errors."""
+    from scipy.optimize import nnls
 
-    It solves for what exceeds ``LOWEST``, over all subsets of parts, and takes the best nonnegative
-    solution.
-    """
     shares = [[(getattr(row, p) or 0.0) / row.step_seconds for p in parts] for row in rows]
     rest = [_unfitted(row, parts) / row.step_seconds for row in rows]
     left = [1 - more - LOWEST * sum(own) for own, more in zip(shares, rest, strict=True)]
-    choices = itertools.chain.from_iterable(
-        itertools.combinations(range(len(parts)), size) for size in range(len(parts) + 1)
-    )
-    solved = [_solved(shares, left, chosen) for chosen in choices]
-    best = min((s for s in solved if s is not None), key=lambda s: _squares(shares, left, s))
-    return {part: LOWEST + more for part, more in zip(parts, best, strict=True)}
+    best, _ = nnls(shares, left)
+    return {part: LOWEST + float(more) for part, more in zip(parts, best, strict=True)}
 
 
 def _unfitted(row: MeasuredRow, parts: Sequence[str]) -> float:
     """Return the seconds of the parts without a factor."""
     return sum(getattr(row, part) or 0.0 for part in PARTS if part not in parts)
-
-
-def _solved(
-    shares: Sequence[Sequence[float]], left: Sequence[float], chosen: Sequence[int]
-) -> list[float] | None:
-    """Return the least-squares solution in the ``chosen`` unknowns, with the others 0.
-
-    None if one is negative or the rows do not separate them. It uses normal equations, because
-    there are at most three unknowns.
-    """
-    matrix = [[math.fsum(row[i] * row[j] for row in shares) for j in chosen] for i in chosen]
-    target = [math.fsum(row[i] * y for row, y in zip(shares, left, strict=True)) for i in chosen]
-    found = _gauss(matrix, target)
-    if found is None or any(value < 0 for value in found):
-        return None
-    whole = [0.0] * len(shares[0])
-    for place, value in zip(chosen, found, strict=True):
-        whole[place] = value
-    return whole
-
-
-def _gauss(matrix: list[list[float]], target: list[float]) -> list[float] | None:
-    """Return the solution of a small symmetric system, or None if it is singular."""
-    size = len(target)
-    rows = [[*line, value] for line, value in zip(matrix, target, strict=True)]
-    for i in range(size):
-        if rows[i][i] < 1e-12:
-            return None
-        for j in range(size):
-            if j != i:
-                factor = rows[j][i] / rows[i][i]
-                rows[j] = [a - factor * b for a, b in zip(rows[j], rows[i], strict=True)]
-    return [rows[i][size] / rows[i][i] for i in range(size)]
-
-
-def _squares(
-    shares: Sequence[Sequence[float]], left: Sequence[float], factors: Sequence[float]
-) -> float:
-    def off(row: Sequence[float], y: float) -> float:
-        return sum(a * b for a, b in zip(row, factors, strict=True)) - y
-
-    return math.fsum(off(row, y) ** 2 for row, y in zip(shares, left, strict=True))
 
 
 def _told(rows: Sequence[MeasuredRow], part: str) -> bool:
