@@ -18,7 +18,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import yaml
 
@@ -38,7 +38,7 @@ SEQUENCE = re.compile(
 )
 
 
-def open_foreign(path: Path | str) -> BinaryIO:
+def open_foreign(path: Path | str) -> io.FileIO:
     """Open a regular file for reading, unbuffered.
 
     Raises:
@@ -62,7 +62,7 @@ def read_foreign(path: Path | str, limit: int = LARGEST) -> str:
     """
     with open_foreign(path) as file:
         size = os.fstat(file.fileno()).st_size
-        data = b"" if size > limit else io.BufferedReader(file).read(limit + 1)  # type: ignore[arg-type]
+        data = b"" if size > limit else io.BufferedReader(file).read(limit + 1)
     if max(size, len(data)) > limit:
         raise ValueError(f"it has more than {limit} bytes")
     return data.decode("utf-8")

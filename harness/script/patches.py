@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
+import torch
 from accelerate import Accelerator
 from accelerate.utils import DeepSpeedOptimizerWrapper
 from torch import nn
@@ -104,11 +105,17 @@ def _backward(watch: Watch, original: Any) -> Any:
 
 def _clip(watch: Watch, original: Any) -> Any:
     def clip(accelerator: Any, parameters: Any, max_norm: Any, *more: Any, **named: Any) -> Any:
+        parameters = _listed(parameters)
         norm = original(accelerator, parameters, max_norm, *more, **named)
-        watch.clipped(max_norm, norm)
+        watch.clipped(max_norm, norm, parameters)
         return norm
 
     return clip
+
+
+def _listed(parameters: Any) -> Any:
+    """Return the parameters of a call as a list, which can be looked at after the call."""
+    return parameters if torch.is_tensor(parameters) else list(parameters)
 
 
 def _clipping(watch: Watch) -> Any:
@@ -116,8 +123,9 @@ def _clipping(watch: Watch) -> Any:
     original = nn.utils.clip_grad_norm_
 
     def clip(parameters: Any, max_norm: Any, *more: Any, **named: Any) -> Any:
+        parameters = _listed(parameters)
         norm = original(parameters, max_norm, *more, **named)
-        watch.clipped(max_norm, norm)
+        watch.clipped(max_norm, norm, parameters)
         return norm
 
     return mock.patch.object(nn.utils, "clip_grad_norm_", clip)

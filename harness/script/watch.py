@@ -34,6 +34,16 @@ GIVE_UP = 3
 """Times that a script may swallow its end before its process exits."""
 
 
+NONE_CLIPPED = (
+    "clip_grad_norm_ got no parameters (an iterator that the optimizer emptied?), so nothing is "
+    "clipped; give it a list, or model.parameters()"
+)
+MADE_BEFORE = (
+    "nothing was clipped: make the list that clip_grad_norm_ gets after accelerator.prepare, which "
+    "replaces the parameters under FSDP2"
+)
+
+
 class Watch:
     """Observations of a script in one rank's process, and their measurement.
 
@@ -389,19 +399,27 @@ class Watch:
 
     # ---- facts ----
 
-    def clipped(self, limit: Any, norm: Any) -> None:
-        """Receive the limit and norm of gradients that the script clips.
+    def clipped(self, limit: Any, norm: Any, parameters: Any) -> None:
+        """Receive the limit and norm of the gradients of ``parameters``, which the script clips.
+
+        The norm of no parameters is none of the training's.
 
         Raises:
-            Void: DeepSpeed clips at another limit, so that the training is another one.
+            Void: DeepSpeed clips at another limit, or the parameters are not those that are
+                trained, so that the training is another one.
         """
-        limit = float(limit)
-        if self.bench is not None:
+        limit, engine_clips = float(limit), "own_clipping" in self.row.launch.traits
+        given = [parameters] if torch.is_tensor(parameters) else parameters
+        if not given:
+            self.note(NONE_CLIPPED)
+        elif self.bench is not None and not engine_clips and all(p.grad is None for p in given):
+            raise Void(CLIPPING, limit, "parameters without gradients", MADE_BEFORE)
+        if self.bench is not None and given:
             self.bench.norm = norm
         if self.clip == limit:
             return
         self.clip = limit
-        if "own_clipping" in self.row.launch.traits and (self.row.clip or 0.0) != limit:
+        if engine_clips and (self.row.clip or 0.0) != limit:
             raise Void(CLIPPING, limit, self.row.clip or 0.0, f"give --clip {limit:g}")
 
     def skip(self, name: str) -> None:

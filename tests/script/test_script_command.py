@@ -192,3 +192,31 @@ def test_a_loop_is_measured_in_place(accelerator, tmp_path, capsys):
 def test_a_loop_that_ends_early_says_how_many_steps_are_needed(accelerator, tmp_path):
     with pytest.raises(BadInput, match="3 optimizer steps"):
         trained(accelerator, tmp_path / "row", 3)
+
+
+def clipped_loop(accelerator: Accelerator, out: Path, parameters_of) -> None:
+    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 1))
+    given = parameters_of(model)
+    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
+    with measured(accelerator, out, warmup=1, steps=1, name="my loop"):
+        for _ in range(30):
+            accelerator.backward(model(torch.randn(4, 8)).square().mean())
+            accelerator.clip_grad_norm_(given, 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def test_a_clipping_iterator_that_is_empty_is_named_and_gives_no_norms(accelerator, tmp_path):
+    clipped_loop(accelerator, tmp_path / "row", lambda model: iter(()))
+    found = load(tmp_path / "row" / "result.json")
+    assert found.status is Status.OK and not found.grad_norms
+    assert any("clip_grad_norm_ got no parameters" in note for note in found.meter_notes)
+
+
+def test_parameters_that_are_not_trained_are_named_where_they_are_clipped(accelerator, tmp_path):
+    """As under FSDP2, which replaces the parameters in ``prepare``."""
+    with pytest.raises(BadInput, match=r"make the list .* after accelerator\.prepare"):
+        clipped_loop(
+            accelerator, tmp_path / "row", lambda model: [*copy.deepcopy(model).parameters()]
+        )
+    assert load(tmp_path / "row" / "result.json").status is Status.VOID

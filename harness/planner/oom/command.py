@@ -106,7 +106,7 @@ def opened(name: str) -> contextlib.AbstractContextManager[Any]:
     if name == STDIN:
         return contextlib.nullcontext(sys.stdin.buffer)
     try:
-        return io.BufferedReader(open_foreign(name))  # type: ignore[arg-type]
+        return io.BufferedReader(open_foreign(name))
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         raise BadInput(f"{name}: {why}; {WANTED}, or - for standard input") from None

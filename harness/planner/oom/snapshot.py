@@ -29,6 +29,8 @@ LARGEST = 2**30
 """Bytes of the largest snapshot that is read."""
 MOST = 20_000_000
 """Most blocks and events that are read. A file that repeats one list could have more than that."""
+PIECE = 2**24
+"""Bytes that are read at once."""
 EXPANSION, LEAST_MEMORY, MOST_MEMORY = 64, 2**28, 2**33
 """Bytes that reading a snapshot may take: of each byte of its file, at least, and at most.
 
@@ -84,7 +86,9 @@ def read(file: IO[bytes]) -> list[Snapshot]:
     Raises:
         ValueError: it is damaged, too large, or no snapshot, or it would run code.
     """
-    data = file.read(LARGEST + 1)
+    data = b""
+    while len(data) <= LARGEST and (piece := file.read(PIECE)):
+        data += piece  # a read of LARGEST bytes would allocate all of them
     if len(data) > LARGEST:
         raise ValueError(f"it has more than {LARGEST // 2**30} GiB")
     with bounded_memory(min(LEAST_MEMORY + EXPANSION * len(data), MOST_MEMORY)):
