@@ -62,7 +62,7 @@ def test_a_model_that_ends_the_process_does_not_fit(tmp_path, capsys, place, cod
     ("place", "code", "why"),
     [
         ("loss", "type(out) is torch.Tensor and os._exit(0)", "ended the process (exit code 0)"),
-        ("forward", "x = Leaving.apply(self.a(x))", "no result in phase warmup"),
+        ("forward", "x = Leaving.apply(self.a(x))", "no result in phase"),
     ],
 )
 def test_a_run_that_ends_without_a_result_has_failed(tmp_path, place, code, why):
