@@ -279,7 +279,7 @@ OUTSIDE = {
 """Commands that ``run.sh`` runs by itself, in an environment of their own -> help and page."""
 
 
-def _parser(only: str = "") -> argparse.ArgumentParser:
+def _parser(only: str = "") -> _Parser:
     """Return the parser of all commands.
 
     ``only`` limits the options to those of one command, because the modules of each command are

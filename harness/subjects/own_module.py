@@ -240,7 +240,7 @@ def identity(model: str) -> str:
     if not is_file(model):
         return ""
     hasher = hashlib.sha256(_path(model).read_bytes())
-    for path in sorted(_OPENED.get(str(_path(model)), ()) - {str(_path(model).absolute())}):
+    for path in sorted(_OPENED.get(str(_path(model)), set()) - {str(_path(model).absolute())}):
         with contextlib.suppress(OSError):
             hasher.update(f"{path} {opened.digest(path)}".encode())
     return hasher.hexdigest()[:16]

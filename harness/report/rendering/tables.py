@@ -64,7 +64,7 @@ def _verdict(row: Row) -> str:
     """Return the verdict, with the distance of losses or samples if the row is not equal."""
     word, far = row.versus.parity, row.versus.loss_distance
     if row.drawn is not None:
-        far = row.drawn.away and row.drawn.away.relative
+        far = row.drawn.away.relative if row.drawn.away else None
     told = word in ("by design", *parity.WRONG) and far is not None
     return f"{word} {units.one('distance', far)}" if told else word
 
@@ -270,11 +270,15 @@ def others(groups: Sequence[Group], first: int) -> Grid:
         if index >= first
     ]
     columns = [Column("Group", lambda entry: entry[1], "count")]
-    for column in RANKING:
-        columns.append(dataclasses.replace(column, take=lambda e, take=column.take: take(e[0])))
+    columns += [_of_first(column) for column in RANKING]
     columns += [Column("Differs from group 1 in", lambda entry: entry[2])]
     marks = [_marks(row) for row, _, _ in entries]
     return tabulate("others", "Other groups", columns, entries, marks=marks, note=NOTES["ranking"])
+
+
+def _of_first(column: Column) -> Column:
+    """Return the column for tuples that begin with its row."""
+    return dataclasses.replace(column, take=lambda entry: column.take(entry[0]))
 
 
 def group_grids(group: Group) -> list[Grid]:
