@@ -270,7 +270,7 @@ def test_a_plan_prints_its_answers_first_and_writes_them(capsys, monkeypatch, tm
     adapters, whole = found["searches"]
     assert {row["recipe"] for row in found["rows"]} >= {adapters["answer"], whole["answer"]}
     assert found["fastest"] == adapters["answer"] and not whole["sure"]
-    table = said.index(" Recipe ")
+    table = said.index("\nRecipe ")
     assert table > said.index(f"Adapters: {adapters['answer']}") > 0
     assert f"of {adapters['recipes']} recipes" in said and "export it: " in said[:table]
     assert all(len(line) <= 80 for line in said.splitlines() if "./run.sh export" not in line)
@@ -283,7 +283,7 @@ def test_a_plan_in_which_nothing_fits_shows_by_how_much(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     assert cli.main(["plan", "--model", "flux-dev", "--gpu-memory", "1GiB"]) == 0
     text = capsys.readouterr().out
-    answer = text[text.index("Adapters") : text.index(" Recipe ")]
+    answer = text[text.index("Adapters") : text.index("\nRecipe ")]
     assert all(len(line) <= 80 for line in answer.splitlines())
     said = " ".join(text.split())
     for kind in ("Adapters", "All weights"):
