@@ -31,8 +31,9 @@ from harness.report.data.answers import (
     in_detail,
     in_full,
 )
+from harness.report.data.grid import text_grid
 from harness.report.data.rows import read_suite
-from harness.report.rendering import export, pages, sentences, tables, terminal
+from harness.report.rendering import export, pages, sentences, table, tables, terminal
 from harness.result import Status, load_all
 from tests.made.results import cpu_set, gpu_set, large_set
 
@@ -398,3 +399,14 @@ def test_a_list_that_is_cut_says_how_many_are_left_out():
     *shown, last = sentences.first_of(lines, "rows")
     assert shown == lines[:MANY] and last.startswith("3 more rows")
     assert sentences.first_of(lines[:5], "rows") == lines[:5]
+
+
+def test_a_recipe_breaks_between_its_words_alone():
+    kinds = {"Recipe": "text", "GiB": "gib"}
+    name = "single+bf16_pure+block_swap:blocks=43+lora:rank=16+checkpoint"
+    console = Console(width=40, file=io.StringIO())
+    table.print_grid(text_grid("t", "T", kinds, [[name, "16.61"]]), console)
+    lines = [line.split("  ")[0].strip() for line in console.file.getvalue().splitlines()]
+    found = [line for line in lines if line and line in name]
+    assert "".join(found) == name and len(found) > 2
+    assert all(line[-1] in "+:," for line in found[:-1])

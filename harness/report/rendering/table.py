@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -14,9 +15,12 @@ if TYPE_CHECKING:
 
 LEAST_WORTH = ("vs ref %", "#", "Old GiB", "Grad norm", "Loss", "Limit %")
 """Heads of columns hidden first, in this order; then the others, the last one first."""
+NAMES = ("Recipe", "Adding")
+"""Heads of columns of recipes."""
+PIECES = r"(?<=[+:,])"
 LOOKS = {"alarm": "bold red", "front": "cyan", "reference": "bold"}
 NAME, WORD = 16, 20
-"""Least width of a column of names, which are folded, and most of one of prose."""
+"""Least width of a column of names, which break between parts, and most of one of prose."""
 GAP = 2
 """Cells that rich adds to the width of a column: its padding and its edge."""
 Styles = Mapping[str, Mapping[str, str]]
@@ -75,15 +79,32 @@ def _drawn(grid: Grid, kept: Sequence[int], widths: Sequence[int], styles: Style
         )
     for line, marks in grid.rows:
         look = next((LOOKS[word] for word in LOOKS if word in marks), "")
-        cells = [Text(line[i], styles.get(grid.heads[i], {}).get(line[i], "")) for i in kept]
+        cells = [
+            Text(
+                broken(line[i], width) if grid.heads[i] in NAMES else line[i],
+                styles.get(grid.heads[i], {}).get(line[i], ""),
+            )
+            for i, width in zip(kept, widths, strict=True)
+        ]
         table.add_row(*cells, style=look)
     return table
+
+
+def broken(name: str, width: int) -> str:
+    """Return a recipe's name on lines of ``width`` characters that end after ``+``, ``:`` or
+    ``,``, and never within a word, if each of its words has room."""
+    lines = [""]
+    for piece in re.split(PIECES, name):
+        if lines[-1] and len(lines[-1] + piece) > width:
+            lines.append("")
+        lines[-1] += piece
+    return "\n".join(lines)
 
 
 def _order(grid: Grid, least_worth: Sequence[str]) -> list[int]:
     """Return the columns in the order in which they are hidden; the name's is not among them."""
     heads = grid.heads
-    name = next((i for i, head in enumerate(heads) if head in ("Recipe", "Adding")), 0)
+    name = next((i for i, head in enumerate(heads) if head in NAMES), 0)
     first = [heads.index(head) for head in least_worth if head in heads]
     order = [*first, *(i for i in reversed(range(len(heads))) if i not in first)]
     return [i for i in order if i != name]
@@ -95,8 +116,9 @@ def _least(grid: Grid, index: int) -> int:
     longest = max(map(len, cells), default=1)
     if grid.kinds[index] not in units.TEXT:
         return max([longest, *map(len, grid.heads[index].split())])
-    if grid.heads[index] == "Recipe":
-        return min(longest, NAME)
+    if grid.heads[index] in NAMES:
+        pieces = [piece for text in cells for piece in re.split(PIECES, text)]
+        return min(longest, max(NAME, *map(len, pieces)))
     words = [word for text in (grid.heads[index], *cells) for word in text.split()]
     return min(max(map(len, words), default=1), WORD)
 
