@@ -291,15 +291,12 @@ class Result:
     - ``gpu_samples``: empty without a GPU or nvidia-smi.
     - ``inputs``: digest of each file of the user's that his model or script opened (path, relative
       to the repository if it is below); None if nothing of his ran, or if it is unknown.
-    - ``beside``: number of rows that ran at once, each on its own GPU, so that no time was kept; 0
-      for
-    a row that ran alone.
     - ``drawn``: samples of a sampling run, whose steps are batches of samples; None for a training.
     """
 
     status: Status
     spec: Spec
-    ENDED = ("nodes", "wire", "token")
+    ENDED = ("nodes", "wire", "token", "beside")
     """Fields of older results."""
 
     schema: int = SCHEMA
@@ -332,7 +329,6 @@ class Result:
     key_averages: list[dict[str, Any]] = field(default_factory=list)
     recordings: list[str] = field(default_factory=list)
     gpu_samples: list[GpuSample] = field(default_factory=list)
-    beside: int = 0
     drawn: Drawn | None = None
 
     @classmethod

@@ -53,7 +53,7 @@ def _mixed(result: Result) -> Reason | None:
 
 
 def _timed(result: Result) -> Reason | None:
-    """Return why a result without times is void. Parallel rows keep no times on purpose."""
+    """Return why a result without times is void."""
     timed = result.ranks and all(rank.step_seconds for rank in result.ranks)
     lacks = "the result holds no timed step of all ranks"
-    return None if timed or result.beside else Reason(lacks, FIX)
+    return None if timed else Reason(lacks, FIX)

@@ -14,24 +14,12 @@ from typing import Any
 from harness import ROOT, opened
 from harness.launch.sources import MEASURED, digest
 from harness.resolve import Resolved
-from harness.result import Result
 from harness.spec import Spec, check_sizes
 from harness.subjects import own_module
 from harness.suite.file import SuiteError
 from harness.system import machine as kernel
 from harness.system.machine import Machine
 from harness.system.probe import version
-
-
-def without_times(result: Result, at_once: int) -> Result:
-    """Remove the times from ``result``, and mark it as one of ``at_once`` parallel rows."""
-    result.beside = at_once
-    if result.launch:
-        result.launch.others = []  # its neighbours, which do not affect its memory
-    for rank in result.ranks:
-        rank.step_seconds, rank.warmup_seconds, rank.step_usage = [], [], None
-    return result
-
 
 # ---- repeats of the reference ----
 

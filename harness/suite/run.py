@@ -184,7 +184,7 @@ def _finished(row: Planned, mark: str) -> Result | None:
         return None
     kept = result.identity == mark and result.status in KEPT
     kept = kept and (not row.resolved.runs_users_code or opened.unchanged(result.inputs))
-    return result if kept and not result.beside else None
+    return result if kept else None
 
 
 def _interrupted_row(row: Planned, machine: Machine, known: Sequence[Result]) -> list[Result]:

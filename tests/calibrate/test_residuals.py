@@ -96,7 +96,6 @@ def test_no_factor_is_below_the_least():
 
 def test_too_few_rows_say_nothing():
     assert fitted(rows()[:2]) == fitted([])
-    assert fitted([dataclasses.replace(r, world=8) for r in rows()]).rows == 0
     assert fitted([dataclasses.replace(r, status="void") for r in rows()]).rows == 0
     only_offload = [row(f"zero2_offload x{i}", 3.0, 1.0, offload=1.0) for i in range(5)]
     assert fitted(only_offload).rows == 0

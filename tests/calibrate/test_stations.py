@@ -7,11 +7,11 @@ import json
 import pytest
 import torch
 
-from harness.planner.calibrate import ending
-from harness.planner.calibrate.parts import Outcome
+from harness.planner.calibrate.running import Outcome, build_from
 from harness.planner.calibrate.stations import kernels
 from harness.planner.calibrate.stations.__main__ import MEASURES, main, measure_collective
 from harness.planner.calibrate.stations.kernels import Asked, seconds_of
+from harness.planner.calibration.record import Ceilings
 
 HERE = Asked(device=torch.device("cpu"), small=True)
 
@@ -26,10 +26,10 @@ def ceilings():
         "collective": measure_collective(HERE),
     }
     outcomes = [
-        Outcome(station=name, part="memory", status="ok", facts=facts)
+        Outcome(station=name, status="ok", facts=facts)
         for name, facts in json.loads(json.dumps(found)).items()
     ]
-    return ending.ceilings_of(outcomes)
+    return build_from(outcomes, Ceilings)
 
 
 def test_products_of_each_type_that_a_cpu_has(ceilings):

@@ -160,10 +160,6 @@ BAD: dict[str, tuple[Callable[[Path], list[str]], str]] = {
         lambda p: ["lint", str(p / "none.json")],
         "No such file or directory; name a DeepSpeed JSON file",
     ),
-    "calibrate for no time": (
-        lambda p: ["calibrate", "--minutes", "0"],
-        "0 is not a number of minutes above 0",
-    ),
     "calibrate a GPU that is not there": (
         lambda p: ["calibrate", "--device", "cuda", "--out", str(p / "results")],
         "device is cuda, but torch sees no GPU here; use --device cpu",
@@ -500,11 +496,10 @@ def test_a_dry_run_of_calibrate_names_stations_in_order_and_starts_nothing(
 ) -> None:
     monkeypatch.setattr(calibrate, "recall", machines.look)
     words = ["calibrate", "--dry-run", "--out", str(tmp_path / "s"), "--device", "cpu"]
-    assert call([*words, "--part", "story", "--part", "memory", "--minutes", "12"]) == 0
+    assert call(words) == 0
     text = capsys.readouterr().out
-    order = [text.index(name) for name in ("memory products", "memory single", "story ladder")]
-    assert order == sorted(order), "parts come in their own order"
-    assert "story default" in text and "of 12 are left" in text and "skipped" in text
+    order = [text.index(name) for name in ("products", "collective", "single", "zero3")]
+    assert order == sorted(order) and "18 stations and rows, about 9 minutes" in text
     assert nothing_starts == [] and not (tmp_path / "s").exists()
 
 
@@ -535,7 +530,7 @@ def test_a_gpu_that_torch_alone_sees_names_the_session_s_folder(
     monkeypatch.setattr(calibrate, "has_driver", lambda: True)
     monkeypatch.setattr(calibrate, "recall", recall)
     monkeypatch.setattr(calibrate, "check_out", stop)
-    assert call(["calibrate", "--part", "check"]) != 0
+    assert call(["calibrate"]) != 0
     assert "nvidia_h200 is full" in capsys.readouterr().err and nothing_starts == ["probe"]
 
 

@@ -1,6 +1,5 @@
-"""The ``calibrate`` command: measure a machine, and compare predictions with rows that ran on it.
+"""The ``calibrate`` command: measure the rates of a machine, and rows to fit predictions to.
 
-A part (check, memory, story) is a list of stations, the most useful first (``parts``). Each
-station runs in its own process (``running``) and writes an outcome; the same command resumes
-from the outcomes. Only ``stations`` imports torch.
+Each station measures in its own process (``running``), then one suite runs the rows (``rows``); the
+same command resumes from both. Only ``stations`` imports torch.
 """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import functools
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,13 +16,20 @@ from rich.text import Text
 from harness import ROOT
 from harness.commands.console import FAILED, INTERRUPTED, OK, examined, make_console, short, slug
 from harness.commands.options import add_force, check_file
-from harness.commands.progress import Predictions, Waiting, during
+from harness.commands.progress import Predictions, during
 from harness.json_files import write_json
 from harness.planner import overhead, pool
-from harness.planner.calibrate.ending import Left, leave
-from harness.planner.calibrate.parts import PARTS, Budget, Outcome, Planned, Setting, schedule
-from harness.planner.calibrate.running import Session, run_part
-from harness.planner.calibrate.table import lines, table
+from harness.planner.calibrate.rows import Setting, specs
+from harness.planner.calibrate.running import (
+    MINUTES,
+    ROW_MINUTES,
+    Session,
+    calibration_of,
+    keep,
+    run_rows,
+    run_stations,
+)
+from harness.planner.calibrate.table import lines, table, tables
 from harness.planner.calibration import store
 from harness.planner.calibration.record import Calibration, public
 from harness.planner.speed import rates
@@ -174,20 +180,14 @@ def _predictions(results: Sequence[Result], console: Console) -> dict[str, Predi
 
 WIDE = 132
 OPS = {"cpu_adam", "async_io", "shm_comm"}
-USUAL = ("memory",)
-SMALL_STEPS = {"model": "DiT-T/8", "steps": 1, "warmup": 1, "noise_floor": 1}
 SHARED = "others"
 """Owner that a shared calibration names to its reader."""
+FILES = ("calibration.json", "calibration.md", "stations", "logs", "measured", "rows")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``calibrate``."""
     add = parser.add_argument
-    text = ("part of the calibration: check runs the catalog, memory measures what predictions "
-        "assume, story runs the first suites (default: memory; may be repeated)")  # fmt: skip
-    add("--part", choices=PARTS, action="append", help=text)
-    text = "time budget; a station that would exceed it does not start (default: no limit)"
-    add("--minutes", type=minutes, metavar="M", help=text)
     text = "write the calibration to a file for other users (default: not written)"
     add("--share", type=Path, metavar="FILE", help=text)
     text = "use the results in DIR, which this machine measured (default: run some rows)"
@@ -198,35 +198,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "write the comparison of --against as JSON (default: not written)"
     add("--json", type=Path, metavar="FILE", help=text)
     add_force(parser)
-    add("--dry-run", action="store_true", help="print stations, order and minutes; start nothing")
+    add("--dry-run", action="store_true", help="print stations, rows and minutes; start nothing")
     text = "rehearse with tiny models and shapes; the numbers are not kept"
     add("--small", action="store_true", help=text)
     add("--device", choices=DEVICES, help="cpu or cuda (default: cuda if there)")
     add("--model", default="", help="model of the rows (default: DiT-XL/2, on a CPU DiT-S/4)")
-    text = "timed steps of a row (default: the suite's)"
+    text = "timed steps of a row (default: 10, on a CPU 5)"
     add("--steps", type=int, default=0, metavar="N", help=text)
-    text = "checks at a time (default: as many as fit)"
-    add("--jobs", type=int, default=0, metavar="N", help=text)
     add("--out", type=Path, metavar="DIR", help="folder (default: results/calibrate/DEVICE)")
     add("--fresh", action="store_true", help="repeat finished stations too (default: keep them)")
 
 
-FILES = (
-    *("calibration.json", "calibration.md", "stations", "logs", "measured"),
-    *("memory", "check", "story"),
-)
-
-
-def minutes(text: str) -> float:
-    """Parse a number of minutes above 0, for argparse."""
-    value = float(text)
-    if not value > 0:
-        raise argparse.ArgumentTypeError(f"{text} is not a number of minutes above 0")
-    return value
-
-
 def calibrate(options: argparse.Namespace) -> int:
-    """Measure, or with ``--dry-run`` list the stations; return the exit code."""
+    """Measure, or with ``--dry-run`` list stations and rows; return the exit code."""
     console = make_console(WIDE)
     _check(options)
     if options.against:
@@ -235,28 +219,40 @@ def calibrate(options: argparse.Namespace) -> int:
         examined(console, ROOT, set())  # for a GPU that nvidia-smi does not show (WSL2)
     folder = _folder(options)
     if options.dry_run:
-        return _dry_run(_session(options, folder, recall(folder), console), options, console)
-    if options.share and not options.part:
+        return _dry_run(_session(options, folder, recall(folder), console))
+    if options.share:
         kept = store.choose(_own(options, recall(folder)), torch=store.torch())
         if kept is not None:
             return _share(kept.calibration, options.share, console)
     _sighted(options.device or recall(folder).device, recall(folder))
     check_out(folder, FILES, force=options.force)
-    session = _session(options, folder, examined(console, folder, OPS), console)
-    outcomes = _run(session, options.part or USUAL)
-    if outcomes is None:
+    return _calibrated(_session(options, folder, examined(console, folder, OPS), console), options)
+
+
+def _calibrated(session: Session, options: argparse.Namespace) -> int:
+    """Run stations and rows, and write and show the calibration; return the exit code."""
+    try:
+        outcomes, results = run_stations(session), run_rows(session)
+    except (process.Interrupted, SuiteInterrupted, KeyboardInterrupt):
+        session.tell("interrupted; finished stations are kept, and the same command resumes")
         return INTERRUPTED
-    left = leave(session, outcomes)
-    _show(left, console)
+    found = calibration_of(session, outcomes, results)
+    made = tables(found)
+    found.write(session.folder / "calibration.json")
+    page = session.folder / "calibration.md"
+    page.write_text(lines(f"Calibration of {found.device.name}", made), encoding="utf-8")
+    _show(found, made, keep(session, found), session)
+    session.tell(str(short(page)))
     if options.share:
-        _share(left.calibration, options.share, console)
-    return FAILED if any(o.status in ("failed", "partly") for o in outcomes) else OK
+        _share(found, options.share, session.console)
+    able = (Status.OK, Status.UNSUPPORTED, Status.REFUSED)
+    good = all(r.status in able for r in results) and all(o.status == "ok" for o in outcomes)
+    return OK if good else FAILED
 
 
 def _check(options: argparse.Namespace) -> None:
-    for name in ("steps", "jobs"):
-        if getattr(options, name) < 0:
-            raise SpecError(f"{name} is {getattr(options, name)}; give --{name} at least 1")
+    if options.steps < 0:
+        raise SpecError(f"steps is {options.steps}; give --steps at least 1")
     for name in ("share", "json"):
         if getattr(options, name):
             check_file(getattr(options, name), name, force=options.force)
@@ -287,19 +283,14 @@ def _session(
         small=options.small,
         model=options.model,
         steps=options.steps,
-        rows_known=options.rows is not None,
     )
     return Session(
         folder=folder,
         machine=machine,
         setting=setting,
-        budget=Budget(minutes=options.minutes),
-        tell=lambda text: console.print(Text(text), soft_wrap=True),
-        live=functools.partial(Waiting, console),
+        console=console,
         fresh=options.fresh,
-        jobs=options.jobs,
         known=_known(options, device, machine),
-        overrides=_overrides(options),
     )
 
 
@@ -324,64 +315,34 @@ def _sighted(device: str, machine: Machine) -> None:
         raise SpecError(str(lack))
 
 
-def _overrides(options: argparse.Namespace) -> dict[str, object]:
-    """Return the settings for the suites of the story part."""
-    given = dict(SMALL_STEPS) if options.small else {}
-    given |= {"model": options.model} if options.model else {}
-    return given | ({"steps": options.steps} if options.steps else {})
-
-
-def _run(session: Session, parts: Sequence[str]) -> list[Outcome] | None:
-    """Return the outcomes of the parts, in the order of ``PARTS``; None after Ctrl-C."""
-    outcomes: list[Outcome] = []
-    try:
-        for part in (part for part in PARTS if part in parts):
-            outcomes += run_part(part, session)
-    except (process.Interrupted, SuiteInterrupted, KeyboardInterrupt):
-        session.tell("interrupted; finished stations are kept, and the same command resumes")
-        return None
-    return outcomes
-
-
 # ---- output ----
 
 
-def _dry_run(session: Session, options: argparse.Namespace, console: Console) -> int:
-    jobs = session.jobs_at_a_time
-    parts = [part for part in PARTS if part in (options.part or USUAL)]
-    stations = [station for part in parts for station in session.stations(part)]
-    done = {station.key for station in stations if session.earlier(station)}
-    planned = schedule(stations, options.minutes, done, jobs)
-    heads = {"#": "count", "Station": "text", "Minutes": "ratio", "Action": "text"}
-    lines = [
-        [str(index), one.station.key, f"{one.station.minutes:.1f}",
-         f"{one.action}: {one.reason}" if one.reason else one.action]
-        for index, one in enumerate(planned, 1)
-    ]  # fmt: skip
-    console.print(_sum(planned, jobs), style="bold", highlight=False)
-    print_grid(text_grid("stations", "", heads, lines), console, least_worth=())
+def _dry_run(session: Session) -> int:
+    device = session.setting.device
+    todo = [(name, MINUTES[device][name]) for name in session.stations]
+    todo = [(name, cost) for name, cost in todo if not session.earlier(name)]
+    if not session.known:
+        rows = specs(session.setting)
+        todo += [(f"{s.recipe}, batch {s.global_batch}", ROW_MINUTES[device]) for s in rows]
+    spent = sum(cost for _, cost in todo)
+    session.tell(f"{len(todo)} stations and rows, about {spent:.0f} minutes on a free machine")
+    heads = {"#": "count", "Station or row": "text", "Minutes": "ratio"}
+    found = [[str(index), name, f"{cost:.1f}"] for index, (name, cost) in enumerate(todo, 1)]
+    print_grid(text_grid("stations", "", heads, found), session.console, least_worth=())
     return OK
 
 
-def _sum(planned: Sequence[Planned], jobs: int) -> str:
-    run = [one.station for one in planned if one.action == "run"]
-    spent = sum(s.minutes / (jobs if s.kind == "check" else 1) for s in run)
-    skipped = sum(one.action == "skip" for one in planned)
-    words = f"{len(run)} stations to run, about {spent:.0f} minutes on a free machine"
-    words += f"; checks {jobs} at a time" if any(s.kind == "check" for s in run) else ""
-    return words + (f"; {skipped} do not fit and are skipped" if skipped else "")
-
-
-def _show(left: Left, console: Console) -> None:
-    for grid in left.tables:
-        print_table(grid, console)
-    kept = store.applied(left.calibration, torch=store.torch())
-    if left.kept:
-        console.print(Text(f"{kept.words} Predictions use it from now on: {short(left.kept)}"))
+def _show(found: Calibration, made: Sequence[Grid], kept: Path | None, session: Session) -> None:
+    for grid in made:
+        print_table(grid, session.console)
+    if kept:
+        words = store.applied(found, torch=store.torch()).words
+        session.tell(f"{words} Predictions use it from now on: {short(kept)}")
     else:
-        console.print("Predictions do not use it: it was a rehearsal, or nothing was measured.")
-    for path in (left.page, left.archive):
-        console.print(Text(str(short(path))), soft_wrap=True)
+        session.tell("Predictions do not use it: it was a rehearsal, or nothing was measured.")
+    if not session.known:
+        session.tell(f"./run.sh report {short(session.folder / 'rows')} compares memory and times")
 
 
 def print_table(grid: Grid, console: Console) -> None:

@@ -1,13 +1,11 @@
-"""Tables of a session: ceilings, rows beside their predictions, stations and goals. No torch."""
+"""Tables of a calibration: its ceilings, and rows beside their predicted times. No torch."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 from harness.planner import overhead
-from harness.planner.calibrate.parts import Outcome
 from harness.planner.calibration.record import (
     Calibration,
     Fitted,
@@ -20,125 +18,8 @@ from harness.planner.calibration.record import (
 from harness.planner.speed import rates
 from harness.planner.speed.roofline import CPU_SPREAD, REACH
 from harness.report.data.grid import Grid
-from harness.report.figures.units import CATEGORIES, GIB, MIB
+from harness.report.figures.units import MIB
 from harness.report.rendering.pages import table_lines
-from strategies import parse
-
-# ---- goals ----
-# Numbers to reach on a GPU, each judged by a measurement. Pure functions.
-
-
-ONE, SHARDED, RESERVED = 0.03, 0.05, 0.10
-PEAK = 0.55
-LOW_BYTES, LOW_BATCH, LOW_SPEED = 7 * 2**30, 128, 0.84
-"""fast-DiT's published speed of DiT-XL/2 at batch 128 on an A100, in steps per second."""
-METER = 0.01
-LARGE = "DiT-XL/2"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Judged:
-    """A goal and its measurement. ``met`` is None if nothing was measured."""
-
-    text: str
-    measured: str
-    met: bool | None
-
-    @property
-    def word(self) -> str:
-        return {True: "met", False: "not met", None: "unmeasured"}[self.met]
-
-
-Found = tuple[str, bool | None]
-"""The measurement in words, and whether the goal is met."""
-
-
-def judged(calibration: Calibration, meter: float | None = None) -> list[Judged]:
-    """Judge every goal. On a CPU all are unmeasured."""
-    if calibration.device.kind != "cuda":
-        why = "no GPU was measured"
-        return [Judged(text=text, measured=why, met=None) for text in GOALS]
-    found = [(text, *judge(calibration, meter)) for text, judge in GOALS.items()]
-    return [Judged(text=text, measured=measured, met=met) for text, measured, met in found]
-
-
-def _sharded(row: MeasuredRow) -> bool:
-    return row.world > 1 or row.processes > 1
-
-
-def _worst(rows: Sequence[MeasuredRow], name: str, limit: float) -> Found:
-    """Return the largest error in a pair of bytes among these rows."""
-    errors = {
-        row.label: abs(pair[0] / pair[1] - 1)
-        for row in rows
-        if len(pair := getattr(row, name)) == 2
-    }
-    if not errors:
-        return "no such row was measured and predicted", None
-    label = max(errors, key=errors.__getitem__)
-    return f"{100 * errors[label]:.1f} % ({label}; {len(errors)} rows)", errors[label] <= limit
-
-
-def _allocated(found: Calibration, sharded: bool, limit: float) -> Found:
-    return _worst([row for row in found.rows if _sharded(row) == sharded], "run", limit)
-
-
-def _peak(found: Calibration, _: float | None) -> Found:
-    """Return the best row of the large model that computes in bfloat16."""
-    products = found.ceilings.products.get("bfloat16")
-    rows = [
-        row
-        for row in found.rows
-        if row.model == LARGE and row.precision == "bfloat16" and row.flops_per_second
-        and not row.world
-    ]  # fmt: skip
-    if not products or not rows:
-        return f"no row of {LARGE} in bfloat16 beside measured products", None
-    best = max(rows, key=lambda row: row.flops_per_second / row.processes)
-    share = best.flops_per_second / best.processes / products
-    return f"{100 * share:.0f} % ({best.label})", share >= PEAK
-
-
-def _low(found: Calibration, _: float | None) -> Found:
-    """Return the fastest row within the bytes; if none is within, the one that needs least."""
-    rows = [
-        row
-        for row in found.rows
-        if row.model == LARGE and row.global_batch == LOW_BATCH and not _sharded(row)
-        and row.step_seconds and row.needs_bytes
-    ]  # fmt: skip
-    if not rows:
-        return f"no row of {LARGE} at batch {LOW_BATCH}", None
-    lean = [row for row in rows if row.needs_bytes <= LOW_BYTES]
-    best = min(lean or rows, key=lambda r: r.step_seconds if lean else r.needs_bytes)
-    speed = 1 / best.step_seconds
-    words = f"{best.needs_bytes / 2**30:.2f} GiB at {speed:.2f} steps/s ({parse(best.recipe).text})"
-    return words, bool(lean) and speed >= LOW_SPEED
-
-
-def _meter(_: Calibration, meter: float | None) -> Found:
-    if meter is None:
-        return "the meter's cost was not measured", None
-    return f"{100 * meter:.2f} % of a step", meter < METER
-
-
-GOALS: dict[str, Callable[[Calibration, float | None], Found]] = {
-    f"allocated memory predicted within {100 * ONE:.0f} % on one GPU": lambda found, _: _allocated(
-        found, False, ONE
-    ),
-    f"allocated memory predicted within {100 * SHARDED:.0f} % sharded": lambda found, _: _allocated(
-        found, True, SHARDED
-    ),
-    f"reserved memory predicted within {100 * RESERVED:.0f} %": lambda found, _: _worst(
-        found.rows, "reserved", RESERVED
-    ),
-    f"{LARGE} in bf16 at {100 * PEAK:.0f} % of the measured matmul peak, best recipe": _peak,
-    f"global batch {LOW_BATCH} of {LARGE} on one GPU in at most {LOW_BYTES >> 30} GiB, at "
-    f"{LOW_SPEED} steps/s or more": _low,
-    "the meter below 1 % of a step": _meter,
-}
-"""Goal -> its judge by a calibration and the meter's cost (a share of a step, if measured)."""
-
 
 NONE = "-"
 SLOW = 3.0
@@ -156,19 +37,9 @@ def table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], note:
     )  # fmt: skip
 
 
-def tables(
-    calibration: Calibration, outcomes: Sequence[Outcome], goals: Sequence[Judged]
-) -> list[Grid]:
-    """Return every table of a session that has rows."""
-    made = [
-        ceilings(calibration),
-        attention(calibration),
-        times(calibration),
-        memory(calibration),
-        categories(calibration),
-        stations(outcomes),
-        table("Goals", ("Goal", "Measured", ""), [(g.text, g.measured, g.word) for g in goals]),
-    ]
+def tables(calibration: Calibration) -> list[Grid]:
+    """Return every table of a calibration that has rows."""
+    made = [ceilings(calibration), attention(calibration), times(calibration)]
     return [grid for grid in made if grid.lines]
 
 
@@ -324,51 +195,3 @@ def _time(label: str, row: MeasuredRow, found: Fitted, error: float | None) -> l
 
 def _percent(error: float | None) -> str:
     return NONE if error is None else f"{100 * error:+.1f}"
-
-
-def memory(found: Calibration) -> Grid:
-    """Return predicted and measured bytes."""
-    heads = ("Row", "Step GiB", "Error %", "Run GiB", "Error %", "Reserved GiB", "Error %", "Why")
-    rows = [
-        [label, *_pair(row.step), *_pair(row.run), *_pair(row.reserved), row.reason or NONE]
-        for label, row in zip(labels(found.rows), found.rows, strict=True)
-    ]
-    note = (
-        "GiB as measured. Step: tensors of a step, against the run's own trace. Run: the whole "
-        "run, against the meter, an independent measure. Why: there is no number."
-    )
-    return table("Memory", heads, rows, note)
-
-
-def categories(found: Calibration) -> Grid:
-    """Return the error of each category of a step, in percent."""
-    names = [name for name in CATEGORIES if any(name in row.categories for row in found.rows)]
-    rows = [
-        [label, *(_error(row.categories.get(name)) for name in names)]
-        for label, row in zip(labels(found.rows), found.rows, strict=True)
-        if row.categories
-    ]
-    heads = ["Row", *(name.replace("_", " ").capitalize() for name in names)]
-    note = "Percent, predicted against traced; of categories above 5 % of the step's peak."
-    return table("Memory by category, errors", heads, rows, note)
-
-
-def _error(pair: Sequence[int] | None) -> str:
-    if pair is None:
-        return NONE
-    return f"{100 * (pair[0] / pair[1] - 1):+.2f}" if pair[1] else "inf"
-
-
-def _pair(pair: Sequence[int]) -> tuple[str, str]:
-    if len(pair) != 2:
-        return NONE, NONE
-    return f"{pair[1] / GIB:.3f}", f"{100 * (pair[0] / pair[1] - 1):+.2f}"
-
-
-def stations(outcomes: Sequence[Outcome]) -> Grid:
-    """Return the outcome of every station."""
-    rows = [
-        (f"{o.part}: {o.station}", o.status, f"{o.seconds:.0f}" if o.seconds else NONE, o.reason)
-        for o in outcomes
-    ]
-    return table("Stations", ("Station", "Ended", "Seconds", "Why"), rows)

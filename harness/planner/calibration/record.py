@@ -115,16 +115,17 @@ class MeasuredRow:
     typical figures. ``compute``, ``communication``, ``offload``: predicted from the ceilings,
     before any fit. ``operations``: kernels that the host issues in a step, if a GPU runs them.
 
-    The lists are [predicted, measured] bytes, or empty if unknown. ``step``: tensors of a step;
-    ``categories`` splits it. ``run``: the whole run by the meter. ``reserved``: by the allocator.
     ``reason``: why there are no numbers.
     """
+
+    ENDED = ("world", "step", "run", "reserved", "categories", "flops_per_second", "precision",
+             "needs_bytes")  # fmt: skip
+    """Fields of older calibrations."""
 
     recipe: str
     model: str
     processes: int
     global_batch: int
-    world: int = 0
     status: str = "ok"
     reason: str = ""
     step_seconds: float | None = None
@@ -133,24 +134,12 @@ class MeasuredRow:
     offload: float | None = None
     operations: int = 0
     typical_seconds: float | None = None
-    step: list[int] = field(default_factory=list)
-    run: list[int] = field(default_factory=list)
-    reserved: list[int] = field(default_factory=list)
-    categories: dict[str, list[int]] = field(default_factory=dict)
-    flops_per_second: float | None = None
-    precision: str = ""
-    needs_bytes: int | None = None
-
-    @property
-    def label(self) -> str:
-        """The recipe, with the number of ranks if one process simulated them."""
-        return f"{self.recipe} of {self.world}" if self.world else self.recipe
 
     @property
     def timed(self) -> bool:
-        """True if the measured time can be compared; a simulated world does not communicate."""
+        """True if the measured time can be compared with a predicted one."""
         known = self.step_seconds and self.compute is not None
-        return bool(known) and not self.world and self.status == "ok"
+        return bool(known) and self.status == "ok"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,11 +239,12 @@ class Fitted:
 
 def labels(rows: Sequence[MeasuredRow]) -> list[str]:
     """Return the name of each row: its recipe, with model and batch if rows share the recipe."""
-    count = Counter(row.label for row in rows)
-    long = (f"{row.label}, {row.model} at batch {row.global_batch}" for row in rows)
+    count = Counter(row.recipe for row in rows)
     return [
-        row.label if count[row.label] == 1 else more for row, more in zip(rows, long, strict=True)
-    ]
+        row.recipe if count[row.recipe] == 1
+        else f"{row.recipe}, {row.model} at batch {row.global_batch}"
+        for row in rows
+    ]  # fmt: skip
 
 
 def fitted(rows: Sequence[MeasuredRow]) -> Fitted:

@@ -160,16 +160,11 @@ def build(
         for result, status, reason in ends
         if status is not Status.OK
     ]
-    ranked = [r for r in finished if not r.spec.recorded and not r.beside]
+    ranked = [r for r in finished if not r.spec.recorded]
     recorded = [
         result
         for result, status, _ in ends
         if result.spec.recorded and (status is Status.OK or result.recordings)
-    ]
-    beside = [
-        f"{label(r.spec)}: measured beside {r.beside - 1} other rows, so it has no times to rank"
-        for r in finished
-        if r.beside
     ]
     groups = _groups(_rows(ranked, unfinished, foretold), suite.reference)
     return Report(
@@ -177,7 +172,7 @@ def build(
         groups=with_asked(groups, suite.reference, unfinished),
         unfinished=unfinished,
         recorded=recorded,
-        skipped=[*skipped, *beside],
+        skipped=list(skipped),
     )
 
 

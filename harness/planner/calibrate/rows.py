@@ -1,0 +1,166 @@
+"""Rows to which predicted times are fitted: their specs, and their predictions. No torch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness.data.feed import check_data
+from harness.planner.calibration.record import (
+    Calibration,
+    Ceilings,
+    Device,
+    MeasuredRow,
+    StandingBytes,
+)
+from harness.planner.calibration.store import Applied
+from harness.planner.speed.rates import of_device, rates
+from harness.planner.speed.roofline import compiles, in_tf32, issues, parts_of, seconds
+from harness.prediction import Prediction
+from harness.report.figures import derive
+from harness.result import Result, Status
+from harness.spec import Spec
+from harness.suite import matrix
+from harness.void import shown_status
+from strategies import parse
+
+HOST_BOUND = ("single+bf16", "single+bf16+checkpoint")
+"""Recipes that train one sample on a GPU: the host issues their operations more slowly than it runs
+them."""
+RECIPES = {
+    "cuda": (
+        "single+bf16+checkpoint", "single+bf16", "single",
+        "single+bf16+checkpoint+adam8bit", "zero2_offload+bf16+checkpoint",
+        "ddp+bf16", "zero2+bf16+checkpoint", "zero3+bf16+checkpoint",
+        "zero3_offload+bf16+checkpoint",
+        "single+bf16+checkpoint+offload_activations:what=checkpoints", "single+bf16+compile",
+    ),
+    "cpu": (
+        "single", "single+bf16", "single+checkpoint", "ddp", "zero2", "zero3", "zero2_offload",
+        "single+bf16+checkpoint", "single+adam8bit", "zero3_offload", "ddp+bf16",
+        "single+offload_activations", "single+compile",
+    ),
+}  # fmt: skip
+"""Device -> recipes to run and predict."""
+CPU_PROCESSES = 2
+CPU_BATCH = 8
+SMALL_MODEL = "DiT-T/8"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """The properties of the machine on which stations and rows depend, and the options.
+
+    ``gpu_bytes``: memory of the smallest GPU. ``model``: of the rows (empty: usual). ``steps``:
+    timed steps of a row (0: usual). ``small``: a rehearsal with tiny models and shapes.
+    """
+
+    device: str
+    gpus: int = 0
+    gpu_bytes: int = 0
+    small: bool = False
+    model: str = ""
+    steps: int = 0
+
+    @property
+    def processes(self) -> int:
+        """The processes of a multi-process recipe."""
+        return self.gpus if self.device == "cuda" else CPU_PROCESSES
+
+
+def specs(setting: Setting) -> list[Spec]:
+    """Return the rows that this machine can run.
+
+    On one GPU replicas equal plain training, and shards are whole; an offload is still useful.
+    """
+    usual, on_gpu = _usual(setting), setting.device == "cuda"
+    batch = _batch(setting, usual)
+    rows = [_row(text, 1, 1, usual) for text in HOST_BOUND] if on_gpu else []
+    for text in RECIPES[setting.device]:
+        alone = parse(text).alone(setting.device)
+        if alone or setting.processes > 1 or "offload" in text:
+            rows.append(_row(text, batch, 1 if alone else setting.processes, usual))
+    return list(dict.fromkeys(rows))
+
+
+def _row(text: str, batch: int, processes: int, usual: Mapping[str, Any]) -> Spec:
+    recipe = parse(text).text
+    return Spec(recipe=recipe, global_batch=batch * processes, processes=processes, **usual)
+
+
+def _usual(setting: Setting) -> dict[str, Any]:
+    """Return the spec fields of every row."""
+    on_gpu, short = setting.device == "cuda", setting.small
+    usual = SMALL_MODEL if short else "DiT-XL/2" if on_gpu else "DiT-S/4"
+    return {
+        "model": setting.model or usual,
+        "data": "synthetic",
+        "device": setting.device,
+        "steps": setting.steps or (1 if short else 10 if on_gpu else 5),
+        "warmup": 1 if short else 3 if on_gpu else 2,
+    }
+
+
+def _batch(setting: Setting, usual: Mapping[str, Any]) -> int:
+    """Return samples per process: the batch that fits in plain training; a few on a CPU."""
+    if setting.device == "cpu" or setting.small:
+        return CPU_BATCH
+    given = {name: value for name, value in usual.items() if name != "device"}
+    check_data(str(usual["data"]))
+    return matrix.fitting_batch(given, setting.gpu_bytes, 1)
+
+
+# ---- measured and predicted ----
+
+
+def measured_rows(
+    results: Sequence[Result],
+    predictions: Mapping[str, Prediction],
+    device: Device,
+    ceilings: Ceilings,
+    standing: StandingBytes,
+) -> list[MeasuredRow]:
+    """Return each result with its prediction, timed by these ceilings alone.
+
+    ``predictions`` are by the key of a spec.
+    """
+    alone = Calibration(device=device, measured="", ceilings=ceilings, standing=standing)
+    return [_measured(result, predictions.get(result.spec.key), alone) for result in results]
+
+
+def _measured(result: Result, prediction: Prediction | None, alone: Calibration) -> MeasuredRow:
+    spec, (status, reason) = result.spec, shown_status(result)
+    row = MeasuredRow(
+        recipe=spec.recipe,
+        model=spec.model,
+        processes=spec.processes,
+        global_batch=spec.global_batch,
+        status=status.value,
+        reason=reason or "",
+    )
+    if status is not Status.OK:
+        return row
+    median = derive.quantile(derive.step_seconds(result), 0.5)
+    row = dataclasses.replace(row, step_seconds=median)
+    if prediction is None or prediction.method == "none":
+        why = prediction.reason if prediction else "it was not predicted"
+        return dataclasses.replace(row, reason=f"not predicted: {why}")
+    return dataclasses.replace(row, **_parts(result, prediction, alone))
+
+
+def _parts(result: Result, prediction: Prediction, alone: Calibration) -> dict[str, Any]:
+    """Return the seconds of each part by the ceilings alone, the total by typical figures, and the
+    operations that a GPU's host issues (``roofline.issues``).
+    """
+    if not prediction.work:
+        return {}
+    typical = of_device(alone.device)
+    card = dataclasses.replace(typical, calibrated=Applied(calibration=alone))
+    processes = result.spec.processes
+    recipe, work = result.spec.recipe, prediction.work
+    parts = parts_of(work, rates(card, processes), processes, in_tf32(recipe))
+    usual = seconds(work, typical, processes, recipe).total
+    count = 0 if card.shared else round(issues(work, compiles(recipe)))
+    return {**parts, "typical_seconds": usual, "operations": count}
