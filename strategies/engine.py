@@ -258,7 +258,7 @@ class Engine:
         self,
         trained: TrainingRun,
         batches: Iterable[Any],
-        loss_of: Callable[[Any], Any],
+        loss_of: Any,
         arrived: Callable[[], None],
     ) -> Iterator[Any]:
         """Run one optimizer step: forward and backward of each micro-batch, then the optimizer's
@@ -266,7 +266,8 @@ class Engine:
 
         Args:
             batches: one for each micro-batch of the step (``harness.data.feed.Batch``).
-            loss_of: the forward pass; returns a scalar loss of one batch.
+            loss_of: the forward pass; a call returns a scalar loss of one batch, and
+                ``loss_of.inputs(batch)`` the noisy samples and timesteps that the model is given.
             arrived: call it once a step, when all gradients exist and the optimizer has not used
                 them. The loop then reads their norm, and clips (``norm``).
 

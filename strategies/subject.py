@@ -44,7 +44,6 @@ PARTS = {
     "layers": "FFN and attention with names that are known",
     "projections": "attentions and MLPs of the layers that diffusers names",
     "sized": "depth and width that can be given as numbers",
-    "stages": "forward pass that can be cut between its blocks",
     "stripes": "samples that can be cut into stripes of tokens",
     "token_blocks": "blocks that take and give tokens",
     "vocabulary": "layer over a vocabulary that takes its own loss",
@@ -64,8 +63,6 @@ PARTS = {
   ``tp`` names the first that it does not find.
 - ``head``, ``label_table``: the results of the methods of these names.
 - ``sized``: ``sized`` returns the same model in another size.
-- ``stages``: the module has the part "ends", or ``passage()``: the tensors that pass between its
-  blocks in a forward pass of its own (``strategies.engines.pipeline.cut``).
 - ``stripes``: ``rows`` limits the number of parts of a sample; ``cut`` and ``take_part`` cut it.
 - ``token_blocks``: ``groups`` is one ``ModuleList`` of blocks (tokens [B, T, D], condition), which
   return tokens.

@@ -77,7 +77,7 @@ LONGEST = (
     "predict/test_extend",
     "strategies/test_publics_launched", "strategies/test_launched", "worker/test_runs",
     "predict/test_predict_truth", "worker/test_counted", "strategies/test_parallel",
-    "strategies/test_pipeline", "strategies/test_publics_staged", "strategies/test_pipeline_shards",
+    "strategies/test_pipeline",
     "strategies/test_tensor", "export/test_launched_exports",
     "script/test_script_families", "strategies/test_pairs", "strategies/test_stubs",
     "sampling/test_drawing", "worker/test_resume", "test_questions",
@@ -299,16 +299,6 @@ def hold_apart(row: Result, reference: Result) -> None:
     assert row.status is Status.VOID, row.log_tail
     for one in (row, dataclasses.replace(row, losses=reference.losses)):
         assert against(one, reference).word == "DIFFERS"
-
-
-def stored(folder: Path) -> list[dict[str, Any]]:
-    """The tensors of each file of a checkpoint of stages."""
-    from safetensors.torch import load_file
-
-    files = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
-    found = [load_file(folder / file) for file in sorted(set(files.values()))]
-    assert sorted(files) == sorted(name for part in found for name in part), "each once"
-    return found
 
 
 def hold_alike(found: Mapping[str, Any], wanted: Mapping[str, Any], most: float = 1e-6) -> None:

@@ -43,6 +43,9 @@ class Objective(Protocol):
     ) -> tuple[Tensor, Tensor]:
         """Return random timesteps [count] and noise [count, *sample_shape], both on ``device``."""
 
+    def noisy(self, x_BCHW: Tensor, t_B: Tensor, noise_BCHW: Tensor) -> Tensor:
+        """Return ``x_t``, the samples that the model is given."""
+
     def loss(
         self,
         predict: Predict,
@@ -161,6 +164,11 @@ class Diffusion:
 class Epsilon(Diffusion):
     """Noise prediction with a learned variance."""
 
+    def noisy(self, x_BCHW: Tensor, t_B: Tensor, noise_BCHW: Tensor) -> Tensor:
+        """See ``Objective.noisy``."""
+        signal, scale = self.tables.at(t_B, x_BCHW, "signal", "noise")
+        return torch.addcmul(scale * noise_BCHW, signal, x_BCHW)
+
     def loss(self, predict: Predict, x_BCHW: Tensor, t_B: Tensor, noise_BCHW: Tensor) -> Tensor:
         """See ``Objective.loss``; squared error of the noise plus the variational bound (bits).
 
@@ -272,11 +280,14 @@ class Flow:
         noise = torch.randn((count, *sample_shape), generator=generator, device=device)
         return t_B, noise
 
+    def noisy(self, x_BCHW: Tensor, t_B: Tensor, noise_BCHW: Tensor) -> Tensor:
+        """See ``Objective.noisy``."""
+        return torch.lerp(noise_BCHW, x_BCHW, t_B.view(-1, *[1] * (x_BCHW.ndim - 1)))
+
     def loss(self, predict: Predict, x_BCHW: Tensor, t_B: Tensor, noise_BCHW: Tensor) -> Tensor:
         """See ``Objective.loss``; squared error of the velocity."""
         velocity = x_BCHW - noise_BCHW
-        far = t_B.view(-1, *[1] * (x_BCHW.ndim - 1))
-        out = predict(torch.lerp(noise_BCHW, x_BCHW, far), t_B)
+        out = predict(self.noisy(x_BCHW, t_B, noise_BCHW), t_B)
         return (out.float() - velocity).square().flatten(1).mean(1)
 
     @torch.no_grad()
@@ -346,12 +357,15 @@ class Masked:
         t_B = torch.rand(count, generator=generator, device=device)
         return t_B, torch.rand((count, *sample_shape), generator=generator, device=device)
 
-    def loss(self, predict: Predict, x_BT: Tensor, t_B: Tensor, noise_BT: Tensor) -> Tensor:
-        """See ``Objective.loss``; [1], the mean over the batch's tokens, 0 for a visible one."""
+    def noisy(self, x_BT: Tensor, t_B: Tensor, noise_BT: Tensor) -> Tensor:
+        """See ``Objective.noisy``; the pairs."""
         hidden_BT = noise_BT < torch.cos(t_B * (math.pi / 2))[:, None]
         seen = torch.where(hidden_BT, self.HIDDEN, x_BT)
-        wanted = torch.where(hidden_BT, x_BT, IGNORED)
-        return predict(torch.stack([seen, wanted], 1), t_B).float().reshape(-1)
+        return torch.stack([seen, torch.where(hidden_BT, x_BT, IGNORED)], 1)
+
+    def loss(self, predict: Predict, x_BT: Tensor, t_B: Tensor, noise_BT: Tensor) -> Tensor:
+        """See ``Objective.loss``; [1], the mean over the batch's tokens, 0 for a visible one."""
+        return predict(self.noisy(x_BT, t_B, noise_BT), t_B).float().reshape(-1)
 
     def sample(
         self,
@@ -373,6 +387,11 @@ class Masked:
 
 class Velocity(Diffusion):
     """Prediction of v = a noise - s x, where the noisy sample is a x + s noise."""
+
+    def noisy(self, x_BCHW: Tensor, t_B: Tensor, noise_BCHW: Tensor) -> Tensor:
+        """See ``Objective.noisy``."""
+        signal, scale = self.tables.at(t_B, x_BCHW, "signal", "noise")
+        return signal * x_BCHW + scale * noise_BCHW
 
     def loss(self, predict: Predict, x_BCHW: Tensor, t_B: Tensor, noise_BCHW: Tensor) -> Tensor:
         """See ``Objective.loss``; squared error of the velocity."""
@@ -406,6 +425,10 @@ class Own:
         """See ``Objective.draw``; returns zeros, one per sample."""
         nothing = torch.zeros(count, device=device)
         return nothing, nothing[:, None]
+
+    def noisy(self, x_BCHW: Tensor, t_B: Tensor, noise_BCHW: Tensor) -> Tensor:
+        """See ``Objective.noisy``; the samples themselves."""
+        return x_BCHW
 
     def loss(self, predict: Predict, x_BCHW: Tensor, t_B: Tensor, noise_BCHW: Tensor) -> Tensor:
         """See ``Objective.loss``; [1] if the model's own loss is the mean of a batch."""

@@ -72,6 +72,33 @@ class Log:
         return self.earlier_norms + [float(norm) for norm in self.norms if norm is not None]
 
 
+@dataclass(frozen=True)
+class StepLoss:
+    """Forward pass of a run's step; a call returns the scalar loss of a batch."""
+
+    run: Run
+
+    def __call__(self, batch: Batch) -> torch.Tensor:
+        trained = self.run.trained
+
+        def predict(x: torch.Tensor, t_B: torch.Tensor) -> torch.Tensor:
+            return trained.subject.predict(trained.model, x, t_B, batch.conditions)
+
+        x, noise = trained.cut(batch.x), trained.cut(batch.noise)
+
+        def true_loss(asked: Predict) -> torch.Tensor:
+            return self.run.objective.loss(asked, x, batch.t, noise)
+
+        if trained.supervise is not None:
+            return trained.supervise(true_loss, predict, batch.conditions)
+        return true_loss(predict).mean()
+
+    def inputs(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the noisy samples and timesteps that the model is given, for an engine that calls
+        the first and last layers apart (pipeline stages)."""
+        return self.run.objective.noisy(batch.x, batch.t, batch.noise), batch.t
+
+
 def optimizer_step(run: Run, step: int, log: Log) -> None:
     """Run one optimizer step on this rank's share of global batch ``step``."""
     trained, losses, positions = run.trained, [], []
@@ -83,23 +110,10 @@ def optimizer_step(run: Run, step: int, log: Log) -> None:
                 log.inputs.add(batch)
             yield batch
 
-    def loss_of(batch: Batch) -> torch.Tensor:
-        def predict(x: torch.Tensor, t_B: torch.Tensor) -> torch.Tensor:
-            return trained.subject.predict(trained.model, x, t_B, batch.conditions)
-
-        x, noise = trained.cut(batch.x), trained.cut(batch.noise)
-
-        def true_loss(asked: Predict) -> torch.Tensor:
-            return run.objective.loss(asked, x, batch.t, noise)
-
-        if trained.supervise is not None:
-            return trained.supervise(true_loss, predict, batch.conditions)
-        return true_loss(predict).mean()
-
     def arrived() -> None:
         log.norms.append(gradient_norm(run, log))
 
-    for loss in trained.engine.micro_steps(trained, taken(), loss_of, arrived):
+    for loss in trained.engine.micro_steps(trained, taken(), StepLoss(run), arrived):
         trained.micro_steps += 1
         losses.append(loss)
     for attachment in trained.attached.values():

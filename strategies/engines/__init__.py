@@ -48,6 +48,6 @@ def _pipeline(file: LaunchFile) -> type[Engine] | None:
     """Return the pipeline class of a launch file, or None if it has no pipeline."""
     if PIPELINE not in file.content:
         return None
-    from strategies.engines.pipeline.engine import named
+    from strategies.engines.pipeline.engine import Pipeline, in_file
 
-    return named(file)
+    return Pipeline if in_file(file) else None

@@ -51,7 +51,7 @@ ASKED = {
     "hsdp": f"hsdp:replicate=2+bf16 {CARD} --gpus 4",
 }
 """What is exported: a recipe and options of the command."""
-REFUSED = {"pp", "pp_fsdp2", "model_parallel"}
+REFUSED = {"pp", "model_parallel"}
 """By name, as ``test_export_files`` holds."""
 OFTEN = {"single", "ddp", "zero2", "zero3", "zero3_offload", "fsdp2", "fsdp2_offload", "hsdp"}
 """One of each engine, which run by default."""

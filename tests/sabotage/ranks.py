@@ -163,55 +163,51 @@ CUT: dict[str, Callable[[Run], None]] = {
 
 
 def _once_there_is_a_schedule(run: Run, change: Callable[[Any], None]) -> None:
-    """Apply ``change`` in the first step, when the schedule is built: only then are the shapes of
-    the tensors between stages known."""
-    pipe = run.trained.model.pipe
-    begin = pipe.begin
+    """Apply ``change`` to the model in the first step, when the schedule is built: only then are
+    the shapes of the tensors between stages known."""
+    model = run.trained.model
+    begin = model._begin
 
     def begun(*given: Any) -> None:
         begin(*given)
-        change(pipe)
+        change(model)
 
-    pipe.begin = begun
+    model._begin = begun
 
 
 def gradients_not_divided_by_micro_batches(run: Run) -> None:
     """Sum gradients over the micro-batches of a step without dividing: Adam is insensitive to a
     scale."""
-    _once_there_is_a_schedule(run, lambda pipe: setattr(pipe.schedule, "scale_grads", False))
+    _once_there_is_a_schedule(run, lambda model: setattr(model.schedule, "scale_grads", False))
 
 
 def last_micro_batch_of_the_schedule_lost(run: Run) -> None:
     """Report the loss of the last micro-batch without its gradient."""
+    model = run.trained.model
+    loss, micro = model.loss, run.trained.engine.micro
 
-    def lose(pipe: Any) -> None:
-        chunk = pipe.stages[-1].submod
-        forward, end = chunk.forward, chunk.staged.cut.end
+    def without_the_last(number: int, hidden: Any) -> Any:
+        out = loss(number, hidden)
+        if number == micro - 1:
+            out.register_hook(lambda gradient: gradient * 0)
+        return out
 
-        def without_the_last(*received: Any) -> Any:
-            out = forward(*received)
-            if chunk.run == end and chunk.number == pipe.micro - 1:
-                out.register_hook(lambda gradient: gradient * 0)
-            return out
-
-        chunk.forward = without_the_last
-
-    _once_there_is_a_schedule(run, lose)
+    model.loss = without_the_last
 
 
 def conditions_of_another_micro_batch(run: Run) -> None:
     """Give blocks after the first stage the condition of the previous micro-batch."""
 
-    def mix(pipe: Any) -> None:
-        chunk, before = pipe.stages[-1].submod, []
-        forward = chunk.forward
+    def mix(model: Any) -> None:
+        module, before = model.stages[-1].submod, []
+        forward = module.forward
 
         def with_an_older(*received: Any) -> Any:
             before.append(received[1:])
             return forward(*received[:1], *before[max(0, len(before) - 2)])
 
-        if chunk.run > 0:
-            chunk.forward = with_an_older
+        if module.run > 0:
+            module.forward = with_an_older
 
     _once_there_is_a_schedule(run, mix)
 
@@ -227,9 +223,14 @@ def norm_of_one_stage(run: Run) -> None:
 def all_forward_before_any_backward(run: Run) -> None:
     """Replace 1f1b by gpipe, or by torch's equivalent for several runs of blocks. The numbers are
     the same, and memory is higher."""
-    pipe = run.trained.model.pipe
-    kind = "ScheduleLoopedBFS" if pipe.order.several else "ScheduleGPipe"
-    pipe.order = dataclasses.replace(pipe.order, kind=kind)
+    model = run.trained.model
+    begin = model._begin
+
+    def begun(order: Any) -> None:
+        kind = "ScheduleLoopedBFS" if order.several else "ScheduleGPipe"
+        begin(dataclasses.replace(order, kind=kind))
+
+    model._begin = begun
 
 
 def every_stage_keeps_the_whole_model(run: Run) -> None:
@@ -256,101 +257,10 @@ def one_parameter_of_the_last_stage_not_stepped(run: Run) -> None:
         group["params"] = group["params"][:-1]
 
 
-def weights_of_the_last_micro_batch_lost(run: Run) -> None:
-    """Drop the weight gradients of the last micro-batch if they are computed separately. The
-    gradients for the previous stage are complete."""
-
-    def lose(stage: Any, micro: int) -> None:
-        backward, asked = stage.backward_maybe_with_nosync, []
-
-        def without_the_last(kind: str, *given: Any, **named: Any) -> Any:
-            asked.append(kind)
-            last = kind != "input" and sum(k != "input" for k in asked) % micro == 0
-            return ((), None) if last else backward(kind, *given, **named)
-
-        stage.backward_maybe_with_nosync = without_the_last
-
-    def lose_each(pipe: Any) -> None:
-        for stage in pipe.stages:
-            lose(stage, pipe.micro)
-
-    _once_there_is_a_schedule(run, lose_each)
-
-
 def gradients_of_replicas_not_averaged(run: Run) -> None:
     """Step each pipeline with the gradients of its own samples."""
     ranks = run.trained.model.ranks
     object.__setattr__(ranks, "average", lambda gradients: None)  # the object is frozen
-
-
-def gradients_of_what_all_stages_have_not_added_up(run: Run) -> None:
-    """Step the layers before all blocks with the gradients of this stage's blocks only."""
-    ranks = run.trained.model.ranks
-
-    def alone(gradients: Any, micro: int) -> None:
-        for gradient in gradients:
-            gradient.div_(micro)
-
-    object.__setattr__(ranks, "add_up", alone)  # the object is frozen
-
-
-def blocks_of_others_without_what_was_received(run: Run) -> None:
-    """Return zeros from the module that replaces the blocks before a stage's own."""
-    way = run.trained.model.way
-    own = way.own
-
-    def without(number: int, received: Any, *given: Any) -> Any:
-        return own(number, tuple(tensor * 0 for tensor in received), *given)
-
-    way.own = without
-
-
-def gradients_reduced_for_each_micro_batch(run: Run) -> None:
-    """Reduce gradients for each micro-batch: the same numbers, and more communication."""
-    module = run.trained.module
-    sync = module.set_requires_gradient_sync
-    module.set_requires_gradient_sync = lambda asked, **named: sync(True, **named)
-
-
-def blocks_gathered_for_each_micro_batch(run: Run) -> None:
-    """Free gathered weights after each backward: the same numbers, and more communication."""
-    run.trained.model.reshard = True
-
-
-def gradients_of_sharers_divided_twice(run: Run) -> None:
-    """Divide gradients by the number of sharers again; torch's reduction returns a mean already."""
-    staged = run.trained.model
-    reduce = staged.reduce
-
-    def again(number: int) -> Any:
-        groups = reduce(number)
-        for p in (p for group in groups for p in group.fsdp_params):
-            if p.sharded_param.grad is not None:
-                p.sharded_param.grad.div_(staged.ranks.data)
-        return groups
-
-    staged.reduce = again
-
-
-def gradients_of_the_last_micro_batch_alone(run: Run) -> None:
-    """Reduce only the gradients of the last micro-batch."""
-    from strategies.engines.fsdp import shard
-
-    def lose(stage: Any, micro: int) -> None:
-        backward = stage.backward_one_chunk
-
-        def alone(number: int, *given: Any, **named: Any) -> None:
-            for p in shard.gathered(stage.submod.own) if number == micro - 1 else ():
-                p.grad = None
-            backward(number, *given, **named)
-
-        stage.backward_one_chunk = alone
-
-    def lose_each(pipe: Any) -> None:
-        for stage in pipe.stages:
-            lose(stage, pipe.micro)
-
-    _once_there_is_a_schedule(run, lose_each)
 
 
 NUMBERS: dict[str, Callable[[Run], None]] = {
@@ -363,33 +273,13 @@ NUMBERS: dict[str, Callable[[Run], None]] = {
     )
 }
 """Name -> change to a run of ``pp`` before its first step that changes the numbers."""
-SPLIT: dict[str, Callable[[Run], None]] = {
-    weights_of_the_last_micro_batch_lost.__name__: weights_of_the_last_micro_batch_lost
-}
-"""The same for schedules that compute weight gradients separately."""
 REPEATED: dict[str, Callable[[Run], None]] = {
     gradients_of_replicas_not_averaged.__name__: gradients_of_replicas_not_averaged
 }
 """The same for several replicas of each stage."""
-STANDING: dict[str, Callable[[Run], None]] = {
-    change.__name__: change
-    for change in (
-        gradients_of_what_all_stages_have_not_added_up,
-        blocks_of_others_without_what_was_received,
-    )
-}
-"""The same for models that run their blocks in a forward pass of their own."""
-SHARED_NUMBERS: dict[str, Callable[[Run], None]] = {
-    change.__name__: change
-    for change in (gradients_of_sharers_divided_twice, gradients_of_the_last_micro_batch_alone)
-}
-"""The same for ``pp_fsdp2``, in which ranks share a stage."""
 STAGES = {
     **NUMBERS,
-    **SPLIT,
     **REPEATED,
-    **STANDING,
-    **SHARED_NUMBERS,
     **{
         change.__name__: change
         for change in (
@@ -397,9 +287,7 @@ STAGES = {
             every_stage_keeps_the_whole_model,
             runs_of_blocks_in_another_order,
             one_parameter_of_the_last_stage_not_stepped,
-            gradients_reduced_for_each_micro_batch,
-            blocks_gathered_for_each_micro_batch,
         )
     },
 }
-"""All of them, and changes that violate the requested placement, order or communication."""
+"""All of them, and changes that violate the requested placement or order."""

@@ -2,7 +2,7 @@
 
 Each family runs under one kind of strategy, the kinds in turn. Unlike ones also run under
 checkpoints with ZeRO-3, which ask the most of a foreign module: its weights are gathered once more
-for what is recomputed. ``test_publics_staged`` has stages.
+for what is recomputed.
 """
 
 from __future__ import annotations

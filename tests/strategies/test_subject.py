@@ -85,7 +85,7 @@ def test_a_strategy_that_needs_a_part_asks_for_it():
     asked = {need for needs in NEEDS.values() for need in needs}
     # Stages are of an engine, which test_pipeline has refuse. A model without "layers" is searched.
     # "projections" is another way to what "halves" serves.
-    others = {"ends", "head", "layers", "projections", "stages", "vocabulary"}
+    others = {"ends", "head", "layers", "projections", "vocabulary"}
     assert asked | others == set(PARTS)
     assert SUBJECT.parts | {"projections", "vocabulary"} == set(PARTS)
 

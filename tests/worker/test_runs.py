@@ -47,7 +47,7 @@ STEPS = 4
 EVERYTHING = "zero3_offload+bf16+checkpoint+accumulate:steps=2"
 LAUNCHES = list(sharding_kinds())
 FILES = ROOT / "launch_configs"
-PROCESSES = {"single": 1, "hsdp": 4, "pp_fsdp2": 4}
+PROCESSES = {"single": 1, "hsdp": 4}
 """Of launches that do not take two."""
 ZERO = [
     *("zero1", "zero2", "zero3"),
@@ -417,7 +417,7 @@ def test_accumulation_that_the_launch_file_takes_back_is_void(done):
 # -- prediction -------------------------------------------------------------------------------
 
 
-ELSEWHERE = {"single", "pp", "pp_fsdp2", "model_parallel", "zero1_offload", "zero2_offload"}
+ELSEWHERE = {"single", "pp", "model_parallel", "zero1_offload", "zero2_offload"}
 """Launches whose predictions other tests hold, of one process and of stages; and two offloads."""
 PREDICTED = [name for name in LAUNCHES if name not in ELSEWHERE]
 PREDICTED_OFTEN = {"ddp", "zero2", "zero3_offload", "fsdp2"}

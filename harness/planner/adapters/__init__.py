@@ -20,7 +20,6 @@ ADAPTERS = LazyTable(
         "Zero": "harness.planner.adapters.zero:ZeroAdapter",
         "Fsdp": "harness.planner.adapters.fsdp:FsdpAdapter",
         "Pipeline": "harness.planner.adapters.pipeline:PipelineAdapter",
-        "Sharded": "harness.planner.adapters.pipeline:ShardedAdapter",
     }
 )
 """Name of an engine's class -> its adapter. A look-up imports the adapter's module."""

@@ -125,9 +125,6 @@ class TraceAdapter:
 
     # ---- trace ----
 
-    def prepare_trace(self, launch: RunContext) -> None:
-        """Compute once what the trace of each of ``distinct_ranks`` needs."""
-
     def overlapped_phases(self, launch: RunContext) -> frozenset[str]:
         """Return the step phases in which collectives overlap with computation.
 

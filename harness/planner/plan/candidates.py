@@ -60,7 +60,8 @@ def recipes(gpus: int, node: int, refused: Callable[[str], bool]) -> list[str]:
     found = [*ALIKE, f"hsdp:replicate={gpus // node}{WHOLE}"]
     found += [next((text for text in shared if not refused(text)), shared[-1])] if shared else []
     # One sample per GPU: as many micro-batches as pipeline stages.
-    return found + [f"pp:stages={n},micro={n}{WHOLE}" for n in staged]
+    pipelines = [f"pp:stages={n},micro={n}{WHOLE}" for n in staged]
+    return found + [text for text in pipelines if not refused(text)]
 
 
 DEFAULT_GPU_BATCH = 32

@@ -139,9 +139,6 @@ def load(rows: Sequence[Resolved]) -> None:
         if times > 1 or place == 0:
             with contextlib.suppress(Exception):
                 subject.idle  # noqa: B018 (its module caches the survey)
-    for row in rows:
-        with contextlib.suppress(Exception):
-            adapter_of(row.launch.engine).prepare_trace(row.launch)
     capability.keep()
 
 

@@ -56,7 +56,6 @@ class Dit(Subject):
             "layers",
             "sized",
             "ends",
-            "stages",
             "stripes",
             "token_blocks",
         )

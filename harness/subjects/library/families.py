@@ -97,9 +97,6 @@ class Family:
     """Whether a router sends tokens to experts; where they go, its values decide."""
     one_time: bool = False
     """Whether all samples of a forward have one time, so that it takes one sample."""
-    stages: bool = True
-    """Whether its blocks can be distributed over pipeline stages. False if the model uses a block's
-    own layers outside of it."""
     lends: tuple[str, ...] = ()
     """Modules of blocks that the model calls outside of their block."""
 
@@ -235,7 +232,7 @@ _ALL = [
         defaults={"in_channels": 4, "num_embeds_ada_norm": 1000, "num_layers": 28},
         objectives=("epsilon",),
         more=lambda config, space: {"y": ((), "label")}, resolution="256x256", text_tokens=0,
-        stages=False, lends=("transformer_blocks.0.norm1.emb",),
+        lends=("transformer_blocks.0.norm1.emb",),
     ),
     Family(
         name="WanTransformer3DModel", call="wan", depths={"blocks": "num_layers"}, layout="video",
@@ -335,7 +332,7 @@ _ALL = [
         name="MiniMaxH3Transformer3DModel", call="minimax_h3", depths=ONE, layout="rows", down=16,
         defaults={"in_channels": 24, "text_dim": 5120, "num_layers": 50}, text="text_dim",
         time="rising", every=4, clip=5, sound=(40, 2), one_time=True, resolution="768x1344",
-        frames=124, text_tokens=256, stages=False,
+        frames=124, text_tokens=256,
     ),
 ]  # fmt: skip
 FAMILIES = {family.name: family for family in _ALL}

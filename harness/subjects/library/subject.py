@@ -165,9 +165,8 @@ class Library(Subject):
         stripes = ("stripes",) if shared else ()
         sized = ("sized",) if len(self.depths) == 1 else ()
         head = ("head",) if self.family.head else ()
-        stages = ("stages",) if self.family.stages else ()
         layers = ("layers",) if all(self.depths.values()) else ()
-        return frozenset(("projections", *stages, *stripes, *sized, *head, *layers))
+        return frozenset(("projections", *stripes, *sized, *head, *layers))
 
     @property
     def random_blocks(self) -> bool:  # type: ignore[override]  # of each configuration
@@ -269,8 +268,6 @@ class Library(Subject):
             )
 
     def make(self) -> nn.Module:
-        from strategies.engines.pipeline import cut
-
         try:
             module = _class(self.kind)(**self.config)
         except (TypeError, ValueError, AttributeError) as error:
@@ -283,7 +280,6 @@ class Library(Subject):
             from harness.subjects.library import calls
 
             calls.route_evenly(module)
-        module.passage = functools.partial(cut.passage_between, self)
         return module
 
     def shell(self) -> nn.Module:

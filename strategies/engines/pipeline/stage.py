@@ -1,23 +1,14 @@
-"""The model of one stage as a training step calls it, and a step run by torch's schedule.
+"""A model cut by hand into stages, as torchtitan cuts its models, and a step by torch's schedule.
 
-torch's schedules, stages, sends and receives are used. torch 2.13's ``pipeline()``, which cuts a
-model by tracing it, was tried with gloo: losses agree, and it does not serve. It drops activation
-checkpointing without an error: a small SD3.5 keeps 1,038,976 bytes for backward instead of 102,656.
-Its first stage takes inputs in an order of its own. A DiT's stage fails with "input tensor has to
-be contiguous".
-
-A schedule runs forward and backward of all micro-batches. Every stage computes the loss of a
-micro-batch as other engines do. The model is called for this. It runs the blocks of one run
-on the received tensors and ends by raising ``Handed``. After the last run it returns its output as
-usual.
+Each rank keeps its blocks, under their own names, and the ends of the model that it uses. torch's
+stages, schedules, sends and receives are used. torch 2.13's ``pipeline()``, which cuts a model by
+tracing it, drops activation checkpointing without an error.
 """
 
 from __future__ import annotations
 
-import contextlib
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -25,16 +16,121 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors, _take_tensors, _unflatten_dense_tensors
 from torch.distributed.pipelining import PipelineStage
-from torch.utils._pytree import tree_leaves, tree_unflatten
 
 from strategies import initial
-from strategies.engines.pipeline.cut import Cut, Output, Passage, Shaped, Watched, taken, usual
-from strategies.engines.pipeline.schedules import BACKWARD, FORWARD, WEIGHTS, Part, Schedule
+from strategies.engines.pipeline.schedules import Schedule, dealt
+from strategies.initial import Draw
 from strategies.parallel import groups
 from strategies.subject import Subject
 
 BUCKET = 25 * 2**20
 """Bytes of gradients that are averaged at a time: DDP's bucket size."""
+KEY = "stages_cut"
+"""Attribute of a bare model that holds its ``Cut``."""
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """A parameter of another stage."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    requires_grad: bool
+
+
+@dataclass
+class Cut:
+    """What stage ``index`` of ``count`` keeps of a model: ``blocks`` of each of its runs.
+
+    ``runs``: runs of blocks in the whole model; run n is on stage n modulo ``count``. ``owners``:
+    parameter name, in the whole model's order -> its stage.
+    """
+
+    index: int
+    count: int
+    runs: int
+    blocks: dict[int, list[nn.Module]] = field(default_factory=dict)
+    owners: dict[str, int] = field(default_factory=dict)
+    elsewhere: dict[str, Elsewhere] = field(default_factory=dict)
+
+    @property
+    def last(self) -> bool:
+        """True if this stage has the last run, which the output and the loss follow."""
+        return self.runs - 1 in self.blocks
+
+    def parts(self, module: nn.Module, run: int) -> Iterator[nn.Module]:
+        """Yield the modules that only this run uses: its blocks, and its end of the model."""
+        yield from self.blocks[run]
+        before, behind = module.ends
+        for name in (*before * (run == 0), *behind * (run == self.runs - 1)):
+            part = getattr(module, name)
+            yield part if isinstance(part, nn.Module) else nn.ParameterList([part])
+
+
+def cut(module: nn.Module, blocks: Sequence[nn.Module], index: int, count: int, runs: int) -> Cut:
+    """Remove the parts of ``module`` that belong to other stages than ``index``."""
+    if KEY in vars(module):
+        return vars(module)[KEY]
+    dealt_to = owners(module, blocks, count, runs)
+    made = Cut(index, count, runs, owners=dealt_to)
+    for run, (first, end) in enumerate(dealt(len(blocks), runs)):
+        if run % count == index:
+            made.blocks[run] = list(blocks[first:end])
+    for name, p in module.named_parameters():
+        if dealt_to[name] != index:
+            made.elsewhere[name] = Elsewhere(p.shape, p.dtype, p.requires_grad)
+    kept = {id(block) for own in made.blocks.values() for block in own}
+    foreign = {id(block) for block in blocks} - kept
+    for parent in [*module.modules()]:
+        for key, child in [*parent._modules.items()]:
+            if id(child) in foreign:
+                del parent._modules[key]  # what stays keeps its number
+    ends = ((0, module.ends[0]), ((runs - 1) % count, module.ends[1]))
+    for name in (name for stage, names in ends if stage != index for name in names):
+        setattr(module, name, None)
+    vars(module)[KEY] = made
+    return made
+
+
+def owners(module: nn.Module, blocks: Sequence[nn.Module], count: int, runs: int) -> dict[str, int]:
+    """Return the stage of each parameter of a whole model, by name."""
+    places = dealt(len(blocks), runs)
+    stage_of = {
+        id(p): run % count
+        for run, (first, end) in enumerate(places)
+        for block in blocks[first:end]
+        for p in block.parameters()
+    }
+    before = tuple(module.ends[0])
+    return {
+        name: stage_of.get(id(p), 0 if name.startswith(before) else (runs - 1) % count)
+        for name, p in module.named_parameters()
+    }
+
+
+def fill(
+    module: nn.Module, draw: Draw, blocks: Sequence[nn.Module], place: tuple[int, int, int], on: Any
+) -> None:
+    """Cut ``module`` to the stage ``place`` (index, count, runs) and set its first values on the
+    device ``on``. All values are drawn in order, so every rank draws the same weights."""
+    index, count, runs = place
+    dealt_to = owners(module, blocks, count, runs)
+    others = {id(p) for name, p in module.named_parameters() if dealt_to[name] != index}
+
+    def valued(p: nn.Parameter) -> nn.Parameter:
+        if id(p) not in others:
+            return initial.filled(p, draw, on)
+        waiting = initial.pending(p)
+        if waiting is not None:
+            draw(waiting.name, p)
+        return p
+
+    initial.replace(module, valued)
+    cut(module, blocks, index, count, runs)
+    module.to(on)
+
+
+# ---- ranks ----
 
 
 @dataclass(frozen=True)
@@ -42,11 +138,10 @@ class StageRanks:
     """Coordinates and groups of one rank. Ranks of one stage are neighbours (``Layout``): gradients
     are averaged over the shortest wires, and tokens, which are fewer bytes, pass over longer ones.
 
-    ``stage``; ``share``: index of its pipeline, of ``data`` pipelines that work on different
-    samples. ``pipe``: group of the ranks of its pipeline; None means all ranks. ``replicas``: group
-    of the ranks of its stage; None means this rank alone."""
+    ``share``: index of its pipeline, of ``data`` pipelines that work on different samples.
+    ``pipe``: group of the ranks of its pipeline; None means all ranks. ``replicas``: group of the
+    ranks of its stage; None means this rank alone."""
 
-    stage: int
     share: int
     data: int
     pipe: Any = None
@@ -58,381 +153,162 @@ class StageRanks:
 
     def average(self, gradients: Iterable[Tensor]) -> None:
         """Average gradients over this stage's replicas, in place."""
-        if self.data > 1:
-            _added_up(gradients, self.data, self.replicas)
-
-    def add_up(self, gradients: Iterable[Tensor], micro: int) -> None:
-        """Sum gradients over the stages of this pipeline and divide them by ``micro``, in place."""
-        _added_up(gradients, micro, self.pipe)
+        if self.data == 1:
+            return
+        for some in _take_tensors(gradients, BUCKET):
+            bucket = _flatten_dense_tensors(some)
+            dist.all_reduce(bucket.div_(self.data), group=self.replicas)
+            torch._foreach_copy_(some, _unflatten_dense_tensors(bucket, some))
 
     def everyone(self, value: Any) -> list[Any]:
         """Return ``value`` of each stage of this pipeline, in order, on all of them."""
-        told: list[Any] = [None] * dist.get_world_size(self.pipe)
-        dist.all_gather_object(told, value, group=self.pipe)
-        return told
+        found: list[Any] = [None] * dist.get_world_size(self.pipe)
+        dist.all_gather_object(found, value, group=self.pipe)
+        return found
 
 
 def stage_ranks(rank: int, ranks: int, data: int) -> StageRanks:
     """Make the coordinates and groups of ``rank``; all ranks call it."""
     if data == 1:
-        return StageRanks(rank, 0, 1)
-    own = groups.made(data, ranks)
-    return StageRanks(rank // data, rank % data, data, pipe=own.alike, replicas=own.parts)
+        return StageRanks(0, 1)
+    replicas, pipe = groups.of(data, 1, ranks), groups.of(ranks // data, data, ranks)
+    return StageRanks(rank % data, data, pipe=pipe, replicas=replicas)
 
 
-def _added_up(gradients: Iterable[Tensor], over: int, group: Any) -> None:
-    for some in _take_tensors(gradients, BUCKET):
-        bucket = _flatten_dense_tensors(some)
-        dist.all_reduce(bucket.div_(over), group=group)
-        torch._foreach_copy_(some, _unflatten_dense_tensors(bucket, some))
+# ---- a step ----
 
 
-Borders = list[tuple[Tensor, ...]]
-"""The tensors, on meta, that pass behind each run of blocks except the last."""
+class Run(nn.Module):
+    """Module of torch's stage: the blocks of one ``run``, for micro-batch ``number``."""
 
-
-class Handed(Exception):
-    """Ends a forward pass behind a run: ``tensors`` for the next run, and ``outputs`` of the blocks
-    so far. Other stages compute the loss."""
-
-    def __init__(self, tensors: tuple[Tensor, ...], outputs: Sequence[Output] = ()) -> None:
-        super().__init__("the loss is another stage's")
-        self.tensors, self.outputs = tensors, outputs
-
-
-def way_of(module: nn.Module, cut: Cut) -> Entered | OwnForward:
-    """Return the object that runs a cut model's runs of blocks."""
-    return Entered(module, cut) if cut.passage is None else OwnForward(module, cut, cut.passage)
-
-
-class Entered:
-    """Runs of a model with the part "ends": the first begins with ``enter``, the last ends with
-    ``leave``."""
-
-    def __init__(self, module: nn.Module, cut: Cut) -> None:
-        self.module, self.cut = module, cut
-
-    def own(
-        self, run: int, received: Sequence[Tensor], outputs: Any, given: Any, named: Any
-    ) -> Any:
-        """Run one run of this stage on the ``received`` tensors. The model was called with
-        ``given`` and ``named``.
-
-        Raises:
-            Handed: behind every run except the last.
-        """
-        module = self.module
-        hidden = module.enter(*given, **named) if run == 0 else received
-        hidden = (module.run_blocks(tuple(self.cut.blocks[run]), *hidden), *hidden[1:])
-        if run == self.cut.end:
-            return module.leave(*hidden, *given, **named)
-        raise Handed(tuple(tensor.contiguous() for tensor in hidden))
-
-    def passing(self, subject: Subject, batch: Any) -> Borders:
-        """Return the tensors that pass for a micro-batch like this one, from a forward pass of the
-        whole model without memory."""
-        with initial.valueless(), torch.no_grad():
-            whole = subject.make().to(_floating(self.module))
-            x, t_B = batch.x.to("meta"), batch.t.to("meta")
-            conditions = {name: value.to("meta") for name, value in batch.conditions.items()}
-            whole.run_blocks = _noted
-            try:
-                subject.predict(whole, x, t_B, conditions)
-            except Handed as left:
-                alike = [(t.shape, t.dtype) for t in left.tensors]
-                return [_room(alike) for _ in range(self.cut.end)]
-        raise AssertionError("the model has not run its blocks by run_blocks")
-
-
-class OwnForward:
-    """Runs of any other model: its own forward pass, with placeholders for the blocks of other
-    runs; it ends behind a run's last block."""
-
-    def __init__(self, module: nn.Module, cut: Cut, known: Passage) -> None:
-        self.module, self.cut, self.known = module, cut, known
-        self.outputs: Sequence[Output] = known.outputs
-        self.called: Callable[..., Any] = module
-        self.placeholder_calls = 0
-        """Calls of placeholders."""
-
-    def own(
-        self, run: int, received: Sequence[Tensor], outputs: Any, given: Any, named: Any
-    ) -> Any:
-        """See ``Entered.own``. ``outputs`` of earlier blocks are given if their shapes are not
-        those of a step."""
-        cut, (first, end) = self.cut, self.cut.bounds(run)
-        there = [*(outputs or self.outputs)[:first]]
-        made = dict(zip(self.known.alive[first], received, strict=True))
-
-        def ends(number: int, out: Any) -> Any:
-            there.append(Output.of(out))
-            made.update({(number, leaf): value for leaf, value in enumerate(tree_leaves(out))})
-            if number == end - 1 and run < cut.end:
-                left = (made[place].contiguous() for place in self.known.alive[end])
-                raise Handed(tuple(left), there)
-            return out
-
-        standing: dict[int, nn.Module] = {n: self._for(n, there, made) for n in range(first)}
-        for number, block in enumerate(cut.blocks[run], first):
-            standing[number] = Watched(block, _of(ends, number))
-        for number in range(end, cut.depth):
-            standing[number] = Missing(number)
-        with cut.slots.hold(standing):
-            return self.called(*given, **named)
-
-    def _for(self, number: int, there: Sequence[Output], made: Any) -> Placeholder:
-        def stood() -> None:
-            self.placeholder_calls += 1
-
-        spec, leaves = there[number]
-        values = [made.get((number, leaf), value) for leaf, value in enumerate(leaves)]
-        return Placeholder(values, spec, stood)
-
-    def passing(self, subject: Subject, batch: Any) -> Borders:
-        """See ``Entered.passing``."""
-        asked = [batch.x, batch.t, *batch.conditions.values()]
-        facts = [(t.shape, t.dtype) for t in asked]
-
-        def sample() -> tuple[Any, ...]:
-            x, t_B, *others = (torch.empty(shape, dtype=dtype) for shape, dtype in facts)
-            return x, t_B, dict(zip(batch.conditions, others, strict=True))
-
-        kind, found = _floating(self.module), self.known
-        if not usual(subject, kind, batch.x, batch.t, batch.conditions):
-            found = taken(subject, sample, kind)
-        self.outputs = found.outputs
-        return [_room(found.shaped(self.cut.bounds(run)[1])) for run in range(self.cut.end)]
-
-
-class Placeholder(nn.Module):
-    """Replaces a block of another run: returns the tensors received of it. A tensor that nothing
-    reads is zeros expanded to its shape, which take no memory."""
-
-    def __init__(self, values: Sequence[Any], spec: Any, stood: Callable[[], None]) -> None:
-        super().__init__()
-        self.values, self.spec, self.stood = values, spec, stood
-
-    def forward(self, *given: Any, **named: Any) -> Any:
-        """Return the block's output."""
-        self.stood()
-        device = next(t.device for t in tree_leaves((given, named)) if torch.is_tensor(t))
-        return tree_unflatten([_filled(value, device) for value in self.values], self.spec)
-
-
-class Missing(nn.Module):
-    """Replaces a block behind the run, which must not be called."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__()
-        self.number = number
-
-    def forward(self, *given: Any, **named: Any) -> Any:
-        """Refuse the call: the stages run the blocks.
-
-        Raises:
-            AssertionError: always.
-        """
-        raise AssertionError(f"block {self.number} ran before the run in front of it had ended")
-
-
-def _filled(value: Any, device: torch.device) -> Any:
-    if not isinstance(value, Shaped):
-        return value
-    return torch.zeros((), dtype=value.dtype, device=device).expand(value.shape)
-
-
-def _of(function: Callable[..., Any], number: int) -> Callable[[Any], Any]:
-    return lambda out: function(number, out)
-
-
-def _room(facts: Sequence[tuple[torch.Size, torch.dtype]]) -> tuple[Tensor, ...]:
-    with initial.valueless():
-        return tuple(torch.empty(s, dtype=d, requires_grad=True) for s, d in facts)
-
-
-def _noted(blocks: Any, *hidden: Tensor) -> Tensor:
-    raise Handed(hidden)
-
-
-def _floating(module: nn.Module) -> torch.dtype:
-    return next(p.dtype for p in module.parameters() if p.is_floating_point())
-
-
-class Staged(nn.Module):
-    """A cut model, called as the whole one. ``run``: the run of blocks to compute on the tensors
-    ``received`` from the run before. None outside a step: then a forward pass goes through all
-    stages and every rank returns the output."""
-
-    def __init__(self, module: nn.Module, cut: Cut, ranks: StageRanks) -> None:
-        super().__init__()
-        self.module, self.cut, self.ranks = module, cut, ranks
-        self.way = way_of(module, cut)
-        self.run: int | None = None
-        self.received: tuple[Tensor, ...] = ()
-        self.pipe: Pipe | None = None
-
-    def forward(self, *given: Any, **named: Any) -> Any:
-        """Return the whole model's output behind the last run.
-
-        Raises:
-            Handed: behind the other runs, within a step.
-        """
-        if self.run is None:
-            return self._through(*given, **named)
-        return self._own(self.run, self.received, (), given, named)
-
-    def _own(self, run: int, *given: Any) -> Any:
-        return self.way.own(run, *given)
-
-    def _through(self, *given: Any, **named: Any) -> Any:
-        """Compute run after run while the other stages wait; there is no backward."""
-        found: list[Any] = [(), ()]
-        for run, home in enumerate(self.cut.homes):
-            if home == self.cut.index:
-                try:
-                    found = [self._own(run, *found, given, named), ()]
-                except Handed as left:
-                    found = [left.tensors, left.outputs]
-            dist.broadcast_object_list(found, src=self.ranks.rank(home), group=self.ranks.pipe)
-        return found[0]
-
-
-class Chunk(nn.Module):
-    """The module of torch's stage of one ``run``: the loss of micro-batch ``number``."""
-
-    def __init__(self, staged: Staged, run: int, passes: Sequence[Tensor]) -> None:
+    def __init__(self, staged: Staged, run: int) -> None:
         super().__init__()
         # torch collects weights from this module: the model of all runs must be hidden.
         object.__setattr__(self, "staged", staged)
         self.own = nn.ModuleList(staged.cut.parts(staged.module, run))
-        self.shared = nn.ParameterList(staged.cut.common(staged.module))
-        self.run, self.passes = run, passes
-        self.loss_of: Any = None
-        self.number = 0
+        self.run, self.number = run, 0
 
     def forward(self, *received: Tensor) -> Any:
-        self.staged.run, self.staged.received = self.run, received
-        try:
-            return self.loss_of(self.number).reshape(1)
-        except Handed as left:
-            # Autocast may give another type than that of the next stage's buffers.
-            return tuple(t.to(p.dtype) for t, p in zip(left.tensors, self.passes, strict=True))
-        finally:
-            self.staged.run, self.staged.received = None, ()
+        """Return the tensors for the next run; the last run returns the loss [1]."""
+        staged = self.staged
+        with staged.autocast():
+            hidden = staged.ran(self.run, received or staged.entered(self.number))
+        if self.run == staged.cut.runs - 1:
+            return staged.loss(self.number, hidden).reshape(1)
+        # Autocast may give another type than that of the next stage's buffers.
+        pairs = zip(hidden, staged.rooms, strict=True)
+        return tuple(t.to(room.dtype).contiguous() for t, room in pairs)
 
 
 class Stage(PipelineStage):
-    """torch's stage, which reports its work: ``tell`` is called with each ``Part`` before it runs
-    and with None after it. ``worked``: seconds of all parts."""
-
-    tell: Callable[[Part | None], None] = staticmethod(lambda part: None)
-    worked = 0.0
+    """torch's stage, which says when it begins to run forward and backward."""
 
     def forward_one_chunk(self, number: int, *given: Any, **named: Any) -> Any:
         """See torch's."""
         self.submod.number = number
-        with self._working(FORWARD, number):
-            return super().forward_one_chunk(number, *given, **named)
+        self.submod.staged.enter("forward")
+        return super().forward_one_chunk(number, *given, **named)
 
-    def backward_one_chunk(self, number: int, *given: Any, **named: Any) -> None:
+    def backward_one_chunk(self, *given: Any, **named: Any) -> None:
         """See torch's."""
-        with self._working(BACKWARD, number):
-            super().backward_one_chunk(number, *given, **named)
-
-    def backward_weight_one_chunk(self, number: int, *given: Any, **named: Any) -> None:
-        """See torch's."""
-        with self._working(WEIGHTS, number):
-            super().backward_weight_one_chunk(number, *given, **named)
-
-    def scale_grads(self, grad_scale_factor: int) -> None:
-        """See torch's. Gradients of shared weights are divided where they are summed."""
-        for p in self.submod.own.parameters():
-            if p.grad is not None:
-                p.grad.div_(grad_scale_factor)
-
-    @contextlib.contextmanager
-    def _working(self, what: str, number: int) -> Iterator[None]:
-        self.tell(Part(what, self.stage_index, number))
-        began = time.perf_counter()
-        yield
-        self.worked += time.perf_counter() - began
-        self.tell(None)
+        self.submod.staged.enter("backward")
+        super().backward_one_chunk(*given, **named)
 
 
-class Pipe:
-    """This rank's torch stages, one a run of blocks, and their schedule. They are made for the
-    shapes of the first micro-batch."""
+class Staged(nn.Module):
+    """A cut model. Within a step the loss calls it on the last stage, where it returns the output
+    behind the last run. Any other call goes through all stages, and every rank returns the output.
 
-    def __init__(
-        self, staged: Staged, schedule: Schedule, micro: int, kind: type[Stage] = Stage
-    ) -> None:
-        self.staged, self.micro, self.kind = staged, micro, kind
-        self.order = schedule
+    ``rooms``: the tensors that pass between runs, on meta. ``enter``: called with the phase of a
+    step that begins.
+    """
+
+    def __init__(self, module: nn.Module, made: Cut, ranks: StageRanks, autocast: Any) -> None:
+        super().__init__()
+        self.module, self.cut, self.ranks, self.autocast = module, made, ranks, autocast
+        self.enter: Callable[[str], None] = lambda phase: None
+        self.rooms: tuple[Tensor, ...] = ()
         self.stages: list[Stage] = []
-        self.borders: Borders = []
         self.schedule: Any = None
-        self.tell: Callable[[Part | None], None] = Stage.tell
-        self.seconds: list[tuple[float, float]] = []
-        """(seconds of work, seconds until the end of the last work) of each step."""
+        self._hidden: tuple[Tensor, ...] = ()
+        self._step: Any = None
 
-    def step(self, batches: Sequence[Any], loss_of: Callable[[Any], Tensor]) -> Tensor:
-        """Run forward and backward of all micro-batches; return their losses [micro] everywhere."""
-        began = time.perf_counter()
-        losses: list[Tensor] = []
-        last = self.staged.cut.last
-        target = torch.zeros(self.micro) if last else None
-        with self._asking(lambda number: loss_of(batches[number])):
-            self.schedule.step(target=target, losses=losses, return_outputs=False)
-        worked = sum(stage.worked for stage in self.stages)
-        self.seconds.append((worked, time.perf_counter() - began))
-        found = torch.stack([x.detach() for x in losses]) if last else None
-        return self._told(found, batches[0].t.device)
+    def forward(self, *given: Any) -> Any:
+        """Return the whole model's output."""
+        if self._step is not None:
+            return self.module.leave(*self._hidden, *given)
+        found: list[Any] = [()]
+        for run in range(self.cut.runs):
+            if run in self.cut.blocks:
+                hidden = self.ran(run, found[0] if run else self.module.enter(*given))
+                end = run == self.cut.runs - 1
+                found = [self.module.leave(*hidden, *given) if end else hidden]
+            source = self.ranks.rank(run % self.cut.count)
+            dist.broadcast_object_list(found, src=source, group=self.ranks.pipe)
+        return found[0]
 
-    @contextlib.contextmanager
-    def _asking(self, loss_of: Callable[[int], Tensor]) -> Iterator[None]:
-        for stage in self.stages:
-            stage.tell, stage.worked, stage.submod.loss_of = self.tell, 0.0, loss_of
+    def ran(self, run: int, hidden: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Return what the blocks of a run make of the tensors ``hidden``."""
+        x, *rest = hidden
+        return (self.module.run_blocks(tuple(self.cut.blocks[run]), x, *rest), *rest)
+
+    def entered(self, number: int) -> Any:
+        """Return what the first block takes of a micro-batch."""
+        subject, batches, loss_of = self._step
+        x, t_B = loss_of.inputs(batches[number])
+        return subject.predict(self.module.enter, x, t_B, batches[number].conditions)
+
+    def loss(self, number: int, hidden: tuple[Tensor, ...]) -> Tensor:
+        """Return the loss of a micro-batch whose last block returned ``hidden``."""
+        _, batches, loss_of = self._step
+        self._hidden = hidden
         try:
-            yield
+            return loss_of(batches[number])
         finally:
-            for stage in self.stages:
-                stage.submod.loss_of = None
+            self._hidden = ()
 
-    def _told(self, losses: Tensor | None, device: Any) -> Tensor:
-        """Broadcast the losses from the stage of the last run."""
-        if losses is None:
-            losses = torch.zeros(self.micro, device=device)
-        cut, ranks = self.staged.cut, self.staged.ranks
-        dist.broadcast(losses, src=ranks.rank(cut.homes[-1]), group=ranks.pipe)
-        return losses
+    def step(
+        self, subject: Subject, batches: Sequence[Any], loss_of: Any, order: Schedule
+    ) -> Tensor:
+        """Run forward and backward of all micro-batches; return their losses [micro] everywhere."""
+        self._step = (subject, batches, loss_of)
+        if self.schedule is None:
+            self._begin(order)
+        losses: list[Tensor] = []
+        target = torch.zeros(len(batches)) if self.cut.last else None
+        self.schedule.step(target=target, losses=losses, return_outputs=False)
+        device = batches[0].t.device
+        found = torch.stack([x.detach() for x in losses]) if losses else None
+        found = torch.zeros(len(batches), device=device) if found is None else found
+        last = self.ranks.rank((self.cut.runs - 1) % self.cut.count)
+        dist.broadcast(found, src=last, group=self.ranks.pipe)
+        self._step = None
+        return found
 
-    def begin(self, subject: Subject, batch: Any, device: Any) -> None:
-        """Make stages and schedule for micro-batches like this one."""
-        self.borders = self.staged.way.passing(subject, batch)
-        self.stages = [self._stage(run, device) for run in self.staged.cut.blocks]
-        self.schedule = self.order.make(self.stages, self.micro, lambda out, target: out.sum())
+    def _begin(self, order: Schedule) -> None:
+        """Make stages and schedule for micro-batches like those of this step."""
+        subject, batches, loss_of = self._step
+        kind = next(p.dtype for p in self.module.parameters() if p.is_floating_point())
+        with initial.valueless(), torch.no_grad():
+            conditions = {n: value.to("meta") for n, value in batches[0].conditions.items()}
+            x, t_B = (value.to("meta") for value in loss_of.inputs(batches[0]))
+            hidden = subject.predict(subject.make().to(kind).enter, x, t_B, conditions)
+            # Contiguous, as what is received: a patch embedding transposes its tokens.
+            rooms = (torch.empty(t.shape, dtype=t.dtype, requires_grad=True) for t in hidden)
+            self.rooms = tuple(rooms)
+        self.stages = [self._stage(run, batches[0].t.device) for run in self.cut.blocks]
+        self.schedule = order.make(self.stages, len(batches), lambda out, target: out.sum())
 
     def _stage(self, run: int, device: Any) -> Stage:
-        cut = self.staged.cut
-        end = run == cut.end
-        passes = () if end else self.borders[run]
-        return self.kind(
-            Chunk(self.staged, run, passes),
-            run,
-            len(cut.homes),
-            device,
-            input_args=self.borders[run - 1] if run else (),
-            output_args=torch.empty(1, device="meta") if end else passes,
-            group=self.staged.ranks.pipe,
+        out = torch.empty(1, device="meta") if run == self.cut.runs - 1 else self.rooms
+        given = self.rooms if run else ()
+        group = self.ranks.pipe
+        return Stage(
+            Run(self, run), run, self.cut.runs, device, given, output_args=out, group=group
         )
 
     def received(self) -> list[Tensor]:
-        """Return torch's receive buffers: inputs and gradients of each micro-batch, and gradients
-        of the inputs if those of weights are computed separately."""
-        infos = [info for stage in self.stages for room in _rooms(stage) for info in room]
-        buffers = [info.buffer for info in infos if info.buffer is not None]
-        return [*buffers, *(b.grad for b in buffers if b.is_leaf and b.grad is not None)]
-
-
-def _rooms(stage: Stage) -> list[Any]:
-    return [*stage.args_recv_info.values(), *stage.grad_recv_info.values()]
+        """Return torch's receive buffers: inputs and gradients of each micro-batch."""
+        rooms = [r for s in self.stages for r in (s.args_recv_info, s.grad_recv_info)]
+        infos = [info for room in rooms for infos in room.values() for info in infos]
+        return [info.buffer for info in infos if info.buffer is not None]

@@ -15,19 +15,13 @@ from strategies.subject import Subject
 OTHERWISE = "leave tp out, or take fsdp2"
 
 
-@functools.lru_cache(maxsize=4)
-def _plain(subject: Subject) -> nn.Module:
-    """Return the model on meta."""
-    with initial.valueless():
-        return subject.make()
-
-
 @functools.lru_cache(maxsize=64)
 def unknown(subject: Subject) -> str:
     """Return the first layer of a block that ``products`` does not find, with the reason."""
     if subject.random_blocks:
         return f"its blocks have dropout, and ranks would draw other numbers; {OTHERWISE}"
-    module = _plain(subject)
+    with initial.valueless():
+        module = subject.make()
     names = {part: name for name, part in module.named_modules()}
     for block in subject.blocks(module):
         found = products(block)
@@ -50,7 +44,8 @@ def _multiplies(part: nn.Module, on_tokens: bool) -> bool:
 @functools.lru_cache(maxsize=64)
 def counts(subject: Subject) -> tuple[tuple[int, str], ...]:
     """Return the numbers that ranks must divide, with their words."""
-    module = _plain(subject)
+    with initial.valueless():
+        module = subject.make()
     cuts = [cut for block in subject.blocks(module) for cut in products(block).values()]
     heads = {(piece // cut.head, "heads") for cut in cuts if cut.head > 1 for piece in cut.pieces}
     inner = {(n, INNER) for cut in cuts if cut.head == 1 for n in cut.pieces}

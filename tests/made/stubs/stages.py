@@ -21,11 +21,8 @@ LOST = {
         "pp", "one_parameter_of_the_last_stage_not_stepped",
         "rank 1: 1 parameters are only in the stage or only in its optimizer",
     ),
-    "runs are mixed up": (
-        "pp:schedule=zbv", "runs_of_blocks_in_another_order", "differs from the whole model's",
-    ),
     "replicas train alone": (
-        REPEATED, "gradients_of_replicas_not_averaged", "0 bytes of gradients were averaged",
+        REPEATED, "gradients_of_replicas_not_averaged", "weights of a stage's replicas differ",
     ),
 }  # fmt: skip
 UNLIKE = {
@@ -33,20 +30,5 @@ UNLIKE = {
     "a micro batch is dropped": ("pp", "last_micro_batch_of_the_schedule_lost"),
     "conditions are mixed up": ("pp", "conditions_of_another_micro_batch"),
     "a norm is a stage's": ("pp", "norm_of_one_stage"),
-    "gradients of weights are lost": (
-        "pp:schedule=zero_bubble", "weights_of_the_last_micro_batch_lost",
-    ),
-}  # fmt: skip
-SHARES_LOST = {
-    "gradients are reduced by micro batch": (
-        "pp_fsdp2", "gradients_reduced_for_each_micro_batch", "once each, after the last",
-    ),
-    "blocks are let go of": (
-        "pp_fsdp2", "blocks_gathered_for_each_micro_batch", "an FSDP group was gathered",
-    ),
-}  # fmt: skip
-"""The same of stages that ranks share."""
-SHARES_UNLIKE = {
-    "a mean of means": ("pp_fsdp2", "gradients_of_sharers_divided_twice"),
-    "one micro batch alone is reduced": ("pp_fsdp2", "gradients_of_the_last_micro_batch_alone"),
+    "runs are mixed up": ("pp:schedule=interleaved", "runs_of_blocks_in_another_order"),
 }
