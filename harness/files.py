@@ -30,12 +30,19 @@ SIGNED = {
     "suite.json": ("reference", "order"),
     "anatomy.json": ("recipe", "timeline"),
     "calibration.json": ("device", "ceilings"),
-    "report.json": ("schema", "suite"),
     "runs/*/result.json": ("spec", "status"),
     "checkpoint/step-*/headroom.json": ("step", "files"),
     "step-*/headroom.json": ("step", "files"),
 }
 """Files of versions that made no marks -> keys that identify them."""
+
+HEADS = {
+    ".md": b"# Headroom",
+    ".html": b"<title>Headroom",
+    ".csv": b"recipe,status,",
+    ".json": b'"headroom-report-',
+}
+"""Text near the start of a report's files, also of versions that made no marks."""
 
 
 class Taken(BadInput):
@@ -155,11 +162,15 @@ def _inside_of_ours(folder: Path) -> bool:
 
 
 def _of_older_version(path: Path) -> bool:
-    """Return whether ``path`` lies beside a file by which an older version is known."""
-    folder = path.parent
+    """Return whether an older version made ``path``: a report by its text, another file by what
+    lies beside it."""
     if path.name in REPORT:
-        return _signed(folder / "report.json", SIGNED["report.json"])
-    return any(_signed(found, keys) for name, keys in SIGNED.items() for found in folder.glob(name))
+        if path.is_symlink() or not path.is_file():
+            return False
+        with path.open("rb") as file:
+            return HEADS[path.suffix] in file.read(2000)
+    beside = ((path.parent.glob(name), keys) for name, keys in SIGNED.items())
+    return any(_signed(found, keys) for paths, keys in beside for found in paths)
 
 
 def _signed(path: Path, keys: Iterable[str]) -> bool:
