@@ -51,7 +51,7 @@ def times(some: list[Pair], card: cards.Card) -> tuple[list[float], int]:
     errors, covered = [], 0
     for row, one in some:
         steps = [second for rank in row.ranks for second in rank.step_seconds]
-        if row.beside or not steps:
+        if not steps:
             continue
         told = roofline.seconds(one.work, card, row.spec.processes, row.spec.recipe)
         measured = statistics.median(steps)

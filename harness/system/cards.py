@@ -68,7 +68,7 @@ class Card:
     - ``domain``: GPUs that NVLink joins, also of several machines; 0: those of a machine.
     - ``network_told``: where the network's bandwidth was measured; empty for a typical figure.
     - ``beside``: bytes of resident models on each card, named by ``beside_told``
-      (``harness.planner.resident_models``).
+      (``harness.planner.resident_models``); ``also``: the words that asked for them.
     - ``host_memory``: bytes of a machine's host memory, from the source ``host_told``; 0: assumed
       by the kind of card.
     """
@@ -93,6 +93,7 @@ class Card:
     network_told: str = ""
     beside: int = 0
     beside_told: str = ""
+    also: tuple[str, ...] = ()
     host_memory: int = 0
     host_told: str = ""
 

@@ -343,7 +343,7 @@ def test_an_export_is_of_what_was_planned_for_every_preset_and_card():
         fit = verdict.cannot(row, gpu, "")
         again, on = planned(shlex.split(export_command(fit))[1:])
         assert (again.spec, on.memory_bytes, on.name) == (row.spec, gpu.memory_bytes, gpu.name)
-        assert on.host_bytes(1) == gpu.host_bytes(1)
+        assert on.host_bytes(1) == gpu.host_bytes(1) and on.also == gpu.also
         assert (on.node, on.beside) == (gpu.node, gpu.beside) or row.spec.processes <= gpu.node
         tried += 1
     assert tried > len(pairs) / 2

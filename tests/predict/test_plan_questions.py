@@ -294,6 +294,7 @@ def test_encoders_are_offered_and_counted(world, capsys):
     text = " ".join(capsys.readouterr().out.split())
     assert "Needs includes what stays on each GPU beside the training: T5-XXL 8.9" in text
     assert "31.9 (31.9 to 31.9) of 48.0 GiB" in text and "Not counted" not in text
+    assert "--also usual" in text.partition("./run.sh export")[2]
 
 
 # ---- names as people type them ----

@@ -249,8 +249,10 @@ def _tell_changes(options: argparse.Namespace, numbers: Numbers, console: Consol
         options.gpu_memory = size_words(_whole(numbers.capacity))
     options.recipes = [options.recipe]
     asked = asked_for(options)
-    gpu = dataclasses.replace(asked.gpu, beside=asked.gpu.beside + _whole(numbers.beside))
-    asked = dataclasses.replace(asked, gpu=gpu)
+    if others := _whole(numbers.beside):
+        also = (*asked.gpu.also, size_words(others))
+        gpu = dataclasses.replace(asked.gpu, beside=asked.gpu.beside + others, also=also)
+        asked = dataclasses.replace(asked, gpu=gpu)
     asking = Asking(asked, pool.default_jobs(), Predictions(console))
     (given,) = asking.fits(asked.resolved)
     able, ways = fitting(given, options, asking)

@@ -240,7 +240,8 @@ def _with_beside(gpu: Card, options: argparse.Namespace, at_work: bool) -> Card:
         return gpu
     found = resident_models.of(options.also, options.model)
     total = sum(one.bytes for one in found)
-    return dataclasses.replace(gpu, beside=total, beside_told=resident_models.words(found, at_work))
+    told = resident_models.words(found, at_work)
+    return dataclasses.replace(gpu, beside=total, beside_told=told, also=tuple(options.also))
 
 
 def _phases(options: argparse.Namespace) -> str:

@@ -184,7 +184,7 @@ def words(resolved: Resolved, card: Card) -> list[str]:
     given = {name: getattr(spec, name) for name in ("config", "set", "frames", "text")}
     for name, value in {"resolution": _resolution(resolved), **given}.items():
         found += [f"--{name}", str(value)] if value else []
-    found += ["--also", size_words(card.beside)] if card.beside else []
+    found += ["--also", *card.also] if card.also else []
     if card.host_told == HOST_GIVEN:
         found += ["--host-memory", size_words(card.host_memory)]
     return [*found, *(["--phases", *spec.phases.split(",")] if spec.phases else [])]
