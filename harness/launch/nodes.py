@@ -24,8 +24,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from harness.json_files import write_json
 from harness.launch import command, launch
 from harness.launch.command import CONF, HEAD, INTERFACE, LOCAL, MEETING, PORT, RANK
@@ -68,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("several machines (docs/how-to/cluster.md)")
     text = "number of machines; type the same command on each (default: 1)"
     group.add_argument("--nodes", type=int, metavar="N", help=text)
-    text = "address of node 0 with a free port that the others can reach"
+    text = "address of node 0, and a free port that the others can reach (default: none)"
     group.add_argument("--rdzv-endpoint", metavar="HOST:PORT", help=text)
     text = "index of this machine (default: from the job's variables, or 0 if HOST is this machine)"
     group.add_argument("--node-rank", type=int, metavar="R", help=text)
@@ -105,6 +103,8 @@ def _own_end(host: str, port: int) -> tuple[str, str]:
 
     A datagram socket chooses its route on connect, and sends nothing.
     """
+    import psutil
+
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((host, port))

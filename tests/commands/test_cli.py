@@ -71,21 +71,17 @@ def file_for_folder(tmp_path: Path) -> list[str]:
 
 BAD: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     "unknown strategy": (lambda p: ["--recipes", "zeor3"], "did you mean 'zero3'"),
-    "nodes that nobody told apart": (
-        lambda p: ["--recipes", "ddp", "--processes", "2", "--nodes", "2"],
-        "no variable has this machine's rank",
-    ),
-    "no address of the head": (
+    "no address of node 0": (
         lambda p: ["--recipes", "ddp", "--nodes", "2", "--node-rank", "1"],
-        "--head ADDRESS is missing",
+        "give --rdzv-endpoint HOST:PORT",
     ),
     "processes that nodes cannot share": (
         lambda p: ["--recipes", "ddp", "--processes", "3", "--nodes", "2", "--dry-run"],
         "give --processes 2 or 4",
     ),
-    "a site file that is not there": (
-        lambda p: ["run", "--nodes", "2", "--on", "slurm", "--site", f"{p}/lab", "--dry-run"],
-        "unreadable",
+    "a scheduler that is not submitted to": (
+        lambda p: ["run", "--nodes", "2", "--on", "slurm", "--dry-run"],
+        "take the srun line",
     ),
     "steps out of range": (lambda p: ["--recipes", "ddp", "--steps", "0"], "--steps at least 1"),
     "ema out of range": (lambda p: ["--recipes", "ddp", "--ema", "1"], "give a decay in"),

@@ -218,7 +218,7 @@ def test_devices_pipes_and_giants_are_no_files(tmp_path):
     with (tmp_path / "giant").open("wb") as file:
         file.truncate(2**40)  # without blocks: whoever reads it whole runs out of memory
     odd = "it is no regular file"
-    kinds = {"/dev/zero": odd, tmp_path: "Is a directory", tmp_path / "pipe": odd}
+    kinds = {"/dev/zero": odd, tmp_path: odd, tmp_path / "pipe": odd}
     for path, said in {**kinds, tmp_path / "giant": f"more than {files.LARGEST} bytes"}.items():
         with pytest.raises(BadFile, match=f"{path}: .*{said}"):
             read_json(path)

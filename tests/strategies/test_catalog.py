@@ -201,7 +201,7 @@ TORCHLESS = ("harness.launch.launch", "harness.report.anatomy", "harness.data.fe
 def test_launching_reporting_and_parsing_need_no_torch():
     code = (
         f"import sys, {', '.join(TORCHLESS)}; strategies.parse('zero3_offload+bf16+checkpoint');"
-        "heavy = ('torch', 'accelerate', 'deepspeed', 'psutil', 'rich');"
+        "heavy = ('torch', 'accelerate', 'deepspeed', 'rich');"
         "print([name for name in heavy if name in sys.modules])"
     )
     found = subprocess.run(
