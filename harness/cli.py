@@ -107,7 +107,7 @@ def _act(words: Sequence[str], ending: Ending) -> int:
     options = parser.parse_args(words)
     options.ending = ending
     # Help needs no package, and these do.
-    from harness.system.process import exits_raise
+    from harness.exits import exits_raise
     from strategies.base import BadInput
 
     try:

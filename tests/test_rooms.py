@@ -37,6 +37,7 @@ ORDER = (
     "harness.opened",
     "harness.phases",
     "harness.json_files",
+    "harness.exits",
     "strategies",
 )
 """Each room may import from those behind it."""

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from harness import opened
+from harness.exits import exits_raise
 from harness.subjects.library.subject import ADAPTED
-from harness.system.process import exits_raise
 from strategies import survey
 from strategies.base import BadInput
 from strategies.subject import DataFacts, Shaping, Subject

@@ -269,27 +269,6 @@ def _catch_signals() -> Iterator[list[int]]:
             signal.signal(number, handler or signal.SIG_DFL)
 
 
-@contextmanager
-def exits_raise() -> Iterator[None]:
-    """Let ``os._exit`` raise SystemExit in this process, whose code may be a user's.
-
-    Otherwise a model that calls it ends a command in silence, with success if it says so. Forks
-    still end at once.
-    """
-    owner, leave = os.getpid(), os._exit
-
-    def stop(code: int) -> None:
-        if os.getpid() != owner:
-            leave(code)
-        raise SystemExit(code)
-
-    os._exit = stop  # type: ignore[assignment]  # it returns to nobody
-    try:
-        yield
-    finally:
-        os._exit = leave
-
-
 def die_with_parent() -> None:
     """Let the kernel kill this process when its parent dies. Linux only."""
     if sys.platform == "linux":

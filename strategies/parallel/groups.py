@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from strategies.engine import RunContext
 
+INNER = "inner features of the MLP"
+"""Name of a size that ranks divide."""
+
 
 class Groups(NamedTuple):
     """The groups of one rank: ``parts`` are its neighbours, which hold the other parts of its

@@ -72,3 +72,11 @@ TESTS = {
     "roofline": "predict/test_cards.py",
 }
 """Files of tests that run the rest."""
+
+FITTING = {
+    "paged_adam8bit": {"model": "DiT-S/8"},  # moments of a smaller model are not worth a page
+    "cross_entropy": {"model": "DiT-T/8:tokens=512", "objective": "masked", "data": "synthetic"},
+    # A CPU takes 0.1 s for a float8 product of a larger batch.
+    "fp8": {"global_batch": 1},
+}
+"""What of the spec differs for a strategy."""

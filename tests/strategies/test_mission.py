@@ -15,10 +15,8 @@ from strategies import parse
 from strategies.evidence.rules import effects
 from strategies.workloads import SAMPLE
 from tests.made import mission
+from tests.made.mission import FITTING
 from tests.made.stand_ins import STAND_INS
-from tests.strategies import test_launched
-from tests.strategies.test_stubs import FITTING
-from tests.worker import test_runs
 
 
 def shown(text: str, train_here, **fields) -> None:
@@ -56,7 +54,9 @@ def test_it_draws_with_evidence(name, draw_here):
 
 @pytest.mark.parametrize("name", mission.LAUNCHED)
 def test_it_is_launched_on_several_processes(name):
-    assert mission.LAUNCHED[name] in {*test_runs.ALL, *test_launched.PAIRS}
+    files = ("worker/test_runs.py", "strategies/test_launched.py")
+    lists = "".join((ROOT / "tests" / file).read_text(encoding="utf-8") for file in files)
+    assert f'"{mission.LAUNCHED[name]}"' in lists
 
 
 @pytest.mark.parametrize("name", mission.TESTS)

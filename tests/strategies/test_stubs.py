@@ -21,18 +21,12 @@ from strategies.optimizers import bf16_adamw
 from strategies.precision.bfloat import Bf16Master
 from strategies.precision.mixed import Fp32
 from strategies.sharding import sharding_kinds
+from tests.made.mission import FITTING
 from tests.made.recipes import TRAINED_HERE
 from tests.made.stand_ins import STAND_INS
 from tests.made.stubs import LOST, LOST_WHEN_DRAWN, parallel, wire
 from tests.made.stubs.parts import nothing
 
-FITTING = {
-    "paged_adam8bit": {"model": "DiT-S/8"},  # moments of a smaller model are not worth a page
-    "cross_entropy": {"model": "DiT-T/8:tokens=512", "objective": "masked", "data": "synthetic"},
-    # A CPU takes 0.1 s for a float8 product of a larger batch.
-    "fp8": {"global_batch": 1},
-}
-"""What of the spec differs for a strategy."""
 BY_HAND = {Bf16Master}
 """Strategies whose objects are made by hand, below or in ``test_drawn``."""
 

@@ -8,8 +8,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from strategies import initial
+from strategies.parallel.groups import INNER
 from strategies.parallel.tensor.products import mixing, products, scale_sizes
-from strategies.parallel.tensor.strategy import INNER
 from strategies.subject import Subject
 
 OTHERWISE = "leave tp out, or take fsdp2"

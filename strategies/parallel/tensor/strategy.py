@@ -14,10 +14,9 @@ from typing import Any, ClassVar
 
 from strategies.base import Slot
 from strategies.engine import RunContext, TrainingRun
-from strategies.parallel.groups import uneven
+from strategies.parallel.groups import INNER, uneven
 from strategies.strategy import Strategy
 
-INNER = "inner features of the MLP"
 BESIDE = {
     "compiled": "a graph with its sums inside has not been tried; leave compile out",
     "doubles_tokens": "a branch beside the blocks would be whole; leave it out",
