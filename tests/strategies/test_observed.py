@@ -122,7 +122,6 @@ def test_settings_are_labelled_by_name():
         ("single+tf32", "tf32", "tf32"),
         ("single+ema:place=cpu", "ema", "device"),
         ("single+accumulate", "accumulate", "steps"),
-        ("single+muon+bf16_pure", "muon", "classes"),
     ],
 )
 def test_what_a_cpu_cannot_show_is_a_setting(text, name, fact, train_here):

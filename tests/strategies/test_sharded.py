@@ -62,7 +62,6 @@ def rank_0(train_here, monkeypatch):
         ("fsdp2:reshard=2", 8, 1 / 8, 2),
         ("hsdp:replicate=4", 8, 1 / 2, 2),
         ("fsdp2_offload", 2, 1 / 2, 2),
-        ("fsdp2+tp", 4, 1 / 2, 2),
         (EARLY, 2, 1 / 2, 2),
         (AHEAD, 2, 1 / 2, 2),
     ],
@@ -184,14 +183,6 @@ def looking_further(module, blocks, number):
     LOOK(module, blocks, 2)
 
 
-def among_all(accelerator, layout):
-    """What ranks have is sharded among all of them, as if those held the same."""
-    STAND_IN(accelerator, layout)
-    config = accelerator.parallelism_config
-    accelerator.state.device_mesh["dp_shard", "tp"]._flatten("everyone")
-    config.__class__ = type("Among", (type(config),), {"fsdp_dim_names": ("everyone",)})
-
-
 def always_in_sync(self, model=None):
     return contextlib.nullcontext()
 
@@ -255,9 +246,6 @@ LOST = {
     ),
     "one group of all ranks": (
         "hsdp", shard, "stand_in", one_group_of_all, "expected (2, 2)",
-    ),
-    "parts of weights are sharded among those who have others": (
-        "fsdp2+tp", shard, "stand_in", among_all, "meshes [(4,)], expected (2,)",
     ),
 }  # fmt: skip
 """What happened instead -> (recipe, owner, what is stubbed, the stub, what gives it away)."""
