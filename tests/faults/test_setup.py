@@ -33,6 +33,8 @@ step() {  # NAME FOLDER
     rm "$2/half-$1"; : > "$2/whole-$1"
     echo "$1" >> "$JOURNAL"
 }
+safe=
+if [ "$1" = -P ]; then safe=-P; shift; fi
 case "$1 $2" in
 "-m venv") mkdir -p "$3/bin"; : > "$3/pyvenv.cfg"; cp "$0" "$3/bin/python"
     cp "$0" "$3/bin/python3"; step venv "$3"; exit ;;
@@ -50,7 +52,7 @@ case "$1 $2" in
     : > "$TORCH_EXTENSIONS_DIR/lock"; step probe "$venv"; rm "$TORCH_EXTENSIONS_DIR/lock"; exit ;;
 "-m harness") echo "runs with $TORCH_EXTENSIONS_DIR"; exit ;;
 esac
-exec "%s" "$@"
+exec "%s" $safe "$@"
 """
 STEPS = ["venv", "torch", "tools", "rest", "probe"]
 
@@ -304,7 +306,7 @@ def test_another_user_of_an_environment_compiles_into_a_folder_of_their_own(open
 def test_a_bare_python_for_reports_is_told_what_it_lacks(checkout, command):
     checkout.tool("bare", f'#!/bin/bash\nexec "{sys.executable}" -I -S "$@"\n')
     code, said = checkout.run(command, "x", HEADROOM_PYTHON=f"{checkout.folder}/bin/bare")
-    assert code == 2 and f"lacks: numpy, rich, pyyaml, which {command} needs" in said
+    assert code == 2 and f"lacks: jinja2, numpy, rich, pyyaml, which {command} needs" in said
     assert "Traceback" not in said and "-m pip install numpy rich pyyaml" in said
 
 
