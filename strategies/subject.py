@@ -302,15 +302,6 @@ class Subject:
         """
         return 0, 0
 
-    def relatives(self) -> Sequence[tuple[str, Subject, int]]:
-        """Return small subjects that differ in one size, for the memory laws of an ``anatomy``
-        page.
-
-        (what varies, subject, batch size in samples); empty if no laws are known. Batch, depth,
-        tokens or width varies.
-        """
-        return ()
-
     def sizes_up(self) -> Sequence[tuple[str, int]]:
         """Return models of growing size that ``plan --largest model`` searches.
 

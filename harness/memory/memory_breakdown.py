@@ -15,7 +15,7 @@ from harness.json_files import BadFile, read_json, write_json
 from harness.memory.record import INFERENCE, MEASURED
 from harness.result import BadResult
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 @dataclass(kw_only=True)
@@ -86,21 +86,6 @@ class OpCost:
 
 
 @dataclass(kw_only=True)
-class Point:
-    """Activation bytes and FLOPs of one training step (forward and backward) of a small DiT."""
-
-    varies: str
-    batch: int
-    tokens: int
-    hidden: int
-    depth: int
-    heads: int
-    parameters: int
-    activation_bytes: int
-    flops: int
-
-
-@dataclass(kw_only=True)
 class MemoryBreakdown:
     """Data of the page of one run.
 
@@ -120,7 +105,6 @@ class MemoryBreakdown:
     tokens: int
     hidden: int
     depth: int
-    heads: int
     parameters: int
     step_peak_bytes: int
     timeline: Timeline
@@ -132,7 +116,6 @@ class MemoryBreakdown:
     ops: list[OpCost]
     peak_flops: float
     bandwidth: float
-    points: list[Point]
     unsaved: int = 0
     ceilings: str = ""
     schema: int = SCHEMA

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.memory.memory_breakdown import Kept, Lump, MemoryBreakdown, OpCost, Point, Timeline
+from harness.memory.memory_breakdown import Kept, Lump, MemoryBreakdown, OpCost, Timeline
 from harness.report.data.compare import of_usable
 from harness.report.data.grid import Column, tabulate
 from harness.report.data.rows import SuiteHead
@@ -33,62 +32,6 @@ from strategies.engine import STEP_PHASES
 
 Keys = list[tuple[str, str]]
 """Name and colour of each entry of a legend."""
-
-# ---- laws ----
-# Activation memory and FLOPs by size of a DiT, fitted to measured points.
-
-
-@dataclass(frozen=True)
-class Law:
-    """Activation bytes = B (block T D L + ends T D + sample D L), for batch B, tokens T, hidden
-    units D and blocks L.
-
-    ``block``: bytes a token, hidden unit and block. ``ends``: bytes a token and hidden unit
-    outside the blocks. ``sample``: bytes a sample, hidden unit and block (the modulation).
-    ``worst`` is the largest relative error over the points it was fitted to.
-    """
-
-    block: float
-    ends: float
-    sample: float
-    worst: float = 0.0
-
-    def __call__(self, batch: int, tokens: int, hidden: int, depth: int) -> float:
-        """Return the bytes of a step's activations."""
-        unit_bytes = self.block * tokens * depth + self.ends * tokens + self.sample * depth
-        return batch * hidden * unit_bytes
-
-
-def fit(points: Sequence[Point]) -> Law:
-    """Fit by least squares of relative errors, so that small models count as much as large ones.
-
-    Raises:
-        ValueError: fewer than four points, or points that do not separate the terms.
-    """
-    import numpy as np
-
-    rows = np.array([_terms(p) for p in points], dtype=float)
-    sizes = np.array([p.activation_bytes for p in points], dtype=float)
-    if len(points) < 4 or np.linalg.matrix_rank(rows / sizes[:, None]) < 3:
-        raise ValueError(f"{len(points)} points do not tell the law's three terms apart")
-    factors, *_ = np.linalg.lstsq(rows / sizes[:, None], np.ones(len(points)), rcond=None)
-    errors = np.abs(rows @ factors / sizes - 1)
-    return Law(*map(float, (*factors, errors.max())))
-
-
-def _terms(p: Point) -> tuple[int, int, int]:
-    width = p.batch * p.hidden
-    return width * p.tokens * p.depth, width * p.tokens, width * p.depth
-
-
-def six_nd_error(parameters: int, tokens: int, flops: float) -> float:
-    """Return the relative error of 6 N D against a training step's counted FLOPs; + is too many.
-
-    N trainable parameters, D tokens of the whole batch (Kaplan et al. 2020, arXiv:2001.08361).
-    A DiT's adaLN weights, a third of a block, run once per sample, not per token. 6 N D leaves
-    out attention's products of activations, which compensates part of it at many tokens.
-    """
-    return 6 * parameters * tokens / flops - 1
 
 
 def attainable(flops_a_byte: float, peak_flops: float, bandwidth: float) -> float:
@@ -256,8 +199,6 @@ them.
 """
 SAME = 0.005
 """Relative change of the peak up to which the hooks count as having no effect."""
-PRODUCTS = ("addmm", "mm", "bmm", "baddbmm", "convolution", "_scaled_dot", "_flash", "_efficient")
-"""Prefixes of the operations that the rule of 6 N D counts."""
 ROWS = 24
 """Rows of a table; further ones are summed up."""
 
@@ -321,7 +262,6 @@ def section(p: MemoryBreakdown) -> dict[str, Any]:
         ],
         "roofline": roofline(p),
         "phases": PHASE_KEYS,
-        "law": _law(p),
     }
 
 
@@ -414,38 +354,6 @@ def _modules(p: MemoryBreakdown) -> list[Kept]:
         for name, some in sums
     ]  # fmt: skip
     return [*shown, *smaller, total]
-
-
-def _law(p: MemoryBreakdown) -> str:
-    """Return the laws of a DiT; empty for other models, which have no small measured ones."""
-    if not p.points:
-        return ""
-    law = fit(p.points)
-    own = law(p.micro_batch, p.tokens, p.hidden, p.depth)
-    errors = [six_nd_error(q.parameters, q.batch * q.tokens, q.flops) for q in p.points]
-    return (
-        f"Activation bytes = B x D x ({law.block:.1f} x T x L + {law.ends:.1f} x T + "
-        f"{law.sample:.1f} x L): {law.block:.1f} bytes a token, hidden unit and block. Largest "
-        f"error on {len(p.points)} small models: {100 * law.worst:.1f} %. For this run's size it "
-        f"gives {_mib(own)}; this run kept {_mib(p.made_total)} (a recipe that recomputes or edits "
-        f"activations keeps fewer). On the same models, 6 N D counts {100 * min(errors):.0f} % to "
-        f"{100 * max(errors):.0f} % too many FLOPs, because a third of a DiT block's weights "
-        f"(adaLN) runs once a sample, not once a token.{_six_nd_here(p)}"
-    )
-
-
-def _six_nd_here(p: MemoryBreakdown) -> str:
-    """Return the rule's error on this run's model, if its forward FLOPs were counted."""
-    products = sum(c.flops for c in p.ops if c.phase == "forward" and c.op.startswith(PRODUCTS))
-    if not products:
-        return ""
-    tokens = p.global_batch // p.processes * p.tokens
-    error = six_nd_error(p.parameters, tokens, 3 * products)
-    return (
-        f" This run: {6 * p.parameters * tokens / 1e9:.1f} GFLOP by the rule, "
-        f"{3 * products / 1e9:.1f} counted (three times the products of forward): "
-        f"{100 * error:+.0f} %."
-    )
 
 
 def _ceilings(p: MemoryBreakdown) -> str:

@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import SUBJECT, TINY, living, settle
+from conftest import TINY, living, settle
 
 from harness import cli
 from harness.memory import memory_breakdown
 from harness.memory.dissect import take
 from harness.memory.dissect.timeline import Stack, alike
-from harness.memory.memory_breakdown import Point
 from harness.memory.record import MEASURED as CATEGORIES
 from harness.report import anatomy
 from harness.resolve import resolve
@@ -37,19 +36,9 @@ def tensor_bytes() -> int:
     return sum(storages.values())
 
 
-@pytest.fixture(scope="module")
-def sweep():
-    """The laws' points, measured once: they do not depend on the recipe."""
-    from harness.memory.dissect import taking
-
-    torch.set_num_threads(1)
-    return list(taking.points(SUBJECT, torch.device("cpu"), torch.float32))
-
-
 @pytest.fixture
-def taken(train_here, sweep, monkeypatch):
+def taken(train_here, monkeypatch):
     """``taken(recipe) -> MemoryBreakdown`` of a real run in this process."""
-    monkeypatch.setattr("harness.memory.dissect.taking.points", lambda *given: iter(sweep))
     monkeypatch.setattr("harness.memory.dissect.taking.SIZE", {"cpu": 256})
     monkeypatch.setattr("harness.memory.dissect.taking.COPY_BYTES", {"cpu": 2**22})
 
@@ -173,33 +162,6 @@ def test_modules_are_named_in_backward_too():
     assert seen == ["1"] and alike("blocks.3.mlp.fc1") == "blocks.*.mlp.fc1"
 
 
-# -- laws --
-
-
-def test_the_law_of_float32_is_eighty_bytes(sweep):
-    """Counted by hand for one block and token: norm 2 x 4 D, modulated 2 x 4 D, qkv 12 D, attended
-    4 D, projected 4 D, residual 2 x 4 D, fc1 16 D, GELU 16 D, fc2 4 D: 80 D bytes."""
-    law = anatomy.fit(sweep)
-    assert law.block == pytest.approx(80, rel=0.01) and law.worst < 0.01
-
-
-def made_up(law: anatomy.Law) -> list[Point]:
-    sizes = [(b, t, d, n) for b in (1, 4) for t in (16, 64) for d in (64, 128) for n in (2, 5)]
-    return [
-        Point(varies="batch", batch=b, tokens=t, hidden=d, depth=n, heads=1, parameters=1,
-              activation_bytes=round(law(b, t, d, n)), flops=1)
-        for b, t, d, n in sizes
-    ]  # fmt: skip
-
-
-def test_a_law_is_found_again_and_too_few_points_are_refused():
-    law = anatomy.Law(48.0, 11.0, 30.0)
-    found = anatomy.fit(made_up(law))
-    assert (found.block, found.ends, found.sample) == pytest.approx((48.0, 11.0, 30.0), rel=0.01)
-    with pytest.raises(ValueError, match="apart"):
-        anatomy.fit(made_up(law)[:3])
-
-
 # -- the page --
 
 
@@ -210,22 +172,13 @@ def test_the_page_stands_alone_and_its_charts_are_drawings(plain, tmp_path):
     assert anatomy.write(again, tmp_path) == [tmp_path / "anatomy.html"]
     page = (tmp_path / "anatomy.html").read_text()
     assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
-    for words in ("blocks.*.mlp.fc1", "6 N D", "Roofline", "peak", "agree within"):
+    for words in ("blocks.*.mlp.fc1", "Roofline", "peak", "agree within"):
         assert words in page
     drawings = re.findall(r"<svg.*?</svg>", page, re.S)
     assert len(drawings) == 3
     for drawing in drawings:
         assert ET.fromstring(drawing).tag.endswith("svg")
         assert not any(word in drawing for word in ("nan", "inf,"))
-
-
-def test_a_model_without_laws_has_a_page_without_them(plain, tmp_path):
-    """No small models of its kind were measured: nothing of a DiT's is said of it."""
-    anatomy.write(dataclasses.replace(plain, points=[]), tmp_path)
-    text = (tmp_path / "anatomy.html").read_text()
-    assert "6 N D" not in text and 'id="laws"' not in text and "Roofline" in text
-    anatomy.write(plain, tmp_path)
-    assert 'id="laws"' in (tmp_path / "anatomy.html").read_text()
 
 
 def test_another_file_is_no_anatomy(tmp_path):

@@ -1,13 +1,13 @@
-"""The table of effects: which rows it pairs, and why it says that a part showed or did not."""
+"""The table of effects: which rows it pairs."""
 
 from __future__ import annotations
 
 import dataclasses
 
 from harness.report import build
-from harness.report.data.effects import effects, why
+from harness.report.data.effects import effects
 from harness.report.data.rows import SuiteHead
-from tests.made.results import MIB, done, gpu_set
+from tests.made.results import done, gpu_set
 
 PLAIN = (30, 2, 60, 30, 160, 40)
 """MiB of parameters, gradients, optimizer state, average, activations, workspace: half of the peak
@@ -18,22 +18,6 @@ def paired(*results):
     """(part, what it took the place of, base) of every pair."""
     group = build(list(results), [], SuiteHead(reference="ddp")).groups[0]
     return [(e.part, e.replaced, e.base.label) for e in effects(group)]
-
-
-def reason(after, before=PLAIN, *, more=lambda result: None, device="cpu") -> str:
-    """Why adding checkpoint took plain training from ``before`` to ``after``."""
-    pairs = {"ddp": before, "ddp+checkpoint": after}
-    rows = [done(recipe, 1.0, parts, device=device) for recipe, parts in pairs.items()]
-    for result in rows:
-        # The made meter's peak lies above the tensors; here it is to count them alone.
-        for rank in result.ranks:
-            held = rank.categories.total
-            rank.phases = {
-                p: dataclasses.replace(k, allocated=held) for p, k in rank.phases.items()
-            }
-    more(rows[1])
-    (effect,) = effects(build(rows, [], SuiteHead(reference="ddp")).groups[0])
-    return why(effect)
 
 
 # ---- which rows are paired ----
@@ -74,29 +58,3 @@ def test_what_no_stage_lies_below_is_held_against_the_reference():
         ("fsdp2", "ddp", "ddp"),
         ("zero3_offload", "ddp", "ddp"),
     ]
-
-
-# ---- why ----
-
-
-def test_a_saving_says_what_the_peak_was_made_of_before_and_after():
-    said = reason((30, 25, 60, 30, 10, 40))
-    assert said == "saves: activations 50 % -> 3 %, gradients 1 % -> 8 %"
-
-
-def test_where_the_meter_says_another_change_than_the_tensors_both_are_told():
-    def heap(result):
-        for rank in result.ranks:
-            for peak in rank.phases.values():
-                peak.allocated += 150 * MIB
-
-    said = reason((30, 25, 60, 30, 10, 40), more=heap, device="cuda")
-    assert said.endswith("; the step's tensors alone: -39.4 %")
-    assert "alone" not in reason((30, 25, 60, 30, 10, 40), more=heap), "there they are the peak"
-
-
-def test_a_row_that_was_not_traced_has_no_reason():
-    def untraced(result):
-        result.ranks = [dataclasses.replace(rank, categories=None) for rank in result.ranks]
-
-    assert reason(PLAIN, more=untraced) is None

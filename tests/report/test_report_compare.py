@@ -62,30 +62,6 @@ def grow(size: int):
     return edit
 
 
-def hosted(result: Result) -> None:
-    """The same step, told apart by place."""
-    for rank in result.ranks:
-        held = rank.categories
-        held.host = dataclasses.replace(held, host=None, ema=0)
-        held.workspace -= 40 * MIB
-
-
-def test_a_saving_that_only_counting_by_place_made_is_none():
-    new = recorded()
-    for result in new:
-        if result.spec.recipe == "zero3":
-            hosted(result)
-    old = recorded()
-    told = compare_reports(build(old, []), build(new, []))
-    assert next(c for c in told.changes if c.label == "zero3").words == "less memory"
-    for result in old:
-        for rank in result.ranks:
-            if rank.categories:
-                rank.categories.placed_by = ""
-    mixed = compare_reports(build(old, []), build(new, []))
-    assert next(c for c in mixed.changes if c.label == "zero3").words == ""
-
-
 @pytest.mark.parametrize(
     ("ratio", "overlap", "changed"),
     [(1.2, False, True), (1.2, True, False), (1.04, False, False), (0.9, False, True)],

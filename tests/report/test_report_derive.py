@@ -114,7 +114,6 @@ def test_one_function_decides_what_a_row_s_peak_is(monkeypatch):
     one = result(full, slim, meter="cuda")
     found = numbers([one])
     assert (found.peak_bytes, found.peak_phase, found.steady_metered_bytes) == (130, "steady", 100)
-    assert found.imbalance_ratio == 2.0
     assert found.untraced_bytes == 40
     assert build([one], []).groups[0].rows[0].numbers.peak_bytes == 130
     prediction = Prediction(recipe="ddp", device="cpu", method="trace", allocated=110)

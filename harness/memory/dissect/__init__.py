@@ -1,8 +1,8 @@
 """Memory and time breakdown of one run, collected after its steps.
 
 ``timeline`` traces every storage through one step, with the module that allocated it and the module
-that saved it for backward. ``taking`` counts and times each operation, measures small models for
-the scaling laws, and combines all into a ``harness.memory.memory_breakdown.MemoryBreakdown``.
+that saved it for backward. ``taking`` counts and times each operation, and combines all into a
+``harness.memory.memory_breakdown.MemoryBreakdown``.
 """
 
 from harness.memory.dissect.taking import Look, take

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -12,15 +12,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from harness.memory.dissect.timeline import Stack, TimelineTracer, saving
-from harness.memory.memory_breakdown import Kept, MemoryBreakdown, OpCost, Point, Timeline
+from harness.memory.memory_breakdown import Kept, MemoryBreakdown, OpCost, Timeline
 from harness.memory.op_facts import is_free
 from harness.memory.traced_step import following, register_living, trace_step
 from harness.resolve import Resolved
 from strategies.engine import TrainingRun
-from strategies.evidence import flops, states
+from strategies.evidence import states
 from strategies.evidence.flops import formulas
 from strategies.evidence.readings import stored
-from strategies.subject import Subject
 
 # ---- operation costs ----
 
@@ -116,57 +115,6 @@ def _best(work: Callable[[], Any], synchronize: Callable[[], None]) -> float:
     return min(seconds)
 
 
-# ---- small models for scaling laws ----
-
-
-def points(subject: Subject, device: torch.device, dtype: torch.dtype) -> Iterator[Point]:
-    """Yield a point for each relative of ``subject``: bytes that autograd saves for backward, and
-    FLOPs of a training step.
-
-    The models are plain: no sharding, no recomputation. ``dtype`` below float32 is autocast's.
-    """
-    for varies, small, batch in subject.relatives():
-        module = small.make().to(device)
-        size = small.dimensions
-        yield Point(
-            varies=varies,
-            batch=batch,
-            tokens=size.tokens,
-            hidden=size.width,
-            depth=size.depth,
-            heads=size.heads,
-            parameters=sum(p.numel() for p in module.parameters() if p.requires_grad),
-            activation_bytes=_saved_bytes(small, module, batch, dtype),
-            flops=_flops(small, batch),
-        )
-
-
-def _saved_bytes(subject: Subject, module: Any, batch: int, dtype: torch.dtype) -> int:
-    device = next(module.parameters()).device
-    known = {p.untyped_storage()._cdata for p in module.parameters()}
-    low = dtype is not torch.float32
-    with saving(Stack(module), known) as saved, torch.autocast(device.type, dtype, enabled=low):
-        subject.predict(module, *_samples(subject, batch, device)).float().square().mean()
-    return sum(size for _, size in saved.values())
-
-
-def _flops(subject: Subject, batch: int) -> int:
-    """Count FLOPs on fake tensors, for which attention consists of its matrix products."""
-    with torch.device("meta"):
-        module = subject.make()
-        with flops.counting() as counter:
-            out = subject.predict(module, *_samples(subject, batch, "meta"))
-            out.square().mean().backward()
-    return counter.get_total_flops()
-
-
-def _samples(subject: Subject, batch: int, device: torch.device | str) -> tuple[Any, Any, Any]:
-    """Return the subject's example, repeated ``batch`` times."""
-    x, t_B, conditions = subject.example(device)
-    many = {name: torch.cat([value] * batch) for name, value in conditions.items()}
-    return torch.cat([x] * batch), torch.cat([t_B] * batch), many
-
-
 OPS = 40
 
 
@@ -210,7 +158,6 @@ def take(resolved: Resolved, trained: TrainingRun, look: Look) -> MemoryBreakdow
         tokens=size.tokens,
         hidden=size.width,
         depth=size.depth,
-        heads=size.heads,
         parameters=resolved.subject.parameters,
         step_peak_bytes=plain.everywhere,  # type: ignore[arg-type]  # set with each peak
         timeline=tracer.timeline(),
@@ -222,7 +169,6 @@ def take(resolved: Resolved, trained: TrainingRun, look: Look) -> MemoryBreakdow
         ops=_costs(trained, look),
         peak_flops=peak_flops(device, dtype, look.synchronize),
         bandwidth=bandwidth(device, look.synchronize),
-        points=list(points(resolved.subject, device, dtype)),
     )
 
 

@@ -299,10 +299,6 @@ def _change(spec: Spec, old: Row | Unfinished, new: Row | Unfinished) -> Change:
             "intervals_overlap": derive.overlap(*ends),
             **_computation(old.first, new.first),
         }
-        unplaced = [n.placed_by == derive.UNTOLD for n in both]
-        if unplaced[0] is not unplaced[1] and any(n.hosted_bytes for n in both):
-            # Only one memory figure includes tensors kept in host memory.
-            facts |= {"old_need_bytes": None, "new_need_bytes": None}
     return Change(**facts)
 
 

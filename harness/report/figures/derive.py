@@ -34,8 +34,6 @@ about 5e-4), and its kernels add in any order.
 """
 LEAST = 1e-12
 """Keeps a relative distance to zero finite."""
-UNTOLD = "not told apart"
-"""``placed_by`` of older results, which do not separate the tensors of a CPU by placement."""
 NO_FLOPS = "FLOPs are not counted in own scripts, nor for frozen, added, removed or sparse weights"
 CLOCK_LIMIT = 0.05
 """Relative drop of a clock, from before the timed steps to after them, that counts."""
@@ -219,20 +217,10 @@ def hosted_bytes(ranks: Iterable[Rank]) -> int | None:
 
 
 def placed_by(ranks: Iterable[Rank]) -> str | None:
-    """Return the source of the placement of a CPU's tensors.
-
-    ``UNTOLD`` in older results; None if nothing was traced or on GPUs, whose tensors have a
-    device.
-    """
+    """Return the source of the placement of a CPU's tensors; None on GPUs, or without a trace."""
     words = [r.categories.placed_by for r in ranks if on_cpu(r) and r.categories is not None]
     unknown = [w for w in words if is_unplaced(w)]
-    return (unknown or words)[0] or UNTOLD if words else None
-
-
-def imbalance(ranks: Sequence[Rank]) -> float | None:
-    """Return highest over lowest peak of the ranks; None for one rank or a rank without a peak."""
-    peaks = [peak_of([rank]) for rank in ranks]
-    return max(peaks) / min(peaks) if len(peaks) > 1 and all(peaks) else None
+    return next(iter(unknown or words), None)
 
 
 def fullest_rank(ranks: Sequence[Rank]) -> Rank | None:

@@ -37,8 +37,6 @@ from harness.result import Result
 
 Runs = Sequence[Sequence[float]]
 """Timed steps of one row in seconds, by run."""
-Weighted = Sequence[tuple[float, Runs]]
-"""Rows, each with the weight of its median's logarithm in a sum."""
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 """Student's t for 95 %, for 1 to 10 degrees of freedom."""
 MEDIAN = 1.2533
@@ -106,7 +104,8 @@ def joined(old: Floor | None, new: Floor | None) -> Floor | None:
 
 def margin(floor: Floor, ours: Runs, theirs: Runs) -> float:
     """Return the difference of two rows' log medians that noise explains."""
-    return swing(floor, [(1.0, ours), (-1.0, theirs)])
+    runs = _margin(floor.runs, [_run_side(floor.runs, row) for row in (ours, theirs)])
+    return max(runs, _margin_of_steps(floor.steps, ours, theirs))
 
 
 def margin_shares(floor: Floor, row: Runs) -> tuple[float, float]:
@@ -117,14 +116,6 @@ def margin_shares(floor: Floor, row: Runs) -> tuple[float, float]:
     runs, steps = _run_side(floor.runs, row), floor.steps
     by_runs = _margin(floor.runs, [runs]) ** 2
     return by_runs, (MEDIAN * _margin(steps, [_step_side(steps, row)])) ** 2 if steps else 0.0
-
-
-def swing(floor: Floor, weighted: Weighted) -> float:
-    """Return the deviation, explained by noise, of a weighted sum of rows' log medians, such as a
-    slope.
-    """
-    sides = [_scaled(weight, _run_side(floor.runs, row)) for weight, row in weighted]
-    return max(_margin(floor.runs, sides), _margin_of_steps(floor.steps, weighted))
 
 
 def student(freedom: int) -> float:
@@ -142,7 +133,7 @@ def _like(floor: Floor, rows: Mapping[str, Runs], name: str) -> Floor:
     reference = rows[name]
     fewest = min((len(row) for label, row in rows.items() if label != name), default=1)
     sides = [(floor.runs.deviation, count) for count in (fewest, len(reference))]
-    steps = _margin_of_steps(floor.steps, [(1.0, reference[:fewest]), (-1.0, reference)])
+    steps = _margin_of_steps(floor.steps, reference[:fewest], reference)
     widest = max(_margin(floor.runs, sides), steps)
     return dataclasses.replace(floor, fraction=math.exp(widest) - 1)
 
@@ -188,17 +179,11 @@ def _medians(row: Runs) -> tuple[float, ...]:
 # ---- arithmetic ----
 
 
-def _margin_of_steps(usual: Spread | None, weighted: Weighted) -> float:
+def _margin_of_steps(usual: Spread | None, ours: Runs, theirs: Runs) -> float:
     """Return the margin by steps; 0 if no run has two steps."""
     if usual is None:
         return 0.0
-    sides = [_scaled(weight, _step_side(usual, row)) for weight, row in weighted]
-    return MEDIAN * _margin(usual, sides)
-
-
-def _scaled(weight: float, side: Side) -> Side:
-    deviation, count = side
-    return abs(weight) * deviation, count
+    return MEDIAN * _margin(usual, [_step_side(usual, row) for row in (ours, theirs)])
 
 
 def _margin(usual: Spread, sides: Sequence[Side]) -> float:
@@ -291,19 +276,6 @@ def waited(step: Step, fastest: Step) -> bool:
     share, full = step.cpu / step.seconds, fastest.cpu / fastest.seconds
     forced = FORCED_TIMES * fastest.forced + FORCED_MORE
     return share < SHARE_LIMIT * full or step.forced > forced
-
-
-def cpu_seconds(result: Result) -> list[float]:
-    """Return the CPU seconds of each timed step over all ranks; empty if not counted."""
-    return [step.cpu for step in _steps(result)]
-
-
-def minor_faults(result: Result) -> list[int]:
-    """Return the pages that each timed step faulted in, over all ranks; empty if not counted."""
-    if not all(rank.step_usage for rank in result.ranks):
-        return []
-    counted = [rank.step_usage.minor_faults for rank in result.ranks]
-    return [sum(step) for step in zip(*counted, strict=False)]
 
 
 def _steps(result: Result) -> list[Step]:

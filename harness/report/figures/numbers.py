@@ -7,7 +7,7 @@ from typing import Any
 
 from harness.phases import SETUP_PHASES
 from harness.report.figures import derive, floor
-from harness.report.figures.units import CATEGORIES
+from harness.report.figures.units import ALL_CATEGORIES, CATEGORIES
 from harness.result import Rank, Result
 
 
@@ -27,8 +27,6 @@ class Numbers:
     noise_fraction: float | None
     repeat_spread_fraction: float | None
     noisy: bool
-    step_cpu_seconds_median: float | None
-    step_minor_faults_median: float | None
     disturbed_steps: int | None
     samples_per_second: float
     flops_per_second: float | None
@@ -43,13 +41,8 @@ class Numbers:
     hosted_bytes: int | None
     placed_by: str | None
     reserved_peak_bytes: int | None
-    active_peak_bytes: int | None
     process_peak_bytes: int | None
-    baseline_bytes: int
-    imbalance_ratio: float | None
-    host_peak_bytes: int
     host_total_bytes: int | None
-    pinned_bytes: int
     nvme_bytes: int
     load_metered_bytes: int | None
     prepare_metered_bytes: int | None
@@ -65,7 +58,6 @@ class Numbers:
     activations_bytes: int | None
     workspace_bytes: int | None
     other_models_bytes: int | None
-    beyond_state_bytes: int | None
     untraced_bytes: int | None
     setup_seconds: float
     warmup_seconds: float
@@ -80,6 +72,7 @@ def numbers(results: list[Result]) -> Numbers:
 
 def _time(results: list[Result], first: Result) -> dict[str, Any]:
     runs = [derive.step_seconds(result) for result in results]
+    marked = [floor.disturbed(result) for result in results]
     steps = [seconds for run in runs for seconds in run]
     median, step_noise = derive.quantile(steps, 0.5), derive.noise(steps)
     spread = derive.repeat_spread(runs)
@@ -97,7 +90,7 @@ def _time(results: list[Result], first: Result) -> dict[str, Any]:
         "noise_fraction": step_noise,
         "repeat_spread_fraction": spread,
         "noisy": derive.is_noisy(step_noise, spread),
-        **_usage(results),
+        "disturbed_steps": None if None in marked else sum(map(sum, marked)),
         "samples_per_second": derive.samples_per_second(first.spec.global_batch, median),
         "flops_per_second": flops,
         "flops_per_second_device": flops_device,
@@ -110,22 +103,9 @@ def _time(results: list[Result], first: Result) -> dict[str, Any]:
     }
 
 
-def _usage(results: list[Result]) -> dict[str, Any]:
-    """Return the kernel's counts; None if a repetition is older than these counts."""
-    marked = [floor.disturbed(result) for result in results]
-    cpu = [seconds for result in results for seconds in floor.cpu_seconds(result)]
-    faults = [pages for result in results for pages in floor.minor_faults(result)]
-    return {
-        "step_cpu_seconds_median": derive.quantile(cpu, 0.5) if cpu else None,
-        "step_minor_faults_median": derive.quantile(faults, 0.5) if faults else None,
-        "disturbed_steps": None if None in marked else sum(map(sum, marked)),
-    }
-
-
 def _memory(results: list[Result], ranks: list[Rank]) -> dict[str, Any]:
     peaks, metered = derive.peak_by_phase(ranks), derive.highest_by_phase(ranks, "allocated")
     trees = [r.launch.tree_peak_bytes for r in results if r.launch and r.launch.tree_peak_bytes]
-    skews = [s for s in (derive.imbalance(result.ranks) for result in results) if s is not None]
     return {
         "peak_bytes": derive.peak_of(ranks),
         "peak_phase": max(peaks, key=peaks.__getitem__, default=None),
@@ -134,13 +114,8 @@ def _memory(results: list[Result], ranks: list[Rank]) -> dict[str, Any]:
         "hosted_bytes": derive.hosted_bytes(ranks),
         "placed_by": derive.placed_by(ranks),
         "reserved_peak_bytes": derive.highest(ranks, "reserved"),
-        "active_peak_bytes": derive.highest(ranks, "active"),
         "process_peak_bytes": derive.highest(ranks, "process"),
-        "baseline_bytes": max(rank.baseline_bytes for rank in ranks),
-        "imbalance_ratio": max(skews, default=None),
-        "host_peak_bytes": max(rank.host_peak_bytes for rank in ranks),
         "host_total_bytes": max(trees, default=None),
-        "pinned_bytes": max(rank.pinned_bytes for rank in ranks),
         "nvme_bytes": max(sum(rank.nvme_bytes for rank in r.ranks) for r in results),
         **{f"{phase}_metered_bytes": metered.get(phase) for phase in derive.PHASES},
     }
@@ -148,10 +123,9 @@ def _memory(results: list[Result], ranks: list[Rank]) -> dict[str, Any]:
 
 def _categories(ranks: list[Rank]) -> dict[str, Any]:
     """Return the fullest rank's categories at the traced peak of a step, and its untraced bytes."""
-    names = (*CATEGORIES, "beyond_state")
     rank = derive.fullest_rank(ranks)
     if rank is None:
-        return {f"{name}_bytes": None for name in (*names, "other_models", "untraced")}
-    sizes = {f"{name}_bytes": getattr(rank.categories, name) for name in names}
+        return {f"{name}_bytes": None for name in (*ALL_CATEGORIES, "untraced")}
+    sizes = {f"{name}_bytes": getattr(rank.categories, name) for name in CATEGORIES}
     sizes["other_models_bytes"] = rank.categories.resident
     return {**sizes, "untraced_bytes": derive.untraced_bytes(rank)}

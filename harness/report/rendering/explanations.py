@@ -60,9 +60,9 @@ NOTES = {
         "heap, and the steps whose memory is read use one that returns freed memory at once. "
         "Disturbed: other work held 10 % of the cores or more, and less than 25 % were idle. "
         "Also disturbed: a step 10 % longer than the row's fastest, with a smaller share of "
-        "the cores or far more forced switches. CPU s: of all ranks together, the median "
-        "step. Set-up: import to prepared; warm-up and compilation are not timed steps. "
-        "Compile: time of torch.compile within the warm-up, from an empty cache."
+        "the cores or far more forced switches. Set-up: import to prepared; warm-up and "
+        "compilation are not timed steps. Compile: time of torch.compile within the warm-up, "
+        "from an empty cache."
     ),
     "parity": (
         "Distance: the largest step's |a - b| / |b| to the reference row. For moment, update "
@@ -86,9 +86,7 @@ NOTES = {
     ),
     "effects": (
         "Two rows that differ in one part only, and its effect on speed and on the memory "
-        "that rows are ranked by. An interval: the noise does not tell the two speeds apart. Why: "
-        "categories of the traced peak of one step on the fullest rank, before and after, as "
-        "shares of the peak before. Changes below 2 % are not shown."
+        "that rows are ranked by. An interval: the noise does not tell the two speeds apart."
     ),
 }
 """Key of a table -> the note below it."""
@@ -103,17 +101,15 @@ GLOSSARY = (
      "their device tells. Without one the lists of the engine or strategy that keeps them do."),
     ("Resident", "Without a GPU: the kernel's high-water mark of a process above its baseline, in "
      "any phase. It includes tensors of both placements, libraries' heap, and set-up."),
-    ("Active, reserved", "GPU only. Active: tensors, and blocks that wait for a stream. Reserved: "
-     "what the allocator took from the device. Reserved minus peak is cache and fragmentation."),
+    ("Reserved", "GPU only: what the allocator took from the device. Reserved minus peak is cache "
+     "and fragmentation."),
     ("Process", "The device's own count for the process, as nvidia-smi shows it: reserved memory, "
      "context, communication and library workspaces. It is sampled in steps that are not timed. "
      "Without a GPU: the plain resident mark."),
     ("Predicted need", "The least memory that the row was predicted to run in, with CUDA context, "
      "libraries and communication. For the host: the tensors of all processes."),
-    ("Baseline", "Memory of the process before the model was built. Subtracted without a GPU."),
-    ("Host", "Resident high-water mark of one rank, and of all processes of the run together. "
-     "Offloaded optimizer state is in it."),
-    ("Ranks max/min", "Highest over lowest peak of the ranks. 1.00 is balanced."),
+    ("Host, all", "Resident high-water mark of all processes of the run together. Offloaded "
+     "optimizer state is in it."),
     ("Workspace, untraced", "Workspace: traced bytes of no other category, such as temporaries, "
      "communication buckets and kernel scratch. Untraced: what the meter counted beyond the "
      "traced tensors. It is negative if the meter counted less."),

@@ -150,12 +150,10 @@ def _meter(group: Group) -> str:
             "have: the caching allocator's reserve, the CUDA context and the "
             "communication library."
         )
-    places = " on the device. Tensors that the engine offloads to host memory are in On host"
-    if any(row.numbers.placed_by == derive.UNTOLD for row in group.rows):
-        places = ", on the device and in host memory (an older result: offload shows no saving)"
     return (
         f"Measured on CPU processes ({where}), without a GPU. Do NOT compare these numbers with a "
-        f"GPU's. Rows are ranked by Peak: the live tensors of a traced step{places}."
+        f"GPU's. Rows are ranked by Peak: the live tensors of a traced step "
+        "on the device. Tensors that the engine offloads to host memory are in On host."
     )
 
 

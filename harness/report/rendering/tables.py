@@ -133,7 +133,6 @@ EFFECTS = (
     Column("to", lambda e: e.base.label),
     Column("Samples/s x", lambda e: lookup.ratio(e.row, e.base), "ratio"),
     Column("Memory %", lambda e: e.need_change_fraction, "change"),
-    Column("Why", effects.why),
 )
 PHASES = (
     RECIPE,

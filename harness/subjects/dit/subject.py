@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from harness.subjects.dit import presets
 from strategies.base import BadInput, Sizes
-from strategies.subject import DataFacts, Dimensions, Shaping, Subject
+from strategies.subject import Dimensions, Shaping, Subject
 
 if TYPE_CHECKING:
     import torch
@@ -24,22 +24,6 @@ TARGETS = ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
 
 LARGEST_SIDE = 1024
 """Limit of a search: elements of a latent's side (8192 pixels)."""
-
-
-RELATIVES: list[tuple[str, int, dict[str, int]]] = [
-    *(("batch", batch, {}) for batch in (1, 2, 4, 8)),
-    *(("depth", 2, {"depth": depth}) for depth in (1, 2, 4, 8)),
-    *(("tokens", 2, {"grid": grid}) for grid in (4, 8, 12, 16)),
-    *(("width", 2, {"width": width}) for width in (128, 256, 384, 512)),
-]
-"""Small DiTs for the scaling laws of memory and FLOPs: varied quantity, batch size, sizes."""
-
-
-def _relative(depth: int, grid: int, width: int) -> Dit:
-    """Return a small DiT; heads have 64 units, as in the presets other than XL."""
-    model = f"DiT-S/2:depth={depth},width={width},heads={width // 64}"
-    data = DataFacts(size=1, channels=4, input_size=2 * grid, classes=10)
-    return Dit(model=model, data=data, objective="epsilon", class_dropout=0.1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,10 +118,6 @@ class Dit(Subject):
         numbers = [int(name.split(".")[1]) for name in shapes if name.startswith("blocks.")]
         last = shapes.get("final_layer.linear.weight", (0, 0))
         return 1 + max(numbers, default=-1), last[-1]
-
-    def relatives(self) -> list[tuple[str, Dit, int]]:
-        usual = {"depth": 4, "grid": 8, "width": 256}
-        return [(varies, _relative(**usual | sizes), batch) for varies, batch, sizes in RELATIVES]
 
     def sizes_up(self) -> list[tuple[str, int]]:
         return presets.ladder(self.shape.patch_size)
@@ -267,8 +247,6 @@ class VideoDit(Dit):
 
     # ---- identity ----
 
-    relatives = Subject.relatives  # type: ignore[assignment]  # as without a preset
-
     def draws(self, seed: int, init: str) -> Draw:
         from harness.subjects.dit import model
 
@@ -376,7 +354,6 @@ class TokenDit(Dit):
 
     parameters, sizes = Subject.parameters, Subject.sizes
     train_flops = Subject.train_flops
-    relatives = Subject.relatives  # type: ignore[assignment]  # as without a preset
     sizes_up = Subject.sizes_up  # type: ignore[assignment]  # as without a preset
 
     def make(self) -> nn.Module:
