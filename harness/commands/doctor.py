@@ -166,7 +166,7 @@ def _launch_files(machine: Machine) -> str:
 
 COMPANY = (
     "ddp", "single", "single+bf16", "single+bf16_pure", "single+sgd:momentum=0.0", "single+lora",
-    "zero1",
+    "zero1", "fsdp2",
 )  # fmt: skip
 """Recipes to combine a strategy with. The first that the strategy accepts decides if it can run."""
 TOKENS = {"model": "DiT-S/4:tokens=1024", "objective": "masked", "data": "synthetic"}

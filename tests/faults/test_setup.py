@@ -307,7 +307,7 @@ def test_a_bare_python_for_reports_is_told_what_it_lacks(checkout, command):
     checkout.tool("bare", f'#!/bin/bash\nexec "{sys.executable}" -I -S "$@"\n')
     code, said = checkout.run(command, "x", HEADROOM_PYTHON=f"{checkout.folder}/bin/bare")
     assert code == 2 and f"lacks: jinja2, numpy, rich, pyyaml, which {command} needs" in said
-    assert "Traceback" not in said and "-m pip install numpy rich pyyaml" in said
+    assert "Traceback" not in said and "-m pip install jinja2 numpy rich pyyaml" in said
 
 
 def test_a_python_that_does_not_work_is_named(checkout):

@@ -78,7 +78,9 @@ def content(report: Report, *, drawn: bool = False) -> dict[str, Any]:
         "fits": sentences.predicted_fits(report),
         "groups": [_group(*pair, drawn) for pair in groups],
         "others": (rest, tables.others(report.groups, len(groups))) if rest else None,
-        "recorded": [(label(r.spec), r.recordings) for r in report.recorded[:MANY]],
+        "recorded": [
+            (label(r.spec), r.recordings, tables.averages(r)) for r in report.recorded[:MANY]
+        ],
         "recorded_note": RECORDED_NOTE,
         "unfinished": tables.unfinished_grid(listed),
         "unfinished_left": sentences.left_out(len(listed), len(report.unfinished)),

@@ -13,7 +13,7 @@ from harness.report.data.rows import Group, Row, Unfinished
 from harness.report.figures import derive, parity, units
 from harness.report.figures.units import ALL_CATEGORIES, CATEGORIES, title
 from harness.report.rendering.explanations import NOTES
-from harness.result import is_unplaced
+from harness.result import Result, is_unplaced
 
 Cell = Callable[[Row], Any]
 """Returns the value of a row in one column."""
@@ -299,6 +299,17 @@ def group_grids(group: Group) -> list[Grid]:
 def unfinished_grid(unfinished: Sequence[Unfinished]) -> Grid:
     """Return the planned rows without a number to rank."""
     return _table("unfinished", "Did not finish", UNFINISHED, unfinished)
+
+
+def averages(result: Result) -> Grid:
+    """Return the profiler's longest operations of a recorded run."""
+    columns = (
+        Column("Operation", lambda r: r["name"]),
+        Column("Calls", lambda r: r["calls"], "count"),
+        Column("Own CPU ms", lambda r: r["self_cpu_seconds"], "ms"),
+        Column("Own device ms", lambda r: r["self_device_seconds"] or None, "ms"),
+    )
+    return tabulate("averages", "Longest operations of three steps", columns, result.key_averages)
 
 
 def fits(group: Group) -> Grid:
