@@ -12,7 +12,7 @@ from strategies.engines.fsdp.shard import local
 from strategies.evidence.rules import together
 from strategies.parallel.sequence.effects import attention_operands
 from strategies.parallel.tensor.parallelize import AXIS
-from strategies.parallel.tensor.products import products
+from strategies.parallel.tensor.products import head_norms, products
 
 if TYPE_CHECKING:
     from strategies.engine import TrainingRun
@@ -60,8 +60,9 @@ def _placed(trained: TrainingRun) -> dict[str, Any]:
 
 
 def _summed(trained: TrainingRun) -> dict[str, Any]:
-    """Count the sums among ranks that share weights: one in forward for each last layer's output,
-    and in backward at least one for its first layers' inputs."""
+    """Count the sums among ranks that share weights: at least one in forward for each last layer,
+    which a block may call for image and text, and in backward one for its first layers' inputs and
+    one for each norm of a head."""
     group = trained.accelerator.torch_device_mesh[AXIS].get_group().group_name
     sent = [s.phase for s in trained.observed.sent if s.collective == SUM and s.group == group]
     last = [weight for _, axis, weight in _cut(trained) if axis == 1]
@@ -69,19 +70,28 @@ def _summed(trained: TrainingRun) -> dict[str, Any]:
     used = micro * sum(weight.requires_grad for weight in last)  # others feed nothing
     forward, backward = sent.count("forward"), sent.count("backward")
     text = f"{forward} sums in forward and {backward} in backward"
-    demand(used <= forward <= micro * len(last), f"{text}, expected {used} in forward")
-    demand(backward >= used, f"{text}, expected {used} or more in backward")
+    demand(forward >= used, f"{text}, expected {used} or more in forward")
+    wanted = used + _head_norms(trained)
+    demand(backward >= wanted, f"{text}, expected {wanted} or more in backward")
     blocks = micro * len(trained.blocks())
     return {"sums_a_block": {"forward": forward / blocks, "backward": backward / blocks}}
 
 
+def _head_norms(trained: TrainingRun) -> int:
+    """Return the number of trained norms of a head: each one's gradient is summed once a step."""
+    pairs = ((block, name) for block in trained.blocks() for name in head_norms(block))
+    return sum(block.get_submodule(name).weight.requires_grad for block, name in pairs)
+
+
 def _attended(trained: TrainingRun) -> dict[str, Any]:
-    """Check the heads of torch's attention, which sequence parallelism deals out again."""
+    """Check the heads of torch's attention; attention outside of the blocks keeps all of its."""
     found = {heads for heads, *_ in attention_operands(trained)}
     layout = trained.launch.layout
     parts = layout.tensor * layout.sequence
     if not found or "cut_samples" in trained.launch.traits:  # written out, or shown by sp
         return {}
-    wanted = {call.heads // parts for call in trained.subject.survey.attention}
-    demand(found <= wanted, f"attention had {sorted(found)} heads, expected {sorted(wanted)}")
-    return {"heads_inside": max(found)}
+    whole = {call.heads for call in trained.subject.survey.attention}
+    wanted = {heads // parts for heads in whole}
+    text = f"attention had {sorted(found)} heads, expected {sorted(wanted)}"
+    demand(bool(found & wanted) and found <= wanted | whole, text)
+    return {"heads_inside": min(found)}

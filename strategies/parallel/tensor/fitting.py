@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import logging
+from collections.abc import Iterator
+from typing import Any
 
+import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from strategies import initial
 from strategies.parallel.groups import INNER
-from strategies.parallel.tensor.products import mixing, products, scale_sizes
+from strategies.parallel.tensor.products import head_norms, mixing, products, scale_sizes
 from strategies.subject import Subject
 
 OTHERWISE = "leave tp out, or take fsdp2"
+
+
+@functools.lru_cache(maxsize=4)
+def _plain(subject: Subject) -> nn.Module:
+    """Return the model on meta."""
+    with initial.valueless():
+        return subject.make()
 
 
 @functools.lru_cache(maxsize=64)
@@ -20,8 +32,7 @@ def unknown(subject: Subject) -> str:
     """Return the first layer of a block that ``products`` does not find, with the reason."""
     if subject.random_blocks:
         return f"its blocks have dropout, and ranks would draw other numbers; {OTHERWISE}"
-    with initial.valueless():
-        module = subject.make()
+    module = _plain(subject)
     names = {part: name for name, part in module.named_modules()}
     for block in subject.blocks(module):
         found = products(block)
@@ -44,21 +55,32 @@ def _multiplies(part: nn.Module, on_tokens: bool) -> bool:
 @functools.lru_cache(maxsize=64)
 def counts(subject: Subject) -> tuple[tuple[int, str], ...]:
     """Return the numbers that ranks must divide, with their words."""
-    with initial.valueless():
-        module = subject.make()
+    module = _plain(subject)
     cuts = [cut for block in subject.blocks(module) for cut in products(block).values()]
     heads = {(piece // cut.head, "heads") for cut in cuts if cut.head > 1 for piece in cut.pieces}
     inner = {(n, INNER) for cut in cuts if cut.head == 1 for n in cut.pieces}
     return (*sorted(heads), *sorted(inner))
 
 
+class Alias(torch.autograd.Function):
+    """A view, as a DTensor's local tensor is: autograd refuses to change it in place."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return grad
+
+
 @functools.lru_cache(maxsize=64)
 def fails(subject: Subject, ranks: int) -> str:
-    """Return the class of block that cannot compute with a rank's part: it has positions for each
-    head, for example."""
+    """Return the module that cannot compute with a rank's part: it has positions for each head, or
+    changes what a parallel layer returns in place."""
     shallow = subject.deep(dict.fromkeys(subject.depths, 1)) if subject.depths else subject
     within = [""]
-    with FakeTensorMode(allow_non_fake_inputs=True):
+    with FakeTensorMode(allow_non_fake_inputs=True), _silent():
         module, sample = shallow.make(), shallow.example("cpu")
         for block in shallow.blocks(module):
             for name, cut in products(block).items():
@@ -66,6 +88,9 @@ def fails(subject: Subject, ranks: int) -> str:
                 sizes = [layer.in_features, layer.out_features]
                 sizes[1 - cut.axis] //= ranks
                 block.set_submodule(name, nn.Linear(*sizes, bias=layer.bias is not None))
+            for name in (*products(block), *head_norms(block)):
+                layer = block.get_submodule(name)
+                layer.register_forward_hook(lambda _, given, out: Alias.apply(out))
             scale_sizes(block, lambda size: size // ranks)
         for name, part in module.named_modules():
             text = f"{name} ({type(part).__name__})"
@@ -76,3 +101,14 @@ def fails(subject: Subject, ranks: int) -> str:
         except Exception:
             return f"{within[-1]} does not compute with a part of its heads; {OTHERWISE}"
     return ""
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """Keep torch from printing the error that ``fails`` looks for."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before

@@ -39,13 +39,13 @@ def parallelize(block: nn.Module, mesh: Any) -> None:
     # Each rank has the gradients of its heads; this style's weights are DTensors, which sum them.
     # A norm of a head is of the last axis alone, so any other may be called the cut one.
     plan |= {name: SequenceParallel(sequence_dim=1) for name in head_norms(block)}
-    orders = {name: getattr(p, "order", None) for name, p in block.named_parameters()}
+    before = dict(block.named_parameters())
     for style in plan.values():
         style.use_local_output = True
     parallelize_module(block, mesh, plan, src_data_rank=None)
     for name, p in block.named_parameters():
-        if orders[name] is not None:
-            p.order = orders[name]
+        p.requires_grad_(before[name].requires_grad)  # SequenceParallel's weights would be trained
+        p.order = getattr(before[name], "order", None)
     scale_sizes(block, lambda size: size // mesh.size())
 
 

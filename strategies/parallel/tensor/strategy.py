@@ -72,7 +72,7 @@ class TensorParallel(Strategy):
                 "take fsdp2"
             )
         beside = next((why for trait, why in BESIDE.items() if trait in launch.traits), None)
-        return beside or uneven(launch) or self._shared(launch) or self._fault(launch)
+        return beside or uneven(launch) or self._fault(launch) or self._shared(launch)
 
     def _shared(self, launch: RunContext) -> str | None:
         if launch.layout.sharers > 1:
