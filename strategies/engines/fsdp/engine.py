@@ -9,7 +9,6 @@ state is set (``shard.stand_in``), and the row has a note.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -334,11 +333,6 @@ class Fsdp(Rows):
         return found._replace(host=(*of_weights, *gradients, *found.tensors["optimizer_state"]))
 
     # ---- evidence ----
-
-    def observe(self, trained: TrainingRun) -> contextlib.AbstractContextManager[Any]:
-        from strategies.engines.fsdp import effects
-
-        return effects.observe(trained)
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         from strategies.engines.fsdp import effects
