@@ -22,6 +22,23 @@ from harness.system.requirements import card_lacks
 
 VERDICTS = ("fits", "tight", "host", "no", "unknown", "cannot")
 """Values of ``Fit.verdict``, the best first."""
+ERRS = {"more": "the trainer needs more, for ", "less": "the trainer needs less, for ",
+        "": "not compared; "}  # fmt: skip
+"""Direction in which a prediction errs -> words."""
+UNSURE = {"fits": {"more", ""}, "no": {"less", ""}, "host": {"less", ""}}
+"""Verdict -> directions of ``Uncounted.errs`` that leave it open."""
+
+
+@dataclass(frozen=True)
+class Uncounted:
+    """A setting ``what`` that a prediction leaves out, and why; ``errs`` is a key of ``ERRS``."""
+
+    what: str
+    why: str
+    errs: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.what}: {ERRS[self.errs]}{self.why}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +55,7 @@ class Fit:
 
     - fits: the upper end of the range fits.
     - tight: the available memory lies within the range, or the allocator must often return cached
-      memory to the device, which is slow.
+      memory to the device, which is slow, or what is ``uncounted`` decides.
     - host: the GPU's memory may suffice, but the host's does not.
     - no: the need exceeds the available memory.
     - unknown: nothing was predicted.
@@ -57,6 +74,7 @@ class Fit:
     host_memory: int
     phases: Mapping[str, Need] = field(default_factory=dict)
     lack: str = ""
+    uncounted: tuple[Uncounted, ...] = ()
 
     @property
     def label(self) -> str:
@@ -165,6 +183,13 @@ def _verdict(fit: Fit) -> str:
     low_host = 2 * fit.host_bytes - fit.host_most
     on_host = decide(low_host, fit.host_most, fit.host_memory)
     return "host" if on_host == "no" else max(on_gpu, on_host, key=VERDICTS.index)
+
+
+def with_uncounted(fit: Fit, uncounted: Sequence[Uncounted]) -> Fit:
+    """Return a fit with what its prediction leaves out, which may leave the verdict open."""
+    open_ = any(one.errs in UNSURE.get(fit.verdict, ()) for one in uncounted)
+    verdict = "tight" if open_ else fit.verdict
+    return dataclasses.replace(fit, verdict=verdict, uncounted=tuple(uncounted))
 
 
 def decide(low: int, most: int, have: int) -> str:

@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from harness.planner.export.files import flat
+from harness.planner.verdict import Uncounted
 
 NO_MEMORY = {"learning_rate", "beta1", "beta2", "eps", "weight_decay", "clip", "ema_decay"}
 """Numbers of a training that do not change its memory; a reading does not compare them."""
@@ -36,7 +37,7 @@ class Reading:
     usual: list[tuple[str, str, str]] = field(default_factory=list)
     assumed: list[str] = field(default_factory=list)
     differs: list[str] = field(default_factory=list)
-    unpredicted: list[str] = field(default_factory=list)
+    unpredicted: list[Uncounted] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
 
     @property

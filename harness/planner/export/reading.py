@@ -19,6 +19,7 @@ from harness.planner.export.files import DATASET, Found
 from harness.planner.export.matching import Reading, agreed, match, patterns, same
 from harness.planner.export.models import model_of, read_sample
 from harness.planner.export.telling import tell
+from harness.planner.verdict import Uncounted
 from harness.resolve import Resolved, resolve
 from harness.spec import Spec
 from harness.subjects import kind_of
@@ -260,7 +261,7 @@ class Reader:
         if known:
             said = ", ".join(f"{name} {self.options[name]}" for name in known[0][1])
             left = f"no row has these values, so {self.launch.sharding} is predicted"
-            made.unpredicted.append(f"{said}; {left}")
+            made.unpredicted.append(Uncounted(said, left))
 
     def _whole(self, name: str, value: Any) -> int:
         count = launches.whole(value)
@@ -374,8 +375,9 @@ class Reader:
                 raise BadInput(f"{self.path}: {refused}")
             others.remove(culprit)
             named = " ".join(one for name in culprit.options for one in self._given_as(name))
-            less = "the trainer needs less, for this is left out: " * (culprit.slot in SAVING)
-            self.made.unpredicted += [f"{named}: {less}{why}"] if named else []
+            errs = "less" if culprit.slot in SAVING else ""
+            why = f"this is left out: {why}" if errs else why
+            self.made.unpredicted += [Uncounted(named, why, errs)] if named else []
 
     def _given_as(self, name: str) -> Sequence[str]:
         """Return the files' options that set an option, perhaps under older names."""

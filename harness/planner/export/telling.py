@@ -12,6 +12,7 @@ from harness.planner.export.files import LINKS, flat
 from harness.planner.export.launches import COUNTS
 from harness.planner.export.matching import match, patterns, same
 from harness.planner.export.models import PATHS, sample_options
+from harness.planner.verdict import Uncounted
 from strategies.base import Slot
 
 if TYPE_CHECKING:
@@ -19,9 +20,6 @@ if TYPE_CHECKING:
 
 NOTED = set(trainers.DECIDING) - {Slot.OPTIMIZE}
 """Slots whose differences are told."""
-ERRS = {"more": "the trainer needs more, for ", "less": "the trainer needs less, for ",
-        "": "not compared; "}  # fmt: skip
-"""Direction in which a prediction errs -> words."""
 WHOLE = "all weights"
 """Setting of a table that chooses between all weights and adapters."""
 OFF = ("none", "false", "no", "no_change", "disabled", "diffusers", "native", "")
@@ -41,7 +39,7 @@ def tell(reader: Any, resolved: Resolved) -> None:
         if rule and not forced and part and part.slot in NOTED:
             made.differs += [f"{part}: {rule[key]}" for key in ("note", "lacks") if key in rule]
         if rule and "lacks" in rule and what == resolved.launch.sharding:
-            made.unpredicted.append(f"{what}: {rule['lacks']}")
+            made.unpredicted.append(Uncounted(what, rule["lacks"]))
     made.differs = list(dict.fromkeys(made.differs))
     made.means += [("launch", text) for text in reader.launch.means]
     for name, parts in meaning.items():
@@ -56,7 +54,7 @@ def tell(reader: Any, resolved: Resolved) -> None:
     for key, (errs, why) in reader.table["unpredicted"].items():
         names = [_holds(reader, condition) for condition in key.split("&")]
         if all(names):
-            made.unpredicted.append(f"{', '.join(names)}: {ERRS[errs]}{why}")
+            made.unpredicted.append(Uncounted(", ".join(names), why, errs))
     _rest(reader, set(meaning))
 
 
@@ -78,7 +76,8 @@ def _rest(reader: Any, read: set[str]) -> None:
     fixed, names = _known(reader.table, reader.loose)
     listed = [key for key in reader.table["unpredicted"] if "=" not in key]
     meant = {name for name in reader.first if reader.given.get(name) != reader.first[name]}
-    known = read | names | meant | {t.split(" ")[0].rstrip(":,") for t in reader.made.unpredicted}
+    left = {one.what.split(" ")[0].rstrip(":,") for one in reader.made.unpredicted}
+    known = read | names | meant | left
     for name, value in reader.first.items():
         noted = any(fnmatchcase(name, key) for key in listed)
         if noted or name in known or re.search(r"\.\d+\.resolution$", name):
@@ -86,8 +85,8 @@ def _rest(reader: Any, read: set[str]) -> None:
         if name not in fixed:
             reader.made.unread.append(name)
         elif str(value).lower() not in OFF:
-            left = "no row has this value, so what is usual here is predicted"
-            reader.made.unpredicted.append(f"{name} {_short(value)}; {left}")
+            why = "no row has this value, so what is usual here is predicted"
+            reader.made.unpredicted.append(Uncounted(f"{name} {_short(value)}", why))
 
 
 def _known(table: Mapping[str, Any], loose: Sequence[str]) -> tuple[set[str], set[str]]:

@@ -128,7 +128,9 @@ def _scanned(file: IO[bytes], head: bytes, name: str) -> Log:
     text.detach()
     if found.first is None:
         why = (
-            f"no out-of-memory error (lines read: {found.lines})" if found.lines else "it is empty"
+            f"no out-of-memory message that is known (lines read: {found.lines})"
+            if found.lines
+            else "it is empty"
         )
         if found.asserted:
             why = f"another error of the GPU came first ({found.asserted:.60})"

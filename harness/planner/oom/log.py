@@ -18,15 +18,39 @@ from harness.planner.oom.stack import Frame, phase_of
 from strategies.files import printable
 
 GPU, PINNED, HOST, KILLED = "gpu", "pinned", "host", "killed"
-MORE_GPU = re.compile(r"would exceed allowed memory|MPS backend out of memory")
-"""Messages of the cudaMallocAsync backend and of Macs, which no run of Headroom has."""
+WORKER, SHM, PAGED, SCHEDULED = "worker", "shm", "paged", "scheduled"
+MORE_GPU = re.compile(
+    r"would exceed allowed memory|MPS backend out of memory|\b(?:NPU|MUSA|MLU|HPU) out of memory"
+    r"|(?:UR_RESULT|PI)_ERROR_OUT_OF_(?:DEVICE_MEMORY|RESOURCES)|OUT_OF_DEVICE_MEMORY"
+    r"|RESOURCE_EXHAUSTED: .*(?:[Oo]ut of memory|Ran out of memory|allocat)"
+    r"|MODULE:PT_DEVMEM Allocation failed|EL0004|EE9999.*[Mm]emory|NPU.*507899"
+)
+"""Messages of the cudaMallocAsync backend, of Macs and of other accelerators, which no run of
+Headroom has."""
+SYSTEMS = (
+    (WORKER, re.compile(r"DataLoader worker .*killed by signal: Killed")),
+    (SHM, re.compile(r"DataLoader worker .*Bus error|unable to allocate shared memory\(shm\)|"
+                     + outcome.SHM_FULL.pattern)),
+    # The words are translated; the number is not. Rust writes "(os error 1455)".
+    (PAGED, re.compile(r"\bWinError (?:8|14)\b|\b(?:WinError|os error) 14(?:50|53|55)\b")),
+    (SCHEDULED, re.compile(r"oom[-_ ]kill event|srun: error: .*Out Of Memory"
+                           r"|\bOUT_OF_MEMORY\b(?! \()|OOM Killed|OOMKilled"
+                           r"|[Ee]xceeded (?:job |step )?memory limit"
+                           r"|TERM_MEMLIMIT|job killed: mem")),
+)  # fmt: skip
+"""Kinds of errors that a system reports, with their messages; the first that is found counts."""
 KILL = re.compile(
     outcome.SIGKILLED.pattern
     + r"|exits with return code = -9\b|^Killed$|: +\d+ Killed\b|^zsh: killed|: Killed process \d+"
-    + r"|\boom-kill:|oom_kill_process"
+    + r"|\boom-kill:|oom_kill_process|[Ee]xit code:? 137\b|died with <Signals.SIGKILL"
 )
 """A process that the kernel ended, as launchers, shells and the kernel write it."""
 CERTAIN = re.compile(r"oom-kill|[Oo]ut of memory: Killed")
+PINS = re.compile(
+    outcome.PINNING.pattern
+    + r"|\.to\([^)]*['\"]cpu['\"][^)]*non_blocking *= *True|flat_cpu_memory|cpu_buffer|pinned"
+)
+"""Frames that pin host memory: a copy to the CPU that does not block, DeepSpeed's flat buffers."""
 RANK = re.compile(r"\[rank(\d{1,6})\]:? ?")
 FRAME = re.compile(
     r"File \"?(?P<path>[^\"]{1,400}?)\"?, line (?P<line>\d+), in (?P<name>\S+)"
@@ -47,9 +71,10 @@ MARKS = {
 }
 """Lines of trainers that tell the phase of a process that left no stack."""
 WORDS = (
-    "emory", "MEMORY", ".py", "Traceback", "= -9", ": -9", "KILL", "illed", "oom", "bad_alloc",
-    "alloc ", "CUBLAS", "CUDNN", "NVML", "cudaError", "Errno", "Assertion", "device-side",
-    "Loading ", "alidation", "enerating ", "aving ",
+    "inError", "os error", "us error", "IGBUS", "OUT_OF_", "EXHAUSTED", "OOM", "MEMLIMIT",
+    "No space left", "it code", "emory", "MEMORY", ".py", "Traceback", "= -9", ": -9", "KILL",
+    "illed", "oom", "bad_alloc", "alloc ", "CUBLAS", "CUDNN", "NVML", "cudaError", "Errno",
+    "Assertion", "device-side", "Loading ", "alidation", "enerating ", "aving ",
 )  # fmt: skip
 """Parts of lines that matter; all other lines are skipped early, because a log can be large."""
 WIDTH, END = 4096, 512
@@ -110,7 +135,11 @@ class Log:
     @property
     def first(self) -> Failure | None:
         """The first error; a kill, which may be a consequence, only without another."""
-        return min(self.failures, key=lambda one: (one.kind == KILLED, one.at), default=None)
+        return min(self.failures, key=lambda one: (_ORDER.get(one.kind, 0), one.at), default=None)
+
+
+_ORDER = {SCHEDULED: 1, KILLED: 2}
+"""Kinds that may be consequences of others, or that name the cause of a kill."""
 
 
 def scan(lines: Iterable[str]) -> Log:
@@ -165,8 +194,11 @@ class _Reader:
             return PINNED
         if outcome.GPU_OOM.search(text) or MORE_GPU.search(text):
             last = " ".join(frame.text for frame in list(self.frames[rank])[-6:])
-            pins = outcome.PINNING.search(last) and "OutOfMemoryError" not in text
-            return PINNED if pins else GPU
+            stated = "OutOfMemoryError" in text or "ried to allocate" in text
+            return PINNED if PINS.search(last) and not stated else GPU
+        for kind, pattern in SYSTEMS:
+            if pattern.search(text):
+                return kind
         if KILL.search(text.strip()):
             return KILLED
         return HOST if outcome.HOST_OOM.search(text) else ""

@@ -35,11 +35,15 @@ PATTERNS = {
     ),
     "cached": (r"{} is reserved by PyTorch but unallocated", r"{} cached\)"),
     "reserved": (r"{} reserved in total by PyTorch",),
+    "elsewhere": (r"other allocations: {}",),
     "limit": (r"{} allowed;",),
 }
-"""Field of ``Numbers`` -> the forms of its number. ``reserved`` is the sum of two fields."""
+"""Field of ``Numbers`` -> the forms of its number. ``reserved`` and ``elsewhere`` give others: a
+Mac states no free memory."""
 OTHER = re.compile(rf"Process (\d{{1,12}}) has {SIZE} memory in use")
-GPU = re.compile(r"(?:GPU|NPU|device) (\d+)\b")
+GPU = re.compile(r"(?:GPU|[NX]PU|device) (\d+)\b")
+WRAPPED = 2**64
+"""Bytes to which a negative size wraps around in an unsigned number."""
 SLACK = 2**27
 """Bytes by which the sizes in a message may disagree, because it rounds them."""
 
@@ -53,6 +57,7 @@ class Numbers:
     - ``process``: of this process on the GPU, or its host memory if the kernel ended it.
     - ``others``: of each other process, by its number.
     - ``limit``: what the process may take, by ``set_per_process_memory_fraction``.
+    - ``below``: bytes by which the stated free memory lies below zero (an underflow).
     """
 
     gpu: str = ""
@@ -63,6 +68,7 @@ class Numbers:
     allocated: int | None = None
     cached: int | None = None
     limit: int | None = None
+    below: int = 0
     others: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -93,6 +99,8 @@ class Numbers:
     @property
     def unseen(self) -> int:
         """Bytes of the card that the message does not assign."""
+        if not self.capacity:
+            return 0
         used = max(self.process or 0, self.pool) + self.beside + (self.free or 0)
         return max(0, self.total - used)
 
@@ -114,6 +122,12 @@ def read(text: str) -> Numbers:
     reserved = found.pop("reserved")
     if reserved is not None and found["allocated"] is not None:
         found["cached"] = max(0, reserved - found["allocated"])
+    elsewhere = found.pop("elsewhere")
+    if elsewhere is not None and found["free"] is None and found["capacity"]:
+        found["free"] = max(0, found["capacity"] - elsewhere - (found["allocated"] or 0))
+    below = WRAPPED - (found["free"] or 0)
+    if 0 <= below < WRAPPED // 2:  # a driver of an integrated GPU reports more in use than it has
+        found |= {"free": 0, "below": below}
     gpu = GPU.search(text)
     others = {pid: parse_size(*size) for pid, *size in OTHER.findall(text)}
     numbers = Numbers(gpu=gpu[1] if gpu else "", others=others, **found)

@@ -10,7 +10,16 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from harness.planner.oom.log import GPU, KILLED, PINNED, Failure
+from harness.planner.oom.log import (
+    GPU,
+    KILLED,
+    PAGED,
+    PINNED,
+    SCHEDULED,
+    SHM,
+    WORKER,
+    Failure,
+)
 from harness.planner.oom.numbers import SLACK, Numbers
 from harness.planner.oom.stack import PHASES, allocates_state
 from harness.report.figures.units import GIB
@@ -18,6 +27,8 @@ from harness.report.figures.units import GIB
 MUCH, UNSEEN, GAIN = 0.1, 0.25, 0.02
 """Shares of the card: from which a part is a cause, memory outside of the pool is one, and memory
 that the pool keeps is worth a measure."""
+SMALL = GIB
+"""Bytes of a GPU that only shares the CPU's memory: no card for training has so little."""
 NEAR = (0.5, 2.0)
 """Sizes of another process, relative to this one, at which both look like ranks of one job."""
 MOST = 3
@@ -46,6 +57,8 @@ def read(failure: Failure, numbers: Numbers | None = None) -> Reading:
     numbers = numbers or failure.numbers
     cause, words = _cause(failure, numbers), _words(failure, numbers)
     sentence = SENTENCES["certain" if cause == KILLED and failure.certain else cause]
+    if numbers.below:
+        sentence += " The stated free memory is an underflow: about -{below}."
     measures = [text.format(**words) for text in _measures(cause, failure, numbers)]
     return Reading(
         cause=cause,
@@ -64,11 +77,15 @@ def gib(size: int | None) -> str:
 
 def _words(failure: Failure, numbers: Numbers) -> dict[str, str]:
     names = ("requested", "free", "allocated", "cached", "process", "limit", "capacity", "pool",
-             "total", "beside")  # fmt: skip
+             "total", "beside", "below")  # fmt: skip
     largest = sorted(numbers.others.items(), key=lambda item: -item[1])[:3]
+    left = numbers.capacity - numbers.pool if numbers.capacity else None
+    stated = numbers.free is not None
     return {
         **{name: gib(getattr(numbers, name)) for name in names},
-        "gpu": f"GPU {numbers.gpu}" if numbers.gpu else "the GPU",
+        "left": gib(numbers.free) if stated or left is None else f"at most {gib(max(0, left))}",
+        "of_free": f" with {gib(numbers.free)} free" if stated else "",
+        "gpu": f"{_device(failure)} {numbers.gpu}" if numbers.gpu else f"the {_device(failure)}",
         "outside": gib(numbers.unseen + numbers.context),
         "count": str(1 + len(numbers.others)),
         "others": ", ".join(f"{pid} ({gib(size)})" for pid, size in largest),
@@ -85,6 +102,8 @@ def _cause(failure: Failure, numbers: Numbers) -> str:
         return failure.kind
     if ABSURD in failure.line:
         return "corrupt"
+    if numbers.capacity and numbers.capacity <= SMALL:
+        return "integrated"
     if not numbers.known:
         return "cut" if numbers.requested and not _library(failure) else "outside"
     much, short = MUCH * numbers.total, numbers.requested - (numbers.free or 0)
@@ -98,7 +117,8 @@ def _cause(failure: Failure, numbers: Numbers) -> str:
         return "refused"
     if (numbers.cached or 0) >= max(short, much):
         return "pieces"
-    if numbers.unseen + numbers.context >= max(short, UNSEEN * numbers.total):
+    whole = numbers.capacity and numbers.free is not None
+    if whole and numbers.unseen + numbers.context >= max(short, UNSEEN * numbers.total):
         return "unseen"
     return "large" if numbers.requested >= much else "full"
 
@@ -130,11 +150,19 @@ SENTENCES = {
     "request of {requested}.",
     "unseen": "{outside} of {gpu} are outside of PyTorch's pool: other processes, a desktop, or "
     "libraries.",
-    "large": "One request of {requested} exceeds the {free} that were left.",
+    "large": "One request of {requested} exceeds the {left} that were left.",
     "full": "PyTorch's own tensors fill {gpu}: {allocated} of {total}.",
-    "cut": "A request of {requested} failed; the message's other numbers are missing.",
+    "cut": "A request of {requested} failed{of_free}; the message's other numbers are missing.",
     "outside": "{library} found no memory on the GPU outside of PyTorch's pool.",
-    "pinned": "Host memory could not be pinned; the GPU is not what ran out.",
+    "integrated": "{gpu} has {capacity} of its own: it is an integrated GPU, not a card to train "
+    "on.",
+    "pinned": "Host memory could not be pinned, as by a copy to the CPU that does not block or by "
+    "buffers of an offload; the GPU is not what ran out.",
+    "worker": "The host ran out of memory: a loader worker got SIGKILL.",
+    "shm": "/dev/shm is full: loader workers pass their batches through it.",
+    "paged": "Windows could not commit more memory: host memory and its page file are full.",
+    "scheduled": "The job was ended for lack of host memory: it used more than its job or "
+    "container may.",
     "host": "Host memory ran out, at a request of {requested}.",
     "killed": "The process got SIGKILL, which is nearly always for lack of host memory.",
     "certain": "The kernel ended the process, which held {process}, for lack of host memory.",
@@ -153,13 +181,16 @@ def _where(failure: Failure, gpu: str) -> str:
     phase, words = failure.phase, "at a point that the file does not show"
     if phase:
         words = PHASES[phase].words
+    if failure.kind == PINNED and phase == "load":
+        words = "while weights were moved"
     if phase == "optimizer" and allocates_state(failure.frames):
         words = "while the optimizer allocated its state"
         words += " in its first step" if not failure.steps else ""
     elif _later(failure):
         count = f"{failure.steps} steps" if failure.steps else "a batch"
         words += f", after {count} had fitted"
-    what = {GPU: f"{gpu} ran out of memory", KILLED: "the process was ended"}
+    what = {GPU: f"{gpu} ran out of memory", KILLED: "the process was ended",
+            SCHEDULED: "the job was ended", SHM: "shared memory ran out"}  # fmt: skip
     rank = f"rank {failure.rank}: " if failure.rank else ""
     return f"{rank}{what.get(failure.kind, 'the host ran out of memory')} {words}"
 
@@ -170,6 +201,10 @@ CONF = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 END = "end process {others}, or take another GPU (no cost)"
 SEE = "see who holds it: nvidia-smi; end it, or take another GPU (no cost)"
 OF_CAUSE = {
+    "integrated": [
+        "choose the other GPU: HIP_VISIBLE_DEVICES or CUDA_VISIBLE_DEVICES (no cost)",
+        "see which GPU has which number: rocminfo or nvidia-smi -L (no cost)",
+    ],
     "corrupt": ["look for an earlier error of another rank, such as a timeout of NCCL (no cost)"],
     "limit": ["raise or remove the limit of set_per_process_memory_fraction (no cost)"],
     "spilled": [
@@ -230,10 +265,42 @@ OF_PHASE = {
 """Phase -> measures for a card that PyTorch's own tensors fill; ``STEP`` for other phases."""
 
 
+LOADERS = "fewer loader workers (--dataloader_num_workers 0 or 1), and less prefetched"
+OF_SYSTEM = {
+    WORKER: [
+        f"{LOADERS} (slower loading)",
+        "smaller or cached samples: each worker holds decoded ones (disk space)",
+        "confirm it: dmesg -T | grep -i 'killed process' (no cost)",
+    ],
+    SHM: [
+        "enlarge it: --shm-size=16g of the container, or --ipc=host (no cost)",
+        f"{LOADERS} (slower loading)",
+        "torch.multiprocessing.set_sharing_strategy('file_system') (slower loading)",
+    ],
+    PAGED: [
+        "enlarge the page file, to twice the host's memory at least (disk space)",
+        f"{LOADERS}: each process commits memory of its own (slower loading)",
+        "close other programs; load one model at a time (a slower start)",
+    ],
+    SCHEDULED: [
+        "raise the job's limit: --mem of Slurm, the memory limit of the container (no cost)",
+        "offload less: optimizer state alone, or to NVMe (more of the GPU, or slower steps)",
+        f"{LOADERS} (slower loading)",
+    ],
+}
+"""Kind of an error that a system reports -> measures with their cost."""
+
+
+def _device(failure: Failure) -> str:
+    """Return the kind of accelerator that a message names; GPU for any that shares torch's."""
+    found = re.search(r"\b([NX]PU|HPU|MLU|TPU)\b", failure.line)
+    return found[1] if found else "GPU"
+
+
 def _measures(cause: str, failure: Failure, numbers: Numbers) -> Iterator[str]:
     """Yield measures with their cost, the cheapest first."""
     if failure.kind != GPU:
-        yield from _of_host(failure)
+        yield from OF_SYSTEM.get(failure.kind) or _of_host(failure)
         return
     yield from OF_CAUSE.get(cause, ())[cause == "outside" and not _library(failure) :]
     short = (numbers.requested or 0) - (numbers.free or 0)

@@ -22,6 +22,8 @@ SMALL = GIB // 20
 """Bytes below which a category is not named: they round to 0.0 GiB."""
 SAME = 0.005
 """Relative difference of two speeds below which neither recipe is called faster."""
+MOST_NAMES = 4
+"""Most settings that a verdict names as not counted."""
 MUCH = 16 * GIB
 """Host memory of a node, in bytes, from which the answer states it."""
 
@@ -134,7 +136,23 @@ def _export(fit: Fit) -> list[str]:
 def reach(fit: Fit) -> str:
     """Return the need with its range and the card's memory: ``20.1 (17.0 to 23.2) of 24.0 GiB``."""
     between = f"({gib(fit.low_bytes)} to {gib(fit.most_bytes)})"
-    return f"{gib(fit.need_bytes)} {between} of {gib(fit.gpu.memory_bytes)} GiB"
+    return f"{bound(fit)}{gib(fit.need_bytes)} {between} of {gib(fit.gpu.memory_bytes)} GiB"
+
+
+def bound(fit: Fit) -> str:
+    """Return "at least ", "at most " or "about " for a need that leaves settings out; else
+    nothing."""
+    errs = {one.errs for one in fit.uncounted}
+    words = {frozenset(): "", frozenset({"more"}): "at least ", frozenset({"less"}): "at most "}
+    return words.get(frozenset(errs), "about ")
+
+
+def of_uncounted(fit: Fit) -> str:
+    """Return the settings that a prediction leaves out, after a colon; empty if there are none."""
+    names = list(dict.fromkeys(one.what for one in fit.uncounted))
+    more = f" and {len(names) - MOST_NAMES} more" * (len(names) > MOST_NAMES)
+    verb = "is" if len(names) == 1 else "are"
+    return f": {', '.join(names[:MOST_NAMES])}{more} {verb} not counted" if names else ""
 
 
 def phases(fit: Fit) -> list[str]:
@@ -343,7 +361,8 @@ def check_line(fit: Fit, ways: Ways | None) -> str:
         told = [f"fits: {_size(fit)}, {free}{_host(fit)}", note, *phases(fit)]
         return "; ".join(filter(None, told))
     if fit.may_fit:
-        said = f"tight: {_size(fit)}, may or may not fit{_host(fit)}{_why(fit)}"
+        word = "may fit" if fit.uncounted else "tight"
+        said = f"{word}: {_size(fit)}, may or may not fit{_host(fit)}{_why(fit)}"
         return "; ".join(filter(None, [said, note, _way(ways)]))
     if fit.verdict == "host":
         return f"does not fit: {_size(fit)}, and {lacks(fit)}; {_way(ways)}"
@@ -355,7 +374,7 @@ def _size(fit: Fit) -> str:
     spec, card = fit.resolved.spec, fit.gpu
     return (
         f"{spec.model} with {fit.label}, global batch {spec.global_batch}, needs "
-        f"{reach(fit)} ({spec.processes} x {card.name})"
+        f"{reach(fit)} ({spec.processes} x {card.name}){of_uncounted(fit)}"
     )
 
 

@@ -31,7 +31,7 @@ from harness.planner.plan.candidates import Asked, PlanError, asked_for
 from harness.planner.plan.counts import plan_counts
 from harness.planner.plan.given import asked_of, plan_from, read
 from harness.planner.plan.request import add_question, fit_as_json
-from harness.planner.plan.table import print_explained, print_plan
+from harness.planner.plan.table import print_explained, print_lines, print_plan
 from harness.planner.plan.tracing import Asking
 from harness.planner.speed import rates
 from harness.planner.suggestions import Ways
@@ -99,7 +99,7 @@ def plan(options: argparse.Namespace) -> int:
         if made and not any((options.check, options.largest, options.advise)):
             code = plan_from(options, made, asking, console)
         else:
-            code = _answered(asked, asking, console)
+            code = _answered(asked, asking, console, made.unpredicted if made else ())
         asking.progress.tell_recorded()
         return code
 
@@ -111,18 +111,30 @@ def _read(options: argparse.Namespace) -> Reading | None:
     return read(options, options.source) if options.source else None
 
 
-def _answered(options: argparse.Namespace, asking: Asking, console: Console) -> int:
-    if options.largest:
-        return plan_largest(options, asking, console)
-    if options.advise:
-        return plan_advice(options, asking, console)
-    return _plan(options, asking, console)
+def _answered(
+    options: argparse.Namespace,
+    asking: Asking,
+    console: Console,
+    uncounted: Sequence[verdict.Uncounted],
+) -> int:
+    if not (options.largest or options.advise):
+        return _plan(options, asking, console, uncounted)
+    answer = plan_largest if options.largest else plan_advice
+    code = answer(options, asking, console)
+    print_lines([f"Not predicted: {one}" for one in uncounted], console)
+    return code
 
 
-def _plan(options: argparse.Namespace, asking: Asking, console: Console) -> int:
+def _plan(
+    options: argparse.Namespace,
+    asking: Asking,
+    console: Console,
+    uncounted: Sequence[verdict.Uncounted],
+) -> int:
     asked = asking.asked
     fits, proofs, ways = asking.answer()
     if options.check:
+        fits = [verdict.with_uncounted(fit, uncounted) for fit in fits]
         console.print(escape(check_line(fits[0], ways)), highlight=False, soft_wrap=True)
         sizes = []
     else:

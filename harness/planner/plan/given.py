@@ -23,6 +23,7 @@ from harness.planner.plan.answer import (
     answered,
     gib,
     lacks,
+    of_uncounted,
     peak_in_words,
     rate_in_words,
     reach,
@@ -41,7 +42,7 @@ from harness.planner.plan.table import (
     unpredicted,
 )
 from harness.planner.plan.tracing import Asking
-from harness.planner.verdict import Fit
+from harness.planner.verdict import Fit, with_uncounted
 from harness.report.figures.units import GIB
 from strategies.base import Slot
 
@@ -89,7 +90,7 @@ def asked_of(options: argparse.Namespace, made: Reading) -> argparse.Namespace:
 
 def plan_from(options: argparse.Namespace, made: Reading, asking: Asking, console: Console) -> int:
     """Predict the configuration and the plan's answer, print both, and return the exit code."""
-    (fit,) = asking.fits(asking.asked.resolved)
+    (fit,) = (with_uncounted(one, made.unpredicted) for one in asking.fits(asking.asked.resolved))
     if options.diff:
         return _plan_diff(options, made, fit, asking, console)
     best, proofs = _best(asked_of(options, made), fit, asking)
@@ -123,8 +124,10 @@ def _verdict(made: Reading, fit: Fit) -> list[str]:
     if fit.need_bytes is None:
         return [*head, f"  {WORD[fit.verdict]}: {fit.lack or fit.prediction.reason}"]
     needs = f"needs {reach(fit)}" if fit.may_fit else lacks(fit)
+    word = "may fit" if fit.uncounted and fit.verdict == "tight" else WORD[fit.verdict]
     speed = f", {rate_in_words(fit)}" if fit.seconds else ""
-    return [*head, f"  {WORD[fit.verdict]}: {needs}{speed}", f"  its peak: {peak_in_words(fit)}"]
+    verdict = f"  {word}: {needs}{speed}{of_uncounted(fit)}"
+    return [*head, verdict, f"  its peak: {peak_in_words(fit)}"]
 
 
 def _told(made: Reading, paths: Sequence[Path], whole: bool) -> Iterator[list[str]]:
@@ -156,7 +159,8 @@ def _plan_diff(
     """Predict the other configuration too, and print which settings and bytes differ."""
     other = read(options, options.diff)
     asked = asked_for(asked_of(options, other))
-    (second,) = dataclasses.replace(asking, asked=asked).fits(asked.resolved)
+    found = dataclasses.replace(asking, asked=asked).fits(asked.resolved)
+    (second,) = (with_uncounted(one, other.unpredicted) for one in found)
     for one in (fit, second):
         if one.need_bytes is None:
             raise PlanError(f"{one.label} is not predicted: {one.lack or one.prediction.reason}")
@@ -182,7 +186,10 @@ def diff_lines(
     more, less = (0, 1) if fits[0].need_bytes >= fits[1].need_bytes else (1, 0)
     total = fits[more].need_bytes - fits[less].need_bytes
     lines = [f"{names[more]} needs {gib(total)} GiB more than {names[less]}"]
-    lines += [f"  {name}: {reach(fit)}, {fit.label}" for name, fit in zip(names, fits, strict=True)]
+    lines += [
+        f"  {name}: {reach(fit)}, {fit.label}{of_uncounted(fit)}"
+        for name, fit in zip(names, fits, strict=True)
+    ]
     heads = "".join(f"{name[:16]:>17}" for name in names)
     lines += ["GiB of a GPU at the peak:", f"  {'':<22}{heads}{'difference':>13}"]
     for name in sorted(first, key=lambda name: -abs(first[name] - second[name])):

@@ -218,6 +218,7 @@ def fit_as_json(fit: Fit) -> dict[str, Any]:
         "global_batch": fit.resolved.spec.global_batch,
         "verdict": fit.verdict,
         "lack": fit.lack,
+        "uncounted": [dataclasses.asdict(one) for one in fit.uncounted],
         "export": export_command(fit),
         "need_bytes": fit.need_bytes,
         "binds": fit.binds,
