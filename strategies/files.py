@@ -159,17 +159,6 @@ def lock_file(path: Path) -> Iterator[int]:
         os.close(handle)
 
 
-def check_own_folder(path: Path) -> None:
-    """Check that a folder in a shared location belongs to this user and is no symbolic link.
-
-    Raises:
-        NotOurs: another user's folder, or a symbolic link.
-    """
-    told = path.lstat()
-    if not stat.S_ISDIR(told.st_mode) or told.st_uid != os.getuid():
-        raise NotOurs(errno.EPERM, f"{path} is not a folder of this user")
-
-
 def nested(data: Any) -> Iterator[tuple[Any, int]]:
     """Yield each value in lists and mappings with its level.
 

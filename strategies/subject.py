@@ -130,8 +130,7 @@ class Subject:
 
     ``model``: its name in a spec. ``objectives``: the objectives that it can be trained on
     (``harness.subjects.objectives``), the usual one first. ``brings_samples``: ``samples`` returns
-    data, so the spec's data is "synthetic". ``of_library``: the model is a library's or a user's,
-    and draws no noise of other ranks. ``random_blocks``: blocks may draw random numbers, so
+    data, so the spec's data is "synthetic". ``random_blocks``: blocks may draw random numbers, so
     recomputation needs the generator's state. ``one_at_a_time``: a forward takes one sample.
     ``parts``: keys of ``PARTS``.
     """
@@ -139,7 +138,6 @@ class Subject:
     parts: ClassVar[frozenset[str]] = frozenset()
     objectives: ClassVar[tuple[str, ...]] = ("flow",)
     brings_samples: ClassVar[bool] = False
-    of_library: ClassVar[bool] = False
     one_at_a_time: ClassVar[bool] = False
     random_blocks: ClassVar[bool] = True
 
@@ -540,14 +538,6 @@ class Subject:
         """Reason why samples cannot be drawn from noise and labels; empty if they can."""
         text = "takes conditions of its own (texts), which sampling does not make"
         return text if self.brings_samples else ""
-
-    def without_targets(self, x: Tensor) -> Tensor:
-        """Return the samples of ``example`` in the form for which ``predict`` returns outputs and
-        no loss.
-
-        By default unchanged. For evidence, which compares outputs.
-        """
-        return x
 
     # ---- weight files ----
 

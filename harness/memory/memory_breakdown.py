@@ -110,7 +110,6 @@ class MemoryBreakdown:
     timeline: Timeline
     lumps: list[Lump]
     kept: list[Kept]
-    kept_elsewhere: int
     saved_total: int
     inference: Timeline
     ops: list[OpCost]

@@ -88,7 +88,6 @@ class Script:
 class ScriptModel(Subject):
     """The model that a script prepares. It is unknown until then (``harness.script.model``)."""
 
-    of_library: ClassVar[bool] = True
     script: Script
 
     @property

@@ -92,7 +92,6 @@ class OwnModule(Subject):
 
     objectives: ClassVar[tuple[str, ...]] = ("own",)
     brings_samples: ClassVar[bool] = True
-    of_library: ClassVar[bool] = True
     function: ClassVar[Callable[[], Any]]
 
     @classmethod

@@ -46,6 +46,11 @@ def compared(result: Result, prediction: Prediction) -> PredictedAndMeasured:
     return predicted_and_measured([result], {result.spec.key: prediction})
 
 
+def worst(found: PredictedAndMeasured):
+    """The category with the largest error."""
+    return max(found.categories, key=lambda category: abs(category.error))
+
+
 # ---- categories ----
 
 
@@ -55,8 +60,8 @@ def test_a_category_that_is_wrong_shows_where_the_sum_does_not():
     report = report_on([ddp, zero2], wrong, prediction_of(zero2))
     row = next(row for row in report.groups[0].rows if row.label == "ddp")
     assert row.predicted.step_error == 0
-    assert row.predicted.worst.name == "activations"
-    assert row.predicted.worst.error == pytest.approx(63 / 96)
+    assert worst(row.predicted).name == "activations"
+    assert worst(row.predicted).error == pytest.approx(63 / 96)
 
 
 def test_what_is_below_5_percent_on_both_sides_is_not_compared():
@@ -74,14 +79,14 @@ def test_what_is_below_5_percent_on_both_sides_is_not_compared():
     right = prediction_of(ddp)
     assert "workspace" not in {part.name for part in compared(ddp, right).categories}
     grown = compared(ddp, moved(right, 60 * MIB, "activations", "temporaries"))
-    assert grown.worst.name == "workspace" and grown.worst.error == 15
+    assert worst(grown).name == "workspace" and worst(grown).error == 15
 
 
 def test_a_category_that_the_run_did_not_have_is_infinitely_wrong_and_is_shown():
     ddp, other = (cpu_set()[name] for name in ("ddp", "zero3"))
     ddp.ranks[0].categories.workspace = 0
     wrong = moved(prediction_of(ddp), 60 * MIB, "activations", "temporaries")
-    assert compared(ddp, wrong).worst.error == math.inf
+    assert worst(compared(ddp, wrong)).error == math.inf
     report = report_on([ddp, other], wrong, prediction_of(other))
     assert "largest inf % (workspace of ddp" in pages.render_markdown(report)
     assert json.loads(export.json_text(report), parse_constant=pytest.fail)

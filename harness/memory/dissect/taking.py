@@ -145,7 +145,6 @@ def take(resolved: Resolved, trained: TrainingRun, look: Look) -> MemoryBreakdow
     dtype = getattr(torch, states.compute_dtype(trained))
     size = resolved.subject.dimensions
     sample = math.prod(resolved.subject.data.sample_shape) * torch.float32.itemsize
-    elsewhere = sum(row.made for row in kept if not row.module)
     return MemoryBreakdown(
         recipe=str(resolved.recipe),
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
@@ -163,7 +162,6 @@ def take(resolved: Resolved, trained: TrainingRun, look: Look) -> MemoryBreakdow
         timeline=tracer.timeline(),
         lumps=tracer.lumps(),
         kept=kept,
-        kept_elsewhere=elsewhere,
         saved_total=saved,
         inference=inference,
         ops=_costs(trained, look),

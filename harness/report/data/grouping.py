@@ -312,7 +312,7 @@ def _against(row: Row, reference: Row, place: int, ranks: tuple[int, int]) -> Ve
     found = [parity.distances(result, first) for result in row.results]
     far = {
         measure: max((d[measure] for d in found if measure in d), default=None)
-        for measure in parity.MEASURES
+        for measure in ("loss", "norm", "update")
     }
     verdict = _verdict(row, reference)
     needs = (ours.need_bytes, theirs.need_bytes)
@@ -329,9 +329,7 @@ def _against(row: Row, reference: Row, place: int, ranks: tuple[int, int]) -> Ve
         need_change_fraction=needs[0] / needs[1] - 1 if all(needs) else None,
         loss_distance=far["loss"],
         grad_norm_distance=far["norm"],
-        moment_distance=far["moment"],
         update_distance=far["update"],
-        average_distance=far["average"],
         parity="reference" if row is reference else verdict.word,
         differs_in=verdict.what,
     )

@@ -72,9 +72,7 @@ class Versus:
     loss_distance: float | None
     grad_norm_distance: float | None
     parity: str
-    moment_distance: float | None = None
     update_distance: float | None = None
-    average_distance: float | None = None
     differs_in: str = ""
 
     @property

@@ -196,20 +196,87 @@ class Verdict:
     what: str = ""
 
 
+SIXTEEN_BITS = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
+"""Unit roundoff of 16-bit types."""
+
+
 def against_the_reference(row: Result, reference: Result, allowed: Limits) -> Verdict:
-    """Judge if ``row`` computed what the reference did, within what its computation explains."""
+    """Judge if ``row`` computed what the reference did, within what its computation explains.
+
+    Rounding to a type of unit roundoff u moves a loss by 4 u and a norm by 16 u at most. A row that
+    promised the exact computation is held to all measures, another one to what its parts leave
+    (``_as_left``).
+    """
     exact = (row.parity == "exact", reference.parity == "exact")
     if derive.curve_distance(row.losses, reference.losses) is None or exact == (True, False):
         return Verdict("not comparable")
     if other := other_work(row, reference):
         return Verdict("DIFFERS", other)
     if exact[0]:
-        found = shares(row, reference, _rounded(allowed, row, reference))
+        # A user's script sets its precision by itself, and engines round at different places.
+        kinds = [derive.precision(r.evidence) or "" for r in (row, reference)]
+        units = [SIXTEEN_BITS.get(kind, 0.0) for kind in kinds]
+        rounded = _rounded(allowed, max(units) if all(units) else 0.0)
         lacks_norms = not (row.grad_norms and reference.grad_norms)
-        return _worst(row, reference, found) or Verdict("equal losses" if lacks_norms else "equal")
+        what = _worst(row, reference, rounded)
+        word = "equal losses" if lacks_norms else "equal"
+        return Verdict("DIFFERS", what) if what else Verdict(word)
     recipe = _recipe(row)
-    what = _unexplained(row, reference, recipe, allowed) if recipe and exact[1] else ""
-    return Verdict("DIFFERS", what) if what else Verdict("by design")
+    if not recipe or not exact[1]:
+        return Verdict("by design")
+    altered = {word for part in recipe.altering for word in part.alters}
+    unit = max((part.unit for part in recipe.altering), default=0.0)
+    rounded = _rounded(allowed, unit)
+    what = _worst(_as_left(row, altered), _as_left(reference, altered), rounded)
+    if not what and altered == {"rounding"}:
+        what = _moments_too_far(row, reference, max(allowed.moment, 8 * unit))
+    return (
+        Verdict("DIFFERS", f"{what}; {design(row)} explains less") if what else Verdict("by design")
+    )
+
+
+def _rounded(allowed: Limits, unit: float) -> Limits:
+    loss, norm = max(allowed.loss, 4 * unit), max(allowed.norm, 16 * unit)
+    return dataclasses.replace(allowed, loss=loss, norm=norm)
+
+
+def _worst(row: Result, reference: Result, allowed: Limits) -> str:
+    """Return the measure that is furthest beyond its limit, and its distance; empty if none is."""
+    found = shares(row, reference, allowed)
+    measure = max(found, key=found.__getitem__, default="")
+    if not measure or found[measure] <= 1.0:
+        return ""
+    apart = dict(_blocks(row.projections, reference.projections)).get(measure)
+    where = f" of {max(apart)[1]}" if apart else ""
+    return f"{measure}{where} {distances(row, reference)[measure]:.1e} away"
+
+
+def _as_left(row: Result, altered: set[str]) -> Result:
+    """Return the part of a row that its design leaves as it is.
+
+    An altered forward pass leaves nothing. Rounding alone leaves the early steps. Another update
+    leaves the first step, and its norm unless gradients are altered.
+    """
+    steps = EARLY_STEPS if altered <= {"rounding"} else 0 if "forward" in altered else 1
+    norms = [] if "gradients" in altered else row.grad_norms[:steps]
+    return dataclasses.replace(row, losses=row.losses[:steps], grad_norms=norms, projections=None)
+
+
+def _moments_too_far(row: Result, other: Result, most: float) -> str:
+    """Return the distance of the moments of all parameters together beyond ``most``.
+
+    Empty if none, or late, when more than rounding may have moved them. Moments show a gradient
+    that came too late, or a change after the norm; a norm shows neither. Rounding moves them by at
+    most 2.5 u (LTX-Video, the largest of about ten models and batches).
+    """
+    pair = [by_block(r.projections.moment) if r.projections else {} for r in (row, other)]
+    if max(len(row.losses), len(other.losses)) > EARLY_STEPS or not all(pair):
+        return ""
+    ours, theirs = pair
+    gaps = [math.dist(ours.get(n, [0.0] * len(sums)), sums) for n, sums in theirs.items()]
+    whole = math.hypot(*(x for sums in theirs.values() for x in sums))
+    far = math.hypot(*gaps) / max(whole, derive.LEAST)
+    return "" if far <= most else f"moments of all parameters together {far:.1e} away"
 
 
 def unrepeatable(reference: Sequence[Result]) -> str:
@@ -224,22 +291,6 @@ def unrepeatable(reference: Sequence[Result]) -> str:
     return f"two runs of {first.spec.recipe} differ by {far:.1e}: the seed is not fixed"
 
 
-SIXTEEN_BITS = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
-"""Unit roundoff of 16-bit types."""
-
-
-def _rounded(allowed: Limits, row: Result, reference: Result) -> Limits:
-    """Return the limits of two rows that both compute in 16 bits without naming it in a recipe.
-
-    A user's script sets its precision by itself, and engines round at different places.
-    """
-    kinds = {derive.precision(r.evidence) for r in (row, reference)}
-    units = {SIXTEEN_BITS.get(kind or "", 0.0) for kind in kinds}
-    unit = max(units) if all(units) else 0.0
-    loss, norm = max(allowed.loss, 4 * unit), max(allowed.norm, 16 * unit)
-    return dataclasses.replace(allowed, loss=loss, norm=norm)
-
-
 def other_work(row: Result, reference: Result) -> str:
     """Return the difference in the start of two rows; empty if none is known."""
     weights = [r.configs.get("initial_weights") for r in (row, reference)]
@@ -251,72 +302,6 @@ def other_work(row: Result, reference: Result) -> str:
         if all(pair) and other:
             return f"other inputs in the first step: {', '.join(other)}"
     return ""
-
-
-def _worst(row: Result, reference: Result, found: Mapping[str, float]) -> Verdict | None:
-    """Return DIFFERS by the measure that is furthest beyond its limit, if there is one."""
-    measure = max(found, key=found.__getitem__)
-    if found[measure] <= 1.0:
-        return None
-    apart = dict(_blocks(row.projections, reference.projections)).get(measure)
-    where = f" of {max(apart)[1]}" if apart else ""
-    far = distances(row, reference)[measure]
-    return Verdict("DIFFERS", f"{measure}{where} {far:.1e} away")
-
-
-def _unexplained(row: Result, reference: Result, recipe: Recipe, allowed: Limits) -> str:
-    """Return the distance that no part of a recipe explains; empty if none or unknown.
-
-    Rounding to a type of unit roundoff u moves a loss and a norm by a few u. It moves the
-    moments of all parameters together by at most 2.5 u (LTX-Video, the largest of about ten
-    models and batches).
-    """
-    unit, altered = _unit(recipe), _altered(recipe)
-    if "forward" in altered:
-        return ""
-    loss, norm = max(allowed.loss, 4 * unit), max(allowed.norm, 16 * unit)
-    far = _too_far(row, reference, altered, loss, norm)
-    if far:
-        return f"{far}; {design(row)} explains {loss:.1e} and {norm:.1e}"
-    moments = max(allowed.moment, 8 * unit)
-    far = _moments_too_far(row, reference, altered, moments)
-    return f"{far}; {design(row)} explains {moments:.1e}" if far else ""
-
-
-def _too_far(row: Result, other: Result, altered: set[str], loss: float, norm: float) -> str:
-    """Return the distance beyond the limits of loss and norm; empty if none.
-
-    It looks where the design explains nothing: at the first loss, before the first update, and
-    at the first norm unless gradients are altered. If the design only rounds, it looks at the
-    early steps.
-    """
-    steps = EARLY_STEPS if altered <= {"rounding"} else 1
-    curves = {"loss": (row.losses, other.losses, loss)}
-    if "gradients" not in altered:
-        curves["norm"] = (row.grad_norms, other.grad_norms, norm)
-    for measure, (ours, theirs, most) in curves.items():
-        far = derive.curve_distance(ours[:steps], theirs[:steps]) or 0.0
-        if far > most:
-            when = "the first step" if steps == 1 else "early steps"
-            return f"{measure} of {when} {far:.1e} away"
-    return ""
-
-
-def _moments_too_far(row: Result, other: Result, altered: set[str], most: float) -> str:
-    """Return the distance of the moments of all parameters together beyond ``most``.
-
-    Empty if none, or if more than rounding may have moved them. Moments show a gradient that
-    came too late, or a change after the norm; a norm shows neither.
-    """
-    early = max(len(row.losses), len(other.losses)) <= EARLY_STEPS
-    pair = [by_block(r.projections.moment) if r.projections else {} for r in (row, other)]
-    if altered != {"rounding"} or not early or not all(pair):
-        return ""
-    ours, theirs = pair
-    gaps = [math.dist(ours.get(n, [0.0] * len(sums)), sums) for n, sums in theirs.items()]
-    whole = math.hypot(*(x for sums in theirs.values() for x in sums))
-    far = math.hypot(*gaps) / max(whole, derive.LEAST)
-    return "" if far <= most else f"moments of all parameters together {far:.1e} away"
 
 
 # ---- designs ----
@@ -353,12 +338,3 @@ def computation(row: Result) -> str:
         return "autocast" if whole else "gathered in 16 bits"
     mastered = master == "float32" or row.spec.sampling  # sampling needs no master
     return "16-bit weights" + ("" if mastered else " without a master")
-
-
-def _altered(recipe: Recipe) -> set[str]:
-    return {word for part in recipe.altering for word in part.alters}
-
-
-def _unit(recipe: Recipe) -> float:
-    """Return the coarsest unit roundoff of a recipe's parts; 0 if none rounds."""
-    return max((part.unit for part in recipe.altering), default=0.0)

@@ -83,11 +83,6 @@ class PredictedAndMeasured:
         return relative_error(self.hosted_predicted, self.hosted_measured)
 
     @property
-    def worst(self) -> PredictedCategory | None:
-        """The category with the largest error."""
-        return max(self.categories, key=lambda category: abs(category.error), default=None)
-
-    @property
     def run_error(self) -> float | None:
         return relative_error(self.run_predicted, self.run_measured)
 

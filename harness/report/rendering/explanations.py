@@ -65,24 +65,15 @@ NOTES = {
         "from an empty cache."
     ),
     "parity": (
-        "Distance: the largest step's |a - b| / |b| to the reference row. For moment, update "
-        "and average it is that of the parameter that is furthest away. They are a few "
-        "signed sums of the optimizer's first moment, of the changes by the steps, and of "
-        "the changes of the averaged weights. A parameter whose moment is below a thousandth "
-        "of all together counts proportionally less. A row that must not change the "
-        f"computation DIFFERS beyond what rounding explains. {_limits()}"
+        "Distance: the largest step's |a - b| / |b| to the reference row. For updates it is that "
+        "of the block that is furthest away, by a few signed sums of the changes. A row that must "
+        f"not change the computation DIFFERS beyond what rounding explains. {_limits()}"
     ),
     "predicted": (
         "Predicted by tracing the same set-up and step without memory, on this machine, in a "
-        "separate process. Step: live tensors at the peak of one later step, against the "
-        "run's own trace (rank 0). It is not an independent measure, because one tracer "
-        "makes both. Worst category: the one with the largest error, of those above 5 % of "
-        "that peak; both sides name categories by the same rules. Host: the same for tensors "
-        "in host memory. Run: the whole run with set-up, against an independent measure. On "
-        "a GPU that is the allocator's highest phase, both with cuBLAS's workspaces. Without "
-        "a GPU it is Resident, which includes libraries' scratch, against tensors on device "
-        "and host. Reserved, on a GPU: in the allocator's mode of the run (expandable "
-        "segments or not)."
+        "separate process. Step: live tensors at the peak of one later step, against the run's own "
+        "trace (rank 0), which is not an independent measure. Run: the whole run with set-up, "
+        "against an independent measure: the allocator's highest phase on a GPU, else Resident."
     ),
     "effects": (
         "Two rows that differ in one part only, and its effect on speed and on the memory "

@@ -390,9 +390,6 @@ class TokenDit(Dit):
     def cut(self, samples: Tensor, part: int, parts: int) -> Tensor:
         return samples.chunk(parts, dim=-1)[part]  # rows follow one another
 
-    def without_targets(self, x: Tensor) -> Tensor:
-        return x[:, 0]
-
     def predict(self, model: Any, x: Tensor, t_B: Tensor, conditions: Mapping[str, Tensor]) -> Any:
         """Return the loss of tokens and targets ``x`` [B, 2, T], or the logits [B, V, T] of tokens
         [B, T]."""

@@ -118,7 +118,6 @@ class Library(Subject):
 
     objectives: ClassVar[tuple[str, ...]] = ("flow", "epsilon", "velocity")
     brings_samples: ClassVar[bool] = True
-    of_library: ClassVar[bool] = True
 
     kind: str
     settings: str
