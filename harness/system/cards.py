@@ -11,7 +11,7 @@ import functools
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,9 @@ LIKE = {"int32": "float16"}
 the table has no column for it."""
 WITHOUT = {FLOAT8: "bfloat16"}
 """Dtype of a product -> the one whose rate counts on a card without its unit."""
+PRODUCTS, ATTENTION, STREAMING = 0.75, 0.40, 0.80
+"""Shares of the peak FLOP/s (products, attention) and of the memory bandwidth that kernels reach,
+on a card without a family: a CPU, or one that no table knows."""
 OFF = 0.12
 """Relative difference allowed between a card's memory and the size in its name."""
 NODE = 8
@@ -63,6 +66,9 @@ class Card:
     - ``like``: the card whose speed is assumed, if only a memory size was given.
     - ``timed``: measured step times of this card were compared with predictions.
     - ``shared``: a CPU, whose cores, memory and bandwidth all processes share.
+    - ``products``: dtype -> shares of the peak that slender and wide products reach, in steps;
+      ``attention``: dtype -> (tokens, share); ``streaming``: of the memory bandwidth. Their sources
+      are in the table.
     - ``calibrated``: measured rates, which replace the figures above, as an extension applies them.
     - ``node``: GPUs per machine.
     - ``domain``: GPUs that NVLink joins, also of several machines; 0: those of a machine.
@@ -87,6 +93,9 @@ class Card:
     like: str = ""
     timed: bool = False
     shared: bool = False
+    products: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    attention: Mapping[str, Sequence[Sequence[float]]] = field(default_factory=dict)
+    streaming: float = STREAMING
     calibrated: Any = None
     node: int = NODE
     domain: int = 0
@@ -132,11 +141,35 @@ class Card:
         kinds = (kind, WITHOUT.get(kind, kind), "float32")
         return next((peak for one in kinds if (peak := self.peaks.get(one))), 0.0)
 
+    def product_shares(self, kind: str) -> tuple[float, float]:
+        """Return the shares of the peak that slender and wide products of a ``kind`` reach.
+
+        Without a share of its own it has that of the other type of 16 bits; without a unit, that of
+        the type whose rate counts (``flops``).
+        """
+        kind = LIKE.get(kind, kind)
+        while kind != "float32" and not self.peaks.get(kind):
+            kind = WITHOUT.get(kind, "float32")
+        others = () if kind == "float32" else ("bfloat16", "float16")
+        known = (found for one in (kind, *others) if (found := self.products.get(one)))
+        slender, wide = next(known, (PRODUCTS, PRODUCTS))
+        return slender, wide
+
+    def attention_shares(self, dtype: str) -> list[tuple[float, float]]:
+        """Return (tokens, share of the peak) of fused attention, shortest first.
+
+        No attention is faster than the products that it consists of.
+        """
+        known = self.attention.get(dtype) or self.attention.get("bfloat16") or ((1, ATTENTION),)
+        _, wide = self.product_shares(dtype)
+        return [(tokens, min(share, wide)) for tokens, share in known]
+
 
 @functools.cache
 def table() -> dict[str, Card]:
     """Return name -> card."""
-    rows = json.loads(TABLE.read_text(encoding="utf-8"))["gpus"]
+    data = json.loads(TABLE.read_text(encoding="utf-8"))
+    rows, families = data["gpus"], data["families"]
     return {
         row["name"]: Card(
             name=row["name"],
@@ -151,6 +184,9 @@ def table() -> dict[str, Card]:
             hopper=(_capability(row) or (0, 0))[0] in (9, 10),
             host_bandwidth=row["host_gb_s"] * 1e9,
             timed=row.get("timed", False),
+            products={**families[row["family"]]["products"], **row.get("products", {})},
+            attention=families[row["family"]]["attention"],
+            streaming=families[row["family"]].get("streaming", STREAMING),
             node=row.get("node", NODE),
             domain=row.get("domain", 0),
         )

@@ -142,7 +142,7 @@ def test_products_of_float8_go_at_their_own_rate_or_at_bfloat16_s_measured_share
     new, old = cards.find("H100-80GB"), cards.find("A100-80GB")
     assert new.flops("float8") == 1979e12 and old.flops("float8") == old.flops("bfloat16")
     typical = rates.Rates(gpu=new)
-    assert typical.product("float8") == rates.HOPPER_PRODUCTS["float8"][0] * 1979e12
+    assert typical.product("float8") == 0.54 * 1979e12
     half = {"bfloat16": 0.5 * 989e12}
     assert rates.Rates(gpu=new, products=half).product("float8") == pytest.approx(0.5 * 1979e12)
     known = {**half, "float8": 3e14}

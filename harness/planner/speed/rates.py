@@ -1,7 +1,7 @@
 """Rates that a card's kernels, memory and links reach, and the choice of a card's calibration.
 
-Rates are measured, or typical shares of the data sheet, from public measurements of large matrix
-products and flash attention. Does not import torch.
+Rates are measured, or sustained shares of the data sheet by kind of card, from public measurements
+of matrix products and attention (``harness/system/cards.json``). Does not import torch.
 """
 
 from __future__ import annotations
@@ -29,44 +29,10 @@ from harness.system import cards, gpus
 from harness.system.cards import Card
 from strategies.base import BadInput
 
-PRODUCTS, ATTENTION, STREAMING = 0.75, 0.40, 0.80
-"""Shares of the peak FLOP/s (matrix products, attention) and of the memory bandwidth that kernels
-reach."""
-AS_HOPPER = ((9, 0), (10, 0), (10, 3))
-"""Compute capabilities of H100 and H200, and of Blackwell's server cards.
-
-``calibrate`` measured shares on an H100 and an H200 (docs/results/*-calibration.json); each figure
-below is the mean of both. Blackwell's are taken to be the same, because none was measured. MLPerf's
-16 B200 and 16 GB200 are 7 and 10 % slower than that (MLPerf Training v5.1).
-"""
-HOPPER_PRODUCTS = {
-    "bfloat16": (0.64, 0.78),
-    "float16": (0.63, 0.74),
-    "float32": (0.69, 0.76),
-    "tf32": (0.55, 0.79),
-    "float8": (0.54, 0.65),
-}
-"""Type -> shares of the peak in the shapes of DiT-XL's blocks, forward and backward, and in large
-squares. Float8 was measured in squares alone; in other shapes it loses as much as bfloat16.
-
-TF32 loses the most, because Hopper's instruction reads its operands in one order only, and the two
-products of a backward need others (PTX ISA, wgmma.mma_async: transposed operands are for 16 bits).
-"""
-HOPPER_ATTENTION = {
-    "bfloat16": ((256, 0.14), (1024, 0.41), (4096, 0.51)),
-    "float16": ((256, 0.16), (1024, 0.41), (4096, 0.51)),
-    "float32": ((256, 0.36), (1024, 0.53), (4096, 0.54)),
-}
-"""Type -> (tokens, share of the peak) of the kernel that torch takes: cuDNN's, and in float32 the
-memory-efficient one. Each is the mean of two head widths."""
-HOPPER_STREAMING = 0.54
-"""Share of the memory bandwidth that elementwise operations and reductions of a step reach. Seven
-steps on an H200 that the card decided give 0.40 to 0.72, median 0.51 (DiT-XL/2, SD3.5, Flux;
-docs/results/h200-141gb.jsonl.xz). One plain operation of 2 GiB reaches 0.88."""
 SLENDER, WIDE = 750, 1365
 """Multiplications for each number that is moved, M N K / (M N + N K + K M): in the shapes of
-DiT-XL's blocks with 8,192 tokens (their mean), and in squares of 4,096. Between them a rate follows
-the logarithm."""
+DiT-XL's blocks with 8,192 tokens (their mean; squares of 2,048 have nearly as many), and in squares
+of 4,096. Between them a rate follows the logarithm."""
 LAUNCH = 5e-6
 """Seconds of an op that does almost nothing, in eager mode."""
 ISSUE = 35e-6
@@ -133,8 +99,7 @@ class Rates:
         if near in self.products:
             share = self.products[near] / self.gpu.flops(near)
             return share * peak, share * peak
-        typical = HOPPER_PRODUCTS if self.gpu.capability in AS_HOPPER else {}
-        low, high = typical.get(kind, (PRODUCTS, PRODUCTS))
+        low, high = self.gpu.product_shares(kind)
         return low * peak, high * peak
 
     def attention(self, dtype: str, tokens: float = math.inf) -> float:
@@ -147,9 +112,8 @@ class Rates:
         """
         known = self.kernels.get(dtype)
         if not known:
-            typical = HOPPER_ATTENTION if self.gpu.capability in AS_HOPPER else {}
-            peak, shares = self.gpu.flops(dtype), typical.get(dtype, ((1, ATTENTION),))
-            known = [(one, share * peak) for one, share in shares]
+            peak = self.gpu.flops(dtype)
+            known = [(one, share * peak) for one, share in self.gpu.attention_shares(dtype)]
         return self.share * between(known, tokens)
 
     def streaming(self, size: int) -> float:
@@ -159,8 +123,7 @@ class Rates:
         in a cache.
         """
         if not self.streams:
-            typical = HOPPER_STREAMING if self.gpu.capability in AS_HOPPER else STREAMING
-            return self.share * typical * self.gpu.bandwidth
+            return self.share * self.gpu.streaming * self.gpu.bandwidth
         ordered = sorted(self.streams, key=lambda stream: stream.bytes)
         smaller = [stream for stream in ordered if stream.bytes <= size]
         return self.share * (smaller[-1] if smaller else ordered[0]).rate
