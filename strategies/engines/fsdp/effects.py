@@ -50,7 +50,7 @@ def evidence(trained: TrainingRun) -> dict[str, Any]:
     if trained.launch.device == "cpu":
         found = label({**found, "started_as": "replicas on CPUs"}, "started_as")
     seen = trained.observed
-    if seen is None or not seen.ran:
+    if seen is None or not seen.ran or not seen.engine:
         return label(found, "prefetch", "reshard_after_forward")
     return {**label(found, "prefetch"), **_wire(trained)}
 
