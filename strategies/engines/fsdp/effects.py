@@ -125,12 +125,14 @@ def settings(trained: TrainingRun) -> dict[str, Any]:
     sizes = {_reshards_to(own[id(block)]) for block in blocks}
     wanted = engine.reshard
     demand(sizes == {wanted}, f"blocks are resharded after forward as {sizes}, expected {wanted}")
+    facts = {"groups": len(found), "blocks": len(blocks), "reshard_after_forward": wanted}
+    if trained.observed is None or not trained.observed.engine:  # a script has its own settings
+        return facts
     ahead = max(len(b._get_fsdp_state()._states_to_backward_prefetch) for b in blocks)
     text = f"{ahead} blocks are prefetched, expected {engine.prefetch or 'as torch does'}"
     demand(ahead == min(engine.prefetch, len(blocks) - 1), text)
     cast = any(g.mp_policy.cast_forward_inputs and g.mp_policy.param_dtype for g in found)
     demand(not cast, "torch casts the model's inputs, timesteps included")
-    facts = {"groups": len(found), "blocks": len(blocks), "reshard_after_forward": wanted}
     return {**facts, "prefetch": engine.prefetch or "auto"}
 
 
