@@ -174,7 +174,6 @@ LATENTS: dict[str, Any] = {"data": "synthetic"}
 """Data that every machine has. The digits need scikit-learn, which may be missing."""
 TRAINED: tuple[dict[str, Any], ...] = (LATENTS, TOKENS)
 """Training data: latents, or tokens for the strategies that change a token loss."""
-"""Heads of the table of several machines (hook "machines")."""
 PROCESSES = (2, 4)
 """Process counts without GPUs: any machine can start as many processes as sharding needs."""
 MORE_GPUS = (2, 4, 8, 16)

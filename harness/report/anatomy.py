@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.memory.memory_breakdown import Kept, Lump, MemoryBreakdown, OpCost, Timeline
+from harness.memory.memory_breakdown import Kept, MemoryBreakdown, OpCost, Timeline
 from harness.report.data.compare import of_usable
 from harness.report.data.grid import Column, tabulate
 from harness.report.data.rows import SuiteHead
@@ -203,13 +203,9 @@ ROWS = 24
 """Rows of a table; further ones are summed up."""
 
 
-def _made_by(lump: Lump) -> str:
-    return "before the step" if lump.maker == "before" else short_op(lump.maker)
-
-
 LUMPS = (
     Column("Category", lambda r: title(r.category)),
-    Column("Made by", _made_by),
+    Column("Made by", lambda r: "before the step" if r.maker == "before" else short_op(r.maker)),
     Column("In module", lambda r: r.module or "outside the model"),
     Column("Tensors", lambda r: r.count, "count"),
     Column("MiB", lambda r: r.bytes, "mib"),

@@ -25,6 +25,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from harness import ROOT
 from harness.json_files import BadFile, read_json, write_json
 from harness.system import gpus, tree
@@ -213,12 +215,13 @@ class Machine:
 
 def look(folder: Path) -> Machine:
     """Return the facts available without torch; ``folder`` is for results and swap files."""
+    there = next(p for p in (folder.absolute(), *folder.absolute().parents) if p.exists())
     return Machine(
         cores=cores(),
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         container_bytes=memory_kills().limit_bytes,
         gpus=gpus.visible(),
-        disk_free_bytes=shutil.disk_usage(_existing(folder)).free,
+        disk_free_bytes=shutil.disk_usage(there).free,
         folder=folder,
         compiler=shutil.which(os.environ.get("CXX", "g++")) or shutil.which("c++"),
         ninja=shutil.which("ninja") or shutil.which("ninja", path=str(Path(sys.executable).parent)),
@@ -241,14 +244,17 @@ def examine(
     path = _cache_path(machine)
     known = None if fresh else _cached(path, wanted)
     if known is None:
-        known = _ask(wanted | _built(path), on_wait)
+        built = {name for name, op in (_read(path) or {"ops": {}})["ops"].items() if op["built"]}
+        known = _ask(wanted | built, on_wait)
         unseen = machine.gpus and not known["gpus"]  # a driver may be repaired at any time
         limited = known["errors"] and shell_limit()  # another shell may have none
         # The compiler that this probe waited for was ended: the next probe compiles the op.
         missing = f"{tree.extensions_folder()}/"
         ended = any(missing in str(op.get("reason")) for op in known["ops"].values())
         if "probe" not in known["errors"] and not unseen and not limited and not ended:
-            _keep(path, known)
+            # Without a cache the next start only takes two seconds more.
+            with contextlib.suppress(OSError):
+                write_json(path, known, durable=False)
     return replace(machine, probe=known, gpus=_merged(machine.gpus, known["gpus"]))
 
 
@@ -305,11 +311,6 @@ def _as_known(place: int, gpu: dict[str, Any], card: Gpu | None) -> Gpu:
     return Gpu(index=place, name=gpu["name"], total_bytes=size)
 
 
-def _existing(folder: Path) -> Path:
-    folder = folder.absolute()
-    return next(p for p in (folder, *folder.parents) if p.exists())
-
-
 def _text(path: str) -> str:
     try:
         return Path(path).read_text()
@@ -358,11 +359,6 @@ def _cached(path: Path, wanted: set[str]) -> dict[str, Any] | None:
     return known
 
 
-def _built(path: Path) -> set[str]:
-    known = _read(path) or {"ops": {}}
-    return {name for name, op in known["ops"].items() if op["built"]}
-
-
 def _read(path: Path) -> dict[str, Any] | None:
     try:
         # The folder is shared: a file of another user is not trusted.
@@ -372,12 +368,6 @@ def _read(path: Path) -> dict[str, Any] | None:
         return known if isinstance(known.get("ops"), dict) else None
     except (OSError, BadFile):
         return None
-
-
-def _keep(path: Path, known: dict[str, Any]) -> None:
-    # Without a cache the next start only takes two seconds more.
-    with contextlib.suppress(OSError):
-        write_json(path, known, durable=False)
 
 
 def _ask(build: set[str], on_wait: Callable[[str], None]) -> dict[str, Any]:
@@ -433,29 +423,16 @@ def _end(child: subprocess.Popen[str]) -> None:
             child.communicate(timeout=15)
 
 
-# ---- busy cores ----
-
-
-BUSY = (0, 1, 2, 5, 6, 7)
-"""Columns of /proc/stat that count as busy: user, nice, system, irq, softirq and steal (time that a
-hypervisor gave to other machines). Idle and iowait do not count, and user includes guests
-(proc(5))."""
-
-
-def busy_seconds(stat: str, cores: set[int]) -> float:
-    """Return the core-seconds in which ``cores`` ran any process, from the text of /proc/stat."""
-    wanted = {f"cpu{core}" for core in cores}
-    rows = [line.split() for line in stat.splitlines() if line.startswith("cpu")]
-    ticks = sum(
-        int(row[1 + i]) for row in rows if row[0] in wanted for i in BUSY if i + 1 < len(row)
-    )
-    return ticks / os.sysconf("SC_CLK_TCK")
-
-
 def busy_now() -> float:
-    """Return the core-seconds since boot; 0 if the kernel does not report them."""
+    """Return the core-seconds since boot in which this process's cores ran any process.
+
+    Steal counts: time that a hypervisor gave to other machines. 0 if the kernel reports none.
+    """
+    allowed = os.sched_getaffinity(0)
     try:
-        stat = Path("/proc/stat").read_text(encoding="utf-8")
+        times = psutil.cpu_times(percpu=True)
     except OSError:
         return 0.0
-    return busy_seconds(stat, os.sched_getaffinity(0))
+    names = ("user", "nice", "system", "irq", "softirq", "steal")
+    mine = (one for core, one in enumerate(times) if core in allowed)
+    return sum(getattr(one, name, 0.0) for one in mine for name in names)

@@ -70,18 +70,22 @@ def test_a_process_with_a_heap_of_its_own_keeps_it(monkeypatch):
 
 STAT = """cpu  100 0 50 900 30 0 0 0 0 0
 cpu0 60 1 20 400 10 2 3 4 60 0
-cpu1 40 0 30 500 20 0 0 0
+cpu1 40 0 30 500 20 0 0 0 0 0
 intr 12345
 """
 
 
-def test_busy_seconds_are_of_the_cores_that_the_process_may_use(monkeypatch):
-    monkeypatch.setattr(machine.os, "sysconf", {"SC_CLK_TCK": 100}.__getitem__)
-    assert machine.busy_seconds(STAT, {0}) == pytest.approx(
-        0.90
-    )  # steal is others' work, guest ours
-    assert machine.busy_seconds(STAT, {0, 1}) == pytest.approx(1.60)
-    assert machine.busy_seconds(STAT, {7}) == 0 and machine.busy_seconds("", {0}) == 0
+@pytest.mark.parametrize(("cores", "ticks"), [({0}, 90), ({0, 1}, 160), ({7}, 0)])
+def test_busy_seconds_are_of_the_cores_that_the_process_may_use(
+    cores, ticks, tmp_path, monkeypatch
+):
+    """Steal is others' work, and guest is in user's."""
+    (tmp_path / "stat").write_text(STAT)
+    monkeypatch.setattr(machine.psutil, "PROCFS_PATH", str(tmp_path))
+    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda pid: cores)
+    assert machine.busy_now() == pytest.approx(ticks / os.sysconf("SC_CLK_TCK"))
+    (tmp_path / "stat").unlink()
+    assert machine.busy_now() == 0
 
 
 def test_a_process_is_charged_for_its_own_work():

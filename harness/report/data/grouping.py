@@ -227,7 +227,8 @@ def _groups(rows: list[Row], wanted: str) -> list[Group]:
     def order(same: list[Row]) -> tuple[int, ...]:
         """Sort by the number of rows, because the order of files is arbitrary."""
         most = max(len(row.results) for row in same)
-        return _place(same, wanted), -len(same), -most
+        place = 0 if _named(same, wanted) else 1 if _named(same, PLAIN) else 2
+        return place, -len(same), -most
 
     ordered = sorted(members.items(), key=lambda item: order(item[1]))
     first = dict(ordered[0][0]) if ordered else {}
@@ -237,11 +238,6 @@ def _groups(rows: list[Row], wanted: str) -> list[Group]:
         drafts.append(_draft(same, wanted, ", ".join(unlike)))
     lenders = [draft for draft in drafts if draft.floor]
     return [_group(draft, lent_floor(draft, lenders)) for draft in drafts]
-
-
-def _place(rows: list[Row], wanted: str) -> int:
-    """Return 0 for a group with the wanted row, 1 for one with plain ddp, 2 for others."""
-    return 0 if _named(rows, wanted) else 1 if _named(rows, PLAIN) else 2
 
 
 def _named(rows: list[Row], recipe: str) -> Row | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from harness.report.data import effects, lookup
-from harness.report.data.answers import FastestThatFits, fastest_that_fits
+from harness.report.data.answers import fastest_that_fits
 from harness.report.data.grid import Column, Grid, tabulate
 from harness.report.data.rows import Group, Row, Unfinished
 from harness.report.figures import derive, parity, units
@@ -17,6 +17,7 @@ from harness.result import Result, is_unplaced
 
 Cell = Callable[[Row], Any]
 """Returns the value of a row in one column."""
+NOTHING = "nothing measured"
 SECOND = 1.02
 """Ratio of the second step's peak to the first's from which a note warns about one-step peaks."""
 
@@ -36,11 +37,6 @@ def _predicted(name: str) -> Cell:
 
 
 # ---- cells of the ranking ----
-
-
-def _needed(row: Row) -> int | None:
-    """Return the need; None without a GPU, where it is the peak."""
-    return row.numbers.need_bytes if row.first.meter == "cuda" else None
 
 
 def _speed_ratio(row: Row) -> Any:
@@ -121,7 +117,7 @@ RANKING = (
     Column("Samples/s", number("samples_per_second"), "rate"),
     Column("x ref", _speed_ratio, "ratio"),
     Column("Peak GiB", number("peak_bytes"), "gib"),
-    Column("Needs GiB", _needed, "gib"),
+    Column("Needs GiB", lambda r: r.numbers.need_bytes if r.first.meter == "cuda" else None, "gib"),
     Column("vs ref %", versus("need_change_fraction"), "change"),
     Column("Loss vs ref", _verdict),
     NOTED,
@@ -181,11 +177,6 @@ TIME = (
 )
 
 
-def _samples_away(row: Row) -> float | None:
-    """Return the relative distance of a row's samples to the reference's."""
-    return row.drawn.away.relative if row.drawn and row.drawn.away else None
-
-
 PARITY = (
     RECIPE,
     Column("Promised", lambda r: r.first.parity),
@@ -193,7 +184,11 @@ PARITY = (
     Column("Loss distance", versus("loss_distance"), "distance"),
     Column("Gradient norm distance", versus("grad_norm_distance"), "distance"),
     Column("Update distance", versus("update_distance"), "distance"),
-    Column("Samples' distance", _samples_away, "distance"),
+    Column(
+        "Samples' distance",
+        lambda r: r.drawn and r.drawn.away and r.drawn.away.relative,
+        "distance",
+    ),
     Column("Verdict", lambda r: r.versus.parity),
     Column("Differs in", lambda r: r.versus.differs_in or None),
     Column("First loss", lambda r: r.first.losses[0] if r.first.losses else None, "loss"),
@@ -227,18 +222,13 @@ def _ended_in(unfinished: Unfinished) -> str | None:
     return phase if phase is None or step is None else f"{phase}, step {step}"
 
 
-def _predicted_to_fit(unfinished: Unfinished) -> str | None:
-    fit = unfinished.predicted_fit
-    return ("yes" if fit.fits else "no") if fit else None
-
-
 UNFINISHED = (
     Column("Recipe", lambda u: u.label),
     Column("Status", lambda u: u.status.value),
     Column("In", _ended_in),
     Column("So far GiB", lambda u: u.so_far_bytes, "gib"),
     Column("Predicted need GiB", lambda u: u.predicted_fit and u.predicted_fit.need_bytes, "gib"),
-    Column("Predicted to fit", _predicted_to_fit),
+    Column("Predicted to fit", lambda u: u.predicted_fit and ("no", "yes")[u.predicted_fit.fits]),
     Column("Why", lambda u: u.reason),
     Column("Way out", lambda u: u.result.way_out),
 )
@@ -316,15 +306,11 @@ def fits(group: Group) -> Grid:
     """Return each memory size's fastest row, with its samples/s and need."""
     columns = (
         Column("With GiB a device", lambda f: f.sizes),
-        Column("Fastest that fits", _fastest),
+        Column("Fastest that fits", lambda f: f"{f.row.label}{f.others}" if f.row else NOTHING),
         Column("Samples/s", lambda f: f.row and f.row.numbers.samples_per_second, "rate"),
         Column("Needs GiB", lambda f: f.row and f.row.numbers.need_bytes, "gib"),
     )
     return tabulate("fits", "What fits", columns, fastest_that_fits(group))
-
-
-def _fastest(fit: FastestThatFits) -> str:
-    return f"{fit.row.label}{fit.others}" if fit.row else "nothing measured"
 
 
 def _table(key: str, title: str, columns: Sequence[Column], rows: Sequence[Any]) -> Grid:

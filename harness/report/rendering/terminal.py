@@ -11,7 +11,7 @@ from rich.padding import Padding
 
 from harness.report.data import lookup
 from harness.report.data.answers import MANY, answers, fastest_that_fits, headline, in_full
-from harness.report.data.compare import Change, Comparison
+from harness.report.data.compare import Comparison
 from harness.report.data.grid import Column, tabulate, text_grid
 from harness.report.data.rows import Group, Report, Unfinished
 from harness.report.rendering import sentences, tables
@@ -103,11 +103,6 @@ NOTE = (
 )
 
 
-def _outcome(change: Change) -> str:
-    still = "" if change.new_status == "ok" else f"still {change.new_status}"
-    return change.words or still
-
-
 COLUMNS = (
     Column("Recipe", lambda c: c.label),
     Column("Old ms", lambda c: c.old_step_seconds, "ms"),
@@ -119,7 +114,7 @@ COLUMNS = (
     Column("Memory %", lambda c: c.need_change_fraction, "change"),
     Column("Loss", lambda c: c.loss_distance, "distance"),
     Column("Grad norm", lambda c: c.grad_norm_distance, "distance"),
-    Column("Changed", _outcome, "flag"),
+    Column("Changed", lambda c: c.words or f"still {c.new_status}".replace("still ok", ""), "flag"),
 )
 
 
