@@ -81,35 +81,19 @@ FUSED = "aten::_scaled_dot_product_{}_attention"
 WRITTEN_OUT = ("naive", "math")
 
 
-def in_a_step(trained: TrainingRun, kernel: str) -> dict[str, Any]:
-    """Return the kernel's calls in forward and backward of the watched step."""
-    if trained.observed is None or not trained.observed.ran:
-        return {}
-    micro = trained.observed.micro_steps
-    traits, least = trained.launch.traits, layers(trained) * micro
-    reached = 0 if traits & {"frozen_blocks", "sampling"} else least
-    reached = min(1, reached) if "some_blocks" in traits else reached
-    found = {}
-    for phase, wanted in (("forward", least), ("backward", reached)):
-        ran = [r for r in trained.observed.ran if r.phase == phase]
-        backward = phase == "backward"
-        calls = {name: sum(ran_by(name, r.name, backward) for r in ran) for name in KERNELS}
-        calls["naive"] = score_matrices(trained, ran) - calls["math"] * (not backward)
-        others = {k: n for k, n in calls.items() if n and not _allows(kernel, k, backward)}
-        demand(not others, f"{phase} of a training step ran {others}, expected {kernel}")
-        mine = calls["naive" if backward and kernel in WRITTEN_OUT else kernel]
-        demand(mine >= wanted, f"{kernel} ran {mine} times in {phase}, expected {wanted}")
-        found[f"calls_in_{phase}"] = mine
-    return found
+def calls_of(trained: TrainingRun, kernel: str, ran: Sequence[Any], phase: str) -> int:
+    """Return the calls of ``kernel`` among the operators of a phase, and demand that no other ran.
 
-
-def _allows(asked: str, ran: str, backward: bool) -> bool:
-    """Return whether a step of kernel ``asked`` may run ``ran``.
-
-    The backward of a written-out kernel consists of plain products.
+    The backward of a written-out kernel consists of plain products, and so does a compiled one.
     """
-    both = ran in WRITTEN_OUT and asked in WRITTEN_OUT
-    return ran == asked or (backward and both)
+    backward = phase == "backward"
+    calls = {name: sum(ran_by(name, r.name, backward) for r in ran) for name in KERNELS}
+    calls["naive"] = score_matrices(trained, ran) - calls["math"] * (not backward)
+    plain = kernel in WRITTEN_OUT and (backward or "compiled" in trained.launch.traits)
+    allowed = WRITTEN_OUT if plain else (kernel,)
+    others = {name: count for name, count in calls.items() if count and name not in allowed}
+    demand(not others, f"{phase} of a training step ran {others}, expected {kernel}")
+    return sum(calls[name] for name in allowed)
 
 
 def layers(trained: TrainingRun) -> int:
@@ -197,35 +181,22 @@ class Attend(Strategy):
             attention.attend = chosen
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        """Check one forward of the blocks, compiled or not, and every attention of a watched
-        step."""
-        return self._forward(trained) | in_a_step(trained, self.kernel)
-
-    def _forward(self, trained: TrainingRun) -> dict[str, Any]:
-        ran = states.operations(trained)
-        counts = {name: sum(ran_by(name, operation.name) for operation in ran) for name in KERNELS}
-        depth, full = layers(trained), score_matrices(trained, ran)
+        """Return the kernel's calls in each phase of the watched step, or else in one forward."""
+        depth, seen = layers(trained), trained.observed
         demand(depth > 0, "the model does not call torch's attention")
-        facts: dict[str, Any] = {"calls": {name: count for name, count in counts.items() if count}}
-        facts["score_matrices"] = full
-        fused = {name: count for name, count in counts.items() if name not in WRITTEN_OUT and count}
-        if self.kernel in WRITTEN_OUT:
-            demand(not fused, f"fused kernels ran, expected none: {fused}")
-            demand(
-                full == depth, f"{full} full score matrices in {depth} layers, expected one in each"
-            )
-            math = counts["math"] or ("compiled" in trained.launch.traits and self.kernel == "math")
-            demand(
-                bool(math) == (self.kernel == "math"),
-                f"torch's math kernel ran {counts['math']} times",
-            )
-            return facts
-        demand(not full, f"{full} full score matrices were made, expected none")
-        demand(
-            set(fused) == {self.kernel}, f"{fused or 'no fused kernel'} ran, expected {self.kernel}"
-        )
-        demand(
-            fused[self.kernel] >= depth,
-            f"{self.kernel} ran {fused[self.kernel]} times in {depth} layers",
-        )
+        wanted = {"forward": depth}
+        phases: dict[str, Sequence[Any]]
+        if seen is None or not seen.ran:  # a training run, or compiled blocks
+            phases = {"forward": states.operations(trained)}
+        else:
+            traits, least = trained.launch.traits, depth * seen.micro_steps
+            reached = min(1, least) if "some_blocks" in traits else least
+            reached = 0 if traits & {"frozen_blocks", "sampling"} else reached
+            wanted = {"forward": least, "backward": reached}
+            phases = {name: [r for r in seen.ran if r.phase == name] for name in wanted}
+        facts = {}
+        for phase, least in wanted.items():
+            count = calls_of(trained, self.kernel, phases[phase], phase)
+            demand(count >= least, f"{self.kernel} ran {count} times in {phase}, expected {least}")
+            facts[f"calls_in_{phase}"] = count
         return facts

@@ -10,9 +10,10 @@ from typing import Any, ClassVar
 
 from strategies.activations.block_parts import Recompute
 from strategies.activations.runners import runner_of, surround
-from strategies.activations.weighed import Call, MeasuredBlocks
+from strategies.activations.weighed import MeasuredBlocks
 from strategies.base import Slot, Watcher, demand
 from strategies.engine import RunContext, TrainingRun
+from strategies.evidence.rules import label
 from strategies.strategy import Strategy
 from strategies.subject import Subject
 from strategies.workloads import BOTH
@@ -138,38 +139,6 @@ def check_replays(steps: list[dict[str, float]]) -> dict[str, int]:
     return {"cuda_graphs": graphs, "cuda_graph_replays": replays}
 
 
-def kept_without_budget(trained: TrainingRun, calls: list[Call], backend: str) -> int:
-    """Return the bytes that autograd holds for the blocks compiled without a budget, with inputs.
-
-    One block is compiled for all of the same class and input shapes.
-    """
-    known: dict[str, int] = {}
-    total = 0
-    for call in calls:
-        alike = f"{type(call.block)} {[(t.shape, t.dtype) for t in call.tensors]}"
-        if alike not in known:
-            known[alike] = _kept_by_a_block(trained, call, backend)
-        total += call.count * known[alike]
-    return total
-
-
-def _kept_by_a_block(trained: TrainingRun, call: Call, backend: str) -> int:
-    import torch
-    from torch.utils._pytree import tree_map_only
-
-    def zeros(like: Any) -> Any:
-        made = torch.zeros_like(like, device=trained.accelerator.device)
-        return made.requires_grad_(like.is_floating_point())
-
-    compiled = torch.compile(call.block.forward, backend=backend, dynamic=False)
-    runner = MeasuredBlocks(lambda blocks, *given, **named: compiled(*given, **named))
-    given, named = tree_map_only(torch.Tensor, zeros, call.given)
-    whole = torch._functorch.config.patch(activation_memory_budget=1.0)
-    with whole, torch.enable_grad(), trained.accelerator.autocast():
-        runner([call.block], *given, **named)
-    return runner.kept_bytes
-
-
 BACKENDS = ("inductor", "aot_eager")
 MODES = (DEFAULT, "reduce-overhead")
 BESIDE_GRAPHS = {
@@ -184,11 +153,6 @@ BESIDE_GRAPHS = {
     "stages": "micro batches that overlap would overwrite a graph's outputs; take ddp or zero1",
 }
 """Trait -> why no CUDA graph is recorded with it, after ``mode=reduce-overhead``."""
-
-
-SLACK = 0.05
-"""Tolerance of the share: the partitioner chooses whole tensors by its own estimate of their
-sizes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -306,6 +270,8 @@ class Compile(Strategy):
         return getattr(trained.module, "compiled_by", None)
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
+        import torch
+
         backend: Any = trained.attached.get(self.name)
         demand(isinstance(backend, CountingBackend), "nothing was compiled")
         first, last = backend.steps[0], backend.steps[-1]
@@ -328,20 +294,11 @@ class Compile(Strategy):
             facts["kept_bytes"] = runner_of(trained.module, MeasuredBlocks).kept_bytes
         if self.records:
             facts |= check_replays(backend.steps)
-        return {**facts, **self._budgeted(trained)} if self.budget < 1 else facts
-
-    def _budgeted(self, trained: TrainingRun) -> dict[str, Any]:
-        """Check the share of kept bytes above the inputs, relative to a block compiled without a
-        budget."""
-        runner = runner_of(trained.module, MeasuredBlocks)
-        full = kept_without_budget(trained, runner.calls, self.backend)
-        least = sum(call.count * call.input_bytes for call in runner.calls)
-        share = (runner.kept_bytes - least) / (full - least)
-        demand(
-            share <= self.budget + SLACK,
-            f"a share of {share:.2f} of the activations is kept, expected {self.budget}",
-        )
-        return {"kept_bytes_without_budget": full, "share": round(share, 3)}
+        if self.budget == 1:
+            return facts
+        budget = torch._functorch.config.activation_memory_budget
+        demand(budget == self.budget, f"torch's budget is {budget:g}, expected {self.budget:g}")
+        return label({**facts, "budget": budget}, "budget")
 
 
 def _alone(parts: Recompute | None, blocks: list[Any]) -> list[Any]:

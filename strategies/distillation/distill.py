@@ -177,8 +177,6 @@ class Distill(Strategy):
         depths = trained.subject.dimensions.depth, subject.dimensions.depth
         pairs = begun.ends(*depths) if self.feature else []
         teacher = Teacher(subject, self.teacher, self.store, trained.accelerator.device, pairs)
-        if self.init == "blocks":
-            teacher.began = begun.apart(trained, teacher.module, depths[1])
         captured = getattr(trained.module, NAME, None) or Hidden([])
         trained.supervise = Lesson(teacher, captured, self.weights)
         return teacher
@@ -198,6 +196,8 @@ class Distill(Strategy):
         demand(calls == steps, f"the teacher was called {calls} times in {steps} micro-batches")
         facts = {"teacher_forwards": calls, **teacher.facts(self.store)}
         if self.init == "blocks":
-            demand(teacher.began is not None, "the student did not begin with its teacher's blocks")
-        moments = self.note(trained)
-        return facts if moments is None else facts | shown(moments, teacher, self.weights)
+            began = getattr(trained.module, "began_with", None)
+            demand(began is not None, "the student did not begin with its teacher's blocks")
+            facts["began_with"] = began
+        arrived = self.note(trained)
+        return facts if arrived is None else facts | shown(arrived, self.weights)

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from strategies import initial
 from strategies.base import BadInput, Watcher, demand
 from strategies.distillation.files import weights
-from strategies.engine import TrainingRun
-from strategies.evidence.rules import label, relative_error
+from strategies.evidence.rules import label
 from strategies.evidence.states import checksum
 from strategies.evidence.watching import in_phase
 from strategies.subject import Subject
@@ -61,15 +60,13 @@ class Teacher(Watcher):
     holds the whole teacher: an engine that shards the student's weights does not shard it.
 
     ``calls``: number of its forward passes. ``pairs``: indices of its blocks whose hidden states
-    are recorded. ``began``: distance of the student's first weights from the teacher's, if they
-    were to be equal.
+    are recorded.
     """
 
     def __init__(
         self, subject: Subject, file: str, store: str, device: Any, pairs: Sequence[int]
     ) -> None:
         self.subject, self.calls = subject, 0
-        self.began: float | None = None
         draw = weights(subject, file)
         self.module = initial.skeleton(subject.shell, draw)
         initial.cast(self.module, FLOATS[store])
@@ -91,15 +88,6 @@ class Teacher(Watcher):
         off = torch.autocast(x.device.type, enabled=False)
         with torch.no_grad(), off, in_phase("teacher"), self.captured.recording() as states:
             return self.subject.predict(self.module, x, t_B, conditions), states
-
-    @contextlib.contextmanager
-    def uncounted(self) -> Iterator[None]:
-        """Leave forward passes inside the context out of ``calls``; for evidence."""
-        kept = self.calls
-        try:
-            yield
-        finally:
-            self.calls = kept
 
     def weights(self) -> list[Tensor]:
         """Return its weights and buffers."""
@@ -163,35 +151,19 @@ def relative(state_B: Tensor, target_B: Tensor) -> Tensor:
 
 
 @dataclass
-class Moment:
-    """Record of one micro step of a watched step.
-
-    ``arrived``: term of the loss -> the gradient that reached it, which is its weight in the
-    differentiated loss.
-    """
-
-    x: Tensor
-    t_B: Tensor
-    conditions: Mapping[str, Tensor]
-    out: Tensor
-    states: list[Tensor] = field(default_factory=list)
-    values: dict[str, float] = field(default_factory=dict)
-    arrived: dict[str, float] = field(default_factory=dict)
-
-
-@dataclass
 class Lesson:
     """Distillation loss, which replaces the true loss: the sum of its terms by their ``weights``.
 
     The terms are "true", "output" and "feature"; one of weight 0 is not computed. The teacher runs
     before the student, so that its memory is freed before activations are kept for backward.
-    ``moments`` gets a record of each micro step, if set.
+    ``arrived`` gets, for each micro step if it is set: term -> the gradient that reached it, which
+    is its weight in the differentiated loss.
     """
 
     teacher: Teacher
     captured: Hidden
     weights: Mapping[str, float]
-    moments: list[Moment] | None = None
+    arrived: list[dict[str, float]] | None = None
 
     def __call__(
         self,
@@ -207,16 +179,16 @@ class Lesson:
             target, wanted = self.teacher.ask(x, t_B, conditions)
             with self.captured.recording() as states:
                 out = predict(x, t_B)
-            said.append((x, t_B, out, target, states, wanted))
+            said.append((out, target, states, wanted))
             return out
 
         true = true_loss(ask).mean()
-        x, t_B, out, target, states, wanted = said.pop()
-        terms = {"true": true, **self._terms(out, target, states, wanted)}
-        if self.moments is not None:
-            moment = Moment(x, t_B, conditions, out.detach())
-            moment.states = [state.detach() for state in states]
-            self._watch(moment, terms)
+        terms = {"true": true, **self._terms(*said.pop())}
+        if self.arrived is not None:
+            came: dict[str, float] = {}
+            for name, term in terms.items():
+                term.register_hook(functools.partial(_note, came, name))
+            self.arrived.append(came)
         return sum(self.weights[name] * term for name, term in terms.items() if self.weights[name])
 
     def _terms(
@@ -230,68 +202,45 @@ class Lesson:
             terms["feature"] = torch.stack([relative(*pair) for pair in pairs]).mean()
         return terms
 
-    def _watch(self, moment: Moment, terms: Mapping[str, Tensor]) -> None:
-        moment.values = {name: float(term.detach()) for name, term in terms.items()}
 
-        def came(name: str) -> Callable[[Tensor], None]:
-            return lambda gradient: moment.arrived.__setitem__(name, float(gradient))
-
-        for name, term in terms.items():
-            term.register_hook(came(name))
-        self.moments.append(moment)  # type: ignore[union-attr]  # called while moments are set
+def _note(came: dict[str, float], name: str, gradient: Tensor) -> None:
+    came[name] = float(gradient)
 
 
 # ---- evidence from a watched step ----
 
 
 @contextlib.contextmanager
-def watched(lesson: Lesson) -> Iterator[list[Moment]]:
-    """Record a ``Moment`` for each micro step inside the context."""
-    lesson.moments = []
+def watched(lesson: Lesson) -> Iterator[list[dict[str, float]]]:
+    """Record the gradients of the loss's terms in each micro step inside the context."""
+    lesson.arrived = []
     try:
-        yield lesson.moments
+        yield lesson.arrived
     finally:
-        lesson.moments = None
+        lesson.arrived = None
 
 
-def shown(moments: list[Moment], teacher: Teacher, weights: Mapping[str, float]) -> dict[str, Any]:
+def shown(arrived: list[dict[str, float]], weights: Mapping[str, float]) -> dict[str, Any]:
     """Return the weight of each term in the differentiated loss.
 
-    The teacher's answer to the student's inputs is computed again.
+    The gradients equal the weights up to a common factor: accumulation, loss scale.
 
     Raises:
-        NotInForce: a term is missing, has another weight, or is of another teacher.
+        NotInForce: a term is missing, or has another weight.
     """
-    demand(bool(moments), "the recorded step computed no loss against a teacher")
-    first, weighed = moments[0], [_weighed(moment, weights) for moment in moments]
-    with teacher.uncounted():
-        target, wanted = teacher.ask(first.x, first.t_B, first.conditions)
-    found = {"output": float(squared(first.out, target))} if weights["output"] else {}
-    if weights["feature"]:
-        pairs = zip(first.states, wanted, strict=True)
-        found["feature"] = float(torch.stack([relative(*pair) for pair in pairs]).mean())
-    for name, value in found.items():
-        took = first.values[name]
-        text = f"the loss term {name} was {took:.4g}, expected {value:.4g} against the teacher"
-        demand(abs(took - value) <= 1e-2 * abs(value), text)
-    facts = {"weights_in_backward": weighed[0]}
+    demand(bool(arrived), "the recorded step computed no loss against a teacher")
+    wanted, found = {name: weight for name, weight in weights.items() if weight}, {}
+    for gradients in arrived:
+        came = {name: value for name, value in gradients.items() if value}
+        missing = sorted(wanted.keys() - came.keys())
+        demand(not missing, f"{', '.join(missing)} is not a term of the loss")
+        scale = sum(came.values()) / sum(wanted.values())
+        off = max(abs(came[name] / scale - weight) for name, weight in wanted.items())
+        demand(off < 1e-3, f"the weights of the loss terms were {came}, expected {wanted}")
+        found = {name: round(came[name] / scale, 6) for name in wanted}
+    facts = {"weights_in_backward": found}
     # The weight of a single term cannot be separated from the common factor.
-    return label(facts, "weights_in_backward") if len(weighed[0]) == 1 else facts
-
-
-def _weighed(moment: Moment, weights: Mapping[str, float]) -> dict[str, float]:
-    """Return the weights of the terms, from the gradients that reached them.
-
-    The gradients equal the weights up to a common factor: accumulation, loss scale.
-    """
-    wanted = {name: weight for name, weight in weights.items() if weight}
-    came = {name: value for name, value in moment.arrived.items() if value}
-    missing = sorted(wanted.keys() - came.keys())
-    demand(not missing, f"{', '.join(missing)} is not a term of the loss")
-    scale = sum(came.values()) / sum(wanted.values())
-    off = max(abs(came[name] / scale - weight) for name, weight in wanted.items())
-    demand(off < 1e-3, f"the weights of the loss terms were {came}, expected {wanted}")
-    return {name: round(came[name] / scale, 6) for name in wanted}
+    return label(facts, "weights_in_backward") if len(found) == 1 else facts
 
 
 # ---- matching blocks ----
@@ -332,10 +281,6 @@ def renamed(name: str, prefixes: Sequence[str], blocks: Sequence[int]) -> str:
 # A student may begin with evenly chosen blocks of its teacher, and all weights outside of blocks.
 
 
-CLOSE = 1e-2
-"""Largest relative distance of a weight from the teacher's, which may be stored in bfloat16."""
-
-
 def prefixes(module: nn.Module, subject: Subject) -> list[str]:
     """Return the name prefixes under which the blocks of ``module`` are numbered."""
     groups = {id(group) for group in subject.groups(module)}
@@ -350,6 +295,7 @@ def begin(module: nn.Module, subject: Subject, teacher: Subject, file: str) -> N
     draw = weights(teacher, file)
     names = prefixes(module, subject)
     blocks = chosen(subject.dimensions.depth, teacher.dimensions.depth)
+    module.began_with = blocks
     for name, p in module.named_parameters():
         if not p.requires_grad:
             continue
@@ -359,45 +305,3 @@ def begin(module: nn.Module, subject: Subject, teacher: Subject, file: str) -> N
         else:
             with torch.no_grad():
                 p.copy_(draw(source, p))
-
-
-def apart(trained: TrainingRun, teacher: nn.Module, depth: int) -> float:
-    """Return the largest relative distance of the student's blocks from the teacher's chosen
-    blocks.
-
-    The largest matrix of each block is compared; every rank takes part.
-
-    Raises:
-        NotInForce: the distance is larger than the rounding of storage.
-    """
-    subject = trained.subject
-    names, own = prefixes(trained.module, subject), dict(teacher.named_parameters())
-    blocks = chosen(subject.dimensions.depth, depth)
-    pairs = []
-    for block in trained.blocks():
-        pairs.append(_largest(trained, block, names, blocks, own))
-    whole = trained.engine.whole(trained, [p for p, _ in pairs])
-    found = [_far(p, wanted) for p, (_, wanted) in zip(whole, pairs, strict=True)]
-    demand(
-        max(found) <= CLOSE,
-        f"a block's initial weights differ from the teacher's by {max(found):.2g} (relative)",
-    )
-    return max(found)
-
-
-def _largest(
-    trained: TrainingRun, block: nn.Module, names: Sequence[str], blocks: Sequence[int], own: Any
-) -> tuple[Any, Tensor]:
-    mine = {id(p) for p in block.parameters()}
-    pairs = [
-        (p, own[renamed(name, names, blocks)])
-        for name, p in trained.module.named_parameters()
-        if id(p) in mine and own[renamed(name, names, blocks)].is_floating_point()
-    ]
-    return max(pairs, key=lambda pair: pair[1].numel())
-
-
-def _far(p: Any, wanted: Tensor) -> float:
-    if type(wanted) not in (Tensor, nn.Parameter):
-        return 0.0  # a prediction's weights have no values
-    return relative_error(p.detach().double(), wanted.double())

@@ -8,17 +8,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from strategies.base import BadInput, Watcher, demand
 from strategies.engine import TrainingRun
-from strategies.evidence.readings import bytes_of, tensors, wrapped
+from strategies.evidence.readings import wrapped
 
 if TYPE_CHECKING:
     import torch
 
     from strategies.engine import Engine
-
-
-def per_element(trained: TrainingRun) -> float:
-    """Return the bytes of optimizer state for each element that this rank's optimizer updates."""
-    return bytes_of(tensors(trained.inner_optimizer)) / sum(w.numel() for w in trained.optimized())
 
 
 def agree(trained: TrainingRun, **wanted: Any) -> None:
@@ -213,10 +208,7 @@ def _profiled(trained: TrainingRun) -> list[Operation]:
     return [Operation(event.name, event.input_shapes) for event in seen.events()]
 
 
-# ---- types and exactness ----
-
-
-ROWS = 16
+# ---- types ----
 
 
 def dtypes(trained: TrainingRun) -> dict[str, str]:
@@ -246,43 +238,6 @@ def products(trained: TrainingRun) -> dict[str, Any]:
     if trained.observed is None or not trained.observed.ran:
         return {}
     return {"products": dict(trained.observed.products("forward", "backward"))}
-
-
-def product_error(trained: TrainingRun) -> float | None:
-    """Return the relative error of a product of the model against float64; None without a plain
-    layer.
-
-    The product is that of the blocks' first plain linear layer, on rows of its input.
-    """
-    import torch
-    from torch import nn
-
-    layers = [trained.module.get_submodule(name) for name in trained.linears]
-    plain = (la for la in layers if type(la) is nn.Linear and not wrapped((type(la.weight),)))
-    first = next(plain, None)
-    if first is None:
-        return None
-    seen: list[Any] = []
-
-    def wanted(layer: Any, given: Any) -> None:
-        # Before the call, because an engine may release the weight after it.
-        rows = given[0].detach().reshape(-1, layer.in_features)[:ROWS].double()
-        bias = 0.0 if layer.bias is None else layer.bias.detach().double()
-        seen.append(rows @ layer.weight.detach().double().T + bias)
-
-    def found(layer: Any, given: Any, out: Any) -> None:
-        exact = seen.pop()
-        rows = out.detach().reshape(-1, layer.out_features)[:ROWS].double()
-        seen.append((rows - exact).norm() / exact.norm())
-
-    handles = [first.register_forward_pre_hook(wanted), first.register_forward_hook(found)]
-    try:
-        with eager(trained), torch.no_grad():
-            forward_once(trained)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return float(seen[-1]) if seen else None
 
 
 # ---- frozen weights ----

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 from strategies.base import Parity, Slot, Watcher, demand
 from strategies.engine import RunContext, TrainingRun
-from strategies.evidence import flops, states
 from strategies.evidence.states import count
 from strategies.strategy import Strategy
 from strategies.subject import Subject
@@ -182,13 +181,6 @@ def prune_channels(mlp: Any, keep: int) -> None:
     mlp.fc1, mlp.fc2 = narrowed(mlp.fc1, rows=kept), narrowed(mlp.fc2, columns=kept)
 
 
-def forward_flops(trained: TrainingRun) -> int:
-    """Return the FLOPs of one sample's forward, counted op by op; every rank takes part."""
-    with flops.counting() as counter:
-        states.forward_once(trained)
-    return counter.get_total_flops()
-
-
 @dataclass(frozen=True, kw_only=True)
 class PruneStructured(Strategy):
     """Removes the weakest heads and MLP channels.
@@ -247,7 +239,6 @@ class PruneStructured(Strategy):
             "channels": shape[1],
             "block_parameters": after,
             "block_parameters_before": before,
-            "forward_flops_per_sample": forward_flops(trained),
         }
 
     def _cut(self, trained: TrainingRun, block: Any) -> None:

@@ -25,15 +25,24 @@ from tests.made.results import done
 RECIPE = "single+compile:backend=aot_eager"
 
 
-def compiled(train_here, steps: int):
+def compiled(train_here, steps: int, recipe: str = RECIPE):
     """Its evidence, and the seconds of each step."""
-    run, log = train_here(dataclasses.replace(TINY, recipe=RECIPE), 0)
+    run, log = train_here(dataclasses.replace(TINY, recipe=recipe), 0)
     seconds = []
     for step in range(steps):
         began = time.perf_counter()
         optimizer_step(run, step, log)
         seconds.append(time.perf_counter() - began)
-    return part_named(RECIPE, "compile").evidence(run.trained), seconds
+    return part_named(recipe, "compile").evidence(run.trained), seconds
+
+
+def test_a_budget_keeps_fewer_activations(train_here):
+    """Of what is kept above the blocks' inputs, the share that was asked for."""
+    kept = [
+        compiled(train_here, 1, f"{RECIPE},budget={budget}")[0]["kept_bytes"]
+        for budget in (1.0, 0.5, 0.0)
+    ]
+    assert kept[1] - kept[2] <= 0.55 * (kept[0] - kept[2]) and kept[2] < kept[1] < kept[0]
 
 
 def test_the_seconds_are_dynamos_own_and_within_the_first_step(train_here, monkeypatch):

@@ -212,7 +212,6 @@ def test_a_student_begins_with_the_teacher_s_blocks(file, train_here):
     assert mine["final_layer.linear.weight"].equal(saved["final_layer.linear.weight"])
     plain, _ = train_here(FLOW, 0)
     assert run.digest == plain.digest, "drawn as in every row of a suite"
-    assert begun.apart(run.trained, run.trained.attached["distill"].module, 4) == 0
 
 
 def test_a_training_goes_on_with_its_own_teacher_alone(file, train_here):

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from harness.resolve import resolve
 from harness.subjects.dit.presets import PRESETS, forward_flops
 from strategies.evidence.flops import counting, formulas
-from strategies.sparsity import prune
+from strategies.evidence.states import forward_once
 from tests.made.publics import MINIATURES, miniature
 
 TOKENS, WIDTH, DEPTH, INPUTS, OUTPUTS = 64, 384, 12, 64, 128
@@ -32,16 +32,22 @@ def by_hand(inner: int, hidden: int) -> int:
     return 2 * (blocks + ends + timestep)
 
 
+def flops_of_a_forward(trained) -> int:
+    with counting() as counter:
+        forward_once(trained)
+    return counter.get_total_flops()
+
+
 @pytest.mark.parametrize("kernel", ["flash", "math", "naive"])
 def test_a_pruned_model_has_the_flops_of_the_hand_count(kernel, train_here):
     text = f"single+prune_structured+attend:kernel={kernel}+ema:place=none"
     run, _ = train_here(dataclasses.replace(TINY, recipe=text, model="DiT-S/4"), 0)
-    assert prune.forward_flops(run.trained) == by_hand(192, 768) == 1_428_455_424
+    assert flops_of_a_forward(run.trained) == by_hand(192, 768) == 1_428_455_424
 
 
 def test_a_whole_model_has_the_flops_of_the_closed_form(train_here):
     run, _ = train_here(dataclasses.replace(TINY, model="DiT-S/4"), 0)
-    counted = prune.forward_flops(run.trained)
+    counted = flops_of_a_forward(run.trained)
     assert counted == by_hand(384, 1536) == forward_flops(PRESETS["DiT-S/4"], 32, batch=1)
 
 

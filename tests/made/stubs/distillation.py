@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from strategies.distillation.distill import Distill
-from strategies.distillation.teacher import Lesson, relative, squared
+from strategies.distillation.teacher import Lesson
 from tests.made.stubs.parts import Table, nothing
 
 ATTACH, EDIT = Distill.attach, Distill.edit_model
@@ -54,21 +54,6 @@ def twice(teacher, lesson):
     teacher.ask = lambda *given: (ask(*given), ask(*given))[1]
 
 
-class OwnAnswer(Lesson):
-    """Sets the student's answer beside a copy of itself."""
-
-    def _terms(self, out, target, states, wanted):
-        return {"output": squared(out, 0.5 * out.detach())}
-
-
-class OwnStates(Lesson):
-    """Sets the student's hidden states beside copies of themselves."""
-
-    def _terms(self, out, target, states, wanted):
-        terms = super()._terms(out, target, states, wanted)
-        return {**terms, "feature": relative(states[0], 0.5 * states[0].detach())}
-
-
 def taught_by(kind):
     def attach(self, trained):
         teacher = ATTACH(self, trained)
@@ -109,9 +94,7 @@ LOST: Table = {
     "the teacher's answer alone": (PLAIN, Distill, "attach", weighed(true=0.0)),
     "both in another proportion": (PLAIN, Distill, "attach", weighed(true=0.4)),
     "a loss that is taken and not differentiated": (PLAIN, Distill, "attach", taught_by(Shown)),
-    "another answer than the teacher's": (PLAIN, Distill, "attach", taught_by(OwnAnswer)),
     "no hidden states": (FEATURE, Distill, "attach", weighed(feature=0.0)),
-    "other hidden states than the teacher's": (FEATURE, Distill, "attach", taught_by(OwnStates)),
     "a teacher in float32, not bfloat16": (
         "single+distill:store=bf16", Distill, "attach", with_store("fp32"),
     ),
