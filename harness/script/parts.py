@@ -13,7 +13,7 @@ from typing import Any
 from strategies import CATALOG
 from strategies.activations.attend import KERNELS, Attend, only, ran_by
 from strategies.activations.checkpoint import Checkpoint
-from strategies.activations.compile import Compile, CountingBackend
+from strategies.activations.compile import Compile, CountingBackend, graph_facts
 from strategies.adapters.cast import Cast
 from strategies.base import BadInput, Settings, Watcher, demand
 from strategies.engine import RunContext, TrainingRun
@@ -204,22 +204,7 @@ class ScriptCompile(Compile):
             block.compile(backend=module.compiled_by, dynamic=False)
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        backend: Any = trained.attached.get(self.name)
-        demand(isinstance(backend, CountingBackend) and bool(backend.steps), "nothing was compiled")
-        first, last = backend.steps[0], backend.steps[-1]
-        calls = last["calls"] / max(trained.micro_steps, 1)
-        blocks = len(trained.blocks())
-        demand(
-            calls >= blocks,
-            f"{calls:g} calls of compiled graphs in each micro-batch, expected {blocks}",
-        )
-        return {
-            "graphs": last["graphs"],
-            "graph_breaks": last["breaks"],
-            "calls": calls,
-            "compile_seconds": round(last["seconds"], 2),
-            "graphs_after_first_step": last["graphs"] - first["graphs"],
-        }
+        return graph_facts(trained, trained.attached.get(self.name), len(trained.blocks()))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -272,24 +272,11 @@ class Compile(Strategy):
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         import torch
 
-        backend: Any = trained.attached.get(self.name)
-        demand(isinstance(backend, CountingBackend), "nothing was compiled")
-        first, last = backend.steps[0], backend.steps[-1]
-        calls, parts = last["calls"] / trained.micro_steps, runner_of(trained.module, Recompute)
+        parts = runner_of(trained.module, Recompute)
         units = parts.parts_run / trained.micro_steps if parts else 0
         units += len(_alone(parts, trained.blocks()))
-        units = 1 if self.scope == "model" else units
-        demand(
-            calls >= units,
-            f"{calls} calls of compiled graphs in each micro-batch, expected {units}",
-        )
-        facts = {
-            "graphs": last["graphs"],
-            "graph_breaks": last["breaks"],
-            "calls": calls,
-            "compile_seconds": round(last["seconds"], 2),
-            "graphs_after_first_step": last["graphs"] - first["graphs"],
-        }
+        backend: Any = trained.attached.get(self.name)
+        facts = graph_facts(trained, backend, 1 if self.scope == "model" else units)
         if self.scope == "block":
             facts["kept_bytes"] = runner_of(trained.module, MeasuredBlocks).kept_bytes
         if self.records:
@@ -299,6 +286,23 @@ class Compile(Strategy):
         budget = torch._functorch.config.activation_memory_budget
         demand(budget == self.budget, f"torch's budget is {budget:g}, expected {self.budget:g}")
         return label({**facts, "budget": budget}, "budget")
+
+
+def graph_facts(trained: TrainingRun, backend: Any, units: float) -> dict[str, Any]:
+    """Return the graphs that ``backend`` compiled, and demand ``units`` calls of them in each
+    micro-batch."""
+    demand(isinstance(backend, CountingBackend) and bool(backend.steps), "nothing was compiled")
+    first, last = backend.steps[0], backend.steps[-1]
+    calls = last["calls"] / max(trained.micro_steps, 1)
+    text = f"{calls:g} calls of compiled graphs in each micro-batch, expected {units:g}"
+    demand(calls >= units, text)
+    return {
+        "graphs": last["graphs"],
+        "graph_breaks": last["breaks"],
+        "calls": calls,
+        "compile_seconds": round(last["seconds"], 2),
+        "graphs_after_first_step": last["graphs"] - first["graphs"],
+    }
 
 
 def _alone(parts: Recompute | None, blocks: list[Any]) -> list[Any]:
