@@ -10,8 +10,7 @@ from typing import Any
 from tests.children.peaks import in_forks  # isort: skip: it hides GPUs before torch comes
 
 from docs.make import as_it_was
-from docs.make.public_rows import FILE, residuals, rows
-from harness.planner import uncertainty
+from docs.make.public_rows import FILE, rows
 from harness.planner.speed.roofline import issued
 from harness.planner.uncertainty import class_of
 from harness.planner.verdict import judge
@@ -75,5 +74,3 @@ def predict_rows(numbers: Sequence[int]) -> None:
             print(f"{row['name']}: not predicted: {(got or {}).get('why', 'its process died')}")
             continue
         write(row["name"], got)
-    lines = ",\n".join(f" {json.dumps(one)}" for one in residuals())
-    uncertainty.FILE.write_text(f"[\n{lines}\n]\n", encoding="utf-8")

@@ -1,23 +1,26 @@
 """Public rows (docs/public-rows.yaml): predictions of what others measured on their GPUs.
 
-python -m docs.make.public_rows                  median error and coverage of the kept ones
-python -m docs.make.public_rows predict [N ...]  predict rows (counted from 1) anew first,
-                                                 write the file and the planner's ranges
+python -m docs.make.public_rows                  write the planner's ranges from the kept ones
+python -m docs.make.public_rows predict [N ...]  predict rows (counted from 1) anew first
+python -m docs.make.coverage                     how many lie in the range of all other sources
 """
 
 from __future__ import annotations
 
-import statistics
+import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from harness.planner.uncertainty import Residual, share_of
+from harness.planner import uncertainty
+from harness.planner.uncertainty import Residual, Timed
+from harness.system import cards
 
 FILE = Path(__file__).parents[1] / "public-rows.yaml"
+SAME = {"cogvideox-factory": "finetrainers", "huggingface/finetrainers": "finetrainers"}
+"""First word of a row's source -> the source whose authors wrote it."""
 Row = dict[str, Any]
 
 
@@ -40,40 +43,42 @@ def error(row: Row) -> float:
     return round(row[figure(row)] / row.get("first", row["predicted"][figure(row)]) - 1, 4)
 
 
-def residuals(held: bool = False) -> list[Residual]:
-    """Return the plain rows that make the ranges, or those that are held from them."""
-    chosen = [row for row in rows() if is_plain(row) and ("held" in row) == held]
-    return [Residual(r["predicted"]["class"], r["run"]["model"], error(r)) for r in chosen]
+def source_of(row: Row) -> str:
+    """Return the trainer or author of a row; repositories of one author are one source."""
+    first = row["source"].split()[0].strip(",").removeprefix("github.com/")
+    return SAME.get(first, first)
 
 
-def times() -> Iterator[tuple[float, bool]]:
-    """Yield each step time's relative error, and whether the stated range covers it."""
+def residuals() -> list[Residual]:
+    """Return the memory of all plain rows."""
+    plain = [row for row in rows() if is_plain(row)]
+    return [Residual(row["predicted"]["class"], source_of(row), error(row)) for row in plain]
+
+
+def timed() -> list[Timed]:
+    """Return the step times of all rows, by card."""
+    table = json.loads(cards.TABLE.read_text("utf-8"))["gpus"]
+    family, found = {card["name"]: card["family"] for card in table}, []
     for row in rows():
-        for card, measured in row.get("seconds", {}).items():
-            got, low, high = row["predicted"]["seconds"][card]
-            yield abs(got / measured - 1), low <= measured <= high
+        for card, seconds in row.get("seconds", {}).items():
+            ratio = seconds / row["predicted"]["seconds"][card][0]
+            found.append(Timed(source_of(row), family[card], round(ratio, 4)))
+    return found
 
 
-def memory() -> Iterator[tuple[str, list[float], int]]:
-    """Yield a group of rows, its errors, and how many of them the range of others covers."""
-    making, held = (residuals(held) for held in (False, True))
-    left = [[o for o in making if o.model != one.model] for one in making]
-    ok = sum(abs(o.error) <= share_of(o.kind, x).share for o, x in zip(making, left, strict=True))
-    yield "memory, by the range of all other models' rows", [o.error for o in making], ok
-    ok = sum(abs(one.error) <= share_of(one.kind, making).share for one in held)
-    yield "memory, held from the ranges", [one.error for one in held], ok
-
-
-def main(words: list[str]) -> None:
-    if words[:1] == ["predict"]:
-        from docs.make.predict_rows import predict_rows  # needs torch
-
-        predict_rows([int(word) for word in words[1:]])
-    errors, covered = zip(*times(), strict=True)
-    for name, some, inside in [*memory(), ("step times", errors, sum(covered))]:
-        middle = statistics.median(map(abs, some))
-        print(f"{name}: {len(some)} rows, median error {middle:.1%}, {inside} covered")
+def write() -> None:
+    """Write the planner's ranges (``harness/planner/residuals.json``)."""
+    parts = {"memory": residuals(), "time": timed()}
+    lists = [
+        f'"{name}": [\n' + ",\n".join(f" {json.dumps(one)}" for one in some) + "\n]"
+        for name, some in parts.items()
+    ]
+    uncertainty.FILE.write_text("{" + ",\n".join(lists) + "}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    if sys.argv[1:2] == ["predict"]:
+        from docs.make.predict_rows import predict_rows  # needs torch
+
+        predict_rows([int(word) for word in sys.argv[2:]])
+    write()

@@ -1,7 +1,9 @@
-"""Uncertainty of predicted memory, from public rows measured on GPUs. Does not import torch.
+"""Uncertainty of predicted memory and time, from public rows measured on GPUs. Without torch.
 
-``residuals.json`` has one entry per public row (``docs/public-rows.yaml``). ``share_of`` computes
-a class's range from them.
+``residuals.json`` has an entry for each figure of a public row (``docs/public-rows.yaml``). Ranges
+follow from them with sources as units: rows of one trainer or author share their error.
+``python -m docs.make.coverage`` prints how many figures lie in the range that all other sources
+give.
 """
 
 from __future__ import annotations
@@ -9,10 +11,11 @@ from __future__ import annotations
 import functools
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from harness.phases import SETUP_PEAKS
 from harness.prediction import Prediction
@@ -37,25 +40,41 @@ UNMEASURED = {
 
 
 class Residual(NamedTuple):
-    """One public row: its class, its model, and measured over predicted memory, less one."""
+    """Memory of a public row: its class, its source, and measured over predicted, less one."""
 
     kind: str
-    model: str
+    source: str
     error: float
+
+
+class Timed(NamedTuple):
+    """Step time of a public row: its source, the family of its card, measured over predicted."""
+
+    source: str
+    family: str
+    ratio: float
+
+
+class Reach(NamedTuple):
+    """Range of a time: from ``low`` to ``high`` times the prediction, by so many ``sources``."""
+
+    low: float
+    high: float
+    sources: int
 
 
 @dataclass(frozen=True)
 class Share:
     """Uncertainty of the class ``kind``: plus or minus ``share`` of the prediction.
 
-    ``rows`` and ``models`` count the class's own. ``pooled``: they are too few, so the rows of all
+    ``rows`` and ``sources`` count the class's own. ``pooled``: they are too few, so the rows of all
     classes count.
     """
 
     kind: str
     share: float
     rows: int
-    models: int
+    sources: int
     pooled: bool
 
 
@@ -88,9 +107,20 @@ def _hosts_optimizer(found: Prediction) -> bool:
 
 
 @functools.cache
+def _known() -> dict[str, list[list[Any]]]:
+    return json.loads(FILE.read_text(encoding="utf-8"))
+
+
+@functools.cache
 def rows() -> tuple[Residual, ...]:
-    """Return the residuals of the public rows in ``residuals.json``."""
-    return tuple(Residual(*one) for one in json.loads(FILE.read_text(encoding="utf-8")))
+    """Return the memory of the public rows in ``residuals.json``."""
+    return tuple(Residual(*one) for one in _known()["memory"])
+
+
+@functools.cache
+def times() -> tuple[Timed, ...]:
+    """Return the step times of the public rows in ``residuals.json``."""
+    return tuple(Timed(*one) for one in _known()["time"])
 
 
 @functools.cache
@@ -99,14 +129,20 @@ def shares() -> dict[str, Share]:
     return {kind: share_of(kind, rows()) for kind in CLASSES}
 
 
+@functools.cache
+def reach() -> Reach:
+    """Return the range of a step's time without calibration, from all rows."""
+    return reach_of(times())
+
+
 def share_of(kind: str, known: Sequence[Residual]) -> Share:
     """Return the uncertainty of a class, from the ``known`` rows alone.
 
     It is a split conformal interval (Vovk et al. 2005; Lei et al. 2018, arXiv:1604.04173). Its
-    units are models, because rows of one model share their error; a model's score is its worst row.
-    Of n scores, the ``ceil((n + 1) * COVERAGE)``-th smallest covers an unseen model with
-    probability ``COVERAGE``. A class of fewer than nine models takes the larger of the pooled range
-    of all classes and its own worst row.
+    units are sources; a source's score is its worst row. Of n scores, the
+    ``ceil((n + 1) * COVERAGE)``-th smallest covers an unseen source with probability ``COVERAGE``.
+    A class of fewer than nine sources takes the range of all classes, or its own worst row if that
+    is larger. Fewer than nine sources in all give their worst row, which promises less.
 
     Raises:
         ValueError: there are no rows.
@@ -120,7 +156,7 @@ def share_of(kind: str, known: Sequence[Residual]) -> Share:
     else:
         share = own[rank - 1]
     count = sum(one.kind == kind for one in known)
-    return Share(kind=kind, share=share, rows=count, models=len(own), pooled=pooled)
+    return Share(kind=kind, share=share, rows=count, sources=len(own), pooled=pooled)
 
 
 def _rank(count: int) -> int:
@@ -129,8 +165,36 @@ def _rank(count: int) -> int:
 
 
 def _worst(known: Iterable[Residual]) -> list[float]:
-    """Return the largest error of each model, in ascending order."""
+    """Return the largest error of each source, in ascending order."""
     found: dict[str, float] = {}
     for one in known:
-        found[one.model] = max(found.get(one.model, 0.0), abs(one.error))
+        found[one.source] = max(found.get(one.source, 0.0), abs(one.error))
     return sorted(found.values())
+
+
+def reach_of(known: Sequence[Timed]) -> Reach:
+    """Return the range of a time, from the ``known`` rows alone.
+
+    Each source counts once, and its rows share it equally: an end is where the mean conformal
+    p-value of one row drawn from each source falls below ``1 - COVERAGE`` (Dunn et al. 2018,
+    arXiv:1809.07441, repeated subsampling). Fewer than ten sources give their extreme rows.
+    The lower end holds alone with that probability, and so does the upper.
+
+    Raises:
+        ValueError: there are no rows.
+    """
+    counts = Counter(one.source for one in known)
+    weights = [(one.ratio, 1 / counts[one.source]) for one in known]
+    beyond = (1 - COVERAGE) * (len(counts) + 1) - 1
+    return Reach(_end(sorted(weights), beyond), _end(sorted(weights)[::-1], beyond), len(counts))
+
+
+def _end(ordered: Sequence[tuple[float, float]], beyond: float) -> float:
+    """Return the first of ordered (value, weight) that leaves at most ``beyond`` weight before
+    it."""
+    before, found = 0.0, ordered[0][0]
+    for value, weight in ordered:
+        if before > beyond + 1e-9:
+            break
+        before, found = before + weight, value
+    return found

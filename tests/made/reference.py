@@ -146,10 +146,10 @@ def classes() -> str:
     known = public_rows.residuals()
     told = ((words, share_of(kind, known)) for kind, words in CLASSES.items())
     rows = (
-        (words, str(one.rows), str(one.models), f"+-{one.share:.1%}{', of all' * one.pooled}")
+        (words, str(one.rows), str(one.sources), f"+-{one.share:.1%}{', of all' * one.pooled}")
         for words, one in told
     )
-    return _table(("class", "rows", "models", "stated range"), rows)
+    return _table(("class", "rows", "sources", "stated range"), rows)
 
 
 GENERATED = {

@@ -8,12 +8,12 @@ import json
 import pytest
 
 from harness import cli
-from harness.planner import overhead, pool, verdict
+from harness.planner import overhead, pool, uncertainty, verdict
 from harness.planner.calibration import store
 from harness.planner.calibration import store as here
 from harness.planner.speed import rates, roofline
 from harness.planner.speed import rates as calibrated
-from harness.planner.speed.roofline import REACH
+from harness.planner.speed.roofline import SPREAD
 from harness.prediction import Work
 from harness.system import cards
 from strategies.base import BadInput
@@ -169,10 +169,12 @@ def test_the_uncertainty_is_of_the_rows_and_narrower():
     bare = one("product", **busy)
     assert found.compute == pytest.approx(bare.compute * 1.25, rel=0.01)
     assert found.high / found.total < 1.15 < typical.high / typical.total
-    assert typical.high / typical.total == pytest.approx(1 + REACH["compute"])
-    assert bare.reach == REACH, "without rows there is no uncertainty of its own"
+    reach = uncertainty.reach()
+    for one_of in (typical, bare):  # without rows there is no uncertainty of its own
+        ends = one_of.low / one_of.total, one_of.high / one_of.total
+        assert ends == pytest.approx((reach.low, reach.high))
     offload = one("nvme", on=card(made(rows=rows())), bytes=10**9)
-    assert offload.high / offload.total == pytest.approx(1 + REACH["offload"])
+    assert offload.high / offload.total == pytest.approx(1 + SPREAD["offload"])
 
 
 def test_what_stands_beside_a_training_is_what_was_measured():

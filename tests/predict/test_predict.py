@@ -335,8 +335,8 @@ def test_time_is_the_slower_of_flops_and_bytes():
     assert alone < 1e-4 < roofline.seconds([sent], card, 8).communication
     both = roofline.seconds([busy, sent], card, 8)
     assert both.total == pytest.approx(both.compute + both.communication)
-    assert 1.3 * both.total <= both.high <= 1.5 * both.total
-    assert both.total / 1.5 <= both.low <= both.total / 1.3
+    assert both.low < 0.8 * both.total and both.high > 1.5 * both.total
+    assert both.said == f"at least {both.low:.2g} s a step, usually up to {both.high:.2g} s"
 
 
 @pytest.mark.parametrize(
@@ -368,12 +368,13 @@ def test_the_host_issues_each_operation_and_may_be_slow():
     found = roofline.seconds([small], card, 1)
     assert found.compute == pytest.approx(count * rates.LAUNCH)
     assert found.total == pytest.approx(count * rates.ISSUE)
-    ends = (count * rates.FASTEST, count * rates.SLOWEST)
+    reach = uncertainty.reach()
+    ends = (reach.low * found.total, reach.high * found.total)
     assert (found.low, found.high) == pytest.approx(ends)
     large = dataclasses.replace(small, kind="product", dtype="bfloat16", flops=10**12)
     hidden = roofline.seconds([large], card, 1)
     assert hidden.overhead == 0, "the device is the later"
-    ends = (hidden.total / 1.3, hidden.total * 1.3)
+    ends = (reach.low * hidden.total, reach.high * hidden.total)
     assert (hidden.low, hidden.high) == pytest.approx(ends)
     fits = [
         verdict.judge(row, prediction(1, work=work), card)
@@ -392,7 +393,6 @@ def test_the_host_issues_copies_too():
     for kind in ("transfer", "streamed"):
         copied = roofline.seconds([small, dataclasses.replace(small, kind=kind)], card, 1)
         assert copied.total == pytest.approx(2 * count * rates.ISSUE)
-        assert copied.low == pytest.approx(2 * count * rates.FASTEST)
 
 
 def test_a_step_that_recomputes_may_have_a_slower_host():
@@ -404,9 +404,8 @@ def test_a_step_that_recomputes_may_have_a_slower_host():
     kept, recomputed = (
         roofline.seconds(work, card, 1) for work in ([first, twice], [first, again])
     )
-    assert kept.high == pytest.approx(2 * count * rates.SLOWEST)
-    assert recomputed.high == pytest.approx(2 * count * rates.RECOMPUTING)
-    assert kept.low == recomputed.low and kept.total == pytest.approx(2 * count * rates.ISSUE)
+    assert kept.slowest == recomputed.slowest == pytest.approx(2 * count * rates.RECOMPUTING)
+    assert kept.total == pytest.approx(2 * count * rates.ISSUE)
     assert recomputed.total == pytest.approx(3 * count * rates.ISSUE), "what is recomputed, twice"
     half = dataclasses.replace(again, count=count // 2)
     assert roofline.again([first, half]) == 0.5

@@ -16,7 +16,7 @@ from harness.planner.calibration.record import (
     predicted_seconds,
 )
 from harness.planner.speed import rates
-from harness.planner.speed.roofline import CPU_SPREAD, REACH
+from harness.planner.speed.roofline import CPU_SPREAD, SPREAD
 from harness.report.data.grid import Grid
 from harness.report.figures.units import MIB
 from harness.report.rendering.pages import table_lines
@@ -135,7 +135,7 @@ def times(found: Calibration) -> Grid:
     named = zip(labels(found.rows), found.rows, errors, strict=True)
     heads = ("Row", "Measured ms", "Typical %", "Fitted ms", "Fitted %", "Left out %")
     rows = [_time(label, row, fit, error) for label, row, error in named if row.timed]
-    usual = CPU_SPREAD if found.device.kind == "cpu" else REACH
+    usual = CPU_SPREAD if found.device.kind == "cpu" else SPREAD
     return table("Time of a step", heads, rows, _of_times(fit, timed, known, usual))
 
 

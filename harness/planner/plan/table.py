@@ -302,7 +302,7 @@ def notes(fits: Sequence[Fit]) -> list[str]:
 def short_notes(fits: Sequence[Fit]) -> list[str]:
     """Return the notes without which the table misleads; ``notes`` has all."""
     share, card = max(fit.uncertainty.share for fit in fits), fits[0].gpu
-    reach = f"Ranges of memory hold for nine of ten models (+-{100 * share:.0f} %)."
+    reach = f"Ranges of memory are +-{100 * share:.0f} %, the worst of public rows."
     last = " ".join([*host(fits[0]), *_beside(fits[0])])
     found = [ON_CPU if card.shared else ON_GPU, f"{reach} {rates.words(card)}", last]
     return [*filter(None, found), *_compiled(fits), *_failing(fits)]
@@ -319,7 +319,10 @@ def _ranges(fits: Sequence[Fit]) -> list[str]:
     """Return the meaning of the range of a step's time, if no measurement of the card made it."""
     if fits[0].gpu.shared or fits[0].gpu.calibrated or not any(fit.seconds for fit in fits):
         return []
-    return ["Step: in brackets its range. Nine of ten public measurements lay in theirs."]
+    return [
+        "Step: in brackets at least, and usually at most. Nine of ten trainers and authors that a "
+        "range was not made from lay in it."
+    ]
 
 
 def _compiled(fits: Sequence[Fit]) -> list[str]:
@@ -365,9 +368,9 @@ def uncertain(fits: Sequence[Fit]) -> Iterator[str]:
     order = list(uncertainty.CLASSES)
     for one in sorted(known, key=lambda one: (one.pooled, order.index(one.kind))):
         words, share = uncertainty.CLASSES[one.kind], f"+-{100 * one.share:.0f} %"
-        rows = f"{one.rows} public measurements of {one.models} models"
+        rows = f"{one.rows} public measurements of {one.sources} sources"
         if not one.pooled:
-            why = f"from {rows}; nine of ten other models are expected within it"
+            why = f"from {rows}; nine of ten other sources are expected within it"
         elif one.rows:
             why = f"{rows} are too few, so the range is from all classes"
         else:

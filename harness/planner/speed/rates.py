@@ -39,10 +39,9 @@ ISSUE = 35e-6
 """Seconds in which a host usually issues one operation (Python of libraries, hooks, autograd). One
 that backward recomputes counts twice (``roofline.issues``). This project's own steps on an H200
 took 29 to 39 microseconds, and 39 to 46 with checkpoints (docs/explanation/accuracy.md)."""
-FASTEST, SLOWEST, RECOMPUTING = 26e-6, 46e-6, 85e-6
-"""The same at the fastest, at the slowest, and at the slowest if the step recomputes activations.
-Published steps that the host limits took 27 to 46 microseconds an operation. Two of ten models with
-checkpoints took 72 to 250 (docs/explanation/accuracy.md)."""
+RECOMPUTING = 85e-6
+"""The same of the slowest host: two of ten published models with checkpoints took 72 to 250
+(docs/explanation/accuracy.md). Comparisons of recipes allow for it."""
 COLLECTIVE = 3e-5
 HOST_BANDWIDTH = 25e9
 """Bytes per second of host memory for one rank, if eight share a node's."""

@@ -1,8 +1,8 @@
 """Roofline model of a step's time: each op takes its FLOPs or its bytes, whichever is slower.
 
 The trace counts the work (``harness.planner.tracing.trace.Counter``), which does not depend on the
-GPU. ``rates`` has typical efficiencies, or measured ones of a calibrated card; then the uncertainty
-follows from the measured rows. Does not import torch.
+GPU. ``rates`` has typical efficiencies, or measured ones of a calibrated card. The uncertainty
+follows from public rows, or from the calibration's. Does not import torch.
 """
 
 from __future__ import annotations
@@ -12,15 +12,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from harness.planner import uncertainty
 from harness.planner.calibration.record import Fitted
-from harness.planner.speed.rates import (
-    FASTEST,
-    ISSUE,
-    RECOMPUTING,
-    SLOWEST,
-    Rates,
-    rates,
-)
+from harness.planner.speed.rates import ISSUE, RECOMPUTING, Rates, rates
 from harness.prediction import Sent, Work
 from harness.system.cards import NODE, Card
 
@@ -30,9 +24,6 @@ KERNELS = ("product", "attention", "memory")
 COPIES = ("transfer", "streamed")
 SPREAD = {"compute": 0.35, "communication": 0.50, "offload": 0.60}
 """Relative uncertainty of each part without calibration, for comparisons of rows."""
-REACH = {**SPREAD, "compute": 0.30}
-"""What a range states of each part without calibration: 0.3 is from 1/1.3 to 1.3 times as long.
-With the host's range, 83 of 92 public rows lie within it (tests/test_public_peaks.py)."""
 CPU_SPREAD = dict.fromkeys(SPREAD, 1.0)
 """Relative uncertainty on a CPU known only by its cores; half or twice the time is common."""
 
@@ -42,10 +33,9 @@ class Seconds:
     """Predicted seconds of one optimizer step, by part.
 
     ``overhead``: the time by which the host issues all operations later than the device could run
-    them. ``slowest``: seconds in which the slowest host of all issues them. ``hosts``: those of the
-    fastest host and of the slowest that a range states. ``shares``: part -> relative uncertainty.
-    ``reach``: the same as a range states it. ``fused``: the lower end of a compiled step, which is
-    that of products, attentions, copies and collectives alone; None for any other.
+    them. ``slowest``: seconds in which the slowest host of all issues them. ``shares``: part ->
+    relative uncertainty in comparisons. ``low`` and ``high``: the range, which is longer upwards:
+    loading, encoding in the step and older libraries make a step longer, and nothing shorter.
     """
 
     compute: float
@@ -53,28 +43,18 @@ class Seconds:
     offload: float
     overhead: float = 0.0
     slowest: float = 0.0
-    hosts: tuple[float, float] = (0.0, 0.0)
     shares: Mapping[str, float] = field(default_factory=lambda: SPREAD)
-    reach: Mapping[str, float] = field(default_factory=lambda: REACH)
-    fused: float | None = None
+    low: float = 0.0
+    high: float = 0.0
 
     @property
     def total(self) -> float:
         return self.compute + self.communication + self.offload + self.overhead
 
     @property
-    def low(self) -> float:
-        """Lower end of the range: a fast device, or a fast host if that is the later."""
-        if self.fused is not None:
-            return self.fused
-        device = sum(getattr(self, part) / (1 + share) for part, share in self.reach.items())
-        return max(device, self.hosts[0])
-
-    @property
-    def high(self) -> float:
-        """Upper end of the range: a slow device, or a slow host if that is the later."""
-        device = sum(getattr(self, part) * (1 + share) for part, share in self.reach.items())
-        return max(device, self.hosts[1])
+    def said(self) -> str:
+        """The range in words: at least 0.47 s a step, usually up to 1.9 s."""
+        return f"at least {self.low:.2g} s a step, usually up to {self.high:.2g} s"
 
     @property
     def spread(self) -> float:
@@ -109,42 +89,52 @@ def seconds(work: Sequence[Work], gpu: Card, processes: int, recipe: str = "") -
     measured.
     """
     found = rates(gpu, processes)
-    usual, reach = (CPU_SPREAD, CPU_SPREAD) if gpu.shared else (SPREAD, REACH)
     parts = parts_of(work, found, processes, in_tf32(recipe))
     fitted = _fitted(gpu)
-    factors = fitted.factors
-    told = {part: factors.get(part, 1.0) * value for part, value in parts.items()}
-    count = 0 if gpu.shared else issued(work)
+    told = {part: fitted.factors.get(part, 1.0) * value for part, value in parts.items()}
     calls = 0.0 if gpu.shared else issues(work)
-    asked = 0 if fitted.rows else count  # measured steps replace the hosts of public trainers
+    asked = 0 if gpu.shared or fitted.rows else issued(work)  # measured steps replace public hosts
+    overhead = max(0.0, issue_seconds(gpu) * calls - sum(told.values()))
+    low, high = _range(told, overhead, gpu, fitted.host * calls)
     return Seconds(
         **told,
-        overhead=max(0.0, issue_seconds(gpu) * calls - sum(told.values())),
+        overhead=overhead,
         slowest=RECOMPUTING * asked,
-        hosts=_hosts(work, fitted, gpu, calls),
-        shares={**usual, **fitted.shares},
-        reach={**reach, **fitted.shares},
-        fused=_fused(work, gpu, processes) if compiles(recipe) else None,
+        shares={**(CPU_SPREAD if gpu.shared else SPREAD), **fitted.shares},
+        low=_fused(work, gpu, processes) if compiles(recipe) else low,
+        high=high,
     )
+
+
+def _range(
+    told: Mapping[str, float], overhead: float, gpu: Card, host: float
+) -> tuple[float, float]:
+    """Return the ends of a step's time.
+
+    Without calibration they are that of public rows (``uncertainty.reach``). A calibrated card has
+    the uncertainty of its own rows for each part, or of its ``host`` if that is the later.
+    """
+    fitted, total = _fitted(gpu), sum(told.values()) + overhead
+    if not (gpu.shared or fitted.rows):
+        reach = uncertainty.reach()
+        return reach.low * total, reach.high * total
+    shares = {**(CPU_SPREAD if gpu.shared else SPREAD), **fitted.shares}
+    most = max(fitted.shares.values(), default=0.0)
+    low = sum(seconds / (1 + shares[part]) for part, seconds in told.items())
+    high = sum(seconds * (1 + shares[part]) for part, seconds in told.items())
+    return max(low, host / (1 + most)), max(high, host * (1 + most))
 
 
 def _fused(work: Sequence[Work], gpu: Card, processes: int) -> float:
     """Return the least seconds of a compiled step: no elementwise kernel, and no host's time."""
-    kept = seconds([w for w in work if w.kind != "memory"], gpu, processes)
-    return sum(getattr(kept, part) / (1 + share) for part, share in kept.reach.items())
+    parts = parts_of([w for w in work if w.kind != "memory"], rates(gpu, processes), processes)
+    fitted = _fitted(gpu)
+    told = {part: fitted.factors.get(part, 1.0) * value for part, value in parts.items()}
+    return _range(told, 0.0, gpu, 0.0)[0]
 
 
 def _fitted(gpu: Card) -> Fitted:
     return gpu.calibrated.fitted if gpu.calibrated else Fitted()
-
-
-def _hosts(work: Sequence[Work], fitted: Fitted, gpu: Card, calls: float) -> tuple[float, float]:
-    """Return the seconds in which the fastest and the slowest host issue the operations."""
-    if fitted.rows:
-        share, known = max(fitted.shares.values(), default=0.0), fitted.host * calls
-        return known / (1 + share), known * (1 + share)
-    count = 0 if gpu.shared else issued(work)
-    return FASTEST * count, (RECOMPUTING if recomputes(work) else SLOWEST) * count
 
 
 def issue_seconds(gpu: Card) -> float:
