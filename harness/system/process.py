@@ -112,6 +112,7 @@ def run_child(
             tree.remove_files(scratch)
             with suppress(subprocess.TimeoutExpired):  # a process stuck in the kernel
                 child.wait(1.0)
+            _adopt_orphans(False)
     ended = Ended(
         **_exit(child.returncode),
         wall_seconds=time.monotonic() - started,
@@ -133,7 +134,7 @@ def _started(
     """Start the command. Its orphans become this process's children, and it ends with this
     process."""
     prctl, parent = ctypes.CDLL(None).prctl, os.getpid()  # no library may load after the fork
-    prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    _adopt_orphans(True)
 
     def bind() -> None:
         prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
@@ -155,6 +156,10 @@ def _started(
     except OSError as error:
         name = os.fspath(error.filename or argv[0])
         raise CannotStart(error.errno, error.strerror, name) from None
+
+
+def _adopt_orphans(yes: bool) -> None:
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, int(yes), 0, 0, 0)
 
 
 def _exit(code: int | None) -> dict[str, int | None]:

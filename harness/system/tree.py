@@ -30,7 +30,7 @@ STALE_SECONDS = 600.0  # longer than any extension takes to compile
 
 
 class Tree:
-    """Descendants of this process that started since the tree was made.
+    """Children of this process since the tree was made, and their descendants.
 
     ``child`` is the pid of the one that this process started. ``files`` are the shared memory
     segments and compile locks that they held open at some time. ``others`` are processes of another
@@ -40,7 +40,7 @@ class Tree:
     def __init__(self) -> None:
         self.child = 0
         self.root = psutil.Process()
-        self._not_ours = set(self.root.children(recursive=True))
+        self._not_ours = set(self.root.children())
         self.files: set[str] = set()
         self.others: set[int] = set()
         self.peak_bytes = self.processes_at_peak = 0
@@ -51,7 +51,11 @@ class Tree:
 
     def alive(self) -> list[psutil.Process]:
         """Return every living process of the tree; collect its ended orphans."""
-        found = set(self.root.children(recursive=True)) - self._not_ours
+        tops = set(self.root.children()) - self._not_ours
+        found = set(tops)
+        for top in tops:
+            with contextlib.suppress(psutil.Error):
+                found.update(top.children(recursive=True))
         self._pids |= {process.pid for process in found}
         ended = {process for process in found if not _lives(process)}
         for process in ended:
