@@ -25,7 +25,7 @@ from harness.planner.plan.answer import (
 )
 from harness.planner.plan.lattice import adapts
 from harness.planner.speed import rates
-from harness.planner.speed.roofline import issue_seconds, issued, seconds, sent
+from harness.planner.speed.roofline import issue_seconds, issued, latency, seconds, sent
 from harness.planner.suggestions import Ways
 from harness.planner.verdict import Fit
 from harness.prediction import Prediction
@@ -105,6 +105,8 @@ ON_CPU = (
     "Memory in GiB. Needs: tensors, interpreters and libraries of all processes, which share "
     "the host's memory."
 )
+LARGE = 64
+"""GPUs up to which a plan states a time without saying what it rests on."""
 MORE_NOTES = "More notes: the same command with --notes."
 LEAST_WORTH = ("other", "ema", "grads", "params", "optim", "activ", "Step ms")
 """Heads of columns that a narrow terminal hides first."""
@@ -295,7 +297,7 @@ def notes(fits: Sequence[Fit]) -> list[str]:
     if single and len(single) < len(fits):
         notes.append("Recipes of one process train the whole global batch on one GPU.")
     notes += [verdict.assumed(fits[0].gpu), *held_notes(fits)]
-    notes += [*_ranges(fits), *_failing(fits)]
+    notes += [*_ranges(fits), *_large(fits), *_failing(fits)]
     return [*notes, *_host_bound(fits), *_of_each(fits)]
 
 
@@ -305,7 +307,7 @@ def short_notes(fits: Sequence[Fit]) -> list[str]:
     reach = f"Ranges of memory are +-{100 * share:.0f} %, the worst of public rows."
     last = " ".join([*host(fits[0]), *_beside(fits[0])])
     found = [ON_CPU if card.shared else ON_GPU, f"{reach} {rates.words(card)}", last]
-    return [*filter(None, found), *_compiled(fits), *_failing(fits)]
+    return [*filter(None, found), *_large(fits), *_compiled(fits), *_failing(fits)]
 
 
 def unpredicted(fits: Sequence[Fit]) -> list[str]:
@@ -322,6 +324,20 @@ def _ranges(fits: Sequence[Fit]) -> list[str]:
     return [
         "Step: in brackets at least, and usually at most. Nine of ten trainers and authors that a "
         "range was not made from lay in it."
+    ]
+
+
+def _large(fits: Sequence[Fit]) -> list[str]:
+    """Return what the time of a large job rests on."""
+    spec, card = fits[0].resolved.spec, fits[0].gpu
+    if spec.processes <= LARGE or card.shared or not any(fit.seconds for fit in fits):
+        return []
+    ring = 1e3 * latency(rates.rates(card, spec.processes), spec.processes)
+    return [
+        f"Beyond {LARGE} GPUs no measured step was compared with a plan. The time rests on"
+        f"{_nodes(spec, card)}, on overlap as the launch file says, and on {ring:.2g} ms that a "
+        "collective of all ranks takes however little it sends (NCCL's model of a ring). "
+        "--network DIR takes your own measurement."
     ]
 
 

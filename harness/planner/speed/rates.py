@@ -43,6 +43,11 @@ RECOMPUTING = 85e-6
 """The same of the slowest host: two of ten published models with checkpoints took 72 to 250
 (docs/explanation/accuracy.md). Comparisons of recipes allow for it."""
 COLLECTIVE = 3e-5
+"""Seconds of a small collective among the GPUs that NVLink or PCIe joins."""
+HOP, FAR_HOP = 1.9e-6, 4e-6
+"""Seconds that each further rank of a ring adds, within a node and from node to node: NCCL's own
+model of its LL128 protocol (NVIDIA/nccl, src/graph/tuning.cc, hwLat). Its other protocols take up
+to 3.4 and 14 microseconds; AMD's RCCL states 1.5 to 2.2 for the former."""
 HOST_BANDWIDTH = 25e9
 """Bytes per second of host memory for one rank, if eight share a node's."""
 NVME_BANDWIDTH = 3e9

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from harness.planner import uncertainty
 from harness.planner.calibration.record import Fitted
-from harness.planner.speed.rates import ISSUE, RECOMPUTING, Rates, rates
+from harness.planner.speed.rates import FAR_HOP, HOP, ISSUE, RECOMPUTING, Rates, rates
 from harness.prediction import Sent, Work
 from harness.system.cards import NODE, Card
 
@@ -269,11 +269,28 @@ def _crosses(w: Work, group: int, node: int) -> bool:
 
 
 def _collective(w: Work, found: Rates, processes: int) -> float:
-    """Return the seconds of a ring collective; every rank sends (n - 1) / n of the bytes."""
-    group = w.group or processes
+    """Return the seconds of a ring collective; every rank sends (n - 1) / n of the bytes.
+
+    Ranks that are ``stride`` apart leave the rails of a node to as many rings, which share its
+    network.
+    """
+    group, card = w.group or processes, found.gpu
     on_wire = w.bytes * (group - 1) / group
-    wire = found.far_wire if _crosses(w, group, found.gpu.linked) else found.wire
-    return w.count * (found.collective_seconds + on_wire / wire)
+    crosses = _crosses(w, group, card.linked)
+    rails = min(w.stride, card.node) if crosses and not card.shared else 1
+    wire = found.far_wire / rails if crosses else found.wire
+    return w.count * (latency(found, group, w.stride) + on_wire / wire)
+
+
+def latency(found: Rates, group: int, stride: int = 1) -> float:
+    """Return the seconds that a ring of ``group`` ranks takes however little it sends."""
+    card = found.gpu
+    nodes = -(-group * stride // card.linked)
+    if card.shared or nodes < 2:
+        return found.collective_seconds
+    far = min(nodes, group - 1)
+    near = max(0, group - 1 - far - (card.linked - 1))
+    return found.collective_seconds + near * HOP + far * FAR_HOP
 
 
 def _offload(w: Work, found: Rates) -> float:
