@@ -61,12 +61,10 @@ def exported(folder: Path, name: str, resolved: Resolved) -> list[Path]:
     """The files of an export for one trainer, as its page shows them."""
     folder.mkdir()
     made = trainers.translated(name, resolved, str(folder / "accelerate.yaml"))
-    blocks = re.findall(r"```(\w+)\n(.*?)\n```", trainers.written(made), re.S)
-    named = {"sh": "run.sh", "yaml": "your-job.yaml", "json": "config.json", "toml": "config.toml"}
-    for kind, text in blocks:
-        if kind == "yaml":
-            text = yaml.safe_dump({"config": {"process": [yaml.safe_load(text)]}})
-        (folder / named[kind]).write_text(text)
+    blocks = re.findall(r"(?:(\S+):\n\n)?```\w+\n(.*?)\n```", trainers.written(made), re.S)
+    found = [folder / (name or "run.sh") for name, _ in blocks]
+    for path, (_, text) in zip(found, blocks, strict=True):
+        path.write_text(text)
     file = resolved.launch.engine.file
     content = {**file.content, "num_processes": resolved.launch.processes}
     word = settled.mixed_precision(resolved)
@@ -77,11 +75,7 @@ def exported(folder: Path, name: str, resolved: Resolved) -> list[Path]:
     else:
         content["mixed_precision"] = word
     (folder / "accelerate.yaml").write_text(yaml.safe_dump(content))
-    data = [text.rpartition(": ")[2] for text in made.beside if "dataset" in text]
-    settings = "\n".join(data)
-    (folder / "data.toml").write_text(f"[general]\n{settings}\n[[datasets]]\n")
-    found = [folder / "run.sh", *(folder / named[kind] for kind, _ in blocks if kind != "sh")]
-    return [*found, folder / "data.toml"] if data else found
+    return found[:2] if made.trainer["form"] != "flags" else found[:1]
 
 
 def parts(recipe: str) -> dict[Slot, str]:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
+from accelerate.commands.launch import launch_command_parser
 
 from harness.planner.export import trainers
 from harness.planner.export import trainers as pages
@@ -40,56 +42,74 @@ class Strict(argparse.ArgumentParser):
         raise Misfit(message)
 
 
-def real(name: str, script: str = "") -> Iterator[tuple[str, str]]:
-    """A trainer's options and their types, those of a script with them."""
+def real(name: str, script: str = "") -> dict[str, dict[str, Any]]:
+    """A trainer's options as its source declares them: one read by hand, or one made from it."""
+    made = trainers.options(name, script)
+    if made:
+        choices = REAL[name].get("choices", {})
+        return {k.removeprefix("--"): {"choices": choices.get(k), **v} for k, v in made.items()}
     told = [REAL[name]["options"], REAL[name].get("scripts", {}).get(script, {})]
-    yield from ((option, kind) for some in told for kind, names in some.items() for option in names)
+    choices = REAL[name]["choices"]
+    return {o: {"type": kind, "choices": choices.get(o)}
+            for some in told for kind, names in some.items() for o in names}  # fmt: skip
 
 
 def parser_of(name: str, script: str) -> Strict:
     parser = Strict(allow_abbrev=False)
-    for option, kind in real(name, script):
-        choices = REAL[name]["choices"].get(option)
+    for option, one in real(name, script).items():
+        kind, needed = one["type"], one.get("required", False)
         if kind == "flag":
             parser.add_argument(f"--{option}", action="store_true")
             continue
         taken = TAKEN.get(kind.removeprefix("some "), str)
         many = {"nargs": "+"} if kind.startswith("some ") else {}
-        parser.add_argument(f"--{option}", type=taken, choices=choices, **many)
+        more = {"choices": one.get("choices"), "required": needed}
+        parser.add_argument(f"--{option}", type=taken, **more, **many)
     return parser
 
 
 def parse(name: str, made: trainers.Translation) -> None:
-    """As the trainer reads what the page says.
+    """As accelerate and the trainer read the command, the file and the blanks of the page.
 
     Raises:
-        Misfit: it would not.
+        Misfit: one would not.
     """
     text = pages.written(made)
     block = re.search(r"```sh\n(.*?)\n```", text, re.S)
     words = shlex.split(block[1].replace("\\\n", " ")) if block else []
+    if words[:2] == ["accelerate", "launch"]:
+        launch_command_parser().parse_args(words[2:])
     if made.trainer["form"] == "flags":
         place = next(i for i, word in enumerate(words) if word.endswith(".py"))
         parser_of(name, words[place]).parse_args(words[place + 1 :])
         return
-    hold(name, made.options)
+    blanks = made.blanks if name in trainers.EXPORTED else {}
+    own = {k: v for k, v in blanks.items() if k not in OWN}
+    hold(name, {**made.options, **{re.sub(r"\.\d+\.", ".", k): v for k, v in own.items()}})
+
+
+OWN = {"type", "device", "training_folder"}
+"""Keys of ai-toolkit's process and not of a class (jobs/process/BaseTrainProcess.py)."""
 
 
 def hold(name: str, options: Mapping[str, Any]) -> None:
     """Each is a key of the file, and its value of the key's type."""
-    kinds = dict(real(name))
+    known = real(name)
     for option, value in options.items():
-        if option not in kinds:
+        if option == "__version":  # OneTrainer's BaseConfig.py 69
+            continue
+        if option not in known:
             raise Misfit(f"unrecognized key: {option}")
-        right = isinstance(value, HELD[kinds[option]]) and (
-            kinds[option] == "bool" or not isinstance(value, bool)
+        kind = known[option]["type"]
+        right = kind == "any" or (
+            isinstance(value, HELD[kind]) and (kind == "bool" or not isinstance(value, bool))
         )
-        allowed = REAL[name]["choices"].get(option, [value])
+        allowed = known[option].get("choices") or [value]
         if not right or value not in allowed:
-            raise Misfit(f"{option}: {value!r} is no {kinds[option]}, or none of {allowed}")
-        if kinds[option] == "map":
-            known = {f"{option}.{key}": held for key, held in value.items()}
-            hold(name, {k: v for k, v in known.items() if option != "train.optimizer_params"})
+            raise Misfit(f"{option}: {value!r} is no {kind}, or none of {allowed}")
+        if isinstance(value, dict):
+            inner = {f"{option}.{key}": held for key, held in value.items()}
+            hold(name, {k: v for k, v in inner.items() if option != "train.optimizer_params"})
 
 
 # ---- the record ----
@@ -97,9 +117,11 @@ def hold(name: str, options: Mapping[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", trainers.known())
 def test_options_were_read_where_the_table_says(name):
-    table = trainers.table(name)
-    assert REAL[name]["commit"] == table["commit"] and REAL[name]["read"]
-    assert REAL[name]["repository"] == table["repository"]
+    table, told = trainers.table(name), REAL[name]
+    if name in trainers.EXPORTED:
+        told = {"read": True, **json.loads(trainers.options_file(name).read_text())}
+    assert told["commit"] == table["commit"] and told["read"]
+    assert told["repository"] == table["repository"]
     assert len(REAL[name]["wrong"]) > 1, "options that it does not take"
 
 
@@ -107,9 +129,10 @@ def test_options_were_read_where_the_table_says(name):
 def test_every_model_of_a_table_is_one_that_the_trainer_names(name):
     for scripts in trainers.table(name)["models"].values():
         for word in (scripts[kind] for kind in ("any", "lora", "full") if kind in scripts):
-            if "scripts" in REAL[name]:
+            if word.split()[0].endswith(".py"):
                 script, *more = shlex.split(word)
-                parser_of(name, script).parse_args(more)
+                names = {one.removeprefix("--") for one in more[::2]}
+                assert names <= set(real(name, script)), word
             elif word.startswith("--"):
                 parser_of(name, "").parse_args(shlex.split(word))
             else:
@@ -185,14 +208,26 @@ def test_clipping_that_nobody_asked_for_is_not_set(name):
         assert clip or any("clip" in why for _, why in made.notes), "its own default is named"
 
 
-@pytest.mark.parametrize("name", [n for n in trainers.known() if "evidence" in trainers.table(n)])
-def test_every_option_of_a_table_with_evidence_has_its_meaning(name):
-    table = trainers.table(name)
+@pytest.mark.parametrize("name", trainers.EXPORTED)
+def test_every_option_of_a_table_is_one_that_the_source_declares(name):
+    table, known = trainers.table(name), trainers.options(name)
     places = [*table["settings"].values(), *table["strategies"].values(), table["sharding"],
               *table.get("absent", {}).values()]  # fmt: skip
     said = {option for some in places for rule in some for option in rule.get("options", ())}
-    assert said | set(table.get("model", {})) <= set(table["evidence"]) | {"model.type"}
-    assert set(table["evidence"]) <= said | set(table.get("model", {}))
+    assert said - {"__version"} <= set(known)
+
+
+def test_the_scripts_with_4_bit_weights_are_those_that_declare_the_option():
+    models, lacking = trainers.table("diffusers")["models"], set()
+    for model, words in models.items():
+        if resolved := "lora" in words and asked("single+bf16_pure+qlora", model):
+            made = trainers.translated("diffusers", resolved, "a.yaml")
+            own = "--bnb_quantization_config_path" in trainers.options("diffusers", words["lora"])
+            given = made.options.get("--bnb_quantization_config_path")
+            assert (given == "nf4.json") == own == ("nf4.json" in made.files)
+            lacking |= {model} if made.unplanned else set()
+            assert bool(made.unplanned) != (own or "qlora" in words)
+    assert lacking == {"sana-1.6b", "lumina2", "sd3-medium", "sd3.5-medium", "sd3.5-large"}
 
 
 WRONG = [(name, one) for name, told in REAL.items() for one in told["wrong"]]

@@ -342,7 +342,7 @@ def _scripts() -> Mapping[str, str]:
     for name in trainers.known():
         table = trainers.table(name)
         if table["form"] == "flags":
-            words = (w for m in table["models"].values() for k, w in m.items() if k != "lacks")
+            words = (w for m in table["models"].values() for w in m.values() if isinstance(w, str))
             found |= {PurePosixPath(word.split()[0]).name: name for word in words}
     return found
 

@@ -6,7 +6,10 @@ part that the table lacks.
 
 from __future__ import annotations
 
+import functools
 import json
+import math
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +21,7 @@ import yaml
 from harness.planner.export import rules
 from harness.planner.plan.request import defaults, numbers, parameters, techniques
 from harness.resolve import Resolved
+from harness.subjects.library import families
 from strategies.base import BadInput, Slot
 from strategies.strategy import Strategy
 from strategies.words import nearest
@@ -29,6 +33,8 @@ SETTINGS = ("micro_batch", "accumulation", "learning_rate", "betas", "eps", "wei
             "all_weights", "encoders", "objective")  # fmt: skip
 """Settings that a trainer needs beside the strategies, in the order of its options."""
 NO_OPTION = "it has no such option"
+BLANK = re.compile(r"\b[A-Z][A-Z0-9_]{3,}\b")
+"""A value that only the user can fill in."""
 DECIDING = (Slot.PRECISION, Slot.CAST, Slot.ADAPT, Slot.RECOMPUTE, Slot.OFFLOAD, Slot.SWAP,
             Slot.OPTIMIZE, Slot.STEP)  # fmt: skip
 """Slots that decide the memory of a training."""
@@ -45,14 +51,18 @@ class Missing(NamedTuple):
 class Translation:
     """A recipe in a trainer's options.
 
-    ``options``: name -> value, True for a flag. ``beside``: settings outside the options.
+    ``options``: name -> value, True for a flag. ``blanks``: those that no recipe decides, as paths
+    and steps. ``files``: name -> text of further files. ``beside``: settings outside the options.
     ``notes``: (part, difference). ``unplanned``: parts without a counterpart that decide the
     training's memory. ``no_model``: why the trainer does not train the model; empty if it does.
     """
 
     trainer: Mapping[str, Any]
     start: str = ""
+    script: str = ""
     options: dict[str, Any] = field(default_factory=dict)
+    blanks: dict[str, Any] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)
     beside: list[str] = field(default_factory=list)
     notes: list[Missing] = field(default_factory=list)
     lacks: list[Missing] = field(default_factory=list)
@@ -76,14 +86,28 @@ class Translation:
         scaled |= {k: round(values[k] / n, 4) for k, n in rule.get("share", {}).items()}
         found = rules.filled(rule, {**values, **scaled})
         self.options |= found.get("options", {})
+        self.files |= found.get("files", {})
         for key, kept in (("note", self.notes), ("lacks", self.lacks)):
             if key in found:
                 kept.append(Missing(what, found[key]))
-        for key, value in found.get("dataset", {}).items():
-            self.beside.append(f"in the dataset's .toml, under [general]: {key} = {value}")
         for key, value in found.get("launch", {}).items():
             self.beside.append(f"in the exported launch files: {key.lstrip('-')} = {value}")
         self.start = found.get("start", self.start)
+
+
+@functools.cache
+def options(name: str, script: str = "") -> dict[str, dict[str, Any]]:
+    """Return each option of a trainer's script, as its source declares it; empty if not read."""
+    file = options_file(name)
+    if not file.exists():
+        return {}
+    found = json.loads(file.read_text(encoding="utf-8"))
+    own = found.get("scripts", {})
+    some = own.values() if not script else [own.get(script, {})]
+    declared = dict(found["options"])
+    for one in some:
+        declared |= {name: option for name, option in one.items() if option or script}
+    return {name: option for name, option in declared.items() if option}
 
 
 def known() -> list[str]:
@@ -91,15 +115,26 @@ def known() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
+def options_file(name: str) -> Path:
+    """Return the file with a trainer's options, which ``docs/make/trainer_options.py`` makes."""
+    return FOLDER.with_name("options") / f"{name}.json"
+
+
+@functools.cache
 def table(name: str) -> dict[str, Any]:
-    """Read a trainer's table.
+    """Read a trainer's table, with the defaults that its own parser declares.
 
     Raises:
         BadInput: there is none; names the nearest.
     """
     if name not in known():
         raise BadInput(f"unknown trainer {name!r}; {nearest(name, known())}")
-    return rules.read(FOLDER / f"{name}.yaml")
+    found, made = rules.read(FOLDER / f"{name}.yaml"), options(name)
+    kept = {kind: dict(some) for kind, some in found["defaults"].items()}
+    for kind, names in found.get("declared", {}).items():
+        usual = {one: [made[one].get("default", False), made[one]["at"]] for one in names}
+        kept[kind] = {**usual, **kept.get(kind, {})}
+    return {**found, "name": name, "defaults": kept}
 
 
 def exported(name: str) -> dict[str, Any]:
@@ -128,7 +163,7 @@ def translated(name: str, resolved: Resolved, config: str) -> Translation:
     devices = ",".join(map(str, range(launch.processes)))
     values |= {"config": config, "devices": devices, **_model(made, resolved)}
     values |= {"groups": launch.layout.replicate, "shards": launch.layout.shard}
-    made.start = rules.filled(trainer["start"], values)
+    made.start, made.script = rules.filled(trainer["start"], values), values["script"].split()[0]
     made.beside += _sample(trainer, resolved)
     for what, part, rule in ruled(trainer, resolved):
         made.add(what, rule, values if part is None else {**values, **parameters(part)})
@@ -138,7 +173,38 @@ def translated(name: str, resolved: Resolved, config: str) -> Translation:
     for option, why in trainer["models"].get(resolved.spec.model, {}).get("lacks", {}).items():
         if made.options.pop(option, None) is not None:
             made.lacks.append(Missing(option, why))
+    if not made.no_model:
+        _complete(made, resolved, values)
     return made
+
+
+def _complete(made: Translation, resolved: Resolved, values: Mapping[str, Any]) -> None:
+    """Add what the trainer demands beyond the recipe: names, sizes, paths and steps."""
+    trainer, subject = made.trainer, resolved.subject
+    space, down = subject.space, subject.factor
+    height, width = space.height * down, space.width * down
+    side, frames = math.isqrt(height * width) // 16 * 16, subject.family.frames_of(space.frames)
+    hub = families.table()[resolved.spec.model].hub[0]
+    values = {**values, "height": height, "width": width, "side": side, "frames": frames, "hub": hub}
+    videos = trainer.get("videos", {}) if frames > 1 else {}
+    own = trainer["models"].get(resolved.spec.model, {}).get("blanks", {})
+    asked = {**trainer.get("blanks", {}), **videos.get("blanks", {}), **own}
+    declared = options(trainer["name"], made.script) if made.script.endswith(".py") else {}
+    made.blanks = {name: rules.filled(value, values) for name, value in asked.items()
+                   if not declared or name in declared}  # fmt: skip
+    for name, text in trainer.get("files", {}).items():
+        for one, other in videos.get("replace", {}).items():
+            text = text.replace(one, other)
+        made.files[name] = rules.filled(text, values)
+
+
+def to_fill_in(made: Translation) -> list[str]:
+    """Return the blanks of an export, and numbers that no recipe decides, in words."""
+    numbers = [f"`{n}` {v}" for n, v in made.blanks.items() if re.search("steps|epochs", n)]
+    given = [f"`{name}`" for name, value in made.blanks.items() if BLANK.search(str(value))]
+    inside = [f"`{blank}` in {name}" for name, text in made.files.items()
+              for blank in dict.fromkeys(BLANK.findall(text))]  # fmt: skip
+    return [*given, *inside, *numbers]
 
 
 def _sample(trainer: Mapping[str, Any], resolved: Resolved) -> list[str]:
@@ -189,8 +255,9 @@ def _model(made: Translation, resolved: Resolved) -> dict[str, str]:
     """Return the trainer's name of the model, and the script that trains it."""
     kind = "lora" if "frozen_weights" in resolved.launch.traits else "full"
     named, model = made.trainer["models"], resolved.spec.model
-    words = named.get(model, {})
+    words, adapter = named.get(model, {}), resolved.recipe.in_slot(Slot.ADAPT)
     found = words.get(kind, words.get("any"))
+    found = words.get(adapter.name, found) if adapter else found
     if found is None:
         of = "an adapter of it" if kind == "lora" else "all of its weights"
         why = f"no script is known that trains {of}" if model in named else "it has no such model"
@@ -208,48 +275,57 @@ def _model(made: Translation, resolved: Resolved) -> dict[str, str]:
 def page(title: str, translations: Sequence[Translation]) -> str:
     """Return all sections under the title."""
     head = (
-        f"# {title}\n\nWhat means the same in other trainers. Each option was looked up in the "
+        f"# {title}\n\nWhat means the same in other trainers. Each option was read in the "
         "source named with it; another version may differ. What has no counterpart is named.\n"
     )
-    return "\n".join([head, *(section(each) for each in translations)])
+    without = [made.trainer["title"] for made in translations if made.no_model]
+    last = [f"It is no model of {', '.join(without)}.\n"] if without else []
+    return "\n".join([head, *(section(m) for m in translations if not m.no_model), *last])
 
 
 def section(made: Translation) -> str:
-    """Return the section of one trainer."""
+    """Return the section of one trainer that has the model."""
     about = made.trainer
     read = "".join(f"- `{path}`\n" for path in about["read"])
     if made.barred:
         return f"## {about['title']}\n\nNo command: {made.barred.removesuffix(': no command')}.\n"
     parts = [f"## {about['title']}\n", written(made)]
+    parts.append(_listed("Fill in", to_fill_in(made)))
     parts.append(_listed("Beside these", made.beside))
     parts.append(_told("Where it differs", made.notes))
     parts.append(_told("No counterpart", made.lacks))
-    parts.append(_evidence(made))
+    parts.append(_declared(made))
     where = f"Read: {about['repository']} at {about['commit']} ({about['version']}):\n\n{read}"
     return "\n".join([*(part for part in parts if part), where])
 
 
-def _evidence(made: Translation) -> str:
-    """Return a table of each option's meaning in the trainer's source, if known."""
-    known = made.trainer.get("evidence", {})
-    rows = [f"| `{name}` | {known[name]} |" for name in made.options if name in known]
-    head = ["| Option | Where it is read, and what it does |", "|---|---|"]
+def _declared(made: Translation) -> str:
+    """Return a table of each option's line in the trainer's source, with its own help."""
+    known = options(made.trainer["name"], made.script)
+    found = [(name, known[name]) for name in made.options if name in known]
+    rows = [f"| `{name}` | {one['at']} | {one.get('help', '')} |" for name, one in found]
+    head = ["| Option | Where it is declared | The trainer's own help |", "|---|---|---|"]
     return "\n".join([*head, *rows]) + "\n" if rows else ""
 
 
 def written(made: Translation) -> str:
-    """Return the options in the trainer's format, as a code block."""
-    if made.trainer["form"] == "flags":
-        flags = "".join(f" \\\n    {line}" for line in _flags(made.options))
-        return f"```sh\n{made.start}{flags}\n```\n"
-    start, file = made.start, made.trainer["file"]
-    if made.trainer["form"] == "json":
-        text, kind = json.dumps(_nested(made.options), indent=2), "json"
-    elif made.trainer["form"] == "toml":
-        text, kind = _toml(made.options), "toml"
-    else:
-        text, kind = yaml.safe_dump(_nested(made.options), sort_keys=False).rstrip(), "yaml"
-    return f"```sh\n{start}\n```\n\n{file}:\n\n```{kind}\n{text}\n```\n"
+    """Return the command and the files in the trainer's formats, as code blocks."""
+    given, form = {**made.options, **made.blanks}, made.trainer["form"]
+    flags = _flags(given) if form == "flags" else []
+    blocks = [_block("", "sh", made.start + "".join(f" \\\n    {line}" for line in flags))]
+    if not flags:
+        root = made.trainer.get("root", "")
+        nested = _nested({**made.trainer.get("head", {}), **{root + k: v for k, v in given.items()}})
+        text = {"json": lambda: json.dumps(nested, indent=2), "toml": lambda: _toml(given),
+                "yaml": lambda: yaml.safe_dump(nested, sort_keys=False).rstrip()}[form]()  # fmt: skip
+        blocks.append(_block(made.trainer["file"], form, text))
+    blocks += [_block(n, n.rpartition(".")[2], t.rstrip()) for n, t in made.files.items()]
+    return "\n".join(blocks)
+
+
+def _block(name: str, kind: str, text: str) -> str:
+    """Return a code block, under the name of its file if it has one."""
+    return (f"{name}:\n\n" if name else "") + f"```{kind}\n{text}\n```\n"
 
 
 def _flags(options: Mapping[str, Any]) -> list[str]:
@@ -271,7 +347,7 @@ def _toml(options: Mapping[str, Any]) -> str:
 
 
 def _nested(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nested mappings: ``train.lr`` is a key within a key."""
+    """Return nested mappings: ``train.lr`` is a key within a key; a number counts in a list."""
     made: dict[str, Any] = {}
     for name, value in options.items():
         *above, last = name.split(".")
@@ -279,7 +355,15 @@ def _nested(options: Mapping[str, Any]) -> dict[str, Any]:
         for key in above:
             block = block.setdefault(key, {})
         block[last] = value
-    return made
+    return _lists(made)
+
+
+def _lists(block: Any) -> Any:
+    """Replace mappings whose keys are all numbers by lists."""
+    if not isinstance(block, dict):
+        return block
+    held = {key: _lists(value) for key, value in block.items()}
+    return list(held.values()) if held and all(k.isdigit() for k in held) else held
 
 
 def _told(title: str, things: Sequence[Missing]) -> str:
