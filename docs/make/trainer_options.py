@@ -46,7 +46,7 @@ class Sources:
         done = subprocess.run(["git", "-C", self.clone, *words], capture_output=True, check=True)
         return done.stdout.decode()
 
-    @functools.lru_cache(maxsize=None)  # noqa: B019 - one process, a few repositories
+    @functools.cache  # noqa: B019 - one process, a few repositories
     def tree(self, path: str) -> ast.Module:
         return ast.parse(self._git("show", f"{self.commit}:{path}"))
 
@@ -64,18 +64,15 @@ class Sources:
                 return path, node
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == head:
                 return path, node.value
-        for node in ast.walk(self.tree(path)):
-            if isinstance(node, ast.Import):
-                for one in node.names:
-                    if head == (one.asname or one.name) and (file := self.module(one.name)):
-                        return self.find(file, rest)
-            if isinstance(node, ast.ImportFrom):
-                for one in node.names:
-                    if head == (one.asname or one.name):
-                        if file := self.module(f"{node.module}.{one.name}"):
-                            return self.find(file, rest)
-                        if file := self.module(node.module or ""):
-                            return self.find(file, one.name)
+        for origin in ast.walk(self.tree(path)):
+            if not isinstance(origin, (ast.Import, ast.ImportFrom)):
+                continue
+            above = f"{origin.module}." if isinstance(origin, ast.ImportFrom) else ""
+            for one in (one for one in origin.names if head == (one.asname or one.name)):
+                if file := self.module(above + one.name):
+                    return self.find(file, rest)
+                if file := self.module(above.rstrip(".")):
+                    return self.find(file, one.name)
         return None
 
 
@@ -109,9 +106,10 @@ def of_parser(sources: Sources, path: str, name: str) -> Iterator[tuple[str, Opt
         called = ast.unparse(call.func)
         if called.endswith(".add_argument"):
             yield from _declared(sources, path, call)
-        elif "parser" in called or "arguments" in called or "parser" in map(ast.unparse, call.args):
-            if called != name:
-                yield from of_parser(sources, path, called)
+            continue
+        words = [called, *map(ast.unparse, call.args)]
+        if called != name and ("arguments" in called or any("parser" in word for word in words)):
+            yield from of_parser(sources, path, called)
 
 
 def _declared(sources: Sources, path: str, call: ast.Call) -> Iterator[tuple[str, Option]]:
@@ -205,7 +203,8 @@ def class_of(sources: Sources, path: str, name: str) -> ast.AST:
 def ai_toolkit(sources: Sources, table: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys that the classes of ai-toolkit's configuration take out of ``kwargs``."""
     del table
-    path, made = "toolkit/config_modules.py", {}
+    path = "toolkit/config_modules.py"
+    made: dict[str, Option] = {}
     heads = {"NetworkConfig": "network.", "TrainConfig": "train.", "ModelConfig": "model.",
              "EMAConfig": "train.ema_config.", "SaveConfig": "save.",
              "DatasetConfig": "datasets."}  # fmt: skip
@@ -302,7 +301,8 @@ def _fields(sources: Sources, name: str, head: str, made: dict[str, Option]) -> 
             continue
         choices = None
         if told not in TYPES and (enum := sources.find(path, told)):
-            choices = [n.targets[0].id for n in enum[1].body if isinstance(n, ast.Assign)]
+            some = (n for n in getattr(enum[1], "body", ()) if isinstance(n, ast.Assign))
+            choices = [name for n in some if (name := ast.unparse(n.targets[0])).isidentifier()]
         value = literal(default) if told in TYPES else ast.unparse(default).rpartition(".")[2]
         made[head + literal(key)] = clean({
             "type": TYPES.get(told, "str"), "default": value, "choices": choices,

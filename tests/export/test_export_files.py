@@ -159,7 +159,7 @@ def test_a_parameter_that_no_rule_was_written_for_is_not_claimed():
     assert rules.fitting(table, share, launch, {**usual, "share": 1.0}) is None
 
 
-KEYS = {*rules.CONDITIONS, "options", "launch", "dataset", "start", "times", "most", "share"}
+KEYS = {*rules.CONDITIONS, "options", "launch", "files", "start", "times", "most", "share"}
 KEYS |= {"note", "lacks"}
 """Keys of a rule."""
 

@@ -118,7 +118,7 @@ def test_an_export_reads_back_as_the_recipe_or_names_the_difference(name, tmp_pa
             micro = 1 if "micro batch" in lacked else resolved.micro_batch
             sizes = (micro, launch.accumulation, launch.processes)
             assert (back.micro_batch, back.accumulation, back.processes) == sizes, (model, recipe)
-        equal += not off
+        equal += not off - {Slot.CAST}  # the layers of each trainer, which a note tells
     assert equal >= 5
 
 

@@ -53,7 +53,9 @@ def print_export(made: Bundle, fit: Fit | None, console: Console) -> None:
         console.print(_predicted(fit), highlight=False, style="dim")
     files = ((name, WHAT[name]) for name in made.files)
     _part(console, f"written to {short(made.folder)}", files)
-    told = ((t.trainer["title"], _counted(t)) for t in made.translations)
+    told = [(t.trainer["title"], _counted(t)) for t in made.translations if not t.no_model]
+    without = ", ".join(t.trainer["title"] for t in made.translations if t.no_model)
+    told += [("no such model", without)] if without else []
     _part(console, f"other trainers in {PAGE}", told)
     _part(console, "fill in these fields", made.blanks.items())
     _part(console, "a loop of your own sets these itself: docs/how-to/own-loop.md", made.own)

@@ -33,7 +33,7 @@ SETTINGS = ("micro_batch", "accumulation", "learning_rate", "betas", "eps", "wei
             "all_weights", "encoders", "objective")  # fmt: skip
 """Settings that a trainer needs beside the strategies, in the order of its options."""
 NO_OPTION = "it has no such option"
-BLANK = re.compile(r"\b[A-Z][A-Z0-9_]{3,}\b")
+BLANK = re.compile(r"\b[A-Z][A-Z0-9_]{3,}\b(?!-)")
 """A value that only the user can fill in."""
 DECIDING = (Slot.PRECISION, Slot.CAST, Slot.ADAPT, Slot.RECOMPUTE, Slot.OFFLOAD, Slot.SWAP,
             Slot.OPTIMIZE, Slot.STEP)  # fmt: skip
@@ -185,7 +185,14 @@ def _complete(made: Translation, resolved: Resolved, values: Mapping[str, Any]) 
     height, width = space.height * down, space.width * down
     side, frames = math.isqrt(height * width) // 16 * 16, subject.family.frames_of(space.frames)
     hub = families.table()[resolved.spec.model].hub[0]
-    values = {**values, "height": height, "width": width, "side": side, "frames": frames, "hub": hub}
+    values = {
+        **values,
+        "height": height,
+        "width": width,
+        "side": side,
+        "frames": frames,
+        "hub": hub,
+    }
     videos = trainer.get("videos", {}) if frames > 1 else {}
     own = trainer["models"].get(resolved.spec.model, {}).get("blanks", {})
     asked = {**trainer.get("blanks", {}), **videos.get("blanks", {}), **own}
@@ -201,7 +208,7 @@ def _complete(made: Translation, resolved: Resolved, values: Mapping[str, Any]) 
 def to_fill_in(made: Translation) -> list[str]:
     """Return the blanks of an export, and numbers that no recipe decides, in words."""
     numbers = [f"`{n}` {v}" for n, v in made.blanks.items() if re.search("steps|epochs", n)]
-    given = [f"`{name}`" for name, value in made.blanks.items() if BLANK.search(str(value))]
+    given = [f"`{name}`" for name, value in made.blanks.items() if BLANK.match(str(value))]
     inside = [f"`{blank}` in {name}" for name, text in made.files.items()
               for blank in dict.fromkeys(BLANK.findall(text))]  # fmt: skip
     return [*given, *inside, *numbers]
@@ -314,10 +321,14 @@ def written(made: Translation) -> str:
     flags = _flags(given) if form == "flags" else []
     blocks = [_block("", "sh", made.start + "".join(f" \\\n    {line}" for line in flags))]
     if not flags:
-        root = made.trainer.get("root", "")
-        nested = _nested({**made.trainer.get("head", {}), **{root + k: v for k, v in given.items()}})
-        text = {"json": lambda: json.dumps(nested, indent=2), "toml": lambda: _toml(given),
-                "yaml": lambda: yaml.safe_dump(nested, sort_keys=False).rstrip()}[form]()  # fmt: skip
+        root, head = made.trainer.get("root", ""), made.trainer.get("head", {})
+        nested = _nested({**head, **{root + name: value for name, value in given.items()}})
+        if form == "json":
+            text = json.dumps(nested, indent=2)
+        elif form == "toml":
+            text = _toml(given)
+        else:
+            text = yaml.safe_dump(nested, sort_keys=False).rstrip()
         blocks.append(_block(made.trainer["file"], form, text))
     blocks += [_block(n, n.rpartition(".")[2], t.rstrip()) for n, t in made.files.items()]
     return "\n".join(blocks)
