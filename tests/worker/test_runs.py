@@ -352,15 +352,15 @@ PRETENDED = {
     "zero1": dict.fromkeys(
         ["zero2", "zero2_offload"], "5184000 bytes of gradients were alive in backward, of 5184000"
     ),
-    "zero2": {"zero1": "stage 1 keeps all of them", "zero2_offload": "CPU Adam stepped 0 of"},
+    "zero2": {"zero1": "stage 1 keeps all of them", "zero2_offload": "its place is cpu"},
     "zero3": {
-        "zero3_offload": "CPU Adam stepped 0 of",
+        "zero3_offload": "its place is cpu",
         "kept whole": "were gathered at once",
     },
-    "zero1_offload": {"zero1": "DeepSpeed's CPU optimizer took the step"},
-    "zero2_offload": {"zero2": "DeepSpeed's CPU optimizer took the step"},
+    "zero1_offload": {"zero1": "the optimizer is a DeepSpeedCPUAdam"},
+    "zero2_offload": {"zero2": "the optimizer is a DeepSpeedCPUAdam"},
     "zero3_offload": {
-        "zero3": "DeepSpeed's CPU optimizer took the step",
+        "zero3": "the optimizer is a DeepSpeedCPUAdam",
         "zero3_nvme": "swaps no optimizer state to files",
         "kept whole": "were gathered at once",
     },
@@ -394,10 +394,9 @@ def test_what_zero_shows_is_read_off_a_step_and_settings_are_labelled(run):
     assert most == whole if facts["stage"] == 1 else most < 0.6 * whole
     assert ("optimizer_on" in settings(facts)) == ("offload" in place), "one memory on a CPU"
     if place:
-        assert facts["stepped_by"] == "DeepSpeedCPUAdam.adam_update"
-        assert 4 * facts["stepped_elements"] == row.evidence["ema"]["bytes"]
+        assert facts["stepped_by"] == "DeepSpeedCPUAdam"
     if place == "nvme":
-        assert facts["swapped_bytes"] == 12 * facts["stepped_elements"]
+        assert facts["swapped_bytes"] == 3 * row.evidence["ema"]["bytes"]
 
 
 def test_a_run_launched_as_something_else_is_void(done):

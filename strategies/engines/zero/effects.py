@@ -1,9 +1,8 @@
 """Evidence of ZeRO from one watched step, and its check against DeepSpeed's own flags.
 
-The step shows gathered weights, gradients alive in backward, the kernel and memory of the
-optimizer's update, swap files, and the type of reduced gradients. Without a watched step, or if the
-machine cannot show an effect, the remaining facts are labelled as settings. Attribute names are
-DeepSpeed's own (0.19).
+The step shows gathered weights, gradients alive in backward, swap files, and the type of reduced
+gradients. Without a watched step, or if the machine cannot show an effect, the remaining facts are
+labelled as settings. Attribute names are DeepSpeed's own (0.19).
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from strategies.base import demand
 from strategies.engine import TrainingRun
@@ -21,18 +20,9 @@ from strategies.evidence.rules import label
 
 NEARLY = 0.95
 """Share from which gradients count as complete: an unused parameter may have none."""
+CPU_ADAM = "DeepSpeedCPUAdam"
 TYPES = {"fp16": "float16", "bfp16": "bfloat16", "bf16": "bfloat16", "fp32": "float32"}
 """communication_data_type in DeepSpeed's spelling -> torch's."""
-
-
-class Write(NamedTuple):
-    """Update by DeepSpeed's kernel for host memory.
-
-    ``numel``: elements of the master. ``devices``: those of all its arguments.
-    """
-
-    numel: int
-    devices: frozenset[str]
 
 
 @dataclass
@@ -45,7 +35,6 @@ class Effects:
 
     most: int = 0
     gathered: list[int] = field(default_factory=list)
-    writes: list[Write] = field(default_factory=list)
 
 
 # ---- watched step ----
@@ -62,7 +51,7 @@ def observe(trained: TrainingRun) -> Iterator[Effects]:
 
     handles = [p.register_post_accumulate_grad_hook(arrived) for p in trainable]
     try:
-        with _kernel_watched(trained, found.writes), _gathers_watched(trained, found.gathered):
+        with _gathers_watched(trained, found.gathered):
             yield found
     finally:
         for handle in handles:
@@ -72,38 +61,6 @@ def observe(trained: TrainingRun) -> Iterator[Effects]:
 def _gradient_bytes(parameters: list[Any]) -> int:
     kept = [(p.grad, getattr(p, "grad_accum", None)) for p in parameters]
     return sum(g.nbytes for pair in kept for g in pair if g is not None)
-
-
-class WatchedKernel:
-    """Wrapper of DeepSpeed's compiled CPU Adam that records its updates."""
-
-    def __init__(self, kernel: Any, writes: list[Write]) -> None:
-        self.kernel, self.writes = kernel, writes
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.kernel, name)
-
-    def adam_update(self, *given: Any) -> Any:
-        """Call the kernel, and record its arguments (master, gradient, moments)."""
-        import torch
-
-        handed = [value for value in given if isinstance(value, torch.Tensor)]
-        self.writes.append(Write(handed[0].numel(), frozenset(t.device.type for t in handed)))
-        return self.kernel.adam_update(*given)
-
-
-@contextlib.contextmanager
-def _kernel_watched(trained: TrainingRun, writes: list[Write]) -> Iterator[None]:
-    optimizer = trained.inner_optimizer
-    kernel = getattr(optimizer, "ds_opt_adam", None)
-    if kernel is None:
-        yield
-        return
-    optimizer.ds_opt_adam = WatchedKernel(kernel, writes)
-    try:
-        yield
-    finally:
-        optimizer.ds_opt_adam = kernel
 
 
 @contextlib.contextmanager
@@ -142,7 +99,7 @@ def evidence(trained: TrainingRun) -> dict[str, Any]:
     facts |= _gathered(trained, seen.engine.gathered)
     facts |= _wire(trained)
     facts = _gradients(trained, seen.engine, facts)
-    return _offload(trained, seen.engine, facts)
+    return _offload(trained, facts)
 
 
 def _gradients(trained: TrainingRun, seen: Effects, facts: dict[str, Any]) -> dict[str, Any]:
@@ -220,20 +177,17 @@ def _wire(trained: TrainingRun) -> dict[str, Any]:
     return {"gradients_sent_as": "+".join(found)}
 
 
-def _offload(trained: TrainingRun, seen: Effects, facts: dict[str, Any]) -> dict[str, Any]:
-    """Check the kernel of the optimizer's update, its memory, and its swap files."""
-    one_memory = trained.accelerator.device.type == "cpu"
-    if trained.engine.place("optimizer") == "device":
-        demand(not seen.writes, "DeepSpeed's CPU optimizer took the step, without an offload")
+def _offload(trained: TrainingRun, facts: dict[str, Any]) -> dict[str, Any]:
+    """Check the class that updates the weights, and its swap files."""
+    place, kind = trained.engine.place("optimizer"), type(trained.inner_optimizer).__name__
+    text = f"the optimizer is a {kind}, and its place is {place}"
+    demand((kind == CPU_ADAM) == (place != "device"), text)
+    if place == "device":
         return facts
-    elements = sum(write.numel for write in seen.writes)
-    held = sum(master.numel() for _, master in read_back.masters(trained))
-    demand(elements == held, f"DeepSpeed's CPU Adam stepped {elements} of {held} elements")
-    devices = frozenset().union(*(write.devices for write in seen.writes))
-    demand(devices == {"cpu"}, f"the optimizer stepped tensors on {sorted(devices)}, expected cpu")
-    facts |= {"stepped_by": "DeepSpeedCPUAdam.adam_update", "stepped_elements": elements}
+    facts = {**facts, "stepped_by": kind}
+    one_memory = trained.accelerator.device.type == "cpu"
     settings = ["parameters_on"] if one_memory and "parameters_on" in facts else []
-    if trained.engine.place("optimizer") == "nvme":
+    if place == "nvme":
         facts |= _swapped(trained)
     elif one_memory:
         settings.append("optimizer_on")
