@@ -121,7 +121,7 @@ def _measured(
     ops = needed_ops([row for row in asked.rows if not row.refusal])
     machine = examined(console, out, ops)
     if _deciding(machine) != _deciding(asked.machine):
-        asked = ask(options, given, machine, asked.rows)
+        asked = ask(options, given, machine)
     suite, planned = asked.suite, plan(asked.rows, out, machine)
     _sighted(suite, machine)
     for change in [] if options.device else _unseen(suite, machine):
@@ -171,13 +171,8 @@ class Asked(NamedTuple):
     machine: Machine
 
 
-def ask(
-    options: argparse.Namespace,
-    given: Mapping[str, Any],
-    machine: Machine,
-    known: Sequence[Resolved] = (),
-) -> Asked:
-    """Return the requested rows; those in ``known`` are not resolved again.
+def ask(options: argparse.Namespace, given: Mapping[str, Any], machine: Machine) -> Asked:
+    """Return the requested rows.
 
     Raises:
         BadInput: refused here, before any process starts.
@@ -187,7 +182,12 @@ def ask(
     specs = matrix.specs(suite, given, gpus=gpus, gpu_bytes=machine.smallest_gpu_bytes)
     often = suite.noise_floor if options.noise_floor is None else options.noise_floor
     specs = with_reference_again(specs, suite.reference, often)
-    return Asked(suite, _resolved(specs, known, whole="global_batch" in given), machine)
+    rows: list[Resolved] = []
+    facts: dict[str, Any] = {}  # each data folder is read once
+    for spec in specs:
+        rows.append(resolve(spec, facts.get(spec.data), whole="global_batch" in given))
+        facts[spec.data] = rows[-1].subject.data
+    return Asked(suite, rows, machine)
 
 
 def _suite(options: argparse.Namespace, given: Mapping[str, Any], machine: Machine) -> Suite:
@@ -201,17 +201,6 @@ def _suite(options: argparse.Namespace, given: Mapping[str, Any], machine: Machi
         return matrix.ad_hoc(options.recipes, device, workload)
     usual = matrix.usual_suite(workload, device, len(machine.gpus))
     return load_suite(options.suite or usual, device)
-
-
-def _resolved(specs: Sequence[Spec], known: Sequence[Resolved], whole: bool) -> list[Resolved]:
-    """Resolve each spec once, and read each data folder once; ``whole``: see ``resolve``."""
-    rows = {row.spec: row for row in known}
-    facts = {row.spec.data: row.subject.data for row in known}
-    for spec in specs:
-        if spec not in rows:
-            rows[spec] = resolve(spec, facts.get(spec.data), whole=whole)
-            facts[spec.data] = rows[spec].subject.data
-    return [rows[spec] for spec in specs]
 
 
 def _deciding(machine: Machine) -> tuple[str, int, int]:
