@@ -1,7 +1,7 @@
 """Reports: pure functions of results, and the only place that derives numbers. No torch.
 
-``write_report`` writes report.md, .csv, .json and .html. ``print_report`` prints to a terminal.
-``compare`` compares two result sets. Imports within the package go one way: anatomy ->
+``write_report`` writes report.md, .csv, .json and .html, and prints to a terminal. ``compare``
+compares two result sets. Imports within the package go one way: anatomy ->
 rendering -> data. Code outside the package imports from this module.
 """
 
@@ -30,7 +30,6 @@ __all__ = [
     "build",
     "compare",
     "print_comparison",
-    "print_report",
     "read_suite",
     "write_report",
 ]
@@ -87,21 +86,6 @@ def write_report(
     if console:
         console.file.write(printed)
     return paths
-
-
-def print_report(
-    results: Sequence[Result],
-    skipped: Sequence[str],
-    console: Console,
-    *,
-    suite: SuiteHead | None = None,
-    reference: str | None = None,
-) -> None:
-    """Print the ranking, the answers and the unfinished rows."""
-    suite = _with_reference(suite or SuiteHead(), reference)
-    left_out = [*skipped, *suite.skipped]
-    text = of_usable(results, left_out, suite, {}, lambda report: _printed(report, console))
-    console.file.write(text)
 
 
 def _printed(report: Report, console: Console) -> str:

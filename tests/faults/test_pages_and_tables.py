@@ -14,9 +14,9 @@ from rich.console import Console
 
 from harness import cli
 from harness.commands import console, listing
-from harness.report import SuiteHead, build, compare, print_comparison, print_report, write_report
+from harness.report import SuiteHead, build, compare, print_comparison, write_report
 from harness.report.figures import units
-from harness.report.rendering import pages, sentences, table, tables
+from harness.report.rendering import pages, sentences, table, tables, terminal
 from harness.report.rendering.export import json_text
 from harness.result import Result, Status, load_all
 from tests.made.results import GOLDEN, cpu_set
@@ -58,7 +58,7 @@ def test_every_number_of_the_ranking_is_whole_or_its_column_is_named_as_left_out
 def test_no_table_of_any_command_is_wider_than_the_terminal(width):
     folder = GOLDEN / "cpu"
     texts = [
-        printed(width, print_report, *load_all(folder), Console, suite=SuiteHead()),
+        printed(width, terminal.render, build(*load_all(folder)), Console),
         printed(width, print_comparison, compare(folder, folder), Console),
         printed(width, listing.print_list, Console),
     ]

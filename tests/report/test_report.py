@@ -22,7 +22,7 @@ from rich.console import Console
 from harness import ROOT
 from harness.commands import reports
 from harness.prediction import load
-from harness.report import SuiteHead, build, print_report, write_report
+from harness.report import SuiteHead, build, write_report
 from harness.report.data.answers import (
     IN_FULL,
     MANY,
@@ -51,7 +51,8 @@ def report_of(name: str):
 
 def printed(results, skipped=(), **more) -> str:
     stream = io.StringIO()
-    print_report(results, list(skipped), Console(file=stream, width=100), **more)
+    report = build(results, list(skipped), SuiteHead(**more))
+    terminal.render(report, Console(file=stream, width=100))
     return stream.getvalue()
 
 
@@ -244,7 +245,7 @@ def test_a_terminal_shows_every_column_whole(width):
     """What is too wide for a line rich cuts off: the notes first, and then numbers."""
     out = io.StringIO()
     for name in SETS:
-        print_report(recorded(name), [], Console(file=out, width=width))
+        terminal.render(build(recorded(name), []), Console(file=out, width=width))
     text = out.getvalue()
     assert max(map(len, text.splitlines())) <= width
     assert "\x1b" not in text
