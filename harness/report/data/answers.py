@@ -80,8 +80,7 @@ def with_need(group: Group) -> list[Row]:
 def in_full(groups: Sequence[Group]) -> list[tuple[Group, Group]]:
     """Return the first groups, with up to ``IN_FULL`` rows in detail, each with its ``in_detail``.
 
-    A group's heading and answers count as one row. ``tables.others`` has the rows of the other
-    groups.
+    A group's heading and answers count as one row. The rows of the other groups are in the CSV.
     """
     shown: list[tuple[Group, Group]] = []
     room = IN_FULL

@@ -69,7 +69,6 @@ def _templates() -> Environment:
 def content(report: Report, *, drawn: bool = False) -> dict[str, Any]:
     """Return everything that a page shows; ``drawn`` adds the charts of each group."""
     groups = in_full(report.groups)
-    rest = sentences.others(report, len(groups))
     listed = report.unfinished[:MANY]
     return {
         "title": f"Headroom: {report.suite.name or 'report'}",
@@ -77,7 +76,7 @@ def content(report: Report, *, drawn: bool = False) -> dict[str, Any]:
         "summary": sentences.summary(report),
         "fits": sentences.predicted_fits(report),
         "groups": [_group(*pair, drawn) for pair in groups],
-        "others": (rest, tables.others(report.groups, len(groups))) if rest else None,
+        "others": sentences.others(report, len(groups)),
         "recorded": [
             (label(r.spec), r.recordings, tables.averages(r)) for r in report.recorded[:MANY]
         ],

@@ -68,8 +68,7 @@ def others(report: Report, first: int) -> str:
         return ""
     text = (
         f"{first} of {len(report.groups)} groups are shown in full. The other groups have "
-        f"{len(rows)} rows: report.html and report.md have a table of them, report.csv and "
-        "report.json every value."
+        f"{len(rows)} rows, which are in report.csv and report.json."
     )
     wrong = [f"{row.label} ({row.versus.parity})" for row in others_wrong(report, first)]
     return " ".join([text, *_named(wrong, "Rows with a wrong computation:", ".")])

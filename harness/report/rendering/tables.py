@@ -250,26 +250,6 @@ def ranking(group: Group) -> Grid:
     return _table("ranking", "Ranking", columns, group.rows)
 
 
-def others(groups: Sequence[Group], first: int) -> Grid:
-    """Return the rows of the groups from index ``first``, each with its own reference."""
-    entries = [
-        (row, index + 1, group.unlike if row is group.rows[0] else "")
-        for index, group in enumerate(groups)
-        for row in group.rows
-        if index >= first
-    ]
-    columns = [Column("Group", lambda entry: entry[1], "count")]
-    columns += [_of_first(column) for column in RANKING]
-    columns += [Column("Differs from group 1 in", lambda entry: entry[2])]
-    marks = [_marks(row) for row, _, _ in entries]
-    return tabulate("others", "Other groups", columns, entries, marks=marks, note=NOTES["ranking"])
-
-
-def _of_first(column: Column) -> Column:
-    """Return the column for tuples that begin with its row."""
-    return dataclasses.replace(column, take=lambda entry: column.take(entry[0]))
-
-
 def group_grids(group: Group) -> list[Grid]:
     """Return the tables of a group below its ranking, without empty ones."""
     rows = group.rows
