@@ -161,13 +161,13 @@ pip_install() {
 install() {
     # torch first and alone: deepspeed's build looks for it, and a later package must not pick one.
     local torch
-    torch=$(pins "" | grep '^torch==')
+    torch=$(pins run | grep '^torch==')
     old_driver
     say "step 1 of 3, up to 3 GiB to download: installing $torch"
     pip_install "$torch"
     pip_install setuptools wheel packaging ninja numpy psutil py-cpuinfo
     say "step 2 of 3: installing accelerate, deepspeed and the rest"
-    { printf '%s\n' "$torch"; pins "" | grep -v '^torch=='; pins recipes; pins test; } \
+    { pins ""; pins run; pins recipes; pins test; } \
         > "$venv/requirements.txt"
     # deepspeed is built from source, its C++ ops later; told of a GPU it would want nvcc here.
     DS_ACCELERATOR=cpu DS_BUILD_OPS=0 pip_install --no-build-isolation --requirement "$venv/requirements.txt"
@@ -206,11 +206,11 @@ ops_folder() {
 }
 
 # What reports, comparisons and lists need of a Python; they need no torch.
-READS='import jinja2, numpy, rich, yaml'
+READS='import jinja2, psutil, rich, yaml'
 check_reader() {
     "$1" -P - "$2" <<'PY' || exit 2
 import importlib.util, sys
-needed = {"jinja2": "jinja2", "numpy": "numpy", "rich": "rich", "yaml": "pyyaml"}
+needed = {"jinja2": "jinja2", "psutil": "psutil", "rich": "rich", "yaml": "pyyaml"}
 missing = [pip for module, pip in needed.items() if importlib.util.find_spec(module) is None]
 if missing:
     print(f"headroom: {sys.executable} lacks: {', '.join(missing)}, which {sys.argv[1]} needs\n"
@@ -296,7 +296,7 @@ if [ -z "${HEADROOM_PYTHON:-}" ]; then
     # Where nothing is set up yet, any Python with what reports need will do for them.
     if [ -n "$reads" ] && [ ! -e "$venv/headroom.stamp" ]; then
         if own=$(find_python "$READS" 2>/dev/null); then python=$own; else
-            say "no Python on the PATH has jinja2, numpy, rich and PyYAML, which $reads needs; setting up the environment"
+            say "no Python on the PATH has jinja2, psutil, rich and PyYAML, which $reads needs; setting up the environment"
             set_up
         fi
     else

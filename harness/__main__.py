@@ -1,4 +1,4 @@
-"""Entry point of ``python -m harness``, which ``./run.sh`` runs."""
+"""Entry point of ``python -m harness``, which ``./run.sh`` runs, and of ``headroom``."""
 
 from __future__ import annotations
 
@@ -7,6 +7,12 @@ import sys
 
 from harness import ROOT
 from harness.cli import main
+
+
+def start() -> int:
+    """Run the command line of this process; return its exit code."""
+    _safe_path()
+    return main()
 
 
 def _safe_path() -> None:
@@ -20,5 +26,4 @@ def _safe_path() -> None:
 
 
 if __name__ == "__main__":
-    _safe_path()
-    sys.exit(main())
+    sys.exit(start())

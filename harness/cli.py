@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import argparse
 import functools
+import importlib.util
 import os
 import re
 import sys
-import tomllib
 from collections.abc import Sequence
 from typing import Any, NamedTuple, NoReturn
 
-from harness import ROOT, hooks
+from harness import CLONE, RUN, SET_UP, __version__, hooks
 from harness.commands.streams import Ending, lasting_streams, open_descriptors
 
 OK, FAILED, BAD, INTERRUPTED = 0, 1, 2, 130
@@ -121,6 +121,10 @@ def _act(words: Sequence[str], ending: Ending) -> int:
         if not isinstance(error, _own_errors()):
             raise
         return _bad(error)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in LIBRARIES:
+            raise
+        return _bad(f"this needs {error.name}, which is not installed; {SET_UP}")
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
@@ -270,6 +274,12 @@ COMMANDS = {
         act="harness.planner.calibrate.command:calibrate",
     ),
 }
+TRAIN = ("run", "doctor", "anatomy", "train", "max-batch", "script", "calibrate")
+"""Commands that train or measure."""
+NEEDED = ("torch", "accelerate", "numpy", "PIL")
+"""Modules without which nothing is trained; other libraries are missed by single rows."""
+LIBRARIES = (*NEEDED, "deepspeed", "transformers", "sklearn", "scipy", "safetensors", "ninja")
+"""Modules that the light installation lacks."""
 OUTSIDE = {
     "docs": ("build the documentation as a static site in site/, which opens from disk",
              "docs/index.md"),
@@ -285,7 +295,7 @@ def _parser(only: str = "") -> _Parser:
     slow to import.
     """
     parser = _Parser(
-        prog="./run.sh",
+        prog=RUN,
         description="Train one model under many strategies, and compare memory and speed.",
         epilog="Each command has --help with its defaults and an example. Without a command: run, "
         "with the suite default. Read on: README.md.",
@@ -295,13 +305,16 @@ def _parser(only: str = "") -> _Parser:
     outside = {
         name: Command(text, f"./run.sh {name}", page, "", "harness.cli:_outside")
         for name, (text, page) in OUTSIDE.items()
+        if CLONE
     }
     for name, command in {**COMMANDS, **outside}.items():
         added = commands.add_parser(
             name,
             help=command.help,
             description=f"{command.help[0].upper()}{command.help[1:]}.",
-            epilog=f"example:\n  {command.example}\n\nread on: {command.page}",
+            epilog=f"example:\n  {command.example}\n\nread on: {command.page}".replace(
+                "./run.sh", RUN
+            ),
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         added.set_defaults(act=functools.partial(_run, command.act))
@@ -312,15 +325,20 @@ def _parser(only: str = "") -> _Parser:
 
 
 def _run(act: str, options: argparse.Namespace) -> int:
-    return hooks.load(act)(options)
+    needed = NEEDED if options.command in TRAIN else ()
+    if lacking := [name for name in needed if not importlib.util.find_spec(name)]:
+        return _bad(f"{options.command} needs {', '.join(lacking)}; {SET_UP}")
+    from harness.commands.options import answering
+
+    with answering(options):
+        return hooks.load(act)(options)
 
 
 class _Version(argparse.Action):
-    """Print the version in ``pyproject.toml``."""
+    """Print the version."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
-        facts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-        print(f"headroom {facts['project']['version']}")
+        print(f"headroom {__version__}")
         parser.exit()
 
 

@@ -117,7 +117,7 @@ def write_json(path: Path, data: Any, *, durable: bool = True) -> None:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole(path, durable=durable) as stream:
-        json.dump(data, stream, indent=1, default=_plain)
+        json.dump(data, stream, indent=1, default=plain)
         stream.write("\n")
 
 
@@ -143,7 +143,7 @@ def whole(path: Path, *, durable: bool = False) -> Iterator[IO[str]]:
         raise
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Return plain data for numbers of array libraries, paths and similar values."""
     if hasattr(value, "item"):
         return value.item()

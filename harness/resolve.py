@@ -55,7 +55,8 @@ class Resolved:
     def needs(self) -> tuple[str, ...]:
         """Return the required ops and types, by the names of ``harness.system.probe``."""
         parts = self.recipe.strategies
-        return tuple(dict.fromkeys(n for part in parts for n in part.requires(self.launch)))
+        asked = [need for part in parts for need in part.requires(self.launch)]
+        return tuple(dict.fromkeys([*asked, *self.subject.needs]))
 
     @property
     def flops_per_step(self) -> int:

@@ -33,6 +33,7 @@ from harness.system import process
 from harness.worker import loop, measure, training
 from harness.worker.status import Reporter
 from strategies.base import BadInput, Conflict
+from strategies.launch_file import absolute_files
 
 
 def parse_options(argv: Sequence[str]) -> argparse.Namespace:
@@ -81,9 +82,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     process.die_with_parent()
     process.own_tools_first()
     process.plain_architectures()
+    absolute_files()
     options = parse_options(sys.argv[1:] if argv is None else argv)
     reporter = Reporter(options.out, int(os.environ.get("RANK", 0)))
-    if is_file(options.model):
+    if options.model and is_file(options.model):  # None: the default, a DiT
         opened.record(options.out, reporter.rank, [Path(options.model.partition(":")[0]).parent])
     try:
         # The launching process has read all headers of the data already, so a rank need not.

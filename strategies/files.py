@@ -12,7 +12,6 @@ import io
 import math
 import os
 import re
-import resource
 import stat
 import sys
 import threading
@@ -21,6 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
+try:
+    import resource
+except ImportError:  # Windows limits no process's memory so
+    resource = None  # type: ignore[assignment]
 
 DEEPEST = 40
 """Levels of lists and mappings that a file may nest; a result has about ten."""
@@ -45,8 +49,10 @@ def open_foreign(path: Path | str) -> io.FileIO:
         OSError: it cannot be opened.
         ValueError: a device, pipe or folder.
     """
-    # Without O_NONBLOCK, opening a pipe that has no writer would never return.
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    # Without O_NONBLOCK, opening a pipe that has no writer would never return. Windows has no such
+    # flag, and needs O_BINARY, which others lack.
+    flags = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    handle = os.open(path, os.O_RDONLY | flags)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
         raise ValueError("it is no regular file")
@@ -82,6 +88,9 @@ def bounded_memory(most: int = MOST_MEMORY) -> Iterator[None]:
     Raises:
         ValueError: it needed more.
     """
+    if resource is None:
+        yield
+        return
     with _MEMORY_LOCK:
         own = resource.getrlimit(resource.RLIMIT_AS)
         _memory_limits.append(_memory_limits[0] if _memory_limits else own)

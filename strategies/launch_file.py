@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,10 @@ from typing import Any
 from strategies.base import BadInput
 from strategies.files import LARGEST_CONFIG, parse_yaml, read_foreign
 
-FOLDER = Path(__file__).resolve().parent.parent / "launch_configs"
+_HERE = Path(__file__).resolve().parent
+FOLDER = _HERE / "launch_configs"  # an installed package has them here, a clone at its root
+if not FOLDER.is_dir():
+    FOLDER = _HERE.parent / "launch_configs"
 
 
 PIPELINE = "megatron_lm_config"
@@ -146,3 +150,10 @@ class Layout:
         name = "shard" if self.shard > 1 else "replicate"
         groups, rest = divmod(getattr(self, name), sequence * tensor)
         return self if rest else replace(self, **{name: groups}, sequence=sequence, tensor=tensor)
+
+
+def absolute_files() -> None:
+    """Make the name of DeepSpeed's file absolute in the environment that accelerate launch set."""
+    name = "ACCELERATE_DEEPSPEED_CONFIG_FILE"
+    if name in os.environ:
+        os.environ[name] = str(FOLDER.parent / os.environ[name])

@@ -132,10 +132,11 @@ class Subject:
     (``harness.subjects.objectives``), the usual one first. ``brings_samples``: ``samples`` returns
     data, so the spec's data is "synthetic". ``random_blocks``: blocks may draw random numbers, so
     recomputation needs the generator's state. ``one_at_a_time``: a forward takes one sample.
-    ``parts``: keys of ``PARTS``.
+    ``parts``: keys of ``PARTS``. ``needs``: packages that build it, as of ``Strategy.needs``.
     """
 
     parts: ClassVar[frozenset[str]] = frozenset()
+    needs: ClassVar[tuple[str, ...]] = ()
     objectives: ClassVar[tuple[str, ...]] = ("flow",)
     brings_samples: ClassVar[bool] = False
     one_at_a_time: ClassVar[bool] = False

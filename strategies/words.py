@@ -9,8 +9,11 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
+RUN = "./run.sh" if Path(__file__).resolve().parents[1].joinpath("run.sh").is_file() else "headroom"
+"""The command, as messages name it: that of a clone, or of an installed package."""
 SPELLED = {
     "bfloat16": "bf16",
     "bf16_mixed": "bf16",
@@ -149,7 +152,7 @@ def hint(word: str, catalog: Mapping[str, Any]) -> str:
     if number.isdigit() and (meant := name_of(name, catalog)) in PLAIN:
         return f"write {meant}:{PLAIN[meant]}={number}"
     close = difflib.get_close_matches(small, catalog, n=1, cutoff=CLOSE)
-    return f"did you mean {close[0]!r}?" if close else "./run.sh list shows what there is"
+    return f"did you mean {close[0]!r}?" if close else f"{RUN} list shows what there is"
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

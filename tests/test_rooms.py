@@ -13,6 +13,7 @@ from harness.launch.sources import MEASURED
 from strategies.engines import ENGINES
 
 ORDER = (
+    "harness.api",
     "harness.planner",
     "harness.script",
     "harness.cli",

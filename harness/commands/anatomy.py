@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.text import Text
 
-from harness import ROOT, hooks
+from harness import RESULTS, hooks
 from harness.commands import single_run
 from harness.commands.console import FAILED, INTERRUPTED, OK, exit_code, make_console, short, slug
 from harness.commands.options import add_force, add_settings, folder_name, overrides, seconds
@@ -53,7 +53,7 @@ def anatomy(options: argparse.Namespace) -> int:
     """Run the recipe, write its page and print the files' names; return the exit code."""
     console, given = make_console(), overrides(options)
     name = slug(options.recipe)
-    folder = Path(options.out or ROOT / "results" / "anatomy" / name).absolute()
+    folder = Path(options.out or RESULTS / "anatomy" / name).absolute()
     ask = functools.partial(_asked, options, given)
     if options.dry_run:
         _, row = single_run.planned(ask, folder, options.device)

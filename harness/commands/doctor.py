@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from harness import hooks
+from harness import RUN, hooks
 from harness.commands.console import FAILED, make_console, print_listed
 from harness.commands.lint import lint_spec, own_findings
-from harness.commands.options import folder_name
+from harness.commands.options import add_json, folder_name, write_answer
 from harness.commands.run import OK, examined
 from harness.data.feed import check_data
-from harness.data.latents import Folder
 from harness.resolve import Resolved, resolve
 from harness.spec import Spec, SpecError
 from harness.system import gpus
@@ -37,7 +37,7 @@ WINDOWS = Path("/dev/dxg")
 SPILLS = (
     "moves GPU memory to host memory when a GPU is full: steps take several times longer, and no "
     "error says so. Task Manager shows it as shared GPU memory of the process. Keep to recipes "
-    "that ./run.sh plan --check fits"
+    f"that {RUN} plan --check fits"
 )
 """WSL2 ignores the driver's setting against it: github.com/microsoft/WSL/issues/11050."""
 
@@ -51,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "latents:FOLDER (default: none)"
     )
     add("--data", metavar="DATA", help=text)
+    add_json(parser)
 
 
 def doctor(options: argparse.Namespace) -> int:
@@ -59,7 +60,9 @@ def doctor(options: argparse.Namespace) -> int:
     Return the exit code.
     """
     if options.data:
-        return look_at_data(options.data)
+        faults = look_at_data(options.data)
+        write_answer(options, {"data": options.data, "unusable": faults})
+        return FAILED if faults else OK
     out, console = options.out.absolute(), make_console()
     there = next(p for p in (out, *out.parents) if p.exists())
     if not (there.is_dir() and os.access(there, os.W_OK)):
@@ -67,11 +70,18 @@ def doctor(options: argparse.Namespace) -> int:
     ops = needed_ops([resolve(Spec(recipe="zero3_nvme", device=recall(out).device, **LATENTS))])
     machine = examined(console, out, ops)
     print_doctor(machine, console)
+    if options.json:
+        lacks = {name: why_not(name, machine) for name in CATALOG}
+        reasons = {name: dataclasses.asdict(lack) for name, lack in lacks.items() if lack}
+        able = [name for name in CATALOG if name not in reasons]
+        facts = dict(_facts(machine))
+        write_answer(options, {"can_run": able, "cannot_run": reasons, "machine": facts})
     return OK
 
 
-def look_at_data(name: str) -> int:
-    """Read all of the data ``name``; return 1 if a sample cannot be trained on.
+def look_at_data(name: str) -> list[str]:
+    """Read all of the data ``name``; print and return a line for each sample that cannot be
+    trained on.
 
     Raises:
         BadInput: ``name`` is no data source.
@@ -80,20 +90,18 @@ def look_at_data(name: str) -> int:
     if kind != "latents" or not path:
         check_data(name)
         console.print(f"{name}: generated data, which has no files to read", highlight=False)
-        return OK
+        return []
+    from harness.data.latents import Folder
+
     folder = Folder(path, thorough=False)
     shape = " x ".join(map(str, folder.sample_shape))
-    return _told(list(folder.faults()), f"{len(folder)} samples of {shape}", console)
-
-
-def _told(found: Sequence[str], samples: str, console: Console) -> int:
-    """Print the samples that cannot be trained on; return the exit code."""
+    found, samples = list(folder.faults()), f"{len(folder)} samples of {shape}"
     for line in found[:SHOWN]:
         console.print(Text(line, "red"), soft_wrap=True)
     if len(found) > SHOWN:
         console.print(f"and {len(found) - SHOWN} more", style="red", highlight=False)
     console.print(f"{samples}, of which {len(found)} are unusable for training", highlight=False)
-    return FAILED if found else OK
+    return found
 
 
 def print_doctor(machine: Machine, console: Console) -> None:
@@ -160,7 +168,7 @@ def _launch_files(machine: Machine) -> str:
     devices = max(2, len(machine.gpus))
     by_file = own_findings(lint_spec(LINTED, devices))
     wastes = [f"{name}: {finding}" for name, findings in by_file.items() for finding in findings]
-    fine = f"all {len(by_file)} DeepSpeed files pass ./run.sh lint ({LINTED} on {devices} devices)"
+    fine = f"all {len(by_file)} DeepSpeed files pass {RUN} lint ({LINTED} on {devices} devices)"
     return "\n".join(wastes) or fine
 
 
@@ -186,14 +194,14 @@ def why_not(name: str, machine: Machine) -> Reason | None:
     resolved = next((run for run in runs if not run.refusal), runs[0])
     needed, here = resolved.spec.processes, len(machine.gpus)
     if resolved.refusal:
-        return Reason(str(resolved.refusal), "see ./run.sh list")
+        return Reason(str(resolved.refusal), f"see {RUN} list")
     if needed > here and (lack := lacks_kernels(machine)):
         return lack
     if here and needed > here and not machine.blind:
         present = f"{here} GPU{'s' * (here > 1)}"
         return Reason(
             f"{name} needs {needed} GPUs; this machine has {present}",
-            f"./run.sh plan --recipes {resolved.spec.recipe} --gpus {needed} predicts it",
+            f"{RUN} plan --recipes {resolved.spec.recipe} --gpus {needed} predicts it",
         )
     return obstacle(resolved, machine)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from harness.commands.console import FAILED, OK, make_console
+from harness.commands.options import add_json, write_answer
 from harness.json_files import BadFile, read_json
 from harness.resolve import resolve
 from harness.spec import Spec, SpecError, model_name
@@ -43,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="bf16",
         help=text,
     )
+    add_json(parser)
 
 
 def lint_files(options: argparse.Namespace) -> int:
@@ -51,11 +54,16 @@ def lint_files(options: argparse.Namespace) -> int:
     paths = [Path(name) for name in options.files] or own_files()
     spec = lint_spec(options.model, options.processes, options.precision)
     wastes = {path: findings(path, spec) for path in paths}
+    paid = {path: costs(path, spec) for path in paths}
     console.print(
         f"{options.model} in {options.precision} on {options.processes} devices", highlight=False
     )
     for path, of_file in wastes.items():
-        _tell(path, of_file, costs(path, spec), console)
+        _tell(path, of_file, paid[path], console)
+    told = ((path, [*map(dataclasses.asdict, w)], [*map(dataclasses.asdict, paid[path])])
+            for path, w in wastes.items())  # fmt: skip
+    rows = [dict(zip(("file", "wastes", "trades"), one, strict=True)) for one in told]
+    write_answer(options, {"model": options.model, "processes": options.processes, "rows": rows})
     return FAILED if any(wastes.values()) else OK
 
 

@@ -13,7 +13,9 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
+from harness import RUN
 from harness.commands.console import OK, make_console, print_listed
+from harness.commands.options import add_json, write_answer
 from harness.subjects.dit import presets as dit
 from harness.subjects.library import families
 from harness.suite.file import SuiteError, known_suites, load_suite
@@ -26,9 +28,9 @@ from strategies.words import hint, name_of, plain
 
 INTRO = (
     "A recipe joins strategies with +, at most one of each place: zero2+bf16+ema.",
-    "Defaults for open places: fp32, adamw, ema. Details: ./run.sh list NAME",
+    f"Defaults for open places: fp32, adamw, ema. Details: {RUN} list NAME",
 )
-OTHERS = "Also: ./run.sh list models, ./run.sh list cards, ./run.sh list suites"
+OTHERS = f"Also: {RUN} list models, {RUN} list cards, {RUN} list suites"
 NAME_WIDTH = 23
 """Columns of a name in the list, with the gap behind it."""
 
@@ -38,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = f"{', '.join(KINDS)}, or the name of a strategy (default: strategies)"
     parser.add_argument("what", nargs="?", metavar="WHAT", default="strategies", help=text)
     parser.add_argument("--markdown", action="store_true", help="the strategy table as Markdown")
+    add_json(parser)
 
 
 def list_all(options: argparse.Namespace) -> int:
@@ -50,7 +53,40 @@ def list_all(options: argparse.Namespace) -> int:
         KINDS[kind](make_console())
     else:
         print_one(options.what, make_console())
+    write_answer(options, as_json(kind, options.what))
     return OK
+
+
+def as_json(kind: str | None, name: str) -> dict[str, Any]:
+    """Return all things of a kind, or the strategy ``name``, as plain data."""
+    rows: list[dict[str, Any]]
+    if kind == "suites":
+        heads = ("name", "rows", "title")
+        rows = [dict(zip(heads, map(str, one), strict=True)) for one in _suites()]
+    elif kind == "models":
+        known = families.table().items()
+        rows = [{"name": n, "parameters": m.parameters["built"], "hub": m.hub} for n, m in known]
+    elif kind == "cards":
+        rows = [dataclasses.asdict(card) | {"name": n} for n, card in cards.table().items()]
+    else:
+        names = CATALOG if kind else [name_of(name, CATALOG)]
+        rows = [_strategy(one) for one in names if one in CATALOG]
+    absent = {**ABSENT, **ENDED}
+    some = absent if kind == "strategies" else {n: absent[n] for n in (plain(name),) if n in absent}
+    return {"kind": kind or "strategy", "rows": rows, "absent": some}
+
+
+def _strategy(name: str) -> dict[str, Any]:
+    kind = CATALOG[name]
+    return {
+        "name": name,
+        "place": kind.slot.name.lower(),
+        "what": _first_sentence(kind.__doc__),
+        "parameters": {f.name: spelled(f.default) for f in dataclasses.fields(kind)},
+        "needs": kind.needs,
+        "losses": kind.parity.value,
+        "source": kind.source,
+    }
 
 
 def print_list(console: Console) -> None:
@@ -62,7 +98,7 @@ def print_list(console: Console) -> None:
         for name, kind in CATALOG.items():
             if kind.slot is place:
                 _print_line(console, name, _first_sentence(kind.__doc__))
-    console.print(Text("not here (./run.sh list NAME says why)", style="bold"))
+    console.print(Text(f"not here ({RUN} list NAME says why)", style="bold"))
     console.print(Padding(Text(", ".join(ABSENT)), (0, 0, 0, 2), expand=False))
     console.print(Text(OTHERS, style="dim"))
 
@@ -103,7 +139,7 @@ def print_one(name: str, console: Console) -> None:
 
 def _print_suites(console: Console) -> None:
     """Print the suites: their rows on a CPU, and their titles."""
-    console.print(Text("suites: ./run.sh run --suite NAME (without a name: default)", style="bold"))
+    console.print(Text(f"suites: {RUN} run --suite NAME (without a name: default)", style="bold"))
     print_listed(console, ("suite", "rows", "title"), _suites())
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
-from harness import ROOT, opened
+from harness import RESULTS, opened
 from harness.commands import single_run
 from harness.commands.console import FAILED, INTERRUPTED, OK, make_console, short, slug
 from harness.commands.options import (
@@ -236,7 +236,7 @@ def _begun(options: argparse.Namespace, given: Mapping[str, Any]) -> Search:
     limit, console = options.memory_limit, make_console()
     if limit is not None and not 0 < limit < float("inf"):
         raise SpecError(f"memory-limit is {limit:g}; give --memory-limit in GiB, above 0")
-    out = options.out or ROOT / "results" / "max-batch" / slug(options.recipe)
+    out = options.out or RESULTS / "max-batch" / slug(options.recipe)
     out = Path(out).absolute()
     ask = functools.partial(_asked, options, given)
     machine, row = single_run.checked(ask, out, FILES, options, console)

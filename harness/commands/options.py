@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
-from collections.abc import Mapping
+import json
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from harness import files
+from harness.json_files import plain, write_json
 from harness.spec import DEVICES, OF_MODEL, Spec, SpecError, add_arguments, located
 from harness.subjects import kind_of
 from harness.subjects.library import families
@@ -80,6 +84,40 @@ def add_force(parser: Any) -> None:
     """Add the option to replace files of somebody else (``harness.files``)."""
     text = "also replace files that Headroom did not write (default: refuse, and name the file)"
     parser.add_argument("--force", action="store_true", help=text)
+
+
+SCHEMA = 1
+"""Version of the answers of ``--json``; a field that ends or changes its meaning raises it."""
+
+
+def add_json(parser: Any) -> None:
+    """Add ``--json``, whose answer the command gives to ``write_answer``."""
+    text = "write the answer as JSON too; -: to standard output, with the text on standard error "
+    parser.add_argument("--json", type=Path, metavar="FILE", help=text + "(default: not written)")
+
+
+@contextlib.contextmanager
+def answering(options: argparse.Namespace) -> Iterator[None]:
+    """Check that the answer of ``--json`` can be written; for ``-``, keep text off stdout."""
+    path, options.stdout = getattr(options, "json", None), sys.stdout
+    if path and str(path) == "-":
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+        return
+    if path:
+        check_file(path, "json", force=getattr(options, "force", False))
+    yield
+
+
+def write_answer(options: argparse.Namespace, answer: Mapping[str, Any]) -> None:
+    """Write a command's answer to the file of ``--json``, if it is given."""
+    if options.json is None:
+        return
+    data = {"schema": SCHEMA, "command": options.command, **answer}
+    if str(options.json) == "-":
+        print(json.dumps(data, indent=1, default=plain), file=options.stdout)
+    else:
+        write_json(options.json, data)
 
 
 def check_file(path: Path, name: str, *, force: bool = False) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,9 +12,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from harness import files
+from harness import RUN, files
 from harness.commands.console import FAILED, OK, make_console, short
-from harness.commands.options import add_force, folder_name
+from harness.commands.options import add_force, add_json, folder_name, write_answer
+from harness.json_files import read_json
 from harness.report import compare as compare_folders
 from harness.report import print_comparison, write_report
 from harness.result import Result, load_all
@@ -24,6 +26,7 @@ def add_report_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``report``."""
     parser.add_argument("folder", type=folder_name, metavar="DIR", help="a results folder")
     add_force(parser)
+    add_json(parser)
 
 
 def report(options: argparse.Namespace) -> int:
@@ -31,20 +34,27 @@ def report(options: argparse.Namespace) -> int:
     results, skipped = _results(options.folder)
     with contextlib.suppress(OSError):  # the table is printed even if no file can be written
         files.claim(options.folder, files.REPORT, force=options.force)
-    return OK if show(results, skipped, options.folder, make_console()) else FAILED
+    written = show(results, skipped, options.folder, make_console())
+    if options.json and written:
+        write_answer(options, {"report": read_json(options.folder / "report.json")})
+    return OK if written else FAILED
 
 
 def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``compare``."""
     parser.add_argument("old", type=folder_name, metavar="DIR", help="results before")
     parser.add_argument("new", type=folder_name, metavar="DIR", help="results after")
+    add_json(parser)
 
 
 def compare(options: argparse.Namespace) -> int:
     """Print the differences between two results folders; return the exit code."""
     for folder in (options.old, options.new):
         _results(folder)
-    print_comparison(compare_folders(options.old, options.new), make_console())
+    found = compare_folders(options.old, options.new)
+    print_comparison(found, make_console())
+    changed = [change.label for change in found.changed]
+    write_answer(options, {**dataclasses.asdict(found), "changed": changed})
     return OK
 
 
@@ -69,7 +79,7 @@ def show(results: Sequence[Result], skipped: Sequence[str], out: Path, console: 
 def _results(folder: Path) -> tuple[list[Result], list[str]]:
     _readable(folder)
     if not folder.is_dir():
-        raise SpecError(f"{folder}: no such folder; give a results folder of ./run.sh run (--out)")
+        raise SpecError(f"{folder}: no such folder; give a results folder of {RUN} run (--out)")
     results, skipped = load_all(folder)
     if not results:
         first = (

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from harness import ROOT, hooks
+from harness import RESULTS, RUN, hooks
 from harness.commands.console import (
     INTERRUPTED,
     OK,
@@ -47,7 +47,7 @@ SUITE_S = {f.name: f"the suite's, else {f.default}" for f in dataclasses.fields(
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``run``."""
     what, add = parser.add_mutually_exclusive_group(), parser.add_argument
-    text = "suite to run; ./run.sh list suites shows them (default: default, or sampling)"
+    text = f"suite to run; {RUN} list suites shows them (default: default, or sampling)"
     what.add_argument("--suite", metavar="NAME_OR_FILE", help=text)
     text = (
         "run these recipes with the suite's settings; the first is the reference "
@@ -81,7 +81,7 @@ def run(options: argparse.Namespace) -> int:
     console, given = make_console(), overrides(options)
     usual = matrix.SUITES.get(given.get("workload", TRAIN), "default")
     name = "recipes" if options.recipes else options.suite or usual
-    out = Path(options.out or ROOT / "results" / slug(name)).absolute()
+    out = Path(options.out or RESULTS / slug(name)).absolute()
     node = nodes.this_node(options, os.environ)
     if node:
         out = node.folder(out)
@@ -249,7 +249,7 @@ def _dry_run(asked: Asked, out: Path) -> int:
     """Print the command of each row for a shell, and a comment line for a row that cannot run."""
     planned = plan(asked.rows, out, asked.machine)
     if asked.machine.probe is None:
-        print("# ops and backends were not probed yet; ./run.sh doctor probes them")
+        print(f"# ops and backends were not probed yet; {RUN} doctor probes them")
     for index, row in enumerate(planned, 1):
         print(f"# {index}/{len(planned)} {label(row.resolved.spec)}" + _why_not(row))
         prefix = "# " if row.status else ""

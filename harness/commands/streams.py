@@ -102,7 +102,7 @@ class Ending:
     of the first. A signal that is ignored at the start stays ignored, as nohup requires.
     """
 
-    NUMBERS = (signal.SIGTERM, signal.SIGHUP)
+    NUMBERS = (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM))  # Windows has no SIGHUP
 
     def __init__(self) -> None:
         self.begun = False

@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from harness import ROOT
+from harness import RESULTS
 from harness.commands import single_run
 from harness.commands.console import INTERRUPTED, OK, exit_code, make_console, short, slug
 from harness.commands.options import (
@@ -86,7 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def train(options: argparse.Namespace) -> int:
     """Train, show progress, and print the paths of checkpoint and samples; return the exit code."""
     console, given = make_console(), overrides(options)
-    folder = options.out or ROOT / "results" / "train" / slug(options.recipe)
+    folder = options.out or RESULTS / "train" / slug(options.recipe)
     folder = Path(folder).absolute()
     options.checkpoint = options.checkpoint or str(folder / "checkpoint")
     if given.get("ema", DEFAULTS["ema"]):  # samples need the average

@@ -5,8 +5,8 @@ strategy, so runs are comparable. ``sample_order`` selects the samples. ``Feed``
 timesteps, noise and withheld labels, for a block of the global batch at a time, and then splits
 them.
 
-Shape suffixes: B batch, C channels, H height, W width. torch is imported only where tensors are
-created: the launching process checks data without it.
+Shape suffixes: B batch, C channels, H height, W width. torch and numpy are imported only where
+tensors are created: the launching process checks data without them, and so does a plan.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-
-from harness.data.latents import Folder, Indices
 from strategies.base import BadInput
 from strategies.subject import DataFacts
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
     from torch import Tensor
+
+    from harness.data.latents import Folder
 
 
 NAMES = ("digits", "synthetic", "latents", "vae", "vae_small")
@@ -66,6 +66,8 @@ class Dataset(Protocol):
 
 @functools.lru_cache(maxsize=2)
 def _permutation(seed: int, size: int, epoch: int) -> np.ndarray:
+    import numpy as np
+
     order = np.random.default_rng([seed, epoch]).permutation(size)
     order.setflags(write=False)
     return order
@@ -77,6 +79,8 @@ def sample_order(seed: int, size: int, first: int, count: int) -> np.ndarray:
     Position p is in epoch ``p // size``; each epoch is its own shuffle of all samples. The result
     is int64 [count] and depends only on (seed, size).
     """
+    import numpy as np
+
     parts, end = [], first + count
     while first < end:
         epoch, start = divmod(first, size)
@@ -102,6 +106,8 @@ def check_data(name: str, *, thorough: bool = True) -> DataFacts:
     if kind == "latents":
         if not detail:
             raise BadInput("latents needs a folder; write latents:PATH")
+        from harness.data.latents import Folder
+
         return _folder_facts(Folder(detail, thorough=thorough))
     if kind in ("vae", "vae_small"):
         return _image_facts(kind, detail)
@@ -142,6 +148,8 @@ def open_data(name: str, device: torch.device | str) -> Dataset:
     """
     kind, _, detail = name.partition(":")
     if kind == "latents" and detail:
+        from harness.data.latents import Folder
+
         return Latents(Folder(detail, thorough=False), device)
     facts = check_data(name)
     if kind in ("vae", "vae_small"):
@@ -187,6 +195,8 @@ def _digits() -> tuple[np.ndarray, np.ndarray]:
     The 8 x 8 pixels have 17 grey levels. Each pixel is enlarged to 4 x 4, so that patch 4 sees one
     pixel per token, and repeated in 4 channels.
     """
+    import numpy as np
+
     # Read only its file: importing scikit-learn loads all of scipy, a second for each rank.
     found: Any = importlib.util.find_spec("sklearn")
     library = Path(found.origin).parent
@@ -198,6 +208,8 @@ def _digits() -> tuple[np.ndarray, np.ndarray]:
 
 def _synthetic(facts: DataFacts) -> tuple[np.ndarray, np.ndarray]:
     """Return standard normal latents and uniform labels, the same on every machine."""
+    import numpy as np
+
     rng = np.random.default_rng(0)
     latents = rng.standard_normal((facts.size, *facts.sample_shape), dtype=np.float32)
     return latents, rng.integers(facts.classes, size=facts.size)
@@ -210,6 +222,8 @@ class Resident:
         self, facts: DataFacts, x: np.ndarray, y: np.ndarray, device: torch.device | str
     ) -> None:
         import torch
+
+        from harness.data.latents import Indices
 
         self.facts = facts
         self.x_all, self.y_all = (torch.from_numpy(a).to(device) for a in (x, y))
@@ -369,6 +383,7 @@ class Feed:
 
     def _drawn(self, step: int, block: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return the random values of one block."""
+        import numpy as np
         import torch
 
         count = min(self.together, self.global_batch - block * self.together)

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from harness import ROOT
+from harness import CLONE, ROOT
 from harness.resolve import Resolved
 from harness.system import gpus, machine
 
@@ -172,9 +172,9 @@ def _accelerate() -> list[str]:
 
 
 def _relative(path: Path) -> str:
-    """Return ``path`` relative to the repository's root if it is inside, else in full."""
+    """Return ``path`` relative to the repository's root if it is inside a clone, else in full."""
     path = Path(os.path.abspath(path))
-    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
+    return str(path.relative_to(ROOT)) if CLONE and path.is_relative_to(ROOT) else str(path)
 
 
 # ---- recordings ----

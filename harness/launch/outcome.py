@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from harness import RUN
 from harness.launch.command import group_seconds
 from harness.phases import RUN_PHASES
 from harness.result import Status
@@ -133,7 +134,7 @@ SECONDARY = re.compile(
 ILLEGAL = r"illegal memory access|mha_graph\.execute"
 WAYS_OUT = {
     r"invalid device ordinal|Duplicate GPU": "give at most as many --processes as there are GPUs",
-    r"ModuleNotFoundError|ImportError": "install the missing package; ./run.sh doctor lists them",
+    r"ModuleNotFoundError|ImportError": f"install the missing package; {RUN} doctor lists them",
     r"no kernel image is available": "install a torch build that supports this GPU",
     r"Call to ibv_\w+ failed .*Cannot allocate": "raise ulimit -l, locked memory's limit",
     ILLEGAL: "CUDA_LAUNCH_BLOCKING=1 shows the operation",
@@ -143,7 +144,7 @@ CUDNN_FAILS = (
     "add attend:kernel=flash, since cuDNN's attention fails so in Flux on Hopper cards; else "
 )
 """Before the way out of an illegal access, for a recipe that leaves the attention to torch."""
-SHELL_SIGKILL = 128 + signal.SIGKILL
+SHELL_SIGKILL = 128 + 9  # by number: Windows has no signal.SIGKILL
 READ_LOG = "read log.txt in the run's folder"
 
 

@@ -16,7 +16,7 @@ MEASURED = ("data", "launch", "memory", "sampling", "subjects", "worker")
 
 ``system`` describes the machine; a result's key includes its answers instead.
 """
-FRONT = ("__main__.py", "cli.py", "hooks.py")
+FRONT = ("__main__.py", "api.py", "cli.py", "hooks.py")
 """The front door: files that start commands, and decide no number."""
 KINDS = (".py", ".yaml", ".json")
 

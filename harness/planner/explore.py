@@ -394,11 +394,14 @@ class Search:
         self.unable = len(rows) - len(self.left)
         self.estimates, self.recorded = Estimates(gpu), False
 
-    def settle(self, fits: Sequence[Fit]) -> None:
-        """Begin with recorded predictions, if ``ENOUGH``; if one may fit, end with them."""
-        if len(fits) >= ENOUGH:
+    def settle(self, fits: Sequence[Fit], *, alone: bool = False) -> None:
+        """Begin with recorded predictions, if ``ENOUGH``; if one may fit, end with them.
+
+        ``alone``: there is nothing but them, as nothing can be traced.
+        """
+        if alone or len(fits) >= ENOUGH:
             self.take(fits)
-            self.recorded = bool(able_of(self._options))
+            self.recorded = alone or bool(able_of(self._options))
 
     @property
     def able(self) -> list[Resolved]:
@@ -538,14 +541,17 @@ def search(
     gpu: Card,
     ask: Callable[[list[Resolved]], list[Fit]],
     recorded: Callable[[Resolved], Fit | None] = lambda row: None,
+    *,
+    alone: bool = False,
 ) -> tuple[list[Fit], list[Proof]]:
     """Search for the best adapter and the best training of all weights, side by side.
 
     Return all predictions, and a proof for each of the two that the lattice has. ``ask`` predicts
-    rows. ``recorded`` returns a prediction that ships with the project, if there is one.
+    rows. ``recorded`` returns a prediction that ships with the project, if there is one; ``alone``:
+    nothing else can be predicted.
     """
     searches = searches_of(rows, gpu)
     for one in searches:
-        one.settle([fit for fit in map(recorded, one.able) if fit])
+        one.settle([fit for fit in map(recorded, one.able) if fit], alone=alone)
     run(searches, lambda pairs: ask([row for _, row in pairs]))
     return [fit for one in searches for fit in one.fits], [one.proof for one in searches]

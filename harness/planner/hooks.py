@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from harness import RUN
 from harness.commands.console import INTERRUPTED
 from harness.commands.progress import Predictions, during
 from harness.memory.memory_breakdown import MemoryBreakdown
@@ -107,7 +108,7 @@ def calibration_words(device: str) -> str:
     return (
         found.words
         if found
-        else "none; ./run.sh calibrate measures the rates that predictions assume"
+        else f"none; {RUN} calibrate measures the rates that predictions assume"
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.util
 import json
 import os
 import subprocess
@@ -16,7 +17,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 
-from harness import ROOT
+import psutil
+
+from harness import RESULTS, ROOT, SET_UP
 from harness.json_files import BadFile
 from harness.launch import command
 from harness.planner import eager, records
@@ -26,6 +29,7 @@ from harness.prediction import Prediction, kept, load
 from harness.resolve import Resolved
 from harness.system import machine
 from harness.system.process import scratch_folder
+from strategies.base import BadInput
 
 # ---- Worker process ----
 # The parent's side of ``harness.planner.worker``: requests go down one pipe, and the indices of
@@ -153,7 +157,7 @@ def default_folder() -> Path:
 
 
 def _usual_folder() -> Path:
-    return ROOT / "results" / "predictions"
+    return RESULTS / "predictions"
 
 
 def ships() -> bool:
@@ -163,7 +167,13 @@ def ships() -> bool:
 
 @contextlib.contextmanager
 def fresh() -> Iterator[None]:
-    """Trace anew in this context: use no cached or recorded prediction of an earlier call."""
+    """Trace anew in this context: use no cached or recorded prediction of an earlier call.
+
+    Raises:
+        BadInput: nothing can be traced here.
+    """
+    if not traces():
+        raise BadInput(f"fresh predictions are traced, which needs torch and accelerate; {SET_UP}")
     with scratch_folder() as folder:
         token = _FOLDER.set(folder)
         try:
@@ -240,8 +250,7 @@ def _without_phases(row: Resolved) -> Resolved:
 
 def default_jobs() -> int:
     """Return the number of parallel traces: one per core, limited by available memory."""
-    pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return max(1, min(machine.cores(), pages // WORKER_BYTES))
+    return max(1, min(machine.cores(), psutil.virtual_memory().free // WORKER_BYTES))
 
 
 def _keep(prediction: Prediction, path: Path) -> None:
@@ -262,10 +271,11 @@ def _each(
 
     ``steps``: known predictions of rows without their phases.
     """
-    refused = [(i, row.refusal) for i, row in enumerate(rows) if row.refusal]
-    for index, refusal in refused:
-        yield index, none(rows[index], f"refused: {refusal}")
-    able = [i for i, row in enumerate(rows) if not row.refusal]
+    reasons = [f"refused: {row.refusal}" if row.refusal else untraceable(row) for row in rows]
+    for index, reason in enumerate(reasons):
+        if reason:
+            yield index, none(rows[index], reason)
+    able = [i for i, reason in enumerate(reasons) if not reason]
     if not able:
         return
     with scratch_folder() as scratch:
@@ -277,6 +287,20 @@ def _each(
             yield able[index], _made(run.out(index), rows[able[index]])
     for index in set(range(len(able))) - told:
         yield able[index], none(rows[able[index]], run.reason, run.fault)
+
+
+def traces() -> bool:
+    """Return whether this installation can trace; a light one plans from records alone."""
+    return all(map(importlib.util.find_spec, ("torch", "accelerate")))
+
+
+def untraceable(row: Resolved) -> str:
+    """Return the missing package without which a row cannot be traced, and how to install it."""
+    if not traces():
+        return f"it is not recorded, and tracing it needs torch and accelerate; {SET_UP}"
+    if "diffusers" in row.subject.needs and not importlib.util.find_spec("diffusers"):
+        return "it is not recorded, and tracing it needs diffusers; pip install diffusers"
+    return ""
 
 
 def _made(path: Path, row: Resolved) -> Prediction:

@@ -36,9 +36,11 @@ TRACE = 1
 records anew (``python -m tests.refill``): older predictions are found no more. Code, tables and
 shipped model configurations count by this number alone; a changed default of a spec's field raises
 it too."""
-LIBRARIES = ("torch", "diffusers")
-"""Libraries whose minor versions are part of a prediction's name."""
+LIBRARIES = {"torch": "2.13", "diffusers": "0.42"}
+"""Libraries whose minor versions are part of a prediction's name -> the version with which
+the records were made, which counts where a library is missing: nothing is traced there."""
 FOLDER = Path(__file__).with_name("records")
+ENDING = ".jsonl.xz"
 
 
 # ---- Names ----
@@ -75,7 +77,8 @@ def made_by() -> str:
 
     It has minor versions, because patches and builds trace alike.
     """
-    minor = (f"{one}{'.'.join(str(version(one)).split('.')[:2])}" for one in LIBRARIES)
+    versions = {one: version(one) or pinned for one, pinned in LIBRARIES.items()}
+    minor = (f"{one}{'.'.join(found.split('.')[:2])}" for one, found in versions.items())
     return "-".join((f"trace{TRACE}", *minor))
 
 
@@ -179,7 +182,7 @@ def write(model: str, found: Mapping[str, str]) -> None:
 
 
 def _path(model: str) -> Path:
-    return FOLDER / f"{re.sub(r'[^A-Za-z0-9.-]', '_', model)}.jsonl.xz"
+    return FOLDER / f"{re.sub(r'[^A-Za-z0-9.-]', '_', model)}{ENDING}"
 
 
 @functools.cache

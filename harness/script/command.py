@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from harness import ROOT
+from harness import RESULTS
 from harness.commands.console import (
     FAILED,
     OK,
@@ -83,7 +83,7 @@ def act(options: argparse.Namespace) -> int:
     """Run the command; return the exit code."""
     console = make_console()
     script = Script.of(options.script, Path.cwd())
-    out = Path(options.out or ROOT / "results" / f"script-{slug(script.path.stem)}").absolute()
+    out = Path(options.out or RESULTS / f"script-{slug(script.path.stem)}").absolute()
     machine = recall(out)
     if not options.dry_run:
         machine = sighted(console, out, machine, options.device)

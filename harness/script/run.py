@@ -29,7 +29,6 @@ from harness import ROOT, files, opened, void
 from harness.launch import launch
 from harness.launch.on_loopback import listen_on_loopback
 from harness.result import Result, Status, load
-from harness.script import settle
 from harness.script.model import wrapper_of
 from harness.script.patches import watching
 from harness.script.row import Script, ScriptRow, row_of
@@ -41,7 +40,7 @@ from harness.system import process
 from harness.worker.status import Reporter
 from strategies import CATALOG
 from strategies.base import BadInput, Reason
-from strategies.launch_file import names
+from strategies.launch_file import absolute_files, names
 
 
 def parse_options(argv: Sequence[str]) -> argparse.Namespace:
@@ -77,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     watch = Watch(row, folder, reporter, check=options.check)
-    settle.absolute_files()
+    absolute_files()
     os.environ.setdefault("WANDB_MODE", "disabled")  # a measured run reports to no service
     listen_on_loopback()
     _enter(row.script)

@@ -17,7 +17,6 @@ from typing import Any
 
 from torch import nn
 
-from harness import ROOT
 from harness.launch.command import GROUP_SECONDS
 from harness.result import Check
 from harness.script.model import blocks_of, sizes_of
@@ -52,13 +51,6 @@ class Void(BaseException):
 KEEP = "do not set device, backend or rank variables in the script; accelerate sets them"
 MET = "processes that train together (if 1, the ranks never met)"
 """Name of the check that all started ranks share one process group."""
-
-
-def absolute_files() -> None:
-    """Make the launch file's own paths absolute, before the script's folder is entered."""
-    name = "ACCELERATE_DEEPSPEED_CONFIG_FILE"
-    if name in os.environ:
-        os.environ[name] = str(ROOT / os.environ[name])
 
 
 # ---- the Accelerator ----

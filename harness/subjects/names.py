@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 import re
 
+from harness import RUN
 from harness.subjects.library import families
 
-LIST = "./run.sh list models shows what there is"
+LIST = f"{RUN} list models shows what there is"
 OTHERS = f"any other transformer of diffusers: --model {families.PREFIX}CLASS --config config.json"
 UNET = r"sdxl|sd(xl|v?1|v?2)|stablediffusion(xl|v?1|v?2)|unet|kolors|playground|pony|illustrious"
 """Models with a UNet, by letters and digits from the name's start."""

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import datetime
 import errno
-import fcntl
 import shutil
 import sys
 import tempfile
@@ -268,6 +267,8 @@ def _alone(out: Path) -> Iterator[None]:
 
     On a file system without locks (some network mounts) print a warning and continue.
     """
+    import fcntl
+
     with contextlib.ExitStack() as stack:
         try:
             lock = stack.enter_context(lock_file(out / ".lock"))

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from harness import RUN
 from harness.system import card_names
 from strategies.base import BadInput
 
@@ -250,7 +251,7 @@ def _hint(name: str, base: str, kin: Sequence[Card]) -> str:
         return f"the nearest is {known[near[0]].name}. Or {memory}"
     if close := difflib.get_close_matches(base, alike, n=1, cutoff=0.8):
         return f"did you mean {known[close[0]].name!r}? Or {memory}"
-    return f"./run.sh list cards shows what there is. Or {memory}"
+    return f"{RUN} list cards shows what there is. Or {memory}"
 
 
 def _listed(some: Sequence[Card]) -> str:

@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 import platform
-import resource
 import shutil
 import signal
 import subprocess
@@ -69,6 +68,8 @@ def memory_kills(proc: Path = Path("/proc"), groups: Path = GROUPS) -> MemoryKil
 
 def shell_limit() -> tuple[str, int] | None:
     """Return the command and the bytes of a shell limit on this process's memory, or None."""
+    import resource
+
     kinds = {"ulimit -v": resource.RLIMIT_AS, "ulimit -d": resource.RLIMIT_DATA}
     found = {name: resource.getrlimit(kind)[0] for name, kind in kinds.items()}
     known = ((name, size) for name, size in found.items() if size != resource.RLIM_INFINITY)
@@ -78,7 +79,8 @@ def shell_limit() -> tuple[str, int] | None:
 def cores(groups: Path = GROUPS) -> int:
     """Return the number of cores that this process may use: by its affinity and the container's
     quota."""
-    allowed = len(os.sched_getaffinity(0))
+    affinity = getattr(os, "sched_getaffinity", None)  # Linux alone has it
+    allowed = len(affinity(0)) if affinity else os.cpu_count() or 1
     quota, _, period = _read_text(groups / "cpu.max").strip().partition(" ")
     if not period:
         quota = _read_text(groups / "cpu" / "cpu.cfs_quota_us").strip()
@@ -218,7 +220,7 @@ def look(folder: Path) -> Machine:
     there = next(p for p in (folder.absolute(), *folder.absolute().parents) if p.exists())
     return Machine(
         cores=cores(),
-        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        memory_bytes=psutil.virtual_memory().total,
         container_bytes=memory_kills().limit_bytes,
         gpus=gpus.visible(),
         disk_free_bytes=shutil.disk_usage(there).free,

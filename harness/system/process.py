@@ -8,7 +8,6 @@ sends SIGTERM to the child, and the next run in its folder removes its files.
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import os
 import re
 import shutil
@@ -26,7 +25,9 @@ from pathlib import Path
 from harness.system.tree import Tree
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SIGNALS = tuple(  # Windows has no SIGHUP
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+)
 TICK_SECONDS = 0.3
 
 
@@ -235,6 +236,8 @@ def scratch_folder() -> Iterator[Path]:
 
     First remove folders of this user whose process was killed, which released their locks.
     """
+    import fcntl  # Windows has none, and plans from records there
+
     for path in Path(tempfile.gettempdir()).glob(f"{SCRATCH}*"):
         with suppress(OSError):
             _remove_abandoned(path)
@@ -253,6 +256,8 @@ def _remove_abandoned(path: Path) -> None:
     Raises:
         OSError: it is in use, a link, no folder, or another user's.
     """
+    import fcntl
+
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         found = os.fstat(handle)

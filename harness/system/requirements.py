@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from harness import RUN, SET_UP
 from harness.resolve import Resolved
 from harness.spec import Spec
 from harness.system import machine as kernel
@@ -24,11 +25,11 @@ SWAP_BYTES = 16 * 1.2
 """NVMe bytes per parameter: float32 master, two moments and a gradient, and room to rewrite
 them."""
 
-TORCH = "let ./run.sh set up its environment, or install what requirements name into your Python"
+TORCH = f"{SET_UP}, or install torch, accelerate and deepspeed into your Python"
 WAYS = {
     "torch": TORCH,
     "probe": TORCH,
-    "deepspeed": "pip install deepspeed transformers (torch first), or let ./run.sh set up",
+    "deepspeed": f"pip install deepspeed transformers (torch first), or {SET_UP}",
     "cpu_adam": "install a compiler and ninja: apt-get install g++ ninja-build "
     "(Fedora: dnf install gcc-c++ ninja-build)",
     "async_io": "apt-get install libaio-dev (Debian, Ubuntu) or dnf install libaio-devel (Fedora)",
@@ -196,7 +197,7 @@ def _lacks_phases(spec: Spec) -> Reason | None:
     if not spec.phases:
         return None
     why = f"phases is {spec.phases}, and a run is measured by its set-up and its steps"
-    return Reason(why, "leave it out; ./run.sh plan --phases predicts them")
+    return Reason(why, f"leave it out; {RUN} plan --phases predicts them")
 
 
 def _lacks_history(spec: Spec) -> Reason | None:

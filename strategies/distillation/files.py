@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from strategies.base import BadInput
 from strategies.files import open_foreign
+from strategies.words import RUN
 
 if TYPE_CHECKING:
     from strategies.initial import Draw
@@ -51,8 +52,9 @@ def shapes(name: str) -> dict[str, tuple[int, ...]]:
     path = located(name)
     if not path.is_file():
         raise BadInput(
-            f"there is no file {name}; train one (./run.sh train leaves averaged.safetensors), "
-            "and name it from the repository's root, without spaces, commas and plus signs"
+            f"there is no file {name}; train one ({RUN} train leaves averaged.safetensors), "
+            "and name it in full or from the repository's root, without spaces, commas and "
+            "plus signs"
         )
     try:
         with safe_open(path, framework="numpy") as file:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from strategies.base import BadInput
+from strategies.words import RUN
 
 ENDS = (".lora_A.default.weight", ".lora_B.default.weight")
 """Endings of an adapter's matrix names after its layer's name: peft's."""
@@ -29,7 +30,7 @@ def rank_of(file: str, shapes: Mapping[str, tuple[int, ...]]) -> int:
     if odd or not layers:
         what = f"{odd[0]}, which is no matrix of LoRA's" if odd else "nothing"
         raise BadInput(
-            f"{file} holds {what}; give what ./run.sh train left of lora or qlora, or merge it "
+            f"{file} holds {what}; give what {RUN} train left of lora or qlora, or merge it "
             "yourself and give all weights by --weights"
         )
     ranks = {rank for a, b in layers.values() for rank in (shapes[a][0], shapes[b][1])}

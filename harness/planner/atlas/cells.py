@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
+from harness import RUN
 from harness.commands.progress import Predictions, counted
 from harness.planner import verdict
 from harness.planner.advice import sample_name
@@ -196,7 +197,7 @@ class Scenario:
         best = answer or verdict.fastest(fits) or verdict.nearest(fits)
         reason = next((fit.lack or fit.prediction.reason for fit in fits), "no recipe")
         option = "--gpu-memory" if self.card[0].isdigit() else "--gpu"
-        command = f"./run.sh plan --model {self.model} --gpus {self.asked.processes}"
+        command = f"{RUN} plan --model {self.model} --gpus {self.asked.processes}"
         command += f" {option} {self.card}" + (f" --recipes {best.label}" if best else "")
         return Cell(
             model=self.model,

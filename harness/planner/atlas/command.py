@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rich.text import Text
 
-from harness import ROOT
+from harness import RESULTS
 from harness.commands.console import OK, make_console, short
 from harness.commands.options import add_force
 from harness.planner import pool, records
@@ -70,7 +70,7 @@ def atlas(options: argparse.Namespace) -> int:
     console, models = make_console(), options.models or usual_models(options)
     _check(models, options.cards, options)
     lines = from_csv(options.csv) if options.csv else []
-    folder = (options.out or ROOT / "results" / "atlas").absolute()
+    folder = (options.out or RESULTS / "atlas").absolute()
     check_out(folder, ("atlas.*",), force=options.force)
     if lines:
         paths = write(lines, folder)

@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from harness import RUN
 from harness.json_files import whole
 from harness.planner.atlas.cells import HEADS, TRAININGS
 from harness.planner.plan.candidates import PlanError
@@ -26,7 +27,7 @@ from strategies.files import cell, printable, read_foreign
 Lines = Sequence[Sequence[str]]
 NOTE = (
     "Predicted without a GPU, for one sample a GPU at each model's usual size, with "
-    "encoders and VAE not on the GPU. Each cell has the answer of ./run.sh plan: no usual recipe "
+    f"encoders and VAE not on the GPU. Each cell has the answer of {RUN} plan: no usual recipe "
     "that fits is over 10 % faster. If none fits, it has the recipe that needs the least memory.",
     "A recipe fits if the upper ends of its ranges fit the GPU and the host. 64 GiB of host memory "
     "are assumed for each desktop card, and 256 GiB for each other card.",
@@ -36,7 +37,7 @@ NOTE = (
     f"card waits for the host, which issues an operation in {1e6 * ISSUE:.0f} microseconds, and "
     "one that backward recomputes in twice that. "
     "Adapters add operations, so a LoRA may take longer there than training all weights.",
-    "./run.sh atlas --recorded makes it from the predictions that ship with the project, in three "
+    f"{RUN} atlas --recorded makes it from the predictions that ship with the project, in three "
     "minutes.",
 )
 """Paragraphs on what the numbers are, and on how they are made again."""
@@ -173,7 +174,7 @@ def page(lines: Lines) -> str:
         '<button id="more" hidden></button>\n<h2>What the numbers rest on</h2>\n'
         f"{notes}\n"
         f'<script type="application/json" id="data">{_data(lines)}</script>\n'
-        f"<script>\n{SCRIPT.read_text('utf-8')}</script>\n</body></html>\n"
+        f"<script>\n{SCRIPT.read_text('utf-8').replace('./run.sh', RUN)}</script>\n</body></html>\n"
     )
 
 

@@ -13,11 +13,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
-from harness import ROOT
+from harness import RESULTS, ROOT, RUN
 from harness.commands.console import FAILED, INTERRUPTED, OK, examined, make_console, short, slug
-from harness.commands.options import add_force, check_file
+from harness.commands.options import add_force, add_json, check_file, write_answer
 from harness.commands.progress import Predictions, during
-from harness.json_files import write_json
 from harness.planner import overhead, pool
 from harness.planner.calibrate.rows import Setting, specs
 from harness.planner.calibrate.running import (
@@ -130,7 +129,7 @@ def against(options: argparse.Namespace, console: Console) -> int:
     card = _card(results[0])
     rows = held(results, _predictions(results, console))
     if options.json:
-        write_json(options.json, [dataclasses.asdict(row) for row in rows])
+        write_answer(options, {"rows": [dataclasses.asdict(row) for row in rows]})
     console.print(
         escape(lines(f"Against {options.against}", [compared(rows, card)])), soft_wrap=True
     )
@@ -142,7 +141,7 @@ def _results(folder: Path) -> list[Result]:
     """Return the results that ended well on one machine, without repetitions."""
     found = [r for r in _ended_well(folder) if r.spec.nodes == 1]
     if not found:
-        raise SpecError(f"{folder}: no results in it; give a folder that ./run.sh run made")
+        raise SpecError(f"{folder}: no results in it; give a folder that {RUN} run made")
     return found
 
 
@@ -165,7 +164,7 @@ def _card(result: Result) -> Card:
         card = cards.of_cpu(str(facts["cpu"]), int(facts["cores"]), int(facts["memory_bytes"]))
     if card is None:
         raise SpecError(f"{name} is not in the table of cards and was not calibrated; run "
-                        "./run.sh calibrate there first")  # fmt: skip
+                        f"{RUN} calibrate there first")  # fmt: skip
     return card
 
 
@@ -195,8 +194,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = ("compare the results in DIR with times planned with and without the calibration "
         "(default: calibrate)")  # fmt: skip
     add("--against", type=Path, metavar="DIR", help=text)
-    text = "write the comparison of --against as JSON (default: not written)"
-    add("--json", type=Path, metavar="FILE", help=text)
+    add_json(parser)
     add_force(parser)
     add("--dry-run", action="store_true", help="print stations, rows and minutes; start nothing")
     text = "rehearse with tiny models and shapes; the numbers are not kept"
@@ -253,9 +251,8 @@ def _calibrated(session: Session, options: argparse.Namespace) -> int:
 def _check(options: argparse.Namespace) -> None:
     if options.steps < 0:
         raise SpecError(f"steps is {options.steps}; give --steps at least 1")
-    for name in ("share", "json"):
-        if getattr(options, name):
-            check_file(getattr(options, name), name, force=options.force)
+    if options.share:
+        check_file(options.share, "share", force=options.force)
     if options.json and not options.against:
         raise SpecError("--json writes the comparison of --against; give --against DIR")
 
@@ -263,7 +260,7 @@ def _check(options: argparse.Namespace) -> None:
 def _folder(options: argparse.Namespace) -> Path:
     if options.out:
         return options.out.absolute()
-    parent = ROOT / "results" / "calibrate"
+    parent = RESULTS / "calibrate"
     machine = recall(ROOT)
     device = options.device or machine.device
     name = machine.device_names[0] if device == "cuda" and machine.gpus else store.processor()
@@ -342,7 +339,7 @@ def _show(found: Calibration, made: Sequence[Grid], kept: Path | None, session: 
     else:
         session.tell("Predictions do not use it: it was a rehearsal, or nothing was measured.")
     if not session.known:
-        session.tell(f"./run.sh report {short(session.folder / 'rows')} compares memory and times")
+        session.tell(f"{RUN} report {short(session.folder / 'rows')} compares memory and times")
 
 
 def print_table(grid: Grid, console: Console) -> None:
@@ -362,6 +359,6 @@ def _own(options: argparse.Namespace, machine: Machine) -> list[Calibration]:
 def _share(calibration: Calibration, path: Path, console: Console) -> int:
     """Write the calibration to a file that others can use."""
     public(calibration, SHARED).write(path)
-    text = f"./run.sh plan --calibration {path.name} uses it, as does one in {short(store.OWN)}"
+    text = f"{RUN} plan --calibration {path.name} uses it, as does one in {short(store.OWN)}"
     console.print(Text(f"{short(path)}: {text}"), soft_wrap=True)
     return OK

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from harness import RUN
 from harness.json_files import BadFile, read_json, write_json
 from strategies.base import BadInput
 
@@ -189,7 +190,7 @@ def load(path: Path) -> Calibration:
     try:
         return read_json(path, Calibration, name="calibration", schema=SCHEMA)
     except BadFile as error:
-        again = "make it again with ./run.sh calibrate"
+        again = f"make it again with {RUN} calibrate"
         raise BadInput(f"calibration {error}; {again}") from None
 
 

@@ -7,7 +7,6 @@ module. Does not import torch.
 from __future__ import annotations
 
 import functools
-import os
 import re
 import sys
 from collections.abc import Iterable
@@ -15,7 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness import ROOT
+import psutil
+
+from harness import RESULTS
 from harness.planner.calibration.record import Calibration, Device, Fitted, fitted, load
 from harness.system import gpus
 from harness.system import machine as kernel
@@ -23,7 +24,7 @@ from harness.system.machine import Machine
 from harness.system.probe import version
 from strategies.base import BadInput
 
-OWN = ROOT / "results" / "calibrations"
+OWN = RESULTS / "calibrations"
 BUSY = 0.1
 """Share of the cores above which other work is reported."""
 PROJECT = Path(__file__).with_name("measured")
@@ -146,7 +147,7 @@ def processor() -> str:
 
 def memory_bytes() -> int:
     """Return the bytes that all processes together may use."""
-    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    whole = psutil.virtual_memory().total
     return min(whole, kernel.memory_kills().limit_bytes or whole)
 
 

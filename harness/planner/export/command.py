@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
-from harness import ROOT, files
+from harness import RESULTS, RUN, files
 from harness.commands.console import OK, make_console, short, slug
-from harness.commands.options import add_force, overrides
+from harness.commands.options import add_force, add_json, overrides, write_answer
 from harness.planner import verdict
 from harness.planner.export import trainers
 from harness.planner.export.bundle import PAGE, Bundle, bundle
 from harness.planner.export.settled import YAML
 from harness.planner.plan.answer import lacks, reach
 from harness.planner.plan.candidates import Asked, asked_for
-from harness.planner.plan.request import AS_PLANNED, add_question, without_counterpart
+from harness.planner.plan.request import AS_PLANNED, add_question, fit_as_json, without_counterpart
 from harness.planner.plan.tracing import known
 from harness.planner.verdict import Fit
 from harness.resolve import Resolved, resolve
@@ -95,7 +95,7 @@ def _counted(made: Translation) -> str:
 def _predicted(fit: Fit) -> str:
     """Return a plan's verdict on this recipe and card; without one, refer to ``plan``."""
     if fit.need_bytes is None:
-        return f"not predicted for {fit.gpu.words}: ./run.sh plan says whether it fits"
+        return f"not predicted for {fit.gpu.words}: {RUN} plan says whether it fits"
     words = {"fits": "predicted to fit", "tight": "predicted to be tight on"}
     word = words.get(fit.verdict, "predicted NOT to fit")
     host = f", and {lacks(fit)}" if fit.verdict == "host" else ""
@@ -114,6 +114,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("recipes", nargs=1, metavar="RECIPE", help="strategies joined by +")
     add("--out", type=Path, metavar="DIR", help="folder (default: results/export/RECIPE)")
     add_force(parser)
+    add_json(parser)
     add_question(parser)
     parser.set_defaults(**AS_PLANNED)
     some = ", ".join(trainers.EXPORTED)
@@ -133,7 +134,7 @@ def export(options: argparse.Namespace) -> int:
     asked, resolved = _resolved(options, overrides(options))
     for name in options.trainers:
         trainers.exported(name)  # refuse an unknown name before other work
-    folder = Path(options.out or ROOT / "results" / "export" / slug(options.recipes[0])).absolute()
+    folder = Path(options.out or RESULTS / "export" / slug(options.recipes[0])).absolute()
     machines = -(-resolved.spec.processes // asked.gpu.node)
     made = bundle(resolved, folder, options.trainers, machines)
     try:
@@ -142,7 +143,21 @@ def export(options: argparse.Namespace) -> int:
         raise SpecError(f"out is {folder}: {error.strerror}; give another --out DIR") from None
     fit = known(resolved, asked.gpu) or verdict.cannot(resolved, asked.gpu, "")
     print_export(made, None if options.cpu else fit, make_console(COLUMNS))
+    if options.json:
+        write_answer(options, as_json(made, None if options.cpu else fit))
     return OK
+
+
+def as_json(made: Bundle, fit: Fit | None) -> dict[str, Any]:
+    """Return the export as plain data: its files by name, and each trainer's options."""
+    trainers = {
+        one.trainer["title"]: {"command": one.start, "options": one.options, "barred": one.barred,
+                               "lacks": [lack.what for lack in one.lacks]}
+        for one in made.translations
+    }  # fmt: skip
+    found = {"title": made.title, "folder": made.folder, "files": made.files, "trainers": trainers}
+    found |= {"blanks": made.blanks, "own": dict(made.own), "start": made.command}
+    return found | {"predicted": fit_as_json(fit) if fit and fit.need_bytes is not None else None}
 
 
 def _resolved(options: argparse.Namespace, given: Mapping[str, Any]) -> tuple[Asked, Resolved]:

@@ -18,11 +18,12 @@ from typing import IO, TYPE_CHECKING, Any
 from rich.markup import escape
 
 from harness.commands.console import OK, make_console
+from harness.commands.options import add_json, write_answer
 from harness.planner.oom import log, reading, snapshot
 from harness.planner.oom.log import Failure, Log
 from harness.planner.oom.numbers import Numbers
 from harness.planner.oom.reading import Reading, gib
-from harness.planner.plan.request import AS_PLANNED, add_question
+from harness.planner.plan.request import AS_PLANNED, add_question, fit_as_json
 from harness.planner.plan.table import print_lines
 from harness.planner.suggestions import GROWING, RECOMPUTED, holds_enough
 from harness.report.figures.units import GIB
@@ -67,6 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--recipe", metavar="R", default="", help=text)
     group = parser.add_argument_group("the training, to predict changes that fit")
     add_question(group, optional=True)
+    add_json(parser)
     parser.set_defaults(**{**AS_PLANNED, "claims": None})
 
 
@@ -86,11 +88,15 @@ def oom(options: argparse.Namespace) -> int:
     with opened(options.file) as file:
         head = file.peek(HEAD)[:HEAD]
         if head.startswith(PICKLE):
-            numbers = _tell_snapshot(file, options.file, console)
+            numbers, found = _tell_snapshot(file, options.file, console)
         else:
-            numbers = _tell_log(_scanned(file, head, options.file), options.file, console)
-    if options.model:
-        _tell_changes(options, numbers, console)
+            numbers, found = _tell_log(_scanned(file, head, options.file), options.file, console)
+    given, able = _tell_changes(options, numbers, console) if options.model else (None, [])
+    if options.json:
+        answer: dict[str, Any] = {"memory": dataclasses.asdict(numbers)}
+        answer["diagnosis"] = dataclasses.asdict(found) if found else None
+        answer["given"] = fit_as_json(given) if given else None
+        write_answer(options, {**answer, "changes": [fit_as_json(fit) for fit in able]})
     return OK
 
 
@@ -141,13 +147,13 @@ def _scanned(file: IO[bytes], head: bytes, name: str) -> Log:
 # ---- printing ----
 
 
-def _tell_log(found: Log, name: str, console: Console) -> Numbers:
+def _tell_log(found: Log, name: str, console: Console) -> tuple[Numbers, Reading]:
     failure = found.first
-    numbers = failure.numbers
-    _tell(reading.read(failure), numbers, {}, console)
+    numbers, read = failure.numbers, reading.read(failure)
+    _tell(read, numbers, {}, console)
     for note in _notes(found, failure, name):
         console.print(escape(note), style="dim")
-    return numbers
+    return numbers, read
 
 
 def _notes(found: Log, failure: Failure, name: str) -> Iterator[str]:
@@ -159,7 +165,7 @@ def _notes(found: Log, failure: Failure, name: str) -> Iterator[str]:
         yield f"{len(others)} more such messages{of}; the first is explained."
 
 
-def _tell_snapshot(file: IO[bytes], name: str, console: Console) -> Numbers:
+def _tell_snapshot(file: IO[bytes], name: str, console: Console) -> tuple[Numbers, Reading | None]:
     try:
         found = snapshot.read(file)
     except ValueError as error:
@@ -179,7 +185,7 @@ def _tell_snapshot(file: IO[bytes], name: str, console: Console) -> Numbers:
     _tell(read, first.numbers, shares, console)
     if len(found) > 1:
         console.print(f"{len(found)} GPUs are in {escape(name)}; one is shown.", style="dim")
-    return first.numbers
+    return first.numbers, read
 
 
 def _tell(
@@ -235,7 +241,10 @@ def _tell_shares(
 # ---- changes ----
 
 
-def _tell_changes(options: argparse.Namespace, numbers: Numbers, console: Console) -> None:
+def _tell_changes(
+    options: argparse.Namespace, numbers: Numbers, console: Console
+) -> tuple[Fit, list[Fit]]:
+    """Print and return the prediction of the recipe, and the changes that fit."""
     from harness.commands.progress import Predictions
     from harness.planner import pool
     from harness.planner.plan.answer import reach, tried_instead
@@ -270,6 +279,7 @@ def _tell_changes(options: argparse.Namespace, numbers: Numbers, console: Consol
     console.print()
     print_lines([_given(given, numbers), *lines], console)
     asking.progress.tell_recorded()
+    return given, able
 
 
 def _whole(size: int) -> int:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from harness.commands.console import OK
-from harness.json_files import write_json
+from harness.commands.options import write_answer
 from harness.planner import advice, verdict
 from harness.planner.advice import SOUGHT, Advice, Move
 from harness.planner.plan.answer import SAME, answer, gib, lacks, near, reach
@@ -21,7 +21,7 @@ from harness.planner.plan.candidates import Asked
 from harness.planner.plan.reach import reaches
 from harness.planner.plan.request import fit_as_json
 from harness.planner.plan.table import LOOKS, WORD, host, notes, print_lines, setting, uncertain
-from harness.planner.plan.tracing import Asking
+from harness.planner.plan.tracing import Asking, demand
 from harness.planner.search import Largest
 from harness.planner.suggestions import Ways
 from harness.planner.verdict import Fit
@@ -236,11 +236,12 @@ def plan_largest(options: argparse.Namespace, asking: Asking, console: Console) 
     found = reaches(what, asked.resolved, asking) if asked.searched else []
     rows = asked.resolved if not asked.searched else []
     answers = [one for reach in found for one in reach.followed] or asking.largest(what, rows)
+    demand((fit for one in answers for fit in (one.fits, one.over)), asked.resolved, asked.gpu)
     print_largest(answers, what, asked, console)
     print_lines([one.line for one in found], console)
     if options.json:
         told = {"searches": [one.as_json for one in found]}
-        write_json(options.json, largest_as_json(answers, asked) | told)
+        write_answer(options, largest_as_json(answers, asked) | told)
     return OK
 
 
@@ -285,6 +286,7 @@ def plan_advice(options: argparse.Namespace, asking: Asking, console: Console) -
     (row,) = asking.asked.resolved
     moves = advice.moves(row, asking.asked.processes)
     given, *fits = asking.fits([row, *(move.row for move in moves)])
+    demand([given], [row], given.gpu)
     # Without a prediction of the recipe, no move can be compared with it.
     scales = advice.SCALES if given.need_bytes is not None else ()
     able = [what for what in scales if not advice.unable(what, row)]
@@ -295,7 +297,7 @@ def plan_advice(options: argparse.Namespace, asking: Asking, console: Console) -
     ways = asking.ways([given, *fits])
     print_advice(found, ways, console)
     if options.json:
-        write_json(options.json, as_json(found, ways))
+        write_answer(options, as_json(found, ways))
     return OK
 
 

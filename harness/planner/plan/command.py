@@ -16,9 +16,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from harness.commands.console import FAILED, OK, make_console
-from harness.commands.options import add_force, check_file
+from harness.commands.options import add_force, add_json, write_answer
 from harness.commands.progress import Predictions
-from harness.json_files import write_json
 from harness.planner import pool, verdict
 from harness.planner.advice import SOUGHT
 from harness.planner.explore import Proof
@@ -32,7 +31,7 @@ from harness.planner.plan.counts import plan_counts
 from harness.planner.plan.given import asked_of, plan_from, read
 from harness.planner.plan.request import add_question, fit_as_json
 from harness.planner.plan.table import print_explained, print_lines, print_plan
-from harness.planner.plan.tracing import Asking
+from harness.planner.plan.tracing import Asking, demand
 from harness.planner.speed import rates
 from harness.planner.suggestions import Ways
 from harness.planner.verdict import Fit
@@ -75,8 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--explain", action="store_true", help="print the tensors at each recipe's peak")
     add("--notes", action="store_true", help="print all notes below the table (default: three)")
     add("--jobs", type=int, metavar="N", help="predictions at a time (default: a core each)")
-    text = "write everything as JSON too (default: not written)"
-    add("--json", type=Path, metavar="FILE", help=text)
+    add_json(parser)
     add_force(parser)
     text = "trace every prediction again (default: use those of earlier plans, and those that "
     add("--fresh", action="store_true", help=text + "ship with the project)")
@@ -85,8 +83,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def plan(options: argparse.Namespace) -> int:
     """Predict, print the table and the answer, and return the exit code."""
     console = make_console(WIDE)
-    if options.json:
-        check_file(options.json, "json", force=options.force)
     with pool.fresh() if options.fresh else contextlib.nullcontext():
         jobs = options.jobs or pool.default_jobs()
         if options.counts:
@@ -133,6 +129,7 @@ def _plan(
 ) -> int:
     asked = asking.asked
     fits, proofs, ways = asking.answer()
+    demand(fits, asked.resolved, asked.gpu)
     if options.check:
         fits = [verdict.with_uncounted(fit, uncounted) for fit in fits]
         console.print(escape(check_line(fits[0], ways)), highlight=False, soft_wrap=True)
@@ -145,7 +142,7 @@ def _plan(
         print_explained(fits, console)
     if options.json:
         found = as_json(fits, proofs, ways, asked)
-        write_json(options.json, found | {"buckets": advice.buckets_json(sizes, asked.buckets)})
+        write_answer(options, found | {"buckets": advice.buckets_json(sizes, asked.buckets)})
     none = all(fit.need_bytes is None and fit.verdict != "cannot" for fit in fits)
     return FAILED if none or (options.check and not fits[0].fits) else OK
 

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from harness.commands.console import FAILED, OK
+from harness.commands.options import write_answer
 from harness.commands.progress import Predictions
-from harness.json_files import write_json
 from harness.planner import verdict
 from harness.planner.plan.answer import kind_of_sample, near, rate, short_rate
 from harness.planner.plan.candidates import PlanError, asked_for
@@ -62,7 +62,7 @@ def plan_counts(options: argparse.Namespace, jobs: int, console: Console) -> int
     if options.json:
         told = [{"gpus": r.count, "refused": r.reason} | (fit_as_json(r.fit) if r.fit else {})
                 for r in rows]  # fmt: skip
-        write_json(options.json, {"rows": told})
+        write_answer(options, {"rows": told})
     return OK if known else FAILED
 
 

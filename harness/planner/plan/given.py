@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from harness.commands.console import FAILED, OK
-from harness.json_files import write_json
+from harness.commands.options import write_answer
 from harness.planner.explore import Proof
 from harness.planner.export import files
 from harness.planner.export.files import ACCELERATE
@@ -103,7 +103,7 @@ def plan_from(options: argparse.Namespace, made: Reading, asking: Asking, consol
         print_explained([fit], console)
     if options.json:
         found = {"rows": [fit_as_json(fit)], "searches": [proof.as_json for proof in proofs]}
-        write_json(options.json, {"read": dataclasses.asdict(made), **found})
+        write_answer(options, {"read": dataclasses.asdict(made), **found})
     return FAILED if fit.need_bytes is None else OK
 
 
@@ -170,7 +170,7 @@ def _plan_diff(
     print_lines(diff_lines(names, (made, other), (fit, second)), console)
     if options.json:
         rows = {"read": [dataclasses.asdict(one) for one in (made, other)]}
-        write_json(options.json, {**rows, "rows": [fit_as_json(one) for one in (fit, second)]})
+        write_answer(options, {**rows, "rows": [fit_as_json(one) for one in (fit, second)]})
     return OK
 
 

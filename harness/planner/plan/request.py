@@ -11,6 +11,7 @@ import dataclasses
 import shlex
 from typing import Any
 
+from harness import RUN
 from harness.commands.options import add_shaping
 from harness.planner.speed.rates import NONE
 from harness.planner.speed.roofline import sent
@@ -204,7 +205,7 @@ def export_command(fit: Fit) -> str:
     resolved = fit.resolved
     if resolved.spec.sampling or without_counterpart(resolved):
         return ""
-    return shlex.join(["./run.sh", "export", fit.label, *words(resolved, fit.gpu)])
+    return shlex.join([RUN, "export", fit.label, *words(resolved, fit.gpu)])
 
 
 # ---- JSON of a row ----

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from rich.markup import escape
 
+from harness import RUN
 from harness.planner import resident_models, uncertainty, verdict
 from harness.planner.eager import note_of
 from harness.planner.explore import RULE, reason
@@ -211,7 +212,7 @@ def _why_not(fit: Fit, best: Sequence[Fit]) -> str:
 def print_lines(lines: Sequence[str], console: Console, style: str = "") -> None:
     """Print lines of an answer; only commands are not wrapped."""
     for line in lines:
-        whole = "./run.sh" in line  # a wrapped command cannot be copied
+        whole = RUN in line  # a wrapped command cannot be copied
         for part in [line] if whole else wrapped(line, console.width):
             console.print(escape(part), highlight=False, soft_wrap=True, style=style)
 

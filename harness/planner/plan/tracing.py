@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
 import functools
-from collections.abc import Callable, Sequence
+import shlex
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness import RUN
 from harness.commands.progress import Predictions, during
 from harness.planner import overhead, pool, records, suggestions, verdict
 from harness.planner import search as largest
 from harness.planner.advice import SOUGHT
 from harness.planner.explore import Proof, search
 from harness.planner.plan.candidates import Asked
+from harness.planner.plan.request import words
 from harness.planner.search import Largest
 from harness.planner.suggestions import Ways
 from harness.planner.verdict import Fit
 from harness.prediction import Prediction
-from harness.resolve import Resolved
+from harness.resolve import Resolved, resolve
+from harness.spec import Spec
 from harness.system.cards import Card
+from strategies.base import BadInput
 
 
 @dataclass(frozen=True)
@@ -37,8 +44,9 @@ class Asking:
     def search(self, rows: Sequence[Resolved]) -> tuple[list[Fit], list[Proof]]:
         """Search a lattice for its answers (``explore.search``)."""
         gpu = self.asked.gpu
+        shipped = functools.partial(_shipped, gpu=gpu)
         with pool.kept_workers():
-            return search(rows, gpu, self.fits, functools.partial(_shipped, gpu=gpu))
+            return search(rows, gpu, self.fits, shipped, alone=not pool.traces())
 
     def answer(self, *, ways: bool = True) -> tuple[list[Fit], list[Proof], Ways | None]:
         """Return the fits of the plan's rows, the proofs of its searches, and changes that fit.
@@ -99,6 +107,8 @@ def judged(
         kept = {
             place for place, i in enumerate(order) if pool.cached(pairs[i][0], folder, kinds[i])
         }
+        if not pool.traces():  # then progress has nothing to show
+            kept = set(range(len(order)))
         asked = {"kind": [kinds[i] for i in order], "jobs": jobs, "done": told.done}
         with during(told, [named(*pairs[i]) for i in order], why, kept):
             found = pool.predict_all([pairs[i][0] for i in order], folder, **asked)
@@ -128,3 +138,37 @@ def recorded(row: Resolved, gpu: Card) -> Fit | None:
         return verdict.cannot(row, gpu, lack)
     found = records.find(row.spec.model, records.name(row, overhead.preferred(gpu.capability)))
     return verdict.judge(row, found, gpu) if found else None
+
+
+# ---- without torch ----
+
+
+def demand(found: Iterable[Fit | None], rows: Sequence[Resolved], gpu: Card) -> None:
+    """Check that something was predicted of ``rows``, as far as this installation can trace.
+
+    Raises:
+        BadInput: nothing was, and tracing lacks a package; names it, how to install it, and the
+            nearest question with a recorded answer.
+    """
+    lacks = pool.untraceable(rows[0]) if rows else ""
+    if not lacks or any(fit and (fit.lack or fit.need_bytes is not None) for fit in found):
+        return
+    row, near = rows[0], _nearest(rows[0], gpu)
+    asks = ["plan", "--recipes", near.spec.recipe, *words(near, gpu)] if near else []
+    more = f". The nearest recorded one: {shlex.join([RUN, *asks])}" if near else ""
+    raise BadInput(f"no prediction of {row.spec.model} answers this: {lacks}{more}")
+
+
+def _nearest(row: Resolved, gpu: Card) -> Resolved | None:
+    """Return the row recorded for such a card that differs from ``row`` in the fewest fields."""
+    names = [path.name.removesuffix(records.ENDING) for path in records.FOLDER.glob("*.xz")]
+    model = difflib.get_close_matches(row.spec.model, names, n=1, cutoff=0)[0]
+    known = [records.record_of(line) for line in records.lines(model).values()]
+    specs = [Spec(**one.spec) for one in known if one.kind == overhead.preferred(gpu.capability)]
+    wanted = dataclasses.asdict(row.spec)
+
+    def apart(found: Spec) -> int:
+        return sum(value != wanted[name] for name, value in dataclasses.asdict(found).items())
+
+    specs = [one for one in specs if one.device == row.spec.device and not one.sampling]
+    return resolve(min(specs, key=apart)) if specs else None

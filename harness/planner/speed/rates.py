@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from harness import RUN
 from harness.planner import overhead
 from harness.planner.calibration import store
 from harness.planner.calibration.record import (
@@ -239,7 +240,7 @@ NONE = "none"
 """Value in place of a calibration's file: use typical figures."""
 UNTRIED = "Times are untried: no measured step time on {} was compared with a prediction."
 UNCALIBRATED = (
-    "Times, context and communication are typical figures. ./run.sh calibrate on such a "
+    f"Times, context and communication are typical figures. {RUN} calibrate on such a "
     "machine replaces them."
 )
 

@@ -118,7 +118,7 @@ def _least(grid: Grid, index: int) -> int:
         return max([longest, *map(len, grid.heads[index].split())])
     if grid.heads[index] in NAMES:
         pieces = [piece for text in cells for piece in re.split(PIECES, text)]
-        return min(longest, max(NAME, *map(len, pieces)))
+        return min(longest, max([NAME, *map(len, pieces)]))
     words = [word for text in (grid.heads[index], *cells) for word in text.split()]
     return min(max(map(len, words), default=1), WORD)
 

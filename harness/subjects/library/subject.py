@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
-import importlib.util
 import json
 import logging
 import math
@@ -117,6 +116,7 @@ class Library(Subject):
     """
 
     objectives: ClassVar[tuple[str, ...]] = ("flow", "epsilon", "velocity")
+    needs: ClassVar[tuple[str, ...]] = ("diffusers",)
     brings_samples: ClassVar[bool] = True
 
     kind: str
@@ -256,10 +256,6 @@ class Library(Subject):
         return getattr(module, names[0])[0]
 
     def check(self) -> None:
-        if importlib.util.find_spec("diffusers") is None:
-            raise BadInput(
-                f"model {self.model} is built by diffusers, which is missing; pip install diffusers"
-            )
         if self.objective.partition(":")[0] not in self.family.objectives:
             raise BadInput(
                 f"model {self.model} cannot be trained to {self.objective!r}; give --objective "
