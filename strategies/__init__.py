@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 from strategies import launch_file, recipe
 from strategies.base import LazyTable
@@ -35,7 +36,21 @@ def _adapter(name: str) -> type[Strategy]:
     return adapter_kind(name)
 
 
-CATALOG = LazyTable(
+class Catalog(LazyTable):
+    """Strategies by name; ``@PATH`` is the sharding of a user's own launch file."""
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or (isinstance(name, str) and name.startswith("@"))
+
+    def __getitem__(self, name: str) -> Any:
+        if name.startswith("@"):
+            from strategies.sharding import users_kind
+
+            return users_kind(name)
+        return super().__getitem__(name)
+
+
+CATALOG = Catalog(
     {
         **{name: partial(_sharding, name) for name in launch_file.names()},
         "fp32": "strategies.precision.mixed:Fp32",

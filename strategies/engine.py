@@ -158,6 +158,11 @@ class Engine:
         """Return the placement of the "optimizer" or the "parameters": device, cpu or nvme."""
         return "device"
 
+    @property
+    def usual_name(self) -> str:
+        """Name of the launch file of the same kind in ``launch_configs``."""
+        return self.file.path.stem
+
     def refuses(self, launch: RunContext) -> str | None:
         """Return why it cannot run under ``launch``, with the remedy; None if it can.
 

@@ -35,7 +35,8 @@ class LaunchFile:
     """Contents of a launch file.
 
     ``kind``: accelerate's distributed type, which names the engine. ``settings``: the content of
-    the engine's own file, if the YAML names one.
+    the engine's own file, if the YAML names one. ``own``: it is one of ``FOLDER``; a user's file
+    (``strategies.users_launch``) starts from a copy.
     """
 
     path: Path
@@ -44,6 +45,7 @@ class LaunchFile:
     source: str = ""
     content: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
+    own: bool = True
 
 
 def names(folder: Path = FOLDER) -> list[str]:

@@ -25,6 +25,8 @@ BESIDE = {
 }  # fmt: skip
 """Keys of ``deepspeed_config`` that accelerate refuses beside a DeepSpeed JSON (1.15,
 utils/dataclasses.py, ``_deepspeed_config_checks``)."""
+STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
+"""Sharding strategies of FSDP 1."""
 BOUNDS = {
     "gt": (operator.gt, "above"),
     "ge": (operator.ge, "at least"),
@@ -62,6 +64,8 @@ def check_deepspeed(config: Mapping[str, Any], processes: int | None = None) -> 
         elif name not in known["read"]:
             near = nearest(name, known["read"])
             found.passed.append(f"{name}: DeepSpeed has no such key; {near}")
+        elif name in ("optimizer", "scheduler") and not isinstance(value, (dict, type(None))):
+            found.faults.append(f"{name} is {value!r:.60}; write a block of settings")
         elif isinstance(value, dict):
             inner = [n.partition(".")[2] for n in known["read"] if n.startswith(f"{name}.")]
             found.passed.extend(
@@ -262,9 +266,10 @@ def _check_block(
         elif "choices" in field and not _among(value, field["choices"]):
             choices = ", ".join(map(str, field["choices"]))
             found.faults.append(f"{block}.{name} is {value!r:.60}; one of {choices}")
-    for name in ("zero_stage", "gradient_accumulation_steps"):
-        value = given.get(name)
-        if value is not None and value != AUTO and as_number(value, whole=True) is None:
+    counts = ("zero_stage", "gradient_accumulation_steps")
+    for name, value in given.items():
+        counted = name in counts or str(name).endswith("_size")
+        if counted and value not in (None, AUTO) and as_number(value, whole=True) is None:
             found.faults.append(f"{block}.{name} is {value!r:.60}; give a whole number")
 
 
@@ -301,6 +306,10 @@ def _check_fsdp(content: Mapping[str, Any], faults: list[str]) -> None:
             )
         elif version != 2:
             faults.append("fsdp_activation_checkpointing_offload needs fsdp_version: 2")
+    strategy = str(own.get("fsdp_sharding_strategy", "FULL_SHARD")).upper()
+    if version == 1 and strategy not in STRATEGIES and strategy not in "12345":
+        names = ", ".join(STRATEGIES)
+        faults.append(f"fsdp_sharding_strategy is {strategy:.60}; one of {names}")
     policy = own.get("fsdp_auto_wrap_policy")
     known = ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")
     if policy is not None and str(policy).upper() not in known:

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field, fields, make_dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from strategies import engines
+from strategies import engines, users_launch
 from strategies.base import Slot, demand
 from strategies.engine import STEP_PHASES, Engine, RunContext, TrainingRun
 from strategies.evidence.rules import label
-from strategies.launch_file import FOLDER, names
+from strategies.launch_file import FOLDER, LaunchFileError, names
 from strategies.strategy import Strategy
 from strategies.subject import Subject
 from strategies.workloads import SAMPLE
@@ -30,6 +30,11 @@ class Sharding(Strategy):
 
     slot: ClassVar[Slot] = Slot.SHARD
     folder: ClassVar[Path] = FOLDER
+
+    @classmethod
+    def alike(cls) -> str:
+        """Return the name of the sharding that makes the same groups of processes."""
+        return cls.name
 
     @classmethod
     def engine(cls, device: str) -> Engine:
@@ -94,6 +99,40 @@ class Sharding(Strategy):
             sent = {phase: trained.observed.sent_in(phase) for phase in STEP_PHASES}
             facts["sent_bytes"] = {phase: found for phase, found in sent.items() if found}
         return label({**facts, **launch.engine.evidence(trained)}, "distributed_type")
+
+
+class UsersSharding(Sharding):
+    """Sharding by a user's own launch file, named ``@PATH`` in a recipe."""
+
+    of_engine: ClassVar[Engine]
+
+    @classmethod
+    def engine(cls, device: str) -> Engine:
+        file = cls.of_engine.file
+        if device != "cpu" or (other := users_launch.on_cpu(file)) is file:
+            return cls.of_engine
+        return engines.ENGINES[other.kind].of(other)
+
+    @classmethod
+    def alike(cls) -> str:
+        return cls.of_engine.usual_name
+
+
+def users_kind(name: str) -> type[Sharding]:
+    """Return the strategy of a recipe's word ``@PATH``.
+
+    Raises:
+        LaunchFileError: the file cannot be read, or its library refuses it.
+    """
+    path = Path(name[1:]).absolute()
+    if odd := set(str(path)) & set("+:,= "):
+        raise LaunchFileError(f"{path}: a recipe cannot name a path with {odd.pop()!r}; rename it")
+    engine = engines.of_users_file(path)
+    members = {"name": f"@{path}", "of_engine": engine, "__doc__": engine.file.title}
+    members |= {"source": str(engine.file.path), "needs": engine.needs, "__module__": __name__}
+    given = [(n, type(value), field(default=value)) for n, value in engine.choices.items()]
+    bases = (UsersSharding,)
+    return make_dataclass("Users", given, bases=bases, namespace=members, frozen=True, kw_only=True)
 
 
 def sharding_kinds(folder: Path = FOLDER) -> dict[str, type[Sharding]]:

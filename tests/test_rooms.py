@@ -165,6 +165,8 @@ ABOUT_DEEPSPEED = {
     "harness.system.requirements": "says how to come by DeepSpeed",
     "harness.planner.overhead": "counts the groups that each of DeepSpeed's stages makes",
     "harness.planner.export.launches": "reads the files of others",
+    "strategies.launch_keys": "checks the files of others",
+    "strategies.users_launch": "reads the files of others",
     "harness.prediction": "reads files of a version in which engines said less",
 }
 ENGINES_OWN = ("strategies.engines", "harness.planner.adapters.")

@@ -1,10 +1,12 @@
-"""``./run.sh lint``: report DeepSpeed settings that waste memory for a model. Needs no torch."""
+"""``./run.sh lint``: check launch files as their libraries do, and report DeepSpeed settings that
+waste memory for a model. Needs no torch."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Mapping
+import functools
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +20,15 @@ from harness.resolve import resolve
 from harness.spec import Spec, SpecError, model_name
 from harness.subjects import kind_of
 from harness.subjects.library import families
-from strategies import CATALOG
-from strategies.engines.zero.waste import DEFAULTS, Finding, Job, prices, waste
+from strategies import CATALOG, users_launch
+from strategies.base import BadInput
+from strategies.engines.zero.waste import Finding, Job, prices, waste
 from strategies.launch_file import FOLDER
 from strategies.subject import Shaping
 from strategies.words import name_of
+
+DEVICES = 8
+"""Usual number of devices."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,12 +37,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "files",
         nargs="*",
-        metavar="FILE.json",
-        help="DeepSpeed JSON files (default: those in launch_configs)",
+        metavar="FILE",
+        help="DeepSpeed JSON or accelerate files (default: the JSON in launch_configs)",
     )
     text = "a preset or FILE.py:CLASS (default: DiT-XL/2)"
     add("--model", type=families.canonical, metavar="MODEL", default="DiT-XL/2", help=text)
-    add("--processes", type=int, metavar="N", default=8, help="devices (default: 8)")
+    text = "devices (default: 8; the batch of a file is compared with it only if it is given)"
+    add("--processes", type=int, metavar="N", help=text)
     text = "type of the computation (default: bf16)"
     add(
         "--precision",
@@ -52,19 +59,27 @@ def lint_files(options: argparse.Namespace) -> int:
     """Print each file's wasteful settings and its trades of memory; return 1 if any wastes."""
     console = make_console()
     paths = [Path(name) for name in options.files] or own_files()
-    spec = lint_spec(options.model, options.processes, options.precision)
+    devices = options.processes or DEVICES
+    spec = lint_spec(options.model, devices, options.precision)
+    passed = {path: checked(path, options.processes)[1] for path in paths}
     wastes = {path: findings(path, spec) for path in paths}
     paid = {path: costs(path, spec) for path in paths}
-    console.print(
-        f"{options.model} in {options.precision} on {options.processes} devices", highlight=False
-    )
+    console.print(f"{options.model} in {options.precision} on {devices} devices", highlight=False)
     for path, of_file in wastes.items():
-        _tell(path, of_file, paid[path], console)
-    told = ((path, [*map(dataclasses.asdict, w)], [*map(dataclasses.asdict, paid[path])])
-            for path, w in wastes.items())  # fmt: skip
-    rows = [dict(zip(("file", "wastes", "trades"), one, strict=True)) for one in told]
-    write_answer(options, {"model": options.model, "processes": options.processes, "rows": rows})
-    return FAILED if any(wastes.values()) else OK
+        own = path.parent == FOLDER
+        _tell(path, [*([] if own else passed[path]), *of_file], paid[path], console)
+    rows = [
+        {
+            "file": path,
+            "passed_over": passed[path],
+            "wastes": [*map(dataclasses.asdict, of_file)],
+            "trades": [*map(dataclasses.asdict, paid[path])],
+        }
+        for path, of_file in wastes.items()
+    ]
+    write_answer(options, {"model": options.model, "processes": devices, "rows": rows})
+    wrong = any(keys for path, keys in passed.items() if path.parent != FOLDER)
+    return FAILED if wrong or any(wastes.values()) else OK
 
 
 def lint_spec(model: str, processes: int, precision: str = "bf16") -> Spec:
@@ -95,12 +110,14 @@ def findings(path: Path, spec: Spec) -> list[Finding]:
     Raises:
         SpecError: the file is no readable DeepSpeed JSON; names the file and a remedy.
     """
-    return waste(_zero_block(path), _job(spec))
+    zero = checked(path)[0]
+    return waste(zero, _job(spec)) if zero.get("stage") else []
 
 
 def costs(path: Path, spec: Spec) -> list[Finding]:
     """Return the memory that the file at ``path`` trades for speed; raises as ``findings``."""
-    return prices(_zero_block(path), _job(spec))
+    zero = checked(path)[0]
+    return prices(zero, _job(spec)) if zero.get("stage") else []
 
 
 def _job(spec: Spec) -> Job:
@@ -109,40 +126,29 @@ def _job(spec: Spec) -> Job:
     return Job(sizes=resolved.subject.sizes, itemsize=itemsize, ranks=spec.processes)
 
 
-def _zero_block(path: Path) -> Mapping[str, Any]:
+@functools.lru_cache
+def checked(path: Path, processes: int | None = None) -> tuple[Mapping[str, Any], Sequence[str]]:
+    """Return a launch file's zero_optimization block, and the keys that its library passes over.
+
+    Raises:
+        SpecError: the file is unreadable, or its library refuses it; names every fault.
+    """
     try:
-        config = read_json(path)
+        if path.suffix == ".json":
+            data = read_json(path)
+            if not isinstance(data, dict) or not {"zero_optimization", "distributed_type"} & {
+                *data
+            }:
+                raise BadFile(f"{path}: no zero_optimization block")
+        file, passed = users_launch.read(path, processes)
     except BadFile as error:
         raise SpecError(f"{error}; name a DeepSpeed JSON file") from None
-    block = config.get("zero_optimization") if isinstance(config, dict) else None
-    if not isinstance(block, dict):
-        raise SpecError(f"{path}: no zero_optimization block; name a DeepSpeed JSON")
-    _check(path, block)
-    return block
+    except BadInput as error:
+        raise SpecError(str(error)) from None
+    return file.settings.get("zero_optimization", {}), passed
 
 
-def _check(path: Path, block: Mapping[str, Any]) -> None:
-    """Refuse values that the rules cannot compute with."""
-    stage = block.get("stage", 0)
-    if stage not in (0, 1, 2, 3) or isinstance(stage, bool):
-        raise SpecError(f"{path}: stage is {stage!r:.60}; give 0, 1, 2 or 3")
-    for key, value in block.items():
-        if key.startswith("offload_") and not isinstance(value, (dict, type(None))):
-            raise SpecError(f'{path}: {key} is {value!r:.60}; write it as {{"device": "cpu"}}')
-        if key in DEFAULTS and not _is_size(value):
-            raise SpecError(f'{path}: {key} is {value!r:.60}; give a number of elements or "auto"')
-        if key == "overlap_comm" and value not in (True, False, None, "auto"):
-            raise SpecError(f"{path}: {key} is {value!r:.60}; give true or false")
-
-
-def _is_size(value: Any) -> bool:
-    if value == "auto":
-        return True
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return number and 0 <= value < float("inf")
-
-
-def _tell(path: Path, wasted: list[Finding], paid: list[Finding], console: Console) -> None:
+def _tell(path: Path, wasted: list[Finding | str], paid: list[Finding], console: Console) -> None:
     lines = [] if wasted else [f"[green]ok[/green]  {escape(path.name)}"]
     lines += [f"[yellow]--[/yellow]  {escape(f'{path.name}: {finding}')}" for finding in wasted]
     lines += [f"[cyan]..[/cyan]  {escape(f'{path.name}: {finding}')}" for finding in paid]

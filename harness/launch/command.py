@@ -16,6 +16,7 @@ from pathlib import Path
 from harness import CLONE, ROOT
 from harness.resolve import Resolved
 from harness.system import gpus, machine
+from strategies import users_launch
 
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "131072"}
 """glibc settings that return freed blocks of at least this size to the kernel at once, so that
@@ -56,7 +57,7 @@ def command(resolved: Resolved, folder: Path, *, port: int, more: Sequence[str] 
     return [
         *_accelerate(),
         "launch",
-        *("--config_file", _relative(file.path)),
+        *("--config_file", _relative(file.path if file.own else folder / users_launch.YAML)),
         *("--num_processes", str(spec.processes)),
         *_of_nodes(spec.nodes, port),
         *("--log_dir", os.devnull),  # otherwise torchrun leaves an empty folder in /tmp per run

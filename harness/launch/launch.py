@@ -34,6 +34,7 @@ from harness.resolve import Resolved
 from harness.result import LaunchRecord, Result
 from harness.spec import Spec
 from harness.system import machine, process, tree
+from strategies import users_launch
 from strategies.files import printable
 
 Argv = Callable[[int], list[str]]
@@ -46,7 +47,7 @@ PROBE_BYTES = 1 << 20
 COMPILED = "compiled"
 FILES = (
     *("ranks", "nvme", COMPILED, PROFILE, HISTORY.format("*")),
-    *("result.json", "log.txt", "samples.png"),
+    *("result.json", "log.txt", "samples.png", users_launch.YAML, users_launch.JSON),
 )
 """Names in a run's folder, which the next run there deletes."""
 
@@ -85,6 +86,7 @@ def run(
     started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     for left in reversed(range(TRIES)):
         prepare(folder)
+        _copy_users_file(resolved, folder)
         tree.free_stale_locks()
         port, kills, interrupt = free_port(), machine.memory_kills(), None
         try:
@@ -187,6 +189,17 @@ def prepare(folder: Path) -> None:
             probe.write(b"\0" * PROBE_BYTES)
     except OSError as error:
         raise _unwritable(folder, error) from None
+
+
+def _copy_users_file(resolved: Resolved, folder: Path) -> None:
+    """Write the copy from which a user's own launch file starts.
+
+    A script reads batch, precision and clipping from it; a recipe sets them otherwise.
+    """
+    file = resolved.launch.engine.file
+    if not file.own:
+        script = "own_loop" in resolved.launch.traits
+        users_launch.write(file if script else users_launch.opened(file), folder)
 
 
 def _unwritable(folder: Path, error: OSError) -> LaunchError:

@@ -187,7 +187,7 @@ def hosted(one: Point, gpu: Card) -> float:
 
 def fixed(one: Point, gpu: Card) -> int:
     """Return the bytes beside tensors, and of the models that stay on the GPU."""
-    sharding = one.row.recipe.sharding.name
+    sharding = one.row.recipe.sharding.alike()
     return fixed_overhead(gpu, one.row.spec.processes, sharding).total + gpu.beside
 
 

@@ -89,6 +89,8 @@ def _launch(file: LaunchFile) -> str:
     """
     if not file.kind:
         return ""
+    if not file.own:
+        return _hash([file.content, file.settings])[:6]
     content = launch_file(file.path).content
     beside = (content.get("deepspeed_config") or {}).get("deepspeed_config_file")
     facts = [content, json.loads(text_of(file.path.parent.parent / beside)) if beside else None]

@@ -209,7 +209,7 @@ def _plain(row: Resolved, slot: Slot, text: str) -> bool:
 
 
 def _shardings(row: Resolved, processes: int) -> Iterator[Edit]:
-    for name in lighter(row.recipe.sharding.name, processes):
+    for name in lighter(row.recipe.sharding.alike(), processes):
         yield {Slot.SHARD: name}
 
 

@@ -7,6 +7,7 @@ use ``decide`` to compare a range of bytes with the available memory.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -23,8 +24,10 @@ from harness.system.requirements import card_lacks
 VERDICTS = ("fits", "tight", "host", "no", "unknown", "cannot")
 """Values of ``Fit.verdict``, the best first."""
 ERRS = {"more": "the trainer needs more, for ", "less": "the trainer needs less, for ",
-        "": "not compared; "}  # fmt: skip
+        "none": "without effect: ", "": "not compared; "}  # fmt: skip
 """Direction in which a prediction errs -> words."""
+USERS = re.compile(r"@[^+]*?([^/+]+?)(?:/launch\.yaml|\.ya?ml|\.json)(?=[+:]|$)")
+"""Path of a user's launch file in a recipe; the group is its name, or its copy's folder."""
 UNSURE = {"fits": {"more", ""}, "no": {"less", ""}, "host": {"less", ""}}
 """Verdict -> directions of ``Uncounted.errs`` that leave it open."""
 
@@ -78,7 +81,8 @@ class Fit:
 
     @property
     def label(self) -> str:
-        return str(self.resolved.recipe)
+        """Recipe, with a user's launch file by its name alone."""
+        return USERS.sub(r"@\1", str(self.resolved.recipe))
 
     @property
     def binds(self) -> str:
@@ -259,7 +263,7 @@ def _needs(resolved: Resolved, prediction: Prediction, gpu: Card) -> dict[str, N
     all processes and their interpreters.
     """
     processes, host = resolved.spec.processes, _host(resolved, prediction, gpu)
-    more = fixed_overhead(gpu, processes, resolved.recipe.sharding.name).total
+    more = fixed_overhead(gpu, processes, resolved.recipe.sharding.alike()).total
     if gpu.shared and prediction.bytes is not None:
         need = processes * (prediction.bytes + fixed_overhead(gpu, 1).total + gpu.beside)
         return {STEP: Need(need, need, host, "")}

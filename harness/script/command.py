@@ -52,8 +52,9 @@ NEVER_BACKWARD = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``script``."""
     add = parser.add_argument
-    text = f"launch files in launch_configs/ (default: {' '.join(LAUNCHES)}; single on one process)"
-    add("--launch", nargs="+", metavar="NAME", help=text)
+    text = "names in launch_configs/, or paths of accelerate's files or DeepSpeed JSONs of yours "
+    text += f"(default: {' '.join(LAUNCHES)}; single on one process)"
+    add("--launch", nargs="+", metavar="NAME_OR_FILE", help=text)
     text = "strategies to add to each launch file, such as checkpoint adam8bit (default: none)"
     add("--with", nargs="+", metavar="STRATEGY", dest="added", default=[], help=text)
     text = "take two steps on one process, and print the recognised model, optimizer and settings"

@@ -59,6 +59,7 @@ def _methods(watch: Watch) -> dict[str, Patch]:
         "accumulate": _accumulate,
         "backward": _backward,
         "clip_grad_norm_": _clip,
+        "get_tracker": _tracker,
     }
     return {name: functools.partial(patch, watch) for name, patch in own.items()} | skipped
 
@@ -111,6 +112,46 @@ def _clip(watch: Watch, original: Any) -> Any:
         return norm
 
     return clip
+
+
+class LeftOut:
+    """Tracker of a measured run: every call and attribute of it is accepted and does nothing."""
+
+    def __getattr__(self, name: str) -> LeftOut:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self
+
+    def __call__(self, *_: Any, **__: Any) -> LeftOut:
+        return self
+
+    def __getitem__(self, _: Any) -> LeftOut:
+        return self
+
+    def __setitem__(self, _: Any, __: Any) -> None:
+        """Keep nothing."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __enter__(self) -> LeftOut:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        """Leave nothing behind."""
+
+
+def _tracker(watch: Watch, original: Any) -> Any:
+    def get_tracker(accelerator: Any, name: str, unwrap: bool = False) -> Any:
+        if accelerator.trackers:
+            return original(accelerator, name, unwrap)
+        watch.skip("get_tracker")
+        return LeftOut()
+
+    return get_tracker
 
 
 def _listed(parameters: Any) -> Any:

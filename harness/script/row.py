@@ -229,6 +229,13 @@ def refused_launch(launch: RunContext) -> Reason | None:
     return Reason.read(f"{name}: {text}", name) if text else None
 
 
+def launch_name(word: str) -> str:
+    """Return the sharding that a word of ``--launch`` names: a path is a user's own file."""
+    path = Path(word.removeprefix("@"))
+    is_path = word.startswith("@") or path.suffix in (".yaml", ".yml", ".json") or "/" in word
+    return f"@{path.absolute()}" if is_path else word
+
+
 def recipes_of(launches: Sequence[str], added: Sequence[str], processes: int) -> list[str]:
     """Return the recipes to compare: the reference, and each launch file alone and with each of
     ``added``.
@@ -236,7 +243,7 @@ def recipes_of(launches: Sequence[str], added: Sequence[str], processes: int) ->
     Raises:
         BadInput: an unknown name.
     """
-    files = dict.fromkeys([REFERENCES[processes > 1], *launches])
+    files = dict.fromkeys([REFERENCES[processes > 1], *map(launch_name, launches)])
     for name in files:
         kind = name.partition(":")[0]
         if kind in CATALOG and CATALOG[kind].slot != Slot.SHARD:

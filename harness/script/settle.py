@@ -12,6 +12,7 @@ Without it some launches train something else, without an error:
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,7 @@ def accelerator_arguments(
     Raises:
         Refused: the script brings a plugin of its own.
     """
-    plugin = next((name for name in PLUGINS if given.get(name) is not None), None)
+    plugin = next((n for n in PLUGINS if given.get(n) is not None and not _own(given[n])), None)
     if plugin is not None:
         raise Refused(
             f"the script passes a {plugin} to Accelerator, which overrides "
@@ -76,12 +77,37 @@ def accelerator_arguments(
     asked = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
     if own is not None and str(own) != asked:
         notes.append(f"the script sets mixed_precision={own}, the launch file {asked}")
-    if given.get("dynamo_backend") is not None or given.get("dynamo_plugin") is not None:
+    if _compiles(given):
         notes.append("the script compiles its model by accelerate's dynamo arguments")
     found = dict(given)
     for key, value in row.launch.engine.accelerator_kwargs(row.launch).items():
         found[key] = _handlers(found.get(key), value) if key == "kwargs_handlers" else value
     return with_timeout(found, os.environ.get(GROUP_SECONDS)), notes
+
+
+def _own(plugin: Any) -> bool:
+    """Return whether a plugin is the launch file's own, made from its variables, as transformers'
+    Trainer passes it."""
+    if isinstance(plugin, (list, dict)):
+        return False
+    try:
+        other = type(plugin)()
+    except (ValueError, TypeError, ImportError):
+        return False
+    return _plain(plugin) == _plain(other)
+
+
+def _plain(plugin: Any) -> dict[str, Any]:
+    """Return the plain settings of a plugin, and DeepSpeed's JSON."""
+    kinds = (bool, int, float, str, dict, list, type(None))
+    found = {name: value for name, value in vars(plugin).items() if not name.startswith("_")}
+    return {name: value for name, value in found.items() if isinstance(value, kinds)}
+
+
+def _compiles(given: Mapping[str, Any]) -> bool:
+    """Return whether the arguments of ``Accelerator`` compile the model."""
+    backend = given.get("dynamo_backend") or getattr(given.get("dynamo_plugin"), "backend", "no")
+    return str(getattr(backend, "value", backend)).lower() != "no"
 
 
 def _handlers(own: list[Any] | None, added: list[Any]) -> list[Any]:

@@ -412,9 +412,10 @@ class Watch:
         given = [parameters] if torch.is_tensor(parameters) else parameters
         if not given:
             self.note(NONE_CLIPPED)
-        elif self.bench is not None and not engine_clips and all(p.grad is None for p in given):
+            return  # no engine may clip at this limit: the others would train something else
+        if self.bench is not None and not engine_clips and all(p.grad is None for p in given):
             raise Void(CLIPPING, limit, "parameters without gradients", MADE_BEFORE)
-        if self.bench is not None and given:
+        if self.bench is not None:
             self.bench.norm = norm
         if self.clip == limit:
             return

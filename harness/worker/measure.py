@@ -238,7 +238,7 @@ def result_of(
 def _configs(resolved: Resolved, run: Run) -> dict[str, Any]:
     file = resolved.launch.engine.file
     return {
-        "launch_file": f"launch_configs/{file.path.name}",
+        "launch_file": f"launch_configs/{file.path.name}" if file.own else str(file.path),
         "accelerate": file.path.read_text(encoding="utf-8"),
         "deepspeed": run.trained.engine.report(run.trained).config,
         "initial_weights": run.digest,

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from strategies import users_launch
 from strategies.base import LazyTable
 from strategies.engine import Engine
 from strategies.launch_file import PIPELINE, LaunchFile, LaunchFileError, read
 
-__all__ = ["ENGINES", "of_file"]
+__all__ = ["ENGINES", "of_file", "of_users_file"]
 
 ENGINES = LazyTable(
     {
@@ -42,6 +43,19 @@ def of_file(path: Path) -> Engine:
         from strategies.engines.alone import Broken
 
         return Broken(LaunchFile(path=path, kind="", title="cannot be used"), str(error))
+
+
+def of_users_file(path: Path) -> Engine:
+    """Return the engine of a user's launch file.
+
+    Raises:
+        LaunchFileError: its library refuses it, or no engine runs it; names the keys.
+    """
+    file, _ = users_launch.read(path)
+    if file.kind not in ENGINES:
+        known = ", ".join(sorted(ENGINES))
+        raise LaunchFileError(f"{path}: distributed_type is {file.kind}; one of {known}")
+    return ENGINES[file.kind].of(file)
 
 
 def _pipeline(file: LaunchFile) -> type[Engine] | None:

@@ -199,10 +199,10 @@ def test_a_run_tells_what_its_launch_file_wastes(monkeypatch, tmp_path):
      ('{"zero_optimization": {"stage": 2, "reduce_bucket_size": "big"}}',
       "reduce_bucket_size is 'big'"),
      ('{"zero_optimization": {"reduce_bucket_size": 1e400}}', "beyond a float's range"),
-     ('{"zero_optimization": {"stage": "two"}}', "stage is 'two'; give 0, 1, 2 or 3"),
-     ('{"zero_optimization": {"overlap_comm": "yes"}}', "overlap_comm is 'yes'; give true or"),
+     ('{"zero_optimization": {"stage": "two"}}', "stage is 'two'; one of 0, 1, 2, 3"),
+     ('{"zero_optimization": {"overlap_comm": "two"}}', "overlap_comm is 'two'; give true or"),
      ('{"zero_optimization": {"stage": 3, "offload_optimizer": "cpu"}}',
-      "offload_optimizer is 'cpu'; write it as"),
+      "offload_optimizer is 'cpu'; write a block"),
      (None, "No such file or directory; name a DeepSpeed JSON file")],
 )  # fmt: skip
 def test_a_file_that_cannot_be_read_is_bad_input(text, words, tmp_path, capsys):

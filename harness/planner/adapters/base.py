@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import tempfile
 from argparse import Namespace
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +13,9 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from harness.planner.overhead import NoTrace
+from strategies import users_launch
 from strategies.engine import Engine, RunContext, TrainingRun, Workload
+from strategies.launch_file import LaunchFile
 
 
 class AllocationRecorder(Protocol):
@@ -184,12 +188,21 @@ class NoAdapter(TraceAdapter):
         raise NoTrace(f"the engine {name} has no adapter in harness/planner/adapters")
 
 
-def launcher_arguments(file: Path, processes: int) -> tuple[Namespace, Any]:
+@functools.cache
+def _copies() -> tempfile.TemporaryDirectory[str]:
+    """Return a folder for copies of users' launch files, which lasts as long as this process."""
+    return tempfile.TemporaryDirectory(prefix="headroom-launch-")
+
+
+def launcher_arguments(file: LaunchFile, processes: int) -> tuple[Namespace, Any]:
     """Return the parsed arguments of ``accelerate launch`` for ``processes``, and the file's
     defaults."""
     from accelerate.commands import launch
 
-    words = ["--config_file", str(file), "--num_processes", str(processes)]
+    path = file.path
+    if not file.own:
+        path = users_launch.write(users_launch.opened(file), Path(_copies().name))
+    words = ["--config_file", str(path), "--num_processes", str(processes)]
     words += ["--main_process_port", "0", "-m", "none"]
     args = launch.launch_command_parser().parse_args(words)
     args, defaults, _ = launch._validate_launch_command(args)

@@ -51,7 +51,7 @@ class FsdpAdapter(TraceAdapter):
         """Return accelerate's translation of the launch file."""
         from accelerate.utils.launch import prepare_multi_gpu_env
 
-        args, _ = launcher_arguments(self.engine.file.path, launch.processes)
+        args, _ = launcher_arguments(self.engine.file, launch.processes)
         variables = prepare_multi_gpu_env(args)
         return {k: v for k, v in variables.items() if k.startswith("FSDP_")}
 

@@ -77,7 +77,7 @@ class ZeroAdapter(TraceAdapter):
         """Return accelerate's translation of the launch file."""
         from accelerate.utils.launch import prepare_deepspeed_cmd_env
 
-        args, defaults = launcher_arguments(self.engine.file.path, launch.processes)
+        args, defaults = launcher_arguments(self.engine.file, launch.processes)
         args.deepspeed_fields_from_accelerate_config = ",".join(defaults.deepspeed_config)
         _, variables = prepare_deepspeed_cmd_env(args)
         return {k: v for k, v in variables.items() if k.startswith("ACCELERATE_")}

@@ -44,6 +44,9 @@ MARKS = {
 LINKS = ("--config_file", "--config", "--accelerate_config", "--deepspeed_config_file",
          "deepspeed_config.deepspeed_config_file")  # fmt: skip
 """Options that name another file to read, beside each trainer's ``shape.file``."""
+ABOVE = 3
+"""Folders above a file in which the files that it names are looked for: trainers start in their
+own folder, and keep configurations below it."""
 HINT = "give a trainer's command, shell script, TOML, YAML, JSON or env file"
 
 
@@ -52,8 +55,8 @@ class Found:
     """Settings of one file.
 
     ``kind``: a trainer's name, or one of ``MARKS``. ``options``: name -> value, nested keys joined
-    by dots. ``launcher``: options of accelerate, torchrun or deepspeed. ``remarks``: what could not
-    be read.
+    by dots; ``data``: the same as the file nests it, of ``MARKS`` alone. ``launcher``: options of
+    accelerate, torchrun or deepspeed. ``remarks``: what could not be read.
     """
 
     path: Path
@@ -62,6 +65,7 @@ class Found:
     script: str = ""
     launcher: dict[str, Any] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
+    data: Mapping[str, Any] = field(default_factory=dict)
 
 
 def read(paths: Sequence[Path]) -> list[Found]:
@@ -84,7 +88,8 @@ def read(paths: Sequence[Path]) -> list[Found]:
         own = table["shape"].get("files", ())  # options that name the file of the datasets
         for option, value in {**one.launcher, **one.options}.items():
             if option in (*LINKS, *own) and isinstance(value, str):
-                there = filter(_is_file, (path.parent / value, Path(value)))
+                above = [*path.parents[:ABOVE], Path()]
+                there = filter(_is_file, (folder / value for folder in above))
                 linked = [(other, one.kind) for other in there][:1]
                 waiting += linked
                 told = f"{option} names {value:.80}, which is not there; give it as another FILE"
@@ -156,7 +161,7 @@ def _of_data(path: Path, data: Any, named: str) -> Found:
     if not isinstance(data.get("model"), Mapping):
         kind = next((name for name, keys in MARKS.items() if keys & set(data)), "")
         if kind:
-            return Found(path, kind, flat(data))
+            return Found(path, kind, flat(data), data=data)
     options = flat(data)
     if any(name.startswith("config.process.1.") for name in options):
         raise BadInput(f"{path}: config.process has several trainings; keep one of them")
@@ -248,7 +253,7 @@ class _Script:
         elif head == "fi" and self.tests:
             self.tests.pop()
         elif all(tests[-1] is not False for tests in self.tests):
-            return self._assigned(words)
+            return shlex_words(" ".join(words[1:])) if head == "eval" else self._assigned(words)
         return []
 
     def _branch(self, test: bool | None) -> None:

@@ -1,41 +1,111 @@
-"""Sharding, processes and precision of accelerate's and DeepSpeed's settings.
+"""Recipe and numbers of accelerate's and DeepSpeed's settings, as their libraries run them.
 
-Each launch file of this project is a row: the one with the same facts is the sharding.
+Every key is read, changes no memory (``IDLE``), or is named as not counted.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
+import json
+import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from harness.planner import pool
 from harness.planner.export.files import ACCELERATE, DEEPSPEED, Found, flat
-from strategies import CATALOG, launch_file
+from harness.planner.verdict import Uncounted
+from strategies import CATALOG, launch_file, users_launch
+from strategies.base import BadInput
+from strategies.engines.zero.config import NOT_HERE, OFFLOADS, overlaps
+from strategies.launch_file import LaunchFile
+from strategies.launch_keys import AUTO, BATCH, as_number, batch_of, enabled, table, truth
 
-KEYS = {
-    "stage": ("zero_optimization.stage", "deepspeed_config.zero_stage", "--zero_stage"),
-    "offload_optimizer": ("zero_optimization.offload_optimizer.device",
-                          "deepspeed_config.offload_optimizer_device",
-                          "--offload_optimizer_device"),
-    "offload_param": ("zero_optimization.offload_param.device",
-                      "deepspeed_config.offload_param_device", "--offload_param_device"),
-    "ratio": ("zero_optimization.offload_optimizer.ratio",),
-    "hpz": ("zero_optimization.zero_hpz_partition_size",),
-    "qwz": ("zero_optimization.zero_quantized_weights",),
-    "fsdp_offload_params": ("fsdp_config.fsdp_offload_params", "--fsdp_offload_params"),
-    "strategy": ("fsdp_config.fsdp_sharding_strategy",),
-    "replicas": ("parallelism_config.parallelism_config_dp_replicate_size",),
-}  # fmt: skip
-"""Fact of a launch -> the settings that say it."""
 COUNTS = ("num_processes", "--num_processes", "--nproc_per_node", "--nproc-per-node", "--num_gpus")
-PRECISIONS = ("mixed_precision", "--mixed_precision")
-OFF = {"none", "false", "no", "", "0", "1", "1.0", "auto", "full_shard"}
-"""Values of a fact that ask for nothing."""
+KINDS = {"--use_deepspeed": "DEEPSPEED", "--use_fsdp": "FSDP", "--multi_gpu": "MULTI_GPU",
+         "--use_megatron_lm": "MEGATRON_LM", "--tpu": "XLA"}  # fmt: skip
+"""Flag of ``accelerate launch`` -> distributed type that it sets."""
+OFF = ("none", "false", "no", "", "null")
+IDLE = {
+    "compute_environment", "debug", "enable_cpu_affinity", "gpu_ids", "machine_rank",
+    "main_process_ip", "main_process_port", "main_training_function", "num_machines",
+    "rdzv_backend", "same_network", "downcast_bf16", "command_file", "commands", "older",
+    "mpirun_config", "deepspeed_config.deepspeed_config_file",
+    "deepspeed_config.deepspeed_exclusion_filter", "deepspeed_config.deepspeed_hostfile",
+    "deepspeed_config.deepspeed_inclusion_filter", "deepspeed_config.deepspeed_multinode_launcher",
+    "deepspeed_config.gradient_clipping", "deepspeed_config.offload_optimizer_nvme_path",
+    "deepspeed_config.offload_param_nvme_path", "deepspeed_config.zero3_init_flag",
+    "deepspeed_config.zero3_save_16bit_model", "fsdp_config.fsdp_backward_prefetch",
+    "fsdp_config.fsdp_cpu_ram_efficient_loading", "fsdp_config.fsdp_state_dict_type",
+    "fsdp_config.fsdp_sync_module_states", "fsdp_config.fsdp_transformer_layer_cls_to_wrap",
+    "fsdp_config.fsdp_use_orig_params", "parallelism_config.parallelism_config_cp_backend",
+    "parallelism_config.parallelism_config_cp_comm_strategy",
+    "parallelism_config.parallelism_config_sp_attn_implementation",
+    "parallelism_config.parallelism_config_sp_backend",
+    "parallelism_config.parallelism_config_sp_seq_length",
+    "parallelism_config.parallelism_config_sp_seq_length_is_variable",
+    "aio", "checkpoint", "comet", "comms_logger", "csv_monitor", "dataloader_drop_last",
+    "disable_python_gc", "dump_state", "flops_profiler", "gradient_allreduce_op",
+    "gradient_clipping", "gradient_predivide_factor", "log_level", "memory_breakdown",
+    "prescale_gradients", "scheduler", "steps_per_print", "tensorboard", "timers",
+    "vocabulary_size", "wall_clock_breakdown", "wandb", "zero_allow_untested_optimizer",
+    "zero_force_ds_cpu_optimizer", "fp16.auto_cast", "fp16.consecutive_hysteresis",
+    "fp16.hysteresis", "fp16.initial_scale_power", "fp16.loss_scale", "fp16.loss_scale_window",
+    "fp16.min_loss_scale", "bf16.check_grad_overflow",
+    *(f"zero_optimization.{name}" for name in (
+        "elastic_checkpoint", "enable_sanity_checks", "ignore_unused_parameters",
+        "load_from_fp32_weights", "log_trace_cache_warnings", "override_module_apply",
+        "pipeline_loading_checkpoint", "stage3_gather_16bit_weights_on_model_save",
+        "stage3_gather_fp16_weights_on_model_save", "offload_param.nvme_path",
+        "offload_optimizer.nvme_path", "cpu_offload_use_pin_memory", "compute_grad_norm")),
+}  # fmt: skip
+"""Keys, and blocks of keys, that change no memory of a step."""
+READ = {
+    "distributed_type", "num_processes", "mixed_precision", "fp16", "dynamo_backend", "use_cpu",
+    *BATCH, "optimizer", "bf16.enabled", "fp16.enabled", "bf16.bf16_master_weights_and_grads",
+    "bf16.bf16_optimizer_states", "deepspeed_config.zero_stage",
+    "deepspeed_config.gradient_accumulation_steps", "deepspeed_config.offload_optimizer_device",
+    "deepspeed_config.offload_param_device", "fsdp_config.fsdp_version",
+    "fsdp_config.fsdp_sharding_strategy", "fsdp_config.fsdp_reshard_after_forward",
+    "fsdp_config.fsdp_offload_params", "fsdp_config.fsdp_auto_wrap_policy",
+    "fsdp_config.fsdp_activation_checkpointing",
+    "fsdp_config.fsdp_activation_checkpointing_offload", "dynamo_config.dynamo_backend",
+    "parallelism_config.parallelism_config_dp_replicate_size",
+    "parallelism_config.parallelism_config_dp_shard_size",
+    "parallelism_config.parallelism_config_tp_size",
+    "parallelism_config.parallelism_config_cp_size",
+    "parallelism_config.parallelism_config_sp_size", "fp8_config.fp8_backend",
+}  # fmt: skip
+"""Keys that the recipe or its engine has."""
+LEFT = {
+    "fsdp_config.fsdp_forward_prefetch": ("more", "blocks are gathered ahead"),
+    "fsdp_config.fsdp_ignored_modules": ("more", "some modules are not sharded"),
+    "use_cpu": ("", "the file trains on the CPU"),
+    "fp16.fp16_master_weights_and_grads": ("less", "master weights take 16 bits"),
+    "activation_checkpointing": ("less", "only of scripts that call deepspeed.checkpointing"),
+    "deepspeed_config.deepspeed_moe_layer_cls_names": ("", "a dense model is predicted"),
+    "torch_autocast": ("", "DeepSpeed's own autocast is not predicted"),
+    "tensor_parallel": ("less", "ranks share the weights"),
+    "expert_parallel": ("", "a dense model is predicted"),
+    "communication_data_type": ("", "gradients are sent as they are stored"),
+}
+"""Keys, and blocks of keys, that are not counted: the direction in which they err, and why."""
+OPTIMIZERS = {"adam": "", "adamw": "", "cpuadam": "", "sgd": "sgd", "muon": "muon"}
+"""Optimizer of a DeepSpeed JSON -> its part of a recipe."""
+BACKENDS = ("AO",)
+"""Libraries of accelerate's fp8 whose layers are predicted."""
 
 
 @dataclass
 class Launch:
-    """Start of the processes. ``precision``: accelerate's word, or empty."""
+    """Start of the processes.
+
+    ``precision``: accelerate's word, or empty. ``parts``: further parts of the recipe.
+    ``unpredicted``: settings that no part has.
+    """
 
     sharding: str = "single"
     processes: int = 1
@@ -44,31 +114,83 @@ class Launch:
     accumulation: int = 1
     means: list[str] = field(default_factory=list)
     assumed: list[str] = field(default_factory=list)
+    parts: list[str] = field(default_factory=list)
+    unpredicted: list[Uncounted] = field(default_factory=list)
+
+    def left(self, what: str, why: str, errs: str = "") -> None:
+        """Name a setting that is not counted."""
+        self.unpredicted.append(Uncounted(what, why, errs))
 
 
 def launch_of(found: Sequence[Found], processes: int | None = None) -> Launch:
-    """Return the launch of the files; ``processes`` replaces their number of GPUs."""
-    said: dict[str, Any] = {}
-    for one in reversed(found):  # the first file counts, and a command before a file
-        own = one.options
-        if one.kind not in (ACCELERATE, DEEPSPEED):
-            own = {name: own[name] for name in COUNTS if name in own}
-        said |= {**own, **one.launcher}
+    """Return the launch of the files; ``processes`` replaces their number of GPUs.
+
+    Raises:
+        BadInput: accelerate or DeepSpeed refuses the files.
+    """
+    content, config, path = _merged(found)
+    counts = {name: one.options[name] for one in reversed(found) for name in COUNTS
+              if name in one.options}  # fmt: skip
     made = Launch()
-    made.processes = processes or _count(said, made)
-    made.precision = str(next((said[k] for k in PRECISIONS if k in said), "")).lower()
-    for half in ("bf16", "fp16"):
-        if not made.precision and str(said.get(f"{half}.enabled")).lower() == "true":
-            made.precision = half
-    made.micro_batch = whole(said.get("train_micro_batch_size_per_gpu")) or 1
-    steps = ("gradient_accumulation_steps", "deepspeed_config.gradient_accumulation_steps")
-    made.accumulation = next((n for key in steps if (n := whole(said.get(key)))), 1)
-    made.sharding = _sharding(facts(said), made)
+    words = {k: v for one in reversed(found) for k, v in one.launcher.items()}
+    given = processes or _count({**counts, **words}, made)
+    made.processes = given or _implied(config) or 1
+    if path is None:
+        made.precision = str(content.get("mixed_precision") or "").lower()
+        made.sharding = "single" if made.processes == 1 else "ddp"
+        return made
+    sure = given or (made.processes if config is not None else None)
+    content.setdefault("num_processes", made.processes)
+    checked = users_launch.checks(content, config, sure)
+    for told in checked.passed:
+        what, _, why = told.partition(": ")
+        made.left(what, why, "none")
+    file = users_launch.of(path, content, config, sure)
+    _read(file, config, made)
+    _name(content, config, file, made)
     return made
 
 
+def _merged(
+    found: Sequence[Found],
+) -> tuple[dict[str, Any], Mapping[str, Any] | None, Path | None]:
+    """Return accelerate's settings, the DeepSpeed JSON, and the file that has them, if any."""
+    content: dict[str, Any] = {}
+    config, path = None, None
+    for one in reversed(found):  # the first file counts
+        if one.kind == ACCELERATE:
+            content, path = dict(one.data), one.path
+        elif one.kind == DEEPSPEED:
+            config, path = one.data, path or one.path
+    for one in reversed(found):  # and a command before a file
+        if one.launcher:
+            _apply(one.launcher, content)
+            path = path or (one.path if content.get("distributed_type") else None)
+    if config is not None and not content.get("distributed_type"):
+        content["distributed_type"] = "DEEPSPEED"
+    if path and "distributed_type" not in content:
+        path = None
+    return content, config, path
+
+
+def _apply(flags: Mapping[str, Any], content: dict[str, Any]) -> None:
+    """Set what a command's flags say."""
+    blocks = {key: block for block, keys in table()["accelerate"]["blocks"].items() for key in keys}
+    for flag, value in flags.items():
+        name = flag.lstrip("-").replace("-", "_")
+        if flag in KINDS:
+            content["distributed_type"] = KINDS[flag]
+        elif name in blocks and value is not None:
+            content[blocks[name]] = {**(content.get(blocks[name]) or {}), name: value}
+        elif name in ("mixed_precision", "num_machines", "num_processes"):
+            content[name] = as_number(value, whole=True) if name.startswith("num_") else value
+    if "zero_stage" in (content.get("deepspeed_config") or {}):
+        content.setdefault("distributed_type", "DEEPSPEED")
+
+
 def _count(said: Mapping[str, Any], made: Launch) -> int:
-    name = next((key for key in COUNTS if said.get(key) is not None), "")
+    """Return the number of processes that files or words say; 0 if they say none."""
+    name = next((key for key in reversed(COUNTS) if said.get(key) is not None), "")
     count = whole(said[name]) if name else 0
     if name and not count:
         made.assumed.append(f"1 GPU: {name} is {said[name]}; give --gpus N")
@@ -76,7 +198,15 @@ def _count(said: Mapping[str, Any], made: Launch) -> int:
         made.assumed.append("1 GPU: --multi_gpu stands without --num_processes; give --gpus N")
     if count:
         made.means.append(f"{count} processes" if count > 1 else "1 process")
-    return count or 1
+    return count or (1 if name else 0)
+
+
+def _implied(config: Mapping[str, Any] | None) -> int:
+    """Return the number of processes that follows from the batches of a DeepSpeed JSON."""
+    samples, micro, steps = batch_of(config or {})
+    if not (samples and micro and steps) or samples % (micro * steps):
+        return 0
+    return samples // (micro * steps)
 
 
 def whole(value: Any) -> int:
@@ -85,41 +215,272 @@ def whole(value: Any) -> int:
     return int(text) if text.isdecimal() and len(text) < 7 else 0
 
 
-def facts(said: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts that decide the sharding, without those that ask for nothing."""
-    kind = str(said.get("distributed_type", "")).upper()
-    if "--use_deepspeed" in said or any(key in said for key in KEYS["stage"]):
-        kind = "DEEPSPEED"
-    if "--use_fsdp" in said:
-        kind = "FSDP"
-    found = {
-        name: next((said[key] for key in keys if key in said), None) for name, keys in KEYS.items()
-    }
-    told = {n: str(v).lower() for n, v in found.items()}
-    told = {n: v for n, v in told.items() if v not in OFF or (n == "stage" and v == "1")}
-    return {"kind": {"NO": "", "MULTI_GPU": "", "MULTI_CPU": ""}.get(kind, kind), **told}
+# ---- meaning ----
 
 
-def _sharding(asked: Mapping[str, Any], made: Launch) -> str:
-    """Return the launch file with the same facts, or the nearest, whose differences are told."""
-    if not asked["kind"]:
-        return "single" if made.processes == 1 else "ddp"
-    own = {}
+def _read(file: LaunchFile, config: Mapping[str, Any] | None, made: Launch) -> None:
+    """Set the sharding, the numbers, the precision and further parts."""
+    content = file.content
+    made.precision = str(content.get("mixed_precision") or "").lower()
+    made.precision = "fp16" if truth(content.get("fp16")) and not made.precision else made.precision
+    backend = (content.get("dynamo_config") or {}).get("dynamo_backend")
+    backend = str(backend or content.get("dynamo_backend") or "no")
+    if backend.lower() not in OFF:
+        made.left(f"dynamo_backend {backend}", "graphs of a compiled model are not predicted", "")
+    if truth(content.get("use_cpu")):
+        made.left("use_cpu true", LEFT["use_cpu"][1])
+    if file.kind == "DEEPSPEED":
+        _zero(file, config, made)
+    elif file.kind == "FSDP":
+        _fsdp(content, made)
+    else:
+        made.sharding = "single" if made.processes == 1 else "ddp"
+        if file.kind not in ("NO", "MULTI_GPU"):
+            made.left(f"distributed_type {file.kind}", f"{made.sharding} on GPUs is predicted")
+    _mesh(content, made)
+    if made.precision == "fp8":
+        library = str((content.get("fp8_config") or {}).get("fp8_backend") or "unnamed").upper()
+        if library not in BACKENDS:
+            made.left(f"mixed_precision fp8 of {library}", "torchao's float8 layers are predicted")
+    made.means.append(made.sharding.rpartition("/")[2] if file.kind != "DEEPSPEED" else _told(file))
+
+
+def _told(file: LaunchFile) -> str:
+    """Return the stage, and what is offloaded, in words."""
+    zero = file.settings["zero_optimization"]
+    places = [
+        f"{name.partition('_')[2]} on {(zero.get(name) or {}).get('device')}"
+        for name in OFFLOADS
+        if (zero.get(name) or {}).get("device", "none") != "none"
+    ]
+    return ", ".join([f"ZeRO stage {zero['stage']}", *places])
+
+
+def _fsdp(content: Mapping[str, Any], made: Launch) -> None:
+    block = content.get("fsdp_config") or {}
+    version = block.get("fsdp_version", 1)
+    strategy = str(block.get("fsdp_sharding_strategy") or "FULL_SHARD").upper()
+    reshard = block.get("fsdp_reshard_after_forward", True)
+    if isinstance(reshard, str) and version == 1:  # FSDP1 names the strategy there too
+        strategy, reshard = reshard.upper(), True
+    numbers = {"1": "FULL_SHARD", "2": "SHARD_GRAD_OP", "3": "NO_SHARD", "4": "HYBRID_SHARD",
+               "5": "HYBRID_SHARD_ZERO2"}  # fmt: skip
+    strategy = numbers.get(strategy, strategy)
+    if version != 2:
+        named = f"fsdp_version {version}" if "fsdp_version" in block else "no fsdp_version: 2"
+        made.left(named, "accelerate runs FSDP of version 1, and version 2 is predicted", "more")
+    if version == 2 and strategy != "FULL_SHARD":
+        made.left(f"fsdp_sharding_strategy {strategy}", "FSDP2 ignores it", "none")
+    first = version != 2 and strategy in ("SHARD_GRAD_OP", "HYBRID_SHARD_ZERO2")
+    kept = reshard is False or first
+    made.sharding = "fsdp2_offload" if truth(block.get("fsdp_offload_params")) else "fsdp2"
+    machines = as_number(content.get("num_machines", 1), whole=True) or 1
+    if "HYBRID" in strategy and machines > 1 and version != 2:
+        made.sharding = f"hsdp:replicate={machines}"
+    made.sharding += (
+        (":reshard=off" if ":" not in made.sharding else ",reshard=off") if kept else ""
+    )
+    if strategy == "NO_SHARD" and version != 2:
+        made.sharding = "ddp"
+    if made.processes == 1:
+        made.sharding = "single"
+    policy = str(block.get("fsdp_auto_wrap_policy") or "NO_WRAP").upper()
+    if policy != "TRANSFORMER_BASED_WRAP":
+        errs = "more" if policy == "NO_WRAP" else ""
+        made.left(f"fsdp_auto_wrap_policy {policy}", "each block is sharded by itself here", errs)
+    if truth(block.get("fsdp_activation_checkpointing")):
+        made.parts.append("checkpoint")
+    if truth(block.get("fsdp_activation_checkpointing_offload")):
+        made.parts.append("offload_activations:what=checkpoints")
+
+
+def _mesh(content: Mapping[str, Any], made: Launch) -> None:
+    """Read ``parallelism_config``, whose product has to be the number of processes."""
+    block = content.get("parallelism_config") or {}
+    sizes = {name: int(as_number(block.get(f"parallelism_config_{name}_size", 1), whole=True) or 1)
+             for name in ("dp_replicate", "dp_shard", "tp", "cp", "sp")}  # fmt: skip
+    ranks = math.prod(sizes.values())
+    if ranks == 1:
+        return
+    if ranks != made.processes and sizes["sp"] == 1:
+        parts = " x ".join(str(size) for size in sizes.values() if size > 1)
+        raise BadInput(
+            f"parallelism_config has {parts} processes, and {made.processes} are started; give "
+            f"--gpus {ranks}, or correct the sizes"
+        )
+    shards = sizes["dp_shard"] * sizes["cp"]
+    if sizes["dp_replicate"] > 1 and made.sharding.startswith(("fsdp2", "hsdp")):
+        made.sharding = f"hsdp:replicate={sizes['dp_replicate']}" if shards > 1 else "ddp"
+    elif shards == 1 and made.sharding.startswith("fsdp2"):
+        made.sharding = "ddp" if made.processes > 1 else "single"
+    made.parts += [f"{name}:ranks={sizes[name]}" for name in ("sp", "tp") if sizes[name] > 1]
+    if sizes["cp"] > 1:
+        made.left(f"cp_size {sizes['cp']}", "ranks share the tokens of a sample", "less")
+
+
+def _zero(file: LaunchFile, config: Mapping[str, Any] | None, made: Launch) -> None:
+    settings = json.loads(json.dumps(file.settings))
+    zero = settings["zero_optimization"]
+    _batches(settings, file.content, made)
+    _precision(settings, made)
+    kind = str((settings.pop("optimizer", None) or {}).get("type") or "adamw")
+    part = OPTIMIZERS.get(re.sub(r"[^a-z]", "", kind.lower()))
+    if part is None:
+        made.left(f"optimizer {kind}", "AdamW is predicted")
+    made.parts += [part] if part else []
+    if zero["stage"] == 0:
+        made.sharding = "single" if made.processes == 1 else "ddp"
+        made.left("zero_optimization.stage 0", "DeepSpeed keeps flat float32 copies", "more")
+        return
+    _drop(settings, made)
+    own = effective(settings)
     for name in launch_file.names():
-        file = CATALOG[name].engine("cuda").file
-        own[name] = facts({**flat(file.content), **flat(file.settings)})
-    alike = {name: one for name, one in own.items() if one["kind"] == asked["kind"]}
-    if not alike:
-        made.assumed.append(f"ddp: no launch file is of type {asked['kind']}")
-        return "single" if made.processes == 1 else "ddp"
+        one = CATALOG[name].engine("cuda").file
+        if one.kind == file.kind and effective(one.settings) == own:
+            made.sharding = name
+            return
+    left = {k: v for k, v in settings.items() if k not in IDLE}
+    made.sharding = f"@{_kept(dataclasses.replace(file, settings=left))}"
 
-    def off(name: str) -> tuple[bool, int]:
-        unlike = set(alike[name].items()) ^ set(asked.items())
-        return any(key == "stage" for key, _ in unlike), len(unlike)
 
-    best = min(alike, key=off)
-    unlike = sorted({key for key, _ in set(alike[best].items()) ^ set(asked.items())})
-    if unlike:
-        made.assumed.append(f"{best}, which differs in {', '.join(unlike)}")
-    made.means.append(best)
-    return best
+def _kept(file: LaunchFile) -> Path:
+    """Write the file as it is planned among the predictions; return its path."""
+    plain = users_launch.opened(file)
+    content = {"distributed_type": plain.kind, "deepspeed_config": {}}
+    plain = dataclasses.replace(plain, content=content)
+    digest = hashlib.sha256(json.dumps(plain.settings, sort_keys=True).encode()).hexdigest()[:6]
+    stem = re.sub(r"[^A-Za-z0-9_.-]", "_", file.path.stem)
+    return users_launch.write(plain, pool.default_folder() / "launch" / f"{stem}-{digest}")
+
+
+def _batches(settings: Mapping[str, Any], content: Mapping[str, Any], made: Launch) -> None:
+    samples, micro, steps = batch_of(settings)
+    said = as_number((content.get("deepspeed_config") or {}).get(BATCH[2]), whole=True)
+    steps = steps or (int(said) if said else None)
+    if samples and micro is None:
+        micro = samples // (made.processes * (steps or 1))
+    elif samples and micro and steps is None:
+        steps = samples // (made.processes * micro)
+    made.micro_batch, made.accumulation = micro or 1, steps or 1
+
+
+def _precision(settings: Mapping[str, Any], made: Launch) -> None:
+    for half in ("bf16", "fp16"):
+        if enabled(settings, half):
+            made.precision = half
+    block = settings.get("bf16") or {}
+    master, states = (truth(block.get(f"bf16_{one}")) for one in
+                      ("master_weights_and_grads", "optimizer_states"))  # fmt: skip
+    if master and states:
+        made.precision = "bf16_pure"
+    elif master:
+        made.left("bf16_master_weights_and_grads", "master weights take 16 bits", "less")
+
+
+def _drop(settings: dict[str, Any], made: Launch) -> None:
+    """Remove what no engine here runs, and name it."""
+    zero = settings["zero_optimization"]
+    for (block, key), _ in NOT_HERE.items():
+        held = settings.get(block)
+        value = held.pop(key, None) if isinstance(held, dict) else None
+        if value:
+            errs = (
+                "less"
+                if key
+                in (
+                    "zero_quantized_nontrainable_weights",
+                    "cpu_checkpointing",
+                    "partition_activations",
+                )
+                else ""
+            )
+            made.left(f"{block}.{key}", "it is not run here", errs)
+    offload = zero.get("offload_optimizer") or {}
+    if offload.pop("super_offload", None):
+        made.left("offload_optimizer.super_offload", "plain offload is predicted")
+    if offload.get("ratio", 1) < 1:
+        ratio = offload.pop("ratio")
+        made.left(
+            f"offload_optimizer.ratio {ratio:g}", "all of the state is offloaded here", "more"
+        )
+    if zero["stage"] < 3 and offload.get("device") == "nvme":
+        offload["device"] = "cpu"
+        made.left("offload_optimizer.device nvme", "stage 3 alone swaps to NVMe", "none")
+    offload = zero.get("offload_param") or {}
+    if zero["stage"] < 3 and offload.get("device", "none") != "none":
+        zero.pop("offload_param")
+        made.left("offload_param", "stage 3 alone offloads parameters", "none")
+    elif offload.get("device") == "nvme":
+        offload["device"] = "cpu"
+        made.left("offload_param.device nvme", "weights are counted in host memory", "less")
+
+
+def effective(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that decide an engine's memory, with DeepSpeed's defaults."""
+    fields = table()["deepspeed"]["models"]["zero_optimization"]
+    zero, found = settings["zero_optimization"], {}
+    stage = zero["stage"]
+    for name, one in fields.items():
+        alone = name.startswith("stage3_") or name in ("sub_group_size", "zero_hpz_partition_size")
+        if f"zero_optimization.{name}" in IDLE or (alone and stage < 3):
+            continue
+        if name == "allgather_bucket_size" and stage == 3:
+            continue
+        found[name] = zero.get(name, one.get("default"))
+    found["overlap_comm"] = overlaps(zero, "cuda")
+    for name in OFFLOADS:
+        block = {k: v for k, v in (found[name] or {}).items() if k != "nvme_path"}
+        inner = fields[name]["fields"]
+        there = block.get("device", "none") != "none"
+        usual = {k: block.get(k, v.get("default")) for k, v in inner.items() if k != "nvme_path"}
+        found[name] = usual if there else None
+    others = {
+        k: v
+        for k, v in settings.items()
+        if k not in IDLE and k not in READ and k not in ("zero_optimization", "bf16", "fp16")
+    }
+    return {**found, **{k: v for k, v in others.items() if v not in (None, {}, AUTO)}}
+
+
+# ---- keys that are left ----
+
+
+def _name(
+    content: Mapping[str, Any], config: Mapping[str, Any] | None, file: LaunchFile, made: Launch
+) -> None:
+    """Name the keys that change no memory, and those that no rule reads."""
+    idle = []
+    named = " ".join(one.what for one in made.unpredicted)
+    for name, value in {**flat(_active(file)), **flat(config or {})}.items():
+        block = name.partition(".")[0]
+        if name in (*READ, "optimizer.type") or name.rpartition(".")[2] in named:
+            continue
+        if name in IDLE or block in (*IDLE, "optimizer"):
+            idle.append(name)
+        elif block == "zero_optimization" and file.kind == "DEEPSPEED":
+            continue  # the engine is planned with it
+        elif str(value).lower() not in OFF or _usually_on(name):
+            errs, why = LEFT.get(name) or LEFT.get(block) or ("", "no rule reads it")
+            made.left(f"{name} {value!s:.40}", why, errs)
+    blocks = ("fsdp_config", "deepspeed_config", "megatron_lm_config", "fp8_config")
+    idle += [name for name in blocks if content.get(name) and name not in _active(file)]
+    made.means += [f"no memory: {', '.join(idle)}"] if idle else []
+
+
+def _usually_on(name: str) -> bool:
+    """Return whether accelerate's default of a key is true, so that false is a setting."""
+    block, _, key = name.partition(".")
+    usual = table()["accelerate"]["blocks"].get(block, {}).get(key, {}).get("default")
+    return truth(usual) is True
+
+
+def _active(file: LaunchFile) -> dict[str, Any]:
+    """Return accelerate's settings without the blocks of types that are not started."""
+    of_kind = {"fsdp_config": "FSDP", "deepspeed_config": "DEEPSPEED",
+               "megatron_lm_config": "MEGATRON_LM"}  # fmt: skip
+    fp8 = str(file.content.get("mixed_precision")).lower() == "fp8"
+    return {
+        name: value
+        for name, value in file.content.items()
+        if of_kind.get(name, file.kind) == file.kind and (name != "fp8_config" or fp8)
+    }

@@ -21,6 +21,8 @@ class Reading:
 
     ``means``: (setting, meaning) of the file. ``usual``: (default of the trainer, meaning,
     source). ``differs``: differences that the table notes. ``unread``: options without a row.
+    ``idle``: options of adapters that do nothing, because all weights train by a default;
+    ``intended``: the reading with adapters.
     """
 
     trainer: str = ""
@@ -39,6 +41,8 @@ class Reading:
     differs: list[str] = field(default_factory=list)
     unpredicted: list[Uncounted] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
+    idle: list[str] = field(default_factory=list)
+    intended: Reading | None = None
 
     @property
     def global_batch(self) -> int:

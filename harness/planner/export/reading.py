@@ -6,6 +6,7 @@ agree proposes its strategy. Of the combinations, the one whose rules differ lea
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -27,6 +28,8 @@ from strategies import CATALOG
 from strategies.base import BadInput, Reason, Slot
 from strategies.subject import Shaping
 
+ADAPTERS = ("lora", "peft", "lyco", "--lora", "--network", "--rank", "network")
+"""Beginnings of options that only adapters have."""
 TOGETHER = (Slot.PRECISION, Slot.ADAPT)
 """Slots whose rules depend on one another."""
 CHOICES = {"dtype": ("model", "fp32"), "autocast": (False, True)}
@@ -68,14 +71,31 @@ def _of_launch(found: Sequence[Found], launch: launches.Launch, model: str) -> R
         raise BadInput(f"{found[0].path} has datasets alone; give the trainer's file first")
     if not model:
         raise BadInput(f"{found[0].path} names no model; give --model NAME")
-    half = launch.precision if launch.precision in ("bf16", "fp16") else "fp32"
-    made = Reading(trainer="accelerate", model=model, recipe=f"{launch.sharding}+{half}")
-    made.processes, made.means = launch.processes, [*launch.means]
+    made = Reading(trainer="accelerate", model=model)
+    made.processes, made.unpredicted = launch.processes, [*launch.unpredicted]
+    made.means = [("launch", text) for text in launch.means]
     made.micro_batch, made.accumulation = launch.micro_batch, launch.accumulation
-    made.recipe += f"+accumulate:steps={made.accumulation}" if made.accumulation > 1 else ""
-    made.assumed = [*launch.assumed, "AdamW, and no checkpointing: the files do not name them"]
-    made.recipe = str(resolve(_spec(made, made.recipe)).recipe)
-    return made
+    steps = [f"accumulate:steps={made.accumulation}"] if made.accumulation > 1 else []
+    made.assumed = [*launch.assumed, "AdamW, no checkpointing and no averages unless named above"]
+    half = launch.precision if launch.precision not in ("", "no") else "fp32"
+    parts = [half, *launch.parts, *steps]
+    while True:
+        recipe = "+".join((launch.sharding, *parts))
+        try:
+            resolved = resolve(_spec(made, recipe))
+            refused = resolved.refusal
+        except BadInput as error:
+            refused = error.reason
+        if refused is None:
+            made.recipe = str(resolved.recipe)
+            return made
+        about = refused.about or str(refused).partition(":")[0]
+        culprit = next((part for part in launch.parts if part in parts
+                        and part.partition(":")[0] == about), None)  # fmt: skip
+        if culprit is None:
+            raise BadInput(f"{found[0].path}: {refused}")
+        parts.remove(culprit)
+        made.unpredicted.append(Uncounted(culprit, f"this is left out: {refused}", "less"))
 
 
 def _spec(made: Reading, recipe: str) -> Spec:
@@ -162,11 +182,34 @@ class Reader:
         self._numbers()
         made.recipe, resolved = self._recipe()
         made.model = resolved.spec.model
+        self._intended()
         for option in self.forced.values():
             made.differs += [self.why[option.name]] if self.why.get(option.name) else []
         tell(self, resolved)
         read_sample(made, self.table["shape"], self.options, self.found)
         return made
+
+    def _intended(self) -> None:
+        """Name options of adapters that do nothing because of a default, and read the files with
+        adapters."""
+        key = self.table.get("kind", "")
+        rows = self.table["strategies"].get("lora", ())
+        named = {name for rule in rows for name in patterns(rule, self.loose)} - {key}
+        own = [name for name in self.first if name in named and name.startswith(ADAPTERS)]
+        if self.kind != "full" or key not in self.sources or not own:
+            return
+        made, default = self.made, f"{key} {self.options[key]}"
+        made.idle = own
+        said = ", ".join(f"{name} {self.first[name]}" for name in own)
+        why = f"{default} is the default, so all weights train; {key} lora is not set"
+        made.unpredicted.append(Uncounted(said, why, "none"))
+        first, *others = self.own
+        changed = dataclasses.replace(first, options={**first.options, key: "lora"})
+        rest = [one for one in self.found if one not in self.own]
+        with contextlib.suppress(BadInput):
+            made.intended = Reader(
+                first.kind, [changed, *others, *rest], self.launch, made.model
+            ).read()
 
     def _collect(self) -> None:
         for one in self.own:

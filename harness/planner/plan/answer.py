@@ -142,7 +142,7 @@ def reach(fit: Fit) -> str:
 def bound(fit: Fit) -> str:
     """Return "at least ", "at most " or "about " for a need that leaves settings out; else
     nothing."""
-    errs = {one.errs for one in fit.uncounted}
+    errs = {one.errs for one in fit.uncounted} - {"none"}
     words = {frozenset(): "", frozenset({"more"}): "at least ", frozenset({"less"}): "at most "}
     return words.get(frozenset(errs), "about ")
 

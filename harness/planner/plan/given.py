@@ -96,6 +96,7 @@ def plan_from(options: argparse.Namespace, made: Reading, asking: Asking, consol
     best, proofs = _best(asked_of(options, made), fit, asking)
     console.print(setting([fit]), highlight=False)
     print_lines([*_verdict(made, fit), FOUND, *best], console)
+    print_lines(_intended(options, made, asking), console)
     for lines in _told(made, options.source, options.notes):
         print_lines(lines, console)
     print_lines([*unpredicted([fit]), *short_notes([fit])], console, style="dim")
@@ -105,6 +106,19 @@ def plan_from(options: argparse.Namespace, made: Reading, asking: Asking, consol
         found = {"rows": [fit_as_json(fit)], "searches": [proof.as_json for proof in proofs]}
         write_answer(options, {"read": dataclasses.asdict(made), **found})
     return FAILED if fit.need_bytes is None else OK
+
+
+def _intended(options: argparse.Namespace, made: Reading, asking: Asking) -> list[str]:
+    """Return what the configuration would need with the adapters of which it sets options."""
+    if made.intended is None:
+        return []
+    asked = asked_for(asked_of(options, made.intended))
+    (fit,) = dataclasses.replace(asking, asked=asked).fits(asked.resolved)
+    said = ", ".join(made.idle)
+    verb = "does" if len(made.idle) == 1 else "do"
+    needs = reach(fit) if fit.need_bytes is not None else "is not predicted"
+    head = f"{said} {verb} nothing: all weights train by default. As adapters:"
+    return [head, f"  {WORD[fit.verdict]}: {fit.label}, {needs}"]
 
 
 def _best(

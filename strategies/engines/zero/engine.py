@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import json
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from strategies.base import BadInput, Sizes
@@ -33,6 +34,7 @@ from strategies.inventory import (
     TracePoints,
 )
 from strategies.launch_file import LaunchFile, LaunchFileError, Layout, text_of
+from strategies.launch_keys import truth
 
 if TYPE_CHECKING:
     import torch
@@ -43,6 +45,18 @@ if TYPE_CHECKING:
 
 BLOCK_OF = {"optimizer": "offload_optimizer", "parameters": "offload_param"}
 """Tensors that can be offloaded -> their block of the JSON."""
+
+
+def _beside(file: LaunchFile) -> tuple[Path, Any]:
+    """Return the DeepSpeed JSON that one of Headroom's files names, and its path."""
+    name = (file.content.get("deepspeed_config") or {}).get("deepspeed_config_file")
+    if not name:
+        raise LaunchFileError(f"{file.path}: names no deepspeed_config_file under deepspeed_config")
+    path = file.path.parent.parent / name
+    try:
+        return path, json.loads(text_of(path))
+    except (ValueError, RecursionError) as error:
+        raise LaunchFileError(f"{path}: not JSON ({error})") from None
 
 
 class Zero(Engine):
@@ -62,22 +76,30 @@ class Zero(Engine):
 
     @classmethod
     def of(cls, file: LaunchFile) -> Zero:
-        name = (file.content.get("deepspeed_config") or {}).get("deepspeed_config_file")
-        if not name:
-            raise LaunchFileError(
-                f"{file.path}: names no deepspeed_config_file under deepspeed_config"
-            )
-        path = file.path.parent.parent / name
-        try:
-            config = json.loads(text_of(path))
-        except (ValueError, RecursionError) as error:
-            raise LaunchFileError(f"{path}: not JSON ({error})") from None
+        path, config = (file.path, file.settings) if not file.own else _beside(file)
         block = config.get("zero_optimization") if isinstance(config, dict) else None
         if not isinstance(block, dict) or block.get("stage") not in (1, 2, 3):
             raise LaunchFileError(f"{path}: no zero_optimization block with a stage from 1 to 3")
         if fault := ds_config.fault(config):
             raise LaunchFileError(f"{path}: {fault}")
         return cls(dataclasses.replace(file, settings=config))
+
+    def refuses(self, launch: RunContext) -> str | None:
+        """Refuse what a user's file sets against the recipe, or what is not run here."""
+        if self.file.own or launch.simulated:
+            return super().refuses(launch)
+        if self.place("parameters") == "nvme":
+            return "offload_param on NVMe is not run here; write its device as cpu"
+        if "own_loop" in launch.traits:
+            return super().refuses(launch)
+        if "optimizer" in self.file.settings:
+            return f"{self.file.path.name} makes an optimizer, as the recipe does; leave it out"
+        half = "half_compute" in launch.traits
+        for name in ("bf16", "fp16"):
+            on = truth(self.file.settings[name].get("enabled")) is True
+            if on and not half:
+                return f"{self.file.path.name} switches {name} on; add +{name} to the recipe"
+        return super().refuses(launch)
 
     # ---- launch file facts ----
 
@@ -89,6 +111,12 @@ class Zero(Engine):
     @property
     def stage(self) -> int:
         return self.zero["stage"]
+
+    @property
+    def usual_name(self) -> str:
+        places = {self.place(what) for what in BLOCK_OF}
+        end = "_nvme" if "nvme" in places else "_offload" if "cpu" in places else ""
+        return f"zero{self.stage}{end}"
 
     @property
     def needs(self) -> tuple[str, ...]:

@@ -1,0 +1,245 @@
+"""Launch files as people have them: each key is understood, refused, or named as not counted."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import cli
+from harness.planner import pool
+from harness.planner.export import files, launches
+from harness.planner.export.reading import reading
+from strategies import CATALOG
+from strategies.base import BadInput
+from strategies.launch_keys import check_accelerate, check_deepspeed, table
+from tests.made.predictions import prediction
+
+FILES = Path(__file__).parent / "launch"
+
+
+@pytest.fixture(autouse=True)
+def copies(tmp_path, monkeypatch):
+    """Copies of planned files are made in a folder of the test."""
+    monkeypatch.setattr(pool, "default_folder", lambda: tmp_path)
+
+
+def read(name: str, processes: int | None = None) -> Any:
+    return reading(files.read([FILES / name]), "pixart-sigma", processes)
+
+
+# ---- files ----
+
+
+def test_an_offloaded_optimizer_is_planned_in_host_memory():
+    made = read("optimizer-on-cpu.json", 2)
+    engine = CATALOG[made.recipe.partition("+")[0]].engine("cuda")
+    places = (engine.place("optimizer"), engine.place("parameters"))
+    assert (engine.stage, places) == (3, ("cpu", "device"))
+    assert engine.usual_name == "zero3_offload" and made.recipe.endswith("+bf16")
+
+
+def test_nvme_is_planned_with_what_it_swaps():
+    made = read("nvme-both.json")
+    engine = CATALOG[made.recipe.partition("+")[0]].engine("cuda")
+    assert engine.place("optimizer") == "nvme" and engine.place("parameters") != "device"
+    (left,) = made.unpredicted
+    assert left.what == "offload_param.device nvme" and left.errs == "less"
+
+
+def test_fsdp_checkpoints_if_its_file_says_so_and_its_version_is_told():
+    made = read("fsdp-checkpointing.yaml")
+    assert (made.recipe, made.processes) == ("fsdp2+bf16+checkpoint", 8)
+    assert [one.what for one in made.unpredicted] == ["no fsdp_version: 2"]
+
+
+def test_a_launch_file_alone_is_planned_and_printed(monkeypatch, capsys):
+    monkeypatch.setattr(
+        pool, "predict_all", lambda rows, folder, **more: [prediction(9.0) for _ in rows]
+    )
+    words = ["--from", str(FILES / "alone.yaml"), "--model", "pixart-sigma", "--gpu", "RTX-4090"]
+    assert cli.main(["plan", *words]) == 0
+    shown = capsys.readouterr().out
+    assert "Read from alone.yaml:" in shown and "accumulate" in shown and "fits" in shown
+
+
+REFUSED = {
+    "unknown-key.json": ("stage3_param_persistance_threshold", "buffer_sise", "not permitted"),
+    "two-halves.json": ("bf16 and fp16 are both on", "8, which is not 2 x 1 x 1"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("command", ["lint", "plan"])
+def test_what_a_library_refuses_is_refused_with_every_key(name, command, capsys):
+    more = {
+        "lint": ["--processes", "1"],
+        "plan": ["--model", "pixart-sigma", "--gpus", "1", "--gpu", "RTX-4090", "--check"],
+    }
+    words = [str(FILES / name)] if command == "lint" else ["--from", str(FILES / name)]
+    assert cli.main([command, *words, *more[command]]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert all(said in line for said in REFUSED[name]), line
+
+
+# ---- every key ----
+
+BASE: dict[str, Any] = {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}}
+ON = {"device": "cpu"}
+ZERO3 = {"stage": 3, "offload_optimizer": ON, "offload_param": ON}
+DEEPSPEED = {"distributed_type": "DEEPSPEED", "num_processes": 2}
+FSDP = {
+    "distributed_type": "FSDP", "num_processes": 2,
+    "fsdp_config": {"fsdp_version": 2, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"},
+}  # fmt: skip
+RANKS = {"num_processes": 4}
+
+
+def other(field: Mapping[str, Any]) -> list[Any]:
+    """Values of a field that differ from its default."""
+    kind, usual = field.get("type", ""), field.get("default")
+    if "choices" in field:
+        return [one for one in field["choices"] if str(one).lower() != str(usual).lower()][-1:]
+    if kind == "bool" or str(usual).lower() in ("true", "false"):
+        return [str(usual).lower() != "true"]
+    if kind in ("int", "float"):
+        number = (usual or 0) + 1
+        return [number if number <= field.get("le", number) else field["le"] / 2]
+    return ["something"]
+
+
+def outcome(content: Mapping[str, Any], config: Mapping[str, Any] | None) -> Any:
+    """The launch as it is understood, or its refusal."""
+    found = [files.Found(Path("a.yaml"), files.ACCELERATE, dict(content), data=content)]
+    if config is not None:
+        found.append(files.Found(Path("b.json"), files.DEEPSPEED, {}, data=config))
+    try:
+        return dataclasses.asdict(launches.launch_of(found))
+    except BadInput as error:
+        return str(error)
+
+
+def of_models() -> Iterator[tuple[str, Any]]:
+    """Every field of DeepSpeed's models, set alone."""
+    for block, fields in table()["deepspeed"]["models"].items():
+        start = ZERO3 if block == "zero_optimization" else {}
+        for name, field in fields.items():
+            inner = field["fields"] if field["type"] == "model" else {"": field}
+            for key, one in inner.items():
+                for value in other(one):
+                    given = {**start.get(name, {}), key: value} if key else value
+                    # Older names stand in for blocks, beside which they are refused.
+                    own = {} if "deprecated" in one else start
+                    yield f"{block}.{name}.{key}".rstrip("."), {block: {**own, name: given}}
+
+
+@pytest.mark.parametrize(("name", "given"), [pytest.param(*one, id=one[0]) for one in of_models()])
+def test_each_key_of_deepspeeds_models_changes_the_plan_the_refusal_or_a_note(name, given):
+    start = {**BASE, "zero_optimization": ZERO3}
+    base = {**start, **{block: {**start.get(block, {})} for block in given}}
+    changed = {**start, **{b: {**start.get(b, {}), **new} for b, new in given.items()}}
+    if name in ("bf16.enabled", "zero_optimization.stage"):  # the base has these values
+        base = {**BASE, "bf16": {}, "zero_optimization": {**ZERO3, "stage": 2}}
+        changed = {**base, **{b: {**base[b], **new} for b, new in given.items()}}
+    if name.startswith("zero_optimization.cpu_offload"):
+        base["zero_optimization"] = {"stage": 3}
+        changed["zero_optimization"] = {"stage": 3, **given["zero_optimization"]}
+    assert outcome(DEEPSPEED, changed) != outcome(DEEPSPEED, base)
+
+
+@pytest.mark.parametrize("name", table()["deepspeed"]["read"])
+def test_each_other_key_that_deepspeed_reads_changes_something(name):
+    start = {**BASE, "zero_optimization": {"stage": 2}}
+    block, _, key = name.partition(".")
+    if block in table()["deepspeed"]["models"]:
+        return  # above
+    value: Any = {key.partition(".")[0]: 3} if key else 3
+    assert outcome(DEEPSPEED, {**start, block: value}) != outcome(DEEPSPEED, start)
+
+
+@pytest.mark.parametrize("name", table()["deepspeed"]["removed"])
+def test_each_key_that_deepspeed_has_removed_is_refused(name):
+    block, _, key = name.rpartition(".")
+    config = {"zero_optimization": {"stage": 2}}
+    config = {**config, key: {}} if not block else {block: {"stage": 2, key: 1}}
+    assert any(name in fault for fault in check_deepspeed(config).faults)
+
+
+def of_blocks() -> Iterator[tuple[str, str, Any]]:
+    for block, fields in table()["accelerate"]["blocks"].items():
+        for name, field in fields.items():
+            yield from ((block, name, value) for value in other(field))
+
+
+@pytest.mark.parametrize(
+    ("block", "name", "value"), [pytest.param(*one, id=one[1]) for one in of_blocks()]
+)
+def test_each_key_of_accelerates_blocks_changes_something(block, name, value):
+    base: dict[str, Any] = {
+        "deepspeed_config": DEEPSPEED, "fp8_config": {**FSDP, "mixed_precision": "fp8"},
+        "megatron_lm_config": {"distributed_type": "MEGATRON_LM", "num_processes": 2},
+    }.get(block, FSDP)  # fmt: skip
+    value = "1" if name == "fsdp_version" else value  # the base has 2
+    changed = {**base, block: {**base.get(block, {}), name: value}}
+    assert outcome(changed, None) != outcome({**base, block: base.get(block, {})}, None)
+
+
+VALUES = {
+    "distributed_type": "MULTI_XPU", "mixed_precision": "fp16", "num_processes": 4,
+    "fp8_config": {"fp8_backend": "TE"}, "deepspeed_config": {"zero_stage": 1},
+    "fsdp_config": {"fsdp_version": 1}, "parallelism_config": {"parallelism_config_tp_size": 2},
+    "megatron_lm_config": {"megatron_lm_tp_degree": 2}, "mpirun_config": {"mpirun_hostfile": "f"},
+    "dynamo_config": {"dynamo_backend": "INDUCTOR"}, "use_cpu": True, "num_machines": 2,
+    "machine_rank": 1, "main_process_port": 7,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", table()["accelerate"]["file"])
+def test_each_key_of_accelerates_file_changes_something(name):
+    changed = {**FSDP, name: VALUES.get(name, "something")}
+    assert outcome(changed, None) != outcome(FSDP, None)
+
+
+def test_a_key_that_accelerate_does_not_know_is_refused_as_accelerate_does():
+    (fault,) = check_accelerate({**FSDP, "num_procesess": 2}).faults
+    assert "num_procesess" in fault and "num_processes" in fault
+    passed = check_accelerate({**FSDP, "fsdp_config": {"fsdp_ofload_params": True}}).passed
+    assert any("fsdp_ofload_params" in told for told in passed)
+
+
+BESIDE = {
+    "stage": ({"zero_stage": 3}, "zero_stage beside deepspeed_config_file"),
+    "accumulation": ({"gradient_accumulation_steps": 2}, "gradient_accumulation_steps beside"),
+}
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_keys_beside_a_json_that_accelerate_refuses_are_refused(name, tmp_path):
+    more, words = BESIDE[name]
+    (tmp_path / "z.json").write_text(json.dumps({**BASE, "zero_optimization": {"stage": 2}}))
+    content = {**DEEPSPEED, "deepspeed_config": {"deepspeed_config_file": "z.json", **more}}
+    (tmp_path / "a.yaml").write_text(json.dumps(content))
+    with pytest.raises(BadInput, match=words):
+        reading(files.read([tmp_path / "a.yaml"]), "pixart-sigma")
+
+
+MESHES = {
+    "groups": ({"dp_replicate_size": 2, "dp_shard_size": 2}, "hsdp"),
+    "shards": ({"dp_shard_size": 4}, "fsdp2"),
+    "tensors": ({"dp_shard_size": 2, "tp_size": 2}, "fsdp2+bf16+tp"),
+}
+
+
+@pytest.mark.parametrize("name", MESHES)
+def test_a_mesh_is_read_as_its_sizes_say(name, tmp_path):
+    sizes, recipe = MESHES[name]
+    block = {f"parallelism_config_{key}": size for key, size in sizes.items()}
+    content = {**FSDP, **RANKS, "mixed_precision": "bf16", "parallelism_config": block}
+    (tmp_path / "a.yaml").write_text(json.dumps(content))
+    assert reading(files.read([tmp_path / "a.yaml"]), "pixart-sigma").recipe.startswith(recipe)
+    with pytest.raises(BadInput, match="--gpus 4"):
+        reading(files.read([tmp_path / "a.yaml"]), "pixart-sigma", 8)
