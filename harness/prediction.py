@@ -64,13 +64,14 @@ class Aside:
     """Memory of text encoders and a VAE on a GPU, in bytes.
 
     ``weights``: all their weights. ``allocated`` and ``reserved``: the peak of the forward pass
-    ``what`` beyond the weights, in an empty pool.
+    ``what`` beyond the weights, in an empty pool. ``work``: of all passes of one micro-batch.
     """
 
     weights: int
     allocated: int
     reserved: int
     what: str
+    work: list[Work] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from harness.phases import planned
 from harness.planner import uncertainty as residuals
 from harness.planner.eager import note_of
 from harness.planner.overhead import WORDS, fixed_overhead, preferred
@@ -281,9 +282,16 @@ def _host(resolved: Resolved, prediction: Prediction, gpu: Card) -> int | None:
 
 
 def _seconds(resolved: Resolved, prediction: Prediction, gpu: Card) -> Seconds | None:
+    """Return the seconds of a step, with the passes of encoders that run in each micro-batch."""
     if not prediction.work:
         return None
-    return seconds(prediction.work, gpu, resolved.spec.processes, str(resolved.recipe))
+    work, ways = list(prediction.work), planned(resolved.spec.phases).get("encode", ())
+    if "step" in ways and (aside := prediction.asides.get("encode")):
+        if not aside.work:  # kept before passes were counted
+            return None
+        times = resolved.recipe.accumulation
+        work += [dataclasses.replace(one, count=times * one.count) for one in aside.work]
+    return seconds(work, gpu, resolved.spec.processes, str(resolved.recipe))
 
 
 def fastest(fits: Sequence[Fit]) -> Fit | None:

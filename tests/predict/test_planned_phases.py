@@ -12,7 +12,7 @@ from conftest import predictions
 from harness import ROOT, cli
 from harness.phases import planned, planned_text
 from harness.planner import overhead, pool, resident_models, verdict, worker
-from harness.prediction import Aside
+from harness.prediction import Aside, Work
 from harness.resolve import resolve
 from harness.spec import Spec, SpecError
 from harness.system import cards, requirements
@@ -62,8 +62,26 @@ def test_the_need_is_the_largest_of_the_phases_and_the_largest_binds():
     assert fit("encode:alone").binds == "step"
 
 
+def test_encoding_in_the_step_takes_its_time_in_each_micro_batch():
+    """As a trainer does that encodes texts and images in each step (DiffSynth-Studio, sft)."""
+    passes = [Work(phase="encode", kind="product", dtype="float32", flops=10**12, bytes=1, count=1)]
+    aside = dataclasses.replace(ASIDES["encode"], work=passes)
+
+    def seconds(phases: str, recipe: str = FLUX.recipe) -> float:
+        spec = dataclasses.replace(FLUX, phases=phases, recipe=recipe, global_batch=4)
+        made = prediction(32, between=20 * GIB, asides={**ASIDES, "encode": aside})
+        made = dataclasses.replace(made, steady=made.peak)
+        return verdict.judge(resolve(spec), made, CARD).seconds.total
+
+    step = seconds("")
+    assert seconds("encode:loaded") == seconds("encode:alone") == step
+    assert seconds("encode:step") == pytest.approx(2 * step), "a pass as long as the step"
+    four = seconds("encode:step", f"{FLUX.recipe}+accumulate:steps=4")
+    assert four == pytest.approx(5 * step)
+
+
 def test_a_phase_decides_whether_it_fits():
-    small = cards.of_size(37 * GIB)
+    small = cards.of_size(int(38.5 * GIB))
     assert beyond_step(fit("validate"), "validate") == 2
     assert [fit(phases, small).fits for phases in ("", "encode:step")] == [True, False]
 
@@ -145,7 +163,7 @@ def test_a_pass_that_others_measured_is_predicted(row):
 
     name, how, *size = row["pass"]
     asked = (tuple(size), row.get("text", 0), False, False, overhead.USUAL)
-    _, reserved = asides.passed(name, how, *asked)
+    reserved = asides.passed(name, how, *asked).reserved
     weights = 2 * resident_models.table()[name]["elements"] * row.get("weights", True)
     assert (reserved + weights) / GIB == pytest.approx(row["predicted"], rel=0.01)
 
@@ -175,7 +193,8 @@ def test_every_vae_decodes_a_sample_of_the_models_that_bring_it(name):
     )
     size = (1, frames if frames > 2 else 1, side, side)
     for how in ("encode", "decode"):
-        assert asides.passed(name, how, size, 0, False, False, overhead.USUAL)[0] > 0
+        found = asides.passed(name, how, size, 0, False, False, overhead.USUAL)
+        assert found.allocated > 0 and sum(one.flops for one in found.work) > 10**9
 
 
 @pytest.mark.thorough

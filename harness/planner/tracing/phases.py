@@ -1,4 +1,4 @@
-"""Traces of text encoders and VAEs on tensors without storage: the memory of their forward passes.
+"""Traces of text encoders and VAEs on tensors without storage: memory and work of their passes.
 
 ``resident_models.yaml`` names the classes of transformers and diffusers. They are traced without a
 training, because the memory beside them is constant during a pass.
@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -26,9 +26,9 @@ from harness.planner.tracing.simulate import (
     kernel_scratch,
     pooled,
 )
-from harness.planner.tracing.trace import StoragelessTracer
+from harness.planner.tracing.trace import Counter, StoragelessTracer
 from harness.planner.tracing.world import GPU, built
-from harness.prediction import Aside, Prediction
+from harness.prediction import Aside, Prediction, Work
 from harness.resolve import Resolved
 from harness.subjects.library.families import Space
 
@@ -100,14 +100,15 @@ def _fullest(
     size = (batch, frames, *pixels)
     tiled, wide = "tiled" in ways, "fp32" in ways
     passes = {name: passed(name, how, size, space.text, tiled, wide, kind) for name in run}
-    name = max(passes, key=lambda one: passes[one][1])
-    allocated, reserved = passes[name]
+    name = max(passes, key=lambda one: passes[one].reserved)
+    work = [one for each in passes.values() for one in each.work] if how == "encode" else []
     shown = f"{frames} x {pixels[0]}x{pixels[1]}" if frames > 1 else f"{pixels[0]}x{pixels[1]}"
     what = f"{name} {how}s {'' if batch == 1 else f'{batch} of '}{shown}{' in tiles' * tiled}"
     if "latent" not in resident_models.table()[name]:
         what = f"{name} encodes {batch} x {_tokens(name, space.text)} tokens"
     weights = sum(_weights(one, wide) for one in there)
-    return Aside(weights=weights, allocated=allocated, reserved=reserved, what=what)
+    allocated, reserved, _ = passes[name]
+    return Aside(weights=weights, allocated=allocated, reserved=reserved, what=what, work=work)
 
 
 def _weights(name: str, wide: bool) -> int:
@@ -120,6 +121,14 @@ def _tokens(name: str, text: int) -> int:
     return CLIP_TOKENS if name.startswith("CLIP") else text
 
 
+class Passed(NamedTuple):
+    """Bytes of a forward pass beyond its weights, and its work."""
+
+    allocated: int
+    reserved: int
+    work: tuple[Work, ...]
+
+
 @functools.cache
 def passed(
     name: str,
@@ -129,15 +138,16 @@ def passed(
     tiled: bool,
     wide: bool,
     kind: str,
-) -> tuple[int, int]:
-    """Return the (allocated, reserved) bytes of one forward pass of ``name`` beyond its weights.
+) -> Passed:
+    """Return the memory and the work of one forward pass of ``name``.
 
     ``size``: samples, frames, height and width in pixels. ``how``: encode or decode.
     """
     is_vae = "latent" in resident_models.table()[name]
     dtype = torch.float32 if wide and is_vae else torch.bfloat16
     module = built(name).to(dtype).eval().requires_grad_(False)
-    tracer = StoragelessTracer({GPU: "device"}, temporary=scratch)
+    counter = Counter(GPU, "cpu")
+    tracer = StoragelessTracer({GPU: "device"}, temporary=scratch, witness=counter.see)
     with contextlib.ExitStack() as stack:
         stack.enter_context(cuda_like(kind))
         fake = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
@@ -152,7 +162,8 @@ def passed(
             ids = torch.zeros((size[0], _tokens(name, text)), dtype=torch.long, device=GPU)
             module(ids, attention_mask=torch.ones_like(ids))
     found = pooled(list(tracer.record.pool_events("device")))
-    return found["allocated"], found["reserved"]
+    work = tuple(dataclasses.replace(one, phase="encode") for one in counter.work())
+    return Passed(found["allocated"], found["reserved"], work)
 
 
 def _shape(name: str, how: str, size: tuple[int, int, int, int]) -> tuple[int, ...]:
