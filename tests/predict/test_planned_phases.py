@@ -194,7 +194,7 @@ def test_every_vae_decodes_a_sample_of_the_models_that_bring_it(name):
     size = (1, frames if frames > 2 else 1, side, side)
     for how in ("encode", "decode"):
         found = asides.passed(name, how, size, 0, False, False, overhead.USUAL)
-        assert found.allocated > 0 and sum(one.flops for one in found.work) > 10**9
+        assert found.allocated > 0 and any(one.kind == "product" for one in found.work)
 
 
 @pytest.mark.thorough
