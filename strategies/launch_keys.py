@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import json
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,6 +49,12 @@ def table() -> dict[str, Any]:
     return json.loads(PATH.read_text(encoding="utf-8"))
 
 
+def _near(name: str, known: Iterable[str]) -> str:
+    """Return the known name that is like another, after a semicolon; empty if none is."""
+    hint = nearest(name, known)
+    return f"; {hint}" if hint.startswith("did you mean") else ""
+
+
 # ---- DeepSpeed ----
 
 
@@ -62,14 +68,14 @@ def check_deepspeed(config: Mapping[str, Any], processes: int | None = None) -> 
         elif name in known["models"]:
             _check_model(name, value, known["models"][name], found)
         elif name not in known["read"]:
-            near = nearest(name, known["read"])
-            found.passed.append(f"{name}: DeepSpeed has no such key; {near}")
+            top = [one for one in known["read"] if "." not in one]
+            found.passed.append(f"{name}: DeepSpeed has no such key{_near(name, top)}")
         elif name in ("optimizer", "scheduler") and not isinstance(value, (dict, type(None))):
             found.faults.append(f"{name} is {value!r:.60}; write a block of settings")
         elif isinstance(value, dict):
             inner = [n.partition(".")[2] for n in known["read"] if n.startswith(f"{name}.")]
             found.passed.extend(
-                f"{name}.{key}: DeepSpeed has no such key; {nearest(key, inner)}"
+                f"{name}.{key}: DeepSpeed has no such key{_near(key, inner)}"
                 for key in value
                 if inner and key not in inner
             )
@@ -87,8 +93,8 @@ def _check_model(above: str, given: Any, fields: Mapping[str, Any], found: Check
         if key in table()["deepspeed"]["removed"]:
             found.faults.append(f"{key}: DeepSpeed has removed it; leave it out")
         elif name not in fields:
-            near = nearest(name, fields)
-            found.faults.append(f"{key}: Extra inputs are not permitted; {near}")
+            near = _near(name, fields)
+            found.faults.append(f"{key}: Extra inputs are not permitted{near or '; leave it out'}")
         elif value is None and fields[name].get("optional"):
             continue
         elif fields[name]["type"] == "model":
@@ -224,8 +230,8 @@ def check_accelerate(content: Mapping[str, Any]) -> Checked:
     found = Checked([], [])
     for name in content:
         if name not in known["file"] and name not in known["older"]:
-            near = nearest(str(name), known["file"])
-            found.faults.append(f"{name}: accelerate refuses a file with an unknown key; {near}")
+            near = _near(str(name), known["file"]) or "; leave it out"
+            found.faults.append(f"{name}: accelerate refuses a file with an unknown key{near}")
     for key in ("distributed_type", "mixed_precision"):
         value = content.get(key)
         value = "NO" if value is False else value  # YAML reads a bare NO so
@@ -261,8 +267,8 @@ def _check_block(
     for name, value in given.items():
         field = fields.get(keyed(block, str(name)))
         if field is None:
-            near = nearest(str(name), fields)
-            found.passed.append(f"{block}.{name}: accelerate has no such key; {near}")
+            near = _near(keyed(block, str(name)), fields)
+            found.passed.append(f"{block}.{name}: accelerate has no such key{near}")
         elif "choices" in field and not _among(value, field["choices"]):
             choices = ", ".join(map(str, field["choices"]))
             found.faults.append(f"{block}.{name} is {value!r:.60}; one of {choices}")

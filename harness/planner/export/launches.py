@@ -33,7 +33,10 @@ IDLE = {
     "compute_environment", "debug", "enable_cpu_affinity", "gpu_ids", "machine_rank",
     "main_process_ip", "main_process_port", "main_training_function", "num_machines",
     "rdzv_backend", "same_network", "downcast_bf16", "command_file", "commands", "older",
-    "mpirun_config", "deepspeed_config.deepspeed_config_file",
+    "mpirun_config", "tpu_env", "tpu_name", "tpu_use_cluster", "tpu_use_sudo", "tpu_vm",
+    "tpu_zone", "dynamo_config.dynamo_mode", "dynamo_config.dynamo_use_dynamic",
+    "dynamo_config.dynamo_use_fullgraph", "dynamo_config.dynamo_use_regional_compilation",
+    "fsdp_config.fsdp_min_num_params", "deepspeed_config.deepspeed_config_file",
     "deepspeed_config.deepspeed_exclusion_filter", "deepspeed_config.deepspeed_hostfile",
     "deepspeed_config.deepspeed_inclusion_filter", "deepspeed_config.deepspeed_multinode_launcher",
     "deepspeed_config.gradient_clipping", "deepspeed_config.offload_optimizer_nvme_path",
@@ -139,6 +142,9 @@ def launch_of(found: Sequence[Found], processes: int | None = None) -> Launch:
         made.precision = str(content.get("mixed_precision") or "").lower()
         made.sharding = "single" if made.processes == 1 else "ddp"
         return made
+    if not given:
+        count = f"{made.processes} GPU" + "s" * (made.processes > 1)
+        made.assumed.append(f"{count}: no file names a number; give --gpus N")
     sure = given or (made.processes if config is not None else None)
     content.setdefault("num_processes", made.processes)
     checked = users_launch.checks(content, config, sure)
@@ -457,8 +463,10 @@ def _name(
             continue
         if name in IDLE or block in (*IDLE, "optimizer"):
             idle.append(name)
-        elif block == "zero_optimization" and file.kind == "DEEPSPEED":
+        elif block in ("zero_optimization", "data_types") and file.kind == "DEEPSPEED":
             continue  # the engine is planned with it
+        elif any(name.startswith(f"{one.what}.") for one in made.unpredicted):
+            continue  # its block is named
         elif str(value).lower() not in OFF or _usually_on(name):
             errs, why = LEFT.get(name) or LEFT.get(block) or ("", "no rule reads it")
             made.left(f"{name} {value!s:.40}", why, errs)

@@ -222,6 +222,7 @@ class Reader:
         for one in self.found:
             self.made.assumed += one.remarks if one not in self.own else []
         self.made.assumed += self.launch.assumed
+        self.made.unpredicted += self.launch.unpredicted
         _, source = self.table["defaults"]["any"].get("--mixed_precision", ("", ""))
         if self.launch.precision and source.startswith("accelerate"):
             self.options.setdefault("--mixed_precision", self.launch.precision)
@@ -341,6 +342,11 @@ class Reader:
             own = {**(ranks[0].options if ranks else {}), **one.options}
             self.forced[slot] = dataclasses.replace(one, parameters=more, options=own)
             slots[slot] = [self.forced[slot]]
+        for text in self.launch.parts:  # of the launch file, where the trainer sets none
+            name, _, words = text.partition(":")
+            pairs = dict(pair.split("=") for pair in words.split(",") if pair)
+            one = _Option(CATALOG[name].slot, name, pairs, {}, lacks=False)
+            slots.setdefault(one.slot, [one])
         self._check(slots)
         others = [one for slot in slots if slot not in TOGETHER for one in self._best(slots[slot])]
         return self._tried([self._expanded(slots.get(slot, [])) for slot in TOGETHER], others)
