@@ -157,6 +157,8 @@ class Fit:
 def judge(resolved: Resolved, prediction: Prediction, gpu: Card) -> Fit:
     """Return the verdict on a prediction for a card."""
     phases = _needs(resolved, prediction, gpu)
+    if gpu.unified:  # one memory: what the host holds is missing on the device
+        phases = {name: _together(one) for name, one in phases.items()}
     kind = residuals.class_of(resolved.launch.traits, prediction)
     hosts = [one.host for one in phases.values() if one.host is not None]
     fit = Fit(
@@ -177,6 +179,12 @@ def judge(resolved: Resolved, prediction: Prediction, gpu: Card) -> Fit:
     if fit.binds != STEP:
         fit = dataclasses.replace(fit, uncertainty=residuals.shares()["beside the step"])
     return dataclasses.replace(fit, verdict=_verdict(fit))
+
+
+def _together(one: Need) -> Need:
+    """Return a phase's need of a memory that host and device share."""
+    held = one.host or 0
+    return one._replace(gpu=one.gpu + held, least=one.least + held, host=None)
 
 
 def _verdict(fit: Fit) -> str:

@@ -12,14 +12,14 @@ MAKERS = r"\b(nvidia|geforce|tesla|amd|instinct|graphics|gpu)\b"
 FORM = r"sxm(\d(?!\d))?|hbm(\d(?!\d))?e?|nvl(4|36|72)\b"
 """Parts of a name that every card of its kind in the table has."""
 ELSEWHERE = {
-    "a10g": 24, "a16": 16, "a30": 24, "l40": 48, "l20": 48, "p100": 16, "h20": 96, "h800": 80,
+    "a10g": 24, "a16": 16, "a30": 24, "l40": 48, "p100": 16, "h20": 96, "h800": 80,
     "b100": 192, "h200nvl": 141, "mi210": 64, "mi250": 128, "mi250x": 128, "mi325x": 256,
     "mi355x": 288, "rtxa2000": 12, "rtxa4000": 16, "rtxa4500": 20, "rtxa5000": 24, "rtxa5500": 24,
     "rtx4000ada": 20, "rtx4500ada": 24, "rtx5000ada": 32, "titanrtx": 24, "gtx1080ti": 11,
     "rtx2060": 6, "rtx2070": 8, "rtx2080": 8, "rtx2080ti": 11, "rtx3060ti": 8, "rtx3070": 8,
-    "rtx3070ti": 8, "rtx3080": 10, "rtx3080ti": 12, "rtx3090ti": 24, "rtx4060": 8, "rtx4090d": 24,
+    "rtx3070ti": 8, "rtx3080": 10, "rtx3080ti": 12, "rtx3090ti": 24, "rtx4090d": 24,
     "rtx5060": 8, "rtx5090d": 32, "rtxpro4000": 24, "rtxpro4500": 32, "rtxpro5000": 48,
-    "rx7900xtx": 24, "7900xtx": 24, "rx7900xt": 20, "7900xt": 20,
+    "rx7900xt": 20, "7900xt": 20,
 }  # fmt: skip
 """Card without figures here, as letters and digits -> GiB in its data sheet."""
 

@@ -65,7 +65,9 @@ class Card:
     - ``pattern``: regular expression for the device's name; ``device`` is one such name.
     - ``hopper``: compute capability 9.x or 10.x, for which cuBLAS takes larger workspaces.
     - ``like``: the card whose speed is assumed, if only a memory size was given.
-    - ``timed``: measured step times of this card were compared with predictions.
+    - ``timed``: measured step times of this card were compared with predictions; ``unmeasured``:
+      no public measurement says which share of its peaks kernels reach.
+    - ``unified``: host and device share one memory, so that their needs add up.
     - ``shared``: a CPU, whose cores, memory and bandwidth all processes share.
     - ``products``: dtype -> shares of the peak that slender and wide products reach, in steps;
       ``attention``: dtype -> (tokens, share); ``streaming``: of the memory bandwidth. Their sources
@@ -93,6 +95,8 @@ class Card:
     host_bandwidth: float
     like: str = ""
     timed: bool = False
+    unmeasured: bool = False
+    unified: bool = False
     shared: bool = False
     products: Mapping[str, Sequence[float]] = field(default_factory=dict)
     attention: Mapping[str, Sequence[Sequence[float]]] = field(default_factory=dict)
@@ -120,6 +124,8 @@ class Card:
 
     def host_bytes(self, processes: int) -> int:
         """Return the bytes of host memory that one machine has for its share of ``processes``."""
+        if self.unified:
+            return self.memory_bytes
         return self.host_memory or self.host_share * min(self.node, processes)
 
     @property
@@ -128,7 +134,9 @@ class Card:
         size = f"{self.memory_bytes / 2**30:.1f} GiB"
         if self.like:
             return f"{size} (speed assumed: {self.like})"
-        return f"{self.name} ({size}{', times untried' if self.untried else ''})"
+        size += " for host and device" if self.unified else ""
+        times = ", times unknown" if self.unmeasured else ", times untried" if self.untried else ""
+        return f"{self.name} ({size}{times})"
 
     @property
     def untried(self) -> bool:
@@ -185,6 +193,8 @@ def table() -> dict[str, Card]:
             hopper=(_capability(row) or (0, 0))[0] in (9, 10),
             host_bandwidth=row["host_gb_s"] * 1e9,
             timed=row.get("timed", False),
+            unmeasured=families[row["family"]].get("unknown", False),
+            unified=row.get("unified", False),
             products={**families[row["family"]]["products"], **row.get("products", {})},
             attention=families[row["family"]]["attention"],
             streaming=families[row["family"]].get("streaming", STREAMING),

@@ -113,7 +113,7 @@ def test_a_card_is_found_by_its_own_and_its_device_s_name(name):
         ("a10g", "--gpu-memory 24GiB"),
         ("RTX 3090 Ti", "--gpu-memory 24GiB"),
         ("4090 48GB", "--gpu-memory 48GiB. Of its kind: RTX-4090"),
-        ("RTX 4090 Laptop GPU", "a laptop's card is slower"),
+        ("RTX 4080 Laptop GPU", "a laptop's card is slower"),
         ("RTX 6000", "did you mean RTX-A6000 or RTX-6000-Ada or RTX-PRO-6000?"),
         ("24GB", "a size is given as --gpu-memory 24GB"),
         ("40", "./run.sh list cards"),
@@ -202,15 +202,20 @@ def test_a_card_s_peaks_follow_from_its_generation(name):
     new = row["capability"] is None or row["capability"] >= [8, 0]
     assert row["bf16_tflops"] == (half if new else None)
     assert row["fp8_tflops"] == (pytest.approx(2 * half, rel=0.015) if _has_float8(row) else None)
-    assert row["tf32_tflops"] == (pytest.approx(half / 2, rel=0.015) if new else None)
+    tensor = new and row["family"] != "RDNA3"
+    assert row["tf32_tflops"] == (pytest.approx(half / 2, rel=0.015) if tensor else None)
     if tuple(row["capability"] or ()) in ((8, 6), (8, 9), (12, 0)):
-        times = 2 if "GeForce" in row["device"] else 4
+        times = 2 if "GeForce" in row["device"] or row["name"] == "L20" else 4  # halved for export
         assert half == pytest.approx(times * exact, rel=0.015)
 
 
 def _has_float8(row: dict) -> bool:
     known = row["capability"]
-    return known is None or not capability.shortfall("fp8", tuple(known), row["name"])
+    return (
+        row["family"] == "CDNA3"
+        if known is None
+        else not capability.shortfall("fp8", tuple(known), row["name"])
+    )
 
 
 # ---- what a card cannot run ----

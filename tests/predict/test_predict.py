@@ -271,6 +271,16 @@ def test_only_the_host_may_be_short(on_gpu, on_host, wanted):
     assert found.host_bytes == 8 * host.bytes
 
 
+def test_a_memory_that_host_and_device_share_holds_both_needs():
+    spark, card = cards.find("DGX Spark"), cards.of_size(cards.find("DGX-Spark").memory_bytes)
+    row, found = asked("zero3_offload"), prediction(60, host=prediction(70).peak)
+    apart, shared = verdict.judge(row, found, card), verdict.judge(row, found, spark)
+    assert apart.may_fit and shared.verdict == "no" and shared.host_bytes is None
+    assert shared.need_bytes == apart.need_bytes + apart.host_bytes // 8  # of one process
+    assert spark.host_bytes(1) == spark.memory_bytes and "times unknown" in spark.words
+    assert cards.find("7900 XTX").unmeasured and not cards.find("RTX 4090 Laptop GPU").unmeasured
+
+
 def test_a_plan_never_answers_with_what_the_host_has_no_room_for():
     card = dataclasses.replace(cards.find("RTX-4090"), host_memory=64 * GIB)
     slow = [dataclasses.replace(prediction(1).work[0], flops=10**14)]
@@ -471,7 +481,7 @@ def test_every_card_is_found_by_the_name_it_calls_itself(name):
         ("NVIDIA GeForce RTX 4070 Laptop GPU", None),
         ("NVIDIA GeForce RTX 3060 Ti", None),
         ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", None),
-        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("NVIDIA GeForce RTX 4080 Laptop GPU", None),
         ("NVIDIA GeForce RTX 3090 Ti", None),
         ("NVIDIA L40", None),
         ("NVIDIA A10G", None),

@@ -239,6 +239,10 @@ FILE = "calibration.json"
 NONE = "none"
 """Value in place of a calibration's file: use typical figures."""
 UNTRIED = "Times are untried: no measured step time on {} was compared with a prediction."
+UNKNOWN = (
+    "Times on {} are unknown: no public measurement says which share of its peaks kernels reach. "
+    "Those shown order the recipes, by shares of other cards."
+)
 UNCALIBRATED = (
     f"Times, context and communication are typical figures. {RUN} calibrate on such a "
     "machine replaces them."
@@ -373,4 +377,5 @@ def words(card: Card) -> str:
         return card.calibrated.words
     if card.like or not card.untried:
         return UNCALIBRATED
-    return f"{UNCALIBRATED} {UNTRIED.format(card.name)}"
+    told = UNKNOWN if card.unmeasured else UNTRIED
+    return f"{UNCALIBRATED} {told.format(card.name)}"
