@@ -1,8 +1,9 @@
 """Command line, worker, measurement and reports of Headroom."""
 
+import os
 from pathlib import Path
 
-__all__ = ["CLONE", "RESULTS", "ROOT", "RUN", "SET_UP"]
+__all__ = ["CLONE", "KEPT", "RESULTS", "ROOT", "RUN", "SET_UP"]
 
 __version__ = "0.1.0"
 
@@ -16,3 +17,8 @@ SET_UP = "let ./run.sh set up its environment" if CLONE else "pip install 'headr
 """What installs torch and all else that training and tracing need."""
 RESULTS = (ROOT if CLONE else Path()) / "results"
 """The folder of results: in the clone, or in the working folder of an installed command."""
+_HOME = os.path.join(os.path.expanduser("~"), ".local", "share")
+_DATA = os.environ.get("XDG_DATA_HOME") or (_HOME if os.path.isabs(_HOME) else os.devnull)
+KEPT = RESULTS if CLONE else Path(_DATA) / "headroom"
+"""The folder of what later plans read, traced predictions and calibrations: an installed command
+reads none from the working folder, whose files may be anybody's."""

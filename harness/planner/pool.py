@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-from harness import RESULTS, ROOT, SET_UP
+from harness import KEPT, ROOT, SET_UP
 from harness.json_files import BadFile
 from harness.launch import command
 from harness.planner import eager, records
@@ -157,7 +157,7 @@ def default_folder() -> Path:
 
 
 def _usual_folder() -> Path:
-    return RESULTS / "predictions"
+    return KEPT / "predictions"
 
 
 def ships() -> bool:

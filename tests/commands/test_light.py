@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -19,12 +20,14 @@ from packaging.requirements import Requirement
 
 from harness import ROOT, __version__, cli
 from harness.commands import options
+from harness.planner import records
 from harness.planner.verdict import VERDICTS
 from harness.result import load_all
 from strategies import launch_file
 
 INSTALL = "pip install 'headroom-dit[run]'"
 FLUX = "--model flux-dev --gpu RTX-4090"
+QLORA = "single+bf16_pure+qlora:rank=16+checkpoint"
 RESULTS = ROOT / "docs/results/cpu-2-cores-default"
 MOST_BYTES = 30e6
 OOM = (
@@ -82,7 +85,7 @@ def started(clean: Path, folder: Path, words: list[Any], **more: Any) -> Any:
 
 LIGHT = {
     f"plan {FLUX} --json -": "searches",
-    f"plan {FLUX} --check --recipes single+bf16_pure+qlora:rank=16+checkpoint --json -": "rows",
+    f"plan {FLUX} --check --recipes {QLORA} --json -": "rows",
     "plan --gpus 8 --gpu A100-80GB --json plan.json": "",
     f"plan {FLUX} --gpus 1 2": "",
     "export zero2+bf16+checkpoint --gpus 8 --gpu RTX-4090 --json -": "trainers",
@@ -198,6 +201,14 @@ def test_the_command_answers_in_a_folder_without_write_access(clean: Path, locke
     if os.geteuid():
         done = started(clean, locked, ["headroom", "export", "ddp", "--gpus", "2", "--gpu", "L40S"])
         assert done.returncode == 2 and "give another --out DIR" in done.stderr
+
+
+def test_no_prediction_is_read_from_the_working_folder(clean: Path, tmp_path: Path) -> None:
+    for name in records.lines("flux-dev"):
+        found = dataclasses.replace(records.find("flux-dev", name), recorded="")
+        found.write(tmp_path / "results" / "predictions" / f"{name}.json")
+    done = started(clean, tmp_path, ["headroom", "plan", *FLUX.split(), "--recipes", QLORA])
+    assert done.returncode == 0 and "1 prediction recorded on" in done.stdout
 
 
 @pytest.mark.thorough

@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from harness import RESULTS
+from harness import KEPT
 from harness.planner.calibration.record import Calibration, Device, Fitted, fitted, load
 from harness.system import gpus
 from harness.system import machine as kernel
@@ -24,7 +24,7 @@ from harness.system.machine import Machine
 from harness.system.probe import version
 from strategies.base import BadInput
 
-OWN = RESULTS / "calibrations"
+OWN = KEPT / "calibrations"
 BUSY = 0.1
 """Share of the cores above which other work is reported."""
 PROJECT = Path(__file__).with_name("measured")
