@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 from accelerate.commands.launch import launch_command_parser
 
-from harness.planner.export import trainers
+from harness.planner.export import command, trainers
 from harness.planner.export import trainers as pages
-from harness.planner.plan import lattice
+from harness.planner.plan import lattice, tracing
 from harness.resolve import resolve
 from harness.subjects.library import families
 from tests.made.recipes import SETTINGS
@@ -340,6 +340,26 @@ def test_what_a_trainer_cannot_express_has_no_command(name, part):
     text = pages.section(made)
     assert ("No command: cannot express" in text) == bool(made.unplanned)
     assert ("```" in text) != bool(made.unplanned)
+
+
+@pytest.mark.parametrize("name", ["sd-scripts", "ai-toolkit"])
+def test_a_trainer_without_a_part_is_named_with_its_nearest_recipe_that_fits(name):
+    """By predictions that ship: no other recipe of the trainer that fits has fewer other parts."""
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    words = ["single+bf16_pure+qlora:rank=16+checkpoint", "--model", "flux-dev"]
+    options = parser.parse_args([*words, "--gpu", "RTX-4090"])
+    planned, resolved = command._resolved(options, {})
+    text = command.Nearest(options, planned, resolved)(name)
+    label = re.search(r"that fits: (\S+), needs", text)[1]
+    row = asked(label, "flux-dev")
+    assert trainers.has(name, row) and tracing.known(row_of(planned, label), planned.gpu).fits
+    assert not trainers.has(name, asked(words[0], "flux-dev"))
+
+
+def row_of(planned, label):
+    spec = dataclasses.replace(planned.resolved[0].spec, recipe=label)
+    return resolve(spec)
 
 
 @pytest.mark.parametrize("name", trainers.EXPORTED)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,18 +40,27 @@ class Bundle:
     command: str
 
 
-def bundle(resolved: Resolved, folder: Path, trainers: Sequence[str], machines: int = 1) -> Bundle:
+def bundle(
+    resolved: Resolved,
+    folder: Path,
+    trainers: Sequence[str],
+    machines: int = 1,
+    nearest: Callable[[str], str] = lambda name: "",
+) -> Bundle:
     """Return the whole export as text, without writing files.
 
     Args:
         folder: absolute path of the export, because the launch file names other files by it.
         trainers: those to translate options for (``harness.planner.export.trainers.exported``).
         machines: number of machines that share the GPUs equally.
+        nearest: says what a trainer can do that cannot express the recipe.
 
     Raises:
         BadInput: the recipe's numbers cannot be resolved, or a trainer is unknown.
     """
     made = [translated(name, resolved, str(folder / YAML)) for name in trainers]
+    for one in made:
+        one.nearest = nearest(one.trainer["name"]) if one.unplanned and not one.no_model else ""
     found, file = settle(resolved, folder), resolved.launch.engine.file
     content, blanks = _among(machines, found)
     files = {YAML: as_yaml(content, file.title, file.source)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from harness.planner.export import trainers
 from harness.planner.export.bundle import PAGE, Bundle, bundle
 from harness.planner.export.settled import YAML
 from harness.planner.plan.answer import lacks, reach
-from harness.planner.plan.candidates import Asked, asked_for
+from harness.planner.plan.candidates import Asked, asked_for, without_recipes
 from harness.planner.plan.request import AS_PLANNED, add_question, fit_as_json, without_counterpart
 from harness.planner.plan.tracing import known
 from harness.planner.verdict import Fit
@@ -87,7 +88,7 @@ def _part(console: Console, title: str, rows: Iterable[tuple[str, str]]) -> None
 
 def _counted(made: Translation) -> str:
     if made.barred:
-        return made.barred
+        return "; ".join(filter(None, (made.barred, made.nearest)))
     missing = ", ".join(lack.what for lack in made.lacks)
     return f"{len(made.options)} options" + (f"; no counterpart: {missing}" if missing else "")
 
@@ -136,7 +137,8 @@ def export(options: argparse.Namespace) -> int:
         trainers.exported(name)  # refuse an unknown name before other work
     folder = Path(options.out or RESULTS / "export" / slug(options.recipes[0])).absolute()
     machines = -(-resolved.spec.processes // asked.gpu.node)
-    made = bundle(resolved, folder, options.trainers, machines)
+    nearest = Nearest(options, asked, resolved)
+    made = bundle(resolved, folder, options.trainers, machines, nearest)
     try:
         files.write_texts(made.folder, made.files, force=options.force)
     except OSError as error:
@@ -158,6 +160,37 @@ def as_json(made: Bundle, fit: Fit | None) -> dict[str, Any]:
     found = {"title": made.title, "folder": made.folder, "files": made.files, "trainers": trainers}
     found |= {"blanks": made.blanks, "own": dict(made.own), "start": made.command}
     return found | {"predicted": fit_as_json(fit) if fit and fit.need_bytes is not None else None}
+
+
+@dataclasses.dataclass(frozen=True)
+class Nearest:
+    """What a trainer can do that cannot express a recipe, by predictions that are there."""
+
+    options: argparse.Namespace
+    asked: Asked
+    resolved: Resolved
+
+    @functools.cached_property
+    def _rows(self) -> list[Resolved]:
+        return without_recipes(self.options, self.resolved).resolved
+
+    def __call__(self, name: str) -> str:
+        rows = [row for row in self._rows if trainers.has(name, row)]
+        found = (known(row, self.asked.gpu) for row in rows)
+        fits = [fit for fit in found if fit and fit.need_bytes is not None]
+        if not fits:
+            return f"none of its {len(rows)} recipes is predicted: ./run.sh plan --trainer {name}"
+        able = [fit for fit in fits if fit.fits]
+        if not able:
+            return f"none of its {len(fits)} predicted recipes fits"
+        own = set(map(str, self.resolved.recipe.strategies))
+
+        def off(fit: Fit) -> tuple[int, float]:
+            parts = set(map(str, fit.resolved.recipe.strategies))
+            return len(own ^ parts), fit.seconds.total if fit.seconds else 0.0
+
+        best = min(able, key=off)
+        return f"nearest that it has and that fits: {best.label}, needs {reach(best)}"
 
 
 def _resolved(options: argparse.Namespace, given: Mapping[str, Any]) -> tuple[Asked, Resolved]:

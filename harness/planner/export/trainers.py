@@ -54,7 +54,8 @@ class Translation:
     ``options``: name -> value, True for a flag. ``blanks``: those that no recipe decides, as paths
     and steps. ``files``: name -> text of further files. ``beside``: settings outside the options.
     ``notes``: (part, difference). ``unplanned``: parts without a counterpart that decide the
-    training's memory. ``no_model``: why the trainer does not train the model; empty if it does.
+    training's memory; ``nearest``: what the trainer can do instead. ``no_model``: why the trainer
+    does not train the model; empty if it does.
     """
 
     trainer: Mapping[str, Any]
@@ -67,6 +68,7 @@ class Translation:
     notes: list[Missing] = field(default_factory=list)
     lacks: list[Missing] = field(default_factory=list)
     unplanned: list[str] = field(default_factory=list)
+    nearest: str = ""
     no_model: str = ""
 
     @property
@@ -295,7 +297,9 @@ def section(made: Translation) -> str:
     about = made.trainer
     read = "".join(f"- `{path}`\n" for path in about["read"])
     if made.barred:
-        return f"## {about['title']}\n\nNo command: {made.barred.removesuffix(': no command')}.\n"
+        why = made.barred.removesuffix(": no command")
+        nearest = f" {made.nearest[0].upper()}{made.nearest[1:]}.\n" if made.nearest else "\n"
+        return f"## {about['title']}\n\nNo command: {why}.{nearest}"
     parts = [f"## {about['title']}\n", written(made)]
     parts.append(_listed("Fill in", to_fill_in(made)))
     parts.append(_listed("Beside these", made.beside))
