@@ -190,6 +190,12 @@ def _sizes(group: Mapping[str, Any], shape: Mapping[str, Any]) -> Iterator[Size]
     if "resolution" not in group:
         return
     value = group["resolution"]
+    if shape.get("buckets"):  # frames x height x width, several behind one option
+        texts = value if isinstance(value, list) else [value]
+        value = [
+            [int(n) for n in re.findall(r"\d{1,6}", one)] if isinstance(one, str) else one
+            for one in texts
+        ]
     if isinstance(value, str):
         value = [int(n) for n in re.findall(r"\d{1,6}", value)] or value
         value = value[0] if isinstance(value, list) and len(value) == 1 else value

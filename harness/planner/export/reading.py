@@ -200,9 +200,8 @@ class Reader:
             return
         made, default = self.made, f"{key} {self.options[key]}"
         made.idle = own
-        said = ", ".join(f"{name} {self.first[name]}" for name in own)
         why = f"{default} is the default, so all weights train; {key} lora is not set"
-        made.unpredicted.append(Uncounted(said, why, "none"))
+        made.unpredicted += [Uncounted(f"{name} {self.first[name]}", why, "none") for name in own]
         first, *others = self.own
         changed = dataclasses.replace(first, options={**first.options, key: "lora"})
         rest = [one for one in self.found if one not in self.own]
