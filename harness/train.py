@@ -15,6 +15,7 @@ import argparse
 import contextlib
 import os
 import shutil
+import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,6 +31,7 @@ from harness.sampling import measure as sampling
 from harness.spec import Spec, add_arguments, from_arguments
 from harness.subjects.own_module import is_file
 from harness.system import process
+from harness.system.probe import demand_gpu
 from harness.worker import loop, measure, training
 from harness.worker.status import Reporter
 from strategies.base import BadInput, Conflict
@@ -77,6 +79,18 @@ def _measured(resolved: Resolved, options: argparse.Namespace, reporter: Reporte
     )
 
 
+def _in_one_line(result: Result, folder: Path) -> str:
+    """Return a result as the last line of a launch: its recipe, median step and peak."""
+    steps = [max(step) for step in zip(*(r.step_seconds for r in result.ranks), strict=False)]
+    sizes = [one.allocated or 0 for rank in result.ranks for one in rank.phases.values()]
+    peak = max(sizes, default=0)
+    told = [f"{1e3 * statistics.median(steps):.0f} ms a step"] if steps else []
+    told += [f"peak {peak / 2**30:.2f} GiB"] if peak else []
+    failed = [check.name for check in result.audit if not check.ok]
+    told += [f"audit failed: {', '.join(failed)}"] if failed else []
+    return f"{result.spec.recipe}: {', '.join([*told, f'result in {folder}'])}"
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``python -m harness.train``; return the exit code."""
     process.die_with_parent()
@@ -94,9 +108,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if resolved.refusal:
             raise Conflict(str(resolved.refusal))
         _check_words(spec, options)
+        demand_gpu(spec.device)
     except BadInput as error:
         reporter.failed(error)
-        print(f"error: {error}", file=sys.stderr)
+        if reporter.rank == 0:
+            print(f"error: {error}", file=sys.stderr)
         return 2
     try:
         with _history(resolved.spec, options.out, reporter.rank):
@@ -109,6 +125,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         result.recordings = command.left_in(options.out)
         result.command = os.environ.get("HEADROOM_COMMAND", "")
         result.write(options.out / "result.json")
+        print(_in_one_line(result, options.out), flush=True)
         shutil.rmtree(options.out / "nvme", ignore_errors=True)
     reporter.enter("done")
     if torch.distributed.is_initialized():

@@ -323,7 +323,7 @@ def share_of(one: Point) -> float:
 
 UNTIMED = 6
 """Recipes without a prediction after which a search stops."""
-ENOUGH = 6
+ENOUGH = 4
 """Recorded predictions of a training from which its answer is taken without another."""
 SMALLEST = 3
 """Most recipes that are predicted to find the one that needs the least, if none fits."""
@@ -395,13 +395,13 @@ class Search:
         self.estimates, self.recorded = Estimates(gpu), False
 
     def settle(self, fits: Sequence[Fit], *, alone: bool = False) -> None:
-        """Begin with recorded predictions, if ``ENOUGH``; if one may fit, end with them.
+        """Take recorded predictions, and no others, if there are ``ENOUGH``.
 
         ``alone``: there is nothing but them, as nothing can be traced.
         """
         if alone or len(fits) >= ENOUGH:
             self.take(fits)
-            self.recorded = alone or bool(able_of(self._options))
+            self.recorded = True
 
     @property
     def able(self) -> list[Resolved]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from harness.spec import Spec
 from harness.system.cards import parse_bytes
 from strategies.base import BadInput
 from strategies.files import own_table
@@ -47,6 +48,15 @@ def table() -> Mapping[str, Mapping[str, Any]]:
 def usual_of(model: str) -> Sequence[str]:
     """Return the names of the encoders and VAE of a public model; empty if unknown."""
     return _file()["usual"].get(model, ())
+
+
+def passes(spec: Spec) -> dict[str, int]:
+    """Return model -> bytes that one pass of it takes beyond its weights, to encode one sample of
+    the preset's usual size; empty for another size."""
+    if spec.resolution or spec.frames or spec.text:
+        return {}
+    found = _file()["passes"].get(spec.model, {})
+    return {name: size * 2**20 for name, size in found.items()}
 
 
 def of(asked: Sequence[str], model: str) -> list[ResidentModel]:

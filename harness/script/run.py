@@ -37,6 +37,7 @@ from harness.script.steps import Finished, steps_needed
 from harness.script.watch import Watch, trains
 from harness.spec import DEVICES
 from harness.system import process
+from harness.system.probe import demand_gpu
 from harness.worker.status import Reporter
 from strategies import CATALOG
 from strategies.base import BadInput, Reason
@@ -71,9 +72,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     reporter.enter("load")
     try:
         row = _row(options)
+        demand_gpu(options.device)
     except BadInput as error:
         reporter.failed(error)
-        print(f"error: {error}", file=sys.stderr)
+        if reporter.rank == 0:
+            print(f"error: {error}", file=sys.stderr)
         return 2
     watch = Watch(row, folder, reporter, check=options.check)
     absolute_files()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import statistics
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -77,6 +78,7 @@ class Bench:
         self.inputs = contextlib.ExitStack()
         self.forward_begins = lambda: None
         self.clocked = True
+        self.validated: set[int] = set()
         self.census = self.beside()
         self.order = self._checked() if watch.check else self._measured()
         next(self.order)
@@ -88,6 +90,11 @@ class Bench:
         """Receive the start of the trained model's forward pass."""
         self.inputs.close()
         self.forward_begins()
+
+    def without_gradients(self) -> None:
+        """Receive a forward pass of the trained model outside of training, as of a validation."""
+        if self.clocked:
+            self.validated.add(len(self.log.seconds))
 
     def loss(self, loss: Any) -> None:
         """Receive the loss of a backward pass that begins."""
@@ -245,7 +252,21 @@ class Bench:
             for name, size in self.census.by_owner.items()
             if size >= 2**20
         )
-        return [*self.watch.notes, *skipped, *beside]
+        return [*self.watch.notes, *skipped, *beside, *self._validations()]
+
+    def _validations(self) -> list[str]:
+        """Return how many timed steps had a validation inside, and what it did to their time."""
+        timed = dict(enumerate(self.log.seconds[self.log.timed_from :], self.log.timed_from))
+        within = [seconds for index, seconds in timed.items() if index in self.validated]
+        others = [seconds for index, seconds in timed.items() if index not in self.validated]
+        if not within:
+            return []
+        told = f"{1e3 * statistics.median(within):.0f} ms"
+        told += f" against {1e3 * statistics.median(others):.0f} ms" if others else ""
+        return [
+            f"the model also ran without gradients inside {len(within)} of {len(timed)} timed "
+            f"steps ({told}), as a validation does; leave it out, or make it rarer than the steps"
+        ]
 
     def _accumulation(self) -> int:
         """Return the usual number of backward passes of a step."""

@@ -206,8 +206,12 @@ class Watch:
 
     def _called(self, model: nn.Module, _: Any) -> None:
         in_backward = torch._C._current_graph_task_id() != -1
-        if model.training and torch.is_grad_enabled() and not in_backward:
+        if in_backward:
+            return
+        if model.training and torch.is_grad_enabled():
             self.forward()
+        elif self.bench is not None:
+            self.bench.without_gradients()
 
     # ---- steps ----
 

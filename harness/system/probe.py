@@ -24,6 +24,7 @@ from typing import Any
 
 from harness.system.capability import shortfall
 from harness.system.process import own_tools_first, plain_architectures
+from strategies.base import BadInput
 
 PACKAGES = ("torch", "deepspeed", "accelerate", "transformers", "numpy")
 
@@ -97,6 +98,21 @@ def _no_cuda(torch: Any) -> str:
     if torch.version.cuda is None:
         return f"torch {torch.__version__} is built without CUDA"
     return reason_against(torch.cuda.init) or "it finds no device"
+
+
+def demand_gpu(device: str) -> None:
+    """Import torch, and refuse ``cuda`` where torch sees no GPU.
+
+    Raises:
+        BadInput: one line, in place of an engine's own assertion.
+    """
+    import torch
+
+    if device == "cuda" and not torch.cuda.is_available():
+        raise BadInput(
+            f"device is cuda, and torch sees no GPU here ({_no_cuda(torch)}); give --device cpu, "
+            "or a machine with a GPU"
+        )
 
 
 def _gpu(torch: Any, index: int) -> dict[str, Any]:

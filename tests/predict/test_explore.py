@@ -5,6 +5,7 @@ The rule of the answer is written here a second time, and reads recipes by their
 
 from __future__ import annotations
 
+import argparse
 import functools
 import json
 import re
@@ -14,8 +15,11 @@ import pytest
 from harness import cli
 from harness.planner import explore, pool, verdict
 from harness.planner.explore import Proof, best_of, dominates, option_of, options_of, search
+from harness.planner.plan.candidates import asked_for
+from harness.planner.plan.command import add_arguments
 from harness.planner.plan.lattice import Point
 from harness.planner.plan.table import MOST, shortened
+from harness.planner.plan.tracing import recorded
 from harness.planner.verdict import Fit
 from harness.prediction import Prediction
 from harness.resolve import Resolved
@@ -210,6 +214,29 @@ def test_recorded_predictions_settle_a_search_without_another():
     for proof in proofs:
         alike = [fit for fit in known.values() if Point(fit.resolved).adapted == proof.adapters]
         assert proof.best is best_of(options_of(alike)).fit
+
+
+RECORDED = ["flux-dev RTX-4090 1", "ltx-2 H100-80GB 1", "ltx-2 RTX-4090 1", "krea-2 RTX-4090 1",
+            "flux2-klein-4b RTX-4090 1", "qwen-image RTX-4090 1", "wan2.1-14b RTX-4090 1",
+            "DiT-XL/2 A100-80GB 8"]  # fmt: skip
+"""Plans whose predictions ship with the project."""
+
+
+@pytest.mark.parametrize("question", RECORDED)
+def test_no_recorded_recipe_dominates_the_answer_of_a_plan(question, monkeypatch, tmp_path):
+    monkeypatch.undo()
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    model, card, gpus = question.split()
+    asked = asked_for(parser.parse_args(["--model", model, "--gpu", card, "--gpus", gpus]))
+    known = {str(row.recipe): recorded(row, asked.gpu) for row in asked.resolved}
+    _, proofs = search(asked.resolved, asked.gpu, Asked(asked.gpu, None),
+                       lambda row: known[str(row.recipe)])  # fmt: skip
+    assert all(proof.recorded for proof in proofs), "another recipe would be traced"
+    for proof in proofs:
+        every = [fit for fit in known.values()
+                 if fit and fit.seconds and ("lora" in fit.label) == proof.adapters]  # fmt: skip
+        assert len(every) > 3 and fault(proof.best, every) == ""
 
 
 def test_the_lattice_has_what_people_use():

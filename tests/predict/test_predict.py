@@ -22,7 +22,7 @@ from harness.memory.record import (
 )
 from harness.planner import overhead, pool, uncertainty, verdict
 from harness.planner import pool as workers
-from harness.planner.plan.answer import answer, check_line, held_back, held_notes
+from harness.planner.plan.answer import answer, check_line
 from harness.planner.plan.table import notes, short_notes
 from harness.planner.speed import rates, roofline
 from harness.planner.tracing.allocator import Allocator, replay
@@ -591,29 +591,6 @@ def test_float32_attention_has_no_rate_of_tf32():
             roofline.seconds([work], cards.find(card), 1, one) for one in ("single", "single+tf32")
         )
         assert plain.compute == tf32.compute == pytest.approx(1e12 / rate)
-
-
-# ---- words ----
-
-
-@pytest.mark.parametrize(
-    ("recipe", "gathered", "held"),
-    [("zero3", 0, 4), ("zero3+bf16", 0, 2), ("zero3_offload+bf16", GIB // 2, 2), ("zero2", 0, 0)],
-)
-def test_zero3_may_hold_all_weights_until_the_gpu_has_used_them(recipe, gathered, held):
-    """Said with each peak, and in the plan where it may be more than what is left."""
-    row, found = asked(recipe), prediction(3)
-    instant = dataclasses.replace(found.peak, categories={"gathered": gathered})
-    found = dataclasses.replace(found, peak=instant)
-    most = held * row.subject.parameters - gathered * bool(held)
-    beside = overhead.fixed_overhead(cards.of_size(GIB), 8, row.recipe.sharding.name).total
-    sizes = (12 * GIB, int(3.1 * GIB) + beside)
-    roomy, close = (verdict.judge(row, found, cards.of_size(size)) for size in sizes)
-    assert held_back(roomy) == held_back(close) == max(0, most)
-    assert held_notes([roomy]) == []
-    said = [f"up to {most / GIB:.1f} GiB more"] if most > close.margin_bytes else []
-    assert [line.partition(", of")[0].partition("hold ")[2] for line in held_notes([close])] == said
-    assert held_back(verdict.judge(row, found, cards.of_cpu("a CPU", 2, 24 * GIB))) == 0
 
 
 # ---- keeping and failing ----

@@ -44,6 +44,11 @@ TRACKED = (
     "    accelerator.init_trackers('run', config=vars(args))\n    log = []\n",
 )
 LAUNCHER = "    import accelerate\n\n    accelerate.notebook_launcher(main, num_processes=2)\n"
+VALIDATES = """                model.eval()
+                with torch.no_grad():
+                    model(noisy, t)
+                model.train()
+"""
 CASES = {
     "exception": (
         "single",
@@ -115,6 +120,13 @@ CASES = {
         (),
         Status.OK,
         "",
+    ),
+    "validates": (
+        "single",
+        [(BACKWARD, f"{BACKWARD}\n{VALIDATES}")],
+        (),
+        Status.OK,
+        "without gradients inside 8 of 8 timed steps",
     ),
     "swallows": (
         "single",

@@ -16,7 +16,7 @@ from harness.resolve import resolve
 from harness.subjects import densities, kind_of, subject_of
 from harness.subjects.library import families
 from harness.subjects.library.families import FAMILIES, REFUSED
-from harness.subjects.library.subject import Library
+from harness.subjects.library.subject import Library, _linears
 from harness.subjects.objectives import Flow, Velocity, objective_of
 from strategies import parse
 from strategies.activations.checkpoint import parts_of
@@ -491,3 +491,10 @@ def test_a_function_that_makes_something_else_is_bad_input(own, name, words):
 def test_kinds_are_told_by_their_names(own):
     assert kind_of("flux-dev") is Library and kind_of(f"{own}:make").brings_samples
     assert json.loads(public("flux-dev").settings) == {"guidance_embeds": True}
+
+
+@pytest.mark.parametrize("name", ["flux-dev", "wan2.1-14b"])
+def test_the_names_of_linear_layers_are_a_survey_s(name):
+    """They are recorded, so that adapters of some layers are planned without torch."""
+    found = public(name)
+    assert found.model in _linears() and found.linears == found.survey.linears

@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("the training, to predict changes that fit")
     add_question(group, optional=True)
     add_json(parser)
-    parser.set_defaults(**{**AS_PLANNED, "claims": None})
+    parser.set_defaults(**AS_PLANNED)
 
 
 def oom(options: argparse.Namespace) -> int:

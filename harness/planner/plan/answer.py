@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from harness.memory.record import Instant
 from harness.planner import verdict
+from harness.planner.before_step import Before
 from harness.planner.eager import note_of
 from harness.planner.explore import Proof
 from harness.planner.phase_needs import STEP
@@ -54,12 +55,9 @@ def answer(fits: Sequence[Fit], ways: Ways | None = None) -> list[str]:
     head = "Fastest predicted to fit" if best.fits else "None is sure to fit. Fastest that may"
     lines = [f"{head}: {best.label}, {rate_in_words(best)}, {reach(best)}{_on_host(best)}"]
     lines += [f"  {note}" for note in [note_of(best.resolved)] if note]
-    lines += [*_peak(best), *_export(best)]
+    lines += _export(best)
     lines += _faster_if_it_fits(best, fits) if best.fits else tried_instead(ways)
-    rivals = [f for f in fits if f.fits and f is not best and f.seconds]
-    close = [f.label for f in rivals if _may_be_faster(f, best)]
-    if close:
-        lines.append(f"  within the uncertainty of time: {', '.join(close[:4])}")
+    lines += _even_in_time(best, fits)
     least = verdict.nearest(fits)
     if least is not None and least is not best:
         lines.append(f"Least memory: {least.label}, {_need(least)}{_on_host(least)}")
@@ -76,25 +74,27 @@ def searched(proof: Proof, fits: Sequence[Fit]) -> list[str]:
         return _without_answer(kind, proof)
     sure = "" if best.fits else ", may fit"
     numbers = f"  {rate_in_words(best)}, needs {reach(best)}{sure}{_on_host(best)}"
-    lines = [f"{kind}: {best.label}", numbers, f"  {_proved(proof)}", *_export(best)]
-    lines += [
-        f"  {head}: {fit.label}, {rate_in_words(fit)}, {_need(fit)}"
-        for head, fit in proof.others.items()
-    ]
+    told = "" if proof.sure else ", none sure to fit"
+    lines = [f"{kind}: {best.label}", numbers, *_export(best)]
+    heads: dict[str, list[str]] = {}
+    for head, fit in proof.others.items():
+        heads.setdefault(f"{fit.label}, {rate_in_words(fit)}, {_need(fit)}", []).append(head)
+    lines += [f"  {' and '.join(names)}: {words}" for words, names in heads.items()]
     alike = [fit for fit in fits if adapts(fit.resolved) == proof.adapters]
-    return [*lines, *_faster_if_it_fits(best, alike), *_even_in_time(best, alike)]
+    lines += [*_faster_if_it_fits(best, alike), *_even_in_time(best, alike)]
+    return [*lines, f"  of {proof.recipes} recipes{told}: {counts_in_words(proof)}"]
 
 
 def _even_in_time(best: Fit, fits: Sequence[Fit]) -> list[str]:
-    """Return the rows whose times cannot be told apart from the answer's."""
+    """Return how many rows that fit have times which cannot be told apart from the answer's, and
+    the fastest of them."""
     rivals = [fit for fit in fits if fit.fits and fit is not best and fit.seconds]
     close = [fit for fit in rivals if _may_be_faster(fit, best) and _may_be_faster(best, fit)]
     close.sort(key=lambda fit: fit.seconds.total)
     if not close:
         return []
-    more = f" and {len(close) - 3} more" * (len(close) > 3)
-    labels = ", ".join(fit.label for fit in close[:3])
-    return [f"  times that cannot be told apart: {labels}{more}"]
+    others = f", and those of {len(close) - 1} more" * (len(close) > 1)
+    return [f"  its time cannot be told apart from that of {close[0].label}{others}"]
 
 
 def _without_answer(kind: str, proof: Proof) -> list[str]:
@@ -120,12 +120,6 @@ def counts_in_words(proof: Proof) -> str:
         "not predictable": proof.failed,
     }
     return ", ".join(f"{count} {what}" for what, count in counts.items() if count)
-
-
-def _proved(proof: Proof) -> str:
-    """Return how many recipes the search compared, and by what."""
-    told = "" if proof.sure else ", none sure to fit"
-    return f"of {proof.recipes} recipes{told}: {counts_in_words(proof)}"
 
 
 def _export(fit: Fit) -> list[str]:
@@ -278,19 +272,18 @@ def _on_more_gpus(wider: Sequence[Fit]) -> list[str]:
 # ---- numbers ----
 
 
-def rate(fit: Fit) -> str:
-    """Return samples per second of the whole job, as text."""
-    return short_rate(fit.samples_per_second)
-
-
-def short_rate(speed: float) -> str:
-    """Return samples per second as text."""
-    return f"{speed:.0f}" if speed >= 10 else f"{speed:.2g}"
+def rate(fit: Fit, gpus: int = 1) -> str:
+    """Return, as text, images per second of the whole job, or of each of ``gpus``; of videos the
+    seconds that one takes, or the seconds of GPUs."""
+    speed = fit.samples_per_second / gpus
+    number = speed if kind_of_sample(fit) == "image" else 1 / speed
+    return f"{number:.0f}" if number >= 10 else f"{number:.2g}"
 
 
 def rate_in_words(fit: Fit) -> str:
-    """Return the rate with its unit, images or videos per second."""
-    return f"{rate(fit)} {kind_of_sample(fit)}s/s"
+    """Return the rate with its unit, images a second or seconds a video."""
+    unit = "images/s" if kind_of_sample(fit) == "image" else "s a video"
+    return f"{rate(fit)} {unit}"
 
 
 def kind_of_sample(fit: Fit) -> str:
@@ -308,54 +301,20 @@ def gib(size: int | None) -> str:
     return "-" if size is None else f"{size / GIB:.1f}"
 
 
-# ---- memory held by record_stream ----
-
-
-def held_back(fit: Fit) -> int:
-    """Return an upper bound on the bytes of one GPU held beyond ``need_bytes``.
-
-    ZeRO-3 gathers weights on its own CUDA stream and frees them by ``Tensor.record_stream``
-    (DeepSpeed 0.19.8, partition_parameters.py, ``free_param``). The allocator reuses that
-    memory only after the GPU has used it.
-
-    Meanwhile the host runs ahead and gathers the next weights into other memory. The distance
-    is not documented, so the bound is all weights gathered at once. A prediction already counts
-    the weights that are gathered on the host's timeline.
-
-    This memory causes no failure: before an out-of-memory error the allocator waits for it
-    (torch 2.13, CUDACachingAllocator.cpp, ``release_cached_blocks``).
-    """
-    instant, launch = fit.prediction.peak, fit.resolved.launch
-    if instant is None or fit.gpu.shared or "gathers_ahead" not in launch.traits:
-        return 0
-    itemsize = 2 if "half_compute" in launch.traits else 4
-    whole = fit.resolved.subject.parameters * itemsize
-    return max(0, whole - instant.categories.get("gathered", 0))
-
-
-def held_notes(fits: Sequence[Fit]) -> list[str]:
-    """Return a note for each row whose held memory may exceed the card's free memory."""
-    able = [fit for fit in fits if fit.may_fit and held_back(fit) > max(0, fit.margin_bytes)]
-    return [
-        f"{fit.label}: the allocator may hold up to {gib(held_back(fit))} GiB more, of "
-        "gathered weights that the GPU still uses. It would then wait for them, which is "
-        "slow."
-        for fit in able
-    ]
-
-
 # ---- check ----
 # ``plan --check`` guards a training by one line and an exit code. 0: predicted to fit, by the upper
 # end of the range. 1: does not fit, may fit, cannot run, or was not predicted. 2: bad input.
 
 
-def check_line(fit: Fit, ways: Ways | None) -> str:
+def check_line(fit: Fit, ways: Ways | None, before: Before | None = None) -> str:
     """Return the verdict with its reason and margin, and the nearest alternative that fits."""
     if fit.lack:
         return f"cannot run: {fit.label}: {fit.lack}"
     if fit.need_bytes is None:
         return f"not predicted: {fit.label}: {fit.prediction.reason}"
     note = note_of(fit.resolved)
+    if fit.fits and before and not before.fits:
+        return f"does not fit before its step, which needs {reach(fit)}: {before.short}"
     if fit.fits:
         free = f"{gib(fit.margin_bytes)} GiB free"
         told = [f"fits: {_size(fit)}, {free}{_host(fit)}", note, *phases(fit)]

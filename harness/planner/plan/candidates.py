@@ -13,7 +13,8 @@ from typing import Any
 
 from harness.data.feed import check_data
 from harness.phases import planned, planned_text
-from harness.planner import resident_models
+from harness.planner import before_step, resident_models
+from harness.planner.before_step import Before
 from harness.planner.calibration import store
 from harness.planner.export import trainers
 from harness.planner.plan import lattice
@@ -82,7 +83,7 @@ class Asked:
     ``searched``: the rows are a lattice, of which the fastest that fit are searched.
     ``processes``: the GPUs requested, even if a one-process recipe uses only one of them.
     ``buckets``: the sample sizes of ``--resolution``, the largest first; the rows
-    are for the largest.
+    are for the largest. ``before``: what comes before the step, if it is counted.
     """
 
     resolved: list[Resolved]
@@ -91,6 +92,14 @@ class Asked:
     processes: int = 1
     buckets: Sequence[Mapping[str, Any]] = ()
     searched: bool = False
+    before: Before | None = None
+
+
+def _before(row: Resolved, gpu: Card, options: argparse.Namespace) -> Before | None:
+    """Return what comes before the step; None if texts and latents are cached, or if the phases
+    that count were named."""
+    asked = options.cached or options.phases or options.also or options.workload == SAMPLE
+    return None if asked else before_step.of(row, gpu)
 
 
 def asked_for(options: argparse.Namespace) -> Asked:
@@ -122,7 +131,8 @@ def asked_for(options: argparse.Namespace) -> Asked:
     fields = {"gpu": gpu, "processes": options.processes, "buckets": buckets}
     if _searchable(options, gpu):
         rows = _of_trainers(_lattice(base, gpu, options), options.trainer)
-        return Asked(resolved=rows, refused=[], searched=True, **fields)
+        before = _before(rows[0], gpu, options)
+        return Asked(resolved=rows, refused=[], searched=True, before=before, **fields)
     if options.trainer:
         raise PlanError("--trainer filters a search, and this plan has a list; leave it out")
     rows, refused = [], []
@@ -138,7 +148,8 @@ def asked_for(options: argparse.Namespace) -> Asked:
                 refused.append((recipe, str(error)))
     if not rows:
         raise PlanError(f"no recipe can be planned: {refused[0][0]}: {refused[0][1]}")
-    return Asked(resolved=rows, refused=refused, **fields)
+    before = _before(max(rows, key=lambda row: row.spec.processes), gpu, options)
+    return Asked(resolved=rows, refused=refused, before=before, **fields)
 
 
 def for_card(recipes: Sequence[str], gpu: Card) -> list[str]:
@@ -221,7 +232,7 @@ def _usual_processes(options: argparse.Namespace) -> int:
 
 def _check_kinds(options: argparse.Namespace) -> None:
     """Refuse options that exclude each other, and questions about one recipe if several are set."""
-    asked = [name for name in ("largest", "check", "advise") if getattr(options, name)]
+    asked = [name for name in ("largest", "check", "advise", "measured") if getattr(options, name)]
     if options.explain and asked:
         why = "searches many" if asked == ["largest"] else "answers otherwise"
         raise PlanError(f"--explain explains one size, and --{asked[0]} {why}; leave one out")

@@ -23,14 +23,15 @@ from harness.planner.advice import SOUGHT
 from harness.planner.explore import Proof
 from harness.planner.export import trainers
 from harness.planner.export.matching import Reading
-from harness.planner.plan import advice
+from harness.planner.plan import advice, measured
 from harness.planner.plan.advice import plan_advice, plan_largest
 from harness.planner.plan.answer import check_line
 from harness.planner.plan.candidates import Asked, PlanError, asked_for
 from harness.planner.plan.counts import plan_counts
 from harness.planner.plan.given import asked_of, plan_from, read
+from harness.planner.plan.measured import Measured
 from harness.planner.plan.request import add_question, fit_as_json
-from harness.planner.plan.table import print_explained, print_lines, print_plan
+from harness.planner.plan.table import print_explained, print_lines, print_plan, setting
 from harness.planner.plan.tracing import Asking, demand
 from harness.planner.speed import rates
 from harness.planner.suggestions import Ways
@@ -71,6 +72,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--advise", action="store_true", help=text)
     text = "with --from: another configuration, and why one needs more memory (default: none)"
     add("--diff", nargs="+", type=Path, metavar="OTHER", help=text)
+    text = "texts and latents were encoded before, and the weights fit the host: judge the step "
+    text += "alone (default: also what comes before it)"
+    add("--cached", action="store_true", help=text)
+    text = "your own step of one recipe, as 6.2s,21.5GiB: is it normal, and if not, why (default: "
+    add("--measured", metavar="SECONDS,SIZE", help=text + "none)")
     add("--explain", action="store_true", help="print the tensors at each recipe's peak")
     add("--notes", action="store_true", help="print all notes below the table (default: three)")
     add("--jobs", type=int, metavar="N", help="predictions at a time (default: a core each)")
@@ -85,6 +91,7 @@ def plan(options: argparse.Namespace) -> int:
     console = make_console(WIDE)
     with pool.fresh() if options.fresh else contextlib.nullcontext():
         jobs = options.jobs or pool.default_jobs()
+        own = measured.read(options.measured) if options.measured else None
         if options.counts:
             return plan_counts(options, jobs, console)
         made = _read(options)
@@ -92,12 +99,25 @@ def plan(options: argparse.Namespace) -> int:
         # ``--check`` prints one line to stdout, so its progress goes to stderr.
         shown = make_console(stderr=True) if options.check else console
         asking = Asking(asked_for(asked), jobs, Predictions(shown))
+        if own:
+            return _told(options, own, asking, console)
         if made and not any((options.check, options.largest, options.advise)):
             code = plan_from(options, made, asking, console)
         else:
             code = _answered(asked, asking, console, made.unpredicted if made else ())
         asking.progress.tell_recorded()
         return code
+
+
+def _told(options: argparse.Namespace, own: Measured, asking: Asking, console: Console) -> int:
+    """Compare a measured step with its prediction, print the causes, and return the exit code."""
+    (fit,) = asking.fits(asking.asked.resolved)
+    lines = [setting([fit]), fit.label, *measured.lines(fit, own)]
+    print_lines(lines, console)
+    if options.json:
+        found = {"measured": own._asdict(), "lines": lines, "rows": [fit_as_json(fit)]}
+        write_answer(options, found)
+    return FAILED if fit.need_bytes is None else OK
 
 
 def _read(options: argparse.Namespace) -> Reading | None:
@@ -132,10 +152,13 @@ def _plan(
     demand(fits, asked.resolved, asked.gpu)
     if options.check:
         fits = [verdict.with_uncounted(fit, uncounted) for fit in fits]
-        console.print(escape(check_line(fits[0], ways)), highlight=False, soft_wrap=True)
+        console.print(
+            escape(check_line(fits[0], ways, asked.before)), highlight=False, soft_wrap=True
+        )
         sizes = []
     else:
-        print_plan(fits, proofs, asked.refused, ways, console, whole=options.notes)
+        refused = asked.refused, ways, console
+        print_plan(fits, proofs, *refused, whole=options.notes, before=asked.before)
         sizes = advice.fits_of(fits, asked.buckets, asking)
         advice.print_buckets(sizes, asked.buckets, console)
     if options.explain:
@@ -144,7 +167,8 @@ def _plan(
         found = as_json(fits, proofs, ways, asked)
         write_answer(options, found | {"buckets": advice.buckets_json(sizes, asked.buckets)})
     none = all(fit.need_bytes is None and fit.verdict != "cannot" for fit in fits)
-    return FAILED if none or (options.check and not fits[0].fits) else OK
+    short = not fits[0].fits or (asked.before is not None and not asked.before.fits)
+    return FAILED if none or (options.check and short) else OK
 
 
 def as_json(
@@ -158,6 +182,7 @@ def as_json(
         "rests_on": rates.words(asked.gpu),
         "fastest": best.label if best else None,
         "rows": [fit_as_json(fit) for fit in fits],
+        "before": asked.before.as_json if asked.before else None,
         "searches": [proof.as_json for proof in proofs],
         "tried": [fit_as_json(fit) for fit in ways.tried] if ways else [],
         "tried_on_more_gpus": [fit_as_json(fit) for fit in ways.wider] if ways else [],

@@ -16,7 +16,7 @@ from harness.commands.console import FAILED, OK
 from harness.commands.options import write_answer
 from harness.commands.progress import Predictions
 from harness.planner import verdict
-from harness.planner.plan.answer import kind_of_sample, near, rate, short_rate
+from harness.planner.plan.answer import kind_of_sample, near, rate
 from harness.planner.plan.candidates import PlanError, asked_for
 from harness.planner.plan.request import fit_as_json
 from harness.planner.plan.table import LOOKS, SPEED, WORD, setting
@@ -27,9 +27,10 @@ from harness.report.rendering.table import print_grid
 from strategies.base import BadInput
 from strategies.workloads import TRAIN
 
-ALONE = {"source": None, "workload": TRAIN, "largest": None, "nodes": None}
+ALONE = {"source": None, "workload": TRAIN, "largest": None, "nodes": None, "measured": None}
 ALONE |= dict.fromkeys(("check", "advise", "explain"), False)
 """Options of a plan that several numbers of GPUs do not take -> their defaults."""
+PER_GPU = {"Img/s": "Img/s a GPU", "s/video": "GPU s/video"}
 NOTE = (
     "Nothing above eight GPUs was ever compared with a measurement. Later starts of large "
     "collectives, slow ranks and shared links are not predicted: steps on many nodes take longer."
@@ -84,7 +85,7 @@ def _answers(options: argparse.Namespace, count: int, jobs: int, console: Consol
 def _print_table(rows: Sequence[Row], console: Console) -> None:
     speed = SPEED[kind_of_sample(rows[0].fit)]
     kinds = {"GPUs": "count", "Batch": "count", "Recipe": "text", "": "flag"}
-    kinds |= dict.fromkeys(("Needs", "Step ms", speed, f"{speed} a GPU"), "number")
+    kinds |= dict.fromkeys(("Needs", "Step ms", speed, PER_GPU[speed]), "number")
     grid = text_grid("gpus", "", kinds, [_cells(row) for row in rows])
     print_grid(grid, console, stays=("GPUs", "", "Needs"), styles=LOOKS)
 
@@ -95,4 +96,4 @@ def _cells(row: Row) -> list[Any]:
     told = [str(count), str(spec.global_batch), fit.label, WORD[fit.verdict], need]
     if not fit.seconds:
         return [*told, "-", "-", "-"]
-    return [*told, fit.seconds.words, rate(fit), short_rate(fit.samples_per_second / count)]
+    return [*told, fit.seconds.words, rate(fit), rate(fit, count)]

@@ -94,7 +94,8 @@ def plan_from(options: argparse.Namespace, made: Reading, asking: Asking, consol
     if options.diff:
         return _plan_diff(options, made, fit, asking, console)
     best, proofs = _best(asked_of(options, made), fit, asking)
-    console.print(setting([fit]), highlight=False)
+    before = asking.asked.before
+    print_lines([setting([fit]), *(before.lines if before else ())], console)
     print_lines([*_verdict(made, fit), FOUND, *best], console)
     print_lines(_intended(options, made, asking), console)
     for lines in _told(made, options.source, options.notes):

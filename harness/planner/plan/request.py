@@ -109,7 +109,8 @@ MODEL = "DiT-XL/2"
 LATENT = 8
 """Pixels per side that one latent element covers (the VAE's factor)."""
 AS_PLANNED = {"workload": TRAIN, "sampler_steps": 0, "cfg_scale": 0.0, "suite": None, "jobs": None}
-AS_PLANNED |= dict.fromkeys(("trainer", "largest", "check", "advise", "explain"))
+AS_PLANNED |= dict.fromkeys(("trainer", "largest", "check", "advise", "explain", "measured"))
+AS_PLANNED["cached"] = True
 """Options of a plan that commands with ``add_question`` need not take."""
 
 

@@ -11,13 +11,13 @@ from rich.markup import escape
 
 from harness import RUN
 from harness.planner import resident_models, uncertainty, verdict
+from harness.planner.before_step import Before
 from harness.planner.eager import note_of
 from harness.planner.explore import RULE, reason
+from harness.planner.export import trainers
 from harness.planner.plan.answer import (
     answered,
     gib,
-    held_back,
-    held_notes,
     kind_of_sample,
     near,
     phases,
@@ -26,7 +26,7 @@ from harness.planner.plan.answer import (
 )
 from harness.planner.plan.lattice import adapts
 from harness.planner.speed import rates
-from harness.planner.speed.roofline import issue_seconds, issued, latency, seconds, sent
+from harness.planner.speed.roofline import issue_seconds, issued, latency, sent
 from harness.planner.suggestions import Ways
 from harness.planner.verdict import Fit
 from harness.prediction import Prediction
@@ -35,47 +35,12 @@ from harness.report.figures.units import GIB
 from harness.report.rendering.table import print_grid
 from harness.spec import Spec
 from harness.system.cards import Card
+from strategies.base import Slot
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from harness.planner.explore import Proof
-
-
-# ---- step time across nodes ----
-
-
-def why(fits: Sequence[Fit]) -> list[str]:
-    """Return a line for each predicted recipe, the fastest first, if there are several nodes."""
-    known = [fit for fit in fits if fit.seconds and fit.prediction.method == "trace"]
-    if not known or not any(fit.resolved.spec.processes > fit.gpu.linked for fit in known):
-        return []
-    best = verdict.fastest(fits)
-    ordered = sorted(known, key=lambda fit: (fit is not best, not fit.fits, fit.seconds.total))
-    return ["Parts of a step's time, and the data that a GPU sends in it:", *map(_line, ordered)]
-
-
-def _line(fit: Fit) -> str:
-    step, idle = fit.seconds, idle_seconds(fit)
-    parts = [f"{step.compute - idle + step.overhead:.1f} s computes"]
-    if idle:
-        share = idle / step.total
-        parts.append(f"{idle:.1f} s ({100 * share:.0f} %) idle, waits for other stages")
-    if step.communication >= 0.05:
-        parts.append(f"{step.communication:.1f} s waits for links")
-    if step.offload >= 0.05:
-        parts.append(f"{step.offload:.1f} s moves to and from the host")
-    fate = "" if fit.fits else " (does not fit)"
-    links = sent_words(fit, GIB // 20, 1) or "less than 0.1 GiB"
-    return f"  {fit.label}{fate}: {', '.join(parts)}; sends {links}"
-
-
-def idle_seconds(fit: Fit) -> float:
-    """Return the seconds of a step in which a GPU waits for other pipeline stages."""
-    work, processes = fit.prediction.work, fit.resolved.spec.processes
-    busy = [one for one in work if one.kind != "chain"]
-    whole, alone = (seconds(some, fit.gpu, processes, fit.label).compute for some in (work, busy))
-    return fit.seconds.compute * (1 - alone / whole) if whole else 0.0
 
 
 def sent_words(fit: Fit, least: int, digits: int) -> str:
@@ -108,17 +73,30 @@ ON_CPU = (
 )
 LARGE = 64
 """GPUs up to which a plan states a time without saying what it rests on."""
+RULE_IN_SHORT = (
+    "The answer: sure to fit and about as fast as the fastest; then exact weights, nothing in host "
+    "memory, least memory, fewest parts (--notes: the rule)."
+)
+CASTING = (
+    "Rows of float32 weights under autocast (bf16 on one GPU or with DDP) cast them in each "
+    "forward, and compute longer than rows that hold 16-bit weights (bf16_pure, DeepSpeed, FSDP2)."
+)
+BEFORE = "step fits"
+"""Verdict of a row whose step fits, while what comes before it does not."""
 MORE_NOTES = "More notes: the same command with --notes."
-LEAST_WORTH = ("other", "ema", "grads", "params", "optim", "activ", "Step ms")
+LEAST_WORTH = ("other", "ema", "grads", "params", "optim", "activ", "Step ms", "Free")
 """Heads of columns that a narrow terminal hides first."""
+SPEED = {"image": "Img/s", "video": "s/video"}
+"""Kind of sample -> head of the speed column."""
 WHY_NOT = "Why not"
 """Head of the column of reasons why a faster or smaller row is not the answer."""
-STAYS = ("", "Needs", "Host", WHY_NOT)
+TRAINERS = "Trainers"
+SOME = 1
+"""Trainers that a row names."""
+STAYS = ("", "Needs", "Host", *SPEED.values(), WHY_NOT)
 """Heads of columns that are never hidden: they decide the verdict."""
-SPEED = {"image": "Img/s", "video": "Vid/s"}
-"""Kind of sample -> head of the speed column."""
-LOOKS = {"": {"fits": "green", "tight": "yellow", "host short": "red", "no": "red",
-              "not predicted": "dim", "cannot run": "dim"}}  # fmt: skip
+LOOKS = {"": {"fits": "green", "tight": "yellow", "step fits": "yellow", "host short": "red",
+              "no": "red", "not predicted": "dim", "cannot run": "dim"}}  # fmt: skip
 """Styles of the verdicts in the column without a head."""
 
 
@@ -130,32 +108,50 @@ def print_plan(
     console: Console,
     *,
     whole: bool,
+    before: Before | None = None,
 ) -> None:
     """Print the answer, the table with the fastest first, rows that cannot run, and notes.
 
-    ``proofs``: of searches, whose predictions are ``fits``. ``whole``: all notes.
+    ``proofs``: of searches, whose predictions are ``fits``. ``whole``: all notes. ``before``: what
+    comes before the step, if it is counted.
     """
-    console.print(setting(fits), highlight=False)
-    print_lines([*answered(fits, proofs, ways), *why(fits)], console)
+    print_lines([setting(fits), *(before.lines if before else ())], console)
+    print_lines(answered(fits, proofs, ways), console)
     best = [proof.best for proof in proofs] if proofs else [verdict.fastest(fits)]
     best = [fit for fit in best if fit]
     shown, left = shortened(fits, proofs) if proofs else (fits, [])
-    _print_table(shown, best, console, why_not=bool(proofs))
+    short = before is not None and not before.fits
+    _print_table(shown, best, console, searched=bool(proofs), short=short)
     print_lines(left, console)
     for name, cause in refused:
         console.print(f"[yellow]refused[/yellow] {escape(name)}: {escape(cause)}")
-    _print_notes(fits, console, whole, bool(proofs))
+    _print_notes(fits, shown, console, whole, searched=bool(proofs))
 
 
-def _print_notes(fits: Sequence[Fit], console: Console, whole: bool, searched: bool) -> None:
+def _print_notes(
+    fits: Sequence[Fit], shown: Sequence[Fit], console: Console, whole: bool, *, searched: bool
+) -> None:
     """Print why rows have no prediction, then all notes, or the three that matter most; of a
     search its rule too."""
     for text in unpredicted(fits):
         console.print(escape(text), highlight=False)
     texts = notes(fits) if whole else [*short_notes(fits), MORE_NOTES]
-    texts = [RULE, *texts] if searched else texts
-    for text in texts:
+    texts = [RULE if whole else RULE_IN_SHORT, *texts] if searched else texts
+    for text in (*_casting(shown), *texts):
         console.print(escape(text), style="dim", highlight=False)
+
+
+def _casting(fits: Sequence[Fit]) -> list[str]:
+    """Return why rows under autocast compute longer, if the table has rows of both kinds."""
+    timed = [fit for fit in fits if fit.seconds]
+    casts = {_casts(fit) for fit in timed}
+    return [CASTING] if len(casts) == 2 else []
+
+
+def _casts(fit: Fit) -> bool:
+    """Return True if a row computes under autocast from float32 weights."""
+    precision = fit.resolved.recipe.in_slot(Slot.PRECISION).name
+    return precision in ("bf16", "fp16") and "half_compute" not in fit.resolved.launch.traits
 
 
 MOST = 10
@@ -183,20 +179,24 @@ def shortened(fits: Sequence[Fit], proofs: Sequence[Proof]) -> tuple[list[Fit], 
 
 
 def _print_table(
-    fits: Sequence[Fit], best: Sequence[Fit], console: Console, *, why_not: bool
+    fits: Sequence[Fit], best: Sequence[Fit], console: Console, *, searched: bool, short: bool
 ) -> None:
     """Print the table, with the rows of ``best`` marked.
 
-    ``why_not``: with a column of the reasons why faster and smaller rows are not the answer.
+    ``searched``: with the reasons why faster and smaller rows are not the answer, and the trainers
+    that have each row. ``short``: what comes before the step does not fit.
     """
     ordered = sorted(fits, key=order)
     kinds = {"Recipe": "text", "": "flag"}
     speed = SPEED[kind_of_sample(fits[0])]
     kinds |= dict.fromkeys(("Needs", "Free", *SHOWN, "Host", "Step ms", speed), "number")
-    cells = [_cells(fit) for fit in ordered]
-    if why_not:
-        kinds |= {WHY_NOT: "text"}
-        cells = [[*row, _why_not(fit, best)] for row, fit in zip(cells, ordered, strict=True)]
+    cells = [_cells(fit, short) for fit in ordered]
+    more = {WHY_NOT: [_why_not(fit, best) for fit in ordered],
+            TRAINERS: [_trainers(fit) for fit in ordered]}  # fmt: skip
+    for head, texts in more.items() if searched else ():
+        if any(texts):
+            kinds[head] = "text"
+            cells = [[*row, text] for row, text in zip(cells, texts, strict=True)]
     grid = text_grid("plan", "", kinds, cells)
     marks = [("reference",) if any(fit is one for one in best) else () for fit in ordered]
     grid = replace(grid, marks=marks)
@@ -207,6 +207,14 @@ def _why_not(fit: Fit, best: Sequence[Fit]) -> str:
     """Return why a faster or smaller row is not the answer of its training."""
     own = (one for one in best if adapts(one.resolved) == adapts(fit.resolved))
     return next((reason(fit, one) for one in own), "")
+
+
+def _trainers(fit: Fit) -> str:
+    """Return a trainer that has all parts of a row, and how many more have."""
+    names = [name.removesuffix("-tuner").removesuffix("-studio") for name in trainers.known()
+             if trainers.has(name, fit.resolved)]  # fmt: skip
+    names.sort(key=len)
+    return ", ".join(names[:SOME]) + f" +{len(names) - SOME}" * (len(names) > SOME)
 
 
 def print_lines(lines: Sequence[str], console: Console, style: str = "") -> None:
@@ -274,7 +282,7 @@ def by_category(fit: Fit) -> dict[str, int]:
     return {head: sum(live.get(name, 0) for name in names) for head, names in SHOWN.items()}
 
 
-def _cells(fit: Fit) -> list[str]:
+def _cells(fit: Fit, short: bool) -> list[str]:
     split = [gib(by_category(fit).get(head)) for head in SHOWN]
     time_cell, speed = "-", "-"
     if fit.seconds:
@@ -282,7 +290,8 @@ def _cells(fit: Fit) -> list[str]:
         speed = rate(fit)
     eager = " (as eager)" if note_of(fit.resolved) else ""
     need = near(fit.need_bytes, fit.spread_bytes)
-    cells = [f"{fit.label}{eager}", WORD[fit.verdict], need, gib(fit.margin_bytes)]
+    word = BEFORE if short and fit.fits else WORD[fit.verdict]
+    cells = [f"{fit.label}{eager}", word, need, gib(fit.margin_bytes)]
     return [*cells, *split, gib(fit.host_bytes), time_cell, speed]
 
 
@@ -297,7 +306,7 @@ def notes(fits: Sequence[Fit]) -> list[str]:
     single = [f for f in fits if f.resolved.spec.processes == 1]
     if single and len(single) < len(fits):
         notes.append("Recipes of one process train the whole global batch on one GPU.")
-    notes += [verdict.assumed(fits[0].gpu), *held_notes(fits)]
+    notes += [verdict.assumed(fits[0].gpu)]
     notes += [*_ranges(fits), *_large(fits), *_failing(fits)]
     return [*notes, *_host_bound(fits), *_of_each(fits)]
 
@@ -442,21 +451,12 @@ def _beside(fit: Fit) -> list[str]:
 FINE = GIB // 200
 """Bytes below which a phase is not shown: they round to 0.00 GiB."""
 
-MORE = 1.02
-"""Ratio of the second step's peak to the first's from which the difference is shown."""
-
 
 def print_explained(fits: Sequence[Fit], console: Console) -> None:
     """Print each row's peak: its instant, op and line, and the live tensors."""
     for fit in sorted(fits, key=order):
         console.print()
-        lines = explained(fit.label, fit.prediction)
-        for line in [
-            *lines,
-            *second_step(fit.prediction),
-            *_held_explained(fit),
-            *_step_explained(fit),
-        ]:
+        for line in [*explained(fit.label, fit.prediction), *_step_explained(fit)]:
             console.print(escape(line), highlight=False, soft_wrap=True)
 
 
@@ -478,27 +478,6 @@ def explained(label: str, prediction: Prediction) -> list[str]:
         f"{phase} {fine(size)}" for phase, size in prediction.phases.items() if size >= FINE
     )
     return [*lines, f"  highest of each phase: {phases} GiB"]
-
-
-def second_step(prediction: Prediction) -> list[str]:
-    """Return what the second step adds to the first, which starts without optimizer state."""
-    first, later = prediction.first_step, prediction.steady
-    if not first or later is None or later.bytes < MORE * first:
-        return []
-    return [
-        f"  the second step adds {fine(later.bytes - first)} GiB to the first's "
-        f"{fine(first)}: do not measure the peak after one step"
-    ]
-
-
-def _held_explained(fit: Fit) -> list[str]:
-    """Return the memory that a GPU may also hold until it has used gathered weights."""
-    size = held_back(fit)
-    text = (
-        f"  the allocator may hold up to {fine(size)} GiB more: gathered weights that the GPU "
-        "still uses"
-    )
-    return [text] if size >= FINE else []
 
 
 def _step_explained(fit: Fit) -> list[str]:

@@ -12,8 +12,10 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from harness.json_files import read_json
 from harness.subjects.library import families
 from harness.subjects.library.families import FAMILIES, Family, Space
 from strategies.base import BadInput, Sizes
@@ -101,6 +103,8 @@ SAMPLES = 8
 TWICE = "dual_attention_layers"
 LAYERS = "llama_layers"
 """Key of the configuration with the layer of the text encoder that each block takes."""
+LINEARS = Path(__file__).with_name("linears.json")
+"""Names of the presets' linear layers, as their surveys find them (tests/subjects)."""
 ADAPTED = ("to_q", "to_k", "to_v", "to_out.0", "to_out")
 """Suffixes of the layers that the library's LoRA scripts adapt."""
 
@@ -330,6 +334,19 @@ class Library(Subject):
         return known.parameters if known and known.config == self.config else {}
 
     @property
+    def linears(self) -> tuple[str, ...]:
+        """Return the names of a survey: for a preset from its file, without torch."""
+        known = families.table().get(self.model)
+        if known and known.config == self.config and (runs := _linears().get(self.model)):
+            return tuple(
+                f"{group}.{index}.{end}"
+                for group, first, last, ends in runs
+                for index in range(first, last + 1)
+                for end in ends
+            )
+        return super().linears
+
+    @property
     def attention_linears(self) -> tuple[str, ...]:
         return tuple(name for name in self.linears if name.endswith(ADAPTED))
 
@@ -443,6 +460,12 @@ def _kept_in(model: Any) -> torch.dtype:
     """
     kept = (p.dtype for p in model.parameters() if p.is_floating_point())
     return getattr(model, "computes_in", None) or next(kept)
+
+
+@functools.cache
+def _linears() -> Mapping[str, Any]:
+    """Return preset -> runs of blocks with equal linear layers: (group, first, last, names)."""
+    return read_json(LINEARS)
 
 
 @functools.lru_cache(maxsize=64)

@@ -1,0 +1,171 @@
+"""What comes before a step: loading and encoding, and that a plan is judged by the larger."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from harness import cli
+from harness.planner import before_step, overhead, resident_models
+from harness.planner.before_step import Before
+from harness.planner.plan.measured import lines
+from harness.planner.plan.measured import read as measured
+from harness.planner.verdict import Fit, judge
+from harness.prediction import Work
+from harness.resolve import resolve
+from harness.spec import Spec
+from harness.system import cards
+from strategies.base import BadInput
+from tests.made.predictions import GIB, prediction
+
+LTX = ["--model", "ltx-2", "--gpu", "RTX-4090"]
+QLORA = "single+bf16_pure+qlora:rank=16+checkpoint"
+
+
+def before(model: str, card: str = "RTX-4090", **change: object) -> Before:
+    spec = Spec(recipe="single+bf16_pure+lora:rank=16+checkpoint", model=model, objective="flow",
+                data="synthetic", global_batch=change.get("processes", 1), device="cuda",
+                ema=0.0, **change)  # fmt: skip
+    return before_step.of(resolve(spec), cards.find(card))
+
+
+@pytest.mark.parametrize(("model", "gigabytes"), [("ltx-2", 34.8), ("minimax-h3", 77.8)])
+def test_a_run_s_peak_is_that_of_its_encoders(model, gigabytes):
+    """Others measured whole runs, whose steps take 11.2 and 44 GB."""
+    assert before(model).ways[0].bytes / 1e9 == pytest.approx(gigabytes, rel=0.05)
+
+
+def test_passes_are_of_all_models_that_a_preset_brings():
+    table = resident_models._file()
+    assert {"flux-dev", "ltx-2", "qwen-image", "wan2.1-14b"} <= set(table["passes"])
+    for model, found in table["passes"].items():
+        assert set(found) == set(table["usual"][model]), model
+    assert all(before(model).whole for model in ("flux-dev", "ltx-2", "wan2.1-14b"))
+
+
+def test_another_size_says_that_its_passes_are_not_counted():
+    usual, larger = before("flux-dev"), before("flux-dev", resolution="2048")
+    assert larger.ways[0].bytes < usual.ways[0].bytes and not larger.whole
+    assert "GiB or more (" in larger.lines[0] and "or more" not in usual.lines[0]
+
+
+def test_each_way_needs_less_than_the_one_before():
+    for model in ("ltx-2", "qwen-image", "flux-dev"):
+        sizes = [way.bytes for way in before(model).ways]
+        assert sizes == sorted(sizes, reverse=True) and len(set(sizes)) > 2
+
+
+def test_every_process_loads_a_copy_of_its_own():
+    one, eight = before("flux-dev"), before("flux-dev", processes=8)
+    assert (one.copies, eight.copies) == (1, 8) and one.host == 2 * 11901408320
+    assert eight.host == 8 * one.host and eight.host_memory == 8 * one.host_memory
+    small = dataclasses.replace(one, host_memory=16 * GIB)
+    assert small.verdict == "no" and any("Loading does not fit" in line for line in small.lines)
+
+
+def checked(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    code = cli.main(["plan", *words])
+    return code, " ".join(capsys.readouterr().out.split())
+
+
+def test_a_step_that_fits_is_no_run_that_fits(capsys):
+    words = [*LTX, "--recipes", QLORA, "--check"]
+    code, said = checked(capsys, *words)
+    assert code == 1 and said.startswith("does not fit before its step, which needs 16")
+    assert "one model at a time, text encoders in 8 bits" in said and "--cached if" in said
+    assert checked(capsys, *words, "--cached")[0] == 0
+
+
+def test_the_assumption_is_the_second_line_of_an_answer(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("COLUMNS", "200")
+    file = tmp_path / "plan.json"
+    assert cli.main(["plan", *LTX, "--json", str(file)]) == 0
+    text = capsys.readouterr().out
+    second = text.splitlines()[1]
+    assert second.startswith("Assumed, as most trainers do: texts and latents are encoded before")
+    assert "Encoding so does not fit; this fits: one model at a time" in text
+    rows = text.partition("Recipe ")[2].partition("The answer:")[0]
+    assert " step " in rows and " fits " in rows, "its word is folded"
+    assert json.loads(file.read_text())["before"]["verdict"] == "no"
+    _, said = checked(capsys, *LTX, "--cached")
+    assert "Assumed" not in said and "step fits" not in said
+    assert "Assumed" not in checked(capsys, "--model", "DiT-XL/2", "--gpu", "A100-80GB")[1]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("model", ["ltx-2", "krea-2"])
+def test_passes_are_as_recorded(model):
+    from harness.planner.tracing import phases
+
+    row = resolve(Spec(recipe="single+bf16_pure", model=model, objective="flow", device="cuda",
+                       data="synthetic", global_batch=1, ema=0.0))  # fmt: skip
+    space, factor, every = row.subject.space, row.subject.factor, row.subject.family.every
+    size = (1, 1 + (space.frames - 1) * max(1, every), space.height * factor, space.width * factor)
+    for name, found in resident_models.passes(row.spec).items():
+        asked = (size, space.text, False, False, overhead.USUAL)
+        assert phases.passed(name, "encode", *asked)[1] == pytest.approx(found, abs=2**20)
+
+
+# ---- a measured step ----
+
+
+def fit(size: float = 12, *work: Work) -> Fit:
+    """A step on 24 GiB of three seconds by default, with recomputation."""
+    spec = Spec(recipe="single+bf16_pure+lora:rank=16+checkpoint", model="flux-dev",
+                objective="flow", data="synthetic", global_batch=1, device="cuda",
+                ema=0.0)  # fmt: skip
+    card = cards.find("RTX-4090")
+    one = Work(phase="forward", kind="product", dtype="bfloat16", flops=10**14, bytes=8, count=1)
+    rate = judge(resolve(spec), prediction(1, work=[one]), card).seconds.total
+    busy = dataclasses.replace(one, flops=int(3e14 / rate))
+    return judge(resolve(spec), prediction(size, work=[busy, *work]), card)
+
+
+def said(found: Fit, text: str) -> str:
+    return "\n".join(lines(found, measured(text)))
+
+
+def test_a_step_within_both_ranges_is_normal():
+    text = said(fit(), f"3.1s,{fit().need_bytes / GIB:.2f}GiB")
+    assert text.count("Normal.") == 2 and "Not normal" not in text
+
+
+def test_more_than_the_card_has_spills_to_the_host():
+    over = fit(30)
+    more = over.need_bytes - over.gpu.memory_bytes
+    text = said(over, f"{3 + 2 * more / 5e9:.3f}s")
+    assert "spilled to host memory" in text and "at 5 GB/s" in text
+    assert "spilled" not in said(fit(12), "9s")
+
+
+def test_copies_at_the_speed_of_pageable_memory_are_named():
+    copied = Work(phase="forward", kind="streamed", dtype="", flops=0, bytes=20 * 10**9, count=1)
+    assert "offload from pageable memory: 18.6 GiB a step at 4" in said(fit(12, copied), "8s")
+    assert "pageable" not in said(fit(12), "8s")
+
+
+def test_a_multiple_of_the_step_is_several_micro_batches():
+    assert "4 micro batches in each step" in said(fit(), "12s")
+    assert "micro batches" not in said(fit(), "13.5s") + said(fit(), "10.7s")
+
+
+def test_encoders_that_stay_explain_what_they_weigh():
+    """9.3 GiB of T5-XXL, CLIP-L and the VAE in 16 bits (9.52, 0.25 and 0.17 GB)."""
+    text = said(fit(), f"{fit().need_bytes / GIB + 9.3:.1f}GiB")
+    assert "encoders that stay on the GPU: T5-XXL, CLIP-L, FLUX-VAE, 9.3 GiB" in text
+    assert "encoders" not in said(fit(), f"{fit().need_bytes / GIB + 4:.1f}GiB")
+
+
+@pytest.mark.parametrize("text", ["fast", "0s", "-3s", "1..2s", "", "3s,x"])
+def test_what_is_no_measurement_is_refused(text):
+    with pytest.raises(BadInput, match="measured"):
+        measured(text)
+
+
+def test_it_is_asked_of_one_recipe(capsys):
+    assert cli.main(["plan", *LTX, "--measured", "3s"]) == 2
+    assert "--measured takes one recipe" in capsys.readouterr().err
+    code, text = checked(capsys, *LTX, "--recipes", QLORA, "--measured", "850ms,16GiB")
+    assert code == 0 and "Time: 0.85 s a step" in text and "Memory: 16.0 GiB" in text
