@@ -315,7 +315,7 @@ def test_a_file_system_without_locks_is_not_another_run(code, held, tmp_path, mo
     def flock(stream, how) -> None:
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(suite_run.fcntl, "flock", flock)
+    monkeypatch.setattr("fcntl.flock", flock)
     if held:
         with pytest.raises(suite_run.OutputError, match="another run"), suite_run._alone(tmp_path):
             pass
