@@ -160,14 +160,6 @@ BAD: dict[str, tuple[Callable[[Path], list[str]], str]] = {
         lambda p: ["calibrate", "--device", "cuda", "--out", str(p / "results")],
         "device is cuda, but torch sees no GPU here; use --device cpu",
     ),
-    "calibrate against nothing": (
-        lambda p: ["calibrate", "--against", str(p / "none")],
-        "no results in it; give a folder that ./run.sh run made",
-    ),
-    "calibrate's comparison of nothing": (
-        lambda p: ["calibrate", "--json", str(p / "a.json")],
-        "give --against DIR",
-    ),
     "plan with a calibration that is none": (
         lambda p: [*plan(), "--calibration", write(p / "c.json", "{}")],
         "not a calibration file",

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -15,9 +12,7 @@ from rich.text import Text
 
 from harness import RESULTS, ROOT, RUN
 from harness.commands.console import FAILED, INTERRUPTED, OK, examined, make_console, short, slug
-from harness.commands.options import add_force, add_json, check_file, write_answer
-from harness.commands.progress import Predictions, during
-from harness.planner import overhead, pool
+from harness.commands.options import add_force, check_file
 from harness.planner.calibrate.rows import Setting, specs
 from harness.planner.calibrate.running import (
     MINUTES,
@@ -28,154 +23,19 @@ from harness.planner.calibrate.running import (
     run_rows,
     run_stations,
 )
-from harness.planner.calibrate.table import lines, table, tables
+from harness.planner.calibrate.table import lines, tables
 from harness.planner.calibration import store
 from harness.planner.calibration.record import Calibration, public
-from harness.planner.speed import rates
 from harness.planner.speed.rates import measured_on
-from harness.planner.speed.roofline import Seconds, seconds
-from harness.prediction import Prediction, Work
 from harness.report.data.grid import Grid, text_grid
-from harness.report.figures import derive
 from harness.report.rendering.table import print_grid
-from harness.resolve import resolve
 from harness.result import Result, Status, load_all
 from harness.spec import DEVICES, SpecError
 from harness.suite.run import SuiteInterrupted, check_out
-from harness.system import cards, process
-from harness.system.cards import Card
+from harness.system import process
 from harness.system.gpus import has_driver
 from harness.system.machine import Machine, recall
 from harness.system.requirements import lacks_sight
-from harness.void import shown_status
-
-# ---- comparison with results ----
-
-
-@dataclass(frozen=True, kw_only=True)
-class Held:
-    """A measured step time in seconds, and the work from which it is predicted."""
-
-    recipe: str
-    processes: int
-    work: tuple[Work, ...]
-    measured: float
-
-    def predicted(self, card: Card) -> Seconds:
-        """Return the step time by the rates of ``card``."""
-        return seconds(self.work, card, self.processes, self.recipe)
-
-    def error(self, card: Card) -> float:
-        """Return (predicted - measured) / measured."""
-        return self.predicted(card).total / self.measured - 1
-
-
-def held(results: Sequence[Result], predictions: Mapping[str, Prediction]) -> list[Held]:
-    """Return the rows that ended well and have a prediction with work, without repetitions."""
-    rows = []
-    for result in results:
-        found = predictions.get(result.spec.key)
-        good = shown_status(result)[0].value == "ok" and not result.spec.repeat
-        if good and found and found.work:
-            rows.append(
-                Held(
-                    recipe=result.spec.recipe,
-                    processes=result.spec.processes,
-                    work=tuple(found.work),
-                    measured=derive.quantile(derive.step_seconds(result), 0.5),
-                )
-            )
-    return sorted(rows, key=lambda row: row.measured)
-
-
-def compared(rows: Sequence[Held], card: Card) -> Grid:
-    """Return each row's time by typical figures and by ``card``'s calibration, with errors."""
-    ways = {"typical": dataclasses.replace(card, calibrated=None)}
-    ways |= {"calibrated": card} if card.calibrated else {}
-    heads = ["Row", "Processes", "Measured ms"]
-    for name in ways:
-        heads += [f"{name.capitalize()} ms", "Error %"]
-    lines = [
-        [row.recipe, str(row.processes), f"{1e3 * row.measured:.0f}",
-         *(cell for one in ways.values() for cell in _cells(row, one))]
-        for row in rows
-    ]  # fmt: skip
-    note = " ".join(_summary(name, rows, one) for name, one in ways.items())
-    return table(f"Steps of {card.name}, planned and measured", heads, lines, note)
-
-
-def _cells(row: Held, card: Card) -> list[str]:
-    found = row.predicted(card)
-    error = f"{100 * row.error(card):+.0f}"
-    return [found.words, error]
-
-
-def _summary(name: str, rows: Sequence[Held], card: Card) -> str:
-    if not rows:
-        return ""
-    errors = [abs(row.error(card)) for row in rows]
-    pairs = [(row.predicted(card), row.measured) for row in rows]
-    within = sum(found.low <= measured <= found.high for found, measured in pairs)
-    middle, worst = 100 * statistics.median(errors), 100 * max(errors)
-    said = f"{name.capitalize()}: median error {middle:.0f} %, largest {worst:.0f} %"
-    return f"{said}, {within} of {len(rows)} within the uncertainty."
-
-
-def against(options: argparse.Namespace, console: Console) -> int:
-    """Predict the times of the results in ``options.against``, with and without the calibration
-    of their device; return the exit code.
-    """
-    results = _results(options.against)
-    card = _card(results[0])
-    rows = held(results, _predictions(results, console))
-    if options.json:
-        write_answer(options, {"rows": [dataclasses.asdict(row) for row in rows]})
-    console.print(
-        escape(lines(f"Against {options.against}", [compared(rows, card)])), soft_wrap=True
-    )
-    console.print(escape(rates.words(card)), highlight=False)
-    return 0
-
-
-def _results(folder: Path) -> list[Result]:
-    """Return the results that ended well on one machine, without repetitions."""
-    found = [r for r in _ended_well(folder) if r.spec.nodes == 1]
-    if not found:
-        raise SpecError(f"{folder}: no results in it; give a folder that {RUN} run made")
-    return found
-
-
-def _ended_well(folder: Path) -> list[Result]:
-    return [r for r in load_all(folder)[0] if r.status is Status.OK and not r.spec.repeat]
-
-
-def _card(result: Result) -> Card:
-    """Return the device of the results, with its stored calibration if there is one."""
-    facts = result.environment
-    alike = [one for one in store.every() if rates.measured_on(facts, one.device)]
-    found = store.choose(alike)
-    if found is not None:
-        card = rates.of_environment(facts, found.calibration)
-        assert card is not None
-        return card
-    name = str(facts.get("device") or "")
-    card = cards.named(name)
-    if card is None and name == "cpu":
-        card = cards.of_cpu(str(facts["cpu"]), int(facts["cores"]), int(facts["memory_bytes"]))
-    if card is None:
-        raise SpecError(f"{name} is not in the table of cards and was not calibrated; run "
-                        f"{RUN} calibrate there first")  # fmt: skip
-    return card
-
-
-def _predictions(results: Sequence[Result], console: Console) -> dict[str, Prediction]:
-    rows = [resolve(result.spec) for result in results]
-    kind = overhead.taken(results[0].environment)
-    progress = Predictions(console)
-    with during(progress, [str(row.recipe) for row in rows]):
-        found = pool.predict_all(rows, pool.default_folder(), kind=kind, done=progress.done)
-    return {row.spec.key: prediction for row, prediction in zip(rows, found, strict=True)}
-
 
 WIDE = 132
 OPS = {"cpu_adam", "async_io", "shm_comm"}
@@ -191,10 +51,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--share", type=Path, metavar="FILE", help=text)
     text = "use the results in DIR, which this machine measured (default: run some rows)"
     add("--rows", type=Path, metavar="DIR", help=text)
-    text = ("compare the results in DIR with times planned with and without the calibration "
-        "(default: calibrate)")  # fmt: skip
-    add("--against", type=Path, metavar="DIR", help=text)
-    add_json(parser)
     add_force(parser)
     add("--dry-run", action="store_true", help="print stations, rows and minutes; start nothing")
     text = "rehearse with tiny models and shapes; the numbers are not kept"
@@ -211,8 +67,6 @@ def calibrate(options: argparse.Namespace) -> int:
     """Measure, or with ``--dry-run`` list stations and rows; return the exit code."""
     console = make_console(WIDE)
     _check(options)
-    if options.against:
-        return against(options, console)
     if has_driver() and not options.dry_run and not recall(ROOT).gpus:
         examined(console, ROOT, set())  # for a GPU that nvidia-smi does not show (WSL2)
     folder = _folder(options)
@@ -253,8 +107,6 @@ def _check(options: argparse.Namespace) -> None:
         raise SpecError(f"steps is {options.steps}; give --steps at least 1")
     if options.share:
         check_file(options.share, "share", force=options.force)
-    if options.json and not options.against:
-        raise SpecError("--json writes the comparison of --against; give --against DIR")
 
 
 def _folder(options: argparse.Namespace) -> Path:
@@ -296,7 +148,8 @@ def _known(options: argparse.Namespace, device: str, machine: Machine) -> list[R
     if options.rows is None:
         return []
     own = store.device(device, machine)
-    found = [r for r in _ended_well(options.rows) if measured_on(r.environment, own)]
+    ended = (r for r in load_all(options.rows)[0] if r.status is Status.OK and not r.spec.repeat)
+    found = [result for result in ended if measured_on(result.environment, own)]
     if not found:
         raise SpecError(f"{options.rows}: no results of {own.name} in it; give another --rows DIR")
     return found
