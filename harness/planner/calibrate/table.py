@@ -12,7 +12,6 @@ from harness.planner.calibration.record import (
     MeasuredRow,
     fitted,
     labels,
-    left_out_errors,
     predicted_seconds,
 )
 from harness.planner.speed import rates
@@ -128,36 +127,43 @@ def _mib(size: int | None) -> str:
 
 
 def times(found: Calibration) -> Grid:
-    """Return predicted and measured step times, also by a fit to the other rows alone."""
-    fit, errors = fitted(found.rows), left_out_errors(found.rows)
-    timed = [row for row in found.rows if row.timed]
-    known = [error for error in errors if error is not None]
-    named = zip(labels(found.rows), found.rows, errors, strict=True)
-    heads = ("Row", "Measured ms", "Typical %", "Fitted ms", "Fitted %", "Left out %")
-    rows = [_time(label, row, fit, error) for label, row, error in named if row.timed]
+    """Return measured step times, and errors of typical figures and of the fit."""
+    fit, timed = fitted(found.rows), [row for row in found.rows if row.timed]
+    names = dict(zip(map(id, found.rows), labels(found.rows), strict=True))
+    heads = ("Row", "Measured ms", "Typical %", "Fitted ms", "Fitted %")
+    rows = []
+    for row in timed:
+        fit_seconds = predicted_seconds(row, fit.factors, fit.host)
+        rows.append([
+            names[id(row)], f"{1e3 * row.step_seconds:.0f}", _error(row, row.typical_seconds),
+            f"{1e3 * fit_seconds:.0f}", _error(row, fit_seconds),
+        ])  # fmt: skip
     usual = CPU_SPREAD if found.device.kind == "cpu" else SPREAD
-    return table("Time of a step", heads, rows, _of_times(fit, timed, known, usual))
+    return table("Time of a step", heads, rows, _of_times(fit, timed, usual))
 
 
-def _of_times(
-    fit: Fitted,
-    timed: Sequence[MeasuredRow],
-    errors: Sequence[float],
-    usual: Mapping[str, float],
-) -> str:
+def _error(row: MeasuredRow, predicted: float | None) -> str:
+    return NONE if predicted is None else f"{100 * (predicted / row.step_seconds - 1):+.1f}"
+
+
+def _of_times(fit: Fitted, timed: Sequence[MeasuredRow], usual: Mapping[str, float]) -> str:
     """Return the fitted factors, and the errors of rows with them."""
     if not fit.rows:
         return "Too few rows to fit anything."
     words = ", ".join(f"{part} x{factor:.2f}" for part, factor in fit.factors.items())
-    share = max(fit.shares.values())
-    typical = [abs(error) for row in timed if (error := _typical(row)) is not None]
+    host = f" The host issues an operation in {1e6 * fit.host:.0f} us." if fit.host else ""
+    low, high = (f"{100 * end(usual.values()):.0f}" for end in (min, max))
+    claimed = f"{low} %" if low == high else f"{low} to {high} %"
     sentences = [
-        f"Factors beyond the ceilings: {words}.{_host(fit)}",
-        f"Nine of ten predictions within {100 * share:.0f} % (typical figures claim "
-        f"{_range(list(usual.values()))}).",
-        f"Median error by typical figures {_middle(typical)}, by the fit to the other rows alone "
-        f"(left out) {_middle([abs(error) for error in errors])}.",
+        f"Factors beyond the ceilings: {words}.{host}",
+        f"The {fit.rows} fitted rows are within {100 * max(fit.shares.values()):.0f} % (typical "
+        f"figures claim {claimed}).",
     ]
+    typical = [abs(row.typical_seconds / row.step_seconds - 1)
+               for row in timed if row.typical_seconds is not None]  # fmt: skip
+    if typical:
+        middle = 100 * statistics.median(typical)
+        sentences.append(f"Median error by typical figures {middle:.0f} %.")
     compute = fit.factors.get("compute", 1.0)
     if compute > SLOW:
         sentences.append(
@@ -165,33 +171,3 @@ def _of_times(
             "the host, or other programs used the card. Calibrate again with larger batches."
         )
     return " ".join(sentences)
-
-
-def _host(fit: Fitted) -> str:
-    return f" The host issues an operation in {1e6 * fit.host:.0f} us." if fit.host else ""
-
-
-def _range(shares: Sequence[float]) -> str:
-    low, high = (f"{100 * share:.0f} %" for share in (min(shares), max(shares)))
-    return low if low == high else f"{low} to {high}"
-
-
-def _middle(values: Sequence[float]) -> str:
-    return f"{100 * statistics.median(values):.0f} %" if values else "not known"
-
-
-def _typical(row: MeasuredRow) -> float | None:
-    """Return the relative error of typical figures."""
-    if row.typical_seconds is None or not row.step_seconds:
-        return None
-    return row.typical_seconds / row.step_seconds - 1
-
-
-def _time(label: str, row: MeasuredRow, found: Fitted, error: float | None) -> list[str]:
-    fit, took = predicted_seconds(row, found.factors, found.host), row.step_seconds or 0.0
-    cells = [label, f"{1e3 * took:.0f}", _percent(_typical(row))]
-    return [*cells, f"{1e3 * fit:.0f}", _percent(fit / took - 1), _percent(error)]
-
-
-def _percent(error: float | None) -> str:
-    return NONE if error is None else f"{100 * error:+.1f}"

@@ -197,7 +197,7 @@ def load(path: Path) -> Calibration:
 # ---- Fit of predicted times ----
 # Ceilings are of single operations, and a step is not their sum. Each part of a predicted time
 # (compute, communication, offload) therefore gets one factor of at least ``LOWEST``. The factors
-# minimize the squared relative errors of all rows together. The remaining errors give the
+# minimize the squared relative errors of all rows together. The largest error that remains is the
 # uncertainty of the next prediction.
 #
 # A GPU waits if the host issues operations more slowly than the GPU runs them. Such rows tell the
@@ -218,17 +218,14 @@ LEAST = 3
 """Fewest rows that are fitted."""
 FLOOR = 0.03
 """Smallest uncertainty that is reported: measured steps themselves differ by as much."""
-STUDENT = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812, 1.796, 1.782)
-"""Student's t that bounds 90 % on both sides, for 1 to 12 degrees of freedom."""
-NORMAL = 1.645
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fitted:
     """Result of a fit. A part that was not fitted has no entry.
 
-    ``factors``: part -> its factor. ``shares``: part -> the error that nine of ten predictions do
-    not exceed. ``rows``: number of fitted rows. ``host``: seconds in which the host issues one
+    ``factors``: part -> its factor. ``shares``: part -> the error that no fitted row exceeds, at
+    least ``FLOOR``. ``rows``: number of fitted rows. ``host``: seconds in which the host issues one
     operation; 0 if no row shows it.
     """
 
@@ -248,82 +245,50 @@ def labels(rows: Sequence[MeasuredRow]) -> list[str]:
     ]  # fmt: skip
 
 
-def fitted(rows: Sequence[MeasuredRow]) -> Fitted:
-    """Return the factors and uncertainty of the timed rows; empty if there are too few."""
-    timed = sorted((row for row in rows if row.timed), key=_waiting, reverse=True)
-    known = sum(row.operations > 0 for row in timed)
-    tried = [_tried(timed, bound) for bound in (0, *range(TELLERS, known + 1))]
-    found = [one for one in tried if one is not None]
-    # A fit that leaves rows out is no better for it.
-    return min(found, key=lambda one: (-one[1].rows, one[0]))[1] if found else Fitted()
-
-
-def _waiting(row: MeasuredRow) -> float:
-    """Return the operations of a row for each second of its work."""
-    whole = predicted_seconds(row, {})
-    return row.operations / whole if whole else 0.0
-
-
-def _tried(timed: Sequence[MeasuredRow], bound: int) -> tuple[float, Fitted] | None:
-    """Return a fit whose first ``bound`` rows wait for the host, and its mean squared error.
-
-    None if the other rows are too few.
-    """
-    waits, rest = timed[:bound], timed[bound:]
-    if len(rest) < LEAST:
-        return None
-    parts = [part for part in PARTS if _told(rest, part)]
-    told = [row for row in rest if all(_share(row, p) < SHARE or p in parts for p in PARTS)]
-    counted = [*waits, *told]
-    freedom = len(counted) - len(parts) - bool(waits)
-    if "compute" not in parts or freedom < 1 or len(told) <= len(parts):
-        return None
-    factors = _factors(told, parts)
-    host = statistics.median(r.step_seconds / r.operations for r in waits) if waits else 0.0
-    misses = [_miss(row, factors, host) for row in counted]
-    named = [*factors, *(["overhead"] if waits else [])]
-    share = _within(misses, freedom)
-    found = Fitted(
-        factors=factors, shares=dict.fromkeys(named, share), rows=len(counted), host=host
-    )
-    return math.fsum(miss * miss for miss in misses) / freedom, found
-
-
 def predicted_seconds(row: MeasuredRow, factors: Mapping[str, float], host: float = 0.0) -> float:
     """Return a row's predicted seconds per step, from its ceilings, these factors and the host."""
     device = sum(factors.get(part, 1.0) * (getattr(row, part) or 0.0) for part in PARTS)
     return max(device, host * row.operations)
 
 
-def left_out_errors(rows: Sequence[MeasuredRow]) -> list[float | None]:
-    """Return the relative error of each row's time, predicted by a fit to the other rows.
+def fitted(rows: Sequence[MeasuredRow]) -> Fitted:
+    """Return the factors and uncertainty of the timed rows; empty if there are too few."""
 
-    None for a row without a time, and if the others are too few to fit.
+    def waiting(row: MeasuredRow) -> float:
+        whole = predicted_seconds(row, {})
+        return row.operations / whole if whole else 0.0
+
+    timed = sorted((row for row in rows if row.timed), key=waiting, reverse=True)
+    known = sum(row.operations > 0 for row in timed)
+    tried = (_tried(timed[:bound], timed[bound:]) for bound in (0, *range(TELLERS, known + 1)))
+    found = [one for one in tried if one is not None]
+    # A fit that leaves rows out is no better for it.
+    return min(found, key=lambda one: (-one[1].rows, one[0]))[1] if found else Fitted()
+
+
+def _tried(
+    waits: Sequence[MeasuredRow], rest: Sequence[MeasuredRow]
+) -> tuple[float, Fitted] | None:
+    """Return the mean squared error of a fit in which ``waits`` wait for the host, and the fit.
+
+    None if the ``rest`` are too few.
     """
-    return [_left_out(rows, place) if row.timed else None for place, row in enumerate(rows)]
-
-
-def _left_out(rows: Sequence[MeasuredRow], place: int) -> float | None:
-    row, others = rows[place], fitted([*rows[:place], *rows[place + 1 :]])
-    if not others.rows:
+    parts = [part for part in PARTS if _told(rest, part)]
+    told = [row for row in rest if all(_share(row, p) < SHARE or p in parts for p in PARTS)]
+    freedom = len(waits) + len(told) - len(parts) - bool(waits)
+    too_few = len(rest) < LEAST or len(told) <= len(parts) or freedom < 1
+    if too_few or "compute" not in parts:
         return None
-    return predicted_seconds(row, others.factors, others.host) / row.step_seconds - 1
-
-
-def _factors(rows: Sequence[MeasuredRow], parts: Sequence[str]) -> dict[str, float]:
-    """Return the factors, at least ``LOWEST``, that minimize the rows' squared relative errors."""
-    from scipy.optimize import nnls
-
-    shares = [[(getattr(row, p) or 0.0) / row.step_seconds for p in parts] for row in rows]
-    rest = [_unfitted(row, parts) / row.step_seconds for row in rows]
-    left = [1 - more - LOWEST * sum(own) for own, more in zip(shares, rest, strict=True)]
-    best, _ = nnls(shares, left)
-    return {part: LOWEST + float(more) for part, more in zip(parts, best, strict=True)}
-
-
-def _unfitted(row: MeasuredRow, parts: Sequence[str]) -> float:
-    """Return the seconds of the parts without a factor."""
-    return sum(getattr(row, part) or 0.0 for part in PARTS if part not in parts)
+    factors = _factors(told, parts)
+    host = statistics.median(r.step_seconds / r.operations for r in waits) if waits else 0.0
+    counted = [*waits, *told]
+    errors = [math.log(r.step_seconds / predicted_seconds(r, factors, host)) for r in counted]
+    share = max(FLOOR, math.expm1(max(map(abs, errors))))
+    named = [*factors, *(["overhead"] if waits else [])]
+    found = Fitted(
+        factors=factors, shares=dict.fromkeys(named, share), rows=len(counted), host=host
+    )
+    return math.fsum(error * error for error in errors) / freedom, found
 
 
 def _told(rows: Sequence[MeasuredRow], part: str) -> bool:
@@ -341,12 +306,12 @@ def _share(row: MeasuredRow, part: str) -> float:
     return (getattr(row, part) or 0.0) / whole if whole else 0.0
 
 
-def _miss(row: MeasuredRow, factors: Mapping[str, float], host: float) -> float:
-    return math.log(row.step_seconds / predicted_seconds(row, factors, host))
+def _factors(rows: Sequence[MeasuredRow], parts: Sequence[str]) -> dict[str, float]:
+    """Return the factors, at least ``LOWEST``, that minimize the rows' squared relative errors."""
+    from scipy.optimize import nnls  # plans without a calibration need no scipy
 
-
-def _within(misses: Sequence[float], freedom: int) -> float:
-    """Return the relative error that nine of ten further rows do not exceed, by Student's t."""
-    deviation = math.sqrt(math.fsum(miss * miss for miss in misses) / freedom)
-    student = STUDENT[freedom - 1] if freedom <= len(STUDENT) else NORMAL
-    return max(FLOOR, math.expm1(student * deviation * math.sqrt(1 + 1 / len(misses))))
+    shares = [[(getattr(row, part) or 0.0) / row.step_seconds for part in parts] for row in rows]
+    lowest = {part: LOWEST if part in parts else 1.0 for part in PARTS}
+    left = [1 - predicted_seconds(row, lowest) / row.step_seconds for row in rows]
+    best, _ = nnls(shares, left)
+    return {part: LOWEST + float(more) for part, more in zip(parts, best, strict=True)}

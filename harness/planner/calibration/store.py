@@ -57,7 +57,7 @@ def _times(found: Fitted) -> str:
     if not found.rows:
         return "Too few measured rows for its own uncertainty of time: the typical one is shown."
     share = 100 * max(found.shares.values())
-    return f"Times fitted to {found.rows} measured rows, nine of ten within {share:.0f} %."
+    return f"Times fitted to {found.rows} measured rows, each within {share:.0f} %."
 
 
 def applied(
