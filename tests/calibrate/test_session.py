@@ -14,16 +14,17 @@ from harness.planner import pool
 from harness.planner.calibrate import command, running
 from harness.planner.calibrate.rows import Setting, specs
 from harness.planner.calibrate.running import Outcome, Session, run_stations
-from harness.planner.calibrate.table import times
+from harness.planner.calibrate.table import table
 from harness.planner.calibration import store
 from harness.planner.calibration.record import Ceilings
+from harness.planner.speed import rates
 from harness.resolve import resolve
 from harness.result import Result, Status
 from harness.suite.file import load_suite
 from harness.suite.run import SuiteInterrupted
 from harness.system import gpus, process
 from strategies import CATALOG, parse
-from tests.made.calibrations import CPU, made, rows
+from tests.made.calibrations import CPU, H200, made, rows
 from tests.made.machines import machine
 
 # ---- stations and rows ----
@@ -201,5 +202,16 @@ def test_numbers_of_a_station_that_failed_are_not_taken():
 
 
 def test_a_factor_that_no_card_has_is_said():
-    assert "waited for the host" in times(made(rows=rows(factor=6.0))).note
-    assert "waited for the host" not in times(made(rows=rows(factor=1.2))).note
+    assert "waited for the host" in table(made(rows=rows(factor=6.0))).note
+    assert "waited for the host" not in table(made(rows=rows(factor=1.2))).note
+
+
+def test_one_table_sets_what_was_measured_beside_what_predictions_take():
+    found = {line[0]: line[1:] for line in table(made(rows=rows(1.25))).lines}
+    card = rates.rates(rates.of_device(H200), 1)
+    for what, depth in (("products bfloat16", 1e4), ("products bfloat16, a DiT's shapes", 0)):
+        usual = f"{card.product('bfloat16', depth=depth) / 1e12:.0f} TFLOP/s"
+        assert found[what][1:] == [usual, "-"]
+    assert found["products bfloat16"][0] == "800 TFLOP/s"
+    assert found["step of single"] == ["1250 ms", "-", "1250 ms"]
+    assert found["communication"][0] == "200 MiB"

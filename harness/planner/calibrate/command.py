@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
 from rich.text import Text
 
 from harness import RESULTS, ROOT, RUN
@@ -23,11 +21,12 @@ from harness.planner.calibrate.running import (
     run_rows,
     run_stations,
 )
-from harness.planner.calibrate.table import lines, tables
+from harness.planner.calibrate.table import table
 from harness.planner.calibration import store
 from harness.planner.calibration.record import Calibration, public
 from harness.planner.speed.rates import measured_on
-from harness.report.data.grid import Grid, text_grid
+from harness.report.data.grid import text_grid
+from harness.report.rendering.pages import table_lines
 from harness.report.rendering.table import print_grid
 from harness.result import Result, Status, load_all
 from harness.spec import DEVICES, SpecError
@@ -66,14 +65,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def calibrate(options: argparse.Namespace) -> int:
     """Measure, or with ``--dry-run`` list stations and rows; return the exit code."""
     console = make_console(WIDE)
-    _check(options)
+    if options.steps < 0:
+        raise SpecError(f"steps is {options.steps}; give --steps at least 1")
+    if options.share:
+        check_file(options.share, "share", force=options.force)
     if has_driver() and not options.dry_run and not recall(ROOT).gpus:
         examined(console, ROOT, set())  # for a GPU that nvidia-smi does not show (WSL2)
     folder = _folder(options)
     if options.dry_run:
         return _dry_run(_session(options, folder, recall(folder), console))
     if options.share:
-        kept = store.choose(_own(options, recall(folder)), torch=store.torch())
+        machine = recall(folder)
+        name = store.device(options.device or machine.device, machine).name
+        own = [one for one in store.every(store.OWN) if one.device.name == name]
+        kept = store.choose(own, torch=store.torch())
         if kept is not None:
             return _share(kept.calibration, options.share, console)
     _sighted(options.device or recall(folder).device, recall(folder))
@@ -89,24 +94,13 @@ def _calibrated(session: Session, options: argparse.Namespace) -> int:
         session.tell("interrupted; finished stations are kept, and the same command resumes")
         return INTERRUPTED
     found = calibration_of(session, outcomes, results)
-    made = tables(found)
     found.write(session.folder / "calibration.json")
-    page = session.folder / "calibration.md"
-    page.write_text(lines(f"Calibration of {found.device.name}", made), encoding="utf-8")
-    _show(found, made, keep(session, found), session)
-    session.tell(str(short(page)))
+    _show(found, keep(session, found), session)
     if options.share:
         _share(found, options.share, session.console)
     able = (Status.OK, Status.UNSUPPORTED, Status.REFUSED)
     good = all(r.status in able for r in results) and all(o.status == "ok" for o in outcomes)
     return OK if good else FAILED
-
-
-def _check(options: argparse.Namespace) -> None:
-    if options.steps < 0:
-        raise SpecError(f"steps is {options.steps}; give --steps at least 1")
-    if options.share:
-        check_file(options.share, "share", force=options.force)
 
 
 def _folder(options: argparse.Namespace) -> Path:
@@ -183,9 +177,13 @@ def _dry_run(session: Session) -> int:
     return OK
 
 
-def _show(found: Calibration, made: Sequence[Grid], kept: Path | None, session: Session) -> None:
-    for grid in made:
-        print_table(grid, session.console)
+def _show(found: Calibration, kept: Path | None, session: Session) -> None:
+    """Print the table and write it as a page; say whether predictions use the calibration."""
+    grid, page = table(found), session.folder / "calibration.md"
+    text = f"# {grid.title}\n\n{table_lines(grid)}\n\n{grid.note}\n"
+    page.write_text(text, encoding="utf-8")
+    print_grid(grid, session.console, least_worth=())
+    session.tell(grid.note)
     if kept:
         words = store.applied(found, torch=store.torch()).words
         session.tell(f"{words} Predictions use it from now on: {short(kept)}")
@@ -193,20 +191,7 @@ def _show(found: Calibration, made: Sequence[Grid], kept: Path | None, session: 
         session.tell("Predictions do not use it: it was a rehearsal, or nothing was measured.")
     if not session.known:
         session.tell(f"{RUN} report {short(session.folder / 'rows')} compares memory and times")
-
-
-def print_table(grid: Grid, console: Console) -> None:
-    """Print one table and its note."""
-    console.print(f"[italic]{escape(grid.title)}[/italic]", highlight=False)
-    print_grid(grid, console, least_worth=())
-    if grid.note:
-        console.print(escape(grid.note), highlight=False)
-
-
-def _own(options: argparse.Namespace, machine: Machine) -> list[Calibration]:
-    """Return the stored calibrations of this machine's device."""
-    name = store.device(options.device or machine.device, machine).name
-    return [one for one in store.every(store.OWN) if one.device.name == name]
+    session.tell(str(short(page)))
 
 
 def _share(calibration: Calibration, path: Path, console: Console) -> int:

@@ -1,157 +1,97 @@
-"""Tables of a calibration: its ceilings, and rows beside their predicted times. No torch."""
+"""The table of a calibration: what was measured, beside typical and fitted figures. No torch."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator
 
 from harness.planner import overhead
-from harness.planner.calibration.record import (
-    Calibration,
-    Fitted,
-    MeasuredRow,
-    fitted,
-    labels,
-    predicted_seconds,
-)
+from harness.planner.calibration.record import Calibration, fitted, labels, predicted_seconds
 from harness.planner.speed import rates
 from harness.planner.speed.roofline import CPU_SPREAD, SPREAD
-from harness.report.data.grid import Grid
+from harness.report.data.grid import Grid, text_grid
 from harness.report.figures.units import MIB
-from harness.report.rendering.pages import table_lines
 
-NONE = "-"
+UNITS = {"TFLOP/s": 1e12, "GB/s": 1e9, "us": 1e-6, "ms": 1e-3, "MiB": MIB}
+HEADS = {"What": "text", "Measured": "count", "Typical": "count", "Fitted": "count"}
 SLOW = 3.0
 """Factor of compute from which a fit is of something else than the card."""
 
 
-def table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], note: str = "") -> Grid:
-    """Return a table. A column of more than a number and its unit is text, as is the first."""
-    widest = [max((len(c.split()) for c in cells), default=0) for cells in zip(*rows, strict=True)]
-    kinds = ["count" if i and words <= 2 else "text" for i, words in enumerate(widest)]
-    lines, marks = [list(row) for row in rows], [() for _ in rows]
-    return Grid(
-        key="calibration", title=title, heads=list(heads), kinds=kinds, lines=lines, marks=marks,
-        note=note,
-    )  # fmt: skip
+def table(found: Calibration) -> Grid:
+    """Return rates, fixed bytes and step times beside what predictions say without them."""
+    lines = [*_rates(found), *_bytes(found), *_steps(found)]
+    title = f"Calibration of {found.device.name}"
+    return text_grid("calibration", title, HEADS, lines, _note(found))
 
 
-def tables(calibration: Calibration) -> list[Grid]:
-    """Return every table of a calibration that has rows."""
-    made = [ceilings(calibration), attention(calibration), times(calibration)]
-    return [grid for grid in made if grid.lines]
+def _line(what: str, unit: str, *values: float | None) -> list[str]:
+    """Return a row of measured, typical and fitted value; "-" for one that is unknown."""
+    cells = []
+    for value in (*values, None, None)[:3]:
+        scaled = (value or 0.0) / UNITS[unit]
+        digits = f"{scaled:.0f}" if scaled >= 100 else f"{scaled:.3g}"
+        cells.append("-" if value is None else f"{digits} {unit}")
+    return [what, *cells]
 
 
-def lines(title: str, made: Sequence[Grid]) -> str:
-    """Return the tables as Markdown."""
-    parts = [f"# {title}", ""]
-    for grid in made:
-        parts += [f"## {grid.title}", "", table_lines(grid), ""]
-        parts += [grid.note, ""] if grid.note else []
-    return "\n".join(parts)
-
-
-# ---- ceilings ----
-
-
-def ceilings(found: Calibration) -> Grid:
-    """Return each measured ceiling beside the typical figure that predictions use without it."""
-    card, made = rates.of_device(found.device), found.ceilings
+def _rates(found: Calibration) -> Iterator[list[str]]:
+    typical, made = rates.rates(rates.of_device(found.device), 1), found.ceilings
     products = {"": made.products, ", a DiT's shapes": made.model_products}
-    rows = [
-        (f"products {name}{shapes}", f"{rate / 1e12:.3g} TFLOP/s",
-         _share(rate, card.peaks.get(name)))
-        for shapes, measured in products.items()
-        for name, rate in measured.items()
-    ]  # fmt: skip
-    rows += [
-        (f"elementwise, {s.bytes / MIB:.0f} MiB", _speed(s.rate), _share(s.rate, card.bandwidth))
-        for s in made.streams
-    ]
-    rows += [
-        (f"copies, {way}", _speed(rate), _share(rate, card.host_bandwidth))
-        for way, rate in made.copies.items()
-    ]
+    for shapes, measured in products.items():
+        for name, rate in measured.items():
+            kind, depth = ("float32" if name == "tf32" else name), (0 if shapes else rates.WIDE)
+            usual = typical.product(kind, tf32=name == "tf32", depth=depth)
+            yield _line(f"products {name}{shapes}", "TFLOP/s", rate, usual)
+    for one in made.attention:
+        what = f"attention {one.kernel} {one.dtype}, {one.tokens} tokens, heads of {one.width}"
+        yield _line(what, "TFLOP/s", one.rate)
+        if one.scratch_bytes is not None:
+            yield _line("- its scratch memory", "MiB", one.scratch_bytes, one.formula_bytes)
+    for stream in made.streams:
+        usual = typical.streaming(stream.bytes)
+        yield _line(f"elementwise, {stream.bytes / MIB:.0f} MiB", "GB/s", stream.rate, usual)
+    for way, rate in made.copies.items():
+        yield _line(f"copies, {way}", "GB/s", rate, typical.to_host)
     if made.host_rate:
-        rows.append(("host memory", _speed(made.host_rate), NONE))
+        yield _line("host memory", "GB/s", made.host_rate)
     if made.launch_seconds:
-        rows.append(("a launch", f"{1e6 * made.launch_seconds:.1f} us", NONE))
+        yield _line("a launch", "us", made.launch_seconds, typical.launch)
     if made.collective:
-        c = made.collective
-        rows.append(
-            (f"all-reduce of {c.ranks}", f"{_speed(c.rate)}, {1e6 * c.seconds:.0f} us",
-             _share(c.rate, card.link_bandwidth))
-        )  # fmt: skip
-    return table("Ceilings", ("What", "Measured", "Of the typical figure"), rows + _standing(found))
+        what, sent = f"all-reduce of {made.collective.ranks}", made.collective
+        yield _line(f"{what}, large", "GB/s", sent.rate, typical.wire)
+        yield _line(f"{what}, small", "us", sent.seconds, typical.collective_seconds)
 
 
-def _standing(found: Calibration) -> list[tuple[str, str, str]]:
+def _bytes(found: Calibration) -> Iterator[list[str]]:
     typical = overhead.fixed_overhead(rates.of_device(found.device), 2)
     names = {
         "context": "context" if found.device.kind == "cuda" else "interpreter and libraries",
         "libraries": "library workspaces",
         "communication": "communication",
     }
-    known = ((name, getattr(found.standing, name)) for name in names)
-    return [
-        (names[name], f"{size / MIB:.0f} MiB", _share(size, getattr(typical, name)))
-        for name, size in known
-        if size is not None
-    ]
+    for name, what in names.items():
+        size = getattr(found.standing, name)
+        if size is not None:
+            yield _line(what, "MiB", size, getattr(typical, name))
 
 
-def _share(value: float, typical: float | None) -> str:
-    return f"{100 * value / typical:.0f} %" if typical else NONE
+def _steps(found: Calibration) -> Iterator[list[str]]:
+    fit = fitted(found.rows)
+    for label, row in zip(labels(found.rows), found.rows, strict=True):
+        if row.timed:
+            by_fit = predicted_seconds(row, fit.factors, fit.host) if fit.rows else None
+            yield _line(f"step of {label}", "ms", row.step_seconds, row.typical_seconds, by_fit)
 
 
-def _speed(rate: float) -> str:
-    return f"{rate / 1e9:.1f} GB/s"
-
-
-def attention(found: Calibration) -> Grid:
-    """Return the rates of each kernel, type, number of tokens and width."""
-    rows = [
-        (a.kernel, a.dtype, str(a.tokens), str(a.width), f"{a.rate / 1e12:.3g}",
-         _mib(a.scratch_bytes), _mib(a.formula_bytes))
-        for a in found.ceilings.attention
-    ]  # fmt: skip
-    heads = ("Kernel", "Type", "Tokens", "Head", "TFLOP/s", "Scratch MiB", "By formula MiB")
-    return table("Attention, forward and backward", heads, rows)
-
-
-def _mib(size: int | None) -> str:
-    return NONE if size is None else f"{size / MIB:.1f}"
-
-
-# ---- rows ----
-
-
-def times(found: Calibration) -> Grid:
-    """Return measured step times, and errors of typical figures and of the fit."""
-    fit, timed = fitted(found.rows), [row for row in found.rows if row.timed]
-    names = dict(zip(map(id, found.rows), labels(found.rows), strict=True))
-    heads = ("Row", "Measured ms", "Typical %", "Fitted ms", "Fitted %")
-    rows = []
-    for row in timed:
-        fit_seconds = predicted_seconds(row, fit.factors, fit.host)
-        rows.append([
-            names[id(row)], f"{1e3 * row.step_seconds:.0f}", _error(row, row.typical_seconds),
-            f"{1e3 * fit_seconds:.0f}", _error(row, fit_seconds),
-        ])  # fmt: skip
-    usual = CPU_SPREAD if found.device.kind == "cpu" else SPREAD
-    return table("Time of a step", heads, rows, _of_times(fit, timed, usual))
-
-
-def _error(row: MeasuredRow, predicted: float | None) -> str:
-    return NONE if predicted is None else f"{100 * (predicted / row.step_seconds - 1):+.1f}"
-
-
-def _of_times(fit: Fitted, timed: Sequence[MeasuredRow], usual: Mapping[str, float]) -> str:
+def _note(found: Calibration) -> str:
     """Return the fitted factors, and the errors of rows with them."""
+    fit = fitted(found.rows)
     if not fit.rows:
         return "Too few rows to fit anything."
     words = ", ".join(f"{part} x{factor:.2f}" for part, factor in fit.factors.items())
     host = f" The host issues an operation in {1e6 * fit.host:.0f} us." if fit.host else ""
+    usual = CPU_SPREAD if found.device.kind == "cpu" else SPREAD
     low, high = (f"{100 * end(usual.values()):.0f}" for end in (min, max))
     claimed = f"{low} %" if low == high else f"{low} to {high} %"
     sentences = [
@@ -160,7 +100,7 @@ def _of_times(fit: Fitted, timed: Sequence[MeasuredRow], usual: Mapping[str, flo
         f"figures claim {claimed}).",
     ]
     typical = [abs(row.typical_seconds / row.step_seconds - 1)
-               for row in timed if row.typical_seconds is not None]  # fmt: skip
+               for row in found.rows if row.timed and row.typical_seconds]  # fmt: skip
     if typical:
         middle = 100 * statistics.median(typical)
         sentences.append(f"Median error by typical figures {middle:.0f} %.")
