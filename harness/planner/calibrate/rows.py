@@ -147,20 +147,12 @@ def _measured(result: Result, prediction: Prediction | None, alone: Calibration)
     if prediction is None or prediction.method == "none":
         why = prediction.reason if prediction else "it was not predicted"
         return dataclasses.replace(row, reason=f"not predicted: {why}")
-    return dataclasses.replace(row, **_parts(result, prediction, alone))
-
-
-def _parts(result: Result, prediction: Prediction, alone: Calibration) -> dict[str, Any]:
-    """Return the seconds of each part by the ceilings alone, the total by typical figures, and the
-    operations that a GPU's host issues (``roofline.issues``).
-    """
     if not prediction.work:
-        return {}
+        return row
     typical = of_device(alone.device)
     card = dataclasses.replace(typical, calibrated=Applied(calibration=alone))
-    processes = result.spec.processes
-    recipe, work = result.spec.recipe, prediction.work
-    parts = parts_of(work, rates(card, processes), processes, in_tf32(recipe))
-    usual = seconds(work, typical, processes, recipe).total
-    count = 0 if card.shared else round(issues(work, compiles(recipe)))
-    return {**parts, "typical_seconds": usual, "operations": count}
+    processes, work = spec.processes, prediction.work
+    parts = parts_of(work, rates(card, processes), processes, in_tf32(spec.recipe))
+    usual = seconds(work, typical, processes, spec.recipe).total
+    count = 0 if card.shared else round(issues(work, compiles(spec.recipe)))
+    return dataclasses.replace(row, **parts, typical_seconds=usual, operations=count)

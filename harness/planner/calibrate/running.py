@@ -251,6 +251,11 @@ def calibration_of(
     """Predict the rows that ran, and return the calibration of the session's device."""
     ceilings, standing = (build_from(outcomes, kind) for kind in (Ceilings, StandingBytes))
     predictions = _predicted(session, results)
+    missing: dict[str, str] = {}  # station, or a type or kernel of one -> why it has no numbers
+    for one in outcomes:
+        missing |= {} if one.status == "ok" else {one.station: f"{one.status}: {one.reason}"}
+        lacks = one.facts.get("missing") or {}
+        missing |= {f"{one.station}: {name}": str(why) for name, why in lacks.items()}
     return Calibration(
         device=session.device,
         measured=datetime.date.today().isoformat(),
@@ -258,7 +263,7 @@ def calibration_of(
         ceilings=ceilings,
         standing=standing,
         rows=measured_rows(results, predictions, session.device, ceilings, standing),
-        missing=_missing(outcomes),
+        missing=missing,
     )
 
 
@@ -269,17 +274,6 @@ def build_from(outcomes: Sequence[Outcome], kind: type) -> Any:
         if outcome.status == "ok":
             merged |= {name: value for name, value in outcome.facts.items() if name in names}
     return build(kind, merged, kind.__name__.lower())
-
-
-def _missing(outcomes: Sequence[Outcome]) -> dict[str, str]:
-    """Station, or a type or kernel of one -> the reason for its missing numbers."""
-    found: dict[str, str] = {}
-    for outcome in outcomes:
-        if outcome.status != "ok":
-            found[outcome.station] = f"{outcome.status}: {outcome.reason}"
-        for name, why in (outcome.facts.get("missing") or {}).items():
-            found[f"{outcome.station}: {name}"] = str(why)
-    return found
 
 
 def keep(session: Session, found: Calibration) -> Path | None:

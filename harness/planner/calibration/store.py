@@ -50,14 +50,11 @@ class Applied:
         source = f", measured by {self.calibration.source}" if self.calibration.source else ""
         of = f"{device.name}{driver}, torch {device.torch}, {self.calibration.measured}{source}"
         marked = f" ({'; '.join(self.marks)})" if self.marks else ""
-        return f"Calibrated: {of}{marked}. {_times(self.fitted)}"
-
-
-def _times(found: Fitted) -> str:
-    if not found.rows:
-        return "Too few measured rows for its own uncertainty of time: the typical one is shown."
-    share = 100 * max(found.shares.values())
-    return f"Times fitted to {found.rows} measured rows, each within {share:.0f} %."
+        times = "Too few measured rows for its own uncertainty of time: the typical one is shown."
+        if fit := self.fitted.rows:
+            share = 100 * max(self.fitted.shares.values())
+            times = f"Times fitted to {fit} measured rows, each within {share:.0f} %."
+        return f"Calibrated: {of}{marked}. {times}"
 
 
 def applied(

@@ -87,22 +87,17 @@ def take_part(asked: Asked) -> dict[str, Any]:
 
 def _reduced(tensor: torch.Tensor, asked: Asked) -> float:
     """Return the seconds of one all-reduce; every rank must make equally many."""
-    fixed = 3 if asked.small else 20
     best = float("inf")
     distributed.all_reduce(tensor)
-    for _ in range(fixed):
+    for _ in range(3 if asked.small else 20):
         distributed.barrier()
-        best = min(best, _once(tensor, asked))
+        asked.synchronize()
+        start = time.perf_counter()
+        distributed.all_reduce(tensor)
+        asked.synchronize()
+        best = min(best, time.perf_counter() - start)
         tensor.fill_(1.0)
     return best
-
-
-def _once(tensor: torch.Tensor, asked: Asked) -> float:
-    asked.synchronize()
-    start = time.perf_counter()
-    distributed.all_reduce(tensor)
-    asked.synchronize()
-    return time.perf_counter() - start
 
 
 def _rates(seconds: dict[int, float], ranks: int) -> dict[str, Any]:

@@ -4,14 +4,13 @@ overhead.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,10 +49,12 @@ class Asked:
         if self.on_gpu:
             torch.cuda.synchronize(self.device)
 
-    def random(self, *shape: int, dtype: torch.dtype = torch.float32, **more: Any) -> torch.Tensor:
+    def random(
+        self, *shape: int, dtype: torch.dtype = torch.float32, requires_grad: bool = False
+    ) -> torch.Tensor:
         """Return normal random numbers. Zeros or ones take less power and run faster."""
         made = torch.randn(*shape, device=self.device, dtype=torch.float32)
-        return made.to(dtype).requires_grad_(more.get("requires_grad", False))
+        return made.to(dtype).requires_grad_(requires_grad)
 
 
 def seconds_of(work: Callable[[], Any], asked: Asked) -> float:
@@ -97,7 +98,6 @@ SMALL_SIDES = (128,)
 BLOCK = {"cuda": (8192, 1152), "cpu": (2048, 384)}
 """Tokens of a micro-batch, and width: DiT-XL/2 with 32 samples, and DiT-S with 8."""
 SMALL_BLOCK = (128, 64)
-FP8 = torch.float8_e4m3fn
 
 
 def measure(asked: Asked) -> dict[str, Any]:
@@ -107,24 +107,15 @@ def measure(asked: Asked) -> dict[str, Any]:
     block = SMALL_BLOCK if asked.small else BLOCK[kind]
     squares, blocks, missing = {}, {}, {}
     for name in TYPES[kind]:
+        torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
         try:
-            with _rounding(name):
-                squares[name] = max(_square(name, side, asked) for side in sides)
-                if name != "float8":  # a model scales its rows one by one
-                    blocks[name] = _block(name, *block, asked)
+            squares[name] = max(_square(name, side, asked) for side in sides)
+            if name != "float8":  # a model scales its rows one by one
+                blocks[name] = _block(name, *block, asked)
         except Exception as error:  # the library has no kernel for this type
             missing[name] = reason(error)
+    torch.set_float32_matmul_precision("highest")
     return {"products": squares, "model_products": blocks, "missing": missing}
-
-
-@contextlib.contextmanager
-def _rounding(name: str) -> Iterator[None]:
-    """Compute float32 products in full, or in TF32 for that type."""
-    torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision("highest")
 
 
 def _type(name: str) -> torch.dtype:
@@ -133,17 +124,14 @@ def _type(name: str) -> torch.dtype:
 
 def _square(name: str, side: int, asked: Asked) -> float:
     if name == "float8":
-        return 2 * side**3 / seconds_of(_fp8_product(side, asked), asked)
+        a, b = (asked.random(side, side, dtype=torch.float8_e4m3fn) for _ in range(2))
+        more = {"out_dtype": torch.bfloat16}
+        more |= dict.fromkeys(("scale_a", "scale_b"), torch.ones((), device=asked.device))
+        turned = b.t()  # the second operand is column-major
+        return 2 * side**3 / seconds_of(lambda: torch._scaled_mm(a, turned, **more), asked)
     a, b = (asked.random(side, side, dtype=_type(name)) for _ in range(2))
     out = torch.empty_like(a)
     return 2 * side**3 / seconds_of(lambda: torch.mm(a, b, out=out), asked)
-
-
-def _fp8_product(side: int, asked: Asked) -> Callable[[], Any]:
-    a, b = (asked.random(side, side).to(FP8) for _ in range(2))
-    one = torch.ones((), device=asked.device)
-    turned = b.t()  # the second operand is column-major
-    return lambda: torch._scaled_mm(a, turned, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
 
 
 def _block(name: str, tokens: int, width: int, asked: Asked) -> float:
@@ -270,7 +258,14 @@ def measure_streams(asked: Asked) -> dict[str, Any]:
     streams = [{"bytes": size * MIB, "rate": _stream(size * MIB, asked)} for size in sizes]
     host = Asked(device=torch.device("cpu"), small=asked.small)
     host_rate = _stream(MIB if asked.small else HOST, host) if asked.on_gpu else streams[-1]["rate"]
-    return {"streams": streams, "launch_seconds": _launch(asked), "host_rate": host_rate}
+    one = torch.ones(1, device=asked.device)
+
+    def launches() -> None:
+        for _ in range(TINY):
+            one.mul_(1.0)
+
+    launch = seconds_of(launches, asked) / TINY
+    return {"streams": streams, "launch_seconds": launch, "host_rate": host_rate}
 
 
 def _stream(moved: int, asked: Asked) -> float:
@@ -278,16 +273,6 @@ def _stream(moved: int, asked: Asked) -> float:
     source = asked.random(moved // 8)
     target = torch.empty_like(source)
     return moved / seconds_of(lambda: torch.mul(source, 1.5, out=target), asked)
-
-
-def _launch(asked: Asked) -> float:
-    one = torch.ones(1, device=asked.device)
-
-    def launches() -> None:
-        for _ in range(TINY):
-            one.mul_(1.0)
-
-    return seconds_of(launches, asked) / TINY
 
 
 def measure_copies(asked: Asked) -> dict[str, Any]:
@@ -313,7 +298,9 @@ USED = "--query-gpu=index,uuid,memory.used"
 def measure_overhead(asked: Asked) -> dict[str, Any]:
     """Return ``context`` and ``libraries``, in bytes."""
     if not asked.on_gpu:
-        return {"context": _interpreter()}
+        words = [sys.executable, "-c", WORKER]  # what a worker holds before it has a model
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+        return {"context": 1024 * int(re.search(r"VmRSS:\s+(\d+)", done.stdout)[1])}
     before = _used()
     libraries = _libraries(asked)
     _load_kernels(asked)
@@ -351,11 +338,3 @@ def _load_kernels(asked: Asked) -> None:
         layer(x).square().mean().backward()
         optimizer.step()
     asked.synchronize()
-
-
-def _interpreter() -> int:
-    """Return the bytes that a worker holds before it has a model."""
-    done = subprocess.run(
-        [sys.executable, "-c", WORKER], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    return 1024 * int(re.search(r"VmRSS:\s+(\d+)", done.stdout)[1])
