@@ -268,6 +268,12 @@ class Estimates:
                 continue
             for (other, column), beside in self.at.items():
                 base = self.at.get((level, column))
+                # A streamed block saves its weights' bytes, which differ between columns.
+                if (
+                    beside.point.weight_bytes != one.weight_bytes
+                    and known.point.swapped != one.swapped
+                ):
+                    continue
                 if other == one.level and column != one.name and base:
                     some = beside, known, base
                     return tuple((k.option.need, k.option.seconds) for k in some)
