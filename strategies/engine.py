@@ -13,7 +13,7 @@ Methods by the moment at which they are called:
 
 - In the launching process, without torch, as facts of the launch file: ``of``, ``choices``,
   ``chosen``, ``needs``, ``traits``, ``layout``, ``place``, ``refuses``, ``environment``,
-  ``remarks``.
+  ``remarks``, ``usual_name``.
 - Set-up of each rank (``harness.worker.setup``): ``accelerator_kwargs``, ``configure``, ``fill``,
   ``sixteen_bits``, ``prepare``, ``ready``.
 - In a script that prepares its own model (``harness.script``): ``runs``, ``adopt``,

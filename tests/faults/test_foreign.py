@@ -51,7 +51,7 @@ def read_records(path: Path) -> None:
 
 
 def read_log(path: Path) -> None:
-    oom.oom(types.SimpleNamespace(file=str(path), model="", recipe=""))  # type: ignore[arg-type]
+    oom.oom(types.SimpleNamespace(file=str(path), model="", recipe="", json=None))  # type: ignore[arg-type]
 
 
 def read_suite(path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from harness import ROOT, cli
+from harness.planner import records
 from harness.planner.oom import log, numbers, reading, snapshot
 from harness.planner.oom.log import Failure
 from harness.planner.plan import tracing
@@ -199,6 +200,7 @@ def test_the_plan_is_searched_where_no_single_change_fits(monkeypatch, capsys):
         return 12 if "to=fp8" in recipe and "block_swap" not in recipe else 28
 
     monkeypatch.setitem(globals(), "need_of", need)
+    monkeypatch.setattr(records, "find", lambda *_: None)
     words = ("--model", "flux-dev", "--recipe", "single+bf16_pure+lora:rank=16")
     text = answer(monkeypatch, capsys, MESSAGE.encode(), *words)
     assert "Smallest changes predicted to fit" in text and "- +cast:to=fp8" in text, text

@@ -351,7 +351,7 @@ def test_every_preset_is_found_by_its_names_on_the_hub():
         (["--model", "FLUX"], "flux-dev or flux-schnell or flux2-dev or flux2-klein-4b?"),
         (["--model", "sd3"], "sd3-medium or sd3.5-medium or sd3.5-large?"),
         (["--recipes", "lora+bf16", "--gpus", "4"], "fsdp2+lora+bf16"),
-        (["--gpu", "RTX 4060"], "--gpu-memory 8GiB"),
+        (["--gpu", "RTX 5060"], "--gpu-memory 8GiB"),
         (["--gpu", "RTX 3060 48GB"], "--gpu-memory 48GiB"),
         (["--gpu", "RTX 4060 Ti"], "RTX-4060-Ti-8GB (7.6 GiB), RTX-4060-Ti-16GB"),
         (["--gpu", "RXT-4090"], "did you mean 'RTX-4090'"),

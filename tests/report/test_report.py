@@ -387,7 +387,7 @@ def test_a_report_reads_each_prediction_once(tmp_path, monkeypatch):
         shutil.copy(source, run / "prediction.json")
     read = []
     monkeypatch.setattr("harness.prediction.load", lambda path: read.append(path) or load(path))
-    reports.report(argparse.Namespace(folder=tmp_path, force=True))
+    reports.report(argparse.Namespace(folder=tmp_path, force=True, json=None))
     assert sorted(path.parent for path in read) == runs
 
 

@@ -150,7 +150,7 @@ def test_a_configuration_file_makes_the_model_that_it_is_of(tmp_path):
         ("flux.1", {}, r"did you mean flux-dev or flux-schnell\?"),
         ("flux-def", {}, r"did you mean flux-dev\?"),
         ("stable-diffusion-3.5", {}, r"did you mean sd3.5-medium or sd3.5-large\?"),
-        ("wan-14b", {}, r"did you mean wan2.1-14b\?"),
+        ("wan-14b", {}, r"did you mean wan2.1-14b or wan2.2-14b\?"),
         ("ltxv-13b", {}, r"did you mean ltx-video-13b\?"),
         ("mochi-1", {}, r"did you mean mochi\?"),
         ("FluxTransformer2DModel", {}, "did you mean diffusers:FluxTransformer2DModel"),

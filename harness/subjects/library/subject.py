@@ -265,6 +265,15 @@ class Library(Subject):
                 f"model {self.model} cannot be trained to {self.objective!r}; give --objective "
                 f"{' or '.join(self.family.objectives)}"
             )
+        # Without rotary embeddings CogVideoX adds one table for all tokens, text and video.
+        if self.kind == "CogVideoXTransformer3DModel" and not self.config.get(
+            "use_rotary_positional_embeddings", False
+        ):
+            fixed = self.config.get("max_text_seq_length", 226)
+            if self.space.text != fixed:
+                raise BadInput(
+                    f"text is {self.space.text}; model {self.model} takes {fixed} tokens of text"
+                )
 
     def make(self) -> nn.Module:
         try:
