@@ -1,15 +1,17 @@
 """Run one command as a child, and clean up its whole process tree.
 
 The clean-up removes every process of the tree and all its shared memory segments. It follows any
-end of the run: its own end, the deadline, Ctrl-C and SIGTERM. If this process is killed, the kernel
-sends SIGTERM to the child, and the next run in its folder removes its files.
+end of the run: its own end, the deadline, Ctrl-C, SIGTERM, even a SIGKILL of this process or of the
+guard (``harness.system.guard``).
 """
 
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import re
+import select
 import shutil
 import signal
 import subprocess
@@ -21,13 +23,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from harness import ROOT
+from harness.system.guard import PR_SET_PDEATHSIG, SIGNALS
 from harness.system.tree import Tree
 
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-SIGNALS = tuple(  # Windows has no SIGHUP
-    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
-)
 TICK_SECONDS = 0.3
 
 
@@ -55,6 +56,8 @@ class Ended:
 
 GRACE_SECONDS = 10.0
 """Seconds between a request to end and the kill."""
+GUARD_SECONDS = 30.0
+"""Seconds that a guard has to clean up."""
 LINGER_SECONDS = 30.0
 """Seconds that a child has to end by itself once its work is done."""
 
@@ -91,31 +94,28 @@ def run_child(
             by itself.
         stop: called a few times a second; returns a word for ``Ended.stopped`` to end the child at
             once, or None.
-        scratch: folders to remove at the end, unless they were there before.
+        scratch: folders to remove at the end, also if this process is killed.
 
     Raises:
         CannotStart: no such command, or ``log`` cannot be written.
         Interrupted: a signal came; the tree has ended.
     """
     started = time.monotonic()
-    scratch = [path for path in scratch if not os.path.lexists(path)]
-    with _catch_signals() as caught:
-        tree = Tree()
-        child = _started(argv, cwd, env, log)
-        tree.child = child.pid
-        watch = _Watch(tree, child, on_tick, finished, stop, caught)
+    with _catch_signals() as caught, _Guard(argv, cwd, env, log, scratch) as guard:
+        tree = Tree(guard.pid)
+        watch = _Watch(tree, guard, on_tick, finished, stop, caught)
         left = survivors = 0
         try:
             stopped = watch.until_end(timeout)
             left = 0 if stopped else tree.wait(1.0)
         finally:
             survivors = tree.stop(GRACE_SECONDS, hurry=lambda: len(caught) > 1)
-            tree.remove_files(scratch)
-            with suppress(subprocess.TimeoutExpired):  # a process stuck in the kernel
-                child.wait(1.0)
-            _adopt_orphans(False)
+            guard.hears_of(tree.files)
+            code = guard.code(1.0)  # None for a process stuck in the kernel
+            if not guard.end():
+                tree.remove_files(guard.scratch)
     ended = Ended(
-        **_exit(child.returncode),
+        **_exit(code),
         wall_seconds=time.monotonic() - started,
         stopped=stopped,
         tree_peak_bytes=tree.peak_bytes,
@@ -129,44 +129,93 @@ def run_child(
     return ended
 
 
-def _started(
-    argv: Sequence[str], cwd: Path, env: Mapping[str, str], log: Path
-) -> subprocess.Popen[bytes]:
-    """Start the command. Its orphans become this process's children, and it ends with this
-    process."""
-    prctl, parent = ctypes.CDLL(None).prctl, os.getpid()  # no library may load after the fork
-    _adopt_orphans(True)
-
-    def bind() -> None:
-        prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    try:
-        with log.open("ab") as stream:
-            return subprocess.Popen(
-                argv,
-                cwd=cwd,
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
-                stderr=stream,
-                start_new_session=True,
-                preexec_fn=bind,
-            )
-    except OSError as error:
-        name = os.fspath(error.filename or argv[0])
-        raise CannotStart(error.errno, error.strerror, name) from None
-
-
-def _adopt_orphans(yes: bool) -> None:
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, int(yes), 0, 0, 0)
-
-
 def _exit(code: int | None) -> dict[str, int | None]:
     if code is None or code >= 0:
         return {"exit_code": code, "signal": None}
     return {"exit_code": None, "signal": -code}
+
+
+class _Guard:
+    """The harness's end of a run's guard, which starts the command."""
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        cwd: Path,
+        env: Mapping[str, str],
+        log: Path,
+        scratch: Sequence[Path],
+    ) -> None:
+        self.scratch = [path for path in scratch if not os.path.lexists(path)]
+        self._code: int | None = None
+        self._sent: set[str] = set()
+        try:
+            with log.open("ab") as stream:
+                self._process = self._started(stream.fileno())
+        except OSError as error:
+            raise CannotStart(error.errno, error.strerror, str(error.filename)) from None
+        self.pid = self._process.pid
+        request = {"argv": list(map(os.fspath, argv)), "cwd": os.fspath(cwd), "env": dict(env)}
+        self._tell({**request, "scratch": list(map(os.fspath, self.scratch))})
+
+    def __enter__(self) -> _Guard:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    @staticmethod
+    def _started(log: int) -> subprocess.Popen[bytes]:
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        return subprocess.Popen(
+            [sys.executable, "-m", "harness.system.guard", str(log)],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": path},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            pass_fds=[log],
+            start_new_session=True,
+        )
+
+    def code(self, seconds: float) -> int | None:
+        """Return the command's exit code once it has ended, or None after ``seconds``.
+
+        Raises:
+            CannotStart: it has not been started.
+        """
+        answers: Any = self._process.stdout
+        if self._code is None and select.select([answers], [], [], seconds)[0]:
+            # A guard that was killed says nothing, and its command got SIGTERM.
+            said = json.loads(answers.readline() or f'{{"code": {-signal.SIGKILL}}}')
+            if "error" in said:
+                raise CannotStart(*said["error"])
+            self._code = said["code"]
+        return self._code
+
+    def hears_of(self, files: set[str]) -> None:
+        """Let the guard remove these files if this process is killed."""
+        if files - self._sent:
+            self._tell({"files": sorted(files - self._sent)})
+            self._sent |= files
+
+    def end(self) -> bool:
+        """Let the guard clean up; return whether it did."""
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()  # type: ignore[union-attr]
+        try:
+            done = self._process.wait(GUARD_SECONDS) == 0
+        except subprocess.TimeoutExpired:  # a process stuck in the kernel
+            self._process.kill()
+            done = self._process.wait() == 0
+        self._process.stdout.close()  # type: ignore[union-attr]
+        return done
+
+    def _tell(self, facts: Mapping[str, Any]) -> None:
+        pipe: Any = self._process.stdin
+        with suppress(BrokenPipeError):  # the guard was killed
+            pipe.write(json.dumps(facts).encode() + b"\n")
+            pipe.flush()
 
 
 @dataclass
@@ -174,7 +223,7 @@ class _Watch:
     """Loop that watches a running child."""
 
     tree: Tree
-    child: subprocess.Popen[bytes]
+    guard: _Guard
     on_tick: Callable[[int], None]
     finished: Callable[[], bool]
     stop: Callable[[], str | None]
@@ -185,8 +234,8 @@ class _Watch:
         started, finished_at = time.monotonic(), None
         while True:
             self.on_tick(self.tree.sample())
-            with suppress(subprocess.TimeoutExpired):
-                self.child.wait(TICK_SECONDS)
+            self.guard.hears_of(self.tree.files)
+            if self.guard.code(TICK_SECONDS) is not None:
                 return None
             now = time.monotonic()
             if self.caught:

@@ -1,8 +1,7 @@
-"""Process tree of a run, and the files that it leaves behind.
+"""Process tree below one process, and the files that it leaves behind.
 
-psutil finds the tree by parents. This process adopts orphans while it runs a child
-(``harness.system.process``), so that every descendant stays below it. No other process is ever
-touched.
+psutil finds the tree by parents. A run's root is its guard (``harness.system.guard``), which adopts
+orphans, so that every descendant stays below it. No other process is ever touched.
 """
 
 from __future__ import annotations
@@ -30,39 +29,33 @@ STALE_SECONDS = 600.0  # longer than any extension takes to compile
 
 
 class Tree:
-    """Children of this process since the tree was made, and their descendants.
+    """Descendants of the process ``root``, without itself.
 
-    ``child`` is the pid of the one that this process started. ``files`` are the shared memory
-    segments and compile locks that they held open at some time. ``others`` are processes of another
-    Headroom that ran meanwhile.
+    ``files`` are the shared memory segments and compile locks that they held open at some time.
+    ``others`` are processes of another Headroom that ran meanwhile.
     """
 
-    def __init__(self) -> None:
-        self.child = 0
-        self.root = psutil.Process()
-        self._not_ours = set(self.root.children())
+    def __init__(self, root: int) -> None:
+        self.root = psutil.Process(root)
         self.files: set[str] = set()
         self.others: set[int] = set()
         self.peak_bytes = self.processes_at_peak = 0
+        self._members: set[psutil.Process] = set()
         self._pids: set[int] = set()
         self._seen: set[int] = set()
         self._before = _new_files(frozenset())
         self._tries: dict[str, int] = {}
 
     def alive(self) -> list[psutil.Process]:
-        """Return every living process of the tree; collect its ended orphans."""
-        tops = set(self.root.children()) - self._not_ours
-        found = set(tops)
-        for top in tops:
+        """Return every living process of the tree, also after the root was killed."""
+        found = set(self._members)
+        # Only a root that was killed leaves processes that are not below it.
+        for top in [self.root] if _lives(self.root) else [*found]:
             with contextlib.suppress(psutil.Error):
                 found.update(top.children(recursive=True))
+        self._members = {process for process in found if _lives(process)}
         self._pids |= {process.pid for process in found}
-        ended = {process for process in found if not _lives(process)}
-        for process in ended:
-            with contextlib.suppress(psutil.Error, ChildProcessError):
-                if process.pid != self.child and process.ppid() == self.root.pid:
-                    os.waitpid(process.pid, os.WNOHANG)
-        return [*(found - ended)]
+        return [*self._members]
 
     def sample(self) -> int:
         """Return the resident bytes summed over the tree; shared pages count once per process.
@@ -76,7 +69,7 @@ class Tree:
         if sum(sizes) > self.peak_bytes:
             self.peak_bytes, self.processes_at_peak = sum(sizes), len(sizes)
         self._note_files(alive)
-        strangers = present - self._seen - self._pids - {self.root.pid}
+        strangers = present - self._seen - self._pids - {os.getpid(), self.root.pid}
         self.others |= {pid for pid in strangers if _at_work(pid)}
         self._seen |= present
         return sum(sizes)

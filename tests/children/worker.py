@@ -167,6 +167,11 @@ def shared_memory() -> None:
         until_there("seen")
 
 
+def shared_memory_and_hang() -> None:
+    shared_memory()
+    time.sleep(600)
+
+
 def fat() -> None:
     """64 MiB here, 64 MiB in a child, until that much is seen."""
     block = b"x" * (64 << 20)

@@ -11,6 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from harness.system import process, tree
@@ -123,11 +124,27 @@ def test_a_signal_to_the_harness_ends_the_tree_then_it(tmp_path, number):
     assert not left(tmp_path)
 
 
-def test_the_child_of_a_killed_harness_ends(tmp_path):
-    harness = start_harness("good_then_hang", tmp_path, "result.json")
+def test_a_killed_harness_leaves_nothing(tmp_path):
+    harness = start_harness("daemon_and_hang", tmp_path)
+    (tmp_path / "nvme").mkdir()
     harness.kill()
     harness.wait()
     until(lambda: not left(tmp_path))
+    until(lambda: not (tmp_path / "nvme").exists())
+
+
+def test_a_killed_harness_deletes_no_folder_that_the_name_of_another_holds(tmp_path):
+    """A folder's name may have a line feed, and the rest of it may look like another path."""
+    victim = tmp_path / "victim"
+    (victim / "nvme").mkdir(parents=True)
+    folder = Path(f"{tmp_path}/x\n{victim}")
+    folder.mkdir(parents=True)
+    harness = start_harness("hang", folder)
+    (folder / "nvme").mkdir()
+    harness.kill()
+    harness.wait()
+    until(lambda: not (folder / "nvme").exists() and not left(folder))
+    assert (victim / "nvme").exists()
 
 
 def test_a_scratch_folder_that_was_there_before_stays(tmp_path):
@@ -136,10 +153,28 @@ def test_a_scratch_folder_that_was_there_before_stays(tmp_path):
     assert (tmp_path / "nvme").exists()
 
 
-def start_harness(mode: str, folder: Path, ready: str = "ready") -> subprocess.Popen:
+def test_a_killed_guard_leaves_nothing(tmp_path):
+    harness = start_harness("daemon_and_hang", tmp_path)
+    until((tmp_path / "seen").exists)
+    (guard,) = psutil.Process(harness.pid).children()
+    guard.kill()
+    assert harness.wait(120) == 0
+    assert not left(tmp_path)
+
+
+def test_a_killed_harness_leaves_no_shared_memory(tmp_path):
+    harness = start_harness("shared_memory_and_hang", tmp_path)
+    until((tmp_path / "seen").exists)
+    harness.kill()
+    harness.wait()
+    names = json.loads((tmp_path / "ready").read_text())
+    until(lambda: not left(tmp_path) and not any(Path(name).exists() for name in names))
+
+
+def start_harness(mode: str, folder: Path) -> subprocess.Popen:
     argv = [sys.executable, "-m", "tests.children.killed", mode, str(folder)]
     harness = subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    until((folder / ready).exists)
+    until((folder / "ready").exists)
     return harness
 
 
