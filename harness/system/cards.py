@@ -297,6 +297,7 @@ def of_size(size: int) -> Card:
         "like": like.name,
         "capability": None,
         "timed": False,
+        "unified": False,
     }
     return dataclasses.replace(like, name=name, **given)
 

@@ -191,6 +191,8 @@ def test_every_vae_decodes_a_sample_of_the_models_that_bring_it(name):
         4 * resident_models.table()[name]["latent"][2],
         1 + resident_models.table()[name]["latent"][1],
     )
+    if name == "MiniMax-H3-VAE":
+        frames = 22  # its lengths are 5 and multiples of 17 more
     size = (1, frames if frames > 2 else 1, side, side)
     for how in ("encode", "decode"):
         found = asides.passed(name, how, size, 0, False, False, overhead.USUAL)
@@ -309,16 +311,26 @@ def test_a_plan_names_the_phase_that_binds(monkeypatch, capsys, tmp_path):
         return [prediction(9, **given) for _ in rows]
 
     monkeypatch.setattr(pool, "predict_all", made)
-    words = [*WORDS, "--gpu", "L40S", "--model", "flux-dev", "--phases", "validate", "--notes"]
+    words = [
+        *WORDS,
+        "--gpu",
+        "RTX-4060-Ti-16GB",
+        "--model",
+        "flux-dev",
+        "--phases",
+        "validate",
+        "--notes",
+    ]
     assert cli.main([*words, "--json", str(tmp_path / "plan.json")]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "by phase: step 10.7, validate 20.7 GiB; validate binds: a pass" in text
     assert "needs the most in the phase validate: a pass, 20.7 GiB" in text
-    assert "--phases validate" in text, "the command that exports it"
     (row,) = json.loads((tmp_path / "plan.json").read_text())["rows"]
     assert row["binds"] == "validate" and row["need_bytes"] == row["phases"]["validate"]["gpu"]
     assert cli.main([*words, "--check"]) == 1
     assert "validate binds" in capsys.readouterr().out
+    assert cli.main([*words, "--gpu", "L40S"]) == 0
+    assert "--phases validate" in capsys.readouterr().out, "the command that exports it"
     plain = [word for word in words if word not in ("--phases", "validate")]
     assert cli.main([*plain, "--check"]) == 0
     assert "binds" not in capsys.readouterr().out

@@ -179,7 +179,9 @@ def _shape(name: str, how: str, size: tuple[int, int, int, int]) -> tuple[int, .
 
 def _through_vae(module: Any, how: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     given = torch.zeros(shape, dtype=dtype, device=GPU)
-    if how == "decode":
+    if how == "decode" and getattr(module.config, "timestep_conditioning", False):
+        module.decode(given, temb=torch.zeros(shape[0], dtype=dtype, device=GPU))
+    elif how == "decode":
         module.decode(given)
     else:
         module.encode(given).latent_dist.sample()
