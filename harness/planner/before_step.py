@@ -131,7 +131,11 @@ def of(row: Resolved, card: Card) -> Before | None:
         what = f"one model at a time, {words}"
         ways.append(Way(what, each[last], there + passes.get(last, 0)))
     copies = min(card.node, row.spec.processes)
-    host = int(copies * row.subject.parameters * BYTES[HALF])
+    try:
+        elements = row.subject.parameters
+    except (RuntimeError, IndexError):  # a sample that the library cannot take: the trace says why
+        return None
+    host = int(copies * elements * BYTES[HALF])
     have = card.host_bytes(row.spec.processes)
     return Before(card=card, ways=ways, host=host, copies=copies, host_memory=have,
                   whole=bool(passes))  # fmt: skip
