@@ -30,7 +30,7 @@ def cluster():
 def line(out: Path, steps: int) -> str:
     """The page's line, with this cluster's address: its host names do not resolve."""
     page = (ROOT / "docs" / "how-to" / "cluster.md").read_text(encoding="utf-8")
-    (found,) = re.findall(r"^srun .*(?:\\\n.*)*$", page, re.MULTILINE)
+    (found,) = re.findall(r"^srun (?:.*\\\n)*.*$", page, re.MULTILINE)
     assert "--rdzv-endpoint $(scontrol show hostnames | head -n 1):29500" in found
     found = found.replace("$(scontrol show hostnames | head -n 1)", "10.77.0.1")
     found = re.sub(r"--recipes .*", "", found.replace("\\\n", " "))
