@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from harness.planner import uncertainty
 from harness.planner.calibration import record, store
 from harness.planner.calibration.record import FLOOR, LOWEST, fitted, labels
 from strategies.base import BadInput
@@ -157,3 +158,13 @@ def test_files_of_the_store_that_are_none_are_passed_over(tmp_path):
 def test_what_is_said_of_one_names_its_rows_and_its_uncertainty():
     assert "Times fitted to 4 measured rows, each within 3 %" in words(made())
     assert "Too few measured rows" in words(made(rows=[]))
+
+
+def test_a_range_covers_nine_of_ten_sources_or_is_the_worst_of_few():
+    """Of twenty sources the nineteenth, by hand: nine tenths of twenty-one, rounded up."""
+    many = [uncertainty.Residual("sharded", f"source {n}", n / 100) for n in range(1, 21)]
+    assert uncertainty.share_of("sharded", many).share == 0.19
+    few = many[:3]
+    assert (
+        uncertainty.share_of("sharded", few).share == uncertainty.share_of("x", few).share == 0.03
+    )
