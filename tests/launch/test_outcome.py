@@ -48,6 +48,9 @@ CASES = {
         {"result": Status.VOID, "result_reason": "bf16 was not in force", "exit_code": 0},
         Status.VOID, "bf16 was not", "",
     ),
+    "killed for memory below a shell, which exits with 128 and the signal's number": (
+        {"exit_code": 137, "machine_kills": 1}, HOST, "out-of-memory killer", "",
+    ),
     "finished, old OOM in the log": ({"result": Status.OK, "log": TRIED}, Status.OK, "", ""),
     "interrupted": ({"stopped": "interrupted"}, Status.INTERRUPTED, "phase start", "again"),
     "interrupted while an OOM was logged": (

@@ -99,6 +99,15 @@ def test_a_difference_of_a_fifth_is_found(runs, steps, least):
     assert sum(told_apart(dice, 1.2, runs, steps, 3) for _ in range(300)) / 300 > least
 
 
+def test_the_margin_by_steps_is_student_s_of_the_median():
+    """By hand: equal runs, whose two steps are 10 % apart. The deviation within a run is
+    0.1 / sqrt(2) with four degrees of freedom, and each row has four steps."""
+    rows = {name: [[1.0, math.exp(0.1)]] * 2 for name in ("ddp", "zero2")}
+    found = margin(floor_of(rows, "ddp"), rows["ddp"], rows["zero2"])
+    median = math.sqrt(math.pi / 2)
+    assert found == pytest.approx(2.776 * median * 0.1 / math.sqrt(2) * math.sqrt(2 / 4), rel=1e-3)
+
+
 # ---- a report ----
 
 

@@ -11,6 +11,7 @@ import math
 import pytest
 from conftest import TINY, Case, against, launched_together
 
+from harness import ROOT
 from harness.report.figures import parity
 from harness.result import Result, Status
 from harness.spec import Spec
@@ -20,6 +21,7 @@ from harness.worker.projections import Watch
 from strategies import parse
 from tests.made.publics import miniature
 from tests.sabotage import SABOTAGES
+from tests.sabotage.__main__ import faults
 
 SPEC = Spec(
     recipe="single", model="DiT-T/4:depth=2", global_batch=8, warmup=2, steps=6, weight_decay=0.01
@@ -122,3 +124,10 @@ def test_what_was_not_stepped_is_named(trained_as, reference):
     row = trained_as(SPEC, SABOTAGES["one_parameter_not_stepped"])
     blind = dataclasses.replace(row, losses=reference.losses, grad_norms=reference.grad_norms)
     assert "of blocks." in against(blind, reference).what
+
+
+def test_each_planted_fault_stands_in_one_line():
+    """``python -m tests.sabotage`` applies them."""
+    assert len(faults()) >= 40 and all(
+        (ROOT / name).exists() for f in faults() for name in f.tests.split()
+    )
