@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import operator
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -139,13 +140,11 @@ def as_number(value: Any, *, whole: bool) -> int | float | None:
         if isinstance(value, bool) or not isinstance(value, (int, float, str)):
             return None
         number = float(value)
-        return (
-            None
-            if number != number or (whole and not number.is_integer())
-            else (int(number) if whole else number)
-        )
     except (ValueError, OverflowError):
         return None
+    if math.isnan(number) or (whole and not number.is_integer()):
+        return None
+    return int(number) if whole else number
 
 
 def enabled(config: Mapping[str, Any], name: str) -> bool:

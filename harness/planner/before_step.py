@@ -1,4 +1,4 @@
-"""What a training of a public model does before its first step: it loads the weights, and encodes
+"""Phases of a public model's training before its first step: loading the weights, and encoding
 texts and latents, which most trainers then cache. No torch.
 
 Sizes of weights and passes are those of ``resident_models.yaml``. LTX-2's run was measured by
@@ -17,6 +17,7 @@ from harness.planner.resident_models import BYTES
 from harness.planner.verdict import decide
 from harness.report.figures.units import GIB
 from harness.resolve import Resolved
+from harness.subjects.library import families
 from harness.system.cards import Card
 
 HALF = "bf16"
@@ -131,10 +132,8 @@ def of(row: Resolved, card: Card) -> Before | None:
         what = f"one model at a time, {words}"
         ways.append(Way(what, each[last], there + passes.get(last, 0)))
     copies = min(card.node, row.spec.processes)
-    try:
-        elements = row.subject.parameters
-    except (RuntimeError, IndexError):  # a sample that the library cannot take: the trace says why
-        return None
+    # The published weights are loaded, also into a shape that --set changes.
+    elements = families.table()[row.spec.model].parameters["built"]
     host = int(copies * elements * BYTES[HALF])
     have = card.host_bytes(row.spec.processes)
     return Before(card=card, ways=ways, host=host, copies=copies, host_memory=have,

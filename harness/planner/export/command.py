@@ -164,7 +164,7 @@ def as_json(made: Bundle, fit: Fit | None) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Nearest:
-    """What a trainer can do that cannot express a recipe, by predictions that are there."""
+    """Nearest recipe of a trainer that cannot express ``resolved``, among kept predictions."""
 
     options: argparse.Namespace
     asked: Asked

@@ -52,11 +52,6 @@ class Seconds:
         return self.compute + self.communication + self.offload + self.overhead
 
     @property
-    def said(self) -> str:
-        """The range in words: at least 0.47 s a step, usually up to 1.9 s."""
-        return f"at least {self.low:.2g} s a step, usually up to {self.high:.2g} s"
-
-    @property
     def spread(self) -> float:
         """Uncertainty in comparisons of rows, plus or minus.
 
