@@ -206,7 +206,7 @@ class _Measured:
     def __init__(self, subject: OwnModule) -> None:
         from torch._subclasses.fake_tensor import FakeTensorMode
 
-        with FakeTensorMode(allow_non_fake_inputs=True), _noted(subject.model):
+        with FakeTensorMode(allow_non_fake_inputs=True), users_code(subject.model):
             module, batch, loss = subject.made()
             self.names, self.samples = tuple(batch), len(next(iter(batch.values())))
             one = {name: tensor[:1] for name, tensor in batch.items()}

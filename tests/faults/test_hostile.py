@@ -335,6 +335,12 @@ def test_calibrations_that_cannot_be_used_are_named_and_left_out(tmp_path, capsy
         ("def make(x): pass\n", "missing 1 required positional argument"),
         ("def make(:\n", "line 1: SyntaxError"),
         ("def make():\n    return 1\n", "it returned int"),
+        (
+            "from torch import nn, randn\n"
+            "def loss(model, batch): return odd(model)\n"
+            "def make(): return nn.Linear(8, 8), {'x': randn(4, 8)}, loss\n",
+            "line 2: NameError: name 'odd' is not defined",
+        ),
     ],
 )
 def test_a_module_that_fails_is_one_line(text, said, tmp_path):

@@ -8,13 +8,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 
 def make() -> tuple[nn.Module, dict[str, Tensor], Callable[..., Tensor]]:
     """Return a linear model, its batch, and the loss."""
 
     def loss(model: Any, batch: dict[str, Tensor]) -> Tensor:
-        if socket.gethostname() == "n2":
+        real = not isinstance(batch["x"], FakeTensor)  # a plan looks at the loss before any launch
+        if real and socket.gethostname() == "n2":
             raise ValueError("no good on n2")
         return model(batch["x"]).square().mean()
 
