@@ -55,7 +55,7 @@ def answer(fits: Sequence[Fit], ways: Ways | None = None) -> list[str]:
     head = "Fastest predicted to fit" if best.fits else "None is sure to fit. Fastest that may"
     lines = [f"{head}: {best.label}, {rate_in_words(best)}, {reach(best)}{_on_host(best)}"]
     lines += [f"  {note}" for note in [note_of(best.resolved)] if note]
-    lines += _export(best)
+    lines += [*_step(best), *_export(best)]
     lines += _faster_if_it_fits(best, fits) if best.fits else tried_instead(ways)
     lines += _even_in_time(best, fits)
     least = verdict.nearest(fits)
@@ -75,7 +75,7 @@ def searched(proof: Proof, fits: Sequence[Fit]) -> list[str]:
     sure = "" if best.fits else ", may fit"
     numbers = f"  {rate_in_words(best)}, needs {reach(best)}{sure}{_on_host(best)}"
     told = "" if proof.sure else ", none sure to fit"
-    lines = [f"{kind}: {best.label}", numbers, *_export(best)]
+    lines = [f"{kind}: {best.label}", numbers, *_step(best), *_export(best)]
     heads: dict[str, list[str]] = {}
     for head, fit in proof.others.items():
         heads.setdefault(f"{fit.label}, {rate_in_words(fit)}, {_need(fit)}", []).append(head)
@@ -120,6 +120,13 @@ def counts_in_words(proof: Proof) -> str:
         "not predictable": proof.failed,
     }
     return ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+
+
+def _step(fit: Fit) -> list[str]:
+    """Return the seconds of a step as its range, which a loader or an older library lengthens."""
+    if not fit.seconds:
+        return []
+    return [f"  a step: at least {fit.seconds.low:.2g} s, usually up to {fit.seconds.high:.2g} s"]
 
 
 def _export(fit: Fit) -> list[str]:
