@@ -285,7 +285,6 @@ class Result:
     - ``meter``: "cuda" (the caching allocator) or "resident" (no GPU).
     - ``parity``: "exact" or "by design".
     - ``phase``, ``step``: end of the run, as one of ``harness.phases.RUN_PHASES`` and a step in it.
-    - ``key_averages``: of a profiler (``harness.worker.loop``).
     - ``recordings``: files of the profiler or of the allocator's history in the run's folder.
     - ``flops_per_step``: 0 if not counted.
     - ``gpu_samples``: empty without a GPU or nvidia-smi.
@@ -296,7 +295,7 @@ class Result:
 
     status: Status
     spec: Spec
-    ENDED = ("nodes", "wire", "token", "beside")
+    ENDED = ("nodes", "wire", "token", "beside", "key_averages")
     """Fields of older results."""
 
     schema: int = SCHEMA
@@ -326,7 +325,6 @@ class Result:
     environment: dict[str, Any] = field(default_factory=dict)
     launch: LaunchRecord | None = None
     log_tail: str = ""
-    key_averages: list[dict[str, Any]] = field(default_factory=list)
     recordings: list[str] = field(default_factory=list)
     gpu_samples: list[GpuSample] = field(default_factory=list)
     drawn: Drawn | None = None

@@ -6,16 +6,15 @@ Raw numbers in base units (bytes, seconds, FLOPs, elements). Imports no torch.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from harness.json_files import BadFile, read_json, write_json
-from harness.memory.record import INFERENCE, MEASURED
+from harness.memory.record import MEASURED
 from harness.result import BadResult
 
-SCHEMA = 2
+SCHEMA = 3
 
 
 @dataclass(kw_only=True)
@@ -40,11 +39,11 @@ class Timeline:
         """Return the bytes at the peak."""
         return sum(self.at_peak().values())
 
-    def at_peak(self, among: Iterable[str] = MEASURED) -> dict[str, int]:
+    def at_peak(self) -> dict[str, int]:
         """Return the bytes of each category at the instant where their sum is largest."""
-        totals = [sum(v) for v in zip(*(self.bytes[name] for name in among), strict=True)]
+        totals = [sum(v) for v in zip(*(self.bytes[name] for name in MEASURED), strict=True)]
         at = totals.index(max(totals))
-        return {name: self.bytes[name][at] for name in among}
+        return {name: self.bytes[name][at] for name in MEASURED}
 
 
 @dataclass(kw_only=True)
@@ -62,15 +61,12 @@ class Lump:
 class Kept:
     """Activations of all modules of one name (``blocks.*.mlp.fc1``) when backward begins.
 
-    ``made``: bytes of storages that the module's forward allocated and that are still alive, by the
-    trace. ``saved``: bytes that autograd saved meanwhile, by saved-tensors hooks, each storage
-    once.
+    ``made``: bytes of storages that the module's forward allocated and that are still alive.
     """
 
     module: str
     count: int
     made: int
-    saved: int
 
 
 @dataclass(kw_only=True)
@@ -89,10 +85,8 @@ class OpCost:
 class MemoryBreakdown:
     """Data of the page of one run.
 
-    ``inference`` is of the same batch without gradients. ``peak_flops`` (per second) and
-    ``bandwidth`` (bytes per second) were measured on the device, in ``dtype``: by the run itself,
-    or by the calibration that ``ceilings`` names. ``unsaved``: bytes of the batch and the model's
-    output, which are alive when backward begins, and which nobody saves.
+    ``peak_flops`` (per second) and ``bandwidth`` (bytes per second) were measured on the device, in
+    ``dtype``: by the run itself, or by the calibration that ``ceilings`` names.
     """
 
     recipe: str
@@ -106,24 +100,14 @@ class MemoryBreakdown:
     hidden: int
     depth: int
     parameters: int
-    step_peak_bytes: int
     timeline: Timeline
     lumps: list[Lump]
     kept: list[Kept]
-    saved_total: int
-    inference: Timeline
     ops: list[OpCost]
     peak_flops: float
     bandwidth: float
-    unsaved: int = 0
     ceilings: str = ""
     schema: int = SCHEMA
-
-    @property
-    def inference_alone(self) -> dict[str, int]:
-        """Return the bytes of inference in its own process, without memory that only training
-        holds."""
-        return self.inference.at_peak(INFERENCE)
 
     @property
     def made_total(self) -> int:

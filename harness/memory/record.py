@@ -41,8 +41,6 @@ MEASURED = {
 The engine decides where buckets count: as gradients in communication, or as workspace beside the
 gradients.
 """
-INFERENCE = ("parameters", "activations", "workspace")
-"""Categories of a process that only runs inference."""
 _NAMES = {fine: name for name, parts in MEASURED.items() for fine in parts}
 RESIDENT = "resident"
 """Category of models beside the trained one, such as text encoders. Only runs of a user's script

@@ -14,17 +14,15 @@ from harness.report.data.rows import SuiteHead
 from harness.report.figures import units
 from harness.report.figures.units import CATEGORIES, title
 from harness.report.rendering import pages
-from harness.report.rendering.charts import COLOUR_OF, stacked
+from harness.report.rendering.charts import COLOUR_OF
 from harness.report.rendering.svg import (
     COLOURS,
-    WIDTH,
     Scale,
     axes,
     element,
     picture,
     place_labels,
     polyline,
-    ruler,
     text,
 )
 from harness.result import load
@@ -113,30 +111,6 @@ def _peak(line: Timeline, x: Scale, y: Scale, high: float) -> list[str]:
     return [ring, text(at + shift, level - 6, label, **side, font_weight=650)]
 
 
-def bars(breakdown: MemoryBreakdown) -> str:
-    """Draw the live bytes at the peak of a training step, and of inference on the same batch."""
-    lines = [
-        ("training", breakdown.timeline.at_peak()),
-        ("inference amid training", breakdown.inference.at_peak()),
-        ("inference alone", breakdown.inference_alone),
-    ]
-    top, left, row = 8.0, 140.0, 34.0
-    high = breakdown.timeline.peak_bytes / units.MIB
-    x = Scale(0, high, left, WIDTH - 50)
-    bottom = top + row * len(lines)
-    parts = ruler(x, top, bottom)
-    for index, (name, sizes) in enumerate(lines):
-        at = top + index * row
-        parts.append(text(left - 8, at + 21, name, class_="label end"))
-        held = {category: sizes.get(category, 0) / units.MIB for category in CATEGORIES}
-        tips = {category: f"{size:.1f} MiB" for category, size in held.items()}
-        parts += stacked(held, tips, x, (at + 6, 20.0))
-        whole = sum(held.values())
-        parts.append(text(x(whole) + 6, at + 21, f"{whole:.1f}", class_="value"))
-    parts.append(text((left + WIDTH) / 2, bottom + 31, "MiB at the peak", class_="axis mid"))
-    return picture(WIDTH, bottom + 38, parts, "Training against inference")
-
-
 def short_op(name: str) -> str:
     """Return an operation's short name: ``sum`` for ``aten.sum.dim_IntList``."""
     plain = name.removeprefix("aten.").partition(".")[0].strip("_")
@@ -191,14 +165,6 @@ def _circles(
 # ---- page ----
 
 
-AGREE = 0.03
-"""Relative difference allowed between the two counts of activations.
-
-Tensors that Python holds (the model's output, the batch) are alive, but autograd did not save
-them.
-"""
-SAME = 0.005
-"""Relative change of the peak up to which the hooks count as having no effect."""
 ROWS = 24
 """Rows of a table; further ones are summed up."""
 
@@ -214,7 +180,6 @@ KEPT = (
     Column("Module", lambda r: r.module or "outside the model (batch, loss)"),
     Column("Of this name", lambda r: r.count, "count"),
     Column("Made here and kept MiB", lambda r: r.made, "mib"),
-    Column("Saved here for backward MiB", lambda r: r.saved, "mib"),
 )
 OPS = (
     Column("Operation", lambda r: r[0].op),
@@ -249,7 +214,6 @@ def section(p: MemoryBreakdown) -> dict[str, Any]:
         "stamp": _stamp(p),
         "answers": sentences(p),
         "timeline": timeline(p.timeline),
-        "bars": bars(p),
         "keys": STACK_KEYS,
         "tables": [
             tabulate("lumps", "What lived at the peak", LUMPS, p.lumps[:ROWS]),
@@ -281,13 +245,9 @@ def _stamp(p: MemoryBreakdown) -> str:
     )
 
 
-def _mib(size: float) -> str:
-    return f"{size / units.MIB:.1f} MiB"
-
-
 def sentences(p: MemoryBreakdown) -> list[tuple[str, str, str]]:
-    """Return (question, answer, details) for a reader's first questions."""
-    line, alone = p.timeline, sum(p.inference_alone.values())
+    """Return (question, answer, details) for a reader's first question."""
+    line = p.timeline
     sizes = [(size, title(name), name) for name, size in line.at_peak().items()]
     alive = ", ".join(
         f"{units.in_sentence(name)} {100 * size / line.peak_bytes:.0f} %"
@@ -296,60 +256,26 @@ def sentences(p: MemoryBreakdown) -> list[tuple[str, str, str]]:
     )
     where = f" in {line.peak_module}" if line.peak_module else ""
     site = f" ({line.peak_site})" if line.peak_site else ""
-    off = line.peak_bytes / p.step_peak_bytes - 1
-    changed = f"{'nothing' if abs(off) <= SAME else 'the peak'} ({100 * off:+.2f} %)"
-    return [
-        ("Peak of a step", f"{_mib(line.peak_bytes)} in phase {line.peak_phase}",
-         f"{alive}. The last allocation before it is by {short_op(line.peak_maker)}"
-         f"{where}{site}"),
-        ("Training against inference",
-         f"{line.peak_bytes / alone:.1f} times the memory",
-         f"without gradients, the same micro batch peaks at {_mib(alone)} if only weights are "
-         f"kept, and at {_mib(p.inference.peak_bytes)} if optimizer state and EMA are kept too"),
-        ("Two counts of the activations",
-         f"{'agree within' if agrees(p) else 'DISAGREE by'} {100 * _apart(p):.1f} %",
-         f"the trace counts {_mib(p.made_total)} that forward made and that are alive when "
-         f"backward begins; autograd's hooks count {_mib(p.saved_total)} that it saved. The batch "
-         f"and the model's output, {_mib(p.unsaved)}, are alive without being saved"),
-        ("Effect of the recording on the peak", changed,
-         "a step with hooks on modules and saved tensors, against a step without"),
-    ]  # fmt: skip
-
-
-def agrees(p: MemoryBreakdown) -> bool:
-    """Return True if the trace and autograd count the same activations."""
-    return _apart(p) <= AGREE
-
-
-def _apart(p: MemoryBreakdown) -> float:
-    apart = abs(p.made_total - p.saved_total) - p.unsaved
-    return max(apart, 0) / max(p.made_total, p.saved_total, 1)
+    answer = f"{line.peak_bytes / units.MIB:.1f} MiB in phase {line.peak_phase}"
+    last = f"The last allocation before it is by {short_op(line.peak_maker)}{where}{site}"
+    return [("Peak of a step", answer, f"{alive}. {last}")]
 
 
 KEPT_NOTE = (
     "When the first backward begins. Made here and kept: storages that an operation of this module "
-    "made, alive then (allocation trace). Saved here: what autograd saved while this module ran, "
-    "each storage once, at the module that saved it first (saved-tensors hooks). A tensor made in "
-    "one module is often saved by the next, so rows differ and sums agree. * stands for every "
-    "block."
+    "made, alive then. * stands for every block."
 )
 
 
 def _modules(p: MemoryBreakdown) -> list[Kept]:
     """Return the modules that keep most, the sum of the others, and the sum of all."""
+
+    def total(name: str, some: Sequence[Kept]) -> Kept:
+        return Kept(module=name, count=sum(r.count for r in some), made=sum(r.made for r in some))
+
     shown, rest = p.kept[:ROWS], p.kept[ROWS:]
-    sums = [(f"{len(rest)} smaller", rest)] if rest else []
-    total = Kept(
-        module="all", count=sum(r.count for r in p.kept), made=p.made_total, saved=p.saved_total
-    )
-    smaller = [
-        Kept(
-            module=name, count=sum(r.count for r in some), made=sum(r.made for r in some),
-            saved=sum(r.saved for r in some),
-        )
-        for name, some in sums
-    ]  # fmt: skip
-    return [*shown, *smaller, total]
+    smaller = [total(f"{len(rest)} smaller", rest)] if rest else []
+    return [*shown, *smaller, total("all", p.kept)]
 
 
 def _ceilings(p: MemoryBreakdown) -> str:

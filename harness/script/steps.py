@@ -233,7 +233,7 @@ class Bench:
         ranks = gather(trained, mine)
         if not here.is_main_process:
             return None
-        facts = {"started": self.started, "key_averages": [], "projections": None}
+        facts = {"started": self.started, "projections": None}
         result = result_of(self.inner, ranks, losses, checks, {**facts, "evidence": evidence})
         result.accumulation = max(1, self._accumulation())
         result.write(self.inner.folder / "result.json")

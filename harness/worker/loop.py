@@ -168,22 +168,18 @@ def timed(step: Callable[[], Any], trained: TrainingRun, log: Log, meter: Meter)
 WAIT, WARMUP, ACTIVE = 1, 1, 3
 ENTRIES = 200_000
 """Allocations and frees that the history keeps, the newest: some tens of steps."""
-SHOWN = 30
 
 
-def profiled_steps(
-    step: Callable[[], None], folder: Path, rank: int, device: torch.device
-) -> list[dict[str, Any]]:
+def profiled_steps(step: Callable[[], None], folder: Path, rank: int, device: torch.device) -> None:
     """Run five steps: one waits, one warms the profiler up, and rank 0 records three.
 
     The trace is written to ``folder/profile`` as ``*.pt.trace.json.gz``, for Perfetto, Chrome
-    (chrome://tracing) and TensorBoard's profiler plug-in. Return the key averages: the operations
-    with the largest self time, in seconds and bytes of all recorded steps.
+    (chrome://tracing) and TensorBoard's profiler plug-in.
     """
     if rank != 0:
         for _ in range(WAIT + WARMUP + ACTIVE):
             step()
-        return []
+        return
     kinds = [ProfilerActivity.CPU]
     kinds += [ProfilerActivity.CUDA] if device.type == "cuda" else []
     with profile(
@@ -197,23 +193,6 @@ def profiled_steps(
         for _ in range(WAIT + WARMUP + ACTIVE):
             step()
             watching.step()
-    return _longest(watching.key_averages())
-
-
-def _longest(averages: Any) -> list[dict[str, Any]]:
-    rows = [
-        {
-            "name": event.key,
-            "calls": event.count,
-            "self_cpu_seconds": event.self_cpu_time_total / 1e6,
-            "self_device_seconds": event.self_device_time_total / 1e6,
-            "cpu_bytes": event.self_cpu_memory_usage,
-            "device_bytes": event.self_device_memory_usage,
-        }
-        for event in averages
-    ]
-    rows.sort(key=lambda row: -max(row["self_device_seconds"], row["self_cpu_seconds"]))
-    return rows[:SHOWN]
 
 
 @contextlib.contextmanager

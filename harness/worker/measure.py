@@ -65,7 +65,7 @@ def measure(
     watch = _watch(bench) if training is None and memory_limit is None else None
     train_steps(bench, training, trial=memory_limit is not None)
     did = watch.end(gather) if watch else None
-    averages = _record(bench)
+    _record(bench)
     reporter.enter("anatomy")
     traced = training is None and memory_limit is None
     categories = traced_steps(bench) if traced else {}
@@ -83,12 +83,7 @@ def measure(
     if not bench.accelerator.is_main_process:
         return None
     checks = touched + checks
-    facts = {
-        "started": started,
-        "key_averages": averages,
-        "evidence": evidence,
-        "projections": in_blocks(did),
-    }
+    facts = {"started": started, "evidence": evidence, "projections": in_blocks(did)}
     return result_of(bench, ranks, losses, checks, facts)
 
 
@@ -139,13 +134,12 @@ def train_steps(bench: Bench, training: Training | None, trial: bool) -> None:
         measured_steps(bench)
 
 
-def _record(bench: Bench) -> list[dict[str, Any]]:
-    """Run profiled steps after the timed ones if requested; return the key averages."""
-    if not bench.resolved.spec.profile:
-        return []
-    bench.reporter.enter("profile")
-    here = bench.accelerator
-    return loop.profiled_steps(bench.step, bench.folder, here.process_index, here.device)
+def _record(bench: Bench) -> None:
+    """Run profiled steps after the timed ones if requested."""
+    if bench.resolved.spec.profile:
+        bench.reporter.enter("profile")
+        here = bench.accelerator
+        loop.profiled_steps(bench.step, bench.folder, here.process_index, here.device)
 
 
 def traced_steps(bench: Bench) -> dict[str, Any]:

@@ -57,15 +57,9 @@ class Bench:
         """Run one more optimizer step, which no phase counts."""
         optimizer_step(self.run, self.run.trained.optimizer_steps, self.log)
 
-    def infer(self) -> None:
-        """Run one micro-batch through the model."""
-        batch = next(iter(self.run.feed.micro_batches(self.run.trained.optimizer_steps)))
-        trained = self.run.trained
-        trained.subject.predict(trained.model, trained.cut(batch.x), batch.t, batch.conditions)
-
     def look(self) -> dissect.Look:
         """Return the functions that a memory breakdown needs from this rank."""
-        return dissect.Look(self.step, self.infer, self.meter.synchronize, self.baseline)
+        return dissect.Look(self.step, self.meter.synchronize, self.baseline)
 
 
 SETTLING = 2

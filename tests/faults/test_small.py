@@ -13,13 +13,11 @@ import pytest
 from rich.console import Console
 
 from harness import cli
-from harness.commands import anatomy, max_batch, train
+from harness.commands import max_batch, train
 from harness.commands.max_batch import most_probes, search
 from harness.commands.progress import Progress
 from harness.launch import checkpoints
 from harness.launch.outcome import Facts, classify
-from harness.memory.memory_breakdown import load as load_breakdown
-from harness.report import anatomy as page
 from harness.report import build, write_report
 from harness.report.rendering import pages
 from harness.resolve import resolve
@@ -275,23 +273,6 @@ def test_every_option_says_its_default():
         and "default" not in (action.help or "")
     ]  # fmt: skip
     assert silent == []
-
-
-def test_an_anatomy_whose_counts_disagree_is_no_success(monkeypatch, tmp_path):
-    class MemoryBreakdown:
-        made_total, saved_total, unsaved, device = 100.0, 96.0, 0.0, "cpu"
-
-    out = io.StringIO()
-    monkeypatch.setattr(anatomy, "load", lambda path: MemoryBreakdown)
-    monkeypatch.setattr(anatomy.hooks, "planner", lambda name: lambda measured: measured)
-    monkeypatch.setattr(page, "sentences", lambda breakdown: [])
-    monkeypatch.setattr(anatomy.page, "write", lambda breakdown, folder: [])
-    assert (
-        not anatomy._write(tmp_path, Console(file=out)) and "activations differ" in out.getvalue()
-    )
-    MemoryBreakdown.saved_total = 98.0
-    assert anatomy._write(tmp_path, Console(file=out))
-    assert anatomy.load is not load_breakdown
 
 
 def test_doctor_reads_latents_before_a_training_does(tmp_path, capsys):

@@ -17,7 +17,6 @@ from harness import ROOT, cli
 from harness.commands import listing
 from harness.planner.export import trainers as tables_of
 from harness.planner.uncertainty import CLASSES, share_of
-from harness.report.rendering.explanations import GLOSSARY
 from harness.suite import file as suite_file
 from tests.made.pages import PUBLISHED, line, tables
 from tests.made.translated import REAL
@@ -69,12 +68,6 @@ def suites() -> str:
             for name, suite in found
         ),
     )
-
-
-def columns() -> str:
-    """Return the table of the report's columns and words."""
-    rows = ((f"**{name}**", text.replace("|", "\\|")) for name, text in GLOSSARY)
-    return _table(("column or word", "meaning"), rows)
 
 
 def _report() -> str:
@@ -160,7 +153,6 @@ GENERATED = {
     "docs/reference/commands.md": {"commands": commands},
     "docs/reference/strategies.md": {"strategies": listing.markdown},
     "docs/reference/suites.md": {"suites": suites},
-    "docs/reference/columns.md": {"columns": columns},
 }
 """Page -> name of a part -> the function that generates it."""
 

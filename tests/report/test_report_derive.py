@@ -99,7 +99,7 @@ def on_gpu(index: int = 0, **changes) -> Rank:
 
 def test_what_was_not_traced_has_no_peak_on_a_cpu_and_keeps_its_resident_mark():
     found = numbers([result(rank())])
-    assert (found.peak_bytes, found.peak_phase, found.need_bytes) == (None, None, None)
+    assert (found.peak_bytes, found.need_bytes) == (None, None)
     assert (found.resident_peak_bytes, found.placed_by) == (100, None)
 
 
@@ -113,7 +113,7 @@ def test_one_function_decides_what_a_row_s_peak_is(monkeypatch):
     slim = on_gpu(1, phases={"load": Peak(allocated=90, reserved=65)})
     one = result(full, slim, meter="cuda")
     found = numbers([one])
-    assert (found.peak_bytes, found.peak_phase, found.steady_metered_bytes) == (130, "steady", 100)
+    assert (found.peak_bytes, found.steady_metered_bytes) == (130, 100)
     assert found.untraced_bytes == 40
     assert build([one], []).groups[0].rows[0].numbers.peak_bytes == 130
     prediction = Prediction(recipe="ddp", device="cpu", method="trace", allocated=110)

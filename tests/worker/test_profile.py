@@ -53,15 +53,6 @@ def test_the_timed_steps_are_not_those_that_were_recorded(recorded):
     assert steps.found >= row.spec.warmup + row.spec.steps + 5
 
 
-def test_key_averages_name_the_products(recorded):
-    row, _ = recorded
-    names = {entry["name"]: entry for entry in row.key_averages}
-    assert names["aten::addmm"]["calls"] % loop.ACTIVE == 0
-    assert names["aten::mm"]["self_cpu_seconds"] > 0
-    seconds = [entry["self_cpu_seconds"] for entry in row.key_averages]
-    assert seconds == sorted(seconds, reverse=True)
-
-
 def test_a_recorded_run_is_shown_and_not_ranked(recorded, tmp_path):
     row, _ = recorded
     report = grouping.build([row, *cpu_set().values()], [])
@@ -71,7 +62,7 @@ def test_a_recorded_run_is_shown_and_not_ranked(recorded, tmp_path):
         text = path.read_text()
         if path.suffix in (".html", ".md"):
             assert "Nothing to rank: 1 recorded (ddp)." in text
-            assert "not ranked" in text and "aten::addmm" in text and "profile/rank0." in text
+            assert "not ranked" in text and "profile/rank0." in text
         if path.suffix == ".csv":
             assert len(text.splitlines()) == 1
 

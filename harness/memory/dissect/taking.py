@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -11,15 +10,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from harness.memory.dissect.timeline import Stack, TimelineTracer, saving
-from harness.memory.memory_breakdown import Kept, MemoryBreakdown, OpCost, Timeline
+from harness.memory.dissect.timeline import Stack, TimelineTracer
+from harness.memory.memory_breakdown import MemoryBreakdown, OpCost
 from harness.memory.op_facts import is_free
-from harness.memory.traced_step import following, register_living, trace_step
+from harness.memory.traced_step import following, register_living
 from harness.resolve import Resolved
 from strategies.engine import TrainingRun
 from strategies.evidence import states
 from strategies.evidence.flops import formulas
-from strategies.evidence.readings import stored
 
 # ---- operation costs ----
 
@@ -121,30 +119,21 @@ OPS = 40
 class Look(NamedTuple):
     """Functions and tensors of a rank that a breakdown needs.
 
-    ``step`` runs one more optimizer step, ``infer`` runs the model on a micro-batch, and
-    ``synchronize`` waits for the device. ``left_out`` are tensors that the meter's baseline already
-    includes.
+    ``step`` runs one more optimizer step, and ``synchronize`` waits for the device. ``left_out``
+    are tensors that the meter's baseline already includes.
     """
 
     step: Callable[[], None]
-    infer: Callable[[], Any]
     synchronize: Callable[[], None]
     left_out: tuple[Any, ...]
 
 
 def take(resolved: Resolved, trained: TrainingRun, look: Look) -> MemoryBreakdown:
-    """Return the breakdown of this rank, from its next steps. Every rank must call it.
-
-    The peak of the step is traced with and without the module hooks and saved-tensors hooks. A page
-    can then show that the hooks changed nothing.
-    """
+    """Return the breakdown of this rank, from its next two steps. Every rank must call it."""
     device = trained.accelerator.device
-    plain = trace_step(trained, device.type, look.step, look.left_out)
-    tracer, kept, saved = _traced(trained, look)
-    inference = _inference(trained, look)
+    tracer = _traced(trained, look)
     dtype = getattr(torch, states.compute_dtype(trained))
     size = resolved.subject.dimensions
-    sample = math.prod(resolved.subject.data.sample_shape) * torch.float32.itemsize
     return MemoryBreakdown(
         recipe=str(resolved.recipe),
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
@@ -152,57 +141,30 @@ def take(resolved: Resolved, trained: TrainingRun, look: Look) -> MemoryBreakdow
         global_batch=resolved.spec.global_batch,
         micro_batch=resolved.micro_batch,
         processes=resolved.spec.processes,
-        unsaved=2 * resolved.micro_batch * sample,
         model=resolved.spec.model,
         tokens=size.tokens,
         hidden=size.width,
         depth=size.depth,
         parameters=resolved.subject.parameters,
-        step_peak_bytes=plain.everywhere,  # type: ignore[arg-type]  # set with each peak
         timeline=tracer.timeline(),
         lumps=tracer.lumps(),
-        kept=kept,
-        saved_total=saved,
-        inference=inference,
+        kept=tracer.kept(),
         ops=_costs(trained, look),
         peak_flops=peak_flops(device, dtype, look.synchronize),
         bandwidth=bandwidth(device, look.synchronize),
     )
 
 
-def _traced(trained: TrainingRun, look: Look) -> tuple[TimelineTracer, list[Kept], int]:
-    """Run one step with every storage traced and every saved tensor counted."""
+def _traced(trained: TrainingRun, look: Look) -> TimelineTracer:
+    """Run one step with every storage traced."""
     stack = Stack(trained.module)
-    tracer = _begun(trained, stack, look)
-    weights = [t for p in trained.module.parameters() for t in stored(p.data)]
-    known = {t.untyped_storage()._cdata for t in weights}
-    first: dict[int, tuple[str, int]] = {}
-    with stack.watching(), saving(stack, known) as saved:
-        tracer.on_backward = lambda: first.update(saved if not first else {})
-        with following(tracer, trained), tracer:
-            look.step()
-        tracer.finish()
-    return tracer, tracer.kept(first), sum(size for _, size in first.values())
-
-
-def _begun(trained: TrainingRun, stack: Stack, look: Look) -> TimelineTracer:
     tracer = TimelineTracer(trained, trained.accelerator.device.type, stack)
     tracer.leave_out(look.left_out)
     register_living(tracer, trained)
-    return tracer
-
-
-def _inference(trained: TrainingRun, look: Look) -> Timeline:
-    """Run one micro-batch forward without gradients, as a sampler does."""
-    stack = Stack(trained.module)
-    trained.model.eval()
-    tracer = _begun(trained, stack, look)
-    with stack.watching(), torch.no_grad(), tracer:
-        tracer.enter("inference")
-        look.infer()
+    with stack.watching(), following(tracer, trained), tracer:
+        look.step()
     tracer.finish()
-    trained.model.train()
-    return tracer.timeline()
+    return tracer
 
 
 def _costs(trained: TrainingRun, look: Look) -> list[OpCost]:

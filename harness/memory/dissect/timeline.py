@@ -6,7 +6,7 @@ import contextlib
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
@@ -80,26 +80,6 @@ class Stack:
         self._ranges.append((*span, self.names.pop()))
 
 
-@contextlib.contextmanager
-def saving(stack: Stack, parameters: set[int]) -> Iterator[dict[int, tuple[str, int]]]:
-    """Yield the tensors that autograd saves: storage -> (first module that saved it, bytes).
-
-    They are counted only by saved-tensors hooks, so that the trace's count can be checked against
-    them. ``parameters`` are storages to omit: they would be alive without backward too.
-    """
-    saved: dict[int, tuple[str, int]] = {}
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage._cdata not in parameters:
-            saved.setdefault(storage._cdata, (stack.now(), storage.nbytes()))
-        # If a node saves its own output, node and tensor would stay alive for ever.
-        return tensor.detach()
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        yield saved
-
-
 SAMPLES = 400
 LUMPS = 12
 OURS = ("/harness/", "/strategies/", "/deepspeed/", "/accelerate/", "/torch/optim/")
@@ -116,18 +96,15 @@ class TimelineTracer(Tracer):
         self.modules: dict[int, str] = {}
         self.at: list[int] = []
         self.marks: list[list[Any]] = []
-        self.on_backward: Callable[[], None] = lambda: None
 
     def ran(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        """Count the operation, unless a saved-tensors hook runs it."""
-        self.ops_run += func is not torch.ops.aten.detach.default
+        """Count the operation."""
+        self.ops_run += 1
         super().ran(func, args, kwargs, out)
 
     def enter(self, phase: str) -> None:
         """Begin a phase and record its first operation."""
         self._catch_up()
-        if phase == "backward":
-            self.on_backward()
         if phase != BEFORE:
             self.marks.append([self.ops_run, phase])
         super().enter(phase)
@@ -223,7 +200,7 @@ class TimelineTracer(Tracer):
             (live.add if sign > 0 else live.discard)(index)
         return live
 
-    def kept(self, saved: dict[int, tuple[str, int]]) -> list[Kept]:
+    def kept(self) -> list[Kept]:
         """Return activations alive when the first backward begins, by the module that allocated
         them."""
         boundary = next(at for at, phase in self.marks if phase == "backward")
@@ -232,15 +209,11 @@ class TimelineTracer(Tracer):
             storage = self.record.storages[index]
             if storage.phase == "forward" and self._category(index) == "activations":
                 made_by[alike(self.modules[index])] += storage.size
-        saved_by: Counter[str] = Counter()
-        for module, size in saved.values():
-            saved_by[alike(module)] += size
         copies = Counter(alike(name) for name, _ in self.stack.module.named_modules())
-        rows = [
-            Kept(module=name, count=copies[name] or 1, made=made_by[name], saved=saved_by[name])
-            for name in {*made_by, *saved_by}
+        return [
+            Kept(module=name, count=copies[name] or 1, made=size)
+            for name, size in made_by.most_common()
         ]
-        return sorted(rows, key=lambda row: -max(row.made, row.saved))
 
 
 def _site() -> str:

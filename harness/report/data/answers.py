@@ -207,7 +207,7 @@ def _design(row: Row) -> str:
         return ""
     what, far = "loss", row.versus.loss_distance
     if row.drawn:
-        what, far = "samples", row.drawn.away.relative
+        what, far = "samples", row.drawn.away
     return f"; changes the computation by design ({what} {far:.1e} away)"
 
 

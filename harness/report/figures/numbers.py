@@ -24,8 +24,6 @@ class Numbers:
     step_seconds_median: float
     step_seconds_p10: float
     step_seconds_p90: float
-    noise_fraction: float | None
-    repeat_spread_fraction: float | None
     noisy: bool
     disturbed_steps: int | None
     samples_per_second: float
@@ -35,13 +33,11 @@ class Numbers:
     mfu_fraction: float | None
     mfu_missing: str | None
     peak_bytes: int | None
-    peak_phase: str | None
     need_bytes: int | None
     resident_peak_bytes: int | None
     hosted_bytes: int | None
     placed_by: str | None
     reserved_peak_bytes: int | None
-    process_peak_bytes: int | None
     host_total_bytes: int | None
     nvme_bytes: int
     load_metered_bytes: int | None
@@ -87,8 +83,6 @@ def _time(results: list[Result], first: Result) -> dict[str, Any]:
         "step_seconds_median": median,
         "step_seconds_p10": derive.quantile(steps, 0.1),
         "step_seconds_p90": derive.quantile(steps, 0.9),
-        "noise_fraction": step_noise,
-        "repeat_spread_fraction": spread,
         "noisy": derive.is_noisy(step_noise, spread),
         "disturbed_steps": None if None in marked else sum(map(sum, marked)),
         "samples_per_second": derive.samples_per_second(first.spec.global_batch, median),
@@ -104,17 +98,15 @@ def _time(results: list[Result], first: Result) -> dict[str, Any]:
 
 
 def _memory(results: list[Result], ranks: list[Rank]) -> dict[str, Any]:
-    peaks, metered = derive.peak_by_phase(ranks), derive.highest_by_phase(ranks, "allocated")
+    metered = derive.highest_by_phase(ranks, "allocated")
     trees = [r.launch.tree_peak_bytes for r in results if r.launch and r.launch.tree_peak_bytes]
     return {
         "peak_bytes": derive.peak_of(ranks),
-        "peak_phase": max(peaks, key=peaks.__getitem__, default=None),
         "need_bytes": derive.need_bytes(ranks, results[0].meter),
         "resident_peak_bytes": derive.resident_bytes(ranks),
         "hosted_bytes": derive.hosted_bytes(ranks),
         "placed_by": derive.placed_by(ranks),
         "reserved_peak_bytes": derive.highest(ranks, "reserved"),
-        "process_peak_bytes": derive.highest(ranks, "process"),
         "host_total_bytes": max(trees, default=None),
         "nvme_bytes": max(sum(rank.nvme_bytes for rank in r.ranks) for r in results),
         **{f"{phase}_metered_bytes": metered.get(phase) for phase in derive.PHASES},

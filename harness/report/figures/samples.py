@@ -30,24 +30,17 @@ SAME = ("sampler_steps", "cfg_scale", "seed", "weights", "init", "model", "objec
 
 
 @dataclass(frozen=True)
-class Distance:
-    """The distance of samples from the reference's: the relative L2 error of the stored latents."""
-
-    relative: float
-
-
-@dataclass(frozen=True)
 class DrawnRow:
     """The samples of a row, compared with its reference's.
 
     ``latency_seconds``: median of a sample drawn alone. ``limit``: distance up to which samples
-    count as equal. ``away``: the distance; None for the reference itself, or if the rows are not
-    comparable.
+    count as equal. ``away``: the relative L2 error of the stored latents; None for the reference
+    itself, or if the rows are not comparable.
     """
 
     latency_seconds: float
     limit: float
-    away: Distance | None
+    away: float | None
 
 
 def drawn_row(results: Sequence[Result], reference: Result, *, is_reference: bool) -> DrawnRow:
@@ -58,7 +51,7 @@ def drawn_row(results: Sequence[Result], reference: Result, *, is_reference: boo
     return DrawnRow(
         latency_seconds=derive.quantile(seconds, 0.5),
         limit=limit(reference),
-        away=max(compared, key=lambda far: far.relative, default=None),
+        away=max(compared, default=None),
     )
 
 
@@ -97,12 +90,12 @@ def _value(result: Result, name: str) -> object:
     return asked.get(name, getattr(spec, name))
 
 
-def distance(row: Result, reference: Result) -> Distance:
-    """Return the distance of a row's samples from those of a comparable reference."""
+def distance(row: Result, reference: Result) -> float:
+    """Return the relative L2 error of a row's samples against a comparable reference's."""
     import numpy as np
 
     ours, theirs = latents(row), latents(reference)
-    return Distance(float(np.linalg.norm(ours - theirs) / np.linalg.norm(theirs)))
+    return float(np.linalg.norm(ours - theirs) / np.linalg.norm(theirs))
 
 
 def limit(reference: Result) -> float:
@@ -120,7 +113,7 @@ def against(row: Result, reference: Result) -> Verdict:
     why = not_comparable(row, reference)
     if why:
         return Verdict("not comparable", why)
-    far = distance(row, reference).relative
+    far = distance(row, reference)
     if not math.isfinite(far):
         return Verdict("DIFFERS", "samples that are no numbers")
     if row.parity != "exact":

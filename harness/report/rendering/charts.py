@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -10,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from harness.report.data.rows import Group, Row
-from harness.report.figures import derive, parity, units
+from harness.report.figures import derive, units
 from harness.report.figures.units import ALL_CATEGORIES, title
 from harness.report.rendering.svg import (
     COLOURS,
@@ -31,8 +30,6 @@ from harness.report.rendering.svg import (
     width_of,
 )
 
-LABEL = 12.0
-"""Height of a tick's label."""
 STACK = (*ALL_CATEGORIES, "untraced")
 COLOUR_OF = dict(
     zip(
@@ -52,7 +49,6 @@ def of_group(group: Group) -> dict[str, Any]:
         "split_keys": split_legend(group),
         "steps": steps(group),
         "losses": curves(group),
-        "distances": distances(group),
         "line_keys": legend(group),
     }
 
@@ -150,39 +146,6 @@ def curves(group: Group) -> str:
     y = Scale(*padded(shown), 220.0, 26.0)
     parts = _lines(group, lines, y, "loss")
     return picture(WIDTH, 260, parts, "Loss of each step")
-
-
-def distances(group: Group) -> str:
-    """Draw the relative distance of each step's loss to the reference's, on a logarithmic axis."""
-    reference = group.reference.first.losses
-    lines = [
-        [] if row.versus.is_reference else derive.step_distances(row.first.losses, reference)
-        for row in group.rows
-    ]
-    # Distances below float64's resolution are drawn at the bottom of the chart.
-    floor = 1e-9
-    raised = [[max(v, floor) if math.isfinite(v) else 1.0 for v in line] for line in lines]
-    shown = [v for line in raised for v in line]
-    if not shown:
-        return ""
-    allowed = parity.limits(group.reference.results).loss
-    if len(reference) > parity.EARLY_STEPS:
-        allowed = derive.PARITY_LIMIT
-    high = 10 ** math.ceil(math.log10(max(*shown, allowed) * 1.01))
-    low = 10 ** math.floor(math.log10(min(shown)) + 1e-9)
-    y = _apart(Scale(min(low, 1e-5), high, 220.0, 26.0, log=True), allowed)
-    parts = _lines(group, raised, y, "loss: |a - b| / |b| to the reference")
-    edge = y(allowed)
-    parts.append(element("line", x1=48.0, x2=WIDTH - 10, y1=edge, y2=edge, class_="limit"))
-    parts.append(text(42.0, edge + 4, f"1e-{-round(math.log10(allowed))}", class_="tick end alarm"))
-    return picture(WIDTH, 260, parts, "Distance of each step's loss to the reference row")
-
-
-def _apart(scale: Scale, value: float) -> Scale:
-    """Return ``scale`` without the ticks whose labels would overlap that of ``value``."""
-    ticks = scale.ticks()
-    kept = tuple(tick for tick in ticks if abs(scale(tick) - scale(value)) >= LABEL)
-    return dataclasses.replace(scale, marks=kept or tuple(ticks[:1]))
 
 
 def _lines(group: Group, lines: list[list[float]], y: Scale, name: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Notes below tables, and the glossary of the HTML report."""
+"""Notes below tables."""
 
 from __future__ import annotations
 
@@ -81,47 +81,3 @@ NOTES = {
     ),
 }
 """Key of a table -> the note below it."""
-GLOSSARY = (
-    ("Peak", "Live tensors on the fullest device at the fullest instant of a training step. On a "
-     "GPU the caching allocator counts them (max_memory_allocated). Without a GPU a trace of one "
-     "step does. A step that cannot be traced (compiled graphs) has none there."),
-    ("Needs", "Free memory that a device must have for the whole run, set-up included. On a GPU: "
-     "the largest of allocated, reserved and process memory. Without one: Peak. Rows are ranked "
-     "by it."),
-    ("On host", "Tensors in host memory at their fullest instant, which are not in Peak. On a GPU "
-     "their device tells. Without one the lists of the engine or strategy that keeps them do."),
-    ("Resident", "Without a GPU: the kernel's high-water mark of a process above its baseline, in "
-     "any phase. It includes tensors of both placements, libraries' heap, and set-up."),
-    ("Reserved", "GPU only: what the allocator took from the device. Reserved minus peak is cache "
-     "and fragmentation."),
-    ("Process", "The device's own count for the process, as nvidia-smi shows it: reserved memory, "
-     "context, communication and library workspaces. It is sampled in steps that are not timed. "
-     "Without a GPU: the plain resident mark."),
-    ("Predicted need", "The least memory that the row was predicted to run in, with CUDA context, "
-     "libraries and communication. For the host: the tensors of all processes."),
-    ("Host, all", "Resident high-water mark of all processes of the run together. Offloaded "
-     "optimizer state is in it."),
-    ("Workspace, untraced", "Workspace: traced bytes of no other category, such as temporaries, "
-     "communication buckets and kernel scratch. Untraced: what the meter counted beyond the "
-     "traced tensors. It is negative if the meter counted less."),
-    ("Samples/s", "Global batch over the median step, of the whole job and not of one device."),
-    ("Disturbed", "Timed steps during which other work held the cores, or which took longer than "
-     "the row's fastest without working more, by the kernel's counts. They stay in the median: "
-     "measure again on a quieter machine."),
-    ("x ref, vs ref %", "Samples/s relative to the reference row, and the change of its needs. "
-     "An interval of ratios: the noise does not tell the two apart, which does not make them "
-     "equal. Same: the whole interval lies within the noise floor."),
-    ("Noise floor, #", "The difference that equal rows may show: 95 % lie within, by Student's t, "
-     "from rows that were measured more than once. It is at least what the spread of the steps "
-     "explains. #: the best and the worst rank that the noise leaves to a row."),
-    ("MFU", "The model's FLOPs a second on each device, over its dense peak at the type the row "
-     "computes in. Recomputation does not count as work."),
-    ("Loss vs ref", "Equal: no loss or gradient norm of a step is further from the reference's "
-     "than rounding explains (limits: below the losses). By design: the recipe changes the "
-     "computation, and the distance is shown."),
-    ("Samples vs ref", "Rows that draw samples: equal within rounding, or the distance of their "
-     "latents to the reference's, relative to its norm."),
-    ("Latency of one", "Seconds from noise to a sample that is drawn alone: the median of three."),
-    ("Void", "The audit found other work than the spec asks for, so the row is not ranked."),
-)  # fmt: skip
-"""(head or heads, meaning), in the order of a reader's first questions."""

@@ -121,7 +121,7 @@ def _row(group: Group, row: Row) -> dict[str, Any]:
     if drawn := row.drawn:
         facts["drawn"] = {
             "latency_seconds_median": drawn.latency_seconds,
-            "samples_distance": drawn.away and drawn.away.relative,
+            "samples_distance": drawn.away,
             "samples_equal_up_to": drawn.limit,
         }
     return facts | ({"predicted": _predicted(row)} if row.predicted else {})

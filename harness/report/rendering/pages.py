@@ -19,8 +19,8 @@ from harness.report.data.grid import Grid
 from harness.report.data.rows import Group, Report, Row, label
 from harness.report.figures import parity, units
 from harness.report.rendering import charts, sentences, tables
-from harness.report.rendering.explanations import GLOSSARY, RECORDED_NOTE
-from strategies.evidence.rules import settings, worded
+from harness.report.rendering.explanations import RECORDED_NOTE
+from strategies.evidence.rules import worded
 from strategies.files import printable
 
 if TYPE_CHECKING:
@@ -77,9 +77,7 @@ def content(report: Report, *, drawn: bool = False) -> dict[str, Any]:
         "fits": sentences.predicted_fits(report),
         "groups": [_group(*pair, drawn) for pair in groups],
         "others": sentences.others(report, len(groups)),
-        "recorded": [
-            (label(r.spec), r.recordings, tables.averages(r)) for r in report.recorded[:MANY]
-        ],
+        "recorded": [(label(r.spec), r.recordings) for r in report.recorded[:MANY]],
         "recorded_note": RECORDED_NOTE,
         "unfinished": tables.unfinished_grid(listed),
         "unfinished_left": sentences.left_out(len(listed), len(report.unfinished)),
@@ -87,9 +85,7 @@ def content(report: Report, *, drawn: bool = False) -> dict[str, Any]:
         "audits": [(u.label, _audit(u.result.audit)) for u in listed if u.result.audit],
         "skipped": sentences.first_of(report.skipped, "skipped files"),
         "environments": list(dict.fromkeys(filter(None, (_machine(g) for g, _ in groups)))),
-        "settings": _settings(report),
         "commands": list(_commands(report)),
-        "glossary": GLOSSARY if report.groups else (),
     }
 
 
@@ -144,16 +140,6 @@ def _words(value: Any) -> str:
 def _machine(group: Group) -> tuple[tuple[str, str], ...]:
     facts = lookup.environment(group.rows)
     return tuple((name, lookup.listed(values)) for name, values in facts.items())
-
-
-def _settings(report: Report) -> list[tuple[str, str]]:
-    """Return the facts that are settings and no observed effects, by strategy over all rows."""
-    found: dict[str, set[str]] = {}
-    for row in (row for group in report.groups for row in group.rows):
-        for name, facts in row.first.evidence.items():
-            if settings(facts):
-                found.setdefault(name, set()).update(settings(facts))
-    return [(name, ", ".join(sorted(some))) for name, some in found.items()]
 
 
 def _commands(report: Report) -> Iterator[tuple[str, str]]:

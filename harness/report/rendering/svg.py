@@ -72,17 +72,13 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 @dataclass(frozen=True)
 class Scale:
-    """Maps values from ``low`` to ``high`` to pixels from ``start`` to ``end``.
-
-    ``marks``: ticks that replace round values.
-    """
+    """Maps values from ``low`` to ``high`` to pixels from ``start`` to ``end``."""
 
     low: float
     high: float
     start: float
     end: float
     log: bool = False
-    marks: tuple[float, ...] = ()
 
     def __call__(self, value: float) -> float:
         low, high = self._linear(self.low), self._linear(self.high)
@@ -98,8 +94,6 @@ class Scale:
         On a logarithmic scale they are powers of ten (all or some). Below three decades they
         are 1, 2 and 5 of each.
         """
-        if self.marks:
-            return list(self.marks)
         if not self.log:
             return ticks(self.low, self.high, count)
         if self.high / self.low < 1000:

@@ -13,7 +13,7 @@ from harness.report.data.rows import Group, Row, Unfinished
 from harness.report.figures import derive, parity, units
 from harness.report.figures.units import ALL_CATEGORIES, CATEGORIES, title
 from harness.report.rendering.explanations import NOTES
-from harness.result import Result, is_unplaced
+from harness.result import is_unplaced
 
 Cell = Callable[[Row], Any]
 """Returns the value of a row in one column."""
@@ -60,7 +60,7 @@ def _verdict(row: Row) -> str:
     """Return the verdict, with the distance of losses or samples if the row is not equal."""
     word, far = row.versus.parity, row.versus.loss_distance
     if row.drawn is not None:
-        far = row.drawn.away.relative if row.drawn.away else None
+        far = row.drawn.away
     told = word in ("by design", *parity.WRONG) and far is not None
     return f"{word} {units.one('distance', far)}" if told else word
 
@@ -184,11 +184,7 @@ PARITY = (
     Column("Loss distance", versus("loss_distance"), "distance"),
     Column("Gradient norm distance", versus("grad_norm_distance"), "distance"),
     Column("Update distance", versus("update_distance"), "distance"),
-    Column(
-        "Samples' distance",
-        lambda r: r.drawn and r.drawn.away and r.drawn.away.relative,
-        "distance",
-    ),
+    Column("Samples' distance", lambda r: r.drawn and r.drawn.away, "distance"),
     Column("Verdict", lambda r: r.versus.parity),
     Column("Differs in", lambda r: r.versus.differs_in or None),
     Column("First loss", lambda r: r.first.losses[0] if r.first.losses else None, "loss"),
@@ -269,17 +265,6 @@ def group_grids(group: Group) -> list[Grid]:
 def unfinished_grid(unfinished: Sequence[Unfinished]) -> Grid:
     """Return the planned rows without a number to rank."""
     return _table("unfinished", "Did not finish", UNFINISHED, unfinished)
-
-
-def averages(result: Result) -> Grid:
-    """Return the profiler's longest operations of a recorded run."""
-    columns = (
-        Column("Operation", lambda r: r["name"]),
-        Column("Calls", lambda r: r["calls"], "count"),
-        Column("Own CPU ms", lambda r: r["self_cpu_seconds"], "ms"),
-        Column("Own device ms", lambda r: r["self_device_seconds"] or None, "ms"),
-    )
-    return tabulate("averages", "Longest operations of three steps", columns, result.key_averages)
 
 
 def fits(group: Group) -> Grid:
