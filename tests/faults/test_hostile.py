@@ -22,7 +22,6 @@ from hypothesis import strategies as st
 from harness import ROOT, cli
 from harness.json_files import BadFile, build, read_json, write_json
 from harness.json_files import whole as whole_file
-from harness.planner.atlas.cells import HEADS
 from harness.planner.calibration import store
 from harness.resolve import resolve
 from harness.spec import Spec
@@ -304,16 +303,6 @@ def test_cells_that_a_spreadsheet_would_run_are_text():
         assert files.cell(text) == f"'{text}"
     for value in ("-", "-1.5", "+inf", "ddp+bf16", -3, None, ""):
         assert files.cell(value) == value
-
-
-@pytest.mark.parametrize("name", ["../ESCAPED", "/tmp/x", ".hidden", "a/b", "a\x1b[2J/"])
-def test_an_atlas_of_such_a_model_is_refused(name, tmp_path):
-    path = tmp_path / "atlas.csv"
-    row = [name if head == "Model" else "x" for head in HEADS]
-    path.write_text(",".join(HEADS) + "\n" + ",".join(row) + "\n", encoding="utf-8")
-    words = ["atlas", "--from", str(path), "--out", str(tmp_path / "made")]
-    assert "is no model's name" in held(words, (2,))[1]
-    assert not (tmp_path / "ESCAPED.md").exists()
 
 
 def test_calibrations_that_cannot_be_used_are_named_and_left_out(tmp_path, capsys):

@@ -1,34 +1,30 @@
 """The ``atlas`` command: every public model on every common card, for LoRA and full training.
 
-Predictions are cached as in a plan, so an interrupted atlas resumes. Its files are rewritten
-after every few models.
+Each cell is the answer of a plan. Predictions are cached as in a plan, so an interrupted atlas
+resumes.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from rich.console import Console
 from rich.text import Text
 
 from harness import RESULTS
 from harness.commands.console import OK, make_console, short
 from harness.commands.options import add_force
+from harness.commands.progress import Predictions
+from harness.json_files import whole
 from harness.planner import pool, records
-from harness.planner.atlas.cells import (
-    AtlasProgress,
-    Cell,
-    Scenario,
-    cells_at,
-    predicted,
-    shipped,
-)
-from harness.planner.atlas.page import from_csv, in_short, write
-from harness.planner.plan.candidates import PlanError, asked_for
+from harness.planner.atlas.cells import Cell, cells_of
+from harness.planner.atlas.page import in_short, page
+from harness.planner.plan.candidates import Asked, PlanError, asked_for
 from harness.planner.plan.command import add_arguments as plan_arguments
+from harness.planner.plan.tracing import Asking
 from harness.subjects.library import families
 from harness.subjects.names import suggestion
 from harness.suite.run import check_out
@@ -38,8 +34,6 @@ CARDS = ("12GiB", "16GiB", "RTX-3090", "RTX-4090", "RTX-5090", "L40S", "A100-40G
          "H100-80GB", "H200-141GB", "B200-180GB")  # fmt: skip
 """Common cards, by name or by memory."""
 COUNTS = (1, 4, 8)
-TOGETHER = 4
-"""Models predicted in one request. At the end of a request some cores are idle."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,34 +45,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--cards", nargs="+", metavar="CARD", default=list(CARDS), help=text)
     add("--gpus", nargs="+", type=int, metavar="N", default=list(COUNTS),
         help="numbers of GPUs (default: 1 4 8)")  # fmt: skip
-    text = "only cells whose predictions all ship with the project (default: trace the others)"
+    text = "only cells whose predictions ship with the project (default: trace the others)"
     add("--recorded", action="store_true", help=text)
-    text = "write the page of this atlas.csv again, without predictions (default: predict)"
-    add("--from", dest="csv", type=Path, metavar="CSV", help=text)
     add("--out", type=Path, metavar="DIR", help="folder (default: results/atlas)")
     add_force(parser)
     add("--jobs", type=int, metavar="N", help="predictions at a time (default: a core each)")
 
 
 def atlas(options: argparse.Namespace) -> int:
-    """Predict the cells, write the files after every few models, and return the exit code.
+    """Predict the cells, write the page after each model, and return the exit code.
 
     Raises:
-        BadInput: an unknown model or card, or a file that is no atlas.csv.
+        BadInput: an unknown model or card.
         OutputError: the folder cannot be written.
     """
     console, models = make_console(), options.models or usual_models(options)
-    _check(models, options.cards, options)
-    lines = from_csv(options.csv) if options.csv else []
+    _check(models, options)
     folder = (options.out or RESULTS / "atlas").absolute()
-    check_out(folder, ("atlas.*",), force=options.force)
-    if lines:
-        paths = write(lines, folder)
-    else:
-        lines, paths = _predicted(models, options, folder, AtlasProgress(console, len(models)))
+    check_out(folder, ("atlas.html",), force=options.force)
+    file, lines = folder / "atlas.html", []
+    with pool.kept_workers():
+        for index, model in enumerate(models, 1):
+            console.print(f"[bold]{model}[/bold]  model {index} of {len(models)}")
+            found = [cell.texts for cell in _cells(model, options, console)]
+            lines += found
+            if found:
+                with whole(file) as stream:
+                    stream.write(page(lines))
     console.print(in_short(lines), style="bold", highlight=False)
-    for path in paths:
-        console.print(Text(str(short(path))), soft_wrap=True)
+    if lines:
+        console.print(Text(str(short(file))), soft_wrap=True)
     return OK
 
 
@@ -87,53 +83,32 @@ def usual_models(options: argparse.Namespace) -> list[str]:
     return [name for name in families.table() if not options.recorded or records.lines(name)]
 
 
-def _predicted(
-    models: Sequence[str], options: argparse.Namespace, folder: Path, progress: AtlasProgress
-) -> tuple[list[list[str]], list[Path]]:
-    """Predict all models, write the files after every few; return their lines and paths."""
-    lines: list[list[str]] = []
-    paths: list[Path] = []
-    with pool.kept_workers():
-        for first in range(0, len(models), TOGETHER):
-            some = models[first : first + TOGETHER]
-            progress.begin_models(some)
-            found = [cell.texts for cell in cells_of(some, options, progress)]
-            progress.end_models(len(found))
-            lines += found
-            paths = write(lines, folder) if lines or not options.recorded else []
-    return lines, paths
-
-
-def _check(models: Sequence[str], names: Sequence[str], options: argparse.Namespace) -> None:
+def _check(models: Sequence[str], options: argparse.Namespace) -> None:
     for model in models:
         if model not in families.table():
             hint = suggestion(model)
             raise PlanError(f"models has {model!r}, which is not a public model; {hint}")
-    for name in names:
+    for name in options.cards:
         cards.parse_bytes(name) if name[:1].isdigit() else cards.find(name)
     if min(options.gpus) < 1:
         raise PlanError(f"gpus is {min(options.gpus)}; give --gpus at least 1")
 
 
-def cells_of(
-    models: Sequence[str], options: argparse.Namespace, progress: AtlasProgress
-) -> list[Cell]:
-    """Return the cells of some models, by counts and cards."""
-    places = [place for model in models for place in places_of(model, options)]
-    if options.recorded:
-        return [cell for cell in cells_at(places, shipped) if cell.complete]
+def _cells(model: str, options: argparse.Namespace, console: Console) -> Iterator[Cell]:
+    """Yield the cells of one model on each number of each card; with ``--recorded``, those that
+    have a prediction."""
     jobs = options.jobs or pool.default_jobs()
-    ask = functools.partial(predicted, jobs=jobs, progress=progress)
-    return cells_at(places, ask)
+    for card, asked in plans_of(model, options):
+        asking = Asking(asked, jobs, Predictions(console), recorded=options.recorded)
+        cells = cells_of(model, card, asking)
+        yield from (cell for cell in cells if cell.fit or not options.recorded)
 
 
-def places_of(model: str, options: argparse.Namespace) -> list[Scenario]:
-    """Return one model on each number of each card."""
+def plans_of(model: str, options: argparse.Namespace) -> Iterator[tuple[str, Asked]]:
+    """Yield (card, plan) of one model on each number of each card."""
     parser = argparse.ArgumentParser()
     plan_arguments(parser)
-    places = []
     for gpus, card in itertools.product(options.gpus, options.cards):
         what = "--gpu-memory" if card[:1].isdigit() else "--gpu"
         words = ["--model", model, "--gpus", str(gpus), what, card]
-        places.append(Scenario(model=model, card=card, asked=asked_for(parser.parse_args(words))))
-    return places
+        yield card, asked_for(parser.parse_args(words))

@@ -1,25 +1,19 @@
-"""The atlas as files: CSV, and one HTML page that opens from disk and filters its cells.
+"""The atlas as one HTML page that opens from disk and filters its cells.
 
 No torch.
 """
 
 from __future__ import annotations
 
-import csv
 import html
-import io
 import json
-import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from harness import RUN
-from harness.json_files import whole
 from harness.planner.atlas.cells import HEADS, TRAININGS
-from harness.planner.plan.candidates import PlanError
 from harness.planner.plan.table import SHOWN
 from harness.planner.speed.rates import ISSUE
-from strategies.files import cell, printable, read_foreign
 
 # ---- lines of text ----
 
@@ -91,31 +85,6 @@ def in_short(lines: Lines) -> str:
     return f"{len(lines)} cells: {', '.join(counts)}."
 
 
-def as_csv(lines: Lines) -> str:
-    """Return the text of ``atlas.csv``."""
-    out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerows([HEADS, *(map(cell, line) for line in lines)])
-    return out.getvalue()
-
-
-def from_csv(path: Path) -> list[list[str]]:
-    """Read the lines of an ``atlas.csv``.
-
-    Raises:
-        PlanError: it cannot be read, has other columns, or has no cells.
-    """
-    try:
-        heads, *lines = csv.reader(io.StringIO(printable(read_foreign(path))))
-    except (OSError, ValueError, csv.Error) as error:
-        raise PlanError(f"from is {str(path)!r}, which is no atlas.csv ({error})") from error
-    if tuple(heads) != HEADS or not lines or any(len(line) != len(HEADS) for line in lines):
-        raise PlanError(f"from is {str(path)!r}, which has not the columns of an atlas.csv")
-    for name in values(lines, "Model"):
-        if not re.fullmatch(r"[\w.-]+", name) or name.startswith("."):
-            raise PlanError(f"from is {str(path)!r}, whose model {name!r:.60} is no model's name")
-    return lines
-
-
 CATEGORIES = {
     "params": "weights",
     "grads": "gradients",
@@ -162,7 +131,7 @@ def page(lines: Lines) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>Atlas</title>\n<style>\n{STYLE.read_text('utf-8')}</style></head>\n"
         "<body><h1>What fits which card</h1>\n"
-        "<noscript><p>The cells are shown by a script; atlas.csv has the same.</p></noscript>\n"
+        "<noscript><p>The cells are shown by a script.</p></noscript>\n"
         f'<form>{chosen}<button type="reset">Show all</button><span id="count"></span></form>\n'
         f'<section id="answers" aria-live="polite"></section>\n'
         "<h2>Models by cards</h2>\n"
@@ -199,15 +168,3 @@ def _select(head: str, lines: Lines) -> str:
     return (
         f'<label>{head}<select id="{head}"><option value="">all</option>{options}</select></label>'
     )
-
-
-# ---- files ----
-
-
-def write(lines: Lines, folder: Path) -> list[Path]:
-    """Write ``atlas.csv`` and ``atlas.html``, and return their paths."""
-    texts = {folder / "atlas.csv": as_csv(lines), folder / "atlas.html": page(lines)}
-    for path, text in texts.items():
-        with whole(path) as stream:
-            stream.write(text)
-    return list(texts)

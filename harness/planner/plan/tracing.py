@@ -30,23 +30,30 @@ from strategies.base import BadInput
 
 @dataclass(frozen=True)
 class Asking:
-    """The checked request, the number of predictions at a time, and the progress display."""
+    """The checked request, the number of predictions at a time, and the progress display.
+
+    ``recorded``: only predictions that ship with the project count.
+    """
 
     asked: Asked
     jobs: int
     progress: Predictions
+    recorded: bool = False
 
     def fits(self, rows: Sequence[Resolved], why: str = "") -> list[Fit]:
         """Judge each row against the card; ``why`` is the purpose that the progress shows."""
         gpu = self.asked.gpu
+        if self.recorded:
+            return [fit for row in rows if (fit := recorded(row, gpu))]
         return judged([(r, gpu) for r in rows], self._name, why, jobs=self.jobs, told=self.progress)
 
     def search(self, rows: Sequence[Resolved]) -> tuple[list[Fit], list[Proof]]:
         """Search a lattice for its answers (``explore.search``)."""
         gpu = self.asked.gpu
-        shipped = functools.partial(_shipped, gpu=gpu)
+        alone = self.recorded or not pool.traces()
+        shipped = functools.partial(recorded if self.recorded else _shipped, gpu=gpu)
         with pool.kept_workers():
-            return search(rows, gpu, self.fits, shipped, alone=not pool.traces())
+            return search(rows, gpu, self.fits, shipped, alone=alone)
 
     def answer(self, *, ways: bool = True) -> tuple[list[Fit], list[Proof], Ways | None]:
         """Return the fits of the plan's rows, the proofs of its searches, and changes that fit.
