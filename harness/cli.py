@@ -268,7 +268,7 @@ COMMANDS = {
     ),
     "calibrate": Command(
         help="measure the rates of this machine that predictions assume, and store them",
-        example="./run.sh calibrate --dry-run\n  ./run.sh calibrate --share h200.json",
+        example="./run.sh calibrate --device cpu",
         page="docs/how-to/first-gpu.md",
         arguments="harness.planner.calibrate.command:add_arguments",
         act="harness.planner.calibrate.command:calibrate",

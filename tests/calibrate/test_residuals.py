@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 
 import pytest
 
 from harness.planner import uncertainty
 from harness.planner.calibration import record, store
-from harness.planner.calibration.record import FLOOR, LOWEST, fitted, labels
+from harness.planner.calibration.record import FLOOR, LOWEST, fitted
 from strategies.base import BadInput
 from tests.made.calibrations import CPU, H200, made, row, rows
 
@@ -39,18 +38,6 @@ def test_a_file_that_is_none_is_refused_with_its_name(case, tmp_path):
     with pytest.raises(BadInput) as caught:
         record.load(tmp_path / "c.json")
     assert said in str(caught.value) and "c.json" in str(caught.value)
-
-
-def test_what_is_shared_holds_no_path_of_the_machine():
-    own = row("single", 1.0, 1.0)
-    own = dataclasses.replace(own, model="/home/me/mine.py:Mine")
-    failed = dataclasses.replace(row("zero3", 1.0, 1.0), reason="cannot write /home/me/x")
-    whole = made(rows=[*rows(), own, failed], missing={"copies": "failed: /home/me/log.txt"})
-    shared = record.public(whole, "others")
-    text = json.dumps(dataclasses.asdict(shared))
-    assert "/home" not in text and "/home" in json.dumps(dataclasses.asdict(whole))
-    assert len(shared.rows) == 5 and shared.rows[-1].reason == "failed"
-    assert shared.ceilings == whole.ceilings and "measured by others" in words(shared)
 
 
 # ---- factors and uncertainty ----
@@ -106,15 +93,6 @@ def test_no_row_is_outside_the_uncertainty():
     found = fitted([*rows(1.25), row("single+lora", 2.5, 1.0)])
     wide, factor = found.shares["compute"], found.factors["compute"]
     assert 1 + wide == pytest.approx(2.5 / factor) and 1.25 < factor < 2.5
-
-
-def test_rows_of_one_recipe_are_told_apart():
-    same = dataclasses.replace(row("single", 4.0, 2.0), global_batch=1)
-    assert labels([row("single", 2.5, 1.0), row("single+lora", 1.0, 1.0), same]) == [
-        "single, DiT-XL/2 at batch 16",
-        "single+lora",
-        "single, DiT-XL/2 at batch 1",
-    ]
 
 
 # ---- which one is for a card ----

@@ -19,15 +19,12 @@ from harness.commands import console, doctor, run, single_run, train
 from harness.launch import launch
 from harness.planner import pool
 from harness.planner.calibrate import command as calibrate
-from harness.planner.calibration import record, store
-from harness.planner.calibration import store as here
 from harness.prediction import Prediction
 from harness.result import Result, Status
 from harness.system import gpus
 from harness.system import machine as machines
 from harness.worker.training import Training
 from strategies import CATALOG
-from tests.made.calibrations import CPU, made
 from tests.made.machines import machine
 from tests.made.results import ok
 
@@ -479,18 +476,6 @@ def test_answers_come_without_torch(monkeypatch) -> None:
     assert done.stdout.splitlines()[-1] == "False"
 
 
-def test_a_dry_run_of_calibrate_names_stations_in_order_and_starts_nothing(
-    tmp_path: Path, capsys, monkeypatch, nothing_starts: list[str]
-) -> None:
-    monkeypatch.setattr(calibrate, "recall", machines.look)
-    words = ["calibrate", "--dry-run", "--out", str(tmp_path / "s"), "--device", "cpu"]
-    assert call(words) == 0
-    text = capsys.readouterr().out
-    order = [text.index(name) for name in ("products", "collective", "single", "zero3")]
-    assert order == sorted(order) and "18 stations and rows, about 9 minutes" in text
-    assert nothing_starts == [] and not (tmp_path / "s").exists()
-
-
 def test_the_doctor_needs_no_library_s_data(tmp_path: Path, capsys, monkeypatch) -> None:
     """Carried packages have no scikit-learn, and doctor is what one starts with there."""
     find = importlib.util.find_spec
@@ -520,16 +505,3 @@ def test_a_gpu_that_torch_alone_sees_names_the_session_s_folder(
     monkeypatch.setattr(calibrate, "check_out", stop)
     assert call(["calibrate"]) != 0
     assert "nvidia_h200 is full" in capsys.readouterr().err and nothing_starts == ["probe"]
-
-
-def test_what_is_kept_of_this_machine_is_shared_without_measuring(
-    tmp_path: Path, capsys, monkeypatch, nothing_starts: list[str]
-) -> None:
-    monkeypatch.setattr(calibrate, "recall", machines.look)
-    monkeypatch.setattr(store, "OWN", tmp_path / "own")
-    monkeypatch.setattr(here, "processor", lambda: CPU.name)
-    made(CPU).write(store.file_of(made(CPU), store.OWN))
-    assert call(["calibrate", "--share", str(tmp_path / "for-others.json")]) == 0
-    assert "--calibration for-others.json uses it" in " ".join(capsys.readouterr().out.split())
-    assert record.load(tmp_path / "for-others.json").source == "others"
-    assert nothing_starts == []

@@ -25,7 +25,6 @@ from tests.made.predictions import asked, prediction
 def kept(monkeypatch, tmp_path):
     """A store of this test alone, on a machine with that CPU."""
     monkeypatch.setattr(store, "OWN", tmp_path / "own")
-    monkeypatch.setattr(store, "PROJECT", tmp_path / "project")
     monkeypatch.setattr(here, "torch", lambda: "2.13.0")
     monkeypatch.setattr(here, "processor", lambda: CPU.name)
     return tmp_path / "own"

@@ -28,7 +28,7 @@ PLANNED = ["--model", "DiT-T/8", "--gpu", "RTX-4090"]
 COMMANDS = {
     "anatomy": ["single", "--dry-run", "--device", "cpu"],
     "atlas": ["--help"],
-    "calibrate": ["--dry-run"],
+    "calibrate": ["--help"],
     "compare": [".", "."],
     "doctor": [],
     "docs": ["--help"],

@@ -46,7 +46,6 @@ MINUTES = {
     "cpu": {"products": 0.7, "streams": 0.4, "standing": 0.2, "attention": 0.5, "collective": 0.3},
 }  # fmt: skip
 """Device -> station -> expected minutes on an idle machine."""
-ROW_MINUTES = {"cuda": 1.5, "cpu": 0.5}
 LATE_SECONDS = 480.0
 """A station or row is ended after so long."""
 LOG_BYTES = 4000
@@ -69,16 +68,13 @@ class Outcome:
 
 @dataclass
 class Session:
-    """One call's folder and options. ``known``: earlier results of this device, in place of rows
-    to run.
-    """
+    """One call's folder and options."""
 
     folder: Path
     machine: Machine
     setting: Setting
     console: Console
     fresh: bool = False
-    known: Sequence[Result] = ()
 
     @functools.cached_property
     def device(self) -> Device:
@@ -195,13 +191,11 @@ def _fault(ended: process.Ended, log: Path) -> str:
 
 
 def run_rows(session: Session) -> list[Result]:
-    """Run the rows as one suite, and return their results; ``known`` ones replace them.
+    """Run the rows as one suite, and return their results.
 
     Raises:
         harness.suite.run.SuiteInterrupted: Ctrl-C; finished rows are stored.
     """
-    if session.known:
-        return list(session.known)
     out = session.folder / "rows"
     planned = plan([resolve(spec) for spec in specs(session.setting)], out, session.machine)
     recipes = tuple(SuiteRow(recipe=row.resolved.spec.recipe) for row in planned)

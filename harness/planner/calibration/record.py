@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,19 +46,16 @@ class Stream:
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionRate:
-    """FLOP/s of one attention kernel, forward and backward, at heads of ``width`` and ``tokens``.
+    """FLOP/s of a kernel of attention, both ways, at heads of ``width`` and ``tokens``."""
 
-    ``scratch_bytes``: measured allocations of its backward beyond its results. ``formula_bytes``:
-    the same by ``harness.planner.overhead``. Both are None on a CPU.
-    """
+    ENDED = ("scratch_bytes", "formula_bytes")
+    """Fields of older calibrations."""
 
     kernel: str
     dtype: str
     width: int
     rate: float
     tokens: int = 256
-    scratch_bytes: int | None = None
-    formula_bytes: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,20 +163,6 @@ class Calibration:
         write_json(path, dataclasses.asdict(self))
 
 
-def public(calibration: Calibration, source: str) -> Calibration:
-    """Return a copy that can be published: without reasons and without rows of model files.
-
-    Reasons can contain paths of a machine.
-    """
-    rows = [
-        dataclasses.replace(row, reason="failed" if row.reason else "")
-        for row in calibration.rows
-        if ".py:" not in row.model
-    ]
-    missing = dict.fromkeys(calibration.missing, "not measured")
-    return dataclasses.replace(calibration, rows=rows, missing=missing, source=source)
-
-
 def load(path: Path) -> Calibration:
     """Read the calibration in ``path``.
 
@@ -233,16 +215,6 @@ class Fitted:
     shares: Mapping[str, float] = field(default_factory=dict)
     rows: int = 0
     host: float = 0.0
-
-
-def labels(rows: Sequence[MeasuredRow]) -> list[str]:
-    """Return the name of each row: its recipe, with model and batch if rows share the recipe."""
-    count = Counter(row.recipe for row in rows)
-    return [
-        row.recipe if count[row.recipe] == 1
-        else f"{row.recipe}, {row.model} at batch {row.global_batch}"
-        for row in rows
-    ]  # fmt: skip
 
 
 def predicted_seconds(row: MeasuredRow, factors: Mapping[str, float], host: float = 0.0) -> float:

@@ -1,7 +1,6 @@
 """Folders of calibrations, the choice of one for a card, and the description of this machine.
 
-The reader's own are in ``results/calibrations``; the project's are in ``measured`` beside this
-module. Does not import torch.
+They are in ``results/calibrations``. Does not import torch.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ from strategies.base import BadInput
 OWN = KEPT / "calibrations"
 BUSY = 0.1
 """Share of the cores above which other work is reported."""
-PROJECT = Path(__file__).with_name("measured")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,15 +84,14 @@ def choose(
     return min(known, key=lambda one: len(one.marks), default=None)
 
 
-def every(*folders: Path) -> list[Calibration]:
-    """Return all readable calibrations, the reader's own first."""
+def every(folder: Path | None = None) -> list[Calibration]:
+    """Return all readable calibrations of ``folder``, by default of ``OWN``."""
     found = []
-    for folder in folders or (OWN, PROJECT):
-        for path in sorted(folder.glob("*.json")):
-            try:
-                found.append(load(path))
-            except BadInput as error:
-                _leave_out(str(error))
+    for path in sorted((folder or OWN).glob("*.json")):
+        try:
+            found.append(load(path))
+        except BadInput as error:
+            _leave_out(str(error))
     return found
 
 

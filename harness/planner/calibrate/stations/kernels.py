@@ -19,7 +19,6 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from harness import ROOT
-from harness.planner.overhead import scratch
 from harness.system import gpus
 
 WINDOWS = {"cpu": (0.0005, 1.0), "cuda": (0.2, 1.2)}
@@ -158,7 +157,7 @@ def _block(name: str, tokens: int, width: int, asked: Asked) -> float:
 
 
 # ---- attention ----
-# FLOP/s of each attention kernel by tokens and head width, and the scratch memory of its backward.
+# FLOP/s of each attention kernel by tokens and head width.
 
 
 KERNELS = {
@@ -182,7 +181,6 @@ PASSES = 14
 """Products of T x T x K, times two, in forward (2) and backward (5), as torch's FLOP counter has
 them.
 """
-OPERATION = "aten._scaled_dot_product_{}_attention_backward.default"
 
 
 def measure_attention(asked: Asked) -> dict[str, Any]:
@@ -217,21 +215,8 @@ def _rate(kernel: str, dtype: str, tokens: int, width: int, asked: Asked) -> dic
 
     with sdpa_kernel(KERNELS[kernel]):
         seconds = seconds_of(step, asked)
-        taken = _scratch(qkv, grad) if asked.on_gpu else None
     row = {"kernel": kernel, "dtype": dtype, "tokens": tokens, "width": width}
-    row["rate"] = PASSES * batch * heads * tokens**2 * width / seconds
-    formula = scratch(OPERATION.format(kernel), [shape, shape]) if asked.on_gpu else None
-    return {**row, "scratch_bytes": taken, "formula_bytes": formula}
-
-
-def _scratch(qkv: list[torch.Tensor], grad: torch.Tensor) -> int:
-    """Return the most bytes that a backward held beyond its three results."""
-    out = functional.scaled_dot_product_attention(*qkv)
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    grads = torch.autograd.grad(out, qkv, grad)
-    held = sum(g.untyped_storage().nbytes() for g in grads)
-    return max(0, torch.cuda.max_memory_allocated() - before - held)
+    return {**row, "rate": PASSES * batch * heads * tokens**2 * width / seconds}
 
 
 # ---- memory rates ----
