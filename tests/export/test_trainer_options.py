@@ -161,6 +161,18 @@ def test_what_an_export_says_is_taken_by_the_trainer(name):
     assert parsed > 40
 
 
+@pytest.mark.parametrize("name", trainers.EXPORTED)
+def test_each_value_in_capitals_is_named_as_a_blank(name):
+    for model in models(name):
+        resolved = asked("single+bf16_pure+lora", model)
+        if resolved is None:
+            continue
+        made = trainers.translated(name, resolved, "accelerate.yaml")
+        capitals = {k for k, v in made.blanks.items() if re.match("[A-Z]{2}", str(v))}
+        named = set(re.findall("^- `(.*?)`", trainers.section(made), re.M))
+        assert capitals and capitals - named == set(), model
+
+
 @pytest.mark.parametrize("name", trainers.known())
 @pytest.mark.parametrize("recipe", ["single+bf16_pure+lora", "single+bf16_pure", "ddp+bf16_pure"])
 def test_weights_of_16_bits_are_asked_for_or_the_page_says_that_the_plan_does_not_hold(

@@ -22,6 +22,7 @@ from harness.planner.export.settled import YAML
 from harness.planner.plan.answer import lacks, reach
 from harness.planner.plan.candidates import Asked, asked_for, without_recipes
 from harness.planner.plan.request import AS_PLANNED, add_question, fit_as_json, without_counterpart
+from harness.planner.plan.table import wrapped
 from harness.planner.plan.tracing import known
 from harness.planner.verdict import Fit
 from harness.resolve import Resolved, resolve
@@ -80,9 +81,11 @@ def _part(console: Console, title: str, rows: Iterable[tuple[str, str]]) -> None
         return
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(no_wrap=True)
-    grid.add_column()
+    grid.add_column(no_wrap=True)
+    room = console.width - max(len(name) for name, _ in rows) - 4
     for name, what in rows:
-        grid.add_row(Text(f"  {name}"), Text(what))
+        lines = [line.strip() for line in wrapped(what, room)]
+        grid.add_row(Text(f"  {name}"), Text("\n".join(lines)))
     console.print(grid)
 
 

@@ -34,7 +34,9 @@ SETTINGS = ("micro_batch", "accumulation", "learning_rate", "betas", "eps", "wei
 """Settings that a trainer needs beside the strategies, in the order of its options."""
 NO_OPTION = "it has no such option"
 BLANK = re.compile(r"\b[A-Z][A-Z0-9_]{3,}\b(?!-)")
-"""A value that only the user can fill in."""
+"""A value within a file that only the user can fill in."""
+GIVEN = re.compile(r"[A-Z][A-Z0-9_]+(?:\.\w+)?")
+"""A whole value of that kind, such as AE.safetensors."""
 DECIDING = (Slot.PRECISION, Slot.CAST, Slot.ADAPT, Slot.RECOMPUTE, Slot.OFFLOAD, Slot.SWAP,
             Slot.OPTIMIZE, Slot.STEP)  # fmt: skip
 """Slots that decide the memory of a training."""
@@ -210,7 +212,7 @@ def _complete(made: Translation, resolved: Resolved, values: Mapping[str, Any]) 
 def to_fill_in(made: Translation) -> list[str]:
     """Return the blanks of an export, and numbers that no recipe decides, in words."""
     numbers = [f"`{n}` {v}" for n, v in made.blanks.items() if re.search("steps|epochs", n)]
-    given = [f"`{name}`" for name, value in made.blanks.items() if BLANK.match(str(value))]
+    given = [f"`{name}`" for name, value in made.blanks.items() if GIVEN.fullmatch(str(value))]
     inside = [f"`{blank}` in {name}" for name, text in made.files.items()
               for blank in dict.fromkeys(BLANK.findall(text))]  # fmt: skip
     return [*given, *inside, *numbers]
