@@ -309,7 +309,13 @@ def test_a_class_of_several_models_is_told_by_the_weights(tmp_path):
     base = {"base_model_name": "black-forest-labs/FLUX.2-dev"}
     assert read(tmp_path, {"config.json": json.dumps(given | base)}).model == "flux2-dev"
     base = {"base_model_name": "black-forest-labs/FLUX.2-klein-base-9B"}
-    with pytest.raises(BadInput, match="klein-base-9B is not known; which of flux2-dev"):
+    assert read(tmp_path, {"config.json": json.dumps(given | base)}).model == "flux2-klein-9b"
+    for version in ("klein-9b", "klein-base-9b"):
+        script = f"flux_2_train_network.py --model_version {version}"
+        text = MUSUBI.replace("wan_train_network.py --task t2v-1.3B", script)
+        assert read(tmp_path, {"train.sh": text}).model == "flux2-klein-9b"
+    base = {"base_model_name": "somebody/FLUX.2-pruned"}
+    with pytest.raises(BadInput, match="pruned is not known; which of flux2-dev"):
         read(tmp_path, {"config.json": json.dumps(given | base)})
 
 

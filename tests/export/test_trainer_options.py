@@ -267,13 +267,18 @@ def halves(more: int, left: int):
     return lambda n: (n // 2, 2 * (n - n // 2) + more), left
 
 
-def by_ratio(n: int) -> tuple[int, int]:
-    """musubi-tuner 30c658c, flux_2/flux2_models.py 512: six single blocks for each double one."""
-    double = round(n / 4)
-    single = 6 * double
-    while double > 8 - 2:
-        double, single = double - 1, single + 2
-    return double, single
+def by_ratio(doubles: int, singles: int):
+    """musubi-tuner 30c658c, flux_2/flux2_models.py 512: as many of each as it has of them."""
+
+    def moved(n: int) -> tuple[int, int]:
+        ratio = singles / doubles
+        double = round(n / (1 + ratio / 2))
+        single = round(double * ratio)
+        while double > doubles - 2:
+            double, single = double - 1, single + 2
+        return double, single
+
+    return moved, 2
 
 
 SWAPPED = {
@@ -285,7 +290,10 @@ SWAPPED = {
     ("diffusion-pipe", "flux2-dev"): (8, 48, *halves(1, 2)),
     ("diffusion-pipe", "flux2-klein-4b"): (5, 20, *halves(1, 2)),
     ("musubi-tuner", "hunyuanvideo"): (20, 40, *halves(1, 1)),
-    ("musubi-tuner", "flux2-dev"): (8, 48, by_ratio, 2),
+    ("diffusion-pipe", "flux2-klein-9b"): (8, 24, *halves(1, 2)),
+    ("musubi-tuner", "flux2-dev"): (8, 48, *by_ratio(8, 48)),
+    ("musubi-tuner", "flux2-klein-4b"): (5, 20, *by_ratio(5, 20)),
+    ("musubi-tuner", "flux2-klein-9b"): (8, 24, *by_ratio(8, 24)),
 }
 """Trainer and model -> its double and single blocks, how many of them a number moves, and how many
 have to stay. Source: sd-scripts 48d368f, library/flux_models.py 974; diffusion-pipe 8f83dbf,

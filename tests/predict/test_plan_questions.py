@@ -348,7 +348,7 @@ def test_every_preset_is_found_by_its_names_on_the_hub():
     [
         (["--model", "DiT-XL"], "DiT-XL/2, DiT-XL/4, DiT-XL/8"),
         (["--model", "meta-llama/Llama-3-8B"], "./run.sh list models"),
-        (["--model", "FLUX"], "flux-dev or flux-schnell or flux2-dev or flux2-klein-4b?"),
+        (["--model", "FLUX"], "flux2-dev or flux2-klein-4b or flux2-klein-9b?"),
         (["--model", "sd3"], "sd3-medium or sd3.5-medium or sd3.5-large?"),
         (["--recipes", "lora+bf16", "--gpus", "4"], "fsdp2+lora+bf16"),
         (["--gpu", "RTX 5060"], "--gpu-memory 8GiB"),

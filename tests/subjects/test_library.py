@@ -30,6 +30,7 @@ ASKED = [
     "hunyuanvideo", "qwen-image", "z-image", "ltx-video-2b", "ltx-video-13b", "cogvideox-2b",
     "cogvideox-5b", "cogview4-6b", "sana-1.6b", "auraflow", "mochi", "lumina2", "dit-xl-2",
     "cogvideox1.5-5b", "krea-2", "ideogram-4", "ltx-2", "hidream-i1", "minimax-h3",
+    "flux2-klein-4b", "flux2-klein-9b",
 ]  # fmt: skip
 ANY = DataFacts(256, 4, 32, 1000)
 
@@ -170,7 +171,6 @@ def test_bad_input_names_the_way_out(model, shaping, words):
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        ("FLUX.2-klein-9B", "of its kind there is flux2-klein-4b; any other"),
         ("FLUX.1-Fill-dev", "of its kind there is flux-dev and flux-schnell and"),
         ("Wan2.1-I2V-14B-720P", "of its kind there is wan2.1-14b"),
         ("HunyuanVideo-1.5", "the nearest is hunyuanvideo, which may differ"),

@@ -77,6 +77,7 @@ def _named(table: Mapping[str, Any], options: Mapping[str, Any], script: str) ->
     found: dict[str, int] = {}
     for name, words in table["models"].items():
         some = [words[kind] for kind in ("any", "lora", "full") if kind in words]
+        some += words.get("alike", [])
         found[name] = max(_agrees(word, table, options, script) for word in some)
     best = max(found.values(), default=0)
     return [name for name, score in found.items() if score == best > 0]
