@@ -239,7 +239,7 @@ COMMANDS = {
         help="predict without a GPU which recipes fit, and how fast each trains",
         example="./run.sh plan --model flux-dev --gpu RTX-4090\n"
         "  ./run.sh plan --model DiT-XL/2 --gpus 8 --gpu-memory 24GiB --global-batch 256\n"
-        "  ./run.sh plan --gpus 64 --gpu A100-80GB --recipes zero3+bf16 --largest model",
+        "  ./run.sh plan --gpu A100-80GB --recipes zero3+bf16 --largest batch",
         page="docs/how-to/plan.md",
         arguments="harness.planner.plan.command:add_arguments",
         act="harness.planner.plan.command:plan",

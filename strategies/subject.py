@@ -301,13 +301,6 @@ class Subject:
         """
         return 0, 0
 
-    def sizes_up(self) -> Sequence[tuple[str, int]]:
-        """Return models of growing size that ``plan --largest model`` searches.
-
-        (name in a spec, trained elements); empty if it has one size.
-        """
-        return ()
-
     def samples_up(self, axis: str) -> Sequence[tuple[Mapping[str, Any], float]]:
         """Return sample sizes that ``plan --largest`` searches along ``axis`` ("resolution",
         "frames").

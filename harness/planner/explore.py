@@ -8,7 +8,7 @@ estimated from predicted ones, and only those are predicted that may be the answ
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -342,13 +342,11 @@ class Proof:
     ``failed``: recipes whose prediction failed. ``unable``: recipes that the card cannot run.
     ``nearest``: the predicted one with the smallest shortage, if none fits. ``adapters``: the
     lattice's recipes train adapters. ``sure``: the answer fits by the upper end of its range.
-    ``others``: head -> the fastest, the most exact and the smallest, where they are not the answer.
     ``recorded``: only predictions that ship with the project were compared.
     """
 
     best: Fit | None
     nearest: Fit | None
-    others: Mapping[str, Fit]
     predicted: int
     failed: int
     unable: int
@@ -363,27 +361,7 @@ class Proof:
         found = {"training": "adapters" if self.adapters else "all weights"}
         names = ("recipes", "predicted", "failed", "unable", "sure", "recorded")
         found |= {name: getattr(self, name) for name in names}
-        found |= {head: fit.label for head, fit in self.others.items()}
         return found | {"answer": self.best.label if self.best else None}
-
-
-def headed(fits: Sequence[Fit], best: Fit | None) -> dict[str, Fit]:
-    """Return the fastest, the most exact and the smallest of ``fits``, where they are not ``best``
-    and better by more than ``SAME``."""
-    able = able_of(options_of(fits))
-    if best is None or not able:
-        return {}
-    own = option_of(best)
-    exact = min(one.one.rounding for one in able)
-    quick = min(able, key=lambda one: one.seconds)
-    small = min(able, key=lambda one: one.need)
-    found = {"fastest": quick} if quick.seconds < (1 - SAME) * own.seconds else {}
-    if exact < own.one.rounding:
-        some = [one for one in able if one.one.rounding == exact]
-        found["exact"] = min(some, key=lambda one: one.seconds)
-    if small.need < (1 - SAME) * own.need:
-        found["least memory"] = small
-    return {head: one.fit for head, one in found.items()}
 
 
 class Search:
@@ -423,7 +401,6 @@ class Search:
         return Proof(
             best=best,
             nearest=None if best else verdict.nearest(known),
-            others=headed(self.fits, best),
             predicted=len(known),
             failed=len(self.fits) - len(known),
             unable=self.unable,
@@ -510,18 +487,6 @@ class Search:
         need = self.estimates.option(one, favour=False).need / self.gpu.memory_bytes
         host = host_bytes(one, self.gpu) / self.gpu.host_bytes(one.row.spec.processes)
         return (1 + share_of(one)) * max(need, host), one.kept, -one.swapped
-
-
-class Lean(Search):
-    """Search for any row that is sure to fit; those that need the least are predicted first."""
-
-    def wanted(self) -> list[Resolved]:
-        """Return the row to predict next; none if one fits or none can."""
-        tired = len(self.fits) >= UNTIMED and not self.estimates.known
-        if tired or any(option.sure for option in self._options):
-            return []
-        some = [one for one in self.left if self.estimates.option(one, favour=True).sure]
-        return [min(some, key=self.shortage).row] if some else []
 
 
 def searches_of(rows: Sequence[Resolved], gpu: Card) -> list[Search]:

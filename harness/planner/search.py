@@ -1,4 +1,4 @@
-"""Search for the largest size (micro batch, model and others) with which a card can train.
+"""Search for the largest size (micro batch, resolution and others) with which a card can train.
 
 Memory grows almost linearly with the size, so a few predictions bracket the answer. The returned
 size was predicted to fit. If the next larger size was not predicted, the answer has the bracket.
@@ -7,15 +7,17 @@ size was predicted to fit. If the next larger size was not predicted, the answer
 from __future__ import annotations
 
 import dataclasses
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from harness.planner import verdict
+from harness.planner.edits import adapter, edited
 from harness.planner.verdict import Fit
 from harness.resolve import Resolved, resolve
 from harness.system.cards import Card
-from strategies.base import BadInput
+from strategies.base import BadInput, Slot
+from strategies.streaming.block_swap import AT_ONCE
 
 TRIES = 12
 """Most predictions per search; bisecting ``MOST`` sizes takes as many."""
@@ -62,6 +64,24 @@ class Ladder:
     place: Callable[[Resolved], int] = lambda _row: -1
 
 
+# ---- Sizes to search ----
+# The sizes that ``plan --largest`` accepts. Each has a ladder of sizes along which one number of a
+# spec or recipe grows; ``search`` predicts some of them.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sought:
+    """One size that ``plan --largest`` can search for.
+
+    ``words``: its name in a heading. ``named``: returns the size of a row, in words. ``ladder``:
+    returns the sizes to choose among, for the requested rows.
+    """
+
+    words: str
+    named: Callable[[Resolved], str]
+    ladder: Callable[[Sequence[Resolved]], Ladder]
+
+
 def batches(_asked: Sequence[Resolved]) -> Ladder:
     """Return the ladder of micro batches, at the same processes and accumulation."""
 
@@ -83,36 +103,124 @@ def batch_name(resolved: Resolved) -> str:
     return f"micro batch {resolved.micro_batch}"
 
 
-def models(asked: Sequence[Resolved]) -> Ladder:
-    """Return the ladder of models that differ from the requested one only in size.
+def samples(axis: str) -> Callable[[Sequence[Resolved]], Ladder]:
+    """Return the function that makes the ladder of "resolution" or "frames" (``axis``)."""
 
-    The batch stays the same.
+    def ladder(asked: Sequence[Resolved]) -> Ladder:
+        sizes = asked[0].subject.samples_up(axis)
+        weights = [times for _, times in sizes]
 
-    Raises:
-        BadInput: the model has only one size.
-    """
-    sizes = asked[0].subject.sizes_up()
-    if not sizes:
-        model = asked[0].spec.model
-        raise BadInput(f"model {model} comes in one size; take --largest batch, or a DiT")
+        def at(resolved: Resolved, index: int) -> Resolved:
+            return resolve(dataclasses.replace(resolved.spec, **sizes[index][0]))
 
-    def at(resolved: Resolved, index: int) -> Resolved:
-        return resolve(dataclasses.replace(resolved.spec, model=sizes[index][0]))
+        def place(resolved: Resolved) -> int:
+            same = (i for i, (fields, _) in enumerate(sizes)
+                    if fields.items() <= vars(resolved.spec).items())  # fmt: skip
+            return next(same, -1)
 
-    weights = [float(parameters) for _, parameters in sizes]
-    names = [name for name, _ in sizes]
+        own = bisect_left(weights, 1.0)
+        return Ladder(weights=weights, at=at, named=sample_name, start=own, place=place)
+
+    return ladder
+
+
+def sample_name(resolved: Resolved) -> str:
+    """Return the sample size of a row, such as ``480x832 of 81 frames``."""
+    return resolved.subject.size_in_words.partition(",")[0]
+
+
+def ranks(asked: Sequence[Resolved]) -> Ladder:
+    """Return the ladder of adapter ranks; it starts at the first rank of the requested rows."""
 
     def place(row: Resolved) -> int:
-        return names.index(row.spec.model) if row.spec.model in names else -1
+        part = adapter(row)
+        return part.rank - 1 if part else -1
 
-    return Ladder(weights=weights, at=at, named=model_name, place=place)
+    return Ladder(weights=range(1, MOST + 1), at=lambda row, index: ranked(row, index + 1),
+                  named=rank_name, place=place,
+                  start=next((i for i in map(place, asked) if 0 <= i < MOST), 0))  # fmt: skip
 
 
-def model_name(resolved: Resolved) -> str:
-    """Return the size of a row of ``models``, with its millions of parameters."""
-    subject = resolved.subject
-    size, count = subject.dimensions, subject.sizes.total / 1e6
-    return f"depth {size.depth}, width {size.width} ({count:.0f} M)"
+def residents(asked: Sequence[Resolved]) -> Ladder:
+    """Return the ladder of block counts that stay on the device while other blocks are swapped."""
+    depth = asked[0].subject.depth
+    swapped = [*range(depth, AT_ONCE, -1), 0]
+    # AT_ONCE of the swapped blocks are on the device at a time.
+    weights = [float(depth - count + AT_ONCE if count else depth) for count in swapped]
+
+    def place(row: Resolved) -> int:
+        part = row.recipe.in_slot(Slot.SWAP)
+        return swapped.index(part.blocks if part else 0)
+
+    return Ladder(weights=weights, at=lambda row, index: swapping(row, swapped[index]),
+                  named=resident_name, place=place, start=len(swapped) - 1)  # fmt: skip
+
+
+def swapping(resolved: Resolved, count: int) -> Resolved:
+    """Return the row with ``count`` swapped blocks; with 0, without the block-swap strategy."""
+    recipe = edited(resolved, {Slot.SWAP: f"block_swap:blocks={count}" if count else ""})
+    return resolve(dataclasses.replace(resolved.spec, recipe=recipe))
+
+
+def resident_name(resolved: Resolved) -> str:
+    """Return the size of a row of ``residents``, such as ``12 blocks swapped, 45 of 57 stay``."""
+    part, depth = resolved.recipe.in_slot(Slot.SWAP), resolved.subject.depth
+    count = getattr(part, "blocks", 0)
+    return f"{count} blocks swapped, {depth - count} of {depth} stay"
+
+
+def ranked(resolved: Resolved, rank: int) -> Resolved:
+    """Return the row with adapters of another rank. The row must have an ``adapter``."""
+    part = dataclasses.replace(adapter(resolved), rank=rank)
+    recipe = edited(resolved, {Slot.ADAPT: str(part)})
+    return resolve(dataclasses.replace(resolved.spec, recipe=recipe))
+
+
+def rank_name(resolved: Resolved) -> str:
+    """Return the size of a row of ``ranks``, such as ``rank 16``."""
+    return f"rank {adapter(resolved).rank}"
+
+
+def unable(what: str, resolved: Resolved) -> str:
+    """Return why this row's largest ``what`` cannot be searched, with a hint; empty if it can."""
+    recipe, model = resolved.recipe, resolved.spec.model
+    if what == "rank" and adapter(resolved) is None:
+        return (
+            f"{recipe} has no adapters, so it has no rank; add lora:rank=16, or give another "
+            "--largest"
+        )
+    if what == "resident":
+        refusal = swapping(resolved, AT_ONCE + 1).refusal
+        return f"no block of {recipe} can be swapped: {refusal}" if refusal else ""
+    if what in ("resolution", "frames") and not resolved.subject.samples_up(what):
+        return f"model {model} takes one number of {what} only; give --largest batch"
+    return ""
+
+
+def refuse(what: str, rows: Sequence[Resolved]) -> None:
+    """Refuse a search that no row supports.
+
+    Raises:
+        BadInput: the largest ``what`` of no row can be searched; the message has a hint.
+    """
+    reasons = [unable(what, row) for row in rows]
+    if all(reasons):
+        raise BadInput(f"largest is {what}: {reasons[0]}")
+
+
+SOUGHT: dict[str, Sought] = {
+    "batch": Sought(words="micro batch", named=batch_name, ladder=batches),
+    "resolution": Sought(words="resolution", named=sample_name, ladder=samples("resolution")),
+    "frames": Sought(words="number of frames", named=sample_name, ladder=samples("frames")),
+    "rank": Sought(words="rank", named=rank_name, ladder=ranks),
+    "resident": Sought(
+        words="number of blocks that stay on the GPU", named=resident_name, ladder=residents
+    ),
+}
+"""Value of ``--largest`` -> how to search for it."""
+
+
+# ---- Search ----
 
 
 @dataclass

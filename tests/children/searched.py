@@ -19,7 +19,7 @@ os.environ |= {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
 import torch
 
 from harness import cli
-from harness.planner import pool, suggestions, worker
+from harness.planner import edits, pool, worker
 
 
 def plan(words: list[str], folder: Path, own: str) -> dict[str, Any]:
@@ -55,7 +55,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     folder = Path(sys.argv[1])
     pool._each = lambda rows, kinds, jobs, limit, _: worker.predict_each(rows, kinds, 1, limit)
-    suggestions.seek = lambda *given: None
+    edits.seek = lambda *given: None
     asked = json.loads((folder / "asked.json").read_text())
     made = {what: found(what, words, folder) for what, words in asked.items()}
     (folder / "found.json").write_text(json.dumps(made))

@@ -8,7 +8,7 @@ import pytest
 from conftest import in_fork
 
 from harness import cli
-from harness.planner import advice, overhead, pool, search
+from harness.planner import edits, overhead, pool, search
 from harness.planner.verdict import Fit, judge
 from harness.resolve import Resolved, resolve
 from harness.spec import Spec
@@ -33,7 +33,7 @@ def tokens(row: Resolved) -> int:
 
 
 def by_rank(row: Resolved) -> float:
-    return 4 + 0.05 * advice.adapter(row).rank
+    return 4 + 0.05 * edits.adapter(row).rank
 
 
 NEEDS = {
@@ -41,7 +41,7 @@ NEEDS = {
     "frames": lambda row: 4 + 4e-5 * tokens(row),
     "rank": by_rank,
     "resident": lambda row: 10 + 0.6 * (30 - getattr(row.recipe.in_slot(Slot.SWAP), "blocks", 0)),
-    "rank in lumps": lambda row: 4 + 0.64 * (advice.adapter(row).rank * 5 // 64),
+    "rank in lumps": lambda row: 4 + 0.64 * (edits.adapter(row).rank * 5 // 64),
 }
 
 
@@ -55,7 +55,7 @@ def test_the_largest_and_its_neighbour_are_found(what):
 
     row = resolve(VIDEO)
     need, what = NEEDS[what], what.partition(" ")[0]
-    (one,) = search.search([row], advice.SOUGHT[what].ladder([row]), CARD, ask)
+    (one,) = search.search([row], search.SOUGHT[what].ladder([row]), CARD, ask)
     assert one.exact and one.tried == len(tried) <= search.TRIES
     assert need(one.fits.resolved) <= ROOM < need(one.over.resolved)
     if what in ("resolution", "frames"):
@@ -82,7 +82,6 @@ def test_a_sample_keeps_its_proportions_and_grows():
 BAD = {
     "rank": (["--model", "flux-dev", "--recipes", "single+bf16"], "has no adapters"),
     "frames": (["--model", "flux-dev"], "takes one number of frames only"),
-    "model": (["--model", "flux-dev"], "comes in one size"),
     "resident": (["--model", "flux-dev", "--recipes", "zero3+bf16"], "no block of zero3+bf16"),
 }
 
@@ -107,7 +106,7 @@ def test_recipes_without_a_rank_are_named_beside_those_that_have_one(monkeypatch
     assert "Largest rank: flux-dev at 1024x1024" in text and largest in text
     assert "refused single+bf16: single+bf16 has no adapters" in text
     with pytest.raises(BadInput, match="largest is rank"):
-        advice.refuse("rank", [resolve(Spec(recipe="ddp", model="DiT-S/4"))])
+        search.refuse("rank", [resolve(Spec(recipe="ddp", model="DiT-S/4"))])
 
 
 WORDS = (

@@ -1,4 +1,4 @@
-"""The largest batch and model: the search on made-up memory, its words, and one for real."""
+"""The largest batch: the search on made-up memory, its words, and one for real."""
 
 from __future__ import annotations
 
@@ -112,17 +112,6 @@ def test_what_cannot_be_predicted_says_why_and_keeps_what_is_known(world):
 def test_a_tight_fit_is_marked(world):
     one, _ = world(lambda row: 2.0 if row.micro_batch == 1 else 24.0)
     assert "micro batch 2 (tight)" in said(one) and "micro batch 2 may fit" in said(one)
-
-
-def test_the_largest_model_is_found_by_its_parameters(world):
-    def need(row: Resolved) -> float:
-        return 1 + 16e-9 * row.subject.parameters
-
-    one, _ = world(need, search.models)
-    assert one.exact and one.tried <= 6
-    assert need(one.fits.resolved) + BESIDE <= 24 < need(one.over.resolved) + BESIDE
-    assert one.fits.resolved.spec.global_batch == asked("zero2").spec.global_batch
-    assert "depth" in said(one, "model") and "global batch 256" in said(one, "model")
 
 
 def test_a_real_search_ends_between_two_real_predictions(tmp_path):

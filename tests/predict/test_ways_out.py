@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from harness import ROOT
-from harness.planner import suggestions, verdict
+from harness.planner import edits, verdict
 from harness.planner.plan.answer import answer
 from harness.planner.speed import rates as calibrated
 from harness.planner.speed.roofline import Seconds, seconds
@@ -52,7 +52,7 @@ def seek(
     batch: int = 256,
     first: float = LARGE,
     **more: object,
-) -> tuple[suggestions.Ways | None, list[Fit]]:
+) -> tuple[edits.Ways | None, list[Fit]]:
     """The ways out where ``recipe`` needs ``first`` GiB and what is asked for then ``need(row)``,
     and what was asked."""
     told: list[Fit] = []
@@ -64,7 +64,7 @@ def seek(
 
     row = asked(recipe, processes=processes, global_batch=batch)
     fits = [verdict.judge(row, prediction(first, **more), CARD)]
-    return suggestions.seek(fits, max(processes, 8) if batch > 32 else processes, ask), told
+    return edits.seek(fits, max(processes, 8) if batch > 32 else processes, ask), told
 
 
 def names(told: list[Fit]) -> list[str]:

@@ -15,7 +15,6 @@ from harness.subjects.dit.presets import (
     PRESETS,
     Shape,
     forward_flops,
-    ladder,
     largest_block_count,
     parameter_count,
     shape_of,
@@ -166,11 +165,3 @@ def test_a_preset_with_other_sizes():
 def test_sizes_that_cannot_be_are_refused_by_name(name, words):
     with pytest.raises(ValueError, match=re.escape(words)):
         shape_of(name)
-
-
-def test_the_ladder_of_models_grows_and_holds_dit_xl():
-    models = ladder(2)
-    assert ("DiT-XL/2:depth=28,hidden=1152,heads=16,patch=2", 674834720) in models
-    counts = [count for _, count in models]
-    assert counts == sorted(counts) and len(set(counts)) == len(counts)
-    assert {shape_of(name).patch_size for name, _ in ladder(4)} == {4}

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 from harness import RUN
 from harness.planner import verdict
-from harness.planner.advice import sample_name
 from harness.planner.plan.answer import gib, rate_in_words
 from harness.planner.plan.lattice import adapts
 from harness.planner.plan.request import export_command
 from harness.planner.plan.table import SHOWN, by_category, order
 from harness.planner.plan.tracing import Asking
+from harness.planner.search import sample_name
 from harness.planner.speed.roofline import Seconds
 from harness.planner.verdict import Fit
 from harness.report.figures.units import GIB

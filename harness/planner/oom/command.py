@@ -25,7 +25,6 @@ from harness.planner.oom.numbers import Numbers
 from harness.planner.oom.reading import Reading, gib
 from harness.planner.plan.request import AS_PLANNED, add_question, fit_as_json
 from harness.planner.plan.table import print_lines
-from harness.planner.suggestions import GROWING, RECOMPUTED, holds_enough
 from harness.report.figures.units import GIB
 from strategies.base import BadInput
 from strategies.files import open_foreign
@@ -33,10 +32,9 @@ from strategies.files import open_foreign
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from harness.planner.edits import Ways
     from harness.planner.plan.tracing import Asking
-    from harness.planner.suggestions import Ways
     from harness.planner.verdict import Fit
-    from harness.resolve import Resolved
 
 COLUMNS = 80
 """Columns of the output if it is not a terminal."""
@@ -46,17 +44,6 @@ HEAD, LINE = 4096, 2**16
 """Bytes from which the kind of a file is found, and most characters of a line."""
 LARGEST_LINES, CHANGES, MOVES = 5, 3, 8
 """Most source lines and changes that are printed, and most moved knobs that are predicted."""
-KNOBS = {
-    "recompute": RECOMPUTED,
-    "batch": GROWING,
-    "offload": ("activations",),
-    "blocks": ("parameters",),
-    "optimizer": ("optimizer_state",),
-    "frozen weights": ("parameters",),
-    "sharding": ("parameters", "optimizer_state", "gradients"),
-}
-"""Knob (``harness.planner.advice``) that leaves the same weights to be trained -> the categories
-that it makes smaller."""
 WANTED = "give a traceback, a log, or a snapshot by torch.cuda.memory._dump_snapshot"
 
 
@@ -295,6 +282,7 @@ def fitting(
     If few of these fit, single knobs are moved too. If none does, the recipes of the plan's own
     search are taken that train the same weights.
     """
+    from harness.planner.edits import freeing
     from harness.planner.plan.candidates import without_recipes
 
     ways = asking.ways([given])
@@ -302,27 +290,13 @@ def fitting(
     if given.fits or len(able) >= CHANGES:
         return able, ways
     if able:
-        more = asking.fits(_moved(given, ways, asking), "One change at a time: ")
+        known = {fit.resolved.spec for fit in ways.tried}
+        rows = [r for r in freeing(given, asking.asked.processes) if r.spec not in known]
+        more = asking.fits(rows[:MOVES], "One change at a time: ")
     else:
         asked = without_recipes(options, given.resolved)
         more = asking.search(asked.resolved)[0] if asked.searched else []
     return [*able, *(fit for fit in more if fit.fits)], ways
-
-
-def _moved(given: Fit, ways: Ways, asking: Asking) -> list[Resolved]:
-    """Return rows with one moved knob that may free enough, without those that were tried."""
-    from harness.planner.advice import moves
-
-    known = {fit.resolved.spec for fit in ways.tried}
-    knobs = [knob for knob, freed in KNOBS.items() if holds_enough(given, freed)]
-    rows = [
-        one
-        for one in moves(given.resolved, asking.asked.processes)
-        if one.knob in knobs and one.row.spec not in known
-        if one.row.micro_batch <= given.resolved.micro_batch
-    ]
-    rows.sort(key=lambda one: knobs.index(one.knob))
-    return [one.row for one in rows[:MOVES]]
 
 
 def _given(given: Fit, numbers: Numbers) -> str:

@@ -1,5 +1,5 @@
-"""Single-recipe questions of ``plan``: ``--advise`` moves one knob at a time, ``--largest``
-searches for the largest size that fits, and a cache is planned at each of its sample sizes.
+"""Further questions of ``plan``: ``--advise`` moves one knob at a time, ``--largest`` searches for
+the largest size that fits, and ``--resolution`` may have several sizes.
 """
 
 from __future__ import annotations
@@ -14,16 +14,14 @@ from rich.markup import escape
 
 from harness.commands.console import OK
 from harness.commands.options import write_answer
-from harness.planner import advice, verdict
-from harness.planner.advice import SOUGHT, Advice, Move
+from harness.planner import edits, search, verdict
+from harness.planner.edits import Move, Ways
 from harness.planner.plan.answer import SAME, answer, gib, lacks, near, reach
 from harness.planner.plan.candidates import Asked
-from harness.planner.plan.reach import reaches
 from harness.planner.plan.request import fit_as_json
-from harness.planner.plan.table import LOOKS, WORD, host, notes, print_lines, setting, uncertain
+from harness.planner.plan.table import LOOKS, WORD, host, notes, setting, uncertain
 from harness.planner.plan.tracing import Asking, demand
-from harness.planner.search import Largest
-from harness.planner.suggestions import Ways
+from harness.planner.search import SOUGHT, Largest
 from harness.planner.verdict import Fit
 from harness.report.data.grid import Grid, text_grid
 from harness.report.figures.units import GIB
@@ -41,22 +39,25 @@ NOTE = (
 )
 
 
-def print_advice(found: Advice, ways: Ways | None, console: Console) -> None:
+Moved = Sequence[tuple[Move, Fit]]
+"""Changes of one recipe, with their fits."""
+
+
+def print_advice(given: Fit, moved: Moved, ways: Ways | None, console: Console) -> None:
     """Print the recipe, its moves by knob, and the conclusions."""
-    given = found.given
     console.print(setting([given]), highlight=False)
     console.print(f"From {escape(given.label)}: {escape(_state(given))}", highlight=False)
     kinds = {"Knob": "text", "Moved to": "text", "": "flag"}
     kinds |= dict.fromkeys(("Needs", "Buys", "Time"), "number")
     lines, last = [], ""
-    for move, fit in found.moved:
+    for move, fit in moved:
         lines.append(_cells(move, fit, given, named=move.knob != last))
         last = move.knob
     print_grid(text_grid("advice", "", kinds, lines), console, least_worth=(), styles=LOOKS)
     for text in (NOTE, *notes([given])):
         console.print(text, style="dim", highlight=False)
     console.print()
-    for line in advice_lines(found, ways):
+    for line in advice_lines(given, moved, ways):
         console.print(escape(line), highlight=False)
 
 
@@ -89,21 +90,17 @@ def time_of(fit: Fit, given: Fit) -> str:
     return "0 %" if abs(times - 1) < SAME else f"{100 * (times - 1):+.0f} %"
 
 
-def advice_lines(found: Advice, ways: Ways | None) -> list[str]:
-    """Return the moves that make the recipe fit or faster, then the largest size of each scale."""
-    given, fits = found.given, [(move, fit) for move, fit in found.moved if fit.fits]
-    lines = []
+def advice_lines(given: Fit, moved: Moved, ways: Ways | None) -> list[str]:
+    """Return the moves that make the recipe fit or faster."""
+    fits = [(move, fit) for move, fit in moved if fit.fits]
     if given.need_bytes is None:
-        lines.append("The recipe was not predicted, so no move can be compared with it.")
-    elif given.fits:
+        return ["The recipe was not predicted, so no move can be compared with it."]
+    if given.fits:
         faster = [pair for pair in fits if _faster(pair[1], given)]
-        lines += _listed("It fits. Faster, and fits too", faster, given)
-    elif fits:
-        lines += _listed("It begins to fit with one move", fits, given)
-    else:
-        lines += ["No single move makes it fit.", *answer([given], ways)]
-    lines += [_end(what, one) for what, one in found.largest.items()]
-    return lines
+        return _listed("It fits. Faster, and fits too", faster, given)
+    if fits:
+        return _listed("It begins to fit with one move", fits, given)
+    return ["No single move makes it fit.", *answer([given], ways)]
 
 
 def _faster(fit: Fit, given: Fit) -> bool:
@@ -121,25 +118,6 @@ def _listed(head: str, pairs: Sequence[tuple[Move, Fit]], given: Fit) -> list[st
 
 def _told(move: Move, fit: Fit, given: Fit) -> str:
     return f"{move.knob}: {move.to} ({gib(fit.need_bytes)} GiB, time {time_of(fit, given)})"
-
-
-def _end(what: str, one: Largest) -> str:
-    """Return the sentence on the largest size of one scale."""
-    sought = SOUGHT[what]
-    if one.fits is None:
-        why = one.stopped or "none"
-        if one.over and not one.stopped:
-            name = sought.named(one.over.resolved)
-            why = f"none for sure; {name} {may}" if (may := _may(one.over)) else f"not even {name}"
-        return f"Largest {sought.words} that fits: {why}"
-    size = sought.named(one.fits.resolved)
-    if one.over is None:
-        return f"Largest {sought.words} that fits: {size} or more"
-    over = _may(one.over) or f"does not, with {gib(one.over.need_bytes)} GiB"
-    over = f"{sought.named(one.over.resolved)} {over}"
-    between = "" if one.exact else "; sizes between them were not predicted"
-    head = f"Largest {sought.words} that fits: {size} ({gib(one.fits.need_bytes)} GiB)"
-    return f"{head}; {over}{between}"
 
 
 def _may(over: Fit) -> str:
@@ -196,8 +174,8 @@ def _how(fit: Fit) -> str:
 
 def _head(what: str, asked: Asked) -> str:
     row, card = max(asked.resolved, key=lambda r: r.spec.processes), asked.gpu
-    fixed = [] if what == "model" else [row.spec.model]
     size, processes = row.subject.size_in_words, row.spec.processes
+    fixed = [row.spec.model]
     fixed += [] if what in ("resolution", "frames") else [f"at {size}"]
     batch = "" if what == "batch" else f", global batch {row.spec.global_batch}"
     return f"Largest {SOUGHT[what].words}: {' '.join(fixed)}{batch}, {processes} x {card.words}"
@@ -229,26 +207,29 @@ def _remarks(answer: Largest, name: Callable[[Resolved], str]) -> list[str]:
 def plan_largest(options: argparse.Namespace, asking: Asking, console: Console) -> int:
     """Search for each recipe's largest size, print the answers, and return the exit code.
 
+    Of a lattice, the recipes are the plan's answers, or what needs the least.
+
     Raises:
         BadInput: no recipe has such a size.
     """
     what, asked = options.largest, _able(options.largest, asking.asked)
-    found = reaches(what, asked.resolved, asking) if asked.searched else []
-    rows = asked.resolved if not asked.searched else []
-    answers = [one for reach in found for one in reach.followed] or asking.largest(what, rows)
+    rows, told = asked.resolved, []
+    if asked.searched:
+        told, proofs = asking.search(rows)
+        best = [proof.best or proof.nearest for proof in proofs]
+        rows = [fit.resolved for fit in best if fit] or rows[:1]
+    answers = asking.largest(what, rows, told=told)
     demand((fit for one in answers for fit in (one.fits, one.over)), asked.resolved, asked.gpu)
     print_largest(answers, what, asked, console)
-    print_lines([one.line for one in found], console)
     if options.json:
-        told = {"searches": [one.as_json for one in found]}
-        write_answer(options, largest_as_json(answers, asked) | told)
+        write_answer(options, largest_as_json(answers, asked))
     return OK
 
 
 def _able(what: str, asked: Asked) -> Asked:
     """Move rows without a largest ``what`` to the refused ones; those of a lattice are left out."""
-    advice.refuse(what, asked.resolved)
-    reasons = [(row, advice.unable(what, row)) for row in asked.resolved]
+    search.refuse(what, asked.resolved)
+    reasons = [(row, search.unable(what, row)) for row in asked.resolved]
     refused = [(str(row.recipe), why) for row, why in reasons if why and not asked.searched]
     rows = [row for row, why in reasons if not why]
     return dataclasses.replace(asked, resolved=rows, refused=[*asked.refused, *refused])
@@ -284,33 +265,17 @@ def _side_as_json(fit: Fit | None) -> dict[str, object] | None:
 def plan_advice(options: argparse.Namespace, asking: Asking, console: Console) -> int:
     """Predict the recipe and each move from it, print the effects, and return the exit code."""
     (row,) = asking.asked.resolved
-    moves = advice.moves(row, asking.asked.processes)
+    moves = edits.moves(row, asking.asked.processes)
     given, *fits = asking.fits([row, *(move.row for move in moves)])
     demand([given], [row], given.gpu)
-    # Without a prediction of the recipe, no move can be compared with it.
-    scales = advice.SCALES if given.need_bytes is not None else ()
-    able = [what for what in scales if not advice.unable(what, row)]
-    largest = {
-        what: asking.largest(what, [row], advice.TRIES, told=[given, *fits])[0] for what in able
-    }
-    found = Advice(given=given, moved=list(zip(moves, fits, strict=True)), largest=largest)
+    moved = list(zip(moves, fits, strict=True))
     ways = asking.ways([given, *fits])
-    print_advice(found, ways, console)
+    print_advice(given, moved, ways, console)
     if options.json:
-        write_answer(options, as_json(found, ways))
+        told = [{"knob": move.knob, "to": move.to, **fit_as_json(fit)} for move, fit in moved]
+        tried = [fit_as_json(fit) for fit in ways.tried] if ways else []
+        write_answer(options, {"given": fit_as_json(given), "moves": told, "tried": tried})
     return OK
-
-
-def as_json(found: Advice, ways: Ways | None) -> dict[str, object]:
-    """Return the recipe, its moves, the largest sizes, and the alternatives if no move fits."""
-    return {
-        "given": fit_as_json(found.given),
-        "moves": [
-            {"knob": move.knob, "to": move.to, **fit_as_json(fit)} for move, fit in found.moved
-        ],
-        "largest": {what: bracket_as_json(one) for what, one in found.largest.items()},
-        "tried": [fit_as_json(fit) for fit in ways.tried] if ways else [],
-    }
 
 
 # ---- sample sizes of a cache, or of --resolution ----

@@ -19,7 +19,7 @@ from harness.commands.console import FAILED, OK, make_console
 from harness.commands.options import add_force, add_json, write_answer
 from harness.commands.progress import Predictions
 from harness.planner import pool, verdict
-from harness.planner.advice import SOUGHT
+from harness.planner.edits import Ways
 from harness.planner.explore import Proof
 from harness.planner.export import trainers
 from harness.planner.export.matching import Reading
@@ -33,8 +33,8 @@ from harness.planner.plan.measured import Measured
 from harness.planner.plan.request import add_question, fit_as_json
 from harness.planner.plan.table import print_explained, print_lines, print_plan, setting
 from harness.planner.plan.tracing import Asking, demand
+from harness.planner.search import SOUGHT
 from harness.planner.speed import rates
-from harness.planner.suggestions import Ways
 from harness.planner.verdict import Fit
 from strategies.workloads import TRAIN, WORKLOADS
 
@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--sampler-steps", type=int, metavar="N", default=0, help=text)
     text = "with sample: guidance scale, 1: none (default: 2)"
     add("--cfg-scale", type=float, metavar="G", default=0.0, help=text)
-    text = "search for the largest size that fits: micro batch, DiT, resolution, frames, rank of "
+    text = "search for the largest size that fits: micro batch, resolution, frames, rank of "
     text += "adapters, or number of blocks that stay on the GPU (default: none)"
     add("--largest", choices=tuple(SOUGHT), help=text)
     text = "print one line for one recipe; the exit code is 0 if it fits, else 1"

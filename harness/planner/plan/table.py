@@ -13,6 +13,7 @@ from harness import RUN
 from harness.planner import resident_models, uncertainty, verdict
 from harness.planner.before_step import Before
 from harness.planner.eager import note_of
+from harness.planner.edits import Ways
 from harness.planner.explore import RULE, reason
 from harness.planner.export import trainers
 from harness.planner.plan.answer import (
@@ -27,7 +28,6 @@ from harness.planner.plan.answer import (
 from harness.planner.plan.lattice import adapts
 from harness.planner.speed import rates
 from harness.planner.speed.roofline import issue_seconds, issued, latency, sent
-from harness.planner.suggestions import Ways
 from harness.planner.verdict import Fit
 from harness.prediction import Prediction
 from harness.report.data.grid import text_grid
@@ -161,9 +161,12 @@ MOST = 10
 def shortened(fits: Sequence[Fit], proofs: Sequence[Proof]) -> tuple[list[Fit], list[str]]:
     """Return the rows of a search that its table shows, and a line on the others of each kind.
 
-    Rows that fit are shown, the answers first; if there are none, the nearest ones are.
+    The answers and the smallest are shown, then the fastest that fit; if there are none, the
+    nearest ones are.
     """
-    heads = [fit for proof in proofs for fit in (proof.best, *proof.others.values(), proof.nearest)]
+    kinds = [[fit for fit in fits if adapts(fit.resolved) == proof.adapters] for proof in proofs]
+    small = [verdict.nearest([fit for fit in kind if fit.may_fit]) for kind in kinds]
+    heads = [*(proof.best for proof in proofs), *small, *(proof.nearest for proof in proofs)]
     others = [fit for fit in fits if fit.may_fit and not any(fit is one for one in heads)]
     rest = sorted(others, key=order)
     shown: list[Fit] = []

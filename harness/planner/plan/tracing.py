@@ -12,14 +12,13 @@ from pathlib import Path
 
 from harness import RUN
 from harness.commands.progress import Predictions, during
-from harness.planner import overhead, pool, records, suggestions, verdict
+from harness.planner import edits, overhead, pool, records, verdict
 from harness.planner import search as largest
-from harness.planner.advice import SOUGHT
+from harness.planner.edits import Ways
 from harness.planner.explore import Proof, search
 from harness.planner.plan.candidates import Asked
 from harness.planner.plan.request import words
-from harness.planner.search import Largest
-from harness.planner.suggestions import Ways
+from harness.planner.search import SOUGHT, Largest
 from harness.planner.verdict import Fit
 from harness.prediction import Prediction
 from harness.resolve import Resolved, resolve
@@ -67,7 +66,7 @@ class Asking:
 
     def ways(self, fits: Sequence[Fit]) -> Ways | None:
         """Search for changes that fit if none of ``fits`` does."""
-        return suggestions.seek(fits, self.asked.processes, self.fits)
+        return edits.seek(fits, self.asked.processes, self.fits)
 
     def largest(
         self, what: str, rows: Sequence[Resolved], tries: int = 0, told: Sequence[Fit] = ()

@@ -112,20 +112,6 @@ def shape_of(name: str) -> Shape:
         raise BadInput(f"model {name!r}: {said}") from None
 
 
-def ladder(patch: int) -> list[tuple[str, int]]:
-    """Return DiTs of growing depth and width: name and trained parameters.
-
-    Their proportions are those of DiT-XL (depth 28, width 1152, heads of 72 units).
-    """
-    names = []
-    for heads in range(2, 129):
-        width = heads * 72
-        depth = max(2, round(28 * width / 1152))
-        if width % 4 == 0:
-            names.append(f"DiT-XL/2:depth={depth},hidden={width},heads={heads},patch={patch}")
-    return [(name, trainable_count(shape_of(name))) for name in names]
-
-
 def _closest(preset: str) -> str:
     """Return a hint with a DiT of the same letters or one typing error, else all DiTs."""
     plain = preset.upper().replace("-", "").replace("/", "").replace("_", "")

@@ -119,9 +119,6 @@ class Dit(Subject):
         last = shapes.get("final_layer.linear.weight", (0, 0))
         return 1 + max(numbers, default=-1), last[-1]
 
-    def sizes_up(self) -> list[tuple[str, int]]:
-        return presets.ladder(self.shape.patch_size)
-
     def samples_up(self, axis: str) -> list[tuple[Mapping[str, Any], float]]:
         """Return square latents that patches tile, of synthetic data, as a plan uses."""
         tiles = range(self.tile, LARGEST_SIDE + 1, self.tile) if axis == "resolution" else ()
@@ -354,7 +351,6 @@ class TokenDit(Dit):
 
     parameters, sizes = Subject.parameters, Subject.sizes
     train_flops = Subject.train_flops
-    sizes_up = Subject.sizes_up  # type: ignore[assignment]  # as without a preset
 
     def make(self) -> nn.Module:
         from harness.subjects.dit import token_model

@@ -1,8 +1,8 @@
-"""Suggestions for a plan in which no recipe fits: other recipes, each predicted like the plan's
-own.
+"""Changes of a recipe: one knob at a time for ``plan --advise``, and what may fit if nothing does.
 
-They change parts of the recipe that is nearest to fitting. Changes that conflict or are refused are
-left out. Does not import torch.
+A knob is a slot of the recipe (checkpoints, precision, optimizer, sharding) or a size of the spec
+(batch, resolution, frames, GPUs). Each changed row gets its own prediction; those that conflict or
+are refused are left out. Does not import torch.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from harness.planner import verdict
 from harness.planner.verdict import Fit
@@ -19,6 +19,7 @@ from harness.resolve import Resolved, resolve
 from strategies import parse
 from strategies.advice import lighter
 from strategies.base import BadInput, Slot
+from strategies.strategy import Strategy
 from strategies.streaming.block_swap import AT_ONCE
 
 # ---- Edits of a recipe ----
@@ -56,13 +57,194 @@ def changed(row: Resolved, edit: Edit, processes: int, /, **fields: Any) -> Reso
     return None if found.refusal else found
 
 
+def adapter(resolved: Resolved) -> Strategy | None:
+    """Return the recipe's strategy whose adapters have a rank, or None."""
+    part = resolved.recipe.in_slot(Slot.ADAPT)
+    return part if hasattr(part, "rank") else None
+
+
+# ---- One knob at a time ----
+
+
+USUAL_ADAPTER = "lora:rank=16"
+RECOMPUTE = tuple(
+    "checkpoint" + more for more in (":share=0.5", "", ":every=sqrt", ":keep=nothing")
+)
+PRECISION = ("fp32", "bf16", "bf16_pure", "fp8")
+OPTIMIZE = ("adamw", "adam8bit", "adafactor")
+SHARD = ("ddp", "zero1", "zero2", "zero3", "fsdp2")
+OFFLOAD = ("zero2_offload", "zero3_offload")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Move:
+    """One changed knob: its name, its new value in words, and the resulting row."""
+
+    knob: str
+    to: str
+    row: Resolved
+
+
+Step = tuple[str, Edit, dict[str, Any]]
+"""(new value in words, slots of the recipe, fields of the spec). An empty text means the row's
+sample size."""
+
+
+def moves(row: Resolved, processes: int) -> list[Move]:
+    """Return all valid moves from ``row`` on ``processes`` GPUs, without duplicates."""
+    known, found = {row.spec}, []
+    for name, knob in KNOBS.items():
+        for to, edit, fields in knob.steps(row):
+            made = changed(row, edit, processes, **fields)
+            if made and made.spec not in known:
+                known.add(made.spec)
+                found.append(
+                    Move(knob=name, to=to or made.subject.size_in_words.partition(",")[0], row=made)
+                )
+    return found
+
+
+# ---- Moves of each knob ----
+
+
+def _places(
+    slot: Slot, texts: Sequence[str], none: str = ""
+) -> Callable[[Resolved], Iterator[Step]]:
+    """Return a function that yields ``texts`` for a slot, and the empty slot, called ``none``."""
+
+    def steps(row: Resolved) -> Iterator[Step]:
+        if none and row.recipe.in_slot(slot):
+            yield none, {slot: ""}, {}
+        for text in texts:
+            yield text, {slot: text}, {}
+
+    return steps
+
+
+def _trained(row: Resolved) -> Iterator[Step]:
+    """Yield training of all weights, adapters, and adapters over 4-bit weights."""
+    part = adapter(row)
+    if row.recipe.in_slot(Slot.ADAPT):
+        yield "all weights", {Slot.ADAPT: ""}, {}
+    if part is None:
+        yield USUAL_ADAPTER, {Slot.ADAPT: USUAL_ADAPTER}, {}
+    rank = part.rank if part else 16
+    yield f"qlora:rank={rank}", {Slot.ADAPT: f"qlora:rank={rank}"}, {}
+
+
+def _rank(row: Resolved) -> Iterator[Step]:
+    part = adapter(row)
+    if part is None:
+        return
+    for rank in (max(1, part.rank // 4), 4 * part.rank):
+        yield f"rank={rank}", {Slot.ADAPT: str(dataclasses.replace(part, rank=rank))}, {}
+
+
+def _batch(row: Resolved) -> Iterator[Step]:
+    """Yield half and twice the micro batch, and twice the accumulation steps."""
+    batch, micro = row.spec.global_batch, row.micro_batch
+    for size in sorted({max(1, micro // 2), 2 * micro}):
+        yield f"micro batch {size}", {}, {"global_batch": batch * size // micro}
+    steps = 2 * row.recipe.accumulation
+    yield f"accumulate:steps={steps}", {Slot.ACCUMULATE: f"accumulate:steps={steps}"}, {}
+
+
+def _sample(axis: str, times: Sequence[float]) -> Callable[[Resolved], Iterator[Step]]:
+    """Return a function that yields samples with about ``times`` the tokens."""
+
+    def steps(row: Resolved) -> Iterator[Step]:
+        sizes = row.subject.samples_up(axis)
+        for share in times if sizes else ():
+            fields, _ = min(sizes, key=lambda size: abs(size[1] - share))
+            yield "", {}, dict(fields)
+
+    return steps
+
+
+def _offload(row: Resolved) -> Iterator[Step]:
+    for name in OFFLOAD:
+        yield name, {Slot.SHARD: name}, {}
+    what = ":what=checkpoints" if row.recipe.in_slot(Slot.RECOMPUTE) else ""
+    if row.recipe.in_slot(Slot.OFFLOAD):
+        yield "activations stay", {Slot.OFFLOAD: ""}, {}
+    else:
+        text = f"offload_activations{what}"
+        yield text, {Slot.OFFLOAD: text}, {}
+
+
+def _swap(row: Resolved) -> Iterator[Step]:
+    """Yield block swap of half of the blocks and of all blocks."""
+    if row.recipe.in_slot(Slot.SWAP):
+        yield "all stay", {Slot.SWAP: ""}, {}
+    depth = row.subject.depth
+    for count in (depth // 2, depth):
+        yield f"block_swap:blocks={count}", {Slot.SWAP: f"block_swap:blocks={count}"}, {}
+
+
+def _average(row: Resolved) -> Iterator[Step]:
+    for place in ("none", "cpu") if row.spec.ema > 0 else ():
+        yield f"ema:place={place}", {Slot.AVERAGE: f"ema:place={place}"}, {}
+
+
+def _shard(row: Resolved) -> Iterator[Step]:
+    for name in SHARD if row.spec.processes > 1 else ():
+        yield name, {Slot.SHARD: name}, {}
+
+
+def _gpus(row: Resolved) -> Iterator[Step]:
+    """Yield twice the GPUs at the same micro batch, if the row has more than one process."""
+    if row.spec.processes > 1:
+        twice = 2 * row.spec.processes
+        yield f"{twice} GPUs", {}, {"processes": twice, "global_batch": 2 * row.spec.global_batch}
+
+
+class Knob(NamedTuple):
+    """``steps`` yields changes of a row. ``frees``: categories that they make smaller, if the same
+    weights go on to train."""
+
+    steps: Callable[[Resolved], Iterator[Step]]
+    frees: Sequence[str] = ()
+
+
+RECOMPUTED = ("activations", "autocast", "temporaries")
+GROWING = ("activations", "recomputed", "temporaries")
+"""Categories that grow with the micro batch."""
+KNOBS: dict[str, Knob] = {
+    "recompute": Knob(_places(Slot.RECOMPUTE, RECOMPUTE, "no checkpoints"), RECOMPUTED),
+    "batch": Knob(_batch, GROWING),
+    "offload": Knob(_offload, ("activations",)),
+    "blocks": Knob(_swap, ("parameters",)),
+    "optimizer": Knob(_places(Slot.OPTIMIZE, OPTIMIZE), ("optimizer_state",)),
+    "frozen weights": Knob(
+        _places(Slot.CAST, ("cast:to=fp8", "cast:to=int8"), "as they are"), ("parameters",)
+    ),
+    "sharding": Knob(_shard, ("parameters", "optimizer_state", "gradients")),
+    "precision": Knob(_places(Slot.PRECISION, PRECISION)),
+    "step": Knob(_places(Slot.STEP, ("optimizer_in_backward",), "after backward")),
+    "trained": Knob(_trained),
+    "rank": Knob(_rank),
+    "average": Knob(_average),
+    "resolution": Knob(_sample("resolution", (0.25, 0.5, 2.0))),
+    "frames": Knob(_sample("frames", (0.5, 2.0))),
+    "GPUs": Knob(_gpus),
+}
+"""Knobs by name, those that cost a training the least first."""
+
+
+def freeing(close: Fit, processes: int) -> list[Resolved]:
+    """Return rows with one moved knob that may free what ``close`` lacks, at no larger batch."""
+    able = [name for name, knob in KNOBS.items() if knob.frees and holds_enough(close, knob.frees)]
+    found = [move.row for move in moves(close.resolved, processes) if move.knob in able]
+    return [row for row in found if row.micro_batch <= close.resolved.micro_batch]
+
+
+# ---- Recipes that fit if none of a plan does ----
+
+
 Ask = Callable[[list[Resolved], str], list[Fit]]
 """(rows, reason for asking in words) -> their fits."""
 
 EXACT, MIXED = ("fp32", "tf32"), ("bf16", "bf16_master")
-RECOMPUTED = ("activations", "autocast", "temporaries")
-GROWING = ("activations", "recomputed", "temporaries")
-"""Categories that grow with the micro batch."""
 FINEST = 8
 """Most pieces into which a micro batch is split; each adds an accumulation step to the trace."""
 WIDER = (2, 4, 8)
