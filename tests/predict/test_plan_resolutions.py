@@ -1,4 +1,4 @@
-"""``plan --resolution A,B`` on made-up memory: planned for the largest, predicted for each."""
+"""``plan --resolution A,B`` on made-up memory: the largest is planned."""
 
 from __future__ import annotations
 
@@ -38,8 +38,7 @@ def test_of_several_resolutions_the_largest_is_planned(predicted, tmp_path, caps
     said = capsys.readouterr().out
     assert "qwen-image at 128x128, 5 tokens of text" in said and "Samples" not in said
     found = json.loads(file.read_text())
-    told = [(b["resolution"], round(b["need_bytes"] / GIB, 1)) for b in found["buckets"]]
-    assert told == [("128", 8.7), ("128x64", 4.7), ("64", 2.7)]
+    assert [round(row["need_bytes"] / GIB, 1) for row in found["rows"]] == [8.7]
     assert plan("7GiB", "--resolution", sizes, "--check") == 1
 
 

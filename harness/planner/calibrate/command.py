@@ -35,7 +35,7 @@ WIDE = 132
 OPS = {"cpu_adam", "async_io", "shm_comm"}
 SHARED = "others"
 """Owner that a shared calibration names to its reader."""
-FILES = ("calibration.json", "calibration.md", "stations", "logs", "measured", "rows")
+FILES = ("calibration.json", "calibration.md", "logs", "measured", "rows")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "timed steps of a row (default: 10, on a CPU 5)"
     add("--steps", type=int, default=0, metavar="N", help=text)
     add("--out", type=Path, metavar="DIR", help="folder (default: results/calibrate/DEVICE)")
-    add("--fresh", action="store_true", help="repeat finished stations too (default: keep them)")
+    add("--fresh", action="store_true", help="repeat finished rows too (default: keep them)")
 
 
 def calibrate(options: argparse.Namespace) -> int:
@@ -70,7 +70,7 @@ def _calibrated(session: Session) -> int:
     try:
         outcomes, results = run_stations(session), run_rows(session)
     except (process.Interrupted, SuiteInterrupted, KeyboardInterrupt):
-        session.tell("interrupted; finished stations are kept, and the same command resumes")
+        session.tell("interrupted; finished rows are kept, and the same command goes on with them")
         return INTERRUPTED
     found = calibration_of(session, outcomes, results)
     found.write(session.folder / "calibration.json")

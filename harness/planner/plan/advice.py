@@ -1,13 +1,12 @@
-"""Further questions of ``plan``: ``--advise`` moves one knob at a time, ``--largest`` searches for
-the largest size that fits, and ``--resolution`` may have several sizes.
+"""Further questions of ``plan``: ``--advise`` moves one knob at a time, and ``--largest`` searches
+for the largest size that fits.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from rich.console import Console
 from rich.markup import escape
@@ -26,7 +25,7 @@ from harness.planner.verdict import Fit
 from harness.report.data.grid import Grid, text_grid
 from harness.report.figures.units import GIB
 from harness.report.rendering.table import print_grid
-from harness.resolve import Resolved, resolve
+from harness.resolve import Resolved
 
 # ---- advice table ----
 
@@ -276,55 +275,3 @@ def plan_advice(options: argparse.Namespace, asking: Asking, console: Console) -
         tried = [fit_as_json(fit) for fit in ways.tried] if ways else []
         write_answer(options, {"given": fit_as_json(given), "moves": told, "tried": tried})
     return OK
-
-
-# ---- sample sizes of a cache, or of --resolution ----
-# The plan itself is made for the largest sample.
-
-
-Bucket = Mapping[str, Any]
-"""Spec fields that request samples of one size, and the number of such ``samples`` in a cache."""
-
-
-def fits_of(fits: Sequence[Fit], buckets: Sequence[Bucket], asking: Asking) -> list[Fit]:
-    """Predict the plan's answer (the fastest recipe that fits, or the nearest) at each size.
-
-    The list is empty if no recipe could be predicted.
-    """
-    answer = verdict.fastest(fits) or verdict.nearest(fits)
-    if answer is None or not buckets:
-        return []
-    rows = [_at(answer.resolved, bucket) for bucket in buckets]
-    return asking.fits(rows, f"{answer.label} at each size: ")
-
-
-def _at(row: Resolved, bucket: Bucket) -> Resolved:
-    return resolve(dataclasses.replace(row.spec, **bucket))
-
-
-def print_buckets(fits: Sequence[Fit], buckets: Sequence[Bucket], console: Console) -> None:
-    """Print a line for each sample size, the largest first."""
-    if not fits:
-        return
-    kinds = {"Sample": "text", "": "flag"}
-    kinds |= dict.fromkeys(("Needs", "Free", "Step ms"), "number")
-    lines = [_bucket_cells(*pair) for pair in zip(fits, buckets, strict=True)]
-    grid = text_grid("buckets", "", kinds, lines)
-    console.print(
-        f"{fits[0].label} at each size; the plan above is for the largest:",
-        highlight=False,
-    )
-    print_grid(grid, console, styles=LOOKS)
-
-
-def _bucket_cells(fit: Fit, bucket: Bucket) -> list[str]:
-    size = fit.resolved.subject.size_in_words
-    step = f"{fit.seconds.total * 1e3:.0f}" if fit.seconds else "-"
-    need = [near(fit.need_bytes, fit.spread_bytes), gib(fit.margin_bytes)]
-    count = [str(bucket["samples"])] if "samples" in bucket else []
-    return [size, WORD[fit.verdict], *count, *need, step]
-
-
-def buckets_json(fits: Sequence[Fit], buckets: Sequence[Bucket]) -> list[dict[str, Any]]:
-    """Return the sample sizes and their fits as JSON data."""
-    return [{**bucket, **fit_as_json(fit)} for fit, bucket in zip(fits, buckets, strict=False)]

@@ -7,9 +7,8 @@ import dataclasses
 import functools
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from harness.data.feed import check_data
 from harness.phases import planned, planned_text
@@ -82,15 +81,13 @@ class Asked:
 
     ``searched``: the rows are a lattice, of which the fastest that fit are searched.
     ``processes``: the GPUs requested, even if a one-process recipe uses only one of them.
-    ``buckets``: the sample sizes of ``--resolution``, the largest first; the rows
-    are for the largest. ``before``: what comes before the step, if it is counted.
+    ``before``: what comes before the step, if it is counted.
     """
 
     resolved: list[Resolved]
     refused: list[tuple[str, str]]
     gpu: Card
     processes: int = 1
-    buckets: Sequence[Mapping[str, Any]] = ()
     searched: bool = False
     before: Before | None = None
 
@@ -123,12 +120,12 @@ def asked_for(options: argparse.Namespace) -> Asked:
     gpu = _placed(card_of(options), options)
     phases = _phases(options)
     gpu = _with_beside(gpu, options, "encode" in phases)
-    buckets = _resolutions(options)
+    sizes = _resolutions(options)
     base = dataclasses.replace(_base(options), phases=phases)
     base.check()
-    for bucket in buckets:
-        resolve(dataclasses.replace(base, **bucket))  # refuses a size that the model cannot have
-    fields = {"gpu": gpu, "processes": options.processes, "buckets": buckets}
+    for size in sizes:
+        resolve(dataclasses.replace(base, resolution=size))  # refuses one that cannot be
+    fields = {"gpu": gpu, "processes": options.processes}
     if _searchable(options, gpu):
         rows = _of_trainers(_lattice(base, gpu, options), options.trainer)
         before = _before(rows[0], gpu, options)
@@ -204,8 +201,9 @@ def _lattice_of(base: Spec, half: Sequence[str], *, whole_batches: bool) -> Sequ
     )
 
 
-def _resolutions(options: argparse.Namespace) -> Sequence[Mapping[str, Any]]:
-    """Return the sizes of ``--resolution A,B``, the largest first; none for a single size."""
+def _resolutions(options: argparse.Namespace) -> Sequence[str]:
+    """Take the largest size of ``--resolution A,B``, which decides the memory; return all, or
+    nothing for a single size."""
     texts = list(dict.fromkeys(options.resolution.replace(" ", "").split(",")))
     if len(texts) < 2:
         return ()
@@ -218,7 +216,7 @@ def _resolutions(options: argparse.Namespace) -> Sequence[Mapping[str, Any]]:
             f"size; give the largest: --resolution {texts[0]}"
         )
     options.resolution = texts[0]
-    return [{"resolution": text} for text in texts]
+    return texts
 
 
 def _usual_processes(options: argparse.Namespace) -> int:

@@ -23,7 +23,7 @@ from harness.planner.edits import Ways
 from harness.planner.explore import Proof
 from harness.planner.export import trainers
 from harness.planner.export.matching import Reading
-from harness.planner.plan import advice, measured
+from harness.planner.plan import measured
 from harness.planner.plan.advice import plan_advice, plan_largest
 from harness.planner.plan.answer import check_line
 from harness.planner.plan.candidates import Asked, PlanError, asked_for
@@ -155,17 +155,13 @@ def _plan(
         console.print(
             escape(check_line(fits[0], ways, asked.before)), highlight=False, soft_wrap=True
         )
-        sizes = []
     else:
         refused = asked.refused, ways, console
         print_plan(fits, proofs, *refused, whole=options.notes, before=asked.before)
-        sizes = advice.fits_of(fits, asked.buckets, asking)
-        advice.print_buckets(sizes, asked.buckets, console)
     if options.explain:
         print_explained(fits, console)
     if options.json:
-        found = as_json(fits, proofs, ways, asked)
-        write_answer(options, found | {"buckets": advice.buckets_json(sizes, asked.buckets)})
+        write_answer(options, as_json(fits, proofs, ways, asked))
     none = all(fit.need_bytes is None and fit.verdict != "cannot" for fit in fits)
     short = not fits[0].fits or (asked.before is not None and not asked.before.fits)
     return FAILED if none or (options.check and short) else OK

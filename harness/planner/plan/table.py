@@ -35,7 +35,6 @@ from harness.report.figures.units import GIB
 from harness.report.rendering.table import print_grid
 from harness.spec import Spec
 from harness.system.cards import Card
-from strategies.base import Slot
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -76,10 +75,6 @@ LARGE = 64
 RULE_IN_SHORT = (
     "The answer: sure to fit and about as fast as the fastest; then exact weights, nothing in host "
     "memory, least memory, fewest parts (--notes: the rule)."
-)
-CASTING = (
-    "Rows of float32 weights under autocast (bf16 on one GPU or with DDP) cast them in each "
-    "forward, and compute longer than rows that hold 16-bit weights (bf16_pure, DeepSpeed, FSDP2)."
 )
 BEFORE = "step fits"
 """Verdict of a row whose step fits, while what comes before it does not."""
@@ -125,33 +120,18 @@ def print_plan(
     print_lines(left, console)
     for name, cause in refused:
         console.print(f"[yellow]refused[/yellow] {escape(name)}: {escape(cause)}")
-    _print_notes(fits, shown, console, whole, searched=bool(proofs))
+    _print_notes(fits, console, whole, searched=bool(proofs))
 
 
-def _print_notes(
-    fits: Sequence[Fit], shown: Sequence[Fit], console: Console, whole: bool, *, searched: bool
-) -> None:
+def _print_notes(fits: Sequence[Fit], console: Console, whole: bool, *, searched: bool) -> None:
     """Print why rows have no prediction, then all notes, or the three that matter most; of a
     search its rule too."""
     for text in unpredicted(fits):
         console.print(escape(text), highlight=False)
     texts = notes(fits) if whole else [*short_notes(fits), MORE_NOTES]
     texts = [RULE if whole else RULE_IN_SHORT, *texts] if searched else texts
-    for text in (*_casting(shown), *texts):
+    for text in texts:
         console.print(escape(text), style="dim", highlight=False)
-
-
-def _casting(fits: Sequence[Fit]) -> list[str]:
-    """Return why rows under autocast compute longer, if the table has rows of both kinds."""
-    timed = [fit for fit in fits if fit.seconds]
-    casts = {_casts(fit) for fit in timed}
-    return [CASTING] if len(casts) == 2 else []
-
-
-def _casts(fit: Fit) -> bool:
-    """Return True if a row computes under autocast from float32 weights."""
-    precision = fit.resolved.recipe.in_slot(Slot.PRECISION).name
-    return precision in ("bf16", "fp16") and "half_compute" not in fit.resolved.launch.traits
 
 
 MOST = 10
