@@ -132,6 +132,8 @@ def _watched(row: ScriptRow, watch: Watch, seed: int) -> int:
     except BaseException as error:
         if watch.ended is not None and not watch.finished:
             _write_unmeasured(row, watch, watch.ended)
+        elif not watch.finished and (copied := _copied(error, row)):
+            _write_unmeasured(row, watch, copied)
         elif not watch.finished:
             own = error.with_traceback(_own_frames(error, row.script.path))
             reporter.failed(own)
@@ -139,6 +141,17 @@ def _watched(row: ScriptRow, watch: Watch, seed: int) -> int:
             return 1
     reporter.enter("done")
     return 0
+
+
+def _copied(error: BaseException, row: ScriptRow) -> Refused | None:
+    """Return the way out if the script failed as it copied a model of which a rank has a share."""
+    names = {frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)}
+    if "deepcopy" not in names or not row.launch.traits & {"shards", "split_parameters"}:
+        return None
+    return Refused(
+        f"the script copies its model (an EMA?) after prepare, and {row.launch.sharding} shards it "
+        "there; make the copy before accelerator.prepare, or take ddp"
+    )
 
 
 class TooFew(Refused):

@@ -49,6 +49,10 @@ VALIDATES = """                model.eval()
                     model(noisy, t)
                 model.train()
 """
+COPIES = """    import copy
+
+    average = copy.deepcopy(model)
+"""
 CASES = {
     "exception": (
         "single",
@@ -127,6 +131,20 @@ CASES = {
         (),
         Status.OK,
         "without gradients inside 8 of 8 timed steps",
+    ),
+    "copies a share": (
+        "zero3",
+        [(PREPARE, f"{PREPARE}{COPIES}")],
+        (),
+        Status.REFUSED,
+        "make the copy before accelerator.prepare",
+    ),
+    "copies a DTensor": (
+        "fsdp2",
+        [(PREPARE, f"{PREPARE}{COPIES}")],
+        (),
+        Status.REFUSED,
+        "make the copy before accelerator.prepare",
     ),
     "swallows": (
         "single",
