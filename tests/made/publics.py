@@ -155,8 +155,15 @@ MINIATURES = {
         "64",
         5,
     ),
+    "ltx-2.5": (
+        "num_layers=2,attention_head_dim=16,num_attention_heads=2,cross_attention_dim=32,"
+        "audio_attention_head_dim=8,audio_num_attention_heads=2,audio_cross_attention_dim=16,"
+        "in_channels=8,out_channels=8,audio_in_channels=8,audio_out_channels=8",
+        "128",
+        9,
+    ),
 }
-"""Preset -> sizes, pixels a side, frames: one of each family."""
+"""Preset -> sizes, pixels a side, frames: of each family one, or one of each kind of call."""
 
 
 def miniature(name: str, recipe: str, **change: Any) -> Spec:

@@ -202,7 +202,7 @@ def test_a_card_s_peaks_follow_from_its_generation(name):
     new = row["capability"] is None or row["capability"] >= [8, 0]
     assert row["bf16_tflops"] == (half if new else None)
     assert row["fp8_tflops"] == (pytest.approx(2 * half, rel=0.015) if _has_float8(row) else None)
-    tensor = new and row["family"] != "RDNA3"
+    tensor = new and row["family"] not in ("RDNA3", "CDNA4")
     assert row["tf32_tflops"] == (pytest.approx(half / 2, rel=0.015) if tensor else None)
     if tuple(row["capability"] or ()) in ((8, 6), (8, 9), (12, 0)):
         times = 2 if "GeForce" in row["device"] or row["name"] == "L20" else 4  # halved for export
@@ -212,7 +212,7 @@ def test_a_card_s_peaks_follow_from_its_generation(name):
 def _has_float8(row: dict) -> bool:
     known = row["capability"]
     return (
-        row["family"] == "CDNA3"
+        row["family"] in ("CDNA3", "CDNA4")
         if known is None
         else not capability.shortfall("fp8", tuple(known), row["name"])
     )

@@ -40,6 +40,7 @@ REFUSED = {
     "wan2.1-1.3b": "blocks.0.attn1.norm_q normalizes over several heads",
     "ltx-video-2b": "transformer_blocks.0.attn1.norm_q normalizes over several heads",
     "ltx-2": "transformer_blocks.0.attn1.norm_q normalizes over several heads",
+    "ltx-2.5": "transformer_blocks.0.attn1.to_gate_logits (Linear) is no layer that it cuts",
     "sana-1.6b": "transformer_blocks.0.ff.conv_inverted (Conv2d) is no layer that it cuts",
     "mochi": "transformer_blocks.0.attn1 (MochiAttention) does not compute with a part",
     "hidream-i1": "double_stream_blocks.0.block.attn1.to_q_t (Linear) is no layer",

@@ -30,7 +30,7 @@ ASKED = [
     "hunyuanvideo", "qwen-image", "z-image", "ltx-video-2b", "ltx-video-13b", "cogvideox-2b",
     "cogvideox-5b", "cogview4-6b", "sana-1.6b", "auraflow", "mochi", "lumina2", "dit-xl-2",
     "cogvideox1.5-5b", "krea-2", "ideogram-4", "ltx-2", "hidream-i1", "minimax-h3",
-    "flux2-klein-4b", "flux2-klein-9b",
+    "flux2-klein-4b", "flux2-klein-9b", "ltx-2.3", "ltx-2.5",
 ]  # fmt: skip
 ANY = DataFacts(256, 4, 32, 1000)
 
@@ -175,7 +175,6 @@ def test_bad_input_names_the_way_out(model, shaping, words):
         ("Wan2.1-I2V-14B-720P", "of its kind there is wan2.1-14b"),
         ("HunyuanVideo-1.5", "the nearest is hunyuanvideo, which may differ"),
         ("SANA1.5_4.8B", "of its kind there is sana-1.6b"),
-        ("LTX-2.3", "the nearest is ltx-2, which may differ"),
         ("CogView3-Plus-3B", "of its kind there is cogview4-6b"),
     ],
 )

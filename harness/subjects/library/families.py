@@ -176,7 +176,9 @@ KREA = {"in_channels": 64, "text_hidden_dim": 2560, "num_text_layers": 12, "num_
 
 HIDREAM = {"in_channels": 64, "caption_channels": None, "llama_layers": None,
            "text_emb_dim": 2048, "num_layers": 16, "num_single_layers": 32}  # fmt: skip
-LTX2 = {"in_channels": 128, "caption_channels": 3840, "num_layers": 48}
+LTX2 = {"in_channels": 128, "caption_channels": 3840, "cross_attention_dim": 4096,
+        "audio_cross_attention_dim": 2048, "use_prompt_embeddings": True,
+        "num_layers": 48}  # fmt: skip
 
 
 def _of_layers(config: Config, space: Space) -> Mapping[str, Given]:
@@ -184,6 +186,18 @@ def _of_layers(config: Config, space: Space) -> Mapping[str, Given]:
     known = {**KREA, **config}
     shape = (space.text, known["num_text_layers"], known["text_hidden_dim"])
     return {"text": (shape, "normal")}
+
+
+def _for_sight_and_sound(config: Config, space: Space) -> Mapping[str, Given]:
+    """Return LTX-2's texts of video and sound. From 2.3 on, the connectors project them to the
+    widths of their cross-attention, and the transformer does not."""
+    known = {**LTX2, **config}
+    ends = ("cross_attention_dim", "audio_cross_attention_dim")
+    keys = ("caption_channels",) * 2 if known["use_prompt_embeddings"] else ends
+    names = ("text", "audio_text")
+    return {
+        name: ((space.text, known[key]), "normal") for name, key in zip(names, keys, strict=True)
+    }
 
 
 def _of_two_encoders(config: Config, space: Space) -> Mapping[str, Given]:
@@ -317,10 +331,7 @@ _ALL = [
     Family(
         name="LTX2VideoTransformer3DModel", call="ltx2", depths=ONE, layout="tokens", down=32,
         defaults=LTX2, text="caption_channels", masked=True, every=8, sound=(25, 1), tile=1,
-        more=lambda config, space: {
-            "audio_text": ((space.text, {**LTX2, **config}["caption_channels"]), "normal")
-        },
-        resolution="512x768", frames=121, text_tokens=1024,
+        more=_for_sight_and_sound, resolution="512x768", frames=121, text_tokens=1024,
     ),
     Family(
         name="HiDreamImageTransformer2DModel", call="hidream", defaults=HIDREAM, routed=True,
