@@ -8,7 +8,7 @@ estimated from predicted ones, and only those are predicted that may be the answ
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -84,11 +84,6 @@ def option_of(fit: Fit) -> Option:
     total = fit.seconds.total
     given = Point(fit.resolved), float(fit.need_bytes), total, fit.seconds.spread / total / 2
     return Option(*given, sure=fit.fits, may=fit.may_fit, fit=fit)
-
-
-def options_of(fits: Iterable[Fit]) -> list[Option]:
-    """Return the fits that have a need and a time, as options."""
-    return [option_of(fit) for fit in fits if fit.need_bytes is not None and fit.seconds]
 
 
 def best_of(options: Sequence[Option]) -> Option | None:

@@ -110,7 +110,6 @@ def test_the_page_filters_by_itself_and_says_what_it_rests_on(told, tmp_path):
     page = (tmp_path / "atlas.html").read_text()
     assert "http" not in page and "src=" not in page and page.count("<select") == 5
     assert "no measured rate of a card is in them" in page and "accuracy.md" in page
-    assert "8 cells. Models: flux-dev. GPUs: 1, 8 of RTX-4090, 80GiB." in page
     filters = re.findall(r'<select id="(\w+)"', page)
     assert filters == ["Model", "Training", "GPUs", "Card", "Fits"]
     given = data(page)

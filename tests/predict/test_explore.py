@@ -14,7 +14,7 @@ import pytest
 
 from harness import cli
 from harness.planner import explore, pool, verdict
-from harness.planner.explore import Proof, best_of, dominates, option_of, options_of, search
+from harness.planner.explore import Option, Proof, best_of, dominates, option_of, search
 from harness.planner.plan.candidates import asked_for
 from harness.planner.plan.command import add_arguments
 from harness.planner.plan.lattice import Point
@@ -71,6 +71,11 @@ def taken(fit: Fit) -> bool:
     """True if trainers have all parts of a recipe."""
     alone = fit.resolved.launch.processes == 1 and "lora" in fit.label
     return not RARE.search(fit.label) and not (alone and "_offload" in fit.label)
+
+
+def options_of(fits: list[Fit]) -> list[Option]:
+    """The fits that have a need and a time, as options."""
+    return [option_of(fit) for fit in fits if fit.need_bytes is not None and fit.seconds]
 
 
 def fault(answer: Fit | None, every: list[Fit]) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from harness import RUN
-from harness.planner.atlas.cells import HEADS, TRAININGS
+from harness.planner.atlas.cells import HEADS
 from harness.planner.plan.table import SHOWN
 from harness.planner.speed.rates import ISSUE
 
@@ -50,23 +50,6 @@ def values(lines: Lines, head: str) -> list[str]:
     return list(dict.fromkeys(at(line, head) for line in lines))
 
 
-def covered(lines: Lines) -> str:
-    """Return a sentence on what the atlas covers; anything not named was left out."""
-    models, _, gpus, cards = (values(lines, head) for head in FILTERS[:4])
-    whole = len(lines) == len(TRAININGS) * len(models) * len(gpus) * len(cards)
-    named = ", ".join(models) if len(models) < MANY else f"{len(models)}, named in the table"
-    rest = "Nothing else was asked for." if whole else UNKEPT
-    return (
-        f"{len(lines)} cells. Models: {named}. GPUs: {', '.join(gpus)} of "
-        f"{', '.join(cards)}. {rest}"
-    )
-
-
-MANY = 20
-"""Number of models from which they are not named one by one."""
-UNKEPT = (
-    "Other cells of these models and cards are left out: not all of their predictions are kept."
-)
 COUNTED = {
     "yes": "fit",
     "tight": "tight",
@@ -125,7 +108,7 @@ def page(lines: Lines) -> str:
     order = f"{', '.join(gpus)} GPU{'s' * (gpus != ['1'])}, each {', '.join(trainings)}"
     squares = {kind: f'<i class="{kind}"></i>{told}' for kind, told in VERDICTS.items()}
     colours = [f'<i class="c{i}"></i>{word}' for i, word in enumerate(CATEGORIES.values())]
-    notes = "\n".join(f"<p>{html.escape(text)}</p>" for text in (*NOTE, covered(lines)))
+    notes = "\n".join(f"<p>{html.escape(text)}</p>" for text in NOTE)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'

@@ -33,8 +33,6 @@ from harness.system.requirements import lacks_sight
 
 WIDE = 132
 OPS = {"cpu_adam", "async_io", "shm_comm"}
-SHARED = "others"
-"""Owner that a shared calibration names to its reader."""
 FILES = ("calibration.json", "calibration.md", "logs", "measured", "rows")
 
 
@@ -45,9 +43,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "rehearse with tiny models and shapes; the numbers are not kept"
     add("--small", action="store_true", help=text)
     add("--device", choices=DEVICES, help="cpu or cuda (default: cuda if there)")
-    add("--model", default="", help="model of the rows (default: DiT-XL/2, on a CPU DiT-S/4)")
-    text = "timed steps of a row (default: 10, on a CPU 5)"
-    add("--steps", type=int, default=0, metavar="N", help=text)
     add("--out", type=Path, metavar="DIR", help="folder (default: results/calibrate/DEVICE)")
     add("--fresh", action="store_true", help="repeat finished rows too (default: keep them)")
 
@@ -55,8 +50,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def calibrate(options: argparse.Namespace) -> int:
     """Measure stations and rows, and store the calibration; return the exit code."""
     console = make_console(WIDE)
-    if options.steps < 0:
-        raise SpecError(f"steps is {options.steps}; give --steps at least 1")
     if has_driver() and not recall(ROOT).gpus:
         examined(console, ROOT, set())  # for a GPU that nvidia-smi does not show (WSL2)
     folder = _folder(options)
@@ -100,8 +93,6 @@ def _session(
         gpus=len(machine.gpus) or int(device == "cuda"),
         gpu_bytes=machine.smallest_gpu_bytes or 80 * 2**30,
         small=options.small,
-        model=options.model,
-        steps=options.steps,
     )
     return Session(
         folder=folder,

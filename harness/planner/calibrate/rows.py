@@ -53,16 +53,13 @@ SMALL_MODEL = "DiT-T/8"
 class Setting:
     """The properties of the machine on which stations and rows depend, and the options.
 
-    ``gpu_bytes``: memory of the smallest GPU. ``model``: of the rows (empty: usual). ``steps``:
-    timed steps of a row (0: usual). ``small``: a rehearsal with tiny models and shapes.
+    ``gpu_bytes``: memory of the smallest GPU. ``small``: a rehearsal with tiny models and shapes.
     """
 
     device: str
     gpus: int = 0
     gpu_bytes: int = 0
     small: bool = False
-    model: str = ""
-    steps: int = 0
 
     @property
     def processes(self) -> int:
@@ -95,10 +92,10 @@ def _usual(setting: Setting) -> dict[str, Any]:
     on_gpu, short = setting.device == "cuda", setting.small
     usual = SMALL_MODEL if short else "DiT-XL/2" if on_gpu else "DiT-S/4"
     return {
-        "model": setting.model or usual,
+        "model": usual,
         "data": "synthetic",
         "device": setting.device,
-        "steps": setting.steps or (1 if short else 10 if on_gpu else 5),
+        "steps": 1 if short else 10 if on_gpu else 5,
         "warmup": 1 if short else 3 if on_gpu else 2,
     }
 
