@@ -15,8 +15,6 @@ UNET = r"sdxl|sd(xl|v?1|v?2)|stablediffusion(xl|v?1|v?2)|unet|kolors|playground|
 RELATED = {
     r"flux1?kontext": "its transformer is flux-dev's, and a step has the reference image's tokens "
     "too: take flux-dev at twice the pixels",
-    r"qwenimageedit": "its transformer is qwen-image's, and a step has the reference image's "
-    "tokens too: take qwen-image at twice the pixels",
     r"wan22(t2v)?a?14b": "each of its two experts has wan2.1-14b's layers, and one trains at a "
     "time: take wan2.1-14b",
     r"hidreame1": "it edits images by hidream-i1's layers: take hidream-i1 at twice the pixels",

@@ -319,6 +319,22 @@ def test_a_class_of_several_models_is_told_by_the_weights(tmp_path):
         read(tmp_path, {"config.json": json.dumps(given | base)})
 
 
+def test_a_model_that_edits_images_is_not_the_one_that_draws_them(tmp_path):
+    for version, model in (("edit", ""), ("edit-2509", ""), ("edit-2511", "-2511")):
+        script = f"qwen_image_train_network.py --model_version {version}"
+        text = MUSUBI.replace("wan_train_network.py --task t2v-1.3B", script)
+        made = read(tmp_path, {"train.sh": text})
+        assert made.model == f"qwen-image-edit{model}"
+    path = {"--dit path/to/wan2.1_xxx_bf16.safetensors": "--dit x/qwen_image_edit_2511.safetensors"}
+    for one, other in path.items():
+        assert read(tmp_path, {"train.sh": text.replace(one, other)}).model == made.model
+    job = yaml.safe_load(AI_TOOLKIT)
+    job["config"]["process"][0]["model"] = {
+        "arch": "qwen_image_edit_plus", "name_or_path": "Qwen/Qwen-Image-Edit-2509"
+    }  # fmt: skip
+    assert read(tmp_path, {"a.yaml": yaml.safe_dump(job)}).model == "qwen-image-edit"
+
+
 def test_groups_of_shards_are_hsdp(tmp_path):
     mesh = "--dp_degree 4 --dp_shards 2"
     text = re.sub(r"--dp_degree \d+ --dp_shards \d+", mesh, FINETRAINERS)

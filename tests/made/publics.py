@@ -162,6 +162,12 @@ MINIATURES = {
         "128",
         9,
     ),
+    "qwen-image-edit-2511": (
+        "num_layers=2,attention_head_dim=16,num_attention_heads=2,joint_attention_dim=16,"
+        "axes_dims_rope=[8,4,4],in_channels=16,out_channels=4,references=2",
+        "64",
+        0,
+    ),
 }
 """Preset -> sizes, pixels a side, frames: of each family one, or one of each kind of call."""
 

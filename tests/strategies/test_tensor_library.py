@@ -25,7 +25,7 @@ PLAIN, HALF = "fsdp2+tp", "step-00000002"
 EQUAL = [PLAIN, "fsdp2+tp+checkpoint"]
 REACHED = [
     "chroma", "flux2-dev", "sd3.5-medium", "pixart-sigma", "dit-xl-2", "hunyuanvideo",
-    "qwen-image", "cogview4-6b", "auraflow", "krea-2", "ideogram-4",
+    "qwen-image", "qwen-image-edit-2511", "cogview4-6b", "auraflow", "krea-2", "ideogram-4",
 ]  # fmt: skip
 """Miniatures besides Flux whose blocks are found whole."""
 EVEN = {

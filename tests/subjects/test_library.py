@@ -31,6 +31,7 @@ ASKED = [
     "cogvideox-5b", "cogview4-6b", "sana-1.6b", "auraflow", "mochi", "lumina2", "dit-xl-2",
     "cogvideox1.5-5b", "krea-2", "ideogram-4", "ltx-2", "hidream-i1", "minimax-h3",
     "flux2-klein-4b", "flux2-klein-9b", "ltx-2.3", "ltx-2.5",
+    "qwen-image-edit", "qwen-image-edit-2511",
 ]  # fmt: skip
 ANY = DataFacts(256, 4, 32, 1000)
 
@@ -223,6 +224,32 @@ def test_the_sound_of_a_video_follows_it_in_its_sample():
     assert h3.data.sample_shape == (37 * 48 * 84 * 24 // 32 + 2 * 207, 32), "2 channels at 40"
     for latents in (1, 2, 7, 37):
         assert h3.family.latents_of(h3.family.frames_of(latents)) == latents
+
+
+def test_an_edit_has_the_tokens_of_its_reference_images():
+    plain, one = public("qwen-image"), public("qwen-image-edit")
+    two = public("qwen-image-edit", set="references=2")
+    shape = one.data.sample_shape
+    assert shape == plain.data.sample_shape == (4096, 64), "the loss is of the target alone"
+    assert one.samples()["reference"].shape[1:] == (4096, 64)
+    assert two.samples()["reference"].shape[1:] == (8192, 64) and "reference" not in plain.samples()
+    assert "stripes" in plain.parts and "stripes" not in one.parts
+    assert len({plain.identity, one.identity, two.identity}) == 3
+    with pytest.raises(BadInput, match="references=-1; write a number from 0 to 10"):
+        public("qwen-image-edit", set="references=-1").samples()
+
+
+def test_reference_images_change_the_output_of_the_target():
+    sizes = MINIATURES["qwen-image-edit-2511"][0].replace(",references=2", "")
+    for name in ("qwen-image-edit", "qwen-image-edit-2511"):
+        subject = public(name, set=sizes, resolution="64", text=8)
+        module = subject.build(0, "awake")
+        x, t_B, conditions = subject.example("cpu")
+        chance = torch.Generator().manual_seed(0)
+        other = {**conditions, "reference": torch.randn(x.shape, generator=chance)}
+        with torch.no_grad():
+            first, second = (subject.predict(module, x, t_B, one) for one in (conditions, other))
+        assert first.shape == x.shape and not torch.allclose(first, second)
 
 
 def test_a_model_with_one_time_takes_one_sample_at_a_time():

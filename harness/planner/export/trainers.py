@@ -198,13 +198,13 @@ def _complete(made: Translation, resolved: Resolved, values: Mapping[str, Any]) 
         "hub": hub,
     }
     videos = trainer.get("videos", {}) if frames > 1 else {}
-    own = trainer["models"].get(resolved.spec.model, {}).get("blanks", {})
-    asked = {**trainer.get("blanks", {}), **videos.get("blanks", {}), **own}
+    own = trainer["models"].get(resolved.spec.model, {})
+    asked = {**trainer.get("blanks", {}), **videos.get("blanks", {}), **own.get("blanks", {})}
     declared = options(trainer["name"], made.script) if made.script.endswith(".py") else {}
     made.blanks = {name: rules.filled(value, values) for name, value in asked.items()
                    if not declared or name in declared}  # fmt: skip
     for name, text in trainer.get("files", {}).items():
-        for one, other in videos.get("replace", {}).items():
+        for one, other in {**videos.get("replace", {}), **own.get("replace", {})}.items():
             text = text.replace(one, other)
         made.files[name] = rules.filled(text, values)
 

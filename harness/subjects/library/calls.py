@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from harness.subjects.library.families import FPS, Space
+from harness.subjects.library.families import FPS, REFERENCES, Space
 from strategies import initial
 from strategies.initial import Draw
 
@@ -235,11 +235,14 @@ def hunyuanvideo(m: Any, x: Tensor, t_B: Tensor, c: Given, config: Config, space
 
 
 def qwen(m: Any, x: Tensor, t_B: Tensor, c: Given, config: Config, space: Space) -> Tensor:
-    return m(
-        hidden_states=x, timestep=t_B, encoder_hidden_states=c["text"],
-        encoder_hidden_states_mask=c["mask"],
-        img_shapes=[(1, space.height // 2, space.width // 2)] * len(x), return_dict=False,
+    shape = (1, space.height // 2, space.width // 2)
+    count = config.get(REFERENCES, 0)
+    out = m(
+        hidden_states=torch.cat([x, c["reference"]], 1) if count else x, timestep=t_B,
+        encoder_hidden_states=c["text"], encoder_hidden_states_mask=c["mask"],
+        img_shapes=[[shape] * (1 + count)] * len(x), return_dict=False,
     )[0]  # fmt: skip
+    return out[:, : x.shape[1]] if count else out
 
 
 def zimage(m: Any, x: Tensor, t_B: Tensor, c: Given, config: Config, space: Space) -> Tensor:

@@ -100,6 +100,9 @@ class Family:
     lends: tuple[str, ...] = ()
     """Modules of blocks that the model calls outside of their block."""
 
+    own: tuple[str, ...] = ()
+    """Keys of the configuration that are of its samples: its class does not take them."""
+
     def value(self, config: Config, key: str) -> Any:
         """Return a number of the configuration."""
         return config.get(key, self.defaults[key])
@@ -107,7 +110,8 @@ class Family:
     def shares(self, config: Config) -> bool:
         """Return whether ranks can share a sample."""
         key = self.stripes_if
-        return bool(self.stripes and (not key or self.value(config, key)))
+        whole = not any(config.get(one) for one in self.own)
+        return bool(self.stripes and whole and (not key or self.value(config, key)))
 
     def sample(self, config: Config, space: Space) -> tuple[int, ...]:
         """Return the shape of one sample, in the class's layout."""
@@ -174,6 +178,8 @@ ONE = {"transformer_blocks": "num_layers"}
 FLUX = {"in_channels": 64, "joint_attention_dim": 4096, "num_layers": 19, "num_single_layers": 38}
 KREA = {"in_channels": 64, "text_hidden_dim": 2560, "num_text_layers": 12, "num_layers": 28}
 
+REFERENCES, MOST_REFERENCES = "references", 10
+"""Key with the number of reference images of an edit, and the largest one."""
 HIDREAM = {"in_channels": 64, "caption_channels": None, "llama_layers": None,
            "text_emb_dim": 2048, "num_layers": 16, "num_single_layers": 32}  # fmt: skip
 LTX2 = {"in_channels": 128, "caption_channels": 3840, "cross_attention_dim": 4096,
@@ -186,6 +192,19 @@ def _of_layers(config: Config, space: Space) -> Mapping[str, Given]:
     known = {**KREA, **config}
     shape = (space.text, known["num_text_layers"], known["text_hidden_dim"])
     return {"text": (shape, "normal")}
+
+
+def _references(config: Config, space: Space) -> Mapping[str, Given]:
+    """Return the packed latents of an edit's reference images, each of the target's size.
+
+    Raises:
+        BadInput: no number of images.
+    """
+    count = config.get(REFERENCES, 0)
+    if type(count) is not int or not 0 <= count <= MOST_REFERENCES:
+        raise BadInput(f"set has {REFERENCES}={count}; write a number from 0 to {MOST_REFERENCES}")
+    shape = LAYOUTS["packed"](config.get("in_channels", 64), space)
+    return {"reference": ((count * shape[0], shape[1]), "normal")} if count else {}
 
 
 def _for_sight_and_sound(config: Config, space: Space) -> Mapping[str, Given]:
@@ -264,7 +283,7 @@ _ALL = [
         name="QwenImageTransformer2DModel", call="qwen", depths=ONE, time="falling",
         layout="packed", text="joint_attention_dim", masked=True, text_tokens=512,
         defaults={"in_channels": 64, "joint_attention_dim": 3584, "num_layers": 60}, unread=QUERIES,
-        stripes="tokens", joint=True,
+        stripes="tokens", joint=True, more=_references, own=(REFERENCES,),
     ),
     Family(
         name="ZImageTransformer2DModel", call="zimage", time="rising", text="cap_feat_dim",

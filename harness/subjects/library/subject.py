@@ -277,7 +277,8 @@ class Library(Subject):
 
     def make(self) -> nn.Module:
         try:
-            module = _class(self.kind)(**self.config)
+            taken = {k: v for k, v in self.config.items() if k not in self.family.own}
+            module = _class(self.kind)(**taken)
         except (TypeError, ValueError, AttributeError) as error:
             raise BadInput(f"model {self.model}: {self.kind} cannot be built: {error}") from error
         for part in module.modules():
