@@ -153,11 +153,7 @@ def load(path: Path) -> Prediction:
     Raises:
         BadFile: unreadable, of another schema, or a field of the wrong type; names the file.
     """
-    data = read_json(path, name="prediction", schema=SCHEMA, beyond=BEYOND)
-    try:
-        return read(data)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise BadFile(f"{path}: {error}") from None
+    return read_json(path, Prediction, name="prediction", schema=SCHEMA, beyond=BEYOND)
 
 
 def kept(path: Path) -> Prediction | None:
@@ -169,10 +165,6 @@ def kept(path: Path) -> Prediction | None:
 
 def read(data: dict[str, Any]) -> Prediction:
     """Return the prediction that was written as ``data``, after a check of its types."""
-    # Files of earlier versions have an unused closed form and lack ``buckets``. Only the engines
-    # of DeepSpeed and DDP existed then.
-    data.pop("closed_form", None)
-    data.setdefault("buckets", "gradients" if data["recipe"].startswith("zero") else "workspace")
     return build(Prediction, data, "prediction")
 
 

@@ -76,7 +76,7 @@ class Resolved:
     @property
     def evaluations(self) -> int:
         """Return the number of guided model evaluations from noise to samples."""
-        heun = self.spec.objective.partition(":")[0] == "flow"  # two evaluations per step
+        heun = self.spec.objective == "flow"  # two evaluations per step
         return self.spec.drawn_steps * (2 if heun else 1)
 
 

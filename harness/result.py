@@ -254,11 +254,10 @@ class Drawn:
     A batch has ``samples``; ``latents`` holds the first of them: float32, little-endian, in base64,
     of ``shape`` [B, C, H, W]. ``labels`` covers all of them. ``noise`` is a hash of the initial
     noise of all. A sample took ``evaluations`` of the guided model, each of ``products`` linear
-    layers. ``latency_seconds`` are of samples that were computed alone, without a warm-up of the
-    clock.
+    layers.
     """
 
-    ENDED = ("echo", "taken_for")
+    ENDED = ("echo", "taken_for", "latency_seconds")
 
     samples: int
     evaluations: int
@@ -267,7 +266,6 @@ class Drawn:
     latents: str
     labels: list[int]
     noise: str
-    latency_seconds: list[float]
 
 
 @dataclass(kw_only=True)

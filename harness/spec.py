@@ -97,15 +97,15 @@ class Spec:
     resolution: str = _option(
         "", "with a public model: pixels, such as 1024 or HEIGHTxWIDTH", OF_MODEL
     )
-    frames: int = _option(0, "frames of a video, for a DiT or a public video model", OF_MODEL)
+    frames: int = _option(0, "with a public video model: frames", OF_MODEL)
     text: int = _option(0, "with a public model: tokens of a text", OF_MODEL)
     data: str = _option(
         "digits",
-        "digits, synthetic[:SIZE], latents:FOLDER, vae[:PIXELS]; a public model: synthetic",
+        "digits, synthetic[:SIZE], latents:FOLDER; a public model: synthetic",
     )
     objective: str = _option(
         "epsilon",
-        "epsilon (DiT), flow (SiT; flow:density=logit_normal,shift=3), velocity, masked, own",
+        "epsilon (DiT), flow (SiT), velocity, masked, own",
     )
     init: str = _option(
         "awake", "initial weights: awake, or adaln_zero as in the reference training"
@@ -171,7 +171,7 @@ class Spec:
             raise SpecError(f"learning_rate is {self.learning_rate}; it must be positive")
         known = {"objective": OBJECTIVES, "init": INITS, "device": DEVICES, "workload": WORKLOADS}
         for name, words in known.items():
-            if getattr(self, name).partition(":")[0] not in words:
+            if getattr(self, name) not in words:
                 raise SpecError(f"{name} is {getattr(self, name)!r}; one of {', '.join(words)}")
         if planned(self.phases) and (self.device != "cuda" or self.sampling):
             raise SpecError(
@@ -196,7 +196,7 @@ class Spec:
         if not least <= self.drawn_steps <= most:
             text = f"give --sampler-steps {least} to {most}"
             raise SpecError(f"sampler_steps is {self.sampler_steps}; {text}")
-        if self.objective.partition(":")[0] not in ("epsilon", "flow"):
+        if self.objective not in ("epsilon", "flow"):
             raise SpecError(
                 f"objective is {self.objective!r}; only models of epsilon and flow draw samples"
             )

@@ -15,11 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 from harness import RUN, hooks
-from harness.commands.console import FAILED, make_console, print_listed
-from harness.commands.lint import lint_spec, own_findings
+from harness.commands.console import make_console, print_listed
 from harness.commands.options import add_json, folder_name, write_answer
 from harness.commands.run import OK, examined
-from harness.data.feed import check_data
 from harness.resolve import Resolved, resolve
 from harness.spec import Spec, SpecError
 from harness.system import gpus
@@ -29,9 +27,6 @@ from strategies import CATALOG, parse
 from strategies.base import Conflict, Reason, Slot
 from strategies.workloads import SAMPLE, TRAIN
 
-SHOWN = 10
-"""Number of data errors printed by name; the rest are counted."""
-LINTED = "DiT-XL/2"
 WINDOWS = Path("/dev/dxg")
 """The driver of Linux inside Windows (WSL2) creates it."""
 SPILLS = (
@@ -46,23 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``doctor``."""
     add, text = parser.add_argument, "results folder (default: results)"
     add("--out", type=folder_name, metavar="DIR", default=Path("results"), help=text)
-    text = (
-        "read all samples of this data source, and report NaN and damaged files, as "
-        "latents:FOLDER (default: none)"
-    )
-    add("--data", metavar="DATA", help=text)
     add_json(parser)
 
 
 def doctor(options: argparse.Namespace) -> int:
-    """Print what this machine can run, or with ``--data`` whether data can be trained on.
-
-    Return the exit code.
-    """
-    if options.data:
-        faults = look_at_data(options.data)
-        write_answer(options, {"data": options.data, "unusable": faults})
-        return FAILED if faults else OK
+    """Print what this machine can run; return the exit code."""
     out, console = options.out.absolute(), make_console()
     there = next(p for p in (out, *out.parents) if p.exists())
     if not (there.is_dir() and os.access(there, os.W_OK)):
@@ -77,31 +60,6 @@ def doctor(options: argparse.Namespace) -> int:
         facts = dict(_facts(machine))
         write_answer(options, {"can_run": able, "cannot_run": reasons, "machine": facts})
     return OK
-
-
-def look_at_data(name: str) -> list[str]:
-    """Read all of the data ``name``; print and return a line for each sample that cannot be
-    trained on.
-
-    Raises:
-        BadInput: ``name`` is no data source.
-    """
-    console, (kind, _, path) = make_console(), name.partition(":")
-    if kind != "latents" or not path:
-        check_data(name)
-        console.print(f"{name}: generated data, which has no files to read", highlight=False)
-        return []
-    from harness.data.latents import Folder
-
-    folder = Folder(path, thorough=False)
-    shape = " x ".join(map(str, folder.sample_shape))
-    found, samples = list(folder.faults()), f"{len(folder)} samples of {shape}"
-    for line in found[:SHOWN]:
-        console.print(Text(line, "red"), soft_wrap=True)
-    if len(found) > SHOWN:
-        console.print(f"and {len(found) - SHOWN} more", style="red", highlight=False)
-    console.print(f"{samples}, of which {len(found)} are unusable for training", highlight=False)
-    return found
 
 
 def print_doctor(machine: Machine, console: Console) -> None:
@@ -150,7 +108,6 @@ def _facts(machine: Machine) -> list[tuple[str, str]]:
         ("packages", f"Python {probe.get('python', '?')}, {versions}"),
         ("backends", ", ".join(probe.get("backends", [])) or "none"),
         ("calibration", hooks.planner("calibration_words")(device)),
-        ("launch files", _launch_files(machine)),
         *([("faults", faults)] if faults else []),
     ]
 
@@ -161,15 +118,6 @@ def _driver(probe: dict[str, Any]) -> str:
     version = told[0][0] if told else ""
     cuda = (probe.get("torch") or {}).get("cuda")
     return f"NVIDIA {version or 'of unknown version'}; torch is built for CUDA {cuda or '?'}"
-
-
-def _launch_files(machine: Machine) -> str:
-    """Return the lint findings of this project's DeepSpeed files for the largest preset."""
-    devices = max(2, len(machine.gpus))
-    by_file = own_findings(lint_spec(LINTED, devices))
-    wastes = [f"{name}: {finding}" for name, findings in by_file.items() for finding in findings]
-    fine = f"all {len(by_file)} DeepSpeed files pass {RUN} lint ({LINTED} on {devices} devices)"
-    return "\n".join(wastes) or fine
 
 
 COMPANY = (

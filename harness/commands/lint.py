@@ -99,11 +99,6 @@ def own_files() -> list[Path]:
     return sorted(FOLDER.glob("*.json"))
 
 
-def own_findings(spec: Spec) -> dict[str, list[Finding]]:
-    """Return the findings of this project's own files for the model of ``spec``, by file name."""
-    return {path.name: findings(path, spec) for path in own_files()}
-
-
 def findings(path: Path, spec: Spec) -> list[Finding]:
     """Return the wasteful settings of the file at ``path``.
 

@@ -39,7 +39,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``list``."""
     text = f"{', '.join(KINDS)}, or the name of a strategy (default: strategies)"
     parser.add_argument("what", nargs="?", metavar="WHAT", default="strategies", help=text)
-    parser.add_argument("--markdown", action="store_true", help="the strategy table as Markdown")
     add_json(parser)
 
 
@@ -47,9 +46,7 @@ def list_all(options: argparse.Namespace) -> int:
     """Print all things of a kind, or describe one strategy; return the exit code."""
     what = SPELLED.get(options.what, options.what)
     kind = next((kind for kind in KINDS if what in (kind, kind.removesuffix("s"))), None)
-    if options.markdown:
-        print(markdown())
-    elif kind:
+    if kind:
         KINDS[kind](make_console())
     else:
         print_one(options.what, make_console())
@@ -81,7 +78,7 @@ def _strategy(name: str) -> dict[str, Any]:
     return {
         "name": name,
         "place": kind.slot.name.lower(),
-        "what": _first_sentence(kind.__doc__),
+        "what": first_sentence(kind.__doc__),
         "parameters": {f.name: spelled(f.default) for f in dataclasses.fields(kind)},
         "needs": kind.needs,
         "losses": kind.parity.value,
@@ -97,7 +94,7 @@ def print_list(console: Console) -> None:
         console.print(Text(place.name.lower(), style="bold"))
         for name, kind in CATALOG.items():
             if kind.slot is place:
-                _print_line(console, name, _first_sentence(kind.__doc__))
+                _print_line(console, name, first_sentence(kind.__doc__))
     console.print(Text(f"not here ({RUN} list NAME says why)", style="bold"))
     console.print(Padding(Text(", ".join(ABSENT)), (0, 0, 0, 2), expand=False))
     console.print(Text(OTHERS, style="dim"))
@@ -186,16 +183,6 @@ KINDS = {
 SPELLED = {"gpu": "cards", "gpus": "cards", "strategy": "strategies"}
 
 
-def markdown() -> str:
-    """Return the strategy table of docs/reference/strategies.md."""
-    lines = ["| strategy | slot | what it does | losses |", "|---|---|---|---|"]
-    for name, kind in CATALOG.items():
-        what = _first_sentence(kind.__doc__).rstrip(".")
-        place = kind.slot.name.lower().replace("_", " ")
-        lines.append(f"| `{name}` | {place} | {what} | {kind.parity.value} |")
-    return "\n".join(lines)
-
-
 def _notes(kind: Any) -> list[str]:
     given = ", ".join(f"{f.name}={spelled(f.default)}" for f in dataclasses.fields(kind))
     parity = (
@@ -206,7 +193,7 @@ def _notes(kind: Any) -> list[str]:
     return [*facts, f"parity: {kind.parity.value} ({parity})", f"source: {kind.source}"]
 
 
-def _first_sentence(doc: str | None) -> str:
+def first_sentence(doc: str | None) -> str:
     """Return the first sentence of a docstring, on one line."""
     paragraph = " ".join((doc or "").strip().partition("\n\n")[0].split())
     return re.split(r"(?<=[.]) (?=[A-Z`])", paragraph)[0].replace("``", "`")

@@ -70,16 +70,6 @@ def search(fits: Callable[[int], bool], first: int, most: int) -> int:
 FILES = ("runs", "max_batch.json")
 
 
-def most_probes(first: int, most: int) -> int:
-    """Return the largest number of probes that a search may take."""
-    worst, taken, low, size = 0, 0, 0, min(first, most)
-    while low < most:
-        taken += 1
-        worst = max(worst, taken + (size - low - 1).bit_length())  # halvings, if it does not fit
-        low, size = size, min(2 * size, most)
-    return max(worst, taken)
-
-
 @dataclasses.dataclass(kw_only=True)
 class Search:
     """One search: its spec without the global batch, and its ``results`` by micro-batch."""
@@ -209,8 +199,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def max_batch(options: argparse.Namespace) -> int:
     """Search, print every probe and the largest batch that fits; return the exit code."""
     console, state = make_console(), _begun(options, overrides(options))
-    count = most_probes(options.first, options.most)
-    console.print(f"at most {count} probes, each a run of its own: {options.first} to "
+    console.print(f"each probe is a run of its own: {options.first} to "
                   f"{options.most} samples a process", highlight=False)  # fmt: skip
     try:
         best = search(state.fits, options.first, options.most)

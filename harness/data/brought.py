@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from harness.data.feed import Ready
+from harness.data.latents import on_device
 from strategies.subject import DataFacts
 
 if TYPE_CHECKING:
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Brought:
+class Brought(Ready):
     """Dataset in host memory.
 
     ``held`` has "x" and its conditions, as rows of samples. The samples of a step are copied to
@@ -32,26 +34,11 @@ class Brought:
         # Attributes, because a CPU's meter excludes a dataset's attributes.
         vars(self).update({f"held_{name}": tensor for name, tensor in held.items()})
 
-    def begin(self, indices: np.ndarray) -> None:
-        """Do nothing: a sample is copied when it is fetched."""
-
     def fetch(self, indices: np.ndarray) -> tuple[Tensor, dict[str, Tensor]]:
         """See ``Dataset.fetch``."""
         import torch
 
         chosen = torch.from_numpy(np.array(indices))
-        rows = {name: getattr(self, f"held_{name}")[chosen] for name in self.names}
-        rows = moved(rows, self.device)
+        held = {name: getattr(self, f"held_{name}")[chosen] for name in self.names}
+        rows = {name: on_device(tensor, self.device) for name, tensor in held.items()}
         return rows.pop("x"), rows
-
-    def expect(self, indices: np.ndarray) -> None:
-        """Do nothing: there are no files to read."""
-
-
-def moved(rows: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    """Copy rows from host memory to ``device``."""
-    if device.type == "cuda":
-        # Only a copy from pinned memory overlaps with the device's work.
-        pinned = {name: tensor.pin_memory() for name, tensor in rows.items()}
-        return {name: tensor.to(device, non_blocking=True) for name, tensor in pinned.items()}
-    return {name: tensor.to(device) for name, tensor in rows.items()}

@@ -33,11 +33,9 @@ if TYPE_CHECKING:
     from harness.data.latents import Folder
 
 
-NAMES = ("digits", "synthetic", "latents", "vae", "vae_small")
+NAMES = ("digits", "synthetic", "latents")
 POOL = 256
 """Samples of ``synthetic``: 4 MiB at 32 x 32, little in comparison with a memory peak."""
-IMAGES = 64
-"""Samples of ``vae``: 12 MiB at 256 pixels."""
 STAMPED = 20_000
 """Files of a latents folder whose times are read: a tenth of a second."""
 TOGETHER = 256
@@ -93,8 +91,7 @@ def sample_order(seed: int, size: int, first: int, count: int) -> np.ndarray:
 def check_data(name: str, *, thorough: bool = True) -> DataFacts:
     """Return facts of the data source ``name``.
 
-    Names: digits, synthetic, synthetic:SIZE (of a latent), latents:PATH, vae:SIZE or
-    vae_small:SIZE (pixels of an image, encoded in every step).
+    Names: digits, synthetic, synthetic:SIZE (of a latent), latents:PATH.
 
     Every header of a latents folder is read, or only the first unless ``thorough``. Imports no
     torch.
@@ -109,8 +106,6 @@ def check_data(name: str, *, thorough: bool = True) -> DataFacts:
         from harness.data.latents import Folder
 
         return _folder_facts(Folder(detail, thorough=thorough))
-    if kind in ("vae", "vae_small"):
-        return _image_facts(kind, detail)
     return _resident_facts(name, kind, detail)
 
 
@@ -152,27 +147,12 @@ def open_data(name: str, device: torch.device | str) -> Dataset:
 
         return Latents(Folder(detail, thorough=False), device)
     facts = check_data(name)
-    if kind in ("vae", "vae_small"):
-        from harness.data.vae import Images
-
-        return Images(kind, facts, device)
     return Resident(facts, *(_digits() if kind == "digits" else _synthetic(facts)), device)
 
 
 def _folder_facts(folder: Folder) -> DataFacts:
     channels, side, _ = folder.sample_shape
     return DataFacts(len(folder), channels, side, folder.classes)
-
-
-def _image_facts(kind: str, detail: str) -> DataFacts:
-    if not (detail or "256").isdecimal() or int(detail or 256) % 8 or int(detail or 256) < 16:
-        raise BadInput(
-            f"{kind} cannot encode images of {detail!r} pixels; write {kind}:256, or "
-            "another multiple of 8"
-        )
-    if importlib.util.find_spec("diffusers") is None:
-        raise BadInput(f"{kind} needs diffusers; pip install diffusers, or use --data synthetic")
-    return DataFacts(size=IMAGES, channels=4, input_size=int(detail or 256) // 8, classes=1000)
 
 
 def _resident_facts(name: str, kind: str, detail: str) -> DataFacts:
@@ -185,7 +165,7 @@ def _resident_facts(name: str, kind: str, detail: str) -> DataFacts:
     if kind in NAMES:
         raise BadInput(f"unknown data {name!r}; write digits, synthetic or synthetic:SIZE")
     near = difflib.get_close_matches(kind, NAMES, n=1)
-    hint = f"did you mean {near[0]}?" if near else "write digits, synthetic, latents:PATH or vae"
+    hint = f"did you mean {near[0]}?" if near else "write digits, synthetic or latents:PATH"
     raise BadInput(f"unknown data {name!r}; {hint}")
 
 
@@ -215,7 +195,17 @@ def _synthetic(facts: DataFacts) -> tuple[np.ndarray, np.ndarray]:
     return latents, rng.integers(facts.classes, size=facts.size)
 
 
-class Resident:
+class Ready:
+    """Part of a dataset that has no files to read."""
+
+    def begin(self, indices: np.ndarray) -> None:
+        """Do nothing: a sample is copied when it is fetched."""
+
+    def expect(self, indices: np.ndarray) -> None:
+        """Do nothing: there are no files to read."""
+
+
+class Resident(Ready):
     """A small dataset that is entirely on the device."""
 
     def __init__(
@@ -238,9 +228,6 @@ class Resident:
         chosen = self._step.take(indices)
         return self.x_all[chosen], self.y_all[chosen]
 
-    def expect(self, indices: np.ndarray) -> None:
-        """Do nothing: there are no files to read."""
-
 
 class Latents:
     """A folder of latents, read file by file, one fetch ahead of the training step."""
@@ -258,17 +245,15 @@ class Latents:
         """See ``Dataset.fetch``; ValueError names an unusable file."""
         import torch
 
+        from harness.data.latents import on_device
+
         coming, self._coming = self._coming, None
         if coming is not None and coming[0] == indices.tobytes():
             arrays = coming[1].result()
         else:
             arrays = self.folder.read(indices)
-        tensors = [torch.from_numpy(a) for a in arrays]
-        if self.device.type == "cuda":
-            # Only a copy from pinned memory overlaps with the device's work.
-            pinned = [t.pin_memory() for t in tensors]
-            tensors = [t.to(self.device, non_blocking=True) for t in pinned]
-        return tensors[0], tensors[1]
+        x, y = (on_device(torch.from_numpy(a), self.device) for a in arrays)
+        return x, y
 
     def begin(self, indices: np.ndarray) -> None:
         """Do nothing: files are read one fetch ahead (``expect``)."""

@@ -15,7 +15,6 @@ import io
 import math
 import os
 import tokenize
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,20 +96,6 @@ class Folder:
         with ThreadPoolExecutor(READERS) as readers:
             list(readers.map(read_one, range(len(names))))
         return latents, labels
-
-    def faults(self) -> Iterator[str]:
-        """Yield a line for each sample that cannot be trained on; every value is read."""
-
-        def fault(name: str) -> str:
-            try:
-                self._latent(name)
-                self._label(name)
-            except BadInput as error:
-                return str(error)
-            return ""
-
-        with ThreadPoolExecutor(READERS) as readers:
-            yield from filter(None, readers.map(fault, self.names))
 
     def _latent(self, name: str) -> np.ndarray:
         path = self.features / name
@@ -230,11 +215,8 @@ def _header(path: Path) -> tuple[Header, bytes]:
 # ---- indices on the device ----
 
 
-def on_device(values: np.ndarray, device: torch.device | str) -> Tensor:
+def on_device(tensor: Tensor, device: torch.device) -> Tensor:
     """Copy to ``device``; to a GPU from pinned memory, because only that overlaps with its work."""
-    import torch
-
-    tensor, device = torch.from_numpy(np.array(values)), torch.device(device)
     if device.type == "cuda":
         pinned = tensor.pin_memory()  # in a line of its own: a traceback tells which of both failed
         return pinned.to(device, non_blocking=True)
@@ -250,13 +232,18 @@ class Indices:
 
     def begin(self, indices: np.ndarray) -> None:
         """Copy the indices that the next calls of ``take`` will request, in order."""
-        self._left, self._there = np.array(indices), on_device(indices, self.device)
+        self._left, self._there = np.array(indices), self._copied(indices)
 
     def take(self, indices: np.ndarray) -> Tensor:
         """Return these indices on the device, int64 [n]; unannounced ones are copied now."""
         count = len(indices)
         if self._there is None or not np.array_equal(self._left[:count], indices):
-            return on_device(indices, self.device)
+            return self._copied(indices)
         chosen = self._there[:count]
         self._left, self._there = self._left[count:], self._there[count:]
         return chosen
+
+    def _copied(self, indices: np.ndarray) -> Tensor:
+        import torch
+
+        return on_device(torch.from_numpy(np.array(indices)), self.device)

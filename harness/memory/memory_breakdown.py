@@ -83,11 +83,7 @@ class OpCost:
 
 @dataclass(kw_only=True)
 class MemoryBreakdown:
-    """Data of the page of one run.
-
-    ``peak_flops`` (per second) and ``bandwidth`` (bytes per second) were measured on the device, in
-    ``dtype``: by the run itself, or by the calibration that ``ceilings`` names.
-    """
+    """Data of the page of one run."""
 
     recipe: str
     device: str
@@ -104,15 +100,7 @@ class MemoryBreakdown:
     lumps: list[Lump]
     kept: list[Kept]
     ops: list[OpCost]
-    peak_flops: float
-    bandwidth: float
-    ceilings: str = ""
     schema: int = SCHEMA
-
-    @property
-    def made_total(self) -> int:
-        """Return the activation bytes that are alive when backward begins, by the trace."""
-        return sum(kept.made for kept in self.kept)
 
     def write(self, path: Path) -> None:
         """Write as JSON, atomically."""

@@ -6,7 +6,6 @@ that measured them.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from harness.memory.record import as_measured
 from harness.planner import overhead
 from harness.planner.calibration.record import Calibration, load
 from harness.planner.speed import rates
-from harness.planner.speed.roofline import Seconds, seconds, sent
+from harness.planner.speed.roofline import Seconds, seconds
 from harness.planner.verdict import decide
 from harness.prediction import Prediction
 from harness.report.figures import derive
@@ -66,7 +65,7 @@ def predicted_and_measured(
     rank = first.ranks[prediction.rank : prediction.rank + 1]
     step, traced = prediction.steady, rank[0].categories if rank else None
     beside = library_bytes(first, found)
-    hosted, work, spec = prediction.host_steady, prediction.work, first.spec
+    hosted = prediction.host_steady
     return PredictedAndMeasured(
         method=prediction.method,
         reason=prediction.reason or None,
@@ -79,7 +78,6 @@ def predicted_and_measured(
         run_measured=derive.highest(first.ranks, "allocated"),
         reserved_predicted=_plus(reserved_bytes(prediction, first), beside),
         reserved_measured=derive.highest(first.ranks, "reserved"),
-        sent=sent(work, spec.processes, spec.local_processes) if work else None,
     )
 
 
@@ -198,14 +196,11 @@ def calibrated_row(
     if first.spec.nodes > 1:
         return None
     predicted = _seconds(first, prediction, card)
-    typical = _seconds(first, prediction, dataclasses.replace(card, calibrated=None))
     return Calibrated(
         predicted_seconds=predicted and predicted.total,
         low_seconds=predicted and predicted.low,
         high_seconds=predicted and predicted.high,
-        typical_seconds=typical and typical.total,
         measured_seconds=derive.quantile([s for r in results for s in derive.step_seconds(r)], 0.5),
-        peak_fraction=_peak_fraction(results, card),
         words=card.calibrated.words,
     )
 
@@ -214,15 +209,3 @@ def _seconds(first: Result, prediction: Prediction | None, card: Card) -> Second
     if prediction is None or not prediction.work:
         return None
     return seconds(prediction.work, card, first.spec.processes, first.spec.recipe)
-
-
-def _peak_fraction(results: Sequence[Result], card: Card) -> float | None:
-    """Return the share of the measured products: on a CPU of all processes, on a GPU of each."""
-    first = results[0]
-    kind = derive.precision(first.evidence)
-    measured = card.calibrated.calibration.ceilings.products.get(kind or "")
-    median = derive.quantile([s for r in results for s in derive.step_seconds(r)], 0.5)
-    flops = derive.flops_per_second(first.flops_per_step, median)
-    if not measured or not flops:
-        return None
-    return flops / measured / (1 if card.shared else len(first.ranks))

@@ -28,7 +28,6 @@ from harness.planner.worker import DONE, none
 from harness.prediction import Prediction, kept, load
 from harness.resolve import Resolved
 from harness.system import machine
-from harness.system.process import scratch_folder
 from strategies.base import BadInput
 
 # ---- Worker process ----
@@ -174,8 +173,8 @@ def fresh() -> Iterator[None]:
     """
     if not traces():
         raise BadInput(f"fresh predictions are traced, which needs torch and accelerate; {SET_UP}")
-    with scratch_folder() as folder:
-        token = _FOLDER.set(folder)
+    with tempfile.TemporaryDirectory() as folder:
+        token = _FOLDER.set(Path(folder))
         try:
             yield
         finally:
@@ -278,8 +277,8 @@ def _each(
     able = [i for i, reason in enumerate(reasons) if not reason]
     if not able:
         return
-    with scratch_folder() as scratch:
-        asked = [rows[i] for i in able], scratch, [kinds[i] for i in able]
+    with tempfile.TemporaryDirectory() as scratch:
+        asked = [rows[i] for i in able], Path(scratch), [kinds[i] for i in able]
         run = Run(*asked, jobs or default_jobs(), timeout, [steps[i] for i in able])
         told = set()
         for index in run.ended():

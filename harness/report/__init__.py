@@ -64,7 +64,8 @@ def write_report(
     folder = Path(folder)
     if lost is None:
         folder.mkdir(parents=True, exist_ok=True)
-    suite = _with_reference(read_suite(folder), reference)
+    suite = read_suite(folder)
+    suite = dataclasses.replace(suite, reference=reference or suite.reference)
     left_out = [*skipped, *suite.skipped]
     predictions = read_predictions(folder, left_out)
 
@@ -101,7 +102,3 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     from harness.report.rendering import terminal
 
     terminal.render_comparison(comparison, console)
-
-
-def _with_reference(suite: SuiteHead, reference: str | None) -> SuiteHead:
-    return dataclasses.replace(suite, reference=reference) if reference else suite

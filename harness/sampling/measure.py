@@ -8,7 +8,6 @@ the meter.
 from __future__ import annotations
 
 import base64
-import time
 from collections import Counter
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -81,8 +80,6 @@ def _asked_calls(resolved: Resolved) -> dict[str, int]:
 
 
 PICTURE = "samples.png"
-ALONE = 3
-"""Single samples whose latency is measured, after one for warm-up."""
 KEPT = 4
 """Samples whose latents the result stores."""
 COLUMNS = 8
@@ -115,7 +112,6 @@ def measure(resolved: Resolved, folder: Path, reporter: Reporter) -> Result | No
     touched = altered(bench.run)
     _batches(bench)
     kept = bench.kept = drawing.drawn
-    alone = _alone(bench)
     reporter.enter("anatomy")
     categories = traced_steps(bench)
     observe_step(trained, resolved.recipe.strategies, drawing.watched_step)
@@ -132,7 +128,7 @@ def measure(resolved: Resolved, folder: Path, reporter: Reporter) -> Result | No
         {"started": started, "evidence": evidence},
     )  # fmt: skip
     result.parameters = resolved.subject.parameters  # packed codes are fewer than the weights
-    result.drawn = _drawn(resolved, kept, alone)
+    result.drawn = _drawn(resolved, kept)
     return result
 
 
@@ -184,7 +180,7 @@ def _batches(bench: DrawingBench) -> None:
     _take(bench, 1)
     bench.watch.end()
     bench.log.timed_from = len(bench.log.seconds)
-    reporter.enter("measure", spec.steps + ALONE)
+    reporter.enter("measure", spec.steps)
     _take(bench, spec.steps)
     bench.watch.begin("after")
 
@@ -195,21 +191,7 @@ def _take(bench: DrawingBench, count: int) -> None:
         bench.reporter.at(index + 1)
 
 
-def _alone(bench: DrawingBench) -> list[float]:
-    """Return the seconds of single samples, by the slowest rank."""
-    seconds, trained = [], bench.run.trained
-    for index in range(1 + ALONE):
-        bench.meter.synchronize()
-        trained.accelerator.wait_for_everyone()
-        start = time.perf_counter()
-        bench.drawing.batch(first=1)
-        bench.meter.synchronize()
-        seconds.append(time.perf_counter() - start)
-        bench.reporter.at(bench.resolved.spec.steps + index)
-    return [max(each) for each in zip(*gather(trained, seconds[1:]), strict=True)]
-
-
-def _drawn(resolved: Resolved, kept: Tensor, alone: list[float]) -> Drawn:
+def _drawn(resolved: Resolved, kept: Tensor) -> Drawn:
     some = kept[:KEPT].detach().float().cpu().contiguous()
     values = some.numpy().astype("<f4").tobytes()
     return Drawn(
@@ -220,5 +202,4 @@ def _drawn(resolved: Resolved, kept: Tensor, alone: list[float]) -> Drawn:
         latents=base64.b64encode(values).decode("ascii"),
         labels=labels_of(resolved).tolist(),
         noise=digest(noise_of(resolved)),
-        latency_seconds=alone,
     )

@@ -8,8 +8,8 @@ A model's name is one of these:
 
 from __future__ import annotations
 
-from harness.subjects import densities, own_module
-from harness.subjects.dit.subject import Dit, TokenDit, VideoDit
+from harness.subjects import own_module
+from harness.subjects.dit.subject import Dit, TokenDit
 from harness.subjects.dit.subject import is_named as is_of_tokens
 from harness.subjects.library import families
 from harness.subjects.library.subject import Library
@@ -50,18 +50,14 @@ def subject_of(
     Raises:
         BadInput: an unknown model, or one that does not fit its data or the objective.
     """
-    kind, shaping = kind_of(model), shaping or Shaping()
-    if kind is Dit and shaping.frames > 1:
-        kind = VideoDit
-    subject = kind.of(
-        shaping,
+    subject = kind_of(model).of(
+        shaping or Shaping(),
         model=model,
         data=data,
         objective=objective,
         class_dropout=class_dropout,
     )
-    densities.check(objective)
-    if objective.partition(":")[0] not in subject.objectives:
+    if objective not in subject.objectives:
         raise BadInput(
             f"model {model} cannot be trained to {objective!r}; give --objective "
             f"{' or '.join(subject.objectives)}"

@@ -15,16 +15,13 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from harness.subjects import densities
-from harness.subjects.densities import Density
 from strategies.losses.functions import IGNORED
-from strategies.subject import Subject
 
 STEPS = 1000
 Predict = Callable[[Tensor, Tensor], Tensor]
@@ -257,13 +254,7 @@ def _normal_cdf(x: Tensor) -> Tensor:
 
 
 class Flow:
-    """Velocity prediction on the straight path: t = 0 is noise, t = 1 is data.
-
-    ``density`` is of the noise level 1 - t; None means uniform t.
-    """
-
-    def __init__(self, density: Density | None = None) -> None:
-        self.density = density
+    """Velocity prediction on the straight path: t = 0 is noise, t = 1 is data."""
 
     def draw(
         self,
@@ -273,10 +264,7 @@ class Flow:
         device: torch.device | str,
     ) -> tuple[Tensor, Tensor]:
         """See ``Objective.draw``; t is float32, in [0, 1)."""
-        if self.density is None:
-            t_B = torch.rand(count, generator=generator, device=device)
-        else:
-            t_B = 1 - self.density.draw(generator, count, device)
+        t_B = torch.rand(count, generator=generator, device=device)
         noise = torch.randn((count, *sample_shape), generator=generator, device=device)
         return t_B, noise
 
@@ -298,25 +286,22 @@ class Flow:
         *,
         steps: int,
         generator: torch.Generator | None = None,
-        method: str = "heun",
     ) -> Tensor:
-        """See ``Objective.sample``; ``steps`` even steps of Heun's method (two calls each) or
-        Euler's.
+        """See ``Objective.sample``; ``steps`` even steps of Heun's method, of two calls each.
 
         The method is deterministic; ``generator`` exists only for the common interface.
 
         Raises:
-            ValueError: no steps, or an unknown method.
+            ValueError: no steps.
         """
-        if steps < 1 or method not in ("heun", "euler"):
-            raise ValueError(f"{steps} steps by {method!r}; give 1 or more by 'heun' or 'euler'")
+        if steps < 1:
+            raise ValueError(f"{steps} steps; give 1 or more")
         x_BCHW = noise_BCHW
         for index in range(steps):
             now, then = index / steps, (index + 1) / steps
             slope = predict(x_BCHW, _repeat(now, x_BCHW)).float()
-            if method == "heun":
-                ahead = x_BCHW + slope / steps
-                slope = (slope + predict(ahead, _repeat(then, ahead)).float()) / 2
+            ahead = x_BCHW + slope / steps
+            slope = (slope + predict(ahead, _repeat(then, ahead)).float()) / 2
             x_BCHW = x_BCHW + slope / steps
         return x_BCHW
 
@@ -337,7 +322,15 @@ OBJECTIVES: dict[str, Objective] = {"epsilon": Epsilon(), "flow": Flow()}
 # in weights.)
 
 
-class Masked:
+class Undrawn:
+    """Objective whose samples need what is not here: a VAE, a tokenizer, a user's sampler."""
+
+    def sample(self, *given: Any, **named: Any) -> Tensor:
+        """Not supported."""
+        raise NotImplementedError("samples are drawn of epsilon and flow")
+
+
+class Masked(Undrawn):
     """Prediction of hidden tokens from the visible ones.
 
     Samples are tokens int64 [B, T]. The model takes pairs [B, 2, T]: the input, with ``HIDDEN`` for
@@ -367,17 +360,6 @@ class Masked:
         """See ``Objective.loss``; [1], the mean over the batch's tokens, 0 for a visible one."""
         return predict(self.noisy(x_BT, t_B, noise_BT), t_B).float().reshape(-1)
 
-    def sample(
-        self,
-        predict: Predict,
-        noise_BCHW: Tensor,
-        *,
-        steps: int,
-        generator: torch.Generator | None,
-    ) -> Tensor:
-        """Not supported: the samples are codes of a tokenizer that is not available here."""
-        raise NotImplementedError("samples are drawn of epsilon and flow")
-
 
 # ---- named objectives ----
 # ``velocity``: a diffusion that predicts a mixture of noise and data, as CogVideoX is trained
@@ -385,7 +367,7 @@ class Masked:
 # tokens.
 
 
-class Velocity(Diffusion):
+class Velocity(Undrawn, Diffusion):
     """Prediction of v = a noise - s x, where the noisy sample is a x + s noise."""
 
     def noisy(self, x_BCHW: Tensor, t_B: Tensor, noise_BCHW: Tensor) -> Tensor:
@@ -400,19 +382,8 @@ class Velocity(Diffusion):
         velocity = signal * noise_BCHW - scale * x_BCHW
         return (out.float() - velocity).square().flatten(1).mean(1)
 
-    def sample(
-        self,
-        predict: Predict,
-        noise_BCHW: Tensor,
-        *,
-        steps: int,
-        generator: torch.Generator | None,
-    ) -> Tensor:
-        """Not supported: the samples are latents of a VAE that is not available here."""
-        raise NotImplementedError("samples are drawn of epsilon and flow")
 
-
-class Own:
+class Own(Undrawn):
     """The model's own loss, which ``strategies.subject.Subject.predict`` returns."""
 
     def draw(
@@ -434,28 +405,14 @@ class Own:
         """See ``Objective.loss``; [1] if the model's own loss is the mean of a batch."""
         return predict(x_BCHW, t_B).float().reshape(-1)
 
-    def sample(
-        self,
-        predict: Predict,
-        noise_BCHW: Tensor,
-        *,
-        steps: int,
-        generator: torch.Generator | None,
-    ) -> Tensor:
-        """Not supported: a user's module has its own sampler."""
-        raise NotImplementedError("samples are drawn of epsilon and flow")
-
 
 OTHERS: dict[str, Callable[[], Objective]] = {"velocity": Velocity, "own": Own, "masked": Masked}
 
 
 @functools.cache
 def objective_of(name: str) -> Objective:
-    """Return the objective of a spec's name, such as ``flow:density=logit_normal,shift=3``."""
-    kind, _, text = name.partition(":")
-    if kind == "flow" and text:
-        return Flow(densities.read(text))
-    return OBJECTIVES[kind] if kind in OBJECTIVES else OTHERS[kind]()
+    """Return the objective of a spec's name."""
+    return OBJECTIVES[name] if name in OBJECTIVES else OTHERS[name]()
 
 
 # ---- guidance ----
@@ -483,26 +440,6 @@ def guide(out_BCHW: Tensor, scale: float, channels: int | None = None) -> Tensor
 
 
 def guided(
-    subject: Subject,
-    module: nn.Module,
-    conditions: Mapping[str, Tensor],
-    scale: float,
-    channels: int | None = None,
-) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return a function (x, t) -> output of the bare ``module``, guided by ``scale`` towards
-    ``conditions``.
-
-    ``channels``: number of leading channels of the output to guide; None for the data's.
-    """
-    leading = subject.data.channels if channels is None else channels
-
-    def ask(x: Tensor, t_B: Tensor, given: Mapping[str, Tensor]) -> Tensor:
-        return subject.predict(module, x, t_B, given)
-
-    return guided_by(ask, conditions, scale, leading)
-
-
-def guided_by(
     ask: Ask, conditions: Mapping[str, Tensor], scale: float, leading: int
 ) -> Callable[[Tensor, Tensor], Tensor]:
     """Return a function (x, t) -> output of ``ask``, guided by ``scale`` towards ``conditions``.

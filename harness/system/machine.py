@@ -91,45 +91,21 @@ def cores(groups: Path = GROUPS) -> int:
 
 
 def _group(proc: Path, groups: Path) -> tuple[int, int | None]:
-    for line in _read_text(proc / "self" / "cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if "memory" in controllers.split(","):
-            return _version1(groups / "memory", path)
-    path = next(
-        (
-            p.split("::", 1)[1]
-            for p in _read_text(proc / "self" / "cgroup").splitlines()
-            if "::" in p
-        ),
-        "",
-    )
-    return _version2(groups, path)
-
-
-def _version1(root: Path, path: str) -> tuple[int, int | None]:
+    """Return the kills in this process's control group, and its tightest limit in bytes."""
+    lines = [line.split(":", 2) for line in _read_text(proc / "self" / "cgroup").splitlines()]
+    own = next((path for _, kinds, path in lines if "memory" in kinds.split(",")), None)
+    if own is not None:  # version 1
+        root, kills, limit = groups / "memory", "memory.oom_control", "memory.limit_in_bytes"
+    else:
+        own = next((path for _, kinds, path in lines if not kinds), "")
+        root, kills, limit = groups, "memory.events", "memory.max"
     # Inside a container the path is often the host's, and the group is mounted at the root.
-    group = root / path.strip("/")
+    group = root / own.strip("/")
     group = group if group.is_dir() else root
-    kills = _counter(group / "memory.oom_control", "oom_kill")
-    return kills, _least(group, root, "memory.limit_in_bytes")
-
-
-def _version2(root: Path, path: str) -> tuple[int, int | None]:
-    group = root / path.strip("/")
-    group = group if group.is_dir() else root
-    return _counter(group / "memory.events", "oom_kill"), _least(group, root, "memory.max")
-
-
-def _least(group: Path, root: Path, name: str) -> int | None:
-    """Return the tightest limit of ``group`` and its parent groups."""
-    limits = []
-    for folder in (group, *group.parents):
-        word = _read_text(folder / name).strip()
-        if word.isdigit() and int(word) < UNLIMITED:
-            limits.append(int(word))
-        if folder == root:
-            break
-    return min(limits, default=None)
+    above = [group, *group.parents]
+    words = [_read_text(folder / limit).strip() for folder in above[: above.index(root) + 1]]
+    limits = [int(word) for word in words if word.isdigit() and int(word) < UNLIMITED]
+    return _counter(group / kills, "oom_kill"), min(limits, default=None)
 
 
 def _counter(path: Path, name: str) -> int:
@@ -313,13 +289,6 @@ def _as_known(place: int, gpu: dict[str, Any], card: Gpu | None) -> Gpu:
     return Gpu(index=place, name=gpu["name"], total_bytes=size)
 
 
-def _text(path: str) -> str:
-    try:
-        return Path(path).read_text()
-    except OSError:
-        return ""
-
-
 VARIABLES = ("CUDA_HOME", "CUDA_VISIBLE_DEVICES", gpus.ORDER, "CFLAGS", "LDFLAGS")
 PACKAGE_FILES = (
     "/var/lib/dpkg/status",
@@ -339,9 +308,9 @@ def _cache_path(machine: Machine) -> Path:
         [machine.compiler, machine.ninja, shutil.which("nvcc")],
         [os.environ.get(n) for n in VARIABLES],
         machine.device_names,
-        _text("/proc/driver/nvidia/version"),
+        _read_text(Path("/proc/driver/nvidia/version")),
         [os.stat(p).st_mtime_ns for p in PACKAGE_FILES if os.path.exists(p)],
-        [_text(str(ROOT / "harness/system" / n)) for n in ("probe.py", "capability.py")],
+        [_read_text(ROOT / "harness/system" / n) for n in ("probe.py", "capability.py")],
     ]
     key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
     return Path(tempfile.gettempdir()) / f"headroom-{os.getuid()}" / f"probe-{key}.json"

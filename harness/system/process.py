@@ -12,11 +12,9 @@ import json
 import os
 import re
 import select
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -272,50 +270,6 @@ def die_with_parent() -> None:
     """Let the kernel kill this process when its parent dies. Linux only."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-
-
-SCRATCH = "headroom-scratch-"
-YOUNG_SECONDS = 60.0
-"""Seconds within which a new scratch folder may not be locked yet."""
-
-
-@contextmanager
-def scratch_folder() -> Iterator[Path]:
-    """Yield a temporary folder that is locked while in use.
-
-    First remove folders of this user whose process was killed, which released their locks.
-    """
-    import fcntl  # Windows has none, and plans from records there
-
-    for path in Path(tempfile.gettempdir()).glob(f"{SCRATCH}*"):
-        with suppress(OSError):
-            _remove_abandoned(path)
-    with tempfile.TemporaryDirectory(prefix=SCRATCH) as name:
-        handle = os.open(name, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
-            yield Path(name)
-        finally:
-            os.close(handle)
-
-
-def _remove_abandoned(path: Path) -> None:
-    """Remove an unlocked folder of this user.
-
-    Raises:
-        OSError: it is in use, a link, no folder, or another user's.
-    """
-    import fcntl
-
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        found = os.fstat(handle)
-        if found.st_uid != os.getuid() or time.time() - found.st_mtime < YOUNG_SECONDS:
-            return
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(path)
-    finally:
-        os.close(handle)
 
 
 def own_tools_first() -> None:

@@ -17,8 +17,8 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from harness.resolve import Resolved
-from harness.subjects.objectives import guided_by, objective_of
-from harness.worker.setup import Building
+from harness.subjects.objectives import guided, objective_of
+from harness.worker.setup import Building, attach
 from strategies.engine import NoOptimizer, TrainingRun
 from strategies.initial import keyed
 from strategies.parallel.sequence.attention import Indices, join
@@ -62,20 +62,20 @@ class Drawing:
         labels, noise = labels_of(resolved).to(device), noise_of(resolved).to(device)
         return cls(resolved=resolved, trained=trained, labels_B=labels, noise_BCHW=noise)
 
-    def batch(self, noise_BCHW: Tensor | None = None, *, first: int | None = None) -> Tensor:
-        """Return samples [B, C, H, W] in float32, for all labels or only the ``first``.
+    def batch(self, noise_BCHW: Tensor | None = None) -> Tensor:
+        """Return samples [B, C, H, W] in float32, for all labels.
 
         Args:
             noise_BCHW: the initial noise; the spec's if None.
         """
         spec, trained = self.resolved.spec, self.trained
-        noise = (self.noise_BCHW if noise_BCHW is None else noise_BCHW)[:first]
+        noise = self.noise_BCHW if noise_BCHW is None else noise_BCHW
         self.calls.clear()
         # No inference mode: a trace would see whole layers, without their allocations.
         with torch.no_grad():
-            predict = guided_by(
+            predict = guided(
                 self._ask,
-                {"y": self.labels_B[:first]},
+                {"y": self.labels_B},
                 spec.scale,
                 self.resolved.subject.data.channels,
             )
@@ -145,9 +145,6 @@ def prepare(
         attached={},
         sampling=True,
     )
-    for part in recipe.strategies:
-        attachment = part.attach(trained)
-        if attachment is not None:
-            trained.attached[part.name] = attachment
+    attach(trained, recipe.strategies)
     launch.engine.ready(trained)
     return Drawing.of(resolved, trained), building

@@ -38,12 +38,12 @@ from strategies.subject import Subject
 
 @dataclass
 class FromFile:
-    """Draw that reads parameters from a file and samples those that the file lacks.
+    """Draw that reads parameters from a spec's file and samples those that the file lacks.
 
     Training froze the missing parameters (a table of positions), so they have no average.
     """
 
-    name: str
+    spec: Spec
     state: dict[str, Tensor]
     drawn: Draw
     names: frozenset[str] = field(init=False)
@@ -54,8 +54,28 @@ class FromFile:
     def __call__(self, name: str, like: Tensor) -> Tensor:
         if name not in self.names:
             return self.drawn(name, like)
-        # Each is read once, so it need not stay in memory.
-        return _fitting(self.name, name, self.state.pop(name), like)
+        value = self.state.pop(name)  # each is read once, so it need not stay in memory
+        if value.shape != like.shape:
+            raise SpecError(
+                f"weights is {self.spec.weights}: {name} has the shape {list(value.shape)}, and "
+                f"the model's has {list(like.shape)}; give its own --model, --data and --objective"
+            )
+        return value.float()
+
+    def check(self, module: nn.Module) -> None:
+        """Check that the file and ``module`` have the same trained parameters.
+
+        Raises:
+            SpecError: the file is of another model; names a parameter.
+        """
+        mine = {name: p.requires_grad for name, p in module.named_parameters()}
+        lacking = (name for name, free in mine.items() if free and name not in self.names)
+        odd = [*sorted(self.names - mine.keys()), *lacking]
+        if odd:
+            raise SpecError(
+                f"weights is {self.spec.weights}, of another model than {self.spec.model}: "
+                f"{odd[0]} is on one side only; give its own --model and --objective"
+            )
 
 
 def read(spec: Spec, subject: Subject) -> dict[str, Tensor]:
@@ -73,58 +93,6 @@ def read(spec: Spec, subject: Subject) -> dict[str, Tensor]:
     return dict(state)
 
 
-def first_values(spec: Spec, subject: Subject) -> Draw | None:
-    """Return the source of each parameter's initial value: the spec's file, else the model's own
-    draw.
-
-    None if the model is built whole.
-    """
-    drawn = subject.draws(spec.seed, spec.init)
-    if not spec.weights or drawn is None:
-        return drawn
-    return FromFile(spec.weights, read(spec, subject), drawn)
-
-
-def put(spec: Spec, subject: Subject, module: nn.Module) -> None:
-    """Replace the values of a model that was built whole by those of the spec's file."""
-    if not spec.weights:
-        return
-    state, parameters = read(spec, subject), dict(module.named_parameters())
-    _agree(spec, frozenset(state), module)
-    for name, value in state.items():
-        parameters[name].data.copy_(_fitting(spec.weights, name, value, parameters[name]))
-
-
-def check(spec: Spec, draw: Draw, module: nn.Module) -> None:
-    """Check that the file and ``module`` have the same trained parameters.
-
-    Raises:
-        SpecError: the file is of another model; names a parameter.
-    """
-    if isinstance(draw, FromFile):
-        _agree(spec, draw.names, module)
-
-
-def _agree(spec: Spec, names: frozenset[str], module: nn.Module) -> None:
-    mine = {name: p.requires_grad for name, p in module.named_parameters()}
-    lacking = (name for name, free in mine.items() if free and name not in names)
-    odd = [*sorted(names - mine.keys()), *lacking]
-    if odd:
-        raise SpecError(
-            f"weights is {spec.weights}, of another model than {spec.model}: {odd[0]} is on one "
-            "side only; give its own --model and --objective"
-        )
-
-
-def _fitting(file: str, name: str, value: Tensor, like: Tensor) -> Tensor:
-    if value.shape != like.shape:
-        raise SpecError(
-            f"weights is {file}: {name} has the shape {list(value.shape)}, and the model's has "
-            f"{list(like.shape)}; give its own --model, --data and --objective"
-        )
-    return value.float()
-
-
 # ---- building ----
 # A model is built without values if it can sample each weight by its name; otherwise it is built
 # whole. Then it is edited, filled and hashed.
@@ -140,6 +108,11 @@ def combined(digests: Mapping[str, str]) -> str:
     """Return a short hash of all parameters' hashes by name, independent of their order."""
     text = "".join(f"{name}:{digest};" for name, digest in sorted(digests.items()))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _unchanged(name: str, like: Tensor) -> Tensor:
+    """Return the value that a model built whole has already."""
+    return like.detach()
 
 
 class Hashed:
@@ -170,10 +143,14 @@ class Building:
         # A model that a part of the recipe substitutes for the named one has its own weights.
         spec = dataclasses.replace(resolved.spec, model=subject.model, weights=resolved.weights)
         self.resolved, self.notes = resolved, list[str]()
-        draw = first_values(spec, subject)
+        draw = subject.draws(spec.seed, spec.init)
+        file = FromFile(spec, read(spec, subject), draw or _unchanged) if spec.weights else None
         if draw is None:
             self.module = subject.build(spec.seed, spec.init)
-            put(spec, subject, self.module)
+            if file:
+                file.check(self.module)
+                for name, p in self.module.named_parameters():
+                    p.data.copy_(file(name, p))
             named = self.module.named_parameters()
             self.drawn, self.whole = None, {name: tensor_digest(p) for name, p in named}
             self.notes.append(
@@ -181,9 +158,10 @@ class Building:
                 "it does not say how each weight is drawn (Subject.draws)"
             )
         else:
-            self.drawn, self.whole = Hashed(draw), {}
+            self.drawn, self.whole = Hashed(file or draw), {}
             self.module = initial.skeleton(subject.shell, self.drawn)
-            check(spec, draw, self.module)
+            if file:
+                file.check(self.module)
         self._freeze_idle(subject.idle)
 
     def _freeze_idle(self, names: Sequence[str]) -> None:
@@ -356,7 +334,7 @@ def prepare(
         settings=resolved.settings,
         attached={},
     )
-    _attach(trained, recipe.strategies)
+    attach(trained, recipe.strategies)
     launch.engine.ready(trained)
     objective = objective_of(resolved.spec.objective)
     return Run(
@@ -379,7 +357,7 @@ def _work(resolved: Resolved, module: torch.nn.Module, scratch: Path) -> Workloa
     )
 
 
-def _attach(trained: TrainingRun, strategies: Sequence[Strategy]) -> None:
+def attach(trained: TrainingRun, strategies: Sequence[Strategy]) -> None:
     for part in strategies:
         attachment = part.attach(trained)
         if attachment is not None:

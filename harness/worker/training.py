@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -193,19 +194,18 @@ class Training:
         labels_B = torch.arange(COLUMNS * min(classes, COLUMNS), device=device) // COLUMNS
         if classes >= 10 and resolved.spec.data == "digits":
             labels_B = torch.arange(10 * COLUMNS, device=device) // COLUMNS
-        columns, video = COLUMNS, len(subject.data.sample_shape) == 4
-        if video:  # one per class, one row each
-            columns, labels_B = subject.data.sample_shape[1], labels_B[::COLUMNS]
         shape = (len(labels_B), *subject.data.sample_shape)
         noise = torch.randn(shape, generator=generator, device=device)
         # A model trained without withheld labels has no "no class" to guide away from.
         scale = self.guidance if resolved.spec.class_dropout else 1.0
-        predict = guided(subject, module, {"y": labels_B}, scale)
+
+        def ask(x: torch.Tensor, t_B: torch.Tensor, given: Mapping[str, Any]) -> Any:
+            return subject.predict(module, x, t_B, given)
+
+        predict = guided(ask, {"y": labels_B}, scale, subject.data.channels)
         drawn = run.objective.sample(predict, noise, steps=self.sample_steps, generator=generator)
-        if video:
-            drawn = drawn.transpose(1, 2).flatten(0, 1)
         assert self.samples is not None
-        audit.write_grid(drawn, self.samples, columns, grey=resolved.spec.data == "digits")
+        audit.write_grid(drawn, self.samples, COLUMNS, grey=resolved.spec.data == "digits")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

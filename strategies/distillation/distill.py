@@ -64,7 +64,7 @@ def refusal(part: Any, launch: RunContext) -> str | None:
         lack = student.lacks("token_blocks", "leave feature out")
     if lack:
         return lack
-    if student.objective.partition(":")[0] not in PREDICT:
+    if student.objective not in PREDICT:
         return f"the model gives a loss of {student.objective}, and no prediction; leave this out"
     try:
         teacher = part.teacher_of(student)

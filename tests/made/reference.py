@@ -18,6 +18,7 @@ from harness.commands import listing
 from harness.planner.export import trainers as tables_of
 from harness.planner.uncertainty import CLASSES, share_of
 from harness.suite import file as suite_file
+from strategies import CATALOG
 from tests.made.pages import PUBLISHED, line, tables
 from tests.made.translated import REAL
 
@@ -56,6 +57,16 @@ def _prose(text: str | None) -> str:
 def _links(parser: argparse.ArgumentParser) -> str:
     pages = re.findall(r"docs/([\w/-]+)\.md", (parser.epilog or "").partition("read on: ")[2])
     return ", ".join(f"[{page.rpartition('/')[2]}](../{page}.md)" for page in pages)
+
+
+def strategies() -> str:
+    """Return the table of the strategies."""
+    rows = (
+        (f"`{name}`", kind.slot.name.lower().replace("_", " "),
+         listing.first_sentence(kind.__doc__).rstrip("."), kind.parity.value)
+        for name, kind in CATALOG.items()
+    )  # fmt: skip
+    return _table(("strategy", "slot", "what it does", "losses"), rows)
 
 
 def suites() -> str:
@@ -151,7 +162,7 @@ GENERATED = {
     "docs/explanation/accuracy.md": {"summary": summary, "classes": classes, "misses": misses},
     "docs/how-to/export.md": {"adapters": adapters, "trainers": trainers},
     "docs/reference/commands.md": {"commands": commands},
-    "docs/reference/strategies.md": {"strategies": listing.markdown},
+    "docs/reference/strategies.md": {"strategies": strategies},
     "docs/reference/suites.md": {"suites": suites},
 }
 """Page -> name of a part -> the function that generates it."""

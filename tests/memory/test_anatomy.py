@@ -48,10 +48,8 @@ def saved_bytes(step: Callable[[], None], module: torch.nn.Module) -> int:
 
 
 @pytest.fixture
-def taken(train_here, monkeypatch):
+def taken(train_here):
     """``taken(recipe) -> MemoryBreakdown`` of a real run in this process."""
-    monkeypatch.setattr("harness.memory.dissect.taking.SIZE", {"cpu": 256})
-    monkeypatch.setattr("harness.memory.dissect.taking.COPY_BYTES", {"cpu": 2**22})
 
     def go(recipe: str) -> memory_breakdown.MemoryBreakdown:
         if recipe not in PORTRAITS:
@@ -107,16 +105,21 @@ def test_the_activations_of_a_module_are_its_outputs(plain):
     assert plain.kept == sorted(plain.kept, key=lambda r: -r.made)
 
 
+def made_total(breakdown: memory_breakdown.MemoryBreakdown) -> int:
+    """The activation bytes that are alive when backward begins, by the trace."""
+    return sum(kept.made for kept in breakdown.kept)
+
+
 @pytest.mark.parametrize("recipe", ["single", "single+checkpoint"])
 def test_the_trace_and_autograd_count_the_same_activations(taken, recipe):
     """The batch and the model's output, of its two halves, are alive without being saved."""
-    made, saved = taken(recipe).made_total, SAVED[recipe]
+    made, saved = made_total(taken(recipe)), SAVED[recipe]
     unsaved = 2 * 4 * 4 * 32 * 32 * 4
     assert max(abs(made - saved) - unsaved, 0) < 0.03 * max(made, saved)
 
 
 def test_recomputing_keeps_less(taken, plain):
-    assert taken("single+checkpoint").made_total < 0.4 * plain.made_total
+    assert made_total(taken("single+checkpoint")) < 0.4 * made_total(plain)
 
 
 def test_the_products_of_forward_are_the_closed_form_s(plain):
@@ -125,7 +128,6 @@ def test_the_products_of_forward_are_the_closed_form_s(plain):
     counted = sum(c.flops for c in plain.ops if c.phase == "forward" and c.op in products)
     shape = presets.PRESETS["DiT-T/4"]
     assert counted == pytest.approx(presets.forward_flops(shape, batch=4), rel=0.01)
-    assert plain.peak_flops > 1e8 and plain.bandwidth > 1e8
 
 
 def test_modules_are_named_in_backward_too():
@@ -148,10 +150,10 @@ def test_the_page_stands_alone_and_its_charts_are_drawings(plain, tmp_path):
     assert anatomy.write(again, tmp_path) == [tmp_path / "anatomy.html"]
     page = (tmp_path / "anatomy.html").read_text()
     assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
-    for words in ("blocks.*.mlp.fc1", "Roofline", "peak"):
+    for words in ("blocks.*.mlp.fc1", "Operations", "peak"):
         assert words in page
     drawings = re.findall(r"<svg.*?</svg>", page, re.S)
-    assert len(drawings) == 2
+    assert len(drawings) == 1
     for drawing in drawings:
         assert ET.fromstring(drawing).tag.endswith("svg")
         assert not any(word in drawing for word in ("nan", "inf,"))

@@ -11,7 +11,6 @@ import math
 import pytest
 from rich.console import Console
 
-from harness.memory.memory_breakdown import MemoryBreakdown
 from harness.memory.record import Instant
 from harness.planner import hooks, pool
 from harness.planner.comparison import predicted_and_measured, predicted_fit
@@ -293,18 +292,6 @@ def test_processes_of_several_machines_do_not_share_one_memory():
     assert needs[0] == 2 * needs[1] > 0
 
 
-def test_a_share_of_the_measured_peak_is_of_each_gpu_and_of_all_of_a_cpu():
-    on_cpu, on_gpu = cpu_set()["ddp"], gpu_set()["ddp"]
-    both = {}
-    for result, device in ((on_cpu, EPYC), (on_gpu, CARD)):
-        found = report(made(device), [result]).groups[0].rows[0].calibrated
-        both[device.kind] = found.peak_fraction
-        ranks = len(result.ranks) if device is CARD else 1
-        wanted = result.flops_per_step / found.measured_seconds / 50e12 / ranks
-        assert found.peak_fraction == pytest.approx(wanted)
-    assert both["cpu"] > 0 < both["cuda"]
-
-
 def test_a_gpu_s_reserve_and_fit_hold_what_was_measured_to_stand_beside():
     ddp = gpu_set()["ddp"]
     told = prediction_of(ddp, allocated=30 * GIB, reserved=31 * GIB, least=29 * GIB)
@@ -345,21 +332,6 @@ def test_a_driver_that_is_another_than_the_run_s_is_marked():
     assert card.calibrated.marks == ("here driver 999.1",)
     assert rates.of_environment(H100, made(CARD)).calibrated.marks == ()
     assert rates.of_environment({**MACHINE, "cores": 4}, made(EPYC)).calibrated.marks
-
-
-def test_an_anatomy_stands_under_the_ceilings_of_its_device(monkeypatch):
-    names = {f.name: None for f in dataclasses.fields(MemoryBreakdown) if f.name != "schema"}
-    plain = MemoryBreakdown(**{**names, "device": "cpu", "dtype": "float32", "processes": 2,
-                        "peak_flops": 1.0, "bandwidth": 2.0, "ceilings": ""})  # fmt: skip
-    own = rates.store.applied(made(EPYC))
-    monkeypatch.setattr(rates, "kept_for", {"cpu": own}.get)
-    found = hooks.under_ceilings(plain)
-    assert (found.peak_flops, found.bandwidth) == (25e12, 2e12)
-    assert found.ceilings.startswith("Calibrated: AMD EPYC")
-    card = dataclasses.replace(plain, device="cuda")
-    assert hooks.under_ceilings(card) is card
-    other = dataclasses.replace(plain, dtype="float16")
-    assert hooks.under_ceilings(other) is other, "what was not measured stays the run's own"
 
 
 def test_rows_are_fitted_whatever_their_order():

@@ -72,7 +72,7 @@ def test_a_run_is_audited_and_has_what_a_report_wants(recipe, rows):
     (rank, *others), told = found.ranks, found.drawn
     assert len(others) == found.spec.processes - 1
     assert {other.categories.total for other in others} <= {rank.categories.total}
-    assert len(rank.step_seconds) == 2 and len(told.latency_seconds) == 3
+    assert len(rank.step_seconds) == 2
     assert {"load", "prepare", "first_step", "steady"} == set(rank.phases)
     host = rank.categories.host.parameters if rank.categories.host else 0
     assert rank.categories.total > rank.categories.parameters > 0
@@ -86,7 +86,7 @@ def test_a_run_is_audited_and_has_what_a_report_wants(recipe, rows):
 
 def test_the_report_compares_what_was_drawn(rows):
     results = [row(rows, recipe) for recipe in RECIPES]
-    suite = SuiteHead(reference="single", order=RECIPES)
+    suite = SuiteHead(reference="single")
     report = build(results, [], suite)
     (group,) = report.groups
     verdicts = {r.label: r.versus.parity for r in group.rows}

@@ -11,13 +11,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from harness.memory.traced_step import register_living
 from harness.memory.tracer import Tracer
-from harness.subjects.dit import model
 from strategies import CATALOG
 from strategies.base import NotInForce, Settings
 from strategies.communication import compress
 from strategies.communication.compress import Compress
 from strategies.communication.topk import TopK
 from strategies.engine import TrainingRun
+from tests.made.dits import build
 from tests.made.stubs.wire import LOST
 
 LAUNCH = CATALOG["ddp"].launch("cpu", 1, SUBJECT)
@@ -35,7 +35,7 @@ def group(tmp_path):
 
 def trained_with(strategy, steps: int = 4) -> TrainingRun:
     """A tiny DiT under DDP with ``strategy``'s hook, trained for some steps by plain SGD."""
-    module = model.build(
+    module = build(
         "DiT-T/8", input_size=32, channels=4, classes=10, seed=0, init="awake", class_dropout=0.0
     )
     ddp = DistributedDataParallel(module)

@@ -58,15 +58,10 @@ PUBLIC = {
 WIDER = {"pixart-sigma": {"resolution": "128"}}
 """What of them is larger, so that a part of the image is not as long as its text."""
 OTHER_SAMPLES = {
-    "video": {"frames": 4, "data": "synthetic:32"},
     "tokens": {"model": "DiT-T/8:depth=3,tokens=64", "objective": "masked", "data": "synthetic:32"},
 }
 """Samples of the DiT that are no images: some fields of a spec."""
-SHARED = {
-    "video": ["ddp+sp"],
-    "tokens": ["ddp+sp"],
-}
-OF_OTHERS = [f"{kind} {recipe}" for kind, recipes in SHARED.items() for recipe in recipes]
+OF_OTHERS = ["tokens ddp+sp"]
 SEEN = {
     "one_block_not_reduced": {"evidence: fsdp2"},  # its reduction was not there
     "groups_not_averaged": {"evidence: hsdp"},  # they drifted apart

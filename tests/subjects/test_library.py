@@ -13,11 +13,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from harness import ROOT
 from harness.resolve import resolve
-from harness.subjects import densities, kind_of, subject_of
+from harness.subjects import kind_of, subject_of
 from harness.subjects.library import families
 from harness.subjects.library.families import FAMILIES, REFUSED
 from harness.subjects.library.subject import Library, _linears
-from harness.subjects.objectives import Flow, Velocity, objective_of
+from harness.subjects.objectives import Velocity
 from strategies import parse
 from strategies.activations.checkpoint import parts_of
 from strategies.base import BadInput, Slot
@@ -343,49 +343,6 @@ def test_its_first_weights_depend_on_their_names_alone():
 
 
 # ---- objectives ----
-
-
-def test_uniform_times_are_drawn_as_ever():
-    drawn = [
-        objective_of(name).draw(torch.Generator().manual_seed(0), 8, (2,), "cpu")[0]
-        for name in ("flow", "flow:density=uniform")
-    ]
-    torch.testing.assert_close(drawn[0], 1 - drawn[1])
-    assert torch.equal(drawn[0], Flow().draw(torch.Generator().manual_seed(0), 8, (2,), "cpu")[0])
-
-
-@pytest.mark.parametrize(
-    ("text", "middle", "inner"),
-    [
-        ("density=uniform", 0.5, 0.5),
-        ("density=logit_normal", 0.5, 0.728),  # P(|z| < ln 3)
-        ("density=logit_normal,mean=1", 0.731, 0.523),
-        ("density=uniform,shift=3", 0.75, 0.4),
-        ("density=mode,scale=1.29", 0.5, None),
-    ],
-)
-def test_noise_levels_follow_their_density(text, middle, inner):
-    levels = densities.read(text).draw(torch.Generator().manual_seed(1), 40000, "cpu")
-    assert levels.min() >= 0 and levels.max() <= 1
-    assert float(levels.median()) == pytest.approx(middle, abs=0.02)
-    if inner is not None:
-        share = ((levels > 0.25) & (levels < 0.75)).float().mean()
-        assert float(share) == pytest.approx(inner, abs=0.02)
-
-
-@pytest.mark.parametrize(
-    ("objective", "words"),
-    [
-        ("flow:density=normal", "density is 'normal'; one of uniform, logit_normal, mode"),
-        ("flow:speed=2", "no parameter 'speed'"),
-        ("flow:shift=0", "both are above 0"),
-        ("flow:std=x", "write a number"),
-        ("velocity:shift=3", "takes no parameters"),
-    ],
-)
-def test_a_density_that_cannot_be_is_bad_input(objective, words):
-    with pytest.raises(BadInput, match=words):
-        densities.check(objective)
 
 
 @pytest.mark.parametrize("shape", [(6, 4), (3, 2, 4, 4)])

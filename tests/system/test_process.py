@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -202,36 +201,6 @@ def test_a_file_that_is_closed_while_it_is_listed_is_no_fault(monkeypatch, tmp_p
     monkeypatch.setattr(tree.os, "listdir", lambda folder: [*listed(folder), "987654"])
     with open(tmp_path / "held", "w"):
         assert str(tmp_path / "held") in tree._opened(os.getpid())
-
-
-HOLDING = """
-import sys
-from harness.system.process import scratch_folder
-with scratch_folder() as folder:
-    print(folder, flush=True)
-    sys.stdin.read()
-"""
-
-
-def test_a_scratch_folder_outlives_its_killed_process_until_the_next(tmp_path, monkeypatch):
-    """The folder of a living process and a folder of another name stay."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(process, "YOUNG_SECONDS", -1.0)
-    kept = tmp_path / "headroom-results"
-    kept.mkdir()
-    (tmp_path / f"{process.SCRATCH}link").symlink_to(kept)
-    env = {**os.environ, "TMPDIR": str(tmp_path)}
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    words = [sys.executable, "-c", HOLDING]
-    killed, living = (subprocess.Popen(words, cwd=ROOT, env=env, **pipes) for _ in range(2))
-    lost, used = (Path(one.stdout.readline().strip()) for one in (killed, living))
-    killed.kill()
-    killed.wait()
-    assert lost.exists()
-    with process.scratch_folder() as own:
-        assert not lost.exists() and used.exists() and own.exists() and kept.exists()
-    living.communicate()
-    assert not used.exists() and not own.exists()
 
 
 @pytest.mark.parametrize(

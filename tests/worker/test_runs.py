@@ -29,12 +29,13 @@ from harness.report.figures import parity
 from harness.result import Result, Status
 from harness.spec import Spec
 from harness.subjects import objectives as diffusion
-from harness.subjects.dit import model, presets
+from harness.subjects.dit import presets
 from strategies import parse
 from strategies.base import Sizes
 from strategies.engines.zero.config import buffer_sizes
 from strategies.evidence.rules import settings
 from strategies.sharding import sharding_kinds
+from tests.made.dits import build
 
 # A learning rate at which losses fall, and a clipping that bites: what is equal then is equal
 # because every engine clips, decays and steps alike, not because nothing happens.
@@ -197,7 +198,7 @@ def plain_average(spec: Spec, steps: int) -> dict[str, torch.Tensor]:
     """The averaged weights of a plain loop: torch alone, no accelerate and no Average."""
     torch.set_num_threads(1)
     facts = check_data(spec.data)
-    module = model.build(
+    module = build(
         spec.model, input_size=facts.input_size, channels=facts.channels, classes=facts.classes,
         seed=spec.seed, init=spec.init, learn_sigma=True, class_dropout=spec.class_dropout,
     )  # fmt: skip
@@ -280,7 +281,7 @@ def test_optimizer_state_is_less_than_ddps(run, runs):
 @zero
 def test_bucket_sizes_are_derived_from_the_model(run):
     row, _ = run
-    module = model.build(SPEC.model, input_size=32, channels=4, classes=10, seed=0)
+    module = build(SPEC.model, input_size=32, channels=4, classes=10, seed=0)
     trainable = [p for p in module.parameters() if p.requires_grad]
     sizes = Sizes(
         total=sum(p.numel() for p in trainable),

@@ -31,14 +31,13 @@ FREE = ("recipe", "processes", "nodes", "repeat")
 class SuiteHead:
     """The head of a result set, from ``suite.json``.
 
-    ``order``: its recipes. ``calibration``: that of the machine, from a file in the same folder.
+    ``calibration``: that of the machine, from a file in the same folder.
     ``skipped`` has a line for each unusable file.
     """
 
     name: str = ""
     reference: str = ""
     started: str = ""
-    order: tuple[str, ...] = ()
     calibration: Any = None
     skipped: tuple[str, ...] = ()
 
@@ -186,10 +185,8 @@ def read_suite(folder: Path) -> SuiteHead:
     calibrated = tried(lambda: calibration(folder))
     path = Path(folder) / "suite.json"
     data = tried(lambda: read_json(path, dict[str, Any]) if path.exists() else None) or {}
-    order = data.get("order")
     return SuiteHead(
         **{name: str(data.get(name) or "") for name in ("name", "reference", "started")},
-        order=tuple(map(str, order)) if isinstance(order, list) else (),
         calibration=calibrated,
         skipped=tuple(skipped),
     )

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from harness.prediction import Sent
 from harness.report.figures import units
 from harness.result import Result, Status
 
@@ -55,7 +54,7 @@ class PredictedAndMeasured:
     ``run_*``: the whole run with set-up, against the meter's highest. On a GPU that is the
     caching allocator's count, which includes libraries' workspaces; on a CPU, the resident mark
     against tensors of both placements. ``reserved_*``: bytes reserved by a GPU's allocator in
-    its mode. ``sent``: predicted bytes that a rank sends in a step; None without a trace.
+    its mode.
     """
 
     method: str
@@ -69,7 +68,6 @@ class PredictedAndMeasured:
     run_measured: int | None
     reserved_predicted: int | None
     reserved_measured: int | None
-    sent: Sent | None = None
 
     @property
     def step_error(self) -> float | None:
@@ -109,28 +107,19 @@ class PredictedFit:
 class Calibrated:
     """Seconds of a step: predicted by this device's calibration, and measured.
 
-    ``low_seconds`` and ``high_seconds``: their range. ``typical_seconds``: predicted by typical
-    figures, for comparison. ``peak_fraction``: the model's FLOP/s over the matrix products measured
-    on the device, in the row's type. ``words``: the calibration's device and date.
+    ``low_seconds`` and ``high_seconds``: their range. ``words``: the calibration's device and date.
     """
 
     predicted_seconds: float | None
     low_seconds: float | None
     high_seconds: float | None
-    typical_seconds: float | None
     measured_seconds: float
-    peak_fraction: float | None
     words: str
 
     @property
     def error(self) -> float | None:
         """(predicted - measured) / measured."""
         return relative_error(self.predicted_seconds, self.measured_seconds)
-
-    @property
-    def typical_error(self) -> float | None:
-        """The error of typical figures."""
-        return relative_error(self.typical_seconds, self.measured_seconds)
 
 
 class Comparison(NamedTuple):

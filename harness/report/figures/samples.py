@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from harness.report.figures import derive
 from harness.report.figures.parity import Verdict
 from harness.result import Result
 
@@ -33,23 +32,19 @@ SAME = ("sampler_steps", "cfg_scale", "seed", "weights", "init", "model", "objec
 class DrawnRow:
     """The samples of a row, compared with its reference's.
 
-    ``latency_seconds``: median of a sample drawn alone. ``limit``: distance up to which samples
-    count as equal. ``away``: the relative L2 error of the stored latents; None for the reference
-    itself, or if the rows are not comparable.
+    ``limit``: distance up to which samples count as equal. ``away``: the relative L2 error of the
+    stored latents; None for the reference itself, or if the rows are not comparable.
     """
 
-    latency_seconds: float
     limit: float
     away: float | None
 
 
 def drawn_row(results: Sequence[Result], reference: Result, *, is_reference: bool) -> DrawnRow:
     """Return the repetitions of one row compared; the largest distance counts."""
-    seconds = [s for result in results for s in result.drawn.latency_seconds]
     alone = is_reference or not_comparable(results[0], reference)
     compared = [] if alone else [distance(r, reference) for r in results]
     return DrawnRow(
-        latency_seconds=derive.quantile(seconds, 0.5),
         limit=limit(reference),
         away=max(compared, default=None),
     )

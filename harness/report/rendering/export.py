@@ -120,7 +120,6 @@ def _row(group: Group, row: Row) -> dict[str, Any]:
     }
     if drawn := row.drawn:
         facts["drawn"] = {
-            "latency_seconds_median": drawn.latency_seconds,
             "samples_distance": drawn.away,
             "samples_equal_up_to": drawn.limit,
         }

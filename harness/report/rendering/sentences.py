@@ -282,10 +282,8 @@ def calibration(group: Group) -> str:
     rows = [row.calibrated for row in group.rows if row.calibrated]
     if not rows:
         return ""
-    errors = _spread("times", [row.error for row in rows])
-    typical = _spread("by typical figures", [row.typical_error for row in rows])
-    found = "; ".join(filter(None, (errors, typical)))
-    return f"{rows[0].words}{f' {found[0].upper()}{found[1:]}.' if found else ''}"
+    errors = _spread("Times", [row.error for row in rows])
+    return f"{rows[0].words}{f' {errors}.' if errors else ''}"
 
 
 def prediction_errors(group: Group) -> str:

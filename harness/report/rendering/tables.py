@@ -163,7 +163,6 @@ TIME = (
     Column("Step ms", number("step_seconds_median"), "ms"),
     Column("p10 ms", number("step_seconds_p10"), "ms"),
     Column("p90 ms", number("step_seconds_p90"), "ms"),
-    Column("Latency of one ms", lambda row: row.drawn and row.drawn.latency_seconds, "ms"),
     Column("Steps", number("timed_steps"), "count"),
     Column("Disturbed", _disturbed),
     Column("Repeats", number("repeats"), "count"),

@@ -6,10 +6,6 @@ that its checkpoints load with ``strict=True``.
 Strategies may replace two callables, which own no parameters: ``DiT.run_blocks`` (runs the blocks)
 and ``Attention.attend`` (computes attention). ``DiT.part`` (index, count) is the stripe of rows of
 each sample that the model gets: (0, 1), the whole, unless ranks share samples.
-
-Each frame of a video (``frames`` above 1) is split into patches like an image, and attention covers
-the tokens of all frames. The weights are an image model's, so that its checkpoints fit except for
-the position table.
 """
 
 from __future__ import annotations
@@ -24,14 +20,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from harness.subjects.dit.presets import FREQUENCIES, shape_of
-from harness.subjects.objectives import guide
 from strategies import initial
 from strategies.initial import Draw
 
 # ---- layers ----
-# Shape suffixes: B batch, C channels, V frames of a video, H height, W width of the latent; T
-# tokens, D hidden size, F frequencies, N attention heads, K head size. adaLN's shift, scale and
-# gate are [B, 1, D].
+# Shape suffixes: B batch, C channels, H height, W width of the latent; T tokens, D hidden size, F
+# frequencies, N attention heads, K head size. adaLN's shift, scale and gate are [B, 1, D].
 
 
 def attend(q_BNTK: Tensor, k_BNTK: Tensor, v_BNTK: Tensor) -> Tensor:
@@ -40,17 +34,13 @@ def attend(q_BNTK: Tensor, k_BNTK: Tensor, v_BNTK: Tensor) -> Tensor:
 
 
 class PatchEmbed(nn.Module):
-    """Non-overlapping patches to tokens: [B, C, H, W], or a video [B, C, V, H, W] by frame, -> [B,
-    T, D]."""
+    """Non-overlapping patches to tokens: [B, C, H, W] -> [B, T, D]."""
 
     def __init__(self, patch_size: int, channels: int, hidden_size: int) -> None:
         super().__init__()
         self.proj = nn.Conv2d(channels, hidden_size, patch_size, stride=patch_size)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        if x_BCHW.ndim == 5:
-            frames = x_BCHW.transpose(1, 2)
-            return self(frames.flatten(0, 1)).unflatten(0, frames.shape[:2]).flatten(1, 2)
         return self.proj(x_BCHW).flatten(2).transpose(1, 2)
 
 
@@ -193,17 +183,14 @@ def start(
     *,
     awake: bool = False,
     generator: torch.Generator | None = None,
-    frames: int = 1,
 ) -> None:
     """Fill the parameter ``name`` as the reference does, in place; ``awake``: its zeros too.
 
     Args:
         generator: source of random values; None for torch's own.
-        frames: number of frames of a video model.
     """
     if name == "pos_embed":
-        table = sincos_table(p.shape[-1], math.isqrt(p.shape[1] // frames), frames)
-        p.copy_(torch.from_numpy(table))
+        p.copy_(torch.from_numpy(sincos_table(p.shape[-1], math.isqrt(p.shape[1]))))
     elif any(word in name for word in ZERO):
         nn.init.normal_(p, std=AWAKE_STD, generator=generator) if awake else nn.init.zeros_(p)
     elif name.endswith("bias"):
@@ -215,12 +202,11 @@ def start(
         nn.init.xavier_uniform_(p.view(len(p), -1), generator=generator)
 
 
-def draws(seed: int, init: str, frames: int = 1) -> Draw:
+def draws(seed: int, init: str) -> Draw:
     """Return each initial weight of a DiT from ``seed`` and its name: see ``Subject.draws``.
 
     Args:
         init: "adaln_zero", the reference's, or "awake", which fills its zeros.
-        frames: number of frames of a video model.
 
     Raises:
         ValueError: an unknown init.
@@ -231,36 +217,22 @@ def draws(seed: int, init: str, frames: int = 1) -> Draw:
     def draw(name: str, like: Tensor) -> Tensor:
         values = torch.empty(like.shape, device="cpu")
         generator = initial.keyed(seed, name)
-        start(name, values, awake=init == "awake", generator=generator, frames=frames)
+        start(name, values, awake=init == "awake", generator=generator)
         return values
 
     return draw
 
 
-def sincos_table(hidden_size: int, grid: int, frames: int = 1) -> np.ndarray:
-    """Return position embeddings float64 [frames * grid * grid, D]: sines and cosines of the
-    column, then the row.
+def sincos_table(hidden_size: int, grid: int) -> np.ndarray:
+    """Return position embeddings float64 [grid * grid, D]: of the column, then of the row.
 
-    The column comes first as in MAE (arXiv:2111.06377), the source of the reference's table. In a
-    video the first quarter of the width encodes the frame and the rest column and row, as in
-    CogVideoX (arXiv:2408.06072; diffusers' ``get_3d_sincos_pos_embed``). An image uses the full
-    width for column and row, so its table is not that of a video of one frame.
+    The column comes first as in MAE (arXiv:2111.06377), the source of the reference's table. Each
+    has sines, then cosines, on an equal share of the width.
     """
-    time = hidden_size // 4 if frames > 1 else 0
     rows, columns = np.divmod(np.arange(grid * grid), grid)
-    of_place = _waves((columns, rows), hidden_size - time)
-    if not time:
-        return of_place
-    of_frame = _waves((np.arange(frames),), time)
-    return np.hstack([of_frame.repeat(grid * grid, axis=0), np.tile(of_place, (frames, 1))])
-
-
-def _waves(places: tuple[np.ndarray, ...], width: int) -> np.ndarray:
-    """Return [T, width]: sines, then cosines of each coordinate [T], each on an equal share of the
-    width."""
-    count = width // (2 * len(places))
+    count = hidden_size // 4
     omega = 10000.0 ** -(np.arange(count) / count)
-    angles = [np.outer(place, omega) for place in places]
+    angles = [np.outer(place, omega) for place in (columns, rows)]
     return np.concatenate([f(a) for a in angles for f in (np.sin, np.cos)], axis=1)
 
 
@@ -272,7 +244,7 @@ def run_blocks(blocks: Iterable[nn.Module], x_BTD: Tensor, c_BD: Tensor) -> Tens
 
 
 class DiT(nn.Module):
-    """A diffusion transformer; the arguments are the reference's, and ``frames`` of a video."""
+    """A diffusion transformer; the arguments are the reference's."""
 
     ends = (("x_embedder", "t_embedder", "y_embedder", "pos_embed"), ("final_layer",))
     """Modules that ``enter`` and ``leave`` use."""
@@ -289,7 +261,6 @@ class DiT(nn.Module):
         class_dropout_prob: float = 0.1,
         num_classes: int = 1000,
         learn_sigma: bool = True,
-        frames: int = 1,
     ):
         super().__init__()
         self.in_channels = in_channels
@@ -301,8 +272,7 @@ class DiT(nn.Module):
         self.t_embedder = TimestepEmbedder(hidden_size)
         self.y_embedder = LabelEmbedder(num_classes, hidden_size, class_dropout_prob)
         # Frozen, yet a parameter, as in the reference's checkpoints and counts.
-        self.frames = frames
-        table = torch.zeros(1, frames * self.grid**2, hidden_size)
+        table = torch.zeros(1, self.grid**2, hidden_size)
         self.pos_embed = nn.Parameter(table, requires_grad=False)
         self.blocks = nn.ModuleList(Block(hidden_size, num_heads, mlp_ratio) for _ in range(depth))
         self.final_layer = FinalLayer(hidden_size, patch_size, self.out_channels)
@@ -316,17 +286,13 @@ class DiT(nn.Module):
         """Predict noise (and its variance), or velocity, from noisy latents.
 
         Args:
-            x_BCHW: noisy latents, of a video [B, C, V, H, W], or their stripe as given by ``part``;
-                cast to
-                the weights' dtype.
+            x_BCHW: noisy latents, or their stripe as given by ``part``; cast to the weights' dtype.
             t_B: timesteps, whole (0..999) or fractional.
             y_B: int64 class labels; ``num_classes`` means none.
             drop_B: bool, the labels to withhold. None: random in training, none in eval.
 
         Returns:
-            [B, out_channels, H, W], or [B, out_channels, V, H, W], of the same rows, in the compute
-                dtype;
-                the loss upcasts.
+            [B, out_channels, H, W] of the same rows, in the compute dtype; the loss upcasts.
         """
         x_BTD, c_BD = self.enter(x_BCHW, t_B, y_B, drop_B)
         x_BTD = self.run_blocks(self.blocks, x_BTD, c_BD)
@@ -354,34 +320,14 @@ class DiT(nn.Module):
         index, count = self.part
         if count == 1:
             return self.pos_embed
-        of_rows = self.pos_embed.unflatten(1, (self.frames, self.grid, self.grid))
-        return of_rows.chunk(count, dim=2)[index].flatten(1, 3)
+        of_rows = self.pos_embed.unflatten(1, (self.grid, self.grid))
+        return of_rows.chunk(count, dim=1)[index].flatten(1, 2)
 
     def unpatchify(self, x_BTP: Tensor) -> Tensor:
-        """Convert [B, T, patch * patch * C] to [B, C, H, W], of a video to [B, C, V, H, W]."""
-        size, video = self.grid * self.patch_size, [self.frames] * (self.frames > 1)
+        """Convert [B, T, patch * patch * C] to [B, C, H, W]."""
         x = x_BTP.unflatten(2, (self.patch_size, self.patch_size, self.out_channels))
-        x = x.unflatten(1, (self.frames, -1, self.grid)).permute(0, 6, 1, 2, 4, 3, 5)
-        return x.reshape(len(x), self.out_channels, *video, -1, size)
-
-    def forward_with_cfg(
-        self, x_BCHW: Tensor, t_B: Tensor, y_B: Tensor, cfg_scale: float, channels: int | None = 3
-    ) -> Tensor:
-        """Guided forward as in the reference: the second half of the batch has null labels.
-
-        Args:
-            channels: number of leading channels to guide; the published samples use 3, None guides
-                all
-                ``in_channels``.
-
-        Returns:
-            [B, out_channels, H, W]: the guided half twice, then each half's own other channels.
-        """
-        channels = self.in_channels if channels is None else channels
-        first = x_BCHW.chunk(2)[0]
-        out = self(torch.cat([first, first]), t_B, y_B)
-        guided = guide(out[:, :channels], cfg_scale)
-        return torch.cat([torch.cat([guided, guided]), out[:, channels:]], dim=1)
+        x = x.unflatten(1, (-1, self.grid)).permute(0, 5, 1, 3, 2, 4)
+        return x.reshape(len(x), self.out_channels, -1, self.grid * self.patch_size)
 
     def initialize_weights(self) -> None:
         """Initialize every parameter as the reference does, with torch's generator.
@@ -390,7 +336,7 @@ class DiT(nn.Module):
         its name instead (``draws``).
         """
         for name, p in self.named_parameters():
-            start(name, p, frames=self.frames)
+            start(name, p)
 
 
 def make(
@@ -401,7 +347,6 @@ def make(
     classes: int,
     learn_sigma: bool = True,
     class_dropout: float = 0.1,
-    frames: int = 1,
 ) -> DiT:
     """Return a DiT on torch's current default device.
 
@@ -418,21 +363,5 @@ def make(
     shape.tokens(input_size)
     return DiT(
         input_size, shape.patch_size, channels, shape.hidden_size, shape.depth,
-        shape.num_heads, shape.mlp_ratio, class_dropout, classes, learn_sigma, frames,
+        shape.num_heads, shape.mlp_ratio, class_dropout, classes, learn_sigma,
     )  # fmt: skip
-
-
-def build(preset: str, *, seed: int, init: str = "adaln_zero", **sizes: Any) -> DiT:
-    """Return a DiT on the CPU with float32 weights that depend only on the arguments.
-
-    Args:
-        init: "adaln_zero", the reference's, or "awake", which fills its zeros.
-        sizes: keyword arguments of ``make``.
-
-    Raises:
-        ValueError: an unknown init, or as ``make``.
-    """
-    draw = draws(seed, init, sizes.get("frames", 1))
-    model = initial.skeleton(lambda: make(preset, **sizes), draw)
-    initial.fill(model, draw, "cpu")
-    return model

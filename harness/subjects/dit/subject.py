@@ -1,5 +1,4 @@
-"""DiT subjects: image, video and token models with their names, sizes and parts. No torch at
-import."""
+"""DiT subjects: image and token models with their names, sizes and parts. No torch at import."""
 
 from __future__ import annotations
 
@@ -74,12 +73,6 @@ class Dit(Subject):
             )
 
     # ---- identity ----
-
-    @classmethod
-    def of(cls, shaping: Shaping, **fields: Any) -> Subject:
-        """Return the subject for this shaping; one frame means an image."""
-        image = dataclasses.replace(shaping, frames=0) if shaping.frames == 1 else shaping
-        return super().of(image, **fields)
 
     def make(self) -> nn.Module:
         from harness.subjects.dit import model
@@ -190,104 +183,6 @@ class Dit(Subject):
 
     def predict(self, model: Any, x: Tensor, t_B: Tensor, conditions: Mapping[str, Tensor]) -> Any:
         return model(x, t_B, conditions["y"], conditions.get("drop"))
-
-
-# ---- video ----
-# ``--model DiT-S/4 --frames 9 --data synthetic:32``. Each frame is a latent of its own, as from an
-# image encoder (Latte, arXiv:2401.03048), and is split into patches like an image. Attention covers
-# the tokens of all frames, and positions encode frame, row and column, as in CogVideoX
-# (arXiv:2408.06072). One frame (``--frames 1``) is the image model itself.
-
-
-POOL = 8
-"""Number of its synthetic videos: 1.1 MiB at 9 frames of 32 x 32."""
-LONGEST = 1024
-"""Limit of a search, in frames."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class VideoDit(Dit):
-    """A DiT with synthetic samples [C, frames, H, W] of the data's channels and sides."""
-
-    brings_samples: ClassVar[bool] = True
-
-    @classmethod
-    def of(cls, shaping: Shaping, **fields: Any) -> Subject:
-        if shaping.data != "synthetic":
-            raise BadInput(
-                f"data is {shaping.data}, which are images; with --frames {shaping.frames} give "
-                "--data synthetic or synthetic:SIZE, or leave --frames out"
-            )
-        found = super().of(dataclasses.replace(shaping, frames=0), **fields)
-        side = found.data.input_size
-        shape = (found.data.channels, shaping.frames, side, side)
-        data = dataclasses.replace(found.data, size=POOL, shape=shape)
-        return dataclasses.replace(found, data=data)
-
-    def check(self) -> None:
-        super().check()
-        if self.shape.hidden_size % 16:
-            raise BadInput(
-                f"model {self.model} has width {self.shape.hidden_size}, which sines and "
-                "cosines of frames, rows and columns cannot share (1/4, 3/8 and 3/8); "
-                "give a width that divides by 16"
-            )
-
-    @property
-    def frames(self) -> int:
-        """Return the frames of a sample: its latent has the same number."""
-        return self.data.shape[1]
-
-    @property
-    def size_in_words(self) -> str:
-        return f"{super().size_in_words} of {self.frames} frames"
-
-    # ---- identity ----
-
-    def draws(self, seed: int, init: str) -> Draw:
-        from harness.subjects.dit import model
-
-        return model.draws(seed, init, self.frames)
-
-    def _options(self) -> dict[str, Any]:
-        return {**super()._options(), "frames": self.frames}
-
-    def small(self) -> VideoDit:
-        shape = (self.data.channels, self.frames, 32, 32)
-        data = dataclasses.replace(self.data, input_size=32, shape=shape)
-        return dataclasses.replace(self, model="DiT-T/8", data=data)
-
-    def samples_up(self, axis: str) -> list[tuple[Mapping[str, Any], float]]:
-        if axis != "frames":
-            return super().samples_up(axis)
-        return [({"frames": count}, count / self.frames) for count in range(1, LONGEST + 1)]
-
-    @property
-    def parameters(self) -> int:
-        frozen = self.dimensions.tokens * self.shape.hidden_size
-        return presets.trainable_count(self.shape, *self._data()) + frozen
-
-    @property
-    def dimensions(self) -> Dimensions:
-        of_frame = super().dimensions
-        return of_frame._replace(tokens=self.frames * of_frame.tokens)
-
-    # ---- samples and output ----
-
-    @property
-    def undrawn(self) -> str:
-        return ""
-
-    def samples(self) -> dict[str, Tensor]:
-        import torch
-
-        chance = torch.Generator().manual_seed(0)
-        shape = (self.data.size, *self.data.sample_shape)
-        x = torch.randn(shape, generator=chance)
-        return {"x": x, "y": torch.randint(self.data.classes, shape[:1], generator=chance)}
-
-    def cut(self, samples: Tensor, part: int, parts: int) -> Tensor:
-        return samples.chunk(parts, dim=3)[part]  # a stripe of rows of each frame
 
 
 # ---- tokens ----

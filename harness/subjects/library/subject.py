@@ -260,7 +260,7 @@ class Library(Subject):
         return getattr(module, names[0])[0]
 
     def check(self) -> None:
-        if self.objective.partition(":")[0] not in self.family.objectives:
+        if self.objective not in self.family.objectives:
             raise BadInput(
                 f"model {self.model} cannot be trained to {self.objective!r}; give --objective "
                 f"{' or '.join(self.family.objectives)}"
