@@ -18,6 +18,7 @@ from harness.commands.console import OK, make_console, print_listed
 from harness.commands.options import add_json, write_answer
 from harness.subjects.dit import presets as dit
 from harness.subjects.library import families
+from harness.subjects.names import related
 from harness.suite.file import SuiteError, known_suites, load_suite
 from harness.system import cards
 from strategies import CATALOG
@@ -124,6 +125,9 @@ def print_one(name: str, console: Console) -> None:
         console.print(f"{name} is not here: {ENDED[name]}", markup=False)
         return
     known = name_of(name, CATALOG)
+    if known not in CATALOG and (told := related(name)):
+        console.print(f"model {name} is not here: {told}", markup=False)
+        return
     if known not in CATALOG:
         raise BadInput(f"there is no strategy {name!r}; {hint(name, CATALOG)}")
     kind = CATALOG[known]

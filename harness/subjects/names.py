@@ -17,6 +17,15 @@ RELATED = {
     "too: take flux-dev at twice the pixels",
     r"wan22(t2v)?a?14b": "each of its two experts has wan2.1-14b's layers, and one trains at a "
     "time: take wan2.1-14b",
+    r"hunyuanvideo15": "the shapes in its class's forward depend on the lengths of its masks, "
+    "which have no values before it runs, so it cannot be planned; of its kind there is "
+    "hunyuanvideo, of 12.8 billion elements where 1.5 has 8.3",
+    r"anima($|base|preview|turbo)|cosmospredict2": "its class, CosmosTransformer3DModel, resizes a "
+    "mask by torchvision, which is no dependency here, so it cannot be planned; the nearest in "
+    "size is sana-1.6b, of 1.6 billion elements where it has 2",
+    r"qwenimage21": "the shapes in its class's forward depend on where its image tokens are, "
+    "which has no values before it runs, so it cannot be planned; the nearest in size is z-image, "
+    "of 6.2 billion elements where 2.1 has 7",
     r"hidreame1": "it edits images by hidream-i1's layers: take hidream-i1 at twice the pixels",
     r"dit$": "did you mean DiT-XL/2?",
     r"sitx?[a-z]*\d": "it is DiT's network with another objective: take DiT-XL/2",
@@ -30,6 +39,13 @@ SIZES = 0.15
 """Relative difference allowed between a size in a name and a model's parameters."""
 
 
+def related(model: str) -> str:
+    """Return why ``model`` is not here and what is the nearest, if that is known; else ""."""
+    words = (families.letters(families.tail(model)), families.letters(model))
+    return next((told for pattern, told in RELATED.items()
+                 if any(re.match(pattern, word) for word in words)), "")  # fmt: skip
+
+
 def suggestion(model: str) -> str:
     """Return what to write instead of ``model``, which no model has as its name.
 
@@ -41,9 +57,8 @@ def suggestion(model: str) -> str:
         return f"did you mean {families.PREFIX}{by_class[word]}?"
     if re.match(UNET, word):
         return "it is a UNet, and only transformers are planned here"
-    for pattern, told in RELATED.items():
-        if re.match(pattern, word) or re.match(pattern, families.letters(model)):
-            return told
+    if told := related(model):
+        return told
     if not word:
         return LIST
     if found := _of_size(_spelt_like(word, model), model):

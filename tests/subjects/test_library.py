@@ -157,6 +157,9 @@ def test_a_configuration_file_makes_the_model_that_it_is_of(tmp_path):
         ("mochi-1", {}, r"did you mean mochi\?"),
         ("FluxTransformer2DModel", {}, "did you mean diffusers:FluxTransformer2DModel"),
         ("stabilityai/stable-diffusion-xl-base-1.0", {}, "it is a UNet"),
+        ("tencent/HunyuanVideo-1.5", {}, "cannot be planned; of its kind there is hunyuanvideo"),
+        ("Qwen/Qwen-Image-2.1", {}, "cannot be planned; the nearest in size is z-image"),
+        ("circlestone-labs/Anima", {}, "cannot be planned; the nearest in size is sana-1.6b"),
         ("FLUX.1-Kontext-dev", {}, "take flux-dev at twice the pixels"),
         ("Wan-AI/Wan2.2-T2V-A14B", {}, "take wan2.1-14b"),
         ("SiT-XL/2", {}, "take DiT-XL/2"),
@@ -174,7 +177,6 @@ def test_bad_input_names_the_way_out(model, shaping, words):
     [
         ("FLUX.1-Fill-dev", "of its kind there is flux-dev and flux-schnell and"),
         ("Wan2.1-I2V-14B-720P", "of its kind there is wan2.1-14b"),
-        ("HunyuanVideo-1.5", "the nearest is hunyuanvideo, which may differ"),
         ("SANA1.5_4.8B", "of its kind there is sana-1.6b"),
         ("CogView3-Plus-3B", "of its kind there is cogview4-6b"),
     ],
