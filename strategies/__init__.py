@@ -73,7 +73,6 @@ CATALOG = Catalog(
         "prune": "strategies.sparsity.prune:Prune",
         "prune_structured": "strategies.sparsity.prune:PruneStructured",
         "sparse24": "strategies.sparsity.sparse24:Sparse24",
-        "adapter": "strategies.sampling.adapter:Adapter",
         "int8": "strategies.sampling.quantised:Int8",
         "float8": "strategies.sampling.quantised:Float8",
         "nf4": "strategies.sampling.quantised:Nf4",

@@ -14,7 +14,6 @@ Imports torch.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -33,14 +32,13 @@ class Pending:
 
     ``name``: the name in the subject's model whose draw it is. ``version``: the parameter's version
     counter when it was made. ``keep``: makes the parameter from the value; None: the value
-    unchanged. ``instead``: replaces the drawn value by another; None: the drawn value stays.
-    ``like``: the tensor to draw, if its shape is not the parameter's; None: the parameter.
+    unchanged. ``like``: the tensor to draw, if its shape is not the parameter's; None: the
+    parameter.
     """
 
     name: str
     version: int
     keep: Callable[[Tensor], nn.Parameter] | None = None
-    instead: Callable[[Tensor], Tensor] | None = None
     like: Tensor | None = None
 
 
@@ -112,18 +110,7 @@ def hand_on(
     ``keep`` makes a parameter of the drawn value; None: the value unchanged. ``like`` is the tensor
     to draw, if ``new`` has another shape.
     """
-    new.pending = Pending(old.pending.name, new._version, keep, old.pending.instead, like)
-
-
-def instead(p: nn.Parameter, other: Callable[[Tensor], Tensor]) -> None:
-    """Replace the value that ``p`` waits for by ``other`` of it.
-
-    The value is still drawn, and recorded as the first weight that every row of a suite draws.
-    ``other`` follows what replaces the value already.
-    """
-    before = p.pending.instead
-    after = other if before is None else lambda drawn: other(before(drawn))
-    p.pending = dataclasses.replace(p.pending, instead=after)
+    new.pending = Pending(old.pending.name, new._version, keep, like)
 
 
 def cast(module: nn.Module, dtype: torch.dtype) -> None:
@@ -167,8 +154,6 @@ def filled(
             "edit_model did so must say reads_weights = True"
         )
     values = draw(wanted.name, p if wanted.like is None else wanted.like)
-    if wanted.instead is not None:
-        values = wanted.instead(values)
     if wanted.keep is not None:
         return _instead(p, wanted.keep(values.to(p.dtype)))
     return _instead(p, nn.Parameter(values.to(dtype or p.dtype).to(device)))

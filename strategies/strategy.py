@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from strategies import conflicts
 from strategies.base import Attachment, Parity, Settings, Slot
 from strategies.engine import RunContext, TrainingRun
 from strategies.subject import Subject
@@ -72,8 +73,12 @@ class Strategy:
         return self.needs
 
     def refuses(self, launch: RunContext) -> str | None:
-        """Return why it cannot run under ``launch``, with the remedy; None if it can."""
-        return None
+        """Return why it cannot run under ``launch``, with the remedy; None if it can.
+
+        The default reads ``conflicts.yaml``. Override it for what a strategy's own parameters or
+        the model leave impossible.
+        """
+        return conflicts.refusal(self, launch)
 
     def by_block(self, depth: int) -> Sequence[Hashable]:
         """Return a key for each of the model's ``depth`` blocks, in execution order.

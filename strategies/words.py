@@ -93,8 +93,8 @@ MEANT = {
     **dict.fromkeys(("4bit", "int4"), "take qlora to train adapters over 4-bit weights"),
     "8bit": "take cast:to=int8 for frozen weights in 8 bits, adam8bit for the optimizer's state",
     "fp4": "take qlora to train adapters over 4-bit weights",
-    "nvfp4": "the narrowest products are fp8:format=mx; qlora stores frozen weights in 4 bits",
-    "mxfp8": "take fp8:format=mx",
+    "nvfp4": "the narrowest products are fp8; qlora stores frozen weights in 4 bits",
+    "mxfp8": "take fp8:scaling=rowwise",
     **dict.fromkeys(
         (
             "flash_attention", "flash_attention_2", "flash_attn", "flash_attn_3", "flashattention",

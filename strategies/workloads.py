@@ -29,8 +29,8 @@ NOT_SAMPLING = {
     ),
     Slot.LOSS: "no loss is computed when samples are drawn; leave it out",
     Slot.ADAPT: (
-        "it selects trained weights, but sampling trains none; draw with lora's result by "
-        "adapter:file=FILE, or give merged weights by --weights"
+        "it selects trained weights, but sampling trains none; merge lora's result into the "
+        "weights, and give them by --weights"
     ),
     Slot.SPARSIFY: "it is for training only; leave it out, or give trained weights by --weights",
     Slot.RECOMPUTE: "without a backward pass nothing is kept that could be recomputed; leave it "

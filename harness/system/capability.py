@@ -13,7 +13,6 @@ SINCE = {
     "tf32": (8, 0),
     "sparse24": (8, 0),
     "fp8": (8, 9),
-    "mxfp8": (10, 0),
     "int8": (7, 5),
     "attention_flash": (8, 0),
     "attention_cudnn": (8, 0),

@@ -40,7 +40,6 @@ WAYS = {
     "tf32": "leave tf32 out; float32 runs everywhere",
     "fp8": "use bf16, or fp8:emulate=on (of samples float8:dynamic=on,emulate=on) for the numbers "
     "alone",
-    "mxfp8": "leave format=mx out, or add emulate=on for the numbers alone",
     "int8": "leave dynamic out, which decodes the weights for each product",
     "inductor": "install g++ (CPU) or triton (GPU), or compile:backend=aot_eager",
     "attention": "take another kernel: naive and math run everywhere",

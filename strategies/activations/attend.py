@@ -164,12 +164,7 @@ class Attend(Strategy):
             lack = launch.subject.lacks("attend", "take kernel=math, efficient, flash or cudnn")
             if lack:
                 return lack
-        if self.kernel == "flex" and "recomputes" in launch.traits:
-            return "checkpoint would recompute flex attention uncompiled; take kernel=flash"
-        half = launch.device != "cuda" or "half_compute" in launch.traits
-        if self.kernel in ("flash", "cudnn") and not half:
-            return f"{self.kernel} takes 16 bits on GPUs; add bf16, or take kernel=efficient"
-        return None
+        return super().refuses(launch)
 
     def edit_model(self, module: Any, subject: Subject) -> None:
         backend: Any = KERNELS[self.kernel]

@@ -177,69 +177,21 @@ class Checkpoint(Strategy):
         return frozenset({"recomputes", *layers})
 
     def refuses(self, launch: RunContext) -> str | None:
-        grouped = f"every={self.every}" if self.every != 1 else f"keep={self.keep}"
+        subject = launch.subject
         if self.every != 1 or self.keep == "nothing":
-            lack = launch.subject.lacks("chain", f"leave {grouped} out")
-            if lack:
+            grouped = f"every={self.every}" if self.every != 1 else f"keep={self.keep}"
+            if lack := subject.lacks("chain", f"leave {grouped} out"):
                 return lack
-        if self.part != "block" and (lack := self._lacks_part(launch)):
-            return lack
-        if self.share < 1 and "moves_activations" in launch.traits:
+        if self.part != "block" and not _has_part(subject, self.part):
             return (
-                f"share={self.share:g} keeps the other blocks whole, and all that is kept would "
-                "be moved; leave it out, or leave offload_activations out"
+                f"no block of {subject.name} has a layer whose name says that it is its "
+                f"{self.part}; leave part={self.part} out"
             )
         if isinstance(self.every, int) and self.every > 1:
-            depth = launch.subject.dimensions.depth
+            depth = subject.dimensions.depth
             if self.every > depth:
                 return f"every={self.every}, and the model has {depth} blocks; give at most {depth}"
-        if self.keep == "products" and "cut_weights" in launch.traits:
-            return "a product would be kept before ranks have summed it; leave keep=products out"
-        if self.keep == "products" and "gathers_ahead" in launch.traits:
-            return (
-                "ZeRO-3 gathers weights within the blocks, in another order when they run again, "
-                "and torch's selective checkpointing then fails; leave keep=products out"
-            )
-        if self.keep == "nothing" and "some_blocks" in launch.traits:
-            return (
-                "backward ends within the blocks, which keep=nothing does not count; leave "
-                "keep=nothing or the adapters' blocks out"
-            )
-        return self._uncompiled(launch) if "compiled" in launch.traits else None
-
-    def _uncompiled(self, launch: RunContext) -> str | None:
-        """Return why the parts are not compiled with their checkpoints; None if they are."""
-        if self.keep != "segments":
-            return (
-                f"keep={self.keep} chooses what a compiler would; leave it out, or take "
-                "compile:budget=0.5 without checkpoint"
-            )
-        if "gathers_ahead" in launch.traits:
-            return (
-                "ZeRO-3 gathers weights within a graph, which breaks there, and torch would "
-                "recompute uncompiled; take fsdp2, or leave checkpoint or compile out"
-            )
-        if self.every != 1 and "split_parameters" in launch.traits:
-            return (
-                "FSDP2 gathers weights between the blocks of a part, where a graph breaks; leave "
-                f"every={self.every} out"
-            )
-        return None
-
-    @staticmethod
-    def _no_layer(launch: RunContext, part: str, way: str) -> str:
-        name = launch.subject.name
-        return f"no block of {name} has a layer whose name says that it is its {part}; leave {way}"
-
-    def _lacks_part(self, launch: RunContext) -> str | None:
-        if not _has_part(launch.subject, self.part):
-            return self._no_layer(launch, self.part, f"part={self.part} out")
-        if launch.traits & {"compiled", "moves_activations"}:
-            return (
-                f"blocks are compiled, or what they keep is moved, as a whole; leave "
-                f"part={self.part} out"
-            )
-        return None
+        return super().refuses(launch)
 
     def by_block(self, depth: int) -> list[tuple[int, int]]:
         """Return the size of each block's part and its index in it; (0, 0) if it is not

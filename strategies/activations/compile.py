@@ -141,18 +141,6 @@ def check_replays(steps: list[dict[str, float]]) -> dict[str, int]:
 
 BACKENDS = ("inductor", "aot_eager")
 MODES = (DEFAULT, "reduce-overhead")
-BESIDE_GRAPHS = {
-    "sampling": (
-        "a graph's output is overwritten by its next replay; leave mode=reduce-overhead out"
-    ),
-    "split_parameters": (
-        "a graph reads weights at one address, and gathered ones move; take ddp, zero1 or zero2"
-    ),
-    "cut_samples": "exchanges between ranks inside of a graph were never tried; leave sp out",
-    "moves_activations": "a graph keeps its activations in its own pool; leave the offload out",
-    "stages": "micro batches that overlap would overwrite a graph's outputs; take ddp or zero1",
-}
-"""Trait -> why no CUDA graph is recorded with it, after ``mode=reduce-overhead``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,31 +196,6 @@ class Compile(Strategy):
     def requires(self, launch: RunContext) -> tuple[str, ...]:
         needs = ("inductor",) if self.backend == "inductor" else ()
         return (*needs, "cuda") if self.records else needs
-
-    def refuses(self, launch: RunContext) -> str | None:
-        if self.budget < 1 and "sampling" in launch.traits:
-            return f"nothing is kept for a backward pass; leave budget={self.budget:g} out"
-        if self.budget < 1 and "some_blocks" in launch.traits:
-            return (
-                "blocks with adapters and without keep different shares; leave "
-                f"budget={self.budget:g} or the adapters' blocks out"
-            )
-        if self.budget < 1 and "recomputes" in launch.traits:
-            return f"checkpoint decides what is kept; leave budget={self.budget:g} or it out"
-        if self.scope == "model" and launch.traits & {"recomputes", "moves_activations"}:
-            return "kept activations are managed block by block; leave scope=model out"
-        return self._unrecorded(launch) if self.records else None
-
-    def _unrecorded(self, launch: RunContext) -> str | None:
-        """Return why no CUDA graphs are recorded under ``launch``; None if they are."""
-        if launch.accumulation > 1:
-            return (
-                "the next micro-batch would overwrite the gradients in a graph's pool; leave "
-                f"accumulate or mode={self.mode} out"
-            )
-        whys = (why for trait, why in BESIDE_GRAPHS.items() if trait in launch.traits)
-        why = next(whys, None)
-        return why and f"{why}, or leave mode={self.mode} out"
 
     def edit_model(self, module: Any, subject: Subject) -> None:
         import torch

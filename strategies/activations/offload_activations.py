@@ -10,7 +10,7 @@ from strategies.activations.runners import runner_of, surround
 from strategies.activations.weighed import MeasuredBlocks, is_weight
 from strategies.async_host_copy import AsyncHostCopy
 from strategies.base import Attachment, Slot, Watcher, demand
-from strategies.engine import RunContext, TrainingRun
+from strategies.engine import TrainingRun
 from strategies.inventory import AllocationScope
 from strategies.strategy import Strategy
 from strategies.subject import Subject
@@ -166,18 +166,6 @@ class OffloadActivations(Strategy):
 
     def traits(self) -> frozenset[str]:
         return frozenset({"moves_activations"})
-
-    def refuses(self, launch: RunContext) -> str | None:
-        if self.what == "all" and "compiled" in launch.traits:
-            return (
-                "compiled blocks need the strides of what they kept, and a copy loses them; take "
-                "what=checkpoints with checkpoint, or leave compile out"
-            )
-        if self.what == "checkpoints" and "recomputes" not in launch.traits:
-            return "there are no checkpoints to offload; add checkpoint, or take what=all"
-        if self.what == "all" and "recomputes" in launch.traits:
-            return "what is recomputed is not kept; take what=checkpoints, or leave checkpoint out"
-        return None
 
     def edit_model(self, module: Any, subject: Subject) -> None:
         surround(module, subject, Host)

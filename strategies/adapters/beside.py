@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from strategies.adapters.places import block_ranges, chosen_blocks, most_blocks
-from strategies.base import TRAITS, BadInput, Parity, Slot, demand
+from strategies.base import BadInput, Parity, Slot, demand
 from strategies.engine import RunContext, TrainingRun
 from strategies.evidence.states import Frozen, split_facts
 from strategies.strategy import Strategy
@@ -112,8 +112,6 @@ def _own(module: Any) -> Iterator[tuple[str, Any]]:
 # ---- strategy ----
 
 REACHES = ("blocks", "model")
-WHOLE = frozenset({"shards", "stages", "cut_weights", "streams_weights", "doubles_tokens"})
-"""Traits beside which the layers outside of the blocks are not of one module on each rank."""
 
 
 class Beside(Strategy):
@@ -199,16 +197,8 @@ class Beside(Strategy):
         return [index in chosen for index in range(depth)]
 
     def refuses(self, launch: RunContext) -> str | None:
-        casts = {"float_master", "half_compute"} <= launch.traits
-        if self.reach == "model" and (parts := WHOLE & launch.traits):
-            why = f"reach=model adapts layers outside of the blocks, and {TRAITS[min(parts)]}"
-            return f"{why}; take one GPU or ddp, or leave reach out"
-        if self.dtype == "fp32" and casts and "pure_bf16" not in launch.traits:
-            return (
-                "the engine casts adapters to 16 bits with the model, and updates a float32 master "
-                "of them; leave dtype out, or take bf16_pure"
-            )
-        return self._lacks_blocks(launch.subject) or self._lacks_layers(launch.subject)
+        subject = launch.subject
+        return super().refuses(launch) or self._lacks_blocks(subject) or self._lacks_layers(subject)
 
     def _lacks_blocks(self, subject: Subject) -> str | None:
         if self.blocks == "all" or most_blocks(self.blocks) <= subject.depth:

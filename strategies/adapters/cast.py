@@ -65,23 +65,8 @@ class Cast(Strategy):
         return ("int8",) if self.dynamic else ()
 
     def refuses(self, launch: RunContext) -> str | None:
-        traits = launch.traits
-        if "frozen_weights" not in traits:
-            return "weights that train lose their updates in 8 bits; add lora, or leave it out"
-        if "shards" in traits and "dtensor_weights" not in traits:
-            return "the engine would shard codes, and round their scales; take ddp or fsdp2"
-        if "packed_weights" in traits:
-            return "these weights are packed in 4 bits already; take lora in the place of qlora"
-        if "weight_norms" in traits:
-            return "another part computes with the weights themselves; take lora"
-        if "doubles_tokens" in traits:
-            return "another part trains copies of these layers; take lora"
-        if self.layers != "blocks" and "frozen_matrices" in traits:
-            return (
-                "another part trains layers outside of the blocks; take lora, or leave layers out"
-            )
-        if self.layers != "blocks" and "shards" in traits:
-            return "the engine gathers layers outside of the blocks together; leave layers out"
+        if fault := super().refuses(launch):
+            return fault
         # A survey builds a public model, which takes seconds.
         if self.dynamic and (width := launch.subject.dimensions.width) % MULTIPLE:
             text = f"products in int8 are of multiples of {MULTIPLE}"

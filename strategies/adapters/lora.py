@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from strategies.adapters.beside import Beside, add_adapters
 from strategies.base import demand
-from strategies.engine import RunContext, TrainingRun
+from strategies.engine import TrainingRun
 from strategies.subject import Subject
 
 if TYPE_CHECKING:
@@ -131,14 +131,6 @@ class Qlora(Lora):
 
     def traits(self) -> frozenset[str]:
         return super().traits() | {"quantized_weights", "packed_weights"}
-
-    def refuses(self, launch: RunContext) -> str | None:
-        if "split_parameters" in launch.traits and "dtensor_weights" not in launch.traits:
-            return (
-                "the engine shards elements, and two of these share a byte; use fsdp2 or zero2, "
-                "or lora"
-            )
-        return super().refuses(launch)
 
     def edit_model(self, module: Any, subject: Subject) -> None:
         from strategies.adapters.quantised_base import quantize

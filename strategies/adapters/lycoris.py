@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from strategies.adapters.beside import Beside, adapted, add_adapters, own
 from strategies.base import demand
-from strategies.engine import RunContext, TrainingRun
+from strategies.engine import TrainingRun
 from strategies.subject import Subject
 
 
@@ -96,15 +96,6 @@ class FromTable(Beside):
             if value != usual and (not isinstance(value, int) or value < least):
                 raise ValueError(f"{name} is {value!r}; a whole number from {least}")
         super().__post_init__()
-
-    def refuses(self, launch: RunContext) -> str | None:
-        split = "split_parameters" in launch.traits and "dtensor_weights" not in launch.traits
-        if self.row.products and split:
-            return (
-                "peft multiplies these matrices outside of a module of their own, and reads the "
-                "shape of a weight that the engine has released; take zero2, fsdp2, or lora"
-            )
-        return super().refuses(launch)
 
     def config(self) -> Any:
         """Return peft's configuration, without its target modules."""

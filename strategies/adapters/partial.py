@@ -26,11 +26,7 @@ class Head(Strategy):
         return frozenset({"frozen_weights", "frozen_matrices", "frozen_blocks", "other_products"})
 
     def refuses(self, launch: RunContext) -> str | None:
-        if launch.traits & {"recomputes", "moves_activations"}:
-            return (
-                "backward ends before the blocks, and nothing of them is kept; leave checkpoint out"
-            )
-        return launch.subject.lacks("head")
+        return super().refuses(launch) or launch.subject.lacks("head")
 
     def edit_model(self, module: Any, subject: Subject) -> None:
         train_only(module, names_in(module, subject.head(module)))
@@ -74,9 +70,8 @@ class DiffFit(Strategy):
         return frozenset({"frozen_weights", "frozen_matrices", "other_products"})
 
     def refuses(self, launch: RunContext) -> str | None:
-        if "pure_bf16" in launch.traits:
-            return "a scale of one moves by steps that bfloat16 cannot hold; use bf16"
-        return launch.subject.lacks("halves") or launch.subject.lacks("label_table")
+        lack = launch.subject.lacks("halves") or launch.subject.lacks("label_table")
+        return super().refuses(launch) or lack
 
     def edit_model(self, module: Any, subject: Subject) -> None:
         import torch

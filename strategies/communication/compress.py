@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from strategies.base import Parity, Slot, demand
 from strategies.communication import wire
-from strategies.engine import RunContext, TrainingRun
+from strategies.engine import TrainingRun
 from strategies.strategy import Strategy
 
 # ---- PowerSGD ----
@@ -113,11 +113,6 @@ class Compress(Strategy):
 
     def traits(self) -> frozenset[str]:
         return frozenset({"edits_gradients"})
-
-    def refuses(self, launch: RunContext) -> str | None:
-        if self.kind == "powersgd" and "scales_gradients" in launch.traits:
-            return "what is kept back would carry a loss scale that changes; use bf16"
-        return wire.refusal(launch)
 
     def attach(self, trained: TrainingRun) -> wire.Compression:
         if self.kind == "powersgd":

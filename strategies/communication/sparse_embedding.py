@@ -44,22 +44,7 @@ class SparseEmbedding(Strategy):
         return frozenset({"sparse_gradients"})
 
     def refuses(self, launch: RunContext) -> str | None:
-        if "dtensor_weights" in launch.traits:
-            return "gradients are cut by rows, and a sparse one cannot be; use single or ddp"
-        if "flat_weights" in launch.traits:
-            return "the engine flattens gradients, and a flat one is dense; use ddp or single"
-        if "one_process" not in launch.traits and launch.device == "cuda":
-            return "NCCL reduces no sparse tensors; use single, or leave this out"
-        if "takes_sparse" not in launch.traits:
-            return (
-                "the optimizer takes no sparse gradients (Adam's moments decay in every row); "
-                "add sgd:momentum=0.0"
-            )
-        if launch.clips:
-            return "clipping reads gradients as dense; set --grad-clip 0"
-        if "frozen_weights" in launch.traits:
-            return "the label table may be frozen here; leave this out"
-        return launch.subject.lacks("label_table")
+        return super().refuses(launch) or launch.subject.lacks("label_table")
 
     def edit_model(self, module: Any, subject: Subject) -> None:
         subject.label_table(module).sparse = True

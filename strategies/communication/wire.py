@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any, no_type_check
 
 from strategies.base import Watcher, demand
-from strategies.engine import RunContext, TrainingRun
+from strategies.engine import TrainingRun
 
 # ---- counted collectives ----
 
@@ -117,15 +117,6 @@ class WithFeedback(Compression):
         """Restore them."""
         device = next(self.trained.module.parameters()).device
         self.left = {place: tensor.to(device) for place, tensor in state["left"].items()}
-
-
-def refusal(launch: RunContext) -> str | None:
-    """Return why DDP's all-reduce cannot be compressed under ``launch``; None if it can."""
-    if "replicas" in launch.traits:
-        return None
-    if "one_process" in launch.traits:
-        return "one process sends no gradients; use ddp"
-    return "it hooks into DDP's all-reduce, and this engine reduces by itself; use ddp"
 
 
 def facts(trained: TrainingRun, name: str) -> dict[str, Any]:

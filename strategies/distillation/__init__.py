@@ -1,2 +1,1 @@
-"""Knowledge distillation: training a student from a frozen teacher, and sampling with the
-student."""
+"""Knowledge distillation: training a student from a frozen teacher."""

@@ -15,18 +15,7 @@ from strategies.engine import RunContext, TrainingRun
 from strategies.strategy import Strategy
 from strategies.subject import Subject
 
-# ---- compatibility ----
-
-
 STORES = ("fp32", "bf16")
-BESIDE = {
-    "frozen_weights": "a student trains whole; leave the adapters out",
-    "doubles_tokens": "a student trains whole; leave the branch out",
-    "replaced_layers": "another part gives the student layers of its own; leave it out",
-    "cut_samples": "a teacher would see a part of each sample; leave sp out",
-    "compiled": "a graph shows no hidden states, and no loss against a teacher; leave compile out",
-}
-"""Trait of another part -> why distillation cannot run with it, and the remedy."""
 PREDICT = ("epsilon", "flow", "velocity")
 """Objectives under which a model returns an output that another model can learn."""
 
@@ -49,15 +38,10 @@ def check(part: Any) -> None:
         raise ValueError(f"feature is {part.feature}; from 0")
     if not part.weight and not part.feature:
         raise ValueError("weight and feature are 0, so the teacher is not used; give one above 0")
-    if part.init not in ("drawn", "blocks"):
-        raise ValueError(f"init is {part.init!r}; drawn, or blocks (the teacher's)")
 
 
 def refusal(part: Any, launch: RunContext) -> str | None:
     """Return why a ``Distill`` cannot run under ``launch``, with the remedy; None if it can."""
-    met = next((why for trait, why in BESIDE.items() if trait in launch.traits), None)
-    if met:
-        return met
     student = launch.subject
     lack = student.lacks("sized")
     if not lack and part.feature:
@@ -73,33 +57,6 @@ def refusal(part: Any, launch: RunContext) -> str | None:
     mine, theirs = student.dimensions.width, teacher.dimensions.width
     if part.feature and mine != theirs:
         return f"the student is {mine} wide, and the teacher {theirs}; leave feature out"
-    if part.init == "blocks":
-        return _no_beginning(student, teacher) or _masked(launch)
-    return None
-
-
-def _masked(launch: RunContext) -> str | None:
-    if "masked_weights" not in launch.traits:
-        return None
-    return (
-        "its blocks would take the place of weights that were pruned, whose masks were chosen from "
-        "drawn ones; leave init=blocks out, or the pruning"
-    )
-
-
-def _no_beginning(student: Subject, teacher: Subject) -> str | None:
-    """Return why the student cannot be initialized with blocks of the teacher."""
-    mine, theirs = student.dimensions, teacher.dimensions
-    if (mine.width, mine.heads) != (theirs.width, theirs.heads):
-        return (
-            f"the teacher's blocks are {theirs.width} wide with {theirs.heads} heads, and the "
-            f"student's {mine.width} with {mine.heads}; leave init=blocks out"
-        )
-    if mine.depth > theirs.depth:
-        return (
-            f"the student has {mine.depth} blocks to begin, and the teacher {theirs.depth} to "
-            "choose from; leave init=blocks out"
-        )
     return None
 
 
@@ -113,8 +70,7 @@ class Distill(Strategy):
     ``depth`` blocks of ``width`` and ``heads`` (0: the file's, else twice the student's blocks).
     Every rank has all of it, in the type ``store``. ``weight`` is the share of the distance to the
     teacher's output in the loss; the rest is the true loss. ``feature`` times the distance of
-    hidden states is added, of models of one width. ``init=blocks`` starts the student with the
-    teacher's blocks, taken evenly.
+    hidden states is added, of models of one width.
     """
 
     name: ClassVar[str] = "distill"
@@ -134,7 +90,6 @@ class Distill(Strategy):
     store: str = "fp32"
     weight: float = 0.5
     feature: float = 0.0
-    init: str = "drawn"
 
     def __post_init__(self) -> None:
         check(self)
@@ -159,13 +114,11 @@ class Distill(Strategy):
         return files.sized(student, self.teacher, self.depth, self.width, self.heads, times=2)
 
     def refuses(self, launch: RunContext) -> str | None:
-        return refusal(self, launch)
+        return super().refuses(launch) or refusal(self, launch)
 
     def edit_model(self, module: Any, subject: Subject) -> None:
-        from strategies.distillation.teacher import NAME, Hidden, begin
+        from strategies.distillation.teacher import NAME, Hidden
 
-        if self.init == "blocks":
-            begin(module, subject, self.teacher_of(subject), self.teacher)
         if self.feature:  # before the engine wraps the blocks
             setattr(module, NAME, Hidden(subject.blocks(module)))
 
@@ -195,9 +148,5 @@ class Distill(Strategy):
         calls, steps = teacher.calls, trained.micro_steps
         demand(calls == steps, f"the teacher was called {calls} times in {steps} micro-batches")
         facts = {"teacher_forwards": calls, **teacher.facts(self.store)}
-        if self.init == "blocks":
-            began = getattr(trained.module, "began_with", None)
-            demand(began is not None, "the student did not begin with its teacher's blocks")
-            facts["began_with"] = began
         arrived = self.note(trained)
         return facts if arrived is None else facts | shown(arrived, self.weights)

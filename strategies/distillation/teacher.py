@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -246,15 +245,6 @@ def shown(arrived: list[dict[str, float]], weights: Mapping[str, float]) -> dict
 # ---- matching blocks ----
 
 
-def chosen(depth: int, of: int) -> list[int]:
-    """Return ``depth`` indices below ``of``, evenly spaced, with the first and the last.
-
-    A student begins with these blocks of its teacher. If ``depth`` exceeds ``of``, some occur
-    twice.
-    """
-    return [round(i * (of - 1) / max(1, depth - 1)) for i in range(depth)]
-
-
 def ends(depth: int, of: int) -> list[int]:
     """Return, for each of ``depth`` blocks, the index of the block at the same relative depth of
     ``of``.
@@ -262,46 +252,3 @@ def ends(depth: int, of: int) -> list[int]:
     The last matches the last.
     """
     return [max(0, round((i + 1) * of / depth) - 1) for i in range(depth)]
-
-
-def renamed(name: str, prefixes: Sequence[str], blocks: Sequence[int]) -> str:
-    """Return the name of the parameter ``name`` in the model that ``blocks`` were chosen from.
-
-    A parameter is in a block if its name begins with one of the ``prefixes`` ("blocks") and a
-    number.
-    """
-    for prefix in prefixes:
-        found = re.match(rf"{re.escape(prefix)}\.(\d+)\.(.*)", name, re.DOTALL)
-        if found:
-            return f"{prefix}.{blocks[int(found[1])]}.{found[2]}"
-    return name
-
-
-# ---- initialization from the teacher ----
-# A student may begin with evenly chosen blocks of its teacher, and all weights outside of blocks.
-
-
-def prefixes(module: nn.Module, subject: Subject) -> list[str]:
-    """Return the name prefixes under which the blocks of ``module`` are numbered."""
-    groups = {id(group) for group in subject.groups(module)}
-    return [name for name, part in module.named_modules() if id(part) in groups]
-
-
-def begin(module: nn.Module, subject: Subject, teacher: Subject, file: str) -> None:
-    """Initialize the trained parameters with the teacher's values.
-
-    The first weights that all rows of a suite share are still drawn and hashed.
-    """
-    draw = weights(teacher, file)
-    names = prefixes(module, subject)
-    blocks = chosen(subject.dimensions.depth, teacher.dimensions.depth)
-    module.began_with = blocks
-    for name, p in module.named_parameters():
-        if not p.requires_grad:
-            continue
-        source = renamed(name, names, blocks)
-        if initial.pending(p) is not None:
-            initial.instead(p, functools.partial(draw, source))
-        else:
-            with torch.no_grad():
-                p.copy_(draw(source, p))

@@ -47,11 +47,7 @@ class CrossEntropy(Strategy):
         return self.needs + more.get(self.kind, ())
 
     def refuses(self, launch: RunContext) -> str | None:
-        if self.kind == "cut" and launch.device != "cuda":
-            return "the kernels of kind=cut are a GPU's; take kind=fused, which runs on a CPU"
-        if self.kind == "fused" and "compiled_whole" in launch.traits:
-            return "torch leaves its graph at the fused loss; take kind=chunked, or scope=block"
-        return launch.subject.lacks("vocabulary")
+        return super().refuses(launch) or launch.subject.lacks("vocabulary")
 
     def edit_model(self, module: Any, subject: Subject) -> None:
         from strategies.losses import functions

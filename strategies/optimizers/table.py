@@ -35,8 +35,7 @@ class Entry:
 
     ``kind``: "module:Class". ``about``: docstring; its first sentence is its line in the list.
     ``fields``: parameters and their defaults, ``ranges``: parameter -> (test, words of its range).
-    ``refused``: trait of a launch -> why it cannot run, and the remedy. ``exact``: it computes
-    AdamW.
+    ``exact``: it computes AdamW.
     """
 
     kind: str
@@ -48,7 +47,6 @@ class Entry:
     fields: Mapping[str, Any] = field(default_factory=dict)
     ranges: Mapping[str, tuple[Callable[[Any], bool], str]] = field(default_factory=dict)
     traits: frozenset[str] = frozenset({"own_state"})
-    refused: Mapping[str, str] = field(default_factory=dict)
     exact: bool = False
     base: str = "Optimizer"
 
@@ -68,10 +66,6 @@ class Optimizer(Strategy):
 
     def traits(self) -> frozenset[str]:
         return self.entry.traits
-
-    def refuses(self, launch: RunContext) -> str | None:
-        refused = self.entry.refused.items()
-        return next((why for trait, why in refused if trait in launch.traits), None)
 
     def kind(self, launch: RunContext) -> str:
         """Return its class as "module:Class"."""
@@ -163,13 +157,6 @@ class TorchAdamW(Optimizer):
 
     impl: str
 
-    def refuses(self, launch: RunContext) -> str | None:
-        if "host_optimizer" in launch.traits and self.impl != "fused":
-            return (
-                f"an offloaded optimizer is the engine's own CPU Adam; leave impl={self.impl} out"
-            )
-        return None
-
     def kind(self, launch: RunContext) -> str:
         # accelerate's own replacement would drop betas, eps and the decoupled decay.
         host = "host_optimizer" in launch.traits
@@ -209,11 +196,6 @@ class Bf16AdamW(Optimizer):
 
     write: str
 
-    def refuses(self, launch: RunContext) -> str | None:
-        if "pure_bf16" not in launch.traits:
-            return "writes bfloat16 weights that have no master; add bf16_pure, or take adamw"
-        return super().refuses(launch)
-
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         facts = super().evidence(trained)
         rescued = trained.inner_optimizer.rescued
@@ -223,13 +205,6 @@ class Bf16AdamW(Optimizer):
 
 class HostAdamW(Optimizer):
     """torchao's AdamW in host memory (``host_adamw``)."""
-
-    def refuses(self, launch: RunContext) -> str | None:
-        if "one_process" not in launch.traits and "own_step" not in launch.traits:
-            return "it copies gradients in backward, before DDP averages them; use single"
-        if launch.clips and "own_step" not in launch.traits:
-            return "it copies gradients in backward, before they are clipped; set --grad-clip 0"
-        return super().refuses(launch)
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         optimizer = trained.inner_optimizer
@@ -253,11 +228,6 @@ class Bnb(Optimizer):
 
     def requires(self, launch: RunContext) -> tuple[str, ...]:
         return self.needs if self.lib == "bnb" else torchao_needs(launch)
-
-    def refuses(self, launch: RunContext) -> str | None:
-        if self.lib == "bnb" and "dtensor_weights" in launch.traits:
-            return "bitsandbytes' kernels take no DTensor; use adam8bit:lib=torchao, zero2 or ddp"
-        return super().refuses(launch)
 
     def kind(self, launch: RunContext) -> str:
         return self.entry.kind if self.lib == "bnb" else "torchao.optim:AdamW8bit"
@@ -353,18 +323,6 @@ class Prodigy(Optimizer):
         return super().evidence(trained) | {"learning_rate": float(f"{rate:.3g}")}
 
 
-class Came(Optimizer):
-    """CAME: float32 state, whatever the weights' type."""
-
-    def refuses(self, launch: RunContext) -> str | None:
-        if "pure_bf16" in launch.traits and "float_adapters" not in launch.traits:
-            return (
-                "its state is float32 beside bfloat16 weights, and torch loads it as bfloat16; use "
-                "bf16, or adafactor"
-            )
-        return super().refuses(launch)
-
-
 class Muon(Optimizer):
     """Muon for the blocks' matrices, AdamW for all else (``two_optimizers``)."""
 
@@ -406,9 +364,6 @@ class Muon(Optimizer):
 # ---- the table ----
 
 ROUNDS = frozenset({"own_state", "rounds_state"})
-FLAT = "flat shards have no rows and columns to factor; use ddp or single"
-HOST = "the launch file keeps the optimizer in host memory; take the same sharding without offload"
-ON_HOST = {"host_optimizer": HOST, "host_weights": HOST}
 MOMENTUM = {"momentum": (lambda v: 0 <= v < 1, "from 0 to below 1")}
 CAME = {"eps": (1e-30, 1e-16), "clip_threshold": 1.0}
 
@@ -446,14 +401,6 @@ TABLE: dict[str, Entry] = {
         fields={"write": "stochastic"},
         ranges={"write": _one_of("stochastic", "kahan")},
         traits=frozenset(),
-        refused={
-            "float_adapters": "what trains is float32, where no update is lost; use adamw, or "
-            "leave dtype out",
-            "dtensor_weights": "rounds plain tensors by chance, and DTensors mix with none; use "
-            "adamw, or ddp",
-            "cut_weights": "rounds by chance, and what ranks have alike would drift apart; use "
-            "adamw",
-        },
         base="Bf16AdamW",
     ),
     "adam8bit": Entry(
@@ -467,7 +414,6 @@ TABLE: dict[str, Entry] = {
         fields={"lib": "bnb"},
         ranges={"lib": _one_of("bnb", "torchao")},
         traits=ROUNDS,
-        refused=ON_HOST,
         base="Bnb",
     ),
     "adam4bit": Entry(
@@ -477,7 +423,6 @@ TABLE: dict[str, Entry] = {
         moments=lambda part, size, sides: (1.0, 1.2),
         needs=("torchao",),
         traits=ROUNDS,
-        refused=ON_HOST,
         base="Torchao",
     ),
     "adam16bit": Entry(
@@ -491,7 +436,6 @@ TABLE: dict[str, Entry] = {
         moments=lambda part, size, sides: (4.0, 4.0),
         needs=("torchao",),
         traits=ROUNDS,
-        refused=ON_HOST,
         base="Torchao",
     ),
     "paged_adam8bit": Entry(
@@ -506,7 +450,6 @@ TABLE: dict[str, Entry] = {
         fields={"lib": "bnb"},
         ranges={"lib": (lambda value: value == "bnb", "only bnb pages")},
         traits=ROUNDS,
-        refused=ON_HOST,
         base="Bnb",
     ),
     "adafactor": Entry(
@@ -517,11 +460,6 @@ TABLE: dict[str, Entry] = {
         source="Shazeer and Stern 2018 (arXiv:1804.04235); torch.optim.Adafactor",
         given=lambda part, s: {"lr": s.learning_rate, "weight_decay": s.weight_decay},
         moments=lambda part, size, sides: (size * sides,) * 2,
-        refused={
-            "flat_weights": FLAT,
-            "dtensor_weights": "torch's Adafactor cannot factor DTensors in place; use ddp or "
-            "single",
-        },
     ),
     "came": Entry(
         kind="came_pytorch.CAME:CAME",
@@ -533,12 +471,6 @@ TABLE: dict[str, Entry] = {
         given=lambda part, s: {**s.adam, "betas": (*s.betas, 0.9999), **CAME},
         moments=lambda part, size, sides: (4 + 8 * sides,) * 2,
         needs=("came_pytorch",),
-        refused={
-            "flat_weights": FLAT,
-            "dtensor_weights": "came_pytorch adds plain tensors to DTensors, which torch refuses; "
-            "use ddp",
-        },
-        base="Came",
     ),
     "prodigy": Entry(
         kind="prodigyopt:Prodigy",
@@ -566,12 +498,6 @@ TABLE: dict[str, Entry] = {
             "d0": (lambda v: v > 0, "above 0, such as 1e-6"),
         },
         traits=frozenset({"own_state", "whole_gradients"}),
-        refused={
-            "flat_weights": "its rate follows from sums over all weights, and prodigyopt adds up "
-            "one rank's part; use ddp or single",
-            "dtensor_weights": "it flattens weights, which unevenly sharded DTensors refuse; use "
-            "ddp or single",
-        },
         base="Prodigy",
     ),
     "muon": Entry(
@@ -590,11 +516,6 @@ TABLE: dict[str, Entry] = {
         moments=lambda part, size, sides: (size, size),
         fields={"momentum": 0.95},
         ranges=MOMENTUM,
-        refused={
-            "flat_weights": "torch's Muon needs matrices, and DeepSpeed's own takes norms and "
-            "clips after it orthogonalized the gradients (0.19); use fsdp2, ddp or single",
-            "frozen_matrices": "no matrix of the blocks is trained here; leave muon out",
-        },
         base="Muon",
     ),
     "sgd": Entry(
@@ -607,10 +528,6 @@ TABLE: dict[str, Entry] = {
         moments=lambda part, size, sides: (size * (part.momentum > 0),) * 2,
         fields={"momentum": 0.9},
         ranges=MOMENTUM,
-        refused={
-            "host_optimizer": "the engine offloads its own CPU Adam only; take the same sharding "
-            "without offload",
-        },
         base="Sgd",
     ),
     "offload_adamw": Entry(
@@ -622,10 +539,6 @@ TABLE: dict[str, Entry] = {
         moments=lambda part, size, sides: (2 * size, 2 * size),
         needs=("torchao", "cuda"),
         traits=frozenset({"early_gradients", "whole_gradients"}),
-        refused={
-            "own_step": "the engine steps an optimizer of its own; use zero2_offload, or single",
-            "scales_gradients": "it copies gradients while they carry a loss scale; use bf16",
-        },
         exact=True,
         base="HostAdamW",
     ),

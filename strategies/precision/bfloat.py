@@ -27,11 +27,6 @@ class Bf16Master(Bf16):
     workloads: ClassVar[tuple[str, ...]] = (TRAIN,)
     source: ClassVar[str] = "Micikevicius et al. 2018 (arXiv:1710.03740), 3.1; DeepSpeed's bf16"
 
-    def refuses(self, launch: RunContext) -> str | None:
-        if "float_master" in launch.traits:
-            return None
-        return "only DeepSpeed keeps a float32 master of bfloat16 weights; use zero1, or bf16"
-
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         kept = "float_master" in trained.launch.traits
         demand(kept, "the engine keeps no float32 master of 16-bit weights")
@@ -64,22 +59,6 @@ class Bf16Pure(Strategy):
 
     def traits(self) -> frozenset[str]:
         return frozenset({"half_compute", "pure_bf16"})
-
-    def refuses(self, launch: RunContext) -> str | None:
-        floats = "float_adapters" in launch.traits
-        if self.autocast and "float_master" in launch.traits:
-            return "the engine casts its inputs itself, and runs no autocast; leave autocast out"
-        if self.autocast and "dtensor_weights" in launch.traits and not floats:
-            return (
-                "accelerate keeps what the engine trains in float32 beside autocast; leave "
-                "autocast out, or give an adapter dtype=fp32"
-            )
-        if "host_optimizer" in launch.traits and not floats:
-            return (
-                "DeepSpeed's CPU Adam keeps float32 weights and moments; take a sharding without "
-                "offload, or bf16_master"
-            )
-        return None
 
     def accelerator_kwargs(self, launch: RunContext) -> dict[str, Any]:
         told = self.autocast or self._told(launch)

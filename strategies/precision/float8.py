@@ -12,7 +12,6 @@ from torchao.float8 import (
     Float8LinearRecipeName,
     convert_to_float8_training,
 )
-from torchao.float8.float8_linear import Float8Linear
 from torchao.float8.fsdp_utils import WeightWithDynamicFloat8CastTensor
 
 from strategies import initial
@@ -20,21 +19,8 @@ from strategies.base import demand
 from strategies.engine import TrainingRun
 
 
-def kind(form: str) -> Any:
-    """Return the class of the layers of ``form``, "float8" or "mx"."""
-    if form == "float8":
-        return Float8Linear
-    from strategies.precision.mx import MxLinear
-
-    return MxLinear
-
-
 def replace(module: nn.Module, names: Sequence[str], part: Any) -> None:
     """Replace the named linear layers as ``part`` says, a ``strategies.precision.fp8.Fp8``."""
-    if part.format == "mx":
-        for name in names:
-            module.set_submodule(name, kind("mx").of(module.get_submodule(name), part.emulate))
-        return
     chosen = {module.get_submodule(name) for name in names}
     named = Float8LinearConfig.from_recipe_name(Float8LinearRecipeName(part.scaling))
     recipe = dataclasses.replace(named, emulate=part.emulate)

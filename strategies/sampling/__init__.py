@@ -1,1 +1,1 @@
-"""Sampling strategies: weight storage and adapters."""
+"""Sampling strategies: weights stored in fewer bits."""

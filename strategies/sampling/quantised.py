@@ -77,11 +77,6 @@ class Nf4(Stored):
     def levels(self, shape: tuple[int, int]) -> tuple[int, int]:
         return 2**4, NF4_BLOCK
 
-    def refuses(self, launch: RunContext) -> str | None:
-        if "compiled" in launch.traits:
-            return "bitsandbytes' layer breaks the graph at each product; leave compile out"
-        return super().refuses(launch)
-
 
 # ---- float8 ----
 
@@ -120,21 +115,11 @@ class Float8(EightBits):
         return (*self.needs, "fp8") if self.dynamic and not self.emulate else self.needs
 
     def refuses(self, launch: RunContext) -> str | None:
-        if self.dynamic and (reason := self._product(launch)):
-            return reason
-        return super().refuses(launch)
-
-    def _product(self, launch: RunContext) -> str | None:
-        """Return why torch's float8 product is unavailable; None if it is available."""
-        if self.emulate and launch.device == "cuda":
-            return "a CPU's kernel emulates, and a GPU multiplies in float8; leave emulate out"
-        if launch.device == "cuda" and "pure_bf16" not in launch.traits:
-            return "a GPU's product of rows in float8 gives bfloat16; add bf16_pure"
         width = launch.subject.dimensions.width
-        if width % MULTIPLE:
+        if self.dynamic and width % MULTIPLE:
             text = f"products in float8 are of multiples of {MULTIPLE}"
             return f"{text}, and the width is {width}; leave dynamic out"
-        return None
+        return super().refuses(launch)
 
     def store(self, module: Any, subject: Subject, names: list[str]) -> None:
         from strategies.sampling.eight_bits import DYNAMIC, quantize

@@ -99,17 +99,6 @@ class Prune(Strategy):
     def traits(self) -> frozenset[str]:
         return frozenset({"masked_weights"})
 
-    def refuses(self, launch: RunContext) -> str | None:
-        if "frozen_weights" in launch.traits:
-            return "prunes what is trained, and most is frozen here; leave prune out"
-        if "dtensor_weights" in launch.traits:
-            return "masks are of whole matrices, gradients come in rows of them; use zero2 or ddp"
-        if "cut_weights" in launch.traits:
-            return "masks are of whole matrices, and ranks have parts of them; leave tp out"
-        if launch.traits >= {"flat_weights", "rounds_state"}:
-            return "rounded moments move pruned weights, out of reach in ZeRO's master; use adamw"
-        return None
-
     def edit_model(self, module: Any, subject: Subject) -> None:
         import torch
 
@@ -205,9 +194,7 @@ class PruneStructured(Strategy):
         return frozenset({"other_products", "replaced_layers"})
 
     def refuses(self, launch: RunContext) -> str | None:
-        if "frozen_weights" in launch.traits:
-            return "it cuts layers that another part has wrapped or frozen; leave one of them out"
-        return launch.subject.lacks("halves")
+        return super().refuses(launch) or launch.subject.lacks("halves")
 
     def _kept(self, number: int) -> int:
         return max(1, round(number * (1 - self.fraction)))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from strategies.base import Parity, Slot, demand
-from strategies.engine import RunContext, TrainingRun
+from strategies.engine import TrainingRun
 from strategies.strategy import Strategy
 from strategies.subject import Subject
 
@@ -43,13 +43,6 @@ class Sparse24(Strategy):
 
     def traits(self) -> frozenset[str]:
         return frozenset({"other_products", "replaced_layers"})
-
-    def refuses(self, launch: RunContext) -> str | None:
-        if "half_compute" not in launch.traits:
-            return "2:4 products take 16-bit operands; add bf16"
-        if "frozen_weights" in launch.traits:
-            return "it packs layers that another part has wrapped; leave one of them out"
-        return None
 
     def edit_model(self, module: Any, subject: Subject) -> None:
         from strategies.sparsity.packed24 import Packed24

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from strategies.base import Slot, Watcher, demand
-from strategies.engine import RunContext, TrainingRun
+from strategies.engine import TrainingRun
 from strategies.strategy import Strategy
 
 # ---- steps in backward ----
@@ -96,31 +96,6 @@ class OptimizerInBackward(Strategy):
 
     def traits(self) -> frozenset[str]:
         return frozenset({"frees_gradients", "early_gradients"})
-
-    def refuses(self, launch: RunContext) -> str | None:
-        if "own_step" in launch.traits:
-            return "the engine steps its own shards after backward; use single, or leave this out"
-        if "held_gradients" in launch.traits:
-            return (
-                "torch holds what it averaged over the groups until backward has ended; use fsdp2, "
-                "or leave this out"
-            )
-        if not {"one_process", "dtensor_weights"} & launch.traits:
-            return (
-                "DDP averages all gradients in buckets that live as long as the model, so what "
-                "could be freed early is a copy; use single or fsdp2, or zero2 without it"
-            )
-        if launch.accumulation > 1:
-            return "a gradient that is gone cannot be added to; leave accumulation out"
-        if launch.clips:
-            return "clipping needs the norm of all gradients before any is used; set --grad-clip 0"
-        if "scales_gradients" in launch.traits:
-            return "gradients carry a loss scale until backward has ended; use bf16"
-        if "whole_gradients" in launch.traits:
-            return "the optimizer takes gradients by itself; use adamw or one with a smaller state"
-        if "sparse_gradients" in launch.traits:
-            return "a sparse gradient is small already; leave one of the two out"
-        return None
 
     def attach(self, trained: TrainingRun) -> InBackward:
         return InBackward(trained)

@@ -15,13 +15,6 @@ from strategies.workloads import BOTH
 
 AT_ONCE = 2
 """Streamed blocks on the device at a time: the current one, and the next."""
-WHOLE = {
-    "own_state": "steps the model's weights in its own way",
-    "early_gradients": "uses gradients within backward",
-    "edits_gradients": "changes gradients between backward and the optimizer",
-    "scales_gradients": "scales gradients on the device",
-}
-"""Trait of another part -> its operation that does not support weights trained in host memory."""
 
 
 def spread(count: int, depth: int) -> list[int]:
@@ -62,36 +55,10 @@ class BlockSwap(Strategy):
         return frozenset({"streams_weights"})
 
     def refuses(self, launch: RunContext) -> str | None:
-        traits, depth = launch.traits, launch.subject.depth
-        if "shards" in traits:
-            return (
-                "the engine holds shards of the weights, and gathers them itself; take single or "
-                "ddp, or the engine's own offload (zero3_offload, fsdp2_offload)"
-            )
+        depth = launch.subject.depth
         if self.blocks > depth:
             return f"blocks={self.blocks}, and the model has {depth} blocks; give at most {depth}"
-        if "compiled" in traits:
-            return "a compiled graph holds on to the weights that it was made with; leave it out"
-        if "packed_weights" in traits:
-            return "packed weights cannot be streamed; take lora, with cast:to=int8 if need be"
-        if {"sampling", "quantized_weights"} <= traits:
-            return "only plain weights are streamed, and these are stored in codes; take bf16_pure"
-        if "recomputes_layers" in traits:
-            return (
-                "a layer would be recomputed while its block's weights are in host memory; "
-                "recompute whole blocks, by checkpoint"
-            )
-        enough = {"recomputes", "pure_bf16", "sampling"}
-        if "half_compute" in traits and not traits & enough:
-            return (
-                "autocast's 16-bit copies of the weights would stay on the device until backward; "
-                "add checkpoint, or take bf16_pure"
-            )
-        if "frozen_weights" not in traits:
-            met = next((what for trait, what in WHOLE.items() if trait in traits), None)
-            if met:
-                return f"another part {met}, and these weights train in host memory; take adamw"
-        return None
+        return super().refuses(launch)
 
     def by_block(self, depth: int) -> list[int]:
         """Return 1 for a streamed block, 0 for one whose weights stay; more if there are too few

@@ -29,7 +29,6 @@ OTHERS: dict[str, list[str]] = {
     "fp16": ["ddp+fp16", "zero2+fp16:scale=1024"],
     "fp8": [
         "ddp+fp8", "single+fp8:emulate=on", "single+fp8:emulate=on,scaling=rowwise",
-        "single+fp8:emulate=on,format=mx",
     ],
     "checkpoint": [
         "single+checkpoint", "single+checkpoint:every=2", "single+checkpoint:every=sqrt",
@@ -55,9 +54,8 @@ OTHERS: dict[str, list[str]] = {
     "distill": [
         "single+distill", "single+distill:store=bf16,weight=0.7,feature=0.5",
         "single+distill:depth=3,feature=1.0", "single+distill:depth=3,width=64",
-        "single+distill:weight=1.0,init=blocks",
+        "single+distill:weight=1.0",
     ],
-    "adapter": ["single+adapter", "single+adapter:how=merged,rank=4"],
     "adamw": ["single+adamw", "single+adamw:impl=foreach", "single+adamw:impl=plain"],
     "adam8bit": ["single+adam8bit", "single+adam8bit:lib=torchao"],
     "adam16bit": ["single+adam16bit", "single+bf16_pure+adam16bit"],
@@ -69,10 +67,7 @@ OTHERS: dict[str, list[str]] = {
     "compress": ["ddp+compress", "ddp+compress:kind=powersgd,rank=2", "ddp+compress:kind=fp16"],
     "topk": ["ddp+topk", "ddp+topk:keep=0.1"],
     "sparse_embedding": ["single+sgd:momentum=0.0+sparse_embedding"],
-    "backward": [
-        "single+backward", "single+backward:call=autograd_grad", "single+backward:call=clear_late",
-        "single+backward:call=zero_late",
-    ],
+    "backward": ["single+backward", "single+backward:call=autograd_grad"],
     "adamw_bf16": ["single+bf16_pure+adamw_bf16", "single+bf16_pure+adamw_bf16:write=kahan"],
     "accumulate": ["single+accumulate", "single+accumulate:steps=4"],
     "float8": ["single+float8", "single+float8:dynamic=on,emulate=on"],
@@ -104,8 +99,6 @@ DRAWN_HERE = [
     *(text for text in on_single(SAMPLE) if text not in ELSEWHERE and "budget" not in text),
     "single+bf16_pure+int8",
     "single+bf16+nf4",
-    "single+bf16_pure+adapter",
-    "single+adapter:how=merged+palette:bits=3",
 ]
 """test_drawn draws samples with each, and asks the same. Code that is generated for a graph takes
 its time, and is the suite ``sampling``'s; what a CPU lacks is stood in for by ``test_drawn``."""

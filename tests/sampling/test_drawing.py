@@ -33,7 +33,7 @@ from tests.sabotage.ranks import DRAWN as DRAWN_APART
 PREDICTED = ("single", "single+palette:bits=3", "single+block_swap:blocks=3", "ddp+sp")
 TOGETHER = "ddp+sp"
 """Two ranks that draw the same samples."""
-RECIPES = (*PREDICTED, "single+adapter", "single+int8")
+RECIPES = (*PREDICTED, "single+int8")
 NOTICED = {
     "attention_of_own_tokens": {"evidence: sp"},
     "positions_of_the_first_part": set(),

@@ -20,10 +20,10 @@ import torch
 from conftest import SUBJECT, TINY, launchable, observe_here, part_named, showing, traced_here
 
 from harness import ROOT
-from strategies import CATALOG, parse, words
+from strategies import CATALOG, conflicts, parse, words
 from strategies.activations.block_parts import block_runs, prefixes, segments
 from strategies.activations.checkpoint import Checkpoint
-from strategies.base import Conflict, NotInForce, Parity, Sizes, Slot
+from strategies.base import TRAITS, Conflict, NotInForce, Parity, Sizes, Slot
 from strategies.engines.zero.config import buffer_sizes
 from strategies.evidence.rules import SETTINGS as LABEL
 from strategies.evidence.rules import effects, settings
@@ -140,7 +140,6 @@ def test_every_strategy_says_what_it_is(name):
         ("ddp+ema:place=disk", RecipeError, ["'disk'", "device, cpu, none"]),
         ("ddp+fp8:emulate=maybe", RecipeError, ["on or off", "'maybe'"]),
         ("ddp+fp8:scaling=block", RecipeError, ["'block'", "tensorwise, rowwise"]),
-        ("ddp+fp8:format=mx,scaling=rowwise", RecipeError, ["its own", "leave scaling=rowwise"]),
         ("fsdp2+fp8:gather=fp8,scaling=rowwise", RecipeError, ["one scale a weight"]),
         ("ddp+fp16:scale=1000", RecipeError, ["scale is 1000", "power of two"]),
         ("ddp+adamw_bf16:write=twice", RecipeError, ["'twice'", "stochastic, kahan"]),
@@ -189,6 +188,21 @@ def test_two_parts_may_not_set_the_same_argument(monkeypatch):
     recipe = parse("single+bf16+checkpoint")
     with pytest.raises(Conflict, match=r"checkpoint sets Accelerator\(mixed_precision"):
         recipe.accelerator_kwargs(recipe.sharding.launch("cpu", 1, SUBJECT))
+
+
+@pytest.mark.parametrize("name", conflicts.table())
+def test_an_entry_of_the_conflicts_can_be_met(name):
+    """Its parameter and its traits are known, and it says the way out."""
+    known = {*TRAITS, *conflicts.OF_LAUNCH}
+    fields = {field.name: field for field in dataclasses.fields(CATALOG[name])}
+    for entry in conflicts.table()[name]:
+        assert not entry.parameter or entry.parameter in fields
+        if entry.value is not None:
+            assert CATALOG[name](**{entry.parameter: entry.value})
+        words = entry.any | entry.every | entry.unless
+        assert words and words <= known
+        filled = entry.why.format(sharding="", trait="", **dict.fromkeys(fields, ""))
+        assert "; " in filled and "\n" not in filled
 
 
 # -- imports ----------------------------------------------------------------------------------

@@ -44,13 +44,10 @@ class SequenceParallel(Strategy):
         return frozenset({"cut_samples"})
 
     def refuses(self, launch: RunContext) -> str | None:
-        return self._ranks(launch) or self._subject(launch)
+        return super().refuses(launch) or self._ranks(launch) or self._subject(launch)
 
     def _ranks(self, launch: RunContext) -> str | None:
         count = launch.processes
-        if "one_process" in launch.traits:
-            others = "ddp or fsdp2" if launch.workload == TRAIN else "ddp"
-            return f"one process cannot share a sample; take {others}"
         odd = uneven(launch)
         if odd:
             return odd
@@ -70,8 +67,6 @@ class SequenceParallel(Strategy):
                 return "torch's attention was not tried with parts of both; leave sp or tp out"
             if any(a.queries == self.ranks * a.keys for a in subject.survey.attention):
                 return "a part would be as long as the text, and taken for it; take other ranks"
-        if "doubles_tokens" in launch.traits:
-            return "what is joined to the blocks is of whole samples; leave sp out"
         most = subject.most_stripes
         if most % self.ranks:
             fitting = [str(n) for n in range(2, most + 1) if most % n == 0]

@@ -17,26 +17,6 @@ from strategies.engine import RunContext, TrainingRun
 from strategies.parallel.groups import INNER, uneven
 from strategies.strategy import Strategy
 
-BESIDE = {
-    "compiled": "a graph with its sums inside has not been tried; leave compile out",
-    "doubles_tokens": "a branch beside the blocks would be whole; leave it out",
-    "quantized_weights": "a coded weight cannot be cut; leave the codes out",
-    "replaced_layers": "the layers that it cuts are replaced by others; leave those out",
-    "other_products": "it cuts the products of a whole model that is trained whole; leave out what "
-    "freezes, prunes or teaches",
-    "streams_weights": "a part of a weight is not streamed; leave block_swap out",
-    "moves_activations": "what it would copy away has not been tried; leave it out, or take "
-    "checkpoint",
-    "scales_gradients": "a rank whose part overflows would skip a step alone; take bf16",
-    "own_state": "the optimizer's state of a part is not a part of the state; take adamw",
-    "early_gradients": "a gradient's norm is of all ranks, so none is used early; take adamw",
-    "edits_gradients": "a hook would see parts of some gradients; leave it out",
-    "sparse_gradients": "the norm of a sparse gradient is taken alone; leave it out",
-    "host_weights": "parts in host memory have not been tried; take fsdp2",
-    "held_gradients": "groups of replicas beside it have not been tried; take fsdp2",
-}
-"""Trait of another part -> why tensor parallelism refuses it, and the way out."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class TensorParallel(Strategy):
@@ -66,17 +46,9 @@ class TensorParallel(Strategy):
     def refuses(self, launch: RunContext) -> str | None:
         if not launch.subject.parts & {"halves", "projections"}:
             return launch.subject.lacks("halves", "leave tp out, or take fsdp2")
-        if "dtensor_weights" not in launch.traits:
-            return (
-                f"torch's parallel layers are DTensors, which {launch.sharding} does not shard; "
-                "take fsdp2"
-            )
-        beside = next((why for trait, why in BESIDE.items() if trait in launch.traits), None)
-        return beside or uneven(launch) or self._fault(launch) or self._shared(launch)
-
-    def _shared(self, launch: RunContext) -> str | None:
-        if launch.layout.sharers > 1:
-            return None
+        fault = super().refuses(launch) or uneven(launch) or self._fault(launch)
+        if fault or launch.layout.sharers > 1:
+            return fault
         # accelerate 1.15 makes no mesh for FSDP2 over one rank (ParallelismConfig.fsdp_dim_names).
         return (
             f"of {launch.processes} processes one has each part, and shards it with nobody; "

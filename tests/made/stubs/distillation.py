@@ -6,7 +6,7 @@ from strategies.distillation.distill import Distill
 from strategies.distillation.teacher import Lesson
 from tests.made.stubs.parts import Table, nothing
 
-ATTACH, EDIT = Distill.attach, Distill.edit_model
+ATTACH = Distill.attach
 
 
 def then(change):
@@ -78,11 +78,6 @@ def with_store(store):
     return attach
 
 
-def drawn(self, module, subject):
-    """The student's first weights are its own; all else is as it should be."""
-    EDIT(Distill(feature=self.feature), module, subject)
-
-
 PLAIN, FEATURE = "single+distill", "single+distill:feature=0.5"
 LOST: Table = {
     "no teacher": (PLAIN, Distill, "attach", nothing),
@@ -97,8 +92,5 @@ LOST: Table = {
     "no hidden states": (FEATURE, Distill, "attach", weighed(feature=0.0)),
     "a teacher in float32, not bfloat16": (
         "single+distill:store=bf16", Distill, "attach", with_store("fp32"),
-    ),
-    "blocks that begin as they are drawn": (
-        "single+distill:init=blocks", Distill, "edit_model", drawn,
     ),
 }  # fmt: skip

@@ -28,10 +28,6 @@ def the_other_scales(self, module, subject):
     FP8(Fp8(emulate=self.emulate, scaling=scaling), module, subject)
 
 
-def plain_float8(self, module, subject):
-    FP8(Fp8(emulate=self.emulate), module, subject)
-
-
 def unrounded(self, module, subject):
     """Layers of the right class that multiply as they did before."""
     FP8(self, module, subject)
@@ -73,10 +69,7 @@ LOST: Table = {
         "single+fp8:emulate=on,scaling=rowwise", Fp8, "edit_model", the_other_scales,
     ),
     "a scale a row, not one": ("single+fp8:emulate=on", Fp8, "edit_model", the_other_scales),
-    "float8, not MX": ("single+fp8:emulate=on,format=mx", Fp8, "edit_model", plain_float8),
-    "MX layers that round nothing": (
-        "single+fp8:emulate=on,format=mx", Fp8, "edit_model", unrounded,
-    ),
+    "layers that round nothing": ("single+fp8:emulate=on", Fp8, "edit_model", unrounded),
     "one block alone in fp8": ("single+fp8", Fp8, "edit_model", first_block_in_float8),
     "fp16 without autocast": ("single+fp16", Fp16, "accelerator_kwargs", lambda *_: {}),
 }  # fmt: skip

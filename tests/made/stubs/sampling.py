@@ -6,12 +6,10 @@ import torch
 
 from strategies.activations.attend import Attend
 from strategies.activations.compile import Compile
-from strategies.adapters.lora import inject
 from strategies.precision.bfloat import Bf16Pure
 from strategies.precision.mixed import Bf16, Fp16Pure, Fp32
-from strategies.sampling import adapting, eight_bits, palettes
+from strategies.sampling import eight_bits, palettes
 from strategies.sampling import eight_bits as layers
-from strategies.sampling.adapter import Adapter
 from strategies.sampling.palette import Palette
 from strategies.sampling.quantised import Float8, Int8, Nf4
 from strategies.streaming.block_swap import BlockSwap
@@ -19,9 +17,8 @@ from tests.made.stubs import streaming
 from tests.made.stubs.parts import Table, nothing
 
 AS_BF16 = {"mixed_precision": "bf16"}
-NF4, PALETTE, ADAPTER = Nf4.store, Palette.store, Adapter.edit_model
+NF4, PALETTE = Nf4.store, Palette.store
 DYNAMIC = "single+float8:dynamic=on,emulate=on"
-BESIDE, MERGED = "single+adapter", "single+adapter:how=merged"
 
 
 def first_block(self, module, subject):
@@ -67,30 +64,6 @@ def computing_in(dtype):
     return edit
 
 
-def half_merged(self, module, subject):
-    """All adapters, of half their size."""
-    found = adapting.pairs(subject, self.file, self.known_rank())
-    half = {name: adapting.Pair(down, up / 2) for name, (down, up) in found.items()}
-    (adapting.put_beside(module, subject, half) if self.attached else adapting.merge(module, half))
-
-
-def first_merged(self, module, subject):
-    """One adapter of all in the weights; the others are told, and not added."""
-    found = adapting.pairs(subject, self.file, self.known_rank())
-    first = next(iter(found))
-    rest = {name: adapting.Pair(down, 0 * up) for name, (down, up) in found.items()}
-    adapting.merge(module, rest | {first: found[first]})
-
-
-def without_values(self, module, subject):
-    """peft's adapters as they begin: they add nothing."""
-    inject(module, subject, self.known_rank())
-
-
-def merged_as_asked_beside(self, module, subject):
-    ADAPTER(Adapter(how="merged" if self.attached else "beside"), module, subject)
-
-
 IN_HALF = computing_in(torch.float16)
 INT8, FLOAT8 = stored_as("int8"), stored_as("float8")
 LOST: Table = {
@@ -110,17 +83,6 @@ LOST: Table = {
     "palette of one block": ("single+palette", Palette, "edit_model", first_block),
     "palette beside floats": ("single+palette", Palette, "store", beside_floats),
     "palette of twice the bits": ("single+palette:bits=3", Palette, "store", twice_the_bits),
-    "no adapter": (BESIDE, Adapter, "edit_model", nothing),
-    "adapters that add nothing": (BESIDE, Adapter, "edit_model", without_values),
-    "adapters of half their size": (BESIDE, Adapter, "edit_model", half_merged),
-    "merged, and not beside": (BESIDE, Adapter, "edit_model", merged_as_asked_beside),
-    "nothing merged": (MERGED, Adapter, "edit_model", nothing),
-    "half of it merged": (MERGED, Adapter, "edit_model", half_merged),
-    "one adapter merged of all": (MERGED, Adapter, "edit_model", first_merged),
-    "beside, and not merged": (MERGED, Adapter, "edit_model", merged_as_asked_beside),
-    "half of it merged and clustered": (
-        f"{MERGED}+palette:bits=8", Adapter, "edit_model", half_merged,
-    ),
     "drawn with no weights streamed": (
         streaming.RECIPE, BlockSwap, "attach", streaming.put_back,
     ),

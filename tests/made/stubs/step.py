@@ -36,15 +36,6 @@ class Half(Caller):
         super()._autograd_grad(loss)
 
 
-class Clearing(Caller):
-    """Lets the gradients go that it should fill with zeros."""
-
-    def _zeroed(self, loss, **kwargs):
-        for p in self.parameters:
-            p.grad = None
-        self.usual(loss, **kwargs)
-
-
 def call_by(kind):
     def configure(self, accelerator, module, launch):
         parameters = [p for p in module.parameters() if p.requires_grad]
@@ -98,15 +89,6 @@ LOST: Table = {
         "single+optimizer_in_backward", OptimizerInBackward, "attach", nothing,
     ),
     "gradients kept": ("single+optimizer_in_backward", OptimizerInBackward, "attach", hoard),
-    "gradients cleared behind the step": (
-        "single+backward:call=clear_late", Backward, "attach", nothing,
-    ),
-    "gradients zeroed behind the step": (
-        "single+backward:call=zero_late", Backward, "attach", nothing,
-    ),
-    "gradients cleared, not zeroed": (
-        "single+backward:call=zero_late", Backward, "configure", call_by(Clearing),
-    ),
     "backward as usual": ("single+backward", Backward, "configure", nothing),
     "the graph freed": ("single+backward", Backward, "configure", call_by(AsUsual)),
     "gradients accumulated": (

@@ -1,0 +1,85 @@
+"""What cannot go together: the table ``conflicts.yaml``, and the one function that reads it.
+
+A strategy is refused beside a trait of the launch, never beside a name. What a strategy alone can
+say (of its parameters, or of the model) is in its own ``refuses``.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from strategies.base import TRAITS
+from strategies.engine import RunContext
+from strategies.files import own_table
+
+FILE = Path(__file__).with_name("conflicts.yaml")
+OF_LAUNCH = ("cpu", "cuda", "accumulates", "clips")
+"""Words of the table that are no trait of a part."""
+
+
+TRAITS_OF = ("with", "with_all", "unless")
+
+
+class Entry(NamedTuple):
+    """An entry for one strategy; see the head of the table.
+
+    ``parameter``: the one that the entry is about ("": any); ``value``: its text (None: any but the
+    default). ``any``: the launch has one of these traits (empty: of no matter), ``every``: all of
+    these, ``unless``: none of these.
+    """
+
+    parameter: str
+    value: str | None
+    any: frozenset[str]
+    every: frozenset[str]
+    unless: frozenset[str]
+    why: str
+
+    def of(self, part: Any) -> bool:
+        """Return whether the entry is about ``part``, a strategy, with these parameters."""
+        if not self.parameter:
+            return True
+        given = getattr(part, self.parameter)
+        if self.value is None:
+            return bool(given != type(part).__dataclass_fields__[self.parameter].default)
+        return str(given) == self.value
+
+    def met(self, traits: frozenset[str]) -> bool:
+        """Return whether a launch of these traits is refused."""
+        some = not self.any or bool(self.any & traits)
+        return some and self.every <= traits and not self.unless & traits
+
+
+@functools.cache
+def table() -> dict[str, list[Entry]]:
+    """Return strategy -> its entries, in the order of the file."""
+    found: dict[str, list[Entry]] = {}
+    for keys, entries in own_table(FILE).items():
+        for key in keys.split(", "):
+            name, _, condition = key.partition(":")
+            parameter, equals, value = condition.partition("=")
+            for entry in entries:
+                some, every, none = (_words(entry.get(k, ())) for k in TRAITS_OF)
+                text = value if equals else None
+                one = Entry(parameter, text, some, every, none, entry["why"])
+                found.setdefault(name, []).append(one)
+    return found
+
+
+def _words(given: str | Iterable[str]) -> frozenset[str]:
+    return frozenset([given] if isinstance(given, str) else given)
+
+
+def refusal(part: Any, launch: RunContext) -> str | None:
+    """Return why ``part`` cannot run under ``launch`` by the table, with the remedy; or None."""
+    more = {launch.device, *(["accumulates"] * (launch.accumulation > 1))}
+    traits = launch.traits | more | ({"clips"} if launch.clips else set())
+    for one in table().get(part.name, ()):
+        if one.of(part) and one.met(traits):
+            met = min(one.any & traits, default="")
+            words: dict[str, Any] = {"sharding": launch.sharding, "trait": TRAITS.get(met, met)}
+            return one.why.format(**vars(part), **words)
+    return None
