@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     import torch
@@ -213,33 +213,42 @@ class Settings:
         return names | {"weight_decay": self.weight_decay}
 
 
-class Attachment(Protocol):
-    """Objects that a strategy keeps alive with the trained model (weight average, masks, hooks)."""
+class Attachment:
+    """Objects that a strategy keeps alive with the trained model (weight average, masks, hooks).
+
+    The defaults are of one that holds no tensors and has nothing to resume.
+    """
 
     def after_step(self) -> None:
         """Run after every optimizer step."""
 
     def tensors(self) -> Iterable[torch.Tensor]:
         """Return every tensor held, so that the memory meter can categorize the bytes."""
+        return ()
 
     def weights(self) -> Iterable[torch.Tensor]:
         """Return those of ``tensors`` that are model weights and count as parameters."""
+        return ()
 
     def averages(self) -> Sequence[torch.Tensor]:
         """Return averages of the weights, laid out as ``Engine.shards``; empty if it keeps none."""
+        return ()
 
     def hosted(self) -> Iterable[torch.Tensor]:
         """Return those of ``tensors`` that were put into host memory.
 
         On a CPU run, where the device is host memory too, a tensor's device does not show this.
         """
+        return ()
 
     def makers(self) -> Iterable[Any]:
         """Return methods whose allocations have another placement than their operands
         (``strategies.inventory.AllocationScope``)."""
+        return ()
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's state, which is saved with the engine's checkpoint."""
+        return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a ``state_dict`` that a rank of the same number returned."""
@@ -253,43 +262,6 @@ class Attachment(Protocol):
         Raises:
             BadInput: the state cannot be redistributed.
         """
-
-
-class Watcher:
-    """Base class of attachments that hold no tensors and have nothing to resume."""
-
-    def after_step(self) -> None:
-        """Do nothing."""
-
-    def tensors(self) -> Iterable[torch.Tensor]:
-        """Return nothing."""
-        return ()
-
-    def weights(self) -> Iterable[torch.Tensor]:
-        """Return nothing."""
-        return ()
-
-    def averages(self) -> Sequence[torch.Tensor]:
-        """Return nothing."""
-        return ()
-
-    def hosted(self) -> Iterable[torch.Tensor]:
-        """Return nothing."""
-        return ()
-
-    def makers(self) -> Iterable[Any]:
-        """Return nothing: allocations have the placement of their operands."""
-        return ()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return an empty state."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Do nothing."""
-
-    def recut(self, states: Sequence[dict[str, Any]], pieces: Sequence[Sequence[Any]]) -> None:
-        """Do nothing, or refuse if a subclass saved a state."""
         if any(states):
             raise BadInput(
                 f"what {type(self).__name__} keeps is of {len(states)} processes, and cannot be "

@@ -15,7 +15,7 @@ Methods by the moment at which they are called:
   ``chosen``, ``needs``, ``traits``, ``layout``, ``place``, ``refuses``, ``environment``,
   ``remarks``, ``usual_name``.
 - Set-up of each rank (``harness.worker.setup``): ``accelerator_kwargs``, ``configure``, ``fill``,
-  ``sixteen_bits``, ``prepare``, ``ready``.
+  ``sixteen_bits``, ``prepare``.
 - In a script that prepares its own model (``harness.script``): ``runs``, ``adopt``,
   ``adopt_model``.
 - One optimizer step (``harness.worker.loop``): ``micro_steps``, ``norm``.
@@ -253,9 +253,6 @@ class Engine:
         Raises:
             BadInput: the script's call lacks something that the engine needs.
         """
-
-    def ready(self, trained: TrainingRun) -> None:
-        """Finish the set-up, after every strategy is attached and before the first step."""
 
     # ---- one optimizer step ----
 

@@ -15,7 +15,7 @@ from strategies.activations.attend import KERNELS, Attend, only, ran_by
 from strategies.activations.checkpoint import Checkpoint
 from strategies.activations.compile import Compile, CountingBackend, graph_facts
 from strategies.adapters.cast import Cast
-from strategies.base import BadInput, Settings, Watcher, demand
+from strategies.base import Attachment, BadInput, Settings, demand
 from strategies.engine import RunContext, TrainingRun
 from strategies.strategy import Strategy
 from strategies.subject import Subject
@@ -84,7 +84,7 @@ def _swapped(name: str) -> type[Strategy]:
 # ---- blocks ----
 
 
-class Recomputations(Watcher):
+class Recomputations(Attachment):
     """Counts forward calls of blocks, and those that autograd starts in backward."""
 
     def __init__(self, blocks: list[Any]) -> None:

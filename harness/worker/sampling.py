@@ -146,5 +146,4 @@ def prepare(
         sampling=True,
     )
     attach(trained, recipe.strategies)
-    launch.engine.ready(trained)
     return Drawing.of(resolved, trained), building

@@ -335,7 +335,6 @@ def prepare(
         attached={},
     )
     attach(trained, recipe.strategies)
-    launch.engine.ready(trained)
     objective = objective_of(resolved.spec.objective)
     return Run(
         trained=trained,

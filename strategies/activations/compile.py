@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from strategies.activations.block_parts import Recompute
 from strategies.activations.runners import runner_of, surround
 from strategies.activations.weighed import MeasuredBlocks
-from strategies.base import Slot, Watcher, demand
+from strategies.base import Attachment, Slot, demand
 from strategies.engine import RunContext, TrainingRun
 from strategies.evidence.rules import label
 from strategies.strategy import Strategy
@@ -24,7 +24,7 @@ DEFAULT = "default"
 # ---- counting backend ----
 
 
-class CountingBackend(Watcher):
+class CountingBackend(Attachment):
     """torch.compile backend that counts its graphs and their calls.
 
     After every step it records the counts. ``seconds`` are Dynamo's own: from start to end of every

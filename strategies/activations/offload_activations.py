@@ -9,7 +9,7 @@ from strategies.activations.block_parts import Recompute
 from strategies.activations.runners import runner_of, surround
 from strategies.activations.weighed import MeasuredBlocks, is_weight
 from strategies.async_host_copy import AsyncHostCopy
-from strategies.base import Attachment, Slot, Watcher, demand
+from strategies.base import Attachment, Slot, demand
 from strategies.engine import TrainingRun
 from strategies.inventory import AllocationScope
 from strategies.strategy import Strategy
@@ -132,7 +132,7 @@ def _device_of(*given: Any) -> Any:
     return next(leaf.device for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor))
 
 
-class Copies(Watcher):
+class Copies(Attachment):
     """Attachment that reports the methods of ``Host`` that allocate in host memory and on the
     device."""
 

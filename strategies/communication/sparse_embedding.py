@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from strategies.base import Slot, Watcher, demand
+from strategies.base import Attachment, Slot, demand
 from strategies.engine import RunContext, TrainingRun
 from strategies.evidence.readings import stored
 from strategies.evidence.rules import label
@@ -13,7 +13,7 @@ from strategies.strategy import Strategy
 from strategies.subject import Subject
 
 
-class TouchedRows(Watcher):
+class TouchedRows(Attachment):
     """Counter of the bytes of the label table's gradient after backward, and of a dense one."""
 
     def __init__(self, trained: TrainingRun) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, no_type_check
 
-from strategies.base import Watcher, demand
+from strategies.base import Attachment, demand
 from strategies.engine import TrainingRun
 
 # ---- counted collectives ----
@@ -54,7 +54,7 @@ def counted_hooks() -> tuple[Any, Any, CountedCollectives]:
     return default_hooks, powerSGD_hook, counted
 
 
-class Compression(Watcher):
+class Compression(Attachment):
     """Hook that replaces DDP's all-reduce, with the bytes of the last step, sent and uncompressed.
 
     ``hook`` takes a bucket and returns a future of its averaged buffer. ``storages`` are those of

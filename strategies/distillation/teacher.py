@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from strategies import initial
-from strategies.base import BadInput, Watcher, demand
+from strategies.base import Attachment, BadInput, demand
 from strategies.distillation.files import weights
 from strategies.evidence.rules import label
 from strategies.evidence.states import checksum
@@ -52,7 +52,7 @@ class Hidden:
             self.states.append(out)
 
 
-class Teacher(Watcher):
+class Teacher(Attachment):
     """Frozen model of ``subject`` with the weights of ``file``, in the type ``store``.
 
     Without a file the weights are drawn. It computes in that type, outside any autocast. Every rank

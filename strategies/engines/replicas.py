@@ -3,7 +3,7 @@ backward."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, no_type_check
+from typing import TYPE_CHECKING, Any
 
 from strategies.base import demand
 from strategies.engine import Engine
@@ -14,33 +14,6 @@ if TYPE_CHECKING:
     from strategies.engine import RunContext, TrainingRun
 
 
-class Divided:
-    """State of a DDP communication hook for a simulated world: it divides a bucket as an average
-    would.
-
-    ``storages`` are those of the buckets in the last backward.
-    """
-
-    def __init__(self, ranks: int) -> None:
-        self.ranks = ranks
-        self.storages: set[int] = set()
-
-
-@no_type_check
-def divide(divided, bucket):
-    """Divide a bucket: the hook itself. It has no annotations, because DDP compares them with its
-    own types."""
-    import torch
-
-    buffer = bucket.buffer().div_(divided.ranks)
-    if bucket.index() == 0:  # DDP replaces its buckets after the first step
-        divided.storages.clear()
-    divided.storages.add(buffer.untyped_storage()._cdata)
-    done = torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else None)
-    done.set_result(buffer)
-    return done
-
-
 class Replicas(Engine):
     """Engine whose ranks hold the whole model each."""
 
@@ -49,21 +22,10 @@ class Replicas(Engine):
         return frozenset({"replicas"})
 
     def refuses(self, launch: RunContext) -> str | None:
-        if launch.processes == 1 and not launch.simulated:
+        if launch.processes == 1:
             # accelerate 1.15 wraps a model in DDP from two processes on: no DDP would be in force.
             return "one process has no replica to average with; use single, or more processes"
         return None
-
-    def ready(self, trained: TrainingRun) -> None:
-        """Register a hook that lets DDP finish its buckets in a simulated world.
-
-        Its reducer takes the reduced bucket from the collective's future, and the fake group's
-        future is empty (torch 2.13, comm.cpp: "expected the hook result is either a Tensor").
-        """
-        if trained.sampling:
-            return
-        if trained.launch.simulated and not trained.model._comm_hooks:
-            trained.model.register_comm_hook(Divided(trained.launch.layout.alike), divide)
 
     def held(self, trained: TrainingRun) -> TensorInventory:
         """Return the inventory with the bytes of DDP's gradient buckets, which live in C++.
@@ -86,13 +48,6 @@ class Replicas(Engine):
         import torch
 
         facts: dict[str, Any] = {"wrapper": self._wrapper(trained)}
-        if trained.launch.simulated:  # a collective returns this rank's own values
-            size = trained.model.process_group.size()
-            demand(
-                size == trained.launch.layout.alike,
-                f"DDP averages over {size} ranks, expected {trained.launch.layout.alike}",
-            )
-            return {**facts, "replicas": size}
         with torch.no_grad():
             device = trained.accelerator.device  # a strategy may keep weights elsewhere
             held = [stored(p.data) for p in trained.module.parameters()]

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from strategies.base import BadInput, Watcher, demand
+from strategies.base import Attachment, BadInput, demand
 from strategies.engine import TrainingRun
 from strategies.evidence.readings import wrapped
 
@@ -289,7 +289,7 @@ def pieces(flat: torch.Tensor) -> Iterable[torch.Tensor]:
     return flat.split(PIECE)
 
 
-class Frozen(Watcher):
+class Frozen(Attachment):
     """Checksums of all parameters after prepare, of this rank's parts."""
 
     def __init__(self, trained: TrainingRun) -> None:

@@ -6,7 +6,6 @@ Imports torch and torchao.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Iterator
 from typing import Any
@@ -96,53 +95,6 @@ def wanted(trained: TrainingRun) -> list[str]:
     with torch.device("meta"):
         plain = trained.subject.make()
     return linears(plain, trained.subject)
-
-
-def shown(layer: nn.Module, inputs: int, dtype: torch.dtype) -> Tensor:
-    """Return the weight [out, in] that a layer multiplies by: its output for each unit vector,
-    without bias."""
-    device = next(tensor.device for tensor in _tensors(layer))
-    with torch.no_grad(), torch.autocast(device.type, enabled=False):
-        eye = torch.eye(inputs, dtype=dtype, device=device)
-        with _without(layer.bias):  # subtracting it afterwards would round
-            return layer(eye).float().t()
-
-
-@contextlib.contextmanager
-def _without(bias: Tensor | None) -> Iterator[None]:
-    """Set a layer's bias, if it has one, to zero inside the context."""
-    kept = None if bias is None else bias.clone()
-    if bias is not None:
-        bias.zero_()
-    try:
-        yield
-    finally:
-        if bias is not None:
-            bias.copy_(kept)
-
-
-def most_levels(weight: Tensor, together: int) -> int:
-    """Return the most distinct values among ``together`` neighbors of a weight.
-
-    Its last incomplete group is left out.
-    """
-    flat = weight.flatten()
-    whole = flat[: len(flat) // together * together].view(-1, together)
-    ordered = whole.sort(dim=1).values
-    return int((ordered.diff(dim=1) != 0).sum(dim=1).max()) + 1
-
-
-def levels_of_rows(weight: Tensor) -> int:
-    """Return the number of distinct values in a weight whose rows are divided by their largest, up
-    to 2^-16.
-
-    Rows with one scale each then share codes. 0 if the weight is of 16 bits, whose own rounding is
-    coarser.
-    """
-    if weight.bfloat16().float().equal(weight) or weight.half().float().equal(weight):
-        return 0
-    largest = weight.abs().amax(dim=1, keepdim=True).clamp_min(1e-30)
-    return len((weight / largest * 2**16).round().unique())
 
 
 def held_bytes(layers: list[nn.Module], dtype: str = "") -> int:

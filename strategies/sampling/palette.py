@@ -61,9 +61,6 @@ class Palette(Stored):
 
         return sum(of(*shape) for shape in shapes)
 
-    def levels(self, shape: tuple[int, int]) -> tuple[int, int]:
-        return 2**self.bits, (self.rows or shape[0]) * shape[1]
-
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         from strategies.sampling.palettes import PaletteLinear
 

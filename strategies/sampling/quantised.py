@@ -43,9 +43,6 @@ class Int8(EightBits):
     # A scale, and a zero point that is stored although it is zero.
     each_row: ClassVar[int] = 4 + 1
 
-    def levels(self, shape: tuple[int, int]) -> tuple[int, int]:
-        return 2**8, shape[1]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Nf4(Stored):
@@ -74,15 +71,10 @@ class Nf4(Stored):
 
         return sum(of(out * width) for out, width in shapes)
 
-    def levels(self, shape: tuple[int, int]) -> tuple[int, int]:
-        return 2**4, NF4_BLOCK
-
 
 # ---- float8 ----
 
 
-VALUES = 2**8 - 3
-"""Distinct values: of 256 codes two are NaN, and two are zero."""
 MULTIPLE = 16
 """Required divisor of the weights' sides in torch's float8 product."""
 
@@ -138,6 +130,3 @@ class Float8(EightBits):
         demand(products == layers, f"{products} matrix products ran in float8, expected {layers}")
         demand(casts >= layers, f"{casts} operands were cast to float8, expected {layers}")
         return {"float8_products": products, "float8_casts": casts}
-
-    def levels(self, shape: tuple[int, int]) -> tuple[int, int]:
-        return VALUES, shape[1]

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from strategies.base import Parity, Slot, Watcher, demand
+from strategies.base import Attachment, Parity, Slot, demand
 from strategies.engine import RunContext, TrainingRun
 from strategies.evidence.states import count
 from strategies.strategy import Strategy
@@ -19,7 +19,7 @@ def matrices(module: Any, subject: Subject) -> list[Any]:
     return [p for block in blocks for p in block.parameters() if p.ndim == 2]
 
 
-class Masks(Watcher):
+class Masks(Attachment):
     """Boolean masks of the pruned matrices; a pruned weight's gradient is zero.
 
     Adam does not move a weight whose gradients were all zero, so a float32 master that an engine

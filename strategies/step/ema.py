@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from strategies.base import Slot, Watcher, demand
+from strategies.base import Attachment, Slot, demand
 from strategies.engine import TrainingRun
 from strategies.evidence.rules import label
 from strategies.strategy import Strategy
@@ -73,12 +73,12 @@ A whole shard at once would be as large as what was offloaded.
 WITNESS = 2048
 
 
-class Average(Watcher):
+class Average(Attachment):
     """float32 averages of this rank's master weights, laid out as the engine shards them.
 
     Each rank averages its own shard, and nothing is gathered. The average is of the float32 master
     even if the model is bfloat16, whose 8 bits of mantissa cannot take steps of 1 - 0.9999.
-    ``witness`` follows a few elements in float64, computed separately.
+    ``start``: a few elements of the weights at the beginning.
     """
 
     def __init__(self, trained: TrainingRun, decay: float, place: str) -> None:
@@ -91,8 +91,7 @@ class Average(Watcher):
         for _, master in self._masters():
             self.shards.append(master.detach().float().clone().to(device))
             self._stage(master)
-        self.witness = self.followed(self.shards[0])
-        self.start = self.witness.clone()
+        self.start = self.followed(self.shards[0])
         self.updates = 0
 
     def _masters(self) -> Iterator[tuple[int, Any]]:
@@ -116,8 +115,6 @@ class Average(Watcher):
         with torch.no_grad():
             here, there = [], []
             for index, master in self._masters():
-                if index == 0:
-                    self.witness.lerp_(self.followed(master).to(self.witness.device), weight)
                 alike = (master.device, master.dtype) == (self.shards[index].device, torch.float32)
                 if alike and master.numel():
                     here.append(self.shards[index])
@@ -165,13 +162,12 @@ class Average(Watcher):
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's shards."""
-        return {"shards": self.shards, "witness": self.witness, "updates": self.updates}
+        return {"shards": self.shards, "updates": self.updates}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore shards saved by the same rank of as many."""
         for mine, saved in zip(self.shards, state["shards"], strict=True):
             mine.copy_(saved)
-        self.witness.copy_(state["witness"])
         self.updates = state["updates"]
 
     def recut(self, states: Sequence[dict[str, Any]], pieces: Sequence[Sequence[Any]]) -> None:
@@ -189,8 +185,7 @@ class Average(Watcher):
                 if low < high:
                     part = target[low - mine.offset : high - mine.offset]
                     part.copy_(flat[low - first : high - first])
-        # The witnesses of other ranks followed other elements.
-        self.witness, self.updates = self.followed(self.shards[0]), states[0]["updates"]
+        self.updates = states[0]["updates"]
 
     def full_state(self) -> dict[str, Any]:
         """Return the whole averaged trainable parameters on rank 0 (empty elsewhere); all ranks
@@ -257,18 +252,12 @@ class Ema(Strategy):
         )
         decay = trained.settings.ema_decay
         demand(average.decay == decay, f"the average's decay is {average.decay}, expected {decay}")
-        weights = average.current().to(average.start.device)
-        # Steps below half an ulp leave a bfloat16 weight unchanged, and so its average.
-        moved = not weights.equal(average.start)
-        demand(average.witness.equal(average.start) != moved, "the average has not changed")
         kept = average.followed(average.shards[0])
-        off = _largest(kept - average.witness.to(kept.device))
-        # A float32 step is off by an ulp at most, and stands still below 1 / (1 - decay) of them.
-        bound = 2**-23 * _largest(kept) * min(steps, 1 / (1 - decay))
-        demand(off <= bound, f"the average differs from its float64 copy by {off:.2g}")
-        demand(
-            not (moved and weights.to(kept.device).equal(kept)), "the average equals the weights"
-        )
+        weights, start = average.current().to(kept.device), average.start.to(kept.device)
+        # Steps below half an ulp leave a bfloat16 weight unchanged, and so its average.
+        moved = not weights.equal(start)
+        demand(kept.equal(start) != moved, "the average has not changed with the weights")
+        demand(not (moved and weights.equal(kept)), "the average equals the weights")
         devices = {s.device.type for s in average.shards}
         wanted = "cpu" if self.place == "cpu" else trained.accelerator.device.type
         demand(devices == {wanted}, f"the average is on {devices}, expected {wanted}")
@@ -281,12 +270,6 @@ class Ema(Strategy):
         # If training is in host memory, the placement is the same for every setting.
         one_memory = trained.accelerator.device.type == "cpu"
         return label(facts, "device") if one_memory else facts
-
-
-def _largest(values: Any) -> float:
-    """Return the largest absolute value; 0.0 for none, as if other ranks hold all rows of a
-    weight."""
-    return float(values.abs().max()) if len(values) else 0.0
 
 
 def _address(tensor: Any) -> int:

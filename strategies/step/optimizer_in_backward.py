@@ -6,14 +6,14 @@ import weakref
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from strategies.base import Slot, Watcher, demand
+from strategies.base import Attachment, Slot, demand
 from strategies.engine import TrainingRun
 from strategies.strategy import Strategy
 
 # ---- steps in backward ----
 
 
-class InBackward(Watcher):
+class InBackward(Attachment):
     """Attachment that steps each parameter when its gradient arrives, and frees the gradient.
 
     It is one optimizer, with one group narrowed to that parameter: state, settings and checkpoints

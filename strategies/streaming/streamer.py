@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from strategies.async_host_copy import AsyncHostCopy
-from strategies.base import Watcher
+from strategies.base import Attachment
 from strategies.engine import TrainingRun
 from strategies.evidence.readings import stored
 from strategies.inventory import AllocationScope
@@ -41,7 +41,7 @@ class Seen:
     moved: Counter[str] = field(default_factory=Counter)
 
 
-class Streamer(Watcher):
+class Streamer(Attachment):
     """Streamer of some blocks' weights to the device, each together with the next block's.
 
     The next block is the following one in forward, the preceding one in backward. At most two of

@@ -10,10 +10,8 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-import torch
 from conftest import TINY
 
 from harness import ROOT
@@ -24,7 +22,6 @@ from strategies.base import TRAITS
 from strategies.engine import Engine
 from strategies.engines import ENGINES
 from strategies.engines.pipeline.engine import Pipeline, in_file
-from strategies.engines.replicas import Divided, divide
 from strategies.launch_file import FOLDER, Layout
 from strategies.sharding import sharding_kinds
 
@@ -154,14 +151,3 @@ def test_a_global_batch_is_divided_among_shares_and_not_among_processes(monkeypa
     assert resolve(spec).micro_batch == 4
     assert resolve(dataclasses.replace(spec, recipe="ddp")).micro_batch == 2
     assert engines.of_file(tmp_path / "twins.yaml").layout(4).share(3) == 1
-
-
-def test_buckets_that_ddp_replaced_are_forgotten_with_their_addresses():
-    """A gradient may lie where one was, and a trace would leave it out."""
-    divided = Divided(2)
-    for step in range(2):
-        shown = [torch.full((size,), 4.0) for size in (8, 16)]
-        for index, buffer in enumerate(shown):
-            bucket = SimpleNamespace(index=lambda i=index: i, buffer=lambda b=buffer: b)
-            assert divide(divided, bucket).wait().unique().tolist() == [2.0], step
-    assert divided.storages == {buffer.untyped_storage()._cdata for buffer in shown}

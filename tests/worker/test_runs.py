@@ -293,7 +293,6 @@ def test_bucket_sizes_are_derived_from_the_model(run):
     used = row.configs["deepspeed"]["zero_optimization"]
     found = {key: used[key] for key in wanted if key in used}
     assert "reduce_bucket_size" in found and found == {key: wanted[key] for key in found}
-    assert row.evidence[row.spec.recipe]["buckets"].items() >= found.items()
     assert row.configs["deepspeed"]["gradient_clipping"] == SPEC.grad_clip
 
 
@@ -387,7 +386,7 @@ def test_flags_that_say_otherwise_are_given_away_by_what_was_done(run):
 def test_what_zero_shows_is_read_off_a_step_and_settings_are_labelled(run):
     row, _ = run
     facts, place = row.evidence[row.spec.recipe], row.spec.recipe.partition("_")[2]
-    assert {"stage", "distributed_type", "buckets"} <= set(settings(facts))
+    assert {"stage", "distributed_type"} <= set(settings(facts))
     whole = 4 * presets.trainable_count(presets.PRESETS[SPEC.model], classes=10, **SIZES)
     assert facts["all_gradient_bytes"] == whole and facts["gradients_sent_as"] == "float32"
     most = facts["most_gradient_bytes"]

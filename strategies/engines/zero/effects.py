@@ -1,8 +1,7 @@
-"""Evidence of ZeRO from one watched step, and its check against DeepSpeed's own flags.
+"""Evidence of ZeRO: what each rank keeps of state, gradients and weights, where, and what it sends.
 
-The step shows gathered weights, gradients alive in backward, swap files, and the type of reduced
-gradients. Without a watched step, or if the machine cannot show an effect, the remaining facts are
-labelled as settings. Attribute names are DeepSpeed's own (0.19).
+Shares and places are read from DeepSpeed's tensors; gathered weights, gradients alive in backward
+and the type of reduced gradients from one watched step. Attribute names are DeepSpeed's own (0.19).
 """
 
 from __future__ import annotations
@@ -15,9 +14,11 @@ from typing import Any
 
 from strategies.base import demand
 from strategies.engine import TrainingRun
-from strategies.engines.zero import facts as read_back
+from strategies.engines.zero import facts as read
 from strategies.evidence.rules import label
 
+# A shard is padded to a multiple of the group size and of DeepSpeed's alignment.
+PADDING = 0.02
 NEARLY = 0.95
 """Share from which gradients count as complete: an unused parameter may have none."""
 CPU_ADAM = "DeepSpeedCPUAdam"
@@ -87,19 +88,70 @@ def _gathers_watched(trained: TrainingRun, counts: list[int]) -> Iterator[None]:
 
 
 def evidence(trained: TrainingRun) -> dict[str, Any]:
-    """Return DeepSpeed's own account (``facts``), with the facts of the watched step.
+    """Return the stage, this rank's shares and their places, and the facts of the watched step.
 
     Raises:
-        NotInForce: the two contradict each other.
+        NotInForce: DeepSpeed runs another stage, holds another share, or skipped a step.
     """
-    facts = label(read_back.evidence(trained), "stage", "overlap_comm", "buckets")
+    ds, wanted = trained.model, trained.engine.stage
+    text = f"the model is a {type(ds).__name__}, expected a DeepSpeed engine"
+    demand(hasattr(ds, "zero_optimization_stage"), text)
+    stage = int(ds.zero_optimization_stage())
+    demand(stage == wanted, f"DeepSpeed runs stage {stage}, expected {wanted}")
+    demand(ds.skipped_steps == 0, f"DeepSpeed skipped {ds.skipped_steps} steps")
+    facts = {"stage": stage, "skipped_steps": ds.skipped_steps, **_shares(trained)}
+    facts = label(facts | _placed(trained), "stage")
     seen = trained.observed
     if seen is None or not isinstance(seen.engine, Effects):
-        return label(facts, "stage", "gradients_partitioned", "optimizer_on", "parameters_on")
-    facts |= _gathered(trained, seen.engine.gathered)
-    facts |= _wire(trained)
-    facts = _gradients(trained, seen.engine, facts)
-    return _offload(trained, facts)
+        return facts
+    facts |= _gathered(trained, seen.engine.gathered) | _wire(trained)
+    return _gradients(trained, seen.engine, facts)
+
+
+def _shares(trained: TrainingRun) -> dict[str, float]:
+    """Return this rank's share of the float32 master, and under stage 3 of weights and
+    gradients."""
+    parts = [p for p in trained.module.parameters() if p.requires_grad]
+    total = sum(getattr(p, "ds_numel", None) or p.numel() for p in parts)
+    held = {"optimizer": sum(master.numel() for _, master in read.masters(trained))}
+    if trained.engine.stage == 3:
+        demand(hasattr(parts[0], "ds_tensor"), "the parameters are not partitioned")
+        held["parameter"] = sum(p.ds_tensor.ds_numel for p in parts)
+        held["gradient"] = trained.model.optimizer.grad_partitions_flat_buffer.numel()
+    wanted, shares = 1 / trained.launch.processes, {}
+    for what, elements in held.items():
+        share = elements / total
+        text = f"this rank holds {share:.3f} of the {what} elements, expected {wanted:.3f}"
+        demand(abs(share - wanted) <= PADDING, text)
+        shares[f"{what}_share"] = round(share, 4)
+    return shares
+
+
+def _placed(trained: TrainingRun) -> dict[str, Any]:
+    """Check which class updates the weights, and where masters, swap files and shards are."""
+    ds, facts = trained.model, dict[str, Any]()
+    place, kind = trained.engine.place("optimizer"), type(trained.inner_optimizer).__name__
+    text = f"the optimizer is a {kind}, and its place is {place}"
+    demand((kind == CPU_ADAM) == (place != "device"), text)
+    if place != "device":
+        facts |= {"stepped_by": kind, "optimizer_on": place}
+    if place == "cpu":
+        devices = {master.device.type for master in trained.optimized()}
+        text = f"the optimizer's weights are on {devices}, expected in host memory"
+        demand(devices == {"cpu"}, text)
+    if place == "nvme":
+        facts |= _swapped(trained)
+    if trained.engine.place("parameters") == "cpu":
+        text = "DeepSpeed keeps the parameters on the device"
+        demand(bool(getattr(ds.optimizer, "offload_param", False)), text)
+        places = {p.ds_tensor.device.type for p in trained.module.parameters() if not p.ds_persist}
+        demand(places == {"cpu"}, f"parameter shards are on {places}, expected in host memory")
+        facts["parameters_on"] = "cpu"
+    if trained.accelerator.device.type != "cpu":
+        return facts
+    # One memory: a tensor's device shows nothing, but swap files do.
+    settings = [name for name, found in facts.items() if name.endswith("_on") and found == "cpu"]
+    return label(facts, *settings) if settings else facts
 
 
 def _gradients(trained: TrainingRun, seen: Effects, facts: dict[str, Any]) -> dict[str, Any]:
@@ -115,10 +167,7 @@ def _gradients(trained: TrainingRun, seen: Effects, facts: dict[str, Any]) -> di
     whole, bucket = sum(sizes), item * int(ds.config["zero_optimization"]["reduce_bucket_size"])
     # This rank's share stays; a bucket and the gradients at its two ends are being sent.
     most = whole // trained.launch.processes + bucket + sum(sizes[-2:])
-    found = {
-        "most_gradient_bytes": seen.most,
-        "all_gradient_bytes": whole,
-    }
+    found = {"most_gradient_bytes": seen.most, "all_gradient_bytes": whole}
     text = f"{seen.most} bytes of gradients were alive in backward, of {whole} in all"
     if stage == 1:
         early = whole // trained.launch.processes if _leaves_early(ds.optimizer) else 0
@@ -126,7 +175,7 @@ def _gradients(trained: TrainingRun, seen: Effects, facts: dict[str, Any]) -> di
         demand(seen.most >= least, f"{text}: stage 1 keeps all of them")
     elif most >= NEARLY * whole:
         # One bucket holds the whole model, or one rank owns it: nothing can be freed early.
-        return label({**facts, **found}, "stage", "gradients_partitioned")
+        return {**facts, **found}
     else:
         demand(seen.most <= most, f"{text}: stage {stage} keeps at most {most}")
     return {**facts, **found}
@@ -141,7 +190,7 @@ def _gathered(trained: TrainingRun, counts: list[int]) -> dict[str, Any]:
     if trained.engine.stage < 3:
         return {}
     sizes = {p: p.ds_numel for p in trained.module.parameters()}
-    settings = read_back.buckets(trained.model)
+    settings = trained.model.config["zero_optimization"]
     stay = sum(size for p, size in sizes.items() if p.ds_persist)
     ahead = settings["stage3_max_live_parameters"] + settings["stage3_prefetch_bucket_size"]
     modules = trained.module.modules()
@@ -177,26 +226,10 @@ def _wire(trained: TrainingRun) -> dict[str, Any]:
     return {"gradients_sent_as": "+".join(found)}
 
 
-def _offload(trained: TrainingRun, facts: dict[str, Any]) -> dict[str, Any]:
-    """Check the class that updates the weights, and its swap files."""
-    place, kind = trained.engine.place("optimizer"), type(trained.inner_optimizer).__name__
-    text = f"the optimizer is a {kind}, and its place is {place}"
-    demand((kind == CPU_ADAM) == (place != "device"), text)
-    if place == "device":
-        return facts
-    facts = {**facts, "stepped_by": kind}
-    one_memory = trained.accelerator.device.type == "cpu"
-    settings = ["parameters_on"] if one_memory and "parameters_on" in facts else []
-    if place == "nvme":
-        facts |= _swapped(trained)
-    elif one_memory:
-        settings.append("optimizer_on")
-    return label(facts, *settings) if settings else facts
-
-
 def _swapped(trained: TrainingRun) -> dict[str, Any]:
     """Check that the optimizer's tensors are in swap files, and none of them in memory."""
-    swapper = trained.model.optimizer.optimizer_swapper
+    swapper: Any = getattr(trained.model.optimizer, "optimizer_swapper", None)
+    demand(swapper is not None, "DeepSpeed swaps no optimizer state to files")
     sizes = {
         t.swap_path: info.numel() * info.dtype().itemsize
         for info in swapper.swap_params_info.values()

@@ -1,7 +1,6 @@
-"""Facts read from DeepSpeed's objects: stage, shard sizes, offload, and the tensors of each rank.
+"""Tensors of a rank, read from DeepSpeed's objects.
 
-Attribute names are DeepSpeed's own (0.19); evidence fails with an error if one is missing. ``ds``
-is DeepSpeed's engine, which is the prepared model.
+Attribute names are DeepSpeed's own (0.19). ``ds`` is DeepSpeed's engine, the prepared model.
 """
 
 from __future__ import annotations
@@ -10,9 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from strategies.base import demand
 from strategies.engine import TrainingRun
-from strategies.engines.zero.config import overlaps
 from strategies.evidence.readings import stored, tensors, within
 from strategies.inventory import AllocationScope, Fragment
 
@@ -20,8 +17,6 @@ if TYPE_CHECKING:
     import torch
 
 
-# A shard is padded to a multiple of the group size and of DeepSpeed's alignment.
-PADDING = 0.02
 BACKWARD = ("forward", "backward")
 HOST_BUFFERS = (
     "temp_grad_buffer_for_cpu_offload",
@@ -31,134 +26,6 @@ HOST_BUFFERS = (
 )
 """Attributes of DeepSpeed's optimizers that are in host memory under offload. The last is of stage
 3, the others of stages 1 and 2."""
-
-
-# ---- evidence ----
-
-
-def evidence(trained: TrainingRun) -> dict[str, Any]:
-    """Return the stage, this rank's share of the elements, and their placement, all read back.
-
-    Raises:
-        NotInForce: DeepSpeed runs another stage, holds another share, or skipped a step.
-    """
-    ds, wanted = trained.model, trained.engine.stage
-    demand(
-        hasattr(ds, "zero_optimization_stage"),
-        f"the model is a {type(ds).__name__}, expected a DeepSpeed engine",
-    )
-    stage = int(ds.zero_optimization_stage())
-    demand(stage == wanted, f"DeepSpeed runs stage {stage}, expected {wanted}")
-    if trained.engine.place("optimizer") == "nvme":
-        swapper = getattr(ds.optimizer, "optimizer_swapper", None)
-        demand(swapper is not None, "DeepSpeed swaps no optimizer state to files")
-    demand(ds.skipped_steps == 0, f"DeepSpeed skipped {ds.skipped_steps} steps")
-    facts = {"stage": stage, "skipped_steps": ds.skipped_steps, **_shares(trained)}
-    facts |= _gradients(trained) | _offload(trained)
-    facts["overlap_comm"] = _overlaps(trained)
-    facts["buckets"] = buckets(ds)
-    return facts
-
-
-def _overlaps(trained: TrainingRun) -> bool:
-    """Return whether DeepSpeed overlaps reduction with backward, by its optimizer."""
-    ds, device = trained.model, trained.accelerator.device.type
-    if trained.engine.stage == 3:
-        found = bool(ds.zero_overlap_comm())
-    else:
-        found = bool(ds.optimizer.overlap_comm)
-    wanted = overlaps(trained.engine.zero, device)
-    demand(found == wanted, f"DeepSpeed's overlap_comm is {found}, expected {wanted}")
-    return found
-
-
-def buckets(ds: Any) -> dict[str, int]:
-    """Return the buffer sizes in force, in elements."""
-    config = ds.config["zero_optimization"]
-    sizes = ("size", "stage3_prefetch", "stage3_max", "stage3_param")
-    return {k: v for k, v in config.items() if any(word in k for word in sizes)}
-
-
-def _expected(share: float, trained: TrainingRun, what: str) -> float:
-    """Return ``share``, rounded, after checking that it is one rank's of all ranks'."""
-    wanted = 1 / trained.launch.processes
-    demand(
-        abs(share - wanted) <= PADDING,
-        f"this rank {what.format(f'{share:.3f}')}, expected {wanted:.3f}",
-    )
-    return round(share, 4)
-
-
-def _shares(trained: TrainingRun) -> dict[str, float]:
-    """Return this rank's share of the float32 master, and under stage 3 of the parameters."""
-    parts = [p for p in trained.module.parameters() if p.requires_grad]
-    total = sum(map(_elements, parts))
-    owned = sum(master.numel() for _, master in masters(trained)) / total
-    facts = {"optimizer_share": _expected(owned, trained, "holds {} of the optimizer's elements")}
-    if trained.engine.stage == 3:
-        demand(hasattr(parts[0], "ds_tensor"), "the parameters are not partitioned")
-        share = sum(p.ds_tensor.ds_numel for p in parts) / total
-        facts["parameter_share"] = _expected(share, trained, "holds {} of the parameters")
-        facts["gathered_elements"] = sum(p.numel() for p in parts)
-    return facts
-
-
-def _elements(parameter: Any) -> int:
-    return getattr(parameter, "ds_numel", None) or parameter.numel()
-
-
-def _gradients(trained: TrainingRun) -> dict[str, Any]:
-    """Check whether gradients are reduced only to their owner (stages 2 and 3)."""
-    optimizer, stage = trained.model.optimizer, trained.engine.stage
-    if stage == 3:
-        total = sum(_elements(p) for p in trained.module.parameters() if p.requires_grad)
-        share = optimizer.grad_partitions_flat_buffer.numel() / total
-        return {"gradient_share": _expected(share, trained, "keeps {} of the gradients")}
-    partitioned = bool(optimizer.partition_gradients)
-    demand(
-        partitioned == (stage == 2),
-        f"DeepSpeed's partition_gradients is {partitioned} at stage {stage}",
-    )
-    return {"gradients_partitioned": partitioned}
-
-
-def _flags(trained: TrainingRun) -> dict[str, str]:
-    """Return DeepSpeed's flag -> the placement that sets it."""
-    optimizer = trained.engine.place("optimizer")
-    if trained.engine.stage < 3:
-        return {"cpu_offload": optimizer}
-    return {
-        "offload_optimizer": optimizer,
-        "offload_param": trained.engine.place("parameters"),
-        "swap_optimizer": "nvme" if optimizer == "nvme" else "device",
-    }
-
-
-def _offload(trained: TrainingRun) -> dict[str, Any]:
-    """Check the placement of optimizer and parameters: tensors' devices, and files on NVMe."""
-    ds, facts = trained.model, dict[str, Any]()
-    for flag, place in _flags(trained).items():
-        value = bool(getattr(ds.optimizer, flag))
-        demand(value == (place != "device"), f"DeepSpeed's {flag} is {value}, expected {place}")
-    if trained.engine.place("optimizer") == "cpu":
-        devices = {master.device.type for master in trained.optimized()}
-        demand(
-            devices == {"cpu"}, f"the optimizer's weights are on {devices}, expected in host memory"
-        )
-        facts["optimizer_on"] = "cpu"
-    if trained.engine.place("optimizer") == "nvme":
-        files = list(swap_files(ds))
-        demand(bool(files), "no swap file of the optimizer was found")
-        facts["optimizer_on"] = "nvme"
-        facts["nvme_bytes"] = sum(size for _, size in files)
-    if trained.engine.place("parameters") == "cpu":
-        places = {p.ds_tensor.device.type for p in trained.module.parameters() if not p.ds_persist}
-        demand(places == {"cpu"}, f"parameter shards are on {places}, expected in host memory")
-        facts["parameters_on"] = "cpu"
-    return facts
-
-
-# ---- tensors of a rank ----
 
 
 def swap_files(ds: Any) -> Iterator[tuple[Path, int]]:

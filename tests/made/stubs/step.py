@@ -58,16 +58,6 @@ class Counting(Average):
         self.updates += 1
 
 
-class WitnessOnly(Average):
-    """Averages the witness and leaves the shards alone."""
-
-    def after_step(self):
-        kept = [shard.clone() for shard in self.shards]
-        super().after_step()
-        for shard, before in zip(self.shards, kept, strict=True):
-            shard.copy_(before)
-
-
 class Copying(Average):
     """Copies the weights instead of averaging them."""
 
@@ -108,7 +98,6 @@ LOST: Table = {
     "an average nobody asked for": ("single+ema:place=none", Ema, "attach", attach()),
     "an average that never steps": ("single", Ema, "attach", attach(Lazy)),
     "an average that only counts": ("single", Ema, "attach", attach(Counting)),
-    "a witness without an average": ("single", Ema, "attach", attach(WitnessOnly)),
     "a copy, not an average": ("single", Ema, "attach", attach(Copying)),
     "another decay": ("single", Ema, "attach", attach(decay=0.5)),
 }  # fmt: skip
