@@ -443,17 +443,6 @@ def process_group(backend: str) -> dict[str, Any]:
     return {"kwargs_handlers": [InitProcessGroupKwargs(backend=backend)]}
 
 
-def clip_by(trained: TrainingRun, norm: Any, limit: float) -> Any:
-    """Clip this rank's gradients to ``limit`` (0: not at all) by a ``norm`` over more gradients
-    than this rank holds. Return the norm."""
-    import torch
-
-    if limit:
-        own = [p for p in trained.module.parameters() if p.grad is not None]
-        torch.nn.utils.clip_grads_with_norm_(own, limit, norm)
-    return norm
-
-
 @contextlib.contextmanager
 def backward_hook(trained: TrainingRun, enter: Enter, behind: str) -> Iterator[None]:
     """Implement ``Engine.phase_hooks`` by wrapping accelerate's ``backward``.

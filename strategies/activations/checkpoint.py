@@ -72,21 +72,17 @@ def recomputed(
         f"{forwards:.2f} blocks ran forward in each micro-batch, expected {wanted}",
     )
     if products:
-        facts |= _kept_products(runner, trained.subject.survey.products * sum(counts) // depth)
+        kept, size = runner.products["kept"], runner.products["bytes"]
+        least = trained.subject.survey.products * sum(counts) // depth
+        text = f"{kept} matrix products are kept, expected {least} and those of attention"
+        demand(kept >= least, text)
+        # torch reports the bytes since 2.12.
+        facts |= {"kept_products": kept} | ({"kept_product_bytes": size} if size else {})
     if count is not None:
         facts["blocks_recomputed"] = sum(counts)
     if unreached:
         facts["blocks_before_gradients"] = unreached
     return {**facts, "block_forwards": forwards / depth}
-
-
-def _kept_products(runner: Recompute, least: int) -> dict[str, Any]:
-    """Return the number of kept product outputs, and their bytes if torch reports them."""
-    kept, size = runner.products["kept"], runner.products["bytes"]
-    demand(
-        kept >= least, f"{kept} matrix products are kept, expected {least} and those of attention"
-    )
-    return {"kept_products": kept} | ({"kept_product_bytes": size} if size else {})
 
 
 # ---- parts of a block ----

@@ -16,7 +16,7 @@ from strategies.subject import Subject
 
 BITS = {"int8": "int8", "fp8": "float8_e4m3fn"}
 INT8_PRODUCT = "aten::_int_mm"
-LAYERS = ("blocks", "all", "diffusers")
+LAYERS = ("blocks", "all")
 MULTIPLE = 8
 """Required divisor of the weights' sides in torch's int8 product."""
 
@@ -30,8 +30,7 @@ class Cast(Strategy):
     under adapters.
 
     ``layers=blocks`` codes the layers of the blocks that can have an adapter. ``layers=all`` codes
-    every linear layer, except those that the model's class keeps in float32. ``layers=diffusers``
-    skips those that diffusers' layerwise casting skips: embeddings and norms, by their names.
+    every linear layer, except those that the model's class keeps in float32.
 
     ``dynamic=on`` multiplies in int8 (W8A8). It rounds the input of a layer to int8 as well, and in
     backward the gradient of its output, with a scale a row.
@@ -81,19 +80,9 @@ class Cast(Strategy):
 
     def _whole(self, module: Any) -> tuple[str, ...]:
         """Return the names of layers that ``module`` stores in full, and ``layers`` codes."""
-        from strategies.adapters.quantised_base import skipped_by_diffusers, unpacked
+        from strategies.adapters.quantised_base import unpacked
 
-        if self.layers == "blocks":
-            return ()
-        skips = skipped_by_diffusers(module) if self.layers == "diffusers" else _nothing
-        return tuple(name for name in unpacked(module) if not skips(name))
-
-    def _least(self, trained: TrainingRun) -> int:
-        """Return the number of the blocks' layers on tokens that ``layers`` codes."""
-        from strategies.adapters.quantised_base import skipped_by_diffusers
-
-        skips = skipped_by_diffusers(trained.module) if self.layers == "diffusers" else _nothing
-        return sum(not skips(name) for name in trained.subject.linears)
+        return unpacked(module) if self.layers == "all" else ()
 
     def observe(self, trained: TrainingRun) -> AbstractContextManager[Any]:
         if "compiled" in trained.launch.traits:
@@ -103,7 +92,7 @@ class Cast(Strategy):
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         from strategies.adapters.quantised_base import coded_facts
 
-        wanted, whole = self._least(trained), self._whole(trained.module)
+        wanted, whole = len(trained.subject.linears), self._whole(trained.module)
         demand(not whole, f"{len(whole)} linear layers are stored in full: {', '.join(whole[:3])}")
         facts = coded_facts(trained.module, wanted, self.to, more=self.layers != "blocks")
         if self.dynamic:
@@ -117,11 +106,6 @@ class Cast(Strategy):
             f"{each:g} matrix products decoded {self.to}, expected at least {wanted}",
         )
         return {**facts, "decodings": each}
-
-
-def _nothing(name: str) -> bool:
-    """Skip no layer."""
-    return False
 
 
 @contextmanager

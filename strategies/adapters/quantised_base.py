@@ -9,9 +9,7 @@ Imports torch and bitsandbytes.
 from __future__ import annotations
 
 import contextlib
-import re
-from collections.abc import Callable, Iterable
-from itertools import accumulate
+from collections.abc import Iterable
 from typing import Any
 from unittest import mock
 
@@ -69,25 +67,6 @@ def code(module: nn.Module, names: Iterable[str], to: str, dynamic: bool = False
     """Store the weights of the named linear layers in 8 bits; ``dynamic``: see ``Coded``."""
     for name in names:
         module.set_submodule(name, Coded(module.get_submodule(name), to, dynamic))
-
-
-def skipped_by_diffusers(module: nn.Module) -> Callable[[str], bool]:
-    """Return a test of layers' names: True if diffusers' layerwise casting skips the layer.
-
-    A pattern that fits a module around the layer skips it too. Source: diffusers 0.40,
-    models/modeling_utils.py (enable_layerwise_casting) and hooks/layerwise_casting.py.
-    """
-    from diffusers.hooks.layerwise_casting import DEFAULT_SKIP_MODULES_PATTERN
-
-    patterns = {*DEFAULT_SKIP_MODULES_PATTERN}
-    for attribute in ("_keep_in_fp32_modules", "_skip_layerwise_casting_patterns"):
-        patterns.update(getattr(module, attribute, None) or ())
-
-    def skips(name: str) -> bool:
-        around = accumulate(name.split("."), lambda path, word: f"{path}.{word}")
-        return any(re.search(pattern, path) for path in around for pattern in patterns)
-
-    return skips
 
 
 def coded_facts(module: nn.Module, wanted: int, to: str, more: bool = False) -> dict[str, Any]:

@@ -12,14 +12,21 @@ from strategies.engine import TrainingRun
 from strategies.strategy import Strategy
 
 
-class TopKHook(wire.WithFeedback):
-    """Hook that sends value and index of each gradient's largest elements, and stores the rest."""
+class TopKHook(wire.Compression):
+    """Hook that sends value and index of each gradient's largest elements, and adds the rest to the
+    next step's gradient, per parameter.
+
+    DDP's buckets change after the first step; parameters do not. ``left`` is keyed by a parameter's
+    index in the model, because a checkpoint cannot use ids.
+    """
 
     def __init__(self, trained: TrainingRun, keep: float) -> None:
         import torch.distributed
 
         super().__init__(trained, self._average, wire.CountedCollectives(torch.distributed))
         self.keep, self.world = keep, trained.accelerator.num_processes
+        self.place = {id(p): i for i, p in enumerate(trained.module.parameters())}
+        self.left: dict[int, Any] = {}
 
     def _average(self, bucket: Any) -> Any:
         import torch
@@ -58,6 +65,19 @@ class TopKHook(wire.WithFeedback):
             where = places.view(torch.int32).long()
             buffer.index_add_(0, where, (values / self.world).to(buffer.dtype))
         return buffer
+
+    def tensors(self) -> list[Any]:
+        """Return the stored rests, as large as the gradients."""
+        return list(self.left.values())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return this rank's stored rests."""
+        return {"left": self.left}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore them."""
+        device = next(self.trained.module.parameters()).device
+        self.left = {place: tensor.to(device) for place, tensor in state["left"].items()}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -90,35 +90,6 @@ class Compression(Attachment):
         self.dense, self.dense_bytes = self.dense_bytes, 0
 
 
-class WithFeedback(Compression):
-    """Hook that stores what it did not send, and adds it to the next step's gradient, per
-    parameter.
-
-    DDP's buckets change after the first step; parameters do not. ``left`` is keyed by a parameter's
-    index in the model, because a checkpoint cannot use ids.
-    """
-
-    def __init__(
-        self, trained: TrainingRun, hook: Callable[[Any], Any], wire: CountedCollectives
-    ) -> None:
-        super().__init__(trained, hook, wire)
-        self.place = {id(p): i for i, p in enumerate(trained.module.parameters())}
-        self.left: dict[int, Any] = {}
-
-    def tensors(self) -> list[Any]:
-        """Return the stored rests, as large as the gradients."""
-        return list(self.left.values())
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return this rank's stored rests."""
-        return {"left": self.left}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore them."""
-        device = next(self.trained.module.parameters()).device
-        self.left = {place: tensor.to(device) for place, tensor in state["left"].items()}
-
-
 def facts(trained: TrainingRun, name: str) -> dict[str, Any]:
     """Return bytes and types that this rank sent in the last step, relative to float32
     gradients."""

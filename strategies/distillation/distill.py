@@ -20,46 +20,6 @@ PREDICT = ("epsilon", "flow", "velocity")
 """Objectives under which a model returns an output that another model can learn."""
 
 
-def check(part: Any) -> None:
-    """Refuse values of a ``Distill`` that are out of range.
-
-    Raises:
-        ValueError: names the value and its range.
-    """
-    for name in ("depth", "width", "heads"):
-        value = getattr(part, name)
-        if not isinstance(value, int) or value < 0:
-            raise ValueError(f"{name} is {value!r}; a whole number, the teacher's")
-    if part.store not in STORES:
-        raise ValueError(f"store is {part.store!r}; one of {', '.join(STORES)}")
-    if not 0 <= part.weight <= 1:
-        raise ValueError(f"weight is {part.weight}; it lies in [0, 1]")
-    if not 0 <= part.feature < float("inf"):
-        raise ValueError(f"feature is {part.feature}; from 0")
-    if not part.weight and not part.feature:
-        raise ValueError("weight and feature are 0, so the teacher is not used; give one above 0")
-
-
-def refusal(part: Any, launch: RunContext) -> str | None:
-    """Return why a ``Distill`` cannot run under ``launch``, with the remedy; None if it can."""
-    student = launch.subject
-    lack = student.lacks("sized")
-    if not lack and part.feature:
-        lack = student.lacks("token_blocks", "leave feature out")
-    if lack:
-        return lack
-    if student.objective not in PREDICT:
-        return f"the model gives a loss of {student.objective}, and no prediction; leave this out"
-    try:
-        teacher = part.teacher_of(student)
-    except BadInput as error:
-        return str(error)
-    mine, theirs = student.dimensions.width, teacher.dimensions.width
-    if part.feature and mine != theirs:
-        return f"the student is {mine} wide, and the teacher {theirs}; leave feature out"
-    return None
-
-
 @dataclass(frozen=True, kw_only=True)
 class Distill(Strategy):
     """Trains the model as the student of a frozen teacher.
@@ -92,7 +52,20 @@ class Distill(Strategy):
     feature: float = 0.0
 
     def __post_init__(self) -> None:
-        check(self)
+        for name in ("depth", "width", "heads"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 0:
+                raise ValueError(f"{name} is {value!r}; a whole number, the teacher's")
+        if self.store not in STORES:
+            raise ValueError(f"store is {self.store!r}; one of {', '.join(STORES)}")
+        if not 0 <= self.weight <= 1:
+            raise ValueError(f"weight is {self.weight}; it lies in [0, 1]")
+        if not 0 <= self.feature < float("inf"):
+            raise ValueError(f"feature is {self.feature}; from 0")
+        if not self.weight and not self.feature:
+            raise ValueError(
+                "weight and feature are 0, so the teacher is not used; give one above 0"
+            )
 
     @property
     def weights(self) -> dict[str, float]:
@@ -114,7 +87,26 @@ class Distill(Strategy):
         return files.sized(student, self.teacher, self.depth, self.width, self.heads, times=2)
 
     def refuses(self, launch: RunContext) -> str | None:
-        return super().refuses(launch) or refusal(self, launch)
+        if fault := super().refuses(launch):
+            return fault
+        student = launch.subject
+        lack = student.lacks("sized")
+        if not lack and self.feature:
+            lack = student.lacks("token_blocks", "leave feature out")
+        if lack:
+            return lack
+        if student.objective not in PREDICT:
+            return (
+                f"the model gives a loss of {student.objective}, and no prediction; leave this out"
+            )
+        try:
+            teacher = self.teacher_of(student)
+        except BadInput as error:
+            return str(error)
+        mine, theirs = student.dimensions.width, teacher.dimensions.width
+        if self.feature and mine != theirs:
+            return f"the student is {mine} wide, and the teacher {theirs}; leave feature out"
+        return None
 
     def edit_model(self, module: Any, subject: Subject) -> None:
         from strategies.distillation.teacher import NAME, Hidden

@@ -293,14 +293,7 @@ def torchao_adam(place: str, params: list[Any], settings: Settings, device: str)
 # ---- others with code of their own ----
 
 
-class CountsSteps(Optimizer):
-    """An optimizer that keeps no step count of its own."""
-
-    def make_optimizer(self, params: list[Any], settings: Settings, launch: RunContext) -> Any:
-        return states.count_steps(super().make_optimizer(params, settings, launch))
-
-
-class Sgd(CountsSteps):
+class Sgd(Optimizer):
     """SGD: sparse gradients are possible without momentum.
 
     With momentum, torch would keep a sparse moment that grows by every batch's rows.
@@ -310,6 +303,9 @@ class Sgd(CountsSteps):
 
     def traits(self) -> frozenset[str]:
         return super().traits() | ({"takes_sparse"} if self.momentum == 0 else set())
+
+    def make_optimizer(self, params: list[Any], settings: Settings, launch: RunContext) -> Any:
+        return states.count_steps(super().make_optimizer(params, settings, launch))
 
 
 class Prodigy(Optimizer):

@@ -5,27 +5,13 @@ No torch at import: engines import this module in the launching process.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from strategies.engine import RunContext
 
 INNER = "inner features of the MLP"
 """Name of a size that ranks divide."""
-
-
-class Groups(NamedTuple):
-    """The groups of one rank: ``parts`` are its neighbours, which hold the other parts of its
-    weights; ``alike`` are the ranks of other neighbourhoods that hold the same parts."""
-
-    parts: Any
-    alike: Any
-
-
-def made(parts: int, ranks: int) -> Groups:
-    """Make the groups of this rank, of ``ranks`` in neighbourhoods of ``parts``; all ranks call
-    it."""
-    return Groups(of(parts, 1, ranks), of(ranks // parts, parts, ranks))
 
 
 def of(count: int, stride: int, ranks: int) -> Any:

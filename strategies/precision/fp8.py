@@ -16,15 +16,6 @@ SCALINGS = {"tensorwise": "aten::max", "rowwise": "aten::amax"}
 """Parts of a matrix that share a scale -> operator that finds the largest of each."""
 
 
-def float8_layers(trained: TrainingRun, kind: type) -> int:
-    """Return the number of float8 layers of class ``kind``; it may exceed the number requested if a
-    copy has its own."""
-    layers = sum(isinstance(m, kind) for m in trained.module.modules())
-    wanted = len(trained.subject.linears)
-    demand(layers >= wanted, f"{layers} of {wanted} layers multiply in float8")
-    return layers
-
-
 @dataclass(frozen=True, kw_only=True)
 class Fp8(Bf16):
     """The blocks' matrix products in float8, others as bf16.
@@ -80,7 +71,10 @@ class Fp8(Bf16):
         from strategies.precision import float8
 
         types = super().evidence(trained)
-        wanted = float8_layers(trained, Float8Linear)
+        # A copy of a block (ControlNet's) has layers of its own.
+        layers = sum(isinstance(m, Float8Linear) for m in trained.module.modules())
+        wanted = len(trained.subject.linears)
+        demand(layers >= wanted, f"{layers} of {wanted} layers multiply in float8")
         ran = states.operations(trained, compiled=False)
         casts = sum(op.name == "aten::_to_copy" and "float8" in op.dtype for op in ran)
         text = f"{casts} tensors were cast to float8, expected {2 * wanted} at least"

@@ -286,7 +286,6 @@ def test_what_a_plan_refuses_is_refused_in_its_words(words, tmp_path, capsys):
         ("pp:stages=2", 2, "no stages"),
         ("model_parallel:stages=2", 2, "no stages"),
         ("fsdp2:reshard=2", 4, "reshard is 2"),
-        ("hsdp:replicate=2,prefetch=1", 4, "prefetch is 1"),
     ],
 )
 def test_what_cuts_a_model_in_code_is_refused_by_name(recipe, gpus, told, tmp_path, capsys):

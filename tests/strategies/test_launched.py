@@ -60,7 +60,7 @@ PAIRS = {
     "ddp+prodigy+accumulate": LONGER,
     "fsdp2+controlnet": LONGER,
     "fsdp2+fp8:emulate=on,gather=fp8": dataclasses.replace(TWO, global_batch=2),
-    "fsdp2:prefetch=2+optimizer_in_backward": DEEP,
+    "fsdp2+optimizer_in_backward": DEEP,
     f"ddp+{SPARSE}": dataclasses.replace(TWO, learning_rate=0.1),
     "ddp+cross_entropy+accumulate": TOKENS,
     "zero3+cross_entropy:kind=fused": TOKENS,
@@ -135,7 +135,7 @@ def test_a_student_learns_alike_wherever_its_weights_are(row, train_here):
     assert row.grad_norms[:2] == pytest.approx([float(norm) for norm in log.norms], rel=1e-4)
 
 
-ALIKE = ["ddp+block_swap:blocks=3+accumulate", "fsdp2:prefetch=2+optimizer_in_backward"]
+ALIKE = ["ddp+block_swap:blocks=3+accumulate", "fsdp2+optimizer_in_backward"]
 
 
 @pytest.mark.parametrize("row", ALIKE, indirect=True)

@@ -25,7 +25,6 @@ from strategies.recipe import RecipeError
 
 ACCUMULATING = "fsdp2+bf16+accumulate"
 EARLY = "fsdp2+optimizer_in_backward"
-AHEAD = "fsdp2:prefetch=2"
 
 
 @pytest.fixture
@@ -63,7 +62,6 @@ def rank_0(train_here, monkeypatch):
         ("hsdp:replicate=4", 8, 1 / 2),
         ("fsdp2_offload", 2, 1 / 2),
         (EARLY, 2, 1 / 2),
-        (AHEAD, 2, 1 / 2),
     ],
 )
 def test_a_rank_s_share_is_read_off_its_bytes(recipe, ranks, share, rank_0):
@@ -76,7 +74,6 @@ def test_a_rank_s_share_is_read_off_its_bytes(recipe, ranks, share, rank_0):
     assert facts["groups"] == facts["blocks"] + 1 == 5
     assert facts["reductions"] == 5 and layout.ranks == ranks and 1 / layout.shard == share
     assert facts["gradients_sent_as"] == ("bfloat16" if "bf16" in recipe else "float32")
-    assert facts["prefetch"] == (2 if recipe == AHEAD else "auto")
     again = facts["gathered_bytes"]["backward"]
     assert (again == 0) == (recipe == "fsdp2:reshard=off")
     host = {"parameters_on", "optimizer_on"}
@@ -177,10 +174,6 @@ def codes_apart(block, **options):
     return FULLY(block, ignored_params=codes, **options)
 
 
-def looking_further(module, blocks, number):
-    LOOK(module, blocks, 2)
-
-
 def always_in_sync(self, model=None):
     return contextlib.nullcontext()
 
@@ -205,7 +198,7 @@ def one_group_of_all(accelerator, layout):
 
 
 SHARD, SETTLE, STAND_IN = shard.shard, shard.settle, shard.stand_in
-FULLY, LOOK = shard.fully_shard, shard.look_ahead
+FULLY = shard.fully_shard
 LOST = {
     "nothing is sharded": ("fsdp2", Fsdp, "prepare", Engine.prepare, "is a DiT"),
     "blocks are not wrapped": (
@@ -229,12 +222,6 @@ LOST = {
     "every micro batch is reduced": (
         ACCUMULATING, FSDPModule, "set_requires_gradient_sync", lambda *given, **more: None,
         "10 reductions of gradients in a step of 5 groups",
-    ),
-    "nothing is asked for ahead": (
-        AHEAD, shard, "look_ahead", lambda *given: None, "0 blocks are prefetched, expected 2",
-    ),
-    "more is asked for ahead": (
-        "fsdp2", shard, "look_ahead", looking_further, "prefetched, expected as torch does",
     ),
     "codes stay whole": (
         "fsdp2+cast+lora", shard, "fully_shard", codes_apart, "16 parameters are not sharded",
@@ -308,8 +295,6 @@ def test_what_a_recipe_chooses_round_trips(text):
 def test_what_equals_the_launch_file_is_left_out():
     assert str(parse("hsdp:replicate=2,reshard=on")) == "hsdp"
     assert str(parse("hsdp:replicate=4+bf16")) == "hsdp:replicate=4+bf16"
-    assert str(parse("fsdp2:prefetch=auto")) == "fsdp2" and str(parse(AHEAD)) == AHEAD
-    assert parse(AHEAD).launch("cuda", 2, SUBJECT).engine.prefetch == 2
 
 
 @pytest.mark.parametrize(
@@ -317,8 +302,6 @@ def test_what_equals_the_launch_file_is_left_out():
     [
         ("fsdp2:reshard=some", "reshard is 'some'; on, off, or a number of ranks from 2"),
         ("fsdp2:reshard=1", "reshard is '1'; on, off"),
-        ("fsdp2:prefetch=0", "prefetch is '0'; auto, or a number of blocks from 1"),
-        ("fsdp2:prefetch=far", "prefetch is 'far'; auto"),
         ("hsdp:replicate=1", "replicate is 1; a whole number of groups from 2"),
         ("hsdp:replicate=two", "replicate is 'two'; a whole number"),
         ("fsdp2:replicate=2", "fsdp2 has no parameter 'replicate'"),
@@ -343,7 +326,6 @@ def test_a_choice_out_of_range_is_named(text, words):
         ("fsdp2+prodigy", 2, "unevenly sharded DTensors refuse; use ddp or single"),
         ("fsdp2+adafactor", 2, "cannot factor DTensors in place; use ddp or single"),
         ("fsdp2+prune", 2, "masks are of whole matrices"),
-        ("fsdp2:prefetch=4", 2, "take a smaller one"),
         ("hsdp+optimizer_in_backward", 4, "averaged over the groups until backward has ended"),
         ("fsdp2+accumulate+optimizer_in_backward", 2, "leave accumulation out"),
         ("fsdp2+bf16_pure+adamw_bf16", 2, "DTensors mix with none"),

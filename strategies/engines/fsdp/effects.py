@@ -51,8 +51,8 @@ def evidence(trained: TrainingRun) -> dict[str, Any]:
         found = label({**found, "started_as": "replicas on CPUs"}, "started_as")
     seen = trained.observed
     if seen is None or not seen.ran or not seen.engine:
-        return label(found, "prefetch", "reshard_after_forward")
-    return {**label(found, "prefetch"), **_wire(trained)}
+        return label(found, "reshard_after_forward")
+    return found | _wire(trained)
 
 
 def weights(trained: TrainingRun) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def state(trained: TrainingRun) -> dict[str, Any]:
 def settings(trained: TrainingRun) -> dict[str, Any]:
     """Check that each block is a group of its own, and torch's settings for these groups.
 
-    They are resharding after forward, prefetching, and that inputs (timesteps) are not rounded.
+    They are resharding after forward, and that inputs (timesteps) are not rounded.
     """
     found, blocks, engine = groups(trained.module), trained.blocks(), trained.engine
     own = {id(module): group for group in found for module in group.modules}
@@ -128,12 +128,9 @@ def settings(trained: TrainingRun) -> dict[str, Any]:
     facts = {"groups": len(found), "blocks": len(blocks), "reshard_after_forward": wanted}
     if trained.observed is None or not trained.observed.engine:  # a script has its own settings
         return facts
-    ahead = max(len(b._get_fsdp_state()._states_to_backward_prefetch) for b in blocks)
-    text = f"{ahead} blocks are prefetched, expected {engine.prefetch or 'as torch does'}"
-    demand(ahead == min(engine.prefetch, len(blocks) - 1), text)
     cast = any(g.mp_policy.cast_forward_inputs and g.mp_policy.param_dtype for g in found)
     demand(not cast, "torch casts the model's inputs, timesteps included")
-    return {**facts, "prefetch": engine.prefetch or "auto"}
+    return facts
 
 
 def _holds(group: Any, block: Any) -> bool:

@@ -33,55 +33,6 @@ if TYPE_CHECKING:
     from strategies.initial import Draw
 
 
-# ---- row-sharded parameters ----
-
-
-class Rows(Engine):
-    """Engine whose ranks hold rows of every parameter as DTensors, whoever called
-    ``fully_shard``."""
-
-    def norm(self, trained: TrainingRun, limit: float = 0.0) -> Any:
-        return whole(super().norm(trained, limit))
-
-    def optimized(self, trained: TrainingRun) -> list[torch.Tensor]:
-        from strategies.engines.fsdp import shard as facts
-
-        return [facts.local(p) for p in super().optimized(trained)]
-
-    def shards(self, trained: TrainingRun) -> Iterator[tuple[int, torch.Tensor]]:
-        from strategies.engines.fsdp import shard as facts
-
-        for index, parameter in super().shards(trained):
-            yield index, facts.local(parameter)
-
-    def state_of(self, trained: TrainingRun, shard: torch.Tensor) -> Mapping[str, Any]:
-        from strategies.engines.fsdp import shard as facts
-
-        return facts.state_of(trained, shard)
-
-    def trace_points(self, trained: TrainingRun) -> TracePoints:
-        """Return the gathered parameters as leaves; they exist from the first forward on."""
-        from strategies.engines.fsdp import shard as facts
-
-        return TracePoints(facts.gathered(trained.module), tuple(facts.makers()))
-
-    def fragments(self, trained: TrainingRun, *, copies: bool = False) -> Iterator[Fragment]:
-        from strategies.engines.fsdp import shard as facts
-
-        return facts.fragments(trained, copies=copies)
-
-    def part(self, parameter: Any) -> ParameterPart:
-        from strategies.engines.fsdp import shard as facts
-
-        return ParameterPart(facts.local(parameter), parameter.shape)
-
-    def report(self, trained: TrainingRun) -> EngineReport:
-        from strategies.engines.fsdp import shard as facts
-
-        sizes = tuple(facts.gradient_bucket_bytes(trained.module))
-        return super().report(trained)._replace(gradient_bucket_bytes=sizes)
-
-
 def whole(value: Any) -> Any:
     """Return the whole tensor of a DTensor, on every rank; anything else unchanged."""
     return value.full_tensor() if hasattr(value, "full_tensor") else value
@@ -89,18 +40,15 @@ def whole(value: Any) -> Any:
 
 WRAPPED = "TRANSFORMER_BASED_WRAP"
 HYBRID = "HYBRID_SHARD"
-AUTO = "auto"
-USUAL = {"replicate": 2, "prefetch": 0}
-"""Values that accelerate's launch file has no key for."""
+USUAL = {"replicate": 2}
+"""Value that accelerate's launch file has no key for."""
 STAND_IN = (
     "accelerate starts FSDP only on GPUs: on this CPU its own FSDP2 code runs on "
     "processes that were started as replicas"
 )
 
-EARLY = "a CPU has no streams: each prefetch is waited for, so it takes memory and saves no time"
 
-
-class Fsdp(Rows):
+class Fsdp(Engine):
     """torch's ``fully_shard`` as accelerate applies it; the subject names the blocks."""
 
     modules: ClassVar[tuple[str, ...]] = (
@@ -151,20 +99,12 @@ class Fsdp(Rows):
         return self.file.settings["reshard"]
 
     @property
-    def prefetch(self) -> int:
-        """Number of blocks gathered ahead of the current one; 0: torch's default."""
-        return self.file.settings["prefetch"]
-
-    @property
     def choices(self) -> dict[str, Any]:
-        usual = {"reshard": "on" if self.reshard is True else "off", "prefetch": AUTO}
+        usual = {"reshard": "on" if self.reshard is True else "off"}
         return usual | ({"replicate": self.file.settings["replicate"]} if self.hybrid else {})
 
     def chosen(self, choices: Mapping[str, Any]) -> Fsdp:
-        found = {
-            "reshard": _resharding(choices.get("reshard", self.choices["reshard"])),
-            "prefetch": _ahead(choices.get("prefetch", AUTO)),
-        }
+        found = {"reshard": _resharding(choices.get("reshard", self.choices["reshard"]))}
         groups = choices.get("replicate", self.file.settings["replicate"])
         if not isinstance(groups, int) or groups < 2:
             raise ValueError(f"replicate is {groups!r}; a whole number of groups from 2")
@@ -207,11 +147,6 @@ class Fsdp(Rows):
                 f"beside tp, reshard={size} makes other groups on each rank, and all would wait; "
                 "take on or off"
             )
-        if self.prefetch >= launch.subject.depth:
-            return (
-                f"prefetch={self.prefetch} gathers as many blocks ahead as there are "
-                f"({launch.subject.depth}) or more; take a smaller one, or auto"
-            )
         lent = launch.subject.lent
         if lent and self.reshard is not False:
             return (
@@ -236,8 +171,7 @@ class Fsdp(Rows):
         return asked
 
     def remarks(self, launch: RunContext, sizes: Sizes | None) -> list[str]:
-        ahead = [EARLY] if self.prefetch else []
-        return [STAND_IN, *ahead] if launch.device == "cpu" else []
+        return [STAND_IN] if launch.device == "cpu" else []
 
     # ---- set-up ----
 
@@ -293,7 +227,6 @@ class Fsdp(Rows):
         from strategies.engines.fsdp import shard
 
         shard.shard(accelerator, module, blocks)
-        shard.look_ahead(module, blocks, self.prefetch)
         shard.enlist(accelerator, module)
         optimizer = make_optimizer([p for p in module.parameters() if p.requires_grad])
         return module, accelerator.prepare_optimizer(optimizer)
@@ -302,17 +235,46 @@ class Fsdp(Rows):
 
     def norm(self, trained: TrainingRun, limit: float = 0.0) -> Any:
         if trained.launch.layout.tensor == 1:
-            return super().norm(trained, limit)
+            return whole(super().norm(trained, limit))
         from strategies.parallel.tensor import parallelize
 
         return parallelize.norm([*trained.module.parameters()], limit)
 
-    # ---- between two steps ----
+    # ---- tensors of a rank: rows of every parameter, as DTensors ----
+
+    def optimized(self, trained: TrainingRun) -> list[torch.Tensor]:
+        from strategies.engines.fsdp import shard as facts
+
+        return [facts.local(p) for p in super().optimized(trained)]
+
+    def shards(self, trained: TrainingRun) -> Iterator[tuple[int, torch.Tensor]]:
+        from strategies.engines.fsdp import shard as facts
+
+        for index, parameter in super().shards(trained):
+            yield index, facts.local(parameter)
+
+    def state_of(self, trained: TrainingRun, shard: torch.Tensor) -> Mapping[str, Any]:
+        from strategies.engines.fsdp import shard as facts
+
+        return facts.state_of(trained, shard)
+
+    def trace_points(self, trained: TrainingRun) -> TracePoints:
+        """Return the gathered parameters as leaves; they exist from the first forward on."""
+        from strategies.engines.fsdp import shard as facts
+
+        return TracePoints(facts.gathered(trained.module), tuple(facts.makers()))
+
+    def part(self, parameter: Any) -> ParameterPart:
+        from strategies.engines.fsdp import shard as facts
+
+        return ParameterPart(facts.local(parameter), parameter.shape)
 
     def fragments(self, trained: TrainingRun, *, copies: bool = False) -> Iterator[Fragment]:
-        if trained.launch.layout.tensor == 1:
-            return super().fragments(trained, copies=copies)
+        from strategies.engines.fsdp import shard as facts
         from strategies.parallel.tensor import parallelize
+
+        if trained.launch.layout.tensor == 1:
+            return facts.fragments(trained, copies=copies)
 
         named = [(n, p) for n, p in trained.module.named_parameters() if p.requires_grad]
         return parallelize.fragments(named, copies=copies)
@@ -335,6 +297,12 @@ class Fsdp(Rows):
 
     # ---- evidence ----
 
+    def report(self, trained: TrainingRun) -> EngineReport:
+        from strategies.engines.fsdp import shard as facts
+
+        sizes = tuple(facts.gradient_bucket_bytes(trained.module))
+        return super().report(trained)._replace(gradient_bucket_bytes=sizes)
+
     def observe(self, trained: TrainingRun) -> contextlib.AbstractContextManager[Any]:
         # A step of Headroom's own loop: a user's script may reduce gradients more often.
         return contextlib.nullcontext(True)
@@ -353,11 +321,3 @@ def _resharding(text: Any) -> bool | int:
     if text not in words:
         raise ValueError(f"reshard is {text!r}; on, off, or a number of ranks from 2")
     return words[text]
-
-
-def _ahead(text: Any) -> int:
-    """Return ``prefetch`` of a recipe: auto, or a number of blocks."""
-    number = int(text) if str(text).isdigit() else 0
-    if text != AUTO and number < 1:
-        raise ValueError(f"prefetch is {text!r}; auto, or a number of blocks from 1")
-    return number

@@ -90,7 +90,13 @@ def shard(
         return
     mesh = accelerator.torch_device_mesh
     tensor = mesh[AXIS] if mesh is not None and AXIS in mesh.mesh_dim_names else None
-    by_part(accelerator, blocks, _options(accelerator), draw, tensor)
+    options = _options(accelerator)
+    for block in blocks:
+        _filled(accelerator, block, draw)
+        if tensor is not None:  # tensor parallelism: each rank keeps its part of the matrices
+            parallelize(block, tensor)
+        with _marks_kept(block):
+            fully_shard(block, **options)
     _filled(accelerator, module, draw)
     with _marks_kept(module):
         fsdp2_prepare_model(accelerator, module)
@@ -98,40 +104,6 @@ def shard(
     if policy is not None and policy.param_dtype is not None:
         # The type of gathered weights: shards do not show it, and no inputs are cast.
         module.computes_in = policy.param_dtype
-
-
-def by_part(
-    accelerator: Any,
-    parts: Sequence[nn.Module],
-    options: Mapping[str, Any],
-    draw: Draw | None,
-    tensor: Any = None,
-) -> None:
-    """Draw the missing weights of each of ``parts``, cut it among the ranks of the mesh ``tensor``
-    (tensor parallelism; None: not), and shard it, in this order.
-
-    A part that another one contains must come before it. ``options`` are ``fully_shard``'s.
-    """
-    for part in parts:
-        _filled(accelerator, part, draw)
-        if tensor is not None:
-            parallelize(part, tensor)
-        with _marks_kept(part):
-            fully_shard(part, **options)
-
-
-def look_ahead(module: nn.Module, blocks: Sequence[nn.Module], number: int) -> None:
-    """Make each block prefetch the next ``number`` blocks in forward, and the preceding ones in
-    backward.
-
-    0 keeps torch's default: one block in backward; in forward the host runs ahead of the device.
-    """
-    if not number:
-        return
-    for place, part in enumerate((module, *blocks)):
-        part.set_modules_to_forward_prefetch([*blocks[place : place + number]])
-        before = blocks[: place - 1] if place else blocks
-        part.set_modules_to_backward_prefetch([*before[::-1][:number]])
 
 
 def _options(accelerator: Any) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from strategies.base import TRAITS
-from strategies.engine import Engine, clip_by
+from strategies.engine import Engine
 from strategies.engines.pipeline.schedules import AUTO, SCHEDULES, Schedule
 from strategies.inventory import Fragment, TensorInventory
 from strategies.launch_file import PIPELINE, LaunchFile, LaunchFileError, Layout
@@ -207,7 +207,11 @@ class Pipeline(Engine):
         mine = super().norm(trained)
         total = mine.detach().double().square()
         torch.distributed.all_reduce(total, group=trained.model.ranks.pipe)
-        return clip_by(trained, total.sqrt().to(mine.dtype), limit)
+        norm = total.sqrt().to(mine.dtype)
+        if limit:
+            own = [p for p in trained.module.parameters() if p.grad is not None]
+            torch.nn.utils.clip_grads_with_norm_(own, limit, norm)
+        return norm
 
     @contextlib.contextmanager
     def phase_hooks(self, trained: TrainingRun, enter: Enter) -> Iterator[None]:
