@@ -79,13 +79,13 @@ class Recipe:
     @property
     def parity(self) -> Parity:
         """Parity of the whole recipe: EXACT only if every part is."""
-        exact = all(s.promise() is Parity.EXACT for s in self.strategies)
+        exact = all(s.parity is Parity.EXACT for s in self.strategies)
         return Parity.EXACT if exact else Parity.BY_DESIGN
 
     @property
     def altering(self) -> tuple[Strategy, ...]:
         """Parts that change the computation by design."""
-        return tuple(s for s in self.strategies if s.promise() is not Parity.EXACT)
+        return tuple(s for s in self.strategies if s.parity is not Parity.EXACT)
 
     @property
     def accumulation(self) -> int:

@@ -60,10 +60,6 @@ class Strategy:
         """Return its traits, which other parts may refuse; TRAITS lists them."""
         return frozenset()
 
-    def promise(self) -> Parity:
-        """Return the parity of this strategy with these parameters."""
-        return self.parity
-
     def reads(self) -> tuple[str, ...]:
         """Return files, relative to the repository's root, whose contents decide what it does."""
         return ()

@@ -101,7 +101,9 @@ def take(
     layers = [m for block in blocks for m in block.modules() if isinstance(m, nn.Linear)]
     rows: dict[nn.Module, int] = {}
     for layer in layers:
-        layer.register_forward_pre_hook(_note_rows(rows))
+        layer.register_forward_pre_hook(
+            lambda layer, given: rows.update({layer: given[0].numel() // layer.in_features})
+        )
     calls: list[Attended] = []
     lent = _note_lent(blocks)
     with torch.no_grad(), _noting(calls), flops.counting() as counter:
@@ -149,13 +151,6 @@ def _note_lent(blocks: Sequence[nn.Module]) -> Callable[[], set[nn.Module]]:
     for block in blocks:
         watch(block)
     return lambda: {part for part, block in outside.items() if block in entered}
-
-
-def _note_rows(rows: dict[nn.Module, int]) -> Callable[..., None]:
-    def note(layer: Any, given: Any) -> None:
-        rows[layer] = given[0].numel() // layer.in_features
-
-    return note
 
 
 def _noting(calls: list[Attended]) -> Any:

@@ -22,7 +22,7 @@ from harness.subjects import kind_of
 from harness.subjects.library import families
 from strategies import CATALOG, users_launch
 from strategies.base import BadInput
-from strategies.engines.zero.waste import Finding, Job, prices, waste
+from strategies.engines.zero.waste import Finding, Job, waste
 from strategies.launch_file import FOLDER
 from strategies.subject import Shaping
 from strategies.words import name_of
@@ -56,24 +56,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def lint_files(options: argparse.Namespace) -> int:
-    """Print each file's wasteful settings and its trades of memory; return 1 if any wastes."""
+    """Print each file's wasteful settings; return 1 if any wastes."""
     console = make_console()
     paths = [Path(name) for name in options.files] or own_files()
     devices = options.processes or DEVICES
     spec = lint_spec(options.model, devices, options.precision)
     passed = {path: checked(path, options.processes)[1] for path in paths}
     wastes = {path: findings(path, spec) for path in paths}
-    paid = {path: costs(path, spec) for path in paths}
     console.print(f"{options.model} in {options.precision} on {devices} devices", highlight=False)
     for path, of_file in wastes.items():
         own = path.parent == FOLDER
-        _tell(path, [*([] if own else passed[path]), *of_file], paid[path], console)
+        _tell(path, [*([] if own else passed[path]), *of_file], console)
     rows = [
         {
             "file": path,
             "passed_over": passed[path],
             "wastes": [*map(dataclasses.asdict, of_file)],
-            "trades": [*map(dataclasses.asdict, paid[path])],
         }
         for path, of_file in wastes.items()
     ]
@@ -109,12 +107,6 @@ def findings(path: Path, spec: Spec) -> list[Finding]:
     return waste(zero, _job(spec)) if zero.get("stage") else []
 
 
-def costs(path: Path, spec: Spec) -> list[Finding]:
-    """Return the memory that the file at ``path`` trades for speed; raises as ``findings``."""
-    zero = checked(path)[0]
-    return prices(zero, _job(spec)) if zero.get("stage") else []
-
-
 def _job(spec: Spec) -> Job:
     resolved = resolve(spec)
     itemsize = 2 if "half_compute" in resolved.launch.traits else 4
@@ -143,9 +135,8 @@ def checked(path: Path, processes: int | None = None) -> tuple[Mapping[str, Any]
     return file.settings.get("zero_optimization", {}), passed
 
 
-def _tell(path: Path, wasted: list[Finding | str], paid: list[Finding], console: Console) -> None:
+def _tell(path: Path, wasted: list[Finding | str], console: Console) -> None:
     lines = [] if wasted else [f"[green]ok[/green]  {escape(path.name)}"]
     lines += [f"[yellow]--[/yellow]  {escape(f'{path.name}: {finding}')}" for finding in wasted]
-    lines += [f"[cyan]..[/cyan]  {escape(f'{path.name}: {finding}')}" for finding in paid]
     for line in lines:
         console.print(line, highlight=False, soft_wrap=True)

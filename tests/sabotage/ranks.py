@@ -227,7 +227,7 @@ def all_forward_before_any_backward(run: Run) -> None:
     begin = model._begin
 
     def begun(order: Any) -> None:
-        kind = "ScheduleLoopedBFS" if order.several else "ScheduleGPipe"
+        kind = "ScheduleLoopedBFS" if order.runs > 1 else "ScheduleGPipe"
         begin(dataclasses.replace(order, kind=kind))
 
     model._begin = begun

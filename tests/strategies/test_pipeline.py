@@ -39,7 +39,7 @@ from harness.system import cards
 from strategies import parse
 from strategies.engines.pipeline import schedules
 from strategies.engines.pipeline.engine import Pipeline
-from strategies.engines.pipeline.schedules import AUTO, SCHEDULES
+from strategies.engines.pipeline.schedules import SCHEDULES
 from strategies.recipe import RecipeError
 from tests.made.stubs.stages import LOST, UNLIKE
 
@@ -144,7 +144,7 @@ def test_the_last_stage_takes_the_loss_over_a_vocabulary(recipe, runs):
 
 
 def idle(schedule: str, stages: int, micro: int) -> Fraction:
-    waits = schedules.bubble_fraction(stages, SCHEDULES[schedule].runs(AUTO), micro)
+    waits = schedules.bubble_fraction(stages, SCHEDULES[schedule].runs, micro)
     return waits / (1 + waits)
 
 
@@ -268,9 +268,7 @@ def test_stages_that_are_not_one_training_are_noticed(case, runs):
         ("pp:stages=5,micro=6", 5, ["4 blocks are fewer than 5 stages have", "4 or fewer"]),
         ("pp:micro=3,stages=4", 4, ["1f1b fills 4 stages", "micro=4"]),
         ("pp:schedule=interleaved,stages=4", 4, ["than 4 stages of 2 runs have", "of 2 or fewer"]),
-        ("pp:schedule=interleaved,runs=1", 2, ["take runs=2, or schedule=1f1b"]),
         ("pp:schedule=interleaved,stages=5,micro=16", 5, ["3 equal rounds", "micro=15 or 20"]),
-        ("pp:runs=2", 2, ["take schedule=interleaved"]),
         ("pp+accumulate:steps=2", 2, ["leave accumulate out"]),
         ("pp+sp", 2, ["not shown beside", "take ddp"]),
         ("pp+prune", 2, ["masks", "take ddp"]),
@@ -299,7 +297,6 @@ def test_a_model_that_does_not_say_its_ends_is_refused(model):
         ("pp:stages=1", "stages is 1; a whole number from 2"),
         ("pp:micro=1", "micro is 1; a whole number from 2; one micro batch at a time is"),
         ("pp:schedule=fast", "schedule is 'fast'; one of gpipe, 1f1b, interleaved"),
-        ("pp:schedule=interleaved,runs=0", "runs is '0'; a whole number from 1, or auto"),
         ("model_parallel:micro=2", "has no parameter 'micro'"),
     ],
 )

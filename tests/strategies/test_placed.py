@@ -10,8 +10,7 @@ from conftest import TINY
 from harness.resolve import resolve
 from harness.worker.setup import Building
 from strategies import parse
-from strategies.adapters.beside import own
-from strategies.adapters.places import chosen_blocks, most_blocks
+from strategies.adapters.beside import chosen_blocks, most_blocks, own
 from strategies.base import BadInput
 from strategies.recipe import RecipeError
 from tests.made.publics import miniature

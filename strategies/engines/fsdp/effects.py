@@ -64,7 +64,9 @@ def weights(trained: TrainingRun) -> dict[str, Any]:
     wanted = (Replicate(), Shard(0)) if grouped else (Shard(0),)
     named = dict(trained.module.named_parameters())
     if layout.tensor > 1:  # weights that tp cuts are on two axes, and shown by tp
-        named = {n: p for n, p in named.items() if _axes(p) < 2}
+        named = {
+            n: p for n, p in named.items() if not isinstance(p, DTensor) or p.device_mesh.ndim < 2
+        }
     whole = [n for n, p in named.items() if not isinstance(p, DTensor)]
     demand(not whole, f"{len(whole)} parameters are not sharded, {''.join(whole[:1])} first")
     found = {tuple(p.device_mesh.shape) for p in named.values()}
@@ -85,10 +87,6 @@ def weights(trained: TrainingRun) -> dict[str, Any]:
         "placements": ", ".join(map(str, wanted)),
         "parameter_bytes": stored,
     }
-
-
-def _axes(p: Any) -> int:
-    return p.device_mesh.ndim if isinstance(p, DTensor) else 0
 
 
 def state(trained: TrainingRun) -> dict[str, Any]:
@@ -115,7 +113,7 @@ def settings(trained: TrainingRun) -> dict[str, Any]:
 
     They are resharding after forward, and that inputs (timesteps) are not rounded.
     """
-    found, blocks, engine = groups(trained.module), trained.blocks(), trained.engine
+    found, blocks = groups(trained.module), trained.blocks()
     own = {id(module): group for group in found for module in group.modules}
     alone = [b for b in blocks if id(b) in own and _holds(own[id(b)], b)]
     demand(
@@ -123,7 +121,7 @@ def settings(trained: TrainingRun) -> dict[str, Any]:
         f"{len(blocks) - len(alone)} of {len(blocks)} blocks are not FSDP groups of their own",
     )
     sizes = {_reshards_to(own[id(block)]) for block in blocks}
-    wanted = engine.reshard
+    wanted = trained.engine.reshard
     demand(sizes == {wanted}, f"blocks are resharded after forward as {sizes}, expected {wanted}")
     facts = {"groups": len(found), "blocks": len(blocks), "reshard_after_forward": wanted}
     if trained.observed is None or not trained.observed.engine:  # a script has its own settings

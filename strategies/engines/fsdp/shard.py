@@ -219,14 +219,9 @@ def process_groups(module: nn.Module) -> list[Any]:
     the ranks that hold the same share.
     """
     meshes = [m for g in groups(module) for m in (g.mesh_info, g.post_forward_mesh_info)]
-    found = [group for mesh in meshes for group in _groups_of(mesh)]
+    names = ("shard_process_group", "replicate_process_group")
+    found = [getattr(mesh, name) for mesh in meshes for name in names if hasattr(mesh, name)]
     return list({group.group_name: group for group in found}.values())
-
-
-def _groups_of(mesh: Any) -> Iterator[Any]:
-    for name in ("shard_process_group", "replicate_process_group"):
-        if hasattr(mesh, name):
-            yield getattr(mesh, name)
 
 
 def local(tensor: Any) -> Any:

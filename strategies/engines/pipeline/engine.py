@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from strategies.base import TRAITS
 from strategies.engine import Engine
-from strategies.engines.pipeline.schedules import AUTO, SCHEDULES, Schedule
+from strategies.engines.pipeline.schedules import SCHEDULES, Schedule
 from strategies.inventory import Fragment, TensorInventory
 from strategies.launch_file import PIPELINE, LaunchFile, LaunchFileError, Layout
 
@@ -54,7 +54,6 @@ class Pipeline(Engine):
             if not isinstance(block.get(key), int):
                 raise LaunchFileError(f"{file.path}: {PIPELINE} says {key} {block.get(key)!r}")
         settings = {"stages": block[DEGREE], "micro": block[MICRO], "schedule": "1f1b"}
-        settings["runs"] = AUTO
         if settings["micro"] == 1:
             settings["schedule"] = "gpipe"
         return cls(dataclasses.replace(file, settings=settings))
@@ -79,7 +78,7 @@ class Pipeline(Engine):
     @property
     def stage_runs(self) -> int:
         """Runs of blocks a stage."""
-        return self.schedule.runs(self.file.settings["runs"])
+        return self.schedule.runs
 
     @property
     def naive(self) -> bool:
@@ -91,7 +90,7 @@ class Pipeline(Engine):
         known = self.file.settings
         if self.naive:
             return {"stages": known["stages"]}
-        return {name: known[name] for name in ("stages", "schedule", "runs", "micro")}
+        return {name: known[name] for name in ("stages", "schedule", "micro")}
 
     def chosen(self, choices: Mapping[str, Any]) -> Pipeline:
         settings = {**self.file.settings, **choices}
@@ -104,7 +103,6 @@ class Pipeline(Engine):
         if settings["schedule"] not in SCHEDULES:
             known = ", ".join(SCHEDULES)
             raise ValueError(f"schedule is {settings['schedule']!r}; one of {known}")
-        settings["runs"] = _counted(settings["runs"])
         return type(self)(dataclasses.replace(self.file, settings=settings))
 
     @property
@@ -122,7 +120,7 @@ class Pipeline(Engine):
         lack = subject.lacks("ends", "take ddp or fsdp2")
         if lack:
             return lack
-        fault = self.schedule.fault(stages, runs, self.micro)
+        fault = self.schedule.fault(stages, self.micro)
         if fault:
             return fault
         if subject.depth < stages * runs:
@@ -271,12 +269,3 @@ class Pipeline(Engine):
         from strategies.engines.pipeline import effects
 
         return effects.evidence(trained)
-
-
-def _counted(text: Any) -> Any:
-    """Return ``runs`` of a recipe: a number, or ``AUTO`` for the schedule's own."""
-    if isinstance(text, str) and text.isdigit() and int(text) > 0:
-        return int(text)
-    if text != AUTO and not isinstance(text, int):
-        raise ValueError(f"runs is {text!r}; a whole number from 1, or {AUTO}")
-    return text

@@ -9,43 +9,30 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-AUTO = "auto"
-"""Default ``runs`` of a recipe: one a stage, or two for schedules of several runs."""
-
 
 @dataclass(frozen=True)
 class Schedule:
-    """A schedule of torch: ``kind`` is its class, ``source`` its paper. ``several``: a stage has
-    several runs of blocks, which lie apart in the model."""
+    """A schedule of torch: ``kind`` is its class, ``source`` its paper. ``runs``: runs of blocks a
+    stage, which lie apart in the model."""
 
     kind: str
     source: str
-    several: bool = False
+    runs: int = 1
 
     def make(self, stages: Sequence[Any], micro: int, loss: Any) -> Any:
         """Return torch's schedule of ``micro`` micro-batches for torch's stages of this rank.
         ``loss(output, target)`` is a micro-batch's mean, so gradients are divided by ``micro``."""
         from torch.distributed import pipelining
 
-        given = list(stages) if self.several else stages[0]
+        given = list(stages) if self.runs > 1 else stages[0]
         return getattr(pipelining, self.kind)(given, micro, loss_fn=loss, scale_grads=True)
 
-    def runs(self, asked: Any) -> int:
-        """Return the runs of blocks a stage for ``asked`` of a recipe."""
-        if asked == AUTO:
-            return 2 if self.several else 1
-        return asked
-
-    def fault(self, stages: int, runs: int, micro: int) -> str | None:
+    def fault(self, stages: int, micro: int) -> str | None:
         """Return why ``micro`` micro-batches cannot run on so many stages, with a hint; or None."""
         if self.kind == "Schedule1F1B" and micro < stages:
             return f"1f1b fills {stages} stages with as many micro batches; take micro={stages}"
-        if not self.several and runs != 1:
-            return f"its stages have one run of blocks, not {runs}; take schedule=interleaved"
-        if self.several and runs == 1:
-            return "interleaved is of several runs of blocks a stage; take runs=2, or schedule=1f1b"
         rounds = max(1, micro // stages)
-        if self.several and micro % rounds:
+        if self.runs > 1 and micro % rounds:
             # torch 2.13's own condition, which it raises in each rank.
             ways = f"micro={micro // rounds * rounds} or {micro - micro % stages + stages}"
             return f"{micro} micro batches are not {rounds} equal rounds; take {ways}"
@@ -56,7 +43,7 @@ SCHEDULES = {
     "gpipe": Schedule("ScheduleGPipe", "Huang et al. 2019 (arXiv:1811.06965)"),
     "1f1b": Schedule("Schedule1F1B", "Narayanan et al. 2019 (PipeDream, SOSP)"),
     "interleaved": Schedule(
-        "ScheduleInterleaved1F1B", "Narayanan et al. 2021 (arXiv:2104.04473)", several=True
+        "ScheduleInterleaved1F1B", "Narayanan et al. 2021 (arXiv:2104.04473)", runs=2
     ),
 }
 

@@ -25,7 +25,7 @@ from strategies.engines.zero.inputs import (
     plain_file_access,
     tell_local_ranks,
 )
-from strategies.engines.zero.waste import Job, prices, waste
+from strategies.engines.zero.waste import Job, waste
 from strategies.inventory import (
     EngineReport,
     Fragment,
@@ -159,8 +159,8 @@ class Zero(Engine):
             return texts
         itemsize = 2 if "half_compute" in launch.traits else 4  # DeepSpeed's storage type
         job = Job(sizes=sizes, itemsize=itemsize, ranks=launch.processes, device=launch.device)
-        found = [*waste(self.zero, job), *prices(self.zero, job)]
-        return [*texts, *(f"{self.file.path.name}: {finding}" for finding in found)]
+        name = self.file.path.name
+        return [*texts, *(f"{name}: {finding}" for finding in waste(self.zero, job))]
 
     # ---- set-up ----
 

@@ -80,10 +80,11 @@ def held(trained: TrainingRun) -> dict[str, list[torch.Tensor]]:
     """
     optimizer, optimized = trained.model.optimizer, trained.optimized()
     parts = [p.ds_tensor.data for p in trained.module.parameters() if hasattr(p, "ds_tensor")]
-    flats = [
-        *_flat(optimizer, "bit16_groups_flat"),
-        *_flat(optimizer, "fp16_partitioned_groups_flat"),
-    ]
+    names = ("bit16_groups_flat", "fp16_partitioned_groups_flat")
+    flats = [t for n in names for t in getattr(optimizer, n, []) if t is not None]
+    # gradient partitions, and their copies in host memory
+    buffers = ("averaged_gradients", "grad_partitions_flat_buffer", HOST_BUFFERS[0])
+    partitions = [t for n in buffers for t in within(getattr(optimizer, n, None))]
     whole = [t for p in trained.module.parameters() for t in stored(p.data)]
     # hpZ's second copy of the weights, within a group of ranks
     again = [getattr(p, "ds_secondary_tensor", None) for p in trained.module.parameters()]
@@ -91,10 +92,7 @@ def held(trained: TrainingRun) -> dict[str, list[torch.Tensor]]:
         "parameters": [*whole, *parts, *within(again), *flats, *trained.module.buffers()],
         "optimizer_state": [*tensors(trained.inner_optimizer), *optimized],
         "buckets": [t for b in optimizer.ipg_buckets.values() for t in within(vars(b))],
-        "gradients": [
-            *_gradient_buffers(optimizer),
-            *(m.grad for m in optimized if m.grad is not None),
-        ],
+        "gradients": [*partitions, *(m.grad for m in optimized if m.grad is not None)],
     }
 
 
@@ -111,31 +109,13 @@ def hosted(trained: TrainingRun) -> Iterator[Any]:
         yield from tensors(trained.inner_optimizer)
         for name in HOST_BUFFERS:
             yield from within(getattr(optimizer, name, None))
-        yield from _swap_buffers(optimizer)
+        # the pinned buffers through which state on NVMe is read and written
+        swapper: Any = getattr(optimizer, "optimizer_swapper", None)
+        yield from within(swapper.swap_buffer_manager.all_buffers) if swapper is not None else ()
     if getattr(optimizer, "offload_param", False):
         yield from within(optimizer.param_groups_fp16_flat_cpu_memory)
         shards = [p for p in trained.module.parameters() if hasattr(p, "ds_tensor")]
         yield from (p.ds_tensor.data for p in shards if not p.ds_persist)
-
-
-def _swap_buffers(optimizer: Any) -> list[torch.Tensor]:
-    """Return the pinned buffers through which state on NVMe is read and written."""
-    swapper = getattr(optimizer, "optimizer_swapper", None)
-    return within(swapper.swap_buffer_manager.all_buffers) if swapper is not None else []
-
-
-def _flat(optimizer: Any, name: str) -> list[torch.Tensor]:
-    return [t for t in getattr(optimizer, name, []) if t is not None]
-
-
-def _gradient_buffers(optimizer: Any) -> list[torch.Tensor]:
-    """Return gradient partitions and their copies in host memory."""
-    names = (
-        "averaged_gradients",
-        "grad_partitions_flat_buffer",
-        "temp_grad_buffer_for_cpu_offload",
-    )
-    return [t for name in names for t in within(getattr(optimizer, name, None))]
 
 
 def makers() -> Iterator[AllocationScope]:

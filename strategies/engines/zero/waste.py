@@ -1,5 +1,4 @@
-"""Costs in memory of DeepSpeed settings: wasted memory (``waste``), and memory spent on speed
-(``prices``).
+"""Memory that DeepSpeed settings waste.
 
 Each rule names the setting, its bytes on each device, and the value that removes them. ``"auto"``
 passes: it is resolved from the model. A setting that is absent counts as DeepSpeed's default
@@ -69,7 +68,7 @@ class Finding:
     at_most: bool = False
 
     def __str__(self) -> str:
-        cost = f"{'up to ' if self.at_most else ''}{_mib(self.bytes)} a device"
+        cost = f"{'up to ' if self.at_most else ''}{self.bytes / 2**20:,.1f} MiB a device"
         return f"{self.key} is {self.value}: {self.why}, {cost}; set {self.fix}"
 
 
@@ -78,11 +77,6 @@ def waste(zero: Mapping[str, Any], job: Job) -> list[Finding]:
     first."""
     findings = [finding for rule in RULES for finding in rule(zero, job) if finding.bytes > 0]
     return sorted(findings, key=lambda finding: -finding.bytes)
-
-
-def prices(zero: Mapping[str, Any], job: Job) -> list[Finding]:
-    """Return the memory of a device that ``zero`` spends on speed."""
-    return [finding for rule in PRICES for finding in rule(zero, job)]
 
 
 # ---- rules ----
@@ -108,54 +102,6 @@ def large_bucket(zero: Mapping[str, Any], job: Job) -> Iterator[Finding]:
             why=f"the bucket is {share} the model, and is allocated whole"
             + (", twice for overlap_comm" if buckets == 2 else ""),
             fix=f'"reduce_bucket_size": "auto" ({right:,} here)',
-        )
-
-
-def second_bucket(zero: Mapping[str, Any], job: Job) -> Iterator[Finding]:
-    """Report the second bucket of overlapped reduction.
-
-    It is no waste: DDP overlaps too, and without it each reduction is waited for.
-    """
-    size, right, buckets = job.bucket(zero)
-    if buckets == 2 and zero.get("contiguous_gradients", True):
-        yield Finding(
-            key="overlap_comm",
-            value=str(zero["overlap_comm"]).lower(),
-            bytes=(size or right) * job.itemsize,
-            why="gradients are reduced beside backward, through a second bucket",
-            fix='"overlap_comm": false to save it and wait for each reduction',
-        )
-
-
-def gathered_ahead(zero: Mapping[str, Any], job: Job) -> Iterator[Finding]:
-    """Report weights that stage 3 gathers before they are used, up to the bound of
-    ``wide_prefetch``.
-
-    It is no waste: without it each module waits for its own.
-    """
-    ahead = _number(zero, "stage3_prefetch_bucket_size")
-    size = min(job.auto["stage3_prefetch_bucket_size"] if ahead is None else ahead, job.sizes.total)
-    if int(zero.get("stage", 0)) == 3 and job.ranks > 1 and 0 < size <= 2 * job.sizes.block:
-        yield Finding(
-            key="stage3_prefetch_bucket_size",
-            at_most=True,
-            value=zero.get("stage3_prefetch_bucket_size", size),
-            bytes=size * job.itemsize * (job.ranks - 1) // job.ranks,
-            why="the next weights are gathered while a module computes",
-            fix='"stage3_prefetch_bucket_size": 0 to save it and wait for each module\'s',
-        )
-
-
-def second_share(zero: Mapping[str, Any], job: Job) -> Iterator[Finding]:
-    """Report hpZ's second copy of the weights in each group, which backward gathers from."""
-    size = int(zero.get("zero_hpz_partition_size", 1))
-    if int(zero.get("stage", 0)) == 3 and 1 < size < job.ranks:
-        yield Finding(
-            key="zero_hpz_partition_size",
-            value=size,
-            bytes=job.sizes.total * job.itemsize // size,
-            why=f"backward gathers among {size} ranks, which keep a second share of the weights",
-            fix='"zero_hpz_partition_size": 1 to save it and gather among all',
         )
 
 
@@ -254,8 +200,3 @@ RULES: tuple[Rule, ...] = (
     unsharded_weights,
     whole_shard_swapped,
 )
-PRICES: tuple[Rule, ...] = (second_bucket, gathered_ahead, second_share)
-
-
-def _mib(size: int) -> str:
-    return f"{size / 2**20:,.1f} MiB"

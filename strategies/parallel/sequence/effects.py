@@ -44,7 +44,9 @@ def _inside(trained: TrainingRun) -> dict[str, Any]:
     layout = trained.launch.layout
     parts, of_weights = layout.sequence, layout.tensor
     cut, other = set(), set()
-    for heads, queries, keys in {(a.heads, a.queries, a.keys) for a in _attentions(trained)}:
+    for heads, queries, keys in {
+        (a.heads, a.queries, a.keys) for a in trained.subject.survey.attention
+    }:
         mine = heads // of_weights
         if queries == keys:
             cut.add((mine // parts, queries, keys))
@@ -56,14 +58,10 @@ def _inside(trained: TrainingRun) -> dict[str, Any]:
     return {"heads_inside": heads, "tokens_inside": tokens}
 
 
-def _attentions(trained: TrainingRun) -> list[Any]:
-    return list(trained.subject.survey.attention)
-
-
 def _exchanges(trained: TrainingRun) -> dict[str, Any]:
     """Count the all-to-alls around each attention of a micro batch. Blocks that backward recomputes
     may repeat those of forward."""
-    calls = [a for a in _attentions(trained) if a.queries == a.keys]
+    calls = [a for a in trained.subject.survey.attention if a.queries == a.keys]
     times = trained.observed.micro_steps * len(calls)
     traits, counts = trained.launch.traits, {}
     sent = [s.phase for s in trained.observed.sent if s.collective == "alltoall_base_"]
