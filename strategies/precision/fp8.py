@@ -72,9 +72,9 @@ class Fp8(Bf16):
 
         types = super().evidence(trained)
         # A copy of a block (ControlNet's) has layers of its own.
-        layers = sum(isinstance(m, Float8Linear) for m in trained.module.modules())
-        wanted = len(trained.subject.linears)
-        demand(layers >= wanted, f"{layers} of {wanted} layers multiply in float8")
+        wanted = sum(isinstance(m, Float8Linear) for m in trained.module.modules())
+        least = len(trained.subject.linears)
+        demand(wanted >= least, f"{wanted} of {least} layers multiply in float8")
         ran = states.operations(trained, compiled=False)
         casts = sum(op.name == "aten::_to_copy" and "float8" in op.dtype for op in ran)
         text = f"{casts} tensors were cast to float8, expected {2 * wanted} at least"
