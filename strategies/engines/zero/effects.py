@@ -100,12 +100,15 @@ def evidence(trained: TrainingRun) -> dict[str, Any]:
     demand(stage == wanted, f"DeepSpeed runs stage {stage}, expected {wanted}")
     demand(ds.skipped_steps == 0, f"DeepSpeed skipped {ds.skipped_steps} steps")
     facts = {"stage": stage, "skipped_steps": ds.skipped_steps, **_shares(trained)}
-    facts = label(facts | _placed(trained), "stage")
     seen = trained.observed
-    if seen is None or not isinstance(seen.engine, Effects):
-        return facts
-    facts |= _gathered(trained, seen.engine.gathered) | _wire(trained)
-    return _gradients(trained, seen.engine, facts)
+    if seen is not None and isinstance(seen.engine, Effects):
+        facts |= _gathered(trained, seen.engine.gathered) | _wire(trained)
+        facts = _gradients(trained, seen.engine, facts)
+    facts |= _placed(trained)
+    # One memory: a tensor's device shows nothing on a CPU, but swap files do.
+    on_cpu = trained.accelerator.device.type == "cpu"
+    places = [name for name, found in facts.items() if name.endswith("_on") and found == "cpu"]
+    return label(facts, "stage", *(places if on_cpu else ()))
 
 
 def _shares(trained: TrainingRun) -> dict[str, float]:
@@ -147,11 +150,7 @@ def _placed(trained: TrainingRun) -> dict[str, Any]:
         places = {p.ds_tensor.device.type for p in trained.module.parameters() if not p.ds_persist}
         demand(places == {"cpu"}, f"parameter shards are on {places}, expected in host memory")
         facts["parameters_on"] = "cpu"
-    if trained.accelerator.device.type != "cpu":
-        return facts
-    # One memory: a tensor's device shows nothing, but swap files do.
-    settings = [name for name, found in facts.items() if name.endswith("_on") and found == "cpu"]
-    return label(facts, *settings) if settings else facts
+    return facts
 
 
 def _gradients(trained: TrainingRun, seen: Effects, facts: dict[str, Any]) -> dict[str, Any]:
