@@ -98,6 +98,9 @@ def evidence(trained: TrainingRun) -> dict[str, Any]:
     demand(hasattr(ds, "zero_optimization_stage"), text)
     stage = int(ds.zero_optimization_stage())
     demand(stage == wanted, f"DeepSpeed runs stage {stage}, expected {wanted}")
+    if trained.engine.place("optimizer") == "nvme":
+        swapper = getattr(ds.optimizer, "optimizer_swapper", None)
+        demand(swapper is not None, "DeepSpeed swaps no optimizer state to files")
     demand(ds.skipped_steps == 0, f"DeepSpeed skipped {ds.skipped_steps} steps")
     facts = {"stage": stage, "skipped_steps": ds.skipped_steps, **_shares(trained)}
     seen = trained.observed
@@ -227,8 +230,7 @@ def _wire(trained: TrainingRun) -> dict[str, Any]:
 
 def _swapped(trained: TrainingRun) -> dict[str, Any]:
     """Check that the optimizer's tensors are in swap files, and none of them in memory."""
-    swapper: Any = getattr(trained.model.optimizer, "optimizer_swapper", None)
-    demand(swapper is not None, "DeepSpeed swaps no optimizer state to files")
+    swapper = trained.model.optimizer.optimizer_swapper
     sizes = {
         t.swap_path: info.numel() * info.dtype().itemsize
         for info in swapper.swap_params_info.values()
