@@ -8,7 +8,7 @@ estimated from predicted ones, and only those are predicted that may be the answ
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -84,6 +84,11 @@ def option_of(fit: Fit) -> Option:
     total = fit.seconds.total
     given = Point(fit.resolved), float(fit.need_bytes), total, fit.seconds.spread / total / 2
     return Option(*given, sure=fit.fits, may=fit.may_fit, fit=fit)
+
+
+def options_of(fits: Iterable[Fit]) -> list[Option]:
+    """Return the fits that have a need and a time, as options."""
+    return [option_of(fit) for fit in fits if fit.need_bytes is not None and fit.seconds]
 
 
 def best_of(options: Sequence[Option]) -> Option | None:
@@ -337,11 +342,13 @@ class Proof:
     ``failed``: recipes whose prediction failed. ``unable``: recipes that the card cannot run.
     ``nearest``: the predicted one with the smallest shortage, if none fits. ``adapters``: the
     lattice's recipes train adapters. ``sure``: the answer fits by the upper end of its range.
+    ``others``: head -> the fastest, the most exact and the smallest, where they are not the answer.
     ``recorded``: only predictions that ship with the project were compared.
     """
 
     best: Fit | None
     nearest: Fit | None
+    others: Mapping[str, Fit]
     predicted: int
     failed: int
     unable: int
@@ -356,7 +363,27 @@ class Proof:
         found = {"training": "adapters" if self.adapters else "all weights"}
         names = ("recipes", "predicted", "failed", "unable", "sure", "recorded")
         found |= {name: getattr(self, name) for name in names}
+        found |= {head: fit.label for head, fit in self.others.items()}
         return found | {"answer": self.best.label if self.best else None}
+
+
+def headed(fits: Sequence[Fit], best: Fit | None) -> dict[str, Fit]:
+    """Return the fastest, the most exact and the smallest of ``fits``, where they are not ``best``
+    and better by more than ``SAME``."""
+    able = able_of(options_of(fits))
+    if best is None or not able:
+        return {}
+    own = option_of(best)
+    exact = min(one.one.rounding for one in able)
+    quick = min(able, key=lambda one: one.seconds)
+    small = min(able, key=lambda one: one.need)
+    found = {"fastest": quick} if quick.seconds < (1 - SAME) * own.seconds else {}
+    if exact < own.one.rounding:
+        some = [one for one in able if one.one.rounding == exact]
+        found["exact"] = min(some, key=lambda one: one.seconds)
+    if small.need < (1 - SAME) * own.need:
+        found["least memory"] = small
+    return {head: one.fit for head, one in found.items()}
 
 
 class Search:
@@ -396,6 +423,7 @@ class Search:
         return Proof(
             best=best,
             nearest=None if best else verdict.nearest(known),
+            others=headed(self.fits, best),
             predicted=len(known),
             failed=len(self.fits) - len(known),
             unable=self.unable,

@@ -39,7 +39,7 @@ def recomputed(
 ) -> dict[str, Any]:
     """Return the facts of a run in which ``runner`` recomputed ``depth`` blocks by ``split``.
 
-    ``count``: only the first ``count`` blocks, else all. ``products``: outputs of matrix products
+    ``count``: the number of blocks, if not all are. ``products``: outputs of matrix products
     were kept.
     """
     demand(runner is not None, "no block is recomputed in parts")
@@ -132,7 +132,8 @@ class Checkpoint(Strategy):
     outputs of matrix products and attention, so that only cheap operations are repeated.
 
     ``share`` recomputes only that share of the blocks, the first ones (at least one): no more extra
-    work than the memory requires.
+    work than the memory requires. ``spread=on`` takes them evenly over the depth, as trainers with
+    an interval do (``share=0.5``: every second one); the last kept blocks then cost more memory.
 
     ``part=ffn`` and ``part=attention`` recompute only these layers of each block, and keep the
     rest: less is saved, and less is repeated.
@@ -148,6 +149,7 @@ class Checkpoint(Strategy):
     every: int | str = 1
     keep: str = "segments"
     share: float = 1.0
+    spread: str = "off"
     part: str = "block"
 
     def __post_init__(self) -> None:
@@ -164,6 +166,12 @@ class Checkpoint(Strategy):
             raise ValueError(f"keep=nothing splits by itself; leave every={self.every} out")
         if not 0 < self.share <= 1:
             raise ValueError(f"share is {self.share:g}; above 0, to 1 (all blocks)")
+        if self.spread not in ("on", "off"):
+            raise ValueError(f"spread is {self.spread!r}; on or off")
+        if self.spread == "on" and (self.share == 1 or self.every != 1):
+            raise ValueError(
+                "spread=on is of a share of single blocks; add share=0.5, without every"
+            )
         if self.share < 1 and (self.keep == "nothing" or self.every == "sqrt"):
             how = "every=sqrt" if self.every == "sqrt" else f"keep={self.keep}"
             raise ValueError(f"{how} is of all blocks; leave share={self.share:g} out")
@@ -192,7 +200,10 @@ class Checkpoint(Strategy):
     def by_block(self, depth: int) -> list[tuple[int, int]]:
         """Return the size of each block's part and its index in it; (0, 0) if it is not
         recomputed."""
-        count = self._count(depth) or depth
+        chosen = self._chosen(depth)
+        if self.spread == "on":
+            return [(1, 0) if index in chosen else (0, 0) for index in range(depth)]
+        count = len(chosen)
         sizes, _ = self._split(depth)(count, 0)
         parts = [(size, place) for size in sizes for place in range(size)]
         return [*parts, *[(0, 0)] * (depth - count)]
@@ -205,14 +216,17 @@ class Checkpoint(Strategy):
             inner = getattr(module, RUNNER)
             setattr(module, RUNNER, Recompute(inner, segments(1), random=subject.random_blocks))
             return
-        split, count = self._split(len(blocks)), self._count(len(blocks))
-        chosen = None if count is None else blocks[:count]
+        split, indices = self._split(len(blocks)), self._chosen(len(blocks))
+        chosen = None if self.share == 1 else [blocks[index] for index in indices]
         more: dict[str, Any] = {"random": subject.random_blocks, "chosen": chosen}
         surround(module, subject, lambda inner: Recompute(inner, split, policy, **more))
 
-    def _count(self, depth: int) -> int | None:
-        """Return the number of recomputed blocks; None for all."""
-        return None if self.share == 1 else max(1, round(self.share * depth))
+    def _chosen(self, depth: int) -> range | list[int]:
+        """Return the indices of the recomputed blocks."""
+        if self.spread == "off":
+            return range(max(1, round(self.share * depth)))
+        count = max(1, math.ceil(self.share * depth - 1e-6))
+        return [int(number / self.share + 1e-6) for number in range(count)]
 
     def _split(self, depth: int) -> Split:
         if self.keep == "nothing":
@@ -222,12 +236,17 @@ class Checkpoint(Strategy):
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         if self.part != "block":
             return self._of_layers(trained)
+        runner, blocks = runner_of(trained.module, Recompute), trained.blocks()
+        chosen = [*self._chosen(depth := len(blocks))]
+        if runner is not None and self.spread == "on":
+            found = [index for index in range(depth) if runner.recomputed([blocks[index]])]
+            demand(found == chosen, f"blocks {found} are recomputed, expected {chosen}")
         return recomputed(
             trained,
-            runner_of(trained.module, Recompute),
-            depth := len(trained.blocks()),
+            runner,
+            depth,
             self._split(depth),
-            self._count(depth),
+            None if self.share == 1 else len(chosen),
             products=self.keep == "products",
         )
 

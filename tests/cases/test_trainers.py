@@ -3,6 +3,7 @@ told."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,20 @@ def test_adapter_options_that_do_nothing_are_named_with_what_was_meant():
     assert "+lora:rank=16" in made.intended.recipe
     (said,) = [one for one in made.unpredicted if "lora_rank" in one.what]
     assert "model_type full is the default" in said.why and said.errs == "none"
+
+
+@pytest.mark.parametrize(("interval", "part"), [(2, "share=0.5,spread=on"), (1, "")])
+def test_an_interval_recomputes_every_nth_block_alone(interval, part, tmp_path):
+    """SimpleTuner's should_checkpoint_block: SD3's blocks 0, 2, 4, ... at an interval of 2."""
+    given = {"model_type": "lora", "lora_type": "standard", "lora_rank": 16, "model_family": "sd3",
+             "pretrained_model_name_or_path": "stabilityai/stable-diffusion-3.5-medium",
+             "gradient_checkpointing": True,
+             "gradient_checkpointing_interval": interval}  # fmt: skip
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(given))
+    made = reading(files.read([file]))
+    assert f"+checkpoint:{part}".rstrip(":") in made.recipe.split("+optim")[0]
+    assert ("share" in made.recipe) is bool(part)
 
 
 def test_a_command_in_a_variable_that_eval_runs_is_read():

@@ -7,6 +7,7 @@ TRAINED = {
     "checkpointing, every k": "single+checkpoint:every=2",
     "checkpointing, sqrt": "single+checkpoint:every=sqrt",
     "checkpointing, share": "single+checkpoint:share=0.5",
+    "checkpointing, every second block": "single+checkpoint:share=0.5,spread=on",
     "checkpointing, nothing": "single+checkpoint:keep=nothing",
     "checkpointing, products": "single+checkpoint:every=2,keep=products",
     "accumulation": "single+accumulate",

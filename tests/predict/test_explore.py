@@ -172,6 +172,16 @@ def test_what_dominates_needs_no_more_takes_no_longer_and_is_as_exact():
     assert best_of([plain, lean]) is lean
 
 
+def test_other_heads_are_better_in_what_they_say():
+    fits = every(24)
+    best = best_of(options_of(fits)).fit
+    heads = explore.headed(fits, best)
+    sure = [fit for fit in fits if fit.fits]
+    assert heads["least memory"].need_bytes == min(fit.need_bytes for fit in sure)
+    assert heads["fastest"].seconds.total == min(fit.seconds.total for fit in sure)
+    assert "exact" not in heads and bits(best.label) == 0
+
+
 def test_every_faster_or_smaller_row_has_its_reason():
     fits = every(24)
     best = best_of(options_of(fits)).fit

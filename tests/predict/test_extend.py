@@ -112,6 +112,7 @@ def test_a_shallow_model_is_traced_whole():
 
 UNLIKE = (
     "single+bf16_pure+checkpoint:share=0.5", "single+bf16_pure+checkpoint:share=0.9",
+    "single+bf16_pure+checkpoint:share=0.5,spread=on",
     "single+bf16_pure+lora+block_swap:blocks=3", "zero3_offload+bf16", "pp+bf16",
     "zero2_offload+bf16", "zero3_offload+bf16", "zero3_nvme+bf16+lora",
     "single+bf16_pure+lora:blocks=first2", "single+bf16_pure+qlora:blocks=0/last2",

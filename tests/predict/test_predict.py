@@ -315,7 +315,7 @@ def test_the_host_of_a_card_known_by_its_memory(gib, host):
     assert cards.of_size(gib * GIB).host_bytes(1) == host * GIB
 
 
-def test_a_faster_recipe_that_may_fit_is_not_the_answer():
+def test_a_faster_recipe_that_may_fit_is_named_and_is_not_the_answer():
     card = cards.of_size(24 * GIB)
     slow = [dataclasses.replace(prediction(1).work[0], flops=10**14)]
     close = verdict.judge(asked("ddp"), prediction(22), card)
@@ -323,6 +323,7 @@ def test_a_faster_recipe_that_may_fit_is_not_the_answer():
     assert close.verdict == "tight" and verdict.fastest([close, roomy]) is roomy
     text = answer([close, roomy])
     assert text[0].startswith("Fastest predicted to fit: zero3") and "of 24.0 GiB" in text[0]
+    assert any(line.startswith("  faster, and may fit: ddp") for line in text)
     step = re.search("at least ([\\d.]+) s, usually up to ([\\d.]+) s", "\n".join(text))
     assert float(step[1]) < roomy.seconds.total < float(step[2]), "the range holds its middle"
     assert answer([close])[0].startswith("None is sure to fit. Fastest that may: ddp")

@@ -117,6 +117,7 @@ def test_every_strategy_says_what_it_is(name):
         ("ddp+checkpoint:every=0", RecipeError, ["every is 0", "sqrt"]),
         ("ddp+checkpoint:every=half", RecipeError, ["'half'", "sqrt"]),
         ("ddp+checkpoint:share=0", RecipeError, ["share is 0", "above 0"]),
+        ("ddp+checkpoint:spread=on", RecipeError, ["spread=on", "add share=0.5"]),
         ("ddp+checkpoint:share=0.5,keep=nothing", RecipeError, ["keep=nothing", "leave share=0.5"]),
         ("ddp+cross_entropy:kind=half", RecipeError, ["'half'", "full, chunked"]),
         ("ddp+cross_entropy:kind=full,chunks=4", RecipeError, ["leave chunks=4 out"]),

@@ -43,7 +43,7 @@ def answered(fits: Sequence[Fit], proofs: Sequence[Proof], ways: Ways | None) ->
     """Return the answers of searches, or of a list of recipes if there are no ``proofs``."""
     if not proofs:
         return answers(fits, ways)
-    lines = [line for proof in proofs for line in searched(proof)]
+    lines = [line for proof in proofs for line in searched(proof, fits)]
     return [*lines, *tried_instead(ways)]
 
 
@@ -56,23 +56,45 @@ def answer(fits: Sequence[Fit], ways: Ways | None = None) -> list[str]:
     lines = [f"{head}: {best.label}, {rate_in_words(best)}, {reach(best)}{_on_host(best)}"]
     lines += [f"  {note}" for note in [note_of(best.resolved)] if note]
     lines += [*_step(best), *_export(best)]
-    lines += [] if best.fits else tried_instead(ways)
+    lines += _faster_if_it_fits(best, fits) if best.fits else tried_instead(ways)
+    lines += _even_in_time(best, fits)
     least = verdict.nearest(fits)
     if least is not None and least is not best:
         lines.append(f"Least memory: {least.label}, {_need(least)}{_on_host(least)}")
     return lines
 
 
-def searched(proof: Proof) -> list[str]:
-    """Return the answer of a search, its export command, and how many recipes were compared."""
+def searched(proof: Proof, fits: Sequence[Fit]) -> list[str]:
+    """Return the answer of a search, its export command, and how many recipes were compared.
+
+    ``fits``: all predictions of the plan.
+    """
     kind, best = "Adapters" if proof.adapters else "All weights", proof.best
     if best is None:
         return _without_answer(kind, proof)
     sure = "" if best.fits else ", may fit"
     numbers = f"  {rate_in_words(best)}, needs {reach(best)}{sure}{_on_host(best)}"
     told = "" if proof.sure else ", none sure to fit"
-    lines = [f"{kind}: {best.label}", numbers, *_export(best)]
+    lines = [f"{kind}: {best.label}", numbers, *_step(best), *_export(best)]
+    heads: dict[str, list[str]] = {}
+    for head, fit in proof.others.items():
+        heads.setdefault(f"{fit.label}, {rate_in_words(fit)}, {_need(fit)}", []).append(head)
+    lines += [f"  {' and '.join(names)}: {words}" for words, names in heads.items()]
+    alike = [fit for fit in fits if adapts(fit.resolved) == proof.adapters]
+    lines += [*_faster_if_it_fits(best, alike), *_even_in_time(best, alike)]
     return [*lines, f"  of {proof.recipes} recipes{told}: {counts_in_words(proof)}"]
+
+
+def _even_in_time(best: Fit, fits: Sequence[Fit]) -> list[str]:
+    """Return how many rows that fit have times which cannot be told apart from the answer's, and
+    the fastest of them."""
+    rivals = [fit for fit in fits if fit.fits and fit is not best and fit.seconds]
+    close = [fit for fit in rivals if _may_be_faster(fit, best) and _may_be_faster(best, fit)]
+    close.sort(key=lambda fit: fit.seconds.total)
+    if not close:
+        return []
+    others = f", and those of {len(close) - 1} more" * (len(close) > 1)
+    return [f"  its time cannot be told apart from that of {close[0].label}{others}"]
 
 
 def _without_answer(kind: str, proof: Proof) -> list[str]:
@@ -159,11 +181,27 @@ def lacks(fit: Fit) -> str:
     return f"needs {_need(fit)}, {gib(-fit.margin_bytes)} GiB more than a GPU has"
 
 
+def _faster_if_it_fits(best: Fit, fits: Sequence[Fit]) -> list[str]:
+    """Return the fastest tight recipe if it is faster than the fastest that fits."""
+    quick = verdict.fastest([fit for fit in fits if fit.verdict == "tight"])
+    if quick is None or quick.samples_per_second <= (1 + SAME) * best.samples_per_second:
+        return []
+    return [f"  faster, and may fit: {quick.label}, {rate_in_words(quick)}, {reach(quick)}"]
+
+
 def _on_host(fit: Fit) -> str:
     """Return the host memory that a recipe needs, if it is ``MUCH`` or more."""
     if not fit.host_bytes or fit.host_bytes < MUCH or fit.gpu.shared:
         return ""
     return f", and {gib(fit.host_bytes)} of {gib(fit.host_memory)} GiB of host memory"
+
+
+def _may_be_faster(rival: Fit, best: Fit) -> bool:
+    """Return True if ``rival`` is faster with half of each spread in its favour."""
+    slow = best.seconds.total + best.seconds.spread / 2
+    quick = rival.seconds.total - rival.seconds.spread / 2
+    per_best = slow / best.resolved.spec.global_batch
+    return quick / rival.resolved.spec.global_batch < per_best
 
 
 def peak_in_words(fit: Fit) -> str:

@@ -141,12 +141,9 @@ MOST = 10
 def shortened(fits: Sequence[Fit], proofs: Sequence[Proof]) -> tuple[list[Fit], list[str]]:
     """Return the rows of a search that its table shows, and a line on the others of each kind.
 
-    The answers and the smallest are shown, then the fastest that fit; if there are none, the
-    nearest ones are.
+    Rows that fit are shown, the answers first; if there are none, the nearest ones are.
     """
-    kinds = [[fit for fit in fits if adapts(fit.resolved) == proof.adapters] for proof in proofs]
-    small = [verdict.nearest([fit for fit in kind if fit.may_fit]) for kind in kinds]
-    heads = [*(proof.best for proof in proofs), *small, *(proof.nearest for proof in proofs)]
+    heads = [fit for proof in proofs for fit in (proof.best, *proof.others.values(), proof.nearest)]
     others = [fit for fit in fits if fit.may_fit and not any(fit is one for one in heads)]
     rest = sorted(others, key=order)
     shown: list[Fit] = []

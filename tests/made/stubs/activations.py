@@ -23,6 +23,12 @@ def recompute_as(split, **how):
     return edit
 
 
+def recompute_first_half(self, module, subject):
+    blocks = subject.blocks(module)
+    first = blocks[: len(blocks) // 2]
+    module.run_blocks = Recompute(module.run_blocks, segments(1), chosen=first)
+
+
 class Pretending(Recompute):
     """Counts its parts and recomputes nothing."""
 
@@ -127,6 +133,9 @@ LOST: Table = {
     ),
     "all blocks, not half of them": (
         "single+checkpoint:share=0.5", Checkpoint, "edit_model", recompute_as(segments(1)),
+    ),
+    "the first half, not every second block": (
+        "single+checkpoint:share=0.5,spread=on", Checkpoint, "edit_model", recompute_first_half,
     ),
     "no block, not half of them": (
         "single+checkpoint:share=0.5", Checkpoint, "edit_model", nothing,
