@@ -13,6 +13,7 @@ PLANNER = {
     "run_arguments": "harness.planner.hooks:add_run_arguments",
     "after_run": "harness.planner.hooks:after_run",
     "calibration_words": "harness.planner.hooks:calibration_words",
+    "under_ceilings": "harness.planner.hooks:under_ceilings",
     "read_calibration": "harness.planner.comparison:read_calibration",
     "compare_with_predictions": "harness.planner.comparison:compare_with_predictions",
 }

@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.text import Text
 
-from harness import RESULTS
+from harness import RESULTS, hooks
 from harness.commands import single_run
 from harness.commands.console import INTERRUPTED, OK, exit_code, make_console, short, slug
 from harness.commands.options import add_force, add_settings, folder_name, overrides, seconds
@@ -90,7 +90,7 @@ def _asked(options: argparse.Namespace, given: Mapping[str, Any], machine: Machi
 
 def _write(folder: Path, console: Any) -> None:
     """Write the page and print its summary."""
-    breakdown = load(folder / "anatomy.json")
+    breakdown = hooks.planner("under_ceilings")(load(folder / "anatomy.json"))
     for question, answer, more in page.sentences(breakdown):
         console.print(f"[bold]{question}[/bold]  {answer}: {more}", highlight=False)
     for path in [folder / "anatomy.json", *page.write(breakdown, folder)]:

@@ -83,7 +83,11 @@ class OpCost:
 
 @dataclass(kw_only=True)
 class MemoryBreakdown:
-    """Data of the page of one run."""
+    """Data of the page of one run.
+
+    ``peak_flops`` (per second) and ``bandwidth`` (bytes per second) were measured on the device, in
+    ``dtype``: by the run itself, or by the calibration that ``ceilings`` names.
+    """
 
     recipe: str
     device: str
@@ -100,6 +104,9 @@ class MemoryBreakdown:
     lumps: list[Lump]
     kept: list[Kept]
     ops: list[OpCost]
+    peak_flops: float
+    bandwidth: float
+    ceilings: str = ""
     schema: int = SCHEMA
 
     def write(self, path: Path) -> None:

@@ -13,7 +13,9 @@ from rich.console import Console
 from harness import RUN
 from harness.commands.console import INTERRUPTED
 from harness.commands.progress import Predictions, during
+from harness.memory.memory_breakdown import MemoryBreakdown
 from harness.planner import overhead, pool
+from harness.planner.calibration.record import Ceilings
 from harness.planner.speed import rates
 from harness.prediction import FILE, Prediction, kept
 from harness.report import write_report
@@ -107,4 +109,25 @@ def calibration_words(device: str) -> str:
         found.words
         if found
         else f"none; {RUN} calibrate measures the rates that predictions assume"
+    )
+
+
+def under_ceilings(breakdown: MemoryBreakdown) -> MemoryBreakdown:
+    """Return ``breakdown`` with the ceilings of its device's calibration, if there is one.
+
+    The calibration measures more shapes for longer than a run does. CPU processes share its
+    ceilings.
+    """
+    found = rates.kept_for(breakdown.device)
+    ceilings = found.calibration.ceilings if found else Ceilings()
+    flops, streams = ceilings.products.get(breakdown.dtype), ceilings.streams
+    if not flops or not streams:
+        return breakdown
+    share = breakdown.processes if breakdown.device == "cpu" else 1
+    largest = max(streams, key=lambda stream: stream.bytes)
+    return dataclasses.replace(
+        breakdown,
+        peak_flops=flops / share,
+        bandwidth=largest.rate / share,
+        ceilings=found.words,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,16 +16,25 @@ from harness.report.figures.units import CATEGORIES, title
 from harness.report.rendering import pages
 from harness.report.rendering.charts import COLOUR_OF
 from harness.report.rendering.svg import (
+    COLOURS,
     Scale,
     axes,
     element,
     picture,
+    place_labels,
+    polyline,
     text,
 )
 from harness.result import load
+from strategies.engine import STEP_PHASES
 
 Keys = list[tuple[str, str]]
 """Name and colour of each entry of a legend."""
+
+
+def attainable(flops_a_byte: float, peak_flops: float, bandwidth: float) -> float:
+    """Return FLOP/s under the roofline (Williams et al. 2009): the memory's rate or the peak."""
+    return min(peak_flops, flops_a_byte * bandwidth)
 
 
 def intensity(cost: OpCost) -> float:
@@ -37,7 +47,9 @@ def intensity(cost: OpCost) -> float:
 
 WIDE = 1200.0
 """Width of a chart over the whole page."""
+SHOWN_OPS = 16
 STACK_KEYS: Keys = [(title(name), COLOUR_OF[name]) for name in CATEGORIES]
+PHASE_KEYS: Keys = list(zip(STEP_PHASES, COLOURS, strict=False))
 
 
 def timeline(line: Timeline) -> str:
@@ -106,6 +118,50 @@ def short_op(name: str) -> str:
     return plain if len(plain) < 34 else f"{plain[:31]}..."
 
 
+def roofline(breakdown: MemoryBreakdown) -> str:
+    """Draw each operation's arithmetic intensity and FLOP/s, under this device's own ceilings."""
+    costs = [c for c in breakdown.ops if c.flops and c.bytes and c.seconds > 0][:SHOWN_OPS]
+    places = [(intensity(c), c.flops / c.seconds) for c in costs]
+    if not costs:
+        return ""
+    ridge = breakdown.peak_flops / breakdown.bandwidth
+    low = 10 ** math.floor(math.log10(min(p[0] for p in places)))
+    high = 10 ** math.ceil(math.log10(max(*(p[0] for p in places), 2 * ridge)))
+    floor = 10 ** math.floor(math.log10(min(p[1] for p in places)))
+    x = Scale(low, high, 62.0, WIDE - 12, log=True)
+    y = Scale(floor, 10 ** math.ceil(math.log10(breakdown.peak_flops)), 330.0, 26.0, log=True)
+    parts = axes(x, y, "arithmetic intensity: FLOPs a byte moved", "FLOP/s", y.end)
+    start = max(low, floor / breakdown.bandwidth)
+    corner = [(start, attainable(start, breakdown.peak_flops, breakdown.bandwidth))]
+    corner += [(ridge, breakdown.peak_flops), (high, breakdown.peak_flops)]
+    path = polyline([(x(a), y(b)) for a, b in corner])
+    parts.append(element("path", d=path, class_="roof"))
+    return picture(WIDE, 366, parts + _circles(costs, places, x, y), "Roofline of this device")
+
+
+def _circles(
+    costs: Sequence[OpCost], places: Sequence[tuple[float, float]], x: Scale, y: Scale
+) -> list[str]:
+    whole = sum(c.seconds for c in costs)
+    spots = [(x(a), y(b)) for a, b in places]
+    radii = [3 + 16 * math.sqrt(c.seconds / whole) for c in costs]
+    names = [short_op(c.op) for c in costs]
+    discs = [(a - r, b - r, a + r, b + r) for (a, b), r in zip(spots, radii, strict=True)]
+    labels = place_labels(spots, names, (x.start, y.end, x.end, y.start), discs)
+    colour = dict(PHASE_KEYS)
+    parts = []
+    rows = zip(costs, spots, radii, names, labels, strict=True)
+    for cost, (cx, cy), radius, name, label in rows:
+        tip = f"{cost.op} ({cost.phase}): {cost.calls} calls, {100 * cost.seconds / whole:.0f} %"
+        parts.append(
+            element("circle", element("title", tip), cx=cx, cy=cy, r=radius, class_="op",
+                    fill=colour.get(cost.phase, COLOURS[6]))
+        )  # fmt: skip
+        if label:
+            parts.append(text(*label, name, class_="label"))
+    return parts
+
+
 # ---- page ----
 
 
@@ -133,6 +189,7 @@ OPS = (
     Column("GFLOP", lambda r: r[0].flops, "giga"),
     Column("MiB moved", lambda r: r[0].bytes, "mib"),
     Column("FLOPs a byte", lambda r: intensity(r[0]), "ratio"),
+    Column("% of the roof", lambda r: r[2], "percent"),
 )
 
 
@@ -161,8 +218,10 @@ def section(p: MemoryBreakdown) -> dict[str, Any]:
         "tables": [
             tabulate("lumps", "What lived at the peak", LUMPS, p.lumps[:ROWS]),
             tabulate("kept", "Activations by module", KEPT, _modules(p), note=KEPT_NOTE),
-            tabulate("ops", "Operations", OPS, _op_rows(p), note=OPS_NOTE),
+            tabulate("ops", "Operations", OPS, _op_rows(p), note=_ceilings(p)),
         ],
+        "roofline": roofline(p),
+        "phases": PHASE_KEYS,
     }
 
 
@@ -202,10 +261,6 @@ def sentences(p: MemoryBreakdown) -> list[tuple[str, str, str]]:
     return [("Peak of a step", answer, f"{alive}. {last}")]
 
 
-OPS_NOTE = (
-    "Each operation runs by itself, so that on a GPU the sum is longer than the step. Bytes are "
-    "operands and results once each. An operation that is no product has one FLOP an element."
-)
 KEPT_NOTE = (
     "When the first backward begins. Made here and kept: storages that an operation of this module "
     "made, alive then. * stands for every block."
@@ -223,7 +278,24 @@ def _modules(p: MemoryBreakdown) -> list[Kept]:
     return [*shown, *smaller, total("all", p.kept)]
 
 
-def _op_rows(p: MemoryBreakdown) -> list[tuple[OpCost, float]]:
-    """Return the operations that take longest, each with its share of the time."""
+def _ceilings(p: MemoryBreakdown) -> str:
+    rest = sum(c.seconds for c in p.ops[ROWS:]) / (sum(c.seconds for c in p.ops) or 1.0)
+    more = f" {len(p.ops) - ROWS} more operations take {100 * rest:.1f} % of the time."
+    return (
+        f"Ceilings {'of the calibration' if p.ceilings else 'measured here'}: "
+        f"{p.peak_flops / 1e9:.0f} GFLOP/s ({p.dtype} products), "
+        f"{p.bandwidth / 1e9:.1f} GB/s (copies); the ridge is at "
+        f"{p.peak_flops / p.bandwidth:.1f} FLOPs a byte. A circle's area is its share of the time. "
+        "Bytes are operands and results once each, so what stays in cache can lie above the roof. "
+        f"{p.ceilings}{more if p.ops[ROWS:] else ''}"
+    )
+
+
+def _op_rows(p: MemoryBreakdown) -> list[tuple[OpCost, float, float]]:
     whole = sum(c.seconds for c in p.ops) or 1.0
-    return [(cost, cost.seconds / whole) for cost in p.ops[:ROWS]]
+    rows = []
+    for cost in p.ops[:ROWS]:
+        roof = attainable(intensity(cost), p.peak_flops, p.bandwidth)
+        reached = cost.flops / cost.seconds / roof if cost.seconds and roof else 0.0
+        rows.append((cost, cost.seconds / whole, reached))
+    return rows

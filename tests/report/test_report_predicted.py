@@ -11,6 +11,7 @@ import math
 import pytest
 from rich.console import Console
 
+from harness.memory.memory_breakdown import MemoryBreakdown
 from harness.memory.record import Instant
 from harness.planner import hooks, pool
 from harness.planner.comparison import predicted_and_measured, predicted_fit
@@ -332,6 +333,21 @@ def test_a_driver_that_is_another_than_the_run_s_is_marked():
     assert card.calibrated.marks == ("here driver 999.1",)
     assert rates.of_environment(H100, made(CARD)).calibrated.marks == ()
     assert rates.of_environment({**MACHINE, "cores": 4}, made(EPYC)).calibrated.marks
+
+
+def test_an_anatomy_stands_under_the_ceilings_of_its_device(monkeypatch):
+    names = {f.name: None for f in dataclasses.fields(MemoryBreakdown) if f.name != "schema"}
+    plain = MemoryBreakdown(**{**names, "device": "cpu", "dtype": "float32", "processes": 2,
+                        "peak_flops": 1.0, "bandwidth": 2.0, "ceilings": ""})  # fmt: skip
+    own = rates.store.applied(made(EPYC))
+    monkeypatch.setattr(rates, "kept_for", {"cpu": own}.get)
+    found = hooks.under_ceilings(plain)
+    assert (found.peak_flops, found.bandwidth) == (25e12, 2e12)
+    assert found.ceilings.startswith("Calibrated: AMD EPYC")
+    card = dataclasses.replace(plain, device="cuda")
+    assert hooks.under_ceilings(card) is card
+    other = dataclasses.replace(plain, dtype="float16")
+    assert hooks.under_ceilings(other) is other, "what was not measured stays the run's own"
 
 
 def test_rows_are_fitted_whatever_their_order():

@@ -22,6 +22,11 @@ from strategies.evidence.flops import formulas
 # ---- operation costs ----
 
 
+SIZE = {"cpu": 1024, "cuda": 8192}
+COPY_BYTES = {"cpu": 2**27, "cuda": 2**30}
+TRIES = 5
+
+
 class Costs(TorchDispatchMode):
     """Counts and times every operation that moves data while active.
 
@@ -78,6 +83,36 @@ def _elements(value: Any) -> int:
     return sum(t.numel() for t in tree_leaves(value) if isinstance(t, torch.Tensor))
 
 
+def peak_flops(device: torch.device, dtype: torch.dtype, synchronize: Callable[[], None]) -> float:
+    """Return the FLOP/s of the best of a few large matrix products: the device's real peak.
+
+    The side is 1024 on a CPU and 8192 on a GPU, which smaller products do not saturate.
+    """
+    side = SIZE.get(device.type, 1024)
+    a = torch.ones(side, side, device=device, dtype=dtype)
+    return 2 * side**3 / _best(lambda: a @ a, synchronize)
+
+
+def bandwidth(device: torch.device, synchronize: Callable[[], None]) -> float:
+    """Return the bytes per second of the best of a few large copies; reads and writes both
+    count."""
+    size = COPY_BYTES.get(device.type, 2**27)
+    source = torch.ones(size // 4, device=device)
+    target = torch.empty_like(source)
+    return 2 * size / _best(lambda: target.copy_(source), synchronize)
+
+
+def _best(work: Callable[[], Any], synchronize: Callable[[], None]) -> float:
+    seconds = []
+    for _ in range(TRIES):
+        synchronize()
+        start = time.perf_counter()
+        work()
+        synchronize()
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
+
+
 OPS = 40
 
 
@@ -115,6 +150,8 @@ def take(resolved: Resolved, trained: TrainingRun, look: Look) -> MemoryBreakdow
         lumps=tracer.lumps(),
         kept=tracer.kept(),
         ops=_costs(trained, look),
+        peak_flops=peak_flops(device, dtype, look.synchronize),
+        bandwidth=bandwidth(device, look.synchronize),
     )
 
 
