@@ -17,7 +17,11 @@ NOTE = (
     "compiled: as the eager row; compiled steps use less memory and time, by how much is not "
     "predicted"
 )
-BUDGET = "what its budget recomputes takes time that is not counted"
+MORE = {
+    "records": "the pool of its CUDA graphs is not counted",
+    "budgets": "what its budget recomputes takes time that is not counted",
+}
+"""What a setting of ``compile`` adds to the eager row -> a further note."""
 
 
 def of(row: Resolved) -> Resolved:
@@ -41,4 +45,5 @@ def note_of(row: Resolved) -> str:
     part = row.recipe.in_slot(Slot.COMPILE)
     if part is None:
         return ""
-    return f"{NOTE}; {BUDGET}" if part.budget < 1 else NOTE
+    also = {"records": part.records, "budgets": part.budget < 1}
+    return "; ".join([NOTE, *(MORE[name] for name, has in also.items() if has)])

@@ -18,6 +18,9 @@ from strategies.strategy import Strategy
 from strategies.subject import Subject
 from strategies.workloads import BOTH
 
+DEFAULT = "default"
+"""torch.compile's mode without CUDA graphs."""
+
 # ---- counting backend ----
 
 
@@ -26,14 +29,18 @@ class CountingBackend(Attachment):
 
     After every step it records the counts. ``seconds`` are Dynamo's own: from start to end of every
     outermost compilation, in forward or backward, including tracing before the backend's call and
-    guards after it.
+    guards after it. With ``mode=reduce-overhead`` it counts CUDA graphs and their replays too.
     """
 
-    def __init__(self, backend: str) -> None:
+    def __init__(self, backend: str, mode: str = DEFAULT) -> None:
         """Register the callbacks. Call it after ``torch._dynamo.reset``, which clears them."""
+        import torch
         from torch._dynamo import lookup_backend, on_compile_end, on_compile_start
 
-        self.backend = lookup_backend(backend)
+        # The object that torch.compile itself makes of the two words.
+        wrapper: Any = torch._TorchCompileInductorWrapper
+        self.backend = lookup_backend(backend) if mode == DEFAULT else wrapper(mode, None, False)
+        self.recordings = None if mode == DEFAULT else Recordings()
         self.graphs = self.calls = 0
         self.seconds = self.began = 0.0
         self.steps: list[dict[str, float]] = []
@@ -62,10 +69,78 @@ class CountingBackend(Attachment):
 
         breaks = sum(counters["graph_break"].values())
         now = {"graphs": self.graphs, "calls": self.calls, "breaks": breaks}
-        self.steps.append({**now, "seconds": self.seconds})
+        recorded = self.recordings.counts() if self.recordings else {}
+        self.steps.append({**now, **recorded, "seconds": self.seconds})
+
+
+# ---- CUDA graphs ----
+
+
+class Recordings:
+    """Counter of inductor's CUDA graphs: recordings, their replays, and graphs that were skipped.
+
+    Inductor has a graph for each compiled forward and backward of each block. It warms up in the
+    first step, records in the second, and replays from the third on. Source: torch 2.13,
+    torch/_inductor/cudagraph_trees.py.
+    """
+
+    def __init__(self) -> None:
+        from torch._inductor.cudagraph_trees import CUDAGraphNode
+
+        self.recorded = self.replays = 0
+        record, replay = CUDAGraphNode._record, CUDAGraphNode.run_graph
+
+        def recording(node: Any, *given: Any) -> Any:
+            self.recorded += 1
+            return record(node, *given)
+
+        def replaying(node: Any) -> None:
+            self.replays += 1
+            replay(node)
+
+        CUDAGraphNode._record = recording
+        CUDAGraphNode.run_graph = replaying
+
+    def counts(self) -> dict[str, int]:
+        """Return the counts since the strategy edited the model."""
+        from torch._dynamo.utils import counters
+
+        skipped = counters["inductor"]["cudagraph_skips"]
+        return {"recorded": self.recorded, "replays": self.replays, "skipped": skipped}
+
+    @staticmethod
+    def begin_step(*_: Any) -> None:
+        """Tell inductor that no tensor of an earlier call of the model is used any more.
+
+        Without this, a block without a backward would end the graphs of the blocks before it.
+        """
+        import torch
+
+        torch.compiler.cudagraph_mark_step_begin()
+
+
+def check_replays(steps: list[dict[str, float]]) -> dict[str, int]:
+    """Return the recorded CUDA graphs, and the replays of the last step.
+
+    ``steps`` has the counts after each step.
+
+    Raises:
+        NotInForce: a graph was skipped, or recorded again, or a compiled call was not a replay.
+    """
+    demand(len(steps) > 2, f"{len(steps)} steps ran; CUDA graphs are replayed from the third on")
+    before, last = steps[-2:]
+    skipped, graphs = int(last["skipped"]), int(last["recorded"])
+    demand(skipped == 0, f"inductor skipped {skipped} CUDA graphs; TORCH_LOGS=cudagraphs says why")
+    again = graphs - int(before["recorded"])
+    demand(again == 0, f"{again} CUDA graphs were recorded in the last step, expected none")
+    replays, calls = (int(last[name] - before[name]) for name in ("replays", "calls"))
+    text = f"the last step replayed {replays} CUDA graphs, expected {calls} at least"
+    demand(replays >= calls > 0, text)
+    return {"cuda_graphs": graphs, "cuda_graph_replays": replays}
 
 
 BACKENDS = ("inductor", "aot_eager")
+MODES = (DEFAULT, "reduce-overhead")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +153,8 @@ class Compile(Strategy):
     FSDP2 these are single blocks, between its hooks.
     ``budget`` below 1 keeps that share of the activations that the partitioner would keep, and
     recomputes the rest. ``backend=aot_eager`` captures graphs without generating code.
+    ``mode=reduce-overhead`` records each compiled forward and backward as a CUDA graph, so that the
+    host launches all kernels of one at once. The graphs keep their memory until the run ends.
     """
 
     name: ClassVar[str] = "compile"
@@ -90,6 +167,7 @@ class Compile(Strategy):
     scope: str = "block"
     backend: str = "inductor"
     budget: float = 1.0
+    mode: str = DEFAULT
 
     def __post_init__(self) -> None:
         if self.scope not in ("block", "model"):
@@ -100,12 +178,24 @@ class Compile(Strategy):
             raise ValueError(f"budget is {self.budget}; a share from 0 to 1")
         if self.budget < 1 and self.scope == "model":
             raise ValueError(f"budget is {self.budget}; it goes by block: leave scope=model out")
+        if self.mode not in MODES:
+            raise ValueError(f"mode is {self.mode!r}; one of {', '.join(MODES)}")
+        if self.records and (self.scope, self.backend) != ("block", "inductor"):
+            raise ValueError(
+                f"mode={self.mode} is of inductor's blocks; leave scope and backend out"
+            )
+
+    @property
+    def records(self) -> bool:
+        """True if the compiled blocks are recorded as CUDA graphs."""
+        return self.mode != DEFAULT
 
     def traits(self) -> frozenset[str]:
         return frozenset({"compiled"} | ({"compiled_whole"} if self.scope == "model" else set()))
 
     def requires(self, launch: RunContext) -> tuple[str, ...]:
-        return ("inductor",) if self.backend == "inductor" else ()
+        needs = ("inductor",) if self.backend == "inductor" else ()
+        return (*needs, "cuda") if self.records else needs
 
     def edit_model(self, module: Any, subject: Subject) -> None:
         import torch
@@ -114,8 +204,10 @@ class Compile(Strategy):
         torch._dynamo.reset()
         counters.clear()
         torch._functorch.config.activation_memory_budget = self.budget
-        given = {"backend": CountingBackend(self.backend), "dynamic": False}
+        given = {"backend": CountingBackend(self.backend, self.mode), "dynamic": False}
         module.compiled_by = given["backend"]
+        if self.records:
+            module.register_forward_pre_hook(Recordings.begin_step)
         if self.scope == "model":
             module.compile(**given)
             return
@@ -150,6 +242,8 @@ class Compile(Strategy):
         facts = graph_facts(trained, backend, 1 if self.scope == "model" else units)
         if self.scope == "block":
             facts["kept_bytes"] = runner_of(trained.module, MeasuredBlocks).kept_bytes
+        if self.records:
+            facts |= check_replays(backend.steps)
         if self.budget == 1:
             return facts
         budget = torch._functorch.config.activation_memory_budget

@@ -42,7 +42,7 @@ OTHERS: dict[str, list[str]] = {
     ],
     "compile": [
         "single+compile", "single+compile:scope=model,backend=aot_eager",
-        "single+compile:backend=aot_eager,budget=0.5",
+        "single+compile:backend=aot_eager,budget=0.5", "ddp+compile:mode=reduce-overhead",
     ],
     "attend": [
         *(f"single+attend:kernel={kernel}" for kernel in ("naive", "math", "flash")),

@@ -38,6 +38,7 @@ def judged(size: float) -> list[verdict.Fit]:
     ("recipe", "plain"),
     [
         ("zero2+bf16+checkpoint+compile", "zero2+bf16+checkpoint"),
+        ("ddp+compile:mode=reduce-overhead", "ddp"),
         ("ddp+bf16", "ddp+bf16"),
     ],
 )
@@ -81,3 +82,5 @@ def test_the_note_stands_near_the_verdict_and_below_the_table():
     assert f"  {eager.NOTE}" in answer([compiled])
     assert eager.NOTE in check_line(compiled, None)
     assert any(eager.NOTE in note for note in short_notes([compiled]))
+    graphs = asked("ddp+bf16+compile:mode=reduce-overhead")
+    assert "pool of its CUDA graphs is not counted" in eager.note_of(graphs)

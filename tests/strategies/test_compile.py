@@ -1,4 +1,5 @@
-"""What compiling costs and where it stops short: seconds and graph breaks, in rows and reports."""
+"""What compiling costs and where it stops short: seconds and graph breaks, in rows and reports, and
+CUDA graphs that were not recorded."""
 
 from __future__ import annotations
 
@@ -9,12 +10,16 @@ import pytest
 import torch
 from conftest import TINY, part_named
 from torch._dynamo.utils import cumulative_time_spent_ns
+from torch._inductor import config as inductor
 
 from harness.report import build
 from harness.report.rendering.tables import group_grids
+from harness.resolve import resolve
+from harness.spec import Spec
 from harness.subjects.dit.model import attend
 from harness.worker.loop import optimizer_step
-from strategies.activations.compile import Compile, CountingBackend
+from strategies.activations.compile import Compile, CountingBackend, check_replays
+from strategies.base import NotInForce
 from tests.made.results import done
 
 RECIPE = "single+compile:backend=aot_eager"
@@ -92,3 +97,76 @@ def time_table(*results):
     """The table of times of these rows."""
     (group,) = build(list(results), []).groups
     return next(grid for grid in group_grids(group) if grid.key == "time")
+
+
+# -- CUDA graphs ----------------------------------------------------------------------------------
+
+GRAPHS = "single+compile:mode=reduce-overhead"
+QUICK = {"aot_inductor.debug_compile": True, "cpp.simdlen": 1}
+"""Inductor's settings with which its C++ compiles fast."""
+
+
+def test_inductor_is_given_the_mode_as_torch_compile_gives_it():
+    assert (
+        CountingBackend("inductor", "reduce-overhead").backend.config["triton.cudagraphs"] is True
+    )
+    assert CountingBackend("inductor").recordings is None
+
+
+@pytest.mark.thorough
+def test_graphs_that_inductor_skips_are_not_in_force(train_here):
+    """A CPU has none: the mode is passed on, and its evidence says that nothing was recorded."""
+    spec = dataclasses.replace(TINY, recipe=GRAPHS)
+    with inductor.patch(QUICK):
+        run, _ = train_here(spec, 3)
+    with pytest.raises(NotInForce, match=r"skipped \d+ CUDA graphs"):
+        part_named(GRAPHS, "compile").evidence(run.trained)
+
+
+def steps(*counts: tuple[int, int, int, int]) -> list[dict[str, float]]:
+    names = "calls", "recorded", "replays", "skipped"
+    return [dict(zip(names, one, strict=True)) for one in counts]
+
+
+WARM, RECORDING = (4, 0, 0, 0), (8, 8, 0, 0)
+
+
+def test_a_step_of_replays_alone_shows_the_graphs():
+    found = check_replays(steps(WARM, RECORDING, (12, 8, 8, 0)))
+    assert found == {"cuda_graphs": 8, "cuda_graph_replays": 8}
+
+
+@pytest.mark.parametrize(
+    ("counts", "why"),
+    [
+        ((WARM, RECORDING), "from the third on"),
+        ((WARM, RECORDING, (12, 8, 2, 0)), "replayed 2 CUDA graphs, expected 4"),
+        ((WARM, RECORDING, (12, 16, 4, 0)), "8 CUDA graphs were recorded in the last step"),
+        ((WARM, RECORDING, (12, 8, 8, 1)), "skipped 1 CUDA graphs"),
+        ((WARM, WARM, WARM), "expected 0"),
+    ],
+)
+def test_graphs_that_were_not_replayed_are_not_in_force(counts, why):
+    with pytest.raises(NotInForce, match=why):
+        check_replays(steps(*counts))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "more", "why"),
+    [
+        (GRAPHS, {"workload": "sample", "objective": "flow"}, "leave mode=reduce-overhead out"),
+        (f"{GRAPHS}+accumulate", {}, "leave accumulate or mode=reduce-overhead out"),
+        (GRAPHS.replace("single", "zero3"), {"processes": 2}, "take ddp, zero1 or zero2"),
+        (GRAPHS.replace("single", "fsdp2"), {"processes": 2}, "take ddp, zero1 or zero2"),
+    ],
+)
+def test_steps_whose_graphs_would_be_wrong_are_refused(recipe, more, why):
+    row = resolve(Spec(recipe=recipe, data="synthetic", device="cuda", **more))
+    assert why in str(row.refusal)
+
+
+def test_graphs_need_a_gpu():
+    """They are not dropped in silence where they have no effect (``requirements.lacks``)."""
+    row = resolve(Spec(recipe=GRAPHS, data="synthetic"))
+    assert "cuda" in part_named(GRAPHS, "compile").requires(row.launch)
+    assert "cuda" not in part_named("single+compile", "compile").requires(row.launch)
