@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from harness import cli
+from harness import ROOT, cli
 from harness.planner import pool
 from harness.planner.calibrate import command, running
 from harness.planner.calibrate.rows import Setting, specs
@@ -22,7 +22,7 @@ from harness.resolve import resolve
 from harness.result import Result, Status
 from harness.suite.file import load_suite
 from harness.suite.run import SuiteInterrupted
-from harness.system import gpus
+from harness.system import gpus, process
 from strategies import CATALOG, parse
 from tests.made.calibrations import CPU, H200, made, rows
 from tests.made.machines import machine
@@ -82,6 +82,20 @@ def session(tmp_path, monkeypatch):
     return made
 
 
+def again(session: Session) -> Session:
+    """The session of the same command, typed again."""
+    new = Session(session.folder, session.machine, session.setting, session.console)
+    session.started.clear()
+    return new
+
+
+def test_a_station_is_measured_again_if_its_code_changes(session, monkeypatch):
+    rooms = []
+    monkeypatch.setattr(running, "digest", lambda found: rooms.extend(found) or "")
+    assert session.mark and rooms
+    assert all((ROOT / "harness" / room).is_dir() for room in rooms)
+
+
 def test_a_station_that_fails_ends_no_other_and_says_why(session):
     found = {o.station: o for o in run_stations(session)}
     assert found["attention"].status == "failed"
@@ -100,6 +114,37 @@ def test_load_is_what_others_took_of_the_cores_and_not_the_station_s_own(session
     found = {o.station: o for o in run_stations(session)}
     assert found["products"].facts["load"] == pytest.approx(0.5), "of a station of one second"
     assert found["streams"].facts["load"] == 0.0
+
+
+def test_an_interruption_ends_all_and_keeps_what_had_ended(session, monkeypatch):
+    child = running.process.run_child
+
+    def interrupted(argv, **more):
+        if argv[3] == "streams":
+            raise process.Interrupted(2, SimpleNamespace())
+        return child(argv, **more)
+
+    monkeypatch.setattr(running.process, "run_child", interrupted)
+    with pytest.raises(process.Interrupted):
+        run_stations(session)
+    assert session.earlier("products").status == "ok" and session.earlier("streams") is None
+
+
+def test_the_next_call_repeats_only_what_failed(session):
+    run_stations(session)
+    new = again(session)
+    found = {o.station: o for o in run_stations(new)}
+    assert session.started == ["attention"] and found["products"].facts["products"]
+    session.started.clear()
+    new.fresh = True
+    assert len(run_stations(new)) == len(session.started) == 5
+
+
+def test_another_device_is_measured_anew(session, monkeypatch):
+    run_stations(session)
+    monkeypatch.setattr(store, "processor", lambda: "another CPU, 8 cores")
+    run_stations(again(session))
+    assert len(session.started) == 5
 
 
 # ---- what it leaves ----
@@ -146,6 +191,7 @@ def test_ctrl_c_in_a_row_leaves_no_calibration(call):
 
     code, folder = call(end=interrupted)
     assert code == 130 and not (folder / "calibration.json").exists()
+    assert (folder / "stations" / "products.json").exists()
 
 
 def test_numbers_of_a_station_that_failed_are_not_taken():

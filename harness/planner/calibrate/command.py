@@ -33,7 +33,7 @@ from harness.system.requirements import lacks_sight
 
 WIDE = 132
 OPS = {"cpu_adam", "async_io", "shm_comm"}
-FILES = ("calibration.json", "calibration.md", "logs", "measured", "rows")
+FILES = ("calibration.json", "calibration.md", "stations", "logs", "measured", "rows")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--small", action="store_true", help=text)
     add("--device", choices=DEVICES, help="cpu or cuda (default: cuda if there)")
     add("--out", type=Path, metavar="DIR", help="folder (default: results/calibrate/DEVICE)")
-    add("--fresh", action="store_true", help="repeat finished rows too (default: keep them)")
+    add("--fresh", action="store_true", help="repeat finished stations too (default: keep them)")
 
 
 def calibrate(options: argparse.Namespace) -> int:
@@ -63,7 +63,7 @@ def _calibrated(session: Session) -> int:
     try:
         outcomes, results = run_stations(session), run_rows(session)
     except (process.Interrupted, SuiteInterrupted, KeyboardInterrupt):
-        session.tell("interrupted; finished rows are kept, and the same command goes on with them")
+        session.tell("interrupted; finished stations are kept, and the same command resumes")
         return INTERRUPTED
     found = calibration_of(session, outcomes, results)
     found.write(session.folder / "calibration.json")

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import datetime
 import functools
+import hashlib
 import json
 import os
 import sys
@@ -23,8 +24,9 @@ from rich.text import Text
 
 from harness import ROOT
 from harness.commands.progress import Progress, Waiting
-from harness.json_files import build
+from harness.json_files import BadFile, build, read_json, write_json
 from harness.launch.command import inherited
+from harness.launch.sources import digest
 from harness.planner import overhead, pool
 from harness.planner.calibrate.rows import Setting, measured_rows, specs
 from harness.planner.calibration import store
@@ -51,11 +53,16 @@ LOG_BYTES = 4000
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """The end of a station: ok or failed. ``facts`` are its measurements."""
+    """The end of a station: ok or failed.
+
+    ``facts`` are its measurements; ``mark`` is a hash of device, sources and settings.
+    """
 
     station: str
     status: str
     reason: str = ""
+    seconds: float = 0.0
+    mark: str = ""
     facts: dict[str, Any] = field(default_factory=dict)
 
 
@@ -80,6 +87,26 @@ class Session:
         names = MINUTES[self.setting.device]
         return [name for name in names if name != "collective" or self.setting.processes > 1]
 
+    def file(self, station: str) -> Path:
+        """Return the file of a station's outcome."""
+        return self.folder / "stations" / f"{station}.json"
+
+    @functools.cached_property
+    def mark(self) -> str:
+        """A hash of everything that decides what a station measures."""
+        sources = digest(("planner/calibrate/stations",))
+        facts = [dataclasses.asdict(self.device), sources, self.setting.small]
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+    def earlier(self, station: str) -> Outcome | None:
+        """Return the outcome of an earlier call that needs no repetition, or None."""
+        try:
+            found = read_json(self.file(station), Outcome)
+        except BadFile:
+            return None
+        good = found.status == "ok" and found.mark == self.mark and not self.fresh
+        return found if good else None
+
     def tell(self, text: str) -> None:
         """Print a line that stays."""
         self.console.print(Text(text), soft_wrap=True)
@@ -89,15 +116,19 @@ class Session:
 
 
 def run_stations(session: Session) -> list[Outcome]:
-    """Return the outcome of every station, each a process of its own.
+    """Return the outcome of every station: of an earlier call, or of a process started now.
 
     Raises:
-        process.Interrupted or KeyboardInterrupt: Ctrl-C.
+        process.Interrupted or KeyboardInterrupt: Ctrl-C; finished outcomes are stored.
     """
     return [_outcome(name, session) for name in session.stations]
 
 
 def _outcome(name: str, session: Session) -> Outcome:
+    earlier = session.earlier(name)
+    if earlier is not None:
+        session.tell(f"{name}: {earlier.status}  (from an earlier call)")
+        return earlier
     began, expected = time.monotonic(), 60 * MINUTES[session.setting.device][name]
     with Waiting(session.console, name, expected):
         try:
@@ -107,8 +138,12 @@ def _outcome(name: str, session: Session) -> Outcome:
         except Exception as error:  # the outcome has the reason; other stations continue
             status, reason, facts = "failed", str(error)[:300] or type(error).__name__, {}
     took = time.monotonic() - began
+    found = Outcome(
+        station=name, status=status, reason=reason, seconds=took, mark=session.mark, facts=facts
+    )
+    write_json(session.file(name), dataclasses.asdict(found))
     session.tell(f"{name}: {status}{f': {reason}' if reason else ''}  {took:.0f} s")
-    return Outcome(station=name, status=status, reason=reason, facts=facts)
+    return found
 
 
 def _measure(name: str, session: Session) -> dict[str, Any]:
