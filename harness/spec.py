@@ -101,7 +101,7 @@ class Spec:
     text: int = _option(0, "with a public model: tokens of a text", OF_MODEL)
     data: str = _option(
         "digits",
-        "digits, synthetic[:SIZE], latents:FOLDER; a public model: synthetic",
+        "digits, synthetic[:SIZE], latents:FOLDER, vae[:PIXELS]; a public model: synthetic",
     )
     objective: str = _option(
         "epsilon",

@@ -33,9 +33,11 @@ if TYPE_CHECKING:
     from harness.data.latents import Folder
 
 
-NAMES = ("digits", "synthetic", "latents")
+NAMES = ("digits", "synthetic", "latents", "vae", "vae_small")
 POOL = 256
 """Samples of ``synthetic``: 4 MiB at 32 x 32, little in comparison with a memory peak."""
+IMAGES = 64
+"""Samples of ``vae``: 12 MiB at 256 pixels."""
 STAMPED = 20_000
 """Files of a latents folder whose times are read: a tenth of a second."""
 TOGETHER = 256
@@ -91,7 +93,8 @@ def sample_order(seed: int, size: int, first: int, count: int) -> np.ndarray:
 def check_data(name: str, *, thorough: bool = True) -> DataFacts:
     """Return facts of the data source ``name``.
 
-    Names: digits, synthetic, synthetic:SIZE (of a latent), latents:PATH.
+    Names: digits, synthetic, synthetic:SIZE (of a latent), latents:PATH, vae:SIZE or
+    vae_small:SIZE (pixels of an image, encoded in every step).
 
     Every header of a latents folder is read, or only the first unless ``thorough``. Imports no
     torch.
@@ -106,6 +109,8 @@ def check_data(name: str, *, thorough: bool = True) -> DataFacts:
         from harness.data.latents import Folder
 
         return _folder_facts(Folder(detail, thorough=thorough))
+    if kind in ("vae", "vae_small"):
+        return _image_facts(kind, detail)
     return _resident_facts(name, kind, detail)
 
 
@@ -147,12 +152,27 @@ def open_data(name: str, device: torch.device | str) -> Dataset:
 
         return Latents(Folder(detail, thorough=False), device)
     facts = check_data(name)
+    if kind in ("vae", "vae_small"):
+        from harness.data.vae import Images
+
+        return Images(kind, facts, device)
     return Resident(facts, *(_digits() if kind == "digits" else _synthetic(facts)), device)
 
 
 def _folder_facts(folder: Folder) -> DataFacts:
     channels, side, _ = folder.sample_shape
     return DataFacts(len(folder), channels, side, folder.classes)
+
+
+def _image_facts(kind: str, detail: str) -> DataFacts:
+    if not (detail or "256").isdecimal() or int(detail or 256) % 8 or int(detail or 256) < 16:
+        raise BadInput(
+            f"{kind} cannot encode images of {detail!r} pixels; write {kind}:256, or "
+            "another multiple of 8"
+        )
+    if importlib.util.find_spec("diffusers") is None:
+        raise BadInput(f"{kind} needs diffusers; pip install diffusers, or use --data synthetic")
+    return DataFacts(size=IMAGES, channels=4, input_size=int(detail or 256) // 8, classes=1000)
 
 
 def _resident_facts(name: str, kind: str, detail: str) -> DataFacts:
@@ -165,7 +185,7 @@ def _resident_facts(name: str, kind: str, detail: str) -> DataFacts:
     if kind in NAMES:
         raise BadInput(f"unknown data {name!r}; write digits, synthetic or synthetic:SIZE")
     near = difflib.get_close_matches(kind, NAMES, n=1)
-    hint = f"did you mean {near[0]}?" if near else "write digits, synthetic or latents:PATH"
+    hint = f"did you mean {near[0]}?" if near else "write digits, synthetic, latents:PATH or vae"
     raise BadInput(f"unknown data {name!r}; {hint}")
 
 

@@ -192,7 +192,7 @@ def test_synthetic_is_the_same_noise_everywhere(name, side):
     [
         ("digts", "unknown data 'digts'; did you mean digits?"),
         ("latent:/x", "did you mean latents?"),
-        ("cifar", "unknown data 'cifar'; write digits, synthetic or latents:PATH"),
+        ("cifar", "unknown data 'cifar'; write digits, synthetic, latents:PATH or vae"),
         ("synthetic:big", "unknown data 'synthetic:big'"),
         ("digits:8", "unknown data 'digits:8'"),
         ("latents", "write latents:PATH"),
