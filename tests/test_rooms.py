@@ -167,7 +167,6 @@ ABOUT_DEEPSPEED = {
     "harness.planner.export.launches": "reads the files of others",
     "strategies.launch_keys": "checks the files of others",
     "strategies.users_launch": "reads the files of others",
-    "harness.prediction": "reads files of a version in which engines said less",
 }
 ENGINES_OWN = ("strategies.engines", "harness.planner.adapters.")
 NAMES = {*ENGINES, "deepspeed", "zero", "stage", "zero_stage", "distributed_type"}
