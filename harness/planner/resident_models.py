@@ -22,6 +22,8 @@ from strategies.words import nearest
 FILE = Path(__file__).with_name("resident_models.yaml")
 USUAL = "usual"
 """Word for all encoders and the VAE of a public model."""
+PARTS = {"encoders": (False,), "vae": (True,), USUAL: (False, True)}
+"""Part of a model's others -> whether its models are a VAE."""
 BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "nf4": 0.5}
 """Stored dtype -> bytes per element. The scales of quantized dtypes add a few percent."""
 STORED = "bf16"
@@ -48,6 +50,18 @@ def table() -> Mapping[str, Mapping[str, Any]]:
 def usual_of(model: str) -> Sequence[str]:
     """Return the names of the encoders and VAE of a public model; empty if unknown."""
     return _file()["usual"].get(model, ())
+
+
+def part_of(model: str, kind: str) -> list[str]:
+    """Return the other models of a public model as ``--also`` names them; empty if unknown.
+
+    ``kind``: encoders, vae or usual, which is both; perhaps with the encoders' dtype, as
+    ``encoders:int8``.
+    """
+    kind, _, stored = kind.partition(":")
+    wanted = PARTS[kind]
+    found = [name for name in usual_of(model) if ("latent" in table()[name]) in wanted]
+    return [f"{name}:{stored}" if stored else name for name in found]
 
 
 def passes(spec: Spec) -> dict[str, int]:

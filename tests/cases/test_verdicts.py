@@ -47,5 +47,19 @@ def test_layers_that_are_offloaded_leave_the_verdict_open(more, sizes, capsys):
     code = cli.main([*words, *more])
     lines = capsys.readouterr().out.splitlines()
     (said,) = [line for line in lines if "may fit: " in line]
-    assert "about 20.7" in said and "layer_offloading" in said and "not counted" in said
+    assert "at most 20.7" in said and "layer_offloading" in said and "not counted" in said
     assert code == (1 if more else 0)
+
+
+@pytest.mark.parametrize("more", [[], ["--check"]])
+def test_encoders_that_stay_are_in_the_verdicts_bytes(more, sizes, capsys, tmp_path):
+    sizes[0] = 10.0
+    text = (FILES / "layer-offloading.yaml").read_text().replace("layer_offloading: true,", "")
+    told = []
+    for cached in "cache_text_embeddings: true, ", "":
+        given = text.replace("cache_text_embeddings: true, ", cached)
+        (tmp_path / "a.yaml").write_text(given)
+        cli.main(["plan", "--from", str(tmp_path / "a.yaml"), "--gpu", "RTX-4090", *more])
+        told.append(capsys.readouterr().out)
+    alone, both = told
+    assert "needs 10.7" in alone and "needs 18.2" in both  # Qwen3-4B takes 7.5 GiB

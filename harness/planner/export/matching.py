@@ -21,6 +21,7 @@ class Reading:
 
     ``means``: (setting, meaning) of the file. ``usual``: (default of the trainer, meaning,
     source). ``differs``: differences that the table notes. ``unread``: options without a row.
+    ``also``: models that stay on the GPU beside the trained one.
     ``idle``: options of adapters that do nothing, because all weights train by a default;
     ``intended``: the reading with adapters.
     """
@@ -42,6 +43,7 @@ class Reading:
     unpredicted: list[Uncounted] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
     idle: list[str] = field(default_factory=list)
+    also: list[str] = field(default_factory=list)
     intended: Reading | None = None
 
     @property

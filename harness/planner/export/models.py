@@ -52,7 +52,9 @@ def model_of(
     able = [name for name in every if flavour in flavours[name]]
     hub = re.fullmatch(r"[\w.-]+/[\w.-]+", path) and not path.startswith(PLACES)
     if hub and not re.search(r"\.[a-z]{2,11}$", stem):
-        raise BadInput(f"model {path} is not known; {suggestion(path)} Give --model NAME")
+        hint = suggestion(path)
+        stop = "" if hint.endswith(("?", ".")) else "."
+        raise BadInput(f"model {path} is not known; {hint}{stop} Give --model NAME")
     if not able:
         said = [
             f"{key} {options[key]}"

@@ -137,8 +137,8 @@ class Reader:
 
     ``options``: of the files, with the trainer's defaults and with those replaced that mean the
     same; ``given``: without the defaults. ``sources``: default -> where the trainer has it.
-    ``forced``: strategies that a row of ``read_as`` sets. ``older``: option -> the files' options
-    that it was read from.
+    ``forced``: strategies that a row of ``read_as`` sets. ``slots``: all proposals of each slot.
+    ``older``: option -> the files' options that it was read from.
     """
 
     def __init__(
@@ -347,6 +347,7 @@ class Reader:
             one = _Option(CATALOG[name].slot, name, pairs, {}, lacks=False)
             slots.setdefault(one.slot, [one])
         self._check(slots)
+        self.slots = slots
         others = [one for slot in slots if slot not in TOGETHER for one in self._best(slots[slot])]
         return self._tried([self._expanded(slots.get(slot, [])) for slot in TOGETHER], others)
 
@@ -422,10 +423,20 @@ class Reader:
             if culprit is None:
                 raise BadInput(f"{self.path}: {refused}")
             others.remove(culprit)
-            named = " ".join(one for name in culprit.options for one in self._given_as(name))
-            errs = "less" if culprit.slot in SAVING else ""
-            why = f"this is left out: {why}" if errs else why
-            self.made.unpredicted += [Uncounted(named, why, errs)] if named else []
+            others += self._left_out(culprit, why)
+
+    def _left_out(self, culprit: _Option, why: str) -> list[_Option]:
+        """Name a part that is left out; return a plainer form of it that is predicted instead."""
+        plainer = [one for one in self.slots.get(culprit.slot, ()) if one.name == culprit.name
+                   and not one.lacks and set(one.options) < set(culprit.options)][:1]  # fmt: skip
+        lost = set(culprit.options).difference(*(one.options for one in plainer))
+        named = " ".join(one for name in culprit.options if name in lost
+                         for one in self._given_as(name))  # fmt: skip
+        errs = "less" if culprit.slot in SAVING and not plainer else ""
+        why = f"this is left out: {why}" if errs else why
+        why = f"{plainer[0].text()} is predicted: {why}" if plainer else why
+        self.made.unpredicted += [Uncounted(named, why, errs)] if named else []
+        return plainer
 
     def _given_as(self, name: str) -> Sequence[str]:
         """Return the files' options that set an option, perhaps under older names."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
+from harness.planner import resident_models
 from harness.planner.export import trainers
 from harness.planner.export.files import LINKS, flat
 from harness.planner.export.launches import COUNTS
@@ -51,21 +52,36 @@ def tell(reader: Any, resolved: Resolved) -> None:
             made.means.append((name if flag else f"{name} {_short(value)}", told))
     off = (name for name in reader.sources if reader.options[name] is False)
     made.usual += [(name, "off", reader.sources[name]) for name in off]
-    for key, (errs, why) in reader.table["unpredicted"].items():
-        names = [_holds(reader, condition) for condition in key.split("&")]
-        if all(names):
+    for key, (errs, why, *kind) in reader.table["unpredicted"].items():
+        first, *others = key.split("&")
+        names = [_holds(reader, first), *(_holds(reader, one, usual=True) for one in others)]
+        if not all(names):
+            continue
+        stays = resident_models.part_of(made.model, *kind) if kind else []
+        if stays:
+            made.also += stays
+            made.means.append((", ".join(names), f"on each GPU too: {', '.join(stays)}"))
+        else:
             made.unpredicted.append(Uncounted(", ".join(names), why, errs))
     _rest(reader, set(meaning))
 
 
-def _holds(reader: Any, condition: str) -> str:
-    """Return the option of a condition that holds, as it is given; empty if it does not."""
+def _holds(reader: Any, condition: str, *, usual: bool = False) -> str:
+    """Return the option of a condition that holds, as it is given; empty if it does not.
+
+    ``usual``: the model's name and the trainer's defaults count too. ``a|b``: either value.
+    """
     if condition.startswith("!"):
-        return "" if reader.given.get(condition[1:]) else f"no {condition[1:]}"
+        found = reader.options if usual else reader.given
+        there = (n for n, v in found.items() if v and fnmatchcase(n, condition[1:]))
+        return "" if any(there) else f"no {condition[1:].strip('*.')}"
     name, unequal, value = re.fullmatch(r"([^=!]+)(!?)=?(.*)", condition).groups()
-    for key, given in reader.first.items():
+    defaults = {key: reader.options[key] for key in reader.sources} if usual else {}
+    defaults |= {"model": reader.made.model} if usual else {}
+    for key, given in {**defaults, **reader.first}.items():
         there = fnmatchcase(key, name) and str(given).lower() not in OFF
-        if there and (not value or same(value, given) != bool(unequal)):
+        equal = any(same(one, given) for one in value.split("|"))
+        if there and (not value or equal != bool(unequal)):
             whole = given is True or name.endswith("*")
             return name.rstrip("*") if whole else f"{key} {_short(given)}"
     return ""

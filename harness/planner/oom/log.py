@@ -49,8 +49,10 @@ CERTAIN = re.compile(r"oom-kill|[Oo]ut of memory: Killed")
 PINS = re.compile(
     outcome.PINNING.pattern
     + r"|\.to\([^)]*['\"]cpu['\"][^)]*non_blocking *= *True|flat_cpu_memory|cpu_buffer|pinned"
+    + r"|weigh\w*_to_device|device\(['\"]cpu['\"]\)"
 )
-"""Frames that pin host memory: a copy to the CPU that does not block, DeepSpeed's flat buffers."""
+"""Frames that pin host memory: a copy to the CPU that does not block, block swap's copies, for a
+full GPU would be told with numbers, and DeepSpeed's flat buffers."""
 RANK = re.compile(r"\[rank(\d{1,6})\]:? ?")
 FRAME = re.compile(
     r"File \"?(?P<path>[^\"]{1,400}?)\"?, line (?P<line>\d+), in (?P<name>\S+)"

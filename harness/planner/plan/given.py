@@ -51,8 +51,8 @@ SIZES = {"resolution": "", "frames": 0, "text": 0, "global_batch": None}
 FOUND = "The plan's own answer, for the same model, samples and card:"
 NAMES = {"params": "parameters", "grads": "gradients", "optim": "optimizer state", "ema": "average",
          "activ": "activations", "other": "temporaries"}  # fmt: skip
-BEYOND = "reserve and overhead"
-"""Need of a GPU beyond the live tensors at the peak."""
+STAY, BEYOND = "models that stay", "reserve and overhead"
+"""Needs of a GPU beyond the live tensors at the peak."""
 SAMPLES = ("model", "resolution", "frames", "micro batch")
 CAUSES: Mapping[str, Sequence[str]] = {
     "parameters": ("model", "SHARD", "PRECISION", "SWAP", "CAST", "ADAPT", "processes"),
@@ -83,6 +83,7 @@ def asked_of(options: argparse.Namespace, made: Reading) -> argparse.Namespace:
     own |= {name: getattr(options, name) for name, usual in SIZES.items()
             if getattr(options, name) != usual}  # fmt: skip
     own |= {"model": made.model, "processes": made.processes, "recipes": [made.recipe]}
+    own["also"] = options.also or list(dict.fromkeys(made.also))
     if made.trainer != ACCELERATE:
         own["average"] = made.average
     return argparse.Namespace(**{**vars(options), **own})
@@ -207,9 +208,10 @@ def diff_lines(
     ]
     heads = "".join(f"{name[:16]:>17}" for name in names)
     lines += ["GiB of a GPU at the peak:", f"  {'':<22}{heads}{'difference':>13}"]
-    for name in sorted(first, key=lambda name: -abs(first[name] - second[name])):
-        change = (second[name] - first[name]) / GIB
-        sizes = f"{gib(first[name]):>17}{gib(second[name]):>17}{change:>+13.1f}"
+    pairs = {name: (first.get(name, 0), second.get(name, 0)) for name in {**first, **second}}
+    for name, (one, other) in sorted(pairs.items(), key=lambda item: -abs(item[1][0] - item[1][1])):
+        change = (other - one) / GIB
+        sizes = f"{gib(one):>17}{gib(other):>17}{change:>+13.1f}"
         lines.append(f"  {name:<22}{sizes}")
     lines += ["Settings that differ:"]
     lines += [f"  {key.lower()}: {a} against {b}" for key, (a, b) in unlike.items()] or ["  none"]
@@ -220,6 +222,7 @@ def _by_category(fit: Fit) -> dict[str, int]:
     """Return the need by category; the last is what the allocator and libraries hold beyond."""
     live = by_category(fit)
     found = {NAMES[key]: live.get(key, 0) for key in SHOWN}
+    found |= {STAY: fit.gpu.beside} if fit.gpu.beside else {}
     return {**found, BEYOND: fit.need_bytes - sum(found.values())}
 
 
