@@ -104,6 +104,7 @@ def test_recipes_without_a_rank_are_named_beside_those_that_have_one(monkeypatch
     text = " ".join(capsys.readouterr().out.split())
     largest = f"rank {int((ROOM - 4) / 0.05)}"
     assert "Largest rank: flux-dev at 1024x1024" in text and largest in text
+    assert "Encoding needs" in text, "the step is not the run"
     assert "refused single+bf16: single+bf16 has no adapters" in text
     with pytest.raises(BadInput, match="largest is rank"):
         search.refuse("rank", [resolve(Spec(recipe="ddp", model="DiT-S/4"))])

@@ -135,6 +135,8 @@ def _answered(
 ) -> int:
     if not (options.largest or options.advise):
         return _plan(options, asking, console, uncounted)
+    before = asking.asked.before
+    print_lines(before.lines if before else [], console)
     answer = plan_largest if options.largest else plan_advice
     code = answer(options, asking, console)
     print_lines([f"Not predicted: {one}" for one in uncounted], console)

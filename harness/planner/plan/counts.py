@@ -16,10 +16,11 @@ from harness.commands.console import FAILED, OK
 from harness.commands.options import write_answer
 from harness.commands.progress import Predictions
 from harness.planner import verdict
+from harness.planner.before_step import Before
 from harness.planner.plan.answer import kind_of_sample, near, rate
 from harness.planner.plan.candidates import PlanError, asked_for
 from harness.planner.plan.request import fit_as_json
-from harness.planner.plan.table import LOOKS, SPEED, WORD, setting
+from harness.planner.plan.table import LOOKS, SPEED, WORD, print_lines, setting
 from harness.planner.plan.tracing import Asking
 from harness.planner.verdict import Fit
 from harness.report.data.grid import text_grid
@@ -38,11 +39,12 @@ NOTE = (
 
 
 class Row(NamedTuple):
-    """The answer on ``count`` GPUs, or why there is none."""
+    """The answer on ``count`` GPUs, or why there is none; ``before``: what comes before a step."""
 
     count: int
     fit: Fit | None
     reason: str = ""
+    before: Before | None = None
 
 
 def plan_counts(options: argparse.Namespace, jobs: int, console: Console) -> int:
@@ -54,7 +56,8 @@ def plan_counts(options: argparse.Namespace, jobs: int, console: Console) -> int
     rows = [row for count in options.counts for row in _answers(options, count, jobs, console)]
     known = [row for row in rows if row.fit and row.fit.need_bytes is not None]
     if known:
-        console.print(setting([known[-1].fit]), highlight=False)
+        before = known[-1].before
+        print_lines([setting([known[-1].fit]), *(before.lines if before else ())], console)
         _print_table(known, console)
     for row in rows:
         if row.reason:
@@ -79,7 +82,7 @@ def _answers(options: argparse.Namespace, count: int, jobs: int, console: Consol
     best = best or [verdict.fastest(fits) or verdict.nearest(fits)]
     for fit in best:
         none = "" if fit else "none of its recipes is predicted"
-        yield Row(count, fit, none)
+        yield Row(count, fit, none, asked.before)
 
 
 def _print_table(rows: Sequence[Row], console: Console) -> None:
