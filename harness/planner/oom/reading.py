@@ -36,6 +36,8 @@ MOST = 3
 LIBRARIES = {"CUBLAS": "cuBLAS", "CUDNN": "cuDNN", "NCCL|nccl|Cuda failure|Failed to CUDA": "NCCL",
              "Triton": "Triton", r"in file .*\.cu\b": "bitsandbytes"}  # fmt: skip
 """Pattern of a message without numbers -> the library that found no memory."""
+BARE = re.compile(r"(?:CUDA|HIP) error: out of memory")
+"""The driver's error, of memory on the GPU or of host memory to be pinned."""
 ABSURD = "more than 1EB"
 """Size in torch's message for a request that no card could serve."""
 MANAGED = "pythonInterface"
@@ -77,7 +79,7 @@ def gib(size: int | None) -> str:
 
 def _words(failure: Failure, numbers: Numbers) -> dict[str, str]:
     names = ("requested", "free", "allocated", "cached", "process", "limit", "capacity", "pool",
-             "total", "beside", "below")  # fmt: skip
+             "total", "beside", "below", "context")  # fmt: skip
     largest = sorted(numbers.others.items(), key=lambda item: -item[1])[:3]
     left = numbers.capacity - numbers.pool if numbers.capacity else None
     stated = numbers.free is not None
@@ -90,6 +92,7 @@ def _words(failure: Failure, numbers: Numbers) -> dict[str, str]:
         "count": str(1 + len(numbers.others)),
         "others": ", ".join(f"{pid} ({gib(size)})" for pid, size in largest),
         "library": _library(failure) or "A library or the driver",
+        "smi": "rocm-smi" if re.search(r"\bHIP|\bhip", failure.line) else "nvidia-smi",
     }
 
 
@@ -105,6 +108,8 @@ def _cause(failure: Failure, numbers: Numbers) -> str:
     if numbers.capacity and numbers.capacity <= SMALL:
         return "integrated"
     if not numbers.known:
+        if BARE.search(failure.line) and not _library(failure) and not failure.frames:
+            return "either"
         return "cut" if numbers.requested and not _library(failure) else "outside"
     much, short = MUCH * numbers.total, numbers.requested - (numbers.free or 0)
     if numbers.limit and numbers.pool + numbers.requested > numbers.limit:
@@ -119,7 +124,7 @@ def _cause(failure: Failure, numbers: Numbers) -> str:
         return "pieces"
     whole = numbers.capacity and numbers.free is not None
     if whole and numbers.unseen + numbers.context >= max(short, UNSEEN * numbers.total):
-        return "unseen"
+        return "own" if numbers.context > numbers.unseen else "unseen"
     return "large" if numbers.requested >= much else "full"
 
 
@@ -150,10 +155,14 @@ SENTENCES = {
     "request of {requested}.",
     "unseen": "{outside} of {gpu} are outside of PyTorch's pool: other processes, a desktop, or "
     "libraries.",
+    "own": "{context} of {gpu} are this process's own outside of PyTorch's pool: CUDA's context, "
+    "libraries, or another framework.",
     "large": "One request of {requested} exceeds the {left} that were left.",
     "full": "PyTorch's own tensors fill {gpu}: {allocated} of {total}.",
     "cut": "A request of {requested} failed{of_free}; the message's other numbers are missing.",
     "outside": "{library} found no memory on the GPU outside of PyTorch's pool.",
+    "either": "The driver found no memory, on the GPU or of the host to pin for copies; without "
+    "a stack the message does not tell which.",
     "integrated": "{gpu} has {capacity} of its own: it is an integrated GPU, not a card to train "
     "on.",
     "pinned": "Host memory could not be pinned, as by a copy to the CPU that does not block or by "
@@ -199,7 +208,7 @@ def _where(failure: Failure, gpu: str) -> str:
 
 CONF = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 END = "end process {others}, or take another GPU (no cost)"
-SEE = "see who holds it: nvidia-smi; end it, or take another GPU (no cost)"
+SEE = "see who holds it: {smi}; end it, or take another GPU (no cost)"
 OF_CAUSE = {
     "integrated": [
         "choose the other GPU: HIP_VISIBLE_DEVICES or CUDA_VISIBLE_DEVICES (no cost)",
@@ -223,13 +232,18 @@ OF_CAUSE = {
     ],
     "pieces": [f"{CONF}, set before torch starts (no cost)"],
     "unseen": [SEE],
+    "own": ["look for what allocates beside PyTorch: TensorRT, JAX, NCCL's buffers (no cost)"],
+    "either": [
+        SEE,
+        "watch host memory too; on WSL 2 raise `memory` in .wslconfig, and pin less (no cost)",
+    ],
     "outside": [
         "leave room: torch.cuda.set_per_process_memory_fraction(0.95) (5 % of the card)",
         SEE,
     ],
 }
 """Cause -> its measures with their cost, the cheapest first."""
-FILLED = ("full", "large", "pieces", "spilled", "outside", "cut", "unseen")
+FILLED = ("full", "large", "pieces", "spilled", "outside", "cut", "unseen", "own", "either")
 """Causes for which less memory in the phase helps."""
 STEP = [
     "activation checkpointing, if it is off (about a third more time a step)",
