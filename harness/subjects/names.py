@@ -17,15 +17,9 @@ RELATED = {
     "too: take flux-dev at twice the pixels",
     r"wan22(t2v)?a?14b": "each of its two experts has wan2.1-14b's layers, and one trains at a "
     "time: take wan2.1-14b",
-    r"hunyuanvideo15": "the shapes in its class's forward depend on the lengths of its masks, "
-    "which have no values before it runs, so it cannot be planned; of its kind there is "
-    "hunyuanvideo, of 12.8 billion elements where 1.5 has 8.3",
     r"anima($|base|preview|turbo)|cosmospredict2": "its class, CosmosTransformer3DModel, resizes a "
     "mask by torchvision, which is no dependency here, so it cannot be planned; the nearest in "
     "size is sana-1.6b, of 1.6 billion elements where it has 2",
-    r"qwenimage21": "the shapes in its class's forward depend on where its image tokens are, "
-    "which has no values before it runs, so it cannot be planned; the nearest in size is z-image, "
-    "of 6.2 billion elements where 2.1 has 7",
     r"hidreame1": "it edits images by hidream-i1's layers: take hidream-i1 at twice the pixels",
     r"dit$": "did you mean DiT-XL/2?",
     r"sitx?[a-z]*\d": "it is DiT's network with another objective: take DiT-XL/2",

@@ -168,6 +168,19 @@ MINIATURES = {
         "64",
         0,
     ),
+    "hunyuanvideo-1.5": (
+        "num_layers=2,num_refiner_layers=1,attention_head_dim=16,num_attention_heads=2,"
+        "text_embed_dim=16,text_embed_2_dim=8,image_embed_dim=8,rope_axes_dim=[4,6,6],"
+        "in_channels=9,out_channels=4",
+        "64",
+        5,
+    ),
+    "qwen-image-2.1": (
+        "num_layers=2,attention_head_dim=16,num_attention_heads=2,context_in_dim=16,"
+        "axes_dims_rope=[8,4,4],in_channels=8,out_channels=8",
+        "128",
+        0,
+    ),
 }
 """Preset -> sizes, pixels a side, frames: of each family one, or one of each kind of call."""
 

@@ -25,7 +25,8 @@ PLAIN, HALF = "fsdp2+tp", "step-00000002"
 EQUAL = [PLAIN, "fsdp2+tp+checkpoint"]
 REACHED = [
     "chroma", "flux2-dev", "sd3.5-medium", "pixart-sigma", "dit-xl-2", "hunyuanvideo",
-    "qwen-image", "qwen-image-edit-2511", "cogview4-6b", "auraflow", "krea-2", "ideogram-4",
+    "hunyuanvideo-1.5", "qwen-image", "qwen-image-edit-2511", "cogview4-6b", "auraflow", "krea-2",
+    "ideogram-4",
 ]  # fmt: skip
 """Miniatures besides Flux whose blocks are found whole."""
 EVEN = {
@@ -44,6 +45,7 @@ REFUSED = {
     "sana-1.6b": "transformer_blocks.0.ff.conv_inverted (Conv2d) is no layer that it cuts",
     "mochi": "transformer_blocks.0.attn1 (MochiAttention) does not compute with a part",
     "hidream-i1": "double_stream_blocks.0.block.attn1.to_q_t (Linear) is no layer",
+    "qwen-image-2.1": "transformer_blocks.0.img_mlp.proj (Linear) is no layer that it cuts",
     "minimax-h3": "transformer_blocks.0.adaln_proj.linear (Linear) is no layer",
     "z-image": "85 inner features of the MLP cannot be dealt to 2 ranks",
     "lumina2": "1 heads cannot be dealt to 2 ranks",

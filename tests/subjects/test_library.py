@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from harness import ROOT
 from harness.resolve import resolve
 from harness.subjects import kind_of, subject_of
-from harness.subjects.library import families
+from harness.subjects.library import calls, families
 from harness.subjects.library.families import FAMILIES, REFUSED
 from harness.subjects.library.subject import Library, _linears
 from harness.subjects.objectives import Velocity
@@ -31,7 +31,7 @@ ASKED = [
     "cogvideox-5b", "cogview4-6b", "sana-1.6b", "auraflow", "mochi", "lumina2", "dit-xl-2",
     "cogvideox1.5-5b", "krea-2", "ideogram-4", "ltx-2", "hidream-i1", "minimax-h3",
     "flux2-klein-4b", "flux2-klein-9b", "ltx-2.3", "ltx-2.5",
-    "qwen-image-edit", "qwen-image-edit-2511",
+    "qwen-image-edit", "qwen-image-edit-2511", "qwen-image-2.1", "hunyuanvideo-1.5",
 ]  # fmt: skip
 ANY = DataFacts(256, 4, 32, 1000)
 
@@ -157,8 +157,6 @@ def test_a_configuration_file_makes_the_model_that_it_is_of(tmp_path):
         ("mochi-1", {}, r"did you mean mochi\?"),
         ("FluxTransformer2DModel", {}, "did you mean diffusers:FluxTransformer2DModel"),
         ("stabilityai/stable-diffusion-xl-base-1.0", {}, "it is a UNet"),
-        ("tencent/HunyuanVideo-1.5", {}, "cannot be planned; of its kind there is hunyuanvideo"),
-        ("Qwen/Qwen-Image-2.1", {}, "cannot be planned; the nearest in size is z-image"),
         ("circlestone-labs/Anima", {}, "cannot be planned; the nearest in size is sana-1.6b"),
         ("FLUX.1-Kontext-dev", {}, "take flux-dev at twice the pixels"),
         ("Wan-AI/Wan2.2-T2V-A14B", {}, "take wan2.1-14b"),
@@ -287,6 +285,18 @@ def test_experts_together_do_as_much_work_wherever_a_router_sends_tokens():
     with FakeTensorMode(allow_non_fake_inputs=True), FlopCounterMode(display=False) as traced:
         subject.predict(subject.make(), *subject.example("cpu"))
     assert traced.get_total_flops() == real.get_total_flops()
+
+
+@pytest.mark.parametrize("name", ["hunyuanvideo-1.5", "qwen-image-2.1"])
+def test_a_prediction_takes_masks_for_what_they_are_at_run_time(name, monkeypatch):
+    subject = resolve(miniature(name, "single")).subject
+    module, batch = subject.build(0, "awake"), subject.samples()
+    x, t_B = batch.pop("x"), torch.linspace(0, 1, 8)
+    with torch.no_grad():
+        read = subject.predict(module, x, t_B, batch)
+        monkeypatch.setattr(calls, "_valueless", lambda x: True)
+        told = subject.predict(module, x, t_B, batch)
+    assert read.shape == x.shape and torch.equal(read, told)
 
 
 def test_a_shallow_model_stands_for_what_each_block_has_beside_it():

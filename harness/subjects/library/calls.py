@@ -14,6 +14,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -234,6 +235,19 @@ def hunyuanvideo(m: Any, x: Tensor, t_B: Tensor, c: Given, config: Config, space
     )[0]  # fmt: skip
 
 
+def hunyuanvideo15(
+    m: Any, x: Tensor, t_B: Tensor, c: Given, config: Config, space: Space
+) -> Tensor:
+    shape = list(x.shape)
+    shape[1] = config.get("in_channels", 65) - shape[1]  # the latent of a first frame, and its mask
+    return m(
+        hidden_states=torch.cat([x, x.new_zeros(shape)], 1), timestep=t_B,
+        encoder_hidden_states=c["text"], encoder_attention_mask=c["mask"],
+        encoder_hidden_states_2=c["glyphs"], encoder_attention_mask_2=c["glyph_mask"],
+        image_embeds=c["image"], return_dict=False,
+    )[0]  # fmt: skip
+
+
 def qwen(m: Any, x: Tensor, t_B: Tensor, c: Given, config: Config, space: Space) -> Tensor:
     shape = (1, space.height // 2, space.width // 2)
     count = config.get(REFERENCES, 0)
@@ -243,6 +257,18 @@ def qwen(m: Any, x: Tensor, t_B: Tensor, c: Given, config: Config, space: Space)
         img_shapes=[[shape] * (1 + count)] * len(x), return_dict=False,
     )[0]  # fmt: skip
     return out[:, : x.shape[1]] if count else out
+
+
+def qwen21(m: Any, x: Tensor, t_B: Tensor, c: Given, config: Config, space: Space) -> Tensor:
+    """Return the output of the image's tokens, which follow those of the text. The encoder has one
+    slot for each 2 x 2 of them."""
+    slots = torch.zeros(len(x), space.text + x.shape[1] // 4, dtype=torch.bool, device=x.device)
+    slots[:, space.text :] = True
+    with _Follows(space.text, x.shape[1]) if _valueless(x) else contextlib.nullcontext():
+        return m(
+            hidden_states=x, timestep=t_B, encoder_hidden_states=c["text"], img_mask=slots,
+            img_shapes=[[(1, space.height, space.width)]] * len(x), return_dict=False,
+        )[0][:, space.text :]  # fmt: skip
 
 
 def zimage(m: Any, x: Tensor, t_B: Tensor, c: Given, config: Config, space: Space) -> Tensor:
@@ -406,7 +432,8 @@ def _packed(space: Space, sound: Tensor, device: torch.device) -> Tensor:
 CALLS: dict[str, Callable[..., Tensor]] = {
     call.__name__: call
     for call in (
-        *(flux, chroma, flux2, sd3, pixart, dit, wan, hunyuanvideo, qwen, zimage, ltx, cogvideox),
+        *(flux, chroma, flux2, sd3, pixart, dit, wan, hunyuanvideo, hunyuanvideo15),
+        *(qwen, qwen21, zimage, ltx, cogvideox),
         *(cogview4, mochi, sana, lumina2, aura, krea2, ideogram4, ltx2),
         *(hidream, minimax_h3),
     )
@@ -415,18 +442,39 @@ CALLS: dict[str, Callable[..., Tensor]] = {
 
 
 class _Whole(TorchFunctionMode):
-    """Torch-function mode that returns values of an all-true mask for tensors without values."""
+    """Torch-function mode that returns values of an all-true mask for tensors without values.
+
+    A mask's inverse selects nothing. A condition read as a number is no zero.
+    """
 
     def __init__(self, text: int) -> None:
         super().__init__()
         self.text = text
+        self.empty: list[Tensor] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in (torch.Tensor.tolist, torch.Tensor.item):  # lengths, summed from the mask
             return [self.text] * len(args[0]) if args[0].ndim else self.text
         if func is torch.nonzero:
             return torch.arange(args[0].numel(), device=args[0].device)[:, None]
-        return func(*args, **(kwargs or {}))
+        if func is torch.Tensor.__bool__:  # whether all of an image are zeros
+            return False
+        if func is torch.Tensor.__getitem__ and _is_mask(args[1]):
+            none = any(args[1] is mask for mask in self.empty)
+            rows = torch.arange(0 if none else len(args[1]), device=args[1].device)
+            return func(args[0], rows)
+        out = func(*args, **(kwargs or {}))
+        if func is torch.Tensor.__invert__:
+            self.empty.append(out)
+        return out
+
+
+def _is_mask(index: Any) -> bool:
+    return getattr(index, "dtype", None) is torch.bool
+
+
+def _valueless(x: Tensor) -> bool:
+    return type(x) is not Tensor or x.device.type == "meta"
 
 
 @contextlib.contextmanager
@@ -435,9 +483,50 @@ def masks_are_whole(x: Tensor, text: int) -> Iterator[None]:
 
     In a prediction the mask covers all ``text`` tokens. Otherwise nothing changes.
     """
-    valueless = type(x) is not Tensor or x.device.type == "meta"
-    with _Whole(text) if valueless else contextlib.nullcontext():
+    with _Whole(text) if _valueless(x) else contextlib.nullcontext():
         yield
+
+
+class _Follows(TorchFunctionMode):
+    """Torch-function mode in which masks without values select an image's tokens, which follow
+    those of the text in one sequence; Qwen-Image 2.1 reads them as positions and as lists."""
+
+    def __init__(self, text: int, image: int) -> None:
+        super().__init__()
+        self.text, self.image = text, image
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, whole = kwargs or {}, self.text + self.image
+        first: Any = args[0] if args else None
+        if func in (torch.repeat_interleave, torch.Tensor.repeat_interleave):
+            kwargs = {**kwargs, "output_size": whole}
+        if func is torch.Tensor.tolist:
+            return self._listed(first)
+        if func is torch.Tensor.unbind and first.ndim == 1:  # fake tensors' tolist
+            return [
+                SimpleNamespace(item=lambda value=value: value) for value in self._listed(first)
+            ]
+        if func is torch.Tensor.__int__:  # tokens before the image
+            return self.text
+        if func is torch.Tensor.nonzero:
+            return (torch.arange(self.text, whole, device=first.device),)
+        if func is torch.Tensor.__setitem__:
+            args = (first, self._placed(args[1], first.device), args[2])
+        return func(*args, **kwargs)
+
+    def _listed(self, tokens: Tensor) -> list[Any]:
+        """Return whether each token is the image's, or the number of its image; text has -1."""
+        if tokens.dtype is torch.bool:
+            return [False] * self.text + [True] * self.image
+        return [-1] * len(tokens)
+
+    def _placed(self, index: Any, device: torch.device) -> Any:
+        """Return an index with positions in place of a mask."""
+        if isinstance(index, tuple):
+            return tuple(self._placed(one, device) for one in index)
+        if not _is_mask(index):
+            return index
+        return torch.arange(self.text, self.text + self.image, device=device)
 
 
 class _Even(TorchFunctionMode):
@@ -449,7 +538,7 @@ class _Even(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         indexes = func in (torch.Tensor.__getitem__, torch.Tensor.__setitem__)
-        if indexes and getattr(args[1], "dtype", None) is torch.bool:
+        if indexes and _is_mask(args[1]):
             mask = args[1]
             rows = torch.arange(-(-len(mask) // self.shares), device=mask.device)
             args = (args[0], rows, *args[2:])
@@ -469,8 +558,7 @@ def route_evenly(module: nn.Module) -> None:
 
 
 def _routed(forward: Callable[[Tensor], Tensor], experts: int, x: Tensor) -> Tensor:
-    valueless = type(x) is not Tensor or x.device.type == "meta"
-    with _Even(experts) if valueless else contextlib.nullcontext():
+    with _Even(experts) if _valueless(x) else contextlib.nullcontext():
         return forward(x)
 
 

@@ -45,6 +45,8 @@ class Family:
     has a fixed number of blocks, given by the key ``refiners``. ``defaults`` are the class's
     defaults of the keys that are read here. ``text`` is the key of the text's width.
 
+    ``channels`` is the key of a sample's channels: a class can take conditions as further ones.
+
     ``down``: pixels per side of one element of a latent. ``every``: frames of a video per frame of
     a latent (0: images only). ``clip``: frames of a latent that the VAE encodes by themselves, the
     first of them from one frame of the video (0: all). ``sound``: latents of sound per second, and
@@ -61,6 +63,7 @@ class Family:
     depths: Mapping[str, str]
     defaults: Config
     text: str = ""
+    channels: str = "in_channels"
     refiners: str = ""
     objectives: tuple[str, ...] = ("flow",)
     time: str = "falling_1000"
@@ -115,7 +118,7 @@ class Family:
 
     def sample(self, config: Config, space: Space) -> tuple[int, ...]:
         """Return the shape of one sample, in the class's layout."""
-        channels = self.value(config, "in_channels")
+        channels = self.value(config, self.channels)
         first, *others = LAYOUTS[self.layout](channels, space)
         return (first + self.sounds(space), *others)
 
@@ -180,8 +183,13 @@ KREA = {"in_channels": 64, "text_hidden_dim": 2560, "num_text_layers": 12, "num_
 
 REFERENCES, MOST_REFERENCES = "references", 10
 """Key with the number of reference images of an edit, and the largest one."""
+GLYPHS, PATCHES = 256, 729
+"""Tokens that each sample of HunyuanVideo 1.5 has beside its text: of ByT5, which reads the words
+to be written in the video, and of SigLIP, which sees the first frame."""
 HIDREAM = {"in_channels": 64, "caption_channels": None, "llama_layers": None,
            "text_emb_dim": 2048, "num_layers": 16, "num_single_layers": 32}  # fmt: skip
+HUNYUAN15 = {"in_channels": 65, "out_channels": 32, "text_embed_dim": 3584,
+             "text_embed_2_dim": 1472, "image_embed_dim": 1152, "num_layers": 54}  # fmt: skip
 LTX2 = {"in_channels": 128, "caption_channels": 3840, "cross_attention_dim": 4096,
         "audio_cross_attention_dim": 2048, "use_prompt_embeddings": True,
         "num_layers": 48}  # fmt: skip
@@ -205,6 +213,17 @@ def _references(config: Config, space: Space) -> Mapping[str, Given]:
         raise BadInput(f"set has {REFERENCES}={count}; write a number from 0 to {MOST_REFERENCES}")
     shape = LAYOUTS["packed"](config.get("in_channels", 64), space)
     return {"reference": ((count * shape[0], shape[1]), "normal")} if count else {}
+
+
+def _of_glyphs_and_image(config: Config, space: Space) -> Mapping[str, Given]:
+    """Return HunyuanVideo 1.5's tokens of glyphs and of an image, all valid: a prompt without words
+    to be written, or a video without an image, has as many, and masks them."""
+    known = {**HUNYUAN15, **config}
+    return {
+        "glyphs": ((GLYPHS, known["text_embed_2_dim"]), "normal"),
+        "glyph_mask": ((GLYPHS,), "true"),
+        "image": ((PATCHES, known["image_embed_dim"]), "normal"),
+    }
 
 
 def _for_sight_and_sound(config: Config, space: Space) -> Mapping[str, Given]:
@@ -280,10 +299,21 @@ _ALL = [
         resolution="512x768", frames=49, text_tokens=256,
     ),
     Family(
+        name="HunyuanVideo15Transformer3DModel", call="hunyuanvideo15", depths=ONE, layout="video",
+        defaults=HUNYUAN15, text="text_embed_dim", channels="out_channels", masked=True,
+        more=_of_glyphs_and_image, down=16, every=4, tile=1, resolution="480x832", frames=61,
+        text_tokens=1000, unread=QUERIES, whole_masks=True,
+    ),
+    Family(
         name="QwenImageTransformer2DModel", call="qwen", depths=ONE, time="falling",
         layout="packed", text="joint_attention_dim", masked=True, text_tokens=512,
         defaults={"in_channels": 64, "joint_attention_dim": 3584, "num_layers": 60}, unread=QUERIES,
         stripes="tokens", joint=True, more=_references, own=(REFERENCES,),
+    ),
+    Family(
+        name="QwenImage21Transformer2DModel", call="qwen21", depths=ONE, time="falling",
+        layout="tokens", text="context_in_dim", text_tokens=512, down=16,
+        defaults={"in_channels": 64, "context_in_dim": 4096, "num_layers": 32},
     ),
     Family(
         name="ZImageTransformer2DModel", call="zimage", time="rising", text="cap_feat_dim",
@@ -377,11 +407,9 @@ REFUSED = {
     name: _SHAPES.format(what=what) + _HELP
     for name, what in {
         "GlmImageTransformer2DModel": "the positions of its prior tokens (nonzero)",
-        "HunyuanVideo15Transformer3DModel": "the lengths that its masks have (item)",
         "HunyuanVideoFramepackTransformer3DModel": "the lengths that its masks have (item)",
         "NucleusMoEImageTransformer2DModel": "where its router sends tokens (tolist)",
         "OmniGenTransformer2DModel": "the lengths of its prompts (item)",
-        "QwenImage21Transformer2DModel": "the positions of its image tokens (nonzero)",
         "WanAnimateTransformer3DModel": "the sizes of its face clips (item)",
         "WanAnimate2Transformer3DModel": "the sizes of its grids (tolist)",
     }.items()

@@ -140,7 +140,7 @@ class Library(Subject):
             )
         space = space_of(shaping, family, known.usual, down)
         sample = family.sample(known.config, space)
-        channels = family.value(known.config, "in_channels")
+        channels = family.value(known.config, family.channels)
         facts = DataFacts(SAMPLES, channels, space.width, 1, sample)
         settings = json.dumps(dict(known.config), sort_keys=True)
         given = fields | {"data": facts, "kind": family.name, "settings": settings}
