@@ -82,7 +82,21 @@ def check_deepspeed(config: Mapping[str, Any], processes: int | None = None) -> 
             )
     _check_rules(config, found.faults)
     _check_batch(config, processes, found.faults)
+    _check_groups(config, processes, found.faults)
     return found
+
+
+def _check_groups(config: Mapping[str, Any], processes: int | None, faults: list[str]) -> None:
+    """Refuse groups of hpZ that do not divide the processes; larger ones are those of all."""
+    zero = config.get("zero_optimization")
+    if not isinstance(zero, dict) or zero.get("stage") != 3 or not processes:
+        return
+    size = int(as_number(zero.get("zero_hpz_partition_size", 1), whole=True) or 1)
+    if size > 0 and processes % min(size, processes):
+        faults.append(
+            f"zero_optimization.zero_hpz_partition_size is {size}, which does not divide "
+            f"{processes} processes; give a divisor"
+        )
 
 
 def _check_model(above: str, given: Any, fields: Mapping[str, Any], found: Checked) -> None:

@@ -227,6 +227,13 @@ def test_keys_beside_a_json_that_accelerate_refuses_are_refused(name, tmp_path):
         reading(files.read([tmp_path / "a.yaml"]), "pixart-sigma")
 
 
+@pytest.mark.parametrize(("processes", "refused"), [(4, False), (12, True), (16, False)])
+def test_groups_that_do_not_divide_the_processes_are_refused_as_deepspeed_does(processes, refused):
+    config = {**BASE, "zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8}}
+    faults = check_deepspeed(config, processes).faults
+    assert any("zero_hpz_partition_size is 8" in fault for fault in faults) is refused
+
+
 MESHES = {
     "groups": ({"dp_replicate_size": 2, "dp_shard_size": 2}, "hsdp"),
     "shards": ({"dp_shard_size": 4}, "fsdp2"),

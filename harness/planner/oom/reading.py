@@ -65,7 +65,7 @@ def read(failure: Failure, numbers: Numbers | None = None) -> Reading:
     return Reading(
         cause=cause,
         sentence=sentence.format(**words),
-        where=_where(failure, words["gpu"]),
+        where=_where(failure, words["gpu"], cause),
         measures=list(dict.fromkeys(measures))[:MOST],
     )
 
@@ -185,7 +185,7 @@ def _later(failure: Failure) -> bool:
     return failure.kind == GPU and in_step and bool(failure.steps or failure.trained)
 
 
-def _where(failure: Failure, gpu: str) -> str:
+def _where(failure: Failure, gpu: str, cause: str) -> str:
     """Return who ran out of what, in which phase."""
     phase, words = failure.phase, "at a point that the file does not show"
     if phase:
@@ -200,6 +200,7 @@ def _where(failure: Failure, gpu: str) -> str:
         words += f", after {count} had fitted"
     what = {GPU: f"{gpu} ran out of memory", KILLED: "the process was ended",
             SCHEDULED: "the job was ended", SHM: "shared memory ran out"}  # fmt: skip
+    what |= {GPU: "the GPU or the host ran out of memory"} if cause == "either" else {}
     rank = f"rank {failure.rank}: " if failure.rank else ""
     return f"{rank}{what.get(failure.kind, 'the host ran out of memory')} {words}"
 
