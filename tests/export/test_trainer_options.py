@@ -308,6 +308,7 @@ LEFT = {
     ("musubi-tuner", "z-image"): 30 - 2,
     ("musubi-tuner", "wan2.1-14b"): 40 - 1,
     ("musubi-tuner", "qwen-image"): 60 - 1,
+    ("musubi-tuner", "hunyuanvideo-1.5"): 54 - 3,
 }
 """Trainer and model -> the most blocks of one kind that it moves."""
 

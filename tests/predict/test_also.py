@@ -15,7 +15,7 @@ from tests.made.predictions import GIB, asked, prediction
 COUNTED = ["T5-XXL", "UMT5-XXL", "CLIP-L", "CLIP-G", "Gemma-2-2B", "Qwen2.5-VL-7B", "FLUX-VAE",
            "SD-VAE", "Wan-VAE", "Qwen3-VL-4B", "Qwen3-VL-8B", "Qwen3-VL-32B", "Gemma-3-12B",
            "Llama-3.1-8B", "Qwen3-8B", "Wan2.2-VAE", "LTX-VAE-0.9.7", "LTX-2-VAE", "LTX-2.3-VAE",
-           "MiniMax-H3-VAE"]  # fmt: skip
+           "MiniMax-H3-VAE", "Hunyuan-VAE-1.5", "Glyph-ByT5", "Qwen-Image-2.1-VAE"]  # fmt: skip
 """Those that most public models bring; the others were counted in the same way."""
 
 

@@ -168,12 +168,13 @@ def passed(
 
 def _shape(name: str, how: str, size: tuple[int, int, int, int]) -> tuple[int, ...]:
     """Return the shape of a VAE's input, without a frame dimension if it is an image VAE."""
-    channels, every, down = resident_models.table()[name]["latent"]
+    row = resident_models.table()[name]
+    channels, every, down = row["latent"]
     batch, frames, height, width = size
     if how == "decode":
         height, width, frames = height // down, width // down, 1 + (frames - 1) // every
     of_images = every == 1
-    shape = (batch, 3 if how == "encode" else channels, frames, height, width)
+    shape = (batch, row.get("colors", 3) if how == "encode" else channels, frames, height, width)
     return shape[:2] + shape[3:] if of_images else shape
 
 
