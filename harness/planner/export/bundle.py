@@ -63,6 +63,11 @@ def bundle(
         one.nearest = nearest(one.trainer["name"]) if one.unplanned and not one.no_model else ""
     found, file = settle(resolved, folder), resolved.launch.engine.file
     content, blanks = _among(machines, found)
+    fsdp = content.get("fsdp_config", {})
+    if fsdp.get("fsdp_auto_wrap_policy") == "TRANSFORMER_BASED_WRAP":
+        # accelerate wraps no block, without a word, if it knows no class (utils/fsdp_utils.py)
+        blanks = {**blanks, WRAPPED: "the class of your blocks, if your model has no "
+                  "_no_split_modules (those of diffusers have)"}  # fmt: skip
     files = {YAML: as_yaml(content, file.title, file.source)}
     files |= {name: as_json(content) for name, content in found.files.items()}
     title = _title(resolved)
@@ -71,9 +76,13 @@ def bundle(
     return Bundle(folder, title, files, blanks, made, _own(resolved), _command(resolved, folder))
 
 
+WRAPPED = f"{YAML}: fsdp_config.fsdp_transformer_layer_cls_to_wrap"
+
+
 def _own(resolved: Resolved) -> list[tuple[str, str]]:
     """Return the strategies that accelerate's files do not set, with their first sentences."""
     parts = [part for part in techniques(resolved) if part.name not in LAUNCHED]
+    parts = [part for part in parts if getattr(part, "place", "") != "none"]  # no average
     return [(str(part), _told(part)) for part in parts]
 
 
@@ -99,7 +108,8 @@ def _title(resolved: Resolved) -> str:
     where = "GPU" if spec.device == "cuda" else "process"
     plural = "" if many == 1 else "s" if where == "GPU" else "es"
     on = f"{many} {where}{plural}"
-    return f"{resolved.recipe} for {spec.model} on {on}, global batch {spec.global_batch}"
+    each = f" ({resolved.micro_batch} a {where} at a time)" * (many > 1)
+    return f"{resolved.recipe} for {spec.model} on {on}, global batch {spec.global_batch}{each}"
 
 
 def _command(resolved: Resolved, folder: Path) -> str:

@@ -50,7 +50,8 @@ def print_export(made: Bundle, fit: Fit | None, console: Console) -> None:
 
     ``fit`` is the prediction for the card, or None without a card.
     """
-    console.print(Text(made.title, style="bold"))
+    for line in wrapped(made.title, console.width):
+        console.print(Text(line, style="bold"), soft_wrap=True)
     if fit is not None:
         console.print(_predicted(fit), highlight=False, style="dim")
     files = ((name, WHAT[name]) for name in made.files)

@@ -169,6 +169,9 @@ def translated(name: str, resolved: Resolved, config: str) -> Translation:
     values |= {"groups": launch.layout.replicate, "shards": launch.layout.shard}
     made.start, made.script = rules.filled(trainer["start"], values), values["script"].split()[0]
     made.beside += _sample(trainer, resolved)
+    first = trainer["models"].get(resolved.spec.model, {}).get("first", trainer.get("first"))
+    if first:
+        made.beside.insert(0, rules.filled(first, {"scripts": made.script.partition("train")[0]}))
     for what, part, rule in ruled(trainer, resolved):
         made.add(what, rule, values if part is None else {**values, **parameters(part)})
         deciding = part.slot in DECIDING if part else what in (launch.sharding, "micro batch")

@@ -126,7 +126,8 @@ def _step(fit: Fit) -> list[str]:
     """Return the seconds of a step as its range, which a loader or an older library lengthens."""
     if not fit.seconds:
         return []
-    return [f"  a step: at least {fit.seconds.low:.2g} s, usually up to {fit.seconds.high:.2g} s"]
+    low, high = (f"{s:.2g}" if s < 100 else f"{s:.0f}" for s in (fit.seconds.low, fit.seconds.high))
+    return [f"  a step: at least {low} s, usually up to {high} s"]
 
 
 def _export(fit: Fit) -> list[str]:

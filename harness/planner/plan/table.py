@@ -190,9 +190,8 @@ def _why_not(fit: Fit, best: Sequence[Fit]) -> str:
 
 
 def _trainers(fit: Fit) -> str:
-    """Return a trainer that has all parts of a row, and how many more have."""
-    names = [name.removesuffix("-tuner").removesuffix("-studio") for name in trainers.known()
-             if trainers.has(name, fit.resolved)]  # fmt: skip
+    """Return a trainer to which ``export`` takes a row, and how many more there are."""
+    names = [name for name in trainers.EXPORTED if trainers.has(name, fit.resolved)]
     names.sort(key=len)
     return ", ".join(names[:SOME]) + f" +{len(names) - SOME}" * (len(names) > SOME)
 
