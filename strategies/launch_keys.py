@@ -103,8 +103,8 @@ def _check_model(above: str, given: Any, fields: Mapping[str, Any], found: Check
     if not isinstance(given, dict):
         found.faults.append(f"{above} is {given!r:.60}; write a block of settings")
         return
-    for name, value in given.items():
-        key = f"{above}.{name}"
+    for given_name, value in given.items():
+        key, name = f"{above}.{given_name}", named(given_name, fields)
         if key in table()["deepspeed"]["removed"]:
             found.faults.append(f"{key}: DeepSpeed has removed it; leave it out")
         elif name not in fields:
@@ -116,6 +116,14 @@ def _check_model(above: str, given: Any, fields: Mapping[str, Any], found: Check
             _check_model(key, value, fields[name]["fields"], found)
         elif value != AUTO and (why := wrong(value, fields[name])):
             found.faults.append(f"{key} is {value!r:.60}; {why}")
+
+
+def named(name: str, fields: Mapping[str, Any]) -> str:
+    """Return the key of ``fields`` that ``name`` means.
+
+    DeepSpeed also takes the names of its fields, which lack the prefix of ZeRO-3's keys.
+    """
+    return f"stage3_{name}" if name not in fields and f"stage3_{name}" in fields else name
 
 
 def wrong(value: Any, field: Mapping[str, Any]) -> str:
@@ -341,5 +349,3 @@ def _check_fsdp(content: Mapping[str, Any], faults: list[str]) -> None:
     reshard = own.get("fsdp_reshard_after_forward")
     if reshard is not None and version == 2 and truth(reshard) is None:
         faults.append(f"fsdp_reshard_after_forward is {reshard!r:.60}; FSDP2 takes true or false")
-    if version == 2 and truth(own.get("fsdp_forward_prefetch")):
-        faults.append("fsdp_forward_prefetch is true, which FSDP2 refuses; leave it out")

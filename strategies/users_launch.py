@@ -26,6 +26,7 @@ from strategies.launch_keys import (
     check_accelerate,
     check_deepspeed,
     keyed,
+    named,
     table,
     truth,
 )
@@ -177,7 +178,8 @@ def settings_of(content: Mapping[str, Any], config: Mapping[str, Any] | None) ->
 def _plain(given: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return a block with numbers and truths in place of their texts."""
     found: dict[str, Any] = {}
-    for name, value in given.items():
+    for key, value in given.items():
+        name = named(key, fields)
         field = fields.get(name, {"type": "any"})
         kind = field["type"]
         if value == AUTO or value is None:

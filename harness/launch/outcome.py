@@ -101,6 +101,7 @@ ASSERTED = re.compile(r"device-side assert|Assertion .* failed|illegal memory ac
 # Pinned memory is host memory, although the message comes from CUDA.
 PINNED = re.compile(
     r"\bCudaError: out of memory \(2\)|Failed to CUDA host alloc"
+    r"|could not allocate pinned host memory|failed to alloc \d+ bytes on host"
     r"|(?:cudaHostAlloc|cudaMallocHost|cudaHostRegister|cuMemHostAlloc).*out of memory"
     r"|out of memory.*(?:cudaHostAlloc|cudaMallocHost|cudaHostRegister|cuMemHostAlloc)",
     re.DOTALL,

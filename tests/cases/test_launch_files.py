@@ -67,6 +67,25 @@ def test_a_launch_file_alone_is_planned_and_printed(monkeypatch, capsys):
     assert "Read from alone.yaml:" in shown and "accumulate" in shown and "fits" in shown
 
 
+def test_a_field_s_own_name_is_the_key_that_deepspeed_takes(tmp_path):
+    """Its models are filled by name and by alias (zero/config.py: populate_by_name)."""
+    zero = {"stage": 3, "gather_16bit_weights_on_model_save": True, "prefetch_bucket_size": 7}
+    assert check_deepspeed({"zero_optimization": zero}).faults == []
+    assert check_deepspeed({"zero_optimization": {**zero, "buffer_sise": 1}}).faults
+    (tmp_path / "ds.json").write_text(
+        json.dumps({"bf16": {"enabled": True}, "zero_optimization": zero})
+    )
+    made = reading(files.read([tmp_path / "ds.json"]), "pixart-sigma", 2)
+    engine = CATALOG[made.recipe.partition("+")[0]].engine("cuda")
+    assert engine.file.settings["zero_optimization"]["stage3_prefetch_bucket_size"] == 7
+
+
+def test_fsdp_reads_a_prefetch_of_its_first_version_alone():
+    content = {"distributed_type": "FSDP", "num_processes": 2, "fsdp_config": {
+        "fsdp_version": 2, "fsdp_forward_prefetch": True}}  # fmt: skip
+    assert check_accelerate(content).faults == []
+
+
 REFUSED = {
     "unknown-key.json": ("stage3_param_persistance_threshold", "buffer_sise", "not permitted"),
     "two-halves.json": ("bf16 and fp16 are both on", "8, which is not 2 x 1 x 1"),

@@ -91,6 +91,44 @@ def test_a_setting_by_an_older_name_is_read(given, tmp_path):
     assert made.recipe == of_text(tmp_path, "b.sh", now).recipe and "block_swap" in made.recipe
 
 
+def test_words_that_a_shell_uses_if_a_variable_is_set_are_words(tmp_path):
+    flag = "${BLOCKS:+--blocks_to_swap $BLOCKS}"
+    text = START.format(SCRIPTS["sd-scripts"], f"{flag} {CACHED}")
+    on = of_text(tmp_path, "a.sh", f"BLOCKS=18\n{text}").recipe
+    off = of_text(tmp_path, "b.sh", text).recipe
+    assert "block_swap" in on and "block_swap" not in off
+    assert "+checkpoint" in on and "+checkpoint" in off
+
+
+def test_caches_on_disk_are_caches_and_clip_trains_beside_cached_t5(tmp_path):
+    text = START.format(SCRIPTS["sd-scripts"], "--cache_latents_to_disk")
+    made = of_text(tmp_path, "a.sh", f"{text} --cache_text_encoder_outputs")
+    said = " ".join(one.why for one in made.unpredicted)
+    assert "VAE is on the device" not in said and "adapters of text encoders train too" in said
+    alone = of_text(tmp_path, "b.sh", f"{text} {CACHED}")
+    assert "text encoders" not in " ".join(one.why for one in alone.unpredicted)
+
+
+def test_a_directory_without_a_size_has_the_general_one(tmp_path):
+    text = """[model]
+type = "wan"
+ckpt_path = "Wan2.2-TI2V-5B"
+dtype = "bfloat16"
+[adapter]
+type = "lora"
+rank = 8
+dtype = "bfloat16"
+"""
+    sizes = "resolutions = [512]\nframe_buckets = [1, 49]\n"
+    bare = '[[directory]]\npath = "a"\n'
+    (tmp_path / "d.toml").write_text(
+        f'{sizes}{bare}[[directory]]\npath = "b"\nframe_buckets = [1]\n'
+    )
+    (tmp_path / "c.toml").write_text(f'dataset = "{tmp_path}/d.toml"\n{text}')
+    made = reading(files.read([tmp_path / "c.toml"]), "wan2.2-5b")
+    assert made.frames == 49
+
+
 def test_a_version_with_more_tokens_a_sample_is_named(tmp_path):
     made = of_text(tmp_path, "a.sh", START.format(SCRIPTS["musubi"], "--model_version layered"))
     (one,) = made.unpredicted

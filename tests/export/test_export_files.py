@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
-import itertools
 import json
 import re
 import shlex
@@ -332,7 +331,8 @@ def test_an_export_is_of_what_was_planned_for_every_preset_and_card():
         "depth=12,width=768,heads=12,patch=2",
     ]
     tried = 0
-    pairs = list(itertools.product(models, cards_))[::5]  # each model, and each card
+    pairs = [(model, card) for i, model in enumerate(models) for j, card in enumerate(cards_)
+             if (i + j) % 5 == 0]  # each model, and each card  # fmt: skip
     for place, (model, card) in enumerate(pairs):
         recipe, more = ASKED[place % len(ASKED)]
         found = planned(["plan", "--recipes", recipe, "--model", model, *card, *more])

@@ -192,6 +192,8 @@ COMMENT = re.compile(
 )
 """A comment of a shell or of Windows; what is quoted is the group, and no comment."""
 CONTINUED = re.compile(r"(?m)^(?:.*[\\^`][ \t]*\n)+.*")
+IF_SET = re.compile(r"\$\{(\w+):?\+([^}]*)\}")
+"""Words that a shell uses if a variable has a value."""
 VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?:\[@\])?(?::?-([^}]*))?\})")
 ASSIGNED = re.compile(r"(\w+)=(.*)", re.S)
 OPTION = re.compile(r"--?[A-Za-z]")
@@ -202,6 +204,7 @@ def _statements(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
 
     ``$_`` stands for the output of a command, which nobody knows.
     """
+    text = IF_SET.sub(lambda found: found[2] * bool(re.search(rf"\b{found[1]}=[^\s;]", text)), text)
     text = re.sub(r"\$\([^()\n]*\)", "$_", COMMENT.sub(lambda found: found[1] or "", text))
     lexer = shlex.shlex(CONTINUED.sub(_joined, text) + "\n", None, True, PUNCTUATION)
     lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""

@@ -180,7 +180,10 @@ def _groups(sources: Sequence[Mapping[str, Any]], shape: Mapping[str, Any]) -> l
             parts = name.removeprefix("--").split(".")
             above = ".".join(parts[:2]) if parts[0] in ("datasets", "directory") else parts[0]
             above = "" if len(parts) == 1 or parts[0] == "general" else above
-            data = not above or parts[0] in ("datasets", "directory")
+            own = parts[0] in ("datasets", "directory")
+            data = not above or own
+            if own and len(parts) > 2:
+                found.setdefault(above, {})  # one without a size has the general one
             if parts[-1] in meanings and data:
                 found.setdefault(above, {}).setdefault(meanings[parts[-1]], value)
     usual = found.pop("", {})

@@ -17,6 +17,7 @@ PATTERNS = {
         r"Requested *: {}",
         r"Failed to CUDA \w*alloc(?: async)? {}",
         r"Unable to allocate {}",
+        r"unable to mmap {}",
     ),
     # torch 2.1 spells it "capacty".
     "capacity": (

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from harness.planner.oom.log import (
     GPU,
+    HOST,
     KILLED,
     PAGED,
     PINNED,
@@ -40,6 +41,10 @@ BARE = re.compile(r"(?:CUDA|HIP) error: out of memory")
 """The driver's error, of memory on the GPU or of host memory to be pinned."""
 ABSURD = "more than 1EB"
 """Size in torch's message for a request that no card could serve."""
+MAPPED = "unable to mmap"
+"""torch's message for a file that it cannot map: a checkpoint, or tensors between processes."""
+FEW = 2**20
+"""Bytes of a mapping that no host lacks: the number of mappings has ended."""
 MANAGED = "pythonInterface"
 """File in messages of bitsandbytes' paged optimizers, whose memory the host has to back."""
 
@@ -101,6 +106,8 @@ def _words(failure: Failure, numbers: Numbers) -> dict[str, str]:
 
 def _cause(failure: Failure, numbers: Numbers) -> str:
     """Return the cause by the first rule that holds."""
+    if failure.kind == HOST and MAPPED in failure.text:
+        return "mappings" if (numbers.requested or 0) < FEW else "mapped"
     if failure.kind != GPU:
         return failure.kind
     if ABSURD in failure.line:
@@ -173,6 +180,8 @@ SENTENCES = {
     "scheduled": "The job was ended for lack of host memory: it used more than its job or "
     "container may.",
     "host": "Host memory ran out, at a request of {requested}.",
+    "mappings": "The process reached the limit on mapped files, at one of {requested}.",
+    "mapped": "The host had no address space or commit left to map {requested} of a file.",
     "killed": "The process got SIGKILL, which is nearly always for lack of host memory.",
     "certain": "The kernel ended the process, which held {process}, for lack of host memory.",
 }
@@ -328,6 +337,11 @@ def _measures(cause: str, failure: Failure, numbers: Numbers) -> Iterator[str]:
 
 
 def _of_host(failure: Failure) -> Iterator[str]:
+    if MAPPED in failure.text:
+        yield "sysctl -w vm.max_map_count=1048576 if many small files are mapped (no cost)"
+        yield "a higher ulimit -v and vm.overcommit_memory=1 if a large one is (no cost)"
+        yield "load on one rank after another; fewer loader workers (slower)"
+        return
     if not failure.certain:
         yield "confirm it: dmesg -T | grep -i 'killed process' (no cost)"
     if failure.kind == PINNED:
