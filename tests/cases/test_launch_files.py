@@ -80,6 +80,13 @@ def test_a_field_s_own_name_is_the_key_that_deepspeed_takes(tmp_path):
     assert engine.file.settings["zero_optimization"]["stage3_prefetch_bucket_size"] == 7
 
 
+def test_a_precision_that_is_left_to_the_training_is_assumed_aloud(tmp_path):
+    given = {"zero_optimization": {"stage": 2}, "bf16": {"enabled": "auto"}}
+    (tmp_path / "ds.json").write_text(json.dumps({**given, "fp16": {"enabled": "auto"}}))
+    made = reading(files.read([tmp_path / "ds.json"]), "pixart-sigma", 2)
+    assert any("float32: bf16 and fp16 are auto" in one for one in made.assumed), made.assumed
+
+
 def test_fsdp_reads_a_prefetch_of_its_first_version_alone():
     content = {"distributed_type": "FSDP", "num_processes": 2, "fsdp_config": {
         "fsdp_version": 2, "fsdp_forward_prefetch": True}}  # fmt: skip

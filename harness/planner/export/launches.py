@@ -374,6 +374,9 @@ def _precision(settings: Mapping[str, Any], made: Launch) -> None:
     for half in ("bf16", "fp16"):
         if enabled(settings, half):
             made.precision = half
+    open_to = [h for h in ("bf16", "fp16") if (settings.get(h) or {}).get("enabled") == AUTO]
+    if open_to and made.precision in ("", "no"):
+        made.assumed.append(f"float32: {' and '.join(open_to)} are auto, as the training sets them")
     block = settings.get("bf16") or {}
     master, states = (truth(block.get(f"bf16_{one}")) for one in
                       ("master_weights_and_grads", "optimizer_states"))  # fmt: skip
