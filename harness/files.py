@@ -25,6 +25,24 @@ MARK = ".headroom.json"
 REPORT = ("report.md", "report.csv", "report.json", "report.html")
 RESULTS = ("runs", "suite.json", *REPORT)
 """Names in the folder of a suite."""
+SIGNED = {
+    "result.json": ("spec", "status"),
+    "suite.json": ("reference", "order"),
+    "anatomy.json": ("recipe", "timeline"),
+    "calibration.json": ("device", "ceilings"),
+    "runs/*/result.json": ("spec", "status"),
+    "checkpoint/step-*/headroom.json": ("step", "files"),
+    "step-*/headroom.json": ("step", "files"),
+}
+"""Files of versions that made no marks -> keys that identify them."""
+
+HEADS = {
+    ".md": b"# Headroom",
+    ".html": b"<title>Headroom",
+    ".csv": b"recipe,status,",
+    ".json": b'"headroom-report-',
+}
+"""Text near the start of a report's files, also of versions that made no marks."""
 
 
 class Taken(BadInput):
@@ -33,6 +51,8 @@ class Taken(BadInput):
 
 def claim(folder: Path, names: Iterable[str], *, force: bool = False) -> None:
     """Create ``folder`` and mark ``names`` (``fnmatch`` patterns) there as Headroom's.
+
+    An old folder with results but without a mark counts as Headroom's.
 
     Raises:
         Taken: a file of such a name exists and is not Headroom's, or is a link to a folder.
@@ -47,7 +67,7 @@ def claim(folder: Path, names: Iterable[str], *, force: bool = False) -> None:
     for path in _named(folder, names):
         for link in filter(_leads_away, [path, *(path.iterdir() if path.is_dir() else ())]):
             raise Taken(f"{link} is a symbolic link, which is not followed; remove it")
-        if not force and _matches(path, new):
+        if not force and _matches(path, new) and not _of_older_version(path):
             raise _taken(path)
     if new:
         write_json(folder / MARK, made | dict.fromkeys(new, ""), durable=False)
@@ -139,6 +159,25 @@ def _inside_of_ours(folder: Path) -> bool:
                 raise Taken(f"{link} is a symbolic link, which is not followed; remove it")
             return True
     return False
+
+
+def _of_older_version(path: Path) -> bool:
+    """Return whether an older version made ``path``: a report by its text, another file by what
+    lies beside it."""
+    if path.name in REPORT:
+        if path.is_symlink() or not path.is_file():
+            return False
+        with path.open("rb") as file:
+            return HEADS[path.suffix] in file.read(2000)
+    beside = ((path.parent.glob(name), keys) for name, keys in SIGNED.items())
+    return any(_signed(found, keys) for paths, keys in beside for found in paths)
+
+
+def _signed(path: Path, keys: Iterable[str]) -> bool:
+    try:
+        return all(key in read_json(path, dict[str, Any]) for key in keys)
+    except BadFile:
+        return False
 
 
 def _digest(text: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -123,10 +125,32 @@ def _suite(out: Path) -> None:
     (out / "runs" / "ddp" / "log.txt").write_text("of an older version")
 
 
+def _run(out: Path) -> None:
+    ok("ddp").write(out / "result.json")
+    (out / "samples.png").write_bytes(b"")
+
+
+def _training(out: Path) -> None:
+    done = out / "checkpoint" / "step-00000004" / "headroom.json"
+    done.parent.mkdir(parents=True)
+    done.write_text(json.dumps({"step": 4, "files": {}}))
+    (out / "log.txt").write_text("killed before it had a result")
+
+
+@pytest.mark.parametrize("made", [_suite, _run, _training])
+def test_folders_of_older_versions_are_accepted(tmp_path, made: Callable[[Path], None]):
+    out = tmp_path / "out"
+    made(out)
+    names = files.RESULTS if made is _suite else (*launch.FILES, "checkpoint")
+    files.claim(out, names)
+    files.claim(out / "runs" / "ddp" if made is _suite else out, launch.FILES)
+
+
 def test_a_report_is_written_again_unless_somebody_else_wrote_one(tmp_path, capsys):
     _suite(tmp_path)
     assert cli.main(["report", str(tmp_path)]) == 0
     assert cli.main(["report", str(tmp_path)]) == 0
+    (tmp_path / files.MARK).unlink()  # as an older version left it
     (tmp_path / "report.json").unlink()  # as published sets leave it out
     assert cli.main(["report", str(tmp_path)]) == 0
     other = tmp_path / "other"
