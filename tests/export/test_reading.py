@@ -463,7 +463,8 @@ def plan(*words: str) -> int:
 def test_a_plan_predicts_the_configuration_then_its_own_answer(predicted, capsys):
     assert plan("--from", "flux.sh", "--json", "plan.json") == 0
     said = capsys.readouterr().out
-    assert "needs 22.7" in said and "--blocks_to_swap 18 -> block_swap:blocks=27" in said
+    # its adapters of CLIP-L are not counted
+    assert "needs at least 22.7" in said and "--blocks_to_swap 18 -> block_swap:blocks=27" in said
     order = [said.index(head) for head in ("sd-scripts: single", "Adapters: ", "Read from flux.sh")]
     assert order == sorted(order)
     assert "All weights:" not in said, "the answer is of adapters, as the configuration"

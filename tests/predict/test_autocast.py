@@ -16,8 +16,9 @@ NAMES = {
 }  # fmt: skip
 """Op that autocast casts -> function that a model calls."""
 RECURRENT = {
-    f"{kind}_cell" for kind in ("rnn_tanh", "rnn_relu", "gru", "lstm", "_thnn_fused_gru",
-                                "_thnn_fused_lstm")
+    "_cudnn_rnn",  # registered by a build of torch for CUDA
+    *(f"{kind}_cell" for kind in ("rnn_tanh", "rnn_relu", "gru", "lstm", "_thnn_fused_gru",
+                                  "_thnn_fused_lstm")),
 }  # fmt: skip
 
 

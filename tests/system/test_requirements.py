@@ -420,7 +420,7 @@ def test_a_driver_s_version_makes_another_answer(tmp_path, monkeypatch) -> None:
     here, paths = machine(tmp_path), set()
     for version in ("535.1", "580.2"):
         told = {"/proc/driver/nvidia/version": version}
-        monkeypatch.setattr(machines, "_text", lambda path, told=told: told.get(path, ""))
+        monkeypatch.setattr(machines, "_read_text", lambda path, told=told: told.get(str(path), ""))
         paths.add(machines._cache_path(here))
     assert len(paths) == 2
 

@@ -375,7 +375,7 @@ def _precision(settings: Mapping[str, Any], made: Launch) -> None:
         if enabled(settings, half):
             made.precision = half
     open_to = [h for h in ("bf16", "fp16") if (settings.get(h) or {}).get("enabled") == AUTO]
-    if open_to and made.precision in ("", "no"):
+    if open_to and not made.precision:
         made.assumed.append(f"float32: {' and '.join(open_to)} are auto, as the training sets them")
     block = settings.get("bf16") or {}
     master, states = (truth(block.get(f"bf16_{one}")) for one in
