@@ -1,4 +1,4 @@
-"""What cannot go together: the table ``conflicts.yaml``, and the one function that reads it.
+"""Conflicts between strategies: the table ``conflicts.yaml``, and the one function that reads it.
 
 A strategy is refused beside a trait of the launch, never beside a name. What a strategy alone can
 say (of its parameters, or of the model) is in its own ``refuses``.

@@ -65,7 +65,7 @@ def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, A
 
 
 def test_the_blocks_train_save_and_load_back(ran, tmp_path):
-    assert len(BLOCKS) == 9 and len(ran["losses"]) == STEPS
+    assert len(BLOCKS) == 10 and len(ran["losses"]) == STEPS
     assert ran["losses"][-1] < ran["losses"][0], "it learns"
     state = load_file(next((tmp_path / "out").glob("*.safetensors")))
     up = [name for name in state if "lora_B" in name]

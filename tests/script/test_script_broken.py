@@ -53,6 +53,7 @@ COPIES = """    import copy
 
     average = copy.deepcopy(model)
 """
+BEFORE = "make the copy before accelerator.prepare"
 CASES = {
     "exception": (
         "single",
@@ -132,20 +133,10 @@ CASES = {
         Status.OK,
         "without gradients inside 8 of 8 timed steps",
     ),
-    "copies a share": (
-        "zero3",
-        [(PREPARE, f"{PREPARE}{COPIES}")],
-        (),
-        Status.REFUSED,
-        "make the copy before accelerator.prepare",
-    ),
-    "copies a DTensor": (
-        "fsdp2",
-        [(PREPARE, f"{PREPARE}{COPIES}")],
-        (),
-        Status.REFUSED,
-        "make the copy before accelerator.prepare",
-    ),
+    "copies a share": ("zero3", [(PREPARE, PREPARE + COPIES)], (), Status.REFUSED, BEFORE),
+    "copies a DTensor": ("fsdp2", [(PREPARE, PREPARE + COPIES)], (), Status.REFUSED, BEFORE),
+    "copies before zero3": ("zero3", [(PREPARE, COPIES + PREPARE)], (), Status.OK, ""),
+    "copies before fsdp2": ("fsdp2", [(PREPARE, COPIES + PREPARE)], (), Status.OK, ""),
     "swallows": (
         "single",
         [("    main()\n", "    try:\n        main()\n    except BaseException:\n        main()\n")],

@@ -465,7 +465,8 @@ def _name(
         if name in (*READ, "optimizer.type") or name.rpartition(".")[2] in named:
             continue
         # accelerate reads it for FSDP1 alone
-        ahead = name == "fsdp_config.fsdp_forward_prefetch" and _fsdp_version(content) == 2
+        version = as_number((content.get("fsdp_config") or {}).get("fsdp_version", 1), whole=True)
+        ahead = name == "fsdp_config.fsdp_forward_prefetch" and version == 2
         if ahead or name in IDLE or block in (*IDLE, "optimizer"):
             idle.append(name)
         elif block in ("zero_optimization", "data_types") and file.kind == "DEEPSPEED":
@@ -478,10 +479,6 @@ def _name(
     blocks = ("fsdp_config", "deepspeed_config", "megatron_lm_config", "fp8_config")
     idle += [name for name in blocks if content.get(name) and name not in _active(file)]
     made.means += [f"no memory: {', '.join(idle)}"] if idle else []
-
-
-def _fsdp_version(content: Mapping[str, Any]) -> int | float | None:
-    return as_number((content.get("fsdp_config") or {}).get("fsdp_version", 1), whole=True)
 
 
 def _usually_on(name: str) -> bool:
