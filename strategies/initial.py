@@ -32,14 +32,12 @@ class Pending:
 
     ``name``: the name in the subject's model whose draw it is. ``version``: the parameter's version
     counter when it was made. ``keep``: makes the parameter from the value; None: the value
-    unchanged. ``like``: the tensor to draw, if its shape is not the parameter's; None: the
-    parameter.
+    unchanged.
     """
 
     name: str
     version: int
     keep: Callable[[Tensor], nn.Parameter] | None = None
-    like: Tensor | None = None
 
 
 def keyed(seed: int, name: str) -> torch.Generator:
@@ -99,18 +97,20 @@ def waits(module: nn.Module) -> bool:
     return any(pending(p) is not None for p in module.parameters())
 
 
-def hand_on(
+def kept(
     old: nn.Parameter,
-    new: nn.Parameter,
-    keep: Callable[[Tensor], nn.Parameter] | None = None,
-    like: Tensor | None = None,
-) -> None:
-    """Have ``new``, which replaces ``old``, wait for the same draw.
+    keep: Callable[[Tensor], nn.Parameter],
+    hold: Callable[[Tensor], nn.Parameter] | None = None,
+) -> nn.Parameter:
+    """Return the parameter that ``keep`` makes of the value of ``old``: now, or when it is drawn.
 
-    ``keep`` makes a parameter of the drawn value; None: the value unchanged. ``like`` is the tensor
-    to draw, if ``new`` has another shape.
+    ``hold`` makes the one that waits for the draw; None: a frozen one.
     """
-    new.pending = Pending(old.pending.name, new._version, keep, like)
+    if pending(old) is None:
+        return keep(old.data)
+    new = hold(old.data) if hold else nn.Parameter(old.data, requires_grad=False)
+    new.pending = Pending(old.pending.name, new._version, keep)
+    return new
 
 
 def cast(module: nn.Module, dtype: torch.dtype) -> None:
@@ -153,7 +153,7 @@ def filled(
             f"{wanted.name} was written to before its value was drawn: the strategy whose "
             "edit_model did so must say reads_weights = True"
         )
-    values = draw(wanted.name, p if wanted.like is None else wanted.like)
+    values = draw(wanted.name, p)
     if wanted.keep is not None:
         return _instead(p, wanted.keep(values.to(p.dtype)))
     return _instead(p, nn.Parameter(values.to(dtype or p.dtype).to(device)))

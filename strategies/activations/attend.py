@@ -14,9 +14,6 @@ from strategies.strategy import Strategy
 from strategies.subject import Subject
 from strategies.workloads import BOTH
 
-# ---- attention kernels ----
-
-
 KERNELS = {
     "naive": None,
     "math": "MATH",
@@ -66,18 +63,9 @@ class ByKernel:
             return self.inner(blocks, *given, **named)
 
 
-def flex() -> Any:
-    """Return torch's flex_attention, compiled into one fused kernel."""
-    import torch
-    from torch.nn.attention.flex_attention import flex_attention
-
-    return torch.compile(flex_attention)
-
-
 # ---- evidence from operators ----
 
 
-FUSED = "aten::_scaled_dot_product_{}_attention"
 WRITTEN_OUT = ("naive", "math")
 
 
@@ -88,32 +76,18 @@ def calls_of(trained: TrainingRun, kernel: str, ran: Sequence[Any], phase: str) 
     """
     backward = phase == "backward"
     calls = {name: sum(ran_by(name, r.name, backward) for r in ran) for name in KERNELS}
-    calls["naive"] = score_matrices(trained, ran) - calls["math"] * (not backward)
+    # Score matrices are products with a [queries, keys] operand a head. If a head is as wide as
+    # there are keys, q has the same shape, and counts once more per layer.
+    shapes = [(call.queries, call.keys, call.width) for call in trained.subject.survey.attention]
+    scores = {shape[:2] for shape in shapes}
+    square = sum(r.name == "aten::bmm" and tuple(r.shapes[0][1:]) in scores for r in ran)
+    square //= 1 + any((queries, width) in scores for queries, _, width in shapes)
+    calls["naive"] = square - calls["math"] * (not backward)
     plain = kernel in WRITTEN_OUT and (backward or "compiled" in trained.launch.traits)
     allowed = WRITTEN_OUT if plain else (kernel,)
     others = {name: count for name, count in calls.items() if count and name not in allowed}
     demand(not others, f"{phase} of a training step ran {others}, expected {kernel}")
     return sum(calls[name] for name in allowed)
-
-
-def layers(trained: TrainingRun) -> int:
-    """Return the number of attention calls of one forward pass."""
-    subject = trained.subject
-    if "attend" in subject.parts:
-        return len(subject.attentions(trained.module))
-    return len(subject.survey.attention)
-
-
-def score_matrices(trained: TrainingRun, ran: Sequence[Any]) -> int:
-    """Return the number of score matrices: products with a [queries, keys] operand per head.
-
-    If a head is as wide as there are keys, q has the same shape, and counts once more per layer.
-    """
-    calls = trained.subject.survey.attention
-    scores = {(call.queries, call.keys) for call in calls}
-    square = sum(o.name == "aten::bmm" and tuple(o.shapes[0][1:]) in scores for o in ran)
-    alike = any((call.queries, call.width) in scores for call in calls)
-    return square // 2 if alike else square
 
 
 def ran_by(kernel: str, operation: str, backward: bool = False) -> bool:
@@ -127,7 +101,7 @@ def ran_by(kernel: str, operation: str, backward: bool = False) -> bool:
         return operation.startswith("triton_") and "flex_attention" in operation
     if kernel == "math":  # only its softmax handles fully masked rows
         return operation == "aten::_safe_softmax"
-    name = FUSED.format(kernel)
+    name = f"aten::_scaled_dot_product_{kernel}_attention"
     return operation in (name, f"{name}_for_cpu")
 
 
@@ -171,27 +145,33 @@ class Attend(Strategy):
         if "attend" not in subject.parts:
             surround(module, subject, lambda inner: ByKernel(inner, backend))
             return
-        chosen = {"naive": lambda: naive, "flex": flex}.get(self.kernel, lambda: forced(backend))()
+        chosen = naive if self.kernel == "naive" else forced(backend)
+        if self.kernel == "flex":
+            import torch
+            from torch.nn.attention.flex_attention import flex_attention
+
+            chosen = torch.compile(flex_attention)
         for attention in subject.attentions(module):
             attention.attend = chosen
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         """Return the kernel's calls in each phase of the watched step, or else in one forward."""
-        depth, seen = layers(trained), trained.observed
+        subject, seen, traits = trained.subject, trained.observed, trained.launch.traits
+        own = "attend" in subject.parts
+        depth = len(subject.attentions(trained.module) if own else subject.survey.attention)
         demand(depth > 0, "the model does not call torch's attention")
-        wanted = {"forward": depth}
-        phases: dict[str, Sequence[Any]]
         if seen is None or not seen.ran:  # a training run, or compiled blocks
-            phases = {"forward": states.operations(trained)}
+            ran: dict[str, Sequence[Any]] = {"forward": states.operations(trained)}
+            wanted = {"forward": depth}
         else:
-            traits, least = trained.launch.traits, depth * seen.micro_steps
+            least = depth * seen.micro_steps
             reached = min(1, least) if "some_blocks" in traits else least
             reached = 0 if traits & {"frozen_blocks", "sampling"} else reached
             wanted = {"forward": least, "backward": reached}
-            phases = {name: [r for r in seen.ran if r.phase == name] for name in wanted}
+            ran = {phase: [r for r in seen.ran if r.phase == phase] for phase in wanted}
         facts = {}
         for phase, least in wanted.items():
-            count = calls_of(trained, self.kernel, phases[phase], phase)
+            count = calls_of(trained, self.kernel, ran[phase], phase)
             demand(count >= least, f"{self.kernel} ran {count} times in {phase}, expected {least}")
             facts[f"calls_in_{phase}"] = count
         return facts

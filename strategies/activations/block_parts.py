@@ -7,7 +7,6 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from strategies.activations.runners import by_place
 from strategies.activations.weighed import MeasuredBlocks
 
 # ---- segmentation ----
@@ -53,9 +52,9 @@ def block_runs(split: Split, blocks: int) -> int:
 class Recompute(MeasuredBlocks):
     """Block runner that recomputes parts of the blocks in backward, and counts the runs.
 
-    ``products``: number and bytes of outputs that ``policy`` made torch keep in the first forward.
-    ``chosen``: the recomputed blocks, if not all are. ``unreached``: runs of blocks whose part
-    gives outputs that take no gradient.
+    ``chosen``: the recomputed blocks, if not all are. ``products``: the outputs that ``policy``
+    made torch keep in the first forward. ``unreached``: runs of blocks whose part gives outputs
+    that take no gradient.
     """
 
     def __init__(
@@ -70,43 +69,33 @@ class Recompute(MeasuredBlocks):
         super().__init__(inner)
         self.split, self.blocks_run, self.parts_run, self.unreached = split, 0, 0, 0
         self.chosen = None if chosen is None else frozenset(map(id, chosen))
-        self.products = {"kept": 0, "bytes": 0}
+        self.products = 0
         # Blocks without random numbers need no generator state.
         self.options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": random}
         if policy:
             self.options["context_fn"] = functools.partial(policy, self)
 
-    def run(self, blocks: Any, *given: Any, **named: Any) -> Any:
-        first = 0
-        for again, alike in itertools.groupby(blocks, self._again):
-            end = first + len([*alike])
-            given = (self._run_alike(again, blocks[first:end], given, named), *given[1:])
-            first = end
-        return given[0]
-
-    def _run_alike(self, again: bool, blocks: Any, given: Any, named: Any) -> Any:
-        if again:
-            sizes = self.split(len(blocks), 0)[0]
-            self.parts_run += len(sizes)
-            return self._parts(blocks, sizes, 1, given, named)
-        self.passing = True
-        out = self.rest(blocks, *given, **named)
-        self.passing = False
-        return out
-
-    def _again(self, block: Any) -> bool:
+    def recomputes(self, block: Any) -> bool:
+        """Return whether ``block`` is recomputed."""
         return self.chosen is None or id(block) in self.chosen
 
-    def recomputed(self, blocks: Sequence[Any]) -> int:
-        """Return how many of ``blocks`` are recomputed."""
-        return sum(map(self._again, blocks))
+    def run(self, blocks: Any, *given: Any, **named: Any) -> Any:
+        first = 0
+        for again, alike in itertools.groupby(blocks, self.recomputes):
+            some = blocks[first : first + len([*alike])]
+            first += len(some)
+            if again:
+                sizes = self.split(len(some), 0)[0]
+                self.parts_run += len(sizes)
+                out = self._parts(some, sizes, 1, given, named)
+            else:
+                self.passing = True
+                out = self._counted(some, given, named)
+                self.passing = False
+            given = (out, *given[1:])
+        return given[0]
 
-    def kept_whole(self, blocks: Sequence[Any]) -> list[Any]:
-        """Return the blocks of the model that are not recomputed."""
-        return [block for block in blocks if not self._again(block)]
-
-    def rest(self, blocks: Any, *given: Any, **named: Any) -> Any:
-        """Run the blocks whose activations are kept."""
+    def _counted(self, blocks: Any, given: Any, named: Any) -> Any:
         import torch
 
         if not torch.compiler.is_compiling():
@@ -114,45 +103,37 @@ class Recompute(MeasuredBlocks):
         return self.inner(blocks, *given, **named)
 
     def _parts(self, blocks: Any, sizes: list[int], level: int, given: Any, named: Any) -> Any:
-        """Run parts of these sizes, each under a checkpoint; each output is the next part's first
-        input."""
+        """Run parts of these sizes, each under a checkpoint, from one output to the next."""
+        import torch
+        from torch.utils._pytree import tree_leaves
+
         for size in sizes:
-            given = (self.part(blocks[:size], level, *given, **named), *given[1:])
-            self._note_reach(given[0], size * (level == 1))
-            blocks = blocks[size:]
+            out = self.part(blocks[:size], level, *given, **named)
+            if level == 1 and not torch.compiler.is_compiling():
+                leaves = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
+                self.unreached += size * (not any(leaf.requires_grad for leaf in leaves))
+            given, blocks = (out, *given[1:]), blocks[size:]
         return given[0]
 
     def part(self, blocks: Any, level: int, *given: Any, **named: Any) -> Any:
         """Run some blocks under one checkpoint; autograd's hooks see only positional inputs."""
         from torch.utils.checkpoint import checkpoint
 
-        run, values = by_place(self._inside, 2 + len(given), tuple(named)), named.values()
-        return checkpoint(run, blocks, level, *given, *values, **self.options)
+        count, names = len(given), tuple(named)
 
-    def _note_reach(self, out: Any, size: int) -> None:
-        """Count ``size`` blocks if backward will not enter the part that returned ``out``."""
-        import torch
-        from torch.utils._pytree import tree_leaves
+        def by_place(blocks: Any, level: int, *values: Any) -> Any:
+            named = dict(zip(names, values[count:], strict=True))
+            return self._inside(blocks, level, *values[:count], **named)
 
-        if size and not torch.compiler.is_compiling():
-            leaves = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
-            self.unreached += size * (not any(leaf.requires_grad for leaf in leaves))
+        run = by_place if names else self._inside
+        return checkpoint(run, blocks, level, *given, *named.values(), **self.options)
 
     def _inside(self, blocks: Any, level: int, *given: Any, **named: Any) -> Any:
-        import torch
-
         sizes, left = self.split(len(blocks), level)
         if sizes:
             given = (self._parts(blocks, sizes, level + 1, given, named), *given[1:])
             blocks = blocks[sum(sizes) :]
-        if left and not torch.compiler.is_compiling():
-            self.blocks_run += len(blocks)
-        return self.inner(blocks, *given, **named) if left else given[0]
-
-    def compile_parts(self, compiler: Callable[[Any], Any]) -> None:
-        """Compile the parts with their checkpoints inside: outside of graphs torch recomputes
-        uncompiled."""
-        self.part = compiler(self.part)  # type: ignore[method-assign]
+        return self._counted(blocks, given, named) if left else given[0]
 
     def compile_within(self, compiler: Callable[[Any], Any], blocks: Sequence[Any]) -> None:
         """Compile the forward of each recomputed block with its checkpoint inside.
@@ -167,9 +148,8 @@ class Recompute(MeasuredBlocks):
 
             return checkpoint(type(block).forward, block, *given, **named, **options)
 
-        again.beneath_hooks = True  # type: ignore[attr-defined]
         compiled = compiler(again)
-        for block in filter(self._again, blocks):
+        for block in filter(self.recomputes, blocks):
             block.forward = functools.partial(compiled, block)
         self.part = self._inside  # type: ignore[method-assign]
 
@@ -187,10 +167,7 @@ def keep_products(runner: Recompute) -> Any:
         if packet not in products and "scaled_dot_product" not in str(packet):
             return CheckpointPolicy.PREFER_RECOMPUTE
         if runner.weighing and not torch.compiler.is_compiling():
-            runner.products["kept"] += 1
-            told = getattr(context, "op_output", None)  # torch since 2.12 reports the kept output
-            out = told[0] if isinstance(told, tuple) else told
-            runner.products["bytes"] += 0 if out is None else out.numel() * out.element_size()
+            runner.products += 1
         return CheckpointPolicy.MUST_SAVE
 
     return create_selective_checkpoint_contexts(policy)

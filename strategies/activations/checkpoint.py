@@ -20,70 +20,9 @@ from strategies.engine import RunContext, TrainingRun
 from strategies.strategy import Strategy
 from strategies.subject import LAYERS, Subject
 
-# ---- evidence of recomputation ----
-
-
 RNG_BYTES = 5056
 """Bytes of the CPU generator's state, which compiled checkpoints keep for each attention
 (dropout)."""
-
-
-def recomputed(
-    trained: TrainingRun,
-    runner: Any,
-    depth: int,
-    split: Split,
-    count: int | None,
-    *,
-    products: bool = False,
-) -> dict[str, Any]:
-    """Return the facts of a run in which ``runner`` recomputed ``depth`` blocks by ``split``.
-
-    ``count``: the number of blocks, if not all are. ``products``: outputs of matrix products
-    were kept.
-    """
-    demand(runner is not None, "no block is recomputed in parts")
-    demand(runner.blocks == depth, f"{runner.blocks} of {depth} blocks are recomputed in parts")
-    counts = [runner.recomputed(call.blocks) for call in runner.calls]
-    demand(
-        count is None or sum(counts) == count,
-        f"{sum(counts)} of {depth} blocks are recomputed, expected {count}",
-    )
-    parts_of_call = [len(split(number, 0)[0]) if number else 0 for number in counts]
-    parts, ran = sum(parts_of_call), runner.parts_run / trained.micro_steps
-    demand(ran == parts, f"{ran} parts ran in each micro-batch, expected {parts}")
-    wider = 1 + ("doubles_tokens" in trained.launch.traits)
-    inputs = sum(n * call.input_bytes for n, call in zip(parts_of_call, runner.calls, strict=True))
-    most = inputs * wider + RNG_BYTES * depth
-    demand(
-        0 < runner.kept_bytes <= most,
-        f"{runner.kept_bytes} bytes are kept for backward, expected at most {most}: the inputs of "
-        f"{parts} parts",
-    )
-    facts = {"parts": parts, "kept_bytes": runner.kept_bytes}
-    if "compiled" in trained.launch.traits:
-        return facts  # blocks are not counted inside a graph: kept bytes show the effect
-    forwards = runner.blocks_run / trained.micro_steps
-    kept_whole = sum(call.count for call in runner.calls) - sum(counts)
-    unreached = runner.unreached / trained.micro_steps
-    wanted = kept_whole + sum(block_runs(split, number) for number in counts if number) - unreached
-    demand(
-        forwards == wanted,
-        f"{forwards:.2f} blocks ran forward in each micro-batch, expected {wanted}",
-    )
-    if products:
-        kept, size = runner.products["kept"], runner.products["bytes"]
-        least = trained.subject.survey.products * sum(counts) // depth
-        text = f"{kept} matrix products are kept, expected {least} and those of attention"
-        demand(kept >= least, text)
-        # torch reports the bytes since 2.12.
-        facts |= {"kept_products": kept} | ({"kept_product_bytes": size} if size else {})
-    if count is not None:
-        facts["blocks_recomputed"] = sum(counts)
-    if unreached:
-        facts["blocks_before_gradients"] = unreached
-    return {**facts, "block_forwards": forwards / depth}
-
 
 # ---- parts of a block ----
 
@@ -92,22 +31,17 @@ RUNNER = "run_parts_of_blocks"
 
 
 def parts_of(blocks: list[Any], part: str) -> list[Any]:
-    """Return the children of ``blocks`` that compute ``part``, in order."""
-    children = [pair for block in blocks for pair in _inner(block).named_children()]
+    """Return the children of ``blocks`` that compute ``part``, in order.
+
+    A wrapper that has nothing but a block, as HiDream's, is looked into.
+    """
+    inner = [b.block if [n for n, _ in b.named_children()] == ["block"] else b for b in blocks]
+    children = [pair for block in inner for pair in block.named_children()]
     return [child for name, child in children if LAYERS[part].fullmatch(name)]
 
 
-def _inner(block: Any) -> Any:
-    """Return the block in a wrapper that has nothing else, as HiDream's blocks have one."""
-    children = dict(block.named_children())
-    return children["block"] if [*children] == ["block"] else block
-
-
 def _has_part(subject: Subject, part: str) -> bool:
-    """Return whether the blocks of a model have ``part``.
-
-    It builds the model only if the subject does not say so.
-    """
+    """Return whether a model's blocks have ``part``; it is built only if no name says so."""
     if "layers" in subject.parts:
         return True
     names = {name for linear in subject.linears for name in linear.split(".")}
@@ -234,32 +168,51 @@ class Checkpoint(Strategy):
         return segments(round(math.sqrt(depth)) if self.every == "sqrt" else int(self.every))
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        if self.part != "block":
-            return self._of_layers(trained)
-        runner, blocks = runner_of(trained.module, Recompute), trained.blocks()
-        chosen = [*self._chosen(depth := len(blocks))]
-        if runner is not None and self.spread == "on":
-            found = [index for index in range(depth) if runner.recomputed([blocks[index]])]
-            demand(found == chosen, f"blocks {found} are recomputed, expected {chosen}")
-        return recomputed(
-            trained,
-            runner,
-            depth,
-            self._split(depth),
-            None if self.share == 1 else len(chosen),
-            products=self.keep == "products",
-        )
+        """Return the parts, the bytes kept for backward and the forward runs of each block.
 
-    def _of_layers(self, trained: TrainingRun) -> dict[str, Any]:
-        layers = parts_of(trained.blocks(), self.part)
-        runner = getattr(trained.module, RUNNER, None)
-        wanted = {*map(id, layers)}
-        ran = {id(call.block) for call in runner.calls} if runner else set()
-        demand(
-            ran == wanted,
-            f"{len(ran & wanted)} of {len(wanted)} layers of the blocks are recomputed, and "
-            f"{len(ran - wanted)} others",
-        )
-        if not layers:  # a pipeline stage whose blocks have none
-            return {"parts": 0}
-        return recomputed(trained, runner, len(layers), segments(1), None)
+        ``blocks`` are layers of blocks if ``part`` says so.
+        """
+        runner, blocks = runner_of(trained.module, Recompute), trained.blocks()
+        wanted, split = [blocks[index] for index in self._chosen(len(blocks))], segments(1)
+        if self.part != "block":
+            runner = getattr(trained.module, RUNNER, None)
+            blocks = wanted = parts_of(blocks, self.part)
+            if not blocks:  # a pipeline stage whose blocks have none
+                return {"parts": 0}
+        else:
+            split = self._split(len(blocks))
+        demand(runner is not None, "no block is recomputed in parts")
+        ran, all_blocks = set(map(id, runner.blocks)), set(map(id, blocks))
+        text = f"{len(ran & all_blocks)} of {len(blocks)} blocks are recomputed in parts"
+        demand(ran == all_blocks, f"{text}, and {len(ran - all_blocks)} others")
+        found, chosen = {*map(id, filter(runner.recomputes, runner.blocks))}, set(map(id, wanted))
+        text = f"{len(found & chosen)} of {len(chosen)} blocks are recomputed"
+        demand(found == chosen, f"{text}, and {len(found - chosen)} others")
+        return self._counted(trained, runner, split, len(blocks))
+
+    def _counted(self, trained: TrainingRun, runner: Any, split: Split, depth: int) -> Any:
+        """Return the facts of a run in which ``runner`` recomputed blocks by ``split``."""
+        numbers = [sum(map(runner.recomputes, call.blocks)) for call in runner.calls]
+        parts = [len(split(number, 0)[0]) if number else 0 for number in numbers]
+        ran = runner.parts_run / trained.micro_steps
+        demand(ran == sum(parts), f"{ran} parts ran in each micro-batch, expected {sum(parts)}")
+        wider = 1 + ("doubles_tokens" in trained.launch.traits)
+        inputs = sum(n * call.input_bytes for n, call in zip(parts, runner.calls, strict=True))
+        most = inputs * wider + RNG_BYTES * depth
+        text = f"{runner.kept_bytes} bytes are kept for backward, expected at most {most}"
+        demand(0 < runner.kept_bytes <= most, f"{text}: the inputs of {sum(parts)} parts")
+        facts = {"parts": sum(parts), "kept_bytes": runner.kept_bytes}
+        if "compiled" in trained.launch.traits:
+            return facts  # blocks are not counted inside a graph: kept bytes show the effect
+        forwards = runner.blocks_run / trained.micro_steps
+        whole = len(runner.blocks) - sum(numbers)  # blocks that are not recomputed
+        wanted = whole + sum(block_runs(split, number) for number in numbers if number)
+        wanted -= runner.unreached / trained.micro_steps
+        text = f"{forwards:.2f} blocks ran forward in each micro-batch, expected {wanted}"
+        demand(forwards == wanted, text)
+        if self.keep == "products":
+            least = trained.subject.survey.products * sum(numbers) // depth
+            text = f"{runner.products} matrix products are kept, expected {least} at least"
+            demand(runner.products >= least, text)
+            facts["kept_products"] = runner.products
+        return {**facts, "block_forwards": forwards / depth}

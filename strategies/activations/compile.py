@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -27,31 +26,21 @@ DEFAULT = "default"
 class CountingBackend(Attachment):
     """torch.compile backend that counts its graphs and their calls.
 
-    After every step it records the counts. ``seconds`` are Dynamo's own: from start to end of every
-    outermost compilation, in forward or backward, including tracing before the backend's call and
-    guards after it. With ``mode=reduce-overhead`` it counts CUDA graphs and their replays too.
+    After every step it records the counts. ``seconds`` are Dynamo's own, which
+    ``torch._dynamo.reset`` clears: of every compilation in forward or backward, with tracing and
+    guards. With ``mode=reduce-overhead`` it counts CUDA graphs and their replays too.
     """
 
     def __init__(self, backend: str, mode: str = DEFAULT) -> None:
-        """Register the callbacks. Call it after ``torch._dynamo.reset``, which clears them."""
         import torch
-        from torch._dynamo import lookup_backend, on_compile_end, on_compile_start
+        from torch._dynamo import lookup_backend
 
         # The object that torch.compile itself makes of the two words.
         wrapper: Any = torch._TorchCompileInductorWrapper
         self.backend = lookup_backend(backend) if mode == DEFAULT else wrapper(mode, None, False)
         self.recordings = None if mode == DEFAULT else Recordings()
         self.graphs = self.calls = 0
-        self.seconds = self.began = 0.0
         self.steps: list[dict[str, float]] = []
-        on_compile_start(self._compiling)
-        on_compile_end(self._compiled)
-
-    def _compiling(self, _: Any) -> None:
-        self.began = time.perf_counter()
-
-    def _compiled(self, _: Any) -> None:
-        self.seconds += time.perf_counter() - self.began
 
     def __call__(self, graph: Any, inputs: Any, **options: Any) -> Callable[..., Any]:
         compiled = self.backend(graph, inputs, **options)
@@ -65,12 +54,13 @@ class CountingBackend(Attachment):
 
     def after_step(self) -> None:
         """Record the counts."""
-        from torch._dynamo.utils import counters
+        from torch._dynamo.utils import counters, cumulative_time_spent_ns
 
+        names = ("entire_frame_compile", "entire_backward_compile")
+        seconds = sum(cumulative_time_spent_ns.get(name, 0.0) for name in names) / 1e9
         breaks = sum(counters["graph_break"].values())
-        now = {"graphs": self.graphs, "calls": self.calls, "breaks": breaks}
-        recorded = self.recordings.counts() if self.recordings else {}
-        self.steps.append({**now, **recorded, "seconds": self.seconds})
+        now = {"graphs": self.graphs, "calls": self.calls, "breaks": breaks, "seconds": seconds}
+        self.steps.append(now | (self.recordings.counts() if self.recordings else {}))
 
 
 # ---- CUDA graphs ----
@@ -211,7 +201,7 @@ class Compile(Strategy):
         if self.scope == "model":
             module.compile(**given)
             return
-        for block in _alone(runner_of(module, Recompute), subject.blocks(module)):
+        for block in _alone(module, subject.blocks(module)):
             block.compile(**given)
         if runner_of(module, MeasuredBlocks) is None:
             surround(module, subject, MeasuredBlocks)
@@ -227,7 +217,8 @@ class Compile(Strategy):
         if "split_parameters" in launch.traits:
             parts.compile_within(compiler, launch.subject.blocks(module))
         else:
-            parts.compile_parts(compiler)
+            # Outside of graphs torch would recompute uncompiled.
+            parts.part = compiler(parts.part)
 
     def attach(self, trained: TrainingRun) -> CountingBackend | None:
         return getattr(trained.module, "compiled_by", None)
@@ -237,7 +228,7 @@ class Compile(Strategy):
 
         parts = runner_of(trained.module, Recompute)
         units = parts.parts_run / trained.micro_steps if parts else 0
-        units += len(_alone(parts, trained.blocks()))
+        units += len(_alone(trained.module, trained.blocks()))
         backend: Any = trained.attached.get(self.name)
         facts = graph_facts(trained, backend, 1 if self.scope == "model" else units)
         if self.scope == "block":
@@ -255,19 +246,20 @@ def graph_facts(trained: TrainingRun, backend: Any, units: float) -> dict[str, A
     """Return the graphs that ``backend`` compiled, and demand ``units`` calls of them in each
     micro-batch."""
     demand(isinstance(backend, CountingBackend) and bool(backend.steps), "nothing was compiled")
-    first, last = backend.steps[0], backend.steps[-1]
+    last = backend.steps[-1]
     calls = last["calls"] / max(trained.micro_steps, 1)
     text = f"{calls:g} calls of compiled graphs in each micro-batch, expected {units:g}"
     demand(calls >= units, text)
     return {
         "graphs": last["graphs"],
-        "graph_breaks": last["breaks"],
         "calls": calls,
+        # Columns of the report:
+        "graph_breaks": last["breaks"],
         "compile_seconds": round(last["seconds"], 2),
-        "graphs_after_first_step": last["graphs"] - first["graphs"],
     }
 
 
-def _alone(parts: Recompute | None, blocks: list[Any]) -> list[Any]:
+def _alone(module: Any, blocks: list[Any]) -> list[Any]:
     """Return the blocks that are compiled one by one: those outside of checkpoints."""
-    return blocks if parts is None else parts.kept_whole(blocks)
+    parts = runner_of(module, Recompute)
+    return [block for block in blocks if parts is None or not parts.recomputes(block)]

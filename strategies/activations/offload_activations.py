@@ -56,16 +56,18 @@ class Host(MeasuredBlocks):
 
     def __init__(self, inner: Any) -> None:
         super().__init__(inner)
-        self.moved = {"out": 0, "back": 0, "out_bytes": 0, "back_bytes": 0, "pinned": 0}
+        self.moved = {"out": 0, "back": 0, "out_bytes": 0, "pinned": 0}
         self.stays: list[Offloaded | None] = []
         self.host_copy = AsyncHostCopy(None)
         self.device = "cpu"
 
     def run(self, blocks: Any, *given: Any, **named: Any) -> Any:
         import torch
+        from torch.utils._pytree import tree_leaves
 
         self.stays = []
-        device = _device_of(given, named)
+        leaves = tree_leaves((given, named))
+        device = next(leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor))
         self.device = device.type
         if device.type == "cuda" and self.host_copy.stream is None:
             self.host_copy = AsyncHostCopy(torch.cuda.Stream(device))
@@ -102,7 +104,6 @@ class Host(MeasuredBlocks):
         stay, stays[index] = stays[index], None
         stay.wait()
         self.moved["back"] += 1
-        self.moved["back_bytes"] += stay.fetched.nbytes
         return stay.fetched
 
     def _fetch(self, stay: Offloaded | None) -> None:
@@ -112,24 +113,14 @@ class Host(MeasuredBlocks):
         if stay is None or stay.fetched is not None:
             return
         # Memory of the compute stream, where it is freed: reuse needs no event.
-        stay.fetched, stream = (
-            torch.empty_like(stay.host, device=stay.device),
-            self.host_copy.stream,
-        )
+        stay.fetched = torch.empty_like(stay.host, device=stay.device)
+        stream = self.host_copy.stream
         if stream is not None:
             stream.wait_stream(torch.cuda.current_stream(stay.device))
         with torch.cuda.stream(stream):
             stay.fetched.copy_(stay.host, non_blocking=True)
         if stream is not None:
             stay.ready = stream.record_event()
-
-
-def _device_of(*given: Any) -> Any:
-    """Return the device of a block: that of its first tensor argument."""
-    import torch
-    from torch.utils._pytree import tree_leaves
-
-    return next(leaf.device for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor))
 
 
 class Copies(Attachment):
@@ -174,42 +165,35 @@ class OffloadActivations(Strategy):
         return Copies()
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        host, depth = runner_of(trained.module, Host), len(trained.blocks())
+        """Return the tensors and bytes that left the device in each micro-batch, and came back."""
+        host, blocks = runner_of(trained.module, Host), trained.blocks()
         demand(host is not None, "the blocks' activations stay on the device")
+        left = len(host.blocks)
         demand(
-            host.blocks == depth,
-            f"the activations of {host.blocks} of {depth} blocks leave the device",
+            left == len(blocks),
+            f"the activations of {left} of {len(blocks)} blocks leave the device",
         )
         moved, steps = host.moved, trained.micro_steps
-        demand(
-            (moved["out"], moved["out_bytes"]) == (moved["back"], moved["back_bytes"]),
-            f"{moved['out']} tensors were copied to the host, {moved['back']} back",
-        )
-        tensors, size = moved["out"] / steps, moved["out_bytes"] / steps
+        out, back = moved["out"], moved["back"]
+        demand(out == back, f"{out} tensors were copied to the host, {back} back")
+        tensors, size = out / steps, moved["out_bytes"] / steps
+        least, most = self._range(trained, host, len(blocks))
+        text = f"{tensors} tensors a micro-batch went to the host, expected {least} to {most}"
+        demand(least <= tensors <= most, text)
+        lost = host.kept_bytes - size
+        demand(lost <= LEAST_BYTES * tensors, "some kept activations stayed on the device")
+        cuda = trained.launch.device == "cuda"
+        demand(moved["pinned"] == (out if cuda else 0), "the host memory is not pinned")
+        return {"tensors": tensors, "bytes_out": size, "pinned": cuda}
+
+    def _range(self, trained: TrainingRun, host: Host, depth: int) -> tuple[float, float]:
+        """Return the fewest and most tensors of a micro-batch that may leave the device."""
         inner = runner_of(trained.module, Recompute)
-        parts = inner.parts_run / steps if inner else 0
+        parts = inner.parts_run / trained.micro_steps if inner else 0
         # With checkpoint a part keeps its inputs (compiled, the generator's state too); else
         # a block keeps a dozen tensors.
-        inputs = parts * max(len(call.tensors) for call in host.calls)
-        least, most = 2 * depth, 99 * depth
+        least, most = 2.0 * depth, 99.0 * depth
         if self.what == "checkpoints":
-            least, most = parts, inputs + depth
+            least, most = parts, parts * max(call.inputs for call in host.calls) + depth
         # Blocks before the first trained one keep nothing.
-        least = 1 if "some_blocks" in trained.launch.traits else least
-        demand(
-            max(least, 1) <= tensors <= most,
-            f"{tensors} tensors a micro-batch went to the host, expected {max(least, 1)} to {most}",
-        )
-        demand(
-            size >= host.kept_bytes - LEAST_BYTES * tensors,
-            "some kept activations stayed on the device",
-        )
-        cuda = trained.launch.device == "cuda"
-        demand(moved["pinned"] == (moved["out"] if cuda else 0), "the host memory is not pinned")
-        return {
-            "tensors": tensors,
-            "bytes_out": size,
-            "bytes_back": moved["back_bytes"] / steps,
-            "pinned": cuda,
-            "host_is_device": not cuda,
-        }
+        return max(1, 1 if "some_blocks" in trained.launch.traits else least), most

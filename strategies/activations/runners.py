@@ -58,15 +58,3 @@ def runner_of(module: Any, kind: type) -> Any:
     while runner is not None and not isinstance(runner, kind):
         runner = getattr(runner, "inner", None)
     return runner
-
-
-def by_place(function: Runner, first: int, names: tuple[str, ...]) -> Runner:
-    """Return ``function`` with its keyword arguments ``names`` made positional, after its ``first``
-    ones."""
-    if not names:
-        return function
-
-    def placed(*values: Any) -> Any:
-        return function(*values[:first], **dict(zip(names, values[first:], strict=True)))
-
-    return placed

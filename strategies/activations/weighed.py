@@ -4,37 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 
-@dataclass(frozen=True)
-class Call:
-    """Call of a runner: the blocks, and its inputs as tensors on meta."""
+class Call(NamedTuple):
+    """Call of a runner: the blocks, and number and bytes of its input tensors."""
 
     blocks: tuple[Any, ...]
-    given: tuple[tuple[Any, ...], dict[str, Any]]
-
-    @property
-    def block(self) -> Any:
-        """First of the blocks."""
-        return self.blocks[0]
-
-    @property
-    def count(self) -> int:
-        return len(self.blocks)
-
-    @property
-    def tensors(self) -> list[Any]:
-        """Input tensors."""
-        import torch
-        from torch.utils._pytree import tree_leaves
-
-        return [leaf for leaf in tree_leaves(self.given) if isinstance(leaf, torch.Tensor)]
-
-    @property
-    def input_bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self.tensors)
+    inputs: int
+    input_bytes: int
 
 
 class MeasuredBlocks:
@@ -42,7 +20,7 @@ class MeasuredBlocks:
 
     It measures the bytes that autograd saves in the first forward of each block: ``kept_bytes``,
     without weights, each tensor once. Blocks that it is ``passing`` to ``inner`` unchanged are left
-    out. ``calls`` are those of that first forward, with meta tensors instead of the inputs.
+    out. ``calls`` are those of that first forward.
     """
 
     def __init__(self, inner: Any) -> None:
@@ -57,13 +35,16 @@ class MeasuredBlocks:
 
     def __call__(self, blocks: Any, *given: Any, **named: Any) -> Any:
         import torch
+        from torch.utils._pytree import tree_leaves
 
         if not torch.is_grad_enabled():
             return self.inner(blocks, *given, **named)
         if id(blocks[0]) in self._begun:
             return self.run(blocks, *given, **named)
         self._begun.add(id(blocks[0]))
-        self.calls.append(_noted(blocks, given, named))
+        leaves = tree_leaves((given, named))
+        sizes = [leaf.nbytes for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        self.calls.append(Call(tuple(blocks), len(sizes), sum(sizes)))
         weigh = torch.compiler.disable(self.weigh)  # a compiled block would trace it
         hooks = torch.autograd.graph.saved_tensors_hooks(weigh, lambda kept: kept)
         self.weighing = True
@@ -73,9 +54,9 @@ class MeasuredBlocks:
         return out
 
     @property
-    def blocks(self) -> int:
-        """Number of blocks that it ran."""
-        return sum(call.count for call in self.calls)
+    def blocks(self) -> list[Any]:
+        """Blocks that it ran, in the order of their first calls."""
+        return [block for call in self.calls for block in call.blocks]
 
     def run(self, blocks: Any, *given: Any, **named: Any) -> Any:
         """Run the blocks, with gradients."""
@@ -91,19 +72,6 @@ class MeasuredBlocks:
         if isinstance(self.inner, MeasuredBlocks):
             self.inner.weigh(kept)
         return kept
-
-
-def _noted(blocks: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Call:
-    import torch
-    from torch.utils._pytree import tree_map_only
-
-    from strategies import initial
-
-    def like(tensor: Any) -> Any:
-        with initial.valueless():  # a prediction's simulated GPU is on meta too
-            return torch.empty_like(tensor, device="meta").requires_grad_(tensor.requires_grad)
-
-    return Call(tuple(blocks), tree_map_only(torch.Tensor, like, (given, named)))
 
 
 def is_weight(kept: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from strategies.base import BadInput, Parity, Slot, demand
@@ -46,9 +46,8 @@ def add_adapters(
         # peft puts adapters on the device of their weights, which may be meta.
         with initial.valueless() if waits else contextlib.nullcontext():
             peft.inject_adapter_in_model(config, module)
-        for name, layer in module.named_modules():
-            if is_adapted(layer):
-                begin(layer, name)
+        for name, layer in adapted(module).items():
+            begin(layer, name)
     for p in own(module).values():  # with packed weights peft would take float32
         p.data = p.data.to(dtype or subject.dtype(module))
 
@@ -60,23 +59,17 @@ def begin(layer: Any, name: str) -> None:
     from strategies import initial
 
     for part in _parts(layer):
-        if any(p.device.type == "meta" for p in part.parameters()):
-            part.to_empty(device="cpu")
-            _count_again(part)
+        if not any(p.device.type == "meta" for p in part.parameters()):
+            continue
+        part.to_empty(device="cpu")
+        for rotation in part.modules():
+            if hasattr(rotation, "rows"):  # OFT's buffers, whose values meta does not keep
+                size = rotation.block_size
+                rotation.rows, rotation.cols = torch.triu_indices(size, size, 1, device="cpu")
     torch.manual_seed(initial.keyed(0, name).initial_seed())
     for method, more in RESETS.items():
         if hasattr(layer, method):
             getattr(layer, method)("default", *more)
-
-
-def _count_again(part: Any) -> None:
-    """Compute the buffers of OFT's rotations, whose values ``meta`` does not keep."""
-    import torch
-
-    for rotation in part.modules():
-        if hasattr(rotation, "rows"):
-            size = rotation.block_size
-            rotation.rows, rotation.cols = torch.triu_indices(size, size, 1, device="cpu")
 
 
 def _parts(layer: Any) -> list[Any]:
@@ -85,22 +78,16 @@ def _parts(layer: Any) -> list[Any]:
     return [part for part in named if part is not None and len(part)]
 
 
-def is_adapted(layer: Any) -> bool:
-    """Return whether a module has an adapter."""
-    return bool(_parts(layer))
-
-
-def adapted(module: Any) -> list[Any]:
-    """Return the layers that have an adapter."""
-    return [m for m in module.modules() if is_adapted(m)]
+def adapted(module: Any) -> dict[str, Any]:
+    """Return name -> layer of those that have an adapter."""
+    return {name: layer for name, layer in module.named_modules() if _parts(layer)}
 
 
 def own(module: Any) -> dict[str, Any]:
     """Return name -> parameter of all adapters."""
     return {
         f"{path}.{name}": p
-        for path, layer in module.named_modules()
-        if is_adapted(layer)
+        for path, layer in adapted(module).items()
         for name, p in layer.named_parameters()
         if not name.startswith("base_layer.")
     }
@@ -206,27 +193,22 @@ class Beside(Strategy):
         return any(f".{name}".endswith(f".{end}") for end in ends)
 
     def chosen(self, subject: Subject, module: Any) -> tuple[str, ...]:
-        """Return the names of the layers of ``module`` that get an adapter."""
+        """Return the names of the layers of ``module`` that get an adapter.
+
+        Outside of the blocks ``targets=attention`` goes by the endings of the names of the blocks'
+        layers, as peft does. Layers that get no gradient are left out there.
+        """
         blocks = subject.blocks(module)
         some = [blocks[index] for index in chosen_blocks(self.blocks, len(blocks))]
         inside = {id(part) for block in some for part in block.modules()}
         named = self.named(subject)
         within = tuple(name for name in named if id(module.get_submodule(name)) in inside)
-        return (*within, *self._outside(subject, module, inside))
-
-    def _outside(self, subject: Subject, module: Any, inside: set[int]) -> tuple[str, ...]:
-        """Return the names of the target layers outside of the blocks, whose modules are
-        ``inside``.
-
-        ``targets=attention`` goes by the endings of the names of the blocks' layers, as peft does.
-        Layers that get no gradient are left out.
-        """
         if self.reach == "blocks":
-            return ()
+            return within
         words = {_ending(name) for name in subject.attention_linears}
         ends = sorted(words) if self.targets == "attention" else self.targets.split("/")
         idle = set(subject.idle)
-        return tuple(
+        return within + tuple(
             name
             for name in _linears(module)
             if id(module.get_submodule(name)) not in inside
@@ -240,31 +222,24 @@ class Beside(Strategy):
         return [index in chosen for index in range(depth)]
 
     def refuses(self, launch: RunContext) -> str | None:
-        subject = launch.subject
-        return super().refuses(launch) or self._lacks_blocks(subject) or self._lacks_layers(subject)
-
-    def _lacks_blocks(self, subject: Subject) -> str | None:
-        if self.blocks == "all" or most_blocks(self.blocks) <= subject.depth:
+        subject, targets = launch.subject, self.targets
+        if fault := super().refuses(launch):
+            return fault
+        if self.blocks != "all" and most_blocks(self.blocks) > subject.depth:
+            return (
+                f"blocks={self.blocks}, and {subject.name} has {subject.depth} blocks; give "
+                f"numbers from 0 to {subject.depth - 1}, first{subject.depth} or "
+                f"last{subject.depth}"
+            )
+        if targets in ("attention", "ffn") and not self.named(subject):
+            return f"{subject.name}'s {targets} is not known by names; leave targets out"
+        if targets in ("all", "attention", "ffn") or self.reach == "model":
             return None
-        depth = subject.depth
-        return (
-            f"blocks={self.blocks}, and {subject.name} has {depth} blocks; give numbers from 0 to "
-            f"{depth - 1}, first{depth} or last{depth}"
-        )
-
-    def _lacks_layers(self, subject: Subject) -> str | None:
-        if self.targets == "all":
-            return None
-        if self.targets in ("attention", "ffn"):
-            known = self.named(subject)
-            text = f"{subject.name}'s {self.targets} is not known by names; leave targets out"
-            return None if known else text
-        for end in self.targets.split("/"):
-            met = any(self._is_named(name, [end]) for name in subject.linears)
-            if not met and self.reach == "blocks":
+        for end in targets.split("/"):
+            if not any(self._is_named(name, [end]) for name in subject.linears):
                 ends = sorted({_ending(name) for name in subject.linears})
                 return (
-                    f"targets={self.targets}, and no linear layer in the blocks of {subject.name} "
+                    f"targets={targets}, and no linear layer in the blocks of {subject.name} "
                     f"has a name that ends in {end}; give all, attention or ffn alone, or some "
                     f"of {', '.join(ends)} joined by /"
                 )
@@ -282,33 +257,25 @@ class Beside(Strategy):
         """Add this recipe's adapters to ``module``.
 
         Raises:
-            BadInput: none of the chosen blocks has one of the target layers.
+            BadInput: none of the chosen blocks has one of the target layers, or an ending of
+                ``targets`` names no layer of the whole model.
         """
         import torch
 
         names = self.chosen(subject, module)
-        self._check_ends(names, subject)
+        some = self.targets not in ("all", "attention", "ffn") and self.reach == "model"
+        for end in self.targets.split("/") if some else ():
+            if not any(self._is_named(name, [end]) for name in names):
+                raise BadInput(
+                    f"{self.name}: no linear layer of {subject.name} that gets a gradient has a "
+                    f"name that ends in {end}; leave it out of targets={self.targets}"
+                )
         if not names:
             raise BadInput(
                 f"{self.name}: none of the blocks {self.blocks} of {subject.name} has a layer of "
                 f"targets={self.targets}; give other blocks"
             )
         self.inject(module, subject, names, torch.float32 if self.dtype == "fp32" else None)
-
-    def _check_ends(self, names: Sequence[str], subject: Subject) -> None:
-        """Refuse an ending that names no layer of the whole model.
-
-        Raises:
-            BadInput: no name in ``names`` ends so.
-        """
-        if self.reach == "blocks" or self.targets in ("all", "attention", "ffn"):
-            return
-        for end in self.targets.split("/"):
-            if not any(self._is_named(name, [end]) for name in names):
-                raise BadInput(
-                    f"{self.name}: no linear layer of {subject.name} that gets a gradient has a "
-                    f"name that ends in {end}; leave it out of targets={self.targets}"
-                )
 
     def inject(self, module: Any, subject: Subject, names: Sequence[str], dtype: Any) -> None:
         """Add adapters of this kind to the layers ``names``."""
@@ -317,21 +284,16 @@ class Beside(Strategy):
     def attach(self, trained: TrainingRun) -> Frozen:
         return Frozen(trained)
 
-    # -- evidence --
-
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        wanted = self.chosen(trained.subject, trained.module)
-        layers = {id(layer): layer for layer in adapted(trained.module)}
-        right = [id(trained.module.get_submodule(name)) for name in wanted]
-        met = len(layers.keys() & set(right))
-        demand(
-            layers.keys() == set(right),
-            f"{met} of {len(right)} chosen layers have an adapter, and {len(layers) - met} others",
+        layers, wanted = adapted(trained.module), self.chosen(trained.subject, trained.module)
+        met = len(layers.keys() & set(wanted))
+        text = (
+            f"{met} of {len(wanted)} chosen layers have an adapter, and {len(layers) - met} others"
         )
+        demand(layers.keys() == set(wanted), text)
         other = [layer for layer in layers.values() if not hasattr(layer, self.silent)]
         demand(not other, f"{len(other)} layers have an adapter of another kind")
-        shapes = self.shapes(trained, list(layers.values()))
-        facts = split_facts(trained, self.name)
+        shapes, facts = self.shapes(trained, layers.values()), split_facts(trained, self.name)
         mine = own(trained.module)
         named = trained.module.named_parameters()
         strange = [n for n, p in named if p.requires_grad and n not in mine]
@@ -339,35 +301,21 @@ class Beside(Strategy):
         changed = trained.attached[self.name].changed()
         moved = [n for n in changed if self.silent in n]
         demand(len(moved) == len(layers), f"{len(moved)} of {len(layers)} adapters have changed")
-        facts |= self.changes(layers.values(), changed)
-        return {"adapters": len(layers), **shapes, **facts, **self._dtypes(trained, mine)}
+        if self.dtype == "fp32":
+            self._check_floats(trained, mine)
+        return {"adapters": len(layers), **shapes, **facts}
 
-    def shapes(self, trained: TrainingRun, layers: Sequence[Any]) -> dict[str, Any]:
+    def shapes(self, trained: TrainingRun, layers: Collection[Any]) -> dict[str, Any]:
         """Check the sizes of the adapters' matrices, and return them."""
         raise NotImplementedError
 
-    def changes(self, layers: Any, changed: set[str]) -> dict[str, Any]:
-        """Check which further parameters of the adapters changed; by default none."""
-        return {}
-
-    def _dtypes(self, trained: TrainingRun, mine: dict[str, Any]) -> dict[str, Any]:
-        """Return the type in which the engine stores adapters.
-
-        Adapters with ``dtype=fp32`` must hold values that bfloat16 cannot: neither storage nor a
-        step rounded them to 16 bits.
-        """
+    def _check_floats(self, trained: TrainingRun, mine: dict[str, Any]) -> None:
+        """Demand values that bfloat16 cannot hold: neither storage nor a step rounded them."""
         kinds = {str(p.dtype).removeprefix("torch.") for p in mine.values()}
-        if self.dtype == "fp32":
-            demand(kinds == {"float32"}, f"adapters are stored as {sorted(kinds)}, not float32")
-            acting = [p for n, p in mine.items() if self.silent in n]
-            parts = [trained.engine.part(p).tensor.detach() for p in acting]
-            finer = sum(bool((p != p.bfloat16()).any()) for p in parts)
-            there = sum(p.numel() > 0 for p in parts)
-            demand(
-                finer == there,
-                f"{there - finer} of {there} float32 adapters hold only values of 16 bits",
-            )
-        return {"adapter_dtype": "+".join(sorted(kinds))}
+        demand(kinds == {"float32"}, f"adapters are stored as {sorted(kinds)}, not float32")
+        acting = [trained.engine.part(p).tensor for n, p in mine.items() if self.silent in n]
+        rounded = sum(bool((p == p.bfloat16()).all()) for p in acting if p.numel())
+        demand(not rounded, f"{rounded} float32 adapters hold only values of 16 bits")
 
 
 def _ending(name: str) -> str:

@@ -9,14 +9,11 @@ from typing import Any, ClassVar
 
 from strategies.base import Parity, Slot, demand
 from strategies.engine import RunContext, TrainingRun
-from strategies.evidence.readings import wrapped
 from strategies.evidence.rules import label
 from strategies.strategy import Strategy
 from strategies.subject import Subject
 
-BITS = {"int8": "int8", "fp8": "float8_e4m3fn"}
 INT8_PRODUCT = "aten::_int_mm"
-LAYERS = ("blocks", "all")
 MULTIPLE = 8
 """Required divisor of the weights' sides in torch's int8 product."""
 
@@ -50,10 +47,10 @@ class Cast(Strategy):
     layers: str = "blocks"
 
     def __post_init__(self) -> None:
-        if self.layers not in LAYERS:
-            raise ValueError(f"layers is {self.layers!r}; one of {', '.join(LAYERS)}")
-        if self.to not in BITS:
-            raise ValueError(f"to is {self.to!r}; one of {', '.join(BITS)}")
+        if self.layers not in ("blocks", "all"):
+            raise ValueError(f"layers is {self.layers!r}; one of blocks, all")
+        if self.to not in ("int8", "fp8"):
+            raise ValueError(f"to is {self.to!r}; one of int8, fp8")
         if self.dynamic and self.to != "int8":
             raise ValueError(f"dynamic=on multiplies in int8; leave to={self.to} out")
 
@@ -85,52 +82,34 @@ class Cast(Strategy):
         return unpacked(module) if self.layers == "all" else ()
 
     def observe(self, trained: TrainingRun) -> AbstractContextManager[Any]:
-        if "compiled" in trained.launch.traits:
-            return nullcontext()  # a watched graph would run uncompiled
-        return _rows(trained.module) if self.dynamic else _decodings(self.to)
+        return _rows(trained.module) if self.dynamic else nullcontext()
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        from strategies.adapters.quantised_base import coded_facts
+        from strategies.adapters.quantised_base import Coded, coded_facts
 
         wanted, whole = len(trained.subject.linears), self._whole(trained.module)
         demand(not whole, f"{len(whole)} linear layers are stored in full: {', '.join(whole[:3])}")
         facts = coded_facts(trained.module, wanted, self.to, more=self.layers != "blocks")
-        if self.dynamic:
-            return facts | _multiplied(trained, self.note(trained))
-        seen = self.note(trained)
-        if seen is None:
-            return facts
-        each = seen["codes"] / trained.observed.micro_steps
-        demand(
-            each >= wanted,
-            f"{each:g} matrix products decoded {self.to}, expected at least {wanted}",
-        )
-        return {**facts, "decodings": each}
-
-
-@contextmanager
-def _decodings(to: str) -> Iterator[dict[str, int]]:
-    """Count how often codes of this type were decoded in a watched step."""
-    import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    seen = {"codes": 0}
-
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, f: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if wrapped(types):
-                return NotImplemented
-            out = f(*args, **(kwargs or {}))
-            stored = getattr(args[0], "dtype", None) if args else None
-            if f is torch.ops.aten._to_copy.default and stored is getattr(torch, BITS[to]):
-                seen["codes"] += 1
-            return out
-
-    with Watch():
-        yield seen
-
-
-# ---- products in int8 ----
+        seen = trained.observed
+        if seen is None or not seen.ran:  # a training run, or compiled blocks
+            return label({**facts, "dynamic": True}, "dynamic") if self.dynamic else facts
+        if not self.dynamic:
+            layers = (m for m in trained.module.modules() if isinstance(m, Coded))
+            shapes = {(m.out_features, m.in_features) for m in layers}
+            casts = [tuple(r.shapes[0]) for r in seen.ran if r.name == "aten::_to_copy"]
+            each = sum(shape in shapes for shape in casts) / seen.micro_steps
+            text = f"{each:g} matrix products decoded {self.to}, expected at least {wanted}"
+            demand(each >= wanted, text)
+            return {**facts, "decodings": each}
+        layers_of: Any = self.note(trained)
+        demand(bool(layers_of["forward"]), "no layer multiplies enough rows for an int8 product")
+        found = {}
+        for phase, names in layers_of.items():
+            ran = sum(op.name == INT8_PRODUCT and op.phase == phase for op in seen.ran)
+            found[phase] = ran / seen.micro_steps
+            text = f"{found[phase]:g} matrix products of {phase} ran in int8"
+            demand(found[phase] >= len(names), f"{text}, expected at least {len(names)}")
+        return {**facts, "int8_products": found}
 
 
 @contextmanager
@@ -160,28 +139,3 @@ def _rows(module: Any) -> Iterator[dict[str, set[str]]]:
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _multiplied(trained: TrainingRun, seen: dict[str, set[str]] | None) -> dict[str, Any]:
-    """Check the int8 products of a watched step, or of one forward if no step was watched."""
-    from strategies.evidence import states
-
-    if seen is None:
-        with _rows(trained.module) as now:
-            ran = states.operations(trained, compiled=False)
-        found = {"forward": float(sum(op.name == INT8_PRODUCT for op in ran))}
-        wanted = {"forward": len(now["forward"])}
-        if not now["forward"]:  # one sample may have too few rows
-            return label({"dynamic": True}, "dynamic")
-    else:
-        steps, done = trained.observed.micro_steps, trained.observed.ran
-        found = {
-            phase: sum(op.name == INT8_PRODUCT and op.phase == phase for op in done) / steps
-            for phase in seen
-        }
-        wanted = {phase: len(names) for phase, names in seen.items()}
-    demand(wanted["forward"] > 0, "no layer multiplies enough rows for an int8 product")
-    for phase, most in wanted.items():
-        text = f"{found[phase]:g} matrix products of {phase} ran in int8"
-        demand(found[phase] >= most, f"{text}, expected at least {most}")
-    return {"int8_products": found}

@@ -6,17 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from strategies.base import Parity, Slot, demand
+from strategies.adapters.partial import Partial
+from strategies.base import demand
 from strategies.engine import RunContext, TrainingRun
-from strategies.evidence.states import Frozen, split_facts, train_only
-from strategies.strategy import Strategy
+from strategies.evidence.states import train_only
 from strategies.subject import Subject
-
-TRAINED = (".copy.", ".zero.", ".enter.")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ControlNet(Strategy):
+class ControlNet(Partial):
     """Trains copies of the first blocks, as a ControlNet.
 
     ``share`` is their share of the blocks. The copies enter the frozen model through layers that
@@ -27,9 +25,6 @@ class ControlNet(Strategy):
     """
 
     name: ClassVar[str] = "controlnet"
-    slot: ClassVar[Slot] = Slot.ADAPT
-    parity: ClassVar[Parity] = Parity.BY_DESIGN
-    alters: ClassVar[tuple[str, ...]] = ("gradients", "update")
     source: ClassVar[str] = (
         "Zhang et al. 2023 (arXiv:2302.05543); on a DiT: Chen et al. 2024 (arXiv:2401.05252)"
     )
@@ -66,19 +61,15 @@ class ControlNet(Strategy):
         like = torch.empty(subject.dimensions.width, dtype=subject.dtype(module))
         for i in range(number):
             blocks[i] = Controlled(blocks[i], like, first=i == 0, last=i == number - 1)
-        names = {n for n, _ in module.named_parameters() if any(word in n for word in TRAINED)}
-        train_only(module, names)
+        train_only(module, self.trained(module, subject))
 
-    def attach(self, trained: TrainingRun) -> Frozen:
-        return Frozen(trained)
+    def trained(self, module: Any, subject: Subject) -> set[str]:
+        names = [name for name, _ in module.named_parameters()]
+        return {n for n in names if any(w in n for w in (".copy.", ".zero.", ".enter."))}
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        facts = split_facts(trained, self.name)
-        free = [n for n, p in trained.module.named_parameters() if p.requires_grad]
-        strange = [n for n in free if not any(word in n for word in TRAINED)]
-        demand(not strange, f"{len(strange)} weights outside the branch take a gradient")
-        moved = trained.attached[self.name].changed()
-        copies = sum(n.endswith(".zero.weight") for n in moved)
-        wanted = self._number(len(trained.blocks()))
+        facts, wanted = super().evidence(trained), self._number(len(trained.blocks()))
+        changed = trained.attached[self.name].changed()
+        copies = sum(name.endswith(".zero.weight") for name in changed)
         demand(copies == wanted, f"{copies} copied blocks act on the model, expected {wanted}")
         return {"copies": copies, **facts}

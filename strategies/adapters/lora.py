@@ -1,8 +1,8 @@
-"""Low-rank adapters on frozen weights (lora, dora, qlora), and files of trained parameters."""
+"""Low-rank adapters on frozen weights (lora, dora, qlora), and a file of trained parameters."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -72,24 +72,18 @@ class Lora(Beside):
         more = {"use_dora": True} if self.magnitudes else {}
         inject(module, subject, self.rank, names, dtype, **more)
 
-    def shapes(self, trained: TrainingRun, layers: Sequence[Any]) -> dict[str, Any]:
+    def shapes(self, trained: TrainingRun, layers: Collection[Any]) -> dict[str, Any]:
         engine = trained.engine
         ranks = {engine.part(layer.lora_A["default"].weight).shape[0] for layer in layers}
         demand(ranks == {self.rank}, f"the adapters' ranks are {sorted(ranks)}, not {self.rank}")
+        wanted = len(layers) * self.magnitudes
+        dora = sum(len(layer.lora_magnitude_vector) for layer in layers)
+        demand(dora == wanted, f"{dora} of {len(layers)} layers have a DoRA magnitude")
+        kept: Any = trained.attached.get(self.name)
+        changed = kept.changed() if wanted and kept else ()
+        scaled = sum("magnitude" in name for name in changed)
+        demand(scaled == wanted, f"{scaled} of {wanted} DoRA magnitudes have changed")
         return {"rank": self.rank}
-
-    def changes(self, layers: Iterable[Any], changed: set[str]) -> dict[str, Any]:
-        every = list(layers)
-        dora = [layer for layer in every if len(layer.lora_magnitude_vector)]
-        demand(
-            len(dora) == len(every) * self.magnitudes,
-            f"{len(dora)} of {len(every)} layers have a DoRA magnitude",
-        )
-        scaled = [n for n in changed if "magnitude" in n]
-        demand(
-            len(scaled) == len(dora), f"{len(scaled)} of {len(dora)} DoRA magnitudes have changed"
-        )
-        return {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,37 +152,15 @@ class Qlora(Lora):
         return {**super().evidence(trained), **facts}
 
 
-# ---- files of trained parameters ----
-
-
 def save(trained: TrainingRun, path: Path) -> None:
     """Write every parameter that takes a gradient to one file; all ranks call it."""
-    state = {}
-    all_parameters = trained.engine.global_parameters(trained)
-    named = {n: p for n, p in all_parameters.items() if p.requires_grad}
+    every = trained.engine.global_parameters(trained)
+    named = {n: p for n, p in every.items() if p.requires_grad}
     whole = trained.engine.whole(trained, list(named.values()))
+    main, state = trained.accelerator.is_main_process, {}
     for name, p in zip(named, whole, strict=True):
-        if trained.accelerator.is_main_process:
+        if main:
             state[name] = p.detach().cpu().contiguous().clone()
-    if trained.accelerator.is_main_process:
+    if main:
         trained.subject.save(state, path)
     trained.accelerator.wait_for_everyone()
-
-
-def load(module: Any, subject: Subject, path: Path) -> list[str]:
-    """Load a file of ``save`` into a bare model that the same recipe has edited; return the names.
-
-    Raises:
-        ValueError: the model lacks one of the parameters, or trains one that the file lacks.
-    """
-    import torch
-
-    state = subject.load(path)
-    mine = {n: p for n, p in module.named_parameters() if p.requires_grad}
-    odd = sorted(mine.keys() ^ state.keys())
-    if odd:
-        raise ValueError(f"{path} is of another recipe or model: {odd[0]} is on one side only")
-    with torch.no_grad():
-        for name, saved in state.items():
-            mine[name].copy_(saved)
-    return sorted(state)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, make_dataclass
 from typing import Any, ClassVar
 
@@ -108,23 +108,21 @@ class FromTable(Beside):
 
         add_adapters(module, subject, self.config(), names, dtype)
         if initial.storageless() and self.row.products:
-            for layer in adapted(module):
+            for layer in adapted(module).values():
                 layer.module_dropout["default"] = _Below()
 
-    def shapes(self, trained: TrainingRun, layers: Sequence[Any]) -> dict[str, Any]:
+    def shapes(self, trained: TrainingRun, layers: Collection[Any]) -> dict[str, Any]:
         """Check the number of elements against adapters of the same layers on meta."""
         import peft
         import torch
 
-        sides = [(layer.base_layer.in_features, layer.base_layer.out_features) for layer in layers]
+        config, engine = self.config(), trained.engine
+        config.target_modules = r"\d+"
         with torch.device("meta"):
-            alone = torch.nn.Sequential(*(torch.nn.Linear(*one) for one in sides))
-            config = self.config()
-            config.target_modules = r"\d+"
-            peft.inject_adapter_in_model(config, alone)
+            plain = (torch.nn.Linear(m.in_features, m.out_features) for m in layers)
+            alone = peft.inject_adapter_in_model(config, torch.nn.Sequential(*plain))
         wanted = sum(p.numel() for p in own(alone).values())
-        parts = [trained.engine.part(p) for p in own(trained.module).values()]
-        found = sum(part.shape.numel() for part in parts)
+        found = sum(engine.part(p).shape.numel() for p in own(trained.module).values())
         demand(found == wanted, f"the adapters have {found} elements, expected {wanted}")
         return {"adapter_elements": found}
 

@@ -12,14 +12,35 @@ from strategies.strategy import Strategy
 from strategies.subject import Subject
 
 
-@dataclass(frozen=True, kw_only=True)
-class Head(Strategy):
-    """Trains the final layer alone. Backward ends there, so blocks keep no activations."""
+class Partial(Strategy):
+    """Base of strategies that train some parameters of the model, by name, and freeze the rest."""
 
-    name: ClassVar[str] = "head"
     slot: ClassVar[Slot] = Slot.ADAPT
     parity: ClassVar[Parity] = Parity.BY_DESIGN
     alters: ClassVar[tuple[str, ...]] = ("gradients", "update")
+
+    def trained(self, module: Any, subject: Subject) -> set[str]:
+        """Return the names of the parameters that are trained."""
+        raise NotImplementedError
+
+    def attach(self, trained: TrainingRun) -> Frozen:
+        return Frozen(trained)
+
+    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
+        facts = split_facts(trained, self.name)
+        free = {n for n, p in trained.module.named_parameters() if p.requires_grad}
+        strange = free - self.trained(trained.module, trained.subject)
+        demand(
+            not strange, f"{len(strange)} other weights take a gradient: {min(strange, default='')}"
+        )
+        return facts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Head(Partial):
+    """Trains the final layer alone. Backward ends there, so blocks keep no activations."""
+
+    name: ClassVar[str] = "head"
     source: ClassVar[str] = "Yosinski et al. 2014, How transferable are features (arXiv:1411.1792)"
 
     def traits(self) -> frozenset[str]:
@@ -28,18 +49,11 @@ class Head(Strategy):
     def refuses(self, launch: RunContext) -> str | None:
         return super().refuses(launch) or launch.subject.lacks("head")
 
+    def trained(self, module: Any, subject: Subject) -> set[str]:
+        return names_in(module, subject.head(module))
+
     def edit_model(self, module: Any, subject: Subject) -> None:
-        train_only(module, names_in(module, subject.head(module)))
-
-    def attach(self, trained: TrainingRun) -> Frozen:
-        return Frozen(trained)
-
-    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        facts = split_facts(trained, self.name)
-        free = {n for n, p in trained.module.named_parameters() if p.requires_grad}
-        inner = free - names_in(trained.module, trained.subject.head(trained.module))
-        demand(not inner, f"{len(inner)} weights before the final layer take a gradient")
-        return facts
+        train_only(module, self.trained(module, subject))
 
 
 def names_in(module: Any, part: Any) -> set[str]:
@@ -54,16 +68,13 @@ def scaled(layer: Any, given: Any, output: Any) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DiffFit(Strategy):
+class DiffFit(Partial):
     """Trains biases, the label table and scales of blocks.
 
     Each block gets two new scales, which start at one.
     """
 
     name: ClassVar[str] = "difffit"
-    slot: ClassVar[Slot] = Slot.ADAPT
-    parity: ClassVar[Parity] = Parity.BY_DESIGN
-    alters: ClassVar[tuple[str, ...]] = ("gradients", "update")
     source: ClassVar[str] = "Xie et al. 2023, DiffFit (arXiv:2304.06648)"
 
     def traits(self) -> frozenset[str]:
@@ -73,6 +84,10 @@ class DiffFit(Strategy):
         lack = launch.subject.lacks("halves") or launch.subject.lacks("label_table")
         return super().refuses(launch) or lack
 
+    def trained(self, module: Any, subject: Subject) -> set[str]:
+        names = {n for n, _ in module.named_parameters() if n.endswith((".bias", ".gamma"))}
+        return names | names_in(module, subject.label_table(module))
+
     def edit_model(self, module: Any, subject: Subject) -> None:
         import torch
 
@@ -81,23 +96,10 @@ class DiffFit(Strategy):
             for layer in (block.attn, block.mlp):
                 layer.gamma = torch.nn.Parameter(torch.ones(width, dtype=dtype))
                 layer.register_forward_hook(scaled)
-        train_only(module, self._trained(module, subject))
-
-    @staticmethod
-    def _trained(module: Any, subject: Subject) -> set[str]:
-        names = {n for n, _ in module.named_parameters() if n.endswith((".bias", ".gamma"))}
-        return names | names_in(module, subject.label_table(module))
-
-    def attach(self, trained: TrainingRun) -> Frozen:
-        return Frozen(trained)
+        train_only(module, self.trained(module, subject))
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        facts = split_facts(trained, self.name)
-        free = {n for n, p in trained.module.named_parameters() if p.requires_grad}
-        strange = free - self._trained(trained.module, trained.subject)
-        demand(not strange, f"{len(strange)} weights other than biases and scales take a gradient")
-        scales = {n for n in free if n.endswith(".gamma")}
-        wanted = 2 * len(trained.blocks())
-        moved = len(scales & trained.attached[self.name].changed())
+        facts, wanted = super().evidence(trained), 2 * len(trained.blocks())
+        moved = sum(n.endswith(".gamma") for n in trained.attached[self.name].changed())
         demand(moved == wanted, f"{moved} scales have changed, expected {wanted}")
         return {**facts, "scales": moved}

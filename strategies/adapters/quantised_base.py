@@ -14,47 +14,32 @@ from typing import Any
 from unittest import mock
 
 import bitsandbytes
-import torch
 from torch import Tensor, nn
 
 from strategies import initial
-from strategies.adapters.coded import coded, decoded, product
+from strategies.adapters.coded import coded, product
 from strategies.base import demand
 from strategies.evidence.readings import bytes_of, stored
 from strategies.precision.autocast import autocast_dtype
-
-ERROR = {"int8": 0.03, "fp8": 0.05}
-"""Largest relative error in norm of a quantized matrix.
-
-A row of normal numbers loses about 0.8 % in int8 (steps of a 127th of its largest) and 2.6 % in
-float8 (three bits of mantissa).
-"""
 
 
 class Coded(nn.Linear):
     """Linear layer with codes as its weight: uint8 [out, in], and ``scale``, float32 [out, 1].
 
-    ``error`` is the relative quantization error of the weight in norm. ``dynamic``: products take
-    int8 operands (``strategies.adapters.coded``).
+    ``dynamic``: products take int8 operands (``strategies.adapters.coded``).
     """
 
     def __init__(self, linear: nn.Linear, to: str, dynamic: bool = False) -> None:
         with initial.valueless():
             super().__init__(linear.in_features, linear.out_features, bias=False)
-        self.to_type, self.dynamic, self.error = to, dynamic, 0.0
+        self.to_type, self.dynamic = to, dynamic
         self.register_buffer("scale", None)
         self.bias = linear.bias
-        if initial.pending(linear.weight) is None:
-            self.weight = self.take(linear.weight.data)
-        else:
-            self.weight = nn.Parameter(linear.weight.data, requires_grad=False)
-            initial.hand_on(linear.weight, self.weight, keep=self.take)
+        self.weight = initial.kept(linear.weight, self.take)
 
     def take(self, values: Tensor) -> nn.Parameter:
         """Return the codes of the weight's first values as a parameter, and store their scales."""
         codes, self.scale = coded(values, self.to_type)
-        lost = values.float() - decoded(codes, self.scale, self.to_type, torch.float32)
-        self.error = float(lost.norm() / values.float().norm().clamp_min(1e-12))
         return nn.Parameter(codes, requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -70,37 +55,21 @@ def code(module: nn.Module, names: Iterable[str], to: str, dynamic: bool = False
 
 
 def coded_facts(module: nn.Module, wanted: int, to: str, more: bool = False) -> dict[str, Any]:
-    """Return the bytes that hold the layers' weights, and their largest quantization error.
+    """Return the bytes that hold the weights of the layers, all and on this rank, without scales.
 
-    ``wanted``: the number of coded layers; ``more``: there may be others. ``coded_bytes_here``:
-    bytes on this rank; scales are whole on every rank.
+    ``wanted``: the number of coded layers; ``more``: there may be others.
     """
     layers = [m for m in module.modules() if isinstance(m, Coded) and m.to_type == to]
     enough = len(layers) == wanted or (more and len(layers) > wanted)
     demand(enough, f"{len(layers)} layers are stored as {to}, expected {wanted}")
-    elements = sum(m.in_features * m.out_features for m in layers)
-    size = sum(t.nbytes for m in layers for t in _held(m) if t is not m.bias and t is not m.scale)
+    elements, size = sum(m.in_features * m.out_features for m in layers), 0
+    for m in layers:  # all tensors that the layer references, under any name
+        held = (*m._parameters.values(), *m._buffers.values(), *vars(m).values())
+        tensors = [value for value in held if isinstance(value, Tensor)]
+        size += sum(t.nbytes for t in tensors if t is not m.bias and t is not m.scale)
     demand(size == elements, f"{size} bytes hold {elements} weights")
-    worst = max(m.error for m in layers)
-    demand(
-        0 < worst <= ERROR[to],
-        f"quantization changed a weight by {worst:.2g} (relative), expected at most {ERROR[to]}",
-    )
     here = bytes_of(part for m in layers for part in stored(m.weight.data) if part.numel())
-    return {
-        "layers": len(layers),
-        "coded_elements": elements,
-        "coded_bytes": size,
-        "coded_bytes_here": here,
-        "scale_bytes": sum(m.scale.nbytes for m in layers),
-        "largest_weight_error": float(f"{worst:.2g}"),
-    }
-
-
-def _held(layer: Coded) -> list[Tensor]:
-    """Return all tensors that a layer references, under any name."""
-    own = [*layer._parameters.values(), *layer._buffers.values(), *vars(layer).values()]
-    return [value for value in own if isinstance(value, Tensor)]
+    return {"layers": len(layers), "coded_bytes": size, "coded_bytes_here": here}
 
 
 # ---- 4-bit NormalFloat ----
@@ -164,11 +133,7 @@ def pack(linear: nn.Linear) -> Packed:
     ours = mock.patch.object(bitsandbytes.nn.modules, "Params4bit", parameter)
     with initial.valueless(), ours if initial.storageless() else contextlib.nullcontext():
         layer = Packed(linear.in_features, linear.out_features, quant_type="nf4")
-    if initial.pending(linear.weight) is None:
-        layer.weight = packed(linear.weight.data)
-    else:
-        layer.weight = parameter(linear.weight.data)
-        initial.hand_on(linear.weight, layer.weight, keep=packed)
+    layer.weight = initial.kept(linear.weight, packed, hold=parameter)
     layer.bias = linear.bias
     layer.requires_grad_(False)
     return layer
@@ -188,39 +153,25 @@ def unpacked(module: nn.Module) -> tuple[str, ...]:
     skips ``_keep_in_fp32_modules``.
     """
     kept = getattr(module, "_keep_in_fp32_modules", None) or ()
+
+    def is_kept(name: str) -> bool:
+        """Return whether the class keeps the layer, its last word, or a module around it."""
+        last = name.rpartition(".")[2]
+        return any(key in (name, last) or f"{key}." in name for key in kept)
+
     return tuple(
         name
         for name, part in module.named_modules()
-        if type(part) is nn.Linear and "lora_" not in name and not _names(kept, name)
+        if type(part) is nn.Linear and "lora_" not in name and not is_kept(name)
     )
 
 
-def _names(keys: Iterable[str], name: str) -> bool:
-    """Return whether one of ``keys`` is a layer's name, its last word, or a module around the
-    layer."""
-    last = name.rpartition(".")[2]
-    return any(key in (name, last) or f"{key}." in name for key in keys)
-
-
 def packed_facts(module: nn.Module) -> dict[str, Any]:
-    """Check the bytes of packed weights against their elements, and return this rank's bytes.
-
-    Scales are whole on every rank.
-    """
+    """Return the bytes of packed weights, all and on this rank, without scales."""
     weights = [p for p in module.parameters() if getattr(p, "quant_state", None) is not None]
     demand(bool(weights), "no layer holds packed weights")
     elements = sum(w.quant_state.shape.numel() for w in weights)
-    packed_bytes = sum(w.numel() * w.element_size() for w in weights)
-    demand(packed_bytes * 2 == elements, f"{packed_bytes} bytes hold {elements} elements")
-    kinds = {w.quant_state.quant_type for w in weights}
-    demand(kinds == {"nf4"}, f"the weights are packed as {kinds}")
-    # One scale per block of 64, itself quantized to a byte.
-    scales = sum(w.quant_state.absmax.nbytes for w in weights)
+    size = sum(w.numel() * w.element_size() for w in weights)
+    demand(size * 2 == elements, f"{size} bytes hold {elements} elements")
     here = bytes_of(part for w in weights for part in stored(w.data) if part.numel())
-    return {
-        "packed_layers": len(weights),
-        "packed_elements": elements,
-        "packed_bytes": packed_bytes,
-        "packed_bytes_here": here,
-        "scale_bytes": scales,
-    }
+    return {"packed_layers": len(weights), "packed_bytes": size, "packed_bytes_here": here}

@@ -6,13 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from strategies.base import Parity, Slot, demand
+from strategies.base import demand
 from strategies.communication import wire
 from strategies.engine import TrainingRun
-from strategies.strategy import Strategy
-
-# ---- PowerSGD ----
-
 
 # DDP rebuilds its buckets after the first step; earlier errors belong to other buckets.
 DENSE_STEPS = 2
@@ -79,9 +75,6 @@ def low_rank_bytes(parameters: Iterable[Any], rank: int) -> int:
     return total
 
 
-KINDS = ("fp16", "bf16", "powersgd")
-
-
 def cast(trained: TrainingRun, kind: str) -> wire.Compression:
     """Return a hook that all-reduces buckets in 16 bits."""
     hooks, _, counted = wire.counted_hooks()
@@ -90,29 +83,23 @@ def cast(trained: TrainingRun, kind: str) -> wire.Compression:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compress(Strategy):
+class Compress(wire.OnTheWire):
     """Averages gradients in 16 bits or as low-rank products.
 
     ``kind=powersgd`` sends a product of two matrices of ``rank``.
     """
 
     name: ClassVar[str] = "compress"
-    slot: ClassVar[Slot] = Slot.COMPRESS
-    parity: ClassVar[Parity] = Parity.BY_DESIGN
-    alters: ClassVar[tuple[str, ...]] = ("gradients",)
     source: ClassVar[str] = "Vogels et al. 2019, PowerSGD (arXiv:1905.13727); torch DDP comm hooks"
 
     kind: str = "bf16"
     rank: int = 4
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise ValueError(f"kind is {self.kind!r}; one of {', '.join(KINDS)}")
+        if self.kind not in ("fp16", "bf16", "powersgd"):
+            raise ValueError(f"kind is {self.kind!r}; one of fp16, bf16, powersgd")
         if not isinstance(self.rank, int) or self.rank < 1:
             raise ValueError(f"rank is {self.rank!r}; a whole number from 1")
-
-    def traits(self) -> frozenset[str]:
-        return frozenset({"edits_gradients"})
 
     def attach(self, trained: TrainingRun) -> wire.Compression:
         if self.kind == "powersgd":
@@ -121,24 +108,19 @@ class Compress(Strategy):
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         facts = wire.facts(trained, self.name)
+        sent, kind = facts["wire_bytes"], facts["wire_dtype"]
         if self.kind != "powersgd":
-            demand(
-                facts["ratio"] == 0.5,
-                f"a share of {facts['ratio']} of the dense bytes was sent, expected 0.5",
-            )
+            demand(2 * sent == facts["dense_bytes"], f"{sent} bytes were sent, expected a half")
             wanted = {"fp16": "float16", "bf16": "bfloat16"}[self.kind]
-            sent = facts["wire_dtype"]
-            demand(sent == wanted, f"gradients were sent as {sent}, expected {wanted}")
+            demand(kind == wanted, f"gradients were sent as {kind}, expected {wanted}")
             return facts
         power: Any = getattr(trained.attached[self.name], "power", None)
         demand(power is not None, "no low-rank hook is on DDP's all-reduce")
         taken = trained.optimizer_steps - trained.resumed_steps
         demand(taken > DENSE_STEPS, f"the first {DENSE_STEPS} steps are dense; take more --steps")
         free = [p for p in trained.module.parameters() if p.requires_grad]
-        sent = low_rank_bytes(free, self.rank)
-        demand(
-            facts["wire_bytes"] == sent, f"{facts['wire_bytes']} bytes were sent, expected {sent}"
-        )
-        error = sum(float(e.square().sum()) for e in power.error_dict.values())
-        demand(error > 0, "no rounding error is kept for the next step (error feedback)")
-        return {**facts, "error_bytes": sum(e.nbytes for e in power.error_dict.values())}
+        least = low_rank_bytes(free, self.rank)
+        demand(sent == least, f"{sent} bytes were sent, expected {least}")
+        kept = any(bool(error.any()) for error in power.error_dict.values())
+        demand(kept, "no rounding error is kept for the next step (error feedback)")
+        return facts

@@ -54,25 +54,18 @@ class SparseEmbedding(Strategy):
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         rows: Any = trained.attached.get(self.name)
-        demand(
-            isinstance(rows, TouchedRows) and rows.seen > 0,
-            "the label table had no gradient",
-        )
+        there = isinstance(rows, TouchedRows) and rows.seen > 0
+        demand(there, "the label table had no gradient")
         demand(rows.rows > 0, "the label table's gradient is dense")
-        launch = trained.launch
-        alone = "one_process" in launch.traits or launch.processes == 1
-        sent = not (alone or launch.simulated)
-        facts = {
-            "rows": rows.rows,
-            "wire_bytes" if sent else "gradient_bytes": rows.bytes,
-            "dense_bytes": rows.dense_bytes,
-            "ratio": round(rows.bytes / rows.dense_bytes, 4),
-        }
-        if not sent:
+        launch, seen = trained.launch, trained.observed
+        alone = "one_process" in launch.traits or launch.processes == 1 or launch.simulated
+        name = "gradient_bytes" if alone else "wire_bytes"
+        facts = {"rows": rows.rows, name: rows.bytes, "dense_bytes": rows.dense_bytes}
+        if alone:
             return facts
-        if trained.observed is None or not trained.observed.sent:
+        if seen is None or not seen.sent:
             return label(facts, "wire_bytes")  # the gradient's bytes: no transfer was observed
-        backward = [s for s in trained.observed.sent if s.phase == "backward"]
-        places = sum(s.bytes for s in backward if s.dtype == "int64")
+        sent = (s for s in seen.sent if s.phase == "backward" and s.dtype == "int64")
+        places = sum(s.bytes for s in sent)
         demand(places > 0, "the label table's gradient was sent as a dense tensor")
         return {**facts, "place_bytes_sent": places}

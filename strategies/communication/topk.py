@@ -6,10 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from strategies.base import Parity, Slot, demand
+from strategies.base import demand
 from strategies.communication import wire
 from strategies.engine import TrainingRun
-from strategies.strategy import Strategy
 
 
 class TopKHook(wire.Compression):
@@ -81,16 +80,13 @@ class TopKHook(wire.Compression):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TopK(Strategy):
+class TopK(wire.OnTheWire):
     """Sends the largest elements of each gradient.
 
     ``keep`` is their share. The rest waits for the next step.
     """
 
     name: ClassVar[str] = "topk"
-    slot: ClassVar[Slot] = Slot.COMPRESS
-    parity: ClassVar[Parity] = Parity.BY_DESIGN
-    alters: ClassVar[tuple[str, ...]] = ("gradients",)
     source: ClassVar[str] = "Lin et al. 2018, Deep Gradient Compression (arXiv:1712.01887)"
 
     keep: float = 0.01
@@ -99,9 +95,6 @@ class TopK(Strategy):
         if not 0 < self.keep <= 0.5:
             raise ValueError(f"keep is {self.keep!r}; above 0, to 0.5 (each carries its place)")
 
-    def traits(self) -> frozenset[str]:
-        return frozenset({"edits_gradients"})
-
     def attach(self, trained: TrainingRun) -> TopKHook:
         return TopKHook(trained, self.keep)
 
@@ -109,10 +102,9 @@ class TopK(Strategy):
         facts, hook = wire.facts(trained, self.name), trained.attached[self.name]
         demand(isinstance(hook, TopKHook), "no top-k hook is on DDP's all-reduce")
         free = [p for p in trained.module.parameters() if p.requires_grad]
-        sent = 8 * sum(max(1, math.ceil(self.keep * p.numel())) for p in free)
-        demand(
-            facts["wire_bytes"] == sent, f"{facts['wire_bytes']} bytes were sent, expected {sent}"
-        )
+        wanted = 8 * sum(max(1, math.ceil(self.keep * p.numel())) for p in free)
+        sent = facts["wire_bytes"]
+        demand(sent == wanted, f"{sent} bytes were sent, expected {wanted}")
         waiting = sum(int(t.count_nonzero()) for t in hook.left.values())
         demand(waiting > 0, "no unsent gradient is kept for the next step (error feedback)")
-        return {**facts, "waiting": waiting, "error_bytes": sum(t.nbytes for t in hook.tensors())}
+        return {**facts, "waiting": waiting}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, no_type_check
+from typing import Any, ClassVar, no_type_check
 
-from strategies.base import Attachment, demand
+from strategies.base import Attachment, Parity, Slot, demand
 from strategies.engine import TrainingRun
+from strategies.strategy import Strategy
 
 # ---- counted collectives ----
 
@@ -54,6 +56,18 @@ def counted_hooks() -> tuple[Any, Any, CountedCollectives]:
     return default_hooks, powerSGD_hook, counted
 
 
+@dataclass(frozen=True, kw_only=True)
+class OnTheWire(Strategy):
+    """Base of strategies that send less than the gradients."""
+
+    slot: ClassVar[Slot] = Slot.COMPRESS
+    parity: ClassVar[Parity] = Parity.BY_DESIGN
+    alters: ClassVar[tuple[str, ...]] = ("gradients",)
+
+    def traits(self) -> frozenset[str]:
+        return frozenset({"edits_gradients"})
+
+
 class Compression(Attachment):
     """Hook that replaces DDP's all-reduce, with the bytes of the last step, sent and uncompressed.
 
@@ -97,13 +111,10 @@ def facts(trained: TrainingRun, name: str) -> dict[str, Any]:
     demand(isinstance(link, Compression), "no hook is on DDP's all-reduce")
     demand(link.buckets > 0 and link.dense > 0, "the hook received no gradients")
     total = 4 * sum(p.numel() for p in trained.module.parameters() if p.requires_grad)
-    demand(
-        link.dense == total,
-        f"the hook received {link.dense} of {total} bytes of gradients in the last step",
-    )
+    text = f"the hook received {link.dense} of {total} bytes of gradients in the last step"
+    demand(link.dense == total, text)
     return {
         "wire_bytes": link.sent,
         "wire_dtype": "+".join(sorted(link.types)),
         "dense_bytes": link.dense,
-        "ratio": round(link.sent / link.dense, 4),
     }

@@ -5,7 +5,8 @@ No torch at import. ``teacher`` has the frozen model and the loss, ``files`` its
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -15,7 +16,6 @@ from strategies.engine import RunContext, TrainingRun
 from strategies.strategy import Strategy
 from strategies.subject import Subject
 
-STORES = ("fp32", "bf16")
 PREDICT = ("epsilon", "flow", "velocity")
 """Objectives under which a model returns an output that another model can learn."""
 
@@ -56,8 +56,8 @@ class Distill(Strategy):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 0:
                 raise ValueError(f"{name} is {value!r}; a whole number, the teacher's")
-        if self.store not in STORES:
-            raise ValueError(f"store is {self.store!r}; one of {', '.join(STORES)}")
+        if self.store not in ("fp32", "bf16"):
+            raise ValueError(f"store is {self.store!r}; one of fp32, bf16")
         if not 0 <= self.weight <= 1:
             raise ValueError(f"weight is {self.weight}; it lies in [0, 1]")
         if not 0 <= self.feature < float("inf"):
@@ -115,22 +115,29 @@ class Distill(Strategy):
             setattr(module, NAME, Hidden(subject.blocks(module)))
 
     def attach(self, trained: TrainingRun) -> Any:
-        from strategies.distillation import teacher as begun
-        from strategies.distillation.teacher import NAME, Hidden, Lesson, Teacher
+        from strategies.distillation.teacher import NAME, Hidden, Lesson, Teacher, ends
 
         subject = self.teacher_of(trained.subject)
         depths = trained.subject.dimensions.depth, subject.dimensions.depth
-        pairs = begun.ends(*depths) if self.feature else []
+        pairs = ends(*depths) if self.feature else []
         teacher = Teacher(subject, self.teacher, self.store, trained.accelerator.device, pairs)
         captured = getattr(trained.module, NAME, None) or Hidden([])
         trained.supervise = Lesson(teacher, captured, self.weights)
         return teacher
 
-    def observe(self, trained: TrainingRun) -> AbstractContextManager[Any]:
-        from strategies.distillation.teacher import watched
-
+    @contextmanager
+    def observe(self, trained: TrainingRun) -> Iterator[Any]:
+        """Record the gradients of the loss's terms in each micro step."""
         lesson: Any = trained.supervise
-        return watched(lesson) if lesson else nullcontext()
+        if lesson is None:
+            yield None
+            return
+        arrived: list[Any] = []
+        lesson.arrived = arrived
+        try:
+            yield arrived
+        finally:
+            lesson.arrived = None
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         from strategies.distillation.teacher import Teacher, shown
@@ -139,6 +146,7 @@ class Distill(Strategy):
         demand(isinstance(teacher, Teacher), "the run has no teacher")
         calls, steps = teacher.calls, trained.micro_steps
         demand(calls == steps, f"the teacher was called {calls} times in {steps} micro-batches")
-        facts = {"teacher_forwards": calls, **teacher.facts(self.store)}
-        arrived = self.note(trained)
+        teacher.check(self.store)
+        size = sum(p.nbytes for p in teacher.module.parameters())
+        facts, arrived = {"teacher_forwards": calls, "teacher_bytes": size}, self.note(trained)
         return facts if arrived is None else facts | shown(arrived, self.weights)

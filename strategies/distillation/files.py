@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 
 ROOT = Path(__file__).resolve().parents[2]
+"""Folder to which a recipe's file names are relative."""
 LONGEST = 100_000_000
 """Bytes of the largest header that safetensors accepts; other kinds of files may give any
 number."""
@@ -26,17 +27,12 @@ SEED = 1
 """Seed of weights that no file has. It differs from a spec's usual one, which the student uses."""
 
 
-def located(name: str) -> Path:
-    """Return the path of a recipe's file ``name``, relative to the repository's root."""
-    return ROOT / name
-
-
 def header(name: str) -> bytes:
     """Return the header of a safetensors file: names, shapes and types, without weights.
 
     Empty if there is no such file.
     """
-    with contextlib.suppress(OSError, ValueError), open_foreign(located(name)) as file:
+    with contextlib.suppress(OSError, ValueError), open_foreign(ROOT / name) as file:
         return file.read(min(int.from_bytes(file.read(8), "little"), LONGEST))
     return b""
 
@@ -49,7 +45,7 @@ def shapes(name: str) -> dict[str, tuple[int, ...]]:
     """
     from safetensors import SafetensorError, safe_open
 
-    path = located(name)
+    path = ROOT / name
     if not path.is_file():
         raise BadInput(
             f"there is no file {name}; train one ({RUN} train leaves averaged.safetensors), "
@@ -90,13 +86,15 @@ def weights(subject: Subject, name: str) -> Draw:
     """
     from strategies import initial
 
-    drawn = _drawn(subject)
+    drawn = subject.draws(SEED, "awake")
+    if drawn is None:
+        whole = dict(subject.build(SEED, "awake").named_parameters())
     state = _read(subject, name) if name and not initial.storageless() else {}
     names = frozenset(state)
 
     def draw(key: str, like: Any) -> Any:
         if key not in names:
-            return drawn(key, like)
+            return drawn(key, like) if drawn else whole[key].detach()
         value = state.pop(key).float()  # each is drawn once
         if value.shape != like.shape:
             raise BadInput(
@@ -110,28 +108,16 @@ def weights(subject: Subject, name: str) -> Draw:
 
 
 def _read(subject: Subject, name: str) -> dict[str, Any]:
+    from strategies import initial
+
     try:
-        state = subject.load(located(name))
+        state = subject.load(ROOT / name)
     except Exception as error:  # each format raises its own errors
         raise BadInput(f"{name} cannot be read: {error}; train it anew") from None
-    known = {key for key, _ in _shell(subject).named_parameters()}
+    with initial.valueless():
+        known = {key for key, _ in subject.shell().named_parameters()}
     odd = sorted(state.keys() - known)
     if odd or not state:
         found = f"{odd[0]}, which {subject.name} has not" if odd else "no tensor"
         raise BadInput(f"{name} has {found}; give its own depth and width, and --model's family")
     return dict(state)
-
-
-def _shell(subject: Subject) -> Any:
-    from strategies import initial
-
-    with initial.valueless():
-        return subject.shell()
-
-
-def _drawn(subject: Subject) -> Draw:
-    draw = subject.draws(SEED, "awake")
-    if draw is not None:
-        return draw
-    whole = dict(subject.build(SEED, "awake").named_parameters())
-    return lambda key, like: whole[key].detach()

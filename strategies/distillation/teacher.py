@@ -7,8 +7,7 @@ Imports torch. Shape suffixes: B batch, T tokens, D hidden size.
 from __future__ import annotations
 
 import contextlib
-import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,9 +91,7 @@ class Teacher(Attachment):
         """Return its weights and buffers."""
         return [tensor.data for tensor in (*self.module.parameters(), *self.module.buffers())]
 
-    def tensors(self) -> Iterable[Tensor]:
-        """Return its weights."""
-        return self.weights()
+    tensors = weights
 
     def _sums(self) -> list[int]:
         # Tensors without storage (in a prediction) have no sum.
@@ -113,19 +110,14 @@ class Teacher(Attachment):
         """Check the teacher; every rank holds all of it, for any number of ranks."""
         self.load_state_dict(states[0])
 
-    def facts(self, store: str) -> dict[str, Any]:
-        """Return its bytes, and check that it has the type ``store`` and did not change.
-
-        Raises:
-            NotInForce: it changed, takes gradients, or is stored in another type.
-        """
+    def check(self, store: str) -> None:
+        """Demand that it is stored as ``store``, takes no gradients, and did not change."""
         parameters = list(self.module.parameters())
         free = [p for p in parameters if p.requires_grad or p.grad is not None]
         demand(not free, f"{len(free)} of the teacher's weights take a gradient")
         demand(bool(self.sums) and self._sums() == self.sums, "the teacher's weights have changed")
         kinds = {p.dtype for p in parameters}
         demand(kinds == {FLOATS[store]}, f"the teacher is stored in {kinds}, expected {store}")
-        return {"teacher_bytes": sum(p.nbytes for p in parameters), "teacher_stored": store}
 
 
 # ---- distillation loss ----
@@ -181,42 +173,22 @@ class Lesson:
             said.append((out, target, states, wanted))
             return out
 
-        true = true_loss(ask).mean()
-        terms = {"true": true, **self._terms(*said.pop())}
-        if self.arrived is not None:
-            came: dict[str, float] = {}
-            for name, term in terms.items():
-                term.register_hook(functools.partial(_note, came, name))
-            self.arrived.append(came)
-        return sum(self.weights[name] * term for name, term in terms.items() if self.weights[name])
-
-    def _terms(
-        self, out: Tensor, target: Tensor, states: list[Tensor], wanted: list[Tensor]
-    ) -> dict[str, Tensor]:
-        terms = {}
+        terms = {"true": true_loss(ask).mean()}
+        out, target, states, wanted = said.pop()
         if self.weights["output"]:
             terms["output"] = squared(out, target)
         if self.weights["feature"]:
             pairs = zip(states, wanted, strict=True)
             terms["feature"] = torch.stack([relative(*pair) for pair in pairs]).mean()
-        return terms
-
-
-def _note(came: dict[str, float], name: str, gradient: Tensor) -> None:
-    came[name] = float(gradient)
+        if self.arrived is not None:
+            came: dict[str, float] = {}
+            for name, term in terms.items():
+                term.register_hook(lambda g, name=name: came.__setitem__(name, float(g)))
+            self.arrived.append(came)
+        return sum(self.weights[name] * term for name, term in terms.items() if self.weights[name])
 
 
 # ---- evidence from a watched step ----
-
-
-@contextlib.contextmanager
-def watched(lesson: Lesson) -> Iterator[list[dict[str, float]]]:
-    """Record the gradients of the loss's terms in each micro step inside the context."""
-    lesson.arrived = []
-    try:
-        yield lesson.arrived
-    finally:
-        lesson.arrived = None
 
 
 def shown(arrived: list[dict[str, float]], weights: Mapping[str, float]) -> dict[str, Any]:
@@ -234,15 +206,12 @@ def shown(arrived: list[dict[str, float]], weights: Mapping[str, float]) -> dict
         missing = sorted(wanted.keys() - came.keys())
         demand(not missing, f"{', '.join(missing)} is not a term of the loss")
         scale = sum(came.values()) / sum(wanted.values())
-        off = max(abs(came[name] / scale - weight) for name, weight in wanted.items())
-        demand(off < 1e-3, f"the weights of the loss terms were {came}, expected {wanted}")
         found = {name: round(came[name] / scale, 6) for name in wanted}
+        off = max(abs(found[name] - weight) for name, weight in wanted.items())
+        demand(off < 1e-3, f"the weights of the loss terms were {found}, expected {wanted}")
     facts = {"weights_in_backward": found}
     # The weight of a single term cannot be separated from the common factor.
     return label(facts, "weights_in_backward") if len(found) == 1 else facts
-
-
-# ---- matching blocks ----
 
 
 def ends(depth: int, of: int) -> list[int]:

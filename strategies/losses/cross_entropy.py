@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -55,41 +54,36 @@ class CrossEntropy(Strategy):
         made = functions.chunked(self.chunks) if self.kind == "chunked" else None
         subject.vocabulary(module).cross_entropy = made or getattr(functions, self.kind)
 
-    def observe(self, trained: TrainingRun) -> AbstractContextManager[Any]:
-        layer = trained.subject.vocabulary(trained.module)
-        if "compiled" in trained.launch.traits or layer is None:
-            return nullcontext()  # a watched graph would run uncompiled
-        from strategies.losses.functions import logits
-
-        return logits(layer)
-
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         return seen_by_one(trained, lambda: self._shown(trained))
 
     def _shown(self, trained: TrainingRun) -> dict[str, Any]:
+        """Return tokens, and the logits of how many were in memory at once and recomputed."""
         from strategies.losses import functions
 
-        layer, seen = trained.subject.vocabulary(trained.module), self.note(trained)
+        layer, seen = trained.subject.vocabulary(trained.module), trained.observed
         if layer is None:  # another stage of a pipeline has it
             return {}
-        if seen is None:
+        if seen is None or not seen.ran:  # a training run, or compiled blocks
             return {"vocabulary": layer.out_features}
-        tokens, rows = seen["tokens"], seen["rows"]
-        demand(tokens > 0, "no loss over the vocabulary was computed")
-        most = {"full": tokens, "chunked": -(-tokens // self.chunks)}.get(self.kind, 0)
-        demand(rows == most, f"logits of {rows} tokens were in memory at once, expected {most}")
-        again = seen["again"] / trained.observed.micro_steps
-        if self.kind == "chunked":
-            wanted = -(-tokens // most)
-            demand(again == wanted, f"{again:g} chunks were recomputed, expected {wanted}")
-        if self.kind == "fused":
-            demand(seen["fused"] > 0, "torch's fused operation did not run")
         if self.kind == "cut":
-            demand(layer.cross_entropy is functions.cut, "another function computes the loss")
-        return {
-            "vocabulary": layer.out_features,
-            "tokens": tokens,
-            "logit_rows_at_once": rows,
-            "largest_logits_bytes": seen["bytes"],
-            "recomputed": again,
-        }
+            ours = layer.cross_entropy is functions.cut
+            demand(ours, "another function computes the loss")
+        if self.kind == "fused":
+            fused = any("linear_cross_entropy_batch_chunked" in r.name for r in seen.ran)
+            demand(fused, "torch's fused operation did not run")
+        # Only a loss runs this operator; products as wide as the vocabulary may be of any layer.
+        softmax = [r for r in seen.ran if r.name == "aten::_log_softmax"]
+        of_loss = [r for r in softmax if r.shapes[0][-1] == layer.out_features]
+        first = [r.shapes[0][0] for r in of_loss if r.phase != "backward"]
+        again = (len(of_loss) - len(first)) / seen.micro_steps
+        tokens, rows = sum(first) // seen.micro_steps, max(first, default=0)
+        if self.kind in ("fused", "cut"):
+            demand(not of_loss, f"logits of {rows} tokens were in memory at once, expected none")
+            return {"vocabulary": layer.out_features}
+        demand(tokens > 0, "no loss over the vocabulary was computed")
+        most = tokens if self.kind == "full" else -(-tokens // self.chunks)
+        demand(rows == most, f"logits of {rows} tokens were in memory at once, expected {most}")
+        wanted = 0 if self.kind == "full" else -(-tokens // most)
+        demand(again == wanted, f"{again:g} chunks were recomputed, expected {wanted}")
+        return {"tokens": tokens, "logit_rows_at_once": rows, "recomputed": again}

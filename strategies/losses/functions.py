@@ -6,17 +6,13 @@ returns the sum over the targets that are not ``IGNORED``. Imports torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from strategies.evidence.readings import wrapped
 from strategies.precision.autocast import autocast_dtype
 
 IGNORED = -100
@@ -66,45 +62,3 @@ def _alike(*tensors: Tensor) -> list[Tensor]:
     """Return the operands in one type, for functions that autocast does not cover."""
     dtype = autocast_dtype(tensors[0])
     return [t.to(dtype or t.dtype) for t in tensors]
-
-
-# ---- logits of a watched step ----
-
-
-OF_LOGITS = ("aten::_log_softmax", "aten::_log_softmax_backward_data")
-"""Operators that only a loss runs; products as wide as the vocabulary may be of any layer."""
-FUSED = "linear_cross_entropy_batch_chunked"
-
-
-@contextmanager
-def logits(layer: Any) -> Iterator[dict[str, int]]:
-    """Record the logits of a watched step.
-
-    ``rows``: the most of one tensor, and its ``bytes``. ``again``: how often they were computed
-    within backward. ``tokens``: those of a call. ``fused``: calls of torch's fused operator.
-    """
-    seen = dict.fromkeys(("rows", "bytes", "again", "tokens", "fused"), 0)
-
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, f: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if wrapped(types):
-                return NotImplemented
-            out = f(*args, **(kwargs or {}))
-            name = f.overloadpacket._qualified_op_name
-            seen["fused"] += FUSED in name
-            if name in OF_LOGITS and out.shape[-1] == layer.out_features:
-                seen["rows"] = max(seen["rows"], out.shape[0])
-                seen["bytes"] = max(seen["bytes"], out.nbytes)
-                inside = torch._C._current_graph_task_id() != -1
-                seen["again"] += inside and name == "aten::_log_softmax"
-            return out
-
-    def called(_: Any, given: Any) -> None:
-        seen["tokens"] = max(seen["tokens"], given[0].shape[:-1].numel())
-
-    handle = layer.register_forward_pre_hook(called)
-    try:
-        with Watch():
-            yield seen
-    finally:
-        handle.remove()

@@ -54,33 +54,28 @@ class Bf16AdamW(torch.optim.Optimizer):
                     self._step_parameter(p, self.state[p], group)
 
     def _step_parameter(self, p: Any, state: dict[str, Any], group: dict[str, Any]) -> None:
+        kahan, first = group["kahan"], p not in self.places
         if not state:
             state["step"] = torch.zeros(())
             names = ("exp_avg", "exp_avg_sq", "carried")
-            state.update({n: torch.zeros_like(p) for n in names[: 2 + group["kahan"]]})
+            state.update({n: torch.zeros_like(p) for n in names[: 2 + kahan]})
         state["step"] += 1
-        first = p not in self.places
-        self._draw_anew(p, int(state["step"]))
+        self.generator = self.generator or torch.Generator(p.device)
+        place = self.places.setdefault(p, len(self.places))
+        self.generator.manual_seed(int(state["step"]) << 20 | place)
         update, moments = _update(p, state, group)
         for name, moment in moments.items():
-            state[name].copy_(moment if group["kahan"] else self._by_chance(moment))
-        if group["kahan"]:
+            state[name].copy_(moment if kahan else rounded_by_chance(moment, self.generator))
+        if kahan:
             written, state["carried"] = compensated(p, state["carried"], update)
             moved = state["carried"] != 0
         else:
-            written = self._by_chance(p.float() + update)
+            written = rounded_by_chance(p.float() + update, self.generator)
             moved = written != p
         if first:
             stuck = (p.float() + update).to(p.dtype) == p
             self.rescued += int((stuck & moved & (update != 0)).sum())
         p.copy_(written)
-
-    def _draw_anew(self, p: Any, step: int) -> None:
-        self.generator = self.generator or torch.Generator(p.device)
-        self.generator.manual_seed(step << 20 | self.places.setdefault(p, len(self.places)))
-
-    def _by_chance(self, exact: Any) -> Any:
-        return rounded_by_chance(exact, self.generator)
 
 
 def _update(p: Any, state: dict[str, Any], group: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from strategies.base import Parity, Settings, Slot, demand, load
 from strategies.engine import RunContext, TrainingRun
 from strategies.evidence import states
-from strategies.evidence.readings import bytes_of, stored, tensors
+from strategies.evidence.readings import bytes_of, stored
 from strategies.strategy import Strategy
 from strategies.subject import Subject
 
@@ -75,20 +75,17 @@ class Optimizer(Strategy):
         return load(self.kind(launch))(params, **self.entry.given(self, settings))
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        optimizer = trained.inner_optimizer
-        wanted = self.kind(trained.launch).replace(":", ".")
-        names = [f"{k.__module__}.{k.__qualname__}" for k in type(optimizer).__mro__]
-        same = any(_same_class(name, wanted) for name in names)
-        demand(same, f"the optimizer is {names[0]}, expected {wanted}")
-        self.agree(trained)
+        optimizer, wanted = trained.inner_optimizer, self.kind(trained.launch)
+        # A package may import the class from within.
+        place, _, kind = wanted.partition(":")
+        names = [(k.__module__.partition(".")[0], k.__name__) for k in type(optimizer).__mro__]
+        same = (place.partition(".")[0], kind) in names
+        demand(same, f"the optimizer is {'.'.join(names[0])}, expected {wanted}")
+        states.agree(trained, **self.entry.given(self, trained.settings))
         facts = {"class": type(optimizer).__name__, "steps": states.steps(trained)}
         if "swapped_weights" not in trained.launch.traits:  # its state is in files
             facts |= self.moments(trained)
         return facts
-
-    def agree(self, trained: TrainingRun) -> None:
-        """Demand the expected settings in every parameter group."""
-        states.agree(trained, **self.entry.given(self, trained.settings))
 
     def moments(self, trained: TrainingRun) -> dict[str, float]:
         """Return the bytes of moments for each element of large tensors, within their bounds.
@@ -96,28 +93,18 @@ class Optimizer(Strategy):
         Empty if no tensor is large, unless the moments are quantized: then nothing was.
         """
         large = large_tensors(trained)
-        quantized = "rounds_state" in self.entry.traits
-        demand(
-            bool(large) or not quantized,
-            f"no state was quantized: no tensor has {LARGE} elements in whole blocks of {BLOCK}",
-        )
         if not large:
+            text = f"no tensor has {LARGE} elements in whole blocks of {BLOCK}"
+            demand("rounds_state" not in self.entry.traits, f"no state was quantized: {text}")
             return {}
         state, elements = trained.inner_optimizer.state, sum(large.values())
         found = bytes_of(t for p in large for t in _moments(state[p])) / elements
         sides = sum(sum(p.shape) for p in large) / elements
         least, most = self.entry.moments(self, next(iter(large)).element_size(), sides)
-        demand(
-            0.99 * least <= found <= 1.01 * most,
-            f"{found:.2f} bytes of moments for each element, expected {least:.2f} to {most:.2f}",
-        )
+        text = f"{found:.2f} bytes of moments for each element"
+        fits = 0.99 * least <= found <= 1.01 * most
+        demand(fits, f"{text}, expected {least:.2f} to {most:.2f}")
         return {"moment_bytes_per_element": round(found, 3)}
-
-
-def _same_class(name: str, wanted: str) -> bool:
-    """Return whether ``name`` is the class ``wanted``, which a package may import from within."""
-    package, kind = wanted.partition(".")[0], wanted.rpartition(".")[2]
-    return name.partition(".")[0] == package and name.rpartition(".")[2] == kind
 
 
 # bitsandbytes and torchao keep tensors below this, or of no whole blocks, in float32.
@@ -212,10 +199,9 @@ class HostAdamW(Optimizer):
         places = {m.device.type for m in large}
         demand(places == {"cpu"}, f"the moments are on {places}, expected in host memory")
         facts = super().evidence(trained)
-        copies = optimizer.param_d2h_map.values()
-        pinned = all(c.is_pinned() for c in copies)
+        pinned = all(copy.is_pinned() for copy in optimizer.param_d2h_map.values())
         demand(pinned, "the copies of the weights are not in pinned memory")
-        return facts | {"host_bytes": bytes_of([*copies, *tensors(optimizer)])}
+        return facts | {"pinned": pinned}
 
 
 # ---- moments in few bits ----
@@ -244,9 +230,8 @@ class Bnb(Optimizer):
         moments = [s["state1"] for s in trained.inner_optimizer.state.values()]
         # Moments below 1e5 elements are not worth a page and stay on the device.
         paged = [getattr(m, "is_paged", False) for m in moments if m.numel() >= 1e5]
-        demand(
-            bool(paged) and all(paged), f"{sum(paged)} of {len(paged)} moments are in paged memory"
-        )
+        text = f"{sum(paged)} of {len(paged)} moments are in paged memory"
+        demand(bool(paged) and all(paged), text)
         return facts | {"paged_moments": len(paged)}
 
 

@@ -8,8 +8,7 @@ from typing import Any, ClassVar
 from strategies.base import Parity, Slot, demand
 from strategies.engine import RunContext, TrainingRun
 from strategies.evidence.rules import label
-from strategies.evidence.states import dtypes
-from strategies.precision.mixed import Bf16
+from strategies.precision.mixed import Bf16, typed
 from strategies.strategy import Strategy
 from strategies.subject import Subject
 from strategies.workloads import BOTH, TRAIN
@@ -85,18 +84,11 @@ class Bf16Pure(Strategy):
         initial.cast(module, torch.bfloat16)
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        types = dtypes(trained)
         adapters = "float32" if "float_adapters" in trained.launch.traits else "bfloat16"
-        wanted = {
-            "compute_dtype": ("bfloat16",),
-            "parameters": ("+".join(sorted({"bfloat16", adapters})),),
-            "master": (adapters,),
-            "moments": (adapters, ""),
-        }
-        if "sampling" in trained.launch.traits:
-            del wanted["master"]
-        off = {key: types[key] for key, fit in wanted.items() if types[key] not in fit}
-        demand(not off, f"some tensors are not bfloat16 (adapters: {adapters}): {off}")
+        stored = "+".join(sorted({"bfloat16", adapters}))
+        types = typed(trained, "bfloat16", stored, adapters)
+        moments = types["moments"]
+        demand(moments in (adapters, ""), f"moments are {moments}, expected {adapters}")
         if "float_master" in trained.launch.traits:
             return types
         mixed = trained.accelerator.mixed_precision == "bf16"

@@ -41,20 +41,16 @@ def _gather_in_float8(layer: Any) -> None:
             WeightWithDynamicFloat8CastTensor(values, layer.linear_mm_config, dtype)
         )
 
-    waiting = layer.weight
-    if initial.pending(waiting) is None:
-        layer.weight = keep(waiting.data)
-    else:
-        layer.weight = nn.Parameter(waiting.data)
-        initial.hand_on(waiting, layer.weight, keep=keep)
+    layer.weight = initial.kept(layer.weight, keep, hold=nn.Parameter)
 
 
 def gathered(trained: TrainingRun) -> dict[str, Any]:
     """Check the type of the weights that FSDP2 gathered in the watched step, by their bytes."""
     from strategies.engines.fsdp import shard
 
+    kind = WeightWithDynamicFloat8CastTensor
     params = [p for group in shard.groups(trained.module) for p in group.fsdp_params]
-    ours = [p for p in params if isinstance(local(p), WeightWithDynamicFloat8CastTensor)]
+    ours = [p for p in params if isinstance(p._sharded_local_tensor, kind)]
     wanted = len(trained.subject.linears)
     demand(len(ours) >= wanted, f"{len(ours)} of {wanted} weights are gathered in float8")
     seen = trained.observed
@@ -65,12 +61,6 @@ def gathered(trained: TrainingRun) -> dict[str, Any]:
     others = sum(p._sharded_param_data.numel() for p in params) - codes
     itemsize = max((p.param_dtype or p.orig_dtype).itemsize for p in params)
     most = 1.5 * codes + others * itemsize
-    demand(
-        found <= most, f"{found:.0f} bytes were gathered in forward, expected {most:.0f} at most"
-    )
+    text = f"{found:.0f} bytes were gathered in forward, expected {most:.0f} at most"
+    demand(found <= most, text)
     return {"gathered_in_float8": codes}
-
-
-def local(param: Any) -> Any:
-    """Return this rank's share of one of torch's FSDP parameters, of its own class."""
-    return param._sharded_local_tensor

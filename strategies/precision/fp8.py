@@ -89,5 +89,5 @@ class Fp8(Bf16):
         scales = sum(op.name == SCALINGS[self.scaling] for op in ran)
         text = f"{scales} operands got scales, {self.scaling}, expected {2 * wanted} at least"
         demand(scales >= 2 * wanted, text)
-        facts = {**types, "float8_casts": casts, "float8_products": products, "scaled": scales}
+        facts = {**types, "float8_casts": casts, "float8_products": products}
         return facts | (float8.gathered(trained) if self.gather == "fp8" else {})

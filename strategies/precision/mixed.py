@@ -14,6 +14,17 @@ from strategies.subject import Subject
 from strategies.workloads import BOTH, SAMPLE, TRAIN
 
 
+def typed(trained: TrainingRun, compute: str, parameters: str, master: str = "") -> dict[str, str]:
+    """Return the types of a run, and demand these; ``master``: of the weights that are updated."""
+    types = dtypes(trained)
+    found, stored, updated = (types[key] for key in ("compute_dtype", "parameters", "master"))
+    demand(found == compute, f"the model computes in {found}, expected {compute}")
+    demand(stored == parameters, f"parameters are {stored}, expected {parameters}")
+    if master and "sampling" not in trained.launch.traits:
+        demand(updated == master, f"the optimizer updates {updated} weights, expected {master}")
+    return types
+
+
 @dataclass(frozen=True, kw_only=True)
 class Fp32(Strategy):
     """Everything in float32, matrix products included."""
@@ -37,24 +48,13 @@ class Fp32(Strategy):
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         import torch
 
-        types = dtypes(trained)
-        demand(
-            types["compute_dtype"] == "float32",
-            f"the model computes in {types['compute_dtype']}, expected float32",
-        )
-        demand(
-            types["parameters"] == "float32",
-            f"parameters are {types['parameters']}, expected float32",
-        )
+        facts = {**typed(trained, "float32", "float32"), **products(trained)}
+        others = set(facts.get("products", ())) - {"float32"}
+        text = f"matrix products of a training step ran in {sorted(others)}, expected float32"
+        demand(not others, text)
         tf32 = torch.backends.cuda.matmul.allow_tf32
         demand(tf32 == self.rounds, f"TF32 is {'on' if tf32 else 'off'}")
-        facts = {**types, "tf32": tf32, **products(trained)}
-        others = set(facts.get("products", ())) - {"float32"}
-        demand(
-            not others,
-            f"matrix products of a training step ran in {sorted(others)}, expected float32",
-        )
-        return label(facts, "tf32")
+        return label({**facts, "tf32": tf32}, "tf32")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,20 +103,8 @@ class Bf16(Strategy):
         return {"mixed_precision": "bf16"}
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        types = dtypes(trained)
         kept = self.half if "float_master" in trained.launch.traits else "float32"
-        demand(
-            types["compute_dtype"] == self.half,
-            f"the model computes in {types['compute_dtype']}, expected {self.half}",
-        )
-        demand(
-            types["parameters"] == kept, f"parameters are {types['parameters']}, expected {kept}"
-        )
-        master = "" if "sampling" in trained.launch.traits else "float32"
-        demand(
-            types["master"] == master,
-            f"the optimizer updates {types['master'] or 'no'} weights, expected {master or 'none'}",
-        )
+        types = typed(trained, self.half, kept, "float32")
         self._products(trained)
         return {**types, **products(trained)}
 
@@ -136,14 +124,8 @@ class Bf16(Strategy):
             layers["backward"] = len(free)
         for phase, number in layers.items():
             ran, least = trained.observed.products(phase), number * trained.observed.micro_steps
-            demand(
-                ran[self.half] >= least,
-                f"{ran[self.half]} matrix products of {phase} ran in {self.half}, not {least}: "
-                f"{dict(ran)}",
-            )
-
-
-# ---- fp16: loss scaling ----
+            text = f"{ran[self.half]} matrix products of {phase} ran in {self.half}, not {least}"
+            demand(ran[self.half] >= least, f"{text}: {dict(ran)}")
 
 
 UNSCALED = "_amp_foreach_non_finite_check_and_unscale_"
@@ -189,16 +171,12 @@ class Fp16(Bf16):
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         facts, scale = super().evidence(trained), trained.engine.report(trained).loss_scale
-        demand(scale is not None, "there is no loss scale")
-        demand(scale > 1, f"the loss scale is {scale}, expected above 1")
+        demand(scale is not None and scale > 1, f"the loss scale is {scale}, expected above 1")
         facts = {**facts, "loss_scale": scale}
         seen = trained.observed.ran if trained.observed else []
-        unscaled = any(UNSCALED in ran.name for ran in seen)
         # An engine's own loss scaling unscales by plain products, which are no evidence.
-        return {**facts, "unscaled_in_step": True} if unscaled else label(facts, "loss_scale")
-
-
-# ---- fp16_pure: sampling ----
+        unscaled = any(UNSCALED in ran.name for ran in seen)
+        return facts if unscaled else label(facts, "loss_scale")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,7 +209,4 @@ class Fp16Pure(Strategy):
         initial.cast(module, torch.float16)
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        types = dtypes(trained)
-        off = {k: types[k] for k in ("compute_dtype", "parameters") if types[k] != "float16"}
-        demand(not off, f"some tensors are not float16: {off}")
-        return {**types, **products(trained)}
+        return {**typed(trained, "float16", "float16"), **products(trained)}

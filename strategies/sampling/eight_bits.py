@@ -7,8 +7,6 @@ Imports torch and torchao.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,27 +34,22 @@ DYNAMIC = "float8 of both operands"
 """Kind besides ``KINDS``: a layer's input is rounded to float8 too."""
 
 
-def both_operands(values: Tensor) -> nn.Parameter:
-    """Return ``values`` in float8 with a scale per row, for products with float8 inputs.
-
-    Each row of an input is rounded when it arrives. torchao's
-    Float8DynamicActivationFloat8WeightConfig makes these only on a GPU.
-    """
-    each = QuantizeTensorToFloat8Kwargs(granularity=PerRow(), kernel_preference=TORCH)
-    made = Float8Tensor.from_hp(
-        values,
-        granularity=PerRow(),
-        mm_config=Float8MMConfig(use_fast_accum=True),
-        kernel_preference=TORCH,
-        act_quant_kwargs=each,
-    )
-    return nn.Parameter(made, requires_grad=False)
-
-
 def packed(values: Tensor, to: str) -> nn.Parameter:
-    """Return ``values`` [out, in] in 8 bits."""
+    """Return ``values`` [out, in] in 8 bits.
+
+    Of both operands, each row of an input is rounded when it arrives. torchao's
+    Float8DynamicActivationFloat8WeightConfig makes such weights only on a GPU.
+    """
     if to == DYNAMIC:
-        return both_operands(values)
+        each = QuantizeTensorToFloat8Kwargs(granularity=PerRow(), kernel_preference=TORCH)
+        made = Float8Tensor.from_hp(
+            values,
+            granularity=PerRow(),
+            mm_config=Float8MMConfig(use_fast_accum=True),
+            kernel_preference=TORCH,
+            act_quant_kwargs=each,
+        )
+        return nn.Parameter(made, requires_grad=False)
     with torch.device("meta"):
         layer = nn.Linear(values.shape[1], values.shape[0], bias=False)
     layer.weight = nn.Parameter(values, requires_grad=False)
@@ -69,12 +62,7 @@ def quantize(module: nn.Module, names: list[str], to: str) -> None:
     keep = functools.partial(packed, to=to)
     for name in names:
         layer = module.get_submodule(name)
-        waiting = layer.weight
-        if initial.pending(waiting) is None:
-            layer.weight = keep(waiting.data)
-        else:
-            layer.weight = nn.Parameter(waiting.data, requires_grad=False)
-            initial.hand_on(waiting, layer.weight, keep=keep)
+        layer.weight = initial.kept(layer.weight, keep)
 
 
 # ---- measured weights ----
@@ -103,17 +91,9 @@ def held_bytes(layers: list[nn.Module], dtype: str = "") -> int:
     Parameters, buffers and attached tensors (a library's scales) count; only those of torch's type
     ``dtype``, if it is given.
     """
-    wanted = getattr(torch, dtype) if dtype else None
-    held = (tensor for layer in layers for tensor in _tensors(layer))
+    wanted, held = getattr(torch, dtype) if dtype else None, []
+    for part in (part for layer in layers for part in layer.modules()):
+        own = [*part._parameters.items(), *part._buffers.items(), *vars(part).items()]
+        for tensor in (v for k, v in own if isinstance(v, Tensor) and k != "bias"):
+            held += [*stored(tensor), *scales(tensor)]
     return bytes_of(t for t in held if wanted in (None, t.dtype))
-
-
-def _tensors(layer: nn.Module) -> Iterator[Tensor]:
-    for part in layer.modules():
-        kept: dict[str, Any] = {**part._parameters, **part._buffers}
-        kept.pop("bias", None)
-        loose = [value for value in vars(part).values() if isinstance(value, Tensor)]
-        for tensor in (*kept.values(), *loose):
-            if tensor is not None:
-                yield from stored(tensor)
-                yield from scales(tensor)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from strategies.base import demand
 from strategies.engine import RunContext, TrainingRun
-from strategies.sampling.store import Stored
+from strategies.sampling.quantised import Stored
 from strategies.subject import Subject
 
 
@@ -24,8 +24,6 @@ class Palette(Stored):
         "Han et al. 2015, Deep Compression (arXiv:1510.00149), 3; Lloyd 1982; after coremltools' "
         "palettization"
     )
-
-    codes: ClassVar[str] = "uint8"
 
     bits: int = 4
     rows: int = 0
@@ -50,24 +48,17 @@ class Palette(Stored):
         return self.bits
 
     def store(self, module: Any, subject: Subject, names: list[str]) -> None:
-        from strategies.sampling.palettes import palettize
+        from strategies.sampling.palettes import PaletteLinear
 
-        palettize(module, names, self.bits, self.rows)
-
-    def most_bytes(self, shapes: list[tuple[int, int]], itemsize: int) -> int:
-        def of(out: int, width: int) -> int:
-            count = out // self.rows if self.rows else 1
-            return -(-out * width // 8) * self.bits + count * 2**self.bits * itemsize
-
-        return sum(of(*shape) for shape in shapes)
+        for name in names:
+            layer = PaletteLinear(module.get_submodule(name), self.bits, self.rows)
+            module.set_submodule(name, layer)
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         from strategies.sampling.palettes import PaletteLinear
 
         found = [m for m in trained.module.modules() if isinstance(m, PaletteLinear)]
         bits = {layer.bits for layer in found}
-        demand(
-            bits == {self.bits}, f"indices have {sorted(bits) or 'no'} bits, expected {self.bits}"
-        )
-        sizes = sum(layer.palette.numel() for layer in found)
-        return {**super().evidence(trained), "palette_entries": sizes}
+        text = f"indices have {sorted(bits) or 'no'} bits, expected {self.bits}"
+        demand(bits == {self.bits}, text)
+        return super().evidence(trained)

@@ -32,16 +32,14 @@ def palettes(values_GN: Tensor, bits: int) -> Tensor:
     """
     ordered = values_GN.float().sort(dim=1).values
     sums = F.pad(ordered.double().cumsum(dim=1), (1, 0))
-    shares = (torch.ones_like(ordered[:, 1:]), _cube_root(ordered))
+    # The cube root of the density between neighbors is that of one value in a gap, times the gap.
+    shares = (torch.ones_like(ordered[:, 1:]), ordered.diff(dim=1) ** (2 / 3))
     ends = [_lloyd(ordered, sums, _spread(ordered, share, 2**bits)) for share in shares]
-    gains = [_explained(ordered, sums, centres) for centres in ends]
+    gains = []
+    for centres in ends:  # the part of the values' squares that the groups explain
+        totals, counts = _groups(ordered, sums, centres)
+        gains.append((totals.square() / counts.clamp(min=1)).sum(dim=1))
     return torch.where((gains[1] > gains[0])[:, None], ends[1], ends[0]).float()
-
-
-def _cube_root(ordered: Tensor) -> Tensor:
-    """Return the share of entries between neighbors: the cube root of one value in a gap, times the
-    gap."""
-    return ordered.diff(dim=1) ** (2 / 3)
 
 
 def _spread(ordered: Tensor, share: Tensor, size: int) -> Tensor:
@@ -67,15 +65,6 @@ def _groups(ordered: Tensor, sums: Tensor, centres: Tensor) -> tuple[Tensor, Ten
     return sums.gather(1, ends).diff(dim=1), ends.diff(dim=1)
 
 
-def _explained(ordered: Tensor, sums: Tensor, centres: Tensor) -> Tensor:
-    """Return the part of the values' squares that the groups explain, [G]; higher is better."""
-    totals, counts = _groups(ordered, sums, centres)
-    return (totals.square() / counts.clamp(min=1)).sum(dim=1)
-
-
-TOGETHER = 8
-
-
 def indices_of(values_GN: Tensor, palettes_GK: Tensor) -> Tensor:
     """Return the index of the entry nearest to each value: uint8 [G, N]."""
     edges = ((palettes_GK[:, 1:] + palettes_GK[:, :-1]) / 2).contiguous()
@@ -86,9 +75,9 @@ def indices_of(values_GN: Tensor, palettes_GK: Tensor) -> Tensor:
 def pack(indices: Tensor, bits: int) -> Tensor:
     """Return uint8 indices, flattened, in ``bits`` bits each: uint8 [ceil(count / 8) * bits]."""
     flat = indices.flatten()
-    groups_M8 = F.pad(flat, (0, -len(flat) % TOGETHER)).view(-1, TOGETHER)
+    groups_M8 = F.pad(flat, (0, -len(flat) % 8)).view(-1, 8)
     packed = torch.zeros(len(groups_M8), bits, dtype=torch.uint8, device=flat.device)
-    for place in range(TOGETHER):
+    for place in range(8):
         at, shift = divmod(place * bits, 8)
         packed[:, at] |= groups_M8[:, place] << shift
         if shift + bits > 8:
@@ -99,8 +88,8 @@ def pack(indices: Tensor, bits: int) -> Tensor:
 def unpack(packed: Tensor, bits: int, count: int) -> Tensor:
     """Return the first ``count`` indices: uint8 [count]."""
     groups = packed.view(-1, bits)
-    indices = torch.empty(len(groups), TOGETHER, dtype=torch.uint8, device=packed.device)
-    for place in range(TOGETHER):
+    indices = torch.empty(len(groups), 8, dtype=torch.uint8, device=packed.device)
+    for place in range(8):
         at, shift = divmod(place * bits, 8)
         value = groups[:, at] >> shift
         if shift + bits > 8:
@@ -121,11 +110,7 @@ class PaletteLinear(nn.Module):
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.bits, self.palettes = bits, linear.out_features // (rows or linear.out_features)
         self.bias = linear.bias
-        if initial.pending(linear.weight) is None:
-            self.codes = self.take(linear.weight.data)
-        else:
-            self.codes = nn.Parameter(linear.weight.data, requires_grad=False)
-            initial.hand_on(linear.weight, self.codes, keep=self.take)
+        self.codes = initial.kept(linear.weight, self.take)
 
     def take(self, weight: Tensor) -> nn.Parameter:
         """Choose and store the palettes of ``weight``, and return its codes."""
@@ -147,9 +132,3 @@ class PaletteLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.whole(), self.bias)
-
-
-def palettize(module: nn.Module, names: list[str], bits: int, rows: int) -> None:
-    """Replace the named linear layers."""
-    for name in names:
-        module.set_submodule(name, PaletteLinear(module.get_submodule(name), bits, rows))

@@ -5,32 +5,73 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from strategies.base import demand
+from strategies.base import Parity, Slot, demand
 from strategies.engine import RunContext, TrainingRun
 from strategies.evidence import states
-from strategies.sampling.store import Stored
+from strategies.strategy import Strategy
 from strategies.subject import Subject
+from strategies.workloads import SAMPLE
 
-NF4_BLOCK = 64
-"""Number of weights that share a scale, bitsandbytes' default."""
+
+@dataclass(frozen=True, kw_only=True)
+class Stored(Strategy):
+    """Base of the ways to store the weights of the blocks' linear layers in fewer bits.
+
+    ``codes``: torch's type that holds the bits. ``bits_each``: bits of a weight, without scales
+    and palettes.
+    """
+
+    slot: ClassVar[Slot] = Slot.STORE
+    parity: ClassVar[Parity] = Parity.BY_DESIGN
+    alters: ClassVar[tuple[str, ...]] = ("forward",)
+    workloads: ClassVar[tuple[str, ...]] = (SAMPLE,)
+    codes: ClassVar[str] = "uint8"
+
+    @property
+    def bits_each(self) -> int:
+        raise NotImplementedError
+
+    def traits(self) -> frozenset[str]:
+        return frozenset({"quantized_weights", "replaced_layers"})
+
+    def store(self, module: Any, subject: Subject, names: list[str]) -> None:
+        """Replace the named layers."""
+        raise NotImplementedError
+
+    def edit_model(self, module: Any, subject: Subject) -> None:
+        from strategies.sampling.eight_bits import linears
+
+        self.store(module, subject, linears(module, subject))
+
+    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
+        """Return the bits that the layers hold for a weight: of the codes' type, and of others."""
+        from strategies.sampling import eight_bits
+
+        found = [trained.module.get_submodule(name) for name in eight_bits.wanted(trained)]
+        elements = sum(layer.out_features * layer.in_features for layer in found)
+        held, of_codes = (eight_bits.held_bytes(found, kind) for kind in ("", self.codes))
+        least = elements * self.bits_each // 8
+        text = f"{of_codes} bytes of {self.codes} hold {elements} weights, expected {least}"
+        demand(least <= of_codes <= 1.1 * least + 8 * len(found), f"{text} to a tenth more")
+        # Scales and palettes, but no floats that stayed.
+        text = f"{held - of_codes} bytes are beside the codes, as many as the floats had"
+        floats = elements * trained.subject.dtype(trained.module).itemsize
+        demand(held - of_codes < floats, text)
+        bits = round(8 * held / elements, 3)
+        return {"layers": len(found), "elements": elements, "bits_per_weight": bits}
 
 
 @dataclass(frozen=True, kw_only=True)
 class EightBits(Stored):
-    """Base of the 8-bit formats: torchao's codes, and ``each_row`` bytes of scales and zero points
-    per row."""
+    """Base of the 8-bit formats: torchao's codes."""
 
     needs: ClassVar[tuple[str, ...]] = ("torchao",)
     bits_each: ClassVar[int] = 8
-    each_row: ClassVar[int]
 
     def store(self, module: Any, subject: Subject, names: list[str]) -> None:
         from strategies.sampling.eight_bits import quantize
 
         quantize(module, names, self.name)
-
-    def most_bytes(self, shapes: list[tuple[int, int]], itemsize: int) -> int:
-        return sum(out * (width + self.each_row) for out, width in shapes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +81,6 @@ class Int8(EightBits):
     name: ClassVar[str] = "int8"
     source: ClassVar[str] = "Jacob et al. 2017 (arXiv:1712.05877); torchao.Int8WeightOnlyConfig"
     codes: ClassVar[str] = "int8"
-    # A scale, and a zero point that is stored although it is zero.
-    each_row: ClassVar[int] = 4 + 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,25 +93,12 @@ class Nf4(Stored):
     name: ClassVar[str] = "nf4"
     source: ClassVar[str] = "Dettmers et al. 2023, QLoRA (arXiv:2305.14314); bitsandbytes"
     needs: ClassVar[tuple[str, ...]] = ("bitsandbytes",)
-
     bits_each: ClassVar[int] = 4
-    codes: ClassVar[str] = "uint8"
 
     def store(self, module: Any, subject: Subject, names: list[str]) -> None:
         from strategies.adapters.quantised_base import quantize
 
         quantize(module, names)
-
-    def most_bytes(self, shapes: list[tuple[int, int]], itemsize: int) -> int:
-        def of(elements: int) -> int:
-            blocks = -(-elements // NF4_BLOCK)
-            # An 8-bit scale per block, a 32-bit one per 256 of those, and tables of 16 and 256.
-            return -(-elements // 2) + blocks + 4 * -(-blocks // 256) + 4 * (16 + 256)
-
-        return sum(of(out * width) for out, width in shapes)
-
-
-# ---- float8 ----
 
 
 MULTIPLE = 16
@@ -94,7 +120,6 @@ class Float8(EightBits):
         "Float8DynamicActivationFloat8WeightConfig"
     )
     codes: ClassVar[str] = "float8_e4m3fn"
-    each_row: ClassVar[int] = 4
 
     dynamic: bool = False
     emulate: bool = False
@@ -120,13 +145,11 @@ class Float8(EightBits):
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         facts = super().evidence(trained)
-        return {**facts, **self._multiplied(trained, facts["layers"])} if self.dynamic else facts
-
-    def _multiplied(self, trained: TrainingRun, layers: int) -> dict[str, Any]:
-        """Check the float8 products of one forward, and the operands that were cast to float8."""
-        ran = states.operations(trained, compiled=False)
+        if not self.dynamic:
+            return facts
+        layers, ran = facts["layers"], states.operations(trained, compiled=False)
         products = sum(op.name == "aten::_scaled_mm" for op in ran)
         casts = sum(op.name == "aten::_to_copy" and op.dtype == self.codes for op in ran)
         demand(products == layers, f"{products} matrix products ran in float8, expected {layers}")
         demand(casts >= layers, f"{casts} operands were cast to float8, expected {layers}")
-        return {"float8_products": products, "float8_casts": casts}
+        return {**facts, "float8_products": products}

@@ -8,15 +8,8 @@ from typing import Any, ClassVar
 
 from strategies.base import Attachment, Parity, Slot, demand
 from strategies.engine import RunContext, TrainingRun
-from strategies.evidence.states import count
 from strategies.strategy import Strategy
 from strategies.subject import Subject
-
-
-def matrices(module: Any, subject: Subject) -> list[Any]:
-    """Return the matrices of the blocks."""
-    blocks = subject.blocks(module)
-    return [p for block in blocks for p in block.parameters() if p.ndim == 2]
 
 
 class Masks(Attachment):
@@ -60,34 +53,14 @@ class Masks(Attachment):
         for mine, saved in zip(self.tensors(), state["masks"], strict=True):
             mine.copy_(saved)
 
-    def counted(self) -> tuple[int, int, int]:
-        """Return the numbers of pruned elements, of all elements, and of pruned ones that are not
-        zero.
-
-        All ranks call it.
-        """
-        pruned = total = wrong = 0
-        whole = self.trained.engine.whole(self.trained, [p for p, _ in self.pruned])
-        for p, (_, mask) in zip(whole, self.pruned, strict=True):
-            wrong += int((p.detach()[~mask] != 0).sum())
-            pruned, total = pruned + int((~mask).sum()), total + mask.numel()
-        return pruned, total, wrong
-
 
 @dataclass(frozen=True, kw_only=True)
-class Prune(Strategy):
-    """Zeroes the smallest weights and keeps them at zero.
+class ByMagnitude(Strategy):
+    """Base of both: removes the ``fraction`` of the smallest."""
 
-    ``fraction`` is their share of each matrix of the blocks.
-
-    Weights, gradients and moments stay dense. It saves no memory, and the masks take some.
-    """
-
-    name: ClassVar[str] = "prune"
     slot: ClassVar[Slot] = Slot.SPARSIFY
     parity: ClassVar[Parity] = Parity.BY_DESIGN
     alters: ClassVar[tuple[str, ...]] = ("forward",)
-    source: ClassVar[str] = "Han et al. 2015, Weights and Connections (arXiv:1506.02626)"
     reads_weights: ClassVar[bool] = True
 
     fraction: float = 0.5
@@ -96,6 +69,19 @@ class Prune(Strategy):
         if not 0 < self.fraction < 1:
             raise ValueError(f"fraction is {self.fraction!r}; between 0 and 1")
 
+
+@dataclass(frozen=True, kw_only=True)
+class Prune(ByMagnitude):
+    """Zeroes the smallest weights and keeps them at zero.
+
+    ``fraction`` is their share of each matrix of the blocks.
+
+    Weights, gradients and moments stay dense. It saves no memory, and the masks take some.
+    """
+
+    name: ClassVar[str] = "prune"
+    source: ClassVar[str] = "Han et al. 2015, Weights and Connections (arXiv:1506.02626)"
+
     def traits(self) -> frozenset[str]:
         return frozenset({"masked_weights"})
 
@@ -103,7 +89,8 @@ class Prune(Strategy):
         import torch
 
         with torch.no_grad():
-            for p in matrices(module, subject):
+            inner = (p for block in subject.blocks(module) for p in block.parameters())
+            for p in (p for p in inner if p.ndim == 2):
                 lowest = int(self.fraction * p.numel())
                 order = p.abs().flatten().argsort()
                 mask = torch.ones(p.numel(), dtype=torch.bool)
@@ -117,15 +104,16 @@ class Prune(Strategy):
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         masks: Any = trained.attached.get(self.name)
         demand(isinstance(masks, Masks) and bool(masks.pruned), "there are no masks")
-        pruned, total, wrong = masks.counted()
+        pruned = total = wrong = 0
+        whole = trained.engine.whole(trained, [p for p, _ in masks.pruned])  # all ranks call it
+        for p, mask in zip(whole, masks.tensors(), strict=True):
+            wrong += int((p.detach()[~mask] != 0).sum())
+            pruned, total = pruned + int((~mask).sum()), total + mask.numel()
         share = pruned / total
-        demand(
-            abs(share - self.fraction) < 0.01,
-            f"a share of {share:.3f} of the weights is masked, expected {self.fraction}",
-        )
+        text = f"a share of {share:.3f} of the weights is masked, expected {self.fraction}"
+        demand(abs(share - self.fraction) < 0.01, text)
         demand(wrong == 0, f"{wrong} of {pruned} pruned weights are not zero")
-        size = sum(m.numel() for m in masks.tensors())
-        return {"pruned": pruned, "of": total, "mask_bytes": size, "bytes_saved": 0}
+        return {"pruned": pruned, "of": total}
 
 
 # ---- structured pruning ----
@@ -171,24 +159,14 @@ def prune_channels(mlp: Any, keep: int) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PruneStructured(Strategy):
+class PruneStructured(ByMagnitude):
     """Removes the weakest heads and MLP channels.
 
     ``fraction`` is their share. The model has fewer parameters and FLOPs afterwards.
     """
 
     name: ClassVar[str] = "prune_structured"
-    slot: ClassVar[Slot] = Slot.SPARSIFY
-    parity: ClassVar[Parity] = Parity.BY_DESIGN
-    alters: ClassVar[tuple[str, ...]] = ("forward",)
     source: ClassVar[str] = "Michel et al. 2019 (arXiv:1905.10650); Li et al. 2017 (1608.08710)"
-    reads_weights: ClassVar[bool] = True
-
-    fraction: float = 0.5
-
-    def __post_init__(self) -> None:
-        if not 0 < self.fraction < 1:
-            raise ValueError(f"fraction is {self.fraction!r}; between 0 and 1")
 
     def traits(self) -> frozenset[str]:
         return frozenset({"other_products", "replaced_layers"})
@@ -201,38 +179,21 @@ class PruneStructured(Strategy):
 
     def edit_model(self, module: Any, subject: Subject) -> None:
         for block in subject.blocks(module):
-            # The sizes before pruning, for the evidence, as plain numbers on the module.
-            block.had = (
-                block.attn.num_heads,
-                block.mlp.fc1.out_features,
-                count(block.parameters()),
-            )
+            # The sizes before pruning, for the evidence.
+            block.had = (block.attn.num_heads, block.mlp.fc1.out_features)
             prune_heads(block.attn, self._kept(block.attn.num_heads))
             prune_channels(block.mlp, self._kept(block.mlp.fc1.out_features))
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        before = after = 0
+        """Return the heads and channels of a block, by the rows of its weights as well."""
+        part = trained.engine.part
         for block in trained.blocks():
-            heads, channels, parameters = getattr(block, "had", (0, 0, 0))
+            heads, channels = getattr(block, "had", (0, 0))
             demand(heads > 0, "no block was pruned")
             shape = (block.attn.num_heads, block.mlp.fc1.out_features)
             wanted = (self._kept(heads), self._kept(channels))
             demand(shape == wanted, f"a block has {shape} heads and channels, expected {wanted}")
-            self._cut(trained, block)
-            before, after = before + parameters, after + count(block.parameters(), trained.engine)
-        demand(after < before, f"the blocks still have {after} of {before} parameters")
-        return {
-            "heads": shape[0],
-            "channels": shape[1],
-            "block_parameters": after,
-            "block_parameters_before": before,
-        }
-
-    def _cut(self, trained: TrainingRun, block: Any) -> None:
-        """Check that the weights have the rows of the kept heads and channels."""
-        heads, channels, _ = block.had
-        size = trained.subject.dimensions.width // heads
-        wanted = (3 * self._kept(heads) * size, self._kept(channels))
-        weights = (block.attn.qkv.weight, block.mlp.fc1.weight)
-        rows = tuple(trained.engine.part(weight).shape[0] for weight in weights)
-        demand(rows == wanted, f"the weights have {rows} rows, expected {wanted}")
+            sizes = (3 * wanted[0] * (trained.subject.dimensions.width // heads), wanted[1])
+            rows = tuple(part(w.weight).shape[0] for w in (block.attn.qkv, block.mlp.fc1))
+            demand(rows == sizes, f"the weights have {rows} rows, expected {sizes}")
+        return {"heads": shape[0], "channels": shape[1]}

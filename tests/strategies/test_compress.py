@@ -81,8 +81,7 @@ def trained_with(strategy, steps: int = 4) -> TrainingRun:
 )
 def test_bytes_on_the_wire_are_counted(strategy, low, high, group):
     facts = strategy.evidence(trained_with(strategy))
-    assert low <= facts["ratio"] <= high
-    assert facts["wire_bytes"] == pytest.approx(facts["ratio"] * facts["dense_bytes"], rel=0.01)
+    assert low <= facts["wire_bytes"] / facts["dense_bytes"] <= high
 
 
 @pytest.mark.parametrize("strategy", [Compress(), TopK()], ids=str)

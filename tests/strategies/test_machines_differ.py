@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from unittest import mock
 
 import pytest
 import torch
-from conftest import TINY, part_named
-from torch.utils import checkpoint, cpp_extension
+from torch.utils import cpp_extension
 
 from strategies.engines.zero.inputs import plain_file_access
 
@@ -37,20 +35,6 @@ def test_a_toolkit_that_is_there_builds_its_own(no_op_is_loaded, monkeypatch):
     monkeypatch.setattr(cpp_extension, "CUDA_HOME", "/somewhere")
     assert not plain_file_access()
     assert not OpBuilder._loaded_ops
-
-
-def test_products_are_kept_by_a_torch_that_does_not_show_them(train_here, monkeypatch):
-    """torch 2.11's context has no ``op_output``."""
-    context = checkpoint.SelectiveCheckpointContext
-    monkeypatch.setattr(
-        context,
-        "__init__",
-        lambda self, *, is_recompute, **_: setattr(self, "is_recompute", is_recompute),
-    )
-    recipe = "single+checkpoint:keep=products"
-    run, _ = train_here(dataclasses.replace(TINY, recipe=recipe), 1)
-    facts = part_named(recipe, "checkpoint").evidence(run.trained)
-    assert facts["kept_products"] > 0 and "kept_product_bytes" not in facts
 
 
 def test_the_only_gpu_of_a_process_can_be_limited_though_it_has_no_number(monkeypatch):

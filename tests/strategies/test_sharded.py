@@ -104,10 +104,10 @@ def test_codes_are_cut_as_bytes_and_their_scales_are_whole(recipe, name, bits, r
     facts, engine = part.evidence(trained), trained.engine.evidence(trained)
     (whole,) = (facts[k] for k in ("coded_bytes", "packed_bytes") if k in facts)
     (here,) = (facts[k] for k in ("coded_bytes_here", "packed_bytes_here") if k in facts)
-    (elements,) = (facts[k] for k in ("coded_elements", "packed_elements") if k in facts)
-    assert whole == elements * bits // 8 and here == whole // trained.launch.layout.shard
     codes = [p for p in trained.module.parameters() if not p.is_floating_point()]
     packed = [m for m in trained.module.modules() if type(m).__name__ in ("Packed", "Coded")]
+    elements = sum(m.in_features * m.out_features for m in packed)
+    assert whole == elements * bits // 8 and here == whole // trained.launch.layout.shard
     assert len(codes) == len(packed) >= len(trained.subject.linears)
     # What is gathered is what is stored: blocks, with their codes, in backward again.
     gathered = engine["gathered_bytes"]

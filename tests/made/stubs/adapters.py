@@ -57,7 +57,7 @@ def frozen(part):
 def switched_off(self, module, subject):
     """Adapters that are there, and of which only the first is in a product."""
     self.put(module, subject)
-    for layer in beside.adapted(module)[1:]:
+    for layer in [*beside.adapted(module).values()][1:]:
         layer.enable_adapters(False)
     for p in beside.own(module).values():
         p.requires_grad_(True)
@@ -109,7 +109,7 @@ def half(self, module, subject):
 
 def rank_by_name_alone(self, module, subject):
     twice_the_rank(self, module, subject)
-    for layer in beside.adapted(module):
+    for layer in beside.adapted(module).values():
         layer.r["default"] = self.rank
 
 
@@ -139,9 +139,7 @@ def once(layer):
     known = []
 
     def forward(x):
-        known[:] = known or [
-            quantised_base.decoded(layer.weight, layer.scale, layer.to_type, x.dtype)
-        ]
+        known[:] = known or [products.decoded(layer.weight, layer.scale, layer.to_type, x.dtype)]
         return torch.nn.functional.linear(x, known[0], layer.bias)
 
     return forward

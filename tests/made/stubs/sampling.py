@@ -8,7 +8,7 @@ from strategies.activations.attend import Attend
 from strategies.activations.compile import Compile
 from strategies.precision.bfloat import Bf16Pure
 from strategies.precision.mixed import Bf16, Fp16Pure, Fp32
-from strategies.sampling import eight_bits, palettes
+from strategies.sampling import eight_bits
 from strategies.sampling import eight_bits as layers
 from strategies.sampling.palette import Palette
 from strategies.sampling.quantised import Float8, Int8, Nf4
@@ -46,7 +46,7 @@ def beside_floats(self, module, subject, names):
 
 
 def twice_the_bits(self, module, subject, names):
-    palettes.palettize(module, names, 2 * self.bits, 0)
+    PALETTE(Palette(bits=2 * self.bits), module, subject, names)
 
 
 def computing_in(dtype):
