@@ -430,8 +430,8 @@ def draw_here() -> Iterator[Callable]:
     ``draw_here(spec) -> Drawing``."""
     import torch
 
+    from harness.sampling.measure import Drawing
     from harness.worker import setup
-    from harness.worker.sampling import prepare
     from strategies.evidence.watching import observe_step
 
     def go(spec: Spec):
@@ -440,7 +440,8 @@ def draw_here() -> Iterator[Callable]:
         torch.set_num_threads(1)
         resolved = resolve(spec)
         accelerator = setup.make_accelerator(resolved)
-        drawing, _ = prepare(resolved, accelerator, lambda phase: None)
+        run = setup.prepare(resolved, None, accelerator, Path("unused"), lambda phase: None)
+        drawing = Drawing(resolved=resolved, trained=run.trained)
         drawing.step()
         observe_step(drawing.trained, resolved.recipe.strategies, drawing.watched_step)
         return drawing

@@ -1,15 +1,17 @@
-"""A measured sampling run: prepare, draw batches, collect evidence, audit, and write the result.
+"""A sampling run: noise and labels, batches of samples, their audit, and the result.
 
-The phases are those of a training run (``harness.phases``), with a batch of samples as the
-step. The first batch is the warm-up; ``steady`` is a whole batch, from noise to samples, under
-the meter.
+The loop depends on no strategy. Noise and labels depend on the spec alone, so all rows draw the
+same samples. Phases and steps are those of a training run (``harness.worker.passes``), with a batch
+of samples as the step. Shape suffixes: B samples, C channels, H height, W width.
 """
 
 from __future__ import annotations
 
 import base64
+import hashlib
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,18 +21,104 @@ from torch import Tensor
 
 from harness.resolve import Resolved
 from harness.result import Check, Drawn, Result
+from harness.subjects.objectives import guided, objective_of
 from harness.worker import audit as grid
-from harness.worker import samples, setup
 from harness.worker.audit import collect_evidence, gather
-from harness.worker.loop import Log, Run, timed
-from harness.worker.measure import altered, measured_rank, result_of, traced_steps
-from harness.worker.meter import cards_before, make_meter
-from harness.worker.passes import Bench
-from harness.worker.samples import GpuWatch
-from harness.worker.sampling import Drawing, digest, labels_of, noise_of, prepare
+from harness.worker.measure import altered, begin, measured_rank, result_of, traced_steps
+from harness.worker.passes import Bench, measured_steps
 from harness.worker.status import Reporter
+from strategies.engine import TrainingRun
 from strategies.evidence.rules import relative_error
 from strategies.evidence.watching import observe_step
+from strategies.initial import keyed
+from strategies.parallel.sequence.attention import Indices, join
+
+NOISE = "noise of a batch of samples"
+
+
+def labels_of(resolved: Resolved) -> Tensor:
+    """Return int64 [B] on the CPU: every class in turn."""
+    return torch.arange(resolved.spec.global_batch) % resolved.subject.data.classes
+
+
+def noise_of(resolved: Resolved) -> Tensor:
+    """Return float32 [B, C, H, W] on the CPU, equal on every machine."""
+    shape = (resolved.spec.global_batch, *resolved.subject.data.sample_shape)
+    return torch.randn(shape, generator=keyed(resolved.spec.seed, NOISE))
+
+
+@dataclass(kw_only=True)
+class Drawing:
+    """One rank's sampler. Ranks that share samples each have all of the noise, and draw the same.
+
+    ``calls``: samples of each call of the model in the last batch. ``drawn``: its output.
+    ``began``: a hash of the first call's input. ``indices``: positions of the ranks' parts in
+    an output.
+    """
+
+    resolved: Resolved
+    trained: TrainingRun
+    labels_B: Tensor = field(init=False)
+    noise_BCHW: Tensor = field(init=False)
+    calls: list[int] = field(default_factory=list)
+    drawn: Tensor | None = None
+    began: str = ""
+    indices: Indices = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        device = self.trained.accelerator.device
+        self.labels_B = labels_of(self.resolved).to(device)
+        self.noise_BCHW = noise_of(self.resolved).to(device)
+
+    def batch(self, noise_BCHW: Tensor | None = None) -> Tensor:
+        """Return samples [B, C, H, W] in float32, for all labels.
+
+        Args:
+            noise_BCHW: the initial noise; the spec's if None.
+        """
+        spec, trained = self.resolved.spec, self.trained
+        noise = self.noise_BCHW if noise_BCHW is None else noise_BCHW
+        self.calls.clear()
+        # No inference mode: a trace would see whole layers, without their allocations.
+        with torch.no_grad():
+            channels = self.resolved.subject.data.channels
+            predict = guided(self._ask, {"y": self.labels_B}, spec.scale, channels)
+            generator = torch.Generator(noise.device).manual_seed(spec.seed)
+            drawn = objective_of(spec.objective).sample(
+                predict, noise, steps=spec.drawn_steps, generator=generator
+            )
+        trained.optimizer_steps += 1
+        for attachment in trained.attached.values():
+            attachment.after_step()
+        return drawn
+
+    def _ask(self, x: Tensor, t_B: Tensor, conditions: Mapping[str, Tensor]) -> Any:
+        self.trained.micro_steps += 1
+        self.calls.append(len(x))
+        if self.began == "unseen":
+            self.began = digest(x[: len(self.labels_B)])
+        trained = self.trained
+        out = trained.subject.predict(trained.model, trained.cut(x), t_B, conditions)
+        if trained.launch.layout.sequence > 1:
+            out = join(trained, out, x, self.indices)
+        return out.float()  # the two halves are far larger than their difference
+
+    def step(self) -> None:
+        """Draw a whole batch, and keep it until the next one starts."""
+        self.drawn = None
+        self.drawn = self.batch()
+
+    def watched_step(self) -> None:
+        """Draw a batch and record a hash of its input; never in a timed step."""
+        self.began = "unseen"
+        self.step()
+
+
+def digest(tensor: Tensor) -> str:
+    """Return a short hash of float32 values."""
+    values = tensor.detach().float().cpu().contiguous().numpy().astype("<f4")
+    return hashlib.sha256(values.tobytes()).hexdigest()[:16]
+
 
 # ---- audit ----
 # The checks read the model's calls and the samples. A row with one failed check is void, and never
@@ -55,13 +143,15 @@ def audit(resolved: Resolved, drawing: Drawing, kept: Tensor) -> list[Check]:
     apart = relative_error(drawing.drawn.double(), kept.double())
     gradients = [p for p in trained.module.parameters() if p.requires_grad or p.grad is not None]
     ranks = gather(trained, digest(kept))
+    halves = 1 if spec.scale == 1 else 2  # guidance: with conditions, and without
+    asked_calls = {str(halves * spec.global_batch): resolved.evaluations}
     found_calls = {str(size): count for size, count in Counter(drawing.calls).items()}
     rows = [
         ("processes", spec.processes, accelerator.num_processes),
         ("device", spec.device, accelerator.device.type),
         ("engine", resolved.launch.engine.file.kind, accelerator.distributed_type.value),
         ("samples", [spec.global_batch, *shape], list(kept.shape)),
-        ("calls of the model", _asked_calls(resolved), found_calls),
+        ("calls of the model", asked_calls, found_calls),
         ("noise", digest(noise_of(resolved)), drawing.began),
         ("samples finite", True, bool(torch.isfinite(kept).all())),
         ("eval mode", True, not trained.module.training),
@@ -71,12 +161,6 @@ def audit(resolved: Resolved, drawing: Drawing, kept: Tensor) -> list[Check]:
     if len(ranks) > 1:
         rows.append(("variants of the ranks' samples", 1, len(set(ranks))))
     return [Check(name=n, asked=a, found=f, ok=a == f) for n, a, f in rows]
-
-
-def _asked_calls(resolved: Resolved) -> dict[str, int]:
-    """Return samples per call -> expected calls, by closed form."""
-    halves = 1 if resolved.spec.scale == 1 else 2  # guidance: with conditions, and without
-    return {str(resolved.spec.global_batch * halves): resolved.evaluations}
 
 
 PICTURE = "samples.png"
@@ -107,99 +191,33 @@ def measure(resolved: Resolved, folder: Path, reporter: Reporter) -> Result | No
     The result is on rank 0, None elsewhere.
     """
     started = datetime.now(UTC).isoformat(timespec="seconds")
-    bench = _begin(resolved, folder, reporter)
-    drawing, trained = bench.drawing, bench.run.trained
+    begun = begin(resolved, folder, reporter)
+    drawing = Drawing(resolved=resolved, trained=begun.run.trained)
+    bench = DrawingBench(**vars(begun), drawing=drawing)
     touched = altered(bench.run)
-    _batches(bench)
+    measured_steps(bench)
     kept = bench.kept = drawing.drawn
     reporter.enter("anatomy")
     categories = traced_steps(bench)
-    observe_step(trained, resolved.recipe.strategies, drawing.watched_step)
+    observe_step(drawing.trained, resolved.recipe.strategies, drawing.watched_step)
     reporter.enter("evidence")
-    evidence, checks = collect_evidence(resolved, trained)
+    evidence, checks = collect_evidence(resolved, drawing.trained)
     checks = touched + checks + audit(resolved, drawing, kept)
     reporter.enter("save")
-    ranks = gather(trained, measured_rank(bench, categories))
+    ranks = gather(drawing.trained, measured_rank(bench, categories))
     if not bench.accelerator.is_main_process:
         return None
     grid.write_grid(kept, folder / PICTURE, COLUMNS, grey=resolved.spec.data == "digits")
-    result = result_of(
-        bench, ranks, [], checks,
-        {"started": started, "evidence": evidence},
-    )  # fmt: skip
+    result = result_of(bench, ranks, [], checks, {"started": started, "evidence": evidence})
     result.parameters = resolved.subject.parameters  # packed codes are fewer than the weights
-    result.drawn = _drawn(resolved, kept)
-    return result
-
-
-def _begin(resolved: Resolved, folder: Path, reporter: Reporter) -> DrawingBench:
-    """Do everything before the first batch."""
-    before = cards_before(resolved.spec.device)
-    accelerator = setup.make_accelerator(resolved)
-    setup.rehearse(resolved, accelerator)
-    meter = make_meter(accelerator.device, before)
-    reporter.peak = meter.peak_bytes
-
-    def enter(phase: str) -> None:
-        reporter.enter(phase)
-        meter.enter(phase)
-
-    drawing, building = prepare(resolved, accelerator, enter)
-    meter.notes += building.notes
-    run = Run(
-        trained=drawing.trained,
-        feed=None,
-        objective=None,
-        digest=building.digest,
-        notes=building.notes,
-    )
-    asks = accelerator.device.type == "cuda" and accelerator.is_main_process
-    watch = GpuWatch(resolved.spec.local_processes if asks else 0)
-    return DrawingBench(
-        resolved=resolved, folder=folder, reporter=reporter, meter=meter, run=run, log=Log(),
-        watch=watch, drawing=drawing,
-    )  # fmt: skip
-
-
-def _batches(bench: DrawingBench) -> None:
-    """Run warm-up, memory, settling and timed batches, as the steps of a training."""
-    spec, meter, reporter = bench.resolved.spec, bench.meter, bench.reporter
-    reporter.enter("warmup", spec.warmup)
-    meter.enter("first_step")
-    _take(bench, 1)
-    if spec.warmup > 1:
-        meter.enter("warmup")
-        _take(bench, spec.warmup - 1)
-    reporter.enter("memory", 1)
-    meter.enter("steady")
-    _take(bench, 1)
-    meter.close()
-    samples.keep_freed()
-    reporter.enter("settle", 1)
-    bench.watch.begin("before")
-    _take(bench, 1)
-    bench.watch.end()
-    bench.log.timed_from = len(bench.log.seconds)
-    reporter.enter("measure", spec.steps)
-    _take(bench, spec.steps)
-    bench.watch.begin("after")
-
-
-def _take(bench: DrawingBench, count: int) -> None:
-    for index in range(count):
-        timed(bench.step, bench.run.trained, bench.log, bench.meter)
-        bench.reporter.at(index + 1)
-
-
-def _drawn(resolved: Resolved, kept: Tensor) -> Drawn:
     some = kept[:KEPT].detach().float().cpu().contiguous()
-    values = some.numpy().astype("<f4").tobytes()
-    return Drawn(
+    result.drawn = Drawn(
         samples=len(kept),
         evaluations=resolved.evaluations,
         products=len(resolved.subject.linears),
         shape=list(some.shape),
-        latents=base64.b64encode(values).decode("ascii"),
+        latents=base64.b64encode(some.numpy().astype("<f4").tobytes()).decode("ascii"),
         labels=labels_of(resolved).tolist(),
         noise=digest(noise_of(resolved)),
     )
+    return result

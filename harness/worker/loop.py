@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule, tensorboard_trace_handler
 
-from harness.data.feed import Batch, Feed
+from harness.data.feed import Batch
 from harness.launch import command
-from harness.subjects.objectives import Objective, Predict
+from harness.subjects.objectives import Predict
 from harness.worker import samples
 from harness.worker.meter import Meter
 from harness.worker.projections import Inputs
@@ -26,12 +26,12 @@ from strategies.engine import TrainingRun
 
 @dataclass(kw_only=True)
 class Run:
-    """Objects that the loop needs. ``digest`` is a hash of the initial weights; ``notes`` describe
-    unusual initial weights."""
+    """Objects that the loop needs. ``feed`` is None if samples are drawn. ``digest`` is a hash of
+    the initial weights; ``notes`` describe unusual initial weights."""
 
     trained: TrainingRun
-    feed: Feed
-    objective: Objective
+    feed: Any  # a Feed, or None
+    objective: Any  # an Objective, or None in a user's script
     digest: str
     notes: list[str] = field(default_factory=list)
 
@@ -138,17 +138,12 @@ def gradient_norm(run: Run, log: Log) -> Any:
     return trained.engine.norm(trained)
 
 
-def timed_step(run: Run, step: int, log: Log, meter: Meter) -> None:
-    """Run one optimizer step with an idle device at both ends; log its seconds and kernel counts.
+def timed(step: Callable[[], Any], trained: TrainingRun, log: Log, meter: Meter) -> None:
+    """Run ``step`` with an idle device at both ends; log its seconds and kernel counts.
 
     All ranks start together. Otherwise one rank's work between steps, such as a status file, would
     count as time of the ranks that wait in the first collective.
     """
-    timed(lambda: optimizer_step(run, step, log), run.trained, log, meter)
-
-
-def timed(step: Callable[[], Any], trained: TrainingRun, log: Log, meter: Meter) -> None:
-    """Run any ``step`` as ``timed_step`` does."""
     meter.synchronize()
     trained.accelerator.wait_for_everyone()
     before = samples.now()

@@ -8,16 +8,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from harness.memory import dissect
 from harness.memory.traced_step import trace_step
 from harness.resolve import Resolved
-from harness.result import Check, Projections, Rank, Result, Status
+from harness.result import Check, Rank, Result, Status
 from harness.void import settle
 from harness.worker import environment, loop, setup
 from harness.worker.audit import audit, collect_evidence, gather
 from harness.worker.loop import Log, Run
 from harness.worker.memory_limit import hold
-from harness.worker.meter import Meter, cards_before, make_meter, pinned_bytes, resident_peak_bytes
+from harness.worker.meter import cards_before, make_meter, pinned_bytes, resident_peak_bytes
 from harness.worker.passes import Bench, measured_steps, training_steps, trial_steps
 from harness.worker.projections import Watch, in_blocks
 from harness.worker.samples import GpuWatch, as_usage
@@ -58,40 +60,51 @@ def measure(
         breakdown: also write ``anatomy.json`` to the folder.
     """
     started = datetime.now(UTC).isoformat(timespec="seconds")
-    bench = _begin(resolved, folder, reporter, memory_limit)
+    bench = begin(resolved, folder, reporter, memory_limit)
+    run, traced = bench.run, training is None and memory_limit is None
     if training is not None:
-        training.begin(bench.run, resolved, bench.log)
-    touched = altered(bench.run)
-    watch = _watch(bench) if training is None and memory_limit is None else None
+        training.begin(run, resolved, bench.log)
+    touched = altered(run)
+    watch = None
+    if traced:
+        bench.meter.close()  # the table of signs does not belong to the training
+        watch = Watch(run.trained, run.feed)
+        bench.log.inputs = watch.inputs
     train_steps(bench, training, trial=memory_limit is not None)
     did = watch.end(gather) if watch else None
-    _record(bench)
+    if resolved.spec.profile:
+        reporter.enter("profile")
+        here = bench.accelerator
+        loop.profiled_steps(bench.step, folder, here.process_index, here.device)
     reporter.enter("anatomy")
-    traced = training is None and memory_limit is None
     categories = traced_steps(bench) if traced else {}
     if breakdown:
-        _break_down(bench)
+        taken = dissect.take(resolved, run.trained, bench.look())
+        if bench.accelerator.is_main_process:
+            taken.write(folder / "anatomy.json")
     if traced:
-        parts, data = resolved.recipe.strategies, bench.run.feed.dataset
-        observe_step(bench.run.trained, parts, bench.step, data)
-    losses, evidence, checks = _prove(bench, did)
+        observe_step(run.trained, resolved.recipe.strategies, bench.step, run.feed.dataset)
+    reporter.enter("evidence")
+    evidence, checks = collect_evidence(resolved, run.trained)
+    losses = bench.log.all_losses(run)
+    checks = audit(resolved, run.trained, bench.log, losses, run.digest, did) + checks
     reporter.enter("save")
     if training is not None:
-        training.finish(bench.run, resolved)
-    mine = measured_rank(bench, categories)
-    ranks = gather(bench.run.trained, mine)
+        training.finish(run, resolved)
+    ranks = gather(run.trained, measured_rank(bench, categories))
     if not bench.accelerator.is_main_process:
         return None
-    checks = touched + checks
     facts = {"started": started, "evidence": evidence, "projections": in_blocks(did)}
-    return result_of(bench, ranks, losses, checks, facts)
+    return result_of(bench, ranks, losses, touched + checks, facts)
 
 
-def _begin(resolved: Resolved, folder: Path, reporter: Reporter, memory_limit: int | None) -> Bench:
+def begin(
+    resolved: Resolved, folder: Path, reporter: Reporter, memory_limit: int | None = None
+) -> Bench:
     """Prepare everything up to the first step, with a peak for each phase."""
     before = cards_before(resolved.spec.device)
     accelerator = setup.make_accelerator(resolved)
-    feed = setup.build_feed(resolved, accelerator)
+    feed = None if resolved.spec.sampling else setup.build_feed(resolved, accelerator)
     setup.rehearse(resolved, accelerator)
     meter = make_meter(accelerator.device, before)
     if memory_limit:
@@ -116,14 +129,6 @@ def _begin(resolved: Resolved, folder: Path, reporter: Reporter, memory_limit: i
     )
 
 
-def _watch(bench: Bench) -> Watch:
-    """Return a recorder of the compared steps."""
-    bench.meter.close()  # the table of signs does not belong to the training
-    watch = Watch(bench.run.trained, bench.run.feed)
-    bench.log.inputs = watch.inputs
-    return watch
-
-
 def train_steps(bench: Bench, training: Training | None, trial: bool) -> None:
     """Run all steps up to the last timed one, by the purpose of the run."""
     if training is not None:
@@ -134,59 +139,32 @@ def train_steps(bench: Bench, training: Training | None, trial: bool) -> None:
         measured_steps(bench)
 
 
-def _record(bench: Bench) -> None:
-    """Run profiled steps after the timed ones if requested."""
-    if bench.resolved.spec.profile:
-        bench.reporter.enter("profile")
-        here = bench.accelerator
-        loop.profiled_steps(bench.step, bench.folder, here.process_index, here.device)
-
-
 def traced_steps(bench: Bench) -> dict[str, Any]:
-    """Run one or two untimed steps; return the tensors that were alive at the peak."""
-    meter, trained = bench.meter, bench.run.trained
-    device_type = bench.accelerator.device.type
-    categories: dict[str, Any] = {}
+    """Run one or two untimed steps; return the tensors that were alive at the peak, by device."""
+    trained, device_type = bench.run.trained, bench.accelerator.device.type
     if "compiled" in trained.launch.traits:
         # A trace would run compiled graphs uncompiled, and cannot see their allocations.
-        meter.notes.append("not traced by category: compiled graphs allocate unseen")
-        return categories
-    for kind in dict.fromkeys((device_type, "cpu")):
-        categories[kind] = trace_step(trained, kind, bench.step, bench.baseline)
-    return categories
-
-
-def _break_down(bench: Bench) -> None:
-    taken = dissect.take(bench.resolved, bench.run.trained, bench.look())
-    if bench.accelerator.is_main_process:
-        taken.write(bench.folder / "anatomy.json")
-
-
-def _prove(
-    bench: Bench, did: Projections | None
-) -> tuple[list[float], dict[str, Any], list[Check]]:
-    """Return the losses of all ranks, each strategy's evidence, and the audit's checks."""
-    resolved, run, log = bench.resolved, bench.run, bench.log
-    bench.reporter.enter("evidence")
-    evidence, checks = collect_evidence(resolved, run.trained)
-    losses = log.all_losses(run)
-    found = audit(resolved, run.trained, log, losses, run.digest, did)
-    return losses, evidence, found + checks
+        bench.meter.notes.append("not traced by category: compiled graphs allocate unseen")
+        return {}
+    kinds = dict.fromkeys((device_type, "cpu"))
+    return {kind: trace_step(trained, kind, bench.step, bench.baseline) for kind in kinds}
 
 
 def measured_rank(bench: Bench, categories: dict[str, Any]) -> Rank:
     """Return the measurements of this rank."""
     meter, here = bench.meter, bench.accelerator
     log = bench.log
+    # The resident meter resets the kernel's mark, so the peak is the maximum of its phases.
+    marks = [p.process or 0 for p in meter.phases.values()] if meter.kind == "resident" else []
     warmup = min(bench.resolved.spec.warmup, log.timed_from)  # a training may end without one
     return Rank(
         rank=here.process_index,
-        device=setup.to_device_note(here.device),
+        device="cpu" if here.device.type != "cuda" else torch.cuda.get_device_name(here.device),
         baseline_bytes=meter.baseline_bytes,
         phases=meter.phases,
         categories=categories.get(here.device.type),
         host_categories=categories.get("cpu") if here.device.type == "cuda" else None,
-        host_peak_bytes=_host_peak(meter),
+        host_peak_bytes=max([*marks, resident_peak_bytes()]),
         pinned_bytes=pinned_bytes(),
         nvme_bytes=bench.run.trained.engine.report(bench.run.trained).swapped_bytes,
         warmup_seconds=log.seconds[:warmup],
@@ -205,6 +183,7 @@ def result_of(
 ) -> Result:
     """Return the result of all ranks; ``facts`` are further fields of it."""
     resolved, run, meter = bench.resolved, bench.run, bench.meter
+    file = resolved.launch.engine.file
     whole = run.trained.engine.global_parameters(run.trained)
     result = Result(
         status=Status.OK,
@@ -221,26 +200,14 @@ def result_of(
         grad_norms=bench.log.all_norms(),
         ranks=ranks,
         audit=checks,
-        configs=_configs(resolved, run),
+        configs={
+            "launch_file": f"launch_configs/{file.path.name}" if file.own else str(file.path),
+            "accelerate": file.path.read_text(encoding="utf-8"),
+            "deepspeed": run.trained.engine.report(run.trained).config,
+            "initial_weights": run.digest,
+        },
         environment=environment.describe(bench.accelerator.device),
         gpu_samples=bench.watch.samples(),
         **facts,
     )
     return settle(result)
-
-
-def _configs(resolved: Resolved, run: Run) -> dict[str, Any]:
-    file = resolved.launch.engine.file
-    return {
-        "launch_file": f"launch_configs/{file.path.name}" if file.own else str(file.path),
-        "accelerate": file.path.read_text(encoding="utf-8"),
-        "deepspeed": run.trained.engine.report(run.trained).config,
-        "initial_weights": run.digest,
-    }
-
-
-def _host_peak(meter: Meter) -> int:
-    """Return the peak of host memory. The resident meter resets the kernel's mark, so it is the
-    maximum of the meter's phases."""
-    marks = [p.process or 0 for p in meter.phases.values()] if meter.kind == "resident" else []
-    return max([*marks, resident_peak_bytes()])

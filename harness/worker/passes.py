@@ -19,7 +19,7 @@ from typing import Any
 from harness.memory import dissect
 from harness.resolve import Resolved
 from harness.worker import samples
-from harness.worker.loop import Log, Run, optimizer_step, timed_step
+from harness.worker.loop import Log, Run, optimizer_step, timed
 from harness.worker.meter import Meter
 from harness.worker.samples import GpuWatch
 from harness.worker.status import Reporter
@@ -75,23 +75,29 @@ WATCHED_PEAKS = {0: "first_step", 1: "steady"}
 
 
 def measured_steps(bench: Bench) -> None:
-    """Run warm-up, memory, settling and timed steps."""
+    """Run warm-up, memory, settling and timed steps; a batch of samples is one step."""
     spec, reporter = bench.resolved.spec, bench.reporter
+    read, settling = (1, 1) if spec.sampling else (READ, SETTLING)
     reporter.enter("warmup", spec.warmup)
-    _take(bench, spec.warmup, WARMUP_PEAKS)
-    reporter.enter("memory", READ)
-    _take(bench, 1, STEADY)
-    _cut_step(bench)
-    reporter.at(READ)
+    take(bench, spec.warmup, WARMUP_PEAKS)
+    reporter.enter("memory", read)
+    take(bench, 1, STEADY)
+    if not spec.sampling:  # one more step, with a peak for each of its phases
+        trained = bench.run.trained
+        with trained.engine.phase_hooks(trained, bench.meter.enter):
+            bench.step()
+            bench.meter.synchronize()
+    bench.meter.close()
+    reporter.at(read)
     samples.keep_freed()
-    reporter.enter("settle", SETTLING)
+    reporter.enter("settle", settling)
     bench.watch.begin("before")
-    _take(bench, 1)
+    take(bench, 1)
     bench.watch.end()  # the following steps raise the device's clock again
-    _take(bench, SETTLING - 1)
+    take(bench, settling - 1)
     bench.log.timed_from = len(bench.log.seconds)
     reporter.enter("measure", spec.steps)
-    _take(bench, spec.steps)
+    take(bench, spec.steps)
     bench.watch.begin("after")
 
 
@@ -106,12 +112,12 @@ def training_steps(bench: Bench, training: Training) -> None:
         training.after_step(bench.run, bench.resolved, bench.log, last=last)
 
     bench.reporter.enter("warmup", warmup)
-    _take(bench, warmup, WATCHED_PEAKS, after=lambda last: after(False))
+    take(bench, warmup, WATCHED_PEAKS, after=lambda last: after(False))
     bench.meter.close()
     watched = None if samples.keep_freed() else STEADY
     bench.log.timed_from = len(bench.log.seconds)
     bench.reporter.enter("measure", left)
-    _take(bench, left, watched, after)
+    take(bench, left, watched, after)
     bench.meter.close()
 
 
@@ -119,14 +125,14 @@ def trial_steps(bench: Bench) -> None:
     """Run warm-up and steps only to find out whether they run out of memory."""
     spec = bench.resolved.spec
     bench.reporter.enter("warmup", spec.warmup)
-    _take(bench, spec.warmup, WARMUP_PEAKS)
+    take(bench, spec.warmup, WARMUP_PEAKS)
     bench.log.timed_from = len(bench.log.seconds)
     bench.reporter.enter("measure", spec.steps)
-    _take(bench, spec.steps, STEADY)
+    take(bench, spec.steps, STEADY)
     bench.meter.close()
 
 
-def _take(
+def take(
     bench: Bench,
     count: int,
     peaks: dict[int, str] | None = None,
@@ -137,21 +143,11 @@ def _take(
     Args:
         peaks: index of a step -> the peak phase that begins with it.
     """
-    run, log = bench.run, bench.log
     for index in range(count):
         if peaks and index in peaks:
             bench.meter.enter(peaks[index])
-        timed_step(run, run.trained.optimizer_steps, log, bench.meter)
-        more = {"loss": float(log.losses[-1])} if after else {}
+        timed(bench.step, bench.run.trained, bench.log, bench.meter)
+        more = {"loss": float(bench.log.losses[-1])} if after else {}
         bench.reporter.at(index + 1, **more)
         if after:
             after(index + 1 == count)
-
-
-def _cut_step(bench: Bench) -> None:
-    """Run one more step with a peak for each of its phases, then stop the meter."""
-    trained = bench.run.trained
-    with trained.engine.phase_hooks(trained, bench.meter.enter):
-        bench.step()
-        bench.meter.synchronize()
-    bench.meter.close()

@@ -7,7 +7,7 @@ import dataclasses
 import hashlib
 import importlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -28,9 +28,8 @@ from harness.subjects.objectives import objective_of
 from harness.worker.loop import Run
 from strategies import initial
 from strategies.base import Slot
-from strategies.engine import TrainingRun, Workload
+from strategies.engine import NoOptimizer, TrainingRun, Workload
 from strategies.initial import Draw
-from strategies.strategy import Strategy
 from strategies.subject import Subject
 
 # ---- weights from a file ----
@@ -110,11 +109,6 @@ def combined(digests: Mapping[str, str]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _unchanged(name: str, like: Tensor) -> Tensor:
-    """Return the value that a model built whole has already."""
-    return like.detach()
-
-
 class Hashed:
     """A model's draws, and the hash of each.
 
@@ -144,7 +138,8 @@ class Building:
         spec = dataclasses.replace(resolved.spec, model=subject.model, weights=resolved.weights)
         self.resolved, self.notes = resolved, list[str]()
         draw = subject.draws(spec.seed, spec.init)
-        file = FromFile(spec, read(spec, subject), draw or _unchanged) if spec.weights else None
+        built = draw or (lambda _, like: like.detach())  # a model that is built whole has values
+        file = FromFile(spec, read(spec, subject), built) if spec.weights else None
         if draw is None:
             self.module = subject.build(spec.seed, spec.init)
             if file:
@@ -162,17 +157,13 @@ class Building:
             self.module = initial.skeleton(subject.shell, self.drawn)
             if file:
                 file.check(self.module)
-        self._freeze_idle(subject.idle)
-
-    def _freeze_idle(self, names: Sequence[str]) -> None:
-        """Freeze parameters that get no gradient, before trained parameters are counted."""
-        for name in names:
-            self.module.get_parameter(name).requires_grad_(False)
-        if names:
-            count = sum(self.module.get_parameter(name).numel() for name in names)
+        # Parameters that get no gradient are frozen before trained ones are counted.
+        idle = [self.module.get_parameter(name).requires_grad_(False) for name in subject.idle]
+        if idle:
+            count = sum(p.numel() for p in idle)
             self.notes.append(
-                f"frozen: {len(names)} parameters ({count:,} elements) get no gradient, of which "
-                f"the first is {names[0]}"
+                f"frozen: {len(idle)} parameters ({count:,} elements) get no gradient, of which "
+                f"the first is {subject.idle[0]}"
             )
 
     @property
@@ -197,17 +188,14 @@ class Building:
         if self.drawn:
             blocks = self.resolved.subject.blocks(self.module)
             self.resolved.launch.engine.fill(accelerator, self.module, self.drawn, blocks)
-        if accelerator.device.type != "meta":  # the device of a prediction is "meta"
-            self._see_that_all_have_values()
-        return self.module
-
-    def _see_that_all_have_values(self) -> None:
+        predicted = accelerator.device.type == "meta"
         for name, p in self.module.named_parameters():
-            if p.device.type == "meta":
+            if p.device.type == "meta" and not predicted:
                 raise ValueError(
                     f"{name} has no value: the strategy whose edit_model copied or made it must "
                     "say reads_weights = True"
                 )
+        return self.module
 
 
 def make_accelerator(resolved: Resolved) -> Accelerator:
@@ -238,9 +226,15 @@ def with_timeout(given: dict[str, Any], seconds: str | None) -> dict[str, Any]:
 
 def build_feed(resolved: Resolved, accelerator: Accelerator) -> Feed:
     """Return this rank's micro-batches."""
-    spec, layout = resolved.spec, resolved.launch.layout
+    spec, layout, device = resolved.spec, resolved.launch.layout, accelerator.device
+    brought = resolved.subject.samples()
+    data: Dataset
+    if brought is None:
+        data = open_data(spec.data, device)
+    else:
+        data = Brought(resolved.subject.data, brought, device)
     return Feed(
-        dataset=_dataset(resolved, accelerator.device),
+        dataset=data,
         draw=objective_of(spec.objective).draw,
         seed=spec.seed,
         global_batch=spec.global_batch,
@@ -249,16 +243,8 @@ def build_feed(resolved: Resolved, accelerator: Accelerator) -> Feed:
         micro_batch=resolved.micro_batch,
         class_dropout=spec.class_dropout,
         together=1 if resolved.subject.brings_samples else TOGETHER,
-        device=accelerator.device,
+        device=device,
     )
-
-
-def _dataset(resolved: Resolved, device: torch.device) -> Dataset:
-    """Return the spec's data, or the samples that the model brings."""
-    brought = resolved.subject.samples()
-    if brought is None:
-        return open_data(resolved.spec.data, device)
-    return Brought(resolved.subject.data, brought, device)
 
 
 def build_model(resolved: Resolved) -> torch.nn.Module:
@@ -300,7 +286,7 @@ def rehearse(resolved: Resolved, accelerator: Accelerator) -> None:
 
 def prepare(
     resolved: Resolved,
-    feed: Feed,
+    feed: Feed | None,
     accelerator: Accelerator,
     scratch: Path,
     enter: Callable[[str], None],
@@ -309,22 +295,41 @@ def prepare(
 
     Args:
         feed: opened before the meter took its baseline, which includes data and its libraries.
+            None: the run draws samples, so nothing is trained and there is no optimizer.
         scratch: folder for NVMe offload.
         enter: called at the start of the phases load and prepare.
     """
-    recipe, launch = resolved.recipe, resolved.launch
+    recipe, launch, subject = resolved.recipe, resolved.launch, resolved.subject
     enter("load")
     building = Building(resolved)
     building.edit()
-    # Trained parameters are known only now, and they determine the engine's buffer sizes.
-    launch.engine.configure(accelerator, _work(resolved, building.module, scratch))
+    if feed is not None:
+        work = Workload(
+            micro_batch=resolved.micro_batch,
+            clip=resolved.settings.grad_clip,
+            # Trained parameters are known only now, and they determine the buffers' sizes.
+            sizes=subject.sizes_of(building.module),
+            scratch=scratch,
+            layout=launch.layout,
+        )
+        launch.engine.configure(accelerator, work)
     module = building.finish(accelerator)
+    if feed is None:
+        module.requires_grad_(False).eval()
     enter("prepare")
     for part in recipe.strategies:
         part.configure(accelerator, module, launch)
-    module.train()
-    blocks = resolved.subject.blocks(module)
-    model, optimizer = launch.engine.prepare(accelerator, module, _optimizer_of(resolved), blocks)
+    if feed is None:
+        model = accelerator.prepare_model(module, evaluation_mode=True)
+        optimizer: Any = NoOptimizer()
+    else:
+        chosen: Any = recipe.in_slot(Slot.OPTIMIZE)
+        model, optimizer = launch.engine.prepare(
+            accelerator,
+            module.train(),
+            lambda params: chosen.make_optimizer(params, resolved.settings, launch),
+            subject.blocks(module),
+        )
     trained = TrainingRun(
         accelerator=accelerator,
         model=model,
@@ -333,44 +338,16 @@ def prepare(
         launch=launch,
         settings=resolved.settings,
         attached={},
+        sampling=feed is None,
     )
-    attach(trained, recipe.strategies)
-    objective = objective_of(resolved.spec.objective)
-    return Run(
-        trained=trained,
-        feed=feed,
-        objective=objective,
-        digest=building.digest,
-        notes=building.notes,
-    )
-
-
-def _work(resolved: Resolved, module: torch.nn.Module, scratch: Path) -> Workload:
-    """Return the workload that an engine is configured for."""
-    return Workload(
-        micro_batch=resolved.micro_batch,
-        clip=resolved.settings.grad_clip,
-        sizes=resolved.subject.sizes_of(module),
-        scratch=scratch,
-        layout=resolved.launch.layout,
-    )
-
-
-def attach(trained: TrainingRun, strategies: Sequence[Strategy]) -> None:
-    for part in strategies:
+    for part in recipe.strategies:
         attachment = part.attach(trained)
         if attachment is not None:
             trained.attached[part.name] = attachment
-
-
-def _optimizer_of(resolved: Resolved) -> Callable[[list[torch.nn.Parameter]], Any]:
-    """Return a function that makes the recipe's optimizer from the engine's parameters."""
-    chosen: Any = resolved.recipe.in_slot(Slot.OPTIMIZE)
-    return lambda params: chosen.make_optimizer(params, resolved.settings, resolved.launch)
-
-
-def to_device_note(device: torch.device) -> str:
-    """Return the device's name in a result."""
-    if device.type != "cuda":
-        return "cpu"
-    return torch.cuda.get_device_name(device)
+    return Run(
+        trained=trained,
+        feed=feed,
+        objective=objective_of(resolved.spec.objective),
+        digest=building.digest,
+        notes=building.notes,
+    )

@@ -20,10 +20,10 @@ from harness.memory.traced_step import trace_step
 from harness.planner.tracing.simulate import kernel_scratch, simulate, trace_training
 from harness.planner.worker import predict
 from harness.resolve import Resolved, resolve
+from harness.sampling.measure import Drawing
 from harness.spec import Spec
 from harness.worker import setup
 from harness.worker.loop import Log, optimizer_step
-from harness.worker.sampling import prepare
 from strategies.activations.attend import KERNELS
 from strategies.base import BadInput
 from strategies.sampling import eight_bits
@@ -131,8 +131,8 @@ def test_a_batch_of_samples_is_the_profiler_s_peak_too(parts, fresh):
     fresh()
     accelerator = setup.make_accelerator(resolved)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof:
-        drawing, _ = prepare(resolved, accelerator, lambda phase: None)
-        drawing.step()
+        run = setup.prepare(resolved, None, accelerator, Path("unused"), lambda phase: None)
+        Drawing(resolved=resolved, trained=run.trained).step()
     assert predicted == pytest.approx(highest(prof), rel=DRAWN_LIMIT)
 
 

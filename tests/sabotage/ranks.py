@@ -43,12 +43,12 @@ def positions_of_the_first_part(run: Run) -> None:
 
 def parts_not_joined(run: Run) -> None:
     """Use each rank's own part of the output for all parts."""
-    from harness.worker import sampling
+    from harness.sampling import measure
 
     def own_alone(trained: Any, part: Any, samples: Any, known: Any) -> Any:
         return part.repeat(1, 1, trained.launch.layout.sequence, 1)
 
-    sampling.join = own_alone
+    measure.join = own_alone
 
 
 def samples_of_their_own(run: Run) -> None:

@@ -56,6 +56,7 @@ class Steps:
     warmup: int
     steps: int = 2
     taken: int = 0
+    sampling: bool = False
 
     def __post_init__(self) -> None:
         self.peaks, self.phases, self.calls = [], [], []
@@ -99,7 +100,7 @@ class Steps:
 def bench(monkeypatch):
     def made(warmup: int) -> Steps:
         steps = Steps(warmup)
-        monkeypatch.setattr(passes, "timed_step", steps.timed)
+        monkeypatch.setattr(passes, "timed", steps.timed)
         monkeypatch.setattr(passes.samples, "keep_freed", steps.keep)
         return steps
 

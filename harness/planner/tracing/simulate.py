@@ -44,9 +44,9 @@ from harness.planner.tracing.shortcuts import (
 from harness.planner.tracing.trace import Counter, StoragelessTracer
 from harness.prediction import Prediction, Work
 from harness.resolve import Resolved
+from harness.sampling.measure import Drawing
 from harness.worker import setup
 from harness.worker.loop import Log, Run, optimizer_step
-from harness.worker.sampling import prepare
 from strategies.engine import STEP_PHASES, TrainingRun
 
 # ---- Sampling and denoising ----
@@ -60,8 +60,9 @@ def draw(
     The first batch makes nothing that a second one would reuse.
     """
     accelerator = world.make_accelerator(resolved, adapter)
-    drawing, _ = prepare(_without_file(resolved), accelerator, tracer.enter)
-    trained = drawing.trained
+    scratch, plain = Path("never-written"), _without_file(resolved)
+    trained = setup.prepare(plain, None, accelerator, scratch, tracer.enter).trained
+    drawing = Drawing(resolved=plain, trained=trained)
     finish = adapter.prepared(trained, tracer)
     gc.collect()  # garbage in cycles would be freed at an arbitrary event
     tracer.know(trained)
