@@ -65,11 +65,7 @@ def measure(
     if training is not None:
         training.begin(run, resolved, bench.log)
     touched = altered(run)
-    watch = None
-    if traced:
-        bench.meter.close()  # the table of signs does not belong to the training
-        watch = Watch(run.trained, run.feed)
-        bench.log.inputs = watch.inputs
+    watch = watch_from_here(bench) if traced else None
     train_steps(bench, training, trial=memory_limit is not None)
     did = watch.end(gather) if watch else None
     if resolved.spec.profile:
@@ -127,6 +123,14 @@ def begin(
         log=Log(),
         watch=GpuWatch(resolved.spec.local_processes if asks else 0),
     )
+
+
+def watch_from_here(bench: Bench) -> Watch:
+    """Record the compared steps from now on; the table of signs is in no metered phase."""
+    bench.meter.close()
+    watch = Watch(bench.run.trained, bench.run.feed)
+    bench.log.inputs = watch.inputs
+    return watch
 
 
 def train_steps(bench: Bench, training: Training | None, trial: bool) -> None:

@@ -61,32 +61,33 @@ def test_operators_are_told_apart_by_phase_and_type(train_here):
 def test_it_is_taken_when_everything_has_been_measured(monkeypatch, tmp_path):
     """Neither the timed steps nor the traced ones are watched, and training runs never are."""
     order: list[str] = []
-    named = ("train_steps", "traced_steps", "observe_step", "_prove")
+    named = ("train_steps", "traced_steps", "observe_step", "collect_evidence")
     for name in named:
-        result = {"traced_steps": {}, "_prove": ([], {}, [])}.get(name)
+        result = {"traced_steps": {}, "collect_evidence": ({}, [])}.get(name)
         monkeypatch.setattr(
             measure,
             name,
             lambda *_, name=name, result=result, **more: (order.append(name), result)[1],
         )
-    monkeypatch.setattr(measure, "_watch", lambda bench: SimpleNamespace(end=lambda gathered: None))
-    rest = {"_begin": None, "_record": [], "measured_rank": None, "result_of": None}
+    watch = SimpleNamespace(end=lambda gathered: None)
+    rest = {"watch_from_here": watch, "audit": [], "measured_rank": None, "result_of": None}
     bench = SimpleNamespace(
-        run=SimpleNamespace(trained=None, feed=SimpleNamespace(dataset=None)),
+        run=SimpleNamespace(trained=None, feed=SimpleNamespace(dataset=None), digest=""),
+        log=SimpleNamespace(all_losses=lambda run: []),
         step=None,
         accelerator=SimpleNamespace(is_main_process=True),
     )
-    for name, result in {**rest, "_begin": bench, "gather": [None]}.items():
+    for name, result in {**rest, "begin": bench, "gather": [None]}.items():
         monkeypatch.setattr(measure, name, lambda *_, result=result: result)
-    resolved = SimpleNamespace(recipe=parse("single"))
+    spec = SimpleNamespace(profile=False)
+    resolved = SimpleNamespace(recipe=parse("single"), spec=spec)
     reporter = SimpleNamespace(enter=lambda phase: None)
     measure.measure(resolved, tmp_path, reporter)
     assert order == list(named)
     order.clear()
     idle = SimpleNamespace(begin=lambda *_: None, finish=lambda *_: None)
-    bench.log = None
     measure.measure(resolved, tmp_path, reporter, idle)
-    assert order == ["train_steps", "_prove"]
+    assert order == ["train_steps", "collect_evidence"]
 
 
 UNWATCHED = ["single+muon", "single+sgd", "single+attend:kernel=flash+bf16", "single+dora"]

@@ -93,7 +93,7 @@ def test_no_phase_counts_the_table_of_the_watch(train_here, monkeypatch):
     monkeypatch.setattr(
         projections, "signs", lambda on: (seen.append(counts._running), make(on))[1]
     )
-    measure._watch(SimpleNamespace(run=run, log=log, meter=counts))
+    measure.watch_from_here(SimpleNamespace(run=run, log=log, meter=counts))
     assert seen == [None] and counts.phases["prepare"].allocated == 100
 
 
