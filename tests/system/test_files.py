@@ -42,7 +42,7 @@ WRITERS: dict[str, tuple[list[str], str]] = {
         "accelerate.yaml",
     ),
     "plan": (["plan", *PLANNED, "--recipes", "single", "--json", "own.json"], "own.json"),
-    "calibrate": (["calibrate", "--device", "cpu", "--small", "--out", "."], "calibration.md"),
+    "calibrate": (["calibrate", "--device", "cpu", "--small", "--out", "."], "calibration.json"),
     "atlas": (["atlas", "--models", "sd3.5-medium", "--out", "."], "atlas.html"),
 }
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.data.feed import check_data
 from harness.planner.calibration.record import (
     Calibration,
     Ceilings,
@@ -72,41 +71,27 @@ def specs(setting: Setting) -> list[Spec]:
 
     On one GPU replicas equal plain training, and shards are whole; an offload is still useful.
     """
-    usual, on_gpu = _usual(setting), setting.device == "cuda"
-    batch = _batch(setting, usual)
-    rows = [_row(text, 1, 1, usual) for text in HOST_BOUND] if on_gpu else []
+    on_gpu, small = setting.device == "cuda", setting.small
+    usual: dict[str, Any] = {
+        "model": SMALL_MODEL if small else "DiT-XL/2" if on_gpu else "DiT-S/4",
+        "data": "synthetic",
+        "steps": 1 if small else 10 if on_gpu else 5,
+        "warmup": 1 if small else 3 if on_gpu else 2,
+    }
+    batch = CPU_BATCH
+    if on_gpu and not small:  # what fits in plain training
+        batch = matrix.fitting_batch(usual, setting.gpu_bytes, 1)
+    wanted = [(text, 1, 1) for text in HOST_BOUND] if on_gpu else []
     for text in RECIPES[setting.device]:
         alone = parse(text).alone(setting.device)
         if alone or setting.processes > 1 or "offload" in text:
-            rows.append(_row(text, batch, 1 if alone else setting.processes, usual))
+            wanted.append((text, batch, 1 if alone else setting.processes))
+    usual |= {"device": setting.device}
+    rows = [
+        Spec(recipe=parse(text).text, global_batch=each * many, processes=many, **usual)
+        for text, each, many in wanted
+    ]
     return list(dict.fromkeys(rows))
-
-
-def _row(text: str, batch: int, processes: int, usual: Mapping[str, Any]) -> Spec:
-    recipe = parse(text).text
-    return Spec(recipe=recipe, global_batch=batch * processes, processes=processes, **usual)
-
-
-def _usual(setting: Setting) -> dict[str, Any]:
-    """Return the spec fields of every row."""
-    on_gpu, short = setting.device == "cuda", setting.small
-    usual = SMALL_MODEL if short else "DiT-XL/2" if on_gpu else "DiT-S/4"
-    return {
-        "model": usual,
-        "data": "synthetic",
-        "device": setting.device,
-        "steps": 1 if short else 10 if on_gpu else 5,
-        "warmup": 1 if short else 3 if on_gpu else 2,
-    }
-
-
-def _batch(setting: Setting, usual: Mapping[str, Any]) -> int:
-    """Return samples per process: the batch that fits in plain training; a few on a CPU."""
-    if setting.device == "cpu" or setting.small:
-        return CPU_BATCH
-    given = {name: value for name, value in usual.items() if name != "device"}
-    check_data(str(usual["data"]))
-    return matrix.fitting_batch(given, setting.gpu_bytes, 1)
 
 
 # ---- measured and predicted ----
