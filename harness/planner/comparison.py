@@ -14,7 +14,7 @@ from harness.memory.record import as_measured
 from harness.planner import overhead
 from harness.planner.calibration.record import Calibration, load
 from harness.planner.speed import rates
-from harness.planner.speed.roofline import Seconds, seconds
+from harness.planner.speed.roofline import seconds
 from harness.planner.verdict import decide
 from harness.prediction import Prediction
 from harness.report.figures import derive
@@ -28,7 +28,6 @@ from harness.report.figures.predicted import (
 )
 from harness.report.figures.units import CATEGORIES
 from harness.result import Categories, Result, Status
-from harness.system.cards import Card
 from strategies import parse
 
 LEAST_SHARE = 0.05
@@ -64,14 +63,16 @@ def predicted_and_measured(
     prediction, first = known[0], results[0]
     rank = first.ranks[prediction.rank : prediction.rank + 1]
     step, traced = prediction.steady, rank[0].categories if rank else None
-    beside = library_bytes(first, found)
-    hosted = prediction.host_steady
+    beside, hosted = library_bytes(first, found), prediction.host_steady
+    categories: tuple[PredictedCategory, ...] = ()
+    if step and traced:
+        categories = predicted_categories(as_measured(step, prediction.buckets), traced)
     return PredictedAndMeasured(
         method=prediction.method,
         reason=prediction.reason or None,
         step_predicted=step.bytes if step else None,
         step_measured=traced.total if traced else None,
-        categories=_categories(prediction, first) if step and traced else (),
+        categories=categories,
         hosted_predicted=hosted.bytes or None if hosted else None,
         hosted_measured=derive.hosted_bytes(rank),
         run_predicted=_plus(prediction.bytes, beside),
@@ -81,24 +82,16 @@ def predicted_and_measured(
     )
 
 
-def _categories(prediction: Prediction, result: Result) -> tuple[PredictedCategory, ...]:
-    step = as_measured(prediction.steady, prediction.buckets)
-    return predicted_categories(step, result.ranks[prediction.rank].categories)
-
-
 def predicted_categories(
     predicted: Categories, measured: Categories
 ) -> tuple[PredictedCategory, ...]:
     """Return the categories above 5 % of the measured peak, predicted or measured."""
-    every = (
-        PredictedCategory(
-            name=name, predicted=getattr(predicted, name), measured=getattr(measured, name)
-        )
-        for name in CATEGORIES
-    )
     least = LEAST_SHARE * measured.total
+    pairs = ((name, getattr(predicted, name), getattr(measured, name)) for name in CATEGORIES)
     return tuple(
-        category for category in every if max(category.predicted, category.measured) > least
+        PredictedCategory(name=name, predicted=one, measured=other)
+        for name, one, other in pairs
+        if max(one, other) > least
     )
 
 
@@ -148,9 +141,12 @@ def predicted_fit(
         return None
     # The run's own facts have priority.
     facts = {**machines.get(result.spec.device, {}), **result.environment}
-    on_host = result.spec.device == "cpu" or status is Status.HOST_OOM
-    need = _host_need(prediction, result) if on_host else prediction.least
-    if need and not on_host:
+    on_cpu = result.spec.device == "cpu"
+    on_host, need = on_cpu or status is Status.HOST_OOM, prediction.least
+    if on_host:  # of all processes of one machine, without interpreters and libraries
+        need = prediction.bytes if on_cpu else prediction.host and prediction.host.bytes
+        need = need and need * result.spec.local_processes
+    elif need:
         gpu = rates.of_environment(facts, found)
         sharding = parse(result.spec.recipe).sharding.name
         need += overhead.fixed_overhead(gpu, result.spec.processes, sharding).total
@@ -159,13 +155,6 @@ def predicted_fit(
     if not need or not have:
         return None
     return PredictedFit(need_bytes=need, have_bytes=have, fits=decide(need, need, have) == "fits")
-
-
-def _host_need(prediction: Prediction, result: Result) -> int | None:
-    """Return the bytes of all processes of one machine, without interpreters and libraries."""
-    on_cpu = result.spec.device == "cpu"
-    process_bytes = prediction.bytes if on_cpu else prediction.host and prediction.host.bytes
-    return process_bytes and process_bytes * result.spec.local_processes
 
 
 # ---- calibrated times ----
@@ -186,16 +175,14 @@ def calibrated_row(
 ) -> Calibrated | None:
     """Return a row's times by its device's calibration.
 
-    None without one, and on several machines, whose network no
-    calibration has measured.
+    None without one, and on several machines, whose network no calibration has measured.
     """
-    first = results[0]
+    first, predicted = results[0], None
     card = rates.of_environment(first.environment, found)
-    if card is None or card.calibrated is None:
+    if card is None or card.calibrated is None or first.spec.nodes > 1:
         return None
-    if first.spec.nodes > 1:
-        return None
-    predicted = _seconds(first, prediction, card)
+    if prediction and prediction.work:
+        predicted = seconds(prediction.work, card, first.spec.processes, first.spec.recipe)
     return Calibrated(
         predicted_seconds=predicted and predicted.total,
         low_seconds=predicted and predicted.low,
@@ -203,9 +190,3 @@ def calibrated_row(
         measured_seconds=derive.quantile([s for r in results for s in derive.step_seconds(r)], 0.5),
         words=card.calibrated.words,
     )
-
-
-def _seconds(first: Result, prediction: Prediction | None, card: Card) -> Seconds | None:
-    if prediction is None or not prediction.work:
-        return None
-    return seconds(prediction.work, card, first.spec.processes, first.spec.recipe)

@@ -29,6 +29,8 @@ from harness.system.process import die_with_parent
 from strategies.base import BadInput
 from strategies.strategy import Strategy
 
+FOREVER = 3600.0
+"""Seconds that one trace may take without a given limit."""
 DONE = "done"
 """Line that a worker writes after the rows of a request."""
 
@@ -56,7 +58,8 @@ def predict(resolved: Resolved, kind: str = USUAL, rank: int = 0) -> Prediction:
         from harness.planner.tracing import extend, simulate
 
         if extend.shallow(resolved):
-            return with_asides(resolved, kind, extend.extended(resolved, kind))
+            ((_, found),) = predict_each([resolved], [kind], 1, FOREVER)
+            return found
         return with_asides(resolved, kind, simulate.simulate(resolved, kind, rank))
     except Exception as error:  # any library may stumble over tensors without storage
         traceback.print_exc()
@@ -86,10 +89,8 @@ def _told(parts: Sequence[Strategy], error: Exception) -> dict[str, str]:
     """
     known = isinstance(error, (BadInput, overhead.NoTrace))
     first = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return {
-        "reason": str(error) if known else overhead.why(parts, type(error).__name__),
-        "fault": f"{type(error).__name__}: {first}"[:200],
-    }
+    why = str(error) if known else overhead.why(parts, type(error).__name__)
+    return {"reason": why, "fault": f"{type(error).__name__}: {first}"[:200]}
 
 
 # ---- Predictions of many rows ----
@@ -109,23 +110,16 @@ def predict_each(
     """
     left = list(range(len(rows)))
     for index, step in enumerate(steps):
-        made = _beside_step(rows[index], kinds[index], step) if step else None
-        if made:
+        if not step:
+            continue
+        from harness.planner.tracing import phases
+
+        # None if the row must be traced
+        if made := _or_none(rows[index], (), phases.beside_step, kinds[index], step):
             left.remove(index)
             yield index, made
     traced = _traced_each([rows[i] for i in left], [kinds[i] for i in left], jobs, limit)
     yield from ((left[place], made) for place, made in traced)
-
-
-def _beside_step(row: Resolved, kind: str, step: Prediction) -> Prediction | None:
-    """Return ``step`` with the passes of the row's phases; None if the row must be traced."""
-    from harness.planner.tracing import phases
-
-    try:
-        return phases.beside_step(row, kind, step)
-    except Exception as error:  # as in predict
-        traceback.print_exc()
-        return none(row, **_told((), error))
 
 
 def _traced_each(
@@ -143,7 +137,7 @@ def _traced_each(
         found[index][part] = ended
         if len(found[index]) == len(pieces[index]):
             made = _joined(rows[index], [found[index][n] for n in sorted(found[index])])
-            yield index, _whole_or_why(rows[index], kinds[index], made)
+            yield index, _or_none(rows[index], (), with_asides, kinds[index], made)
 
 
 def _pieces(row: Resolved, kind: str) -> list[Callable[[], dict[str, Any]]]:
@@ -164,21 +158,19 @@ def _whole(row: Resolved, kind: str, rank: int) -> dict[str, Any]:
     return {"prediction": dataclasses.asdict(predict(row, kind, rank))}
 
 
-def _whole_or_why(row: Resolved, kind: str, made: Prediction) -> Prediction:
+def _or_none(row: Resolved, parts: Sequence[Strategy], act: Callable[..., Any], *given: Any) -> Any:
+    """Return what ``act`` returns, or as in ``predict`` why the row has no prediction; ``parts``:
+    those whose limits may be why."""
     try:
-        return with_asides(row, kind, made)
-    except Exception as error:  # as in predict
+        return act(row, *given)
+    except Exception as error:
         traceback.print_exc()
-        return none(row, **_told((), error))
+        return none(row, **_told(parts, error))
 
 
 def _or_why(row: Resolved, piece: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    try:
-        return piece()
-    except Exception as error:  # as in predict
-        traceback.print_exc()
-        told = _told(row.recipe.strategies, error)
-        return {"why": told["reason"], "fault": told["fault"]}
+    found = _or_none(row, row.recipe.strategies, lambda _: piece())
+    return found if isinstance(found, dict) else {"why": found.reason, "fault": found.fault}
 
 
 def _joined(row: Resolved, ended: Sequence[Any]) -> Prediction:
@@ -233,7 +225,7 @@ def main(argv: list[str]) -> int:
 
 def _answered(asked: dict[str, Any]) -> Iterator[int]:
     """Yield the index of each row of a request when its prediction is written."""
-    rows = [resolve(_spec(fields)) for fields in asked["specs"]]
+    rows = [resolve(Spec(**fields)) for fields in asked["specs"]]
     import torch
 
     torch.set_num_threads(1)
@@ -241,11 +233,6 @@ def _answered(asked: dict[str, Any]) -> Iterator[int]:
     for index, found in predict_each(rows, asked["kinds"], asked["jobs"], asked["limit"], steps):
         found.write(Path(asked["out"][index]))
         yield index
-
-
-def _spec(fields: dict[str, Any]) -> Spec:
-    """Return the spec to predict."""
-    return Spec(**fields)
 
 
 if __name__ == "__main__":

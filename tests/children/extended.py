@@ -15,6 +15,7 @@ from unittest import mock
 from tests.children.peaks import in_forks  # isort: skip: it keeps GPUs and kernels away
 
 from harness.planner.tracing import extend, simulate
+from harness.planner.worker import predict
 from harness.prediction import Prediction
 from harness.resolve import resolve
 from harness.spec import Spec
@@ -27,7 +28,7 @@ def plain(found: Prediction) -> dict[str, Any]:
 def made(fields: dict[str, Any]) -> list[Any]:
     """The prediction, and the peak of the shallow model that it begins with."""
     with mock.patch.object(extend, "joined", wraps=extend.joined) as joined:
-        found = extend.extended(resolve(Spec(**fields)), "flash")
+        found = predict(resolve(Spec(**fields)), "flash")
     _, pieces = joined.call_args.args
     return [plain(found), pieces[0]["prediction"]["allocated"]]
 

@@ -10,6 +10,7 @@ import torch
 from conftest import in_fork
 
 from harness.planner.tracing import extend
+from harness.planner.worker import predict
 from harness.resolve import Resolved, resolve
 from harness.spec import Spec
 from harness.subjects.library import families
@@ -94,7 +95,7 @@ def test_a_deep_model_on_a_cpu_has_nothing_in_host_memory():
     sizes = "num_layers=10,num_attention_heads=2,attention_head_dim=32,cross_attention_dim=64"
     asked = Spec(recipe="single", model="pixart-sigma", set=sizes, resolution="64", text=8,
                  data="synthetic", global_batch=1, device="cpu")  # fmt: skip
-    found = extend.extended(resolve(asked), "flash")
+    found = predict(resolve(asked), "flash")
     assert found.host_steady.bytes == 0 < found.steady.bytes <= found.peak.bytes
 
 

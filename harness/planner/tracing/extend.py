@@ -12,14 +12,13 @@ import functools
 import importlib
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from harness.memory.record import CATEGORIES, PASSING, Held, Instant, Record, beyond_kinds
 from harness.planner.adapters import adapter_of
 from harness.planner.overhead import NoTrace
 from harness.planner.tracing.extrapolate import Deeper, NotAlike, extrapolate_blocks
-from harness.planner.tracing.forks import in_forks
 from harness.planner.tracing.simulate import pooled, summary, trace_bordered
 from harness.planner.tracing.streams import Part, parts, stream_from_data, stream_to_data
 from harness.prediction import Prediction, Work
@@ -31,8 +30,6 @@ from strategies.subject import Subject
 
 FEW = 2
 """Blocks per group in the shallow model, and the number added to one group in a deeper one."""
-FOREVER = 3600.0
-"""Seconds that one trace may take without a given limit."""
 WORTH = 10
 """Fewest blocks of a model that is extended; a shallower one is traced whole."""
 FIELDS = ("phase", "kind", "dtype", "group", "stride", "flops", "bytes")
@@ -47,22 +44,6 @@ Events = list[tuple[int, int, int, int]]
 """(+1 allocated or -1 freed, id, bytes, CUDA stream) of allocations in order."""
 Places = Mapping[str, tuple[int, Mapping[str, int], tuple[str, str], int]]
 """Part name -> bytes, bytes by category, (op, line), and the most bytes beyond the state."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Line:
-    """Linear extrapolation.
-
-    ``base``: value of the shallow model. ``steps``: the value of each deeper model, and how many
-    times its difference to the base is added.
-    """
-
-    base: float
-    steps: tuple[tuple[float, float], ...]
-
-    @property
-    def end(self) -> float:
-        return self.base + sum(more * (value - self.base) for value, more in self.steps)
 
 
 def shallow(resolved: Resolved) -> list[tuple[dict[str, int], float]]:
@@ -86,18 +67,6 @@ def _alike(resolved: Resolved, models: Sequence[Mapping[str, int]]) -> bool:
     counts = [resolved.subject.deep(depths).depth for depths in models]
     parts = (adapter_of(resolved.launch.engine), *resolved.recipe.strategies)
     return all(len({how for n in counts for how in part.by_block(n)}) == 1 for part in parts)
-
-
-def extended(resolved: Resolved, kind: str) -> Prediction:
-    """Return the prediction of ``resolved`` from shallow models, traced one after the other.
-
-    Raises:
-        NoTrace: a shallow model could not be traced.
-    """
-    load([resolved])
-    ended = sorted(in_forks([_or_why(f) for f in pieces(resolved, kind)], 1, FOREVER))
-    made = joined(resolved, [one.made for one in ended])
-    return dataclasses.replace(made, seconds_taken=sum(one.seconds for one in ended))
 
 
 def pieces(resolved: Resolved, kind: str) -> list[Callable[[], dict[str, Any]]]:
@@ -151,8 +120,8 @@ def _subjects(rows: Sequence[Resolved]) -> Iterator[Subject]:
 
 def _traced(resolved: Resolved, depths: Mapping[str, int], kind: str) -> dict[str, Any]:
     subject = resolved.subject.deep(depths)
-    launch = dataclasses.replace(resolved.launch, subject=subject)
-    row = dataclasses.replace(resolved, subject=subject, launch=launch)
+    launch = replace(resolved.launch, subject=subject)
+    row = replace(resolved, subject=subject, launch=launch)
     tracer, counter, steady_from, borders = trace_bordered(row, kind)
     prediction = summary(row, tracer.record, counter, steady_from, denoising=tracer.denoising)
     beyond = beyond_kinds(prediction.buckets)
@@ -169,28 +138,12 @@ def _traced(resolved: Resolved, depths: Mapping[str, int], kind: str) -> dict[st
 
 def _plain(record: Record, found: Mapping[str, Part]) -> Places:
     """Return the parts of one pool as JSON data."""
-    return {
-        name: (part.bytes, part.kinds, _maker(record, part.event), part.beyond)
-        for name, part in found.items()
-    }
 
+    def maker(part: Part) -> tuple[str, str]:
+        storage = record.storages[record.events[part.event][1]]
+        return storage.op, storage.site
 
-def _maker(record: Record, event: int) -> tuple[str, str]:
-    storage = record.storages[record.events[event][1]]
-    return storage.op, storage.site
-
-
-def _or_why(function: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:
-    """Return ``function`` with exceptions turned into the entry ``why``."""
-
-    def told() -> dict[str, Any]:
-        try:
-            return function()
-        except Exception as error:  # any library may stumble over tensors without storage
-            text = (str(error).strip() or type(error).__name__).splitlines()[0]
-            return {"why": f"{type(error).__name__}: {text}"[:300]}
-
-    return told
+    return {name: (p.bytes, p.kinds, maker(p), p.beyond) for name, p in found.items()}
 
 
 # ---- Linear extrapolation ----
@@ -202,9 +155,7 @@ def _extended(
     plain = [traced["prediction"] for traced in found]
 
     def line(values: Iterable[float]) -> int:
-        first, *others = values
-        steps = tuple(zip(others, more, strict=True))
-        return max(0, round(Line(base=first, steps=steps).end))
+        return max(0, round(_end(list(values), more)))
 
     places = [traced["parts"] for traced in found]
     whole = _fullest(places, line, "")
@@ -214,11 +165,12 @@ def _extended(
         first = _fullest(places, line, *(f"1/{phase}/" for phase in STEP_PHASES))
         base["first_step"] = first.bytes
     peaks = [p["peak"] for p in plain]
-    base |= {"peak": _told(peaks, whole, line), "steady": _told(peaks, steady, line)}
+    held = _held(peaks, line)
+    base |= {"peak": replace(whole, held=held), "steady": replace(steady, held=held)}
     for name, begin in (("host", ""), ("host_steady", "2/")):
         told = [p[name] for p in plain]
-        fullest = functools.partial(_fullest, [traced["host"] for traced in found], line, begin)
-        base[name] = _told(told, fullest(), line) if all(told) else None
+        fullest = _fullest([traced["host"] for traced in found], line, begin)
+        base[name] = replace(fullest, held=_held(told, line)) if all(told) else None
     base["phases"] = {name: _peak_of(name, places, plain, line) for name in base["phases"]}
     base["beyond"] = _beyond(places, line)
     base["beyond_state"] = max(base["beyond"].values(), default=0)
@@ -275,14 +227,9 @@ def _beyond(places: Sequence[Places], line: Callable[..., int]) -> dict[str, int
     return found
 
 
-def _told(
-    peaks: Sequence[Mapping[str, Any]], instant: Instant, line: Callable[..., int]
-) -> Instant:
-    """Return ``instant`` with its live allocations, if all models' peaks have their makers."""
-    return dataclasses.replace(instant, held=_held(peaks, line))
-
-
 def _held(peaks: Sequence[Mapping[str, Any]], line: Callable[..., int]) -> list[Held]:
+    """Return the live allocations whose makers all models' peaks have, the largest first."""
+
     def keyed(peak: Mapping[str, Any]) -> dict[tuple[str, ...], Mapping[str, Any]]:
         return {(h["category"], h["op"], h["site"], h["phase"]): h for h in peak["held"]}
 
@@ -345,7 +292,9 @@ def _work(lists: Sequence[Sequence[Mapping[str, Any]]], more: Sequence[float]) -
     Ops with equal sizes in all models are counted. Ops whose size grows, such as an optimizer over
     all weights, are summed by kind.
     """
-    counts = [Counter({_key(w): w["count"] for w in works}) for works in lists]
+    counts = [
+        Counter({tuple(w[name] for name in FIELDS): w["count"] for w in works}) for works in lists
+    ]
     shared = dict.fromkeys(key for key in counts[0] if all(key in other for other in counts))
     found = {key: _end([c[key] for c in counts], more) for key in shared}
     kinds = {key[:KIND] for c in counts for key in c if key not in shared}
@@ -356,10 +305,6 @@ def _work(lists: Sequence[Sequence[Mapping[str, Any]]], more: Sequence[float]) -
         number = max(1, round(count))
         works.append(_named((*kind, round(flops / number), round(size / number)), number))
     return works
-
-
-def _key(work: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(work[name] for name in FIELDS)
 
 
 def _named(key: tuple[Any, ...], count: int) -> Work:
@@ -376,5 +321,7 @@ def _sums(counts: Counter, kind: tuple[Any, ...], shared: Container[Any]) -> tup
 
 
 def _end(values: Sequence[float], more: Sequence[float]) -> float:
-    steps = tuple(zip(values[1:], more, strict=True))
-    return Line(base=values[0], steps=steps).end
+    """Return the end of a straight line: from the value of the shallow model, ``more`` times the
+    difference that each deeper one adds."""
+    first, *others = values
+    return first + sum(times * (value - first) for value, times in zip(others, more, strict=True))
