@@ -120,7 +120,8 @@ class Waiting(LiveLine):
 
 
 class Predictions(LiveLine):
-    """Progress of new predictions. A log has one line for each. Kept ones are not shown."""
+    """Progress of new predictions. A log has a line at the start and then one a minute at most;
+    kept predictions are not shown."""
 
     def __init__(self, console: Console, now: Callable[[], float] = time.monotonic) -> None:
         super().__init__(console, now)
@@ -137,31 +138,25 @@ class Predictions(LiveLine):
         """
         self.names, self.kept, self.why, self.last = list(names), kept, why, ""
         self.ended, self.count = 0, len(names) - len(kept)
-        if self.count:
-            self.start()
-            if self.live is None and why != self.announced:
-                self.announced = why
-                self.announce(why)
-
-    def announce(self, text: str) -> None:
-        """Print the purpose of the next predictions in a log, once."""
-        self.say(Text(text.rstrip(" :")))
+        if not self.count:
+            return
+        said, text = self.said, why.rstrip(" :") or "predicting; a line a minute"
+        self.start()
+        if self.live is None and text != self.announced:
+            self.announced = text
+            self.say(Text(text))
+        else:
+            self.said = said  # rounds of a search are short: the minute counts over all of them
 
     def done(self, index: int, prediction: Prediction) -> None:
-        """Count the prediction at ``index``, which has ended; a log gets a line."""
+        """Count the prediction at ``index``, which has ended."""
         self.days += [prediction.recorded] if prediction.recorded else []
         if index in self.kept:
             return
         self.ended, self.last = self.ended + 1, self.names[index]
-        if self.live is None:
-            self.print_done(prediction)
-
-    def print_done(self, prediction: Prediction) -> None:
-        """Print the line of a prediction in a log."""
-        done = prediction.method == "trace"
-        line = f"predicted {self.last}" if done else f"no trace of {self.last}: {prediction.reason}"
-        of = f" ({self.ended} of {self.count})" if self.count > 1 else ""
-        self.say(Text(f"  {line}  {self.seconds:.0f} s{of}"))
+        if self.live is None and self.now() - self.said >= HEARTBEAT_SECONDS:
+            self.said = self.now()
+            self.say(self.line())
 
     def end(self) -> None:
         """Remove the line."""
@@ -179,7 +174,7 @@ class Predictions(LiveLine):
         """Return the live line, cut to the terminal's width."""
         words = f"[{self.ended}/{self.count}] {self.why or 'predicting'}"
         left = self.rest_seconds()
-        rest = "" if left is None else f"  about {clock(left)} left"
+        rest = f"  about {clock(left)} left" if left else ""
         text = f"{words.rstrip(' :')}  {clock(self.seconds)}{rest}  {self.last}"
         return Text(text, no_wrap=True, overflow="ellipsis")
 

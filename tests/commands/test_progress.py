@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import io
 from collections.abc import Callable
@@ -117,30 +116,21 @@ def test_kept_predictions_do_not_count_in_the_time_left() -> None:
     assert predictions.live is None
 
 
-def test_a_log_has_one_line_for_each_prediction_and_a_purpose_once() -> None:
+def test_a_log_has_a_line_before_the_first_prediction_and_then_one_a_minute() -> None:
     predictions, out, now = watch(False, Predictions)
-    for names, why in (
-        (["ddp", "kept"], ""),
-        (["zero2"], ""),
-        (["zero3", "fsdp2"], "None fits; trying changes: "),
-        (["hsdp"], "None fits; trying changes: "),
-    ):
+    told = []
+    for names, why in [(["ddp", "kept"], "")] * 9 + [(["hsdp", "fsdp2"], "None fits; trying: ")]:
         with during(predictions, names, why, {1} if "kept" in names else ()):
+            told.append(len(out.getvalue().splitlines()))
             for index in range(len(names)):
-                now.seconds += 4
-                lost = names[index] == "hsdp"
-                found = prediction(1)
-                if lost:
-                    found = dataclasses.replace(found, method="none", reason="no memory")
-                predictions.done(index, found)
+                now.seconds += 4.0
+                predictions.done(index, prediction(1))
     assert out.getvalue().splitlines() == [
-        "  predicted ddp  4 s",
-        "  predicted zero2  4 s",
-        "None fits; trying changes",
-        "  predicted zero3  4 s (1 of 2)",
-        "  predicted fsdp2  8 s (2 of 2)",
-        "  no trace of hsdp: no memory  4 s",
+        "predicting; a line a minute",
+        "[1/1] predicting  4 s  ddp",
+        "None fits; trying",
     ]
+    assert told[0] == 1, "it comes before any prediction has ended"
 
 
 def test_predictions_of_earlier_calls_leave_no_line() -> None:
