@@ -306,43 +306,59 @@ def _new(rows: Iterable[Resolved | None], known: set[tuple[str, int]]) -> Iterat
 # ---- Changed recipes ----
 
 
+def _lighter(row: Resolved, processes: int) -> dict[str, Edit]:
+    """Return what to change -> the edit that needs less memory for the same training; an empty
+    edit if there is none."""
+
+    def plain(slot: Slot, text: str) -> bool:
+        """Return True if the slot holds its default, whose text is ``text``."""
+        return str(row.recipe.in_slot(slot)) == text
+
+    precision, part = (row.recipe.in_slot(slot) for slot in (Slot.PRECISION, Slot.RECOMPUTE))
+    sizes, shardings = _smaller_sizes(row), lighter(row.recipe.sharding.alike(), processes)
+    fewer = "checkpoint" + ":keep=nothing" * (str(part) == "checkpoint")
+    # Without float32 weights, by an optimizer that keeps what bf16 rounds.
+    alone = {Slot.PRECISION: "bf16_pure", Slot.OPTIMIZE: "adamw_bf16"}
+    adamw, here = plain(Slot.OPTIMIZE, "adamw"), row.launch.engine.place("parameters") == "device"
+    return {
+        "precision": {Slot.PRECISION: "bf16"} if precision.name in EXACT else {},
+        "master": alone if precision.name in MIXED and adamw else {},
+        "recompute": {} if part and part.keep == "nothing" else {Slot.RECOMPUTE: fewer},
+        "sharding": {Slot.SHARD: shardings[-1]} if shardings else {},
+        "optimizer": {Slot.OPTIMIZE: "adam8bit"} if adamw else {},
+        "average": {Slot.AVERAGE: "ema:place=cpu"} if plain(Slot.AVERAGE, "ema") else {},
+        "batch": _in_micro_batches_of(sizes[0], row) if sizes else {},
+        "offload": {Slot.SHARD: "zero3_offload"} if here else {},
+    }
+
+
 def _edits(close: Fit, processes: int) -> Iterator[Edit]:
     """Yield edits of one part, without those that free fewer bytes at the peak than are missing."""
-    row = close.resolved
-    yield from _shardings(row, processes)
-    yield _in_bf16(row) or _in_bf16_alone(row)
+    row, found = close.resolved, _lighter(close.resolved, processes)
+    yield from ({Slot.SHARD: name} for name in lighter(row.recipe.sharding.alike(), processes))
+    yield found["precision"] or found["master"]
     if holds_enough(close, RECOMPUTED):
-        yield _recomputing(row)
+        yield found["recompute"]
     if holds_enough(close, ("parameters",)):
         yield _swapping(close)
     if holds_enough(close, ("activations",)):
         what = ":what=checkpoints" if row.recipe.in_slot(Slot.RECOMPUTE) else ""
         yield {Slot.OFFLOAD: f"offload_activations{what}"}
-    if holds_enough(close, ("optimizer_state",)) and _plain(row, Slot.OPTIMIZE, "adamw"):
-        yield {Slot.OPTIMIZE: "adam8bit"}
+    if holds_enough(close, ("optimizer_state",)):
+        yield found["optimizer"]
     if holds_enough(close, ("ema",)):
-        yield _average_on_host(row)
-    for size in _fitting_sizes(close)[:2]:
-        yield _in_micro_batches_of(size, row)
+        yield found["average"]
+    yield from (_in_micro_batches_of(size, row) for size in _fitting_sizes(close)[:2])
+
+
+TOGETHER = ("precision", "recompute", "sharding", "average", "batch", "batch", "offload")
+"""Edits in the order in which they are combined; those that cost the most speed come last."""
 
 
 def _together(row: Resolved, processes: int) -> Iterator[Resolved]:
-    """Yield rows with more and more changes together; those that cost the most speed come last.
-
-    Each step starts from the row of the last valid step.
-    """
-    steps: list[Callable[[Resolved], Edit]] = [
-        _in_bf16,
-        _recomputing,
-        lambda now: ({}, *_shardings(now, processes))[-1],
-        _average_on_host,
-        _smaller_batch,
-        _smaller_batch,
-        _offloaded,
-    ]
-    for step in steps:
-        found = changed(row, step(row), processes)
-        if found:
+    """Yield rows with more and more changes together, each from the row of the last valid one."""
+    for name in TOGETHER:
+        if found := changed(row, _lighter(row, processes)[name], processes):
             row = found
             yield row
 
@@ -356,51 +372,6 @@ def _swapping(close: Fit) -> Edit:
     each = instant.categories["parameters"] / max(1, depth)
     count = max(1, math.ceil(-close.room_bytes / each)) + AT_ONCE
     return {Slot.SWAP: f"block_swap:blocks={count}"} if count <= depth else {}
-
-
-def _in_bf16(row: Resolved) -> Edit:
-    exact = row.recipe.in_slot(Slot.PRECISION).name in EXACT
-    return {Slot.PRECISION: "bf16"} if exact else {}
-
-
-def _in_bf16_alone(row: Resolved) -> Edit:
-    """Return an edit without float32 weights, by an optimizer that keeps what bf16 rounds."""
-    mixed = row.recipe.in_slot(Slot.PRECISION).name in MIXED
-    if not mixed or not _plain(row, Slot.OPTIMIZE, "adamw"):
-        return {}
-    return {Slot.PRECISION: "bf16_pure", Slot.OPTIMIZE: "adamw_bf16"}
-
-
-def _average_on_host(row: Resolved) -> Edit:
-    return {Slot.AVERAGE: "ema:place=cpu"} if _plain(row, Slot.AVERAGE, "ema") else {}
-
-
-def _smaller_batch(row: Resolved) -> Edit:
-    sizes = _smaller_sizes(row)
-    return _in_micro_batches_of(sizes[0], row) if sizes else {}
-
-
-def _offloaded(row: Resolved) -> Edit:
-    on_device = row.launch.engine.place("parameters") == "device"
-    return {Slot.SHARD: "zero3_offload"} if on_device else {}
-
-
-def _plain(row: Resolved, slot: Slot, text: str) -> bool:
-    """Return True if the slot holds its default, whose text is ``text``."""
-    return str(row.recipe.in_slot(slot)) == text
-
-
-def _shardings(row: Resolved, processes: int) -> Iterator[Edit]:
-    for name in lighter(row.recipe.sharding.alike(), processes):
-        yield {Slot.SHARD: name}
-
-
-def _recomputing(row: Resolved) -> Edit:
-    """Return the next checkpoint setting that keeps less; empty if none does."""
-    part = row.recipe.in_slot(Slot.RECOMPUTE)
-    if part and part.keep == "nothing":
-        return {}
-    return {Slot.RECOMPUTE: "checkpoint" + ":keep=nothing" * (str(part) == "checkpoint")}
 
 
 def holds_enough(close: Fit, categories: Sequence[str]) -> bool:

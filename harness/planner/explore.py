@@ -7,6 +7,7 @@ estimated from predicted ones, and only those are predicted that may be the answ
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -343,7 +344,8 @@ class Proof:
     ``nearest``: the predicted one with the smallest shortage, if none fits. ``adapters``: the
     lattice's recipes train adapters. ``sure``: the answer fits by the upper end of its range.
     ``others``: head -> the fastest, the most exact and the smallest, where they are not the answer.
-    ``recorded``: only predictions that ship with the project were compared.
+    ``recorded``: only predictions that ship with the project were compared. ``stopped``: by Ctrl-C,
+    before the answer was sure.
     """
 
     best: Fit | None
@@ -356,12 +358,13 @@ class Proof:
     adapters: bool
     sure: bool
     recorded: bool
+    stopped: bool = False
 
     @property
     def as_json(self) -> dict[str, Any]:
         """The search as plain data."""
         found = {"training": "adapters" if self.adapters else "all weights"}
-        names = ("recipes", "predicted", "failed", "unable", "sure", "recorded")
+        names = ("recipes", "predicted", "failed", "unable", "sure", "recorded", "stopped")
         found |= {name: getattr(self, name) for name in names}
         found |= {head: fit.label for head, fit in self.others.items()}
         return found | {"answer": self.best.label if self.best else None}
@@ -512,24 +515,6 @@ class Search:
         return (1 + share_of(one)) * max(need, host), one.kept, -one.swapped
 
 
-def searches_of(rows: Sequence[Resolved], gpu: Card) -> list[Search]:
-    """Return a search for adapters and one for all weights, if ``rows`` have both."""
-    kinds = [[row for row in rows if adapts(row) is frozen] for frozen in (True, False)]
-    return [Search(rows=some, gpu=gpu) for some in kinds if some]
-
-
-def run(
-    searches: Sequence[Search], ask: Callable[[list[tuple[Search, Resolved]]], list[Fit]]
-) -> None:
-    """Run searches side by side to their ends. ``ask`` predicts rows of each."""
-    while asked := [(one, row) for one in searches for row in one.wanted()]:
-        found: dict[int, list[Fit]] = {}
-        for (one, _), fit in zip(asked, ask(asked), strict=True):
-            found.setdefault(id(one), []).append(fit)
-        for one in searches:
-            one.take(found.get(id(one), ()))
-
-
 def search(
     rows: Sequence[Resolved],
     gpu: Card,
@@ -542,10 +527,20 @@ def search(
 
     Return all predictions, and a proof for each of the two that the lattice has. ``ask`` predicts
     rows. ``recorded`` returns a prediction that ships with the project, if there is one; ``alone``:
-    nothing else can be predicted.
+    nothing else can be predicted. Ctrl-C ends it with what is known.
     """
-    searches = searches_of(rows, gpu)
+    kinds = [[row for row in rows if adapts(row) is frozen] for frozen in (True, False)]
+    searches, stopped = [Search(rows=some, gpu=gpu) for some in kinds if some], False
     for one in searches:
         one.settle([fit for fit in map(recorded, one.able) if fit], alone=alone)
-    run(searches, lambda pairs: ask([row for _, row in pairs]))
-    return [fit for one in searches for fit in one.fits], [one.proof for one in searches]
+    try:
+        while asked := [(one, row) for one in searches for row in one.wanted()]:
+            fits = ask([row for _, row in asked])
+            for one in searches:
+                one.take([fit for (own, _), fit in zip(asked, fits, strict=True) if own is one])
+    except KeyboardInterrupt:
+        if not any(one.estimates.known for one in searches):
+            raise
+        stopped = True
+    proofs = [dataclasses.replace(one.proof, stopped=stopped) for one in searches]
+    return [fit for one in searches for fit in one.fits], proofs

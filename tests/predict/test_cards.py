@@ -283,7 +283,7 @@ def test_what_cannot_run_is_a_row_and_no_answer(capsys, monkeypatch, tmp_path):
     words += ["--notes", "--json", str(file)]
     text, tried, kinds = planned(monkeypatch, capsys, *words)
     assert (tried, kinds) == (["zero2", "zero3"], ["efficient"])
-    assert "ddp+bf16 cannot run" in text and "Fastest predicted to fit: zero2," in text
+    assert "ddp+bf16 cannot run" in text and "Fastest predicted to fit: zero2 " in text
     said = "Cannot run: ddp+bf16, zero2+bf16: bf16 needs compute capability 8.0; V100-16GB has 7.0"
     assert said in text and "fp16 on any NVIDIA GPU" in text
     assert "this card: memory-efficient" in text and "not predicted" not in text

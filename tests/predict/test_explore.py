@@ -308,6 +308,24 @@ def test_a_plan_prints_its_answers_first_and_writes_them(capsys, monkeypatch, tm
     assert all(len(line) <= 80 for line in said.splitlines() if "./run.sh export" not in line)
 
 
+def test_a_plan_that_is_interrupted_prints_the_best_so_far(capsys, monkeypatch):
+    asked = []
+
+    def predict_all(rows, *_, **__):
+        if len(asked) > 2:
+            raise KeyboardInterrupt
+        asked.append(rows)
+        return [predicted(row, 1.0) for row in rows]
+
+    monkeypatch.setattr(pool, "predict_all", predict_all)
+    assert cli.main(["plan", "--model", "flux-dev", "--gpu-memory", "24GiB"]) == 130
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Adapters: single+" in said and "not tried (stopped by Ctrl-C)" in said
+    asked *= 2
+    assert cli.main(["plan", "--model", "flux-dev", "--gpu-memory", "24GiB"]) == 130
+    assert "Adapters" not in capsys.readouterr().out, "nothing is known yet"
+
+
 def test_a_plan_in_which_nothing_fits_shows_by_how_much(capsys, monkeypatch):
     monkeypatch.setattr(
         pool, "predict_all", lambda rows, *_, **__: [predicted(row, 2.0) for row in rows]

@@ -203,7 +203,7 @@ def test_adapters_and_all_weights_have_an_answer_each(world, capsys):
     recipes = ["single+bf16_pure+lora:rank=16", "zero3_offload+bf16+checkpoint"]
     assert cli.main([*words, *recipes]) == 0
     text = capsys.readouterr().out
-    adapted = text.index("Adapters, most weights frozen:\nNone is predicted to fit. Nearest: ")
+    adapted = text.index("Adapters:\nNone is predicted to fit. Nearest: ")
     assert text.index("All weights:\nFastest predicted to fit: zero3_offload") > adapted
     assert "18.3 (18.3 to 18.3) of 24.0 GiB" in text
     assert cli.main([*words, recipes[1]]) == 0

@@ -129,6 +129,6 @@ def test_a_real_search_ends_between_two_real_predictions(tmp_path):
     assert low["method"] == high["method"] == "trace" and row["tried"] <= search.TRIES
     assert low["need_high_bytes"] <= 1930 * 2**20 < high["need_high_bytes"]
     shown = row["said"]
-    assert f"micro batch {low['micro_batch']} " in shown and shown.startswith("  predicted ddp")
+    assert f"micro batch {low['micro_batch']} " in shown and shown.startswith("predicting")
     for side, one in zip((low, high), found["direct"], strict=True):
         assert one["need_bytes"] == side["need_bytes"] and one["verdict"] == side["verdict"]

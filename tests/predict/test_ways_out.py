@@ -130,7 +130,7 @@ def test_only_what_was_predicted_to_fit_is_named_the_fastest_first():
     ]
     text = answer([failed("ddp")], dataclasses.replace(ways, tried=tried))
     assert text[2].startswith("Predicted to fit instead, of ")
-    assert [line.split(":")[0].strip() for line in text[3:-1]] == ["ddp+bf16", "zero3", "zero2"]
+    assert [line.split(",")[0].strip() for line in text[3:-1]] == ["ddp+bf16", "zero3", "zero2"]
     assert text[-1].startswith("  export it: ./run.sh export ddp+bf16 --model ")
     assert not any("checkpoint" in line for line in text)
 
@@ -165,7 +165,7 @@ def test_more_gpus_are_the_last_resort_and_the_fewest_that_do_are_named():
     text = "\n".join(answer([failed("ddp")], ways))
     assert f"None of {len(ways.tried)} changes tried fits: zero1, zero2, " in text
     assert "The least of these: zero3, 31.3 GiB" in text
-    assert "On 32 GPUs, global batch 256: zero3: 21.3 GiB" in text and "On 64" not in text
+    assert "On 32 GPUs, global batch 256: zero3, 21.3 GiB" in text and "On 64" not in text
 
 
 def test_a_world_too_large_for_the_batch_takes_a_larger_one():

@@ -6,7 +6,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
+import math
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.markup import escape
@@ -15,16 +18,25 @@ from harness.commands.console import OK
 from harness.commands.options import write_answer
 from harness.planner import edits, search, verdict
 from harness.planner.edits import Move, Ways
-from harness.planner.plan.answer import SAME, answer, gib, lacks, near, reach
+from harness.planner.plan.answer import SAME, answer, gib, lacks, reach
 from harness.planner.plan.candidates import Asked
 from harness.planner.plan.request import fit_as_json
-from harness.planner.plan.table import LOOKS, WORD, host, notes, setting, uncertain
+from harness.planner.plan.table import (
+    WORD,
+    columns,
+    host,
+    of_fit,
+    print_lines,
+    print_notes,
+    print_rows,
+    setting,
+    uncertain,
+)
 from harness.planner.plan.tracing import Asking, demand
 from harness.planner.search import SOUGHT, Largest
 from harness.planner.verdict import Fit
-from harness.report.data.grid import Grid, text_grid
+from harness.report.data.grid import Column
 from harness.report.figures.units import GIB
-from harness.report.rendering.table import print_grid
 from harness.resolve import Resolved
 
 # ---- advice table ----
@@ -38,40 +50,36 @@ NOTE = (
 )
 
 
-Moved = Sequence[tuple[Move, Fit]]
-"""Changes of one recipe, with their fits."""
+class Moved(NamedTuple):
+    """A change of one recipe, with its fit; ``head``: the knob, for the first of its moves."""
+
+    head: str
+    move: Move
+    fit: Fit
 
 
-def print_advice(given: Fit, moved: Moved, ways: Ways | None, console: Console) -> None:
-    """Print the recipe, its moves by knob, and the conclusions."""
+def print_advice(
+    given: Fit, moved: Sequence[Moved], ways: Ways | None, console: Console, *, whole: bool
+) -> None:
+    """Print the recipe, its moves by knob, the conclusions and notes."""
     console.print(setting([given]), highlight=False)
     console.print(f"From {escape(given.label)}: {escape(_state(given))}", highlight=False)
-    kinds = {"Knob": "text", "Moved to": "text", "": "flag"}
-    kinds |= dict.fromkeys(("Needs", "Buys", "Time"), "number")
-    lines, last = [], ""
-    for move, fit in moved:
-        lines.append(_cells(move, fit, given, named=move.knob != last))
-        last = move.knob
-    print_grid(text_grid("advice", "", kinds, lines), console, least_worth=(), styles=LOOKS)
-    for text in (NOTE, *notes([given])):
-        console.print(text, style="dim", highlight=False)
-    console.print()
-    for line in advice_lines(given, moved, ways):
-        console.print(escape(line), highlight=False)
+    own = [
+        Column("Knob", lambda row: row.head),
+        Column("Moved to", lambda row: row.move.to),
+        *of_fit(columns(["", "Needs"], given)),
+        Column("Buys", lambda row: gib(_buys(row.fit, given)), "number"),
+        Column("Time", lambda row: time_of(row.fit, given), "number"),
+    ]
+    print_rows(own, moved, console)
+    print_lines(advice_lines(given, moved, ways), console)
+    print_notes([given], console, whole, [NOTE])
 
 
 def _state(fit: Fit) -> str:
     if fit.need_bytes is None:
         return f"{WORD[fit.verdict]}: {fit.lack or fit.prediction.reason}"
-    if not fit.may_fit:
-        return f"{WORD[fit.verdict]}, {lacks(fit)}"
-    return f"{WORD[fit.verdict]}, needs {reach(fit)}"
-
-
-def _cells(move: Move, fit: Fit, given: Fit, *, named: bool) -> list[str]:
-    need = near(fit.need_bytes, fit.spread_bytes)
-    cells = [move.knob if named else "", move.to, WORD[fit.verdict], need]
-    return [*cells, gib(_buys(fit, given)), time_of(fit, given)]
+    return f"{WORD[fit.verdict]}, {f'needs {reach(fit)}' if fit.may_fit else lacks(fit)}"
 
 
 def _buys(fit: Fit, given: Fit) -> int | None:
@@ -89,76 +97,55 @@ def time_of(fit: Fit, given: Fit) -> str:
     return "0 %" if abs(times - 1) < SAME else f"{100 * (times - 1):+.0f} %"
 
 
-def advice_lines(given: Fit, moved: Moved, ways: Ways | None) -> list[str]:
-    """Return the moves that make the recipe fit or faster."""
-    fits = [(move, fit) for move, fit in moved if fit.fits]
+def advice_lines(given: Fit, moved: Sequence[Moved], ways: Ways | None) -> list[str]:
+    """Return the moves that make the recipe fit or faster, up to ``NAMED``, the fastest first."""
     if given.need_bytes is None:
         return ["The recipe was not predicted, so no move can be compared with it."]
-    if given.fits:
-        faster = [pair for pair in fits if _faster(pair[1], given)]
-        return _listed("It fits. Faster, and fits too", faster, given)
-    if fits:
-        return _listed("It begins to fit with one move", fits, given)
-    return ["No single move makes it fit.", *answer([given], ways)]
-
-
-def _faster(fit: Fit, given: Fit) -> bool:
-    known = fit.samples_per_second and given.samples_per_second
-    return bool(known) and fit.samples_per_second > (1 + SAME) * given.samples_per_second
-
-
-def _listed(head: str, pairs: Sequence[tuple[Move, Fit]], given: Fit) -> list[str]:
-    """Return up to ``NAMED`` of ``pairs``, one a line, the fastest first."""
-    if not pairs:
+    rows = [row for row in moved if row.fit.fits]
+    if not given.fits and not rows:
+        return ["No single move makes it fit.", *answer([given], ways)]
+    head = "It fits. Faster, and fits too" if given.fits else "It begins to fit with one move"
+    least = (1 + SAME) * (given.samples_per_second or math.inf) if given.fits else 0.0
+    rows = [row for row in rows if (row.fit.samples_per_second or 0.0) >= least]
+    if not rows:
         return [f"{head}: none of these moves."]
-    quick = sorted(pairs, key=lambda pair: -(pair[1].samples_per_second or 0))[:NAMED]
-    return [f"{head}, the fastest first:", *(f"  {_told(move, fit, given)}" for move, fit in quick)]
-
-
-def _told(move: Move, fit: Fit, given: Fit) -> str:
-    return f"{move.knob}: {move.to} ({gib(fit.need_bytes)} GiB, time {time_of(fit, given)})"
-
-
-def _may(over: Fit) -> str:
-    """Return the words for a size that may fit, or that lacks host memory alone; else empty."""
-    if over.may_fit:
-        return f"may fit: {reach(over)}"
-    return lacks(over) if over.verdict == "host" else ""
+    rows.sort(key=lambda row: -(row.fit.samples_per_second or 0.0))
+    return [
+        f"{head}, the fastest first:",
+        *(f"  {move.knob}: {move.to} ({gib(fit.need_bytes)} GiB, time {time_of(fit, given)})"
+          for _, move, fit in rows[:NAMED]),
+    ]  # fmt: skip
 
 
 # ---- largest table ----
 
 
+PREDICTED = "Every size in the table was predicted; none is interpolated."
+UNSURE = ("tight", "fits", "host")
+"""Verdicts of a next larger size that are worth a remark."""
+
+
 def print_largest(answers: Sequence[Largest], what: str, asked: Asked, console: Console) -> None:
     """Print a line for each recipe: the largest size that fits, and the next that does not."""
     name = SOUGHT[what].named
-    heads = ["Recipe", "Largest that fits", "Needs GiB", "Next larger", "Needs GiB"]
-    lines = [
-        [
-            answer.recipe,
-            name(answer.fits.resolved) + _how(answer.fits) if answer.fits else "-",
-            _need(answer.fits),
-            name(answer.over.resolved) + _how(answer.over) if answer.over else "-",
-            _need(answer.over),
-        ]
-        for answer in answers
+    own = [
+        Column("Recipe", lambda row: row.recipe),
+        Column("Largest that fits", lambda row: _size(row.fits, name)),
+        Column("Needs GiB", lambda row: _need(row.fits), "number"),
+        Column("Next larger", lambda row: _size(row.over, name)),
+        Column("Needs GiB", lambda row: _need(row.over), "number"),
     ]
     console.print(_head(what, asked), highlight=False)
-    kinds = ["number" if "GiB" in head else "text" for head in heads]
-    none = [() for _ in lines]
-    grid = Grid(key="largest", title="", heads=heads, kinds=kinds, lines=lines, marks=none)
-    print_grid(grid, console, least_worth=())
+    print_rows(own, answers, console)
     for told in answers:
         for line in _remarks(told, name):
             console.print(f"{escape(told.recipe)}: {escape(line)}", highlight=False)
     for recipe, reason in asked.refused:
         console.print(f"[yellow]refused[/yellow] {escape(recipe)}: {escape(reason)}")
     known = [fit for answer in answers for fit in (answer.fits, answer.over) if fit]
-    told = [*uncertain(known), *(host(known[0]) if known else [])]
-    for text in (*told, verdict.assumed(asked.gpu)):
+    basis = [*uncertain(known), *(host(fit) for fit in known[:1]), verdict.assumed(asked.gpu)]
+    for text in (*filter(None, basis), PREDICTED):
         console.print(text, style="dim", highlight=False)
-    text = "Every size in the table was predicted; none is interpolated."
-    console.print(text, style="dim", highlight=False)
 
 
 def _need(fit: Fit | None) -> str:
@@ -166,9 +153,10 @@ def _need(fit: Fit | None) -> str:
     return f"{fit.need_bytes / GIB:.2f} \u00b1{fit.spread_bytes / GIB:.1f}" if fit else "-"
 
 
-def _how(fit: Fit) -> str:
-    """Mark a size that may fit, or that only host memory is too small for."""
-    return {"tight": " (tight)", "host": " (host short)"}.get(fit.verdict, "")
+def _size(fit: Fit | None, name: Callable[[Resolved], str]) -> str:
+    """Return a size; one that may fit, or that only host memory is too small for, is marked."""
+    marks = {"tight": " (tight)", "host": " (host short)"}
+    return name(fit.resolved) + marks.get(fit.verdict, "") if fit else "-"
 
 
 def _head(what: str, asked: Asked) -> str:
@@ -182,21 +170,20 @@ def _head(what: str, asked: Asked) -> str:
 
 def _remarks(answer: Largest, name: Callable[[Resolved], str]) -> list[str]:
     """Return what qualifies the answer: an early stop, untested sizes, or tight fits."""
-    remarks = [answer.stopped] if answer.stopped else []
-    if answer.fits is None and answer.over is not None:
-        remarks.append(f"not even {name(answer.over.resolved)} fits")
-    if answer.fits is not None and not answer.exact and answer.over is not None:
+    remarks, fits, over = [answer.stopped] if answer.stopped else [], answer.fits, answer.over
+    if over is None:
+        end = "the search ends there" if answer.exact else f"after {answer.tried} predictions"
+        known = fits is not None and not answer.stopped
+        return [*remarks, *([f"{name(fits.resolved)} or more: {end}"] if known else [])]
+    if fits is None:
+        remarks.append(f"not even {name(over.resolved)} fits")
+    elif not answer.exact:
         remarks.append(
-            f"between {name(answer.fits.resolved)} and {name(answer.over.resolved)}, "
+            f"between {name(fits.resolved)} and {name(over.resolved)}, "
             f"after {answer.tried} predictions; sizes between them were not predicted"
         )
-    if answer.fits is not None and answer.over is None and not answer.stopped:
-        end = "the search ends there" if answer.exact else f"after {answer.tried} predictions"
-        remarks.append(f"{name(answer.fits.resolved)} or more: {end}")
-    over = answer.over
-    if over is not None and (may := _may(over)):
-        remarks.append(f"{name(over.resolved)} {may}")
-    return remarks
+    may = f"may fit: {reach(over)}" if over.may_fit else lacks(over)
+    return [*remarks, *([f"{name(over.resolved)} {may}"] if over.verdict in UNSURE else [])]
 
 
 # ---- largest size ----
@@ -267,11 +254,13 @@ def plan_advice(options: argparse.Namespace, asking: Asking, console: Console) -
     moves = edits.moves(row, asking.asked.processes)
     given, *fits = asking.fits([row, *(move.row for move in moves)])
     demand([given], [row], given.gpu)
-    moved = list(zip(moves, fits, strict=True))
+    knobs = ["", *(move.knob for move in moves)]
+    heads = [knob * (knob != last) for last, knob in itertools.pairwise(knobs)]
+    moved = list(map(Moved, heads, moves, fits))
     ways = asking.ways([given, *fits])
-    print_advice(given, moved, ways, console)
+    print_advice(given, moved, ways, console, whole=options.notes)
     if options.json:
-        told = [{"knob": move.knob, "to": move.to, **fit_as_json(fit)} for move, fit in moved]
+        told = [{"knob": move.knob, "to": move.to, **fit_as_json(fit)} for _, move, fit in moved]
         tried = [fit_as_json(fit) for fit in ways.tried] if ways else []
         write_answer(options, {"given": fit_as_json(given), "moves": told, "tried": tried})
     return OK

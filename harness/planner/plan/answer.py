@@ -5,7 +5,7 @@ Also the one-line answer of ``plan --check``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from harness.memory.record import Instant
 from harness.planner import verdict
@@ -27,62 +27,80 @@ MOST_NAMES = 4
 """Most settings that a verdict names as not counted."""
 MUCH = 16 * GIB
 """Host memory of a node, in bytes, from which the answer states it."""
-
-
-def answers(fits: Sequence[Fit], ways: Ways | None = None) -> list[str]:
-    """Return the answer; if both adapters and full training were planned, an answer for each."""
-    adapted = [fit for fit in fits if adapts(fit.resolved)]
-    whole = [fit for fit in fits if fit not in adapted]
-    if ways is not None or not adapted or not whole:
-        return answer(fits, ways)
-    kinds = {"Adapters, most weights frozen": adapted, "All weights": whole}
-    return [line for head, some in kinds.items() for line in (f"{head}:", *answer(some))]
+TRAINED = {True: "Adapters", False: "All weights"}
+"""Whether most weights are frozen -> what is trained."""
 
 
 def answered(fits: Sequence[Fit], proofs: Sequence[Proof], ways: Ways | None) -> list[str]:
-    """Return the answers of searches, or of a list of recipes if there are no ``proofs``."""
-    if not proofs:
-        return answers(fits, ways)
-    lines = [line for proof in proofs for line in searched(proof, fits)]
-    return [*lines, *tried_instead(ways)]
+    """Return the answers of searches; of a list without ``proofs`` one, or one for adapters and
+    one for full training if it has both."""
+    if proofs:
+        lines = [line for proof in proofs for line in searched(proof, fits)]
+        return [*lines, *tried_instead(ways)]
+    kinds = {kind: [fit for fit in fits if adapts(fit.resolved) == kind] for kind in TRAINED}
+    if ways is not None or not all(kinds.values()):
+        return answer(fits, ways)
+    return [line for kind, some in kinds.items() for line in (f"{TRAINED[kind]}:", *answer(some))]
 
 
 def answer(fits: Sequence[Fit], ways: Ways | None = None) -> list[str]:
     """Return the fastest recipe that fits; if none does, the nearest and the alternatives."""
-    best = verdict.fastest(fits)
-    if best is None:
-        return _none_fits(fits) + tried_instead(ways)
-    head = "Fastest predicted to fit" if best.fits else "None is sure to fit. Fastest that may"
-    lines = [f"{head}: {best.label}, {rate_in_words(best)}, {reach(best)}{_on_host(best)}"]
-    lines += [f"  {note}" for note in [note_of(best.resolved)] if note]
-    lines += [*_step(best), *_export(best)]
-    lines += _faster_if_it_fits(best, fits) if best.fits else tried_instead(ways)
-    lines += _even_in_time(best, fits)
-    least = verdict.nearest(fits)
-    if least is not None and least is not best:
-        lines.append(f"Least memory: {least.label}, {_need(least)}{_on_host(least)}")
-    return lines
+    best, least = verdict.fastest(fits), verdict.nearest(fits)
+    if best is not None:
+        head = "Fastest predicted to fit" if best.fits else "None is sure to fit. Fastest that may"
+        others = {"least memory": least} if least is not None and least is not best else {}
+        return [*_taken(head, best, others, fits), *([] if best.fits else tried_instead(ways))]
+    if all(fit.lack for fit in fits):
+        return ["None of these can run on this card; the lines below the table say what can."]
+    if least is None:
+        return ["Nothing could be predicted; the lines below the table say why."]
+    head = f"None is predicted to fit. Nearest: {least.label} {lacks(least)}"
+    return [head, *_peak(least), *tried_instead(ways)]
 
 
 def searched(proof: Proof, fits: Sequence[Fit]) -> list[str]:
-    """Return the answer of a search, its export command, and how many recipes were compared.
+    """Return the answer of a search, or the nearest recipe, and how many recipes were compared.
 
     ``fits``: all predictions of the plan.
     """
-    kind, best = "Adapters" if proof.adapters else "All weights", proof.best
-    if best is None:
-        return _without_answer(kind, proof)
+    kind, best, close = TRAINED[proof.adapters], proof.best, proof.nearest
+    if best is not None:
+        alike = [fit for fit in fits if adapts(fit.resolved) == proof.adapters]
+        told = "" if proof.sure else ", none sure to fit"
+        count = f"  of {proof.recipes} recipes{told}: {counts_in_words(proof)}"
+        return [*_taken(kind, best, proof.others, alike), count]
+    word = "is predicted" if close is None else "fits"
+    lines = [f"{kind}: none of {proof.recipes} recipes {word}: {counts_in_words(proof)}"]
+    if close is not None:
+        lines += [f"  nearest of those predicted: {close.label} {lacks(close)}", *_peak(close)]
+    return lines
+
+
+def _taken(head: str, best: Fit, others: Mapping[str, Fit], fits: Sequence[Fit]) -> list[str]:
+    """Return the recipe to take, its numbers and its export command, then what is faster, smaller
+    or more exact.
+
+    ``others``: head -> recipe. ``fits``: those that train the same weights.
+    """
     sure = "" if best.fits else ", may fit"
-    numbers = f"  {rate_in_words(best)}, needs {reach(best)}{sure}{_on_host(best)}"
-    told = "" if proof.sure else ", none sure to fit"
-    lines = [f"{kind}: {best.label}", numbers, *_step(best), *_export(best)]
+    lines = [f"{head}: {best.label}", f"  {rate_in_words(best)}, needs {reach(best)}{sure}"]
+    lines[1] += _on_host(best)
+    if best.seconds:
+        ends = (best.seconds.low, best.seconds.high)
+        low, high = (f"{end:.2g}" if end < 100 else f"{end:.0f}" for end in ends)
+        lines.append(f"  a step: at least {low} s, usually up to {high} s")
+    lines += [f"  {note}" for note in [note_of(best.resolved)] if note] + _export(best)
     heads: dict[str, list[str]] = {}
-    for head, fit in proof.others.items():
-        heads.setdefault(f"{fit.label}, {rate_in_words(fit)}, {_need(fit)}", []).append(head)
+    for name, fit in others.items():
+        speed = f", {rate_in_words(fit)}" if fit.seconds else ""
+        heads.setdefault(f"{fit.label}{speed}, {_need(fit)}{_on_host(fit)}", []).append(name)
     lines += [f"  {' and '.join(names)}: {words}" for words, names in heads.items()]
-    alike = [fit for fit in fits if adapts(fit.resolved) == proof.adapters]
-    lines += [*_faster_if_it_fits(best, alike), *_even_in_time(best, alike)]
-    return [*lines, f"  of {proof.recipes} recipes{told}: {counts_in_words(proof)}"]
+    quick = verdict.fastest([fit for fit in fits if fit.verdict == "tight"])
+    if quick and quick.samples_per_second > (1 + SAME) * best.samples_per_second:
+        lines.append(
+            f"  faster, and may fit: {quick.label}, {rate_in_words(quick)}, {reach(quick)}"
+        )
+    return lines + _even_in_time(best, fits)
 
 
 def _even_in_time(best: Fit, fits: Sequence[Fit]) -> list[str]:
@@ -97,22 +115,19 @@ def _even_in_time(best: Fit, fits: Sequence[Fit]) -> list[str]:
     return [f"  its time cannot be told apart from that of {close[0].label}{others}"]
 
 
-def _without_answer(kind: str, proof: Proof) -> list[str]:
-    """Return that no recipe fits, with the nearest; or that none could be predicted."""
-    close = proof.nearest
-    if close is None:
-        return [f"{kind}: none of {proof.recipes} recipes is predicted: {counts_in_words(proof)}"]
-    return [
-        f"{kind}: none of {proof.recipes} recipes fits: {counts_in_words(proof)}",
-        f"  nearest of those predicted: {close.label} {lacks(close)}",
-        *_peak(close),
-    ]
+def _may_be_faster(rival: Fit, best: Fit) -> bool:
+    """Return True if ``rival`` is faster with half of each spread in its favour."""
+    slow = best.seconds.total + best.seconds.spread / 2
+    quick = rival.seconds.total - rival.seconds.spread / 2
+    per_best = slow / best.resolved.spec.global_batch
+    return quick / rival.resolved.spec.global_batch < per_best
 
 
 def counts_in_words(proof: Proof) -> str:
     """Return how many recipes of a search were predicted, and why others were not."""
     left = proof.recipes - proof.predicted - proof.failed - proof.unable
     others = "not recorded (--fresh)" if proof.recorded else "not better by estimate"
+    others = "not tried (stopped by Ctrl-C)" if proof.stopped else others
     counts = {
         "predicted": proof.predicted,
         "not tried" if proof.failed and not proof.predicted else others: left,
@@ -122,17 +137,60 @@ def counts_in_words(proof: Proof) -> str:
     return ", ".join(f"{count} {what}" for what, count in counts.items() if count)
 
 
-def _step(fit: Fit) -> list[str]:
-    """Return the seconds of a step as its range, which a loader or an older library lengthens."""
-    if not fit.seconds:
-        return []
-    low, high = (f"{s:.2g}" if s < 100 else f"{s:.0f}" for s in (fit.seconds.low, fit.seconds.high))
-    return [f"  a step: at least {low} s, usually up to {high} s"]
-
-
 def _export(fit: Fit) -> list[str]:
     command = export_command(fit)
     return [f"  export it: {command}"] if command else []
+
+
+def _peak(fit: Fit) -> list[str]:
+    """Name the phase that needs more than the step, if any, then describe the step's peak."""
+    lines = [f"  its peak: {peak_in_words(fit)}"]
+    if fit.binds == STEP:
+        return lines
+    more = fit.phases[fit.binds]
+    return [f"  needs the most in the phase {fit.binds}: {more.what}, {gib(more.gpu)} GiB", *lines]
+
+
+def _on_host(fit: Fit) -> str:
+    """Return the host memory that a recipe needs, if it is ``MUCH`` or more."""
+    if not fit.host_bytes or fit.host_bytes < MUCH or fit.gpu.shared:
+        return ""
+    return f", and {gib(fit.host_bytes)} of {gib(fit.host_memory)} GiB of host memory"
+
+
+def tried_instead(ways: Ways | None) -> list[str]:
+    """Return the alternatives that fit, or that none does, and the GPUs needed."""
+    if ways is None:
+        return []
+    if ways.able:
+        head = f"Predicted to fit instead, of {len(ways.tried)} tried, fastest first:"
+        return [head, *(f"  {_offer(fit)}" for fit in ways.able), *_export(ways.able[0])]
+    lines, least = [], verdict.nearest(ways.tried)
+    if ways.tried:
+        names = ", ".join(fit.label for fit in ways.tried)
+        lines.append(f"None of {len(ways.tried)} changes tried fits: {names}")
+    if least:
+        lines.append(f"The least of these: {_offer(least)}")
+    if wider := next((fit for fit in ways.wider if fit.fits), None):
+        lines.append(_on_more_gpus(wider))
+    elif ways.wider:
+        tried = ", ".join(str(fit.resolved.spec.processes) for fit in ways.wider)
+        lines.append(f"Nor does {ways.wider[0].label} on {tried} GPUs")
+    return lines
+
+
+def _on_more_gpus(fit: Fit) -> str:
+    spec = fit.resolved.spec
+    return f"On {spec.processes} GPUs, global batch {spec.global_batch}: {_offer(fit)}"
+
+
+def _offer(fit: Fit) -> str:
+    """Return a recipe with its need and, if it may fit, its speed."""
+    speed = f", {rate_in_words(fit)}" if fit.seconds and fit.may_fit else ""
+    return f"{fit.label}, {_need(fit)}{speed}"
+
+
+# ---- needs and numbers ----
 
 
 def reach(fit: Fit) -> str:
@@ -157,23 +215,6 @@ def of_uncounted(fit: Fit) -> str:
     return f": {', '.join(names[:MOST_NAMES])}{more} {verb} not counted" if names else ""
 
 
-def phases(fit: Fit) -> list[str]:
-    """Return each phase's need and the reason for the largest; nothing if only the step counts."""
-    if len(fit.phases) < 2:
-        return []
-    each = ", ".join(f"{name} {gib(one.gpu)}" for name, one in fit.phases.items())
-    return [f"by phase: {each} GiB; {fit.binds} binds: {fit.phases[fit.binds].what}"]
-
-
-def _peak(fit: Fit) -> list[str]:
-    """Name the phase that needs more than the step, if any, then describe the step's peak."""
-    lines = [f"  its peak: {peak_in_words(fit)}"]
-    if fit.binds == STEP:
-        return lines
-    more = fit.phases[fit.binds]
-    return [f"  needs the most in the phase {fit.binds}: {more.what}, {gib(more.gpu)} GiB", *lines]
-
-
 def lacks(fit: Fit) -> str:
     """Return the missing memory of a recipe that does not fit: the GPU's or the host's."""
     if fit.verdict == "host":
@@ -182,27 +223,12 @@ def lacks(fit: Fit) -> str:
     return f"needs {_need(fit)}, {gib(-fit.margin_bytes)} GiB more than a GPU has"
 
 
-def _faster_if_it_fits(best: Fit, fits: Sequence[Fit]) -> list[str]:
-    """Return the fastest tight recipe if it is faster than the fastest that fits."""
-    quick = verdict.fastest([fit for fit in fits if fit.verdict == "tight"])
-    if quick is None or quick.samples_per_second <= (1 + SAME) * best.samples_per_second:
+def phases(fit: Fit) -> list[str]:
+    """Return each phase's need and the reason for the largest; nothing if only the step counts."""
+    if len(fit.phases) < 2:
         return []
-    return [f"  faster, and may fit: {quick.label}, {rate_in_words(quick)}, {reach(quick)}"]
-
-
-def _on_host(fit: Fit) -> str:
-    """Return the host memory that a recipe needs, if it is ``MUCH`` or more."""
-    if not fit.host_bytes or fit.host_bytes < MUCH or fit.gpu.shared:
-        return ""
-    return f", and {gib(fit.host_bytes)} of {gib(fit.host_memory)} GiB of host memory"
-
-
-def _may_be_faster(rival: Fit, best: Fit) -> bool:
-    """Return True if ``rival`` is faster with half of each spread in its favour."""
-    slow = best.seconds.total + best.seconds.spread / 2
-    quick = rival.seconds.total - rival.seconds.spread / 2
-    per_best = slow / best.resolved.spec.global_batch
-    return quick / rival.resolved.spec.global_batch < per_best
+    each = ", ".join(f"{name} {gib(one.gpu)}" for name, one in fit.phases.items())
+    return [f"by phase: {each} GiB; {fit.binds} binds: {fit.phases[fit.binds].what}"]
 
 
 def peak_in_words(fit: Fit) -> str:
@@ -220,64 +246,8 @@ def largest(instant: Instant, count: int) -> list[tuple[str, int]]:
     return [(name.replace("_", " "), size) for name, size in ordered if size >= SMALL]
 
 
-def where(instant: Instant) -> str:
-    """Return the phase, op and source line of a peak."""
-    return f"in {instant.phase} at {', '.join(filter(None, (instant.op, instant.site)))}"
-
-
-def _none_fits(fits: Sequence[Fit]) -> list[str]:
-    close = verdict.nearest(fits)
-    if all(fit.lack for fit in fits):
-        return ["None of these can run on this card; the lines below the table say what can."]
-    if close is None:
-        return ["Nothing could be predicted; the lines below the table say why."]
-    return [f"None is predicted to fit. Nearest: {close.label} {lacks(close)}", *_peak(close)]
-
-
 def _need(fit: Fit) -> str:
     return f"{gib(fit.need_bytes)} GiB"
-
-
-def tried_instead(ways: Ways | None) -> list[str]:
-    """Return the alternatives that fit, or that none does, and the GPUs needed."""
-    if ways is None:
-        return []
-    if ways.able:
-        lines = [f"  {_offer(fit)}" for fit in ways.able]
-        return [
-            f"Predicted to fit instead, of {len(ways.tried)} tried, fastest first:",
-            *lines,
-            *_export(ways.able[0]),
-        ]
-    least = verdict.nearest(ways.tried)
-    none_fits = (
-        f"None of {len(ways.tried)} changes tried fits: {', '.join(f.label for f in ways.tried)}"
-    )
-    lines = [none_fits] if ways.tried else []
-    if least:
-        lines.append(f"The least of these: {least.label}, {_need(least)}")
-    return lines + _on_more_gpus(ways.wider)
-
-
-def _offer(fit: Fit) -> str:
-    speed = f", {rate_in_words(fit)}" if fit.seconds else ""
-    tight = " (tight)" if fit.verdict == "tight" else ""
-    return f"{fit.label}: {_need(fit)}{speed}{tight}"
-
-
-def _on_more_gpus(wider: Sequence[Fit]) -> list[str]:
-    """Return the smallest number of GPUs tried on which the recipe fits."""
-    if not wider:
-        return []
-    first = next((fit for fit in wider if fit.fits), None)
-    if first is None:
-        tried = ", ".join(str(fit.resolved.spec.processes) for fit in wider)
-        return [f"Nor does {wider[0].label} on {tried} GPUs"]
-    spec = first.resolved.spec
-    return [f"On {spec.processes} GPUs, global batch {spec.global_batch}: {_offer(first)}"]
-
-
-# ---- numbers ----
 
 
 def rate(fit: Fit, gpus: int = 1) -> str:
@@ -320,37 +290,25 @@ def check_line(fit: Fit, ways: Ways | None, before: Before | None = None) -> str
         return f"cannot run: {fit.label}: {fit.lack}"
     if fit.need_bytes is None:
         return f"not predicted: {fit.label}: {fit.prediction.reason}"
-    note = note_of(fit.resolved)
     if fit.fits and before and not before.fits:
         return f"does not fit before its step, which needs {reach(fit)}: {before.short}"
+    spec, card, note = fit.resolved.spec, fit.gpu, note_of(fit.resolved)
+    size = f"{spec.model} with {fit.label}, global batch {spec.global_batch}, needs {reach(fit)} "
+    size += f"({spec.processes} x {card.name}){of_uncounted(fit)}"
+    host = ""
+    if fit.host_bytes and not card.shared:
+        have = f"{gib(fit.host_memory)} GiB of host memory ({card.host_told or 'assumed'})"
+        host = f", {gib(fit.host_bytes)} of {have}"
     if fit.fits:
-        free = f"{gib(fit.margin_bytes)} GiB free"
-        told = [f"fits: {_size(fit)}, {free}{_host(fit)}", note, *phases(fit)]
-        return "; ".join(filter(None, told))
+        free = f"fits: {size}, {gib(fit.margin_bytes)} GiB free{host}"
+        return "; ".join(filter(None, [free, note, *phases(fit)]))
     if fit.may_fit:
         word = "may fit" if fit.uncounted else "tight"
-        said = f"{word}: {_size(fit)}, may or may not fit{_host(fit)}{_why(fit)}"
+        said = f"{word}: {size}, may or may not fit{host}{_why(fit)}"
         return "; ".join(filter(None, [said, note, _way(ways)]))
-    if fit.verdict == "host":
-        return f"does not fit: {_size(fit)}, and {lacks(fit)}; {_way(ways)}"
-    short = gib(-fit.margin_bytes)
-    return f"does not fit: {_size(fit)}, {short} GiB more than it has{_why(fit)}; {_way(ways)}"
-
-
-def _size(fit: Fit) -> str:
-    spec, card = fit.resolved.spec, fit.gpu
-    return (
-        f"{spec.model} with {fit.label}, global batch {spec.global_batch}, needs "
-        f"{reach(fit)} ({spec.processes} x {card.name}){of_uncounted(fit)}"
-    )
-
-
-def _host(fit: Fit) -> str:
-    """Return the host memory that the verdict used."""
-    if not fit.host_bytes or fit.gpu.shared:
-        return ""
-    told = fit.gpu.host_told or "assumed"
-    return f", {gib(fit.host_bytes)} of {gib(fit.host_memory)} GiB of host memory ({told})"
+    short = f"{gib(-fit.margin_bytes)} GiB more than it has{_why(fit)}"
+    short = f"and {lacks(fit)}" if fit.verdict == "host" else short
+    return f"does not fit: {size}, {short}; {_way(ways)}"
 
 
 def _why(fit: Fit) -> str:
@@ -367,23 +325,10 @@ def _why(fit: Fit) -> str:
 def _way(ways: Ways | None) -> str:
     """Return the nearest alternative that fits, also on more GPUs; else the smallest need."""
     able = ways.able if ways else []
-    if able:
-        return f"fits: {_offer_of_check(able[0])}"
     wider = next((fit for fit in ways.wider if fit.fits), None) if ways else None
-    if wider:
-        spec = wider.resolved.spec
-        batch = f"global batch {spec.global_batch}"
-        return f"on {spec.processes} GPUs, {batch}, fits: {_offer_of_check(wider)}"
-    least = verdict.nearest(ways.tried) if ways else None
-    if least is None:
-        return "no alternative was found"
-    return (
-        f"no alternative that was tried fits; the smallest is {least.label} with "
-        f"{gib(least.need_bytes)} GiB"
-    )
-
-
-def _offer_of_check(fit: Fit) -> str:
-    speed = f", {rate_in_words(fit)}" if fit.seconds else ""
-    speed += f" (speed assumed: {fit.gpu.like})" if speed and fit.gpu.like else ""
-    return f"{fit.label}, {gib(fit.need_bytes)} GiB{speed}"
+    if found := able[0] if able else wider:
+        like = f" (speed assumed: {found.gpu.like})" if found.gpu.like else ""
+        return f"fits: {_on_more_gpus(found) if found is wider else _offer(found)}{like}"
+    if least := verdict.nearest(ways.tried) if ways else None:
+        return f"no alternative that was tried fits; the smallest is {_offer(least)}"
+    return "no alternative was found"

@@ -15,7 +15,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from harness.commands.console import FAILED, OK, make_console
+from harness.commands.console import FAILED, INTERRUPTED, OK, make_console
 from harness.commands.options import add_force, add_json, write_answer
 from harness.commands.progress import Predictions
 from harness.planner import pool, verdict
@@ -164,6 +164,8 @@ def _plan(
         print_explained(fits, console)
     if options.json:
         write_answer(options, as_json(fits, proofs, ways, asked))
+    if any(proof.stopped for proof in proofs):
+        return INTERRUPTED
     none = all(fit.need_bytes is None and fit.verdict != "cannot" for fit in fits)
     short = not fits[0].fits or (asked.before is not None and not asked.before.fits)
     return FAILED if none or (options.check and short) else OK

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.markup import escape
@@ -17,21 +17,20 @@ from harness.commands.options import write_answer
 from harness.commands.progress import Predictions
 from harness.planner import verdict
 from harness.planner.before_step import Before
-from harness.planner.plan.answer import kind_of_sample, near, rate
+from harness.planner.plan.answer import kind_of_sample, rate
 from harness.planner.plan.candidates import PlanError, asked_for
 from harness.planner.plan.request import fit_as_json
-from harness.planner.plan.table import LOOKS, SPEED, WORD, print_lines, setting
+from harness.planner.plan.table import SPEED, columns, of_fit, print_lines, print_rows, setting
 from harness.planner.plan.tracing import Asking
 from harness.planner.verdict import Fit
-from harness.report.data.grid import text_grid
-from harness.report.rendering.table import print_grid
+from harness.report.data.grid import Column
 from strategies.base import BadInput
 from strategies.workloads import TRAIN
 
 ALONE = {"source": None, "workload": TRAIN, "largest": None, "nodes": None, "measured": None}
 ALONE |= dict.fromkeys(("check", "advise", "explain"), False)
 """Options of a plan that several numbers of GPUs do not take -> their defaults."""
-PER_GPU = {"Img/s": "Img/s a GPU", "s/video": "GPU s/video"}
+PER_GPU = {"image": "Img/s a GPU", "video": "GPU s/video"}
 NOTE = (
     "Nothing above eight GPUs was ever compared with a measurement. Later starts of large "
     "collectives, slow ranks and shared links are not predicted: steps on many nodes take longer."
@@ -86,17 +85,16 @@ def _answers(options: argparse.Namespace, count: int, jobs: int, console: Consol
 
 
 def _print_table(rows: Sequence[Row], console: Console) -> None:
-    speed = SPEED[kind_of_sample(rows[0].fit)]
-    kinds = {"GPUs": "count", "Batch": "count", "Recipe": "text", "": "flag"}
-    kinds |= dict.fromkeys(("Needs", "Step ms", speed, PER_GPU[speed]), "number")
-    grid = text_grid("gpus", "", kinds, [_cells(row) for row in rows])
-    print_grid(grid, console, stays=("GPUs", "", "Needs"), styles=LOOKS)
+    first = rows[0].fit
+    answers = ["Recipe", "", "Needs", "Step ms", SPEED]
+    own = [
+        Column("GPUs", lambda row: str(row.count), "count"),
+        Column("Batch", lambda row: str(row.fit.resolved.spec.global_batch), "count"),
+        *of_fit(columns(answers, first)),
+        Column(PER_GPU[kind_of_sample(first)], _each, "number"),
+    ]
+    print_rows(own, rows, console)
 
 
-def _cells(row: Row) -> list[Any]:
-    fit, count = row.fit, row.count
-    spec, need = fit.resolved.spec, near(fit.need_bytes, fit.spread_bytes)
-    told = [str(count), str(spec.global_batch), fit.label, WORD[fit.verdict], need]
-    if not fit.seconds:
-        return [*told, "-", "-", "-"]
-    return [*told, fit.seconds.words, rate(fit), rate(fit, count)]
+def _each(row: Row) -> str:
+    return rate(row.fit, row.count) if row.fit.seconds else "-"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
@@ -16,21 +16,13 @@ from harness.planner.eager import note_of
 from harness.planner.edits import Ways
 from harness.planner.explore import RULE, reason
 from harness.planner.export import trainers
-from harness.planner.plan.answer import (
-    answered,
-    gib,
-    kind_of_sample,
-    near,
-    phases,
-    rate,
-    where,
-)
+from harness.planner.plan.answer import answered, gib, kind_of_sample, near, phases, rate
 from harness.planner.plan.lattice import adapts
 from harness.planner.speed import rates
 from harness.planner.speed.roofline import issue_seconds, issued, latency, sent
 from harness.planner.verdict import Fit
 from harness.prediction import Prediction
-from harness.report.data.grid import text_grid
+from harness.report.data.grid import Column, tabulate
 from harness.report.figures.units import GIB
 from harness.report.rendering.table import print_grid
 from harness.spec import Spec
@@ -40,15 +32,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from harness.planner.explore import Proof
-
-
-def sent_words(fit: Fit, least: int, digits: int) -> str:
-    """Return the GiB that a GPU sends in a step, of links with at least ``least`` bytes."""
-    found = sent(fit.prediction.work, fit.resolved.spec.processes, fit.gpu.linked)
-    place = "NVLink domain" if fit.gpu.domain else "node"
-    ways = {f"within its {place}": found.within, f"to other {place}s": found.across}
-    told = [f"{size / GIB:.{digits}f} GiB {w}" for w, size in ways.items() if size >= least]
-    return " and ".join(told)
 
 
 SHOWN = {
@@ -70,6 +53,14 @@ ON_CPU = (
     "Memory in GiB. Needs: tensors, interpreters and libraries of all processes, which share "
     "the host's memory."
 )
+RANGE = (
+    "Step: in brackets at least, and usually at most. Nine of ten trainers and authors that a "
+    "range was not made from lay in it."
+)
+IN_CUDNN = (
+    "Flux failed in cuDNN's attention, which torch takes by default on such a card (seen on an "
+    "H100 and an H200 with torch 2.11). With attend:kernel=flash it trained."
+)
 LARGE = 64
 """GPUs up to which a plan states a time without saying what it rests on."""
 RULE_IN_SHORT = (
@@ -85,10 +76,9 @@ SPEED = {"image": "Img/s", "video": "s/video"}
 """Kind of sample -> head of the speed column."""
 WHY_NOT = "Why not"
 """Head of the column of reasons why a faster or smaller row is not the answer."""
-TRAINERS = "Trainers"
 SOME = 1
 """Trainers that a row names."""
-STAYS = ("", "Needs", "Host", *SPEED.values(), WHY_NOT)
+STAYS = ("", "Needs", "Host", "GPUs", *SPEED.values(), WHY_NOT)
 """Heads of columns that are never hidden: they decide the verdict."""
 LOOKS = {"": {"fits": "green", "tight": "yellow", "step fits": "yellow", "host short": "red",
               "no": "red", "not predicted": "dim", "cannot run": "dim"}}  # fmt: skip
@@ -116,22 +106,29 @@ def print_plan(
     best = [fit for fit in best if fit]
     shown, left = shortened(fits, proofs) if proofs else (fits, [])
     short = before is not None and not before.fits
-    _print_table(shown, best, console, searched=bool(proofs), short=short)
+    own = columns(["Recipe", "", "Needs", "Free", *SHOWN, "Host", "Step ms", SPEED], fits[0], short)
+    if proofs:
+        own += [Column(WHY_NOT, lambda fit: _why_not(fit, best)), Column("Trainers", _trainers)]
+    shown = sorted(shown, key=order)
+    marks = [("reference",) if any(fit is one for one in best) else () for fit in shown]
+    print_rows(own, shown, console, marks)
     print_lines(left, console)
     for name, cause in refused:
         console.print(f"[yellow]refused[/yellow] {escape(name)}: {escape(cause)}")
-    _print_notes(fits, console, whole, searched=bool(proofs))
-
-
-def _print_notes(fits: Sequence[Fit], console: Console, whole: bool, *, searched: bool) -> None:
-    """Print why rows have no prediction, then all notes, or the three that matter most; of a
-    search its rule too."""
     for text in unpredicted(fits):
         console.print(escape(text), highlight=False)
-    texts = notes(fits) if whole else [*short_notes(fits), MORE_NOTES]
-    texts = [RULE if whole else RULE_IN_SHORT, *texts] if searched else texts
-    for text in texts:
+    print_notes(fits, console, whole, [RULE if whole else RULE_IN_SHORT] if proofs else [])
+
+
+def print_notes(
+    fits: Sequence[Fit], console: Console, whole: bool, first: Sequence[str] = ()
+) -> None:
+    """Print notes after the ``first``: all, or the three that matter most."""
+    for text in [*first, *(notes(fits) if whole else [*short_notes(fits), MORE_NOTES])]:
         console.print(escape(text), style="dim", highlight=False)
+
+
+# ---- table ----
 
 
 MOST = 10
@@ -144,13 +141,9 @@ def shortened(fits: Sequence[Fit], proofs: Sequence[Proof]) -> tuple[list[Fit], 
     Rows that fit are shown, the answers first; if there are none, the nearest ones are.
     """
     heads = [fit for proof in proofs for fit in (proof.best, *proof.others.values(), proof.nearest)]
-    others = [fit for fit in fits if fit.may_fit and not any(fit is one for one in heads)]
-    rest = sorted(others, key=order)
-    shown: list[Fit] = []
-    for fit in heads:
-        if fit and not any(fit is one for one in shown):
-            shown.append(fit)
-    shown += rest[: max(0, MOST - len(shown))]
+    first = {id(fit): fit for fit in heads if fit}
+    rest = sorted((fit for fit in fits if fit.may_fit and id(fit) not in first), key=order)
+    shown = [*first.values(), *rest[: max(0, MOST - len(first))]]
     left = [fit for fit in fits if not any(fit is one for one in shown)]
     more = sum(fit.may_fit for fit in left)
     none = sum(fit.verdict in ("no", "host") for fit in left)
@@ -158,28 +151,41 @@ def shortened(fits: Sequence[Fit], proofs: Sequence[Proof]) -> tuple[list[Fit], 
     return shown, [*lines, *([f"{none} more recipes do not fit."] if none else [])]
 
 
-def _print_table(
-    fits: Sequence[Fit], best: Sequence[Fit], console: Console, *, searched: bool, short: bool
-) -> None:
-    """Print the table, with the rows of ``best`` marked.
+def columns(heads: Sequence[Any], first: Fit, short: bool = False) -> list[Column]:
+    """Return the columns ``heads`` of a table of fits; ``SPEED`` stands for that of ``first``.
 
-    ``searched``: with the reasons why faster and smaller rows are not the answer, and the trainers
-    that have each row. ``short``: what comes before the step does not fit.
+    ``short``: what comes before the step does not fit.
     """
-    ordered = sorted(fits, key=order)
-    kinds = {"Recipe": "text", "": "flag"}
-    speed = SPEED[kind_of_sample(fits[0])]
-    kinds |= dict.fromkeys(("Needs", "Free", *SHOWN, "Host", "Step ms", speed), "number")
-    cells = [_cells(fit, short) for fit in ordered]
-    more = {WHY_NOT: [_why_not(fit, best) for fit in ordered],
-            TRAINERS: [_trainers(fit) for fit in ordered]}  # fmt: skip
-    for head, texts in more.items() if searched else ():
-        if any(texts):
-            kinds[head] = "text"
-            cells = [[*row, text] for row, text in zip(cells, texts, strict=True)]
-    grid = text_grid("plan", "", kinds, cells)
-    marks = [("reference",) if any(fit is one for one in best) else () for fit in ordered]
-    grid = replace(grid, marks=marks)
+    word, split = {"fits": BEFORE} if short else {}, by_category
+    speed = SPEED[kind_of_sample(first)]
+    known = [
+        Column("Recipe", lambda fit: fit.label + " (as eager)" * bool(note_of(fit.resolved))),
+        Column("", lambda fit: word.get(fit.verdict, WORD[fit.verdict]), "flag"),
+        Column("Needs", lambda fit: near(fit.need_bytes, fit.spread_bytes), "number"),
+        Column("Free", lambda fit: gib(fit.margin_bytes), "number"),
+        *(Column(head, lambda fit, head=head: gib(split(fit).get(head)), "number")
+          for head in SHOWN),
+        Column("Host", lambda fit: gib(fit.host_bytes), "number"),
+        Column("Step ms", lambda fit: fit.seconds.words if fit.seconds else "-", "number"),
+        Column(speed, lambda fit: rate(fit) if fit.seconds else "-", "number"),
+    ]  # fmt: skip
+    found = {column.head: column for column in known}
+    return [found[speed if head is SPEED else head] for head in heads]
+
+
+def of_fit(own: Sequence[Column]) -> list[Column]:
+    """Return columns of fits as columns of rows that have a ``fit``."""
+    return [replace(one, take=lambda row, take=one.take: take(row.fit)) for one in own]
+
+
+def print_rows(
+    own: Sequence[Column],
+    rows: Sequence[Any],
+    console: Console,
+    marks: Sequence[tuple[str, ...]] | None = None,
+) -> None:
+    """Print a table of the plan: a line for each row, the verdicts coloured."""
+    grid = tabulate("plan", "", own, rows, marks=marks)
     print_grid(grid, console, least_worth=LEAST_WORTH, stays=STAYS, styles=LOOKS)
 
 
@@ -261,42 +267,52 @@ def by_category(fit: Fit) -> dict[str, int]:
     return {head: sum(live.get(name, 0) for name in names) for head, names in SHOWN.items()}
 
 
-def _cells(fit: Fit, short: bool) -> list[str]:
-    split = [gib(by_category(fit).get(head)) for head in SHOWN]
-    time_cell, speed = "-", "-"
-    if fit.seconds:
-        time_cell = fit.seconds.words
-        speed = rate(fit)
-    eager = " (as eager)" if note_of(fit.resolved) else ""
-    need = near(fit.need_bytes, fit.spread_bytes)
-    word = BEFORE if short and fit.fits else WORD[fit.verdict]
-    cells = [f"{fit.label}{eager}", word, need, gib(fit.margin_bytes)]
-    return [*cells, *split, gib(fit.host_bytes), time_cell, speed]
+# ---- notes ----
 
 
 def notes(fits: Sequence[Fit]) -> list[str]:
     """Return the meaning and the basis of the numbers, and what is not included."""
-    notes = [
-        ON_CPU if fits[0].gpu.shared else ON_GPU,
-        "Columns between Free and Host: live tensors at the peak of a step. "
-        f"{rates.words(fits[0].gpu)}",
+    card, alone = fits[0].gpu, {fit.resolved.spec.processes == 1 for fit in fits}
+    told = ((fit.label, text) for fit in fits for text in (*phases(fit), *fit.prediction.notes))
+    found = [
+        ON_CPU if card.shared else ON_GPU,
+        f"Columns between Free and Host: live tensors at the peak of a step. {rates.words(card)}",
+        *uncertain(fits),
+        host(fits[0]),
+        _beside(fits[0]),
+        "Recipes of one process train the whole global batch on one GPU." * (len(alone) > 1),
+        verdict.assumed(card),
+        RANGE * (any(fit.seconds for fit in fits) and not (card.shared or card.calibrated)),
+        _large(fits),
+        _failing(fits),
+        _host_bound(fits),
+        *_of_each(told),
     ]
-    notes += [*uncertain(fits), *host(fits[0]), *_beside(fits[0])]
-    single = [f for f in fits if f.resolved.spec.processes == 1]
-    if single and len(single) < len(fits):
-        notes.append("Recipes of one process train the whole global batch on one GPU.")
-    notes += [verdict.assumed(fits[0].gpu)]
-    notes += [*_ranges(fits), *_large(fits), *_failing(fits)]
-    return [*notes, *_host_bound(fits), *_of_each(fits)]
+    return [*filter(None, found)]
 
 
 def short_notes(fits: Sequence[Fit]) -> list[str]:
     """Return the notes without which the table misleads; ``notes`` has all."""
     share, card = max(fit.uncertainty.share for fit in fits), fits[0].gpu
     reach = f"Ranges of memory are +-{100 * share:.0f} %, the worst of public rows."
-    last = " ".join([*host(fits[0]), *_beside(fits[0])])
-    found = [ON_CPU if card.shared else ON_GPU, f"{reach} {rates.words(card)}", last]
-    return [*filter(None, found), *_large(fits), *_compiled(fits), *_failing(fits)]
+    eager = ((fit.label, f"{note}.") for fit in fits if (note := note_of(fit.resolved)))
+    found = [
+        ON_CPU if card.shared else ON_GPU,
+        f"{reach} {rates.words(card)}",
+        " ".join(filter(None, [host(fits[0]), _beside(fits[0])])),
+        _large(fits),
+        *_of_each(eager),
+        _failing(fits),
+    ]
+    return [*filter(None, found)]
+
+
+def _of_each(told: Iterable[tuple[str, str]]) -> list[str]:
+    """Return notes on single recipes, each a (label, text); one that several share appears once."""
+    labels: dict[str, list[str]] = {}
+    for label, text in told:
+        labels.setdefault(text, []).append(label)
+    return [f"{', '.join(names)}: {text}" for text, names in labels.items()]
 
 
 def unpredicted(fits: Sequence[Fit]) -> list[str]:
@@ -306,65 +322,41 @@ def unpredicted(fits: Sequence[Fit]) -> list[str]:
     return [*verdict.lacking(fits), *lines]
 
 
-def _ranges(fits: Sequence[Fit]) -> list[str]:
-    """Return the meaning of the range of a step's time, if no measurement of the card made it."""
-    if fits[0].gpu.shared or fits[0].gpu.calibrated or not any(fit.seconds for fit in fits):
-        return []
-    return [
-        "Step: in brackets at least, and usually at most. Nine of ten trainers and authors that a "
-        "range was not made from lay in it."
-    ]
-
-
-def _large(fits: Sequence[Fit]) -> list[str]:
+def _large(fits: Sequence[Fit]) -> str:
     """Return what the time of a large job rests on."""
     spec, card = fits[0].resolved.spec, fits[0].gpu
     if spec.processes <= LARGE or card.shared or not any(fit.seconds for fit in fits):
-        return []
+        return ""
     ring = 1e3 * latency(rates.rates(card, spec.processes), spec.processes)
-    return [
+    return (
         f"Beyond {LARGE} GPUs no measured step was compared with a plan. The time rests on"
         f"{_nodes(spec, card)}, on overlap as the launch file says, and on {ring:.2g} ms that a "
         "collective of all ranks takes however little it sends (NCCL's model of a ring). "
         "--network DIR takes your own measurement."
-    ]
+    )
 
 
-def _compiled(fits: Sequence[Fit]) -> list[str]:
-    """Return what the figures of compiled rows are; ``_of_each`` has it of each row."""
-    told: dict[str, list[str]] = {}
-    for fit in fits:
-        if note := note_of(fit.resolved):
-            told.setdefault(note, []).append(fit.label)
-    return [f"{', '.join(labels)}: {note}." for note, labels in told.items()]
-
-
-def _failing(fits: Sequence[Fit]) -> list[str]:
+def _failing(fits: Sequence[Fit]) -> str:
     """Warn of the attention kernel in which Flux failed (docs/limits.md)."""
     flux = [fit for fit in fits if fit.resolved.spec.model.startswith("flux-")]
-    if not any("cudnn" in fit.prediction.attention for fit in flux):
-        return []
-    return [
-        "Flux failed in cuDNN's attention, which torch takes by default on such a card (seen on an "
-        "H100 and an H200 with torch 2.11). With attend:kernel=flash it trained."
-    ]
+    return IN_CUDNN * any("cudnn" in fit.prediction.attention for fit in flux)
 
 
-def _host_bound(fits: Sequence[Fit]) -> list[str]:
+def _host_bound(fits: Sequence[Fit]) -> str:
     """Name the rows whose step time the host sets, and the least time that it sets."""
     bound = [fit for fit in fits if fit.seconds and fit.seconds.overhead]
     if not bound:
-        return []
+        return ""
     some = "every row" if len(bound) == len(fits) else ", ".join(fit.label for fit in bound)
     least = min(bound, key=lambda fit: fit.seconds.total)
     work, gpu = least.prediction.work, least.gpu
-    return [
+    return (
         f"The host, and not the card, limits the step time of {some}: Python issues "
         f"{issued(work):,} or more operations a step, each in {issue_seconds(gpu) * 1e6:.0f} "
         "microseconds; twice that if backward recomputes it. This floor is "
         f"{least.seconds.total:.2f} s on any card. A larger batch costs no time until the card "
         "becomes the limit."
-    ]
+    )
 
 
 def uncertain(fits: Sequence[Fit]) -> Iterator[str]:
@@ -384,43 +376,30 @@ def uncertain(fits: Sequence[Fit]) -> Iterator[str]:
         yield f"Memory {share} ({words}): {why}."
 
 
-def host(fit: Fit) -> list[str]:
+def host(fit: Fit) -> str:
     """Return the host memory that verdicts use, and its source."""
-    card, processes = fit.gpu, fit.resolved.spec.processes
+    card, share = fit.gpu, fit.gpu.host_share // 2**30
     if card.shared:
-        return []
-    size = f"{gib(card.host_bytes(max(processes, 1)))} GiB"
+        return ""
     if card.host_told:
-        return [f"Host memory of a machine: {size}, {card.host_told}."]
-    share = card.host_share // 2**30
-    return [
+        size = gib(card.host_bytes(max(fit.resolved.spec.processes, 1)))
+        return f"Host memory of a machine: {size} GiB, {card.host_told}."
+    return (
         f"Host memory: {share} GiB assumed for each GPU. Give a machine's with --host-memory SIZE."
-    ]
+    )
 
 
-def _of_each(fits: Sequence[Fit]) -> Iterator[str]:
-    """Yield notes on single recipes; a note that several share appears once."""
-    told: dict[str, list[str]] = {}
-    for fit in fits:
-        yield from (f"{fit.label}: {text}" for text in phases(fit))
-        for note in fit.prediction.notes:
-            told.setdefault(note, []).append(fit.label)
-    yield from (f"{', '.join(labels)}: {note}" for note, labels in told.items())
-
-
-def _beside(fit: Fit) -> list[str]:
+def _beside(fit: Fit) -> str:
     """Return the other models on each GPU, counted, or a public model's own, not counted."""
-    if fit.gpu.beside_told:
-        return [fit.gpu.beside_told]
     own = resident_models.of(resident_models.usual_of(fit.resolved.spec.model), "")
-    if not own:
-        return []
+    if fit.gpu.beside_told or not own:
+        return fit.gpu.beside_told
     names, total = ", ".join(one.name for one in own), sum(one.bytes for one in own)
     uncounted = "Not counted" + " in the step" * bool(fit.resolved.spec.phases)
-    return [
+    return (
         f"{uncounted}: {names}, {gib(total)} GiB in 16 bits if they stay on the GPU. "
         "--also usual counts them."
-    ]
+    )
 
 
 # ---- explained peaks ----
@@ -444,7 +423,8 @@ def explained(label: str, prediction: Prediction) -> list[str]:
     instant = prediction.peak
     if instant is None:
         return [f"{label}: {prediction.reason}"]
-    lines = [f"{label}: {fine(instant.bytes)} GiB of tensors, {where(instant)}"]
+    place = ", ".join(filter(None, (instant.op, instant.site)))
+    lines = [f"{label}: {fine(instant.bytes)} GiB of tensors, in {instant.phase} at {place}"]
     shown = [alike for alike in instant.held if 100 * alike.bytes >= instant.bytes]
     for alike in shown:
         maker = ", ".join(filter(None, (alike.op, alike.site)))
@@ -453,21 +433,23 @@ def explained(label: str, prediction: Prediction) -> list[str]:
     rest = instant.bytes - sum(alike.bytes for alike in shown)
     if 100 * rest >= instant.bytes:
         lines.append(f"  {fine(rest):>7}  the rest")
-    phases = ", ".join(
-        f"{phase} {fine(size)}" for phase, size in prediction.phases.items() if size >= FINE
-    )
-    return [*lines, f"  highest of each phase: {phases} GiB"]
+    sizes = {phase: size for phase, size in prediction.phases.items() if size >= FINE}
+    told = ", ".join(f"{phase} {fine(size)}" for phase, size in sizes.items())
+    return [*lines, f"  highest of each phase: {told} GiB"]
 
 
 def _step_explained(fit: Fit) -> list[str]:
+    """Return the parts of a step's time, and what a GPU sends in it."""
     if not fit.seconds:
         return []
     names = ("compute", "communication", "offload", "overhead")
     parts = ((name, getattr(fit.seconds, name)) for name in names)
     shown = [f"{name} {1e3 * seconds:.0f} ms" for name, seconds in parts if seconds >= 5e-4]
-    lines = [f"  a step: {', '.join(shown)}"]
-    found = sent_words(fit, 1, 2)
-    return lines + ([f"  a GPU sends in it {found}"] if found else [])
+    found = sent(fit.prediction.work, fit.resolved.spec.processes, fit.gpu.linked)
+    place = "NVLink domain" if fit.gpu.domain else "node"
+    ways = {f"within its {place}": found.within, f"to other {place}s": found.across}
+    told = " and ".join(f"{fine(size)} GiB {way}" for way, size in ways.items() if size)
+    return [f"  a step: {', '.join(shown)}", *([f"  a GPU sends in it {told}"] if told else [])]
 
 
 def fine(size: int) -> str:

@@ -46,13 +46,21 @@ class Asking:
             return [fit for row in rows if (fit := recorded(row, gpu))]
         return judged([(r, gpu) for r in rows], self._name, why, jobs=self.jobs, told=self.progress)
 
-    def search(self, rows: Sequence[Resolved]) -> tuple[list[Fit], list[Proof]]:
-        """Search a lattice for its answers (``explore.search``)."""
+    def search(
+        self, rows: Sequence[Resolved], *, partial: bool = False
+    ) -> tuple[list[Fit], list[Proof]]:
+        """Search a lattice for its answers (``explore.search``).
+
+        ``partial``: Ctrl-C ends it with the best so far; else it ends the command.
+        """
         gpu = self.asked.gpu
         alone = self.recorded or not pool.traces()
         shipped = functools.partial(recorded if self.recorded else _shipped, gpu=gpu)
         with pool.kept_workers():
-            return search(rows, gpu, self.fits, shipped, alone=alone)
+            fits, proofs = search(rows, gpu, self.fits, shipped, alone=alone)
+        if any(proof.stopped for proof in proofs) and not partial:
+            raise KeyboardInterrupt
+        return fits, proofs
 
     def answer(self, *, ways: bool = True) -> tuple[list[Fit], list[Proof], Ways | None]:
         """Return the fits of the plan's rows, the proofs of its searches, and changes that fit.
@@ -60,9 +68,11 @@ class Asking:
         Without ``ways``, changes are not searched for.
         """
         rows = self.asked.resolved
-        fits, proofs = self.search(rows) if self.asked.searched else ([], [])
+        searched = self.asked.searched
+        fits, proofs = self.search(rows, partial=ways) if searched else ([], [])
         fits = fits or self.fits(rows)  # of a lattice, if its card can run none
-        return fits, proofs, self.ways(fits) if ways else None
+        stopped = any(proof.stopped for proof in proofs)
+        return fits, proofs, self.ways(fits) if ways and not stopped else None
 
     def ways(self, fits: Sequence[Fit]) -> Ways | None:
         """Search for changes that fit if none of ``fits`` does."""
