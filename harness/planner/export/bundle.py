@@ -15,7 +15,6 @@ from harness.planner.export.settled import YAML, as_json, as_yaml, settle
 from harness.planner.export.trainers import Translation, translated
 from harness.planner.plan.request import techniques
 from harness.resolve import Resolved
-from strategies.strategy import Strategy
 
 PAGE, OWN = "trainers.md", "YOUR_TRAINER.py"
 LAUNCHED = ("fp32", "bf16", "fp16", "accumulate")
@@ -83,12 +82,9 @@ def _own(resolved: Resolved) -> list[tuple[str, str]]:
     """Return the strategies that accelerate's files do not set, with their first sentences."""
     parts = [part for part in techniques(resolved) if part.name not in LAUNCHED]
     parts = [part for part in parts if getattr(part, "place", "") != "none"]  # no average
-    return [(str(part), _told(part)) for part in parts]
-
-
-def _told(part: Strategy) -> str:
-    text = " ".join((type(part).__doc__ or "").replace("``", "").split())
-    return text.partition(". ")[0].rstrip(".")
+    texts = (" ".join((type(part).__doc__ or "").replace("``", "").split()) for part in parts)
+    told = (text.partition(". ")[0].rstrip(".") for text in texts)
+    return [(str(part), text) for part, text in zip(parts, told, strict=True)]
 
 
 def _among(machines: int, found: ResolvedConfig) -> tuple[Mapping[str, Any], Mapping[str, str]]:

@@ -12,7 +12,7 @@ from harness.planner import verdict
 from harness.planner.before_step import Before
 from harness.planner.eager import note_of
 from harness.planner.edits import Ways
-from harness.planner.explore import Proof
+from harness.planner.explore import Proof, option_of, within
 from harness.planner.phase_needs import STEP
 from harness.planner.plan.lattice import adapts
 from harness.planner.plan.request import export_command
@@ -107,20 +107,14 @@ def _even_in_time(best: Fit, fits: Sequence[Fit]) -> list[str]:
     """Return how many rows that fit have times which cannot be told apart from the answer's, and
     the fastest of them."""
     rivals = [fit for fit in fits if fit.fits and fit is not best and fit.seconds]
-    close = [fit for fit in rivals if _may_be_faster(fit, best) and _may_be_faster(best, fit)]
-    close.sort(key=lambda fit: fit.seconds.total)
+    pairs = [sorted((fit, best), key=lambda one: one.seconds.total) for fit in rivals]
+    alike = [within(option_of(slow), option_of(quick)) for quick, slow in pairs]
+    close = [fit for fit, one in zip(rivals, alike, strict=True) if one]
     if not close:
         return []
+    close.sort(key=lambda fit: fit.seconds.total)
     others = f", and those of {len(close) - 1} more" * (len(close) > 1)
     return [f"  its time cannot be told apart from that of {close[0].label}{others}"]
-
-
-def _may_be_faster(rival: Fit, best: Fit) -> bool:
-    """Return True if ``rival`` is faster with half of each spread in its favour."""
-    slow = best.seconds.total + best.seconds.spread / 2
-    quick = rival.seconds.total - rival.seconds.spread / 2
-    per_best = slow / best.resolved.spec.global_batch
-    return quick / rival.resolved.spec.global_batch < per_best
 
 
 def counts_in_words(proof: Proof) -> str:
