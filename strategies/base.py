@@ -241,6 +241,10 @@ class Attachment:
         """
         return ()
 
+    def leaves(self) -> Iterable[torch.Tensor]:
+        """Return leaves at which gradients arrive that are no parameters of the model."""
+        return ()
+
     def makers(self) -> Iterable[Any]:
         """Return methods whose allocations have another placement than their operands
         (``strategies.inventory.AllocationScope``)."""

@@ -366,7 +366,9 @@ class Engine:
 
     def state_of(self, trained: TrainingRun, shard: torch.Tensor) -> Mapping[str, Any]:
         """Return this rank's optimizer state of one of the ``shards``; empty if there is none."""
-        return trained.inner_optimizer.state.get(shard, {})
+        # A streamed weight that steps on the device (strategies.streaming) has its state there.
+        states = trained.inner_optimizer.state
+        return states.get(shard) or states.get(getattr(shard, "on_device", shard), {})
 
     def fragments(self, trained: TrainingRun, *, copies: bool = False) -> Iterator[Fragment]:
         """Yield the position of this rank's share of each trained parameter in its ``shards``.

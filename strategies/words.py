@@ -108,7 +108,7 @@ MEANT = {
     "dp": "take ddp",
     "no_ema": "take ema:place=none",
     **dict.fromkeys(("fused_backward", "fused_backward_pass", "gradient_release"), BACKWARD),
-    "stochastic_rounding": "take bf16_pure+adamw_bf16",
+    "stochastic_rounding": "take bf16_pure+adamw_bf16, or adafactor:write=stochastic",
     **dict.fromkeys(("gradient_clipping", "grad_clip"), "leave it out: every row clips alike"),
     "vae_tiling": "a plan has it as --phases validate:tiled",
     **dict.fromkeys(("lion", "galore", "apollo", "adam_mini", "schedulefree"),

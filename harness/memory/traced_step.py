@@ -31,8 +31,10 @@ def following(tracer: Tracer, trained: TrainingRun) -> Iterator[None]:
         tracer.tag("gradients", [gradient])
 
     points = trained.engine.trace_points(trained)
-    handles = [leaf.register_hook(arrived) for leaf in points.leaves]
-    makers = [*points.scopes, *(m for a in trained.attached.values() for m in a.makers())]
+    kept = trained.attached.values()
+    leaves = [*points.leaves, *(leaf for a in kept for leaf in a.leaves())]
+    handles = [leaf.register_hook(arrived) for leaf in leaves]
+    makers = [*points.scopes, *(m for a in kept for m in a.makers())]
     try:
         with trained.engine.phase_hooks(trained, enter), tracer.watching(makers):
             yield

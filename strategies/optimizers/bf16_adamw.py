@@ -1,8 +1,7 @@
-"""AdamW for bfloat16 weights without a float32 copy.
+"""AdamW and Adafactor for bfloat16 weights without a float32 copy.
 
-It is our own: torch's AdamW rounds to nearest. torchao's AdamW with unquantized moments and
-stochastic rounding is a private class of 0.18 that compiles its step. Neither has a compensated
-sum.
+They are our own: torch's round to nearest. torchao's AdamW with unquantized moments and stochastic
+rounding is a private class of 0.18 that compiles its step. Neither has a compensated sum.
 """
 
 from __future__ import annotations
@@ -32,19 +31,31 @@ def compensated(weight: Any, carried: Any, update: Any) -> tuple[Any, Any]:
     return written, (wanted - (written.float() - weight.float())).to(weight.dtype)
 
 
-class Bf16AdamW(torch.optim.Optimizer):
-    """AdamW that updates each tensor in float32.
+class ByChance:
+    """Base of optimizers that round weights by chance.
 
-    ``rescued`` counts elements of this process's first step that rounding to nearest would not have
-    moved, and that moved or were carried. Random numbers depend on the step and the tensor's index:
-    all ranks draw the same, also after a resume, or replicas would drift apart.
+    Random numbers depend on the step and the tensor's index: all ranks draw the same, also after a
+    resume, or replicas would drift apart.
     """
+
+    def __init__(self, *given: Any, **settings: Any) -> None:
+        super().__init__(*given, **settings)
+        self.generator: Any = None
+        self.places: dict[Any, int] = {}
+
+    def _draw_anew(self, p: Any, step: int) -> None:
+        self.generator = self.generator or torch.Generator(p.device)
+        self.generator.manual_seed(step << 20 | self.places.setdefault(p, len(self.places)))
+
+    def _by_chance(self, exact: Any) -> Any:
+        return rounded_by_chance(exact, self.generator)
+
+
+class Bf16AdamW(ByChance, torch.optim.Optimizer):
+    """AdamW that updates each tensor in float32."""
 
     def __init__(self, params: Any, **settings: Any) -> None:
         super().__init__(params, settings)
-        self.rescued = 0
-        self.generator: Any = None
-        self.places: dict[Any, int] = {}
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
@@ -54,27 +65,20 @@ class Bf16AdamW(torch.optim.Optimizer):
                     self._step_parameter(p, self.state[p], group)
 
     def _step_parameter(self, p: Any, state: dict[str, Any], group: dict[str, Any]) -> None:
-        kahan, first = group["kahan"], p not in self.places
+        kahan = group["kahan"]
         if not state:
             state["step"] = torch.zeros(())
             names = ("exp_avg", "exp_avg_sq", "carried")
             state.update({n: torch.zeros_like(p) for n in names[: 2 + kahan]})
         state["step"] += 1
-        self.generator = self.generator or torch.Generator(p.device)
-        place = self.places.setdefault(p, len(self.places))
-        self.generator.manual_seed(int(state["step"]) << 20 | place)
+        self._draw_anew(p, int(state["step"]))
         update, moments = _update(p, state, group)
         for name, moment in moments.items():
-            state[name].copy_(moment if kahan else rounded_by_chance(moment, self.generator))
+            state[name].copy_(moment if kahan else self._by_chance(moment))
         if kahan:
             written, state["carried"] = compensated(p, state["carried"], update)
-            moved = state["carried"] != 0
         else:
-            written = rounded_by_chance(p.float() + update, self.generator)
-            moved = written != p
-        if first:
-            stuck = (p.float() + update).to(p.dtype) == p
-            self.rescued += int((stuck & moved & (update != 0)).sum())
+            written = self._by_chance(p.float() + update)
         p.copy_(written)
 
 
@@ -88,3 +92,39 @@ def _update(p: Any, state: dict[str, Any], group: dict[str, Any]) -> tuple[Any, 
     if group["weight_decay"]:
         update -= group["lr"] * group["weight_decay"] * p.float()
     return update, {"exp_avg": first, "exp_avg_sq": second}
+
+
+class Bf16Adafactor(ByChance, torch.optim.Adafactor):
+    """torch's Adafactor over a float32 copy of one weight at a time, which is rounded by chance.
+
+    Its state is float32. musubi-tuner and OneTrainer step transformers' Adafactor so.
+    """
+
+    param_groups: list[dict[str, Any]]
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        whole = self.param_groups
+        for group, p in [(g, p) for g in whole for p in g["params"]]:
+            if p.grad is not None:
+                self._step_parameter(p, group)
+        self.param_groups = whole
+
+    def _step_parameter(self, p: Any, group: dict[str, Any]) -> None:
+        exact = torch.nn.Parameter(p.float())
+        exact.grad = p.grad.float()
+        self.state[exact] = self.state.pop(p, {})
+        self.param_groups = [{**group, "params": [exact]}]
+        super().step()
+        self.state[p] = self.state.pop(exact)
+        self._draw_anew(p, int(self.state[p]["step"]))
+        p.copy_(self._by_chance(exact.detach()) if p.dtype == torch.bfloat16 else exact)
+
+    def load_state_dict(self, saved: Any) -> None:
+        """Load a state as it was saved: torch casts it to the type of its parameter."""
+        super().load_state_dict(saved)
+        indices = [i for group in saved["param_groups"] for i in group["params"]]
+        params = [p for group in self.param_groups for p in group["params"]]
+        for index, p in zip(indices, params, strict=True):
+            state = saved["state"].get(index, {})
+            self.state[p] |= {k: v.to(p.device, copy=True) for k, v in state.items() if v.dim()}

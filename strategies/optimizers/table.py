@@ -35,7 +35,7 @@ class Entry:
 
     ``kind``: "module:Class". ``about``: docstring; its first sentence is its line in the list.
     ``fields``: parameters and their defaults, ``ranges``: parameter -> (test, words of its range).
-    ``exact``: it computes AdamW.
+    ``written``: value of the parameter ``write`` -> another class. ``exact``: it computes AdamW.
     """
 
     kind: str
@@ -47,6 +47,7 @@ class Entry:
     fields: Mapping[str, Any] = field(default_factory=dict)
     ranges: Mapping[str, tuple[Callable[[Any], bool], str]] = field(default_factory=dict)
     traits: frozenset[str] = frozenset({"own_state"})
+    written: Mapping[str, str] = field(default_factory=dict)
     exact: bool = False
     base: str = "Optimizer"
 
@@ -69,7 +70,7 @@ class Optimizer(Strategy):
 
     def kind(self, launch: RunContext) -> str:
         """Return its class as "module:Class"."""
-        return self.entry.kind
+        return self.entry.written.get(getattr(self, "write", ""), self.entry.kind)
 
     def make_optimizer(self, params: list[Any], settings: Settings, launch: RunContext) -> Any:
         return load(self.kind(launch))(params, **self.entry.given(self, settings))
@@ -178,18 +179,6 @@ class TorchAdamW(Optimizer):
         return {"kernel": ran}
 
 
-class Bf16AdamW(Optimizer):
-    """AdamW for bfloat16 weights (``bf16_adamw``)."""
-
-    write: str
-
-    def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        facts = super().evidence(trained)
-        rescued = trained.inner_optimizer.rescued
-        demand(rescued > 0, "every update that plain rounding loses was lost")
-        return facts | {"rescued_in_first_step": rescued}
-
-
 class HostAdamW(Optimizer):
     """torchao's AdamW in host memory (``host_adamw``)."""
 
@@ -211,12 +200,18 @@ class Bnb(Optimizer):
     """8-bit AdamW by bitsandbytes, or by torchao (``lib=torchao``)."""
 
     lib: str
+    write: str = "nearest"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.lib == "torchao" and self.entry.written.get(self.write):
+            raise ValueError(f"lib is 'torchao', and write is {self.write!r}; take lib=bnb")
 
     def requires(self, launch: RunContext) -> tuple[str, ...]:
         return self.needs if self.lib == "bnb" else torchao_needs(launch)
 
     def kind(self, launch: RunContext) -> str:
-        return self.entry.kind if self.lib == "bnb" else "torchao.optim:AdamW8bit"
+        return super().kind(launch) if self.lib == "bnb" else "torchao.optim:AdamW8bit"
 
     def make_optimizer(self, params: list[Any], settings: Settings, launch: RunContext) -> Any:
         if self.lib == "torchao":
@@ -382,18 +377,21 @@ TABLE: dict[str, Entry] = {
         fields={"write": "stochastic"},
         ranges={"write": _one_of("stochastic", "kahan")},
         traits=frozenset(),
-        base="Bf16AdamW",
     ),
     "adam8bit": Entry(
         kind="bitsandbytes.optim:AdamW8bit",
         about="""AdamW with 8-bit moments.
 
-        The library is bitsandbytes (``lib=bnb``) or torchao (``lib=torchao``).""",
+        The library is bitsandbytes (``lib=bnb``) or torchao (``lib=torchao``). With
+        ``write=kahan`` it carries what a bfloat16 weight cannot take to the next step.""",
         source="Dettmers et al. 2022, 8-bit Optimizers (arXiv:2110.02861)",
-        moments=lambda part, size, sides: (2.0, 2.4),
+        moments=lambda part, size, sides: (
+            (4.0, 4.4) if part.write == "kahan" else (2.0, 2.4)
+        ),
         needs=("bitsandbytes",),
-        fields={"lib": "bnb"},
-        ranges={"lib": _one_of("bnb", "torchao")},
+        fields={"lib": "bnb", "write": "nearest"},
+        ranges={"lib": _one_of("bnb", "torchao"), "write": _one_of("nearest", "kahan")},
+        written={"kahan": "strategies.optimizers.adam8bit_kahan:AdamW8bitKahan"},
         traits=ROUNDS,
         base="Bnb",
     ),
@@ -437,10 +435,16 @@ TABLE: dict[str, Entry] = {
         kind="torch.optim:Adafactor",
         about="""Adafactor: no first moment, and a factored second.
 
-        The second moment is the outer product of a row and a column a matrix.""",
+        The second moment is the outer product of a row and a column a matrix. With
+        ``write=stochastic`` bfloat16 weights are stepped in float32 and rounded at random.""",
         source="Shazeer and Stern 2018 (arXiv:1804.04235); torch.optim.Adafactor",
         given=lambda part, s: {"lr": s.learning_rate, "weight_decay": s.weight_decay},
-        moments=lambda part, size, sides: (size * sides,) * 2,
+        moments=lambda part, size, sides: (
+            (4 if part.write == "stochastic" else size) * sides,
+        ) * 2,
+        fields={"write": "nearest"},
+        ranges={"write": _one_of("nearest", "stochastic")},
+        written={"stochastic": "strategies.optimizers.bf16_adamw:Bf16Adafactor"},
     ),
     "came": Entry(
         kind="came_pytorch.CAME:CAME",

@@ -85,7 +85,8 @@ class OptimizerInBackward(Strategy):
     """Steps each parameter in backward, frees its gradient.
 
     A parameter is stepped as soon as its gradient is there. Under FSDP2 a block's gradients arrive
-    together, and are freed when its last parameter is stepped.
+    together, and are freed when its last parameter is stepped. The weights of ``block_swap`` are
+    stepped on the device, before their block leaves it.
     """
 
     name: ClassVar[str] = "optimizer_in_backward"
@@ -110,7 +111,7 @@ class OptimizerInBackward(Strategy):
             stepper.updates == updates,
             f"{stepper.updates} parameters were stepped in backward, expected {updates}",
         )
-        left = [p for p in trained.module.parameters() if p.grad is not None]
+        left = [p for p in trained.optimized() if p.grad is not None]
         demand(not left, f"{len(left)} gradients were alive after backward, expected none")
         # The current one, and the one before it, which autograd releases a moment later; torch's
         # FSDP2 has released a block's before it reduces the next.

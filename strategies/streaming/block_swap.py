@@ -30,8 +30,9 @@ class BlockSwap(Strategy):
     ``blocks`` is the number of blocks, which are taken evenly over the depth. Each is copied to the
     device for its forward and its backward. Two are there at a time: one computes while the next
     arrives. Frozen weights are copied in and dropped. If all weights train, gradients go to host
-    memory, where the optimizer steps them. Layers of a block that other code calls too, such as the
-    model's output, stay on the device.
+    memory, where the optimizer steps them. With ``optimizer_in_backward`` it steps them on the
+    device instead, and its state stays there. Layers of a block that other code calls too, such as
+    the model's output, stay on the device.
     """
 
     name: ClassVar[str] = "block_swap"
@@ -88,7 +89,7 @@ class BlockSwap(Strategy):
         chosen = self._chosen(trained.module, trained.subject)
         taken = {index: block.__dict__.pop("swapped") for index, block in chosen.items()}
         streamer = Streamer(trained, taken)
-        free = [p for p in streamer.hosts if p.requires_grad]
+        free = streamer.stepped()
         if free:  # a group of their own: no optimizer operation spans both devices
             trained.inner_optimizer.add_param_group({"params": free})
         return streamer

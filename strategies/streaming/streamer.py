@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,22 +22,17 @@ from strategies.evidence.readings import stored
 from strategies.inventory import AllocationScope
 from strategies.streaming.weights import Flat, Streamed, Taken
 
-SAMPLE = 16
-
 
 @dataclass
 class Seen:
     """Record of a watched step.
 
     ``resident``: most bytes of the blocks' weights on the device when a block began, forward or
-    backward. ``strangers``: forward passes that got weights in host memory. ``reached``: blocks
-    that backward reached. ``moved``: copies, by direction.
+    backward. ``stale``: blocks that left the device with other weights than those in host memory.
     """
 
     resident: int = 0
-    strangers: int = 0
-    reached: set[int] = field(default_factory=set)
-    moved: Counter[str] = field(default_factory=Counter)
+    stale: int = 0
 
 
 class Streamer(Attachment):
@@ -48,22 +42,27 @@ class Streamer(Attachment):
     these blocks are on the device at a time. Backward reaches a block when the gradient of its
     output exists; blocks after it are then complete. The last of them stays on the device from
     forward to backward.
+
+    If gradients are freed within backward, the optimizer has the weights on the device, where its
+    state is too, and each weight returns to host memory when it is stepped (``fused``). Else it has
+    those in host memory, and gradients go there.
     """
 
     def __init__(self, trained: TrainingRun, taken: dict[int, list[Taken]]) -> None:
         self.trained, self.blocks = trained, trained.blocks()
-        device, self.moved = trained.accelerator.device, Counter[str]()
+        device, fused = trained.accelerator.device, "frees_gradients" in trained.launch.traits
         cuda = trained.launch.device == "cuda"  # in a prediction too
         lane, out = (torch.cuda.Stream(device) if cuda else None for _ in range(2))
         self.host_copy = AsyncHostCopy(out)
         self.streamed = {
             # In turn, so that two copies of all of them never exist.
-            index: Streamed(
-                taken.pop(index), device, lane, self.host_copy, self._averaged, self.moved
-            )
+            index: Streamed(taken.pop(index), device, lane, self.host_copy, self._averaged, fused)
             for index in sorted(taken)
         }
-        self.start = self.sample()
+        pairs = [(one, w) for one in self.streamed.values() for w in one.weights]
+        self.fused = {w.here: (one, w) for one, w in pairs if fused and w.here.requires_grad}
+        if self.fused:
+            trained.inner_optimizer.register_step_post_hook(self._stepped)
         self.reached: int | None = None
         self.waiting: int | None = None
         self.seen: Seen | None = None
@@ -85,10 +84,11 @@ class Streamer(Attachment):
         """Run a block with its weights on the device, also in recomputation."""
         again = torch._C._current_graph_task_id() != -1
         self._bring_for(index, again)
-        self._look(index)
+        self._look()
         stays = again and index == self.reached
+        one = self.streamed.get(index)
         try:
-            with self._lent(index):
+            with one.lent() if one else contextlib.nullcontext():
                 out = plain(*given, **named)
             if not again and self._awaits_backward(index, out):
                 stays = index == max(self.streamed)
@@ -97,10 +97,6 @@ class Streamer(Attachment):
             if not stays:
                 self._keep(set(self._there()) - {index})
         return out
-
-    def _lent(self, index: int) -> contextlib.AbstractContextManager[None]:
-        one = self.streamed.get(index)
-        return one.lent() if one else contextlib.nullcontext()
 
     def _bring_for(self, index: int, again: bool) -> None:
         if again:  # in backward, which needs the reached block after this one
@@ -117,6 +113,7 @@ class Streamer(Attachment):
         """Fetch these blocks' weights to the device, and release all others."""
         near = [index for index in wanted if index is not None and index in self.streamed]
         for index in set(self._there()).difference(near):
+            self._compare(self.streamed[index])
             self.streamed[index].release()
         for index in near:
             self.streamed[index].fetch()
@@ -150,7 +147,14 @@ class Streamer(Attachment):
         self._keep([index, self._before(index)])
         if index in self.streamed:
             self.streamed[index].wait()
-        self._look(index, backward=True)
+        self._look()
+
+    def _stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """Copy the weights of a step to host memory; those without a gradient did not step."""
+        for p in (p for group in optimizer.param_groups for p in group["params"]):
+            if p.grad is not None and p in self.fused:
+                one, weight = self.fused[p]
+                one.keep(weight)
 
     def _ended(self) -> None:
         """Finish backward: wait until all gradients are in host memory for the optimizer."""
@@ -165,21 +169,21 @@ class Streamer(Attachment):
     @contextlib.contextmanager
     def watched(self) -> Iterator[Seen]:
         """Record the weights on the device at each block inside the context."""
-        self.seen, before = Seen(), Counter(self.moved)
+        self.seen = Seen()
         try:
             yield self.seen
         finally:
-            self.seen.moved, self.seen = self.moved - before, None
+            self.seen = None
 
-    def _look(self, index: int, backward: bool = False) -> None:
-        if self.seen is None:
-            return
-        self.seen.resident = max(self.seen.resident, self.resident())
-        if backward:
-            self.seen.reached.add(index)
-        else:
-            with self._lent(index):
-                self.seen.strangers += self._computes_elsewhere(index)
+    def _look(self) -> None:
+        if self.seen is not None:
+            self.seen.resident = max(self.seen.resident, self.resident())
+
+    def _compare(self, one: Streamed) -> None:
+        if self.seen is not None:
+            one.wait()
+            self.host_copy.let_go()
+            self.seen.stale += any(flat.differs() for flat in one.flats)
 
     def resident(self) -> int:
         """Return the bytes of the blocks' weights that are on the device now."""
@@ -192,23 +196,20 @@ class Streamer(Attachment):
         kept = {id(p): p for block in self.blocks for p in block.parameters() if id(p) not in own}
         return sum(t.nbytes for p in kept.values() for t in stored(p.data))
 
-    def _computes_elsewhere(self, index: int) -> bool:
-        """Return whether a block would compute with weights in host memory."""
-        hosts = {_address(flat.host) for one in self.streamed.values() for flat in one.flats}
-        given = (t for p in self.blocks[index].parameters() for t in stored(p.data))
-        return any(_address(tensor) in hosts for tensor in given)
-
-    def sample(self) -> list[Tensor]:
-        """Return a few elements of each trained weight in host memory."""
-        free = [p for p in self.hosts if p.requires_grad]
-        return [p.detach().flatten()[:SAMPLE].clone() for p in free]
-
     # ---- attachment interface ----
 
     @property
     def hosts(self) -> list[nn.Parameter]:
         """Parameters in host memory."""
         return [weight.host for one in self.streamed.values() for weight in one.weights]
+
+    def stepped(self) -> list[nn.Parameter]:
+        """Return the parameters that the optimizer steps."""
+        return [*self.fused] or [p for p in self.hosts if p.requires_grad]
+
+    def leaves(self) -> Iterable[Tensor]:
+        """Return the weights on the device whose gradients stay there."""
+        return self.fused
 
     def hosted(self) -> Iterable[Tensor]:
         """Yield the weights, their gradients, and their optimizer state."""
@@ -219,14 +220,10 @@ class Streamer(Attachment):
             yield from (p.data, *grads, *(t for t in kept if isinstance(t, Tensor)))
 
     def makers(self) -> tuple[AllocationScope, ...]:
-        """Return the methods that copy weights in and gradients out; both overlap with
+        """Return the methods that copy weights in, and gradients or weights out; all overlap with
         computation."""
         into = AllocationScope(Flat, "fetch", "parameters", place="device", beside=True)
         out = AllocationScope(
             Streamed, "leave", "gradients", place="host", pinned=True, beside=True
         )
-        return into, out
-
-
-def _address(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+        return into, out, AllocationScope(Streamed, "keep", "", beside=True)

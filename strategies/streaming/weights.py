@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -66,8 +65,11 @@ class Flat:
         p = taken.parameter
         mine, there = (flat[place:][: p.numel()].view(p.shape) for flat in (self.host, self.here))
         mine.copy_(p.detach())
-        pair = (nn.Parameter(values, requires_grad=p.requires_grad) for values in (mine, there))
-        return Weight(taken.owner, taken.name, *pair)
+        # ``data`` has a version counter of its own: a step of one weight is none of its neighbors.
+        pair = (nn.Parameter(v.data, requires_grad=p.requires_grad) for v in (mine, there))
+        weight = Weight(taken.owner, taken.name, *pair)
+        weight.host.on_device = weight.here  # read by Engine.state_of
+        return weight
 
     @property
     def resident(self) -> int:
@@ -83,6 +85,11 @@ class Flat:
     def release(self) -> None:
         """Free the device storage; the values in host memory are the same."""
         self.here.untyped_storage().resize_(0)
+
+    def differs(self) -> bool:
+        """Return whether any bit on the device is another than in host memory."""
+        here, host = (flat.view(torch.uint8) for flat in (self.here, self.host))
+        return not here.cpu().equal(host)
 
 
 def _pin(tensor: Tensor) -> None:
@@ -106,7 +113,7 @@ class Streamed:
         lane: CUDA stream of the copies to the device; None without CUDA.
         host_copy: copier to host memory, shared by all blocks.
         averaged: maps a gradient of this rank to the one for the optimizer.
-        moved: counts copies ("in" blocks, "out" gradients) and their bytes.
+        fused: weights are stepped on the device, within backward; else in host memory, after it.
     """
 
     def __init__(
@@ -116,7 +123,7 @@ class Streamed:
         lane: Any,
         host_copy: AsyncHostCopy,
         averaged: Callable[[Tensor], Tensor],
-        moved: Counter[str],
+        fused: bool,
     ) -> None:
         alike: dict[torch.dtype, list[Taken]] = {}
         while taken:
@@ -124,7 +131,7 @@ class Streamed:
             alike.setdefault(one.parameter.dtype, []).append(one)
         self.flats = [Flat(some, device) for some in alike.values()]
         self.device, self.lane, self.host_copy = device, lane, host_copy
-        self.averaged, self.moved, self.ready = averaged, moved, None
+        self.averaged, self.fused, self.ready = averaged, fused, None
         self.there = False
         for weight in self.weights:
             if weight.host.requires_grad:
@@ -183,7 +190,6 @@ class Streamed:
         if self.lane is not None:
             self.ready = self.lane.record_event()
         self.there = True
-        self.moved.update({"in": 1, "in_bytes": self.size})
 
     def wait(self) -> None:
         """Make later computation wait for the copy to the device."""
@@ -191,13 +197,24 @@ class Streamed:
             torch.cuda.current_stream(self.device).wait_event(self.ready)
 
     def release(self) -> None:
-        """Free the weights' memory on the device."""
+        """Free the weights' memory on the device, after their copies to host memory."""
+        if self.fused:
+            self.host_copy.let_go()
         for flat in self.flats:
             flat.release()
         self.there = False
 
     def _arrived(self, host: nn.Parameter, here: nn.Parameter) -> None:
-        self.leave(host, here)  # looked up now, because a trace wraps it
+        if not self.fused:
+            self.leave(host, here)  # looked up now, because a trace wraps it
+            return
+        self.fetch()  # the optimizer steps it now, also if its gradient came after its block
+        self.wait()
+
+    def keep(self, weight: Weight) -> None:
+        """Copy a weight that was stepped on the device to host memory."""
+        with torch.no_grad():
+            self.host_copy.copy(weight.here, weight.host)
 
     def leave(self, host: nn.Parameter, here: nn.Parameter) -> None:
         """Move a gradient to its weight's memory.
@@ -212,4 +229,3 @@ class Streamed:
             out = torch.empty_like(gradient, device="cpu", pin_memory=gradient.is_cuda)
             self.host_copy.copy(gradient, out)
         host.grad = out
-        self.moved.update({"out": 1, "out_bytes": gradient.nbytes})

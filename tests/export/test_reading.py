@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -15,7 +16,7 @@ from harness.planner.export import files, settled, trainers
 from harness.planner.export.matching import Reading
 from harness.planner.export.reading import TOGETHER, reading
 from harness.planner.verdict import ERRS
-from harness.resolve import Resolved
+from harness.resolve import Resolved, resolve
 from harness.subjects.library.subject import Library
 from strategies import parse
 from strategies.base import BadInput, Slot
@@ -198,7 +199,6 @@ def test_what_is_not_predicted_is_named_with_its_direction(tmp_path):
     assert "prodigy" in made.recipe and not made.unpredicted
     assert ("--gradient_checkpointing", "off") in [one[:2] for one in made.usual]
     full = read(tmp_path, {"a.sh": MUSUBI_FULL})
-    assert any(t.startswith("--fused_backward_pass: the trainer needs less") for t in left(full))
     assert "--vae" in full.unread and "--optimizer_type" not in full.unread
     for text in FINETRAINERS, DIFFSYNTH:
         made = read(tmp_path, {"a.sh": text})
@@ -262,11 +262,32 @@ def test_a_file_of_an_older_onetrainer_means_what_its_migration_makes_of_it(case
 
 def test_a_saving_that_the_recipe_cannot_have_is_named_with_its_direction(tmp_path):
     whole = {**ONETRAINER, **OFFLOADED, "training_method": "FINE_TUNE"}
-    whole |= {"optimizer": {"optimizer": "ADAFACTOR", "fused_back_pass": True},
+    whole |= {"optimizer": {"optimizer": "ADAFACTOR"},
               "transformer": {"weight_dtype": "BFLOAT_16"}}  # fmt: skip
     made = read(tmp_path, {"config.json": json.dumps(whole)})
     (said,) = [one for one in left(made) if "layer_offload_fraction" in one]
     assert "the trainer needs less" in said and "block_swap" in said
+
+
+STREAMED = "block_swap:blocks=14+checkpoint+adafactor:write=stochastic"
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "parts"),
+    [
+        ("onetrainer", "krea-2", STREAMED),
+        ("sd-scripts", "flux-dev", "checkpoint+adafactor"),
+        ("musubi-tuner", "z-image", STREAMED),
+        ("diffusion-pipe", "wan2.1-14b", "checkpoint+adam8bit:write=kahan"),
+    ],
+)
+def test_all_weights_that_step_in_backward_go_to_a_trainer_and_back(name, model, parts, tmp_path):
+    recipe = f"single+bf16_pure:autocast=on+{parts}+optimizer_in_backward"
+    spec = asked("single+bf16_pure+checkpoint", model).spec
+    resolved = resolve(dataclasses.replace(spec, recipe=recipe, grad_clip=0.0, ema=0.0))
+    assert trainers.translated(name, resolved, "a.yaml").lacks == []
+    back = reading(files.read(exported(tmp_path / "a", name, resolved)), model)
+    assert (back.recipe, left(back)) == (recipe, [])
 
 
 PIPE = """

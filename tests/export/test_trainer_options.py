@@ -430,15 +430,3 @@ def test_encoders_leave_the_device_as_a_plan_has_it(name):
     assert made.options.keys() >= ENCODERS[name]
     said = dict(made.notes)["encoders"]
     assert "counts neither text encoders nor the VAE" in said or "the plan does not count" in said
-
-
-def test_sd_scripts_trains_all_weights_with_torch_s_adafactor():
-    """Any class is taken by its path (library/train_util.py 5134). Its own Adafactor has a rate of
-    its own."""
-    spec = asked("single+bf16_pure+checkpoint+adafactor", "flux-dev").spec
-    recipe = f"{spec.recipe}+optimizer_in_backward"
-    resolved = resolve(dataclasses.replace(spec, recipe=recipe, grad_clip=0.0))
-    made = trainers.translated("sd-scripts", resolved, "a.yaml")
-    assert made.unplanned == [] and made.start.endswith("flux_train.py")
-    assert made.options["--optimizer_type"] == "torch.optim.Adafactor"
-    assert made.options["--blockwise_fused_optimizers"] is True

@@ -7,10 +7,11 @@ why not and what to do. ``test_launched`` has those on two processes.
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import pytest
 import torch
-from conftest import FLAT, SUBJECT, TINY, launchable, showing
+from conftest import FLAT, SUBJECT, TINY, launchable, observe_here, showing, weights_digest
 
 from harness.memory.traced_step import trace_step
 from harness.resolve import resolve
@@ -122,7 +123,10 @@ REFUSED = {
     "ddp+fp8:emulate=on+cast+lora": ["replaces the layers", "use bf16"],
     "ddp+block_swap+muon": ["steps the model's weights", "take adamw"],
     "ddp+block_swap+topk": ["changes gradients", "take adamw"],
-    "ddp+block_swap+optimizer_in_backward": ["within backward", "take adamw"],
+    "single+block_swap+adafactor": ["host memory", "add optimizer_in_backward"],
+    "single+block_swap+muon+optimizer_in_backward": ["two optimizers", "take adafactor"],
+    "ddp+block_swap+optimizer_in_backward": ["buckets", "use single"],
+    "single+adafactor:write=stochastic": ["lose no update", "add bf16_pure"],
     "ddp+compile:scope=model+offload_activations": ["leave compile out"],
     "ddp+optimizer_in_backward": ["buckets", "zero2"],
     "zero3+optimizer_in_backward": ["after backward", "single"],
@@ -235,6 +239,33 @@ def test_a_step_within_backward_is_the_same_step(optimizer, train_here):
     assert losses[0] - losses[-1] > 1e-3, "something is learned"
 
 
+STREAMED = [
+    "block_swap:blocks=3+adamw",
+    "block_swap:blocks=4+lora+adafactor",
+    "bf16+block_swap:blocks=3+checkpoint+came+ema:place=cpu",
+    "bf16_pure+block_swap:blocks=4+checkpoint+adafactor",
+    "bf16_pure+block_swap:blocks=3+checkpoint+adafactor:write=stochastic",
+    "bf16_pure+block_swap:blocks=4+checkpoint+adam8bit:write=kahan",
+    "bf16_pure+block_swap:blocks=4+checkpoint:every=2+offload_activations:what=checkpoints+sgd",
+]
+
+
+@pytest.mark.parametrize("text", STREAMED)
+def test_streamed_weights_step_within_backward_as_those_that_stay(text, train_here):
+    found = []
+    for recipe in (re.sub(r"block_swap:blocks=.\+", "", text), text):
+        spec = dataclasses.replace(TINY, recipe=f"single+{recipe}+optimizer_in_backward")
+        spec = dataclasses.replace(spec, learning_rate=1e-3, weight_decay=0.01)
+        run, log = train_here(spec, 3)
+        observe_here(run, log, spec.recipe)
+        found.append((log.all_losses(run), log.all_norms(), weights_digest(run.trained.module)))
+        facts, checks = collect_evidence(resolve(spec), run.trained)
+        assert [(c.name, c.asked, c.found) for c in checks if not c.ok] == []
+    assert found[0] == found[1]
+    freed = facts["optimizer_in_backward"]
+    assert freed["most_gradient_bytes"] < freed["all_gradient_bytes"] / 3
+
+
 @pytest.mark.parametrize("text", BESIDE)
 def test_what_is_added_changes_nothing_at_first(text, train_here):
     _, reference, _ = curves("single", train_here)
@@ -338,12 +369,15 @@ RESUMED = [
     "single+adam16bit", "single+came", "single+prodigy",
     "single+muon+optimizer_in_backward", "single+sgd", "single+prune+ema", "single+qlora",
     "single+bf16_pure+adamw_bf16", "single+bf16_pure+adamw_bf16:write=kahan",
+    "single+bf16_pure+block_swap+checkpoint+adafactor:write=stochastic+optimizer_in_backward",
+    "single+bf16_pure+adam8bit:write=kahan",
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("text", RESUMED)
 def test_a_training_goes_on_as_if_never_interrupted(text, train_here, tmp_path):
-    spec = dataclasses.replace(TINY, recipe=text, model=FLAT, learning_rate=1e-3)
+    model = TINY.model if "block_swap" in text else FLAT
+    spec = dataclasses.replace(TINY, recipe=text, model=model, learning_rate=1e-3)
     run, log = train_here(spec, 2)
     folder = training.save(run.trained, tmp_path, {})
     optimizer_step(run, 2, log)

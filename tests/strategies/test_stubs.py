@@ -17,7 +17,6 @@ from conftest import SUBJECT, TINY, launchable, observe_here, part_named, showin
 from strategies import CATALOG, parse
 from strategies.base import NotInForce
 from strategies.engine import TrainingRun
-from strategies.optimizers import bf16_adamw
 from strategies.precision.bfloat import Bf16Master
 from strategies.precision.mixed import Fp32
 from strategies.sharding import sharding_kinds
@@ -144,22 +143,3 @@ def test_tf32_left_on_is_noticed(train_here, monkeypatch):
             Fp32().evidence(run.trained)
     finally:
         torch.backends.cuda.matmul.allow_tf32 = False
-
-
-def nearest(exact, generator=None):
-    return exact.to(torch.bfloat16)
-
-
-def dropping(weight, carried, update):
-    return (weight.float() + update).to(weight.dtype), torch.zeros_like(carried)
-
-
-@pytest.mark.parametrize(
-    ("write", "function", "stub"),
-    [("stochastic", "rounded_by_chance", nearest), ("kahan", "compensated", dropping)],
-)
-def test_bfloat16_written_plainly_is_noticed(write, function, stub, train_here, monkeypatch):
-    monkeypatch.setattr(bf16_adamw, function, stub)
-    text = f"single+bf16_pure+adamw_bf16:write={write}"
-    with pytest.raises(NotInForce, match="plain rounding"):
-        evidence("adamw_bf16", text, train_here)

@@ -75,22 +75,26 @@ def low_bit_error(update: Update, settings: Settings, part: Any) -> float:
     return weight_error(update, adamw(update, settings)[0])
 
 
-def adafactor_error(update: Update, settings: Settings, part: Any) -> float:
-    """``torch.optim.Adafactor``'s defaults: Shazeer and Stern 2018 (arXiv:1804.04235), algorithm 4
-    without a first moment."""
+def adafactor(update: Update, settings: Settings) -> torch.Tensor:
+    """``torch.optim.Adafactor``'s update by its defaults: Shazeer and Stern 2018
+    (arXiv:1804.04235), algorithm 4 without a first moment."""
     was, step = doubles(update.before), update.after["step"]
     weight, gradient = was["weight"], was["grad"]
     rate = 1 - step**-0.8
     squares = gradient.square()
     row = rate * was["row_var"] + (1 - rate) * squares.mean(-1, keepdim=True)
     column = rate * was["col_var"] + (1 - rate) * squares.mean(-2, keepdim=True)
-    least = torch.finfo(update.before["weight"].dtype).eps
+    least = torch.finfo(update.before["row_var"].dtype).eps
     variance = row @ column / row.mean(-2, keepdim=True).clamp_min(least)
     direction = gradient / variance.clamp_min(least * least).sqrt()
     root = weight.numel() ** 0.5
     size = max(1e-3, float(weight.norm()) / root) * min(settings.learning_rate, step**-0.5)
     moved = -size * direction / max(1.0, float(direction.norm()) / root)
-    return weight_error(update, moved - settings.learning_rate * settings.weight_decay * weight)
+    return moved - settings.learning_rate * settings.weight_decay * weight
+
+
+def adafactor_error(update: Update, settings: Settings, part: Any) -> float:
+    return weight_error(update, adafactor(update, settings))
 
 
 def sgd_error(update: Update, settings: Settings, part: Any) -> float:
@@ -156,12 +160,14 @@ def muon_error(update: Update, settings: Settings, part: Any) -> float:
 
 
 def bf16_error(update: Update, settings: Settings, part: Any) -> float:
-    """The share of AdamW's update that a bfloat16 weight did not take.
+    """The share of its rule's update that a bfloat16 weight did not take.
 
     Lost parts return on average (stochastic rounding), or are ``carried`` (a compensated sum);
     chance explains half a unit in the last place of each weight, six deviations of it.
     """
-    moved, was, now = adamw(update, settings)[0], doubles(update.before), doubles(update.after)
+    was, now = doubles(update.before), doubles(update.after)
+    factored = part.name == "adafactor"
+    moved = adafactor(update, settings) if factored else adamw(update, settings)[0]
     carried = [side.get("carried", 0 * moved) for side in (was, now)]
     went = now["weight"] - was["weight"] + carried[1] - carried[0]
     size = float(moved.square().sum())
@@ -203,7 +209,8 @@ def copied(p: torch.nn.Parameter, optimizer: Any) -> dict[str, Any]:
 def watched(part: Any, settings: Settings, edit: Callable[[Any], Any] = lambda o: o) -> Update:
     """The last of some steps of the optimizer of ``part``, changed by ``edit``."""
     draw = torch.Generator().manual_seed(0)
-    dtype = torch.bfloat16 if part.name == "adamw_bf16" else torch.float32
+    written = getattr(part, "write", "nearest")
+    dtype = torch.float32 if written == "nearest" else torch.bfloat16
     matrix, bias = (
         torch.nn.Parameter(torch.randn(shape, generator=draw).to(dtype)) for shape in (SHAPE, (64,))
     )
@@ -282,14 +289,16 @@ CASES = {
     "sgd:momentum=0.0": Case(sgd_error, EXACT, (RATE,)),
     "adamw_bf16": Case(bf16_error, 0.01, (RATE,)),
     "adamw_bf16:write=kahan": Case(bf16_error, 0.01, (RATE,)),
+    "adafactor:write=stochastic": Case(bf16_error, 0.01, (RATE,)),
+    "adam8bit:write=kahan": Case(bf16_error, 0.02, (RATE,)),
 }
 ELSEWHERE = {"paged_adam8bit", "offload_adamw"}
 """They step by the classes of adam8bit and adamw, in memory that a GPU's driver has alone."""
 
 
 def part_of(text: str) -> Any:
-    return part_named(f"single+bf16_pure+{text}" if "bf16" in text else f"single+{text}",
-                      text.partition(":")[0])  # fmt: skip
+    pure = "bf16_pure+" if "bf16" in text or "write" in text else ""
+    return part_named(f"single+{pure}{text}", text.partition(":")[0])
 
 
 @pytest.mark.parametrize("text", CASES)
@@ -310,7 +319,17 @@ def test_every_optimizer_of_the_table_has_a_case():
     assert {text.partition(":")[0] for text in CASES} | ELSEWHERE == set(TABLE)
 
 
-def test_rounding_to_nearest_takes_almost_none_of_small_updates(monkeypatch):
-    monkeypatch.setattr(bf16_adamw, "rounded_by_chance", lambda x, _=None: x.to(torch.bfloat16))
-    part = part_of("adamw_bf16")
+def dropped(weight, carried, update):
+    return (weight.float() + update).to(weight.dtype), torch.zeros_like(carried)
+
+
+NEAREST = {"rounded_by_chance": lambda x, _=None: x.to(torch.bfloat16), "compensated": dropped}
+
+
+@pytest.mark.parametrize("text", ["adamw_bf16", "adamw_bf16:write=kahan",
+                                  "adafactor:write=stochastic"])  # fmt: skip
+def test_rounding_to_nearest_takes_almost_none_of_small_updates(text, monkeypatch):
+    for name, function in NEAREST.items():
+        monkeypatch.setattr(bf16_adamw, name, function)
+    part = part_of(text)
     assert bf16_error(watched(part, SETTINGS), SETTINGS, part) > 0.1

@@ -89,9 +89,6 @@ LOST: Table = {
     "drawn with streamed weights that stay": (
         streaming.RECIPE, BlockSwap, "attach", streaming.never_released,
     ),
-    "drawn with weights in host memory": (
-        streaming.RECIPE, BlockSwap, "attach", streaming.computing_on_the_host,
-    ),
     "another kernel": ("single+attend:kernel=math", Attend, "edit_model", nothing),
     "nothing compiled": ("single+compile:backend=aot_eager", Compile, "edit_model", nothing),
 }  # fmt: skip

@@ -10,6 +10,7 @@ from tests.made.stubs.parts import Table, nothing
 ATTACH, CHOSEN = BlockSwap.attach, BlockSwap._chosen
 RECIPE = "single+block_swap:blocks=3"
 FROZEN = "single+block_swap:blocks=3+lora"
+FUSED = "single+block_swap:blocks=3+optimizer_in_backward"
 
 
 def put_back(self, trained):
@@ -34,10 +35,10 @@ def released_after_the_step(self, trained):
     return streamer
 
 
-def computing_on_the_host(self, trained):
+def never_returned(self, trained):
+    """The last block's stepped weights stay on the device."""
     streamer = ATTACH(self, trained)
-    for one in streamer.streamed.values():
-        one.register = nothing
+    streamer.streamed[max(streamer.streamed)].keep = nothing
     return streamer
 
 
@@ -60,11 +61,8 @@ def not_optimized(self, trained):
 LOST: Table = {
     "no weights streamed": (RECIPE, BlockSwap, "attach", put_back),
     "streamed weights never leave the device": (RECIPE, BlockSwap, "attach", never_released),
-    "frozen weights never leave the device": (FROZEN, BlockSwap, "attach", never_released),
     "all weights there for the whole step": (FROZEN, BlockSwap, "attach", released_after_the_step),
-    "blocks compute with weights in host memory": (
-        FROZEN, BlockSwap, "attach", computing_on_the_host,
-    ),
+    "weights of one block lost after their step": (FUSED, BlockSwap, "attach", never_returned),
     "two blocks streamed of three": (RECIPE, BlockSwap, "_chosen", one_block_fewer),
     "gradients of streamed weights dropped": (RECIPE, BlockSwap, "attach", gradients_dropped),
     "streamed weights that nobody steps": (RECIPE, BlockSwap, "attach", not_optimized),
