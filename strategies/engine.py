@@ -366,7 +366,6 @@ class Engine:
 
     def state_of(self, trained: TrainingRun, shard: torch.Tensor) -> Mapping[str, Any]:
         """Return this rank's optimizer state of one of the ``shards``; empty if there is none."""
-        # A streamed weight that steps on the device (strategies.streaming) has its state there.
         states = trained.inner_optimizer.state
         return states.get(shard) or states.get(getattr(shard, "on_device", shard), {})
 
@@ -410,7 +409,9 @@ class Engine:
 
         The strategies' states are saved beside it.
         """
-        trained.accelerator.save_state(str(path))
+        # Streamed weights are parts of one tensor, of which accelerate saves none as safetensors.
+        parts = "streams_weights" in trained.launch.traits
+        trained.accelerator.save_state(str(path), safe_serialization=not parts)
 
     def load(self, trained: TrainingRun, path: Path) -> None:
         """Read a checkpoint of ``save`` into prepared objects; all ranks call it."""

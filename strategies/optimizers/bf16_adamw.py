@@ -47,9 +47,6 @@ class ByChance:
         self.generator = self.generator or torch.Generator(p.device)
         self.generator.manual_seed(step << 20 | self.places.setdefault(p, len(self.places)))
 
-    def _by_chance(self, exact: Any) -> Any:
-        return rounded_by_chance(exact, self.generator)
-
 
 class Bf16AdamW(ByChance, torch.optim.Optimizer):
     """AdamW that updates each tensor in float32."""
@@ -74,11 +71,11 @@ class Bf16AdamW(ByChance, torch.optim.Optimizer):
         self._draw_anew(p, int(state["step"]))
         update, moments = _update(p, state, group)
         for name, moment in moments.items():
-            state[name].copy_(moment if kahan else self._by_chance(moment))
+            state[name].copy_(moment if kahan else rounded_by_chance(moment, self.generator))
         if kahan:
             written, state["carried"] = compensated(p, state["carried"], update)
         else:
-            written = self._by_chance(p.float() + update)
+            written = rounded_by_chance(p.float() + update, self.generator)
         p.copy_(written)
 
 
@@ -95,10 +92,7 @@ def _update(p: Any, state: dict[str, Any], group: dict[str, Any]) -> tuple[Any, 
 
 
 class Bf16Adafactor(ByChance, torch.optim.Adafactor):
-    """torch's Adafactor over a float32 copy of one weight at a time, which is rounded by chance.
-
-    Its state is float32. musubi-tuner and OneTrainer step transformers' Adafactor so.
-    """
+    """torch's Adafactor in float32 over a copy of one weight at a time, as OneTrainer steps."""
 
     param_groups: list[dict[str, Any]]
 
@@ -118,7 +112,8 @@ class Bf16Adafactor(ByChance, torch.optim.Adafactor):
         super().step()
         self.state[p] = self.state.pop(exact)
         self._draw_anew(p, int(self.state[p]["step"]))
-        p.copy_(self._by_chance(exact.detach()) if p.dtype == torch.bfloat16 else exact)
+        found = exact.detach()
+        p.copy_(rounded_by_chance(found, self.generator) if p.dtype == torch.bfloat16 else found)
 
     def load_state_dict(self, saved: Any) -> None:
         """Load a state as it was saved: torch casts it to the type of its parameter."""

@@ -1,8 +1,4 @@
-"""Evidence that blocks' weights are streamed, and preparation of a model for it.
-
-The evidence covers resting placement, device memory while blocks compute, copies, and the placement
-of updates. Imports torch.
-"""
+"""Evidence that blocks' weights are streamed, and preparation of a model for it. Imports torch."""
 
 from __future__ import annotations
 
@@ -16,13 +12,13 @@ from torch import Tensor, nn
 from strategies import initial
 from strategies.base import demand
 from strategies.engine import TrainingRun
-from strategies.streaming.streamer import Seen, Streamer
+from strategies.streaming.streamer import Streamer
 from strategies.streaming.weights import Taken
 from strategies.subject import Subject
 
 
 def streamed_facts(
-    trained: TrainingRun, streamer: Streamer, seen: Seen | None, at_once: int
+    trained: TrainingRun, streamer: Streamer, seen: Counter[str] | None, at_once: int
 ) -> dict[str, Any]:
     """Return the facts of a run; ``seen`` is the record of a watched step, None if there was none.
 
@@ -32,8 +28,7 @@ def streamed_facts(
         NotInForce: a fact shows that weights were not streamed.
     """
     sizes = [one.size for one in streamer.streamed.values()]
-    stays, resting = streamer.stays(), streamer.resident()
-    demand(resting == stays, "weights of streamed blocks stay on the device between uses")
+    demand(not streamer.resident(), "weights of streamed blocks stay on the device between uses")
     places = {p.device.type for p in streamer.hosts}
     demand(places == {"cpu"}, f"the streamed weights are stored on {sorted(places)}, expected cpu")
     flats = [flat for one in streamer.streamed.values() for flat in one.flats]
@@ -44,16 +39,11 @@ def streamed_facts(
     facts = {"blocks": len(sizes), "host_weight_bytes": sum(sizes)}
     if seen is None:
         return facts
-    most = stays + at_once * max(sizes)
-    demand(
-        seen.stale == 0,
-        f"{seen.stale} blocks left the device with other weights than those in host memory",
-    )
-    demand(
-        seen.resident <= most,
-        f"{seen.resident} bytes of weights were on the device at once, expected at most {most}",
-    )
-    return facts | {"most_resident_bytes": seen.resident}
+    stale, resident, most = seen["stale"], seen["resident"], at_once * max(sizes)
+    demand(not stale, f"{stale} blocks left the device with weights unlike those in host memory")
+    text = f"{resident} bytes of streamed weights were on the device at once"
+    demand(resident <= most, f"{text}, expected at most {most}")
+    return facts | {"most_resident_bytes": resident}
 
 
 # ---- taking weights out of a model ----

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,21 +18,8 @@ from torch.utils._pytree import tree_leaves
 from strategies.async_host_copy import AsyncHostCopy
 from strategies.base import Attachment
 from strategies.engine import TrainingRun
-from strategies.evidence.readings import stored
 from strategies.inventory import AllocationScope
 from strategies.streaming.weights import Flat, Streamed, Taken
-
-
-@dataclass
-class Seen:
-    """Record of a watched step.
-
-    ``resident``: most bytes of the blocks' weights on the device when a block began, forward or
-    backward. ``stale``: blocks that left the device with other weights than those in host memory.
-    """
-
-    resident: int = 0
-    stale: int = 0
 
 
 class Streamer(Attachment):
@@ -65,7 +52,7 @@ class Streamer(Attachment):
             trained.inner_optimizer.register_step_post_hook(self._stepped)
         self.reached: int | None = None
         self.waiting: int | None = None
-        self.seen: Seen | None = None
+        self.seen: Counter[str] | None = None
         for one in self.streamed.values():
             one.register(here=False)
         for index, block in enumerate(self.blocks):
@@ -167,9 +154,10 @@ class Streamer(Attachment):
     # ---- observation ----
 
     @contextlib.contextmanager
-    def watched(self) -> Iterator[Seen]:
-        """Record the weights on the device at each block inside the context."""
-        self.seen = Seen()
+    def watched(self) -> Iterator[Counter[str]]:
+        """Record, inside the context: "resident", the most bytes of streamed weights on the device
+        when a block began, and "stale", blocks that left it with weights unlike the host's."""
+        self.seen = Counter()
         try:
             yield self.seen
         finally:
@@ -177,24 +165,19 @@ class Streamer(Attachment):
 
     def _look(self) -> None:
         if self.seen is not None:
-            self.seen.resident = max(self.seen.resident, self.resident())
+            self.seen["resident"] = max(self.seen["resident"], self.resident())
 
     def _compare(self, one: Streamed) -> None:
         if self.seen is not None:
             one.wait()
             self.host_copy.let_go()
-            self.seen.stale += any(flat.differs() for flat in one.flats)
+            pairs = [(flat.here.cpu(), flat.host) for flat in one.flats]
+            bits = [tuple(side.view(torch.uint8) for side in pair) for pair in pairs]
+            self.seen["stale"] += any(not here.equal(host) for here, host in bits)
 
     def resident(self) -> int:
-        """Return the bytes of the blocks' weights that are on the device now."""
-        return self.stays() + sum(one.resident for one in self.streamed.values())
-
-    def stays(self) -> int:
-        """Return the bytes of the blocks' weights that are always on the device."""
-        pairs = (w for one in self.streamed.values() for w in one.weights)
-        own = {id(p) for w in pairs for p in (w.host, w.here)}
-        kept = {id(p): p for block in self.blocks for p in block.parameters() if id(p) not in own}
-        return sum(t.nbytes for p in kept.values() for t in stored(p.data))
+        """Return the bytes of streamed weights that are on the device now."""
+        return sum(flat.resident for one in self.streamed.values() for flat in one.flats)
 
     # ---- attachment interface ----
 

@@ -86,11 +86,6 @@ class Flat:
         """Free the device storage; the values in host memory are the same."""
         self.here.untyped_storage().resize_(0)
 
-    def differs(self) -> bool:
-        """Return whether any bit on the device is another than in host memory."""
-        here, host = (flat.view(torch.uint8) for flat in (self.here, self.host))
-        return not here.cpu().equal(host)
-
 
 def _pin(tensor: Tensor) -> None:
     """Pin a tensor's memory for its lifetime, without rounding its size up.
@@ -147,11 +142,6 @@ class Streamed:
     def size(self) -> int:
         """Bytes that they take on the device."""
         return sum(flat.here.nbytes for flat in self.flats)
-
-    @property
-    def resident(self) -> int:
-        """Bytes that they take on the device now."""
-        return sum(flat.resident for flat in self.flats)
 
     def register(self, *, here: bool) -> None:
         """Set the block's parameters to the device weights (``here``), or to those in host
