@@ -39,15 +39,13 @@ KEPT = ("offload_activations",)
 """Ways to keep all activations in host memory, tried as ``PARTS`` are."""
 ADAPTERS = ("lora:rank=16", "cast:to=fp8+lora:rank=16", "qlora:rank=16")
 """Adapters over weights of 16, 8 and 4 bits."""
-FUSED = "adafactor+optimizer_in_backward"
-"""Optimizer that steps streamed weights on the device; they are combined with ``WHOLE`` alone."""
 OPTIMIZERS = {
     "bf16_pure": (
         "adamw",
         "adam8bit",
         "adam4bit",
         "adafactor",
-        FUSED,
+        "adafactor+optimizer_in_backward",
     ),
     "bf16": ("adamw", "adam8bit"),
     "fp16": ("adamw", "adam8bit"),
@@ -58,7 +56,7 @@ UNTRACED = ("adam4bit", "dtensor_weights")
 ROUNDING = ("bf16_pure", "adamw")
 """Precision and optimizer that lose small updates.
 
-They are combined only to stream blocks, whose weights the host steps by no other optimizer.
+They are combined only to stream blocks, which support no other optimizer.
 """
 SHARES = (0.25, 0.5, 0.75)
 """Shares of the blocks that may be streamed, besides all but a few."""
@@ -88,8 +86,8 @@ def lattice(
                 if column[1] in ADAPTERS and level == PRODUCTS:
                     continue
                 first = [0] if column != ROUNDING else []
-                streams = level == WHOLE if column[1] == FUSED else level not in alone
-                others = streamed if streams else []
+                # Predictions of streamed weights that step in backward are not recorded yet.
+                others = streamed if level not in alone and "backward" not in column[1] else []
                 for one in _valid(row, sharding, column, [level], [*first, *others]):
                     if column[1] != UNTRACED[0] or UNTRACED[1] not in one.launch.traits:
                         found.setdefault(str(one.recipe), one)
@@ -245,14 +243,8 @@ class Point:
 
     @functools.cached_property
     def stepped_away(self) -> int:
-        """Elements that the host's optimizer steps: those of all streamed blocks, if they train and
-        are not stepped on the device, within backward."""
-        return 0 if self.adapted or self.fused else sum(self._swapped_sizes)
-
-    @property
-    def fused(self) -> bool:
-        """True if streamed weights train on the device, and return to host memory."""
-        return not self.adapted and "frees_gradients" in self.traits
+        """Elements that the host's optimizer steps: those of all streamed blocks, if they train."""
+        return 0 if self.adapted else sum(self._swapped_sizes)
 
     @property
     def _swapped_sizes(self) -> list[int]:
@@ -308,7 +300,7 @@ class Point:
     def hosted_bytes(self) -> float:
         """The fewest bytes that streaming an element of the weights keeps on the host."""
         weights = self.weight_bytes
-        return weights if self.adapted or self.fused else 2 * weights + self.optimizer_bytes
+        return weights if self.adapted else 2 * weights + self.optimizer_bytes
 
 
 @functools.cache
