@@ -46,12 +46,12 @@ PEAK_PHASES = (*SETUP_PEAKS, "first_step", "warmup", *STEP_PHASES, "steady")
 
 PLANNED: Mapping[str, tuple[str, ...]] = {
     "load": ("bf16", "fp16", "fp32", "rank0", "card"),
-    "encode": ("alone", "loaded", "step", "tiled", "fp32"),
+    "encode": ("alone", "loaded", "step", "encoders", "vae", "tiled", "fp32"),
     "step": (),
     "validate": ("encoders", "tiled", "fp32"),
 }
 """Phases that a plan counts -> the variants of each (``plan --phases``)."""
-EITHER = (("bf16", "fp16", "fp32"), ("alone", "loaded", "step"))
+EITHER = (("bf16", "fp16", "fp32"), ("alone", "loaded", "step"), ("encoders", "vae"))
 """Variants of one phase that exclude each other."""
 
 

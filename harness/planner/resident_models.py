@@ -64,6 +64,11 @@ def part_of(model: str, kind: str) -> list[str]:
     return [f"{name}:{stored}" if stored else name for name in found]
 
 
+def part_in(ways: Sequence[str]) -> str:
+    """Return the part of a model's others that the ways of a phase name; usual for none."""
+    return next((way for way in ways if way in PARTS), USUAL)
+
+
 def passes(spec: Spec) -> dict[str, int]:
     """Return model -> bytes that one pass of it takes beyond its weights, to encode one sample of
     the preset's usual size; empty for another size."""

@@ -162,21 +162,22 @@ def test_an_interval_that_no_recipe_has_is_named_beside_plain_checkpointing(name
 # ---- models that stay ----
 
 STAY = {
-    "both": ("", ["T5-XXL", "CLIP-L", "FLUX-VAE"]),
-    "vae": ("--cache_text_encoder_outputs", ["FLUX-VAE"]),
-    "none": (CACHED, []),
+    "both": ("", ["T5-XXL", "CLIP-L", "FLUX-VAE"], ["encode:step"]),
+    "vae": ("--cache_text_encoder_outputs", ["FLUX-VAE"], ["encode:step+vae"]),
+    "none": (CACHED, [], []),
 }
 
 
 @pytest.mark.parametrize("name", STAY)
 def test_models_that_stay_are_counted(name, tmp_path):
-    given, stay = STAY[name]
+    given, stay, phases = STAY[name]
     command = START.format(SCRIPTS["sd-scripts"], f"--network_train_unet_only {given}")
     made = of_text(tmp_path, "a.sh", command)
     assert made.also == stay and not any("device too" in one.why for one in made.unpredicted)
-    for own, counted in ([], stay), (["2GiB"], ["2GiB"]):
-        options = argparse.Namespace(also=own, average=0.0, **SIZES)
-        assert asked_of(options, made).also == counted
+    for own, counted in ([], (stay, phases)), (["2GiB"], (["2GiB"], [])):
+        options = argparse.Namespace(also=own, phases=[], cached=False, average=0.0, **SIZES)
+        asked = asked_of(options, made)
+        assert (asked.also, asked.phases) == counted
 
 
 def test_quantized_encoders_stay_in_their_type(tmp_path):
@@ -185,3 +186,4 @@ def test_quantized_encoders_stay_in_their_type(tmp_path):
     made = of_text(tmp_path, "a.yaml", text.replace("quantize: false", "quantize_te: true"))
     encoders = [one for one in made.also if "VAE" not in one]
     assert encoders and all(one.endswith(":int8") for one in encoders)
+    assert not made.phases, "passes are predicted of 16 bits"

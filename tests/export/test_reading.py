@@ -146,7 +146,8 @@ def test_every_row_of_a_reading_names_what_there_is(name):
     assert all(source for some in table["defaults"].values() for _, source in some.values())
     for key, (errs, why, *kind) in table["unpredicted"].items():
         assert errs in ERRS and isinstance(why, str), key
-        assert [one.partition(":")[0] in resident_models.PARTS for one in kind] in ([], [True]), key
+        parts = [one.partition(":")[0] in resident_models.PARTS for one in kind[:1]]
+        assert all(parts) and kind[1:] in ([], ["idle"]), key
 
 
 # ---- public configurations ----
@@ -203,6 +204,7 @@ def test_what_is_not_predicted_is_named_with_its_direction(tmp_path):
     for text in FINETRAINERS, DIFFSYNTH:
         made = read(tmp_path, {"a.sh": text})
         assert made.also == ["UMT5-XXL", "Wan-VAE"] and "device too" not in " ".join(left(made))
+        assert made.phases == ["encode:step"]
     wan = read(tmp_path, {"a.sh": DIFFSYNTH})
     assert "--use_gradient_checkpointing" not in [name for name, *_ in wan.usual]
 

@@ -187,12 +187,10 @@ def test_every_vae_decodes_a_sample_of_the_models_that_bring_it(name):
     """A latent that its table says, to a video or an image: others would not pass."""
     from harness.planner.tracing import phases as asides
 
-    side, frames = (
-        4 * resident_models.table()[name]["latent"][2],
-        1 + resident_models.table()[name]["latent"][1],
-    )
-    if name == "MiniMax-H3-VAE":
-        frames = 22  # its lengths are 5 and multiples of 17 more
+    _, every, down = resident_models.table()[name]["latent"]
+    # One's lengths are 5 and multiples of 17 more, and one is the image part of a video's.
+    own = {"MiniMax-H3-VAE": 22, "Qwen-Image-2.1-VAE": 1}
+    side, frames = 4 * down, own.get(name, 1 + every)
     size = (1, frames if frames > 2 else 1, side, side)
     for how in ("encode", "decode"):
         found = asides.passed(name, how, size, 0, False, False, overhead.USUAL)
@@ -294,6 +292,7 @@ def specs_asked(monkeypatch, words: list[str]) -> list[Spec]:
         (["load:fp32,encode"], "load:fp32,encode:loaded"),
         (["encode:tiled+step"], "encode:step+tiled"),
         (["encode", "--also", "T5-XXL"], "encode:step"),
+        (["encode:vae+step"], "encode:step+vae"),
     ],
 )
 def test_phases_are_asked_for_in_any_order(words, phases, monkeypatch, capsys):
@@ -311,16 +310,8 @@ def test_a_plan_names_the_phase_that_binds(monkeypatch, capsys, tmp_path):
         return [prediction(9, **given) for _ in rows]
 
     monkeypatch.setattr(pool, "predict_all", made)
-    words = [
-        *WORDS,
-        "--gpu",
-        "RTX-4060-Ti-16GB",
-        "--model",
-        "flux-dev",
-        "--phases",
-        "validate",
-        "--notes",
-    ]
+    words = [*WORDS, "--gpu", "RTX-4060-Ti-16GB", "--model", "flux-dev", "--phases", "validate"]
+    words += ["--notes"]
     assert cli.main([*words, "--json", str(tmp_path / "plan.json")]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "by phase: step 10.7, validate 20.7 GiB; validate binds: a pass" in text

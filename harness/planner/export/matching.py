@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from harness.planner.export.files import flat
+from harness.planner.resident_models import USUAL
 from harness.planner.verdict import Uncounted
 
 NO_MEMORY = {"learning_rate", "beta1", "beta2", "eps", "weight_decay", "clip", "ema_decay"}
@@ -21,7 +22,8 @@ class Reading:
 
     ``means``: (setting, meaning) of the file. ``usual``: (default of the trainer, meaning,
     source). ``differs``: differences that the table notes. ``unread``: options without a row.
-    ``also``: models that stay on the GPU beside the trained one.
+    ``also``: models that stay on the GPU beside the trained one; ``encoding``: parts of them that
+    encode in each step (``resident_models.PARTS``).
     ``idle``: options of adapters that do nothing, because all weights train by a default;
     ``intended``: the reading with adapters.
     """
@@ -44,12 +46,20 @@ class Reading:
     unread: list[str] = field(default_factory=list)
     idle: list[str] = field(default_factory=list)
     also: list[str] = field(default_factory=list)
+    encoding: list[str] = field(default_factory=list)
     intended: Reading | None = None
 
     @property
     def global_batch(self) -> int:
         """Samples of an optimizer step."""
         return self.micro_batch * self.accumulation * self.processes
+
+    @property
+    def phases(self) -> list[str]:
+        """Phases outside of the forward and backward passes, as ``plan --phases`` names them."""
+        parts = set(self.encoding)
+        part = parts.pop() if len(parts) == 1 else USUAL
+        return [f"encode:step+{part}".removesuffix(f"+{USUAL}")] if self.encoding else []
 
 
 def same(one: Any, other: Any) -> bool:

@@ -57,10 +57,13 @@ def tell(reader: Any, resolved: Resolved) -> None:
         names = [_holds(reader, first), *(_holds(reader, one, usual=True) for one in others)]
         if not all(names):
             continue
-        stays = resident_models.part_of(made.model, *kind) if kind else []
+        stays = resident_models.part_of(made.model, kind[0]) if kind else []
         if stays:
             made.also += stays
-            made.means.append((", ".join(names), f"on each GPU too: {', '.join(stays)}"))
+            works = kind[1:] != ["idle"] and ":" not in kind[0]
+            made.encoding += [kind[0]] if works else []
+            told = "on each GPU too" + ", encoding in each step" * works
+            made.means.append((", ".join(names), f"{told}: {', '.join(stays)}"))
         else:
             made.unpredicted.append(Uncounted(", ".join(names), why, errs))
     _rest(reader, set(meaning))

@@ -274,7 +274,8 @@ def _phases(options: argparse.Namespace) -> str:
                 f"{options.model} has is not known; leave {phase} out"
             )
     if "step" in places and not options.also:
-        options.also = [resident_models.USUAL]
+        part = resident_models.part_in(found["encode"])
+        options.also = resident_models.part_of(options.model, part)
     return planned_text(found)
 
 

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from harness.commands.console import FAILED, OK
 from harness.commands.options import write_answer
+from harness.planner import pool
 from harness.planner.explore import Proof
 from harness.planner.export import files
 from harness.planner.export.files import ACCELERATE
@@ -84,6 +85,8 @@ def asked_of(options: argparse.Namespace, made: Reading) -> argparse.Namespace:
             if getattr(options, name) != usual}  # fmt: skip
     own |= {"model": made.model, "processes": made.processes, "recipes": [made.recipe]}
     own["also"] = options.also or list(dict.fromkeys(made.also))
+    asked = options.phases or options.also or options.cached  # of a light installation the rest
+    own["phases"] = options.phases if asked or not pool.traces() else made.phases
     if made.trainer != ACCELERATE:
         own["average"] = made.average
     return argparse.Namespace(**{**vars(options), **own})

@@ -7,7 +7,6 @@ of matrix products and attention (``harness/system/cards.json``). Does not impor
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -198,22 +197,17 @@ def _kernels(measured: Sequence[AttentionRate], gpu: Card) -> dict[str, list[tup
 
     At each number of tokens it is the slower of the head widths.
     """
-    found: dict[tuple[str, int], float] = {}
+    kind, found = overhead.preferred(gpu.capability), dict[tuple[str, int], float]()
+    order = overhead.ORDERS[kind]
     for one in measured:
-        if one.kernel == _taken(one.dtype, one.width, gpu):
+        taken = overhead.choose(kind, one.dtype, one.width, False, order)
+        if one.kernel == ("flash" if gpu.shared else taken):
             key = one.dtype, one.tokens
             found[key] = min(one.rate, found.get(key, one.rate))
     lists: dict[str, list[tuple[int, float]]] = {}
     for (dtype, tokens), rate in sorted(found.items()):
         lists.setdefault(dtype, []).append((tokens, rate))
     return lists
-
-
-def _taken(dtype: str, width: int, gpu: Card) -> str:
-    if gpu.shared:
-        return "flash"
-    kind = overhead.preferred(gpu.capability)
-    return overhead.choose(kind, dtype, width, False, overhead.ORDERS[kind])
 
 
 # ---- Network between nodes ----
@@ -227,7 +221,7 @@ def with_network(gpu: Card, gigabytes: float) -> Card:
     """
     if not 0 < gigabytes < math.inf:
         raise BadInput(f"network is {gigabytes:g}; give --network GB/s above 0, as 25")
-    return dataclasses.replace(gpu, network_bandwidth=gigabytes * 1e9, network_told="as given")
+    return replace(gpu, network_bandwidth=gigabytes * 1e9, network_told="as given")
 
 
 # ---- Calibration of a card ----
@@ -312,8 +306,7 @@ def kept_for(device: str) -> Applied | None:
     cpu)."""
     if device == "cpu":
         return as_calibrated(this_cpu()).calibrated
-    same = [one for one in store.every() if one.device.name == device]
-    return _applied(same)
+    return _applied([one for one in store.every() if one.device.name == device])
 
 
 def keep_beside(folder: Path, device: str) -> None:

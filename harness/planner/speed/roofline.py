@@ -148,34 +148,18 @@ def issues(work: Sequence[Work]) -> float:
 
     Backward recomputes them in Python, with hooks and the state of random numbers.
     """
-    return issued(work) + again(work) * kernels_of(work, "forward")
-
-
-def kernels_of(work: Sequence[Work], phase: str) -> int:
-    """Return the number of kernels of a phase that the host issues."""
-    return sum(w.count for w in work if w.phase == phase and w.kind in KERNELS)
+    forward = sum(w.count for w in work if w.phase == "forward" and w.kind in KERNELS)
+    return issued(work) + again(work) * forward
 
 
 def again(work: Sequence[Work]) -> float:
     """Return the share of a forward pass that backward runs again, by its attentions' FLOPs."""
-    first = attentions(work, "forward")
-    repeated = attentions(work, "backward")
+    first, repeated = Counter[int](), Counter[int]()
+    for w in work:
+        if w.kind == "attention" and w.phase in BUSY:
+            (first if w.phase == "forward" else repeated)[w.flops] += w.count
     count = sum(repeated[flops] for flops in first)
     return min(1.0, count / first.total()) if first else 0.0
-
-
-def attentions(work: Sequence[Work], phase: str) -> Counter[int]:
-    """Return FLOPs -> number of the attentions of a phase."""
-    found: Counter[int] = Counter()
-    for w in work:
-        if w.kind == "attention" and w.phase == phase:
-            found[w.flops] += w.count
-    return found
-
-
-def recomputes(work: Sequence[Work]) -> bool:
-    """Return whether backward runs the forward of an attention again."""
-    return again(work) > 0
 
 
 def parts_of(
@@ -183,7 +167,9 @@ def parts_of(
 ) -> dict[str, float]:
     """Return the seconds of each part of a step, from the rates alone."""
     busy = sum(_compute(w, found, tf32) for w in work if w.phase in BUSY)
-    compute = sum(_compute(w, found, tf32) for w in work) + _waits(work) * busy
+    # A rank waits so long in its pipeline, relative to its own forward and backward computation.
+    waits = sum((w.group - 1) / w.count for w in work if w.kind == "chain")
+    compute = sum(_compute(w, found, tf32) for w in work) + waits * busy
     shown = sum(_collective(w, found, processes) for w in work if w.kind == "collective")
     left = sum(_left(work, found, processes, tf32, phase) for phase in BUSY)
     late = sum(_late(work, found, tf32, phase) for phase in (*BUSY, "optimizer"))
@@ -192,12 +178,6 @@ def parts_of(
         "communication": shown + left,
         "offload": late + sum(_offload(w, found) for w in work),
     }
-
-
-def _waits(work: Sequence[Work]) -> float:
-    """Return how long a rank waits in its pipeline, relative to its forward and backward
-    computation (``harness.planner.adapters.base.TraceAdapter.bubble_fraction``)."""
-    return sum((w.group - 1) / w.count for w in work if w.kind == "chain")
 
 
 def _left(work: Sequence[Work], found: Rates, processes: int, tf32: bool, phase: str) -> float:

@@ -46,7 +46,9 @@ def of(resolved: Resolved, kind: str) -> dict[str, Aside]:
     found: dict[str, Aside] = {}
     for phase, ways in planned(resolved.spec.phases).items():
         if phase == "encode":
-            found[phase] = _fullest(resolved, kind, names, names, "encode", ways)
+            part = resident_models.part_in(ways)
+            some = resident_models.part_of(resolved.spec.model, part)
+            found[phase] = _fullest(resolved, kind, some, some, "encode", ways)
         elif phase == "validate":
             vaes = [name for name in names if "latent" in resident_models.table()[name]]
             there = names if "encoders" in ways else vaes
