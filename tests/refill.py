@@ -45,7 +45,7 @@ OWN = "DiT-XL/2"
 FIRST = ("flux-dev", "wan2.1-1.3b", "wan2.1-14b", "qwen-image", "sd3.5-medium", "z-image", OWN,
          "sd3.5-large", "sana-1.6b", "hunyuanvideo", "pixart-sigma", "flux2-klein-4b")  # fmt: skip
 """Models that people ask for first."""
-NEAR = ("RTX-4090", "24GiB", "RTX-3090", "16GiB", "12GiB", "RTX-5090")
+NEAR = ("RTX-4090", "24GiB", "RTX-3090", "RTX-4060-Ti-16GB", "RTX-3060", "RTX-5090")
 """Cards that people ask for first."""
 SERVERS = ("H100-80GB", "A100-80GB")
 """Cards of machines with eight GPUs that people ask for first."""

@@ -30,9 +30,9 @@ from harness.subjects.names import suggestion
 from harness.suite.run import check_out
 from harness.system import cards
 
-CARDS = ("12GiB", "16GiB", "RTX-3090", "RTX-4090", "RTX-5090", "L40S", "A100-40GB", "A100-80GB",
-         "H100-80GB", "H200-141GB", "B200-180GB")  # fmt: skip
-"""Common cards, by name or by memory."""
+CARDS = ("RTX-3060", "RTX-4060-Ti-16GB", "RTX-3090", "RTX-4090", "RTX-5090", "L40S", "A100-40GB",
+         "A100-80GB", "H100-80GB", "H200-141GB", "B200-180GB")  # fmt: skip
+"""Common cards. Those sold as 12 and 16 GB have 11.6 and 15.6 GiB."""
 COUNTS = (1, 4, 8)
 
 
