@@ -36,6 +36,14 @@ def test_the_range_of_all_other_sources_covers_nine_of_ten(held, rows, sources):
     assert f"{inside} of {len(found)}" in (ROOT / "README.md").read_text("utf-8")
 
 
+@pytest.mark.parametrize("measured", [3.799, 3.909])
+def test_hooks_that_ask_of_all_tensors_take_the_time_that_another_measured(measured):
+    """ZeRO-1 and 2 of OpenTau (issue 177), by its DDP and a figure of DeepSpeed's."""
+    alone = 1.155 * 14 / 12
+    assert alone < 0.4 * measured
+    assert alone + public_rows.CHECK * 815**2 == pytest.approx(measured, rel=0.1)
+
+
 def test_a_source_is_left_out_with_its_trainer_and_its_kind_of_card(monkeypatch):
     """The control: with its own rows in it, a range of time covers what it does not without."""
     known = public_rows.timed()
