@@ -1,7 +1,4 @@
-"""Names that people type for a card: their parts, and hints for cards that are not in the table.
-
-Does not import torch.
-"""
+"""Names that people type for a card: their parts, and hints for cards without figures here."""
 
 from __future__ import annotations
 

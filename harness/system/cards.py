@@ -1,7 +1,4 @@
-"""Data of GPUs and CPUs: memory, bandwidths and peaks of common cards, from ``cards.json``.
-
-Does not import torch.
-"""
+"""Memory, bandwidths and peaks of common cards (``cards.json``), and of CPUs. Imports no torch."""
 
 from __future__ import annotations
 
@@ -178,31 +175,32 @@ class Card:
 def table() -> dict[str, Card]:
     """Return name -> card."""
     data = json.loads(TABLE.read_text(encoding="utf-8"))
-    rows, families = data["gpus"], data["families"]
-    return {
-        row["name"]: Card(
+    cards = {}
+    for row in data["gpus"]:
+        family, capability = data["families"][row["family"]], row["capability"]
+        peaks = {kind: row[column] for kind, column in COLUMNS.items()}
+        cards[row["name"]] = Card(
             name=row["name"],
             pattern=row["pattern"],
             device=row["device"],
-            capability=_capability(row),
+            capability=tuple(capability) if capability else None,
             memory_bytes=int(row["memory_gib"] * 2**30),
             bandwidth=row["bandwidth_gb_s"] * 1e9,
-            peaks={kind: _flops(row[column]) for kind, column in COLUMNS.items()},
+            peaks={k: None if peak is None else peak * 1e12 for k, peak in peaks.items()},
             link_bandwidth=row["link_gb_s"] * 1e9,
             network_bandwidth=row["network_gb_s"] * 1e9,
-            hopper=(_capability(row) or (0, 0))[0] in (9, 10),
+            hopper=bool(capability) and capability[0] in (9, 10),
             host_bandwidth=row["host_gb_s"] * 1e9,
             timed=row.get("timed", False),
-            unmeasured=families[row["family"]].get("unknown", False),
+            unmeasured=family.get("unknown", False),
             unified=row.get("unified", False),
-            products={**families[row["family"]]["products"], **row.get("products", {})},
-            attention=families[row["family"]]["attention"],
-            streaming=families[row["family"]].get("streaming", STREAMING),
+            products={**family["products"], **row.get("products", {})},
+            attention=family["attention"],
+            streaming=family.get("streaming", STREAMING),
             node=row.get("node", NODE),
             domain=row.get("domain", 0),
         )
-        for row in rows
-    }
+    return cards
 
 
 def find(name: str) -> Card:
@@ -222,7 +220,8 @@ def find(name: str) -> Card:
     base, gib = card_names.typed(name)
     same = [card for card in table().values() if card_names.typed(card.name).base == base]
     fit = [card for card in same if not gib or abs(card.memory_bytes / 2**30 / gib - 1) < OFF]
-    forms = [card for card in table().values() if base and _is_form(card, base)]
+    kinds = [f"{base}{form}" for form in ("pcie", "nvl", "x") if base]  # as H100-NVL is an H100
+    forms = [card for card in table().values() if card_names.typed(card.name).base in kinds]
     sxm = re.search("sxm", name, re.IGNORECASE)
     if len(fit) == 1 and (gib or sxm or not forms):
         return fit[0]
@@ -232,11 +231,6 @@ def find(name: str) -> Card:
     if some:
         raise BadInput(f"gpu {name!r} is several cards; one of {_listed(some)}")
     raise BadInput(f"unknown gpu {name!r}; {_hint(name, base, same + forms)}")
-
-
-def _is_form(card: Card, base: str) -> bool:
-    """Return True if the card's name is ``base`` plus a form, as H100-NVL is one of H100."""
-    return bool(re.fullmatch(rf"{base}(pcie|nvl|x)", card_names.typed(card.name).base))
 
 
 def _hint(name: str, base: str, kin: Sequence[Card]) -> str:
@@ -291,15 +285,9 @@ def of_size(size: int) -> Card:
     Its speed is that of the slowest card in ``alike``.
     """
     like = alike(size)[0]
+    unknown: dict[str, Any] = {"capability": None, "timed": False, "unified": False}
     name = f"{size / 2**30:.4g} GiB"
-    given: dict[str, Any] = {
-        "memory_bytes": size,
-        "like": like.name,
-        "capability": None,
-        "timed": False,
-        "unified": False,
-    }
-    return dataclasses.replace(like, name=name, **given)
+    return dataclasses.replace(like, name=name, like=like.name, memory_bytes=size, **unknown)
 
 
 def alike(size: int) -> list[Card]:
@@ -308,11 +296,8 @@ def alike(size: int) -> list[Card]:
     All have bfloat16; without that unit, the times of 16-bit products would be float32's.
     """
     able = [gpu for gpu in table().values() if gpu.peaks["bfloat16"]]
-
-    def off(gpu: Card) -> int:
-        return round(abs(gpu.memory_bytes - size) / 2**30)
-
-    near = [gpu for gpu in able if off(gpu) == min(map(off, able))]
+    off = {gpu.name: round(abs(gpu.memory_bytes - size) / 2**30) for gpu in able}
+    near = [gpu for gpu in able if off[gpu.name] == min(off.values())]
     return sorted(near, key=lambda gpu: gpu.peaks["bfloat16"] or 0.0)
 
 
@@ -355,11 +340,3 @@ def size_words(size: int) -> str:
         if size % scale == 0:
             return f"{size // scale}{unit}"
     return f"{size / 2**30!r}GiB"
-
-
-def _capability(row: Mapping[str, Any]) -> tuple[int, int] | None:
-    return tuple(row["capability"]) if row["capability"] else None
-
-
-def _flops(tflops: float | None) -> float | None:
-    return None if tflops is None else tflops * 1e12

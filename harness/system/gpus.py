@@ -1,5 +1,4 @@
-"""GPUs as nvidia-smi reports them: their memory and the processes on them. Needs no CUDA
-context."""
+"""GPUs as nvidia-smi reports them: memory, processes, clocks. Needs no CUDA context."""
 
 from __future__ import annotations
 
@@ -9,7 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-MIB = 2**20
+from harness.result import GpuSample
+
+MIB, MHZ = 2**20, 10**6
 BUSY_BYTES = 2**30
 """Most bytes that other compute processes may hold on a GPU during a measurement."""
 DESKTOP_SHARE = 0.25
@@ -22,6 +23,18 @@ ORDER, BY_BUS = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"
 """nvidia-smi's order of GPUs. CUDA's own order puts the fastest first, so in a machine with
 different GPUs one index would mean two of them."""
 APP_QUERY = "--query-compute-apps=gpu_uuid,pid,process_name,used_memory"
+STATE_QUERY = "--query-gpu=index,uuid,clocks.sm,clocks.max.sm,temperature.gpu,{reasons}"
+REASONS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
+"""The field's name today, and its name in drivers before 535."""
+BITS = {
+    0x4: "software power cap",
+    0x8: "hardware slowdown",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "power brake",
+}
+"""Bits of the mask that slow a GPU against its user's wish (nvml.h, nvmlClocksEventReasons); idle,
+clocks that a user set, and boost synchronized with another GPU are not among them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +119,8 @@ def parse(gpu_lines: str, app_lines: str) -> list[Gpu]:
     """Parse nvidia-smi's two answers (CSV, MiB, no units) into GPUs; skip unreadable lines."""
     apps: dict[str, list[tuple[int, str, int]]] = {}
     for uuid, pid, name, used in rows(app_lines, 4):
-        apps.setdefault(uuid, []).append((number(pid), name.rpartition("/")[2], number(used) * MIB))
+        one = (number(pid), name.rpartition("/")[2], number(used) * MIB)
+        apps.setdefault(uuid, []).append(one)
     return [
         Gpu(
             index=number(index),
@@ -118,6 +132,40 @@ def parse(gpu_lines: str, app_lines: str) -> list[Gpu]:
         )
         for index, uuid, name, total, used in rows(gpu_lines, 5)
     ]
+
+
+def sample(when: str, count: int) -> list[GpuSample]:
+    """Sample clocks and processes of the first ``count`` GPUs of CUDA_VISIBLE_DEVICES.
+
+    ``when`` is a note. Empty if nvidia-smi fails, or if CUDA numbers the GPUs in another order: a
+    sample of another GPU is worse than none.
+    """
+    if not has_driver() or order() != BY_BUS:
+        return []
+    answers = (smi(STATE_QUERY.format(reasons=name)) for name in REASONS)
+    lines = next(filter(None, answers), "")
+    return chosen(parse_states(when, lines, smi(APP_QUERY)))[:count]
+
+
+def parse_states(when: str, gpu_lines: str, app_lines: str) -> list[GpuSample]:
+    """Parse nvidia-smi's two answers (CSV, MHz, no units) into samples; skip unreadable lines."""
+    users = [uuid for uuid, *_ in rows(app_lines, 4)]
+    found = []
+    for index, uuid, clock, most, celsius, mask in rows(gpu_lines, 6):
+        bits = int(mask, 16) if mask.startswith("0x") else 0  # else '[N/A]'
+        found.append(
+            GpuSample(
+                when=when,
+                index=number(index),
+                uuid=uuid,
+                sm_clock_hz=number(clock) * MHZ,
+                max_sm_clock_hz=number(most) * MHZ,
+                celsius=number(celsius),
+                held_back_by=[name for bit, name in BITS.items() if bits & bit],
+                processes=users.count(uuid),
+            )
+        )
+    return found
 
 
 def rows(text: str, columns: int) -> list[list[str]]:

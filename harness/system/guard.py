@@ -11,6 +11,7 @@ command's exit code, or ``error``: why the command cannot start.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -67,19 +68,6 @@ def _answer(**facts: Any) -> None:
     print(json.dumps(facts), flush=True)
 
 
-def _reap(child: int) -> None:
-    """Collect ended processes, orphans among them, and answer the command's exit code."""
-    while True:
-        try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return
-        if not pid:
-            return
-        if pid == child:
-            _answer(code=os.waitstatus_to_exitcode(status))
-
-
 def _watch(child: int, woken: int, files: set[str]) -> None:
     """Reap processes and read names of ``files`` until the harness closes the pipe or is gone."""
     text = b""
@@ -87,7 +75,11 @@ def _watch(child: int, woken: int, files: set[str]) -> None:
         ready, _, _ = select.select([0, woken], [], [])
         if woken in ready:
             os.read(woken, 512)
-            _reap(child)
+            with contextlib.suppress(ChildProcessError):
+                # All ended processes, orphans among them.
+                while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                    if ended[0] == child:
+                        _answer(code=os.waitstatus_to_exitcode(ended[1]))
         if 0 in ready:
             part = os.read(0, 1 << 16)
             if not part:

@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import shutil
 import signal
 import subprocess
@@ -35,7 +36,6 @@ from harness.system.probe import PACKAGES, version
 # ---- kernel counters ----
 # A process that the kernel kills for memory leaves no message. These counters, read before and
 # after a run, are the only proof. Linux, control groups of version 2 and 1.
-
 
 GROUPS = Path("/sys/fs/cgroup")
 UNLIMITED = 1 << 60  # version 1 encodes "no limit" as a number near 2^63
@@ -61,9 +61,25 @@ class MemoryKills:
 
 
 def memory_kills(proc: Path = Path("/proc"), groups: Path = GROUPS) -> MemoryKills:
-    """Read the counters; a missing one counts as 0."""
-    group, limit = _group(proc, groups)
-    return MemoryKills(_counter(proc / "vmstat", "oom_kill"), group, limit)
+    """Read the counters of the machine and of this process's control group, with its tightest
+    limit; a missing counter counts as 0."""
+    lines = [line.split(":", 2) for line in _read_text(proc / "self" / "cgroup").splitlines()]
+    own = next((path for _, kinds, path in lines if "memory" in kinds.split(",")), None)
+    if own is not None:  # version 1
+        root, kills, limit = groups / "memory", "memory.oom_control", "memory.limit_in_bytes"
+    else:
+        own = next((path for _, kinds, path in lines if not kinds), "")
+        root, kills, limit = groups, "memory.events", "memory.max"
+    # Inside a container the path is often the host's, and the group is mounted at the root.
+    group = root / own.strip("/")
+    group = group if group.is_dir() else root
+    above = [group, *group.parents]
+    words = [_read_text(folder / limit).strip() for folder in above[: above.index(root) + 1]]
+    limits = [int(word) for word in words if word.isdigit() and int(word) < UNLIMITED]
+    texts = (_read_text(proc / "vmstat"), _read_text(group / kills))
+    found = (re.search(r"^oom_kill (\d+)$", text, re.MULTILINE) for text in texts)
+    machine, inside = (int(one[1]) if one else 0 for one in found)
+    return MemoryKills(machine, inside, min(limits, default=None))
 
 
 def shell_limit() -> tuple[str, int] | None:
@@ -90,32 +106,6 @@ def cores(groups: Path = GROUPS) -> int:
     return allowed
 
 
-def _group(proc: Path, groups: Path) -> tuple[int, int | None]:
-    """Return the kills in this process's control group, and its tightest limit in bytes."""
-    lines = [line.split(":", 2) for line in _read_text(proc / "self" / "cgroup").splitlines()]
-    own = next((path for _, kinds, path in lines if "memory" in kinds.split(",")), None)
-    if own is not None:  # version 1
-        root, kills, limit = groups / "memory", "memory.oom_control", "memory.limit_in_bytes"
-    else:
-        own = next((path for _, kinds, path in lines if not kinds), "")
-        root, kills, limit = groups, "memory.events", "memory.max"
-    # Inside a container the path is often the host's, and the group is mounted at the root.
-    group = root / own.strip("/")
-    group = group if group.is_dir() else root
-    above = [group, *group.parents]
-    words = [_read_text(folder / limit).strip() for folder in above[: above.index(root) + 1]]
-    limits = [int(word) for word in words if word.isdigit() and int(word) < UNLIMITED]
-    return _counter(group / kills, "oom_kill"), min(limits, default=None)
-
-
-def _counter(path: Path, name: str) -> int:
-    for line in _read_text(path).splitlines():
-        key, _, value = line.strip().partition(" ")
-        if key == name and value.isdigit():
-            return int(value)
-    return 0
-
-
 def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
@@ -125,19 +115,12 @@ def _read_text(path: Path) -> str:
 
 def cpu_name() -> str:
     """Return the processor's model name."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(
-            line.partition(":")[2].strip() for line in lines if line.startswith("model name")
-        )
-    except (OSError, StopIteration):
-        return platform.processor() or "unknown"
+    found = re.search(r"^model name.*?:(.*)$", _read_text(Path("/proc/cpuinfo")), re.MULTILINE)
+    return found[1].strip() if found else platform.processor() or "unknown"
 
 
 PROBE_SECONDS = 1200
 """Seconds. Compiling three ops takes about two minutes on two free cores, and more on busy ones."""
-
-
 POLL_SECONDS = 2.0
 """Seconds between two looks at what the probe waits for."""
 
@@ -171,8 +154,8 @@ class Machine:
         if not self.gpus or self.probe is None or self.probe["gpus"]:
             return ""
         errors = self.probe["errors"]
-        asked = (self.probe.get("no_cuda"), errors.get("torch"), errors.get("probe"))
-        return next(filter(None, asked), "no reason given")
+        known = self.probe.get("no_cuda") or errors.get("torch") or errors.get("probe")
+        return known or "no reason given"
 
     @property
     def device_names(self) -> list[str]:
@@ -240,9 +223,8 @@ def recall(folder: Path) -> Machine:
     """Return ``look`` with the probe's cached answer, if there is one. Starts no torch process."""
     machine = look(folder)
     known = _cached(_cache_path(machine), set())
-    if known is None:
-        return machine
-    return replace(machine, probe=known, gpus=_merged(machine.gpus, known["gpus"]))
+    merged = _merged(machine.gpus, known["gpus"] if known else [])
+    return replace(machine, probe=known, gpus=merged)
 
 
 SLICE = 0.9
@@ -255,38 +237,21 @@ def _merged(seen: tuple[Gpu, ...], known: list[dict[str, Any]]) -> tuple[Gpu, ..
     torch decides which GPUs exist, their order and their size; nvidia-smi adds their users. If
     torch has none, those of nvidia-smi stay: ``Machine.blind`` has the reason.
     """
-    if not known:
-        return seen
-    return tuple(
-        _as_known(place, gpu, _same(place, gpu, seen, len(known)))
-        for place, gpu in enumerate(known)
-    )
-
-
-def _same(place: int, gpu: dict[str, Any], seen: tuple[Gpu, ...], count: int) -> Gpu | None:
-    """Return nvidia-smi's entry for torch's ``gpu``, one of ``count``.
-
-    They are matched by the identifier that both report, because CUDA may number GPUs in another
-    order (CUDA_DEVICE_ORDER); otherwise by their index.
-    """
-    uuid = gpu.get("uuid", "")
-    named = [card for card in seen if uuid and uuid in card.uuid]
-    if named:
-        return named[0]
-    return seen[place] if len(seen) == count else None
-
-
-def _as_known(place: int, gpu: dict[str, Any], card: Gpu | None) -> Gpu:
-    """Return ``card`` with the size that torch reads.
-
-    nvidia-smi reports 353 to 564 MiB more, which no process can allocate, and no size for a GPU
-    that shares the host's memory (GB10, Jetson). If torch sees only a part of the GPU (MIG), the
-    use of the whole GPU does not count.
-    """
-    size = gpu["total_bytes"]
-    if card is not None and size > SLICE * card.total_bytes:
-        return replace(card, total_bytes=size)
-    return Gpu(index=place, name=gpu["name"], total_bytes=size)
+    merged = []
+    for place, gpu in enumerate(known):
+        size, uuid = gpu["total_bytes"], gpu.get("uuid", "")
+        # By the identifier that both report, since CUDA may number GPUs in another order
+        # (CUDA_DEVICE_ORDER); else by their index.
+        same = [card for card in seen if uuid and uuid in card.uuid]
+        same = same or [card for card in seen[place : place + 1] if len(seen) == len(known)]
+        # torch's size: nvidia-smi reports 353 to 564 MiB more, which no process can allocate, and
+        # none for a GPU that shares the host's memory (GB10, Jetson). If torch sees a part of the
+        # GPU (MIG), the use of the whole does not count.
+        if same and size > SLICE * same[0].total_bytes:
+            merged.append(replace(same[0], total_bytes=size))
+        else:
+            merged.append(Gpu(index=place, name=gpu["name"], total_bytes=size))
+    return tuple(merged) or seen
 
 
 VARIABLES = ("CUDA_HOME", "CUDA_VISIBLE_DEVICES", gpus.ORDER, "CFLAGS", "LDFLAGS")
@@ -354,33 +319,20 @@ def _ask(build: set[str], on_wait: Callable[[str], None]) -> dict[str, Any]:
         text=True,
         start_new_session=True,
     )
+    deadline = time.monotonic() + PROBE_SECONDS
+    reason = f"no answer in {PROBE_SECONDS} s (compiling DeepSpeed's ops?)"
     try:
-        said, errors = _answer(child, on_wait)
-        return json.loads(said.splitlines()[-1])
-    except subprocess.TimeoutExpired:
-        reason = f"no answer in {PROBE_SECONDS} s (compiling DeepSpeed's ops?)"
+        while time.monotonic() < deadline:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                said, errors = child.communicate(timeout=POLL_SECONDS)
+                return json.loads(said.splitlines()[-1])
+            on_wait(tree.awaited() or "loading torch and DeepSpeed")
     except (ValueError, IndexError):
         last = (errors.strip().splitlines() or ["nothing"])[-1][:200]
         reason = f"exit code {child.returncode}: {last}"
     finally:
         _end(child)
     return {**empty, "errors": {"probe": reason}}
-
-
-def _answer(child: subprocess.Popen[str], on_wait: Callable[[str], None]) -> tuple[str, str]:
-    """Return the probe's output, and report meanwhile what it waits for.
-
-    Raises:
-        subprocess.TimeoutExpired: no end within ``PROBE_SECONDS``.
-    """
-    deadline = time.monotonic() + PROBE_SECONDS
-    while True:
-        try:
-            return child.communicate(timeout=POLL_SECONDS)
-        except subprocess.TimeoutExpired:
-            if time.monotonic() > deadline:
-                raise
-            on_wait(tree.awaited() or "loading torch and DeepSpeed")
 
 
 def _end(child: subprocess.Popen[str]) -> None:

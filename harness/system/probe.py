@@ -77,11 +77,19 @@ def version(name: str) -> str | None:
 def _torch() -> dict[str, Any]:
     import torch
 
-    cuda = torch.cuda.is_available()
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     has = torch.distributed.is_available()
     checks = {"gloo": has and torch.distributed.is_gloo_available()}
     checks["nccl"] = has and torch.distributed.is_nccl_available()
-    gpus = [_gpu(torch, i) for i in range(torch.cuda.device_count())] if cuda else []
+    gpus = [
+        {
+            "name": properties.name,
+            "uuid": str(getattr(properties, "uuid", "")),
+            "total_bytes": properties.total_memory,
+            "capability": [properties.major, properties.minor],
+        }
+        for properties in map(torch.cuda.get_device_properties, range(count))
+    ]
     blind = "" if gpus else _no_cuda(torch)
     bf16 = {"cpu": reason_against(lambda: _bf16_product(torch))}
     if gpus:
@@ -115,16 +123,6 @@ def demand_gpu(device: str) -> None:
         )
 
 
-def _gpu(torch: Any, index: int) -> dict[str, Any]:
-    properties = torch.cuda.get_device_properties(index)
-    return {
-        "name": properties.name,
-        "uuid": str(getattr(properties, "uuid", "")),
-        "total_bytes": properties.total_memory,
-        "capability": list(torch.cuda.get_device_capability(index)),
-    }
-
-
 def _too_old(need: str, gpus: list[dict[str, Any]]) -> str:
     """Return why the first GPU below the capability of ``need`` is too old; empty if none is."""
     reasons = (shortfall(need, tuple(g["capability"]), g["name"]) for g in gpus)
@@ -142,18 +140,17 @@ it."""
 
 def _abilities(torch: Any, gpus: list[dict[str, Any]]) -> dict[str, dict[str, str]]:
     """Return ability -> device -> why the device lacks it; empty if it has it."""
-    lacks: dict[str, dict[str, str]] = {}
-    for name in NUMBERS if gpus else ():
-        lacks[name] = {"cuda": _too_old(name, gpus)}
+    devices = ("cpu", "cuda") if gpus else ("cpu",)
+    lacks = {name: {"cuda": _too_old(name, gpus)} for name in (NUMBERS if gpus else ())}
     for kernel in ATTENTION:
-        devices = ("cpu", "cuda") if gpus else ("cpu",)
         lacks[f"attention_{kernel}"] = {d: _attention(torch, kernel, d) for d in devices}
-    return {**lacks, "inductor": {"cpu": _no_compiler(), "cuda": _no_triton() if gpus else ""}}
-
-
-def _no_compiler() -> str:
-    names = (os.environ.get("CXX", "g++"), "g++", "clang++")
-    return "" if any(map(shutil.which, names)) else "torch.compile generates C++: no g++ here"
+    compilers = (os.environ.get("CXX", "g++"), "g++", "clang++")
+    found = any(map(shutil.which, compilers))
+    lacks["inductor"] = {
+        "cpu": "" if found else "torch.compile generates C++: no g++ here",
+        "cuda": _no_triton() if gpus else "",
+    }
+    return lacks
 
 
 def _no_triton() -> str:

@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -99,21 +99,26 @@ def run_child(
         Interrupted: a signal came; the tree has ended.
     """
     started = time.monotonic()
-    with _catch_signals() as caught, _Guard(argv, cwd, env, log, scratch) as guard:
+    with _catch_signals() as caught, closing(_Guard(argv, cwd, env, log, scratch)) as guard:
         tree = Tree(guard.pid)
-        watch = _Watch(tree, guard, on_tick, finished, stop, caught)
-        left = survivors = 0
+
+        def tick() -> None:
+            on_tick(tree.sample())
+            guard.hears_of(tree.files)
+
         try:
-            stopped = watch.until_end(timeout)
+            stopped = _until_end(guard, tick, finished, stop, caught, timeout)
             left = 0 if stopped else tree.wait(1.0)
         finally:
             survivors = tree.stop(GRACE_SECONDS, hurry=lambda: len(caught) > 1)
             guard.hears_of(tree.files)
             code = guard.code(1.0)  # None for a process stuck in the kernel
-            if not guard.end():
+            if not guard.close():
                 tree.remove_files(guard.scratch)
+    number = -code if code is not None and code < 0 else None
     ended = Ended(
-        **_exit(code),
+        exit_code=code if number is None else None,
+        signal=number,
         wall_seconds=time.monotonic() - started,
         stopped=stopped,
         tree_peak_bytes=tree.peak_bytes,
@@ -127,10 +132,31 @@ def run_child(
     return ended
 
 
-def _exit(code: int | None) -> dict[str, int | None]:
-    if code is None or code >= 0:
-        return {"exit_code": code, "signal": None}
-    return {"exit_code": None, "signal": -code}
+def _until_end(
+    guard: _Guard,
+    tick: Callable[[], None],
+    finished: Callable[[], bool],
+    stop: Callable[[], str | None],
+    caught: Sequence[int],
+    timeout: float | None,
+) -> str | None:
+    """Watch a child; return why it has to be stopped, or None when it ended by itself."""
+    started, finished_at = time.monotonic(), None
+    while True:
+        tick()
+        if guard.code(TICK_SECONDS) is not None:
+            return None
+        now = time.monotonic()
+        if caught:
+            return "interrupted"
+        if finished_at is None and finished():
+            finished_at = now
+        if finished_at is not None and now - finished_at > LINGER_SECONDS:
+            return "lingered"
+        if timeout is not None and now - started > timeout:
+            return "timeout"
+        if why := stop():
+            return why
 
 
 class _Guard:
@@ -147,34 +173,24 @@ class _Guard:
         self.scratch = [path for path in scratch if not os.path.lexists(path)]
         self._code: int | None = None
         self._sent: set[str] = set()
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         try:
             with log.open("ab") as stream:
-                self._process = self._started(stream.fileno())
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "harness.system.guard", str(stream.fileno())],
+                    cwd=ROOT,
+                    env={**os.environ, "PYTHONPATH": path},
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=stream,
+                    pass_fds=[stream.fileno()],
+                    start_new_session=True,
+                )
         except OSError as error:
             raise CannotStart(error.errno, error.strerror, str(error.filename)) from None
         self.pid = self._process.pid
         request = {"argv": list(map(os.fspath, argv)), "cwd": os.fspath(cwd), "env": dict(env)}
         self._tell({**request, "scratch": list(map(os.fspath, self.scratch))})
-
-    def __enter__(self) -> _Guard:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.end()
-
-    @staticmethod
-    def _started(log: int) -> subprocess.Popen[bytes]:
-        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-        return subprocess.Popen(
-            [sys.executable, "-m", "harness.system.guard", str(log)],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": path},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            pass_fds=[log],
-            start_new_session=True,
-        )
 
     def code(self, seconds: float) -> int | None:
         """Return the command's exit code once it has ended, or None after ``seconds``.
@@ -197,7 +213,7 @@ class _Guard:
             self._tell({"files": sorted(files - self._sent)})
             self._sent |= files
 
-    def end(self) -> bool:
+    def close(self) -> bool:
         """Let the guard clean up; return whether it did."""
         with suppress(BrokenPipeError):
             self._process.stdin.close()  # type: ignore[union-attr]
@@ -214,38 +230,6 @@ class _Guard:
         with suppress(BrokenPipeError):  # the guard was killed
             pipe.write(json.dumps(facts).encode() + b"\n")
             pipe.flush()
-
-
-@dataclass
-class _Watch:
-    """Loop that watches a running child."""
-
-    tree: Tree
-    guard: _Guard
-    on_tick: Callable[[int], None]
-    finished: Callable[[], bool]
-    stop: Callable[[], str | None]
-    caught: list[int]
-
-    def until_end(self, timeout: float | None) -> str | None:
-        """Watch the child; return why it has to be stopped, or None when it ended by itself."""
-        started, finished_at = time.monotonic(), None
-        while True:
-            self.on_tick(self.tree.sample())
-            self.guard.hears_of(self.tree.files)
-            if self.guard.code(TICK_SECONDS) is not None:
-                return None
-            now = time.monotonic()
-            if self.caught:
-                return "interrupted"
-            if finished_at is None and self.finished():
-                finished_at = now
-            if finished_at is not None and now - finished_at > LINGER_SECONDS:
-                return "lingered"
-            if timeout is not None and now - started > timeout:
-                return "timeout"
-            if why := self.stop():
-                return why
 
 
 @contextmanager

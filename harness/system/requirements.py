@@ -1,7 +1,4 @@
-"""Requirements that a run has and this machine lacks, with remedies, before any process starts.
-
-This module does not import torch.
-"""
+"""Requirements that a run has and this machine lacks, with remedies. Imports no torch."""
 
 from __future__ import annotations
 
@@ -50,7 +47,7 @@ BUILT = ("cpu_adam", "async_io")
 PYTHON_H = "Python.h"
 HEADERS = "apt-get install python3-dev (Debian, Ubuntu) or dnf install python3-devel (Fedora)"
 """Triton and DeepSpeed compile C against Python's headers at run time."""
-SPACE = "set HEADROOM_VENV to a folder without a space, or take a HEADROOM_PYTHON in one"
+
 MAY_NOT_WRITE = "set TORCH_EXTENSIONS_DIR to a folder that you may write to"
 BUILDING = {
     PYTHON_H: HEADERS,
@@ -68,21 +65,31 @@ SIGHT = {
 }
 """Words of torch's reason for seeing no GPU -> remedy; the last entry is for all other reasons."""
 PACKAGES_OF = {"torch": ("torch", "accelerate"), "deepspeed": ("deepspeed", "transformers")}
-EXTRAS = (
-    *("torchao", "peft", "bitsandbytes", "diffusers", "cut_cross_entropy"),
-    *("prodigyopt", "came_pytorch"),
-)
+EXTRAS: tuple[str, ...] = ("torchao", "peft", "bitsandbytes", "diffusers", "cut_cross_entropy")
+EXTRAS += ("prodigyopt", "came_pytorch")
 """Packages of single strategies; the word in ``Strategy.needs`` is the package's name."""
 
 
 def obstacle(resolved: Resolved, machine: Machine) -> Reason | None:
     """Return the first thing that ``resolved`` needs and ``machine`` lacks."""
     spec = resolved.spec
-    lack = _lacks_phases(spec) or _lacks_history(spec) or _lacks_gpus(spec, machine)
+    if spec.phases:
+        why = f"phases is {spec.phases}, and a run is measured by its set-up and its steps"
+        return Reason(why, f"leave it out; {RUN} plan --phases predicts them")
+    if spec.snapshot and spec.device != "cuda":
+        return Reason(
+            "--snapshot records the CUDA allocator's history, and this row runs on the CPU",
+            "leave --snapshot out; --profile records allocations on a CPU, anatomy follows each "
+            "tensor",
+        )
+    lack = _lacks_gpus(spec, machine)
     for need in ("torch", *resolved.needs):
         lack = lack or lacks(need, machine, spec)
-    if "nvme" in map(resolved.launch.engine.place, ("optimizer", "parameters")):
-        lack = lack or _lacks_disk(resolved.subject.parameters, machine)
+    if lack is None and "nvme" in map(resolved.launch.engine.place, ("optimizer", "parameters")):
+        wanted, free = int(resolved.subject.parameters * SWAP_BYTES), machine.disk_free_bytes
+        text = f"NVMe offload swaps about {gib(wanted)} to {machine.folder}, which has {gib(free)}"
+        way = "free disk space, or put the results on a larger disk with --out"
+        lack = Reason(f"{text} free", way) if free < wanted else None
     return lack
 
 
@@ -96,17 +103,32 @@ def lacks(need: str, machine: Machine, spec: Spec) -> Reason | None:
     if need == "cuda" and spec.device != "cuda":
         there = "nothing to page or offload from, and no launch of a kernel that a graph could save"
         return Reason(f"without an NVIDIA GPU there is {there}", WAYS[need])
-    if need == "linear_cross_entropy":
-        return _lacks_fused_loss()
+    if need == "linear_cross_entropy":  # torch's own, by its source file
+        found = importlib.util.find_spec("torch")
+        folder = Path(found.origin).parent if found and found.origin else Path("nowhere")
+        has = (folder / "nn" / "modules" / "linear_cross_entropy.py").exists()
+        text = f"torch {version('torch')} has no linear_cross_entropy"
+        hint = "install torch 2.13, or take cross_entropy:kind=chunked"
+        return None if has else Reason(text, hint)
+    if need == "sparse24" and spec.device != "cuda":
+        return Reason("2:4 sparse products exist on NVIDIA GPUs only", WAYS[need])
     if need == "sparse24":
-        return _lacks_sparse_cores(machine, spec)
+        known = (machine.probe or {}).get("gpus", [])
+        reasons = (card_lacks([need], gpu["name"], tuple(gpu["capability"])) for gpu in known)
+        return next(filter(None, reasons), None)
     for package in PACKAGES_OF.get(need, ()):
         if machine.versions[package] is None:
             return Reason(f"the package {package} is not installed", WAYS[need])
     probe = machine.probe or {"errors": {}, "ops": {}, "bf16": {}}
     for part in ("probe", "torch", "deepspeed"):
         if part in probe["errors"] and (part != "deepspeed" or need in ("deepspeed", *BUILT)):
-            return _broken(part, probe["errors"][part])
+            why, way, limit = probe["errors"][part], WAYS[part], kernel.shell_limit()
+            if limit is None:
+                return Reason(f"{part} does not work: {why}", way)
+            # A memory limit of this shell is the likely cause.
+            below = f"below the limit {limit[0]} of {gib(limit[1])}"
+            way = f"{limit[0]} unlimited, then the same command in that shell"
+            return Reason(f"{part} does not work {below}: {why}", way)
     if need == "bf16":
         reason = probe["bf16"].get(spec.device, "")
         return Reason(f"no bf16 on this machine: {reason}", WAYS[need]) if reason else None
@@ -117,29 +139,6 @@ def lacks(need: str, machine: Machine, spec: Spec) -> Reason | None:
     return _lacks_ability(need, probe.get("abilities", {}).get(need, {}).get(spec.device, ""))
 
 
-def _broken(part: str, why: str) -> Reason:
-    """Return the requirement for a part of the installation that does not load.
-
-    A memory limit of this shell is named first, as the likely cause.
-    """
-    limit = kernel.shell_limit()
-    if limit is None:
-        return Reason(f"{part} does not work: {why}", WAYS[part])
-    name, size = limit
-    reason = f"{part} does not work below the limit {name} of {gib(size)}: {why}"
-    return Reason(reason, f"{name} unlimited, then the same command in that shell")
-
-
-def _lacks_fused_loss() -> Reason | None:
-    """Check for torch's fused linear cross entropy by its source file."""
-    found = importlib.util.find_spec("torch")
-    folder = Path(found.origin).parent if found and found.origin else Path("nowhere")
-    if (folder / "nn" / "modules" / "linear_cross_entropy.py").exists():
-        return None
-    reason = f"torch {version('torch')} has no linear_cross_entropy"
-    return Reason(reason, "install torch 2.13, or take cross_entropy:kind=chunked")
-
-
 def _lacks_ability(need: str, reason: str) -> Reason | None:
     """Return the requirement for a number format or kernel that the probe misses."""
     if not reason:
@@ -147,15 +146,6 @@ def _lacks_ability(need: str, reason: str) -> Reason | None:
     kind, _, kernel = need.partition("_")
     what = f"no {kernel} attention to train with" if kind == "attention" else f"no {need}"
     return Reason(f"{what} on this device: {reason}", HEADERS if PYTHON_H in reason else WAYS[kind])
-
-
-def _lacks_sparse_cores(machine: Machine, spec: Spec) -> Reason | None:
-    """Check for 2:4 sparse products, which only some NVIDIA GPUs have."""
-    if spec.device != "cuda":
-        return Reason("2:4 sparse products exist on NVIDIA GPUs only", WAYS["sparse24"])
-    known = (machine.probe or {}).get("gpus", [])
-    reasons = (card_lacks(["sparse24"], gpu["name"], tuple(gpu["capability"])) for gpu in known)
-    return next(filter(None, reasons), None)
 
 
 def card_lacks(
@@ -174,38 +164,20 @@ def card_lacks(
 def _lacks_op(need: str, op: dict[str, Any] | None, machine: Machine) -> Reason | None:
     missing = [n for n, path in (("g++", machine.compiler), ("ninja", machine.ninja)) if not path]
     if missing:
-        return Reason(
-            f"{need} compiles on first use; missing: {', '.join(missing)}", WAYS["cpu_adam"]
-        )
+        text = f"{need} compiles on first use; missing: {', '.join(missing)}"
+        return Reason(text, WAYS["cpu_adam"])
     if op is None or op["ok"]:
         return None
+    reason = op["reason"]
+    hint = next((way for word, way in BUILDING.items() if word in reason), WAYS[need])
     if " " in sys.prefix:
-        return Reason(
-            f"{need} cannot be built: torch quotes no path, and {sys.prefix} has a space", SPACE
-        )
-    if need == "async_io" and "not compatible" in op["reason"]:
-        return Reason("async_io cannot be built: no libaio (header or library)", WAYS[need])
-    if "CUDA" in op["reason"]:
-        toolkit = "install the CUDA toolkit (nvcc) of torch's own CUDA version and set CUDA_HOME"
-        return Reason(f"{need} cannot be built: {op['reason']}", toolkit)
-    hint = next((way for word, way in BUILDING.items() if word in op["reason"]), WAYS[need])
-    return Reason(f"{need} cannot be built: {op['reason']}", hint)
-
-
-def _lacks_phases(spec: Spec) -> Reason | None:
-    if not spec.phases:
-        return None
-    why = f"phases is {spec.phases}, and a run is measured by its set-up and its steps"
-    return Reason(why, f"leave it out; {RUN} plan --phases predicts them")
-
-
-def _lacks_history(spec: Spec) -> Reason | None:
-    if not spec.snapshot or spec.device == "cuda":
-        return None
-    return Reason(
-        "--snapshot records the CUDA allocator's history, and this row runs on the CPU",
-        "leave --snapshot out; --profile records allocations on a CPU, anatomy follows each tensor",
-    )
+        reason = f"torch quotes no path, and {sys.prefix} has a space"
+        hint = "set HEADROOM_VENV to a folder without a space, or take a HEADROOM_PYTHON in one"
+    elif need == "async_io" and "not compatible" in reason:
+        reason, hint = "no libaio (header or library)", WAYS[need]
+    elif "CUDA" in reason:
+        hint = "install the CUDA toolkit (nvcc) of torch's own CUDA version and set CUDA_HOME"
+    return Reason(f"{need} cannot be built: {reason}", hint)
 
 
 def _lacks_gpus(spec: Spec, machine: Machine) -> Reason | None:
@@ -216,11 +188,11 @@ def _lacks_gpus(spec: Spec, machine: Machine) -> Reason | None:
     if unusable:
         return unusable
     if spec.local_processes > here:
-        present = f"{here} GPU{'s' * (here != 1)}"
         fewer = f"use --processes {here * spec.nodes}" if here else "use --device cpu"
         local = spec.local_processes
         some = "1 process needs" if local == 1 else f"{local} processes need"
-        return Reason(f"{some} as many GPUs; this machine has {present}", fewer, about=GPUS)
+        text = f"{some} as many GPUs; this machine has {here} GPU{'s' * (here != 1)}"
+        return Reason(text, fewer, about=GPUS)
     if spec.processes > 1 and machine.probe and "nccl" not in machine.probe["backends"]:
         return Reason("this torch has no NCCL", "install torch's CUDA build for Linux")
     for gpu in machine.gpus[: spec.local_processes]:
@@ -237,13 +209,13 @@ def lacks_sight(machine: Machine) -> Reason | None:
     why = machine.blind
     if not why:
         return None
-    here = len(machine.gpus)
     built_for = ((machine.probe or {}).get("torch") or {}).get("cuda", "unknown")
     ways = (way for word, way in SIGHT.items() if word in why)
     way = next(ways) if built_for else "install torch's CUDA build"
+    several = len(machine.gpus) > 1
     return Reason(
-        f"nvidia-smi sees {here} GPU{'s' * (here != 1)} and torch none: {why}",
-        f"{way}; or --device cpu to leave {'them' if here > 1 else 'it'} unused",
+        f"nvidia-smi sees {len(machine.gpus)} GPU{'s' * several} and torch none: {why}",
+        f"{way}; or --device cpu to leave {'them' if several else 'it'} unused",
     )
 
 
@@ -254,41 +226,24 @@ def lacks_kernels(machine: Machine) -> Reason | None:
     for gpu in probe.get("gpus", []):
         reason = no_kernels(tuple(gpu["capability"]), built_for, gpu["name"])
         if reason:
-            return Reason(
-                reason, "install a torch that is built for it, or hide it (CUDA_VISIBLE_DEVICES)"
-            )
+            way = "install a torch that is built for it, or hide it (CUDA_VISIBLE_DEVICES)"
+            return Reason(reason, way)
     return None
-
-
-def _lacks_disk(parameters: int, machine: Machine) -> Reason | None:
-    wanted = int(parameters * SWAP_BYTES)
-    if machine.disk_free_bytes >= wanted:
-        return None
-    return Reason(
-        f"NVMe offload swaps about {gib(wanted)} to {machine.folder}, which has "
-        f"{gib(machine.disk_free_bytes)} free",
-        "free disk space, or put the results on a larger disk with --out",
-    )
 
 
 def notes(resolved: Resolved, machine: Machine) -> list[str]:
     """Return remarks for the reader of a row that can run."""
-    spec, texts = resolved.spec, _desktops(resolved.spec, machine)
-    if spec.device == "cpu" and spec.local_processes > machine.cores:
-        texts.append(
-            f"{spec.local_processes} processes share {machine.cores} cores: times mean little"
-        )
-    return texts + resolved.launch.engine.remarks(resolved.launch, resolved.subject.sizes)
-
-
-def _desktops(spec: Spec, machine: Machine) -> list[str]:
-    """Return remarks on GPUs whose desktop or driver holds a relevant amount of memory."""
-    used = machine.gpus[: spec.local_processes] if spec.device == "cuda" else ()
-    return [
+    spec, cores = resolved.spec, machine.cores
+    local = spec.local_processes
+    used = machine.gpus[:local] if spec.device == "cuda" else ()
+    texts = [
         f"{gib(gpu.unexplained_bytes)} of GPU {gpu.index} are held by a desktop or the driver"
         for gpu in used
         if gpu.unexplained_bytes > BUSY_BYTES
     ]
+    if spec.device == "cpu" and local > cores:
+        texts.append(f"{local} processes share {cores} cores: times mean little")
+    return texts + resolved.launch.engine.remarks(resolved.launch, resolved.subject.sizes)
 
 
 def needed_ops(resolved: Sequence[Resolved]) -> set[str]:

@@ -65,7 +65,11 @@ class Tree:
         """
         present = set(psutil.pids())
         alive = self.alive()
-        sizes = [size for process in alive if (size := _resident(process)) is not None]
+        sizes = []
+        for process in alive:
+            with contextlib.suppress(psutil.Error):  # it is gone
+                if process.name() not in COMPILERS:
+                    sizes.append(process.memory_info().rss)
         if sum(sizes) > self.peak_bytes:
             self.peak_bytes, self.processes_at_peak = sum(sizes), len(sizes)
         self._note_files(alive)
@@ -140,14 +144,6 @@ def _lives(process: psutil.Process) -> bool:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
         return False
-
-
-def _resident(process: psutil.Process) -> int | None:
-    """Return the resident bytes; None for a compiler, or a process that is gone."""
-    try:
-        return None if process.name() in COMPILERS else process.memory_info().rss
-    except psutil.Error:
-        return None
 
 
 def at_work() -> list[int]:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from harness.launch.command import ALLOCATOR
 from harness.phases import PEAK_PHASES
 from harness.result import GpuSample, StepUsage
-from harness.system import gpu_state
+from harness.system import gpus
 from harness.system.machine import busy_now
 
 INTERVAL = 0.005
@@ -135,7 +135,7 @@ class GpuWatch:
     """
 
     def __init__(
-        self, count: int, ask: Callable[[str, int], list[GpuSample]] = gpu_state.sample
+        self, count: int, ask: Callable[[str, int], list[GpuSample]] = gpus.sample
     ) -> None:
         self.count, self._ask = count, ask
         self._asking: threading.Thread | None = None

@@ -9,7 +9,7 @@ import pytest
 
 from harness.report.figures.derive import hindered, spilled
 from harness.result import GpuSample, Peak
-from harness.system import gpu_state, gpus
+from harness.system import gpus
 from harness.worker.samples import GpuWatch
 from tests.made.results import GIB, ok
 
@@ -18,11 +18,11 @@ LINES = """0, GPU-aa, 1980, 1980, 61, 0x0000000000000000
 2, GPU-cc, [N/A], [N/A], 40, [N/A]
 nonsense
 """
-APPS = "GPU-aa, 100\nGPU-bb, 101\nGPU-bb, 999\n"
+APPS = "GPU-aa, 100, python, 9\nGPU-bb, 101, python, 9\nGPU-bb, 999, [N/A], [N/A]\n"
 
 
 def test_what_nvidia_smi_says_is_read():
-    first, second, third = gpu_state.parse("before", LINES, APPS)
+    first, second, third = gpus.parse_states("before", LINES, APPS)
     assert first == GpuSample(
         when="before", index=0, uuid="GPU-aa", sm_clock_hz=1_980_000_000,
         max_sm_clock_hz=1_980_000_000, celsius=61, held_back_by=[], processes=1,
@@ -38,18 +38,18 @@ def test_old_drivers_are_asked_by_the_old_name_and_only_the_run_s_gpus_count(mon
     def smi(query):
         asked.append(query)
         old = "clocks_throttle_reasons" in query
-        return APPS if query == gpu_state.APPS else LINES * old
+        return APPS if query == gpus.APP_QUERY else LINES * old
 
     monkeypatch.setattr(gpus, "has_driver", lambda: True)
     monkeypatch.setattr(gpus, "smi", smi)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,1,0")
-    assert [s.index for s in gpu_state.sample("after", 2)] == [2, 1]
+    assert [s.index for s in gpus.sample("after", 2)] == [2, 1]
     assert len(asked) == 3
     monkeypatch.setattr(gpus, "smi", lambda query: "")  # nvidia-smi is missing
-    assert gpu_state.sample("after", 2) == []
+    assert gpus.sample("after", 2) == []
     monkeypatch.setattr(gpus, "has_driver", lambda: False)
     monkeypatch.setattr(gpus, "smi", None)  # and is not asked
-    assert gpu_state.sample("after", 2) == []
+    assert gpus.sample("after", 2) == []
 
 
 def at(when: str, **more) -> GpuSample:

@@ -17,7 +17,7 @@ from harness.launch import command
 from harness.resolve import resolve
 from harness.spec import Spec, SpecError
 from harness.suite.file import load_suite
-from harness.system import gpu_state, gpus, probe
+from harness.system import gpus, probe
 from harness.system import machine as kernel
 from harness.system import machine as machines
 from harness.system.requirements import lacks, notes, obstacle
@@ -494,7 +494,7 @@ def test_cuda_counts_cards_as_nvidia_smi_does_in_every_process_of_ours(monkeypat
     assert command.environment(row)[gpus.ORDER] == "FASTEST_FIRST", "asked for, it stays"
     monkeypatch.setattr(gpus, "has_driver", lambda: True)
     monkeypatch.setattr(gpus, "smi", None)  # no card could be told from another by its number
-    assert gpu_state.sample("before", 1) == []
+    assert gpus.sample("before", 1) == []
     paths = set()
     for order in ("FASTEST_FIRST", "PCI_BUS_ID"):
         monkeypatch.setenv(gpus.ORDER, order)
