@@ -13,7 +13,7 @@ import glob
 import hashlib
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,20 @@ class Taken(BadInput):
     """A file of somebody else would be replaced or deleted; names it and the remedy."""
 
 
+class OutputError(OSError):
+    """A run cannot start, or its folder cannot be used; one line with a remedy."""
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Write within this context to ``path``; raise ``OutputError`` if it fails."""
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror or error
+        raise OutputError(f"cannot write to {path}: {why}; choose another --out") from None
+
+
 def claim(folder: Path, names: Iterable[str], *, force: bool = False) -> None:
     """Create ``folder`` and mark ``names`` (``fnmatch`` patterns) there as Headroom's.
 
@@ -65,8 +79,9 @@ def claim(folder: Path, names: Iterable[str], *, force: bool = False) -> None:
     names, made = list(names), _mark(folder)
     new = [name for name in names if name not in made]
     for path in _named(folder, names):
-        for link in filter(_leads_away, [path, *(path.iterdir() if path.is_dir() else ())]):
-            raise Taken(f"{link} is a symbolic link, which is not followed; remove it")
+        for link in (path, *(path.iterdir() if path.is_dir() else ())):
+            if link.is_symlink() and link.is_dir():
+                raise _linked(link)
         if not force and _matches(path, new) and not _of_older_version(path):
             raise _taken(path)
     if new:
@@ -76,7 +91,7 @@ def claim(folder: Path, names: Iterable[str], *, force: bool = False) -> None:
 def claim_file(path: Path, *, force: bool = False) -> None:
     """Claim one file, whose folder may hold anything (``claim``)."""
     if path.is_symlink():
-        raise Taken(f"{path} is a symbolic link, which is not followed; remove it")
+        raise _linked(path)
     claim(path.parent, [glob.escape(path.name)], force=force)
 
 
@@ -120,6 +135,10 @@ def write_texts(folder: Path, texts: Mapping[str, str], *, force: bool = False) 
     write_json(folder / MARK, made | written, durable=False)
 
 
+def _linked(path: Path) -> Taken:
+    return Taken(f"{path} is a symbolic link, which is not followed; remove it")
+
+
 def _taken(path: Path) -> Taken:
     return Taken(
         f"{path} exists, and Headroom did not write it; move it, give another folder, or give "
@@ -134,10 +153,6 @@ def _named(folder: Path, names: Iterable[str]) -> list[Path]:
 
 def _matches(path: Path, names: Iterable[str]) -> bool:
     return any(fnmatch.fnmatchcase(path.name, name) for name in names)
-
-
-def _leads_away(path: Path) -> bool:
-    return path.is_symlink() and path.is_dir()
 
 
 def _mark(folder: Path) -> dict[str, Any]:
@@ -155,8 +170,8 @@ def _inside_of_ours(folder: Path) -> bool:
     way = [folder, *folder.parents][:4]
     for depth, path in enumerate(way[:-1], start=1):
         if _matches(path, _mark(way[depth])):
-            if link := next((p for p in way[:depth] if p.is_symlink()), None):
-                raise Taken(f"{link} is a symbolic link, which is not followed; remove it")
+            for link in filter(Path.is_symlink, way[:depth]):
+                raise _linked(link)
             return True
     return False
 
@@ -169,15 +184,12 @@ def _of_older_version(path: Path) -> bool:
             return False
         with path.open("rb") as file:
             return HEADS[path.suffix] in file.read(2000)
-    beside = ((path.parent.glob(name), keys) for name, keys in SIGNED.items())
-    return any(_signed(found, keys) for paths, keys in beside for found in paths)
-
-
-def _signed(path: Path, keys: Iterable[str]) -> bool:
-    try:
-        return all(key in read_json(path, dict[str, Any]) for key in keys)
-    except BadFile:
-        return False
+    for name, keys in SIGNED.items():
+        for beside in path.parent.glob(name):
+            with contextlib.suppress(BadFile):
+                if read_json(beside, dict[str, Any]).keys() >= set(keys):
+                    return True
+    return False
 
 
 def _digest(text: str) -> str:

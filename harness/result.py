@@ -6,6 +6,7 @@ This module does not import torch, so a report can be made on any machine.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import re
@@ -115,15 +116,8 @@ class Categories:
     @property
     def total(self) -> int:
         """Return the bytes alive at the traced peak."""
-        return (
-            self.parameters
-            + self.gradients
-            + self.optimizer_state
-            + self.ema
-            + self.activations
-            + self.workspace
-            + self.resident
-        )
+        state = self.parameters + self.gradients + self.optimizer_state + self.ema
+        return state + self.activations + self.workspace + self.resident
 
 
 @dataclass(kw_only=True)
@@ -348,13 +342,9 @@ class Result:
             **more,
         )
 
-    def to_json(self) -> dict[str, Any]:
-        """Return plain data, ready for ``json.dump``."""
-        return dataclasses.asdict(self)
-
     def write(self, path: Path) -> None:
         """Write atomically: a reader sees the old file or the new one, never a part."""
-        write_json(path, self.to_json())
+        write_json(path, dataclasses.asdict(self))
 
 
 def load(path: Path) -> Result:
@@ -367,16 +357,18 @@ def load(path: Path) -> Result:
         found = read_json(path, Result, name="result", schema=SCHEMA)
     except BadFile as error:
         raise BadResult(str(error)) from None
-    if _world_of(path):
+    # The ranks that one process simulated, in an older result; 0 for a real run.
+    head = path.read_text(encoding="utf-8", errors="replace")[:4096]
+    if re.search(r'"world": [1-9]', head):
         raise BadResult(f"{path}: rank 0 of a simulated world, which no report compares any more")
     return found
 
 
-def _world_of(path: Path) -> int:
-    """Return the ranks that one process simulated, in an older result; 0 for a real run."""
-    head = path.read_text(encoding="utf-8", errors="replace")[:4096]
-    match = re.search(r'"world": (\d+)', head)
-    return int(match[1]) if match else 0
+def found(folder: Path) -> Result | None:
+    """Return the readable ``result.json`` of a run's folder; None if there is none."""
+    with contextlib.suppress(BadResult):
+        return load(folder / "result.json")
+    return None
 
 
 def load_all(folder: Path) -> tuple[list[Result], list[str]]:

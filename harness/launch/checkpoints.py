@@ -14,6 +14,7 @@ import hmac
 import json
 import os
 import secrets
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,6 @@ DONE = "headroom.json"
 FREE = ("steps", "warmup", "repeat", "device", "recipe")
 """Spec fields that may change when a training resumes. The recipe is compared in its normal
 form."""
-
-
 PLAIN = (".safetensors", DONE)
 """Suffixes of files that load without running code, so they need no signature."""
 
@@ -136,9 +135,8 @@ def check_own(path: Path) -> None:
         Foreign: it was not signed by this user's key, or a file that may run code is another one.
     """
     signed, found = claims(path), _digests(path)
-    for name in sorted(signed.keys() | found.keys()):
-        if signed.get(name) != found.get(name):
-            raise Foreign(f"{path}: {name} has changed since it was saved; {TRUST}")
+    for name, _ in sorted(signed.items() ^ found.items()):
+        raise Foreign(f"{path}: {name} has changed since it was saved; {TRUST}")
 
 
 TRUST = (
@@ -175,11 +173,8 @@ def _digests(path: Path) -> dict[str, str]:
 
 
 def _digest(path: Path) -> str:
-    found = hashlib.sha256()
     with path.open("rb") as file:
-        while part := file.read(2**22):
-            found.update(part)
-    return found.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _key(make: bool = True) -> bytes:
@@ -189,21 +184,14 @@ def _key(make: bool = True) -> bytes:
     with contextlib.suppress(OSError):
         if make and not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            _write_key(path)
+            # Written beside and linked into place: two simultaneous starts get one key. Its mode
+            # is 0600.
+            with tempfile.NamedTemporaryFile(dir=path.parent) as file:
+                file.write(secrets.token_bytes(32))
+                file.flush()
+                with contextlib.suppress(FileExistsError):
+                    os.link(file.name, path)
         told = path.stat()
         if told.st_uid == os.getuid() and not told.st_mode & 0o077:
             return path.read_bytes()
     return b""
-
-
-def _write_key(path: Path) -> None:
-    """Write the key beside and link it into place: two simultaneous starts get one key."""
-    beside = path.with_name(f".{secrets.token_hex(8)}")
-    handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(secrets.token_bytes(32))
-        with contextlib.suppress(FileExistsError):
-            os.link(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)

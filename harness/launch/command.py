@@ -54,12 +54,22 @@ def command(resolved: Resolved, folder: Path, *, port: int, more: Sequence[str] 
     """Return the launcher's words, for the repository's root; port 0 lets accelerate choose a free
     one."""
     spec, file = resolved.spec, resolved.launch.engine.file
+    meeting = {"main_process_port": str(port)}
+    if spec.nodes > 1:
+        meeting = {"num_machines": str(spec.nodes), "machine_rank": RANK, "main_process_ip": HEAD}
+        # c10d lets only ranks of the same row meet, where the static rendezvous takes any.
+        meeting |= {"main_process_port": PORT, "rdzv_backend": "c10d", "rdzv_conf": CONF}
+    # The launcher in this interpreter's folder: another environment's would start another torch.
+    python = Path(sys.executable)
+    launcher = [_relative(python.parent / "accelerate")]
+    if not (python.parent / "accelerate").exists():
+        launcher = [_relative(python), "-m", "accelerate.commands.accelerate_cli"]
     return [
-        *_accelerate(),
+        *launcher,
         "launch",
         *("--config_file", _relative(file.path if file.own else folder / users_launch.YAML)),
         *("--num_processes", str(spec.processes)),
-        *_of_nodes(spec.nodes, port),
+        *(word for name, value in meeting.items() for word in (f"--{name}", value)),
         *("--log_dir", os.devnull),  # otherwise torchrun leaves an empty folder in /tmp per run
         *resolved.words(_relative(folder)),
         *more,
@@ -70,15 +80,6 @@ def on_loopback(words: Sequence[str]) -> list[str]:
     """Return ``words`` of a single-machine command, run by ``harness.launch.on_loopback``."""
     launcher = [sys.executable, "-m", "harness.launch.on_loopback"]
     return [*launcher, *words[words.index("launch") :]]
-
-
-def _of_nodes(nodes: int, port: int) -> list[str]:
-    if nodes == 1:
-        return ["--main_process_port", str(port)]
-    flags = {"num_machines": str(nodes), "machine_rank": RANK, "main_process_ip": HEAD}
-    # c10d lets only ranks of the same row meet, where the static rendezvous takes any that come.
-    flags |= {"main_process_port": PORT, "rdzv_backend": "c10d", "rdzv_conf": CONF}
-    return [word for name, value in flags.items() for word in (f"--{name}", value)]
 
 
 def as_node(words: Sequence[str], facts: Mapping[str, str]) -> list[str]:
@@ -115,14 +116,11 @@ def display(resolved: Resolved, folder: Path, more: Sequence[str] = ()) -> str:
     """
     added = [f"{key}={ASKED.get(value, value)}" for key, value in environment(resolved).items()]
     words = ["env", *added, *as_node(command(resolved, folder, port=0, more=more), ASKED)]
-    return " ".join(map(_quoted, words))
-
-
-def _quoted(word: str) -> str:
-    """Quote a word for a shell; a placeholder stays within double quotes, so that the shell expands
-    it."""
-    asks = any(asked in word for asked in ASKED.values())
-    return f'"{word}"' if asks else shlex.quote(word)
+    for place, word in enumerate(words):
+        # Within double quotes the shell expands a placeholder.
+        asks = any(asked in word for asked in ASKED.values())
+        words[place] = f'"{word}"' if asks else shlex.quote(word)
+    return " ".join(words)
 
 
 def free_port() -> int:
@@ -138,12 +136,8 @@ def inherited() -> dict[str, str]:
     It is the shell's without the variables that decide how processes start. Every child numbers the
     GPUs as nvidia-smi does.
     """
-    kept = {
-        key: value
-        for key, value in os.environ.items()
-        if key not in INHERITED_NAMES and not key.startswith(INHERITED)
-    }
-    return kept | {gpus.ORDER: gpus.order()}
+    names = [n for n in os.environ if n not in INHERITED_NAMES and not n.startswith(INHERITED)]
+    return {name: os.environ[name] for name in names} | {gpus.ORDER: gpus.order()}
 
 
 def group_seconds(deadline: float | None) -> float | None:
@@ -161,15 +155,6 @@ def group_limit(deadline: float | None) -> dict[str, str]:
     """Return ``group_seconds`` as a variable for the ranks, which apply it (``worker.setup``)."""
     seconds = group_seconds(deadline)
     return {} if seconds is None else {GROUP_SECONDS: str(seconds)}
-
-
-def _accelerate() -> list[str]:
-    """Return the launcher in this interpreter's folder: another environment's would start another
-    torch."""
-    beside = Path(sys.executable).parent / "accelerate"
-    if beside.exists():
-        return [_relative(beside)]
-    return [_relative(Path(sys.executable)), "-m", "accelerate.commands.accelerate_cli"]
 
 
 def _relative(path: Path) -> str:

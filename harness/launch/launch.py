@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import itertools
 import os
 import tempfile
 import time
@@ -50,10 +51,8 @@ FILES = (
     *("result.json", "log.txt", "samples.png", users_launch.YAML, users_launch.JSON),
 )
 """Names in a run's folder, which the next run there deletes."""
-
-
-class LaunchError(OSError):
-    """A run cannot be started because of its folder or the launcher; one line with a remedy."""
+ENDS = ("result.json", "ranks/rank*.failure.json")
+"""Files that end a run once one is there: its result, or a rank's failure."""
 
 
 def run(
@@ -70,15 +69,14 @@ def run(
     """Run to the end, write ``folder/result.json`` and return it; ``timeout`` is in seconds.
 
     Args:
-        on_status: gets phase, step, of, peak_bytes, tree_bytes and elapsed_seconds about twice a
-            second.
+        on_status: gets phase, step and ``of`` (its steps) about twice a second.
         more: words for the worker that no spec has.
         argv: replaces the command (it gets the port); tests pass a worker of their own.
         added: variables that override the run's own.
         stop: called repeatedly; returns why the run has to end, or None (``process.run_child``).
 
     Raises:
-        LaunchError: the folder cannot be written, or the launcher cannot be started.
+        files.OutputError: the folder cannot be written, or the launcher cannot be started.
         process.Interrupted: Ctrl-C or SIGTERM; the row is written as interrupted first.
     """
     spec, folder, began = resolved.spec, Path(folder).absolute(), time.time()
@@ -86,51 +84,41 @@ def run(
     started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     for left in reversed(range(TRIES)):
         prepare(folder)
-        _copy_users_file(resolved, folder)
+        file = resolved.launch.engine.file
+        if not file.own:
+            # A script reads batch, precision and clipping from its copy; a recipe sets them.
+            script = "own_loop" in resolved.launch.traits
+            users_launch.write(file if script else users_launch.opened(file), folder)
         tree.free_stale_locks()
         port, kills, interrupt = free_port(), machine.memory_kills(), None
+        variables = {**inherited(), **group_limit(timeout), **environment(resolved), **added}
         try:
-            variables = {**environment(resolved), **added}
-            ended = _start(argv(port), variables, folder, timeout, on_status, stop)
+            ended = process.run_child(
+                argv(port),
+                cwd=ROOT,
+                env=variables | own_caches(folder / COMPILED),
+                log=folder / "log.txt",
+                timeout=timeout,
+                on_tick=_ticker(folder, on_status),
+                finished=lambda: any(itertools.chain(*map(folder.glob, ENDS))),
+                stop=stop,
+                scratch=(folder / "nvme", folder / COMPILED),
+            )
+        except process.CannotStart as error:
+            raise files.OutputError(f"cannot start {error.filename}: {error.strerror}") from None
         except process.Interrupted as signalled:
             ended, interrupt = signalled.ended, signalled
         facts = _facts(spec, folder, ended, timeout, machine.memory_kills().since(kills))
         if not (left and outcome.retryable(facts)):
             break
-    row = _row(resolved, folder, facts)
+    row = _row(resolved, folder, facts, ended, port)
     row.command = display(resolved, folder, more)
     row.started = row.started or started
     row.inputs = opened.inputs(folder, began) if resolved.runs_users_code else None
-    row.launch = _record(ended, port)
     write(row, folder)
     if interrupt:
         raise interrupt
     return row
-
-
-def _start(
-    argv: list[str],
-    variables: Mapping[str, str],
-    folder: Path,
-    timeout: float | None,
-    on_status: OnStatus,
-    stop: Callable[[], str | None],
-) -> process.Ended:
-    try:
-        return process.run_child(
-            argv,
-            cwd=ROOT,
-            env={**inherited(), **group_limit(timeout), **variables}
-            | own_caches(folder / COMPILED),
-            log=folder / "log.txt",
-            timeout=timeout,
-            on_tick=_ticker(folder, on_status),
-            finished=lambda: _finished(folder),
-            stop=stop,
-            scratch=(folder / "nvme", folder / COMPILED),
-        )
-    except process.CannotStart as error:
-        raise LaunchError(f"cannot start {error.filename}: {error.strerror}") from None
 
 
 def own_caches(folder: Path) -> dict[str, str]:
@@ -144,67 +132,27 @@ def own_caches(folder: Path) -> dict[str, str]:
 
 def _ticker(folder: Path, on_status: OnStatus) -> Callable[[int], None]:
     """Return a function that forwards the ranks' statuses about twice a second."""
-    started, last = time.monotonic(), -STATUS_SECONDS
+    last = -STATUS_SECONDS
 
     def tick(tree_bytes: int) -> None:
         nonlocal last
-        elapsed = time.monotonic() - started
-        if elapsed - last >= STATUS_SECONDS:
-            last = elapsed
-            on_status(status(rank_files(folder, "status"), tree_bytes, elapsed))
+        if time.monotonic() - last < STATUS_SECONDS:
+            return
+        last, statuses = time.monotonic(), rank_files(folder, "status")
+        phase, step = outcome.where(outcome.Facts(statuses=statuses))
+        of = [s.get("of") or 0 for s in statuses if s.get("phase") == phase]
+        on_status({"phase": phase, "step": step, "of": max(of, default=0)})
 
     return tick
 
 
-def status(statuses: tuple[dict[str, Any], ...], tree_bytes: int, elapsed: float) -> dict[str, Any]:
-    """Return the state of a run for ``on_status``, from its ranks' statuses."""
-    phase, step = outcome.where(outcome.Facts(statuses=statuses))
-    return {
-        "phase": phase,
-        "step": step,
-        "of": max((s.get("of") or 0 for s in statuses if s.get("phase") == phase), default=0),
-        "peak_bytes": peak(statuses),
-        "tree_bytes": tree_bytes,
-        "elapsed_seconds": elapsed,
-    }
-
-
-def _finished(folder: Path) -> bool:
-    """Return whether the result is written or a rank has failed, which ends the run."""
-    failed = (folder / "ranks").glob("rank*.failure.json")
-    return (folder / "result.json").exists() or any(failed)
-
-
 def prepare(folder: Path) -> None:
-    """Create the folder, delete an earlier run's files, and check that the disk has space.
-
-    Raises:
-        LaunchError: it cannot be written.
-        files.Taken: it has files that are not Headroom's.
-    """
-    try:
+    """Create the folder, delete an earlier run's files, and check that the disk has space."""
+    with files.writing(folder):
         files.claim(folder, FILES)
         files.clear(folder, FILES)
         with tempfile.TemporaryFile(dir=folder) as probe:
             probe.write(b"\0" * PROBE_BYTES)
-    except OSError as error:
-        raise _unwritable(folder, error) from None
-
-
-def _copy_users_file(resolved: Resolved, folder: Path) -> None:
-    """Write the copy from which a user's own launch file starts.
-
-    A script reads batch, precision and clipping from it; a recipe sets them otherwise.
-    """
-    file = resolved.launch.engine.file
-    if not file.own:
-        script = "own_loop" in resolved.launch.traits
-        users_launch.write(file if script else users_launch.opened(file), folder)
-
-
-def _unwritable(folder: Path, error: OSError) -> LaunchError:
-    why = error.strerror or str(error)
-    return LaunchError(f"cannot write to {folder}: {why}; choose another results folder")
 
 
 def _facts(
@@ -214,7 +162,7 @@ def _facts(
     timeout: float | None,
     kills: machine.MemoryKills,
 ) -> outcome.Facts:
-    finished = _worker_result(folder)
+    finished = result.found(folder)
     return outcome.Facts(
         exit_code=ended.exit_code,
         signal=ended.signal,
@@ -235,34 +183,24 @@ def _facts(
     )
 
 
-def _row(resolved: Resolved, folder: Path, facts: outcome.Facts) -> Result:
-    """Return the worker's own result, or a row that describes how far the run came."""
-    finished = _worker_result(folder)
-    if finished:
-        return finished
-    return unfinished(resolved, folder, facts, outcome.classify(facts))
-
-
-def unfinished(
-    resolved: Resolved, folder: Path, facts: outcome.Facts, ended: outcome.Outcome
+def _row(
+    resolved: Resolved, folder: Path, facts: outcome.Facts, ended: process.Ended, port: int
 ) -> Result:
-    """Return the row of a run without a result in ``folder``: its last phase, and why it ended."""
-    phase, step = outcome.where(facts)
-    return Result.not_run(
-        resolved,
-        ended.status,
-        ended.reason,
-        ended.hint,
-        phase=phase,
-        step=step,
-        peak_so_far_bytes=peak(facts.statuses + facts.failures) or None,
-        log_tail=outcome.tail(facts.log),
-        recordings=left_in(folder),
-    )
-
-
-def _record(ended: process.Ended, port: int) -> LaunchRecord:
-    return LaunchRecord(
+    """Return the worker's own result, or a row that says how far the run came and why it ended."""
+    row = result.found(folder)
+    if row is None:
+        phase, step = outcome.where(facts)
+        peaks = [int(record.get("peak_bytes") or 0) for record in facts.statuses + facts.failures]
+        row = Result.not_run(
+            resolved,
+            *outcome.classify(facts),
+            phase=phase,
+            step=step,
+            peak_so_far_bytes=max(peaks, default=0) or None,
+            log_tail=outcome.tail(facts.log),
+            recordings=left_in(folder),
+        )
+    row.launch = LaunchRecord(
         exit_code=ended.exit_code if ended.signal is None else -ended.signal,
         wall_seconds=ended.wall_seconds,
         tree_peak_bytes=ended.tree_peak_bytes or None,
@@ -271,26 +209,13 @@ def _record(ended: process.Ended, port: int) -> LaunchRecord:
         port=port,
         others=list(ended.others),
     )
+    return row
 
 
 def write(row: Result, folder: Path) -> None:
-    """Write a row to its folder.
-
-    Raises:
-        LaunchError: it cannot be written.
-    """
-    try:
+    """Write a row to its folder; raise ``files.OutputError`` if it fails."""
+    with files.writing(folder):
         row.write(folder / "result.json")
-    except OSError as error:
-        raise _unwritable(folder, error) from None
-
-
-def _worker_result(folder: Path) -> Result | None:
-    """Return the worker's result. Older files were removed before the start."""
-    try:
-        return result.load(folder / "result.json")
-    except result.BadResult:
-        return None
 
 
 def rank_files(folder: Path, kind: str) -> tuple[dict[str, Any], ...]:
@@ -300,11 +225,6 @@ def rank_files(folder: Path, kind: str) -> tuple[dict[str, Any], ...]:
         with contextlib.suppress(BadFile):
             records.append(read_json(path, dict[str, Any]))
     return tuple(sorted(records, key=lambda data: data.get("rank") or 0))
-
-
-def peak(records: Sequence[Mapping[str, Any]]) -> int:
-    """Return the largest ``peak_bytes`` of the ranks' records; 0 if none has it."""
-    return max((int(record.get("peak_bytes") or 0) for record in records), default=0)
 
 
 def read_log(path: Path) -> str:

@@ -39,7 +39,11 @@ JOIN_SECONDS = 120.0
 RANKS = ("SLURM_NODEID", "PET_NODE_RANK", "NODE_RANK")
 """Variables that a job sets on each node: Slurm, Kubernetes' PyTorchJob, dstack and SkyPilot."""
 NO_MEETING = ("RendezvousTimeoutError", "RendezvousConnectionError", "RendezvousClosedError")
-LOST_HINT = "check that node's power, network and output, then run the same command on all nodes"
+LOST = "check that node's power, network and output, then run the same command on all nodes"
+LATE = (
+    "start the same command, sources and packages on all nodes; if one keeps this row from an "
+    "earlier run, give --fresh to all"
+)
 
 
 @dataclass(frozen=True)
@@ -81,8 +85,8 @@ def this_node(options: argparse.Namespace, environ: Mapping[str, str]) -> Node |
     count = options.nodes or 1
     if count < 2 or options.dry_run:
         return None
-    host, colon, port = (options.rdzv_endpoint or "").rpartition(":")
-    if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
+    host, _, port = (options.rdzv_endpoint or "").rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise SpecError(
             f"rdzv-endpoint is {options.rdzv_endpoint!r}; give --rdzv-endpoint HOST:PORT, node 0's "
             "address and a free port, the same on all nodes"
@@ -139,17 +143,24 @@ def start_on(node: Node, machine: Machine) -> Callable[..., Result]:
             **{INTERFACE: node.interface, LOCAL: node.address},
             MEETING: meeting_of(resolved, machine),
         }
-        words = command.command(resolved, folder.absolute(), port=0)
+        words = command.as_node(command.command(resolved, folder.absolute(), port=0), facts)
         variables = command.environment(resolved)
-        values = command.as_node([*variables.values()], facts)
-        added = dict(zip(variables, values, strict=True)) | command.group_limit(timeout)
+        added = {name: facts.get(value, value) for name, value in variables.items()}
+        began: list[float] = []
+
+        def stop() -> str | None:
+            """End the row ``timeout`` seconds after its ranks began."""
+            if not began and _begun(folder):
+                began.append(time.monotonic())
+            return "timeout" if began and time.monotonic() - began[0] > timeout else None
+
         row = launch.run(
             resolved,
             folder,
             timeout=join + timeout,
-            argv=lambda port: command.as_node(words, facts),
-            added=added,
-            stop=_deadline(folder, timeout),
+            argv=lambda port: words,
+            added=added | command.group_limit(timeout),
+            stop=stop,
             **given,
         )
         explained = _explained(row, _begun(folder), join)
@@ -157,19 +168,6 @@ def start_on(node: Node, machine: Machine) -> Callable[..., Result]:
         return explained
 
     return start
-
-
-def _deadline(folder: Path, timeout: float) -> Callable[[], str | None]:
-    """Return a function that ends a row ``timeout`` seconds after its ranks began."""
-    began = 0.0
-
-    def stop() -> str | None:
-        nonlocal began
-        if not began and _begun(folder):
-            began = time.monotonic()
-        return "timeout" if began and time.monotonic() - began > timeout else None
-
-    return stop
 
 
 def _begun(folder: Path) -> bool:
@@ -183,17 +181,13 @@ def _explained(row: Result, begun: bool, join: float) -> Result:
         return row
     late = any(name in f"{row.reason} {row.log_tail}" for name in NO_MEETING)
     if not begun and (late or row.status is Status.TIMEOUT):
-        reason = f"not all {row.spec.nodes} nodes joined this row within {join:.0f} s"
-        hint = (
-            "start the same command, sources and packages on all nodes; if one keeps this row "
-            "from an earlier run, give --fresh to all"
-        )
-        return dataclasses.replace(row, status=Status.NODE_LOST, reason=reason, way_out=hint)
-    if begun and row.status is Status.FAILED and SECONDARY.search(row.reason or ""):
+        reason, hint = f"not all {row.spec.nodes} nodes joined this row within {join:.0f} s", LATE
+    elif begun and row.status is Status.FAILED and SECONDARY.search(row.reason or ""):
         at = f"phase {row.phase}" + (f", step {row.step}" if row.step else "")
-        reason = f"another node stopped answering in {at}: {row.reason}"
-        return dataclasses.replace(row, status=Status.NODE_LOST, reason=reason, way_out=LOST_HINT)
-    return row
+        reason, hint = f"another node stopped answering in {at}: {row.reason}", LOST
+    else:
+        return row
+    return dataclasses.replace(row, status=Status.NODE_LOST, reason=reason, way_out=hint)
 
 
 # ---- in the ranks ----

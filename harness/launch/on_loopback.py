@@ -29,19 +29,11 @@ def listen_on_loopback() -> None:
         **named: Any,
     ) -> TCPStore:  # fmt: skip
         if is_master and host_name in LOOPBACK:
-            named["master_listen_fd"] = _listening(port)
+            listening = socket.create_server(("127.0.0.1", port), backlog=128)
+            named["master_listen_fd"] = listening.detach()  # the store closes it
         return TCPStore(host_name, port, world_size, is_master, *args, **named)
 
     rendezvous.TCPStore = static_tcp_rendezvous.TCPStore = store
-
-
-def _listening(port: int) -> int:
-    """Return the descriptor of a listening socket, which the store closes."""
-    bound = socket.socket()
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    bound.bind(("127.0.0.1", port))
-    bound.listen(128)
-    return bound.detach()
 
 
 def main() -> None:

@@ -18,9 +18,6 @@ from harness.phases import RUN_PHASES
 from harness.result import Status
 from strategies.advice import suggestions
 
-# ---- log ----
-
-
 # The launcher's own tracebacks hide the worker's; only their last line is informative.
 LAUNCHER = re.compile(
     r"^Traceback \(most recent call last\):\n"
@@ -192,29 +189,15 @@ def classify(facts: Facts) -> Outcome:
     if facts.stopped == "interrupted":
         reason = f"interrupted in {_at(facts)}"
         return Outcome(Status.INTERRUPTED, reason, "run the suite again: it resumes at this row")
-    return (
-        _out_of_memory(facts)
-        or _killed_for_memory(facts)
-        or _timed_out(facts)
-        or cause_of(facts)
-        or own_words(facts)
-        or _unexplained(facts)
-    )
-
-
-def cause_of(facts: Facts) -> Outcome | None:
-    """Return the cause that a rank reported; None if another's end explains all reports."""
-    causes = _causes(facts)
-    return _out_of_memory(facts) or (_failed(facts, causes[0]) if causes else None)
-
-
-def own_words(facts: Facts) -> Outcome | None:
-    """Return the cause shown by the kernel and the output, for processes that could not report."""
-    return _killed_for_memory(facts) or _of_log(facts) or _of_signal(facts)
-
-
-def _out_of_memory(facts: Facts) -> Outcome | None:
-    return next(filter(None, (_of_failure(facts, failure) for failure in _causes(facts))), None)
+    causes = _causes(facts)  # what the ranks reported
+    known = next(filter(None, (_of_failure(facts, failure) for failure in causes)), None)
+    known = known or _killed_for_memory(facts) or _timed_out(facts)
+    if known or not causes:
+        # Without a report: what the kernel and the output show.
+        return known or _of_log(facts) or _of_signal(facts) or _unexplained(facts)
+    text, hint = headline(causes[0]), str(causes[0].get("hint", ""))
+    reason = f"{_rank(causes[0])} failed in {_at(facts)}: {_line(text)}"
+    return Outcome(Status.FAILED, reason, " ".join(hint.split()) or _hint(text, facts))
 
 
 def retryable(facts: Facts) -> bool:
@@ -253,35 +236,43 @@ def _rank(failure: Mapping[str, Any]) -> str:
 
 def _of_failure(facts: Facts, failure: Mapping[str, Any]) -> Outcome | None:
     """Return an out-of-memory outcome from an exception that a rank reported."""
-    text, rank = headline(failure), _rank(failure)
     pinning = PINNING.search("\n".join(str(failure.get("traceback", "")).splitlines()[-12:]))
     device_type = str(failure.get("type", "")).endswith("OutOfMemoryError")
-    if PINNED.search(text) or (GPU_OOM.search(text) and pinning and not device_type):
-        return _host(facts, f"{rank} could not pin host memory in {_at(facts)}: {_line(text)}")
-    if _full(facts, text):
-        return _gpu(facts, f"{rank} ran out of GPU memory in {_at(facts)}: {_line(text)}", text)
+    pinned = pinning is not None and not device_type
+    return _of_memory(facts, headline(failure), f"{_rank(failure)} ", pinned=pinned)
+
+
+def _of_memory(facts: Facts, text: str, who: str = "", *, pinned: bool = False) -> Outcome | None:
+    """Return the outcome of ``text`` if it says that memory is full; ``who`` said it.
+
+    ``pinned``: the device's message came while host memory was pinned.
+    """
+    at, device = f"in {_at(facts)}: {_line(text)}", GPU_OOM.search(text)
+    if PINNED.search(text) or (device and pinned):
+        return _host(facts, f"{who}could not pin host memory {at}")
+    if device and not ("CUBLAS_STATUS_NOT_INITIALIZED" in text and ASSERTED.search(facts.log)):
+        others = re.search(r"Process (\d+) has ([\d.]+ [KMG]iB)", text)
+        also = f"; process {others[1]} holds {others[2]} of the GPU as well" if others else ""
+        hint = suggestions(facts.recipe, facts.processes, host=False)
+        return Outcome(Status.GPU_OOM, f"{who}ran out of GPU memory {at}", hint + also)
     if SHM_FULL.search(text):
-        return _shared_memory(_line(text))
+        hint = "enlarge /dev/shm (docker run --shm-size=8g), or delete files in it"
+        bus = re.search("SIGBUS|Bus error", text)
+        what = "bus error, as when /dev/shm is full" if bus else "shared memory is full"
+        return Outcome(Status.FAILED, f"{what}: {_line(text)}", hint)
     if HOST_OOM.search(text):
-        return _host(facts, f"{rank} ran out of host memory in {_at(facts)}: {_line(text)}")
+        return _host(facts, f"{who}ran out of host memory {at}")
     return None
-
-
-def _full(facts: Facts, text: str) -> bool:
-    """Return whether ``text`` reports that the GPU's memory is full."""
-    handle = "CUBLAS_STATUS_NOT_INITIALIZED" in text
-    return bool(GPU_OOM.search(text)) and not (handle and ASSERTED.search(facts.log))
 
 
 def _killed_for_memory(facts: Facts) -> Outcome | None:
     """Return an out-of-memory outcome if the kernel counted a kill for memory."""
     if facts.stopped or not _sigkilled(facts) or not (facts.machine_kills or facts.group_kills):
         return None
-    who = "the kernel's out-of-memory killer"
-    if facts.group_kills:
-        limit = facts.group_limit_bytes
-        size = f" of {limit / 2**30:.1f} GiB" if limit else ""
-        who = f"the container's memory limit{size}"
+    limit = facts.group_limit_bytes
+    size = f" of {limit / 2**30:.1f} GiB" if limit else ""
+    container = f"the container's memory limit{size}"
+    who = container if facts.group_kills else "the kernel's out-of-memory killer"
     return _host(facts, f"killed (SIGKILL) in {_at(facts)} by {who}")
 
 
@@ -302,29 +293,11 @@ def _timed_out(facts: Facts) -> Outcome | None:
     return Outcome(Status.TIMEOUT, reason, "give a longer --timeout, or fewer --steps")
 
 
-def _failed(facts: Facts, failure: Mapping[str, Any]) -> Outcome:
-    text, hint = headline(failure), str(failure.get("hint", ""))
-    reason = f"{_rank(failure)} failed in {_at(facts)}: {_line(text)}"
-    return Outcome(Status.FAILED, reason, " ".join(hint.split()) or _hint(text, facts))
-
-
 def _of_log(facts: Facts) -> Outcome | None:
     """Return the outcome from the output of ranks that crashed in native code."""
-    for pattern, say in (
-        (PINNED, "could not pin host memory"),
-        (GPU_OOM, "ran out of GPU memory"),
-        (HOST_OOM, "ran out of host memory"),
-    ):
-        line = first_match(pattern, facts.log)
-        if not line:
-            continue
-        reason = f"{say} in {_at(facts)}: {_line(line)}"
-        if pattern is not GPU_OOM:
-            return _host(facts, reason)
-        if _full(facts, line):
-            return _gpu(facts, reason, line)
-    if line := first_match(SHM_FULL, facts.log):
-        return _shared_memory(_line(line))
+    for pattern in (PINNED, GPU_OOM, HOST_OOM, SHM_FULL):
+        if found := _of_memory(facts, first_match(pattern, facts.log)):
+            return found
     if line := first_match(ADDRESS, facts.log):
         reason = f"the port on which the processes meet was in use: {_line(line)}"
         return Outcome(Status.FAILED, reason, "run it again: each run chooses a free port")
@@ -358,13 +331,6 @@ def _unexplained(facts: Facts) -> Outcome:
     return Outcome(Status.FAILED, f"no result in {_at(facts)}, {ended}{said}", _hint(line, facts))
 
 
-def _gpu(facts: Facts, reason: str, text: str) -> Outcome:
-    others = re.search(r"Process (\d+) has ([\d.]+ [KMG]iB)", text)
-    also = f"; process {others[1]} holds {others[2]} of the GPU as well" if others else ""
-    hint = suggestions(facts.recipe, facts.processes, host=False)
-    return Outcome(Status.GPU_OOM, reason, hint + also)
-
-
 def _host(facts: Facts, reason: str) -> Outcome:
     hint = suggestions(facts.recipe, facts.processes, host=True)
     if facts.processes > 1:
@@ -374,13 +340,6 @@ def _host(facts: Facts, reason: str) -> Outcome:
         reason += f" (below the limit {name} of {size / 2**30:.1f} GiB)"
         hint = f"{name} unlimited, then the same command in that shell; or {hint}"
     return Outcome(Status.HOST_OOM, reason, hint)
-
-
-def _shared_memory(line: str) -> Outcome:
-    hint = "enlarge /dev/shm (docker run --shm-size=8g), or delete files in it"
-    bus = re.search("SIGBUS|Bus error", line)
-    what = "bus error, as when /dev/shm is full" if bus else "shared memory is full"
-    return Outcome(Status.FAILED, f"{what}: {line}", hint)
 
 
 def _hint(text: str, facts: Facts) -> str:

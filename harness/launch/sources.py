@@ -6,8 +6,6 @@ The packages decide which files count: a worker runs code of packages of its own
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
-from pathlib import Path
 
 from harness import ROOT
 
@@ -27,13 +25,9 @@ def digest(rooms: tuple[str, ...]) -> str:
     It reads the files each time, because they may change between two rows.
     """
     hasher = hashlib.sha256()
-    for path in sorted(_sources(rooms)):
+    paths = [path for path in (ROOT / "harness").glob("*.py") if path.name not in FRONT]
+    for folder in ("strategies", "launch_configs", *(f"harness/{room}" for room in rooms)):
+        paths += (path for path in (ROOT / folder).rglob("*") if path.suffix in KINDS)
+    for path in sorted(paths):
         hasher.update(str(path.relative_to(ROOT)).encode() + path.read_bytes())
     return hasher.hexdigest()[:16]
-
-
-def _sources(rooms: tuple[str, ...]) -> Iterator[Path]:
-    folders = [ROOT / "strategies", ROOT / "launch_configs"]
-    for folder in folders + [ROOT / "harness" / room for room in rooms]:
-        yield from (path for path in folder.rglob("*") if path.suffix in KINDS)
-    yield from (path for path in (ROOT / "harness").glob("*.py") if path.name not in FRONT)

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness import ROOT
+from harness import ROOT, files
 from harness.launch import launch
 from harness.report import write_report
 from harness.resolve import resolve
@@ -134,9 +134,9 @@ def test_an_interrupted_run_is_a_row_and_then_ends_the_suite(tmp_path, monkeypat
 
 def test_a_folder_that_cannot_be_written_is_said_before_anything_starts(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(launch.LaunchError, match=r"cannot write to .*; choose another"):
+    with pytest.raises(files.OutputError, match=r"cannot write to .*; choose another"):
         go("good", tmp_path / "file" / "run")
-    with pytest.raises(launch.LaunchError, match="cannot start /no/such"):
+    with pytest.raises(files.OutputError, match="cannot start /no/such"):
         launch.run(resolve(SPEC), tmp_path, timeout=9, argv=lambda port: ["/no/such/launcher"])
 
 
@@ -145,7 +145,7 @@ def test_a_full_disk_is_said_before_anything_starts(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(tempfile, "TemporaryFile", full)
-    with pytest.raises(launch.LaunchError, match="No space left on device"):
+    with pytest.raises(files.OutputError, match="No space left on device"):
         go("good", tmp_path)
 
 
