@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 from collections.abc import Mapping
@@ -96,7 +97,7 @@ def load_suite(name: str, device: str) -> Suite:
     Raises:
         SuiteError: one line that names file, key, value and a remedy.
     """
-    frame, data = _framed(name, device)
+    frame, data = framed(name, device)
     path, settings = frame.path, frame.settings
     rows = _rows(path, data, settings, BLOCK_OF[device])
     reference = _canonical(path, "reference", data.get("reference", rows[0].recipe), settings)
@@ -107,19 +108,24 @@ def load_suite(name: str, device: str) -> Suite:
     return dataclasses.replace(frame, reference=reference, rows=rows)
 
 
-def frame_of(name: str, device: str) -> Suite:
-    """Read the settings of a suite for ``device``, without its rows and its reference.
-
-    Raises:
-        SuiteError: as ``load_suite``.
-    """
-    return _framed(name, device)[0]
-
-
-def _framed(name: str, device: str) -> tuple[Suite, dict[str, Any]]:
-    """Return a suite without its rows, and the data of its file."""
-    path = _find(name)
-    data = _read(path)
+def framed(name: str, device: str) -> tuple[Suite, dict[str, Any]]:
+    """Return a suite without its rows and its reference, and the data of its file."""
+    path = known_suites().get(name, Path(name))
+    if name not in known_suites() and not path.is_file():
+        if name in ENDED:
+            raise SuiteError(f"suite {name} is not here: {ENDED[name]}")
+        close = difflib.get_close_matches(name, known_suites(), n=1, cutoff=0.5)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        known = f"{hint}known: {', '.join(known_suites())}"
+        raise SuiteError(f"no suite {name!r}: neither a known one nor a file; {known}")
+    try:
+        data = parse_yaml(read_foreign(path, LARGEST_CONFIG))
+    except OSError as error:
+        raise SuiteError(f"{path}: unreadable suite file ({error.strerror or error})") from None
+    except ValueError as error:  # not text, or not plain data
+        raise SuiteError(f"{path}: {error}; a suite is YAML, mind colons and indents") from None
+    if not isinstance(data, dict):
+        raise SuiteError(f"{path}: a suite is a mapping with the keys {', '.join(TOP)}")
     _check(path, "", data, TOP)
     block = BLOCK_OF[device]
     if block not in data:
@@ -127,10 +133,9 @@ def _framed(name: str, device: str) -> tuple[Suite, dict[str, Any]]:
     often = data.get("noise_floor", NOISE_FLOOR)
     if often < 1:
         raise SuiteError(f"{path}: noise_floor is {often}; write at least 1 (1: no floor)")
-    if not data.get("timeout_seconds", TIMEOUT_SECONDS) > 0:
-        raise SuiteError(
-            f"{path}: timeout_seconds is {data['timeout_seconds']}; write a number above 0"
-        )
+    limit = float(data.get("timeout_seconds", TIMEOUT_SECONDS))
+    if not limit > 0:
+        raise SuiteError(f"{path}: timeout_seconds is {limit:g}; write a number above 0")
     settings = _settings(path, block, data[block], BLOCK)
     try:
         check_sizes({**data, **settings})
@@ -141,7 +146,7 @@ def _framed(name: str, device: str) -> tuple[Suite, dict[str, Any]]:
         name=data.get("name", path.stem),
         title=data.get("title", ""),
         reference="",
-        timeout_seconds=float(data.get("timeout_seconds", TIMEOUT_SECONDS)),
+        timeout_seconds=limit,
         device=device,
         repeat=settings.pop("repeat", 1),
         settings=settings,
@@ -154,34 +159,6 @@ def _framed(name: str, device: str) -> tuple[Suite, dict[str, Any]]:
 # ---- reading and checking a file ----
 
 
-def _find(name: str) -> Path:
-    known = known_suites()
-    if name in known:
-        return known[name]
-    path = Path(name)
-    if path.is_file():
-        return path
-    if name in ENDED:
-        raise SuiteError(f"suite {name} is not here: {ENDED[name]}")
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"did you mean {close[0]!r}? " if close else ""
-    raise SuiteError(
-        f"no suite {name!r}: neither a known one nor a file; {hint}known: {', '.join(known)}"
-    )
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        data = parse_yaml(read_foreign(path, LARGEST_CONFIG))
-    except OSError as error:
-        raise SuiteError(f"{path}: unreadable suite file ({error.strerror or error})") from None
-    except ValueError as error:  # not text, or not plain data
-        raise SuiteError(f"{path}: {error}; a suite is YAML, mind colons and indents") from None
-    if not isinstance(data, dict):
-        raise SuiteError(f"{path}: a suite is a mapping with the keys {', '.join(TOP)}")
-    return data
-
-
 def _check(path: Path, where: str, data: Mapping[Any, Any], known: Mapping[str, type]) -> None:
     """Check that all keys are known and each value has its type."""
     for key, value in data.items():
@@ -192,58 +169,44 @@ def _check(path: Path, where: str, data: Mapping[Any, Any], known: Mapping[str, 
             raise SuiteError(f"{path}: unknown key {at!r}; {hint}")
         if key in WORDS and value == WORDS[key]:
             continue
-        if not _is(value, known[key]):
-            raise SuiteError(f"{path}: {at} is {value!r:.60}, not {KIND[known[key]]}")
-
-
-def _is(value: Any, kind: type) -> bool:
-    if isinstance(value, bool) or kind is bool:
-        return isinstance(value, kind) and kind is bool
-    if kind is float:
-        return isinstance(value, (int, float)) or _is_number(value)
-    return isinstance(value, kind)
-
-
-def _is_number(text: Any) -> bool:
-    """Return whether ``text`` is a number: YAML 1.1 reads 1e-4 as text and needs 1.0e-4."""
-    try:
-        return isinstance(text, str) and float(text) == float(text)
-    except ValueError:
-        return False
+        fits, kind = isinstance(value, known[key]), known[key]
+        if kind is float and isinstance(value, (int, str)):
+            # YAML 1.1 reads 1e-4 as text and needs 1.0e-4.
+            with contextlib.suppress(ValueError, OverflowError):
+                fits = float(value) == float(value)
+        if not fits or isinstance(value, bool) is not (kind is bool):
+            raise SuiteError(f"{path}: {at} is {value!r:.60}, not {KIND[kind]}")
 
 
 def _settings(path: Path, where: str, data: Any, known: Mapping[str, type]) -> dict[str, Any]:
     _check(path, where, data, known)
     share = data.get("per_process_batch")
     if share is not None and "global_batch" in data:
-        raise SuiteError(
-            f"{path}: {where} has global_batch and per_process_batch; keep one of them"
-        )
+        text = f"{path}: {where} has global_batch and per_process_batch"
+        raise SuiteError(f"{text}; keep one of them")
     return located({k: float(v) if known[k] is float else v for k, v in data.items()})
 
 
 def _rows(path: Path, data: Any, settings: Mapping[str, Any], block: str) -> tuple[SuiteRow, ...]:
     rows: list[SuiteRow] = []
-    for key in ("recipes", f"{block}_recipes"):
-        for index, item in enumerate(data.get(key, [])):
-            row = _row(path, f"{key}[{index}]", item, settings)
-            if row in rows:
-                raise SuiteError(f"{path}: {key}[{index}] {row.recipe!r} is there already; drop it")
-            rows.append(row)
+    items = [
+        (f"{key}[{index}]", {"recipe": item} if isinstance(item, str) else item)
+        for key in ("recipes", f"{block}_recipes")
+        for index, item in enumerate(data.get(key, []))
+    ]
+    for where, item in items:
+        if not isinstance(item, dict) or not isinstance(item.get("recipe"), str):
+            hint = "write a recipe, or {recipe: ddp, steps: 4}"
+            raise SuiteError(f"{path}: {where} is {item!r:.60}; {hint}")
+        own = _settings(path, where, {k: v for k, v in item.items() if k != "recipe"}, SETTINGS)
+        text = _canonical(path, where, item["recipe"], {**settings, **own})  # a row's own win
+        row = SuiteRow(recipe=text, settings=own)
+        if row in rows:
+            raise SuiteError(f"{path}: {where} {row.recipe!r} is there already; drop it")
+        rows.append(row)
     if not rows:
         raise SuiteError(f"{path}: recipes is empty; list at least one, as in '- ddp'")
     return tuple(rows)
-
-
-def _row(path: Path, where: str, item: Any, settings: Mapping[str, Any]) -> SuiteRow:
-    item = {"recipe": item} if isinstance(item, str) else item
-    if not isinstance(item, dict) or not isinstance(item.get("recipe"), str):
-        raise SuiteError(
-            f"{path}: {where} is {item!r:.60}; write a recipe, or {{recipe: ddp, steps: 4}}"
-        )
-    own = _settings(path, where, {k: v for k, v in item.items() if k != "recipe"}, SETTINGS)
-    text = _canonical(path, where, item["recipe"], dict(settings) | own)  # a row's own settings win
-    return SuiteRow(recipe=text, settings=own)
 
 
 def _canonical(path: Path, where: str, text: str, settings: Mapping[str, Any]) -> str:

@@ -6,12 +6,13 @@ load_suite -> specs -> harness.suite.run.run_suite
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from harness.spec import Spec, check_sizes
 from harness.subjects import subject_of
-from harness.suite.file import ALL, FIT, Suite, SuiteError, SuiteRow, frame_of
+from harness.suite.file import ALL, FIT, Suite, SuiteError, SuiteRow, framed
 from strategies import parse
 from strategies.subject import Shaping, Subject
 from strategies.workloads import SAMPLE, TRAIN
@@ -37,7 +38,7 @@ def ad_hoc(recipes: Iterable[str], device: str, workload: str = TRAIN) -> Suite:
         SuiteError: a recipe twice. RecipeError or Conflict: an invalid recipe.
     """
     texts = [parse(text, workload=workload).text for text in recipes]
-    base = frame_of(SUITES.get(workload, "default"), device)
+    base, _ = framed(SUITES.get(workload, "default"), device)
     twice = next((t for i, t in enumerate(texts) if t in texts[:i]), None)
     if twice:
         raise SuiteError(f"recipe {twice!r} is given twice; use --repeat to measure it again")
@@ -75,13 +76,17 @@ def specs(
     # The command line overrides a row's own settings, and these override the suite's.
     settings = dict(suite.settings) | given
     shared = _on_machine(settings, "global_batch" in given, gpus, gpu_bytes)
-    found = [
-        _spec(suite, row, shared | dict(row.settings) | given, index)
-        for index in range(repeats)
-        for row in rows
-    ]
-    # Rows that differ only in settings given on the command line are one row.
-    return list(dict.fromkeys(found))
+    found: dict[Spec, None] = {}  # rows that differ only in settings given here are one row
+    for index, row in itertools.product(range(repeats), rows):
+        fields = shared | dict(row.settings) | given
+        workload = fields.get("workload", TRAIN)
+        recipe = parse(row.recipe, ema=fields.get("ema", 1.0) > 0, workload=workload)
+        if recipe.alone(suite.device):
+            # One process with the same global batch: the baseline of the others.
+            fields |= {"processes": 1, "nodes": 1}
+        fields |= {"recipe": recipe.text, "device": suite.device, "repeat": index}
+        found[Spec(**fields)] = None
+    return list(found)
 
 
 def _on_machine(
@@ -107,18 +112,7 @@ def _on_machine(
     return settings
 
 
-def _spec(suite: Suite, row: SuiteRow, settings: dict[str, Any], repeat: int) -> Spec:
-    workload = settings.get("workload", TRAIN)
-    recipe = parse(row.recipe, ema=settings.get("ema", 1.0) > 0, workload=workload)
-    if recipe.alone(suite.device):
-        # One process with the same global batch: the baseline of the others.
-        settings |= {"processes": 1, "nodes": 1}
-    return Spec(**settings | {"recipe": recipe.text, "device": suite.device, "repeat": repeat})
-
-
-# ---- batch size ----
-# The micro-batch with which plain float32 training should fit a GPU.
-
+# ---- the micro-batch with which plain float32 training should fit a GPU ----
 
 HEADROOM = 0.85
 """Share of a device's memory to plan with; context, libraries and fragmentation take the rest."""

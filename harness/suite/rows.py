@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import platform
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,7 @@ def with_reference_again(specs: Sequence[Spec], reference: str, times: int) -> l
     drift shows between them. Only ``repeat`` distinguishes each run from the first.
 
     If several rows have that recipe, the row that is comparable with most others is repeated.
-    Nothing is added for a row without a comparable row, or for
-    recorded runs, which are not ranked.
+    Nothing is added for a row without a comparable row, or for recorded runs, which are not ranked.
 
     Args:
         reference: the recipe of the suite's reference row.
@@ -45,43 +45,25 @@ def with_reference_again(specs: Sequence[Spec], reference: str, times: int) -> l
     if times < 1:
         raise SuiteError(f"noise_floor is {times}; give --noise-floor at least 1 (1: no floor)")
     check_sizes({"noise_floor": times}, "--")
-    row = _reference(specs, reference)
-    if row is None or row.recorded or len(_compared(row, specs)) < 2:
+    # Rows with the same work are ranked together: they differ in these fields alone.
+    work = [dataclasses.replace(s, recipe="", processes=1, nodes=1, repeat=0) for s in specs]
+    first = [dataclasses.replace(spec, repeat=0) for spec in specs]
+    ranked = Counter(dict(zip(first, work, strict=True)).values())
+    named = [i for i, s in enumerate(specs) if s.recipe == reference and s.repeat == 0]
+    place = max(named, key=lambda i: ranked[work[i]], default=None)
+    if place is None or specs[place].recorded or ranked[work[place]] < 2:
         return list(specs)
-    there = sum(dataclasses.replace(spec, repeat=0) == row for spec in specs)
-    return _spread(list(specs), row, there, times - there)
-
-
-def _spread(specs: list[Spec], row: Spec, there: int, more: int) -> list[Spec]:
-    """Insert ``row`` ``more`` times after its first run, at equal distances."""
-    first = specs.index(row) + 1
-    others, end = specs[first:], specs[:first]
-    for index in range(more):
-        taken = round(len(others) / (more - index))
-        end += [*others[:taken], dataclasses.replace(row, repeat=there + index)]
+    there = first.count(specs[place])
+    # Insert the missing ones after its first run, at equal distances.
+    others, end = list(specs[place + 1 :]), list(specs[: place + 1])
+    for index in range(there, times):
+        taken = round(len(others) / (times - index))
+        end += [*others[:taken], dataclasses.replace(specs[place], repeat=index)]
         others = others[taken:]
     return end + others
 
 
-def _reference(specs: Sequence[Spec], recipe: str) -> Spec | None:
-    named = [spec for spec in specs if spec.recipe == recipe and spec.repeat == 0]
-    return max(named, key=lambda spec: len(_compared(spec, specs)), default=None)
-
-
-def _compared(row: Spec, specs: Sequence[Spec]) -> set[Spec]:
-    """Return the rows with the same work, itself among them; they are ranked together."""
-    work = _work(row)
-    return {dataclasses.replace(spec, repeat=0) for spec in specs if _work(spec) == work}
-
-
-def _work(spec: Spec) -> Spec:
-    """Return a spec without the fields in which rows of one ranking may differ."""
-    return dataclasses.replace(spec, recipe="", processes=1, nodes=1, repeat=0)
-
-
-# ---- identity ----
-# A result with the same identity need not be measured again.
-
+# ---- identity: a result with the same one need not be measured again ----
 
 DECISIVE = ("PYTORCH_", "TORCH_CUDNN", "NVIDIA_TF32", "CUDA_LAUNCH", "NCCL_", "MKL_", "ONEDNN_")
 """Prefixes of the caller's variables that affect a measurement."""
@@ -101,18 +83,14 @@ def identity(resolved: Resolved, machine: Machine) -> str:
         told for part in resolved.recipe.strategies for n in part.reads() for told in _file(n)
     ]
     facts.append(sorted((k, v) for k, v in os.environ.items() if k.startswith(DECISIVE)))
-    return hashlib.sha256(json.dumps([*facts, _devices(spec, machine)]).encode()).hexdigest()[:16]
+    devices = [platform.machine(), kernel.cpu_name(), machine.cores]
+    if spec.device == "cuda":
+        driver = DRIVER.read_text(encoding="utf-8").splitlines()[:1] if DRIVER.exists() else []
+        devices += [*machine.device_names, *driver]
+    return hashlib.sha256(json.dumps([*facts, devices]).encode()).hexdigest()[:16]
 
 
 def _file(name: str) -> list[Any]:
     """Return the digest of the file; empty if it does not exist."""
     path = ROOT / name
     return [opened.digest(path)] if name and path.exists() else []
-
-
-def _devices(spec: Spec, machine: Machine) -> list[Any]:
-    cpu = [platform.machine(), kernel.cpu_name(), machine.cores]
-    if spec.device != "cuda":
-        return cpu
-    driver = DRIVER.read_text(encoding="utf-8").splitlines()[:1] if DRIVER.exists() else []
-    return [*cpu, *machine.device_names, *driver]

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness import files, opened
+from harness.files import OutputError
 from harness.json_files import write_json
 from harness.launch import launch
 from harness.report.data.rows import label
 from harness.resolve import Resolved, run_name
-from harness.result import BadResult, Result, Status, load
-from harness.spec import Spec
+from harness.result import Result, Status, found
 from harness.suite.file import Suite
 from harness.suite.rows import identity
 from harness.system.machine import Machine
@@ -33,14 +33,8 @@ HELD = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)
 """Errors of a lock that another process holds; all others are the file system's."""
 KEPT = (Status.OK, Status.VOID, Status.GPU_OOM)
 """Ends that another try would not change, with the same spec, code and machine."""
-
-
 Start = Callable[..., Result]
 """Runs a row, with the arguments of ``launch.run``."""
-
-
-class OutputError(OSError):
-    """A results folder cannot be used; one line with a remedy."""
 
 
 class SuiteInterrupted(Exception):
@@ -63,19 +57,16 @@ class Planned(NamedTuple):
 
 def plan(rows: Sequence[Resolved], out: Path, machine: Machine) -> list[Planned]:
     """Check each row before any process starts; repetitions of impossible rows are omitted."""
-    planned = [_planned(row, out, machine) for row in rows]
-    return [row for row in planned if row.status is None or not row.resolved.spec.repeat]
-
-
-def _planned(resolved: Resolved, out: Path, machine: Machine) -> Planned:
-    folder, status, lack = out / "runs" / run_name(resolved.spec), None, None
-    if resolved.refusal:
-        hint = resolved.refusal.hint or "take another recipe"
-        status, lack = Status.REFUSED, dataclasses.replace(resolved.refusal, hint=hint)
-    else:
-        lack = obstacle(resolved, machine)
-        status = Status.UNSUPPORTED if lack else None
-    return Planned(resolved, folder, status, lack, notes(resolved, machine))
+    planned = []
+    for row in rows:
+        lack = row.refusal or obstacle(row, machine)
+        status = Status.REFUSED if row.refusal else Status.UNSUPPORTED if lack else None
+        if lack:
+            lack = dataclasses.replace(lack, hint=lack.hint or "take another recipe")
+        if lack is None or not row.spec.repeat:
+            folder = out / "runs" / run_name(row.spec)
+            planned.append(Planned(row, folder, status, lack, notes(row, machine)))
+    return planned
 
 
 def run_suite(
@@ -106,14 +97,20 @@ def run_suite(
     results: list[Result] = []
     check_out(out)
     with _alone(out):
-        _write_head(suite, out)
+        head: dict[str, Any] = {"name": suite.name, "title": suite.title}
+        head |= {"reference": suite.reference, "started": _now(), "device": suite.device}
+        head["order"] = [row.recipe for row in suite.rows]
+        with files.writing(out):
+            write_json(out / "suite.json", head)
         to_run = [must_run(row, machine, fresh) for row in planned]
         progress.begin_suite(suite.name, [label(row.resolved.spec) for row in planned], to_run)
         limit, start = timeout or suite.timeout_seconds, start or launch.run
         try:
             row = planned[0] if planned else None
             for row in planned:
-                if lost := _lost(row.resolved.spec, results):
+                first = dataclasses.replace(row.resolved.spec, repeat=0)
+                ends = [r.status for r in results if row.resolved.spec.repeat and r.spec == first]
+                if lost := next((end for end in ends if end is not Status.OK), None):
                     progress.leave_out(label(row.resolved.spec), lost)
                     continue
                 results.append(run_row(row, machine, progress, fresh, limit, start))
@@ -124,13 +121,6 @@ def run_suite(
         finally:
             progress.stop()
     return results
-
-
-def _lost(spec: Spec, results: Sequence[Result]) -> Status | None:
-    """Return the status of the failed row that ``spec`` repeats; None if it may be repeated."""
-    first = dataclasses.replace(spec, repeat=0)
-    ends = (r.status for r in results if spec.repeat and r.spec == first)
-    return next((status for status in ends if status is not Status.OK), None)
 
 
 def run_row(
@@ -150,8 +140,15 @@ def run_row(
     if earlier is not None:
         progress.skip(earlier)
         return earlier
-    if row.status is not None:
-        result = _not_run(row, machine)
+    if row.status is not None and row.lack is not None:
+        result = Result.not_run(
+            row.resolved,
+            row.status,
+            row.lack.text,
+            row.lack.hint,
+            command=launch.display(row.resolved, row.folder),
+            started=_now(),
+        )
         progress.skip(result)
     else:
         progress.begin_run(label(row.resolved.spec), timeout)
@@ -161,7 +158,7 @@ def run_row(
     # A worker that died has not recorded its machine.
     result.environment = result.environment or seen(row.resolved.spec.device, machine)
     result.identity = mark
-    _write(result, row.folder)
+    launch.write(result, row.folder)
     return result
 
 
@@ -177,13 +174,11 @@ def _finished(row: Planned, mark: str) -> Result | None:
 
     One of a user's code suffices if no file has changed that the code opened.
     """
-    try:
-        result = load(row.folder / "result.json")
-    except BadResult:
+    result = found(row.folder)
+    if result is None or result.identity != mark or result.status not in KEPT:
         return None
-    kept = result.identity == mark and result.status in KEPT
-    kept = kept and (not row.resolved.runs_users_code or opened.unchanged(result.inputs))
-    return result if kept else None
+    stale = row.resolved.runs_users_code and not opened.unchanged(result.inputs)
+    return None if stale else result
 
 
 def _interrupted_row(row: Planned, machine: Machine, known: Sequence[Result]) -> list[Result]:
@@ -193,31 +188,14 @@ def _interrupted_row(row: Planned, machine: Machine, known: Sequence[Result]) ->
     """
     if any(result.spec == row.resolved.spec for result in known):
         return []
-    try:
-        result = load(row.folder / "result.json")
-    except BadResult:
+    if (result := found(row.folder)) is None:
         return []
     if result.identity:
         return [result] if result.identity == identity(row.resolved, machine) else []
     if result.status is not Status.INTERRUPTED:  # it ended while the signal arrived
         result.identity = identity(row.resolved, machine)
-        _write(result, row.folder)
+        launch.write(result, row.folder)
     return [result]
-
-
-def _not_run(row: Planned, machine: Machine) -> Result:
-    """Return the row of a run that was not started."""
-    assert row.status is not None and row.lack is not None
-    return Result.not_run(
-        row.resolved,
-        row.status,
-        row.lack.text,
-        row.lack.hint,
-        command=launch.display(row.resolved, row.folder),
-        started=_now(),
-        meter_notes=row.notes,
-        environment=seen(row.resolved.spec.device, machine),
-    )
 
 
 def seen(device: str, machine: Machine) -> dict[str, Any]:
@@ -246,19 +224,14 @@ def check_out(out: Path, names: Sequence[str] = files.RESULTS, *, force: bool = 
         OutputError: it cannot be created or written, or its disk is nearly full.
         files.Taken: a file of these names is not Headroom's.
     """
-    try:
+    with files.writing(out):
         files.claim(out, names, force=force)
         with tempfile.TemporaryFile(dir=out) as stream:
             stream.write(b"x")
         free = shutil.disk_usage(out).free
-    except OSError as error:
-        why = error.strerror or error
-        raise OutputError(f"cannot write results to {out}: {why}; choose another --out") from None
     if free < FREE_BYTES:
-        raise OutputError(
-            f"{out}: {free / 2**20:.0f} MiB free, results need {FREE_BYTES // 2**20}; "
-            "free disk space or choose another --out"
-        )
+        text = f"{out}: {free / 2**20:.0f} MiB free, results need {FREE_BYTES // 2**20}"
+        raise OutputError(f"{text}; free disk space or choose another --out")
 
 
 @contextlib.contextmanager
@@ -279,34 +252,11 @@ def _alone(out: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno in HELD:
-                raise OutputError(
-                    f"another run is writing to {out}; wait or choose another --out"
-                ) from None
+                text = f"another run is writing to {out}; wait or choose another --out"
+                raise OutputError(text) from None
             text = f"{out} cannot be locked ({error.strerror}): a second run there goes unnoticed"
             print(f"headroom: {text}", file=sys.stderr)
         yield
-
-
-def _write_head(suite: Suite, out: Path) -> None:
-    head: dict[str, Any] = {"name": suite.name, "title": suite.title}
-    head |= {"reference": suite.reference, "started": _now(), "device": suite.device}
-    head["order"] = [row.recipe for row in suite.rows]
-    with _full_disk(out):
-        write_json(out / "suite.json", head)
-
-
-def _write(result: Result, folder: Path) -> None:
-    with _full_disk(folder):
-        result.write(folder / "result.json")
-
-
-@contextlib.contextmanager
-def _full_disk(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        why = error.strerror or error
-        raise OutputError(f"cannot write results to {path}: {why}; choose another --out") from None
 
 
 def _now() -> str:
