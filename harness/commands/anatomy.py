@@ -30,8 +30,6 @@ WORDS = ["--anatomy"]
 FILES = (*launch.FILES, "anatomy.json", "anatomy.html")
 BRIEF = {"steps": 1, "warmup": 1}
 """The traced steps follow these; more timed steps would add nothing."""
-
-
 FROM_SUITE = ("model", "data", "global_batch", "processes")
 """Settings of the suite "default", for a recipe alone."""
 
@@ -68,30 +66,19 @@ def anatomy(options: argparse.Namespace) -> int:
     if shown_status(result)[0] is not Status.OK:
         console.print(Text(result.log_tail, style="dim"))
         return exit_code([result])
-    _write(folder, console)
-    return OK
-
-
-def _asked(options: argparse.Namespace, given: Mapping[str, Any], machine: Machine) -> Spec:
-    suite = matrix.ad_hoc([options.recipe], options.device or machine.device)
-    (spec,) = matrix.specs(
-        suite,
-        BRIEF | dict(given),  # given values win
-        gpus=len(machine.gpus),
-        gpu_bytes=machine.smallest_gpu_bytes,
-    )
-    if given.get("processes", spec.processes) != spec.processes:
-        raise SpecError(
-            f"processes is {given['processes']}, but {options.recipe} trains on one "
-            "process; leave --processes out"
-        )
-    return spec
-
-
-def _write(folder: Path, console: Any) -> None:
-    """Write the page and print its summary."""
     breakdown = hooks.planner("under_ceilings")(load(folder / "anatomy.json"))
     for question, answer, more in page.sentences(breakdown):
         console.print(f"[bold]{question}[/bold]  {answer}: {more}", highlight=False)
     for path in [folder / "anatomy.json", *page.write(breakdown, folder)]:
         console.print(Text(str(short(path))), soft_wrap=True)
+    return OK
+
+
+def _asked(options: argparse.Namespace, given: Mapping[str, Any], machine: Machine) -> Spec:
+    suite = matrix.ad_hoc([options.recipe], options.device or machine.device)
+    here = {"gpus": len(machine.gpus), "gpu_bytes": machine.smallest_gpu_bytes}
+    (spec,) = matrix.specs(suite, BRIEF | dict(given), **here)  # given values win
+    if given.get("processes", spec.processes) != spec.processes:
+        text = f"processes is {given['processes']}, but {options.recipe} trains on one process"
+        raise SpecError(f"{text}; leave --processes out")
+    return spec

@@ -87,21 +87,17 @@ def examined(console: Console, out: Path, ops: set[str]) -> Machine:
 
 def print_listed(console: Console, heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     """Print rows whose last cell is prose: as a table, or as paragraphs on a narrow terminal."""
-    if console.width < LISTED:
-        for *names, prose in rows:
-            console.print(Text("  ").join(map(_text, names)))
-            console.print(Padding(_text(prose), (0, 0, 0, 2), expand=False))
-        return
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
     for head in heads:
         table.add_column(head, no_wrap=head != heads[-1], overflow="fold")
     for row in rows:
-        table.add_row(*map(_text, row))
-    console.print(table)
-
-
-def _text(cell: Any) -> Text:
-    return cell if isinstance(cell, Text) else Text(str(cell))
+        *names, prose = [cell if isinstance(cell, Text) else Text(str(cell)) for cell in row]
+        if console.width < LISTED:
+            console.print(Text("  ").join(names))
+            console.print(Padding(prose, (0, 0, 0, 2), expand=False))
+        table.add_row(*names, prose)
+    if console.width >= LISTED:
+        console.print(table)
 
 
 def sighted(console: Console, out: Path, machine: Machine, device: str | None) -> Machine:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import itertools
 import os
@@ -52,9 +53,8 @@ def doctor(options: argparse.Namespace) -> int:
         raise SpecError(f"{out}: cannot write to {there}; choose another --out")
     ops = needed_ops([resolve(Spec(recipe="zero3_nvme", device=recall(out).device, **LATENTS))])
     machine = examined(console, out, ops)
-    print_doctor(machine, console)
+    lacks = print_doctor(machine, console)
     if options.json:
-        lacks = {name: why_not(name, machine) for name in CATALOG}
         reasons = {name: dataclasses.asdict(lack) for name, lack in lacks.items() if lack}
         able = [name for name in CATALOG if name not in reasons]
         facts = dict(_facts(machine))
@@ -62,8 +62,8 @@ def doctor(options: argparse.Namespace) -> int:
     return OK
 
 
-def print_doctor(machine: Machine, console: Console) -> None:
-    """Print how many strategies can run, the machine's facts, and why others cannot run."""
+def print_doctor(machine: Machine, console: Console) -> dict[str, Reason | None]:
+    """Print the machine's facts, what can run, and why the rest cannot; return these reasons."""
     lacks = {name: why_not(name, machine) for name in CATALOG}
     able = [name for name, lack in lacks.items() if lack is None]
     device = "GPUs" if machine.device == "cuda" and not machine.blind else "the CPU"
@@ -82,6 +82,7 @@ def print_doctor(machine: Machine, console: Console) -> None:
     rows = [(name, Text(f"{lack.text}\n-> {lack.hint}")) for name, lack in lacks.items() if lack]
     if rows:
         print_listed(console, ("cannot run", "reason, and what to do"), rows)
+    return lacks
 
 
 def _facts(machine: Machine) -> list[tuple[str, str]]:
@@ -97,11 +98,14 @@ def _facts(machine: Machine) -> list[tuple[str, str]]:
     if machine.blind:
         cards.append(f"torch sees none: {machine.blind}")
     device = machine.device_names[0] if machine.gpus else "cpu"
+    told = gpus.rows(gpus.smi("--query-gpu=driver_version"), 1) if cards else []
+    driver = told[0][0] if told and told[0][0] else "of unknown version"
+    cuda = (probe.get("torch") or {}).get("cuda")
     faults = "; ".join(f"{k}: {v}" for k, v in probe.get("errors", {}).items())
     return [
         ("machine", f"{machine.cores} cores, {memory}"),
         ("GPUs", "\n".join(cards) or "torch can use none: runs use the CPU"),
-        *([("driver", _driver(probe))] if cards else []),
+        *([("driver", f"NVIDIA {driver}; torch is built for CUDA {cuda or '?'}")] if cards else []),
         *([("Windows", SPILLS)] if WINDOWS.exists() else []),
         ("disk", f"{gib(machine.disk_free_bytes)} free at {machine.folder}"),
         ("compilers", f"{machine.compiler or 'g++ missing'}, {machine.ninja or 'ninja missing'}"),
@@ -110,14 +114,6 @@ def _facts(machine: Machine) -> list[tuple[str, str]]:
         ("calibration", hooks.planner("calibration_words")(device)),
         *([("faults", faults)] if faults else []),
     ]
-
-
-def _driver(probe: dict[str, Any]) -> str:
-    """Return the driver's version and the CUDA version of the torch build."""
-    told = gpus.rows(gpus.smi("--query-gpu=driver_version"), 1)
-    version = told[0][0] if told else ""
-    cuda = (probe.get("torch") or {}).get("cuda")
-    return f"NVIDIA {version or 'of unknown version'}; torch is built for CUDA {cuda or '?'}"
 
 
 COMPANY = (
@@ -165,19 +161,7 @@ def _plain_runs(name: str, machine: Machine) -> Iterator[Resolved]:
     counts = (here, *(n for n in MORE_GPUS if n > here)) if here else PROCESSES
     subjects = TRAINED if workload == TRAIN else (LATENTS,)
     for processes, trained, recipe in itertools.product(counts, subjects, recipes):
-        if _parses(recipe):
+        with contextlib.suppress(Conflict):  # two of its parts use the same slot
             count = 1 if parse(recipe).alone(machine.device) else processes
-            shared: dict[str, Any] = {
-                "device": machine.device,
-                "processes": count,
-                "global_batch": 64 * count,
-            }
-            yield resolve(Spec(recipe=recipe, workload=workload, **shared, **trained))
-
-
-def _parses(recipe: str) -> bool:
-    """Return whether no two parts of the recipe use the same slot."""
-    try:
-        return bool(parse(recipe))
-    except Conflict:
-        return False
+            shared = {**trained, "processes": count, "global_batch": 64 * count}
+            yield resolve(Spec(recipe=recipe, workload=workload, device=machine.device, **shared))

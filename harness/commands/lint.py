@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 
 from harness.commands.console import FAILED, OK, make_console
@@ -34,24 +33,15 @@ DEVICES = 8
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``lint``."""
     add = parser.add_argument
-    add(
-        "files",
-        nargs="*",
-        metavar="FILE",
-        help="DeepSpeed JSON or accelerate files (default: the JSON in launch_configs)",
-    )
+    text = "DeepSpeed JSON or accelerate files (default: the JSON in launch_configs)"
+    add("files", nargs="*", metavar="FILE", help=text)
     text = "a preset or FILE.py:CLASS (default: DiT-XL/2)"
     add("--model", type=families.canonical, metavar="MODEL", default="DiT-XL/2", help=text)
     text = "devices (default: 8; the batch of a file is compared with it only if it is given)"
     add("--processes", type=int, metavar="N", help=text)
+    usual: dict[str, Any] = {"choices": ("bf16", "fp32"), "default": "bf16"}
     text = "type of the computation (default: bf16)"
-    add(
-        "--precision",
-        type=lambda word: name_of(word, CATALOG),
-        choices=("bf16", "fp32"),
-        default="bf16",
-        help=text,
-    )
+    add("--precision", type=lambda word: name_of(word, CATALOG), help=text, **usual)
     add_json(parser)
 
 
@@ -60,36 +50,29 @@ def lint_files(options: argparse.Namespace) -> int:
     console = make_console()
     paths = [Path(name) for name in options.files] or own_files()
     devices = options.processes or DEVICES
-    spec = lint_spec(options.model, devices, options.precision)
+    model = model_name(options.model)
+    spec = Spec(  # one sample per device, since no rule reads the batch
+        recipe=f"zero3+{options.precision}",
+        model=model,
+        objective=kind_of(model).usual_objective(Shaping(), options.model),
+        processes=devices,
+        global_batch=devices,
+        data="synthetic",
+    )
     passed = {path: checked(path, options.processes)[1] for path in paths}
     wastes = {path: findings(path, spec) for path in paths}
     console.print(f"{options.model} in {options.precision} on {devices} devices", highlight=False)
+    rows = []
     for path, of_file in wastes.items():
-        own = path.parent == FOLDER
-        _tell(path, [*([] if own else passed[path]), *of_file], console)
-    rows = [
-        {
-            "file": path,
-            "passed_over": passed[path],
-            "wastes": [*map(dataclasses.asdict, of_file)],
-        }
-        for path, of_file in wastes.items()
-    ]
+        told = [*(() if path.parent == FOLDER else passed[path]), *of_file]
+        lines = [f"[yellow]--[/yellow]  {escape(f'{path.name}: {finding}')}" for finding in told]
+        for line in lines or [f"[green]ok[/green]  {escape(path.name)}"]:
+            console.print(line, highlight=False, soft_wrap=True)
+        found = [*map(dataclasses.asdict, of_file)]
+        rows.append({"file": path, "passed_over": passed[path], "wastes": found})
     write_answer(options, {"model": options.model, "processes": devices, "rows": rows})
     wrong = any(keys for path, keys in passed.items() if path.parent != FOLDER)
     return FAILED if wrong or any(wastes.values()) else OK
-
-
-def lint_spec(model: str, processes: int, precision: str = "bf16") -> Spec:
-    """Return a run of the sizes to check. It has one sample per device: no rule reads the batch."""
-    return Spec(
-        recipe=f"zero3+{precision}",
-        model=model_name(model),
-        objective=kind_of(model_name(model)).usual_objective(Shaping(), model),
-        processes=processes,
-        global_batch=processes,
-        data="synthetic",
-    )
 
 
 def own_files() -> list[Path]:
@@ -104,13 +87,12 @@ def findings(path: Path, spec: Spec) -> list[Finding]:
         SpecError: the file is no readable DeepSpeed JSON; names the file and a remedy.
     """
     zero = checked(path)[0]
-    return waste(zero, _job(spec)) if zero.get("stage") else []
-
-
-def _job(spec: Spec) -> Job:
+    if not zero.get("stage"):
+        return []
     resolved = resolve(spec)
     itemsize = 2 if "half_compute" in resolved.launch.traits else 4
-    return Job(sizes=resolved.subject.sizes, itemsize=itemsize, ranks=spec.processes)
+    job = Job(sizes=resolved.subject.sizes, itemsize=itemsize, ranks=spec.processes)
+    return waste(zero, job)
 
 
 @functools.lru_cache
@@ -123,9 +105,8 @@ def checked(path: Path, processes: int | None = None) -> tuple[Mapping[str, Any]
     try:
         if path.suffix == ".json":
             data = read_json(path)
-            if not isinstance(data, dict) or not {"zero_optimization", "distributed_type"} & {
-                *data
-            }:
+            known = {"zero_optimization", "distributed_type"}
+            if not isinstance(data, dict) or not known & data.keys():
                 raise BadFile(f"{path}: no zero_optimization block")
         file, passed = users_launch.read(path, processes)
     except BadFile as error:
@@ -133,10 +114,3 @@ def checked(path: Path, processes: int | None = None) -> tuple[Mapping[str, Any]
     except BadInput as error:
         raise SpecError(str(error)) from None
     return file.settings.get("zero_optimization", {}), passed
-
-
-def _tell(path: Path, wasted: list[Finding | str], console: Console) -> None:
-    lines = [] if wasted else [f"[green]ok[/green]  {escape(path.name)}"]
-    lines += [f"[yellow]--[/yellow]  {escape(f'{path.name}: {finding}')}" for finding in wasted]
-    for line in lines:
-        console.print(line, highlight=False, soft_wrap=True)

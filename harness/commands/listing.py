@@ -7,6 +7,7 @@ import dataclasses
 import inspect
 import re
 import textwrap
+from dataclasses import fields
 from typing import Any
 
 from rich.console import Console
@@ -47,10 +48,17 @@ def list_all(options: argparse.Namespace) -> int:
     """Print all things of a kind, or describe one strategy; return the exit code."""
     what = SPELLED.get(options.what, options.what)
     kind = next((kind for kind in KINDS if what in (kind, kind.removesuffix("s"))), None)
-    if kind:
-        KINDS[kind](make_console())
+    console = make_console()
+    if kind is None:
+        print_one(options.what, console)
+    elif kind == "strategies":
+        print_list(console)
     else:
-        print_one(options.what, make_console())
+        title, heads, rows, foot = table_of(kind)
+        console.print(Text(title, style="bold"))
+        print_listed(console, heads, rows)
+        if foot:
+            console.print(Text(foot, style="dim"))
     write_answer(options, as_json(kind, options.what))
     return OK
 
@@ -68,47 +76,41 @@ def as_json(kind: str | None, name: str) -> dict[str, Any]:
         rows = [dataclasses.asdict(card) | {"name": n} for n, card in cards.table().items()]
     else:
         names = CATALOG if kind else [name_of(name, CATALOG)]
-        rows = [_strategy(one) for one in names if one in CATALOG]
+        rows = [
+            {
+                "name": one,
+                "place": CATALOG[one].slot.name.lower(),
+                "what": first_sentence(CATALOG[one].__doc__),
+                "parameters": {f.name: spelled(f.default) for f in fields(CATALOG[one])},
+                "needs": CATALOG[one].needs,
+                "losses": CATALOG[one].parity.value,
+                "source": CATALOG[one].source,
+            }
+            for one in names
+            if one in CATALOG
+        ]
     absent = {**ABSENT, **ENDED}
     some = absent if kind == "strategies" else {n: absent[n] for n in (plain(name),) if n in absent}
     return {"kind": kind or "strategy", "rows": rows, "absent": some}
-
-
-def _strategy(name: str) -> dict[str, Any]:
-    kind = CATALOG[name]
-    return {
-        "name": name,
-        "place": kind.slot.name.lower(),
-        "what": first_sentence(kind.__doc__),
-        "parameters": {f.name: spelled(f.default) for f in dataclasses.fields(kind)},
-        "needs": kind.needs,
-        "losses": kind.parity.value,
-        "source": kind.source,
-    }
 
 
 def print_list(console: Console) -> None:
     """Print the strategies by place, one line each."""
     for line in INTRO:
         console.print(Text(line, style="dim"))
+    room = console.width - NAME_WIDTH - 2
     for place in dict.fromkeys(kind.slot for kind in CATALOG.values()):
         console.print(Text(place.name.lower(), style="bold"))
         for name, kind in CATALOG.items():
-            if kind.slot is place:
-                _print_line(console, name, first_sentence(kind.__doc__))
+            if kind.slot is place and room < NAME_WIDTH:  # a narrow terminal gets the name alone
+                console.print(Text(f"  {name}", no_wrap=True, overflow="crop"))
+            elif kind.slot is place:  # on one line, cut between words
+                text = first_sentence(kind.__doc__).replace("`", "")
+                text = textwrap.shorten(text, room, placeholder=" ..")
+                console.print(Text(f"  {name:{NAME_WIDTH}}"), Text(text, "dim"), sep="")
     console.print(Text(f"not here ({RUN} list NAME says why)", style="bold"))
     console.print(Padding(Text(", ".join(ABSENT)), (0, 0, 0, 2), expand=False))
     console.print(Text(OTHERS, style="dim"))
-
-
-def _print_line(console: Console, name: str, text: str) -> None:
-    """Print a name and its text on one line, cut between words."""
-    room = console.width - NAME_WIDTH - 2
-    if room < NAME_WIDTH:  # a narrow terminal gets the name alone
-        console.print(Text(f"  {name}", no_wrap=True, overflow="crop"))
-        return
-    short = textwrap.shorten(text.replace("`", ""), room, placeholder=" ..")
-    console.print(Text(f"  {name:{NAME_WIDTH}}"), Text(short, "dim"), sep="")
 
 
 def print_one(name: str, console: Console) -> None:
@@ -117,16 +119,15 @@ def print_one(name: str, console: Console) -> None:
     Raises:
         BadInput: there is no such strategy.
     """
-    absent = plain(name)
+    absent, known, text = plain(name), name_of(name, CATALOG), ""
     if absent in ABSENT:
-        console.print(f"{absent} is no strategy here: {ABSENT[absent]}", markup=False)
-        return
-    if name in ENDED:
-        console.print(f"{name} is not here: {ENDED[name]}", markup=False)
-        return
-    known = name_of(name, CATALOG)
-    if known not in CATALOG and (told := related(name)):
-        console.print(f"model {name} is not here: {told}", markup=False)
+        text = f"{absent} is no strategy here: {ABSENT[absent]}"
+    elif name in ENDED:
+        text = f"{name} is not here: {ENDED[name]}"
+    elif known not in CATALOG and (told := related(name)):
+        text = f"model {name} is not here: {told}"
+    if text:
+        console.print(text, markup=False)
         return
     if known not in CATALOG:
         raise BadInput(f"there is no strategy {name!r}; {hint(name, CATALOG)}")
@@ -134,34 +135,29 @@ def print_one(name: str, console: Console) -> None:
     console.print(Text(f"{known} (place: {kind.slot.name.lower()})", style="bold"))
     for paragraph in inspect.cleandoc(kind.__doc__ or "").split("\n\n"):
         console.print(Text(" ".join(paragraph.replace("``", "").split())))
-    for note in _notes(kind):
-        console.print(Padding(Text(note), (0, 0, 0, 2), expand=False))
+    given = ", ".join(f"{f.name}={spelled(f.default)}" for f in fields(kind))
+    same = "same losses as the reference" if kind.parity.value == "exact" else "changes the losses"
+    facts = [f"parameters: {given}"] if given else []
+    facts += [f"needs: {', '.join(kind.needs)}"] if kind.needs else []
+    facts += [f"parity: {kind.parity.value} ({same})", f"source: {kind.source}"]
+    for fact in facts:
+        console.print(Padding(Text(fact), (0, 0, 0, 2), expand=False))
 
 
-def _print_suites(console: Console) -> None:
-    """Print the suites: their rows on a CPU, and their titles."""
-    console.print(Text(f"suites: {RUN} run --suite NAME (without a name: default)", style="bold"))
-    print_listed(console, ("suite", "rows", "title"), _suites())
-
-
-def _print_models(console: Console) -> None:
-    """Print the public models and their names on the Hugging Face Hub."""
-    rows = [
-        (Text(name, "bold"), f"{known.parameters['built'] / 1e9:.2f}", ", ".join(known.hub))
-        for name, known in families.table().items()
-    ]
-    text = "public models: --model takes these names in any spelling"
-    console.print(Text(text, style="bold"))
-    print_listed(console, ("model", "billion parameters", "on the Hugging Face Hub"), rows)
-    names = ", ".join(dict.fromkeys(name.partition("/")[0] for name in dit.PRESETS))
-    text = f"DiTs, each with patch 2, 4 or 8: {names}. Read on: docs/reference/models.md"
-    console.print(Text(text, style="dim"))
-
-
-def _print_cards(console: Console) -> None:
-    """Print the cards that ``plan`` accepts by name."""
-    console.print(Text("cards: --gpu takes these names in any spelling", style="bold"))
-    heads = ("card", "GiB", "GB/s", "TFLOP/s in 16 bits", "step times")
+def table_of(kind: str) -> tuple[str, tuple[str, ...], list[tuple[Any, ...]], str]:
+    """Return title, heads, rows and last line of the list of a ``kind`` other than strategies."""
+    if kind == "suites":
+        title = f"suites: {RUN} run --suite NAME (without a name: default)"
+        return title, ("suite", "rows", "title"), _suites(), ""
+    if kind == "models":
+        models = [
+            (Text(name, "bold"), f"{known.parameters['built'] / 1e9:.2f}", ", ".join(known.hub))
+            for name, known in families.table().items()
+        ]
+        title = "public models: --model takes these names in any spelling"
+        names = ", ".join(dict.fromkeys(name.partition("/")[0] for name in dit.PRESETS))
+        foot = f"DiTs, each with patch 2, 4 or 8: {names}. Read on: docs/reference/models.md"
+        return title, ("model", "billion parameters", "on the Hugging Face Hub"), models, foot
     rows = [
         (
             Text(name, "bold"),
@@ -172,29 +168,13 @@ def _print_cards(console: Console) -> None:
         )
         for name, card in cards.table().items()
     ]
-    print_listed(console, heads, rows)
-    text = "Other cards: --gpu-memory SIZE. Peak rates and bandwidths are from data sheets."
-    console.print(Text(text, style="dim"))
+    heads = ("card", "GiB", "GB/s", "TFLOP/s in 16 bits", "step times")
+    foot = "Other cards: --gpu-memory SIZE. Peak rates and bandwidths are from data sheets."
+    return "cards: --gpu takes these names in any spelling", heads, rows, foot
 
 
-KINDS = {
-    "strategies": print_list,
-    "suites": _print_suites,
-    "models": _print_models,
-    "cards": _print_cards,
-}
-"""Kind that ``list`` accepts -> its printer."""
+KINDS = ("strategies", "suites", "models", "cards")
 SPELLED = {"gpu": "cards", "gpus": "cards", "strategy": "strategies"}
-
-
-def _notes(kind: Any) -> list[str]:
-    given = ", ".join(f"{f.name}={spelled(f.default)}" for f in dataclasses.fields(kind))
-    parity = (
-        "same losses as the reference" if kind.parity.value == "exact" else "changes the losses"
-    )
-    facts = [f"parameters: {given}"] if given else []
-    facts += [f"needs: {', '.join(kind.needs)}"] if kind.needs else []
-    return [*facts, f"parity: {kind.parity.value} ({parity})", f"source: {kind.source}"]
 
 
 def first_sentence(doc: str | None) -> str:

@@ -31,16 +31,19 @@ from harness.json_files import write_json
 from harness.launch import launch
 from harness.report.figures import derive
 from harness.report.figures.predicted import OUT_OF_MEMORY
-from harness.resolve import Resolved, resolve, run_name
-from harness.result import BadResult, Result, Status, load
+from harness.resolve import resolve, run_name
+from harness.result import Result, Status, found
 from harness.spec import Spec, SpecError
 from harness.suite.rows import identity
 from harness.system.machine import Machine
 from strategies import parse
 
+FILES = ("runs", "max_batch.json")
 DATA = {"data": "synthetic"}
 STEPS = {"steps": 1, "warmup": 1}
 """The first step allocates the optimizer state and the second runs with it; one has the peak."""
+SETTLED = (Status.OK, *OUT_OF_MEMORY)
+"""Ends of a probe that say whether its batch fits."""
 
 
 class Unclear(Exception):
@@ -67,9 +70,6 @@ def search(fits: Callable[[int], bool], first: int, most: int) -> int:
     return low
 
 
-FILES = ("runs", "max_batch.json")
-
-
 @dataclasses.dataclass(kw_only=True)
 class Search:
     """One search: its spec without the global batch, and its ``results`` by micro-batch."""
@@ -94,34 +94,27 @@ class Search:
         resolved = resolve(dataclasses.replace(self.spec, global_batch=samples))
         folder = self.out / "runs" / run_name(resolved.spec)
         mark = f"{identity(resolved, self.machine)}-{self.limit_bytes or 'all'}"
-        result = None if self.fresh else _known(folder, mark)
+        result = None if self.fresh else found(folder)
+        if result and (result.identity != mark or result.status not in SETTLED):
+            result = None
         if result and resolved.runs_users_code and not opened.unchanged(result.inputs):
             result = None
+        name, more = f"{self.spec.recipe} x {micro_batch}", str(self.limit_bytes or 0)
         if result is None:
-            result = self._probe(resolved, folder, micro_batch)
+            self.progress.recipes.append(name)
+            self.progress.begin_run(name, self.timeout)
+            given = {"timeout": self.timeout, "on_status": self.progress.status}
+            result = self.start(resolved, folder, **given, more=["--memory-limit", more])
+            self.progress.end_run(result, name)
             result.identity = mark
             result.write(folder / "result.json")
         else:
-            self.progress.skip(result, self._name(micro_batch))
+            self.progress.skip(result, name)
         self.results[micro_batch] = result
         self.record(None)
-        if result.status not in (Status.OK, *OUT_OF_MEMORY):
+        if result.status not in SETTLED:
             raise Unclear(result)
         return result.status is Status.OK
-
-    def _probe(self, resolved: Resolved, folder: Path, micro_batch: int) -> Result:
-        more = ["--memory-limit", str(self.limit_bytes or 0)]
-        name = self._name(micro_batch)
-        self.progress.recipes.append(name)
-        self.progress.begin_run(name, self.timeout)
-        result = self.start(
-            resolved, folder, timeout=self.timeout, on_status=self.progress.status, more=more
-        )
-        self.progress.end_run(result, name)
-        return result
-
-    def _name(self, micro_batch: int) -> str:
-        return f"{self.spec.recipe} x {micro_batch}"
 
     def record(self, answer: int | None) -> None:
         """Write the probes so far, ordered by size; ``answer`` is None during the search."""
@@ -136,17 +129,15 @@ class Search:
             for size, result in sorted(self.results.items())
         ]
         head = {"recipe": self.spec.recipe, "memory_limit_bytes": self.limit_bytes}
-        head["largest_known_to_fit"] = max(self._fitting(True), default=None)
+        fits = [size for size, result in self.results.items() if result.status is Status.OK]
+        head["largest_known_to_fit"] = max(fits, default=None)
         write_json(self.out / "max_batch.json", {**head, "micro_batch": answer, "probes": probes})
-
-    def _fitting(self, fits: bool) -> list[int]:
-        """Return the micro-batches known to fit, or those known not to."""
-        ends = (Status.OK,) if fits else OUT_OF_MEMORY
-        return [size for size, result in self.results.items() if result.status in ends]
 
     def known(self) -> str:
         """Describe the result of the probes so far."""
-        fits, over = self._fitting(True), self._fitting(False)
+        ends = {size: result.status for size, result in self.results.items()}
+        fits = [size for size, status in ends.items() if status is Status.OK]
+        over = [size for size, status in ends.items() if status in OUT_OF_MEMORY]
         words = [f"{max(fits)} fits"] if fits else []
         words += [f"{min(over)} does not"] if over else []
         return ", ".join(words) or "no probe had ended"
@@ -157,15 +148,6 @@ def _metered(result: Result) -> int | None:
     return derive.highest(result.ranks, "allocated")
 
 
-def _known(folder: Path, mark: str) -> Result | None:
-    try:
-        result = load(folder / "result.json")
-    except BadResult:
-        return None
-    settled_ends = (Status.OK, *OUT_OF_MEMORY)
-    return result if result.identity == mark and result.status in settled_ends else None
-
-
 # ---- the command ----
 
 
@@ -174,20 +156,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add_force(parser)
     add("--out", type=folder_name, metavar="DIR", help="folder (default: results/max-batch/RECIPE)")
-    add(
-        "--memory-limit",
-        type=float,
-        metavar="GIB",
-        help="memory limit of a process in GiB (default: all of it)",
-    )
+    text = "memory limit of a process in GiB (default: all of it)"
+    add("--memory-limit", type=float, metavar="GIB", help=text)
     add("--first", type=int, default=1, metavar="N", help="first micro batch to try (default: 1)")
-    add(
-        "--most",
-        type=int,
-        default=4096,
-        metavar="N",
-        help="largest micro batch to try (default: 4096)",
-    )
+    text = "largest micro batch to try (default: 4096)"
+    add("--most", type=int, default=4096, metavar="N", help=text)
     text = "deadline of one probe (default: 1800)"
     add("--timeout", type=seconds, default=1800, metavar="SECONDS", help=text)
     add("--fresh", action="store_true", help="repeat finished probes too (default: keep them)")

@@ -128,13 +128,12 @@ def check_file(path: Path, name: str, *, force: bool = False) -> None:
         SpecError: it cannot be written.
         files.Taken: it exists, and is not Headroom's.
     """
-    path, why = path.absolute(), ""
-    if path.is_dir():
-        why = "it is a folder"
-    else:
-        try:
+    path = path.absolute()
+    why = "it is a folder" if path.is_dir() else ""
+    try:
+        if not why:
             files.claim_file(path, force=force)
-        except OSError as error:
-            why = f"cannot write to {path.parent} ({error.strerror or error})"
+    except OSError as error:
+        why = f"cannot write to {path.parent} ({error.strerror or error})"
     if why:
         raise SpecError(f"{name} is {path}: {why}; give another --{name} FILE")

@@ -74,13 +74,20 @@ class LiveLine:
         """The seconds since ``start``."""
         return self.now() - self.begun
 
+    def rest_seconds(self) -> float | None:
+        """Estimate the seconds left; None if nothing is known of them."""
+        return None
+
+    def times(self) -> str:
+        """Return the seconds taken and left, in words."""
+        left = self.rest_seconds()
+        return clock(self.seconds) + ("" if left is None else f"  about {clock(left)} left")
+
 
 class Waiting(LiveLine):
-    """Progress of work that is one piece: its name, its current step, and its seconds.
+    """Progress of work that is one piece: its ``name``, its current step, and its seconds.
 
-    Args:
-        name: the work.
-        expected: the seconds that it usually takes, for the time left; 0 without an estimate.
+    ``expected`` is the seconds that it usually takes, for the time left; 0 without an estimate.
     """
 
     def __init__(
@@ -106,10 +113,10 @@ class Waiting(LiveLine):
 
     def line(self) -> Text:
         """Return the live line; it may be longer than the terminal is wide."""
-        step = f": {self.step}" if self.step else ""
-        rest = self.expected - self.seconds
-        left = f", about {clock(rest)} left" if rest > 0 else ""
-        return Text(f"{self.name}  {clock(self.seconds)}{left}{step}")
+        return Text(f"{self.name}  {self.times()}{f': {self.step}' if self.step else ''}")
+
+    def rest_seconds(self) -> float | None:
+        return self.expected - self.seconds if self.expected > self.seconds else None
 
     def __enter__(self) -> Waiting:
         self.start()
@@ -158,10 +165,6 @@ class Predictions(LiveLine):
             self.said = self.now()
             self.say(self.line())
 
-    def end(self) -> None:
-        """Remove the line."""
-        self.stop()
-
     def tell_recorded(self) -> None:
         """Print how many predictions ship with the project, and when they were made."""
         if self.days:
@@ -172,15 +175,12 @@ class Predictions(LiveLine):
 
     def line(self) -> Text:
         """Return the live line, cut to the terminal's width."""
-        words = f"[{self.ended}/{self.count}] {self.why or 'predicting'}"
-        left = self.rest_seconds()
-        rest = f"  about {clock(left)} left" if left else ""
-        text = f"{words.rstrip(' :')}  {clock(self.seconds)}{rest}  {self.last}"
-        return Text(text, no_wrap=True, overflow="ellipsis")
+        words = f"[{self.ended}/{self.count}] {self.why or 'predicting'}".rstrip(" :")
+        return Text(f"{words}  {self.times()}  {self.last}", no_wrap=True, overflow="ellipsis")
 
     def rest_seconds(self) -> float | None:
-        """Estimate the seconds left; None before a prediction was made."""
-        return (self.count - self.ended) * self.seconds / self.ended if self.ended else None
+        left = (self.count - self.ended) * self.seconds / self.ended if self.ended else 0.0
+        return left or None
 
 
 @contextlib.contextmanager
@@ -190,7 +190,7 @@ def during(progress: Predictions, *given: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        progress.end()
+        progress.stop()
 
 
 def counted(number: int, noun: str) -> str:
@@ -208,11 +208,7 @@ def phase_words(status: dict[str, Any]) -> str:
 
 
 class Progress(LiveLine):
-    """Progress of a suite: one live line on a terminal, one line per event in a log file.
-
-    It shows the current run, recipe, phase and step, the elapsed time, and an estimate of the
-    remaining time.
-    """
+    """Progress of a suite: the current run, recipe, phase and step, the time taken and left."""
 
     def __init__(self, console: Console, now: Callable[[], float] = time.monotonic) -> None:
         super().__init__(console, now)
@@ -222,8 +218,6 @@ class Progress(LiveLine):
         self.last: dict[str, Any] = {}
         self.spent: list[float] = []
         self.recipe = ""
-
-    # ---- events, in the order of a suite ----
 
     def begin_suite(self, name: str, recipes: list[str], to_run: list[bool]) -> None:
         """Begin a suite of these runs. Those not ``to_run`` are finished or cannot run here."""
@@ -237,14 +231,16 @@ class Progress(LiveLine):
         self.start()
         if self.live is None:
             limit = f", at most {clock(timeout)}" if timeout else ""
-            self.say(Text(f"{self._place()} {recipe}: begins{limit}{self._rest()}"))
+            rest = self.times().removeprefix(clock(self.seconds))
+            self.say(Text(f"{self._place()} {recipe}: begins{limit}{rest}"))
 
     def status(self, status: dict[str, Any]) -> None:
-        """Show a run's status: phase, step, of, peak_bytes, elapsed_seconds (``launch.run``)."""
+        """Show a run's status: phase, step, of (``launch.run``)."""
         self.last = status
         if self.live is None and self.now() - self.said >= HEARTBEAT_SECONDS:
             self.said = self.now()
-            self.say(Text(f"{self._place()} {self.recipe}: {self._where()}  {clock(self.seconds)}"))
+            text = f"{self._place()} {self.recipe}: {self._where()}  {clock(self.seconds)}"
+            self.say(Text(text))
 
     def end_run(self, result: Result, name: str = "") -> None:
         """End the current row; ``name`` replaces its label."""
@@ -271,17 +267,11 @@ class Progress(LiveLine):
         words = f" {recipe}: not run, because its first run ended as {status.value}"
         self.say(Text.assemble((self._head(), "dim"), words))
 
-    # ---- lines ----
-
     def line(self) -> Text:
         """Return the live line, cut to the terminal's width."""
-        return Text.assemble(
-            (f"{self._place()} ", "dim"),
-            f"{self._where()}  {clock(self.seconds)}{self._rest()}  ",
-            (self.recipe, "bold"),
-            no_wrap=True,
-            overflow="ellipsis",
-        )
+        place, now = f"{self._place()} ", f"{self._where()}  {self.times()}  "
+        given: dict[str, Any] = {"no_wrap": True, "overflow": "ellipsis"}
+        return Text.assemble((place, "dim"), now, (self.recipe, "bold"), **given)
 
     def _finished(self, result: Result, after: str, name: str) -> None:
         self.done += 1
@@ -308,12 +298,7 @@ class Progress(LiveLine):
         step, of = (self.last.get(key) for key in ("step", "of"))
         return phase_words(self.last) + (f" {step}/{of}" if of else "")
 
-    def _rest(self) -> str:
-        left = self.rest_seconds()
-        return "" if left is None else f"  about {clock(left)} left"
-
     def rest_seconds(self) -> float | None:
-        """Estimate the seconds left of this row and the rows to come; None at first."""
         if not self.spent:
             return None
         mean, spent = statistics.fmean(self.spent), self.seconds
@@ -322,12 +307,10 @@ class Progress(LiveLine):
 
 def summary(result: Result) -> str:
     """Return the median step time and the peak, or the resident mark, of an ok row."""
-    seconds = derive.step_seconds(result)
-    peak = derive.peak_of(result.ranks)
+    seconds, size, name = derive.step_seconds(result), derive.peak_of(result.ranks), "peak"
+    if size is None:
+        size, name = derive.resident_bytes(result.ranks), "resident"
     parts = [f"{1000 * derive.quantile(seconds, 0.5):7.1f} ms a step"] if seconds else []
-    size, name = (
-        (derive.resident_bytes(result.ranks), "resident") if peak is None else (peak, "peak")
-    )
     return "  ".join([*parts, f"{size / 2**30:.2f} GiB {name}"] if size is not None else parts)
 
 

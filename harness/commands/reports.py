@@ -77,26 +77,19 @@ def show(results: Sequence[Result], skipped: Sequence[str], out: Path, console: 
 
 
 def _results(folder: Path) -> tuple[list[Result], list[str]]:
-    _readable(folder)
-    if not folder.is_dir():
-        raise SpecError(f"{folder}: no such folder; give a results folder of {RUN} run (--out)")
-    results, skipped = load_all(folder)
-    if not results:
-        first = (
-            f"; {skipped[0]}" if skipped else "; it should hold result.json or runs/*/result.json"
-        )
-        raise SpecError(f"{folder}: no results in it{first}")
-    return results, skipped
-
-
-def _readable(folder: Path) -> None:
-    """Raise if a folder cannot be listed, which would otherwise read as empty."""
     for path in (folder, folder / "runs"):
         try:
             with os.scandir(path):
                 pass
-        except PermissionError as error:
+        except PermissionError as error:  # else it would read as empty
             way = "ask its owner for access, or copy the files that you may read"
             raise SpecError(f"{path}: {error.strerror}; {way}") from None
         except OSError:  # a missing folder or a file has its own message
-            return
+            break
+    if not folder.is_dir():
+        raise SpecError(f"{folder}: no such folder; give a results folder of {RUN} run (--out)")
+    results, skipped = load_all(folder)
+    if not results:
+        first = skipped[0] if skipped else "it should hold result.json or runs/*/result.json"
+        raise SpecError(f"{folder}: no results in it; {first}")
+    return results, skipped

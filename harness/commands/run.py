@@ -24,6 +24,7 @@ from harness.commands.console import (
 from harness.commands.options import add_force, add_settings, folder_name, overrides, seconds
 from harness.commands.progress import Progress
 from harness.commands.reports import show
+from harness.files import OutputError
 from harness.launch import launch, nodes
 from harness.report.data.rows import label
 from harness.resolve import Resolved, resolve
@@ -32,7 +33,7 @@ from harness.spec import Spec, SpecError
 from harness.suite import matrix
 from harness.suite.file import Suite, load_suite
 from harness.suite.rows import with_reference_again
-from harness.suite.run import OutputError, Planned, SuiteInterrupted, check_out, plan, run_suite
+from harness.suite.run import Planned, SuiteInterrupted, check_out, plan, run_suite
 from harness.system.gpus import has_driver
 from harness.system.machine import Machine, recall
 from harness.system.requirements import lacks_sight, needed_ops, obstacle
@@ -49,23 +50,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what, add = parser.add_mutually_exclusive_group(), parser.add_argument
     text = f"suite to run; {RUN} list suites shows them (default: default, or sampling)"
     what.add_argument("--suite", metavar="NAME_OR_FILE", help=text)
-    text = (
-        "run these recipes with the suite's settings; the first is the reference "
-        "(default: a suite's recipes)"
-    )
+    text = "run these recipes with the suite's settings; the first is the reference "
+    text += "(default: a suite's recipes)"
     what.add_argument("--recipes", nargs="+", metavar="R", help=text)
     add("--repeat", type=int, metavar="N", help="measure every recipe N times (default: 1)")
-    text = (
-        "measure the reference N times, spread over the suite (default: the suite's, else 3; "
-        "1: once)"
-    )
-    add("--noise-floor", type=int, metavar="N", help=text)
-    add(
-        "--timeout",
-        type=seconds,
-        metavar="SECONDS",
-        help="deadline of one run (default: the suite's)",
-    )
+    text = "measure the reference N times, spread over the suite (default: the suite's, else 3; "
+    add("--noise-floor", type=int, metavar="N", help=f"{text}1: once)")
+    text = "deadline of one run (default: the suite's)"
+    add("--timeout", type=seconds, metavar="SECONDS", help=text)
     add("--out", type=folder_name, metavar="DIR", help="results folder (default: results/SUITE)")
     add_force(parser)
     add("--fresh", action="store_true", help="repeat finished runs too (default: keep them)")
@@ -92,16 +84,19 @@ def run(options: argparse.Namespace) -> int:
     asked = ask(options, given, here)
     if options.dry_run:
         return _dry_run(asked, out)
-    _enough_gpus(given, asked)
+    for row in asked.rows if "processes" in given else ():
+        lack = None if row.refusal else obstacle(row, asked.machine)
+        if lack and lack.about == GPUS:  # an explicit number above that of the GPUs is a mistake
+            raise SpecError(str(lack))
     check_out(out, force=options.force)
     planned, results, code = _measured(asked, given, node, out, options, console)
     rows = [row.resolved for row in planned]
     code = hooks.planner("after_run")(results, rows, options, out, console, code)
     show(results, load_all(out)[1], out, console)
     if code == INTERRUPTED:
-        console.print(
-            f"interrupted after {ended(results)} of {len(planned)} runs; the same command resumes"
-        )
+        ended = sum(result.status is not Status.INTERRUPTED for result in results)
+        text = f"interrupted after {ended} of {len(planned)} runs; the same command resumes"
+        console.print(text)
     return exit_code(results) if code is None else code
 
 
@@ -126,7 +121,13 @@ def _measured(
     _sighted(suite, machine)
     for change in [] if options.device else _unseen(suite, machine):
         console.print(change, style="yellow")
-    _alone_here(console)
+    if others := at_work():  # also one that writes to another folder
+        console.print(
+            "another Headroom runs on this machine (process "
+            f"{', '.join(map(str, others))}). Both measure times that are too long. Wait "
+            "for it, and run this command again with --fresh.",
+            style="yellow",
+        )
     start = nodes.start_on(node, machine) if node else None
     given = {"machine": machine, "start": start}
     return planned, *run_rows(suite, planned, out, options, console, **given)
@@ -149,18 +150,13 @@ def run_rows(
     given = {"fresh": options.fresh, "timeout": options.timeout, **more}
     try:
         return run_suite(suite, planned, out, progress=progress, **given), None
-    except (OutputError, launch.LaunchError):
+    except OutputError:
         if progress.done:
             show(*load_all(out), out, console)
         raise
     except SuiteInterrupted as stop:
         options.ending.begun = True  # further signals must not cut the report short
         return stop.results, INTERRUPTED
-
-
-def ended(results: Sequence[Result]) -> int:
-    """Return the number of runs that were not interrupted."""
-    return sum(result.status is not Status.INTERRUPTED for result in results)
 
 
 class Asked(NamedTuple):
@@ -208,26 +204,6 @@ def _deciding(machine: Machine) -> tuple[str, int, int]:
     return machine.device, len(machine.gpus), machine.smallest_gpu_bytes
 
 
-def _enough_gpus(given: Mapping[str, Any], asked: Asked) -> None:
-    """Refuse an explicit --processes above the number of GPUs, which is a typing error."""
-    for row in asked.rows if "processes" in given else ():
-        lack = None if row.refusal else obstacle(row, asked.machine)
-        if lack and lack.about == GPUS:
-            raise SpecError(str(lack))
-
-
-def _alone_here(console: Console) -> None:
-    """Warn if another Headroom runs on this machine, even if it writes to another folder."""
-    others = at_work()
-    if others:
-        console.print(
-            "another Headroom runs on this machine (process "
-            f"{', '.join(map(str, others))}). Both measure times that are too long. Wait "
-            "for it, and run this command again with --fresh.",
-            style="yellow",
-        )
-
-
 def _sighted(suite: Suite, machine: Machine) -> None:
     """Refuse the whole suite if torch cannot use the GPUs, because no row could run."""
     lack = lacks_sight(machine) if suite.device == "cuda" else None
@@ -251,13 +227,9 @@ def _dry_run(asked: Asked, out: Path) -> int:
     if asked.machine.probe is None:
         print(f"# ops and backends were not probed yet; {RUN} doctor probes them")
     for index, row in enumerate(planned, 1):
-        print(f"# {index}/{len(planned)} {label(row.resolved.spec)}" + _why_not(row))
-        prefix = "# " if row.status else ""
-        print(prefix + launch.display(row.resolved, row.folder))
+        more = "".join(f" ({note})" for note in row.notes)
+        if row.status and row.lack:
+            more = f": {row.status.value}: {row.lack.text} -> {row.lack.hint}"
+        print(f"# {index}/{len(planned)} {label(row.resolved.spec)}{more}")
+        print(("# " if row.status else "") + launch.display(row.resolved, row.folder))
     return OK
-
-
-def _why_not(row: Planned) -> str:
-    if row.status is None or row.lack is None:
-        return "".join(f" ({note})" for note in row.notes)
-    return f": {row.status.value}: {row.lack.text} -> {row.lack.hint}"

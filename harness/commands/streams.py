@@ -57,9 +57,7 @@ class Lasting:
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
         if self.warns:
             why = getattr(error, "strerror", None) or str(error)
-            said = (
-                f"standard output was closed ({why}): the run continues, and its results are kept"
-            )
+            said = f"standard output was closed ({why}): the run continues, its results are kept"
             print(said, file=sys.stderr, flush=True)
 
     def __getattr__(self, name: str) -> Any:

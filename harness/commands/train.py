@@ -30,7 +30,7 @@ from harness.commands.progress import Progress
 from harness.json_files import BadFile, read_json
 from harness.launch import launch
 from harness.launch.checkpoints import check_same, claims, finished, newest_whole, terms
-from harness.result import Result, Status
+from harness.result import Status
 from harness.spec import Spec, SpecError
 from harness.suite.run import Planned, check_out
 from harness.system import process
@@ -95,7 +95,14 @@ def train(options: argparse.Namespace) -> int:
     extra = fit_words(options)
     ask = functools.partial(_asked, options, given)
     _, row = single_run.planned(ask, folder, options.device)
-    _check_goes_on(row, options, console)
+    newest, skipped = newest_whole(Path(options.checkpoint)) if options.resume else (None, [])
+    if newest:
+        check_same(newest, terms(row.resolved))
+        if row.resolved.launch.engine.unpickles and not options.trust:
+            claims(newest)
+        for line in skipped:
+            console.print(Text(line, style="yellow"), soft_wrap=True)
+        console.print(f"resumes {newest.name}", soft_wrap=True)
     if options.dry_run:
         print(launch.display(row.resolved, row.folder, extra))
         return OK
@@ -125,13 +132,7 @@ def fit_words(options: argparse.Namespace) -> list[str]:
 
 
 def _check_saved(folder: Path, options: argparse.Namespace) -> None:
-    """Refuse a checkpoint folder that contradicts the command.
-
-    Raises:
-        SpecError: the folder holds a training and --resume is missing, no checkpoint of it is
-            complete,
-            or it has taken all the steps already.
-    """
+    """Refuse a checkpoint folder that contradicts the command."""
     saved = finished(folder)
     if not saved:
         return
@@ -142,28 +143,12 @@ def _check_saved(folder: Path, options: argparse.Namespace) -> None:
         )
     newest, skipped = newest_whole(folder)
     if newest is None:
-        raise SpecError(
-            f"{folder} has no checkpoint to resume ({'; '.join(skipped)}); start in "
-            "another --checkpoint DIR"
-        )
+        why = f"{folder} has no checkpoint to resume ({'; '.join(skipped)})"
+        raise SpecError(f"{why}; start in another --checkpoint DIR")
     taken, wanted = int(newest.name.removeprefix("step-")), options.steps or DEFAULTS["steps"]
     if taken >= wanted:
-        raise SpecError(
-            f"the training in {folder} has already taken {taken} steps; give a larger --steps"
-        )
-
-
-def _check_goes_on(row: Planned, options: argparse.Namespace, console: Console) -> None:
-    """Refuse a checkpoint of a different training, and print the checkpoint that will be used."""
-    newest, skipped = newest_whole(Path(options.checkpoint))
-    if newest is None or not options.resume:
-        return
-    check_same(newest, terms(row.resolved))
-    if row.resolved.launch.engine.unpickles and not options.trust:
-        claims(newest)
-    for line in skipped:
-        console.print(Text(line, style="yellow"), soft_wrap=True)
-    console.print(f"resumes {newest.name}", soft_wrap=True)
+        text = f"the training in {folder} has already taken {taken} steps"
+        raise SpecError(f"{text}; give a larger --steps")
 
 
 def _asked(options: argparse.Namespace, given: Mapping[str, Any], machine: Machine) -> Spec:
@@ -178,20 +163,14 @@ def _asked(options: argparse.Namespace, given: Mapping[str, Any], machine: Machi
 
 def _trained(row: Planned, extra: list[str], options: argparse.Namespace, console: Console) -> int:
     if options.resume and not finished(Path(options.checkpoint)):
-        console.print(
-            f"no checkpoint in {options.checkpoint}: the training starts at step 0", soft_wrap=True
-        )
-    progress = _WithLoss(console, row.folder)
+        text = f"no checkpoint in {options.checkpoint}: the training starts at step 0"
+        console.print(text, soft_wrap=True)
+    progress, folder = _WithLoss(console, row.folder), row.folder
     try:
         result = single_run.launched(row, "train", progress, options.timeout, extra)
     except process.Interrupted:
         print(f"interrupted; --resume continues from {options.checkpoint}", file=sys.stderr)
         return INTERRUPTED
-    _tell(result, row.folder, options, console)
-    return exit_code([result])
-
-
-def _tell(result: Result, folder: Path, options: argparse.Namespace, console: Console) -> None:
     if shown_status(result)[0] is not Status.OK and result.log_tail:
         console.print(Text(result.log_tail, style="dim"))
     if result.losses:
@@ -202,6 +181,7 @@ def _tell(result: Result, folder: Path, options: argparse.Namespace, console: Co
         if path and os.path.exists(path):
             console.print(Text(f"{name}: {short(Path(path))}"), soft_wrap=True)
     console.print(Text(f"log: {short(folder / 'log.txt')}"), soft_wrap=True)
+    return exit_code([result])
 
 
 def ends(losses: Sequence[float]) -> tuple[float, float]:
@@ -231,10 +211,10 @@ class _WithLoss(Progress):
         return super()._where() + (f"  loss {self.loss:.4f}" if self.loss is not None else "")
 
     def rest_seconds(self) -> float | None:
-        """Estimate the seconds left, from the steps since the first status of the measure phase."""
         step, of = self.last.get("step") or 0, self.last.get("of") or 0
         if not step or self.last.get("phase") != "measure":
             return None
+        # From the steps since the first status of the phase.
         begun = self.__dict__.setdefault("first_step", (self.now(), step))
         done = step - begun[1]
         return (of - step) * (self.now() - begun[0]) / done if done > 0 else None

@@ -95,7 +95,7 @@ def test_a_wait_names_its_step_once_in_a_log_and_always_on_a_terminal() -> None:
             for step in ("loading torch", "compiling cpu_adam", "", "compiling cpu_adam"):
                 waiting.tell(step)
             now.seconds = 30
-            line = "machine  30 s, about 1 min 00 s left: compiling cpu_adam"
+            line = "machine  30 s  about 1 min 00 s left: compiling cpu_adam"
             assert waiting.line().plain == line
         assert waiting.live is None
         if not terminal:
@@ -112,7 +112,7 @@ def test_kept_predictions_do_not_count_in_the_time_left() -> None:
     predictions.done(2, prediction(1))
     assert predictions.rest_seconds() == 8
     assert predictions.line().plain == "[1/2] predicting  8 s  about 8 s left  c"
-    predictions.end()
+    predictions.stop()
     assert predictions.live is None
 
 
