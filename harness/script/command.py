@@ -34,7 +34,7 @@ from harness.script.row import CLIPPING, REFERENCES, Script, ScriptRow, recipes_
 from harness.spec import DEVICES
 from harness.suite.file import Suite, SuiteRow
 from harness.suite.rows import with_reference_again
-from harness.suite.run import Planned, check_out, plan
+from harness.suite.run import check_out, plan
 from harness.system.machine import Machine, recall
 from harness.system.requirements import needed_ops
 
@@ -94,18 +94,16 @@ def act(options: argparse.Namespace) -> int:
     rows = _rows(script, device, machine, options)
     if options.dry_run:
         for row in plan(rows, out, machine):
-            print(_line(row))
+            text = launch.display(row.resolved, row.folder)
+            if row.status and row.lack:
+                text = f"# {row.status.value}: {row.lack.text} -> {row.lack.hint}"
+            print(text)
         return OK
     check_out(out, force=options.force)
     machine = examined(console, out, needed_ops([row for row in rows if not row.refusal]))
     results, code = _measured(rows, device, out, machine, options, console)
     show(results, load_all(out)[1], out, console)
     return exit_code(results) if code is None else code
-
-
-def _line(row: Planned) -> str:
-    text = launch.display(row.resolved, row.folder)
-    return f"# {row.status.value}: {row.lack.text} -> {row.lack.hint}" if row.status else text
 
 
 def _rows(
@@ -173,11 +171,14 @@ class Starter:
     ) -> Result:
         """Run ``row`` in ``folder``; a row that clips otherwise than the script runs once more."""
         if row.clip is None and "own_clipping" in row.launch.traits:
-            row = dataclasses.replace(row, clip=self._known_clip(row))
+            # The limit that another row of the same script recorded.
+            others = [r for r in load_all(self.out)[0] if r.spec.model == row.spec.model]
+            limits = (clip for clip in map(clip_of, others) if clip is not None)
+            row = dataclasses.replace(row, clip=next(limits, None))
         result = self._run(row, folder, timeout, on_status)
-        asked = (result.evidence.get("script") or {}).get("clip")
-        if clips_otherwise(result) and asked is not None:
-            row = dataclasses.replace(row, clip=float(asked))
+        clip = clip_of(result)
+        if clip is not None and any(c.name == CLIPPING and not c.ok for c in result.audit):
+            row = dataclasses.replace(row, clip=clip)
             result = self._run(row, folder, timeout, on_status)
         return _advised(result, self.load_limit)
 
@@ -187,29 +188,19 @@ class Starter:
         began = time.monotonic()
 
         def stop() -> str | None:
-            late = time.monotonic() - began > self.load_limit
-            return "timeout" if late and _loads(folder) else None
+            """End a run in which no rank has begun a step."""
+            if time.monotonic() - began < self.load_limit:
+                return None
+            phases = [status.get("phase") for status in launch.rank_files(folder, "status")]
+            return "timeout" if all(phase in SETUP_PHASES for phase in phases) else None
 
         return launch.run(row, folder, timeout=timeout, on_status=on_status, stop=stop)
 
-    def _known_clip(self, row: ScriptRow) -> float | None:
-        """Return the clipping limit that another row of the same script recorded."""
-        for result in load_all(self.out)[0]:
-            facts = result.evidence.get("script") or {}
-            if result.spec.model == row.spec.model and facts.get("clip") is not None:
-                return float(facts["clip"])
-        return None
 
-
-def clips_otherwise(result: Result) -> bool:
-    """Return whether a row is void because DeepSpeed clips at another limit than the script."""
-    return any(check.name == CLIPPING and not check.ok for check in result.audit)
-
-
-def _loads(folder: Path) -> bool:
-    """Return whether no rank has begun a step."""
-    phases = [status.get("phase") for status in launch.rank_files(folder, "status")]
-    return all(phase in SETUP_PHASES for phase in phases)
+def clip_of(result: Result) -> float | None:
+    """Return the limit of the gradient norm that a row's script applied; None if unknown."""
+    clip = (result.evidence.get("script") or {}).get("clip")
+    return None if clip is None else float(clip)
 
 
 def _advised(result: Result, load_limit: float) -> Result:

@@ -226,14 +226,10 @@ def _objects() -> Iterator[Any]:
 def _roots(own: set[int]) -> list[nn.Module]:
     """Return the outermost modules that are not of the trained models."""
     modules = [m for m in _objects() if issubclass(type(m), nn.Module) and not is_average(m)]
-    inner = {id(child) for module in modules for child in _children(module)}
+    members = [vars(module).get("_modules") or {} for module in modules]
+    inner = {id(child) for some in members for child in some.values()}
     outer = [m for m in modules if id(m) not in inner]
     return [m for m in outer if not any(id(part) in own for part in m.modules())]
-
-
-def _children(module: nn.Module) -> list[nn.Module]:
-    members = vars(module).get("_modules") or {}
-    return [child for child in members.values() if child is not None]
 
 
 def _tensors(module: Any) -> Iterator[torch.Tensor]:

@@ -34,22 +34,16 @@ def swap(part: Strategy, optimizer: Any, launch: RunContext) -> Any:
     Raises:
         Cannot: the optimizer is of another class, or has stepped.
     """
-    kind = type(optimizer).__name__
-    if kind not in SWAPPED:
-        raise Cannot(
-            f"{part.name} replaces AdamW and Adam, but the script's optimizer is {kind}; "
-            f"leave {part.name} out"
-        )
-    if optimizer.state:
-        raise Cannot(
-            f"{part.name}: the optimizer already has state; call prepare before its first step"
-        )
+    name, kind, fault = part.name, type(optimizer).__name__, ""
     decays = any(group.get("weight_decay") for group in optimizer.param_groups)
-    if not kind.startswith(("AdamW", "PagedAdamW")) and decays:
-        raise Cannot(
-            f"{part.name} applies decoupled weight decay, but {kind} does not; leave "
-            f"{part.name} out"
-        )
+    if kind not in SWAPPED:
+        fault = f" replaces AdamW and Adam, but the script's optimizer is {kind}; leave {name} out"
+    elif optimizer.state:
+        fault = ": the optimizer already has state; call prepare before its first step"
+    elif not kind.startswith(("AdamW", "PagedAdamW")) and decays:
+        fault = f" applies decoupled weight decay, but {kind} does not; leave {name} out"
+    if fault:
+        raise Cannot(f"{name}{fault}")
     kept = ("params", "lr", "betas", "eps", "weight_decay", "initial_lr")
     groups = [{k: g[k] for k in kept if k in g} for g in optimizer.param_groups]
     return part.make_optimizer(groups, settings_of(optimizer), launch)
@@ -74,11 +68,6 @@ class Swapped:
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         trained.settings = settings_of(trained.inner_optimizer)
         return super().evidence(trained)
-
-
-def _swapped(name: str) -> type[Strategy]:
-    """Return the optimizer ``name``, in the place of the script's AdamW."""
-    return dataclass(frozen=True, kw_only=True)(type(name, (Swapped, CATALOG[name]), {}))
 
 
 # ---- blocks ----
@@ -118,13 +107,18 @@ class ScriptCheckpoint(Checkpoint):
             except ValueError as error:
                 raise Cannot(f"checkpoint: {error}; leave it out") from None
             return
-        blocks = subject.blocks(module)
-        if blocks == [module]:
-            raise Cannot(
-                "checkpoint: the model has no _no_split_modules, so its blocks are unknown; "
-                "leave checkpoint out"
-            )
-        _recompute(module, blocks)
+        from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+        if subject.blocks(module) == [module]:
+            text = "checkpoint: the model has no _no_split_modules, so its blocks are unknown"
+            raise Cannot(f"{text}; leave checkpoint out")
+        # As accelerate does for FSDP: torch's wrapper calls a block again with its hooks, so that
+        # an engine gathers the weights again.
+        chosen = {id(block) for block in subject.blocks(module)}
+        for parent in list(module.modules()):
+            for name, child in list(parent.named_children()):
+                if id(child) in chosen:
+                    setattr(parent, name, checkpoint_wrapper(child))
 
     def attach(self, trained: TrainingRun) -> Recomputations:
         return Recomputations(trained.blocks())
@@ -136,30 +130,13 @@ class ScriptCheckpoint(Checkpoint):
         return {"blocks": blocks, "blocks_recomputed": round(each, 2)}
 
 
-def _recompute(module: Any, blocks: list[Any]) -> None:
-    """Replace each of ``blocks`` in ``module`` by torch's wrapper, as accelerate does for FSDP.
-
-    Its recomputation calls the block with its hooks, so that an engine gathers the weights again.
-    """
-    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-
-    chosen = {id(block) for block in blocks}
-    for parent in list(module.modules()):
-        for name, child in list(parent.named_children()):
-            if id(child) in chosen:
-                setattr(parent, name, checkpoint_wrapper(child))
-
-
 @dataclass(frozen=True, kw_only=True)
 class ScriptAttend(Attend):
     """Restricts torch's attention to one backend within the trained model."""
 
     def refuses(self, launch: RunContext) -> str | None:
-        if KERNELS[self.kernel] is None:
-            return (
-                f"a script's attention cannot be replaced by {self.kernel}; take attend:kernel=math"
-            )
-        return None
+        text = f"a script's attention cannot be replaced by {self.kernel}"
+        return f"{text}; take attend:kernel=math" if KERNELS[self.kernel] is None else None
 
     def edit_model(self, module: Any, subject: Subject) -> None:
         for block in subject.blocks(module):
@@ -229,9 +206,11 @@ FOREIGN: dict[str, type[Strategy]] = {
     "attend": ScriptAttend,
     "compile": ScriptCompile,
     "cast": ScriptCast,
-    **{name: _swapped(name) for name in ("adam8bit", "paged_adam8bit", "adam4bit", "adam16bit")},
 }
 """Strategy -> its form for a script."""
+for _name in ("adam8bit", "paged_adam8bit", "adam4bit", "adam16bit"):
+    _kind = type(_name, (Swapped, CATALOG[_name]), {})
+    FOREIGN[_name] = dataclass(frozen=True, kw_only=True)(_kind)
 
 
 def own_part(part: Strategy) -> Strategy:

@@ -34,8 +34,12 @@ def watching(watch: Watch) -> Iterator[None]:
             original = getattr(Accelerator, name)
             replaced = functools.wraps(original)(watch.guarded(patched(original)))
             stack.enter_context(mock.patch.object(Accelerator, name, replaced))
-        stack.enter_context(_clipping(watch))
-        stack.enter_context(_stepping(watch))
+        for owner, name, patch in (
+            (nn.utils, "clip_grad_norm_", _clip),
+            (DeepSpeedOptimizerWrapper, "step", _step),
+        ):
+            patched = patch(watch, getattr(owner, name))
+            stack.enter_context(mock.patch.object(owner, name, patched))
         for register, hook in (
             (register_optimizer_step_pre_hook, watch.guarded(watch.steps_begin)),
             (register_optimizer_step_post_hook, watch.steps_end),
@@ -52,7 +56,9 @@ Patch = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 def _methods(watch: Watch) -> dict[str, Patch]:
     """Return the name of each patched method -> a function of the original."""
-    skipped = {name: functools.partial(_skipped, watch, name) for name in SKIPPED}
+    skipped = {
+        name: lambda _, name=name: lambda *_, **__: watch.skipped.update([name]) for name in SKIPPED
+    }
     own = {
         "__init__": _init,
         "prepare": _prepare,
@@ -105,10 +111,17 @@ def _backward(watch: Watch, original: Any) -> Any:
 
 
 def _clip(watch: Watch, original: Any) -> Any:
-    def clip(accelerator: Any, parameters: Any, max_norm: Any, *more: Any, **named: Any) -> Any:
-        parameters = _listed(parameters)
-        norm = original(accelerator, parameters, max_norm, *more, **named)
-        watch.clipped(max_norm, norm, parameters)
+    """Patch ``Accelerator``'s method and torch's own function, which some scripts call."""
+    signature = inspect.signature(original)
+
+    def clip(*given: Any, **named: Any) -> Any:
+        bound = signature.bind(*given, **named)
+        parameters = bound.arguments["parameters"]
+        if not torch.is_tensor(parameters):
+            # A list can be looked at after the call.
+            parameters = bound.arguments["parameters"] = list(parameters)
+        norm = original(*bound.args, **bound.kwargs)
+        watch.clipped(bound.arguments["max_norm"], norm, parameters)
         return norm
 
     return clip
@@ -125,66 +138,35 @@ class LeftOut:
     def __call__(self, *_: Any, **__: Any) -> LeftOut:
         return self
 
-    def __getitem__(self, _: Any) -> LeftOut:
-        return self
+    __getitem__ = __enter__ = __call__
 
-    def __setitem__(self, _: Any, __: Any) -> None:
+    def __setitem__(self, *_: Any) -> None:
         """Keep nothing."""
+
+    __exit__ = __setitem__
+
+    def __len__(self) -> int:
+        return 0
 
     def __iter__(self) -> Iterator[Any]:
         return iter(())
-
-    def __bool__(self) -> bool:
-        return False
-
-    def __enter__(self) -> LeftOut:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        """Leave nothing behind."""
 
 
 def _tracker(watch: Watch, original: Any) -> Any:
     def get_tracker(accelerator: Any, name: str, unwrap: bool = False) -> Any:
         if accelerator.trackers:
             return original(accelerator, name, unwrap)
-        watch.skip("get_tracker")
+        watch.skipped["get_tracker"] += 1
         return LeftOut()
 
     return get_tracker
 
 
-def _listed(parameters: Any) -> Any:
-    """Return the parameters of a call as a list, which can be looked at after the call."""
-    return parameters if torch.is_tensor(parameters) else list(parameters)
-
-
-def _clipping(watch: Watch) -> Any:
-    """Return a patch of torch's own function, which some scripts call by themselves."""
-    original = nn.utils.clip_grad_norm_
-
-    def clip(parameters: Any, max_norm: Any, *more: Any, **named: Any) -> Any:
-        parameters = _listed(parameters)
-        norm = original(parameters, max_norm, *more, **named)
-        watch.clipped(max_norm, norm, parameters)
-        return norm
-
-    return mock.patch.object(nn.utils, "clip_grad_norm_", clip)
-
-
-def _stepping(watch: Watch) -> Any:
-    """Return a patch of DeepSpeed's stand-in of an optimizer, whose ``step`` does nothing."""
-    original = DeepSpeedOptimizerWrapper.step
+def _step(watch: Watch, original: Any) -> Any:
+    """Patch the step of DeepSpeed's stand-in of an optimizer, which does nothing."""
 
     def step(optimizer: Any) -> None:
         watch.asked_to_step(optimizer)
         original(optimizer)
 
-    return mock.patch.object(DeepSpeedOptimizerWrapper, "step", step)
-
-
-def _skipped(watch: Watch, name: str, original: Any) -> Any:
-    def skip(accelerator: Any, *_: Any, **__: Any) -> None:
-        watch.skip(name)
-
-    return skip
+    return step

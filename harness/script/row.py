@@ -21,7 +21,6 @@ from harness.script.parts import FOREIGN, own_part
 from harness.spec import Spec, SpecError
 from strategies import CATALOG, parse
 from strategies.base import Reason, Settings, Slot
-from strategies.engine import RunContext
 from strategies.recipe import Recipe
 from strategies.strategy import Strategy
 from strategies.subject import DataFacts, Dimensions, Subject
@@ -173,7 +172,16 @@ def row_of(
     spec.check()
     model = ScriptModel(model=script.text, data=DataFacts(1, 1, 1, 1), script=script)
     own = Recipe(tuple(parts), whole.text)
-    launch = context(own, spec, model)
+    launch = own.launch(spec.device, spec.processes, model)
+    # Nothing is known of the products of a script's step.
+    traits = launch.traits | {"other_products", "own_loop"}
+    launch, text = dataclasses.replace(launch, traits=traits), ""
+    if "stages" in launch.traits:
+        text = "a script calls its whole model, which a pipeline cannot cut; take fsdp2 or zero3"
+    elif getattr(launch.engine, "prefetch", 0):
+        text = "the order of a script's blocks is unknown; leave prefetch out"
+    name = launch.sharding
+    unfit = Reason.read(f"{name}: {text}", name) if text else None
     return ScriptRow(
         spec=spec,
         recipe=own,
@@ -181,17 +189,11 @@ def row_of(
         subject=model,
         settings=Settings(ema_decay=0.0),
         micro_batch=0,
-        refusal=refusal or refused_launch(launch) or own.refusal(launch),
+        refusal=refusal or unfit or own.refusal(launch),
         script=script,
         clip=clip,
         check=check,
     )
-
-
-def context(recipe: Recipe, spec: Spec, model: Subject) -> RunContext:
-    """Return the run context. Nothing is known of the products of a script's step."""
-    launch = recipe.launch(spec.device, spec.processes, model)
-    return dataclasses.replace(launch, traits=launch.traits | {"other_products", "own_loop"})
 
 
 def parts_of(recipe: Recipe) -> tuple[list[Strategy], Reason | None]:
@@ -201,32 +203,16 @@ def parts_of(recipe: Recipe) -> tuple[list[Strategy], Reason | None]:
     for part in recipe.strategies:
         if part.slot == Slot.SHARD or part.name not in named:
             continue
+        why = f"it needs model parts that a script does not name; add one of {', '.join(FOREIGN)}"
         if part.name in FOREIGN:
             parts.append(own_part(part))
-        else:
-            message = f"{part.name}: {not_of_a_script(part)}"
-            refusal = refusal or Reason.read(message, part.name)
+            continue
+        if part.slot in (Slot.PRECISION, Slot.ACCUMULATE):
+            why = "the script sets it; give the script's own option behind --"
+        elif part.slot in (Slot.ADAPT, Slot.SPARSIFY, Slot.STORE):
+            why = "the script's optimizer already has its parameters; change the script instead"
+        refusal = refusal or Reason.read(f"{part.name}: {why}", part.name)
     return parts, refusal
-
-
-def not_of_a_script(part: Strategy) -> str:
-    """Return why a strategy cannot be added to a script, with the remedy."""
-    known = ", ".join(FOREIGN)
-    if part.slot in (Slot.PRECISION, Slot.ACCUMULATE):
-        return "the script sets it; give the script's own option behind --"
-    if part.slot in (Slot.ADAPT, Slot.SPARSIFY, Slot.STORE):
-        return "the script's optimizer already has its parameters; change the script instead"
-    return f"it needs model parts that a script does not name; add one of {known}"
-
-
-def refused_launch(launch: RunContext) -> Reason | None:
-    """Return why an engine cannot train a script's model; None if it can."""
-    name, text = launch.sharding, ""
-    if "stages" in launch.traits:
-        text = "a script calls its whole model, which a pipeline cannot cut; take fsdp2 or zero3"
-    elif getattr(launch.engine, "prefetch", 0):
-        text = "the order of a script's blocks is unknown; leave prefetch out"
-    return Reason.read(f"{name}: {text}", name) if text else None
 
 
 def launch_name(word: str) -> str:

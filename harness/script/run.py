@@ -15,7 +15,6 @@ import os
 import runpy
 import sys
 import traceback
-import types
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -82,36 +81,39 @@ def main(argv: Sequence[str] | None = None) -> int:
     absolute_files()
     os.environ.setdefault("WANDB_MODE", "disabled")  # a measured run reports to no service
     listen_on_loopback()
-    _enter(row.script)
-    _record(row, folder, reporter.rank)
+    script = row.script
+    _enter(script)
+    # The files that decide this row; the script's folder is the current one.
+    opened.record(folder, reporter.rank, [script.path.parent, script.folder], script.arguments)
     code = _watched(row, watch, options.seed)
-    if code == 0:  # else another rank may wait in a collective for this one
-        _end_group()
+    if code == 0 and torch.distributed.is_initialized():
+        # After a failure another rank may wait in a collective for this one.
+        with contextlib.suppress(RuntimeError):
+            torch.distributed.destroy_process_group()
     return code
 
 
 def _row(options: argparse.Namespace) -> ScriptRow:
-    script = Script.of(_relative_to_root(options.script), options.folder.absolute())
-    fields = ("processes", "device", "warmup", "steps", "seed", "repeat")
-    row = row_of(
-        script, options.recipe, clip=options.clip, **{n: getattr(options, n) for n in fields}
-    )
+    words = options.script[1:] if options.script[:1] == ["--"] else options.script
+    full = [str(ROOT / word) for word in words[:1]]  # a worker starts at the root
+    script = Script.of([*full, *words[1:]], options.folder.absolute())
+    names = ("clip", "processes", "device", "warmup", "steps", "seed", "repeat")
+    row = row_of(script, options.recipe, **{name: getattr(options, name) for name in names})
     if row.refusal:
         raise BadInput(str(row.refusal))
     return row
 
 
-def _relative_to_root(words: list[str]) -> list[str]:
-    """Return the script's words with its path in full: a worker starts at the root."""
-    words = words[1:] if words[:1] == ["--"] else words
-    return [str(ROOT / words[0]), *words[1:]] if words else []
-
-
 def _watched(row: ScriptRow, watch: Watch, seed: int) -> int:
     """Run the script to its last measured step; return the exit code."""
     reporter = watch.reporter
+    # A script that starts processes by itself is refused.
+    text = "the script launches its training processes by itself"
+    text += "; give the script that trains, without its launcher"
+    refuse = mock.Mock(side_effect=Refused(text))
+    launchers = mock.patch.multiple(accelerate, notebook_launcher=refuse, debug_launcher=refuse)
     try:
-        with watching(watch), _launchers_refused():
+        with watching(watch), launchers:
             set_seed(seed)
             runpy.run_path(str(row.script.path), run_name="__main__")
         raise watch.ended or _too_few(row, watch)
@@ -135,7 +137,10 @@ def _watched(row: ScriptRow, watch: Watch, seed: int) -> int:
         elif not watch.finished and (copied := _copied(error, row)):
             _write_unmeasured(row, watch, copied)
         elif not watch.finished:
-            own = error.with_traceback(_own_frames(error, row.script.path))
+            trace = error.__traceback__  # the script's own begins at its first line
+            while trace is not None and trace.tb_frame.f_code.co_filename != str(row.script.path):
+                trace = trace.tb_next
+            own = error.with_traceback(trace or error.__traceback__)
             reporter.failed(own)
             traceback.print_exception(own)
             return 1
@@ -190,14 +195,6 @@ def _write_unmeasured(row: ScriptRow, watch: Watch, stop: BaseException) -> None
     result.write(watch.folder / "result.json")
 
 
-def _own_frames(error: BaseException, path: Path) -> types.TracebackType | None:
-    """Return the traceback of a script's exception from the script's first line on."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename != str(path):
-        trace = trace.tb_next
-    return trace or error.__traceback__
-
-
 def _enter(script: Script) -> None:
     """Enter the script's folder, with its words and its own folder for imports, as Python does."""
     sys.argv = [str(script.path), *script.arguments]
@@ -208,43 +205,7 @@ def _enter(script: Script) -> None:
     os.chdir(script.folder)
 
 
-def _record(row: ScriptRow, folder: Path, rank: int) -> None:
-    """Record the files that decide this row; the script's folder is the current one."""
-    script = row.script
-    opened.record(folder, rank, [script.path.parent, script.folder], script.arguments)
-
-
-@contextlib.contextmanager
-def _launchers_refused() -> Iterator[None]:
-    """Refuse scripts that start processes by themselves."""
-    refused = Refused(
-        "the script launches its training processes by itself; give the script that trains, "
-        "without its launcher"
-    )
-    refuse = mock.Mock(side_effect=refused)
-    with mock.patch.multiple(accelerate, notebook_launcher=refuse, debug_launcher=refuse):
-        yield
-
-
-def _end_group() -> None:
-    if torch.distributed.is_initialized():
-        with contextlib.suppress(RuntimeError):
-            torch.distributed.destroy_process_group()
-
-
 # ---- notebooks ----
-
-
-def _launch_of(accelerator: Any) -> str:
-    """Return the first launch file whose engine an ``Accelerator`` runs."""
-    for name in sorted(names(), key=len):
-        engine = CATALOG[name].engine(accelerator.device.type)
-        if "stages" not in engine.traits and engine.runs(accelerator):
-            return name
-    kind = accelerator.distributed_type.value
-    raise BadInput(
-        f"accelerate runs {kind}, which no launch file has; use a file in launch_configs"
-    )
 
 
 @contextlib.contextmanager
@@ -253,15 +214,16 @@ def measured_loop(
 ) -> Iterator[Watch]:
     """Measure the loop within this context; see ``harness.script.measured``."""
     files.claim(out, launch.FILES)
-    script = Script(path=Path(name), folder=Path.cwd())
-    row = row_of(
-        script,
-        _launch_of(accelerator),
-        processes=accelerator.num_processes,
-        device=accelerator.device.type,
-        warmup=warmup,
-        steps=steps,
-    )
+    script, device = Script(path=Path(name), folder=Path.cwd()), accelerator.device.type
+    engines = ((one, CATALOG[one].engine(device)) for one in sorted(names(), key=len))
+    fitting = (n for n, one in engines if "stages" not in one.traits and one.runs(accelerator))
+    here = next(fitting, None)
+    if here is None:
+        kind = accelerator.distributed_type.value
+        text = f"accelerate runs {kind}, which no launch file has"
+        raise BadInput(f"{text}; use a file in launch_configs")
+    fields = {"processes": accelerator.num_processes, "warmup": warmup, "steps": steps}
+    row = row_of(script, here, device=device, **fields)
     watch = Watch(row, out.absolute(), Reporter(out.absolute(), accelerator.process_index))
     watch.reporter.enter("load")
     watch.adopt(accelerator)
@@ -273,23 +235,20 @@ def measured_loop(
             yield watch
         except Finished:
             if watch.reporter.rank == 0:
-                _tell(watch.folder / "result.json")
+                # Imported after the run: nothing of the meter's is larger for it.
+                from harness.report import build
+                from harness.report.data.answers import headline
+                from harness.report.rendering import sentences
+
+                path = watch.folder / "result.json"
+                found = build([load(path)], [])
+                said = headline(found.groups[0]) if found.groups else sentences.summary(found)
+                print(f"{path}\n{said}")
             return
         except (Refused, Void) as stop:
             _write_unmeasured(row, watch, stop)
             raise BadInput(str(stop)) from None
     raise BadInput(str(_too_few(row, watch)))
-
-
-def _tell(path: Path) -> None:
-    """Print the path of a result, and its row."""
-    from harness.report import build  # after the run: nothing of the meter's is larger for it
-    from harness.report.data.answers import headline
-    from harness.report.rendering import sentences
-
-    row = build([load(path)], [])
-    said = headline(row.groups[0]) if row.groups else sentences.summary(row)
-    print(f"{path}\n{said}")
 
 
 if __name__ == "__main__":

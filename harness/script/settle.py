@@ -12,7 +12,7 @@ Without it some launches train something else, without an error:
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch import nn
 
 from harness.launch.command import GROUP_SECONDS
 from harness.result import Check
-from harness.script.model import blocks_of, sizes_of
+from harness.script.model import averages_here, blocks_of, sizes_of
 from harness.script.row import ScriptRow
 from harness.worker.setup import with_timeout
 from strategies.base import BadInput
@@ -68,20 +68,28 @@ def accelerator_arguments(
     """
     plugin = next((n for n in PLUGINS if given.get(n) is not None and not _own(given[n])), None)
     if plugin is not None:
-        raise Refused(
-            f"the script passes a {plugin} to Accelerator, which overrides "
-            f"{row.launch.engine.file.path.name}; run it under that file alone, without "
-            f"{plugin}"
-        )
+        file = row.launch.engine.file.path.name
+        text = f"the script passes a {plugin} to Accelerator, which overrides {file}"
+        raise Refused(f"{text}; run it under that file alone, without {plugin}")
     notes, own = [], given.get("mixed_precision")
     asked = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
     if own is not None and str(own) != asked:
         notes.append(f"the script sets mixed_precision={own}, the launch file {asked}")
-    if _compiles(given):
+    backend = given.get("dynamo_backend") or getattr(given.get("dynamo_plugin"), "backend", "no")
+    if str(getattr(backend, "value", backend)).lower() != "no":
         notes.append("the script compiles its model by accelerate's dynamo arguments")
-    found = dict(given)
-    for key, value in row.launch.engine.accelerator_kwargs(row.launch).items():
-        found[key] = _handlers(found.get(key), value) if key == "kwargs_handlers" else value
+    found, engine = dict(given), row.launch.engine
+    for key, value in engine.accelerator_kwargs(row.launch).items():
+        if key != "kwargs_handlers":
+            found[key] = value
+            continue
+        own_handlers = found[key] = list(found.get(key) or ())
+        for handler in value:  # accelerate refuses two of a class
+            same = [one for one in own_handlers if type(one) is type(handler)]
+            for one in same:
+                one.backend = handler.backend
+            if not same:
+                own_handlers.append(handler)
     return with_timeout(found, os.environ.get(GROUP_SECONDS)), notes
 
 
@@ -94,32 +102,12 @@ def _own(plugin: Any) -> bool:
         other = type(plugin)()
     except (ValueError, TypeError, ImportError):
         return False
-    return _plain(plugin) == _plain(other)
-
-
-def _plain(plugin: Any) -> dict[str, Any]:
-    """Return the plain settings of a plugin, and DeepSpeed's JSON."""
-    kinds = (bool, int, float, str, dict, list, type(None))
-    found = {name: value for name, value in vars(plugin).items() if not name.startswith("_")}
-    return {name: value for name, value in found.items() if isinstance(value, kinds)}
-
-
-def _compiles(given: Mapping[str, Any]) -> bool:
-    """Return whether the arguments of ``Accelerator`` compile the model."""
-    backend = given.get("dynamo_backend") or getattr(given.get("dynamo_plugin"), "backend", "no")
-    return str(getattr(backend, "value", backend)).lower() != "no"
-
-
-def _handlers(own: list[Any] | None, added: list[Any]) -> list[Any]:
-    """Return the script's handlers with the process group's backend; two of a class are refused."""
-    own = list(own or ())
-    for handler in added:
-        same = next((one for one in own if type(one) is type(handler)), None)
-        if same is None:
-            own.append(handler)
-        else:
-            same.backend = handler.backend
-    return own
+    kinds = (bool, int, float, str, dict, list, type(None))  # plain settings, and DeepSpeed's JSON
+    mine, its = (
+        {k: v for k, v in vars(one).items() if not k.startswith("_") and isinstance(v, kinds)}
+        for one in (plugin, other)
+    )
+    return mine == its
 
 
 def check_variables(row: ScriptRow) -> None:
@@ -175,25 +163,40 @@ def settle_prepare(
             raise Refused(str(error)) from None
 
 
-def check_objects(row: ScriptRow, models: int, optimizers: int, earlier: int) -> None:
-    """Check the objects of one ``prepare`` call that has a trained model.
+def check_objects(
+    row: ScriptRow,
+    models: Sequence[nn.Module],
+    frozen: Sequence[nn.Module],
+    optimizers: Sequence[Any],
+    earlier: int,
+    placed: bool,
+) -> None:
+    """Check the objects of one ``prepare`` call.
 
     Args:
+        models: those with trained weights; ``frozen`` has the others.
         earlier: number of models with trained weights that other calls prepared before.
+        placed: whether the call has ``device_placement``.
 
     Raises:
-        Refused: this engine takes one model, with its optimizer.
+        Refused: this engine cannot take them.
     """
-    if "shards" not in row.launch.traits:
-        return
-    name = row.launch.sharding
-    if models + earlier > 1:
-        raise Refused(
-            f"{name} takes one model, and the script prepares {models + earlier}; train one of "
-            "them, or take ddp"
-        )
-    if optimizers != 1:
-        raise Refused(
-            f"{name} takes a model with one optimizer in one prepare call, and the script gives "
-            f"{optimizers} optimizers; take ddp"
-        )
+    traits, text, count = row.launch.traits, "", len(models) + earlier
+    shards = "shards" in traits
+    if placed and "own_step" in traits:
+        text = "does not support device_placement, which the script passes to prepare"
+        text += "; take ddp or fsdp2"
+    elif frozen and shards:
+        kind = type(frozen[0]).__name__
+        text = f"takes one model, with its optimizer, and the script prepares {kind} without "
+        text += "trained weights; take single, or ddp on GPUs"
+    elif models and shards and count > 1:
+        text = f"takes one model, and the script prepares {count}; train one of them, or take ddp"
+    elif models and shards and len(optimizers) != 1:
+        text = "takes a model with one optimizer in one prepare call, and the script gives "
+        text += f"{len(optimizers)} optimizers; take ddp"
+    elif models and "split_parameters" in traits and averages_here():
+        text = "shards the parameters that the script's EMA reads whole; turn the script's EMA "
+        text += "off, or take zero2 or ddp"
+    if text:
+        raise Refused(f"{row.launch.sharding} {text}")

@@ -177,17 +177,19 @@ class Bench:
         """Take one step with a peak for each of its phases, then stop the meter."""
         meter, trained = self.inner.meter, self.trained
         self.clocked = False
+
+        def forward_begins() -> None:
+            if getattr(meter, "_running", "") == INPUTS:
+                meter.enter("forward")
+
         with trained.engine.phase_hooks(trained, meter.enter):
             meter.enter(INPUTS)
-            self.forward_begins = lambda: meter.enter("forward") if self._in_inputs() else None
+            self.forward_begins = forward_begins
             yield
             meter.synchronize()
         self.forward_begins = lambda: None
         meter.close()
         self.clocked = True
-
-    def _in_inputs(self) -> bool:
-        return getattr(self.inner.meter, "_running", "") == INPUTS
 
     def _traced(self, once: bool = False) -> Iterator[None]:
         """Take one step for each kind of memory, and keep the tensors alive at its peak."""
@@ -223,7 +225,9 @@ class Bench:
         losses = here.reduce(torch.stack(log.losses), reduction="mean").tolist()
         log.norms = [None if norm is None else float(whole(norm)) for norm in log.norms]
         evidence, checks = collect_evidence(self.row, trained)
-        evidence |= {"precision": self._types(), "script": self.watch.facts()}
+        types = {"compute_dtype": self.types[0]} if self.types and self.types[0] else {}
+        types |= states.stored_dtypes(trained)
+        evidence |= {"precision": types, "script": self.watch.facts()}
         checks += self._audit(losses)
         self.inner.reporter.enter("save")
         self.inner.resolved = self._as_found()
@@ -252,21 +256,19 @@ class Bench:
             for name, size in self.census.by_owner.items()
             if size >= 2**20
         )
-        return [*self.watch.notes, *skipped, *beside, *self._validations()]
-
-    def _validations(self) -> list[str]:
-        """Return how many timed steps had a validation inside, and what it did to their time."""
+        notes = [*self.watch.notes, *skipped, *beside]
         timed = dict(enumerate(self.log.seconds[self.log.timed_from :], self.log.timed_from))
         within = [seconds for index, seconds in timed.items() if index in self.validated]
         others = [seconds for index, seconds in timed.items() if index not in self.validated]
-        if not within:
-            return []
-        told = f"{1e3 * statistics.median(within):.0f} ms"
-        told += f" against {1e3 * statistics.median(others):.0f} ms" if others else ""
-        return [
-            f"the model also ran without gradients inside {len(within)} of {len(timed)} timed "
-            f"steps ({told}), as a validation does; leave it out, or make it rarer than the steps"
-        ]
+        if within:
+            told = f"{1e3 * statistics.median(within):.0f} ms"
+            told += f" against {1e3 * statistics.median(others):.0f} ms" if others else ""
+            notes.append(
+                f"the model also ran without gradients inside {len(within)} of {len(timed)} timed "
+                f"steps ({told}), as a validation does; leave it out, or make it rarer than the "
+                "steps"
+            )
+        return notes
 
     def _accumulation(self) -> int:
         """Return the usual number of backward passes of a step."""
@@ -283,11 +285,6 @@ class Bench:
         spec = dataclasses.replace(self.row.spec, global_batch=batch or 1)
         shares = self.row.launch.layout.data * max(1, self._accumulation())
         return dataclasses.replace(self.row, spec=spec, micro_batch=batch // shares)
-
-    def _types(self) -> dict[str, Any]:
-        compute = self.types[0] if self.types else ""
-        facts = states.stored_dtypes(self.trained)
-        return {"compute_dtype": compute, **facts} if compute else facts
 
     def _audit(self, losses: list[float]) -> list[Check]:
         """Return the checks that hold for every script."""

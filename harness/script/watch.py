@@ -20,7 +20,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from harness.script import settle
-from harness.script.model import Found, Joined, averages_here, blocks_of, frozen_linears, unwrapped
+from harness.script.model import Found, Joined, blocks_of, frozen_linears, unwrapped
 from harness.script.parts import Cannot, Swapped, settings_of, swap
 from harness.script.row import CLIPPING, ScriptRow
 from harness.script.settle import Refused, Void
@@ -118,19 +118,15 @@ class Watch:
         if models and not self.models:
             self.reporter.enter("prepare")
             self.meter.enter("prepare")
-        if named.get("device_placement") is not None and "own_step" in self.row.launch.traits:
-            raise Refused(
-                f"{self.row.launch.sharding} does not support device_placement, which the "
-                "script passes to prepare; take ddp or fsdp2"
-            )
-        if "shards" in self.row.launch.traits:
-            self._check_frozen(given)
-        if models:
-            settle.check_objects(self.row, len(models), len(optimizers), len(self.models))
-            self._check_averages()
-        for model in models:
-            self._edit(model)
-        given = self._swap_optimizers(given)
+        frozen = [m for m in given if isinstance(m, nn.Module) and not trains(m)]
+        placed = named.get("device_placement") is not None
+        settle.check_objects(self.row, models, frozen, optimizers, len(self.models), placed)
+        try:
+            for model in models:
+                self._edit(model)
+            given = self._swap_optimizers(given)
+        except Cannot as error:
+            raise Refused(str(error)) from None
         micro = next((batch_of(x) for x in given if isinstance(x, DataLoader)), None)
         scratch = self.reporter.own / "nvme"
         settle.settle_prepare(accelerator, self.row, models, micro, scratch)
@@ -138,32 +134,13 @@ class Watch:
         self.before_prepare += [weakref.ref(p) for m in models for p in m.parameters()]
         return given
 
-    def _check_frozen(self, given: Sequence[Any]) -> None:
-        frozen = [m for m in given if isinstance(m, nn.Module) and not trains(m)]
-        if frozen:
-            raise Refused(
-                f"{self.row.launch.sharding} takes one model, with its optimizer, and the script "
-                f"prepares {type(frozen[0]).__name__} without trained weights; take single, or ddp "
-                "on GPUs"
-            )
-
-    def _check_averages(self) -> None:
-        if "split_parameters" in self.row.launch.traits and averages_here():
-            raise Refused(
-                f"{self.row.launch.sharding} shards the parameters that the script's EMA reads "
-                "whole; turn the script's EMA off, or take zero2 or ddp"
-            )
-
     def _edit(self, model: nn.Module) -> None:
         """Find the model's blocks, and apply the added strategies."""
         blocks = blocks_of(model)
         linears = frozen_linears(model, blocks)
         found = self._subject(blocks, linears)
         for part in self.row.recipe.strategies[1:]:
-            try:
-                part.edit_model(model, found)
-            except Cannot as error:
-                raise Refused(str(error)) from None
+            part.edit_model(model, found)
         self.blocks += blocks
         self.linears += linears
 
@@ -181,14 +158,14 @@ class Watch:
         part = next((p for p in self.row.recipe.strategies if isinstance(p, Swapped)), None)
         if part is None:
             return given
+        kind, new = torch.optim.lr_scheduler.LRScheduler, list(given)
         for place, optimizer in enumerate(given):
             if isinstance(optimizer, torch.optim.Optimizer):
-                try:
-                    given[place] = swap(part, optimizer, self.row.launch)
-                except Cannot as error:
-                    raise Refused(str(error)) from None
-                _rebind(optimizer, given[place])
-        return given
+                new[place] = swap(part, optimizer, self.row.launch)
+                for one in [thing for thing in gc.get_objects() if issubclass(type(thing), kind)]:
+                    if getattr(one, "optimizer", None) is optimizer:
+                        one.optimizer = new[place]
+        return new
 
     def prepared(self, accelerator: Any, result: Any) -> None:
         """Record the prepared objects, and watch the forward passes of the models."""
@@ -209,23 +186,20 @@ class Watch:
         if in_backward:
             return
         if model.training and torch.is_grad_enabled():
-            self.forward()
+            self.begin()
+            self.bench.forward()
         elif self.bench is not None:
             self.bench.without_gradients()
 
     # ---- steps ----
 
-    def forward(self) -> None:
-        """Receive the start of a trained model's forward pass, in training."""
-        self.end_again()
-        if self.bench is None:
-            self.begin()
-        elif not self.in_accumulate and self.complete():
-            self.boundary()
-        self.bench.forward()
-
     def begin(self) -> None:
-        """Build the objects of the run and start the first step."""
+        """Begin a step if the one before is complete; before the first, build the run's objects."""
+        self.end_again()
+        if self.bench is not None:
+            if not self.in_accumulate and self.complete():
+                self.boundary()
+            return
         if not self.wrapped:
             raise Refused(
                 "the script prepares no model with trained weights; pass its model to "
@@ -277,11 +251,7 @@ class Watch:
 
     def backward_begins(self, loss: Any) -> None:
         """Receive the start of ``Accelerator.backward``."""
-        self.end_again()
-        if self.bench is None:
-            self.begin()
-        elif not self.in_accumulate and self.complete():
-            self.boundary()
+        self.begin()
         self.backwards += 1
         self.bench.loss(loss)
 
@@ -364,7 +334,10 @@ class Watch:
             self.bench.boundary()
         except Finished as stop:
             self.ended = stop
-            self._leave_thread()
+            if threading.current_thread() is not threading.main_thread():
+                if torch.distributed.is_initialized():
+                    torch.distributed.barrier()
+                os._exit(0)
             raise
 
     def end_again(self) -> None:
@@ -395,12 +368,6 @@ class Watch:
         """Return whether the last measured step has ended."""
         return isinstance(self.ended, Finished)
 
-    def _leave_thread(self) -> None:
-        if threading.current_thread() is not threading.main_thread():
-            if torch.distributed.is_initialized():
-                torch.distributed.barrier()
-            os._exit(0)
-
     # ---- facts ----
 
     def clipped(self, limit: Any, norm: Any, parameters: Any) -> None:
@@ -426,10 +393,6 @@ class Watch:
         self.clip = limit
         if engine_clips and (self.row.clip or 0.0) != limit:
             raise Void(CLIPPING, limit, self.row.clip or 0.0, f"give --clip {limit:g}")
-
-    def skip(self, name: str) -> None:
-        """Count a call that is left out."""
-        self.skipped[name] += 1
 
     def note(self, text: str) -> None:
         """Keep a remark for the reader of the row."""
@@ -487,11 +450,3 @@ def _innermost(optimizer: Any) -> Any:
     while hasattr(optimizer, "optimizer"):
         optimizer = optimizer.optimizer
     return optimizer
-
-
-def _rebind(old: Any, new: Any) -> None:
-    """Give the schedulers of an optimizer its replacement."""
-    kind = torch.optim.lr_scheduler.LRScheduler
-    for thing in gc.get_objects():
-        if issubclass(type(thing), kind) and getattr(thing, "optimizer", None) is old:
-            thing.optimizer = new
