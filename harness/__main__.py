@@ -11,18 +11,11 @@ from harness.cli import main
 
 def start() -> int:
     """Run the command line of this process; return its exit code."""
-    _safe_path()
-    return main()
-
-
-def _safe_path() -> None:
-    """Let children import the harness, and nothing from their current folder.
-
-    ``run.sh`` starts this process in the same way.
-    """
+    # Children import the harness, and nothing from their current folder, as run.sh has it.
     others = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     kept = [path for path in others if path and path != str(ROOT)]
     os.environ |= {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), *kept])}
+    return main()
 
 
 if __name__ == "__main__":

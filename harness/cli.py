@@ -24,8 +24,6 @@ from harness import CLONE, RUN, SET_UP, __version__, hooks
 from harness.commands.streams import Ending, lasting_streams, open_descriptors
 
 OK, FAILED, BAD, INTERRUPTED = 0, 1, 2, 130
-
-
 IN_RECIPE = "a recipe has the precision, as in single+bf16: --recipes of plan, --recipe of train"
 WANTED = {
     **dict.fromkeys(
@@ -78,8 +76,11 @@ LONG = ("run", "train", "max-batch", "anatomy")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the arguments and run the command; report errors in one line. Return the exit code."""
-    if "_ARGCOMPLETE" in os.environ:
-        _complete(os.environ.get("COMP_LINE", ""))
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks for the completions of a line
+        import argcomplete
+
+        line = os.environ.get("COMP_LINE", "").split()
+        argcomplete.autocomplete(_parser([*line, "", ""][1]), default_completer=None)
     open_descriptors()
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or (words[0].startswith("-") and words[0] not in ("-h", "--help", "--version")):
@@ -90,13 +91,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"standard output is incomplete: {out.failed}", file=sys.stderr)
         return code or FAILED
     return code
-
-
-def _complete(line: str) -> None:
-    """Print the completions of a command line for argcomplete's shell function, and end."""
-    import argcomplete
-
-    argcomplete.autocomplete(_parser([*line.split(), "", ""][1]), default_completer=None)
 
 
 def _act(words: Sequence[str], ending: Ending) -> int:
@@ -118,7 +112,9 @@ def _act(words: Sequence[str], ending: Ending) -> int:
     except BadInput as error:
         return _bad(error)
     except OSError as error:
-        if not isinstance(error, _own_errors()):
+        from harness.files import OutputError
+
+        if not isinstance(error, OutputError):
             raise
         return _bad(error)
     except ModuleNotFoundError as error:
@@ -138,28 +134,21 @@ def _bad(error: Exception | str) -> int:
     return BAD
 
 
-def _own_errors() -> tuple[type[Exception], ...]:
-    from harness.launch.launch import LaunchError
-    from harness.suite.run import OutputError
-
-    return LaunchError, OutputError
-
-
 # ---- arguments ----
 
 
 class Command(NamedTuple):
     """A command as ``./run.sh --help`` shows it.
 
-    ``arguments`` and ``act`` are "module:function". The first adds the options to a parser. The
-    second takes the parsed options and returns the exit code.
+    ``act`` is the "module:function" that takes the parsed options and returns the exit code;
+    ``arguments`` is the function beside it that adds the options to a parser.
     """
 
     help: str
     example: str
     page: str
-    arguments: str
     act: str
+    arguments: str = "add_arguments"
 
 
 COMMANDS = {
@@ -168,63 +157,56 @@ COMMANDS = {
         example="./run.sh run --recipes ddp zero3+bf16 zero3_offload+checkpoint --steps 10\n"
         "  ./run.sh run --suite default --dry-run",
         page="docs/reference/suites.md, docs/reference/strategies.md",
-        arguments="harness.commands.run:add_arguments",
         act="harness.commands.run:run",
     ),
     "report": Command(
         help="write the report of existing results again, without torch",
         example="./run.sh report results/default",
         page="docs/how-to/read-a-report.md",
-        arguments="harness.commands.reports:add_report_arguments",
+        arguments="add_report_arguments",
         act="harness.commands.reports:report",
     ),
     "compare": Command(
         help="compare two result sets, and show the changes beyond the noise",
         example="./run.sh compare results/before results/after",
         page="docs/how-to/read-a-report.md",
-        arguments="harness.commands.reports:add_compare_arguments",
+        arguments="add_compare_arguments",
         act="harness.commands.reports:compare",
     ),
     "list": Command(
         help="list strategies, suites, models or cards; or describe one strategy",
         example="./run.sh list zero2",
         page="docs/reference/strategies.md, docs/reference/suites.md",
-        arguments="harness.commands.listing:add_arguments",
         act="harness.commands.listing:list_all",
     ),
     "doctor": Command(
         help="check which strategies this machine can run, and how to enable the others",
         example="./run.sh doctor",
         page="docs/how-to/install.md",
-        arguments="harness.commands.doctor:add_arguments",
         act="harness.commands.doctor:doctor",
     ),
     "lint": Command(
         help="list DeepSpeed settings that waste memory for a model, with the bytes",
         example="./run.sh lint my_zero3.json --model DiT-XL/2 --processes 8",
         page="docs/how-to/out-of-memory.md",
-        arguments="harness.commands.lint:add_arguments",
         act="harness.commands.lint:lint_files",
     ),
     "anatomy": Command(
         help="write a page about the memory and time of one recipe",
         example="./run.sh anatomy zero2+bf16 --model DiT-S/4 --global-batch 16",
         page="docs/how-to/out-of-memory.md",
-        arguments="harness.commands.anatomy:add_arguments",
         act="harness.commands.anatomy:anatomy",
     ),
     "train": Command(
         help="train one recipe to a checkpoint and samples",
         example="./run.sh train --recipe single+bf16 --steps 2000 --samples digits.png",
         page="docs/how-to/train.md",
-        arguments="harness.commands.train:add_arguments",
         act="harness.commands.train:train",
     ),
     "max-batch": Command(
         help="find the largest micro batch that fits",
         example="./run.sh max-batch --recipe zero2+bf16 --model DiT-XL/2 --memory-limit 24",
         page="docs/how-to/train.md",
-        arguments="harness.commands.max_batch:add_arguments",
         act="harness.commands.max_batch:max_batch",
     ),
     "script": Command(
@@ -232,7 +214,6 @@ COMMANDS = {
         example="./run.sh script --launch ddp zero2 fsdp2 --with checkpoint --processes 2 "
         "-- train.py --resolution 512",
         page="docs/tutorial/your-own-script.md",
-        arguments="harness.script.command:add_arguments",
         act="harness.script.command:act",
     ),
     "plan": Command(
@@ -241,14 +222,12 @@ COMMANDS = {
         "  ./run.sh plan --model DiT-XL/2 --gpus 8 --gpu-memory 24GiB --global-batch 256\n"
         "  ./run.sh plan --gpu A100-80GB --recipes zero3+bf16 --largest batch",
         page="docs/how-to/plan.md",
-        arguments="harness.planner.plan.command:add_arguments",
         act="harness.planner.plan.command:plan",
     ),
     "export": Command(
         help="write a recipe's files, code and options for your own trainer",
         example="./run.sh export zero2+bf16+checkpoint --gpus 8 --gpu RTX-4090 --out take_home",
         page="docs/how-to/export.md",
-        arguments="harness.planner.export.command:add_arguments",
         act="harness.planner.export.command:export",
     ),
     "oom": Command(
@@ -256,21 +235,18 @@ COMMANDS = {
         example="./run.sh oom train.log\n"
         "  ./run.sh oom train.log --model flux-dev --recipe single+bf16_pure+lora:rank=16",
         page="docs/how-to/out-of-memory.md",
-        arguments="harness.planner.oom.command:add_arguments",
         act="harness.planner.oom.command:oom",
     ),
     "atlas": Command(
         help="predict every public model on every common card, and write a page with filters",
         example="./run.sh atlas --models pixart-sigma flux-dev --cards RTX-4090 24GiB --gpus 1",
         page="docs/how-to/plan.md",
-        arguments="harness.planner.atlas.command:add_arguments",
         act="harness.planner.atlas.command:atlas",
     ),
     "calibrate": Command(
         help="measure the rates of this machine that predictions assume, and store them",
         example="./run.sh calibrate --device cpu",
         page="docs/how-to/first-gpu.md",
-        arguments="harness.planner.calibrate.command:add_arguments",
         act="harness.planner.calibrate.command:calibrate",
     ),
 }
@@ -300,10 +276,13 @@ def _parser(only: str = "") -> _Parser:
         epilog="Each command has --help with its defaults and an example. Without a command: run, "
         "with the suite default. Read on: README.md.",
     )
-    parser.add_argument("--version", action=_Version, nargs=0, help="print the version, and end")
+    version = f"headroom {__version__}"
+    parser.add_argument(
+        "--version", action="version", version=version, help="print the version, and end"
+    )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
     outside = {
-        name: Command(text, f"./run.sh {name}", page, "", "harness.cli:_outside")
+        name: Command(text, f"./run.sh {name}", page, "harness.cli:_outside", "")
         for name, (text, page) in OUTSIDE.items()
         if CLONE
     }
@@ -319,8 +298,12 @@ def _parser(only: str = "") -> _Parser:
         )
         added.set_defaults(act=functools.partial(_run, command.act))
         if command.arguments and only in ("", name):
-            hooks.load(command.arguments)(added)
-        _say_defaults(added)
+            module = command.act.partition(":")[0]
+            hooks.load(f"{module}:{command.arguments}")(added)
+        for action in added._actions:  # the default of every flag is "no"
+            flag = action.nargs == 0 and action.dest != "help"
+            if flag and "default" not in (action.help or ""):
+                action.help = f"{action.help} (default: no)"
     return parser
 
 
@@ -332,21 +315,6 @@ def _run(act: str, options: argparse.Namespace) -> int:
 
     with answering(options):
         return hooks.load(act)(options)
-
-
-class _Version(argparse.Action):
-    """Print the version."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
-        print(f"headroom {__version__}")
-        parser.exit()
-
-
-def _say_defaults(command: argparse.ArgumentParser) -> None:
-    """Append the default to each flag's help; it is "no" for all flags."""
-    for action in command._actions:
-        if action.nargs == 0 and action.dest != "help" and "default" not in (action.help or ""):
-            action.help = f"{action.help} (default: no)"
 
 
 def _outside(options: argparse.Namespace) -> int:

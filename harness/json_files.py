@@ -51,19 +51,16 @@ def read_json(
     try:
         with bounded_memory():
             data = _decode(read_foreign(path), beyond)
-        if schema and (not isinstance(data, dict) or data.get("schema") != schema):
-            raise ValueError(_other_schema(data, name, schema))
+        found = data.get("schema") if isinstance(data, dict) else None
+        if schema and found is None:
+            raise ValueError(f"not a {name} file (no schema)")
+        if schema and found != schema:
+            raise ValueError(f"schema {found!r:.60}, this version reads {schema}")
         return data if kind is Any else build(kind, data, name)
     except OSError as error:
         raise BadFile(printable(f"{path}: {error.strerror or error}")) from None
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise BadFile(printable(f"{path}: {error}")) from None
-
-
-def _other_schema(data: Any, name: str, schema: int) -> str:
-    if not isinstance(data, dict) or "schema" not in data:
-        return f"not a {name} file (no schema)"
-    return f"schema {data['schema']!r:.60}, this version reads {schema}"
 
 
 def _decode(text: str, beyond: int) -> Any:
@@ -192,12 +189,10 @@ def _reader(kind: Any) -> Reader:
     if origin in (list, tuple, Sequence):
         return _items(_reader(arguments[0]), tuple if origin is tuple else list)
     if origin in (dict, Mapping):
-        return _mapping(_reader(arguments[1]))
-    return _scalar(kind)
+        item = _reader(arguments[1])
+        return lambda data: _fields(data, lambda key: item)
 
-
-def _scalar(kind: Any) -> Reader:
-    def read(data: Any) -> Any:
+    def scalar(data: Any) -> Any:
         if type(data) is kind:
             return data
         if kind is float and isinstance(data, int):
@@ -205,7 +200,7 @@ def _scalar(kind: Any) -> Reader:
         _expect(isinstance(data, kind) and not isinstance(data, bool), kind, data)
         return data
 
-    return read
+    return scalar
 
 
 def _items(item: Reader, made: type) -> Reader:
@@ -219,14 +214,6 @@ def _items(item: Reader, made: type) -> Reader:
             misfit.path.append(f"[{len(found)}]")
             raise
         return found if made is list else made(found)
-
-    return read
-
-
-def _mapping(item: Reader) -> Reader:
-    def read(data: Any) -> Any:
-        _expect(isinstance(data, dict), "a mapping", data)
-        return _fields(data, lambda key: item)
 
     return read
 
@@ -256,7 +243,8 @@ def _record(kind: Any) -> Reader:
     return read
 
 
-def _fields(data: dict[str, Any], reader_of: Callable[[str], Reader]) -> dict[str, Any]:
+def _fields(data: Any, reader_of: Callable[[str], Reader]) -> dict[str, Any]:
+    _expect(isinstance(data, dict), "a mapping", data)
     found, key = {}, ""
     try:
         for key, value in data.items():

@@ -128,7 +128,7 @@ def inputs(folder: Path, since: float) -> dict[str, str] | None:
     try:
         if any(os.stat(path).st_mtime > since for path in files):
             return None
-        return {_name(path): digest(path) for path in files}
+        return {path.removeprefix(f"{ROOT}{os.sep}"): digest(path) for path in files}
     except OSError:
         return None
 
@@ -153,10 +153,6 @@ def digest(path: Path | str) -> str:
     if told.st_size > WHOLE_BYTES or not os.path.isfile(path):
         return f"{told.st_size}:{told.st_mtime_ns}"
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]
-
-
-def _name(path: str) -> str:
-    return path.removeprefix(f"{ROOT}{os.sep}")
 
 
 # ---- in one process ----

@@ -72,24 +72,22 @@ def planned(words: str | Iterable[str]) -> dict[str, tuple[str, ...]]:
             raise BadInput(f"phases is {phase!r}; {_hint(phase, PLANNED)}")
         if phase in found:
             raise BadInput(f"phases has {phase} twice; give all its ways at once, as A:B+C")
-        found[phase] = _ways(phase, list(filter(None, ways.split("+"))))
+        asked = list(filter(None, ways.split("+")))
+        for way in asked:
+            if way not in PLANNED[phase]:
+                raise BadInput(f"phases is {phase}:{way}; {_hint(way, PLANNED[phase])}")
+        for either in EITHER:
+            both = [way for way in asked if way in either]
+            if len(set(both)) > 1:
+                one = f"give one of {', '.join(both)}"
+                raise BadInput(f"phases is {phase}:{'+'.join(both)}; {one}")
+        found[phase] = tuple(way for way in PLANNED[phase] if way in asked)
     return {phase: found[phase] for phase in PLANNED if phase in found and phase != "step"}
 
 
 def planned_text(found: Mapping[str, tuple[str, ...]]) -> str:
     """Return the text that ``planned`` parses into ``found``."""
     return ",".join(f"{phase}:{'+'.join(ways)}".strip(":") for phase, ways in found.items())
-
-
-def _ways(phase: str, asked: list[str]) -> tuple[str, ...]:
-    for way in asked:
-        if way not in PLANNED[phase]:
-            raise BadInput(f"phases is {phase}:{way}; {_hint(way, PLANNED[phase])}")
-    for either in EITHER:
-        both = [way for way in asked if way in either]
-        if len(set(both)) > 1:
-            raise BadInput(f"phases is {phase}:{'+'.join(both)}; give one of {', '.join(both)}")
-    return tuple(way for way in PLANNED[phase] if way in asked)
 
 
 def _hint(word: str, known: Iterable[str]) -> str:

@@ -92,8 +92,10 @@ def resolve(spec: Spec, facts: DataFacts | None = None, *, whole: bool = True) -
 
     spec.check()
     recipe = parse(spec.recipe, ema=spec.ema > 0, workload=spec.workload)
-    if not spec.sampling:
-        _check_average(spec)
+    named = [word for word in spec.recipe.split("+") if word.partition(":")[0] == "ema"]
+    if not spec.sampling and spec.ema == 0 and named and named != ["ema:place=none"]:
+        text = f"ema is 0 (no average), but the recipe names {named[0]!r}"
+        raise Conflict(f"{text}; drop one of them")
     subject = subject_of(
         spec.model,
         facts or check_data(spec.data),
@@ -108,8 +110,8 @@ def resolve(spec: Spec, facts: DataFacts | None = None, *, whole: bool = True) -
         clips=spec.grad_clip > 0,
         workload=spec.workload,
     )
-    if spec.sampling:
-        _check_sampling(spec, recipe, subject)
+    if spec.sampling and subject.undrawn:
+        raise SpecError(f"{subject.name} {subject.undrawn}; take a DiT, or a model of your own")
     micro_batch, uneven = 1, None
     try:
         micro_batch = spec.micro_batch(launch.layout.data, recipe.accumulation)
@@ -118,6 +120,10 @@ def resolve(spec: Spec, facts: DataFacts | None = None, *, whole: bool = True) -
             raise
         text, _, hint = str(error).partition("; ")
         uneven = Reason(text, hint)
+    if micro_batch > 1 and subject.one_at_a_time:
+        text = f"micro-batch is {micro_batch}, and a forward of {subject.name} takes one sample"
+        way = f"add accumulate:steps={micro_batch * recipe.accumulation}"
+        uneven = Reason(f"{text}, because it has one time", way)
     return Resolved(
         spec=spec,
         recipe=recipe,
@@ -131,39 +137,15 @@ def resolve(spec: Spec, facts: DataFacts | None = None, *, whole: bool = True) -
             ema_decay=spec.ema,
         ),
         micro_batch=micro_batch,
-        refusal=recipe.refusal(launch) or uneven or _too_many(subject, micro_batch, recipe),
+        refusal=recipe.refusal(launch) or uneven,
         weights=spec.weights,
     )
-
-
-def _too_many(subject: Subject, micro_batch: int, recipe: Recipe) -> Reason | None:
-    """Return why a model that takes one sample at a time cannot take the micro-batch, or None."""
-    if micro_batch == 1 or not subject.one_at_a_time:
-        return None
-    return Reason(
-        f"micro-batch is {micro_batch}, and a forward of {subject.name} takes one sample, because "
-        "it has one time",
-        f"add accumulate:steps={micro_batch * recipe.accumulation}",
-    )
-
-
-def _check_sampling(spec: Spec, recipe: Recipe, subject: Subject) -> None:
-    if subject.undrawn:
-        raise SpecError(f"{subject.name} {subject.undrawn}; take a DiT, or a model of your own")
 
 
 def shaping(spec: Spec) -> Shaping:
     """Return the spec's settings of model and samples, except their names."""
     given = {f.name: getattr(spec, f.name) for f in dataclasses.fields(Shaping)}
     return Shaping(**given | {"data": spec.data.partition(":")[0]})
-
-
-def _check_average(spec: Spec) -> None:
-    named = [w for w in spec.recipe.split("+") if w.partition(":")[0] == "ema"]
-    if spec.ema == 0 and named and named != ["ema:place=none"]:
-        raise Conflict(
-            f"ema is 0 (no average), but the recipe names {named[0]!r}; drop one of them"
-        )
 
 
 def run_name(spec: Spec) -> str:

@@ -28,8 +28,6 @@ LATER = {"config": "", "set": "", "resolution": "", "frames": 0, "text": 0, "nod
 LATER |= {"workload": TRAIN, "weights": "", "sampler_steps": 0, "cfg_scale": 0.0}
 LATER |= {"phases": ""}
 """Fields added after results were recorded, with their defaults."""
-
-
 SAMPLER_STEPS, CFG_SCALE = 8, 2.0
 """Defaults of a sampling run."""
 
@@ -103,10 +101,7 @@ class Spec:
         "digits",
         "digits, synthetic[:SIZE], latents:FOLDER, vae[:PIXELS]; a public model: synthetic",
     )
-    objective: str = _option(
-        "epsilon",
-        "epsilon (DiT), flow (SiT), velocity, masked, own",
-    )
+    objective: str = _option("epsilon", "epsilon (DiT), flow (SiT), velocity, masked, own")
     init: str = _option(
         "awake", "initial weights: awake, or adaln_zero as in the reference training"
     )
@@ -142,75 +137,14 @@ class Spec:
         Raises:
             SpecError: names the field, its value and a remedy.
         """
-        for name, low in {
-            "processes": 1,
-            "nodes": 1,
-            "global_batch": 1,
-            "steps": 1,
-            "warmup": 1,
-            "seed": 0,
-            "text": 0,
-        }.items():
+        ones = ("processes", "nodes", "global_batch", "steps", "warmup")
+        for name, low in {**dict.fromkeys(ones, 1), "seed": 0, "text": 0}.items():
             if getattr(self, name) < low:
                 flag = name.replace("_", "-")
                 raise SpecError(f"{name} is {getattr(self, name)}; give --{flag} at least {low}")
         check_sizes(dataclasses.asdict(self), "--")
         if self.seed > LARGEST_SEED:
             raise SpecError(f"seed is {self.seed}; give --seed at most {LARGEST_SEED} (2^63 - 1)")
-        self._check_nodes()
-        for name in ("grad_clip", "weight_decay"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise SpecError(f"{name} is {getattr(self, name)}; it cannot be negative")
-        if not 0 <= self.ema < 1:
-            raise SpecError(f"ema is {self.ema}; give a decay in [0, 1), or 0 for no average")
-        if not 0 <= self.class_dropout < 1:
-            raise SpecError(f"class_dropout is {self.class_dropout}; give a share in [0, 1)")
-        if not 0 <= self.beta2 < 1:
-            raise SpecError(f"beta2 is {self.beta2}; give a value in [0, 1)")
-        if not 0 < self.learning_rate < float("inf"):
-            raise SpecError(f"learning_rate is {self.learning_rate}; it must be positive")
-        known = {"objective": OBJECTIVES, "init": INITS, "device": DEVICES, "workload": WORKLOADS}
-        for name, words in known.items():
-            if getattr(self, name) not in words:
-                raise SpecError(f"{name} is {getattr(self, name)!r}; one of {', '.join(words)}")
-        if planned(self.phases) and (self.device != "cuda" or self.sampling):
-            raise SpecError(
-                f"phases is {self.phases}, but phases are planned only for training on "
-                "GPUs; leave --phases out"
-            )
-        self._check_sampling()
-
-    def _check_sampling(self) -> None:
-        if not self.sampling:
-            for name in ("weights", "sampler_steps", "cfg_scale"):
-                if getattr(self, name):
-                    flag = name.replace("_", "-")
-                    hint = f"give --workload sample, or leave --{flag} out"
-                    raise SpecError(
-                        f"{name} is {getattr(self, name)}, which only sampling uses; {hint}"
-                    )
-            return
-        if not 0 <= self.cfg_scale < float("inf"):
-            raise SpecError(f"cfg_scale is {self.cfg_scale}; give a scale above 0 (1: no guidance)")
-        least, most = (2, 1000) if self.objective == "epsilon" else (1, 1000)
-        if not least <= self.drawn_steps <= most:
-            text = f"give --sampler-steps {least} to {most}"
-            raise SpecError(f"sampler_steps is {self.sampler_steps}; {text}")
-        if self.objective not in ("epsilon", "flow"):
-            raise SpecError(
-                f"objective is {self.objective!r}; only models of epsilon and flow draw samples"
-            )
-        if self.scale != 1 and not self.class_dropout:
-            raise SpecError(
-                "class_dropout is 0, so the model was not trained without labels, which "
-                "guidance needs; give --cfg-scale 1"
-            )
-        if self.profile:
-            raise SpecError("profile is for training only; leave --profile out")
-        if self.weights and not (ROOT / self.weights).is_file():
-            raise SpecError(f"weights is {self.weights}, but there is no such file; train one")
-
-    def _check_nodes(self) -> None:
         if self.processes % self.nodes:
             below = self.processes // self.nodes * self.nodes
             near = f"{below} or {below + self.nodes}" if below else str(self.nodes)
@@ -218,6 +152,49 @@ class Spec:
                 f"processes is {self.processes} and nodes is {self.nodes}: each node "
                 f"needs the same number; give --processes {near}"
             )
+        for name, (most, hint) in {
+            "grad_clip": (float("inf"), "it cannot be negative"),
+            "weight_decay": (float("inf"), "it cannot be negative"),
+            "ema": (1, "give a decay in [0, 1), or 0 for no average"),
+            "class_dropout": (1, "give a share in [0, 1)"),
+            "beta2": (1, "give a value in [0, 1)"),
+        }.items():
+            if not 0 <= getattr(self, name) < most:
+                raise SpecError(f"{name} is {getattr(self, name)}; {hint}")
+        if not 0 < self.learning_rate < float("inf"):
+            raise SpecError(f"learning_rate is {self.learning_rate}; it must be positive")
+        known = {"objective": OBJECTIVES, "init": INITS, "device": DEVICES, "workload": WORKLOADS}
+        for name, words in known.items():
+            if getattr(self, name) not in words:
+                raise SpecError(f"{name} is {getattr(self, name)!r}; one of {', '.join(words)}")
+        if planned(self.phases) and (self.device != "cuda" or self.sampling):
+            text = f"phases is {self.phases}, but phases are planned only for training on GPUs"
+            raise SpecError(f"{text}; leave --phases out")
+        if self.sampling:
+            self._check_sampling()
+            return
+        for name in ("weights", "sampler_steps", "cfg_scale"):
+            if value := getattr(self, name):
+                hint = f"give --workload sample, or leave --{name.replace('_', '-')} out"
+                raise SpecError(f"{name} is {value}, which only sampling uses; {hint}")
+
+    def _check_sampling(self) -> None:
+        least, fault = 2 if self.objective == "epsilon" else 1, ""
+        if not 0 <= self.cfg_scale < float("inf"):
+            fault = f"cfg_scale is {self.cfg_scale}; give a scale above 0 (1: no guidance)"
+        elif not least <= self.drawn_steps <= 1000:
+            fault = f"sampler_steps is {self.sampler_steps}; give --sampler-steps {least} to 1000"
+        elif self.objective not in ("epsilon", "flow"):
+            fault = f"objective is {self.objective!r}; only models of epsilon and flow draw samples"
+        elif self.scale != 1 and not self.class_dropout:
+            fault = "class_dropout is 0, so the model was not trained without labels, which "
+            fault += "guidance needs; give --cfg-scale 1"
+        elif self.profile:
+            fault = "profile is for training only; leave --profile out"
+        elif self.weights and not (ROOT / self.weights).is_file():
+            fault = f"weights is {self.weights}, but there is no such file; train one"
+        if fault:
+            raise SpecError(fault)
 
     @property
     def sampling(self) -> bool:
@@ -330,20 +307,17 @@ def add_arguments(
     for f in dataclasses.fields(Spec):
         if f.name in leave_out:
             continue
-        kind = str if f.name == "recipe" else type(f.default)
-        usual = (defaults or {}).get(f.name, f.metadata.get("usual") or f.default)
+        text, kind = f.metadata["help"], str if f.name == "recipe" else type(f.default)
         if kind is bool:
-            parser.add_argument(
-                f"--{f.name}", action="store_true", default=None, help=f.metadata["help"]
-            )
+            parser.add_argument(f"--{f.name}", action="store_true", default=None, help=text)
             continue
+        usual = (defaults or {}).get(f.name, f.metadata.get("usual") or f.default)
         parser.add_argument(
             f"--{f.name.replace('_', '-')}",
             type=kind,
-            default=None,
             required=f.name == "recipe",
             metavar=kind.__name__.upper() if kind is not str else f.name.upper(),
-            help=f.metadata["help"] + ("" if f.name == "recipe" else f" (default: {usual})"),
+            help=text + ("" if f.name == "recipe" else f" (default: {usual})"),
         )
 
 

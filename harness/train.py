@@ -25,7 +25,7 @@ import torch
 from harness import opened
 from harness.data.feed import check_data
 from harness.launch import command, nodes
-from harness.resolve import Resolved, resolve
+from harness.resolve import resolve
 from harness.result import Result
 from harness.sampling import measure as sampling
 from harness.spec import Spec, add_arguments, from_arguments
@@ -50,11 +50,6 @@ def parse_options(argv: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _history(spec: Spec, folder: Path, rank: int) -> contextlib.AbstractContextManager[None]:
-    """Return a context that records the allocator's history if the spec requests it."""
-    return loop.allocator_history(folder, rank) if spec.snapshot else contextlib.nullcontext()
-
-
 def _check_words(spec: Spec, options: argparse.Namespace) -> None:
     words = ["checkpoint", "samples", "trained", "anatomy", "memory_limit"]
     asked = [word for word in words if getattr(options, word)] if spec.sampling else []
@@ -63,20 +58,6 @@ def _check_words(spec: Spec, options: argparse.Namespace) -> None:
             f"{asked[0]} is of a training, and the workload is {spec.workload}; leave "
             f"--{asked[0].replace('_', '-')} out"
         )
-
-
-def _measured(resolved: Resolved, options: argparse.Namespace, reporter: Reporter) -> Result | None:
-    """Run the workload of the spec; return the result on rank 0."""
-    if resolved.spec.sampling:
-        return sampling.measure(resolved, options.out, reporter)
-    return measure.measure(
-        resolved,
-        options.out,
-        reporter,
-        training.from_options(options),
-        options.memory_limit,
-        breakdown=options.anatomy,
-    )
 
 
 def _in_one_line(result: Result, folder: Path) -> str:
@@ -115,8 +96,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"error: {error}", file=sys.stderr)
         return 2
     try:
-        with _history(resolved.spec, options.out, reporter.rank):
-            result = _measured(resolved, options, reporter)
+        with contextlib.ExitStack() as stack:
+            if spec.snapshot:
+                stack.enter_context(loop.allocator_history(options.out, reporter.rank))
+            given = (resolved, options.out, reporter)
+            if spec.sampling:
+                result = sampling.measure(*given)
+            else:
+                more = (training.from_options(options), options.memory_limit)
+                result = measure.measure(*given, *more, breakdown=options.anatomy)
         result = nodes.share(result)
     except BaseException as error:
         nodes.exchange_failures(options.out, reporter.rank, reporter.failed(error))

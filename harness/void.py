@@ -18,7 +18,10 @@ FIX = "not ranked: fix the cause named here, or the recipe"
 
 def settle(result: Result) -> Result:
     """Make ``result`` void if it is ok and must not count; return it."""
-    why = _audited(result.audit) or _mixed(result)
+    why, kinds = _audited(result.audit), sorted({rank.device for rank in result.ranks})
+    if result.spec.nodes > 1 and len(kinds) > 1:
+        text = f"mixed nodes ({', '.join(kinds)}): no comparable times"
+        why = why or Reason(text, "give it nodes of one kind")
     if why and result.status is Status.OK:
         result.status = Status.VOID
         result.reason, result.way_out = why.text, why.hint
@@ -27,7 +30,9 @@ def settle(result: Result) -> Result:
 
 def shown_status(result: Result) -> tuple[Status, str | None]:
     """Return the status to show and its reason: an ok result without proof of its work is void."""
-    why = _audited(result.audit) or _timed(result)
+    why = _audited(result.audit)
+    if not result.ranks or not all(rank.step_seconds for rank in result.ranks):
+        why = why or Reason("the result holds no timed step of all ranks", FIX)
     if why and result.status is Status.OK:
         return Status.VOID, why.text
     return result.status, result.reason
@@ -41,19 +46,3 @@ def _audited(checks: Sequence[Check]) -> Reason | None:
     proof = failed.asked == SHOWN
     words = failed.found if proof else f"expected {failed.asked}, found {failed.found}"
     return Reason(f"{failed.name}: {words}", FIX)
-
-
-def _mixed(result: Result) -> Reason | None:
-    """Return the difference between the devices of several nodes, whose times mean nothing."""
-    kinds = sorted({rank.device for rank in result.ranks})
-    if result.spec.nodes == 1 or len(kinds) < 2:
-        return None
-    text = f"mixed nodes ({', '.join(kinds)}): no comparable times"
-    return Reason(text, "give it nodes of one kind")
-
-
-def _timed(result: Result) -> Reason | None:
-    """Return why a result without times is void."""
-    timed = result.ranks and all(rank.step_seconds for rank in result.ranks)
-    lacks = "the result holds no timed step of all ranks"
-    return None if timed else Reason(lacks, FIX)

@@ -45,7 +45,7 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
 
 
 def broken(**changes) -> str:
-    data = json.loads(json.dumps(example().to_json()))
+    data = json.loads(json.dumps(dataclasses.asdict(example())))
     data.update(changes)
     return json.dumps({k: v for k, v in data.items() if v != "DROP"})
 

@@ -186,7 +186,7 @@ def test_another_headroom_at_work_is_said_in_the_row_and_in_the_report():
 def test_a_result_nested_too_deep_is_skipped_by_name(depth, tmp_path):
     path = tmp_path / "runs" / "x" / "result.json"
     path.parent.mkdir(parents=True)
-    data = cpu_set()["ddp"].to_json() | {"configs": "HERE"}
+    data = dataclasses.asdict(cpu_set()["ddp"]) | {"configs": "HERE"}
     deep = "[" * depth + "]" * depth
     path.write_text(json.dumps(data).replace('"HERE"', f'{{"x": {deep}}}'))
     with pytest.raises(BadResult, match=r"result.json: (unreadable as JSON|nested deeper)"):

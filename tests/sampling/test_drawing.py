@@ -212,7 +212,7 @@ def test_weights_of_a_file_are_taken_and_others_refused(tmp_path: Path, draw_her
 
 def test_an_older_result_has_nothing_drawn(tmp_path):
     one = Result(status=Status.OK, spec=Spec(recipe="single"))
-    data = one.to_json()
+    data = dataclasses.asdict(one)
     del data["drawn"]
     for name in ("workload", "weights", "sampler_steps", "cfg_scale"):
         del data["spec"][name]
