@@ -32,7 +32,6 @@ INTRO = (
     "A recipe joins strategies with +, at most one of each place: zero2+bf16+ema.",
     f"Defaults for open places: fp32, adamw, ema. Details: {RUN} list NAME",
 )
-OTHERS = f"Also: {RUN} list models, {RUN} list cards, {RUN} list suites"
 NAME_WIDTH = 23
 """Columns of a name in the list, with the gap behind it."""
 
@@ -110,7 +109,8 @@ def print_list(console: Console) -> None:
                 console.print(Text(f"  {name:{NAME_WIDTH}}"), Text(text, "dim"), sep="")
     console.print(Text(f"not here ({RUN} list NAME says why)", style="bold"))
     console.print(Padding(Text(", ".join(ABSENT)), (0, 0, 0, 2), expand=False))
-    console.print(Text(OTHERS, style="dim"))
+    text = f"Also: {RUN} list models, {RUN} list cards, {RUN} list suites"
+    console.print(Text(text, style="dim"))
 
 
 def print_one(name: str, console: Console) -> None:

@@ -198,8 +198,7 @@ def _begun(options: argparse.Namespace, given: Mapping[str, Any]) -> Search:
     limit, console = options.memory_limit, make_console()
     if limit is not None and not 0 < limit < float("inf"):
         raise SpecError(f"memory-limit is {limit:g}; give --memory-limit in GiB, above 0")
-    out = options.out or RESULTS / "max-batch" / slug(options.recipe)
-    out = Path(out).absolute()
+    out = Path(options.out or RESULTS / "max-batch" / slug(options.recipe)).absolute()
     ask = functools.partial(_asked, options, given)
     machine, row = single_run.checked(ask, out, FILES, options, console)
     return Search(

@@ -78,10 +78,14 @@ class LiveLine:
         """Estimate the seconds left; None if nothing is known of them."""
         return None
 
+    def rest(self) -> str:
+        """Return the seconds left in words, with a gap before them; empty if unknown."""
+        left = self.rest_seconds()
+        return "" if left is None else f"  about {clock(left)} left"
+
     def times(self) -> str:
         """Return the seconds taken and left, in words."""
-        left = self.rest_seconds()
-        return clock(self.seconds) + ("" if left is None else f"  about {clock(left)} left")
+        return clock(self.seconds) + self.rest()
 
 
 class Waiting(LiveLine):
@@ -113,7 +117,8 @@ class Waiting(LiveLine):
 
     def line(self) -> Text:
         """Return the live line; it may be longer than the terminal is wide."""
-        return Text(f"{self.name}  {self.times()}{f': {self.step}' if self.step else ''}")
+        step = f": {self.step}" if self.step else ""
+        return Text(f"{self.name}  {self.times()}{step}")
 
     def rest_seconds(self) -> float | None:
         return self.expected - self.seconds if self.expected > self.seconds else None
@@ -231,8 +236,7 @@ class Progress(LiveLine):
         self.start()
         if self.live is None:
             limit = f", at most {clock(timeout)}" if timeout else ""
-            rest = self.times().removeprefix(clock(self.seconds))
-            self.say(Text(f"{self._place()} {recipe}: begins{limit}{rest}"))
+            self.say(Text(f"{self._place()} {recipe}: begins{limit}{self.rest()}"))
 
     def status(self, status: dict[str, Any]) -> None:
         """Show a run's status: phase, step, of (``launch.run``)."""

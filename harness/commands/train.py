@@ -86,8 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def train(options: argparse.Namespace) -> int:
     """Train, show progress, and print the paths of checkpoint and samples; return the exit code."""
     console, given = make_console(), overrides(options)
-    folder = options.out or RESULTS / "train" / slug(options.recipe)
-    folder = Path(folder).absolute()
+    folder = Path(options.out or RESULTS / "train" / slug(options.recipe)).absolute()
     options.checkpoint = options.checkpoint or str(folder / "checkpoint")
     if given.get("ema", DEFAULTS["ema"]):  # samples need the average
         options.samples = options.samples or str(folder / "samples.png")
