@@ -5,35 +5,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
 from strategies import launch_file, recipe
-from strategies.base import LazyTable
+from strategies.base import LazyTable, load
 from strategies.optimizers.table import TABLE
 from strategies.recipe import Recipe
-from strategies.strategy import Strategy
 from strategies.workloads import SAMPLE, TRAIN
 
 __all__ = ["CATALOG", "parse"]
 
 
-def _sharding(name: str) -> type[Strategy]:
-    from strategies.sharding import sharding_kind
-
-    return sharding_kind(name)
-
-
-def _optimizer(name: str) -> type[Strategy]:
-    from strategies.optimizers.table import optimizer_kind
-
-    return optimizer_kind(name)
-
-
-def _adapter(name: str) -> type[Strategy]:
-    from strategies.adapters.lycoris import adapter_kind
-
-    return adapter_kind(name)
+def _made(place: str, names: Iterable[str]) -> dict[str, Any]:
+    """Return name -> call that makes the strategy by the function at ``place``."""
+    return {name: partial(lambda name: load(place)(name), name) for name in names}
 
 
 class Catalog(LazyTable):
@@ -52,7 +39,7 @@ class Catalog(LazyTable):
 
 CATALOG = Catalog(
     {
-        **{name: partial(_sharding, name) for name in launch_file.names()},
+        **_made("strategies.sharding:sharding_kind", launch_file.names()),
         "fp32": "strategies.precision.mixed:Fp32",
         "tf32": "strategies.precision.mixed:Tf32",
         "bf16": "strategies.precision.mixed:Bf16",
@@ -66,7 +53,7 @@ CATALOG = Catalog(
         "lora": "strategies.adapters.lora:Lora",
         "dora": "strategies.adapters.lora:Dora",
         "qlora": "strategies.adapters.lora:Qlora",
-        **{name: partial(_adapter, name) for name in ("lokr", "loha", "oft")},
+        **_made("strategies.adapters.lycoris:adapter_kind", ("lokr", "loha", "oft")),
         "head": "strategies.adapters.partial:Head",
         "difffit": "strategies.adapters.partial:DiffFit",
         "controlnet": "strategies.adapters.controlnet:ControlNet",
@@ -85,7 +72,7 @@ CATALOG = Catalog(
         "compile": "strategies.activations.compile:Compile",
         "cross_entropy": "strategies.losses.cross_entropy:CrossEntropy",
         "distill": "strategies.distillation.distill:Distill",
-        **{name: partial(_optimizer, name) for name in TABLE},
+        **_made("strategies.optimizers.table:optimizer_kind", TABLE),
         "optimizer_in_backward": "strategies.step.optimizer_in_backward:OptimizerInBackward",
         "backward": "strategies.step.backward:Backward",
         "accumulate": "strategies.step.backward:Accumulate",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 LIGHTER = {
     "single": ("zero2", "zero3"),
     "ddp": ("zero1", "zero2", "zero3"),
@@ -38,9 +36,5 @@ def suggestions(recipe: str, processes: int, *, host: bool) -> str:
     if host and "_offload" in names[0]:
         ways.append(f"take {names[0].partition('_offload')[0]} without offload, or zero3_nvme")
     elif not host and lighter(names[0], processes):
-        ways.append(f"hold less with {_either(lighter(names[0], processes))}")
+        ways.append(f"hold less with {' or '.join(lighter(names[0], processes))}")
     return ", or ".join([*ways, "a smaller --global-batch"])
-
-
-def _either(names: Iterable[str]) -> str:
-    return " or ".join(names)

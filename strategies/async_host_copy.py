@@ -10,20 +10,13 @@ MOST = 4
 
 
 class AsyncHostCopy:
-    """Copier of tensors to host memory on a stream of its own, with at most ``most`` in flight.
+    """Copier of tensors to host memory on a ``stream`` of its own (None: the device has none), with
+    at most ``most`` in flight: then the compute stream waits for the oldest copy.
 
-    Before it exceeds that number, the compute stream waits for the oldest copy, and that tensor's
-    memory is released.
-
-    ``Tensor.record_stream`` would hold each tensor until its copy ends by the device's clock. The
-    host runs ahead, allocates before that and gets unused memory: up to all tensors in flight, and
-    another amount each time. Source: torch 2.13, c10/cuda, CUDACachingAllocator.cpp,
-    ``process_events``. Here the held tensors follow from the order of calls, so a prediction, which
-    has no streams, holds the same.
-
-    Args:
-        stream: stream of the copies; None if the device has none.
-        most: number of tensors.
+    ``Tensor.record_stream`` would hold each tensor until its copy ends by the device's clock, while
+    the host runs ahead and allocates (torch 2.13, c10/cuda, CUDACachingAllocator.cpp,
+    ``process_events``). Here the held tensors follow from the order of calls, so a prediction,
+    which has no streams, holds the same.
     """
 
     def __init__(self, stream: Any, most: int = MOST) -> None:
@@ -31,10 +24,7 @@ class AsyncHostCopy:
         self.held: deque[tuple[Any, Any]] = deque()
 
     def copy(self, source: Any, target: Any) -> None:
-        """Begin to copy ``source`` to ``target`` in host memory.
-
-        If ``source`` is in host memory too, the copy is synchronous.
-        """
+        """Begin to copy ``source`` to ``target`` in host memory; from host memory synchronously."""
         import torch
 
         if self.stream is not None:

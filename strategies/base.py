@@ -21,11 +21,8 @@ def load(place: str) -> Any:
 
 
 class LazyTable(UserDict[str, Any]):
-    """Mapping of names to classes that imports a class's module at its first look-up.
-
-    A value is "module:Class" or a ``partial`` that makes the class. ``in``, ``len`` and iteration
-    over names import nothing.
-    """
+    """Mapping of names to classes that imports a class's module at its first look-up. A value is
+    "module:Class" or a ``partial`` that makes the class."""
 
     def __getitem__(self, name: str) -> Any:
         found = self.data[name]
@@ -121,19 +118,15 @@ ALTERS = {
     "gradients": "gradients are not those of all weights, or are changed on their way",
     "update": "the optimizer writes something else than AdamW would",
 }
-"""Effect that a strategy may have by design -> meaning.
-
-The effect decides how far a row's first step, or all its steps, may differ from the reference's
-(``harness.report.figures.parity``).
-"""
+"""Effect that a strategy may have by design -> meaning. It decides how far a row's steps may differ
+from the reference's (``harness.report.figures.parity``)."""
 
 
 class Parity(Enum):
     """Relation of a recipe's losses to the reference row's.
 
-    EXACT: the same computation; losses are equal within float rounding. BY_DESIGN: another
-    computation on purpose (lower precision, fewer weights). The difference is measured and
-    reported, but does not make the row wrong.
+    EXACT: the same computation, equal within float rounding. BY_DESIGN: another computation on
+    purpose (lower precision, fewer weights), whose difference is reported and not wrong.
     """
 
     EXACT = "exact"
@@ -144,8 +137,8 @@ class Parity(Enum):
 class Reason:
     """Why a run cannot start, failed or does not count: ``text``, and ``hint``, the remedy.
 
-    ``about`` names the strategy that refuses, or the lacking resource (``GPUS``). Code that needs
-    to distinguish reasons compares it, and never reads the text.
+    ``about`` names the strategy that refuses, or the lacking resource (``GPUS``): code compares it,
+    and never reads the text.
     """
 
     text: str
@@ -167,10 +160,8 @@ GPUS = "gpus"
 
 
 class BadInput(ValueError):
-    """Unusable user input. The message is one line with the cause and the remedy.
-
-    Any other ValueError is a bug of Headroom, and is reported as one.
-    """
+    """Unusable user input: one line with the cause and the remedy. Any other ValueError is a bug of
+    Headroom, and is reported as one."""
 
     @property
     def reason(self) -> Reason:
@@ -194,10 +185,8 @@ def demand(fact: bool, message: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Training hyperparameters, equal for every engine; the defaults are the reference's.
-
-    ``grad_clip`` 0 disables clipping; ``ema_decay`` 0 disables the weight average.
-    """
+    """Training hyperparameters, equal for every engine. ``grad_clip`` 0 disables clipping,
+    ``ema_decay`` 0 the weight average."""
 
     learning_rate: float = 1e-4
     betas: tuple[float, float] = (0.9, 0.999)
@@ -214,10 +203,7 @@ class Settings:
 
 
 class Attachment:
-    """Objects that a strategy keeps alive with the trained model (weight average, masks, hooks).
-
-    The defaults are of one that holds no tensors and has nothing to resume.
-    """
+    """Objects that a strategy keeps alive with the trained model (weight average, masks, hooks)."""
 
     def after_step(self) -> None:
         """Run after every optimizer step."""
@@ -235,10 +221,8 @@ class Attachment:
         return ()
 
     def hosted(self) -> Iterable[torch.Tensor]:
-        """Return those of ``tensors`` that were put into host memory.
-
-        On a CPU run, where the device is host memory too, a tensor's device does not show this.
-        """
+        """Return those of ``tensors`` that were put into host memory, which a CPU's tensor does not
+        show."""
         return ()
 
     def leaves(self) -> Iterable[torch.Tensor]:
@@ -258,10 +242,8 @@ class Attachment:
         """Restore a ``state_dict`` that a rank of the same number returned."""
 
     def recut(self, states: Sequence[dict[str, Any]], pieces: Sequence[Sequence[Any]]) -> None:
-        """Restore the state from the states of all ranks of a run with another number of processes.
-
-        ``pieces``: the parameter fragments that each of those ranks had
-        (``strategies.inventory.Fragment``).
+        """Restore the state from the ``states`` of all ranks of a run with another number of
+        processes, and the ``pieces`` of each (``strategies.inventory.Fragment``).
 
         Raises:
             BadInput: the state cannot be redistributed.
@@ -279,10 +261,9 @@ class Attachment:
 class Sizes(NamedTuple):
     """Element counts from which buffer sizes are computed.
 
-    ``total``: all trained parameters. ``block``: the largest block. ``tensor``: the largest
-    parameter. ``bias``: the largest one-dimensional parameter. ``weights``: each trained parameter
-    that is no bias, if known before the model is built. ``here``: trained elements of a shallow
-    model that replaces a deeper one of ``total`` elements; else 0.
+    ``total``: all trained parameters. ``block``, ``tensor``, ``bias``: the largest block, parameter
+    and one-dimensional parameter. ``weights``: each trained parameter that is no bias, if known.
+    ``here``: trained elements of a shallow model in place of one of ``total`` elements; else 0.
     """
 
     total: int
@@ -295,8 +276,5 @@ class Sizes(NamedTuple):
 
 def pinned_block(size: int) -> int:
     """Return the bytes of pinned host memory that torch allocates for ``size``: the next power of
-    two.
-
-    Source: torch 2.13, ATen/core/CachingHostAllocator.h (allocate), with the default settings.
-    """
+    two (torch 2.13, ATen/core/CachingHostAllocator.h, allocate, with the default settings)."""
     return 1 << (size - 1).bit_length() if size else 0

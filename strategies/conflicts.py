@@ -7,7 +7,6 @@ say (of its parameters, or of the model) is in its own ``refuses``.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,9 +17,6 @@ from strategies.files import own_table
 FILE = Path(__file__).with_name("conflicts.yaml")
 OF_LAUNCH = ("cpu", "cuda", "accumulates", "clips")
 """Words of the table that are no trait of a part."""
-
-
-TRAITS_OF = ("with", "with_all", "unless")
 
 
 class Entry(NamedTuple):
@@ -38,17 +34,13 @@ class Entry(NamedTuple):
     unless: frozenset[str]
     why: str
 
-    def of(self, part: Any) -> bool:
-        """Return whether the entry is about ``part``, a strategy, with these parameters."""
-        if not self.parameter:
-            return True
-        given = getattr(part, self.parameter)
-        if self.value is None:
-            return bool(given != type(part).__dataclass_fields__[self.parameter].default)
-        return str(given) == self.value
-
-    def met(self, traits: frozenset[str]) -> bool:
-        """Return whether a launch of these traits is refused."""
+    def met(self, part: Any, traits: frozenset[str]) -> bool:
+        """Return whether ``part``, a strategy, is refused beside these traits of a launch."""
+        if self.parameter:
+            given = getattr(part, self.parameter)
+            usual = type(part).__dataclass_fields__[self.parameter].default
+            if given == usual if self.value is None else str(given) != self.value:
+                return False
         some = not self.any or bool(self.any & traits)
         return some and self.every <= traits and not self.unless & traits
 
@@ -62,15 +54,12 @@ def table() -> dict[str, list[Entry]]:
             name, _, condition = key.partition(":")
             parameter, equals, value = condition.partition("=")
             for entry in entries:
-                some, every, none = (_words(entry.get(k, ())) for k in TRAITS_OF)
+                words = [entry.get(key, ()) for key in ("with", "with_all", "unless")]
+                some, every, none = (frozenset([w] if isinstance(w, str) else w) for w in words)
                 text = value if equals else None
                 one = Entry(parameter, text, some, every, none, entry["why"])
                 found.setdefault(name, []).append(one)
     return found
-
-
-def _words(given: str | Iterable[str]) -> frozenset[str]:
-    return frozenset([given] if isinstance(given, str) else given)
 
 
 def refusal(part: Any, launch: RunContext) -> str | None:
@@ -78,7 +67,7 @@ def refusal(part: Any, launch: RunContext) -> str | None:
     more = {launch.device, *(["accumulates"] * (launch.accumulation > 1))}
     traits = launch.traits | more | ({"clips"} if launch.clips else set())
     for one in table().get(part.name, ()):
-        if one.of(part) and one.met(traits):
+        if one.met(part, traits):
             met = min(one.any & traits, default="")
             words: dict[str, Any] = {"sharding": launch.sharding, "trait": TRAITS.get(met, met)}
             return one.why.format(**vars(part), **words)

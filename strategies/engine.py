@@ -1,13 +1,11 @@
 """Engine contract, and the objects of a run that engines and strategies receive.
 
 An engine moves gradients and holds a run's shards. A launch file names its engine by accelerate's
-distributed type; ``strategies.engines`` has one file or folder for each.
-
-An engine stores the facts of its launch file and nothing of a run: a method that needs a run's
-objects gets them as a ``TrainingRun``. The defaults are those of plain torch, where every rank
-holds whole parameters and accelerate does the rest. An engine overrides what it does otherwise, and
-must override ``evidence``. Strategies check its traits (``strategies.base.TRAITS``), never its
-name.
+distributed type; ``strategies.engines`` has one file or folder for each. An engine stores the facts
+of its launch file; a method that needs a run's objects gets them as a ``TrainingRun``. The defaults
+are those of plain torch, where every rank holds whole parameters and accelerate does the rest. An
+engine must override ``evidence``. Strategies check its traits (``strategies.base.TRAITS``), never
+its name.
 
 Methods by the moment at which they are called:
 
@@ -19,10 +17,10 @@ Methods by the moment at which they are called:
 - In a script that prepares its own model (``harness.script``): ``runs``, ``adopt``,
   ``adopt_model``.
 - One optimizer step (``harness.worker.loop``): ``micro_steps``, ``norm``.
-- Around a step that is watched (``harness.memory.traced_step``, ``strategies.evidence.watching``):
+- Around a watched step (``harness.memory.traced_step``, ``strategies.evidence.watching``):
   ``phase_hooks``, ``trace_points``, ``held``, ``observe``.
-- Between two steps, for averages, checksums and evidence: ``optimized``, ``shards``, ``state_of``,
-  ``fragments``, ``whole``, ``global_parameters``, ``part``.
+- Between two steps: ``optimized``, ``shards``, ``state_of``, ``fragments``, ``whole``,
+  ``global_parameters``, ``part``.
 - Checkpoints (``harness.worker.training``): ``save``, ``load``.
 - After the last step (``harness.worker.audit``): ``report``, ``evidence``.
 
@@ -71,7 +69,7 @@ class Workload:
 
     ``micro_batch``: samples per rank. ``clip``: the limit of the gradient norm (0: none).
     ``sizes``: those of the edited model, in elements. ``scratch``: a swap folder, which may not
-    exist yet. ``layout``: the launch's, including the recipe's sequence and tensor parallelism.
+    exist yet. ``layout``: the launch's, with the recipe's sequence and tensor parallelism.
     """
 
     micro_batch: int
@@ -83,17 +81,14 @@ class Workload:
 
 @dataclass(frozen=True)
 class Engine:
-    """Behavior of the engine that a launch file names.
-
-    ``modules``: modules that a step imports. They are loaded before a CPU's meter takes its
-    baseline, so that libraries do not count as training memory. ``buckets``: the category of
-    communication buckets in a measured step, "gradients" or "workspace". ``host_adamw``: the
-    engine's AdamW with its state in host memory, as "module:Class", for the trait "host_optimizer".
-    """
+    """Behavior of the engine that a launch file names."""
 
     modules: ClassVar[tuple[str, ...]] = ()
+    """Modules that a step imports: loaded first, since libraries are no training memory."""
     buckets: ClassVar[str] = "workspace"
+    """Category of communication buckets in a measured step, "gradients" or "workspace"."""
     host_adamw: ClassVar[str] = ""
+    """AdamW with its state in host memory, as "module:Class", for the trait "host_optimizer"."""
     resumes_on_any: ClassVar[bool] = False
     """A checkpoint can be loaded on another number of processes than wrote it."""
     unpickles: ClassVar[bool] = False
@@ -103,13 +98,10 @@ class Engine:
 
     @classmethod
     def of(cls, file: LaunchFile) -> Engine:
-        """Return the engine of a launch file that names this class.
-
-        Override it to read a file of the engine's own into ``file.settings``.
+        """Return the engine of a launch file; an engine's own file is read into ``file.settings``.
 
         Raises:
-            LaunchFileError: a required fact is missing. Every launch is then refused with this
-                message.
+            LaunchFileError: a required fact is missing. Every launch is then refused with it.
         """
         return cls(file)
 
@@ -117,16 +109,14 @@ class Engine:
 
     @property
     def choices(self) -> dict[str, Any]:
-        """Parameters that a recipe may set in addition to the launch file, as in
-        ``fsdp2:reshard=off``.
+        """Parameters that a recipe may set, as in ``fsdp2:reshard=off``, with the file's values.
 
-        Name -> the file's value. They become fields of the sharding strategy.
+        They become fields of the sharding strategy.
         """
         return {}
 
     def chosen(self, choices: Mapping[str, Any]) -> Engine:
-        """Return the engine with these values of ``choices``; a recipe's values are text or
-        numbers.
+        """Return the engine with these values of ``choices``, text or numbers.
 
         Raises:
             ValueError: a value out of range, with the remedy.
@@ -135,23 +125,16 @@ class Engine:
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """Requirements of the machine, as names in ``harness.system.requirements``.
-
-        A run that lacks one is "unsupported", and is not started.
-        """
+        """Requirements of the machine (``harness.system.requirements``)."""
         return ()
 
     @property
     def traits(self) -> frozenset[str]:
-        """Traits of the engine under this launch file, listed in TRAITS under "Of engines".
-
-        A strategy refuses to run with some of them.
-        """
+        """Traits under this launch file, listed in TRAITS under "Of engines"."""
         return frozenset()
 
     def layout(self, ranks: int) -> Layout:
-        """Return the layout of ``ranks`` ranks; the micro-batch and each rank's samples follow from
-        it."""
+        """Return the layout of ``ranks`` ranks, which decides micro-batch and samples."""
         return Layout(replicate=ranks)
 
     def place(self, what: str) -> str:
@@ -164,30 +147,22 @@ class Engine:
         return self.file.path.stem
 
     def refuses(self, launch: RunContext) -> str | None:
-        """Return why it cannot run under ``launch``, with the remedy; None if it can.
-
-        Called before any process starts, and again in each rank. The row is then "refused".
-        """
+        """Return why it cannot run under ``launch``, with the remedy; None if it can."""
         return None
 
     def environment(self, device: str) -> dict[str, str]:
-        """Return variables that its processes need besides the launch file; ``device`` is cpu or
-        cuda."""
+        """Return variables of its processes beside the launch file; ``device``: cpu or cuda."""
         # With torchrun, accelerate's launcher drops the launch file's use_cpu.
         return {"ACCELERATE_USE_CPU": "true"} if device == "cpu" else {}
 
     def accelerator_kwargs(self, launch: RunContext) -> dict[str, Any]:
-        """Return keyword arguments for ``Accelerator``, merged with those of the strategies
-        (``Recipe.accelerator_kwargs``)."""
+        """Return keyword arguments for ``Accelerator``, beside the strategies'."""
         if launch.device == "cpu":
             return {"cpu": True}
         return process_group("fake") if launch.simulated else {}
 
     def remarks(self, launch: RunContext, sizes: Sizes | None) -> list[str]:
-        """Return notes for a reader of a row that runs; they are kept in the result.
-
-        ``sizes`` are the model's, None if they are unknown without torch.
-        """
+        """Return notes for a reader of a row that runs; ``sizes``: None if not known yet."""
         return []
 
     # ---- set-up ----
@@ -201,16 +176,15 @@ class Engine:
     def sixteen_bits(self, accelerator: Any, *, master: bool = True, scale: int = 0) -> None:
         """Set how the engine keeps 16-bit weights: with a float32 ``master`` or without.
 
-        ``scale``: the first loss scale of float16 (a power of two; 0: the library's own). Precision
-        strategies call this from their ``configure``. The default does nothing: autocast or the
-        strategy does it all.
+        ``scale``: the first loss scale of float16 (a power of two; 0: the library's own). The
+        default leaves it to autocast or the strategy.
         """
 
     def fill(self, accelerator: Any, module: Any, draw: Draw, blocks: Sequence[Any]) -> None:
         """Draw the edited model's first weights where they will live, one parameter at a time.
 
-        Called after ``configure``, but not if the model was built whole (``strategies.initial``).
-        The default is the accelerator's device. ``blocks`` are the model's, in execution order.
+        Called after ``configure``, unless the model was built whole (``strategies.initial``).
+        ``blocks``: the model's, in execution order.
         """
         from strategies import initial
 
@@ -226,10 +200,9 @@ class Engine:
         """Return the model and the optimizer as they are trained (``TrainingRun.model``,
         ``optimizer``).
 
-        ``module`` is the edited model as ``fill`` left it, in train mode; ``blocks`` are its own.
+        ``module``: the edited model in train mode, which stays the bare model inside.
         ``make_optimizer(params)`` makes the recipe's optimizer. Call it once, with the trained
-        parameters as the optimizer will step them: here before accelerate's own prepare, but after
-        sharding if sharding replaces parameters. ``module`` must stay the bare model inside.
+        parameters as the optimizer will step them: after sharding if sharding replaces them.
         """
         optimizer = make_optimizer([p for p in module.parameters() if p.requires_grad])
         return accelerator.prepare(module, optimizer)
@@ -240,10 +213,7 @@ class Engine:
         return found == self.file.kind
 
     def adopt(self, accelerator: Any, layout: Layout) -> None:
-        """Set what a script's own ``Accelerator`` does not read from the launch file.
-
-        Called directly after its construction (``harness.script``).
-        """
+        """Set what a script's new ``Accelerator`` does not read from the launch file."""
 
     def adopt_model(
         self, accelerator: Any, module: nn.Module, blocks: Sequence[nn.Module], work: Workload
@@ -263,13 +233,12 @@ class Engine:
         loss_of: Any,
         arrived: Callable[[], None],
     ) -> Iterator[Any]:
-        """Run one optimizer step: forward and backward of each micro-batch, then the optimizer's
-        step.
+        """Run one optimizer step: forward and backward of each micro-batch, then the optimizer's.
 
         Args:
-            batches: one for each micro-batch of the step (``harness.data.feed.Batch``).
-            loss_of: the forward pass; a call returns a scalar loss of one batch, and
-                ``loss_of.inputs(batch)`` the noisy samples and timesteps that the model is given.
+            batches: one for each micro-batch (``harness.data.feed.Batch``).
+            loss_of: returns a scalar loss of one batch; ``loss_of.inputs(batch)`` the noisy
+                samples and timesteps that the model is given.
             arrived: call it once a step, when all gradients exist and the optimizer has not used
                 them. The loop then reads their norm, and clips (``norm``).
 
@@ -288,11 +257,10 @@ class Engine:
             yield loss.detach()
 
     def norm(self, trained: TrainingRun, limit: float = 0.0) -> Any:
-        """Return the global L2 norm of the gradients over all ranks' shares, without a loss scale.
+        """Return the global L2 norm of the gradients over all ranks, without a loss scale.
 
-        A scalar tensor or a float. Called when all gradients exist (``micro_steps``). If there is a
-        ``limit`` and the engine does not clip by itself ("own_clipping"), the gradients are then
-        clipped to it.
+        A scalar tensor or a float. With a ``limit`` the gradients are then clipped to it, unless
+        the engine clips by itself ("own_clipping").
         """
         import torch
 
@@ -310,11 +278,11 @@ class Engine:
     def phase_hooks(
         self, trained: TrainingRun, enter: Enter
     ) -> contextlib.AbstractContextManager[None]:
-        """Return a context for one step that calls ``enter`` at the start of each of
+        """Return a context for one untimed step that calls ``enter`` at the start of each of
         ``STEP_PHASES``.
 
         "optimizer" begins when the last backward of the step returns, so the gradient norm belongs
-        to it. For traces and peaks of untimed steps.
+        to it.
         """
         return backward_hook(trained, enter, behind="optimizer")
 
@@ -326,8 +294,8 @@ class Engine:
     def held(self, trained: TrainingRun) -> TensorInventory:
         """Return the tensors that this rank holds between two steps, by category.
 
-        A trace classifies storages by it before and after each traced step. Tensors that are left
-        out appear as temporaries or activations.
+        A trace classifies storages by it; tensors that are left out appear as temporaries or
+        activations.
         """
         parameters = [t for p in trained.module.parameters() for t in stored(p.data)]
         return TensorInventory(
@@ -339,28 +307,22 @@ class Engine:
         )
 
     def observe(self, trained: TrainingRun) -> contextlib.AbstractContextManager[Any]:
-        """Return a context for one untimed step after the measured ones.
-
-        Its value is kept in ``trained.observed.engine``, for ``evidence``: facts that only a step
-        shows, such as the tensors alive in backward.
-        """
+        """Return a context for the observed step, whose value ``evidence`` reads in
+        ``trained.observed.engine``."""
         return contextlib.nullcontext()
 
     # ---- between two steps ----
 
     def optimized(self, trained: TrainingRun) -> list[torch.Tensor]:
-        """Return the tensors that the optimizer updates on this rank, for evidence.
-
-        Parameters, or pieces of them such as flat float32 masters.
-        """
+        """Return the tensors that the optimizer updates on this rank: parameters, or pieces of
+        them such as flat float32 masters."""
         groups = trained.inner_optimizer.param_groups
         return [p for group in groups for p in group["params"]]
 
     def shards(self, trained: TrainingRun) -> Iterator[tuple[int, torch.Tensor]]:
         """Yield (index, tensor) for each of ``optimized``, in the order of the trained parameters.
 
-        If they are swapped ("swapped_weights"), each is in memory until the next is requested. The
-        weight average is updated from these after each step.
+        If they are swapped ("swapped_weights"), each is in memory until the next is requested.
         """
         yield from enumerate(p for p in trained.module.parameters() if p.requires_grad)
 
@@ -372,9 +334,8 @@ class Engine:
     def fragments(self, trained: TrainingRun, *, copies: bool = False) -> Iterator[Fragment]:
         """Yield the position of this rank's share of each trained parameter in its ``shards``.
 
-        Over all ranks each element occurs once: if all ranks hold everything, only the main process
-        yields. ``copies``: yield on ranks with a duplicate share too. The averaged weights are
-        assembled from these at the end of a training.
+        Over all ranks each element occurs once, unless ``copies``: ranks with a duplicate share
+        then yield too.
         """
         if copies or trained.accelerator.is_main_process:
             named = [(n, p) for n, p in trained.module.named_parameters() if p.requires_grad]
@@ -384,16 +345,14 @@ class Engine:
     def whole(self, trained: TrainingRun, parameters: Sequence[Any]) -> Iterator[Any]:
         """Yield the parameters one at a time, each whole until the next is requested.
 
-        All ranks call it and exhaust it, since gathering one is a collective. If ranks have
-        different parameters, these are values of ``global_parameters``.
+        A collective: all ranks call and exhaust it, with values of ``global_parameters``.
         """
         yield from parameters
 
     def global_parameters(self, trained: TrainingRun) -> Mapping[str, Any]:
         """Return name -> parameter of the whole model, in one order on all ranks.
 
-        A parameter that only other ranks have is an object with its ``shape``, ``dtype`` and
-        ``requires_grad``.
+        One that only other ranks have is an object with ``shape``, ``dtype``, ``requires_grad``.
         """
         return dict(trained.module.named_parameters())
 
@@ -401,20 +360,16 @@ class Engine:
         """Return this rank's part of a parameter between two steps, and the whole's shape."""
         return ParameterPart(parameter, parameter.shape)
 
-    # ---- checkpoints ----
+    # ---- checkpoints, on all ranks ----
 
     def save(self, trained: TrainingRun, path: Path) -> None:
-        """Write the training state into the folder ``path``, which may not exist yet; all ranks
-        call it.
-
-        The strategies' states are saved beside it.
-        """
+        """Write the training state into the folder ``path``, which may not exist yet."""
         # Streamed weights are parts of one tensor, of which accelerate saves none as safetensors.
         parts = "streams_weights" in trained.launch.traits
         trained.accelerator.save_state(str(path), safe_serialization=not parts)
 
     def load(self, trained: TrainingRun, path: Path) -> None:
-        """Read a checkpoint of ``save`` into prepared objects; all ranks call it."""
+        """Read a checkpoint of ``save`` into prepared objects."""
         trained.accelerator.load_state(str(path))
 
     # ---- after the last step ----
@@ -425,10 +380,9 @@ class Engine:
         return EngineReport(loss_scale=None if scaler is None else float(scaler.get_scale()))
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        """Return facts read back from ``trained`` after its last step that show the engine in
-        force.
+        """Return facts read back from ``trained``, as plain data, that show the engine in force.
 
-        Plain data for the result file. Every rank calls it, to its end. Must be overridden.
+        Every rank calls it, to its end. Must be overridden.
 
         Raises:
             NotInForce: it is not in force (``strategies.base.demand``); the row is then void.
@@ -448,11 +402,8 @@ def process_group(backend: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def backward_hook(trained: TrainingRun, enter: Enter, behind: str) -> Iterator[None]:
-    """Implement ``Engine.phase_hooks`` by wrapping accelerate's ``backward``.
-
-    ``behind``: the phase that begins when the last backward of a step returns; empty if the engine
-    marks it itself.
-    """
+    """Implement ``Engine.phase_hooks`` by wrapping accelerate's ``backward``. ``behind``: the phase
+    behind the last backward of a step; empty if the engine marks it itself."""
     accelerator = trained.accelerator
     backward = accelerator.backward
 
@@ -479,10 +430,8 @@ class RunContext:
     """Launch, model and recipe of a run, as strategies and engines receive them.
 
     ``simulated``: one process represents rank 0 of ``processes``, and collectives move nothing.
-    ``sequence``: the number of neighboring ranks that split the tokens of the same samples;
-    ``tensor``: those that split the same weights. ``traits``: the traits of the engine and all
-    parts of the recipe (``Strategy.traits``), so that a part can refuse an effect without naming
-    the part that has it.
+    ``sequence``, ``tensor``: the number of neighboring ranks that split the tokens of the same
+    samples, and the same weights. ``traits``: those of the engine and all parts of the recipe.
     """
 
     sharding: str
@@ -514,20 +463,15 @@ class NoOptimizer:
 
 @dataclass(kw_only=True)
 class TrainingRun:
-    """Objects of a run after its last step, from which evidence is read.
+    """Objects of a run, from which evidence is read after its last step.
 
     ``model`` and ``optimizer`` are the results of ``Accelerator.prepare``; ``module`` is the bare
-    model inside.
+    model inside. ``optimizer_steps`` of the whole training, ``resumed_steps`` of an earlier process
+    and ``micro_steps`` of this one are the loop's own counts, with which evidence compares the
+    engine's. In sampling (``sampling``) a step is a batch of samples, a micro step a model call.
 
-    Counts are the loop's own; evidence compares the engine's with them. ``optimizer_steps``: of the
-    whole training. ``resumed_steps``: those of an earlier process. ``micro_steps``: those of this
-    one. In sampling (``sampling``) a step is a batch of samples, and a micro step a call of the
-    model.
-
-    ``ops``: every operator of one whole step, as torch's dispatcher spells them; empty if no step
-    was traced (a training run). ``observed``: the record of a step that was watched for evidence;
-    None if there was none.
-
+    ``ops``: every operator of one traced step, as torch's dispatcher spells them. ``observed``: the
+    record of the step that was watched for evidence. A training run has neither.
     ``gradient_norm``: set by a part that frees gradients before the loop can read them; returns the
     global norm of the last backward. ``supervise``: set by a part that adds to the true loss. It
     takes the per-sample loss as a function of a prediction function, that function, and a

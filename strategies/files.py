@@ -130,16 +130,12 @@ def cell(value: Any) -> Any:
 
     Source: OWASP, "CSV Injection".
     """
-    formula = isinstance(value, str) and len(value) > 1 and value[0] in "=@+-\t\r"
-    return f"'{value}" if formula and not _is_number(value) else value
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+    if isinstance(value, str) and len(value) > 1 and value[0] in "=@+-\t\r":
+        try:
+            float(value)
+        except ValueError:
+            return f"'{value}"
+    return value
 
 
 class NotOurs(OSError):

@@ -1,14 +1,9 @@
 """Initial weights, drawn one parameter at a time into a model that was made without them.
 
 A subject that draws each parameter by its name (``Subject.draws``) is made on torch's "meta"
-device, where a tensor has a shape and a type and no bytes. Strategies edit it there, except those
-that read weights (``Strategy.reads_weights``).
-
-Each parameter is then drawn in float32 on the CPU, converted to its type (or packed), and moved to
-its device before the next one is drawn. The whole model in float32 never exists, unless it is
-trained in float32.
-
-Imports torch.
+device. Strategies edit it there, except those that read weights (``Strategy.reads_weights``). Each
+parameter is then drawn in float32 on the CPU, converted to its type (or packed), and moved to its
+device before the next one, so that the whole model never exists in float32. Imports torch.
 """
 
 from __future__ import annotations
@@ -28,11 +23,10 @@ _VALUELESS: list[bool] = []
 
 @dataclass(frozen=True)
 class Pending:
-    """Initial value that a parameter waits for.
+    """Initial value that a parameter waits for: the draw of ``name`` in the subject's model.
 
-    ``name``: the name in the subject's model whose draw it is. ``version``: the parameter's version
-    counter when it was made. ``keep``: makes the parameter from the value; None: the value
-    unchanged.
+    ``version``: the parameter's version counter when it was made. ``keep``: makes the parameter
+    from the value; None: unchanged.
     """
 
     name: str
@@ -41,20 +35,14 @@ class Pending:
 
 
 def keyed(seed: int, name: str) -> torch.Generator:
-    """Return a CPU generator for the parameter ``name``.
-
-    Equal arguments give equal draws, whatever was drawn before and on whatever device it will live.
-    """
+    """Return a CPU generator for the parameter ``name``: equal arguments give equal draws."""
     key = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(key[:4], "big"))  # torch uses 32 bits
 
 
 @contextlib.contextmanager
 def valueless() -> Iterator[None]:
-    """Make tensors on meta that do not count as memory.
-
-    A prediction's simulated GPU is on meta too.
-    """
+    """Make tensors on meta that do not count as memory, as a prediction's on meta do."""
     _VALUELESS.append(True)
     try:
         with torch.device("meta"):
@@ -120,10 +108,8 @@ def cast(module: nn.Module, dtype: torch.dtype) -> None:
 
 
 def replace(module: nn.Module, made: Callable[[nn.Parameter], nn.Parameter]) -> None:
-    """Replace each parameter by ``made(p)``, in the order of ``module.parameters()``.
-
-    A parameter that several modules share stays shared.
-    """
+    """Replace each parameter by ``made(p)``, in the order of ``module.parameters()``; one that
+    several modules share stays shared."""
     done: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
     for part in module.modules():
         for key, p in part._parameters.items():
@@ -138,9 +124,7 @@ def filled(
     p: nn.Parameter, draw: Draw, device: torch.device | str, dtype: torch.dtype | None = None
 ) -> nn.Parameter:
     """Return ``p`` with its value on ``device``, of ``dtype`` (None: its own), or as ``keep`` makes
-    it.
-
-    Attributes that strategies set on it are kept. A parameter that has its value is returned as is.
+    it, with the attributes that strategies set; one that has its value is returned as is.
 
     Raises:
         ValueError: values were written into it, and would be lost.

@@ -7,11 +7,8 @@ from typing import Any, NamedTuple
 
 
 class Fragment(NamedTuple):
-    """Piece of the parameter ``name`` in this rank's ``shard``.
-
-    It has ``numel`` elements, from ``start`` of the shard and from ``offset`` of the flattened
-    parameter. One parameter may have several.
-    """
+    """Piece of the parameter ``name`` in this rank's ``shard``: ``numel`` elements, from ``start``
+    of the shard and from ``offset`` of the flattened parameter, which may have several."""
 
     name: str
     shard: int
@@ -23,11 +20,10 @@ class Fragment(NamedTuple):
 class TensorInventory(NamedTuple):
     """Tensors that a rank holds between two steps: category (``harness.memory.record``) -> tensors.
 
-    ``hidden``: bytes of communication buckets that C++ holds, which no Python tensor shows.
-    ``seen``: addresses of storages of those buckets that Python did see (a communication hook
-    receives them), so that they are not counted twice. ``host``: tensors that the engine keeps in
-    host memory, also if they are in ``tensors``. On a machine without a GPU their devices do not
-    show this, so these are the engine's own lists, not its settings.
+    ``hidden``: bytes of communication buckets that C++ holds. ``seen``: addresses of storages of
+    those buckets that a communication hook received, so that they are not counted twice. ``host``:
+    tensors that the engine keeps in host memory, also if they are in ``tensors``, read from its own
+    lists: on a CPU their devices do not show it.
     """
 
     tensors: dict[str, list[Any]]
@@ -62,25 +58,20 @@ class AllocationScope(NamedTuple):
 
 
 class TracePoints(NamedTuple):
-    """Places of one rank at which a traced step categorizes allocations.
-
-    ``leaves``: the leaves at which autograd's gradients arrive. A trace that hooks them categorizes
-    a gradient from its first moment on. ``scopes``: library methods whose allocations all belong to
-    one category, for buffers that live only within a step.
-    """
+    """Places of one rank at which a traced step categorizes allocations: the ``leaves`` at which
+    autograd's gradients arrive, and ``scopes`` of buffers that live only within a step."""
 
     leaves: Sequence[Any]
     scopes: Sequence[AllocationScope] = ()
 
 
 class EngineReport(NamedTuple):
-    """Statistics of an engine's library after a run, for the audit to compare.
+    """Statistics of an engine's library after a run, for the audit to compare; None: not reported.
 
-    A field is None if the library does not report it; the audit then reads the optimizer's state or
-    the loop's log. ``steps``: optimizer steps taken, including those before a resume. ``clip``: the
-    limit of the gradient norm that the engine applies by itself; 0.0: none. ``accumulation``:
-    micro-batches per step. ``micro_batch``: samples per rank. ``loss_scale``: the current one of
-    float16. ``config``: the settings in force, as plain data for the result file.
+    ``steps``: optimizer steps taken, including those before a resume. ``clip``: the limit of the
+    gradient norm that the engine applies by itself; 0.0: none. ``accumulation``: micro-batches per
+    step. ``micro_batch``: samples per rank. ``loss_scale``: the current one of float16. ``config``:
+    the settings in force, as plain data for the result file.
     ``swapped_bytes``: bytes of this rank in swap files. ``gradient_bucket_bytes``: bytes of each
     tensor in which gradients of several parameters arrive together in backward.
     """

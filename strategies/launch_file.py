@@ -34,9 +34,8 @@ class LaunchFileError(BadInput):
 class LaunchFile:
     """Contents of a launch file.
 
-    ``kind``: accelerate's distributed type, which names the engine. ``settings``: the content of
-    the engine's own file, if the YAML names one. ``own``: it is one of ``FOLDER``; a user's file
-    (``strategies.users_launch``) starts from a copy.
+    ``kind``: accelerate's distributed type. ``settings``: the content of the engine's own file, if
+    the YAML names one. ``own``: of ``FOLDER``, no user's (``strategies.users_launch``).
     """
 
     path: Path
@@ -77,10 +76,7 @@ def read(path: Path) -> LaunchFile:
     )
 
 
-@functools.lru_cache
-def _parsed(text: str) -> Any:
-    """Return the data of a YAML text. A plan reads each launch file hundreds of times."""
-    return parse_yaml(text)
+_parsed = functools.lru_cache(parse_yaml)  # a plan reads each launch file hundreds of times
 
 
 def text_of(path: Path) -> str:
@@ -103,10 +99,9 @@ class Layout:
     """Degrees of parallelism of a job; their product is the number of ranks.
 
     Only ``replicate`` and ``shard`` divide samples: ranks that differ in other degrees work on the
-    same samples. Ranks are numbered as in torch's device meshes: ``tensor`` fastest, then
-    ``sequence``, ``shard``, ``replicate`` and ``pipeline``. Source: accelerate 1.15,
-    parallelism_config.py (``mesh_order``: dp_replicate, dp_shard, cp, sp, tp). Ranks with parts of
-    the same samples share weights as any others do: an engine shards over ``sharers``.
+    same ones. Ranks are numbered as in torch's device meshes: ``tensor`` fastest, then
+    ``sequence``, ``shard``, ``replicate`` and ``pipeline`` (accelerate 1.15,
+    parallelism_config.py, ``mesh_order``).
     """
 
     replicate: int = 1
@@ -145,10 +140,7 @@ class Layout:
 
     def cut(self, sequence: int = 1, tensor: int = 1) -> Layout:
         """Return a layout in which groups of ``sequence`` ranks split the same samples, and groups
-        of ``tensor`` neighbors the same weights.
-
-        The layout is returned unchanged if the ranks do not divide into such groups.
-        """
+        of ``tensor`` neighbors the same weights; unchanged if the ranks do not divide so."""
         name = "shard" if self.shard > 1 else "replicate"
         groups, rest = divmod(getattr(self, name), sequence * tensor)
         return self if rest else replace(self, **{name: groups}, sequence=sequence, tensor=tensor)

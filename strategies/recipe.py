@@ -12,10 +12,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from strategies.base import BadInput, Conflict, Parity, Reason, Slot
 from strategies.engine import RunContext
+from strategies.files import own_table
 from strategies.strategy import Strategy
 from strategies.subject import Subject
 from strategies.words import PARAMETERS, PLAIN, hint, name_of, nearest, plain
@@ -23,14 +22,10 @@ from strategies.workloads import SAMPLE, TRAIN
 
 # ---- unsupported techniques ----
 
-
-def _table() -> dict[str, dict[str, str]]:
-    return yaml.safe_load((Path(__file__).parent / "absent.yaml").read_text(encoding="utf-8"))
-
-
-ABSENT: dict[str, str] = _table()["strategies"]
+_TABLE = own_table(Path(__file__).with_name("absent.yaml"))
+ABSENT: dict[str, str] = _TABLE["strategies"]
 """Strategy -> why it is not supported, then "; " and the alternative."""
-ENDED: dict[str, str] = _table()["others"]
+ENDED: dict[str, str] = _TABLE["others"]
 """Parameter, command, option or page that has ended -> why, then "; " and the alternative."""
 
 ALIASES = {
@@ -112,8 +107,7 @@ class Recipe:
 
     @property
     def together(self) -> int:
-        """Number of ranks that work on the same samples; the global batch is divided among such
-        groups."""
+        """Number of ranks that work on the same samples."""
         return self.sequence * self.tensor
 
     def launch(
@@ -183,12 +177,11 @@ def parse(text: str, catalog: Mapping[str, type[Strategy]], defaults: Iterable[S
     filled: dict[Slot, Strategy] = {}
     for word in text.replace(" ", "").split("+"):
         part = _parse_part(word, catalog)
-        if part.slot in filled:
+        if (other := filled.setdefault(part.slot, part)) is not part:
+            names = f"{other.name} and {part.name}"
             raise Conflict(
-                f"recipe {text!r}: {filled[part.slot].name} and {part.name} both fill the place "
-                f"{part.slot.name}; keep one of them"
+                f"recipe {text!r}: {names} both fill the place {part.slot.name}; keep one of them"
             )
-        filled[part.slot] = part
     if Slot.SHARD not in filled:
         raise Conflict(f"recipe {text!r} names no sharding; begin with one, as in 'ddp+{text}'")
     usual = {part.slot: part for part in defaults}
@@ -210,32 +203,23 @@ def _parse_part(word: str, catalog: Mapping[str, Any]) -> Strategy:
         key, equals, value = pair.partition("=")
         key = PARAMETERS.get(key, key) if PARAMETERS.get(key) in types else key
         if key not in types:
-            raise RecipeError(f"{name} has no parameter {key!r}; {_parameter(name, key, types)}")
+            fix = nearest(key, types) if types else "it has none"
+            if key.isdigit() and name in PLAIN:
+                fix = f"write {name}:{PLAIN[name]}={key}"
+            fix = ENDED.get(f"{name}:{key}") or fix
+            raise RecipeError(f"{name} has no parameter {key!r}; {fix}")
+        default = types[key].default
         if not equals:
-            raise RecipeError(
-                f"{name}:{key} needs a value, as in {name}:{key}={types[key].default}"
-            )
-        given[key] = _value(name, key, value, types[key].default)
+            raise RecipeError(f"{name}:{key} needs a value, as in {name}:{key}={default}")
+        given[key] = _value(name, key, value, default)
     try:
         return kind(**given)
     except ValueError as error:
         raise RecipeError(f"{name}: {error}") from None
 
 
-def _parameter(name: str, key: str, types: Mapping[str, Any]) -> str:
-    """Return what to write instead of an unknown parameter."""
-    if ended := ENDED.get(f"{name}:{key}"):
-        return ended
-    if key.isdigit() and name in PLAIN:
-        return f"write {name}:{PLAIN[name]}={key}"
-    return nearest(key, types) if types else "it has none"
-
-
 def _value(name: str, key: str, text: str, default: Any) -> Any:
-    """Return ``text`` as the type of the field's default.
-
-    A value for an integer field that is not a number stays text.
-    """
+    """Return ``text`` as the type of the field's default; no number for an integer stays text."""
     if isinstance(default, bool):
         words = {"on": True, "true": True, "off": False, "false": False}
         if text.lower() not in words:

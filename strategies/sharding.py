@@ -1,8 +1,7 @@
 """Sharding strategies: one class per launch file in ``launch_configs/``.
 
-A launch file names an engine (``strategies.engines``). A new YAML file, with the files that it
-names, adds a strategy without Python code. The strategy's parameters are those that the engine lets
-a recipe set (``Engine.choices``).
+A new YAML file, with the files that it names, adds a strategy without Python code, whose parameters
+are those that the engine lets a recipe set (``Engine.choices``).
 
 ``NAME.yaml`` serves every device. ``NAME.cpu.yaml``, if present, serves machines without a GPU:
 accelerate's GPU launch types train unconnected models there, without an error.
@@ -90,10 +89,8 @@ class Sharding(Strategy):
         kind, processes = accelerator.distributed_type.value, accelerator.num_processes
         wanted = launch.engine.file.kind
         demand(kind == wanted, f"accelerate runs {kind}, expected {wanted} as in the launch file")
-        demand(
-            processes == launch.processes,
-            f"{processes} processes take part, expected {launch.processes}",
-        )
+        text = f"{processes} processes take part, expected {launch.processes}"
+        demand(processes == launch.processes, text)
         facts = {"distributed_type": kind, "processes": processes}
         if trained.observed is not None and trained.observed.sent:
             sent = {phase: trained.observed.sent_in(phase) for phase in STEP_PHASES}
@@ -128,11 +125,8 @@ def users_kind(name: str) -> type[Sharding]:
     if odd := set(str(path)) & set("+:,= "):
         raise LaunchFileError(f"{path}: a recipe cannot name a path with {odd.pop()!r}; rename it")
     engine = engines.of_users_file(path)
-    members = {"name": f"@{path}", "of_engine": engine, "__doc__": engine.file.title}
-    members |= {"source": str(engine.file.path), "needs": engine.needs, "__module__": __name__}
-    given = [(n, type(value), field(default=value)) for n, value in engine.choices.items()]
-    bases = (UsersSharding,)
-    return make_dataclass("Users", given, bases=bases, namespace=members, frozen=True, kw_only=True)
+    members = {"name": f"@{path}", "of_engine": engine, "source": str(engine.file.path)}
+    return _kind("Users", UsersSharding, engine, members)
 
 
 def sharding_kinds(folder: Path = FOLDER) -> dict[str, type[Sharding]]:
@@ -143,9 +137,14 @@ def sharding_kinds(folder: Path = FOLDER) -> dict[str, type[Sharding]]:
 def sharding_kind(name: str, folder: Path = FOLDER) -> type[Sharding]:
     """Return the strategy of the launch file ``NAME.yaml``."""
     engine = engines.of_file(folder / f"{name}.yaml")
-    members = {"name": name, "folder": folder, "__doc__": engine.file.title}
-    members |= {"source": engine.file.source, "needs": engine.needs, "__module__": __name__}
+    members = {"name": name, "folder": folder, "source": engine.file.source}
+    return _kind(name, Sharding, engine, members)
+
+
+def _kind(
+    name: str, base: type[Sharding], engine: Engine, members: dict[str, Any]
+) -> type[Sharding]:
+    """Return a class of these members, whose fields are the engine's choices."""
+    members |= {"__doc__": engine.file.title, "needs": engine.needs, "__module__": __name__}
     given = [(n, type(value), field(default=value)) for n, value in engine.choices.items()]
-    return make_dataclass(
-        name, given, bases=(Sharding,), namespace=members, frozen=True, kw_only=True
-    )
+    return make_dataclass(name, given, bases=(base,), namespace=members, frozen=True, kw_only=True)

@@ -36,11 +36,7 @@ class Strategy:
     source: ClassVar[str]
     needs: ClassVar[tuple[str, ...]] = ()
     reads_weights: ClassVar[bool] = False
-    """``edit_model`` reads or writes weight values.
-
-    If true, the whole model is drawn in host memory before the call. If false, the values may not
-    exist yet.
-    """
+    """``edit_model`` reads or writes weight values: the whole model is drawn on the host first."""
 
     workloads: ClassVar[tuple[str, ...]] = (TRAIN,)
     """Workloads in which it has an effect (``strategies.workloads``); it is refused in others."""
@@ -71,16 +67,14 @@ class Strategy:
     def refuses(self, launch: RunContext) -> str | None:
         """Return why it cannot run under ``launch``, with the remedy; None if it can.
 
-        The default reads ``conflicts.yaml``. Override it for what a strategy's own parameters or
-        the model leave impossible.
+        The default reads ``conflicts.yaml``. A strategy adds what its own parameters or the model
+        leave impossible.
         """
         return conflicts.refusal(self, launch)
 
     def by_block(self, depth: int) -> Sequence[Hashable]:
-        """Return a key for each of the model's ``depth`` blocks, in execution order.
-
-        Blocks with equal keys are treated alike; by default all are. Override this if some are not.
-        """
+        """Return a key for each of the model's ``depth`` blocks, in execution order: those with
+        equal keys are treated alike."""
         return [None] * depth
 
     def accelerator_kwargs(self, launch: RunContext) -> dict[str, Any]:
@@ -94,9 +88,8 @@ class Strategy:
     def edit_model(self, module: nn.Module, subject: Subject) -> None:
         """Change the bare model of ``subject`` in place, before prepare.
 
-        Unless ``reads_weights``, its parameters may still be on meta, without values
-        (``strategies.initial``). Freeze them, set their type, move them to other modules, but do
-        not copy or read them.
+        Unless ``reads_weights``, its parameters may have no values yet (``strategies.initial``):
+        freeze, cast or move them, but do not copy or read them.
         """
 
     def make_optimizer(
@@ -110,11 +103,8 @@ class Strategy:
         return None
 
     def observe(self, trained: TrainingRun) -> AbstractContextManager[Any]:
-        """Return a context for one untimed step after the measured ones.
-
-        Its value is kept as ``trained.observed.notes[name]``, for ``evidence``. Training runs have
-        no such step.
-        """
+        """Return a context for the observed step, whose value ``note`` returns to ``evidence``.
+        Training runs have no such step."""
         return nullcontext()
 
     def note(self, trained: TrainingRun) -> Any | None:

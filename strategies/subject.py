@@ -1,12 +1,9 @@
 """Subject contract: a model that can be trained, with the facts of its data.
 
-A subject names its modules that are blocks, linear layers and attentions, computes one model
-output, and lists its further parts (``PARTS``). A strategy that needs a part checks for the part,
-never for a class. Only methods that touch tensors import torch, so a recipe is refused without it.
-
-A new subject must define ``make``, ``groups`` and ``predict``, and ``example`` if its conditions
-are not labels. Everything else has a default: facts are read from one forward pass on tensors
-without memory (``survey``). Many strategies refuse a subject without the part that they need.
+A subject must define ``make``, ``groups`` and ``predict``, and ``example`` if its conditions are
+not labels. Everything else has a default: facts are read from one forward pass on tensors without
+memory (``survey``). A strategy checks for a part (``PARTS``) that it needs, never for a class. Only
+methods that touch tensors import torch, so a recipe is refused without it.
 """
 
 from __future__ import annotations
@@ -77,10 +74,7 @@ MOST_BLOCKS = 10_000
 
 @dataclass(frozen=True)
 class DataFacts:
-    """Data facts that a model needs: ``size`` samples of ``classes`` classes.
-
-    A sample has the shape [channels, input_size, input_size], or ``shape`` if that is set.
-    """
+    """Data facts: ``size`` samples of ``classes`` classes, of ``sample_shape`` each."""
 
     size: int
     channels: int
@@ -98,8 +92,8 @@ class DataFacts:
 class Shaping:
     """Spec fields that shape a model and its samples, besides the model's name.
 
-    Empty or 0 selects the model's own value. ``data`` is the spec's kind of data without the text
-    after a colon; a cache of another trainer is named in full.
+    Empty or 0 selects the model's own value. ``data``: the spec's kind of data, in front of a
+    colon.
     """
 
     config: str = ""
@@ -111,11 +105,8 @@ class Shaping:
 
 
 class Dimensions(NamedTuple):
-    """Model size: ``depth`` in blocks; ``width`` in units, ``heads`` and ``tokens`` of its widest
-    attention.
-
-    The latter are 0 if it has no attention. ``inner``: features of a block's MLP, 0 if unknown.
-    """
+    """Model size: ``depth`` in blocks; ``width``, ``heads`` and ``tokens`` of its widest attention
+    (0 without one); ``inner``: features of a block's MLP, 0 if unknown."""
 
     depth: int
     width: int
@@ -154,36 +145,26 @@ class Subject:
 
     @property
     def identity(self) -> str:
-        """Short word for file names that identifies what name, file and sources leave open.
-
-        The name, the file that it gives and Headroom's sources fix the rest. For example a hash of
-        a configuration file. Results and predictions of another identity are not reused.
-        """
+        """Short word for file names that identifies what the name and Headroom's sources leave
+        open, such as a hash of a configuration file. Results of another identity are not reused."""
         return ""
 
     @property
     def tile(self) -> int:
-        """Required divisor of a sample's sides, in elements of a latent: the patch.
-
-        ``plan`` refuses other resolutions.
-        """
+        """Required divisor of a sample's sides, in elements of a latent: the patch."""
         return 1
 
     @classmethod
     def of(cls, shaping: Shaping, **fields: Any) -> Subject:
         """Return a subject with these ``fields``, shaped as a spec requests.
 
-        By default only its name and its data shape a model.
-
         Raises:
             BadInput: the spec sets a field that the model does not support.
         """
-        asked = {name: value for name, value in vars(shaping).items() if value and name != "data"}
-        for name, value in asked.items():
-            raise BadInput(
-                f"{name} is {value}, which model {fields['model']} does not know; leave "
-                f"--{name} out"
-            )
+        for name, value in vars(shaping).items():
+            if value and name != "data":
+                text = f"{name} is {value}, which model {fields['model']} does not know"
+                raise BadInput(f"{text}; leave --{name} out")
         return cls(**fields)
 
     @classmethod
@@ -194,35 +175,24 @@ class Subject:
     # ---- construction and size ----
 
     def check(self) -> None:
-        """Refuse sizes or data that do not fit; by default nothing.
-
-        Called whenever a spec is resolved, without torch.
+        """Refuse sizes or data that do not fit, without torch.
 
         Raises:
             BadInput: names the value and the remedy.
         """
 
     def make(self) -> nn.Module:
-        """Return the model on torch's current default device, which may be "meta".
-
-        Any weights are in float32. Must be overridden.
-        """
+        """Return the model in float32 on torch's default device, which may be "meta"."""
         raise NotImplementedError
 
     def shell(self) -> nn.Module:
-        """Return the model for ``draws`` to fill, with parameters on "meta", then torch's default
-        device.
-
-        Computed tensors that are not parameters may have their values. The default is ``make``.
-        """
+        """Return the model for ``draws`` to fill, made while torch's default device is "meta";
+        computed tensors that are no parameters may have their values."""
         return self.make()
 
     def build(self, seed: int, init: str) -> nn.Module:
-        """Return the whole model on the CPU with float32 weights that depend only on the arguments.
-
-        All ranks and all rows of a suite thus begin with equal weights (the audit compares them).
-        ``init`` "awake": weights that training starts at zero are filled (``wake``).
-        """
+        """Return the whole model on the CPU with float32 weights that depend only on the arguments,
+        so that all rows of a suite begin alike. ``init``: see ``Spec``; for ``draws`` alone."""
         import torch
 
         draw = self.draws(seed, init)
@@ -234,40 +204,22 @@ class Subject:
             return module
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            module = self.make()
-            if init == "awake":
-                self.wake(module)
-        return module
+            return self.make()
 
     def draws(self, seed: int, init: str) -> Draw | None:
-        """Return a function that draws each parameter's (and buffer's) first value by its name.
-
-        It works in any order, without the rest of the model. No rank then holds the whole model in
-        float32, unless it trains it so (``strategies.initial``; ``keyed`` returns a generator for a
-        name). The default is None: the model is built whole in host memory (``build``).
-        """
+        """Return a function that draws each parameter's and buffer's first value by its name, in
+        any order (``strategies.initial``); None: the model is built whole in host memory."""
         return None
 
-    def wake(self, module: nn.Module) -> None:
-        """Fill zero-initialized weights in place, by torch's generator; by default none.
-
-        If blocks begin as the identity, the first steps leave most weights without a gradient, and
-        comparing them tests almost nothing. Not called if the subject has ``draws``.
-        """
-
     def small(self) -> Subject:
-        """Return a subject of the same kind that is quick to build and step; by default itself.
-
-        A rank without a GPU steps it once before its meter begins, to load what a step loads.
-        """
+        """Return a subject of the same kind that is quick to step: a rank without a GPU does so
+        before its meter begins, to load what a step loads."""
         return self
 
     @property
     def depths(self) -> Mapping[str, int]:
-        """Group name -> number of its blocks, for a model that is predicted from shallow ones.
-
-        ``deep`` takes the same names. Empty, the default, for models that are not.
-        """
+        """Group name -> number of its blocks, for ``deep``; empty if the model is not predicted
+        from shallow ones."""
         return {}
 
     @property
@@ -276,17 +228,13 @@ class Subject:
         return sum(self.depths.values()) or self.dimensions.depth
 
     def deep(self, depths: Mapping[str, int]) -> Subject:
-        """Return the same model with other ``depths``, which represents this one in a prediction.
-
-        Called only if there are ``depths``.
-        """
+        """Return the same model with other ``depths``, if it has any, for a prediction."""
         raise NotImplementedError
 
     def sized(self, depth: int, width: int, heads: int) -> Subject:
-        """Return the same model in another size: a teacher or student of this one.
+        """Return the same model in another size, with the part "sized": a teacher or student.
 
-        0 keeps a value; if only the width changes, heads keep their size. Called only with the part
-        "sized".
+        0 keeps a value; if only the width changes, heads keep their size.
 
         Raises:
             BadInput: it cannot have that size.
@@ -295,29 +243,22 @@ class Subject:
 
     def sizes_in(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, int]:
         """Return depth and width of the model of this kind with parameters of these names and
-        shapes.
-
-        0 if unknown, the default.
-        """
+        shapes; 0 if unknown."""
         return 0, 0
 
     def samples_up(self, axis: str) -> Sequence[tuple[Mapping[str, Any], float]]:
-        """Return sample sizes that ``plan --largest`` searches along ``axis`` ("resolution",
-        "frames").
-
-        Growing; other fields keep their values. (spec fields, number of tokens relative to this
-        one's); empty if it has one size.
-        """
+        """Return growing sample sizes along ``axis`` ("resolution", "frames"): (changed spec
+        fields, number of tokens relative to this one's); empty if it has one size."""
         return ()
 
     # ---- model facts ----
 
     @property
     def survey(self) -> Survey:
-        """Facts from one forward pass of ``example`` on tensors without memory, cached per process.
+        """Facts from one forward pass of ``example`` on tensors without memory, cached.
 
-        It imports torch. A subject with formulas for ``parameters``, ``sizes``, ``dimensions`` and
-        ``linears`` overrides these, and its recipes are checked without torch.
+        It imports torch. With formulas in its place for ``parameters``, ``sizes``, ``dimensions``
+        and ``linears``, a subject's recipes are checked without torch.
         """
         return _survey(self)
 
@@ -353,47 +294,32 @@ class Subject:
         )
 
     def train_flops(self, batch: int) -> int:
-        """Return the model FLOPs of one training step: 3 x forward, since backward has two products
-        for each one.
-
-        Work that a strategy repeats (activation recomputation) is not counted, so that a strategy
-        cannot look faster by doing more (the MFU convention of PaLM, arXiv:2204.02311, appendix B).
-        """
+        """Return the model FLOPs of one training step: 3 x forward, without what a strategy repeats
+        (the MFU convention of PaLM, arXiv:2204.02311, appendix B)."""
         return 3 * batch * self.survey.flops
 
     @property
     def linears(self) -> tuple[str, ...]:
-        """Names of the blocks' linear layers that work on tokens, in the model that ``make``
-        returns.
-
-        Adapters attach to these. Layers that work on one vector per sample are left out.
-        """
+        """Names of the blocks' linear layers that work on tokens, in the model of ``make``, without
+        those that work on one vector per sample. Adapters attach to them."""
         return self.survey.linears
 
     @property
     def attention_linears(self) -> tuple[str, ...]:
-        """Those of ``linears`` that compute queries, keys, values and the output of attention.
-
-        Empty if they are not known by their names.
-        """
+        """Those of ``linears`` that compute queries, keys, values and the output of attention;
+        empty if not known by their names."""
         return ()
 
     @property
     def idle(self) -> tuple[str, ...]:
         """Names of parameters that never get a gradient, such as the last block's unused text
-        stream.
-
-        They are frozen before anything else, and the report lists them.
-        """
+        stream. They are frozen before anything else."""
         return self.survey.idle
 
     @property
     def lent(self) -> tuple[str, ...]:
-        """Names of the blocks' modules with parameters that code outside of their block calls.
-
-        Their weights must be on the device outside of the block, so they are not streamed, and
-        FSDP2 must not reshard them after their block.
-        """
+        """Names of the blocks' modules with parameters that code outside of their block calls, so
+        that they can be neither streamed nor resharded after it."""
         return self.survey.lent
 
     @property
@@ -402,21 +328,15 @@ class Subject:
         return "x".join([str(8 * self.data.input_size)] * 2)
 
     def lacks(self, part: str, hint: str = "leave this out") -> str | None:
-        """Return why a strategy cannot have ``part`` (a key of ``PARTS``), with the remedy; None if
-        it can.
-
-        Strategies return it from ``refuses``.
-        """
+        """Return why a strategy cannot have ``part`` (a key of ``PARTS``), with the remedy, for its
+        ``refuses``; None if it can."""
         return None if part in self.parts else f"{self.name} has no {PARTS[part]}; {hint}"
 
     # ---- modules ----
 
     def groups(self, module: nn.Module) -> list[Sequence[nn.Module]]:
-        """Return the blocks in execution order, one sequence for each run of blocks of one class.
-
-        It is a ``ModuleList`` if the subject has the part "token_blocks": blocks are replaced in
-        it. ``module`` is the bare model, perhaps edited by strategies. Must be overridden.
-        """
+        """Return the blocks of the bare, perhaps edited, model in execution order, one sequence for
+        each run of blocks of one class."""
         raise NotImplementedError
 
     def blocks(self, module: nn.Module) -> list[nn.Module]:
@@ -424,11 +344,8 @@ class Subject:
         return [block for group in self.groups(module) for block in group]
 
     def sizes_of(self, module: nn.Module) -> Sizes:
-        """Return ``sizes`` of a model that strategies have edited; only parameters with a gradient
-        count as trained.
-
-        An engine sizes its buffers by it (``Workload``).
-        """
+        """Return ``sizes`` of a model that strategies have edited; parameters with a gradient count
+        as trained."""
         trained = [p for p in module.parameters() if p.requires_grad]
         blocks = [sum(p.numel() for p in block.parameters()) for block in self.blocks(module)]
         return Sizes(
@@ -440,75 +357,51 @@ class Subject:
         )
 
     def dtype(self, module: nn.Module) -> torch.dtype:
-        """Return the type of weights that no adapter or quantizer changes, for new weights.
-
-        By default that of the first floating-point parameter.
-        """
+        """Return the type for new weights: of those that no adapter or quantizer changes."""
         return next(p.dtype for p in module.parameters() if p.is_floating_point())
 
     def head(self, module: nn.Module) -> nn.Module:
-        """Return the final layer, which can be trained alone. Called only with the part "head"."""
+        """Return the final layer, which can be trained alone, with the part "head"."""
         raise NotImplementedError
 
     def label_table(self, module: nn.Module) -> nn.Embedding:
-        """Return the table of labels. Called only with the part "label_table"."""
+        """Return the table of labels, with the part "label_table"."""
         raise NotImplementedError
 
     def vocabulary(self, module: nn.Module) -> Any:
-        """Return the layer over a vocabulary; None if it is on another pipeline stage.
-
-        Called only with the part "vocabulary".
-        """
+        """Return the layer over a vocabulary, with the part "vocabulary"; None if it is on another
+        pipeline stage."""
         raise NotImplementedError
 
     def attentions(self, module: nn.Module) -> list[Any]:
-        """Return the layers that compute by an attribute ``attend``, including copies that
-        strategies made.
-
-        Called only with the part "attend".
-        """
+        """Return the layers that compute by an attribute ``attend``, with copies of strategies."""
         return [layer for layer in module.modules() if hasattr(layer, "attend")]
 
     # ---- model output ----
 
     @property
     def most_stripes(self) -> int:
-        """The most equal parts of a sample, each of whole tokens; its divisors are possible too.
-
-        Read only with the part "stripes", as are ``cut`` and ``take_part``.
-        """
+        """The most equal parts of a sample, with the part "stripes"; its divisors are possible."""
         raise NotImplementedError
 
     def cut(self, samples: Tensor, part: int, parts: int) -> Tensor:
-        """Return the ``part``-th of ``parts`` equal parts of samples, or of their noise.
-
-        A rank's model takes and returns such a part. The loss of a sample must be the mean over its
-        parts.
-        """
+        """Return the ``part``-th of ``parts`` equal parts of samples, or of their noise: what a
+        rank's model takes. The loss of a sample must be the mean over its parts."""
         raise NotImplementedError
 
     def take_part(self, module: nn.Module, part: int, parts: int) -> None:
-        """Make the bare model take and return the ``part``-th part of each sample from now on.
-
-        It uses the positions of that part; (0, 1) restores whole samples. Weights must not change:
-        an engine that broadcasts them would overwrite a rank's own.
-        """
+        """Make the bare model take and return the ``part``-th part of each sample, with its
+        positions; (0, 1) restores whole samples. Weights must not change: DDP broadcasts them."""
         raise NotImplementedError
 
     def samples(self) -> dict[str, Tensor] | None:
-        """Return samples in host memory if the model brings its own: ``data.size`` rows of "x".
-
-        Each condition has its rows by name too. The default is None: the spec's data.
-        """
+        """Return samples in host memory if the model brings its own: ``data.size`` rows of "x" and
+        of each condition, by name. None: the spec's data."""
         return None
 
     def example(self, device: torch.device | str) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Return one sample of zeros [1, C, H, W], its timestep [1] and its conditions, for
-        ``predict``.
-
-        ``device`` may be "meta". By default with one label. For the survey, for evidence's forward
-        passes, and to load libraries before a measurement.
-        """
+        ``predict``; ``device`` may be "meta"."""
         import torch
 
         x = torch.zeros((1, *self.data.sample_shape), device=device)
@@ -517,13 +410,11 @@ class Subject:
 
     def predict(self, model: Any, x: Tensor, t_B: Tensor, conditions: Mapping[str, Tensor]) -> Any:
         """Return the output of ``model`` for noisy samples ``x`` [B, C, H, W] at timesteps ``t_B``
-        [B].
+        [B]: noise or velocity in the layout of ``x``; with a learned variance (objective "epsilon")
+        twice the channels, the variance last.
 
-        Noise or velocity in the layout of ``x``; with a learned variance (objective "epsilon")
-        twice the channels, the variance last. Every loss, sample and trace calls the model only
-        here. ``model`` is the prepared module (wrapped by the engine), or the bare one.
-        ``conditions``, by name: labels "y" int64 [B], and "drop" bool [B], those that are withheld
-        (it may be missing). Must be overridden.
+        The only call of the model, prepared or bare. ``conditions``, by name: labels "y" int64 [B],
+        and "drop" bool [B], those that are withheld (it may be missing).
         """
         raise NotImplementedError
 
@@ -536,10 +427,7 @@ class Subject:
     # ---- weight files ----
 
     def save(self, tensors: Mapping[str, Tensor], path: Path) -> None:
-        """Write parameters by name to one file, as ``load`` reads it (``train --trained``).
-
-        Called on the main process, with whole tensors on the CPU.
-        """
+        """Write whole parameters by name to one file, on the main process, for ``load``."""
         from safetensors.torch import save_file
 
         path.parent.mkdir(parents=True, exist_ok=True)

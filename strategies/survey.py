@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from strategies.base import Sizes
 from strategies.evidence import flops
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
 
 class Attended(NamedTuple):
@@ -27,9 +28,7 @@ class Survey(NamedTuple):
     ``parameters``: elements, including frozen ones. ``flops``: of one sample's forward, a
     multiply-add as two. ``linears``: names of the blocks' linear layers that have more rows than
     samples and get a gradient; if none has (samples are vectors), of all that get one.
-    ``products``: the number of all linear layers of the blocks. ``idle``: names of the parameters
-    that get no gradient. ``lent``: names of the blocks' modules with parameters that code outside
-    of their block calls.
+    ``products``: the number of linear layers of the blocks. ``idle``, ``lent``: see ``Subject``.
     """
 
     parameters: int
@@ -47,11 +46,8 @@ def of(
     subject: Any, module: nn.Module, run: Callable[[], Any], unread: Sequence[str] = ()
 ) -> Survey:
     """Return the survey of ``module``, made by ``subject`` (``strategies.subject.Subject``) on
-    meta.
-
-    ``run`` runs its example forward. Parameters that get no gradient are frozen in ``module``; so
-    are those of ``unread``, whose gradient exists and is always zero.
-    """
+    meta; ``run`` runs its example forward. Parameters that get no gradient are frozen, and those of
+    ``unread``, whose gradient is always zero."""
     still = tuple(dict.fromkeys((*idle(module, run), *unread)))
     for name in still:
         module.get_parameter(name).requires_grad_(False)
@@ -63,10 +59,14 @@ def of(
 def idle(module: nn.Module, run: Callable[[], Any]) -> tuple[str, ...]:
     """Return the names of the parameters that no gradient reaches from what ``run`` returns.
 
-    The function walks the graph and runs no backward. For backward a build of torch for CUDA starts
-    threads, and forks of a process with such threads cannot run it (torch's "Autograd and Fork").
+    The function walks the graph and runs no backward, for which a build of torch for CUDA starts
+    threads: forks of a process with such threads cannot run it (torch's "Autograd and Fork").
     """
-    waiting = [out.grad_fn for out in _floats(run())]
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    outputs = (out for out in tree_leaves(run()) if torch.is_tensor(out))
+    waiting = [out.grad_fn for out in outputs if out.is_floating_point()]
     seen: set[Any] = {None}
     reached: set[int] = set()
     while waiting:
@@ -81,20 +81,11 @@ def idle(module: nn.Module, run: Callable[[], Any]) -> tuple[str, ...]:
     return tuple(name for name, p in named if id(p) not in reached)
 
 
-def _floats(out: Any) -> Iterator[Tensor]:
-    import torch
-    from torch.utils._pytree import tree_leaves
-
-    yield from (t for t in tree_leaves(out) if torch.is_tensor(t) and t.is_floating_point())
-
-
 def take(
     module: nn.Module, blocks: Sequence[nn.Module], sizes: Sizes, run: Callable[[], Any]
 ) -> Survey:
-    """Survey ``module`` while ``run`` takes one sample through it on the meta device.
-
-    Every product is counted by the formulas of ``evidence.flops``; elementwise work is not.
-    """
+    """Survey ``module`` while ``run`` takes one sample through it on the meta device. Products are
+    counted by the formulas of ``evidence.flops``; elementwise work is not."""
     import torch
     from torch import nn
 
@@ -124,32 +115,28 @@ def take(
 
 def _note_lent(blocks: Sequence[nn.Module]) -> Callable[[], set[nn.Module]]:
     """Watch calls of the blocks' modules; return a function that returns those that code outside of
-    their block called.
+    their block called, as the output of diffusers' DiT calls the embedding of its first block.
 
-    The output of diffusers' DiT calls the embedding of its first block. Modules without parameters
-    are left out, and those of a block that is never called itself.
+    Modules without parameters are left out, and those of a block that is never called itself.
     """
     within: list[nn.Module] = []
     entered: set[nn.Module] = set()
     outside: dict[nn.Module, nn.Module] = {}
 
-    def watch(block: nn.Module) -> None:
-        def enter(*_: Any) -> None:
-            entered.add(block)
-            within.append(block)
+    def enter(block: nn.Module, *_: Any) -> None:
+        entered.add(block)
+        within.append(block)
 
-        def note(part: nn.Module, *_: Any) -> None:
-            if block not in within:
-                outside[part] = block
-
-        block.register_forward_pre_hook(enter)
-        block.register_forward_hook(lambda *_: within.remove(block))
-        for part in block.modules():
-            if part is not block and next(part.parameters(), None) is not None:
-                part.register_forward_pre_hook(note)
+    def note(block: nn.Module, part: nn.Module, *_: Any) -> None:
+        if block not in within:
+            outside[part] = block
 
     for block in blocks:
-        watch(block)
+        block.register_forward_pre_hook(enter)
+        block.register_forward_hook(lambda block, *_: within.remove(block))
+        for part in block.modules():
+            if part is not block and next(part.parameters(), None) is not None:
+                part.register_forward_pre_hook(partial(note, block))
     return lambda: {part for part, block in outside.items() if block in entered}
 
 

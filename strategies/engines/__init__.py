@@ -34,11 +34,7 @@ def of_file(path: Path) -> Engine:
     the reason.
     """
     try:
-        file = read(path)
-        if file.kind not in ENGINES:
-            known = ", ".join(sorted(ENGINES))
-            raise LaunchFileError(f"{path}: distributed_type is {file.kind!r}; one of {known}")
-        return (_pipeline(file) or ENGINES[file.kind]).of(file)
+        return _of(read(path))
     except LaunchFileError as error:
         from strategies.engines.alone import Broken
 
@@ -51,17 +47,16 @@ def of_users_file(path: Path) -> Engine:
     Raises:
         LaunchFileError: its library refuses it, or no engine runs it; names the keys.
     """
-    file, _ = users_launch.read(path)
+    return _of(users_launch.read(path)[0])
+
+
+def _of(file: LaunchFile) -> Engine:
     if file.kind not in ENGINES:
         known = ", ".join(sorted(ENGINES))
-        raise LaunchFileError(f"{path}: distributed_type is {file.kind}; one of {known}")
-    return ENGINES[file.kind].of(file)
+        raise LaunchFileError(f"{file.path}: distributed_type is {file.kind!r}; one of {known}")
+    kind: type[Engine] = ENGINES[file.kind]
+    if file.own and PIPELINE in file.content:
+        from strategies.engines.pipeline.engine import Pipeline, in_file
 
-
-def _pipeline(file: LaunchFile) -> type[Engine] | None:
-    """Return the pipeline class of a launch file, or None if it has no pipeline."""
-    if PIPELINE not in file.content:
-        return None
-    from strategies.engines.pipeline.engine import Pipeline, in_file
-
-    return Pipeline if in_file(file) else None
+        kind = Pipeline if in_file(file) else kind
+    return kind.of(file)

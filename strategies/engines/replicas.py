@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from strategies.base import demand
 from strategies.engine import Engine
-from strategies.evidence.readings import stored
+from strategies.evidence.rules import copies
 from strategies.inventory import TensorInventory
 
 if TYPE_CHECKING:
@@ -43,36 +43,16 @@ class Replicas(Engine):
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         """Return DDP's class and its effect: replicas that saw other samples are equal.
 
-        In sampling nothing is averaged, and the replicas are equal from the start.
+        In sampling nothing is wrapped or averaged, and the replicas are equal from the start.
         """
-        import torch
-
-        facts: dict[str, Any] = {"wrapper": self._wrapper(trained)}
-        with torch.no_grad():
-            device = trained.accelerator.device  # a strategy may keep weights elsewhere
-            held = [stored(p.data) for p in trained.module.parameters()]
-            each = [sum(t.double().sum() for t in tensors).to(device) for tensors in held]
-            sums = torch.stack(each)
-        spread = float((trained.accelerator.gather(sums[None]) - sums).abs().max())
-        why = (
-            "the ranks draw different samples"
-            if trained.sampling
-            else "gradients were not averaged"
-        )
-        demand(spread == 0.0, f"weights of the replicas differ by {spread:.3g}: {why}")
-        facts |= {"replica_spread": spread}
-        return facts if trained.sampling else facts | self._wire(trained)
-
-    def _wrapper(self, trained: TrainingRun) -> str:
-        """Return the class name of the model's wrapper."""
         from torch.nn.parallel import DistributedDataParallel
 
         kind = type(trained.model).__name__
         if trained.sampling:
             demand(trained.model is trained.module, f"the model is a {kind}")
-            return "none"
+            return {"wrapper": "none", **copies(trained, "the ranks draw different samples")}
         demand(isinstance(trained.model, DistributedDataParallel), f"the model is a {kind}")
-        return kind
+        return {"wrapper": kind, **copies(trained), **self._wire(trained)}
 
     def _wire(self, trained: TrainingRun) -> dict[str, Any]:
         """Return the type of averaged gradients, from the collectives of a watched backward.

@@ -8,11 +8,7 @@ from typing import Any
 
 def formulas() -> dict[Any, Any]:
     """Return operator -> formula, which takes the operator's arguments and its output as
-    ``out_val``.
-
-    tests/strategies/test_flops.py checks every formula that a preset reaches against a count by
-    hand.
-    """
+    ``out_val``."""
     from torch.utils.flop_counter import flop_registry
 
     return {**flop_registry, **_own()}
@@ -20,15 +16,12 @@ def formulas() -> dict[Any, Any]:
 
 def _own() -> dict[Any, Any]:
     """Return operator -> formula for operators that torch's own table (2.13) omits or counts
-    wrongly.
-
-    On a CPU fused attention is an operator of its own, which counted nothing: a model's FLOPs then
-    depended on the kernel that ran. It takes the operands of the GPU's flash kernel.
-    """
+    wrongly."""
     import torch
     from torch.utils.flop_counter import flop_registry
 
     aten = torch.ops.aten
+    # On a CPU fused attention is an operator of its own, with the operands of the flash kernel.
     alike = {
         aten._scaled_dot_product_flash_attention_for_cpu: aten._scaled_dot_product_flash_attention,
         aten._scaled_dot_product_flash_attention_for_cpu_backward: (
@@ -48,12 +41,8 @@ def _own() -> dict[Any, Any]:
 
 
 def _convolution_backward(grad: Any, x: Any, weight: Any, *given: Any, **_: Any) -> int:
-    """Count the forward pass's multiply-adds for each requested gradient of an operand.
-
-    torch's formula of the weight's gradient leaves out the groups (torch 2.13,
-    utils/flop_counter.py, ``conv_backward_flop``): a depthwise convolution of 11,200 channels
-    counted 11,201 times its forward pass.
-    """
+    """Count the forward pass's multiply-adds for each requested gradient of an operand. torch's
+    formula leaves out the groups (torch 2.13, utils/flop_counter.py, ``conv_backward_flop``)."""
     from torch.utils.flop_counter import conv_flop_count
 
     transposed, wanted = given[4], given[7]
@@ -67,10 +56,8 @@ def _four_bits(x: Any, codes: Any, shape: Any, *_: Any, **__: Any) -> int:
 
 
 def _fused_loss(x: Any, weight: Any, *given: Any, **_: Any) -> int:
-    """Count three products: the logits, and the gradients of both operands computed with them.
-
-    The last four operands say if a graph may stay, and which gradients are requested.
-    """
+    """Count the logits, and the gradients of both operands that are requested, by the last four
+    operands, and computed with them."""
     products = 1 + sum(bool(wanted) for wanted in given[-3:-1])
     return 2 * x.shape[0] * weight.shape[0] * weight.shape[1] * products
 

@@ -1,5 +1,4 @@
-"""Record of a watched training step (``strategies.evidence.watching``), and tensors by their true
-bytes."""
+"""Record of a watched step (``strategies.evidence.watching``), and tensors by their true bytes."""
 
 from __future__ import annotations
 
@@ -16,12 +15,8 @@ PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::_sca
 
 
 class Ran(NamedTuple):
-    """Operator of the step.
-
-    ``name``: torch's (aten::mm). ``shapes``: of its operands. ``dtype``: of its first result.
-    ``phase``: that of the step (``strategies.engine.STEP_PHASES``), or the word of
-    ``strategies.evidence.watching.beside``.
-    """
+    """Operator of the step: torch's name (aten::mm), shapes of its operands, type of its first
+    result. ``phase``: one of ``STEP_PHASES``, or the word of ``watching.in_phase``."""
 
     name: str
     shapes: list[list[int]]
@@ -30,10 +25,8 @@ class Ran(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """Input of one collective (allreduce_, _allgather_base_) on this rank: type and bytes.
-
-    ``group``: torch's name of the group of ranks.
-    """
+    """Input of one collective (allreduce_, _allgather_base_) on this rank: type and bytes;
+    ``group``: torch's name of the group of ranks."""
 
     collective: str
     dtype: str
@@ -44,11 +37,8 @@ class Sent(NamedTuple):
 
 @dataclass
 class Observed:
-    """Record of one step.
-
-    ``ran`` and ``sent`` are empty if blocks are compiled, since a watched graph would run
-    uncompiled. ``notes``: the strategies' own, by name. ``engine``: the engine's.
-    """
+    """Record of one step. ``notes``: the strategies' own, by name; ``engine``: the engine's. If
+    blocks are compiled, ``ran`` and ``sent`` are empty: a watched graph would run uncompiled."""
 
     micro_steps: int = 0
     ran: list[Ran] = field(default_factory=list)
@@ -73,11 +63,8 @@ class Observed:
 
 
 def stored(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yield the plain tensors that hold ``tensor``'s bytes.
-
-    A low-bit state is a subclass that looks like float32 and wraps codes, scales and a table. A
-    sparse tensor is its indices and values.
-    """
+    """Yield the plain tensors that hold ``tensor``'s bytes. A low-bit state looks like float32 and
+    wraps codes and scales; a sparse tensor is its indices and values."""
     if wrapped((type(tensor),)):
         parts = (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
         for part in parts:  # a DTensor's parts include its mesh
@@ -109,8 +96,7 @@ def within(value: Any) -> list[torch.Tensor]:
 def wrapped(types: Iterable[type]) -> bool:
     """Return whether an operand type of an operator wraps the tensors that hold its bytes.
 
-    A dispatch mode is off while it calls such an operator, so it never sees what the subclass calls
-    inside. If the mode returns NotImplemented, the subclass unwraps first, and the mode sees the
+    A dispatch mode then returns NotImplemented: the subclass unwraps first, and the mode sees the
     operators on plain tensors. FakeTensor and similar classes wrap nothing.
     """
     return any(hasattr(kind, "__tensor_flatten__") for kind in types)

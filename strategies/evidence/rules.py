@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from strategies.base import NotInForce, demand
+from strategies.evidence.readings import stored
 
 if TYPE_CHECKING:
     import torch
@@ -26,7 +27,6 @@ def relative_error(found: torch.Tensor, wanted: torch.Tensor) -> float:
 
 SETTINGS = "settings_not_effects"
 """Fact that lists which of the others are settings."""
-WORDS = "setting, not effect"
 
 
 def label(facts: Mapping[str, Any], *names: str) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def label(facts: Mapping[str, Any], *names: str) -> dict[str, Any]:
     known = [name for name in names if name in facts]
     if not known:
         raise KeyError(f"none of {', '.join(names)} is among the facts {', '.join(facts)}")
-    return {**facts, SETTINGS: sorted({*facts.get(SETTINGS, ()), *known})}
+    return {**facts, SETTINGS: sorted({*settings(facts), *known})}
 
 
 def settings(facts: Mapping[str, Any]) -> list[str]:
@@ -48,14 +48,14 @@ def settings(facts: Mapping[str, Any]) -> list[str]:
 
 def effects(facts: Mapping[str, Any]) -> list[str]:
     """Return the names of the facts that show an effect."""
-    return [name for name in facts if name != SETTINGS and name not in settings(facts)]
+    return [name for name in facts if name not in (SETTINGS, *settings(facts))]
 
 
 def worded(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``facts`` for a reader, with each setting marked after its name."""
+    mark = " (setting, not effect)"
     mine = settings(facts)
-    named = ((f"{k} ({WORDS})" if k in mine else k, v) for k, v in facts.items())
-    return {name: value for name, value in named if name != SETTINGS}
+    return {k + mark * (k in mine): value for k, value in facts.items() if k != SETTINGS}
 
 
 # ---- agreement between ranks ----
@@ -73,32 +73,44 @@ def together(trained: TrainingRun, *looks: Callable[[], dict[str, Any]]) -> dict
     A look that communicates does so before it demands anything of its own rank.
 
     Raises:
-        NotInForce: a rank found a fault; every rank raises it.
+        NotInForce: a rank found a fault; every rank raises it, with the first rank that found it
+            unless all did.
     """
     facts: dict[str, Any] = {}
     for look in looks:
-        found, fault = _looked(look)
+        fault = ""
+        try:
+            facts |= look()
+        except NotInForce as error:
+            fault = str(error)
+        except UNREAD as error:
+            fault = f"could not be read back ({type(error).__name__}: {error})"
         told = _everyone(trained, fault)
-        demand(not any(told), _said(told))
-        facts |= found
+        each = dict.fromkeys(filter(None, told))
+        said = "; ".join(f"rank {told.index(text)}: {text}" for text in each)
+        demand(not each, told[0] if len(set(told)) == 1 else said)
     return facts
 
 
-def _said(told: list[str]) -> str:
-    """Return each fault once, with the first rank that found it; a fault of all ranks without a
-    rank."""
-    if len(set(told)) == 1:
-        return told[0]
-    return "; ".join(f"rank {told.index(text)}: {text}" for text in dict.fromkeys(told) if text)
+def copies(
+    trained: TrainingRun, why: str = "gradients were not averaged", group: Any = None
+) -> dict[str, float]:
+    """Check that the ranks of ``group`` (None: all) hold equal weights, although each has seen
+    other samples; all ranks call it."""
+    import torch
+    import torch.distributed as dist
 
-
-def _looked(look: Callable[[], dict[str, Any]]) -> tuple[dict[str, Any], str]:
-    try:
-        return look(), ""
-    except NotInForce as error:
-        return {}, str(error)
-    except UNREAD as error:
-        return {}, f"could not be read back ({type(error).__name__}: {error})"
+    if trained.launch.simulated:
+        return {}
+    device = trained.accelerator.device  # a strategy may keep weights elsewhere
+    with torch.no_grad():
+        held = [stored(p.data) for p in trained.module.parameters()]
+        sums = torch.stack([sum(t.double().sum() for t in parts).to(device) for parts in held])
+    each = [torch.empty_like(sums) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(each, sums, group=group)
+    spread = max(float((other - sums).abs().max()) for other in each)
+    demand(spread == 0.0, f"weights of the replicas differ by {spread:.3g}: {why}")
+    return {"replica_spread": spread}
 
 
 def seen_by_one(trained: TrainingRun, look: Callable[[], dict[str, Any]]) -> dict[str, Any]:

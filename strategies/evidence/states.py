@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from strategies.base import Attachment, BadInput, demand
 from strategies.engine import TrainingRun
-from strategies.evidence.readings import wrapped
+from strategies.evidence.readings import Observed, Ran, wrapped
+from strategies.evidence.watching import watch
 
 if TYPE_CHECKING:
     import torch
@@ -26,14 +27,12 @@ def agree_in(group: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
     """Demand these settings in one parameter group; numbers may be tensors there."""
     for key, value in wanted.items():
         actual = group.get(key)
-        # torchao keeps its learning rate in a float32 tensor.
-        near = abs(float(actual or 0.0) - value) <= 1e-6 * abs(value) if key == "lr" else None
-        same = near if near is not None else _plain(actual) == _plain(value)
+        if key == "lr":  # torchao keeps its learning rate in a float32 tensor
+            same = abs(float(actual or 0.0) - value) <= 1e-6 * abs(value)
+        else:
+            plain = [tuple(v) if isinstance(v, list) else v for v in (actual, value)]
+            same = plain[0] == plain[1]
         demand(same, f"the optimizer's {key} is {actual}, expected {value}")
-
-
-def _plain(value: Any) -> Any:
-    return tuple(value) if isinstance(value, (list, tuple)) else value
 
 
 def counted(trained: TrainingRun) -> int | None:
@@ -43,23 +42,19 @@ def counted(trained: TrainingRun) -> int | None:
 
 
 def each_count(trained: TrainingRun) -> list[int]:
-    """Return the step count in the state of each weight, or piece, that this rank's optimizer
-    updates.
-
-    0 for one without a count. Empty if no state has a count.
-    """
-    counts = []
-    for _, weight in trained.engine.shards(trained):
-        if weight.numel():
-            counts.append(int(trained.engine.state_of(trained, weight).get("step", 0)))
+    """Return the step count (0: none) in the state of each weight, or piece, that this rank's
+    optimizer updates; empty if no state has a count."""
+    counts = [
+        int(trained.engine.state_of(trained, weight).get("step", 0))
+        for _, weight in trained.engine.shards(trained)
+        if weight.numel()
+    ]
     return counts if any(counts) else []
 
 
 def first_moment(trained: TrainingRun, weight: torch.Tensor) -> torch.Tensor | None:
-    """Return the running mean of the gradients of a weight, or piece, that the optimizer updates.
-
-    None if it keeps none as plain numbers.
-    """
+    """Return the running mean of the gradients of a weight, or piece, that the optimizer updates;
+    None if it keeps none as plain numbers."""
     state = trained.engine.state_of(trained, weight)
     named = (state.get(name) for name in ("exp_avg", "momentum_buffer"))
     found: Any = next((moment for moment in named if moment is not None), None)
@@ -95,10 +90,7 @@ def count_steps(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 
 
 def forward_once(trained: TrainingRun, *, gradients: bool = False) -> Any:
-    """Return the trained model's output for one sample of zeros.
-
-    Every rank takes part, because ZeRO-3 gathers parameters for it.
-    """
+    """Return the trained model's output for one sample of zeros; every rank takes part."""
     import torch
 
     subject = trained.subject
@@ -108,12 +100,8 @@ def forward_once(trained: TrainingRun, *, gradients: bool = False) -> Any:
 
 
 def loss_once(trained: TrainingRun) -> Any:
-    """Return a loss of one sample of zeros for a backward call.
-
-    It includes what is added to the true loss (``TrainingRun.supervise``), so that weights which
-    only that reaches get a gradient; a teacher runs once more for it. Compiled graphs run
-    uncompiled.
-    """
+    """Return a loss of one sample of zeros for a backward call, with what is added to the true loss
+    (``TrainingRun.supervise``): some weights get a gradient by that alone."""
     with eager(trained):
         if trained.supervise is None:
             return forward_once(trained, gradients=True).float().square().mean()
@@ -126,11 +114,8 @@ def loss_once(trained: TrainingRun) -> Any:
 
 
 def compute_dtype(trained: TrainingRun) -> str:
-    """Return the type in which the model's matrix products ran.
-
-    It is the output type of the blocks' first linear layer; without one, of the model's first layer
-    with weights. A compiled block ignores hooks registered after it, so it runs uncompiled here.
-    """
+    """Return the type in which the model's matrix products ran: that of the output of the blocks'
+    first linear layer; without one, of the model's first layer with weights."""
     from torch.utils._pytree import tree_leaves
 
     seen: list[str] = []
@@ -153,8 +138,7 @@ def compute_dtype(trained: TrainingRun) -> str:
 
 
 def eager(trained: TrainingRun) -> Any:
-    """Return a context in which compiled blocks run uncompiled, so that hooks and modes see
-    them."""
+    """Return a context in which compiled blocks run uncompiled: hooks and modes see them then."""
     if "compiled" not in trained.launch.traits:
         return contextlib.nullcontext()
     import torch
@@ -162,50 +146,25 @@ def eager(trained: TrainingRun) -> Any:
     return torch.compiler.set_stance("force_eager")
 
 
-class Operation(NamedTuple):
-    """Operator that ran; ``dtype`` is its first output's, empty if it was profiled."""
-
-    name: str
-    shapes: list[Any]
-    dtype: str = ""
-
-
-def operations(trained: TrainingRun, *, compiled: bool = True) -> list[Operation]:
-    """Return every operator of one forward, in order; ``compiled`` False runs compiled graphs
-    eagerly.
+def operations(trained: TrainingRun, *, compiled: bool = True) -> list[Ran]:
+    """Return every operator of one forward, in order, without a type if it was profiled;
+    ``compiled`` False runs compiled graphs eagerly.
 
     A dispatch mode would do that as well, so graphs are profiled. Not under ZeRO-3, where the
     profiler has crashed (torch 2.13, DeepSpeed 0.19.8).
     """
     graphs = compiled and "compiled" in trained.launch.traits
     if graphs and "split_parameters" not in trained.launch.traits:
-        return _profiled(trained)
-    from torch.utils._python_dispatch import TorchDispatchMode
+        from torch.profiler import ProfilerActivity, profile
 
-    seen: list[Operation] = []
-
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, f: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if wrapped(types):
-                return NotImplemented
-            shapes = [list(getattr(value, "shape", ())) for value in args]
-            out = f(*args, **(kwargs or {}))
-            dtype = str(getattr(out, "dtype", "")).removeprefix("torch.")
-            seen.append(Operation(f.overloadpacket._qualified_op_name, shapes, dtype))
-            return out
-
-    with eager(trained), Watch():
+        forward_once(trained)  # compiles for one sample, which runs other operators
+        with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiled:
+            forward_once(trained)
+        return [Ran(event.name, event.input_shapes, "", "") for event in profiled.events()]
+    seen = Observed()
+    with eager(trained), watch(seen):
         forward_once(trained)
-    return seen
-
-
-def _profiled(trained: TrainingRun) -> list[Operation]:
-    from torch.profiler import ProfilerActivity, profile
-
-    forward_once(trained)  # compiles for one sample, which runs other operators
-    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as seen:
-        forward_once(trained)
-    return [Operation(event.name, event.input_shapes) for event in seen.events()]
+    return seen.ran
 
 
 # ---- types ----
@@ -219,22 +178,20 @@ def dtypes(trained: TrainingRun) -> dict[str, str]:
 
 def stored_dtypes(trained: TrainingRun) -> dict[str, str]:
     """Return the types of stored parameters and of the optimizer's weights and moments."""
-    state = trained.inner_optimizer.state
-    moments = {
-        str(v.dtype) for s in state.values() for k, v in s.items() if k.startswith("exp_avg")
+    states = trained.inner_optimizer.state.values()
+    held = {
+        # Packed codes are no compute type; the strategy that packs them checks their type.
+        "parameters": [p for p in trained.module.parameters() if p.is_floating_point()],
+        "master": trained.optimized(),
+        "moments": [v for state in states for k, v in state.items() if k.startswith("exp_avg")],
     }
-    weights = {str(w.dtype) for w in trained.optimized()}
-    # Packed codes are no compute type; the strategy that packs them checks their type.
-    stored = {str(p.dtype) for p in trained.module.parameters() if p.is_floating_point()}
-    kinds = {"parameters": stored, "master": weights, "moments": moments}
+    kinds = {name: {str(t.dtype) for t in tensors} for name, tensors in held.items()}
     return {k: "+".join(sorted(w.removeprefix("torch.") for w in v)) for k, v in kinds.items()}
 
 
 def products(trained: TrainingRun) -> dict[str, Any]:
-    """Return the matrix products of forward and backward of the watched step, counted by type.
-
-    Empty if no step was watched.
-    """
+    """Return the matrix products of forward and backward of the watched step, counted by type;
+    empty if no step was watched."""
     if trained.observed is None or not trained.observed.ran:
         return {}
     return {"products": dict(trained.observed.products("forward", "backward"))}
@@ -251,15 +208,12 @@ PIECE = 8 * PERIOD
 def count(parameters: Iterable[Any], engine: Engine | None = None) -> int:
     """Return the elements of whole parameters, also if ``engine`` sharded them or two share a
     byte."""
-    return sum(_shape(p, engine).numel() for p in parameters)
-
-
-def _shape(parameter: Any, engine: Engine | None) -> torch.Size:
-    """Return the shape of the weight that ``parameter`` stores."""
-    packed = getattr(parameter, "quant_state", None)
-    if packed is not None:
-        return packed.shape
-    return engine.part(parameter).shape if engine else parameter.shape
+    elements = 0
+    for p in parameters:
+        packed = getattr(p, "quant_state", None)
+        whole = packed if packed is not None else engine.part(p) if engine else p
+        elements += whole.shape.numel()
+    return elements
 
 
 def train_only(module: Any, wanted: set[str]) -> None:
@@ -271,8 +225,7 @@ def train_only(module: Any, wanted: set[str]) -> None:
 def checksum(tensor: torch.Tensor) -> int:
     """Return the sum of a tensor's bytes, weighted by position: another bit gives another sum.
 
-    A hash would copy every weight to the host. This stays on the device, and sums a weight in
-    pieces, since its bytes as whole numbers take eight times as much.
+    It stays on the device, in pieces, since bytes as whole numbers take eight times as much.
     """
     import torch
 
@@ -313,9 +266,8 @@ class Frozen(Attachment):
         self.sums = state["sums"]
 
     def recut(self, states: Sequence[dict[str, Any]], pieces: Sequence[Sequence[Any]]) -> None:
-        """Check frozen weights against the rows that each former rank had of them.
-
-        Changes of trained weights are counted from this call on.
+        """Check frozen weights against the rows that each former rank had of them; count changes of
+        trained ones from now on.
 
         Raises:
             BadInput: a frozen weight differs from that of those ranks.

@@ -1,8 +1,7 @@
 """Watched step: one whole training step after the measured ones, recorded for evidence.
 
-Neither the time nor the memory of the measured steps includes it. A strategy or an engine that
-needs more than the operators overrides ``observe`` (``Strategy``, ``Engine``); its context's value
-is kept as its note.
+A strategy or an engine that needs more than the operators overrides ``observe`` (``Strategy``,
+``Engine``); its context's value is kept as its note.
 """
 
 from __future__ import annotations
@@ -71,11 +70,8 @@ _BESIDE: list[str] = []
 def observe_step(
     trained: TrainingRun, parts: Iterable[Strategy], step: Callable[[], None], data: Any = None
 ) -> None:
-    """Take ``step`` once while every part watches, and set ``trained.observed``.
-
-    ``data`` is the source of the step's samples. Fetching may compute them, which is no part's
-    work.
-    """
+    """Take ``step`` once while every part watches, and set ``trained.observed``. Fetching samples
+    from ``data`` is no part's work."""
     with observing(trained, parts, data):
         step()
 
@@ -84,10 +80,8 @@ def observe_step(
 def observing(
     trained: TrainingRun, parts: Iterable[Strategy], data: Any = None, *, engine: bool = True
 ) -> Iterator[None]:
-    """Return a context in which every part watches one step, as ``observe_step``.
-
-    ``engine`` False leaves out what the engine watches.
-    """
+    """Return a context in which every part watches one step, as ``observe_step``; ``engine`` False
+    leaves out what the engine watches."""
     seen = Observed()
     before = trained.micro_steps
     with contextlib.ExitStack() as stack:
@@ -96,10 +90,11 @@ def observing(
         for part in parts:
             seen.notes[part.name] = stack.enter_context(part.observe(trained))
         if "compiled" not in trained.launch.traits:
-            watch = _watch(seen)
-            stack.enter_context(trained.engine.phase_hooks(trained, watch.enter))
-            stack.enter_context(watch)
-            stack.enter_context(_apart(data))
+            watching = watch(seen)
+            stack.enter_context(trained.engine.phase_hooks(trained, watching.enter))
+            stack.enter_context(watching)
+            if data is not None:
+                stack.enter_context(_apart(data))
         yield
     seen.micro_steps = trained.micro_steps - before
     trained.observed = seen
@@ -107,10 +102,7 @@ def observing(
 
 @contextlib.contextmanager
 def in_phase(phase: str) -> Iterator[None]:
-    """Count operators inside the context in a ``phase`` of their own.
-
-    They are not the trained model's, so no evidence counts them as its products.
-    """
+    """Count operators inside the context in a ``phase`` of their own: they are not the model's."""
     _BESIDE.append(phase)
     try:
         yield
@@ -118,20 +110,13 @@ def in_phase(phase: str) -> Iterator[None]:
         _BESIDE.pop()
 
 
-DATA = "data"
-"""Phase of computation that fetches samples, which is none of a training step's."""
-
-
 @contextlib.contextmanager
 def _apart(data: Any) -> Iterator[None]:
-    """Count what ``data`` fetches in a phase of its own: a VAE has attention too."""
-    if data is None:
-        yield
-        return
+    """Count what ``data`` fetches in the phase "data": a VAE has attention too."""
     fetch = data.fetch
 
     def fetched(*given: Any) -> Any:
-        with in_phase(DATA):
+        with in_phase("data"):
             return fetch(*given)
 
     data.fetch = fetched
@@ -141,7 +126,8 @@ def _apart(data: Any) -> Iterator[None]:
         del data.fetch
 
 
-def _watch(seen: Observed) -> Any:
+def watch(seen: Observed) -> Any:
+    """Return a mode that records operators and collectives; ``enter`` tells it the phase."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Watch(TorchDispatchMode):

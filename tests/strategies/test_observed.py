@@ -184,7 +184,7 @@ def test_stage_1_moves_its_own_share_to_the_host_within_a_gpu_s_backward(most, s
         if shown
         else pytest.raises(NotInForce, match="stage 1 keeps all of them")
     ):
-        zero_effects._gradients(trained, trained.observed.engine, {"stage": 1})
+        zero_effects._gradients(trained, trained.observed.engine)
 
 
 SPARSE = "single+sgd:momentum=0.0+sparse_embedding"

@@ -257,7 +257,7 @@ def test_the_average_put_together_is_the_plain_loops(run):
 def test_each_rank_holds_its_share(run, runs):
     row, _ = run
     facts, share = row.evidence[row.spec.recipe], 1 / row.spec.processes
-    assert facts["stage"] == int(row.spec.recipe[4]) and facts["skipped_steps"] == 0
+    assert facts["stage"] == int(row.spec.recipe[4])
     assert facts["optimizer_share"] == pytest.approx(share, abs=0.03)
     full = runs("ddp")[0].evidence["ema"]["bytes"]
     assert full == 4 * presets.trainable_count(presets.PRESETS[SPEC.model], classes=10, **SIZES)

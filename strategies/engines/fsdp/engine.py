@@ -1,10 +1,7 @@
 """FSDP2 engine by accelerate: parameters, gradients and optimizer state sharded, gathered by block.
 
-Its launch file sets offload to host memory, and sharding within groups of ranks (HSDP). ``shard``
-shards the model and reads a rank's tensors; ``effects`` reads the facts of a step.
-
-accelerate supports FSDP on GPUs only. On a machine without one its own code still runs after its
-state is set (``shard.stand_in``), and the row has a note.
+Its launch file sets offload to host memory, and sharding within groups of ranks (HSDP). accelerate
+supports FSDP on GPUs only; elsewhere its own code runs after its state is set (``shard.stand_in``).
 """
 
 from __future__ import annotations
@@ -16,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from strategies.base import BadInput
 from strategies.engine import Engine, Workload
+from strategies.evidence.readings import stored
 from strategies.inventory import (
     EngineReport,
     Fragment,
@@ -36,6 +34,13 @@ if TYPE_CHECKING:
 def whole(value: Any) -> Any:
     """Return the whole tensor of a DTensor, on every rank; anything else unchanged."""
     return value.full_tensor() if hasattr(value, "full_tensor") else value
+
+
+def _shard() -> Any:
+    """Return ``strategies.engines.fsdp.shard``, which imports torch."""
+    from strategies.engines.fsdp import shard
+
+    return shard
 
 
 WRAPPED = "TRANSFORMER_BASED_WRAP"
@@ -60,22 +65,18 @@ class Fsdp(Engine):
     resumes_on_any: ClassVar[bool] = True
     # torch.distributed.checkpoint unpickles .metadata (filesystem.py, read_metadata).
     unpickles: ClassVar[bool] = True
-    """By torch's distributed checkpoints, through accelerate."""
 
     @classmethod
     def of(cls, file: LaunchFile) -> Fsdp:
         block = file.content.get("fsdp_config") or {}
-        wanted = {"fsdp_version": 2, "fsdp_auto_wrap_policy": WRAPPED}
-        for key, value in wanted.items():
-            if block.get(key) != value:
-                raise LaunchFileError(
-                    f"{file.path}: fsdp_config says {key} {block.get(key)!r}; write {value}"
-                )
+        for key, value in (("fsdp_version", 2), ("fsdp_auto_wrap_policy", WRAPPED)):
+            if (found := block.get(key)) != value:
+                text = f"fsdp_config says {key} {found!r}; write {value}"
+                raise LaunchFileError(f"{file.path}: {text}")
         reshard = block.get("fsdp_reshard_after_forward", True)
         if not isinstance(reshard, bool):
-            raise LaunchFileError(
-                f"{file.path}: fsdp_reshard_after_forward is {reshard!r}; write true or false"
-            )
+            text = f"fsdp_reshard_after_forward is {reshard!r}; write true or false"
+            raise LaunchFileError(f"{file.path}: {text}")
         return cls(dataclasses.replace(file, settings={**USUAL, "reshard": reshard}))
 
     # ---- launch file facts ----
@@ -92,10 +93,8 @@ class Fsdp(Engine):
 
     @property
     def reshard(self) -> bool | int:
-        """State of a block's gathered weights between its forward and backward.
-
-        True: freed. False: kept. A number: resharded over that many ranks.
-        """
+        """A block's gathered weights between its forward and backward: True: freed. False: kept. A
+        number: resharded over that many ranks."""
         return self.file.settings["reshard"]
 
     @property
@@ -104,18 +103,23 @@ class Fsdp(Engine):
         return usual | ({"replicate": self.file.settings["replicate"]} if self.hybrid else {})
 
     def chosen(self, choices: Mapping[str, Any]) -> Fsdp:
-        found = {"reshard": _resharding(choices.get("reshard", self.choices["reshard"]))}
+        reshard = choices.get("reshard", self.choices["reshard"])
+        words: dict[Any, bool | int] = {"on": True, "off": False, True: True, False: False}
+        if isinstance(reshard, str) and reshard.isdigit() and int(reshard) > 1:
+            words[reshard] = int(reshard)
+        if reshard not in words:
+            raise ValueError(f"reshard is {reshard!r}; on, off, or a number of ranks from 2")
         groups = choices.get("replicate", self.file.settings["replicate"])
         if not isinstance(groups, int) or groups < 2:
             raise ValueError(f"replicate is {groups!r}; a whole number of groups from 2")
-        settings = self.file.settings | found | {"replicate": groups}
+        settings = self.file.settings | {"reshard": words[reshard], "replicate": groups}
         return type(self)(dataclasses.replace(self.file, settings=settings))
 
     @property
     def traits(self) -> frozenset[str]:
-        always = {"shards", "split_parameters", "dtensor_weights"}
-        offloaded = {"host_weights"} if self.offloads else set()
-        return frozenset(always | offloaded | ({"held_gradients"} if self.hybrid else set()))
+        found = {"shards", "split_parameters", "dtensor_weights"}
+        found |= {"host_weights"} if self.offloads else set()
+        return frozenset(found | ({"held_gradients"} if self.hybrid else set()))
 
     def layout(self, ranks: int) -> Layout:
         groups = self.file.settings["replicate"] if self.hybrid else 1
@@ -162,12 +166,8 @@ class Fsdp(Engine):
 
     def accelerator_kwargs(self, launch: RunContext) -> dict[str, Any]:
         asked = super().accelerator_kwargs(launch)
-        if launch.device == "cpu" or launch.simulated:
-            return asked
-        from strategies.engines.fsdp import shard
-
-        if shard.meshed(launch.layout):
-            asked["parallelism_config"] = shard.parallelism(launch.layout)
+        if launch.device != "cpu" and not launch.simulated and _shard().meshed(launch.layout):
+            asked["parallelism_config"] = _shard().parallelism(launch.layout)
         return asked
 
     def remarks(self, launch: RunContext, sizes: Sizes | None) -> list[str]:
@@ -176,20 +176,16 @@ class Fsdp(Engine):
     # ---- set-up ----
 
     def configure(self, accelerator: Any, work: Workload) -> None:
-        from strategies.engines.fsdp import shard
-
         if accelerator.device.type == "cpu":
-            shard.stand_in(accelerator, work.layout)
-        shard.settle(accelerator, self.reshard)
+            _shard().stand_in(accelerator, work.layout)
+        _shard().settle(accelerator, self.reshard)
 
     def runs(self, accelerator: Any) -> bool:
         return super().runs(accelerator) and bool(accelerator.is_fsdp2)
 
     def adopt(self, accelerator: Any, layout: Layout) -> None:
-        from strategies.engines.fsdp import shard
-
         if accelerator.device.type == "cpu":
-            shard.stand_in(accelerator, layout)
+            _shard().stand_in(accelerator, layout)
         accelerator.state.fsdp_plugin.reshard_after_forward = self.reshard
 
     def adopt_model(
@@ -209,9 +205,7 @@ class Fsdp(Engine):
         accelerator.state.fsdp_plugin.transformer_cls_names_to_wrap = names
 
     def fill(self, accelerator: Any, module: Any, draw: Draw, blocks: Sequence[Any]) -> None:
-        from strategies.engines.fsdp import shard
-
-        shard.shard(accelerator, module, blocks, draw)
+        _shard().shard(accelerator, module, blocks, draw)
 
     def prepare(
         self,
@@ -224,60 +218,47 @@ class Fsdp(Engine):
 
         An optimizer of the parameters before sharding would never move them, without an error.
         """
-        from strategies.engines.fsdp import shard
-
-        shard.shard(accelerator, module, blocks)
-        shard.enlist(accelerator, module)
+        _shard().shard(accelerator, module, blocks)
+        _shard().enlist(accelerator, module)
         optimizer = make_optimizer([p for p in module.parameters() if p.requires_grad])
         return module, accelerator.prepare_optimizer(optimizer)
 
     # ---- one optimizer step ----
 
     def norm(self, trained: TrainingRun, limit: float = 0.0) -> Any:
-        if trained.launch.layout.tensor == 1:
-            return whole(super().norm(trained, limit))
-        from strategies.parallel.tensor import parallelize
+        if trained.launch.layout.tensor > 1:
+            from strategies.parallel.tensor import parallelize
 
-        return parallelize.norm([*trained.module.parameters()], limit)
+            return parallelize.norm([*trained.module.parameters()], limit)
+        return whole(super().norm(trained, limit))
 
     # ---- tensors of a rank: rows of every parameter, as DTensors ----
 
     def optimized(self, trained: TrainingRun) -> list[torch.Tensor]:
-        from strategies.engines.fsdp import shard as facts
-
-        return [facts.local(p) for p in super().optimized(trained)]
+        return [_shard().local(p) for p in super().optimized(trained)]
 
     def shards(self, trained: TrainingRun) -> Iterator[tuple[int, torch.Tensor]]:
-        from strategies.engines.fsdp import shard as facts
-
         for index, parameter in super().shards(trained):
-            yield index, facts.local(parameter)
+            yield index, _shard().local(parameter)
 
     def state_of(self, trained: TrainingRun, shard: torch.Tensor) -> Mapping[str, Any]:
-        from strategies.engines.fsdp import shard as facts
-
-        return facts.state_of(trained, shard)
+        local, state = _shard().local, trained.inner_optimizer.state
+        found = (state.get(p, {}) for p in trained.module.parameters() if local(p) is shard)
+        return {name: local(value) for name, value in next(found, {}).items()}
 
     def trace_points(self, trained: TrainingRun) -> TracePoints:
         """Return the gathered parameters as leaves; they exist from the first forward on."""
-        from strategies.engines.fsdp import shard as facts
-
-        return TracePoints(facts.gathered(trained.module), tuple(facts.makers()))
+        return TracePoints(_shard().gathered(trained.module), tuple(_shard().makers()))
 
     def part(self, parameter: Any) -> ParameterPart:
-        from strategies.engines.fsdp import shard as facts
-
-        return ParameterPart(facts.local(parameter), parameter.shape)
+        return ParameterPart(_shard().local(parameter), parameter.shape)
 
     def fragments(self, trained: TrainingRun, *, copies: bool = False) -> Iterator[Fragment]:
-        from strategies.engines.fsdp import shard as facts
         from strategies.parallel.tensor import parallelize
 
-        if trained.launch.layout.tensor == 1:
-            return facts.fragments(trained, copies=copies)
-
+        places = parallelize if trained.launch.layout.tensor > 1 else _shard()
         named = [(n, p) for n, p in trained.module.named_parameters() if p.requires_grad]
-        return parallelize.fragments(named, copies=copies)
+        return places.fragments(named, copies=copies)
 
     def whole(self, trained: TrainingRun, parameters: Sequence[Any]) -> Iterator[Any]:
         from strategies.parallel.tensor import parallelize
@@ -286,8 +267,6 @@ class Fsdp(Engine):
             yield parallelize.whole(whole(parameter.detach()), parameter)
 
     def held(self, trained: TrainingRun) -> TensorInventory:
-        from strategies.evidence.readings import stored
-
         found = super().held(trained)
         if not self.offloads:
             return found
@@ -298,9 +277,7 @@ class Fsdp(Engine):
     # ---- evidence ----
 
     def report(self, trained: TrainingRun) -> EngineReport:
-        from strategies.engines.fsdp import shard as facts
-
-        sizes = tuple(facts.gradient_bucket_bytes(trained.module))
+        sizes = tuple(_shard().gradient_bucket_bytes(trained.module))
         return super().report(trained)._replace(gradient_bucket_bytes=sizes)
 
     def observe(self, trained: TrainingRun) -> contextlib.AbstractContextManager[Any]:
@@ -311,13 +288,3 @@ class Fsdp(Engine):
         from strategies.engines.fsdp import effects
 
         return effects.evidence(trained)
-
-
-def _resharding(text: Any) -> bool | int:
-    """Return ``reshard`` of a recipe: on, off or a number of ranks."""
-    words = {"on": True, "off": False, True: True, False: False}
-    if isinstance(text, str) and text.isdigit() and int(text) > 1:
-        return int(text)
-    if text not in words:
-        raise ValueError(f"reshard is {text!r}; on, off, or a number of ranks from 2")
-    return words[text]

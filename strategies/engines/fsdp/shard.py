@@ -1,15 +1,14 @@
 """Sharding by FSDP2: accelerate's plugin, ``fully_shard`` for each block, and facts of the result.
 
 Each block gets its weights and is sharded before the next one, so no rank ever holds the whole
-model; accelerate shards the rest. By default accelerate takes a whole model, on every rank or from
-the first.
+model, as by default; accelerate shards the rest.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +18,6 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from strategies import initial
-from strategies.engine import TrainingRun
 from strategies.initial import Draw
 from strategies.inventory import AllocationScope, Fragment
 from strategies.launch_file import Layout
@@ -27,11 +25,8 @@ from strategies.parallel.tensor.parallelize import AXIS, parallelize
 
 
 def stand_in(accelerator: Any, layout: Layout) -> None:
-    """Set accelerate's state on a machine without a GPU to FSDP, with its plugin.
-
-    accelerate looks these up only on GPUs. The plugin reads the launch file's settings in the
-    environment. Source: accelerate 1.15, state.py (``AcceleratorState.__init__``, below MULTI_GPU).
-    """
+    """Set accelerate's state on a machine without a GPU to FSDP, with its plugin, as accelerate
+    1.15 does on GPUs alone: state.py (``AcceleratorState.__init__``, below MULTI_GPU)."""
     from accelerate.state import AcceleratorState, PartialState
     from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 
@@ -120,10 +115,7 @@ def _options(accelerator: Any) -> dict[str, Any]:
 
 def _filled(accelerator: Any, part: nn.Module, draw: Draw | None) -> None:
     """Draw the weights of ``part``; in mixed precision trained weights are float32, as accelerate
-    keeps them.
-
-    All trained weights of a group have one type.
-    """
+    keeps them: all of a group have one type."""
     if draw is not None:
         initial.fill(part, draw, accelerator.device)
         initial.replace(part, lambda p: _on_device(p, accelerator.device))
@@ -138,10 +130,8 @@ def _filled(accelerator: Any, part: nn.Module, draw: Draw | None) -> None:
 
 
 def _unpack(part: nn.Module, device: torch.device) -> None:
-    """Replace bitsandbytes' packed weights by plain bytes, which can be sharded.
-
-    Their scales stay whole, with the layer, where bitsandbytes looks for them.
-    """
+    """Replace bitsandbytes' packed weights by plain bytes, which can be sharded; their scales stay
+    whole, with the layer."""
     for layer in part.modules():
         weight = layer._parameters.get("weight")
         state = getattr(weight, "quant_state", None)
@@ -162,10 +152,8 @@ def _on_device(p: nn.Parameter, device: torch.device) -> nn.Parameter:
 
 @contextlib.contextmanager
 def _marks_kept(part: nn.Module) -> Iterator[None]:
-    """Copy attributes that strategies set on parameters to the parameters that replace them.
-
-    Attributes that a tensor's class sets are left out: torchao's float8 weight has the whole one.
-    """
+    """Copy attributes that strategies set on parameters to the parameters that replace them. Those
+    of a tensor's class are left out: torchao's float8 weight has the whole one."""
     marks = {}
     for name, p in part.named_parameters():
         usual = vars(nn.Parameter(p.detach(), requires_grad=False))
@@ -178,10 +166,7 @@ def _marks_kept(part: nn.Module) -> Iterator[None]:
 
 def enlist(accelerator: Any, module: nn.Module) -> None:
     """Register the sharded model with accelerate as prepared, and reshard it after forward-only
-    passes.
-
-    Otherwise only a backward releases gathered weights.
-    """
+    passes: otherwise only a backward releases gathered weights."""
     accelerator._models.append(module)
 
     def let_go(module: nn.Module, given: Any, out: Any) -> None:
@@ -213,11 +198,8 @@ def gathered_as(module: nn.Module) -> str:
 
 
 def process_groups(module: nn.Module) -> list[Any]:
-    """Return the process groups of gathers and reductions.
-
-    They are the ranks that share (or fewer, if blocks are resharded over fewer after forward), and
-    the ranks that hold the same share.
-    """
+    """Return the process groups of gathers and reductions: ranks that share (or fewer, if blocks
+    are resharded over fewer after forward), and ranks that hold the same share."""
     meshes = [m for g in groups(module) for m in (g.mesh_info, g.post_forward_mesh_info)]
     names = ("shard_process_group", "replicate_process_group")
     found = [getattr(mesh, name) for mesh in meshes for name in names if hasattr(mesh, name)]
@@ -225,29 +207,23 @@ def process_groups(module: nn.Module) -> list[Any]:
 
 
 def local(tensor: Any) -> Any:
-    """Return this rank's share of a DTensor; any other tensor unchanged.
-
-    A share that torchao gathers in float8 is returned without its wrapper, which has no storage.
-    """
+    """Return this rank's share of a DTensor, without torchao's wrapper, which has no storage; any
+    other tensor unchanged."""
     share = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
     return getattr(share, "_tensor", share)
 
 
 def gathered(module: nn.Module) -> list[torch.Tensor]:
-    """Return the whole parameters that take a gradient, of those gathered so far.
-
-    They have memory only while they are gathered.
-    """
+    """Return the whole parameters that take a gradient, of those gathered so far. They have memory
+    only while they are gathered."""
     params = [p for group in groups(module) for p in group.fsdp_params]
     known = [p._unsharded_param for p in params if hasattr(p, "_unsharded_param")]
     return [p for p in known if p.requires_grad]
 
 
 def gradient_bucket_bytes(module: nn.Module) -> list[int]:
-    """Return the bytes of each tensor in which a group's reduced gradients arrive.
-
-    It is a share of all trained weights of the group, padded to equal rows on every rank.
-    """
+    """Return the bytes of each tensor in which a group's reduced gradients arrive: a share of its
+    trained weights, padded to equal rows on every rank."""
     found = [[p for p in g.fsdp_params if p.sharded_param.requires_grad] for g in groups(module)]
     return [
         sum(p.padded_sharded_param_size.numel() * p.sharded_param.element_size() for p in group)
@@ -256,20 +232,9 @@ def gradient_bucket_bytes(module: nn.Module) -> list[int]:
     ]
 
 
-def state_of(trained: TrainingRun, shard: torch.Tensor) -> Mapping[str, Any]:
-    """Return the optimizer's state of the parameter whose share on this rank is ``shard``."""
-    state = trained.inner_optimizer.state
-    for p in trained.module.parameters():
-        if local(p) is shard:
-            return {name: local(value) for name, value in state.get(p, {}).items()}
-    return {}
-
-
-def fragments(trained: TrainingRun, *, copies: bool) -> Iterator[Fragment]:
-    """Yield the rows of each trained parameter; of replica groups only the first's, unless
-    ``copies``."""
-    trainable = [(n, p) for n, p in trained.module.named_parameters() if p.requires_grad]
-    for index, (name, p) in enumerate(trainable):
+def fragments(named: Sequence[tuple[str, Any]], *, copies: bool) -> Iterator[Fragment]:
+    """Yield the rows of each parameter; of replica groups only the first's, unless ``copies``."""
+    for index, (name, p) in enumerate(named):
         mesh, placements = p.device_mesh, p.placements
         if not copies and mesh.ndim > 1 and mesh.get_local_rank(0) != 0:
             continue
@@ -279,10 +244,8 @@ def fragments(trained: TrainingRun, *, copies: bool) -> Iterator[Fragment]:
 
 
 def makers() -> Iterator[AllocationScope]:
-    """Yield the methods that gather weights, and those that hold or cast whole gradients.
-
-    Gradients stay whole while they wait for the last micro-batch.
-    """
+    """Yield the methods that gather weights, and those that hold or cast whole gradients: they wait
+    for the last micro-batch."""
     from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
     from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 

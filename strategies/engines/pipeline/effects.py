@@ -4,14 +4,12 @@ sends."""
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING, Any
-
-import torch
-import torch.distributed as dist
 
 from strategies.base import demand
 from strategies.engines.pipeline.stage import Staged
-from strategies.evidence.rules import together
+from strategies.evidence.rules import copies, together
 
 if TYPE_CHECKING:
     from strategies.engine import TrainingRun
@@ -23,13 +21,17 @@ def evidence(trained: TrainingRun) -> dict[str, Any]:
     Raises:
         NotInForce: a fact differs from what the recipe asks for.
     """
-    looks = [_held, _scheduled, _sent, _averaged]
-    return together(trained, *((lambda look=look: look(trained)) for look in looks))
+
+    def equal() -> dict[str, float]:
+        ranks = trained.model.ranks
+        return copies(trained, group=ranks.replicas) if ranks.data > 1 else {}
+
+    return together(trained, partial(_held, trained), partial(_sent, trained), equal)
 
 
 def _held(trained: TrainingRun) -> dict[str, Any]:
-    """Check that each parameter is on one stage, and is stepped there, and that each run has its
-    blocks."""
+    """Check that each parameter is on one stage, and is stepped there, that each run has its
+    blocks, and the schedule's class."""
     model, engine = trained.model, trained.engine
     demand(isinstance(model, Staged), f"the model is a {type(model).__name__}, expected a stage")
     mine = {name: p.numel() for name, p in trained.module.named_parameters()}
@@ -42,18 +44,14 @@ def _held(trained: TrainingRun) -> dict[str, Any]:
     twice = sorted(name for name, times in holders.items() if times > 1)
     demand(not twice, f"{len(twice)} parameters are on several stages, {twice[:1]} first")
     elements = [sum(held.values()) for held, _ in each]
-    total, wanted = sum(elements), trained.subject.parameters
-    demand(total == wanted, f"all stages hold {total} elements, expected {wanted}")
+    total, known = sum(elements), trained.subject.parameters
+    demand(total == known, f"all stages hold {total} elements, expected {known}")
     stages, runs = engine.stages, engine.stages * engine.stage_runs
     found, dealt = [runs for _, runs in each], [[*range(n, runs, stages)] for n in range(stages)]
     demand(found == dealt, f"the runs of stages are {found}, expected {dealt}")
-    return {"elements_of_stages": elements}
-
-
-def _scheduled(trained: TrainingRun) -> dict[str, Any]:
-    kind, wanted = type(trained.model.schedule).__name__, trained.engine.schedule.kind
+    kind, wanted = type(model.schedule).__name__, engine.schedule.kind
     demand(kind == wanted, f"the schedule is {kind}, expected {wanted}")
-    return {"schedule": kind}
+    return {"elements_of_stages": elements, "schedule": kind}
 
 
 def _sent(trained: TrainingRun) -> dict[str, Any]:
@@ -68,16 +66,3 @@ def _sent(trained: TrainingRun) -> dict[str, Any]:
     found = sum(s.bytes for s in trained.observed.sent if s.collective == "send")
     demand(found == wanted, f"{found} bytes were sent to stages, expected {wanted}")
     return {"sent_to_stages_bytes": found}
-
-
-def _averaged(trained: TrainingRun) -> dict[str, Any]:
-    """Check that the replicas of a stage, which saw other samples, are equal."""
-    ranks = trained.model.ranks
-    if ranks.data == 1:
-        return {}
-    sums = torch.stack([p.detach().double().sum() for p in trained.module.parameters()])
-    each = [torch.empty_like(sums) for _ in range(ranks.data)]
-    dist.all_gather(each, sums, group=ranks.replicas)
-    spread = max(float((other - sums).abs().max()) for other in each)
-    demand(spread == 0.0, f"weights of a stage's replicas differ by {spread:.3g}")
-    return {"replica_spread": spread}

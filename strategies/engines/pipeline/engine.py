@@ -2,8 +2,7 @@
 
 The launch file gives the stages and the micro-batches; a recipe may choose others, and the
 schedule. With more ranks than stages each stage exists several times, on other samples. No torch at
-import. ``stage`` cuts a model and runs a step, ``schedules`` has torch's schedules, ``state`` whole
-parameters and checkpoints, ``effects`` the evidence.
+import.
 """
 
 from __future__ import annotations
@@ -113,25 +112,16 @@ class Pipeline(Engine):
         return Layout(replicate=max(1, ranks // self.stages), pipeline=self.stages)
 
     def refuses(self, launch: RunContext) -> str | None:
-        return self._parts(launch) or self._ranks(launch) or self._beside(launch)
-
-    def _parts(self, launch: RunContext) -> str | None:
         subject, stages, runs = launch.subject, self.stages, self.stage_runs
         lack = subject.lacks("ends", "take ddp or fsdp2")
-        if lack:
-            return lack
-        fault = self.schedule.fault(stages, self.micro)
-        if fault:
+        if fault := lack or self.schedule.fault(stages, self.micro):
             return fault
         if subject.depth < stages * runs:
             each = f" of {runs} runs" if runs > 1 else ""
             most = subject.depth // runs
             ways = f"take stages of {most} or fewer" if most > 1 else "take ddp or fsdp2"
             return f"{subject.depth} blocks are fewer than {stages} stages{each} have; {ways}"
-        return None
-
-    def _ranks(self, launch: RunContext) -> str | None:
-        ranks, stages = launch.processes, self.stages
+        ranks = launch.processes
         if ranks % stages:
             more = f"or stages={ranks}" if ranks > 1 else "or single"
             return (
@@ -140,13 +130,9 @@ class Pipeline(Engine):
             )
         if launch.accumulation != self.micro:
             return "its micro batches are its accumulation; leave accumulate out, and take micro="
-        return None
-
-    def _beside(self, launch: RunContext) -> str | None:
         odd = sorted(launch.traits - BESIDE - self.traits)
-        if not odd:
-            return None
-        return f"not shown beside a part where {TRAITS[odd[0]]}; leave that out, or take ddp"
+        text = "not shown beside a part where {}; leave that out, or take ddp"
+        return text.format(TRAITS[odd[0]]) if odd else None
 
     # ---- set-up ----
 
@@ -170,11 +156,15 @@ class Pipeline(Engine):
         """Return the cut model, called as the whole one. It is not wrapped in DDP, because DDP does
         not see the calls of torch's stages."""
         from strategies.engines.pipeline import stage
+        from strategies.parallel import groups
 
         made = stage.cut(module, blocks, *self._place(accelerator))
-        rank, ranks = accelerator.process_index, accelerator.num_processes
-        of = stage.stage_ranks(rank, ranks, self.layout(ranks).data)
-        model = stage.Staged(module, made, of, accelerator.autocast)
+        ranks, place = accelerator.num_processes, stage.StageRanks(0, 1)
+        data = self.layout(ranks).data
+        if data > 1:
+            replicas, pipe = groups.of(data, 1, ranks), groups.of(ranks // data, data, ranks)
+            place = stage.StageRanks(accelerator.process_index % data, data, pipe, replicas)
+        model = stage.Staged(module, made, place, accelerator.autocast)
         optimizer = make_optimizer([p for p in module.parameters() if p.requires_grad])
         model = accelerator.prepare_model(model, evaluation_mode=True)
         return model, accelerator.prepare_optimizer(optimizer)

@@ -1,8 +1,7 @@
 """A model cut by hand into stages, as torchtitan cuts its models, and a step by torch's schedule.
 
-Each rank keeps its blocks, under their own names, and the ends of the model that it uses. torch's
-stages, schedules, sends and receives are used. torch 2.13's ``pipeline()``, which cuts a model by
-tracing it, drops activation checkpointing without an error.
+Each rank keeps its blocks, under their own names, and the ends of the model that it uses. torch
+2.13's ``pipeline()``, which cuts a model by tracing it, drops activation checkpointing silently.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from torch.distributed.pipelining import PipelineStage
 from strategies import initial
 from strategies.engines.pipeline.schedules import Schedule, dealt
 from strategies.initial import Draw
-from strategies.parallel import groups
 from strategies.subject import Subject
 
 BUCKET = 25 * 2**20
@@ -40,7 +38,7 @@ class Elsewhere:
 
 @dataclass
 class Cut:
-    """What stage ``index`` of ``count`` keeps of a model: ``blocks`` of each of its runs.
+    """Part of a model that stage ``index`` of ``count`` keeps: ``blocks`` of each of its runs.
 
     ``runs``: runs of blocks in the whole model; run n is on stage n modulo ``count``. ``owners``:
     parameter name, in the whole model's order -> its stage.
@@ -136,11 +134,11 @@ def fill(
 @dataclass(frozen=True)
 class StageRanks:
     """Coordinates and groups of one rank. Ranks of one stage are neighbours (``Layout``): gradients
-    are averaged over the shortest wires, and tokens, which are fewer bytes, pass over longer ones.
+    are more bytes than tokens, and averaged over the shortest wires.
 
     ``share``: index of its pipeline, of ``data`` pipelines that work on different samples.
-    ``pipe``: group of the ranks of its pipeline; None means all ranks. ``replicas``: group of the
-    ranks of its stage; None means this rank alone."""
+    ``pipe``: group of the ranks of its pipeline; None: all. ``replicas``: group of the ranks of its
+    stage; None: this rank alone."""
 
     share: int
     data: int
@@ -165,14 +163,6 @@ class StageRanks:
         found: list[Any] = [None] * dist.get_world_size(self.pipe)
         dist.all_gather_object(found, value, group=self.pipe)
         return found
-
-
-def stage_ranks(rank: int, ranks: int, data: int) -> StageRanks:
-    """Make the coordinates and groups of ``rank``; all ranks call it."""
-    if data == 1:
-        return StageRanks(0, 1)
-    replicas, pipe = groups.of(data, 1, ranks), groups.of(ranks // data, data, ranks)
-    return StageRanks(rank % data, data, pipe=pipe, replicas=replicas)
 
 
 # ---- a step ----
@@ -204,13 +194,11 @@ class Stage(PipelineStage):
     """torch's stage, which says when it begins to run forward and backward."""
 
     def forward_one_chunk(self, number: int, *given: Any, **named: Any) -> Any:
-        """See torch's."""
         self.submod.number = number
         self.submod.staged.enter("forward")
         return super().forward_one_chunk(number, *given, **named)
 
     def backward_one_chunk(self, *given: Any, **named: Any) -> None:
-        """See torch's."""
         self.submod.staged.enter("backward")
         super().backward_one_chunk(*given, **named)
 
@@ -296,16 +284,16 @@ class Staged(nn.Module):
             # Contiguous, as what is received: a patch embedding transposes its tokens.
             rooms = (torch.empty(t.shape, dtype=t.dtype, requires_grad=True) for t in hidden)
             self.rooms = tuple(rooms)
-        self.stages = [self._stage(run, batches[0].t.device) for run in self.cut.blocks]
+        runs = self.cut.runs
+        self.stages = [
+            Stage(
+                Run(self, run), run, runs, batches[0].t.device, self.rooms if run else (),
+                output_args=self.rooms if run < runs - 1 else torch.empty(1, device="meta"),
+                group=self.ranks.pipe,
+            )
+            for run in self.cut.blocks
+        ]  # fmt: skip
         self.schedule = order.make(self.stages, len(batches), lambda out, target: out.sum())
-
-    def _stage(self, run: int, device: Any) -> Stage:
-        out = torch.empty(1, device="meta") if run == self.cut.runs - 1 else self.rooms
-        given = self.rooms if run else ()
-        group = self.ranks.pipe
-        return Stage(
-            Run(self, run), run, self.cut.runs, device, given, output_args=out, group=group
-        )
 
     def received(self) -> list[Tensor]:
         """Return torch's receive buffers: inputs and gradients of each micro-batch."""

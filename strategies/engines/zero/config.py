@@ -48,11 +48,10 @@ def fault(config: Mapping[str, Any]) -> str | None:
 
 
 def overlaps(zero: Mapping[str, Any], device: str) -> bool:
-    """Return whether communication overlaps with computation, by a zero_optimization block on
-    ``device``.
+    """Return whether communication overlaps with computation on ``device`` (cpu or cuda), by a
+    zero_optimization block.
 
-    ``device`` is cpu or cuda. "auto" is true on GPUs, as in DDP and in users' ZeRO runs; a CPU has
-    no streams. Without the key DeepSpeed overlaps only in stage 3.
+    "auto" is true on GPUs, as in DDP; a CPU has no streams. Without the key only stage 3 overlaps.
     """
     asked = zero.get("overlap_comm")
     if asked is None:
@@ -61,11 +60,8 @@ def overlaps(zero: Mapping[str, Any], device: str) -> bool:
 
 
 def reduce_buckets(zero: Mapping[str, Any], device: str) -> int:
-    """Return the number of buckets for gradient reduction.
-
-    Stages 1 and 2 fill one bucket while the other is sent, if they overlap (DeepSpeed 0.19.8,
-    stage_1_and_2.py, setup_buckets).
-    """
+    """Return the number of buckets for gradient reduction: stages 1 and 2 fill one while the other
+    is sent, if they overlap (DeepSpeed 0.19.8, stage_1_and_2.py, setup_buckets)."""
     return 2 if zero.get("stage") in (1, 2) and overlaps(zero, device) else 1
 
 
@@ -79,10 +75,10 @@ def buffer_sizes(model: Sizes, buckets: int = 1) -> dict[str, int]:
     total, block, tensor, bias = model[:4]
     share = min(total // 16, 50_000_000)
     # Stages 1 and 2 assert an even allgather bucket.
-    reduced, gathered = (_even(max(tensor, size)) for size in (share // buckets, share))
+    reduced, gathered = (max(tensor, size) for size in (share // buckets, share))
     return {
-        "reduce_bucket_size": reduced,
-        "allgather_bucket_size": gathered,
+        "reduce_bucket_size": reduced + reduced % 2,
+        "allgather_bucket_size": gathered + gathered % 2,
         # ZeRO-3 prefetches half a block while it computes, and releases all but two blocks.
         "stage3_prefetch_bucket_size": max(block // 2, 1),
         "stage3_max_live_parameters": 2 * block,
@@ -96,18 +92,13 @@ def buffer_sizes(model: Sizes, buckets: int = 1) -> dict[str, int]:
     }
 
 
-def _even(size: int) -> int:
-    return size + size % 2
-
-
 def swap_block_bytes(tensor: int, processes: int) -> int:
     """Return the NVMe block size in bytes: above a rank's share of the largest gradient in float32.
 
     DeepSpeed swaps gradients of a block or more, and reads them back to their offset in the shard.
-    Direct I/O needs addresses that are multiples of 512 bytes. A DiT's biases shift the gradients
-    off them, the read fails without an error, and the step uses stale gradients. The loss is then
-    1 % off after ten steps (see also DeepSpeed issue 2272). Gradients below one block stay in their
-    host buffer. Whole shards are aligned, and are still swapped.
+    Direct I/O needs addresses that are multiples of 512 bytes: a DiT's biases shift the gradients
+    off them, the read fails without an error, and the step uses stale gradients (see also DeepSpeed
+    issue 2272). Gradients below one block stay in their host buffer; whole shards are aligned.
     """
     share = 4 * -(-tensor // processes)
     return max(2**20, 1 << share.bit_length())
@@ -121,10 +112,8 @@ OFFLOADS = ("offload_optimizer", "offload_param")
 
 
 def settle(config: dict[str, Any], work: Workload, processes: int, device: str) -> None:
-    """Write the spec's, the model's and the ``device``'s values into a DeepSpeed config.
-
-    The JSON has "auto" or an explicit 0.0 for them; otherwise accelerate would clip at 1.0.
-    """
+    """Write the spec's, the model's and the ``device``'s values into a DeepSpeed config, which has
+    "auto" or an explicit 0.0 for them; otherwise accelerate would clip at 1.0."""
     config["train_micro_batch_size_per_gpu"] = work.micro_batch
     config["gradient_clipping"] = work.clip
     for _, block in nvme_blocks(config):
@@ -132,8 +121,7 @@ def settle(config: dict[str, Any], work: Workload, processes: int, device: str) 
     zero = config["zero_optimization"]
     sizes = buffer_sizes(work.sizes, reduce_buckets(zero, device))
     fill(zero, {**sizes, "overlap_comm": overlaps(zero, device)})
-    block_size = swap_block_bytes(work.sizes.tensor, processes)
-    fill(config.get("aio", {}), {"block_size": block_size})
+    fill(config.get("aio", {}), {"block_size": swap_block_bytes(work.sizes.tensor, processes)})
 
 
 def fill(block: dict[str, Any], values: Mapping[str, Any]) -> None:

@@ -1,7 +1,5 @@
-"""Evidence of ZeRO: what each rank keeps of state, gradients and weights, where, and what it sends.
-
-Shares and places are read from DeepSpeed's tensors; gathered weights, gradients alive in backward
-and the type of reduced gradients from one watched step. Attribute names are DeepSpeed's own (0.19).
+"""Evidence of ZeRO: a rank's shares, what is alive in a watched step, and where the optimizer
+steps. Attribute names are DeepSpeed's own (0.19).
 """
 
 from __future__ import annotations
@@ -9,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from strategies.base import demand
@@ -28,85 +26,59 @@ TYPES = {"fp16": "float16", "bfp16": "bfloat16", "bf16": "bfloat16", "fp32": "fl
 
 @dataclass
 class Effects:
-    """Record of one step.
-
-    ``most``: largest bytes of parameters' gradients when one arrived. ``gathered``: elements of
-    whole weights after each gather of stage 3.
-    """
+    """Record of one step: ``most`` bytes of gradients alive when one arrived, and ``gathered``, the
+    most elements of whole weights after a gather of stage 3."""
 
     most: int = 0
-    gathered: list[int] = field(default_factory=list)
-
-
-# ---- watched step ----
+    gathered: int = 0
 
 
 @contextlib.contextmanager
 def observe(trained: TrainingRun) -> Iterator[Effects]:
     """Watch one step; restore DeepSpeed's objects when it ends."""
-    found = Effects()
-    trainable = [p for p in trained.module.parameters() if p.requires_grad]
+    found, parameters = Effects(), list(trained.module.parameters())
+    trainable = [p for p in parameters if p.requires_grad]
 
     def arrived(_: Any) -> None:
-        found.most = max(found.most, _gradient_bytes(trainable))
+        kept = [g for p in trainable for g in (p.grad, getattr(p, "grad_accum", None))]
+        found.most = max(found.most, sum(g.nbytes for g in kept if g is not None))
 
-    handles = [p.register_post_accumulate_grad_hook(arrived) for p in trainable]
-    try:
-        with _gathers_watched(trained, found.gathered):
-            yield found
-    finally:
-        for handle in handles:
-            handle.remove()
+    with contextlib.ExitStack() as stack:
+        for p in trainable:
+            stack.callback(p.register_post_accumulate_grad_hook(arrived).remove)
+        if trained.engine.stage == 3:
+            coordinator = trained.model.optimizer.parameter_offload.get_param_coordinator()
+            fetch = coordinator.fetch_sub_module
 
+            def fetched(*given: Any, **named: Any) -> None:
+                fetch(*given, **named)
+                found.gathered = max(found.gathered, sum(p.numel() for p in parameters))
 
-def _gradient_bytes(parameters: list[Any]) -> int:
-    kept = [(p.grad, getattr(p, "grad_accum", None)) for p in parameters]
-    return sum(g.nbytes for pair in kept for g in pair if g is not None)
-
-
-@contextlib.contextmanager
-def _gathers_watched(trained: TrainingRun, counts: list[int]) -> Iterator[None]:
-    """Add the elements of whole weights to ``counts`` after each gather of stage 3."""
-    if trained.engine.stage < 3:
-        yield
-        return
-    coordinator = trained.model.optimizer.parameter_offload.get_param_coordinator()
-    fetch, parameters = coordinator.fetch_sub_module, list(trained.module.parameters())
-
-    def fetched(*given: Any, **named: Any) -> None:
-        fetch(*given, **named)
-        counts.append(sum(p.numel() for p in parameters))
-
-    coordinator.fetch_sub_module = fetched
-    try:
-        yield
-    finally:
-        del coordinator.fetch_sub_module
-
-
-# ---- evidence ----
+            coordinator.fetch_sub_module = fetched
+            stack.callback(delattr, coordinator, "fetch_sub_module")
+        yield found
 
 
 def evidence(trained: TrainingRun) -> dict[str, Any]:
-    """Return the stage, this rank's shares and their places, and the facts of the watched step.
+    """Return the stage with this rank's shares, the watched step's bytes, and the places.
 
     Raises:
-        NotInForce: DeepSpeed runs another stage, holds another share, or skipped a step.
+        NotInForce: DeepSpeed runs another stage, holds another share, or steps elsewhere.
     """
     ds, wanted = trained.model, trained.engine.stage
     text = f"the model is a {type(ds).__name__}, expected a DeepSpeed engine"
     demand(hasattr(ds, "zero_optimization_stage"), text)
     stage = int(ds.zero_optimization_stage())
     demand(stage == wanted, f"DeepSpeed runs stage {stage}, expected {wanted}")
-    if trained.engine.place("optimizer") == "nvme":
+    if trained.engine.place("optimizer") == "nvme":  # masters are read through the swapper
         swapper = getattr(ds.optimizer, "optimizer_swapper", None)
         demand(swapper is not None, "DeepSpeed swaps no optimizer state to files")
     demand(ds.skipped_steps == 0, f"DeepSpeed skipped {ds.skipped_steps} steps")
-    facts = {"stage": stage, "skipped_steps": ds.skipped_steps, **_shares(trained)}
+    facts: dict[str, Any] = {"stage": stage, **_shares(trained)}
     seen = trained.observed
     if seen is not None and isinstance(seen.engine, Effects):
-        facts |= _gathered(trained, seen.engine.gathered) | _wire(trained)
-        facts = _gradients(trained, seen.engine, facts)
+        facts |= _gathered(trained, seen.engine) if stage == 3 else {}
+        facts |= _wire(trained) | _gradients(trained, seen.engine)
     facts |= _placed(trained)
     # One memory: a tensor's device shows nothing on a CPU, but swap files do.
     on_cpu = trained.accelerator.device.type == "cpu"
@@ -133,6 +105,61 @@ def _shares(trained: TrainingRun) -> dict[str, float]:
     return shares
 
 
+def _gathered(trained: TrainingRun, seen: Effects) -> dict[str, Any]:
+    """Check the largest number of gathered elements against its bound: persistent weights, those
+    that DeepSpeed may keep or fetch for later use, and the current module's."""
+    sizes = {p: p.ds_numel for p in trained.module.parameters()}
+    settings = trained.model.config["zero_optimization"]
+    stay = sum(size for p, size in sizes.items() if p.ds_persist)
+    ahead = settings["stage3_max_live_parameters"] + settings["stage3_prefetch_bucket_size"]
+    modules = trained.module.modules()
+    most = stay + ahead + max(sum(sizes[p] for p in m.parameters(recurse=False)) for m in modules)
+    whole = sum(sizes.values())
+    text = f"{seen.gathered} elements of the weights were gathered at once, of {whole} in all"
+    demand(seen.gathered > 0, "no module's weights were gathered")
+    demand(seen.gathered <= most, f"{text}: stage 3 with these settings keeps at most {most}")
+    return {"most_gathered_elements": seen.gathered}
+
+
+def _wire(trained: TrainingRun) -> dict[str, Any]:
+    """Return the type in which gradients were reduced, from the collectives of backward."""
+    if trained.launch.processes == 1 or not trained.observed.ran:
+        return {}
+    sent = [s for s in trained.observed.sent if s.phase == "backward" and "reduce" in s.collective]
+    found = sorted({s.dtype for s in sent})
+    asked = trained.engine.file.settings.get("communication_data_type")
+    stored = {str(p.dtype)[6:] for p in trained.module.parameters() if p.requires_grad}
+    wanted = [TYPES.get(asked, asked)] if asked else sorted(stored)
+    demand(found == wanted, f"gradients were sent as {found or 'nothing'}, expected {wanted}")
+    return {"gradients_sent_as": "+".join(found)}
+
+
+def _gradients(trained: TrainingRun, seen: Effects) -> dict[str, int]:
+    """Check the gradients alive in backward.
+
+    Stage 1 keeps all until backward ends, or those of other ranks: with ``overlap_comm`` and
+    offload, as on a GPU, it moves this rank's share to host memory within backward. Stages 2 and 3
+    release each when its bucket is full. Source: DeepSpeed, runtime/zero/stage_1_and_2.py
+    (process_gradients, copy_grads_in_partition).
+    """
+    ds, stage = trained.model, trained.engine.stage
+    parameters = [p for p in trained.module.parameters() if p.requires_grad]
+    item = parameters[0].element_size()
+    sizes = sorted(item * (getattr(p, "ds_numel", None) or p.numel()) for p in parameters)
+    whole, bucket = sum(sizes), item * int(ds.config["zero_optimization"]["reduce_bucket_size"])
+    own = whole // trained.launch.processes
+    # This rank's share stays; a bucket and the gradients at its two ends are being sent.
+    most = own + bucket + sum(sizes[-2:])
+    text = f"{seen.most} bytes of gradients were alive in backward, of {whole} in all"
+    if stage == 1:
+        early = all(getattr(ds.optimizer, name, False) for name in ("overlap_comm", "cpu_offload"))
+        least = NEARLY * (whole - own * early)
+        demand(seen.most >= least, f"{text}: stage 1 keeps all of them")
+    elif most < NEARLY * whole:  # else one bucket, or one rank, has all: nothing is freed early
+        demand(seen.most <= most, f"{text}: stage {stage} keeps at most {most}")
+    return {"most_gradient_bytes": seen.most, "all_gradient_bytes": whole}
+
+
 def _placed(trained: TrainingRun) -> dict[str, Any]:
     """Check which class updates the weights, and where masters, swap files and shards are."""
     ds, facts = trained.model, dict[str, Any]()
@@ -143,103 +170,20 @@ def _placed(trained: TrainingRun) -> dict[str, Any]:
         facts |= {"stepped_by": kind, "optimizer_on": place}
     if place == "cpu":
         devices = {master.device.type for master in trained.optimized()}
-        text = f"the optimizer's weights are on {devices}, expected in host memory"
-        demand(devices == {"cpu"}, text)
+        demand(devices == {"cpu"}, f"the optimizer's weights are on {devices}, expected the host")
     if place == "nvme":
-        facts |= _swapped(trained)
+        infos = ds.optimizer.optimizer_swapper.swap_params_info.values()
+        kept = [(info, t) for info in infos for t in info.tensors]
+        sizes = {t.swap_path: info.numel() * info.dtype().itemsize for info, t in kept}
+        demand(bool(sizes), "no tensor of the optimizer is in a swap file")
+        short = [path for path, size in sizes.items() if os.path.getsize(path) < size]
+        demand(not short, f"{len(short)} of {len(sizes)} swap files are too short")
+        left = sum(t.compute_tensor.numel() for _, t in kept)
+        demand(left == 0, f"{left} elements of swapped state are in memory between two steps")
+        facts["swapped_bytes"] = sum(sizes.values())
     if trained.engine.place("parameters") == "cpu":
-        text = "DeepSpeed keeps the parameters on the device"
-        demand(bool(getattr(ds.optimizer, "offload_param", False)), text)
         places = {p.ds_tensor.device.type for p in trained.module.parameters() if not p.ds_persist}
-        demand(places == {"cpu"}, f"parameter shards are on {places}, expected in host memory")
+        offloaded = bool(getattr(ds.optimizer, "offload_param", False)) and places == {"cpu"}
+        demand(offloaded, f"parameter shards are on {places}, expected in host memory")
         facts["parameters_on"] = "cpu"
     return facts
-
-
-def _gradients(trained: TrainingRun, seen: Effects, facts: dict[str, Any]) -> dict[str, Any]:
-    """Check the gradients alive in backward.
-
-    Stage 1 keeps all until backward ends, or those of other ranks (``_leaves_early``); stages 2 and
-    3 release each when its bucket is full.
-    """
-    ds, stage = trained.model, trained.engine.stage
-    parameters = [p for p in trained.module.parameters() if p.requires_grad]
-    item = parameters[0].element_size()
-    sizes = sorted(item * (getattr(p, "ds_numel", None) or p.numel()) for p in parameters)
-    whole, bucket = sum(sizes), item * int(ds.config["zero_optimization"]["reduce_bucket_size"])
-    # This rank's share stays; a bucket and the gradients at its two ends are being sent.
-    most = whole // trained.launch.processes + bucket + sum(sizes[-2:])
-    found = {"most_gradient_bytes": seen.most, "all_gradient_bytes": whole}
-    text = f"{seen.most} bytes of gradients were alive in backward, of {whole} in all"
-    if stage == 1:
-        early = whole // trained.launch.processes if _leaves_early(ds.optimizer) else 0
-        least = NEARLY * (whole - early)
-        demand(seen.most >= least, f"{text}: stage 1 keeps all of them")
-    elif most >= NEARLY * whole:
-        # One bucket holds the whole model, or one rank owns it: nothing can be freed early.
-        return {**facts, **found}
-    else:
-        demand(seen.most <= most, f"{text}: stage {stage} keeps at most {most}")
-    return {**facts, **found}
-
-
-def _gathered(trained: TrainingRun, counts: list[int]) -> dict[str, Any]:
-    """Check the largest number of gathered elements against its bound.
-
-    The bound adds persistent weights, those that DeepSpeed may keep for later use, those being
-    fetched, and the current module's.
-    """
-    if trained.engine.stage < 3:
-        return {}
-    sizes = {p: p.ds_numel for p in trained.module.parameters()}
-    settings = trained.model.config["zero_optimization"]
-    stay = sum(size for p, size in sizes.items() if p.ds_persist)
-    ahead = settings["stage3_max_live_parameters"] + settings["stage3_prefetch_bucket_size"]
-    modules = trained.module.modules()
-    at_work = max(sum(sizes[p] for p in m.parameters(recurse=False)) for m in modules)
-    most, whole, seen = stay + ahead + at_work, sum(sizes.values()), max(counts, default=0)
-    text = f"{seen} elements of the weights were gathered at once, of {whole} in all"
-    demand(seen > 0, "no module's weights were gathered")
-    demand(seen <= most, f"{text}: stage 3 with these settings keeps at most {most}")
-    return {"most_gathered_elements": seen, "all_elements": whole}
-
-
-def _leaves_early(optimizer: Any) -> bool:
-    """Return whether stage 1 moves this rank's share to host memory within backward.
-
-    It does if it reduces there, as on a GPU. Source: DeepSpeed, runtime/zero/stage_1_and_2.py
-    (process_gradients, copy_grads_in_partition).
-    """
-    flags = ("overlap_comm", "cpu_offload")
-    return all(getattr(optimizer, flag, False) for flag in flags)
-
-
-def _wire(trained: TrainingRun) -> dict[str, Any]:
-    """Return the type in which gradients were reduced, from the collectives of backward."""
-    sent = [s for s in trained.observed.sent if s.phase == "backward" and "reduce" in s.collective]
-    if trained.launch.processes == 1 or not trained.observed.ran:
-        return {}
-    found = sorted({s.dtype for s in sent})
-    asked = trained.engine.file.settings.get("communication_data_type")
-    trainable = [p for p in trained.module.parameters() if p.requires_grad]
-    stored = {str(p.dtype).removeprefix("torch.") for p in trainable}
-    wanted = [TYPES.get(asked, asked)] if asked else sorted(stored)
-    demand(found == wanted, f"gradients were sent as {found or 'nothing'}, expected {wanted}")
-    return {"gradients_sent_as": "+".join(found)}
-
-
-def _swapped(trained: TrainingRun) -> dict[str, Any]:
-    """Check that the optimizer's tensors are in swap files, and none of them in memory."""
-    swapper = trained.model.optimizer.optimizer_swapper
-    sizes = {
-        t.swap_path: info.numel() * info.dtype().itemsize
-        for info in swapper.swap_params_info.values()
-        for t in info.tensors
-    }
-    demand(bool(sizes), "no tensor of the optimizer is in a swap file")
-    short = [path for path, size in sizes.items() if os.path.getsize(path) < size]
-    demand(not short, f"{len(short)} of {len(sizes)} swap files are too short")
-    kept = [t for info in swapper.swap_params_info.values() for t in info.tensors]
-    left = sum(t.compute_tensor.numel() for t in kept)
-    demand(left == 0, f"{left} elements of swapped state are in memory between two steps")
-    return {"swapped_tensors": len(sizes), "swapped_bytes": sum(sizes.values())}

@@ -2,8 +2,7 @@
 stage.
 
 Its launch file names a DeepSpeed JSON, which sets stage, offload and buckets; ``"auto"`` is
-resolved from the model and the training. ``facts`` reads DeepSpeed's objects, by its own attribute
-names (0.19).
+resolved from the model and the training.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import contextlib
 import dataclasses
 import json
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from strategies.base import BadInput, Sizes
@@ -47,18 +45,6 @@ BLOCK_OF = {"optimizer": "offload_optimizer", "parameters": "offload_param"}
 """Tensors that can be offloaded -> their block of the JSON."""
 
 
-def _beside(file: LaunchFile) -> tuple[Path, Any]:
-    """Return the DeepSpeed JSON that one of Headroom's files names, and its path."""
-    name = (file.content.get("deepspeed_config") or {}).get("deepspeed_config_file")
-    if not name:
-        raise LaunchFileError(f"{file.path}: names no deepspeed_config_file under deepspeed_config")
-    path = file.path.parent.parent / name
-    try:
-        return path, json.loads(text_of(path))
-    except (ValueError, RecursionError) as error:
-        raise LaunchFileError(f"{path}: not JSON ({error})") from None
-
-
 class Zero(Engine):
     """DeepSpeed engine of a launch file."""
 
@@ -76,7 +62,17 @@ class Zero(Engine):
 
     @classmethod
     def of(cls, file: LaunchFile) -> Zero:
-        path, config = (file.path, file.settings) if not file.own else _beside(file)
+        path, config = file.path, file.settings
+        if file.own:
+            name = (file.content.get("deepspeed_config") or {}).get("deepspeed_config_file")
+            if not name:
+                text = "names no deepspeed_config_file under deepspeed_config"
+                raise LaunchFileError(f"{path}: {text}")
+            path = path.parent.parent / name
+            try:
+                config = json.loads(text_of(path))
+            except (ValueError, RecursionError) as error:
+                raise LaunchFileError(f"{path}: not JSON ({error})") from None
         block = config.get("zero_optimization") if isinstance(config, dict) else None
         if not isinstance(block, dict) or block.get("stage") not in (1, 2, 3):
             raise LaunchFileError(f"{path}: no zero_optimization block with a stage from 1 to 3")
@@ -126,14 +122,11 @@ class Zero(Engine):
 
     @property
     def traits(self) -> frozenset[str]:
-        where = {
-            "split_parameters": self.stage == 3,
-            "gathers_ahead": self.stage == 3,
-            "host_optimizer": self.place("optimizer") != "device",
-            "swapped_weights": self.place("optimizer") == "nvme",
-        }
-        always = {"shards", "flat_weights", "float_master", "own_step", "own_clipping"}
-        return frozenset(always | {trait for trait, holds in where.items() if holds})
+        found = {"shards", "flat_weights", "float_master", "own_step", "own_clipping"}
+        found |= {"split_parameters", "gathers_ahead"} if self.stage == 3 else set()
+        place = self.place("optimizer")
+        found |= {"host_optimizer"} if place != "device" else set()
+        return frozenset(found | ({"swapped_weights"} if place == "nvme" else set()))
 
     def layout(self, ranks: int) -> Layout:
         return Layout(shard=ranks)
@@ -183,11 +176,9 @@ class Zero(Engine):
         return facts[0] == facts[1]
 
     def adopt(self, accelerator: Any, layout: Layout) -> None:
-        """Unregister ZeRO-3 with transformers unless the launch file asks for it.
-
-        accelerate 1.15 registers it whatever ``zero3_init_flag`` says (utils/dataclasses.py,
-        ``DeepSpeedPlugin``). ``from_pretrained`` would shard frozen models that no engine gathers.
-        """
+        """Unregister ZeRO-3 with transformers unless the launch file asks for it: accelerate 1.15
+        registers it whatever ``zero3_init_flag`` says (utils/dataclasses.py, ``DeepSpeedPlugin``),
+        and ``from_pretrained`` would shard frozen models that no engine gathers."""
         if not self.file.content["deepspeed_config"].get("zero3_init_flag"):
             from transformers.integrations import unset_hf_deepspeed_config
 
@@ -248,10 +239,9 @@ class Zero(Engine):
     # ---- tensors and checkpoints ----
 
     def optimized(self, trained: TrainingRun) -> list[torch.Tensor]:
-        """Return ZeRO-3's own shards, because it empties the inner optimizer's groups between
-        steps."""
         if self.stage < 3:
             return super().optimized(trained)
+        # ZeRO-3 empties the inner optimizer's groups between steps.
         return list(trained.model.optimizer.fp32_partitioned_groups_flat)
 
     def shards(self, trained: TrainingRun) -> Iterator[tuple[int, torch.Tensor]]:

@@ -1,7 +1,4 @@
-"""Tensors of a rank, read from DeepSpeed's objects.
-
-Attribute names are DeepSpeed's own (0.19). ``ds`` is DeepSpeed's engine, the prepared model.
-"""
+"""Tensors of a rank, read from DeepSpeed's objects. Attribute names are DeepSpeed's own (0.19)."""
 
 from __future__ import annotations
 
@@ -73,11 +70,8 @@ def masters(trained: TrainingRun) -> Iterator[tuple[int, torch.Tensor]]:
 
 
 def held(trained: TrainingRun) -> dict[str, list[torch.Tensor]]:
-    """Return category -> tensors.
-
-    Flat low-precision copies are parameters, float32 masters are optimizer state (in ZeRO's terms),
-    and buckets are a category of their own.
-    """
+    """Return category -> tensors: flat low-precision copies are parameters, float32 masters are
+    optimizer state (in ZeRO's terms), and buckets are a category of their own."""
     optimizer, optimized = trained.model.optimizer, trained.optimized()
     parts = [p.ds_tensor.data for p in trained.module.parameters() if hasattr(p, "ds_tensor")]
     names = ("bit16_groups_flat", "fp16_partitioned_groups_flat")
@@ -97,11 +91,9 @@ def held(trained: TrainingRun) -> dict[str, list[torch.Tensor]]:
 
 
 def hosted(trained: TrainingRun) -> Iterator[Any]:
-    """Yield the tensors that DeepSpeed keeps in host memory if its optimizer reports offload.
-
-    These are masters with their gradients and state, transfer buffers, and parameter shards that
-    are not persistent. On a CPU all tensors are on one device; on a GPU these are ``cpu`` tensors.
-    """
+    """Yield the tensors that DeepSpeed keeps in host memory if its optimizer reports offload:
+    masters with their gradients and state, transfer buffers, and parameter shards that are not
+    persistent. On a CPU their device does not show it."""
     optimizer = trained.model.optimizer
     if getattr(optimizer, "cpu_offload", False) or getattr(optimizer, "offload_optimizer", False):
         masters = trained.optimized()
@@ -119,11 +111,8 @@ def hosted(trained: TrainingRun) -> Iterator[Any]:
 
 
 def makers() -> Iterator[AllocationScope]:
-    """Yield methods whose allocations have a known category.
-
-    DeepSpeed replaces ``.data`` of parameters and cuts gradients out of buckets, so only the
-    allocating method determines a tensor's category.
-    """
+    """Yield methods whose allocations have a known category: DeepSpeed replaces ``.data`` of
+    parameters and cuts gradients out of buckets, so tensors do not show it."""
     from deepspeed.runtime.zero import partition_parameters, stage3, stage_1_and_2
     from deepspeed.runtime.zero import partitioned_param_coordinator as coordinator
 

@@ -1,9 +1,8 @@
 """First weights under DeepSpeed, in its storage type; under ZeRO-3 each is sharded as it is drawn.
 
-No rank thus holds the whole model. By default DeepSpeed 0.19 takes the whole model, casts all of
-it, and then shards it; it leaves parameters that its own ``zero.Init`` has sharded. Here every rank
-draws each parameter whole, and ``zero.Init`` shards it before the next one is drawn, in the order
-of ``module.parameters()``, which is DeepSpeed's own.
+By default DeepSpeed 0.19 takes the whole model, casts all of it, and then shards it, without the
+parameters that its own ``zero.Init`` has sharded. Here every rank draws each parameter whole, and
+``zero.Init`` shards it before the next one, in the order of ``module.parameters()``.
 """
 
 from __future__ import annotations
@@ -23,20 +22,19 @@ def fill(accelerator: Any, module: nn.Module, draw: Draw, *, split: bool) -> Non
     if not initial.waits(module):
         return  # DeepSpeed gets the whole model
     config = accelerator.state.deepspeed_plugin.deepspeed_config
-    dtype = kept_as(config)
+    kinds = {"fp16": torch.float16, "bf16": torch.bfloat16}  # to which DeepSpeed casts parameters
+    asked = (kind for name, kind in kinds.items() if config.get(name, {}).get("enabled") is True)
+    dtype = next(asked, None)
     if not split:
         initial.fill(module, draw, accelerator.device, dtype)
         return
     cut = Cutter(accelerator, config)
 
     def shared(p: nn.Parameter) -> nn.Parameter:
-        # DeepSpeed casts no parameter after this, nor an adapter that has its value.
-        waiting = initial.pending(p) is not None
-        new = (
-            initial.filled(p, draw, accelerator.device, dtype)
-            if waiting
-            else initial.moved(p, accelerator.device, dtype)
-        )
+        if initial.pending(p) is not None:
+            new = initial.filled(p, draw, accelerator.device, dtype)
+        else:  # DeepSpeed casts no parameter after this, nor an adapter that has its value
+            new = initial.moved(p, accelerator.device, dtype)
         cut(new)
         return new
 
@@ -47,17 +45,8 @@ def fill(accelerator: Any, module: nn.Module, draw: Draw, *, split: bool) -> Non
                 part._buffers[key] = buffer.to(accelerator.device)
 
 
-def kept_as(config: dict[str, Any]) -> torch.dtype | None:
-    """Return the 16-bit type to which DeepSpeed casts all parameters; None if it casts none."""
-    for name, dtype in (("fp16", torch.float16), ("bf16", torch.bfloat16)):
-        if config.get(name, {}).get("enabled") is True:
-            return dtype
-    return None
-
-
 class Cutter:
-    """Sharder of single parameters by ``deepspeed.zero.Init``; only this rank's share of each
-    remains."""
+    """Sharder of single parameters by ``deepspeed.zero.Init``: this rank's share remains."""
 
     def __init__(self, accelerator: Any, config: dict[str, Any]) -> None:
         # The values that accelerate will set; Init reads offload and other settings.

@@ -2,9 +2,8 @@
 count, and its group of a process.
 
 DeepSpeed's ZeRO-3 hooks read only positional inputs (``parameter_offload.py``,
-``_post_backward_module_hook``). For a module called by keyword they miss the end of backward.
-Frozen weights gathered for recomputation then stay until the step ends: for Flux with adapters and
-checkpointing, all of them. (DeepSpeed issue 5524 has a similar cause.)
+``_post_backward_module_hook``). For a module called by keyword they miss the end of backward, and
+weights gathered for recomputation stay until the step ends (DeepSpeed issue 5524 is similar).
 """
 
 from __future__ import annotations
@@ -17,10 +16,8 @@ from typing import Any
 
 
 def give_by_place(module: Any) -> None:
-    """Make ``module`` and all modules in it take keyword inputs by position.
-
-    Call it before DeepSpeed registers its own hooks, which then see them.
-    """
+    """Make ``module`` and all modules in it take keyword inputs by position, before DeepSpeed
+    registers its own hooks."""
     for part in module.modules():
         part.register_forward_pre_hook(_moved, with_kwargs=True)
 
@@ -43,10 +40,8 @@ def _parameters(kind: Any) -> tuple[inspect.Parameter, ...]:
 def placed(
     parameters: tuple[inspect.Parameter, ...], given: tuple[Any, ...], named: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return (positional, keyword) arguments of the same call, with as many positional as possible.
-
-    A parameter in between that was not given gets its default.
-    """
+    """Return (positional, keyword) arguments of the same call, with as many positional as possible;
+    a parameter in between that was not given gets its default."""
     values, left = list(given), dict(named)
     for parameter in parameters[len(given) :]:
         missing = parameter.name not in left and parameter.default is inspect.Parameter.empty
@@ -62,9 +57,8 @@ def placed(
 def plain_file_access() -> bool:
     """Load the CPU's ``async_io`` if there is no CUDA toolkit (nvcc). Return whether it was loaded.
 
-    The CUDA builder needs headers below CUDA_HOME and joins a path to None without one (DeepSpeed
-    0.19, ``op_builder/async_io.py``). Swapping needs only files and host memory, which the CPU's
-    builder supports. An op is loaded once a process, so later calls of the CUDA builder return it.
+    The CUDA builder fails without CUDA_HOME (DeepSpeed 0.19, ``op_builder/async_io.py``). Swapping
+    needs only files and host memory. An op is loaded once: CUDA's builder then returns this one.
     """
     from torch.utils.cpp_extension import CUDA_HOME
 
@@ -79,8 +73,7 @@ def plain_file_access() -> bool:
 def tell_local_ranks() -> None:
     """Set the number of local ranks, as DeepSpeed's own launcher does and torchrun does not.
 
-    On CPUs the number selects the path of quantized gradients. Without it stage 3 starts
-    ``numactl`` to guess it from the sockets, for each gradient bucket of each step (0.19,
+    Without it stage 3 on CPUs starts ``numactl`` for each gradient bucket of each step (0.19,
     ``accelerator/cpu_accelerator.py``, ``device_count``): a fifth of a small model's step.
     """
     os.environ.setdefault("LOCAL_SIZE", os.environ.get("LOCAL_WORLD_SIZE", "1"))

@@ -1,9 +1,8 @@
 """DeepSpeed's CPU Adam, and a cache of py-cpuinfo's result. Importing this module starts processes.
 
 DeepSpeed (0.19) calls py-cpuinfo for each CPU Adam that it makes and twice for each op that it
-loads. Each call starts a Python process, which runs machine code in further processes: a second of
-processor time, three times for each rank. After this import, calls in this process and its forks
-return the first result.
+loads: a second of processor time, three times for each rank. After this import, calls in this
+process and its forks return the first result.
 """
 
 from __future__ import annotations

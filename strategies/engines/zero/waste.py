@@ -1,13 +1,13 @@
 """Memory that DeepSpeed settings waste.
 
-Each rule names the setting, its bytes on each device, and the value that removes them. ``"auto"``
-passes: it is resolved from the model. A setting that is absent counts as DeepSpeed's default
-(0.19.8, runtime/zero/config.py), which is in force. No torch.
+Each finding names the setting, its bytes on each device, and the value that removes them.
+``"auto"`` passes: it is resolved from the model. A setting that is absent counts as DeepSpeed's
+default (0.19.8, runtime/zero/config.py), which is in force. No torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,18 +40,6 @@ class Job:
     ranks: int
     device: str = "cuda"
 
-    @property
-    def auto(self) -> dict[str, int]:
-        """Sizes that "auto" resolves to."""
-        return buffer_sizes(self.sizes)
-
-    def bucket(self, zero: Mapping[str, Any]) -> tuple[int | None, int, int]:
-        """Return the reduce bucket's size in elements (None: from the model), the size of "auto",
-        and the number of buckets."""
-        buckets = reduce_buckets(zero, self.device)
-        right = buffer_sizes(self.sizes, buckets)["reduce_bucket_size"]
-        return _number(zero, "reduce_bucket_size"), right, buckets
-
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
@@ -75,128 +63,70 @@ class Finding:
 def waste(zero: Mapping[str, Any], job: Job) -> list[Finding]:
     """Return what ``zero`` (a zero_optimization block) wastes for ``job``, the most costly
     first."""
-    findings = [finding for rule in RULES for finding in rule(zero, job) if finding.bytes > 0]
+    asked = {**DEFAULTS, **zero}
+    known = {key: None if asked[key] == "auto" else int(asked[key]) for key in DEFAULTS}
+    buckets = reduce_buckets(zero, job.device)
+    auto = buffer_sizes(job.sizes, buckets)
+    found = [_bucket(known["reduce_bucket_size"], zero, job, buckets)]
+    if int(zero.get("stage", 0)) == 3:
+        found += _sharded(known, zero, job)
+    findings = [
+        Finding(
+            key=key, value=known[key], bytes=size, why=why, at_most=at_most,
+            fix=f'"{key}": "auto" ({auto[key]:,} here)',
+        )
+        for key, size, why, at_most in found
+        if size > 0
+    ]  # fmt: skip
     return sorted(findings, key=lambda finding: -finding.bytes)
 
 
-# ---- rules ----
+Cost = tuple[str, int, str, bool]
+"""Key, bytes, reason and ``at_most`` of a finding; 0 bytes: none."""
 
 
-def _number(zero: Mapping[str, Any], key: str) -> int | None:
-    """Return the setting in force, in elements; None if it is resolved from the model."""
-    value = zero.get(key, DEFAULTS[key])
-    return None if value == "auto" else int(value)
+def _bucket(size: int | None, zero: Mapping[str, Any], job: Job, buckets: int) -> Cost:
+    """Return the cost of a large reduce bucket, which is allocated whole (issues 1302, 3734)."""
+    right = buffer_sizes(job.sizes, buckets)["reduce_bucket_size"]
+    large = size is not None and size > MUCH * right and zero.get("contiguous_gradients", True)
+    cost = (size - right) * job.itemsize * buckets if size is not None and large else 0
+    times = (size or 0) / job.sizes.total
+    share = f"{times:.1f} times" if times > 1 else f"{times:.0%} of"
+    twice = ", twice for overlap_comm" if buckets == 2 else ""
+    return (
+        "reduce_bucket_size", cost,
+        f"the bucket is {share} the model, and is allocated whole{twice}", False,
+    )  # fmt: skip
 
 
-def large_bucket(zero: Mapping[str, Any], job: Job) -> Iterator[Finding]:
-    """Report a reduce bucket that is large for the model; it is allocated whole (issues 1302,
-    3734)."""
-    size, right, buckets = job.bucket(zero)
-    if size is not None and size > MUCH * right and zero.get("contiguous_gradients", True):
-        times = size / job.sizes.total
-        share = f"{times:.1f} times" if times > 1 else f"{times:.0%} of"
-        yield Finding(
-            key="reduce_bucket_size",
-            value=size,
-            bytes=(size - right) * job.itemsize * buckets,
-            why=f"the bucket is {share} the model, and is allocated whole"
-            + (", twice for overlap_comm" if buckets == 2 else ""),
-            fix=f'"reduce_bucket_size": "auto" ({right:,} here)',
-        )
+def _sharded(known: Mapping[str, int | None], zero: Mapping[str, Any], job: Job) -> Iterator[Cost]:
+    """Yield the costs of stage 3's settings; a rank's own share of a weight exists anyway."""
+    total, block = job.sizes.total, job.sizes.block
 
+    def gathered(elements: int) -> int:
+        return elements * job.itemsize * (job.ranks - 1) // job.ranks
 
-def kept_gathered(zero: Mapping[str, Any], job: Job) -> Iterator[Finding]:
-    """Report a reuse distance that keeps parameters gathered.
-
-    ZeRO-3 releases a parameter only if its next use is beyond that distance. Forward and backward
-    of the first block are two whole models apart, so half of the distance stays gathered; a rank's
-    own share exists anyway.
-    """
-    reuse = _number(zero, "stage3_max_reuse_distance")
-    if int(zero.get("stage", 0)) != 3 or reuse is None or reuse < job.sizes.total:
-        return
-    gathered = min(job.sizes.total, reuse // 2) - 2 * job.sizes.block
-    yield Finding(
-        key="stage3_max_reuse_distance",
-        at_most=True,
-        value=reuse,
-        bytes=max(0, gathered) * job.itemsize * (job.ranks - 1) // job.ranks,
-        why="gathered parameters are kept for a use that far ahead, so ZeRO-3 saves few or none",
-        fix=f'"stage3_max_reuse_distance": "auto" ({2 * job.sizes.block:,} here)',
-    )
-
-
-def everything_live(zero: Mapping[str, Any], job: Job) -> Iterator[Finding]:
-    """Report a bound on live parameters at or above the model's size: ZeRO-3 then keeps all
-    gathered."""
-    live = _number(zero, "stage3_max_live_parameters")
-    if int(zero.get("stage", 0)) != 3 or live is None or live < job.sizes.total:
-        return
-    yield Finding(
-        key="stage3_max_live_parameters",
-        at_most=True,
-        value=live,
-        bytes=(job.sizes.total - 2 * job.sizes.block) * job.itemsize * (job.ranks - 1) // job.ranks,
-        why=f"all {job.sizes.total:,} parameters stay gathered, so ZeRO-3 saves none of them",
-        fix=f'"stage3_max_live_parameters": "auto" ({2 * job.sizes.block:,} here)',
-    )
-
-
-def wide_prefetch(zero: Mapping[str, Any], job: Job) -> Iterator[Finding]:
-    """Report prefetching of more than the two blocks that may be live."""
-    ahead = _number(zero, "stage3_prefetch_bucket_size")
-    if int(zero.get("stage", 0)) != 3 or ahead is None or ahead <= 2 * job.sizes.block:
-        return
-    extra = min(ahead, job.sizes.total) - job.sizes.block // 2
-    yield Finding(
-        key="stage3_prefetch_bucket_size",
-        at_most=True,
-        value=ahead,
-        bytes=extra * job.itemsize * (job.ranks - 1) // job.ranks,
-        why="more than two blocks are fetched ahead",
-        fix=f'"stage3_prefetch_bucket_size": "auto" ({job.sizes.block // 2:,} here)',
-    )
-
-
-def unsharded_weights(zero: Mapping[str, Any], job: Job) -> Iterator[Finding]:
-    """Report weights below the persistence threshold, which stay whole on every rank; it is for
-    biases."""
-    limit = _number(zero, "stage3_param_persistence_threshold")
-    if int(zero.get("stage", 0)) != 3 or limit is None:
-        return
-    whole = [size for size in job.sizes.weights if size <= limit]
-    yield Finding(
-        key="stage3_param_persistence_threshold",
-        value=limit,
-        bytes=sum(whole) * job.itemsize * (job.ranks - 1) // job.ranks,
-        why=f"{len(whole)} weights are not sharded",
-        fix=f'"stage3_param_persistence_threshold": "auto" ({job.sizes.bias:,} here)',
-    )
-
-
-def whole_shard_swapped(zero: Mapping[str, Any], job: Job) -> Iterator[Finding]:
-    """Report a sub-group larger than the model: an optimizer on NVMe then reads all of itself at
-    once."""
-    size = _number(zero, "sub_group_size")
+    # ZeRO-3 releases a parameter only if its next use is beyond the reuse distance. Forward and
+    # backward of the first block are two whole models apart: half of the distance stays gathered.
+    key = "stage3_max_reuse_distance"
+    if (reuse := known[key]) is not None and reuse >= total:
+        why = "gathered parameters are kept for a use that far ahead, so ZeRO-3 saves few or none"
+        yield key, gathered(min(total, reuse // 2) - 2 * block), why, True
+    key = "stage3_max_live_parameters"
+    if (live := known[key]) is not None and live >= total:
+        why = f"all {total:,} parameters stay gathered, so ZeRO-3 saves none of them"
+        yield key, gathered(total - 2 * block), why, True
+    key = "stage3_prefetch_bucket_size"
+    if (ahead := known[key]) is not None and ahead > 2 * block:
+        why = "more than two blocks are fetched ahead"
+        yield key, gathered(min(ahead, total) - block // 2), why, True
+    key = "stage3_param_persistence_threshold"
+    if (limit := known[key]) is not None:  # it is for biases
+        whole = [size for size in job.sizes.weights if size <= limit]
+        yield key, gathered(sum(whole)), f"{len(whole)} weights are not sharded", False
+    key = "sub_group_size"
     place = (zero.get("offload_optimizer") or {}).get("device", "none")
-    if int(zero.get("stage", 0)) != 3 or place != "nvme" or size is None or size < job.sizes.total:
-        return
-    right = job.auto["sub_group_size"]
-    yield Finding(
-        key="sub_group_size",
-        value=size,
-        bytes=(job.sizes.total - right) * NVME_STATE_BYTES // job.ranks,
-        why="the whole shard of the optimizer is read into host memory at once",
-        fix=f'"sub_group_size": "auto" ({right:,} here)',
-    )
-
-
-Rule = Callable[[Mapping[str, Any], Job], Iterator[Finding]]
-RULES: tuple[Rule, ...] = (
-    large_bucket,
-    kept_gathered,
-    everything_live,
-    wide_prefetch,
-    unsharded_weights,
-    whole_shard_swapped,
-)
+    if (size := known[key]) is not None and size >= total and place == "nvme":
+        why = "the whole shard of the optimizer is read into host memory at once"
+        right = buffer_sizes(job.sizes)[key]
+        yield key, (total - right) * NVME_STATE_BYTES // job.ranks, why, False

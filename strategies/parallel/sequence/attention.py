@@ -117,17 +117,12 @@ class _Intercept(TorchFunctionMode):
         mask = rest.get("attn_mask")
         if more or (mask is not None and (mask.shape[-2] > 1 or mask.dtype != torch.bool)):
             raise NotImplementedError("a mask is of whole samples: attention with one is not cut")
-        if mask is not None:
-            rest["attn_mask"] = joined_mask(mask, self.group)
+        if mask is not None:  # [B, 1, 1, T/P] -> [B, 1, 1, T]; True are keys that are seen
+            mine = mask.to(torch.uint8).contiguous()
+            parts = mine.new_empty((self.group.size() * len(mine), *mine.shape[1:]))
+            dist.all_gather_into_tensor(parts, mine, group=self.group)
+            rest["attn_mask"] = torch.cat(parts.chunk(self.group.size()), -1).to(mask.dtype)
         return Ulysses(lambda q, k, v: func(q, k, v, **rest), self.group)(query, key, value)
-
-
-def joined_mask(mask_B11T: Tensor, group: Any) -> Tensor:
-    """Join all ranks' masks of keys, in rank order; True are keys that are seen."""
-    mine = mask_B11T.to(torch.uint8).contiguous()
-    parts = mine.new_empty((group.size() * len(mine), *mine.shape[1:]))
-    dist.all_gather_into_tensor(parts, mine, group=group)
-    return torch.cat(parts.chunk(group.size()), -1).to(mask_B11T.dtype)
 
 
 def install(module: Any, subject: Subject) -> None:

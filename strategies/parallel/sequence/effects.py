@@ -3,6 +3,7 @@ the all-to-alls around it."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from strategies.base import demand
@@ -21,10 +22,10 @@ def evidence(trained: TrainingRun) -> dict[str, Any]:
     Raises:
         NotInForce: a fact differs from what the recipe asks for.
     """
-    looks = [_inside, _exchanges, *([_joins] if trained.sampling else [])]
     if trained.observed is None or not trained.observed.ran:
         return {}
-    return together(trained, *((lambda look=look: look(trained)) for look in looks))
+    looks = (_inside, _exchanges, _joins) if trained.sampling else (_inside, _exchanges)
+    return together(trained, *(partial(look, trained) for look in looks))
 
 
 def attention_operands(trained: TrainingRun) -> set[tuple[int, int, int]]:
@@ -42,12 +43,9 @@ def _inside(trained: TrainingRun) -> dict[str, Any]:
     if not found:  # attention written out in products: the all-to-alls tell
         return {}
     layout = trained.launch.layout
-    parts, of_weights = layout.sequence, layout.tensor
-    cut, other = set(), set()
-    for heads, queries, keys in {
-        (a.heads, a.queries, a.keys) for a in trained.subject.survey.attention
-    }:
-        mine = heads // of_weights
+    parts, cut, other = layout.sequence, set(), set()
+    for call in trained.subject.survey.attention:
+        mine, queries, keys = call.heads // layout.tensor, call.queries, call.keys
         if queries == keys:
             cut.add((mine // parts, queries, keys))
         else:

@@ -1,7 +1,5 @@
-"""Sequence parallel: neighbouring ranks have a part each of the same samples' tokens.
-
-No torch at import. ``attention`` has the exchanges between ranks, ``effects`` the evidence.
-"""
+"""Sequence parallel: neighbouring ranks have a part each of the same samples' tokens. No torch at
+import."""
 
 from __future__ import annotations
 
@@ -44,20 +42,12 @@ class SequenceParallel(Strategy):
         return frozenset({"cut_samples"})
 
     def refuses(self, launch: RunContext) -> str | None:
-        return super().refuses(launch) or self._ranks(launch) or self._subject(launch)
-
-    def _ranks(self, launch: RunContext) -> str | None:
-        count = launch.processes
-        odd = uneven(launch)
-        if odd:
+        subject, count = launch.subject, launch.processes
+        if odd := super().refuses(launch) or uneven(launch):
             return odd
         if launch.workload != TRAIN and launch.layout.data > 1:
             text = f"{count} processes are several groups, and one draws all samples"
             return f"{text}; use --processes {self.ranks}, or ranks={count}"
-        return None
-
-    def _subject(self, launch: RunContext) -> str | None:
-        subject = launch.subject
         if "stripes" not in subject.parts:
             return subject.lacks("stripes", "leave sp out")
         if "attend" not in subject.parts:

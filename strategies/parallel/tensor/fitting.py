@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
-from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
@@ -38,18 +37,15 @@ def unknown(subject: Subject) -> str:
         found = products(block)
         for name, part in block.named_modules():
             whole = f"{names[block]}.{name}"
-            if name and name not in found and _multiplies(part, whole in subject.linears):
+            if isinstance(part, nn.Linear | nn.Embedding):
+                multiplies = whole in subject.linears  # modulation has one vector a sample
+            else:
+                multiplies = any(p.ndim > 1 for p in part.parameters(recurse=False))
+            if name and name not in found and multiplies:
                 return f"{whole} ({type(part).__name__}) is no layer that it cuts; {OTHERWISE}"
         for name in mixing(block):
             return f"{names[block]}.{name} normalizes over several heads; {OTHERWISE}"
     return ""
-
-
-def _multiplies(part: nn.Module, on_tokens: bool) -> bool:
-    """Return whether ``part`` has a matrix for tokens. Modulation has one vector a sample."""
-    if isinstance(part, nn.Linear | nn.Embedding):
-        return on_tokens
-    return any(p.ndim > 1 for p in part.parameters(recurse=False))
 
 
 @functools.lru_cache(maxsize=64)
@@ -80,7 +76,8 @@ def fails(subject: Subject, ranks: int) -> str:
     changes what a parallel layer returns in place."""
     shallow = subject.deep(dict.fromkeys(subject.depths, 1)) if subject.depths else subject
     within = [""]
-    with FakeTensorMode(allow_non_fake_inputs=True), _silent():
+    log = logging.getLogger("torch._subclasses.fake_tensor")  # it prints the error looked for
+    with FakeTensorMode(allow_non_fake_inputs=True), mock.patch.object(log, "disabled", True):
         module, sample = shallow.make(), shallow.example("cpu")
         for block in shallow.blocks(module):
             for name, cut in products(block).items():
@@ -101,14 +98,3 @@ def fails(subject: Subject, ranks: int) -> str:
         except Exception:
             return f"{within[-1]} does not compute with a part of its heads; {OTHERWISE}"
     return ""
-
-
-@contextlib.contextmanager
-def _silent() -> Iterator[None]:
-    """Keep torch from printing the error that ``fails`` looks for."""
-    log = logging.getLogger("torch._subclasses.fake_tensor")
-    before, log.disabled = log.disabled, True
-    try:
-        yield
-    finally:
-        log.disabled = before

@@ -1,8 +1,8 @@
-"""A block's layers cut by torch (``parallelize_module``), and what is whole in the cut weights.
+"""A block's layers cut by torch (``parallelize_module``), and the whole of the cut weights.
 
 ``fully_shard`` comes after it, so that a cut weight is a DTensor on two axes of a mesh: rows among
-the ranks that share a part, and its part. The order of a layer that holds several matrices (packed
-queries, keys and values) is that of the ranks: each has its share of every one, side by side.
+the ranks that share a part, and its part. A layer that holds several matrices (packed queries, keys
+and values) is in the order of the ranks: each has its share of every one, side by side.
 """
 
 from __future__ import annotations
@@ -55,20 +55,20 @@ def _reorder(layer: nn.Linear, cut: Cut, ranks: int) -> None:
         return
     for p in (layer.weight, layer.bias if cut.axis == 0 else None):
         if p is not None:
-            pieces = torch.arange(sum(cut.pieces), device=p.device).split(cut.pieces)
-            shares = zip(*(piece.chunk(ranks) for piece in pieces), strict=True)
-            order = torch.cat([part for share in shares for part in share])
-            p.data = p.data.index_select(cut.axis, order)
+            p.data = p.data.index_select(cut.axis, _dealt(cut.pieces, ranks, p.device))
             p.order = (cut.axis, cut.pieces, ranks)
 
 
 def order_of(p: Any) -> Tensor | None:
     """Return where each row or column of a reordered parameter is in the plain model's, on the
     CPU; None if it is in the same place."""
-    if getattr(p, "order", None) is None:
-        return None
-    _, pieces, ranks = p.order
-    shares = zip(*(x.chunk(ranks) for x in torch.arange(sum(pieces)).split(pieces)), strict=True)
+    return None if getattr(p, "order", None) is None else _dealt(*p.order[1:])
+
+
+def _dealt(pieces: Sequence[int], ranks: int, device: Any = "cpu") -> Tensor:
+    """Return the indices of all ``pieces``, sorted by the rank that gets them."""
+    each = torch.arange(sum(pieces), device=device).split(pieces)
+    shares = zip(*(piece.chunk(ranks) for piece in each), strict=True)
     return torch.cat([part for share in shares for part in share])
 
 
@@ -106,7 +106,8 @@ def fragments(named: Sequence[tuple[str, Any]], *, copies: bool) -> Iterator[Fra
         mesh, placement = p.device_mesh, p.placements[-1]
         two = mesh.ndim == 2  # else it is on the ranks that share alone
         axis = placement.dim if two and placement.is_shard() else None
-        if axis is None and not copies and _coordinate(p) > 0:
+        # Each of the ranks that share weights has what is not cut.
+        if axis is None and not copies and mesh._get_root_mesh().get_local_rank(AXIS) > 0:
             continue
         rows, columns = torch.arange(p.shape[0]), None
         if axis is not None:
@@ -117,12 +118,6 @@ def fragments(named: Sequence[tuple[str, Any]], *, copies: bool) -> Iterator[Fra
         own = rows.chunk(mesh.size(0))
         rank = mesh.get_local_rank(0)
         yield from _runs(name, index, p, own[rank] if rank < len(own) else rows[:0], columns)
-
-
-def _coordinate(p: Any) -> int:
-    """Return the place of this rank among those that hold parts of the same weights."""
-    root = p.device_mesh._get_root_mesh()
-    return root.get_local_rank(AXIS)
 
 
 def _runs(

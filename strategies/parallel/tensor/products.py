@@ -9,7 +9,7 @@ and Qwen-Image; a test holds this rule to them, so they are not read. Imports to
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -66,21 +66,22 @@ def scale_sizes(block: nn.Module, scaled: Callable[[int], int]) -> None:
                     setattr(part, name, scaled(getattr(part, name)))
 
 
-def _linear(part: nn.Module, name: str) -> nn.Linear | None:
-    for word in name.split("."):
-        part = getattr(part, word, None)
-    return part if isinstance(part, nn.Linear) else None
-
-
-def _linears(part: nn.Module, names: tuple[str, ...]) -> dict[str, nn.Linear]:
-    found = {name: _linear(part, name) for name in names}
-    return {name: layer for name, layer in found.items() if layer is not None}
+def _linears(part: nn.Module, *names: str) -> dict[str, nn.Linear]:
+    """Return those of ``names`` that are linear layers in ``part``."""
+    found = {}
+    for name in names:
+        layer: Any = part
+        for word in name.split("."):
+            layer = getattr(layer, word, None)
+        if isinstance(layer, nn.Linear):
+            found[name] = layer
+    return found
 
 
 def _first_layers(part: nn.Module) -> dict[str, nn.Linear]:
     """Return the first layers of an attention; empty if ``part`` is none."""
-    apart = _linears(part, (*QUERIES, *BESIDE_QUERIES))
-    return apart if set(QUERIES) <= set(apart) else _linears(part, tuple(PACKED))
+    apart = _linears(part, *QUERIES, *BESIDE_QUERIES)
+    return apart if apart.keys() >= set(QUERIES) else _linears(part, *PACKED)
 
 
 def _attention(part: nn.Module) -> dict[str, Cut]:
@@ -88,13 +89,13 @@ def _attention(part: nn.Module) -> dict[str, Cut]:
     if not first:
         return {}
     heads = next((getattr(part, name) for name in HEADS if hasattr(part, name)), 1)
-    packed = next(iter(first)) if set(first) <= set(PACKED) else ""
-    if not packed:
+    packed = next(iter(first))
+    if packed not in PACKED:
         head = first["to_q"].out_features // heads
         found = {name: Cut(0, (layer.out_features,), head) for name, layer in first.items()}
-        last = _linears(part, OUTPUTS)
+        last = _linears(part, *OUTPUTS)
         return found | {name: Cut(1, (layer.in_features,), head) for name, layer in last.items()}
-    layer, out = first[packed], _linears(part, (PACKED[packed],))
+    layer, out = first[packed], _linears(part, PACKED[packed])
     # diffusers states the pieces of a layer that holds an MLP as well.
     third = layer.out_features // 3
     pieces = tuple(getattr(layer, "_tp_packed_col_blocks", (third,) * 3))
@@ -107,10 +108,10 @@ def _attention(part: nn.Module) -> dict[str, Cut]:
 
 def _mlp(part: nn.Module) -> dict[str, Cut]:
     for names, last in MLPS:
-        first, row = _linears(part, names), _linear(part, last)
-        if len(first) < len(names) or row is None:
+        first, row = _linears(part, *names), _linears(part, last)
+        if len(first) < len(names) or not row:
             continue
-        width = row.in_features
+        width = row[last].in_features
         copies = 2 if len(names) == 1 and next(iter(first.values())).out_features > width else 1
         if all(layer.out_features == copies * width for layer in first.values()):
             found = {name: Cut(0, (width,) * copies) for name in names}
@@ -119,14 +120,13 @@ def _mlp(part: nn.Module) -> dict[str, Cut]:
 
 
 def _joined(block: nn.Module) -> dict[str, Cut]:
-    mlp, out = (_linear(block, name) for name in JOINED)
-    inner = _linear(block, "attn.to_q")
-    if mlp is None or out is None or inner is None:
+    found = _linears(block, *JOINED, "attn.to_q")
+    if len(found) < 3:
         return {}
+    mlp, out, inner = found.values()
     pieces = (inner.out_features, mlp.out_features)
-    if sum(pieces) != out.in_features:
-        return {}
-    return {JOINED[0]: Cut(0, pieces[1:]), JOINED[1]: Cut(1, pieces)}
+    fits = sum(pieces) == out.in_features
+    return {JOINED[0]: Cut(0, pieces[1:]), JOINED[1]: Cut(1, pieces)} if fits else {}
 
 
 def mixing(block: nn.Module) -> Iterator[str]:

@@ -1,8 +1,7 @@
 """Tensor parallel: neighbouring ranks have a part each of the blocks' matrices.
 
 No torch at import. ``products`` has the rule by which blocks are cut, ``fitting`` the models that
-it does not fit, ``parallelize`` torch's styles, norms and places, ``effects`` the evidence. The
-FSDP engine cuts each block before it shards it (``strategies.engines.fsdp.shard``).
+it does not fit. The FSDP engine cuts each block before it shards it.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from strategies.base import Slot
 from strategies.engine import RunContext, TrainingRun
 from strategies.parallel.groups import INNER, uneven
 from strategies.strategy import Strategy
+from strategies.subject import Subject
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class TensorParallel(Strategy):
     def refuses(self, launch: RunContext) -> str | None:
         if not launch.subject.parts & {"halves", "projections"}:
             return launch.subject.lacks("halves", "leave tp out, or take fsdp2")
-        fault = super().refuses(launch) or uneven(launch) or self._fault(launch)
+        fault = super().refuses(launch) or uneven(launch) or self._fault(launch.subject)
         if fault or launch.layout.sharers > 1:
             return fault
         # accelerate 1.15 makes no mesh for FSDP2 over one rank (ParallelismConfig.fsdp_dim_names).
@@ -55,8 +55,7 @@ class TensorParallel(Strategy):
             f"use --processes {2 * self.ranks}"
         )
 
-    def _fault(self, launch: RunContext) -> str | None:
-        subject = launch.subject
+    def _fault(self, subject: Subject) -> str | None:
         if "projections" not in subject.parts:  # without torch
             size = subject.dimensions
             return self._uneven(((size.heads, "heads"), (size.inner, INNER)))

@@ -22,7 +22,7 @@ LOST = {
         "rank 1: 1 parameters are only in the stage or only in its optimizer",
     ),
     "replicas train alone": (
-        REPEATED, "gradients_of_replicas_not_averaged", "weights of a stage's replicas differ",
+        REPEATED, "gradients_of_replicas_not_averaged", "weights of the replicas differ",
     ),
 }  # fmt: skip
 UNLIKE = {
