@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from strategies.activations.weighed import MeasuredBlocks
+from strategies.activations.runners import MeasuredBlocks
 
 # ---- segmentation ----
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from strategies.activations.block_parts import Recompute
-from strategies.activations.runners import runner_of, surround
-from strategies.activations.weighed import MeasuredBlocks
+from strategies.activations.runners import MeasuredBlocks, runner_of, surround
 from strategies.base import Attachment, Slot, demand
 from strategies.engine import RunContext, TrainingRun
 from strategies.evidence.rules import label

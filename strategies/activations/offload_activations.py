@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from strategies.activations.block_parts import Recompute
-from strategies.activations.runners import runner_of, surround
-from strategies.activations.weighed import MeasuredBlocks, is_weight
+from strategies.activations.runners import MeasuredBlocks, is_weight, runner_of, surround
 from strategies.async_host_copy import AsyncHostCopy
 from strategies.base import Attachment, Slot, demand
 from strategies.engine import TrainingRun

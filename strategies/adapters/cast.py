@@ -70,14 +70,14 @@ class Cast(Strategy):
         return None
 
     def edit_model(self, module: Any, subject: Subject) -> None:
-        from strategies.adapters.quantised_base import code
+        from strategies.adapters.coded import code
 
         names = subject.linears if self.layers == "blocks" else self._whole(module)
         code(module, names, self.to, self.dynamic)
 
     def _whole(self, module: Any) -> tuple[str, ...]:
         """Return the names of layers that ``module`` stores in full, and ``layers`` codes."""
-        from strategies.adapters.quantised_base import unpacked
+        from strategies.adapters.coded import unpacked
 
         return unpacked(module) if self.layers == "all" else ()
 
@@ -85,7 +85,7 @@ class Cast(Strategy):
         return _rows(trained.module) if self.dynamic else nullcontext()
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        from strategies.adapters.quantised_base import Coded, coded_facts
+        from strategies.adapters.coded import Coded, coded_facts
 
         wanted, whole = len(trained.subject.linears), self._whole(trained.module)
         demand(not whole, f"{len(whole)} linear layers are stored in full: {', '.join(whole[:3])}")
@@ -118,8 +118,7 @@ def _rows(module: Any) -> Iterator[dict[str, set[str]]]:
     takes a gradient."""
     import torch
 
-    from strategies.adapters.coded import LEAST_ROWS
-    from strategies.adapters.quantised_base import Coded
+    from strategies.adapters.coded import LEAST_ROWS, Coded
 
     seen: dict[str, set[str]] = {"forward": set(), "backward": set()}
     handles = []

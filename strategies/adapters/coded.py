@@ -1,4 +1,4 @@
-"""Matrices in 8 bits, a scale a row, and differentiable products with them. Imports torch alone.
+"""Linear layers with matrices in 8 bits, a scale a row. Imports torch.
 
 ``Product`` decodes the codes. ``Int8Product`` rounds the other operand to int8 too, and multiplies
 integers. The rules are OneTrainer's (LinearW8A8.py), but its scale is one for the whole weight.
@@ -11,11 +11,17 @@ trains, and keeps the weights in full.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
+
+from strategies import initial
+from strategies.base import demand
+from strategies.evidence.readings import bytes_of, stored
+from strategies.precision.autocast import autocast_dtype
 
 LARGEST = {"int8": 127.0, "fp8": 448.0}
 LEAST_ROWS = 17
@@ -103,3 +109,76 @@ def product(
     if dynamic and x.shape[:-1].numel() >= LEAST_ROWS:
         return Int8Product.apply(x, codes, scale, bias)
     return Product.apply(x, codes, scale, bias, to)
+
+
+# ---- layers ----
+
+
+class Coded(nn.Linear):
+    """Linear layer with codes as its weight: uint8 [out, in], and ``scale``, float32 [out, 1].
+
+    ``dynamic``: products take int8 operands.
+    """
+
+    def __init__(self, linear: nn.Linear, to: str, dynamic: bool = False) -> None:
+        with initial.valueless():
+            super().__init__(linear.in_features, linear.out_features, bias=False)
+        self.to_type, self.dynamic = to, dynamic
+        self.register_buffer("scale", None)
+        self.bias = linear.bias
+        self.weight = initial.kept(linear.weight, self.take)
+
+    def take(self, values: Tensor) -> nn.Parameter:
+        """Return the codes of the weight's first values as a parameter, and store their scales."""
+        codes, self.scale = coded(values, self.to_type)
+        return nn.Parameter(codes, requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.to(autocast_dtype(x) or x.dtype)
+        bias = None if self.bias is None else self.bias.to(x.dtype)
+        return product(x, self.weight, self.scale, bias, self.to_type, self.dynamic)
+
+
+def code(module: nn.Module, names: Iterable[str], to: str, dynamic: bool = False) -> None:
+    """Store the weights of the named linear layers in 8 bits; ``dynamic``: see ``Coded``."""
+    for name in names:
+        module.set_submodule(name, Coded(module.get_submodule(name), to, dynamic))
+
+
+def coded_facts(module: nn.Module, wanted: int, to: str, more: bool = False) -> dict[str, Any]:
+    """Return the bytes that hold the weights of the layers, all and on this rank, without scales.
+
+    ``wanted``: the number of coded layers; ``more``: there may be others.
+    """
+    layers = [m for m in module.modules() if isinstance(m, Coded) and m.to_type == to]
+    enough = len(layers) == wanted or (more and len(layers) > wanted)
+    demand(enough, f"{len(layers)} layers are stored as {to}, expected {wanted}")
+    elements, size = sum(m.in_features * m.out_features for m in layers), 0
+    for m in layers:  # all tensors that the layer references, under any name
+        held = (*m._parameters.values(), *m._buffers.values(), *vars(m).values())
+        tensors = [value for value in held if isinstance(value, Tensor)]
+        size += sum(t.nbytes for t in tensors if t is not m.bias and t is not m.scale)
+    demand(size == elements, f"{size} bytes hold {elements} weights")
+    here = bytes_of(part for m in layers for part in stored(m.weight.data) if part.numel())
+    return {"layers": len(layers), "coded_bytes": size, "coded_bytes_here": here}
+
+
+def unpacked(module: nn.Module) -> tuple[str, ...]:
+    """Return the names of linear layers stored in full that diffusers would pack.
+
+    These exclude adapters, and layers that the model's class keeps in float32. Source: diffusers
+    0.40, quantizers/bitsandbytes/utils.py (_replace_with_bnb_linear) and bnb_quantizer.py, which
+    skips ``_keep_in_fp32_modules``.
+    """
+    kept = getattr(module, "_keep_in_fp32_modules", None) or ()
+
+    def is_kept(name: str) -> bool:
+        """Return whether the class keeps the layer, its last word, or a module around it."""
+        last = name.rpartition(".")[2]
+        return any(key in (name, last) or f"{key}." in name for key in kept)
+
+    return tuple(
+        name
+        for name, part in module.named_modules()
+        if type(part) is nn.Linear and "lora_" not in name and not is_kept(name)
+    )

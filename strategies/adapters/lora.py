@@ -136,13 +136,14 @@ class Qlora(Lora):
 
     def _packed(self, module: Any, subject: Subject) -> tuple[str, ...]:
         """Return the names of the layers of ``module`` to pack."""
-        from strategies.adapters.quantised_base import unpacked
+        from strategies.adapters.coded import unpacked
 
         every = unpacked(module) if self.layers == "all" else ()
         return tuple(dict.fromkeys((*subject.linears, *every)))
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
-        from strategies.adapters.quantised_base import packed_facts, unpacked
+        from strategies.adapters.coded import unpacked
+        from strategies.adapters.quantised_base import packed_facts
 
         whole = unpacked(trained.module) if self.layers == "all" else ()
         demand(not whole, f"{len(whole)} linear layers are not packed: {', '.join(whole[:3])}")

@@ -1,7 +1,4 @@
-"""Linear layers with quantized frozen weights: 8-bit codes, and bitsandbytes' 4-bit NormalFloat.
-
-torchao's weight-only layers use tensor classes whose bytes cannot be drawn one by one, streamed, or
-told from the tensors inside. Codes with a scale per row need no class of their own.
+"""Linear layers with frozen weights in bitsandbytes' 4-bit NormalFloat.
 
 Imports torch and bitsandbytes.
 """
@@ -17,63 +14,9 @@ import bitsandbytes
 from torch import Tensor, nn
 
 from strategies import initial
-from strategies.adapters.coded import coded, product
 from strategies.base import demand
 from strategies.evidence.readings import bytes_of, stored
 from strategies.precision.autocast import autocast_dtype
-
-
-class Coded(nn.Linear):
-    """Linear layer with codes as its weight: uint8 [out, in], and ``scale``, float32 [out, 1].
-
-    ``dynamic``: products take int8 operands (``strategies.adapters.coded``).
-    """
-
-    def __init__(self, linear: nn.Linear, to: str, dynamic: bool = False) -> None:
-        with initial.valueless():
-            super().__init__(linear.in_features, linear.out_features, bias=False)
-        self.to_type, self.dynamic = to, dynamic
-        self.register_buffer("scale", None)
-        self.bias = linear.bias
-        self.weight = initial.kept(linear.weight, self.take)
-
-    def take(self, values: Tensor) -> nn.Parameter:
-        """Return the codes of the weight's first values as a parameter, and store their scales."""
-        codes, self.scale = coded(values, self.to_type)
-        return nn.Parameter(codes, requires_grad=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x.to(autocast_dtype(x) or x.dtype)
-        bias = None if self.bias is None else self.bias.to(x.dtype)
-        return product(x, self.weight, self.scale, bias, self.to_type, self.dynamic)
-
-
-def code(module: nn.Module, names: Iterable[str], to: str, dynamic: bool = False) -> None:
-    """Store the weights of the named linear layers in 8 bits; ``dynamic``: see ``Coded``."""
-    for name in names:
-        module.set_submodule(name, Coded(module.get_submodule(name), to, dynamic))
-
-
-def coded_facts(module: nn.Module, wanted: int, to: str, more: bool = False) -> dict[str, Any]:
-    """Return the bytes that hold the weights of the layers, all and on this rank, without scales.
-
-    ``wanted``: the number of coded layers; ``more``: there may be others.
-    """
-    layers = [m for m in module.modules() if isinstance(m, Coded) and m.to_type == to]
-    enough = len(layers) == wanted or (more and len(layers) > wanted)
-    demand(enough, f"{len(layers)} layers are stored as {to}, expected {wanted}")
-    elements, size = sum(m.in_features * m.out_features for m in layers), 0
-    for m in layers:  # all tensors that the layer references, under any name
-        held = (*m._parameters.values(), *m._buffers.values(), *vars(m).values())
-        tensors = [value for value in held if isinstance(value, Tensor)]
-        size += sum(t.nbytes for t in tensors if t is not m.bias and t is not m.scale)
-    demand(size == elements, f"{size} bytes hold {elements} weights")
-    here = bytes_of(part for m in layers for part in stored(m.weight.data) if part.numel())
-    return {"layers": len(layers), "coded_bytes": size, "coded_bytes_here": here}
-
-
-# ---- 4-bit NormalFloat ----
-
 
 NF4 = {"requires_grad": False, "quant_type": "nf4"}
 
@@ -143,27 +86,6 @@ def quantize(module: nn.Module, names: Iterable[str]) -> None:
     """Replace the named linear layers by 4-bit ones."""
     for name in names:
         module.set_submodule(name, pack(module.get_submodule(name)))
-
-
-def unpacked(module: nn.Module) -> tuple[str, ...]:
-    """Return the names of linear layers stored in full that diffusers would pack.
-
-    These exclude adapters, and layers that the model's class keeps in float32. Source: diffusers
-    0.40, quantizers/bitsandbytes/utils.py (_replace_with_bnb_linear) and bnb_quantizer.py, which
-    skips ``_keep_in_fp32_modules``.
-    """
-    kept = getattr(module, "_keep_in_fp32_modules", None) or ()
-
-    def is_kept(name: str) -> bool:
-        """Return whether the class keeps the layer, its last word, or a module around it."""
-        last = name.rpartition(".")[2]
-        return any(key in (name, last) or f"{key}." in name for key in kept)
-
-    return tuple(
-        name
-        for name, part in module.named_modules()
-        if type(part) is nn.Linear and "lora_" not in name and not is_kept(name)
-    )
 
 
 def packed_facts(module: nn.Module) -> dict[str, Any]:

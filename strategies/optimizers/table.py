@@ -180,7 +180,7 @@ class TorchAdamW(Optimizer):
 
 
 class HostAdamW(Optimizer):
-    """torchao's AdamW in host memory (``host_adamw``)."""
+    """torchao's AdamW in host memory (``torchao_adamw``)."""
 
     def evidence(self, trained: TrainingRun) -> dict[str, Any]:
         optimizer = trained.inner_optimizer
@@ -401,7 +401,7 @@ TABLE: dict[str, Entry] = {
         base="Torchao",
     ),
     "adam16bit": Entry(
-        kind="strategies.optimizers.bf16_moments:AdamW16bit",
+        kind="strategies.optimizers.torchao_adamw:AdamW16bit",
         about="""AdamW with bfloat16 moments.
 
         The step runs in float32, and each moment is rounded to nearest when it is stored. With a
@@ -510,7 +510,7 @@ TABLE: dict[str, Entry] = {
         base="Sgd",
     ),
     "offload_adamw": Entry(
-        kind="strategies.optimizers.host_adamw:HostAdamW",
+        kind="strategies.optimizers.torchao_adamw:HostAdamW",
         about="""AdamW that steps in host memory.
 
         The moments are there, with pinned copies of weights and gradients.""",

@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from strategies.base import Parity, Slot, demand
+from strategies.base import demand
 from strategies.engine import RunContext, TrainingRun
 from strategies.evidence.rules import label
 from strategies.precision.mixed import Bf16, typed
-from strategies.strategy import Strategy
 from strategies.subject import Subject
-from strategies.workloads import BOTH, TRAIN
+from strategies.workloads import TRAIN
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +32,7 @@ class Bf16Master(Bf16):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bf16Pure(Strategy):
+class Bf16Pure(Bf16):
     """Weights, gradients, optimizer state all in bfloat16.
 
     There is no float32 master of them.
@@ -46,13 +45,8 @@ class Bf16Pure(Strategy):
     """
 
     name: ClassVar[str] = "bf16_pure"
-    slot: ClassVar[Slot] = Slot.PRECISION
-    parity: ClassVar[Parity] = Parity.BY_DESIGN
     alters: ClassVar[tuple[str, ...]] = ("rounding", "update")
-    unit: ClassVar[float] = 2**-8
     source: ClassVar[str] = "Zamirai et al. 2020, Revisiting BFloat16 Training (arXiv:2010.06192)"
-    workloads: ClassVar[tuple[str, ...]] = BOTH
-    needs: ClassVar[tuple[str, ...]] = ("bf16",)
 
     autocast: bool = False
 

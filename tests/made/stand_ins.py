@@ -54,7 +54,7 @@ def pages() -> Iterator[None]:
 class HostAdamW(torch.optim.AdamW):
     """AdamW with copies of the weights that say they are pinned."""
 
-    __module__ = "strategies.optimizers.host_adamw"
+    __module__ = "strategies.optimizers.torchao_adamw"
 
     def __init__(self, params, **settings) -> None:
         params = list(params)
@@ -67,10 +67,10 @@ class HostAdamW(torch.optim.AdamW):
 @contextlib.contextmanager
 def host_optimizer() -> Iterator[None]:
     """An optimizer in place of torchao's, which wants a GPU to copy from."""
-    from strategies.optimizers import host_adamw
+    from strategies.optimizers import torchao_adamw
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(host_adamw, "HostAdamW", HostAdamW)
+        patch.setattr(torchao_adamw, "HostAdamW", HostAdamW)
         yield
 
 

@@ -93,7 +93,7 @@ def stepped(make, weights: list[torch.Tensor]) -> tuple[list[torch.Tensor], torc
 
 def test_an_optimizer_in_host_memory_is_predicted_as_torchao_makes_it(tmp_path):
     pytest.importorskip("torchao")
-    from strategies.optimizers.host_adamw import HostAdamW
+    from strategies.optimizers.torchao_adamw import HostAdamW
 
     specs = [dataclasses.replace(SPEC, recipe=f"single+bf16{more}", grad_clip=0.0)
              for more in ("", "+offload_adamw")]  # fmt: skip
@@ -129,7 +129,7 @@ def test_an_optimizer_in_host_memory_is_predicted_as_torchao_makes_it(tmp_path):
 def test_adapters_with_their_optimizer_in_host_memory_step_in_a_trace(tmp_path):
     """accelerate moves adapters to the device after torchao has hooked into them."""
     pytest.importorskip("torchao")
-    from strategies.optimizers.host_adamw import HostAdamW
+    from strategies.optimizers.torchao_adamw import HostAdamW
 
     recipes = [f"single+bf16_pure+lora:rank=16,dtype=fp32{more}" for more in ("", "+offload_adamw")]
     specs = [dataclasses.replace(SPEC, recipe=recipe, grad_clip=0.0) for recipe in recipes]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 
 from harness.planner.worker import predict
 from harness.resolve import resolve
-from strategies.adapters.quantised_base import Coded
+from strategies.adapters.coded import Coded
 from tests.made.publics import miniature
 
 
@@ -33,6 +35,11 @@ def test_all_layers_are_more_than_the_blocks(train_here):
         if type(m) is torch.nn.Linear
     }
     assert blocks < every and every == linears
+
+
+def test_codes_need_no_bitsandbytes(train_here, monkeypatch):
+    monkeypatch.setitem(sys.modules, "strategies.adapters.quantised_base", None)  # it imports that
+    assert coded(train_here, "single+cast+lora")
 
 
 def test_more_layers_are_predicted():

@@ -86,7 +86,7 @@ def gpu_s_host(monkeypatch):
 
 def test_state_in_host_memory_is_found_by_the_model_s_parameters(gpu_s_host):
     """The audit looks up each parameter's count of steps, the report each one's first moment."""
-    from strategies.optimizers.host_adamw import HostAdamW
+    from strategies.optimizers.torchao_adamw import HostAdamW
 
     module = torch.nn.Linear(64, 64)  # a weight in host memory, a bias on the device
     optimizer = HostAdamW(module.parameters(), lr=1e-3)

@@ -7,7 +7,7 @@ import dataclasses
 import torch
 
 from strategies import CATALOG
-from strategies.adapters import beside, quantised_base
+from strategies.adapters import beside
 from strategies.adapters import coded as products
 from strategies.adapters.cast import Cast
 from strategies.adapters.controlnet import ControlNet
@@ -114,23 +114,23 @@ def rank_by_name_alone(self, module, subject):
 
 
 def other_codes(self, module, subject):
-    quantised_base.code(module, subject.linears, "fp8" if self.to == "int8" else "int8")
+    products.code(module, subject.linears, "fp8" if self.to == "int8" else "int8")
 
 
 def all_but_one(self, module, subject):
-    quantised_base.code(module, subject.linears[1:], self.to)
+    products.code(module, subject.linears[1:], self.to)
 
 
 def kept_beside(self, module, subject):
     whole = {name: module.get_submodule(name).weight.detach() for name in subject.linears}
-    quantised_base.code(module, subject.linears, self.to)
+    products.code(module, subject.linears, self.to)
     for name, weight in whole.items():
         module.get_submodule(name).whole = weight
 
 
 def decoded_once(self, module, subject):
     """Codes are there, and what is multiplied by is a copy that was decoded once."""
-    quantised_base.code(module, subject.linears, self.to)
+    products.code(module, subject.linears, self.to)
     for name in subject.linears:
         module.get_submodule(name).forward = once(module.get_submodule(name))
 
@@ -155,16 +155,16 @@ class DecodedBackward(products.Int8Product):
 
 
 def decoding(self, module, subject):
-    quantised_base.code(module, subject.linears, self.to)
+    products.code(module, subject.linears, self.to)
 
 
 def decoding_in_one_layer(self, module, subject):
-    quantised_base.code(module, subject.linears[:-1], self.to, dynamic=True)
-    quantised_base.code(module, subject.linears[-1:], self.to)
+    products.code(module, subject.linears[:-1], self.to, dynamic=True)
+    products.code(module, subject.linears[-1:], self.to)
 
 
 def decoding_in_backward(self, module, subject):
-    quantised_base.code(module, subject.linears, self.to)
+    products.code(module, subject.linears, self.to)
     for name in subject.linears:
         module.get_submodule(name).forward = halfway(module.get_submodule(name))
 
