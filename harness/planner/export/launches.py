@@ -96,6 +96,8 @@ LEFT = {
     "communication_data_type": ("", "gradients are sent as they are stored"),
 }
 """Keys, and blocks of keys, that are not counted: the direction in which they err, and why."""
+LESSER = ("zero_quantized_nontrainable_weights", "cpu_checkpointing", "partition_activations")
+"""Keys of a DeepSpeed JSON that no engine here runs, with which less is needed."""
 OPTIMIZERS = {"adam": "", "adamw": "", "cpuadam": "", "sgd": "sgd", "muon": "muon"}
 """Optimizer of a DeepSpeed JSON -> its part of a recipe."""
 BACKENDS = ("AO",)
@@ -254,11 +256,8 @@ def _read(file: LaunchFile, config: Mapping[str, Any] | None, made: Launch) -> N
 def _told(file: LaunchFile) -> str:
     """Return the stage, and what is offloaded, in words."""
     zero = file.settings["zero_optimization"]
-    places = [
-        f"{name.partition('_')[2]} on {(zero.get(name) or {}).get('device')}"
-        for name in OFFLOADS
-        if (zero.get(name) or {}).get("device", "none") != "none"
-    ]
+    there = {name: (zero.get(name) or {}).get("device", "none") for name in OFFLOADS}
+    places = [f"{n.partition('_')[2]} on {place}" for n, place in there.items() if place != "none"]
     return ", ".join([f"ZeRO stage {zero['stage']}", *places])
 
 
@@ -283,9 +282,7 @@ def _fsdp(content: Mapping[str, Any], made: Launch) -> None:
     machines = as_number(content.get("num_machines", 1), whole=True) or 1
     if "HYBRID" in strategy and machines > 1 and version != 2:
         made.sharding = f"hsdp:replicate={machines}"
-    made.sharding += (
-        (":reshard=off" if ":" not in made.sharding else ",reshard=off") if kept else ""
-    )
+    made.sharding += (",reshard=off" if ":" in made.sharding else ":reshard=off") * kept
     if strategy == "NO_SHARD" and version != 2:
         made.sharding = "ddp"
     if made.processes == 1:
@@ -393,25 +390,13 @@ def _drop(settings: dict[str, Any], made: Launch) -> None:
         held = settings.get(block)
         value = held.pop(key, None) if isinstance(held, dict) else None
         if value:
-            errs = (
-                "less"
-                if key
-                in (
-                    "zero_quantized_nontrainable_weights",
-                    "cpu_checkpointing",
-                    "partition_activations",
-                )
-                else ""
-            )
-            made.left(f"{block}.{key}", "it is not run here", errs)
+            made.left(f"{block}.{key}", "it is not run here", "less" if key in LESSER else "")
     offload = zero.get("offload_optimizer") or {}
     if offload.pop("super_offload", None):
         made.left("offload_optimizer.super_offload", "plain offload is predicted")
     if offload.get("ratio", 1) < 1:
-        ratio = offload.pop("ratio")
-        made.left(
-            f"offload_optimizer.ratio {ratio:g}", "all of the state is offloaded here", "more"
-        )
+        what = f"offload_optimizer.ratio {offload.pop('ratio'):g}"
+        made.left(what, "all of the state is offloaded here", "more")
     if zero["stage"] < 3 and offload.get("device") == "nvme":
         offload["device"] = "cpu"
         made.left("offload_optimizer.device nvme", "stage 3 alone swaps to NVMe", "none")
@@ -443,12 +428,9 @@ def effective(settings: Mapping[str, Any]) -> dict[str, Any]:
         there = block.get("device", "none") != "none"
         usual = {k: block.get(k, v.get("default")) for k, v in inner.items() if k != "nvme_path"}
         found[name] = usual if there else None
-    others = {
-        k: v
-        for k, v in settings.items()
-        if k not in IDLE and k not in READ and k not in ("zero_optimization", "bf16", "fp16")
-    }
-    return {**found, **{k: v for k, v in others.items() if v not in (None, {}, AUTO)}}
+    known = {*IDLE, *READ, "zero_optimization", "bf16", "fp16"}
+    others = {k: v for k, v in settings.items() if k not in known and v not in (None, {}, AUTO)}
+    return {**found, **others}
 
 
 # ---- keys that are left ----

@@ -56,13 +56,10 @@ def model_of(
         stop = "" if hint.endswith(("?", ".")) else "."
         raise BadInput(f"model {path} is not known; {hint}{stop} Give --model NAME")
     if not able:
-        said = [
-            f"{key} {options[key]}"
-            for key in (*table.get("model", ()), "model_flavour")
-            if key in options
-        ]
+        keys = [key for key in (*table.get("model", ()), "model_flavour") if key in options]
+        said = ", ".join(f"{key} {options[key]}" for key in keys) or "it"
         known = ", ".join(table["models"])
-        raise BadInput(f"no model is known for {', '.join(said) or 'it'}; give --model, of {known}")
+        raise BadInput(f"no model is known for {said}; give --model, of {known}")
     base = str(options.get(BASE, ""))
     if (own := families.canonical(base)) in able:
         return own, []
@@ -198,12 +195,9 @@ def _sizes(group: Mapping[str, Any], shape: Mapping[str, Any]) -> Iterator[Size]
     value = group["resolution"]
     if shape.get("buckets"):  # frames x height x width, several behind one option
         texts = value if isinstance(value, list) else [value]
-        value = [
-            [int(n) for n in re.findall(r"\d{1,6}", one)] if isinstance(one, str) else one
-            for one in texts
-        ]
+        value = [_numbers(one) if isinstance(one, str) else one for one in texts]
     if isinstance(value, str):
-        value = [int(n) for n in re.findall(r"\d{1,6}", value)] or value
+        value = _numbers(value) or value
         value = value[0] if isinstance(value, list) and len(value) == 1 else value
     pair = isinstance(value, list) and len(value) == 2 and shape.get("pairs")
     every = [value] if pair or not isinstance(value, list) else value
@@ -222,6 +216,10 @@ def _sizes(group: Mapping[str, Any], shape: Mapping[str, Any]) -> Iterator[Size]
             (side,) = numbers
             side = round(16 * math.sqrt(side)) * 64 if side < MEGAPIXELS else side
             yield most, int(side), int(side)
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d{1,6}", text)]
 
 
 def _put(made: Reading, size: Size, every: set[Size]) -> None:

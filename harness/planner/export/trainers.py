@@ -192,14 +192,8 @@ def _complete(made: Translation, resolved: Resolved, values: Mapping[str, Any]) 
     height, width = space.height * down, space.width * down
     side, frames = math.isqrt(height * width) // 16 * 16, subject.family.frames_of(space.frames)
     hub = families.table()[resolved.spec.model].hub[0]
-    values = {
-        **values,
-        "height": height,
-        "width": width,
-        "side": side,
-        "frames": frames,
-        "hub": hub,
-    }
+    sizes = {"height": height, "width": width, "side": side, "frames": frames, "hub": hub}
+    values = {**values, **sizes}
     videos = trainer.get("videos", {}) if frames > 1 else {}
     own = trainer["models"].get(resolved.spec.model, {})
     asked = {**trainer.get("blanks", {}), **videos.get("blanks", {}), **own.get("blanks", {})}
@@ -306,11 +300,10 @@ def section(made: Translation) -> str:
         nearest = f" {made.nearest[0].upper()}{made.nearest[1:]}.\n" if made.nearest else "\n"
         return f"## {about['title']}\n\nNo command: {why}.{nearest}"
     parts = [f"## {about['title']}\n", written(made)]
-    parts.append(_listed("Fill in", to_fill_in(made)))
-    parts.append(_listed("Beside these", made.beside))
-    parts.append(_told("Where it differs", made.notes))
-    parts.append(_told("No counterpart", made.lacks))
-    parts.append(_declared(made))
+    lists = {"Fill in": to_fill_in(made), "Beside these": made.beside}
+    for title, missing in {"Where it differs": made.notes, "No counterpart": made.lacks}.items():
+        lists[title] = [f"`{what}`: {why}" for what, why in missing]
+    parts += [_listed(title, lines) for title, lines in lists.items()] + [_declared(made)]
     where = f"Read: {about['repository']} at {about['commit']} ({about['version']}):\n\n{read}"
     return "\n".join([*(part for part in parts if part), where])
 
@@ -327,7 +320,7 @@ def _declared(made: Translation) -> str:
 def written(made: Translation) -> str:
     """Return the command and the files in the trainer's formats, as code blocks."""
     given, form = {**made.options, **made.blanks}, made.trainer["form"]
-    flags = _flags(given) if form == "flags" else []
+    flags = [_flag(*one) for one in given.items()] if form == "flags" else []
     blocks = [_block("", "sh", made.start + "".join(f" \\\n    {line}" for line in flags))]
     if not flags:
         root, head = made.trainer.get("root", ""), made.trainer.get("head", {})
@@ -348,13 +341,10 @@ def _block(name: str, kind: str, text: str) -> str:
     return (f"{name}:\n\n" if name else "") + f"```{kind}\n{text}\n```\n"
 
 
-def _flags(options: Mapping[str, Any]) -> list[str]:
-    """Return ``--name value`` lines; a flag alone if it is True, several values for a list."""
-    lines = []
-    for name, value in options.items():
-        given = [] if value is True else value if isinstance(value, list) else [value]
-        lines.append(shlex.join([name, *map(str, given)]))
-    return lines
+def _flag(name: str, value: Any) -> str:
+    """Return ``--name value``; the flag alone if the value is True, several values for a list."""
+    given = [] if value is True else value if isinstance(value, list) else [value]
+    return shlex.join([name, *map(str, given)])
 
 
 def _toml(options: Mapping[str, Any]) -> str:
@@ -384,10 +374,6 @@ def _lists(block: Any) -> Any:
         return block
     held = {key: _lists(value) for key, value in block.items()}
     return list(held.values()) if held and all(k.isdigit() for k in held) else held
-
-
-def _told(title: str, things: Sequence[Missing]) -> str:
-    return _listed(title, [f"`{what}`: {why}" for what, why in things])
 
 
 def _listed(title: str, lines: Sequence[str]) -> str:
