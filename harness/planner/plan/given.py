@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
-from harness.commands.console import FAILED, OK
+from harness.commands.console import FAILED, INTERRUPTED, OK
 from harness.commands.options import write_answer
 from harness.planner import pool
 from harness.planner.explore import Proof
@@ -110,6 +110,8 @@ def plan_from(options: argparse.Namespace, made: Reading, asking: Asking, consol
     if options.json:
         found = {"rows": [fit_as_json(fit)], "searches": [proof.as_json for proof in proofs]}
         write_answer(options, {"read": dataclasses.asdict(made), **found})
+    if any(proof.stopped for proof in proofs):
+        return INTERRUPTED
     return FAILED if fit.need_bytes is None else OK
 
 
