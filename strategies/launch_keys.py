@@ -185,11 +185,8 @@ def _check_rules(config: Mapping[str, Any], faults: list[str]) -> None:
     if len(half) > 1:
         faults.append("bf16 and fp16 are both on; keep one of them")
     offload = zero.get("offload_optimizer")
-    ratio = (
-        as_number((offload or {}).get("ratio", 1), whole=False)
-        if isinstance(offload, (dict, type(None)))
-        else 1
-    )
+    offload = offload if isinstance(offload, dict) else {}
+    ratio = as_number(offload.get("ratio", 1), whole=False)
     if ratio is not None and ratio < 1 and stage != 3:
         faults.append(f"offload_optimizer.ratio is {ratio:g}: only stage 3 offloads a part")
     for block, key in (("bf16", "bf16_master_weights_and_grads"), ("bf16", "bf16_optimizer_states"),

@@ -101,6 +101,13 @@ class Fit:
         return self.verdict in ("fits", "tight")
 
     @property
+    def tight_in(self) -> str:
+        """Memory that lies within its range: GPU, host, or GPU and host; empty if none does."""
+        both = _decided(self) if self.verdict == "tight" else ("", "")
+        places = zip(("host" if self.gpu.shared else "GPU", "host"), both, strict=True)
+        return " and ".join(at for at, word in places if word == "tight")
+
+    @property
     def margin_bytes(self) -> int | None:
         """Bytes of the card that remain beyond the need; negative if it does not fit."""
         return None if self.need_bytes is None else self.gpu.memory_bytes - self.need_bytes
@@ -189,13 +196,19 @@ def _together(one: Need) -> Need:
 
 def _verdict(fit: Fit) -> str:
     """Return the verdict for a known need. The host counts only if the GPU may suffice."""
+    on_gpu, on_host = _decided(fit)
+    worst = "host" if on_host == "no" else max(on_gpu, on_host, key=VERDICTS.index)
+    return on_gpu if on_gpu == "no" else worst
+
+
+def _decided(fit: Fit) -> tuple[str, str]:
+    """Return fits, tight or no for the GPU's memory and for the host's."""
     low = min(fit.low_bytes, fit.least_bytes)
     on_gpu = decide(low, fit.most_bytes, fit.gpu.memory_bytes)
-    if on_gpu == "no" or not fit.host_bytes or fit.gpu.shared:
-        return on_gpu
+    if not fit.host_bytes or fit.gpu.shared:
+        return on_gpu, "fits"
     low_host = 2 * fit.host_bytes - fit.host_most
-    on_host = decide(low_host, fit.host_most, fit.host_memory)
-    return "host" if on_host == "no" else max(on_gpu, on_host, key=VERDICTS.index)
+    return on_gpu, decide(low_host, fit.host_most, fit.host_memory)
 
 
 def with_uncounted(fit: Fit, uncounted: Sequence[Uncounted]) -> Fit:

@@ -32,9 +32,6 @@ def read(name: str, processes: int | None = None) -> Any:
     return reading(files.read([FILES / name]), "pixart-sigma", processes)
 
 
-# ---- files ----
-
-
 def test_an_offloaded_optimizer_is_planned_in_host_memory():
     made = read("optimizer-on-cpu.json", 2)
     engine = CATALOG[made.recipe.partition("+")[0]].engine("cuda")
@@ -250,6 +247,9 @@ def test_keys_beside_a_json_that_accelerate_refuses_are_refused(name, tmp_path):
     content = {**DEEPSPEED, "deepspeed_config": {"deepspeed_config_file": "z.json", **more}}
     (tmp_path / "a.yaml").write_text(json.dumps(content))
     with pytest.raises(BadInput, match=words):
+        reading(files.read([tmp_path / "a.yaml"]), "pixart-sigma")
+    (tmp_path / "z.json").unlink()
+    with pytest.raises(BadInput, match=r"z.json, which is not there; give it as another FILE"):
         reading(files.read([tmp_path / "a.yaml"]), "pixart-sigma")
 
 

@@ -14,6 +14,7 @@ from harness.planner.export.matching import Reading
 from harness.planner.export.reading import reading
 from harness.planner.plan.given import SIZES, asked_of
 from harness.subjects.library.subject import Library
+from strategies.base import BadInput
 
 FILES = Path(__file__).parent / "trainers"
 
@@ -35,8 +36,7 @@ def test_a_path_is_found_from_the_folder_above_the_configurations():
 
 def test_a_base_of_four_bits_is_qlora():
     made = read("nf4/c.toml")
-    assert "+qlora:rank=16" in made.recipe
-    assert not any("nf4" in one.what for one in made.unpredicted)
+    assert "+qlora:rank=16" in made.recipe and "nf4" not in str(made.unpredicted)
 
 
 def test_adapter_options_that_do_nothing_are_named_with_what_was_meant():
@@ -61,10 +61,16 @@ def test_an_interval_recomputes_every_nth_block_alone(interval, part, tmp_path):
     assert ("share" in made.recipe) is bool(part)
 
 
-def test_a_command_in_a_variable_that_eval_runs_is_read():
-    made = read("eval.sh")
-    assert "+lora:rank=64" in made.recipe
+@pytest.mark.parametrize("run", ["eval $cmd", "$cmd", "bash -c date; $cmd"])
+def test_a_command_in_a_variable_is_read_with_the_processes_of_its_launcher(run, tmp_path):
+    text = (FILES / "eval.sh").read_text().replace("eval $cmd", run)
+    made = of_text(tmp_path, "a.sh", text)
+    assert "ddp+" in made.recipe and "+lora:rank=64" in made.recipe and made.processes == 2
     assert (made.resolution, made.frames) == ("512x768", 49)
+    lost = of_text(tmp_path, "b.sh", text.replace("--num_processes 2", "--config_file lost.yaml"))
+    assert [one.what for one in lost.unpredicted] == ["--config_file lost.yaml"]
+    text = text.replace("accelerate launch --num_p", "torchrun --nnodes 2 --nproc_p")
+    assert of_text(tmp_path, "c.sh", text.replace("processes 2", "per_node 4")).processes == 8
 
 
 # ---- settings of one kind ----
@@ -84,11 +90,39 @@ def of_text(folder: Path, name: str, text: str) -> Reading:
     return reading(files.read([folder / name]))
 
 
-@pytest.mark.parametrize("given", ["--split_mode", "--double_blocks_to_swap 18"])
-def test_a_setting_by_an_older_name_is_read(given, tmp_path):
-    made = of_text(tmp_path, "a.sh", START.format(SCRIPTS["sd-scripts"], f"{given} {CACHED}"))
+@pytest.mark.parametrize("given", ["--split_mode", "--double_blocks_to_swap 18",
+                                   "--blocks_to_sw 18", "--blocks_to_swap %N%"])  # fmt: skip
+def test_a_setting_by_another_name_is_read(given, tmp_path):
+    made = START.format(SCRIPTS["sd-scripts"], f"{given} {CACHED}")
     now = START.format(SCRIPTS["sd-scripts"], f"--blocks_to_swap 18 {CACHED}")
-    assert made.recipe == of_text(tmp_path, "b.sh", now).recipe and "block_swap" in made.recipe
+    recipe = of_text(tmp_path, "a.bat", f'set "N=18"\n{made}').recipe
+    assert recipe == of_text(tmp_path, "b.sh", now).recipe and "block_swap" in recipe
+    with pytest.raises(BadInput, match="--cache_text_encoder could be"):
+        of_text(tmp_path, "c.sh", now.replace("encoder_outputs", "encoder"))
+
+
+@pytest.mark.parametrize("high", ["", "--dit_high_noise b.safetensors"])
+def test_blocks_of_one_expert_alone_are_swapped(high, tmp_path):
+    script = "wan_train_network.py --task t2v-A14B --network_module networks.lora_wan"
+    given = f"--dit a.safetensors --blocks_to_swap 20 {high}"
+    made = of_text(tmp_path, "a.sh", START.format(script, given))
+    assert ("--blocks_to_swap" in str(made.unpredicted)) == bool(high)
+    assert ("block_swap:blocks=20" in made.recipe) != bool(high)
+
+
+ONETRAINER = {"base_model_name": "black-forest-labs/FLUX.1-dev", "model_type": "FLUX_DEV_1",
+              "transformer": {"weight_dtype": "BFLOAT_16"}, "layer_filter": "transformer_block",
+              "output_model_format": "COMFY_LORA"}  # fmt: skip
+
+
+@pytest.mark.parametrize("method", ["LORA", "FINE_TUNE_VAE"])
+def test_a_method_without_a_row_is_named_and_a_default_is_told_as_one(method, tmp_path):
+    """OneTrainer's train_dtype is FLOAT_16, as large as bfloat16."""
+    made = of_text(tmp_path, "c.json", json.dumps({**ONETRAINER, "training_method": method}))
+    named = [f"training_method {method}"] * (method != "LORA")
+    assert [one.what for one in made.unpredicted] == named
+    assert "train_dtype FLOAT_16" in [name for name, *_ in made.usual]
+    assert not any("train_dtype" in name for name, _ in made.means)
 
 
 def test_words_that_a_shell_uses_if_a_variable_is_set_are_words(tmp_path):
@@ -103,42 +137,26 @@ def test_words_that_a_shell_uses_if_a_variable_is_set_are_words(tmp_path):
 def test_caches_on_disk_are_caches_and_clip_trains_beside_cached_t5(tmp_path):
     text = START.format(SCRIPTS["sd-scripts"], "--cache_latents_to_disk")
     made = of_text(tmp_path, "a.sh", f"{text} --cache_text_encoder_outputs")
-    said = " ".join(one.why for one in made.unpredicted)
+    said = str(made.unpredicted)
     assert "VAE is on the device" not in said and "adapters of text encoders train too" in said
     alone = of_text(tmp_path, "b.sh", f"{text} {CACHED}")
-    assert "text encoders" not in " ".join(one.why for one in alone.unpredicted)
+    assert "text encoders" not in str(alone.unpredicted)
 
 
-def test_a_directory_without_a_size_has_the_general_one(tmp_path):
-    text = """[model]
-type = "wan"
-ckpt_path = "Wan2.2-TI2V-5B"
-dtype = "bfloat16"
-[adapter]
-type = "lora"
-rank = 8
-dtype = "bfloat16"
-"""
-    sizes = "resolutions = [512]\nframe_buckets = [1, 49]\n"
-    bare = '[[directory]]\npath = "a"\n'
-    (tmp_path / "d.toml").write_text(
-        f'{sizes}{bare}[[directory]]\npath = "b"\nframe_buckets = [1]\n'
-    )
-    (tmp_path / "c.toml").write_text(f'dataset = "{tmp_path}/d.toml"\n{text}')
-    made = reading(files.read([tmp_path / "c.toml"]), "wan2.2-5b")
-    assert made.frames == 49
+def test_a_directory_without_a_size_has_the_general_one_and_a_stage_that_caches_has_none():
+    made = reading(files.read([FILES / "general-size/c.toml"]), "wan2.2-5b")
+    assert made.frames == 49 and read("two-stages.sh").resolution == "1024x1024"
 
 
-def test_a_version_with_more_tokens_a_sample_is_named(tmp_path):
-    made = of_text(tmp_path, "a.sh", START.format(SCRIPTS["musubi"], "--model_version layered"))
-    (one,) = made.unpredicted
-    assert (one.what, one.errs) == ("--model_version layered", "more")
+MUSUBI = {"--model_version layered": ["more"], "--network_args conv_dim=4": [""],
+          "--network_args loraplus_lr_ratio=4": []}  # fmt: skip
 
 
-def test_arguments_of_a_network_that_move_no_adapters_leave_the_verdict(tmp_path):
-    text = START.format(SCRIPTS["musubi"], "--network_args")
-    assert not of_text(tmp_path, "a.sh", f"{text} loraplus_lr_ratio=4").unpredicted
-    assert of_text(tmp_path, "b.sh", f"{text} conv_dim=4").unpredicted
+@pytest.mark.parametrize("given", MUSUBI)
+def test_what_moves_adapters_or_adds_tokens_is_named_and_nothing_else(given, tmp_path):
+    made = of_text(tmp_path, "a.sh", START.format(SCRIPTS["musubi"], given))
+    assert [one.errs for one in made.unpredicted] == MUSUBI[given]
+    assert all(one.what == given for one in made.unpredicted)
 
 
 INTERVALS = {  # settings of SimpleTuner -> directions in which the prediction errs
@@ -159,11 +177,10 @@ def test_an_interval_that_no_recipe_has_is_named_beside_plain_checkpointing(name
     assert ("+checkpoint" in made.recipe) == (name != "off") and "every" not in made.recipe
 
 
-# ---- models that stay ----
-
 STAY = {
     "both": ("", ["T5-XXL", "CLIP-L", "FLUX-VAE"], ["encode:step"]),
     "vae": ("--cache_text_encoder_outputs", ["FLUX-VAE"], ["encode:step+vae"]),
+    "disk": ("--cache_text_encoder_outputs_to_disk", ["FLUX-VAE"], ["encode:step+vae"]),
     "none": (CACHED, [], []),
 }
 
@@ -183,7 +200,9 @@ def test_models_that_stay_are_counted(name, tmp_path):
 def test_quantized_encoders_stay_in_their_type(tmp_path):
     text = (FILES / "layer-offloading.yaml").read_text()
     text = text.replace("cache_text_embeddings: true, ", "")
-    made = of_text(tmp_path, "a.yaml", text.replace("quantize: false", "quantize_te: true"))
+    given = text.replace("quantize: false", "quantize_te: true, quantize_dtype: int8")
+    made = of_text(tmp_path, "a.yaml", given)
+    assert "quantize_dtype int8: without effect: ai-tool" in str([*map(str, made.unpredicted)])
     encoders = [one for one in made.also if "VAE" not in one]
     assert encoders and all(one.endswith(":int8") for one in encoders)
     assert not made.phases, "passes are predicted of 16 bits"

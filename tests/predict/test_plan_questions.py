@@ -78,7 +78,7 @@ def test_a_guard_lets_nothing_by_that_its_range_leaves_open(world, capsys, monke
     monkeypatch.setattr(pool, "predict_all", lambda rows, *_, **__: [prediction(22)] * len(rows))
     assert plan("23GiB", FLUX.recipe, "--check") == 1
     line = capsys.readouterr().out
-    assert line.startswith("tight: ") and "needs 22.7 (20.4 to 25.0) of 23.0 GiB" in line
+    assert line.startswith("tight on the GPU: ") and "needs 22.7 (20.4 to 25.0) of 23.0 GiB" in line
     assert plan("25GiB", FLUX.recipe, "--check") == 0
 
 

@@ -269,6 +269,7 @@ def test_only_the_host_may_be_short(on_gpu, on_host, wanted):
     host = prediction(on_host).peak
     found = verdict.judge(asked("zero3_offload"), prediction(on_gpu, host=host), card)
     assert found.verdict == wanted and found.host_memory == 64 * GIB
+    assert found.tight_in == ("host" if wanted == "tight" else "")
     assert found.host_bytes == 8 * host.bytes
 
 
@@ -327,7 +328,7 @@ def test_a_faster_recipe_that_may_fit_is_named_and_is_not_the_answer():
     step = re.search("at least ([\\d.]+) s, usually up to ([\\d.]+) s", "\n".join(text))
     assert float(step[1]) < roomy.seconds.total < float(step[2]), "the range holds its middle"
     assert answer([close])[0].startswith("None is sure to fit. Fastest that may: ddp")
-    assert check_line(close, None).startswith("tight: ")
+    assert check_line(close, None).startswith("tight on the GPU: ")
 
 
 def test_without_a_prediction_there_is_no_verdict():

@@ -111,7 +111,7 @@ def test_what_cannot_be_predicted_says_why_and_keeps_what_is_known(world):
 
 def test_a_tight_fit_is_marked(world):
     one, _ = world(lambda row: 2.0 if row.micro_batch == 1 else 24.0)
-    assert "micro batch 2 (tight)" in said(one) and "micro batch 2 may fit" in said(one)
+    assert "micro batch 2 (tight on the GPU)" in said(one) and "micro batch 2 may fit" in said(one)
 
 
 def test_a_real_search_ends_between_two_real_predictions(tmp_path):

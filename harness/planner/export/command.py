@@ -101,8 +101,8 @@ def _predicted(fit: Fit) -> str:
     """Return a plan's verdict on this recipe and card; without one, refer to ``plan``."""
     if fit.need_bytes is None:
         return f"not predicted for {fit.gpu.words}: {RUN} plan says whether it fits"
-    words = {"fits": "predicted to fit", "tight": "predicted to be tight on"}
-    word = words.get(fit.verdict, "predicted NOT to fit")
+    word = "predicted to fit" if fit.fits else "predicted NOT to fit"
+    word = f"predicted to be tight in memory of the {fit.tight_in}, on" if fit.tight_in else word
     host = f", and {lacks(fit)}" if fit.verdict == "host" else ""
     return f"{word} {fit.gpu.words}: needs {reach(fit)}{host}"
 

@@ -41,12 +41,15 @@ MARKS = {
     DATASET: {"datasets", "directory", "resolutions", "frame_buckets"},
 }
 """Kind -> keys, of which each file of the kind has one."""
-LINKS = ("--config_file", "--config", "--accelerate_config", "--deepspeed_config_file",
-         "deepspeed_config.deepspeed_config_file")  # fmt: skip
-"""Options that name another file to read, beside each trainer's ``shape.file``."""
-ABOVE = 3
+LINKS = {"--config_file": "", "--config": "", "--accelerate_config": "",
+         "--deepspeed_config_file": DEEPSPEED,
+         "deepspeed_config.deepspeed_config_file": DEEPSPEED}  # fmt: skip
+"""Options that name another file to read, beside each trainer's ``shape.file`` -> its kind."""
+ABOVE = 5
 """Folders above a file in which the files that it names are looked for: trainers start in their
 own folder, and keep configurations below it."""
+TRAINS = re.compile(r"(?:.*[\\/])?(?!test)[^\\/]*\.py")
+"""Scripts that may train."""
 HINT = "give a trainer's command, shell script, TOML, YAML, JSON or env file"
 
 
@@ -56,7 +59,8 @@ class Found:
 
     ``kind``: a trainer's name, or one of ``MARKS``. ``options``: name -> value, nested keys joined
     by dots; ``data``: the same as the file nests it, of ``MARKS`` alone. ``launcher``: options of
-    accelerate, torchrun or deepspeed. ``remarks``: what could not be read.
+    accelerate, torchrun or deepspeed. ``remarks``: what could not be read. ``lost``: option ->
+    file that it names, which is not there, and in whose place none is given.
     """
 
     path: Path
@@ -66,6 +70,7 @@ class Found:
     launcher: dict[str, Any] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
     data: Mapping[str, Any] = field(default_factory=dict)
+    lost: dict[str, str] = field(default_factory=dict)
 
 
 def read(paths: Sequence[Path]) -> list[Found]:
@@ -75,7 +80,7 @@ def read(paths: Sequence[Path]) -> list[Found]:
         BadInput: a file that cannot be read, or that is no configuration of a known trainer.
     """
     found: list[Found] = []
-    seen, lost = set[str](), list[tuple[Found, str]]()
+    seen = set[str]()
     waiting = [(path, "") for path in paths]
     while waiting:
         path, kind = waiting.pop(0)
@@ -92,12 +97,20 @@ def read(paths: Sequence[Path]) -> list[Found]:
                 there = filter(_is_file, (folder / value for folder in above))
                 linked = [(other, one.kind) for other in there][:1]
                 waiting += linked
-                told = f"{option} names {value:.80}, which is not there; give it as another FILE"
-                lost += [] if linked else [(one, told)]
-    if len(paths) == 1:
-        for one, told in lost:
-            one.remarks.append(told)
+                one.lost |= {} if linked else {option: value}
+    for one in found:
+        others = {other.kind for other in found if other is not one}
+        one.lost = {k: v for k, v in one.lost.items() if not others & _serve(k, one)}
+        one.remarks += [f"{k} names {v:.80}, which is not there; give it as another FILE"
+                        for k, v in one.lost.items() if k not in one.launcher]  # fmt: skip
     return found
+
+
+def _serve(option: str, one: Found) -> set[str]:
+    """Return the kinds of files that stand in for one that an option names."""
+    if served := LINKS.get(option):
+        return {served}
+    return {ACCELERATE} if option in one.launcher else {DATASET, one.kind}
 
 
 def _is_file(path: Path) -> bool:
@@ -204,6 +217,8 @@ def _statements(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
 
     ``$_`` stands for the output of a command, which nobody knows.
     """
+    if path.suffix.lower() in (".bat", ".cmd"):
+        text = re.sub(r"%(\w+)%", r"${\1}", text)
     text = IF_SET.sub(lambda found: found[2] * bool(re.search(rf"\b{found[1]}=[^\s;]", text)), text)
     text = re.sub(r"\$\([^()\n]*\)", "$_", COMMENT.sub(lambda found: found[1] or "", text))
     lexer = shlex.shlex(CONTINUED.sub(_joined, text) + "\n", None, True, PUNCTUATION)
@@ -256,7 +271,9 @@ class _Script:
         elif head == "fi" and self.tests:
             self.tests.pop()
         elif all(tests[-1] is not False for tests in self.tests):
-            return shlex_words(" ".join(words[1:])) if head == "eval" else self._assigned(words)
+            if head == "eval" or (VARIABLE.fullmatch(raw[0]) and " " in head):
+                return shlex_words(" ".join(words[head == "eval" :]))
+            return self._assigned(words)
         return []
 
     def _branch(self, test: bool | None) -> None:
@@ -328,7 +345,9 @@ def _script(path: Path, text: str) -> Found:
         ]:
             trainings.append((line, found))
         elif not found:
-            strange += [f"{word} in line {line}" for word in words if word.endswith(".py")]
+            strange += [f"{word} in line {line}" for word in words if TRAINS.fullmatch(word)]
+    caches = [pair for pair in trainings if "data_process" in str(pair[1].options.get("--task"))]
+    trainings = [pair for pair in trainings if pair not in caches] or trainings
     if len(trainings) > 1:
         lines = " and ".join(f"line {line} ({one.script})" for line, one in trainings[:3])
         raise BadInput(f"{path}: {lines} train; keep the command that you run")
@@ -379,6 +398,7 @@ def _training(path: Path, words: Sequence[str]) -> Found | None:
     kind = scripts.get(names[at], "")
     if names[at] == "train.py":
         kind = _of_options(options)
+    options = _whole_names(path, options, trainers.options(kind, names[at]))
     if kind == "ai-toolkit":
         options = {"--config": words[at + 1]} if len(words) > at + 1 else {}
     if trainers.table(kind)["form"] != "flags":  # its own file has all settings
@@ -389,6 +409,21 @@ def _training(path: Path, words: Sequence[str]) -> Found | None:
         if unset:
             found.remarks.append(f"{name} is {value}, which the file does not set")
             options.pop(name, launcher.pop(name, None))
+    return found
+
+
+def _whole_names(path: Path, options: Mapping[str, Any], declared: Mapping[str, Any]) -> Any:
+    """Return options by their whole names, of which argparse takes a beginning.
+
+    Raises:
+        BadInput: a beginning of several options, as argparse refuses it.
+    """
+    found: dict[str, Any] = {}
+    for name, value in options.items():
+        able = [one for one in declared if one.startswith(name) and name not in declared]
+        if len(able) > 1:
+            raise BadInput(f"{path}: {name} could be {', '.join(able[:3])}; write one of them")
+        found[able[0] if able else name] = value
     return found
 
 

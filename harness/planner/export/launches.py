@@ -21,80 +21,23 @@ from harness.planner.verdict import Uncounted
 from strategies import CATALOG, launch_file, users_launch
 from strategies.base import BadInput
 from strategies.engines.zero.config import NOT_HERE, OFFLOADS, overlaps
+from strategies.files import own_table
 from strategies.launch_file import LaunchFile
 from strategies.launch_keys import AUTO, BATCH, as_number, batch_of, enabled, table, truth
 
-COUNTS = ("num_processes", "--num_processes", "--nproc_per_node", "--nproc-per-node", "--num_gpus")
+OF_NODE = ("--nproc_per_node", "--nproc-per-node", "--num_gpus")
+COUNTS = ("num_processes", "--num_processes", *OF_NODE)
 KINDS = {"--use_deepspeed": "DEEPSPEED", "--use_fsdp": "FSDP", "--multi_gpu": "MULTI_GPU",
          "--use_megatron_lm": "MEGATRON_LM", "--tpu": "XLA"}  # fmt: skip
 """Flag of ``accelerate launch`` -> distributed type that it sets."""
 OFF = ("none", "false", "no", "", "null")
-IDLE = {
-    "compute_environment", "debug", "enable_cpu_affinity", "gpu_ids", "machine_rank",
-    "main_process_ip", "main_process_port", "main_training_function", "num_machines",
-    "rdzv_backend", "same_network", "downcast_bf16", "command_file", "commands", "older",
-    "mpirun_config", "tpu_env", "tpu_name", "tpu_use_cluster", "tpu_use_sudo", "tpu_vm",
-    "tpu_zone", "dynamo_config.dynamo_mode", "dynamo_config.dynamo_use_dynamic",
-    "dynamo_config.dynamo_use_fullgraph", "dynamo_config.dynamo_use_regional_compilation",
-    "fsdp_config.fsdp_min_num_params", "deepspeed_config.deepspeed_config_file",
-    "deepspeed_config.deepspeed_exclusion_filter", "deepspeed_config.deepspeed_hostfile",
-    "deepspeed_config.deepspeed_inclusion_filter", "deepspeed_config.deepspeed_multinode_launcher",
-    "deepspeed_config.gradient_clipping", "deepspeed_config.offload_optimizer_nvme_path",
-    "deepspeed_config.offload_param_nvme_path", "deepspeed_config.zero3_init_flag",
-    "deepspeed_config.zero3_save_16bit_model", "fsdp_config.fsdp_backward_prefetch",
-    "fsdp_config.fsdp_cpu_ram_efficient_loading", "fsdp_config.fsdp_state_dict_type",
-    "fsdp_config.fsdp_sync_module_states", "fsdp_config.fsdp_transformer_layer_cls_to_wrap",
-    "fsdp_config.fsdp_use_orig_params", "parallelism_config.parallelism_config_cp_backend",
-    "parallelism_config.parallelism_config_cp_comm_strategy",
-    "parallelism_config.parallelism_config_sp_attn_implementation",
-    "parallelism_config.parallelism_config_sp_backend",
-    "parallelism_config.parallelism_config_sp_seq_length",
-    "parallelism_config.parallelism_config_sp_seq_length_is_variable",
-    "aio", "checkpoint", "comet", "comms_logger", "csv_monitor", "dataloader_drop_last",
-    "disable_python_gc", "dump_state", "flops_profiler", "gradient_allreduce_op",
-    "gradient_clipping", "gradient_predivide_factor", "log_level", "memory_breakdown",
-    "prescale_gradients", "scheduler", "steps_per_print", "tensorboard", "timers",
-    "vocabulary_size", "wall_clock_breakdown", "wandb", "zero_allow_untested_optimizer",
-    "zero_force_ds_cpu_optimizer", "fp16.auto_cast", "fp16.consecutive_hysteresis",
-    "fp16.hysteresis", "fp16.initial_scale_power", "fp16.loss_scale", "fp16.loss_scale_window",
-    "fp16.min_loss_scale", "bf16.check_grad_overflow",
-    *(f"zero_optimization.{name}" for name in (
-        "elastic_checkpoint", "enable_sanity_checks", "ignore_unused_parameters",
-        "load_from_fp32_weights", "log_trace_cache_warnings", "override_module_apply",
-        "pipeline_loading_checkpoint", "stage3_gather_16bit_weights_on_model_save",
-        "stage3_gather_fp16_weights_on_model_save", "offload_param.nvme_path",
-        "offload_optimizer.nvme_path", "cpu_offload_use_pin_memory", "compute_grad_norm")),
-}  # fmt: skip
-"""Keys, and blocks of keys, that change no memory of a step."""
-READ = {
-    "distributed_type", "num_processes", "mixed_precision", "fp16", "dynamo_backend", "use_cpu",
-    *BATCH, "optimizer", "bf16.enabled", "fp16.enabled", "bf16.bf16_master_weights_and_grads",
-    "bf16.bf16_optimizer_states", "deepspeed_config.zero_stage",
-    "deepspeed_config.gradient_accumulation_steps", "deepspeed_config.offload_optimizer_device",
-    "deepspeed_config.offload_param_device", "fsdp_config.fsdp_version",
-    "fsdp_config.fsdp_sharding_strategy", "fsdp_config.fsdp_reshard_after_forward",
-    "fsdp_config.fsdp_offload_params", "fsdp_config.fsdp_auto_wrap_policy",
-    "fsdp_config.fsdp_activation_checkpointing",
-    "fsdp_config.fsdp_activation_checkpointing_offload", "dynamo_config.dynamo_backend",
-    "parallelism_config.parallelism_config_dp_replicate_size",
-    "parallelism_config.parallelism_config_dp_shard_size",
-    "parallelism_config.parallelism_config_tp_size",
-    "parallelism_config.parallelism_config_cp_size",
-    "parallelism_config.parallelism_config_sp_size", "fp8_config.fp8_backend",
-}  # fmt: skip
-"""Keys that the recipe or its engine has."""
-LEFT = {
-    "fsdp_config.fsdp_forward_prefetch": ("more", "blocks are gathered ahead"),
-    "fsdp_config.fsdp_ignored_modules": ("more", "some modules are not sharded"),
-    "use_cpu": ("", "the file trains on the CPU"),
-    "fp16.fp16_master_weights_and_grads": ("less", "master weights take 16 bits"),
-    "activation_checkpointing": ("less", "only of scripts that call deepspeed.checkpointing"),
-    "deepspeed_config.deepspeed_moe_layer_cls_names": ("", "a dense model is predicted"),
-    "torch_autocast": ("", "DeepSpeed's own autocast is not predicted"),
-    "tensor_parallel": ("less", "ranks share the weights"),
-    "expert_parallel": ("", "a dense model is predicted"),
-    "communication_data_type": ("", "gradients are sent as they are stored"),
-}
+KEYS = own_table(Path(__file__).with_name("launch_keys.yaml"))
+IDLE, READ = ({f"{block}.{key}".removeprefix("top.") for block, keys in KEYS[kind].items()
+               for key in keys} for kind in ("idle", "read"))  # fmt: skip
+"""Keys, and blocks of keys, that change no memory of a step; those that the recipe or its engine
+has."""
+READ |= {*BATCH}
+LEFT: Mapping[str, Sequence[str]] = KEYS["left"]
 """Keys, and blocks of keys, that are not counted: the direction in which they err, and why."""
 LESSER = ("zero_quantized_nontrainable_weights", "cpu_checkpointing", "partition_activations")
 """Keys of a DeepSpeed JSON that no engine here runs, with which less is needed."""
@@ -137,16 +80,23 @@ def launch_of(found: Sequence[Found], processes: int | None = None) -> Launch:
     counts = {name: one.options[name] for one in reversed(found) for name in COUNTS
               if name in one.options}  # fmt: skip
     made = Launch()
+    beside = (content.get(users_launch.BLOCK) or {}).get(users_launch.BESIDE)
+    if beside and config is None and users_launch.kind_of(content) == users_launch.ZERO:
+        told = f"{users_launch.BESIDE} is {beside!s:.80}, which is not there"
+        raise BadInput(f"{path}: {told}; give it as another FILE")
     words = {k: v for one in reversed(found) for k, v in one.launcher.items()}
     given = processes or _count({**counts, **words}, made)
     made.processes = given or _implied(config) or 1
+    gpus = f"{made.processes} GPU" + "s" * (made.processes > 1)
     if path is None:
         made.precision = str(content.get("mixed_precision") or "").lower()
         made.sharding = "single" if made.processes == 1 else "ddp"
+        planned = f"so {made.sharding} on {gpus} is predicted; give it as another FILE"
+        for option, lost in ((k, v) for f in found for k, v in f.lost.items() if k in f.launcher):
+            made.left(f"{option} {lost:.80}", f"it is not there, {planned}")
         return made
     if not given:
-        count = f"{made.processes} GPU" + "s" * (made.processes > 1)
-        made.assumed.append(f"{count}: no file names a number; give --gpus N")
+        made.assumed.append(f"{gpus}: no file names a number; give --gpus N")
     sure = given or (made.processes if config is not None else None)
     content.setdefault("num_processes", made.processes)
     checked = users_launch.checks(content, config, sure)
@@ -159,9 +109,7 @@ def launch_of(found: Sequence[Found], processes: int | None = None) -> Launch:
     return made
 
 
-def _merged(
-    found: Sequence[Found],
-) -> tuple[dict[str, Any], Mapping[str, Any] | None, Path | None]:
+def _merged(found: Sequence[Found]) -> tuple[dict[str, Any], Any, Path | None]:
     """Return accelerate's settings, the DeepSpeed JSON, and the file that has them, if any."""
     content: dict[str, Any] = {}
     config, path = None, None
@@ -199,7 +147,8 @@ def _apply(flags: Mapping[str, Any], content: dict[str, Any]) -> None:
 def _count(said: Mapping[str, Any], made: Launch) -> int:
     """Return the number of processes that files or words say; 0 if they say none."""
     name = next((key for key in reversed(COUNTS) if said.get(key) is not None), "")
-    count = whole(said[name]) if name else 0
+    each = whole(said.get("--nnodes", said.get("--num_nodes"))) if name in OF_NODE else 1
+    count = whole(said[name]) * (each or 1) if name else 0
     if name and not count:
         made.assumed.append(f"1 GPU: {name} is {said[name]}; give --gpus N")
     if not name and "--multi_gpu" in said:
@@ -373,7 +322,8 @@ def _precision(settings: Mapping[str, Any], made: Launch) -> None:
             made.precision = half
     open_to = [h for h in ("bf16", "fp16") if (settings.get(h) or {}).get("enabled") == AUTO]
     if open_to and not made.precision:
-        made.assumed.append(f"float32: {' and '.join(open_to)} are auto, as the training sets them")
+        words = f"{' and '.join(open_to)} {'are' if open_to[1:] else 'is'}"
+        made.assumed.append(f"float32: {words} auto, as the training sets them")
     block = settings.get("bf16") or {}
     master, states = (truth(block.get(f"bf16_{one}")) for one in
                       ("master_weights_and_grads", "optimizer_states"))  # fmt: skip

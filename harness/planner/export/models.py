@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import shlex
@@ -51,7 +52,8 @@ def model_of(
     flavours = {name: table["models"][name].get("flavours", [flavour]) for name in every}
     able = [name for name in every if flavour in flavours[name]]
     hub = re.fullmatch(r"[\w.-]+/[\w.-]+", path) and not path.startswith(PLACES)
-    if hub and not re.search(r"\.[a-z]{2,11}$", stem):
+    sure = len(able) == 1 and any(key in options for key in table.get("model", ()))
+    if hub and not sure and not re.search(r"\.[a-z]{2,11}$", stem):
         hint = suggestion(path)
         stop = "" if hint.endswith(("?", ".")) else "."
         raise BadInput(f"model {path} is not known; {hint}{stop} Give --model NAME")
@@ -184,6 +186,10 @@ def _groups(sources: Sequence[Mapping[str, Any]], shape: Mapping[str, Any]) -> l
             if parts[-1] in meanings and data:
                 found.setdefault(above, {}).setdefault(meanings[parts[-1]], value)
     usual = found.pop("", {})
+    for one, source in itertools.product(list(found), sources):  # SimpleTuner's of no samples
+        kind = str(source.get(f"{one}.dataset_type", "")).lower()
+        if kind.endswith(("embeds", "cache")) or source.get(f"{one}.disabled") is True:
+            found.pop(one, None)
     return [usual | one for one in found.values()] or ([usual] if usual else [])
 
 

@@ -76,7 +76,9 @@ def _of_launch(found: Sequence[Found], launch: launches.Launch, model: str) -> R
     made.means = [("launch", text) for text in launch.means]
     made.micro_batch, made.accumulation = launch.micro_batch, launch.accumulation
     steps = [f"accumulate:steps={made.accumulation}"] if made.accumulation > 1 else []
-    made.assumed = [*launch.assumed, "AdamW, no checkpointing and no averages unless named above"]
+    remarks = [told for one in found for told in one.remarks]
+    usual = "AdamW, no checkpointing and no averages unless named above"
+    made.assumed = [*launch.assumed, *remarks, usual]
     half = launch.precision if launch.precision not in ("", "no") else "fp32"
     parts = [half, *launch.parts, *steps]
     while True:
@@ -138,7 +140,8 @@ class Reader:
     ``options``: of the files, with the trainer's defaults and with those replaced that mean the
     same; ``given``: without the defaults. ``sources``: default -> where the trainer has it.
     ``forced``: strategies that a row of ``read_as`` sets. ``slots``: all proposals of each slot.
-    ``older``: option -> the files' options that it was read from.
+    ``older``: option -> the files' options that it was read from. ``usual``: option -> its default,
+    where another value that means the same replaces it.
     """
 
     def __init__(
@@ -152,6 +155,7 @@ class Reader:
         self.forced: dict[Slot, _Option] = {}
         self.why: dict[str, str] = {}
         self.older: dict[str, list[str]] = {}
+        self.usual: dict[str, Any] = {}
         self._collect()
         self.given = dict(self.options)
         self.script = next((one.script for one in self.own if one.script), "")
@@ -268,8 +272,12 @@ class Reader:
                     f"{self.path}: {says} and {name} {self.given[name]} contradict each other; "
                     "keep one of them"
                 )
+            if name in given and name in self.sources:
+                self.usual.setdefault(name, self.options[name])
+            else:
+                self.sources.pop(name, None)
             self.options[name] = self.given[name] = value
-            self.sources.pop(name, None)
+            self.made.differs += [row["why"]] if "why" in row else []
         for text in filter(None, row.get("parts", "").split("+")):
             name, _, words = text.partition(":")
             pairs = dict(pair.split("=") for pair in words.split(",") if pair)
@@ -291,6 +299,9 @@ class Reader:
                     break
         made.processes = self.launch.processes
         known = [(rule, patterns(rule)) for rule in self.table["sharding"] if "reads" in rule]
+        given = any(name not in self.sources for _, options in known for name in options)
+        if not given and made.processes > 1 and any(one.launcher for one in self.own):
+            return  # its launcher decides
         for rule, options in known:
             values = agreed(options, self.options)
             mesh = [launches.whole(values[key]) for key in MESH if key in (values or {})]

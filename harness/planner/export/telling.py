@@ -44,7 +44,8 @@ def tell(reader: Any, resolved: Resolved) -> None:
     made.differs = list(dict.fromkeys(made.differs))
     made.means += [("launch", text) for text in reader.launch.means]
     for name, parts in meaning.items():
-        value, told = reader.first.get(name, reader.options[name]), "+".join(dict.fromkeys(parts))
+        value = reader.first.get(name, reader.usual.get(name, reader.options[name]))
+        told = "+".join(dict.fromkeys(parts))
         if name in reader.sources:
             made.usual.append((f"{name} {_short(value)}", told, reader.sources[name]))
         elif told != "no attend":
@@ -97,11 +98,16 @@ def _rest(reader: Any, read: set[str]) -> None:
     meant = {name for name in reader.first if reader.given.get(name) != reader.first[name]}
     left = {one.what.split(" ")[0].rstrip(":,") for one in reader.made.unpredicted}
     known = read | names | meant | left
+    declared = trainers.options(reader.table["name"])
+    blocks = {name.rpartition(".")[0] for name in declared} - {""}
     for name, value in reader.first.items():
         noted = any(fnmatchcase(name, key) for key in listed)
         if noted or name in known or re.search(r"\.\d+\.resolution$", name):
             continue
-        if name not in fixed:
+        if name.rpartition(".")[0] in blocks and name not in {*declared, *fixed}:
+            why = f"{reader.made.trainer} has no such option"
+            reader.made.unpredicted.append(Uncounted(f"{name} {_short(value)}", why, "none"))
+        elif name not in fixed:
             reader.made.unread.append(name)
         elif str(value).lower() not in OFF:
             why = "no row has this value, so what is usual here is predicted"
@@ -116,7 +122,7 @@ def _known(table: Mapping[str, Any], loose: Sequence[str]) -> tuple[set[str], se
     fixed = {n for rule in rules for n, p in patterns(rule, loose).items() if "$" not in str(p)}
     fixed -= {n for rule in rules for n in {*flat(rule.get("options", {}))} - {*patterns(rule)}}
     names = {*PATHS, *LINKS, *COUNTS, *sample_options(table["shape"]), *(every - fixed)}
-    names |= {table.get("kind", ""), "model_flavour", "--network_module", *table.get("model", {})}
+    names |= {"model_flavour", "--network_module", *table.get("model", {})}
     names |= {w for m in table["models"].values() for v in m.values() for w in str(v).split()}
     same = {name for row in table.get("read_as", ()) for name in row["given"]}
     return fixed, names | (same - fixed)

@@ -107,7 +107,8 @@ def options(name: str, script: str = "") -> dict[str, dict[str, Any]]:
         return {}
     found = json.loads(file.read_text(encoding="utf-8"))
     own = found.get("scripts", {})
-    some = own.values() if not script else [own.get(script, {})]
+    named = [one for path, one in own.items() if path == script or path.endswith(f"/{script}")]
+    some = named[:1] if script else own.values()
     declared = dict(found["options"])
     for one in some:
         declared |= {name: option for name, option in one.items() if option or script}

@@ -20,7 +20,8 @@ from strategies.files import printable
 GPU, PINNED, HOST, KILLED = "gpu", "pinned", "host", "killed"
 WORKER, SHM, PAGED, SCHEDULED = "worker", "shm", "paged", "scheduled"
 MORE_GPU = re.compile(
-    r"would exceed allowed memory|MPS backend out of memory|\b(?:NPU|MUSA|MLU|HPU) out of memory"
+    r"would exceed allowed memory|(?i:cuda out of memory)|MPS backend out of memory"
+    r"|\b(?:NPU|MUSA|MLU|HPU) out of memory"
     r"|(?:UR_RESULT|PI)_ERROR_OUT_OF_(?:DEVICE_MEMORY|RESOURCES)|OUT_OF_DEVICE_MEMORY"
     r"|RESOURCE_EXHAUSTED: .*(?:[Oo]ut of memory|Ran out of memory|allocat)"
     r"|MODULE:PT_DEVMEM Allocation failed|EL0004|EE9999.*[Mm]emory|NPU.*507899"
@@ -28,13 +29,15 @@ MORE_GPU = re.compile(
 """Messages of the cudaMallocAsync backend, of Macs and of other accelerators, which no run of
 Headroom has."""
 SYSTEMS = (
-    (WORKER, re.compile(r"DataLoader worker .*killed by signal: Killed")),
+    (WORKER, re.compile(r"DataLoader worker .*killed by signal: Killed"
+                        r"|^(?!.*raise ).*Worker data receiving interrupted")),  # of DALI
     (SHM, re.compile(r"DataLoader worker .*Bus error|unable to allocate shared memory\(shm\)|"
                      + outcome.SHM_FULL.pattern)),
     # The words are translated; the number is not. Rust writes "(os error 1455)".
     (PAGED, re.compile(r"\bWinError (?:8|14)\b|\b(?:WinError|os error) 14(?:50|53|55)\b")),
     (SCHEDULED, re.compile(r"oom[-_ ]kill event|srun: error: .*Out Of Memory"
                            r"|\bOUT_OF_MEMORY\b(?! \()|OOM Killed|OOMKilled"
+                           r"|CONSTRAINT_MEMCG|Memory cgroup out of memory"
                            r"|[Ee]xceeded (?:job |step )?memory limit"
                            r"|TERM_MEMLIMIT|job killed: mem")),
 )  # fmt: skip
@@ -42,9 +45,10 @@ SYSTEMS = (
 KILL = re.compile(
     outcome.SIGKILLED.pattern
     + r"|exits with return code = -9\b|^Killed$|: +\d+ Killed\b|^zsh: killed|: Killed process \d+"
+    + r"|(?:\u5df2\u6740\u6b7b|\u5df2\u6bba\u6b7b|\u5f37\u5236\u7d42\u4e86|Get\u00f6tet)$"
     + r"|\boom-kill:|oom_kill_process|[Ee]xit code:? 137\b|died with <Signals.SIGKILL"
 )
-"""A process that the kernel ended, as launchers, shells and the kernel write it."""
+"""A process that the kernel ended, as launchers, shells, also translated ones, and it write it."""
 CERTAIN = re.compile(r"oom-kill|[Oo]ut of memory: Killed")
 PINS = re.compile(
     outcome.PINNING.pattern
@@ -63,20 +67,30 @@ POINTED = re.compile(r"^[\s|\u2502]*(?:-+>|\u2771) *\d+[\s|\u2502]*(.*?)[\s|\u25
 STEPS = re.compile(r"\d%\|.*?\| *(\d{1,12})/\d+ ")
 BARS = ("tep", "poch", "raining")
 """Parts of the names of progress bars that count steps."""
-LOSS = re.compile(r"loss['\"]?[=:] *[\d.]")
+LOSS = re.compile(r"loss['\"]?[=: ] *[\d.]")
 CODE = re.compile(r"\b(?:except|raise|isinstance)\b.*Error")
 """Source lines of a stack that name an error."""
 MARKS = {
-    "load": re.compile(r"Loading (?:checkpoint shards|pipeline components)"),
+    "load": re.compile(
+        r"Loading (?:checkpoint shards|pipeline components)|creating fp16 partition"
+    ),
+    "encode": re.compile(
+        r"[Cc]ach(?:ing|e) (?:latents|metadata|text|prompt|[Tt]ext [Ee]ncoder)"
+        r"|[Pp]re-?comput(?:ing|ed)|[Ee]ncoding (?:prompts|latents|captions)"
+    ),
+    "optimizer": re.compile(r"Before (?:creating fp32 partitions|initializing optimizer states)"),
+    "": re.compile(r"After initializing (?:optimizer states|ZeRO optimizer)"),
     "validate": re.compile(r"[Rr]unning validation|[Gg]enerating sample"),
     "save": re.compile(r"[Ss]aving (?:model |current )?(?:checkpoint|state)"),
 }
-"""Lines of trainers that tell the phase of a process that left no stack."""
+"""Lines of trainers and of DeepSpeed that tell the phase of a process that left no stack."""
 WORDS = (
     "inError", "os error", "us error", "IGBUS", "OUT_OF_", "EXHAUSTED", "OOM", "MEMLIMIT",
     "No space left", "it code", "emory", "MEMORY", ".py", "Traceback", "= -9", ": -9", "KILL",
     "illed", "oom", "bad_alloc", "alloc ", "CUBLAS", "CUDNN", "NVML", "cudaError", "Errno",
-    "Assertion", "device-side", "Loading ", "alidation", "enerating ", "aving ",
+    "Assertion", "device-side", "Loading ", "alidation", "enerating ", "aving ", "ach", "omput",
+    "ncoding ", "initializing", "creating fp", "interrupted",
+    "\u5df2", "\u5f37\u5236", "Get\u00f6tet",
 )  # fmt: skip
 """Parts of lines that matter; all other lines are skipped early, because a log can be large."""
 WIDTH, END = 4096, 512
@@ -170,8 +184,8 @@ class _Reader:
         self.log.lines += 1
         if "%|" in line and any(word in line for word in BARS):
             self.bar, self.mark = line, ""
-        if not self.trained and "loss" in line:
-            self.trained = bool(LOSS.search(line))
+        if "loss" in line and LOSS.search(line):
+            self.trained, self.mark = True, ""
         if self.open or self.pending or any(word in line for word in WORDS):
             line = line if len(line) <= WIDTH else f"{line[:WIDTH]} {line[-END:]}"
             self._read(printable(line).rstrip())
@@ -218,16 +232,9 @@ class _Reader:
         if again or len(self.log.failures) >= ERRORS:
             return
         bar = STEPS.search(self.bar)
-        found = Failure(
-            kind=kind,
-            text=text[:MESSAGE],
-            at=self.log.lines,
-            rank=rank,
-            frames=list(self.frames[rank]),
-            steps=int(bar[1]) if bar else 0,
-            trained=self.trained,
-            mark=self.mark,
-        )
+        found = Failure(kind, text[:MESSAGE], self.log.lines, rank, list(self.frames[rank]))
+        found.steps, found.trained = int(bar[1]) if bar else 0, self.trained
+        found.mark = self.mark
         self.open[rank] = found
         self.log.failures.append(found)
 

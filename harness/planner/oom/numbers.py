@@ -12,37 +12,24 @@ from dataclasses import dataclass, field
 
 SIZE = r"(\d[\d.,]{0,20}) ?([kKMGTPE]?i?B|bytes)\b"
 PATTERNS = {
-    "requested": (
-        r"[Tt]ried to allocate {}",
-        r"Requested *: {}",
-        r"Failed to CUDA \w*alloc(?: async)? {}",
-        r"Unable to allocate {}",
-        r"unable to mmap {}",
-    ),
+    "requested": (r"[Tt]ried to allocate {}", r"Requested *: {}", r"Unable to allocate {}",
+                  r"Failed to CUDA \w*alloc(?: async)? {}", r"unable to mmap {}"),
     # torch 2.1 spells it "capacty".
-    "capacity": (
-        r"total capaci?ty of {}",
-        r"{} total capacity",
-        r"Device limit *: {}",
-        r"max allowed: {}",
-    ),
+    "capacity": (r"total capaci?ty of {}", r"{} total capacity", r"Device limit *: {}",
+                 r"max allowed: {}"),
     "free": (r"of which {} is free", r"{} free;", r"Free \(according to CUDA\) *: {}"),
     "process": (r"this process has {} memory in use", r"anon-rss:{}"),
-    "allocated": (
-        r"{} is allocated by PyTorch",
-        r"{} already allocated",
-        r"Currently allocated *: {}",
-        r"MPS allocated: {}",
-    ),
+    "allocated": (r"{} is allocated by PyTorch", r"{} already allocated",
+                  r"Currently allocated *: {}", r"MPS allocated: {}"),
     "cached": (r"{} is reserved by PyTorch but unallocated", r"{} cached\)"),
     "reserved": (r"{} reserved in total by PyTorch",),
     "elsewhere": (r"other allocations: {}",),
     "limit": (r"{} allowed;",),
-}
+}  # fmt: skip
 """Field of ``Numbers`` -> the forms of its number. ``reserved`` and ``elsewhere`` give others: a
 Mac states no free memory."""
 OTHER = re.compile(rf"Process (\d{{1,12}}) has {SIZE} memory in use")
-GPU = re.compile(r"(?:GPU|[NX]PU|device) (\d+)\b")
+GPU = re.compile(r"(?:GPU|[NX]PU|device) (\d+)\b", re.I)
 WRAPPED = 2**64
 """Bytes to which a negative size wraps around in an unsigned number."""
 SLACK = 2**27
@@ -136,7 +123,7 @@ def read(text: str) -> Numbers:
 
 
 def _first(forms: Sequence[str], text: str) -> int | None:
-    found = (re.search(form.format(SIZE), text) for form in forms)
+    found = (re.search(form.format(SIZE), text, re.I) for form in forms)
     return next((parse_size(match[1], match[2]) for match in found if match), None)
 
 

@@ -10,17 +10,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from harness.planner.oom.log import (
-    GPU,
-    HOST,
-    KILLED,
-    PAGED,
-    PINNED,
-    SCHEDULED,
-    SHM,
-    WORKER,
-    Failure,
-)
+from harness.planner.oom import log
+from harness.planner.oom.log import GPU, Failure
 from harness.planner.oom.numbers import SLACK, Numbers
 from harness.planner.oom.stack import PHASES, allocates_state
 from harness.report.figures.units import GIB
@@ -39,6 +30,8 @@ LIBRARIES = {"CUBLAS": "cuBLAS", "CUDNN": "cuDNN", "NCCL|nccl|Cuda failure|Faile
 """Pattern of a message without numbers -> the library that found no memory."""
 BARE = re.compile(r"(?:CUDA|HIP) error: out of memory")
 """The driver's error, of memory on the GPU or of host memory to be pinned."""
+OWN = re.compile(r"OutOfMemoryError|Allocation on device")
+"""Errors of PyTorch's own pool, as cudaMallocAsync writes it too."""
 ABSURD = "more than 1EB"
 """Size in torch's message for a request that no card could serve."""
 MAPPED = "unable to mmap"
@@ -63,7 +56,7 @@ def read(failure: Failure, numbers: Numbers | None = None) -> Reading:
     """Return the diagnosis of an error. ``numbers`` replace those of its message."""
     numbers = numbers or failure.numbers
     cause, words = _cause(failure, numbers), _words(failure, numbers)
-    sentence = SENTENCES["certain" if cause == KILLED and failure.certain else cause]
+    sentence = SENTENCES["certain" if cause == log.KILLED and failure.certain else cause]
     if numbers.below:
         sentence += " The stated free memory is an underflow: about -{below}."
     measures = [text.format(**words) for text in _measures(cause, failure, numbers)]
@@ -93,6 +86,7 @@ def _words(failure: Failure, numbers: Numbers) -> dict[str, str]:
         "left": gib(numbers.free) if stated or left is None else f"at most {gib(max(0, left))}",
         "of_free": f" with {gib(numbers.free)} free" if stated else "",
         "gpu": f"{_device(failure)} {numbers.gpu}" if numbers.gpu else f"the {_device(failure)}",
+        "held": f", which held {gib(numbers.process)}," if numbers.process else "",
         "outside": gib(numbers.unseen + numbers.context),
         "count": str(1 + len(numbers.others)),
         "others": ", ".join(f"{pid} ({gib(size)})" for pid, size in largest),
@@ -106,7 +100,7 @@ def _words(failure: Failure, numbers: Numbers) -> dict[str, str]:
 
 def _cause(failure: Failure, numbers: Numbers) -> str:
     """Return the cause by the first rule that holds."""
-    if failure.kind == HOST and MAPPED in failure.text:
+    if failure.kind == log.HOST and MAPPED in failure.text:
         return "mappings" if (numbers.requested or 0) < FEW else "mapped"
     if failure.kind != GPU:
         return failure.kind
@@ -117,7 +111,8 @@ def _cause(failure: Failure, numbers: Numbers) -> str:
     if not numbers.known:
         if BARE.search(failure.line) and not _library(failure) and not failure.frames:
             return "either"
-        return "cut" if numbers.requested and not _library(failure) else "outside"
+        own = numbers.requested or OWN.search(failure.text)
+        return "cut" if own and not _library(failure) else "outside"
     much, short = MUCH * numbers.total, numbers.requested - (numbers.free or 0)
     if numbers.limit and numbers.pool + numbers.requested > numbers.limit:
         return "limit"
@@ -183,7 +178,7 @@ SENTENCES = {
     "mappings": "The process reached the limit on mapped files, at one of {requested}.",
     "mapped": "The host had no address space or commit left to map {requested} of a file.",
     "killed": "The process got SIGKILL, which is nearly always for lack of host memory.",
-    "certain": "The kernel ended the process, which held {process}, for lack of host memory.",
+    "certain": "The kernel ended the process{held} for lack of host memory.",
 }
 """Cause -> its sentence; ``certain`` is that of a kill whose sender the kernel names."""
 
@@ -199,16 +194,16 @@ def _where(failure: Failure, gpu: str, cause: str) -> str:
     phase, words = failure.phase, "at a point that the file does not show"
     if phase:
         words = PHASES[phase].words
-    if failure.kind == PINNED and phase == "load":
+    if failure.kind == log.PINNED and phase == "load":
         words = "while weights were moved"
-    if phase == "optimizer" and allocates_state(failure.frames):
+    if phase == "optimizer" and (failure.mark == phase or allocates_state(failure.frames)):
         words = "while the optimizer allocated its state"
-        words += " in its first step" if not failure.steps else ""
+        words += " in its first step" if failure.frames and not failure.steps else ""
     elif _later(failure):
         count = f"{failure.steps} steps" if failure.steps else "a batch"
         words += f", after {count} had fitted"
-    what = {GPU: f"{gpu} ran out of memory", KILLED: "the process was ended",
-            SCHEDULED: "the job was ended", SHM: "shared memory ran out"}  # fmt: skip
+    what = {GPU: f"{gpu} ran out of memory", log.KILLED: "the process was ended",
+            log.SCHEDULED: "the job was ended", log.SHM: "shared memory ran out"}  # fmt: skip
     what |= {GPU: "the GPU or the host ran out of memory"} if cause == "either" else {}
     rank = f"rank {failure.rank}: " if failure.rank else ""
     return f"{rank}{what.get(failure.kind, 'the host ran out of memory')} {words}"
@@ -291,22 +286,22 @@ OF_PHASE = {
 
 LOADERS = "fewer loader workers (--dataloader_num_workers 0 or 1), and less prefetched"
 OF_SYSTEM = {
-    WORKER: [
+    log.WORKER: [
         f"{LOADERS} (slower loading)",
         "smaller or cached samples: each worker holds decoded ones (disk space)",
         "confirm it: dmesg -T | grep -i 'killed process' (no cost)",
     ],
-    SHM: [
+    log.SHM: [
         "enlarge it: --shm-size=16g of the container, or --ipc=host (no cost)",
         f"{LOADERS} (slower loading)",
         "torch.multiprocessing.set_sharing_strategy('file_system') (slower loading)",
     ],
-    PAGED: [
+    log.PAGED: [
         "enlarge the page file, to twice the host's memory at least (disk space)",
         f"{LOADERS}: each process commits memory of its own (slower loading)",
         "close other programs; load one model at a time (a slower start)",
     ],
-    SCHEDULED: [
+    log.SCHEDULED: [
         "raise the job's limit: --mem of Slurm, the memory limit of the container (no cost)",
         "offload less: optimizer state alone, or to NVMe (more of the GPU, or slower steps)",
         f"{LOADERS} (slower loading)",
@@ -344,11 +339,13 @@ def _of_host(failure: Failure) -> Iterator[str]:
         return
     if not failure.certain:
         yield "confirm it: dmesg -T | grep -i 'killed process' (no cost)"
-    if failure.kind == PINNED:
+    if failure.kind == log.PINNED:
         yield "pin less: pin_memory false in the DeepSpeed JSON and loaders (slower copies)"
-    if failure.kind == PINNED or MANAGED in failure.text:
+    if failure.kind == log.PINNED or MANAGED in failure.text:
         yield "WSL 2: raise `memory` in .wslconfig; pinned memory has a limit there (no cost)"
-    yield "offload less: optimizer state alone, or to NVMe (more of the GPU, or slower steps)"
+    less = "offload less: optimizer state alone, or to NVMe (more of the GPU, or slower steps)"
+    encoding = "cache in smaller batches and fewer processes (a slower start)"
+    yield encoding if failure.phase == "encode" else less
     if failure.phase == "load":
         yield "load in 16 bits, in one process at a time (a slower start)"
     yield "fewer loader workers and processes a machine (slower loading)"

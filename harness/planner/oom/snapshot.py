@@ -16,13 +16,7 @@ from typing import IO, Any, NamedTuple, NoReturn
 
 from harness.planner.oom.numbers import Numbers
 from harness.planner.oom.stack import PHASES, Frame, owner, phase_of
-from harness.planner.tracing.allocator import (  # fmt: skip
-    LARGE_BUFFER,
-    LARGE_ROUND,
-    MIN_LARGE_ALLOC,
-    SMALL_BUFFER,
-    SMALL_SIZE,
-)
+from harness.planner.tracing import allocator
 from strategies.files import bounded_memory
 
 LARGEST = 2**30
@@ -167,9 +161,11 @@ def _segment(size: int) -> int:
     Its message states these. Source: torch 2.13, c10/cuda/CUDACachingAllocator.cpp,
     ``get_allocation_size``.
     """
-    if size <= SMALL_SIZE:
-        return SMALL_BUFFER
-    return LARGE_BUFFER if size < MIN_LARGE_ALLOC else -(-size // LARGE_ROUND) * LARGE_ROUND
+    if size <= allocator.SMALL_SIZE:
+        return allocator.SMALL_BUFFER
+    if size < allocator.MIN_LARGE_ALLOC:
+        return allocator.LARGE_BUFFER
+    return -(-size // allocator.LARGE_ROUND) * allocator.LARGE_ROUND
 
 
 def _bound(segments: list[Any], trace: list[Any]) -> None:

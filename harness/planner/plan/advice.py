@@ -18,11 +18,10 @@ from harness.commands.console import OK
 from harness.commands.options import write_answer
 from harness.planner import edits, search, verdict
 from harness.planner.edits import Move, Ways
-from harness.planner.plan.answer import SAME, answer, gib, lacks, reach
+from harness.planner.plan.answer import SAME, answer, gib, in_words, lacks, reach
 from harness.planner.plan.candidates import Asked
 from harness.planner.plan.request import fit_as_json
 from harness.planner.plan.table import (
-    WORD,
     columns,
     host,
     of_fit,
@@ -78,8 +77,8 @@ def print_advice(
 
 def _state(fit: Fit) -> str:
     if fit.need_bytes is None:
-        return f"{WORD[fit.verdict]}: {fit.lack or fit.prediction.reason}"
-    return f"{WORD[fit.verdict]}, {f'needs {reach(fit)}' if fit.may_fit else lacks(fit)}"
+        return f"{in_words(fit)}: {fit.lack or fit.prediction.reason}"
+    return f"{in_words(fit)}, {f'needs {reach(fit)}' if fit.may_fit else lacks(fit)}"
 
 
 def _buys(fit: Fit, given: Fit) -> int | None:
@@ -155,8 +154,8 @@ def _need(fit: Fit | None) -> str:
 
 def _size(fit: Fit | None, name: Callable[[Resolved], str]) -> str:
     """Return a size; one that may fit, or that only host memory is too small for, is marked."""
-    marks = {"tight": " (tight)", "host": " (host short)"}
-    return name(fit.resolved) + marks.get(fit.verdict, "") if fit else "-"
+    mark = f" ({in_words(fit)})" if fit and fit.verdict in ("tight", "host") else ""
+    return name(fit.resolved) + mark if fit else "-"
 
 
 def _head(what: str, asked: Asked) -> str:

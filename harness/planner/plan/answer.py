@@ -27,6 +27,8 @@ MOST_NAMES = 4
 """Most settings that a verdict names as not counted."""
 MUCH = 16 * GIB
 """Host memory of a node, in bytes, from which the answer states it."""
+WORD = {"fits": "fits", "tight": "tight", "host": "host short", "no": "no",
+        "unknown": "not predicted", "cannot": "cannot run"}  # fmt: skip
 TRAINED = {True: "Adapters", False: "All weights"}
 """Whether most weights are frozen -> what is trained."""
 
@@ -187,6 +189,16 @@ def _offer(fit: Fit) -> str:
 # ---- needs and numbers ----
 
 
+def in_words(fit: Fit) -> str:
+    """Return the verdict, and which memory is tight."""
+    return f"tight on the {fit.tight_in}" if fit.tight_in else WORD[fit.verdict]
+
+
+def in_row(fit: Fit) -> str:
+    """Return the verdict for a table."""
+    return "host tight" if fit.tight_in == "host" else WORD[fit.verdict]
+
+
 def reach(fit: Fit) -> str:
     """Return the need with its range and the card's memory: ``20.1 (17.0 to 23.2) of 24.0 GiB``."""
     between = f"({gib(fit.low_bytes)} to {gib(fit.most_bytes)})"
@@ -297,7 +309,7 @@ def check_line(fit: Fit, ways: Ways | None, before: Before | None = None) -> str
         free = f"fits: {size}, {gib(fit.margin_bytes)} GiB free{host}"
         return "; ".join(filter(None, [free, note, *phases(fit)]))
     if fit.may_fit:
-        word = "may fit" if fit.uncounted else "tight"
+        word = "may fit" if fit.uncounted else in_words(fit)
         said = f"{word}: {size}, may or may not fit{host}{_why(fit)}"
         return "; ".join(filter(None, [said, note, _way(ways)]))
     short = f"{gib(-fit.margin_bytes)} GiB more than it has{_why(fit)}"

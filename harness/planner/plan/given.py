@@ -23,6 +23,7 @@ from harness.planner.export.reading import reading
 from harness.planner.plan.answer import (
     answered,
     gib,
+    in_words,
     lacks,
     of_uncounted,
     peak_in_words,
@@ -34,7 +35,6 @@ from harness.planner.plan.lattice import adapts
 from harness.planner.plan.request import MODEL, fit_as_json
 from harness.planner.plan.table import (
     SHOWN,
-    WORD,
     by_category,
     print_explained,
     print_lines,
@@ -121,11 +121,11 @@ def _intended(options: argparse.Namespace, made: Reading, asking: Asking) -> lis
         return []
     asked = asked_for(asked_of(options, made.intended))
     (fit,) = dataclasses.replace(asking, asked=asked).fits(asked.resolved)
-    said = ", ".join(made.idle)
+    idle = ", ".join(made.idle)
     verb = "does" if len(made.idle) == 1 else "do"
     needs = reach(fit) if fit.need_bytes is not None else "is not predicted"
-    head = f"{said} {verb} nothing: all weights train by default. As adapters:"
-    return [head, f"  {WORD[fit.verdict]}: {fit.label}, {needs}"]
+    head = f"{idle} {verb} nothing: all weights train by default. As adapters:"
+    return [head, f"  {in_words(fit)}: {fit.label}, {needs}"]
 
 
 def _best(
@@ -143,9 +143,9 @@ def _verdict(made: Reading, fit: Fit) -> list[str]:
     """Return the configuration's recipe, what it needs, and its peak."""
     head = [f"{made.trainer}: {fit.label}"]
     if fit.need_bytes is None:
-        return [*head, f"  {WORD[fit.verdict]}: {fit.lack or fit.prediction.reason}"]
+        return [*head, f"  {in_words(fit)}: {fit.lack or fit.prediction.reason}"]
     needs = f"needs {reach(fit)}" if fit.may_fit else lacks(fit)
-    word = "may fit" if fit.uncounted and fit.verdict == "tight" else WORD[fit.verdict]
+    word = "may fit" if fit.uncounted and fit.verdict == "tight" else in_words(fit)
     speed = f", {rate_in_words(fit)}" if fit.seconds else ""
     verdict = f"  {word}: {needs}{speed}{of_uncounted(fit)}"
     return [*head, verdict, f"  its peak: {peak_in_words(fit)}"]

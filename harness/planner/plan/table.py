@@ -16,7 +16,7 @@ from harness.planner.eager import note_of
 from harness.planner.edits import Ways
 from harness.planner.explore import RULE, reason
 from harness.planner.export import trainers
-from harness.planner.plan.answer import answered, gib, kind_of_sample, near, phases, rate
+from harness.planner.plan.answer import answered, gib, in_row, kind_of_sample, near, phases, rate
 from harness.planner.plan.lattice import adapts
 from harness.planner.speed import rates
 from harness.planner.speed.roofline import issue_seconds, issued, latency, sent
@@ -42,12 +42,10 @@ SHOWN = {
     "activ": ("activations", "recomputed", "autocast"),
     "other": ("temporaries",),
 }
-WORD = {"fits": "fits", "tight": "tight", "host": "host short", "no": "no",
-        "unknown": "not predicted", "cannot": "cannot run"}  # fmt: skip
 ON_GPU = (
     "Memory in GiB of one GPU; Host: of a node. Needs: the allocator's reserve, library "
     "workspaces, CUDA context and NCCL. fits: the upper ends of Needs and Host fit too. "
-    "tight: the available memory lies within the range."
+    "tight, host tight: the memory of the GPU, or of the host, lies within the range."
 )
 ON_CPU = (
     "Memory in GiB. Needs: tensors, interpreters and libraries of all processes, which share "
@@ -80,8 +78,9 @@ SOME = 1
 """Trainers that a row names."""
 STAYS = ("", "Needs", "Host", "GPUs", *SPEED.values(), WHY_NOT)
 """Heads of columns that are never hidden: they decide the verdict."""
-LOOKS = {"": {"fits": "green", "tight": "yellow", "step fits": "yellow", "host short": "red",
-              "no": "red", "not predicted": "dim", "cannot run": "dim"}}  # fmt: skip
+LOOKS = {"": {"fits": "green", "tight": "yellow", "host tight": "yellow", "step fits": "yellow",
+              "host short": "red", "no": "red",
+              "not predicted": "dim", "cannot run": "dim"}}  # fmt: skip
 """Styles of the verdicts in the column without a head."""
 
 
@@ -160,7 +159,7 @@ def columns(heads: Sequence[Any], first: Fit, short: bool = False) -> list[Colum
     speed = SPEED[kind_of_sample(first)]
     known = [
         Column("Recipe", lambda fit: fit.label + " (as eager)" * bool(note_of(fit.resolved))),
-        Column("", lambda fit: word.get(fit.verdict, WORD[fit.verdict]), "flag"),
+        Column("", lambda fit: word.get(fit.verdict, in_row(fit)), "flag"),
         Column("Needs", lambda fit: near(fit.need_bytes, fit.spread_bytes), "number"),
         Column("Free", lambda fit: gib(fit.margin_bytes), "number"),
         *(Column(head, lambda fit, head=head: gib(split(fit).get(head)), "number")
