@@ -488,7 +488,7 @@ def test_kinds_are_told_by_their_names(own):
     assert json.loads(public("flux-dev").settings) == {"guidance_embeds": True}
 
 
-@pytest.mark.parametrize("name", ["flux-dev", "wan2.1-14b"])
+@pytest.mark.parametrize("name", ["flux-dev", "wan2.1-14b", "sana-1.6b", "z-image"])
 def test_the_names_of_linear_layers_are_a_survey_s(name):
     """They are recorded, so that adapters of some layers are planned without torch."""
     found = public(name)
