@@ -58,7 +58,7 @@ class CrossEntropy(Strategy):
         return seen_by_one(trained, lambda: self._shown(trained))
 
     def _shown(self, trained: TrainingRun) -> dict[str, Any]:
-        """Return tokens, and the logits of how many were in memory at once and recomputed."""
+        """Return the vocabulary, and the logits that were in memory at once and recomputed."""
         from strategies.losses import functions
 
         layer, seen = trained.subject.vocabulary(trained.module), trained.observed
@@ -86,4 +86,5 @@ class CrossEntropy(Strategy):
         demand(rows == most, f"logits of {rows} tokens were in memory at once, expected {most}")
         wanted = 0 if self.kind == "full" else -(-tokens // most)
         demand(again == wanted, f"{again:g} chunks were recomputed, expected {wanted}")
-        return {"tokens": tokens, "logit_rows_at_once": rows, "recomputed": again}
+        size = layer.out_features
+        return {"vocabulary": size, "logit_rows_at_once": rows, "recomputed": again}
