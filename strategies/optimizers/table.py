@@ -36,6 +36,7 @@ class Entry:
     ``kind``: "module:Class". ``about``: docstring; its first sentence is its line in the list.
     ``fields``: parameters and their defaults, ``ranges``: parameter -> (test, words of its range).
     ``written``: value of the parameter ``write`` -> another class. ``exact``: it computes AdamW.
+    ``block``: elements that share a scale; only tensors of whole blocks have such moments.
     """
 
     kind: str
@@ -49,6 +50,7 @@ class Entry:
     traits: frozenset[str] = frozenset({"own_state"})
     written: Mapping[str, str] = field(default_factory=dict)
     exact: bool = False
+    block: int = 256
     base: str = "Optimizer"
 
 
@@ -93,9 +95,9 @@ class Optimizer(Strategy):
 
         Empty if no tensor is large, unless the moments are quantized: then nothing was.
         """
-        large = large_tensors(trained)
+        large = large_tensors(trained, self.entry.block)
         if not large:
-            text = f"no tensor has {LARGE} elements in whole blocks of {BLOCK}"
+            text = f"no tensor has {LARGE} elements in whole blocks of {self.entry.block}"
             demand("rounds_state" not in self.entry.traits, f"no state was quantized: {text}")
             return {}
         state, elements = trained.inner_optimizer.state, sum(large.values())
@@ -109,17 +111,17 @@ class Optimizer(Strategy):
 
 
 # bitsandbytes and torchao keep tensors below this, or of no whole blocks, in float32.
-LARGE, BLOCK = 4096, 256
+LARGE = 4096
 
 
-def large_tensors(trained: TrainingRun) -> dict[Any, int]:
+def large_tensors(trained: TrainingRun, block: int = 256) -> dict[Any, int]:
     """Return the large weights, or pieces, that the optimizer steps -> their elements on this rank.
 
     Convolutions are left out: their last two dimensions are too small to factor.
     """
     optimizer, engine = trained.inner_optimizer, trained.engine
     sizes = {p: engine.part(p).tensor.numel() for p in optimizer.state if p.ndim <= 2}
-    return {p: size for p, size in sizes.items() if size >= LARGE and size % BLOCK == 0}
+    return {p: size for p, size in sizes.items() if size >= LARGE and size % block == 0}
 
 
 def _moments(state: Mapping[str, Any]) -> list[Any]:
@@ -411,6 +413,7 @@ TABLE: dict[str, Entry] = {
         moments=lambda part, size, sides: (4.0, 4.0),
         needs=("torchao",),
         traits=ROUNDS,
+        block=1,
         base="Torchao",
     ),
     "paged_adam8bit": Entry(
