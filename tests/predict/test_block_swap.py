@@ -35,19 +35,20 @@ def copied(found, phase: str, kind: str = "streamed") -> int:
 
 
 def test_the_device_holds_two_of_the_streamed_blocks(tmp_path):
-    recipes = ["lora", "block_swap:blocks=6+lora", "block_swap:blocks=8", "bf16+cast+lora"]
-    specs = [dataclasses.replace(SPEC, recipe=f"single+{recipe}") for recipe in recipes]
+    recipes = ["lora", "block_swap:blocks=6+lora", "block_swap:blocks=8", "bf16+cast+lora",
+               "block_swap:blocks=8+adafactor+optimizer_in_backward"]  # fmt: skip
+    specs = [dataclasses.replace(SPEC, recipe=f"single+{r}", grad_clip=0.0) for r in recipes]
     cases = [dataclasses.asdict(spec) for spec in specs]
-    plain, frozen, trained, cast = predictions(cases, tmp_path)
-    for found in (plain, frozen, trained, cast):
+    plain, frozen, trained, cast, fused = predictions(cases, tmp_path)
+    for found in (plain, frozen, trained, cast, fused):
         assert found["method"] == "trace", found["reason"]
 
     def weights(found) -> int:
         return found["steady"]["categories"]["parameters"]
 
     assert weights(plain) - weights(frozen) == pytest.approx((6 - 2) * BLOCK, rel=0.02)
-    held = (found["host_steady"]["bytes"] for found in (frozen, plain))
-    assert next(held) - next(held) == pytest.approx(6 * BLOCK, rel=0.05)
+    held, least = (found["host_steady"]["bytes"] for found in (frozen, plain))
+    assert held - least == pytest.approx(6 * BLOCK, rel=0.05)
     assert copied(plain, "forward") == 0
     # The last of them waits on the device for backward to come.
     assert copied(frozen, "forward") == pytest.approx(6 * BLOCK, rel=0.02)
@@ -59,6 +60,11 @@ def test_the_device_holds_two_of_the_streamed_blocks(tmp_path):
     host = trained["host_steady"]["categories"]
     assert host["optimizer_state"] == pytest.approx(2 * 8 * BLOCK, rel=0.02)
     assert trained["steady"]["categories"]["optimizer_state"] < 2 * BLOCK
+    # Stepped within backward, weights leave in the place of gradients; no state is on the host.
+    assert copied(fused, "backward") == pytest.approx((7 + 8) * BLOCK, rel=0.02)
+    assert weights(fused) == pytest.approx(weights(trained), rel=0.001)
+    assert fused["host_steady"]["bytes"] == pytest.approx(least + 8 * BLOCK, rel=0.02)
+    assert 0 < fused["steady"]["categories"]["optimizer_state"] < BLOCK / 10
 
 
 @contextlib.contextmanager

@@ -52,6 +52,7 @@ CONFIGURATIONS = [
     ("single+bf16_pure+adamw_bf16:write=kahan", "DiT-S/8:depth=4", 8, {}),
     ("single+checkpoint:keep=products", "DiT-T/2:depth=2", 8, {}),
     ("single+optimizer_in_backward", "DiT-T/8", 4, {}),
+    ("single+block_swap+checkpoint+adafactor+optimizer_in_backward", "DiT-S/8:depth=4", 8, {}),
 ]
 OTHERS = [  # test_rehearsed has further ones
     ("single", "DiT-S/8:depth=4", 8, {}),

@@ -240,14 +240,12 @@ def test_a_step_within_backward_is_the_same_step(optimizer, train_here):
 
 
 STREAMED = [
-    "block_swap:blocks=3+adamw",
-    "block_swap:blocks=4+lora+adafactor",
+    "block_swap:blocks=3+adamw", "block_swap:blocks=4+lora+adafactor",
     "bf16+block_swap:blocks=3+checkpoint+came+ema:place=cpu",
-    "bf16_pure+block_swap:blocks=4+checkpoint+adafactor",
     "bf16_pure+block_swap:blocks=3+checkpoint+adafactor:write=stochastic",
     "bf16_pure+block_swap:blocks=4+checkpoint+adam8bit:write=kahan",
     "bf16_pure+block_swap:blocks=4+checkpoint:every=2+offload_activations:what=checkpoints+sgd",
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("text", STREAMED)
