@@ -217,8 +217,8 @@ def _statements(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
 
     ``$_`` stands for the output of a command, which nobody knows.
     """
-    if path.suffix.lower() in (".bat", ".cmd"):
-        text = re.sub(r"%(\w+)%", r"${\1}", text)
+    if path.suffix.lower() in (".bat", ".cmd", ".ps1"):  # a backslash is of a path there
+        text = re.sub(r"%(\w+)%", r"${\1}", text).replace("\\", "/")
     text = IF_SET.sub(lambda found: found[2] * bool(re.search(rf"\b{found[1]}=[^\s;]", text)), text)
     text = re.sub(r"\$\([^()\n]*\)", "$_", COMMENT.sub(lambda found: found[1] or "", text))
     lexer = shlex.shlex(CONTINUED.sub(_joined, text) + "\n", None, True, PUNCTUATION)
