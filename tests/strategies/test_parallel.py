@@ -137,7 +137,7 @@ def test_what_is_saved_is_a_plain_model_s(runs, train_here):
 
 
 def test_memory_is_predicted_and_activations_are_a_share_of_the_tokens(runs, tmp_path):
-    names = ("ddp+sp+checkpoint", FOUR, QUARTERS, WAN, "video ddp+sp")
+    names = ("ddp+sp+checkpoint", FOUR, QUARTERS, WAN)
     rows = [runs[0][name] for name in names]
     one = dataclasses.replace(TWO, model="DiT-T/2", data="synthetic:64", global_batch=1)
     alone = dataclasses.replace(one, recipe="single", processes=1)
