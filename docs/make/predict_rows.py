@@ -10,7 +10,7 @@ from typing import Any
 from tests.children.peaks import in_forks  # isort: skip: it hides GPUs before torch comes
 
 from docs.make import as_it_was
-from docs.make.public_rows import CHECK, FILE, rows
+from docs.make.public_rows import FILE, rows
 from harness.planner.speed.roofline import issued
 from harness.planner.uncertainty import class_of
 from harness.planner.verdict import judge
@@ -41,8 +41,7 @@ def figures(resolved: Resolved, found: Prediction, row: dict[str, Any]) -> dict[
     seconds = {}
     for name in row.get("seconds", ()):
         one = judge(resolved, found, cards.find(name)).seconds
-        more = CHECK * row.get("checks", 0) ** 2  # the host's, at the end of a backward that waits
-        seconds[name] = [round(value + more, 4) for value in (one.total, one.low, one.high)]
+        seconds[name] = [round(value, 4) for value in (one.total, one.low, one.high)]
     kind = class_of(resolved.launch.traits, found)
     return {**sizes, "class": kind, "operations": issued(found.work), "seconds": seconds}
 

@@ -21,10 +21,6 @@ from harness.system import cards
 FILE = Path(__file__).parents[1] / "public-rows.yaml"
 SAME = {"cogvideox-factory": "finetrainers", "huggingface/finetrainers": "finetrainers"}
 """First word of a row's source -> the source whose authors wrote it."""
-CHECK = (0.1265 - 0.0505) / 147**2
-"""Seconds in which a hook of DeepSpeed 0.18.5 to 0.18.7 asks of one tensor whether this backward
-computes its gradient; the hook of each gradient asks of all. DeepSpeed's pull request 7886 took a
-step of a model of 147 tensors from 0.1265 to 0.0505 s on eight H100."""
 Row = dict[str, Any]
 
 

@@ -191,7 +191,7 @@ class Point:
 
     @functools.cached_property
     def level(self) -> str:
-        """What it keeps, recomputes, moves and streams, as words of its recipe."""
+        """Words of its recipe on what it keeps, recomputes, moves and streams."""
         return "+".join(part for part in self.label.split("+") if part not in self.column)
 
     @functools.cached_property
@@ -207,7 +207,7 @@ class Point:
 
     @functools.cached_property
     def rounding(self) -> int:
-        """How much it rounds. Frozen weights: 1 in 8 bits, 2 in 4. Trained weights: 1 each for
+        """Number of its roundings. Frozen weights: 1 in 8 bits, 2 in 4. Trained weights: 1 each for
         16 bits without a master and for rounded optimizer state."""
         if self.adapted:
             return {HALF / 4: 2, HALF / 2: 1}.get(self.weight_bytes, 0)
@@ -215,7 +215,7 @@ class Point:
 
     @property
     def rounds(self) -> str:
-        """What it rounds, in words."""
+        """Words on what it rounds; empty if nothing."""
         if self.adapted:
             return {2: "4-bit weights", 1: "8-bit weights"}.get(self.rounding, "")
         found = {"rounds_state": "rounded moments", "pure_bf16": "16-bit weights"}
