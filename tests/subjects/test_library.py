@@ -8,6 +8,7 @@ import json
 
 import pytest
 import torch
+from conftest import launchable
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -371,6 +372,7 @@ def test_a_velocity_that_is_known_costs_nothing(shape):
 
 OWN = """
 import torch
+from conftest import launchable
 from torch import nn
 
 class Block(nn.Module):
@@ -488,7 +490,7 @@ def test_kinds_are_told_by_their_names(own):
     assert json.loads(public("flux-dev").settings) == {"guidance_embeds": True}
 
 
-@pytest.mark.parametrize("name", ["flux-dev", "wan2.1-14b", "sana-1.6b", "z-image"])
+@pytest.mark.parametrize("name", launchable(families.table(), often=["flux-dev", "sana-1.6b"]))
 def test_the_names_of_linear_layers_are_a_survey_s(name):
     """They are recorded, so that adapters of some layers are planned without torch."""
     found = public(name)
