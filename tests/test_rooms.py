@@ -4,6 +4,7 @@ is known in its own file alone. Read from the sources, without running them."""
 from __future__ import annotations
 
 import ast
+import functools
 
 import pytest
 from conftest import LONGEST
@@ -13,34 +14,13 @@ from harness.launch.sources import MEASURED
 from strategies.engines import ENGINES
 
 ORDER = (
-    "harness.api",
-    "harness.planner",
-    "harness.script",
-    "harness.cli",
-    "harness.train",
-    "harness.commands",
-    "harness.suite",
-    "harness.report",
-    "harness.sampling",
-    "harness.worker",
-    "harness.launch",
-    "harness.prediction",
-    "harness.system",
-    "harness.memory",
-    "harness.resolve",
-    "harness.void",
-    "harness.result",
-    "harness.subjects",
-    "harness.data",
-    "harness.spec",
-    "harness.hooks",
-    "harness.files",
-    "harness.opened",
-    "harness.phases",
-    "harness.json_files",
-    "harness.exits",
-    "strategies",
-)
+    "harness.api", "harness.planner", "harness.script", "harness.cli", "harness.train",
+    "harness.commands", "harness.suite", "harness.report", "harness.sampling", "harness.worker",
+    "harness.launch", "harness.prediction", "harness.system", "harness.memory", "harness.resolve",
+    "harness.void", "harness.result", "harness.subjects", "harness.data", "harness.spec",
+    "harness.hooks", "harness.files", "harness.opened", "harness.phases", "harness.json_files",
+    "harness.exits", "strategies",
+)  # fmt: skip
 """Each room may import from those behind it."""
 REPORT = tuple(f"harness.report.{name}" for name in ("anatomy", "rendering", "data", "figures"))
 """The same within the report: its face may import from all of them, and none from it."""
@@ -66,10 +46,13 @@ def sources(package: str) -> Sources:
     return texts
 
 
+parsed = functools.cache(ast.parse)
+
+
 def imported(text: str, known: Sources) -> set[str]:
     """Modules that a text imports anywhere: in functions and for types, too."""
     names = set()
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(parsed(text)):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -142,12 +125,6 @@ def test_what_a_worker_runs_makes_kept_results_stale(house):
     assert rooms <= {*MEASURED, "system"} and {"worker", "memory", "subjects"} <= rooms
 
 
-def test_every_test_file_has_a_name_of_its_own():
-    """Without packages pytest imports a second file of one name as the first, and fails."""
-    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
-    assert len(names) > 100 and sorted(set(names)) == sorted(names)
-
-
 def test_no_test_imports_another():
     """What two of them need lies in tests/made; conftest is nobody's test."""
     tests = sources("tests")
@@ -172,26 +149,11 @@ ENGINES_OWN = ("strategies.engines", "harness.planner.adapters.")
 NAMES = {*ENGINES, "deepspeed", "zero", "stage", "zero_stage", "distributed_type"}
 
 
-def engine_questions(text: str) -> list[str]:
-    """Conditions of a module that ask which engine there is: by name, stage or launch file."""
-    conditions = [
-        part
-        for node in ast.walk(ast.parse(text))
-        if isinstance(
-            node, (ast.If, ast.IfExp, ast.While, ast.comprehension, ast.BoolOp, ast.Compare)
-        )
-        for part in ([node] if isinstance(node, (ast.BoolOp, ast.Compare)) else _tests(node))
-    ]
-    found = (ast.unparse(part) for part in conditions if _asked_of(part) & NAMES)
-    return sorted(set(found))
+CONDITIONS = (ast.If, ast.IfExp, ast.While, ast.comprehension, ast.BoolOp, ast.Compare)
 
 
-def _tests(node: ast.AST) -> list[ast.expr]:
-    return node.ifs if isinstance(node, ast.comprehension) else [node.test]
-
-
-def _asked_of(condition: ast.AST) -> set[str]:
-    """Words, attributes and classes of a condition, in lower and as they are."""
+def asked_of(condition: ast.AST) -> set[str]:
+    """Words, attributes and classes of a condition."""
     words: set[str] = set()
     for node in ast.walk(condition):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -203,72 +165,15 @@ def _asked_of(condition: ast.AST) -> set[str]:
     return words | {kind.__name__ for kind in ENGINES.values() if kind.__name__ in words}
 
 
+def asks_for_an_engine(text: str) -> bool:
+    """Whether a condition asks which engine there is: by name, stage or launch file."""
+    nodes = [node for node in ast.walk(parsed(text)) if isinstance(node, CONDITIONS)]
+    parts = (node.ifs if isinstance(node, ast.comprehension) else [getattr(node, "test", node)]
+             for node in nodes)  # fmt: skip
+    return any(asked_of(part) & NAMES for some in parts for part in some)
+
+
 def test_nobody_but_an_engine_asks_which_engine_there_is(house):
-    asked = {
-        module: found
-        for module, text in house.items()
-        if not module.startswith(ENGINES_OWN) and (found := engine_questions(text))
-    }
-    assert set(asked) == set(ABOUT_DEEPSPEED), asked
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        'if trained.accelerator.distributed_type == "DEEPSPEED": pass',
-        "x = 1 if launch.engine.stage == 3 else 2",
-        'found = [p for p in parts if p.kind in ("MULTI_GPU", "MULTI_CPU")]',
-        'if sharding.startswith("zero"): pass',
-        'if config.get("deepspeed"): pass',
-    ],
-)
-def test_a_question_is_noticed(line):
-    assert engine_questions(line)
-
-
-# ---- the test itself ----
-
-MADE = {
-    "harness.report": "from harness.report.rendering.pages import render",
-    "harness.report.rendering.pages": "from harness.report.data import rows",
-    "harness.report.data.rows": "from harness.report.figures import units",
-    "harness.report.data.grid": "",
-    "harness.report.figures.units": "",
-}
-
-
-def report_ways(texts: Sources) -> list[str]:
-    return wrong_ways({n: t for n, t in texts.items() if n != "harness.report"}, REPORT)
-
-
-def test_a_house_in_order_passes():
-    assert report_ways(MADE) == [] and circle(MADE) == []
-
-
-@pytest.mark.parametrize(
-    ("module", "line"),
-    [
-        ("data.rows", "from harness.report.rendering import pages"),
-        ("data.rows", "def late():\n    import harness.report.rendering.pages"),
-        ("figures.floor", "if TYPE_CHECKING:\n    from harness.report.data import rows"),
-    ],
-)
-def test_an_arrow_back_is_noticed(module, line):
-    assert len(report_ways({**MADE, f"harness.report.{module}": line})) == 1
-
-
-def test_a_circle_of_types_is_noticed():
-    texts = {
-        **MADE,
-        "harness.report.data.rows": "from harness.report.data import grid",
-        "harness.report.data.grid": (
-            "if TYPE_CHECKING:\n    from harness.report.data.rows import Row"
-        ),
-    }
-    assert report_ways(texts) == []
-    assert circle(texts) == ["harness.report.data.rows", "harness.report.data.grid"]
-
-
-def test_a_module_in_no_room_is_noticed():
-    with pytest.raises(AssertionError, match="in no room"):
-        report_ways({**MADE, "harness.report.helpers": "from harness.report.data import rows"})
+    others = {name: text for name, text in house.items() if not name.startswith(ENGINES_OWN)}
+    assert {n for n, text in others.items() if asks_for_an_engine(text)} == set(ABOUT_DEEPSPEED)
+    assert asks_for_an_engine("x = 1 if launch.engine.stage == 3 else 2")

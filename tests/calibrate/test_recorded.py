@@ -16,7 +16,6 @@ from harness.planner.speed import rates
 from harness.planner.speed.roofline import Seconds, seconds
 from harness.prediction import Work
 from harness.system import cards
-from tests.made.calibrations import CPU, made, row, rows
 
 FOLDER = ROOT / "tests/golden/cpu-calibration"
 
@@ -37,41 +36,9 @@ class Step:
         return self.predicted(on).total / self.measured - 1
 
 
-def work(seconds: float) -> tuple[Work, ...]:
-    """Products that take so long at 50 TFLOP/s."""
-    kind = {"phase": "forward", "kind": "product", "dtype": "float32"}
-    return (Work(**kind, flops=int(seconds * 50e12), bytes=8, count=1),)
-
-
 def card(calibration) -> cards.Card:
     found = store.applied(calibration)
     return dataclasses.replace(rates.of_device(calibration.device), calibrated=found)
-
-
-# ---- arithmetic ----
-
-
-def test_a_step_takes_its_work_at_the_fitted_rate_and_processes_share_it():
-    one = Step(recipe="single", processes=1, work=work(1.0), measured=1.0)
-    assert one.error(card(made(CPU, rows=rows(1.25)))) == pytest.approx(0.25)
-    two = dataclasses.replace(one, processes=2)
-    assert two.error(card(made(CPU, rows=rows(1.25)))) == pytest.approx(1.5), "they share it"
-    typical = dataclasses.replace(card(made(CPU)), calibrated=None)
-    assert one.error(typical) == pytest.approx(50e12 / (0.75 * 2 * 64e9) - 1)
-
-
-def test_the_range_of_a_time_is_the_uncertainty_of_its_rows():
-    one = Step(recipe="single", processes=1, work=work(1.0), measured=1.24)
-    found = one.predicted(card(made(CPU, rows=rows(1.25))))
-    ends = (found.low, found.total, found.high)
-    assert ends == pytest.approx((1.25 / 1.03, 1.25, 1.25 * 1.03))
-
-
-def test_a_part_of_the_catalog_that_no_row_tells_of_is_typical():
-    sent = Work(phase="backward", kind="collective", dtype="", flops=0, bytes=10**9, count=1)
-    one = Step(recipe="ddp", processes=2, work=(sent,), measured=1.0)
-    found = one.predicted(card(made(CPU, rows=[*rows(), row("single+sgd", 2.5, 2.0)])))
-    assert (found.high / found.total, found.total / found.low) == pytest.approx((2, 2))
 
 
 # ---- a CPU, planned and measured ----
@@ -112,17 +79,6 @@ def test_nine_of_ten_steps_are_within_what_the_others_say(recorded):
         total = predicted_seconds(one, others.factors)
         inside.append(abs(total - one.step_seconds) <= others.shares["compute"] * total)
     assert len(inside) == 23 and sum(inside) >= 0.9 * len(inside) - 1, "give or take one"
-
-
-def test_the_recorded_errors_are_those_of_the_recorded_work(recorded):
-    """A calibration keeps the parts of a row; here they follow from every operation."""
-    steps, calibration = recorded
-    kept = {row.recipe: row for row in calibration.rows}
-    for one in steps:
-        others = without(calibration, one)
-        total = predicted_seconds(kept[one.recipe], others.calibrated.fitted.factors)
-        error = total / kept[one.recipe].step_seconds - 1
-        assert one.error(others) == pytest.approx(error, abs=1e-6)
 
 
 def test_one_that_was_fitted_to_wrong_steps_is_not_near(recorded):

@@ -9,13 +9,12 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from harness import ROOT, cli
+from harness import cli
 from harness.planner import pool
 from harness.planner.calibrate import command, running
 from harness.planner.calibrate.rows import Setting, specs
-from harness.planner.calibrate.running import Outcome, Session, run_stations
+from harness.planner.calibrate.running import Session, run_stations
 from harness.planner.calibration import store
-from harness.planner.calibration.record import Ceilings
 from harness.resolve import resolve
 from harness.result import Result, Status
 from harness.suite.file import load_suite
@@ -87,13 +86,6 @@ def again(session: Session) -> Session:
     return new
 
 
-def test_a_station_is_measured_again_if_its_code_changes(session, monkeypatch):
-    rooms = []
-    monkeypatch.setattr(running, "digest", lambda found: rooms.extend(found) or "")
-    assert session.mark and rooms
-    assert all((ROOT / "harness" / room).is_dir() for room in rooms)
-
-
 def test_a_station_that_fails_ends_no_other_and_says_why(session):
     found = {o.station: o for o in run_stations(session)}
     assert found["attention"].status == "failed"
@@ -103,15 +95,6 @@ def test_a_station_that_fails_ends_no_other_and_says_why(session):
     session.console.file.flush()
     said = Path(session.console.file.name).read_text()
     assert "attention: failed: exit code 1" in said
-
-
-def test_load_is_what_others_took_of_the_cores_and_not_the_station_s_own(session, monkeypatch):
-    busy, own = iter([100.0, 105.0] + [200.0] * 99), iter([7.0, 11.5] + [20.0] * 99)
-    monkeypatch.setattr(running, "busy_now", lambda: next(busy))
-    monkeypatch.setattr(running, "_children_seconds", lambda: next(own))
-    found = {o.station: o for o in run_stations(session)}
-    assert found["products"].facts["load"] == pytest.approx(0.5), "of a station of one second"
-    assert found["streams"].facts["load"] == 0.0
 
 
 def test_an_interruption_ends_all_and_keeps_what_had_ended(session, monkeypatch):
@@ -136,13 +119,6 @@ def test_the_next_call_repeats_only_what_failed(session):
     session.started.clear()
     new.fresh = True
     assert len(run_stations(new)) == len(session.started) == 5
-
-
-def test_another_device_is_measured_anew(session, monkeypatch):
-    run_stations(session)
-    monkeypatch.setattr(store, "processor", lambda: "another CPU, 8 cores")
-    run_stations(again(session))
-    assert len(session.started) == 5
 
 
 # ---- what it leaves ----
@@ -189,10 +165,3 @@ def test_ctrl_c_in_a_row_leaves_no_calibration(call):
     code, folder = call(end=interrupted)
     assert code == 130 and not (folder / "calibration.json").exists()
     assert (folder / "stations" / "products.json").exists()
-
-
-def test_numbers_of_a_station_that_failed_are_not_taken():
-    good = Outcome(station="products", status="ok", facts={"products": {"a": 1.0}})
-    bad = Outcome(station="streams", status="failed", facts={"launch_seconds": 9.0})
-    found = running.build_from([good, bad], Ceilings)
-    assert found.products == {"a": 1.0} and found.launch_seconds is None

@@ -67,10 +67,6 @@ def plain_terminal(report: Report) -> str:
 # ---- the statistic ----
 
 
-def test_nothing_measured_twice_nothing_known():
-    assert floor_of({"ddp": [[1.0, 1.1]], "zero2": [[1.0]]}, "ddp") is None
-
-
 def told_apart(dice: random.Random, ratio: float, runs: float, steps: float, times: int) -> bool:
     """Whether a row that takes ``ratio`` as long is told from the reference, of made noise."""
 
@@ -111,17 +107,6 @@ def test_the_margin_by_steps_is_student_s_of_the_median():
 # ---- a report ----
 
 
-def test_a_wide_spread_of_the_reference_hides_the_same_fifth():
-    group = group_of(suite(BUSY))
-    ratios = cells(group, "x ref")
-    assert ratios.pop("ddp") == "-"
-    for cell in ratios.values():
-        low, high = map(float, cell.split("-"))
-        assert low < 0.8 < 1.2 < high
-    assert set(cells(group, "#").values()) == {"1-3"}
-    assert "higher --noise-floor make it smaller" in lookup.noise_floor(group)
-
-
 @pytest.mark.parametrize("render", [pages.render_markdown, plain_terminal])
 def test_a_busy_machine_has_no_fastest_row_and_no_equal_ones(render):
     """9.67 against 16.05 samples/s under such a noise are no equal speeds."""
@@ -138,34 +123,6 @@ def test_a_busy_machine_has_no_fastest_row_and_no_equal_ones(render):
     text = render(report)
     for word in ("same speed", "as fast as", "equally fast", "is fastest", "at the same"):
         assert word not in text
-
-
-def test_the_steps_named_for_a_busy_machine_would_do():
-    """The noise of independent steps at that number is a quarter or less."""
-    group = group_of([*references((1.0, 1.6, 0.9)), steady("zero2", 1.1)])
-    steps = int(headline(group).split("--steps ")[1].split()[0])
-    shrunk = math.log1p(group.floor.fraction) * math.sqrt(group.reference.spec.steps / steps)
-    assert shrunk <= math.log1p(0.25) < 1.1 * shrunk
-
-
-def test_with_no_difference_the_headline_names_memory_alone():
-    slim = (126, 63, 126, 126, 96, 58)
-    noisy = [*references((0.40, 0.42, 0.41)), steady("zero2", 0.42, parts=slim)]
-    group = group_of(noisy)
-    said = "no difference in speed was measured; zero2 needs 22 % less memory than ddp."
-    assert headline(group).endswith(said)
-    assert "is fastest" in headline(group_of([*noisy, steady("zero3", 0.8)]))
-
-
-def test_equal_speeds_are_the_same_only_within_the_floor():
-    """Rows with more runs than others have narrower intervals, all of which may lie within it."""
-    often = [steady(SAME, s, repeat=i) for i, s in enumerate((0.401, 0.399, 0.400))]
-    group = group_of([*references((0.4, 0.404, 0.396)), *often, steady("zero2", 0.405)])
-    ratios = cells(group, "x ref")
-    assert ratios[SAME] == "same" and "-" in ratios["zero2"]
-    (row,) = [row for row in group.rows if row.label == SAME]
-    low, high = lookup.interval(row, group.reference)
-    assert 1 / (1 + group.floor.fraction) <= low < 1 < high <= 1 + group.floor.fraction
 
 
 def test_a_reference_that_does_not_repeat_itself_is_told():
@@ -224,12 +181,3 @@ def test_the_fastest_is_named_with_those_that_are_not_told_from_it():
     assert "its speed not told apart from the fastest row's" in found["Least memory"]
     last = fastest_that_fits(group)[-1]
     assert (last.row.label, last.others) == ("ddp", close)
-
-
-def test_a_fastest_that_is_told_apart_stands_alone():
-    slim = (126, 63, 126, 126, 96, 58)
-    group = group_of([*references(QUIET), steady("zero2", 0.48, parts=slim)])
-    found = {answer.question: answer.text for answer in answers(group)}
-    assert "told apart" not in " ".join(found.values())
-    assert "16.7 % of its speed" in found["Best trade"]
-    assert all(fit.others == "" for fit in fastest_that_fits(group))

@@ -5,7 +5,6 @@ Golden files are built again by `PYTHONPATH=. python tests/made/results.py`.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import dataclasses
 import html as html_text
@@ -13,29 +12,18 @@ import io
 import json
 import re
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from harness import ROOT
-from harness.commands import reports
-from harness.prediction import load
 from harness.report import SuiteHead, build, write_report
-from harness.report.data.answers import (
-    IN_FULL,
-    MANY,
-    answers,
-    fastest_that_fits,
-    in_detail,
-    in_full,
-)
-from harness.report.data.grid import text_grid
+from harness.report.data.answers import MANY, answers, fastest_that_fits, in_detail
+from harness.report.data.effects import effects
 from harness.report.data.rows import read_suite
-from harness.report.rendering import export, pages, sentences, table, tables, terminal
+from harness.report.rendering import export, pages, sentences, terminal
 from harness.result import Status, load_all
-from tests.made.results import cpu_set, gpu_set, large_set
+from tests.made.results import done, large_set
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "report"
 SETS = ("cpu", "gpu")
@@ -123,17 +111,6 @@ def test_without_a_gpu_every_format_says_so():
     assert "Do NOT compare" not in pages.render_markdown(report_of("gpu"))
 
 
-@pytest.mark.parametrize("name", SETS)
-def test_the_ranking_has_at_most_eight_columns_and_a_page_ten_tables(name):
-    report = report_of(name)
-    (group,) = report.groups
-    grid = tables.ranking(group)
-    assert len(grid.heads) <= 8 and {len(line) for line in grid.lines} == {len(grid.heads)}
-    assert ("Needs GiB" in grid.heads) == (name == "gpu")
-    assert pages.render_html(report).count("<table") <= 10
-    assert len(export.COLUMNS) <= 40
-
-
 def test_rows_on_other_devices_or_of_other_work_are_not_ranked_together():
     report = build(recorded("cpu") + recorded("gpu"), [], SuiteHead(reference="ddp"))
     assert len(report.groups) == 2
@@ -177,13 +154,6 @@ def test_nothing_finished():
         assert "No run finished" in printed(results, ["x: not a result file"])
 
 
-def test_one_row():
-    results = [r for r in recorded("cpu") if r.spec.recipe == "zero3"]
-    report = build(results, [])
-    assert "**Fastest**: `zero3`" in pages.render_markdown(report)
-    assert pages.render_html(report).count("<svg") > 3
-
-
 def test_a_row_without_traces_curves_or_launch():
     results = recorded("gpu")
     for result in results:
@@ -212,13 +182,6 @@ def test_broken_and_foreign_files_are_named_and_skipped(tmp_path):
     assert len(list(csv.reader(io.StringIO(paths[1].read_text())))) == 15
     assert "schema 99" in " ".join(printed(results, skipped).split())
     assert list(tmp_path.glob(".report*")) == []
-
-
-def test_a_broken_suite_file_is_no_harm(tmp_path):
-    (tmp_path / "suite.json").write_text("[1")
-    head = read_suite(tmp_path)
-    assert dataclasses.replace(head, skipped=()) == SuiteHead()
-    assert "suite.json" in head.skipped[0]
 
 
 def test_not_a_number_is_null_in_json():
@@ -255,15 +218,6 @@ def test_a_terminal_shows_every_column_whole(width):
     assert "Notes" in heads.split()
 
 
-def test_recorded_sets_are_what_the_builder_builds():
-    for name, built in (("cpu", cpu_set()), ("gpu", gpu_set())):
-        results, skipped = load_all(GOLDEN / name)
-        assert skipped == []
-        assert [dataclasses.asdict(r) for r in results] == [
-            dataclasses.asdict(built[key]) for key in sorted(built)
-        ]
-
-
 # ---- what a CPU's peak is of ----
 
 
@@ -296,30 +250,6 @@ def test_what_was_not_traced_has_no_peak_and_is_in_no_answer_about_memory():
 # ---- many rows ----
 
 
-def calls_of(count: int) -> int:
-    """Calls of Python functions while a report of ``count`` rows is built and rendered."""
-    results, calls = [result for _, result in large_set(count)], 0
-
-    def seen(frame, event, argument) -> None:
-        nonlocal calls
-        calls += event == "call"
-
-    sys.setprofile(seen)
-    try:
-        report = build(results, [], SuiteHead(reference="ddp"))
-        texts = [pages.render_html(report), pages.render_markdown(report)]
-        terminal.render(report, Console(file=io.StringIO(), width=100))
-    finally:
-        sys.setprofile(None)
-    assert all(texts)
-    return calls
-
-
-def test_the_work_of_a_report_grows_with_its_rows_and_not_their_square():
-    few, some, many = (calls_of(count) for count in (100, 200, 400))
-    assert many - some < 2.3 * (some - few)
-
-
 def test_a_page_of_many_rows_has_the_best_in_detail_and_pages_through_all():
     group = (report := build([r for _, r in large_set(400)], [], SuiteHead())).groups[0]
     shown = in_detail(group)
@@ -335,75 +265,26 @@ def test_a_page_of_many_rows_has_the_best_in_detail_and_pages_through_all():
     assert len(page) / 400 < 5e6 / 5000 + 600e3 / 400, "5,000 rows stay below 5 MB"
 
 
-def grouped_set(count: int, each: int) -> list:
-    """``large_set`` in groups of ``each`` rows, which differ in their global batch."""
-    return [
-        dataclasses.replace(
-            result,
-            spec=dataclasses.replace(
-                result.spec,
-                global_batch=2 * (1 + index // each),
-                recipe="ddp" if index % each == 0 else result.spec.recipe,
-            ),
-        )
-        for index, (_, result) in enumerate(large_set(count))
-    ]
+# ---- the table of effects ----
 
 
-def test_a_page_of_many_groups_shows_the_first_in_full_and_counts_the_rows_of_the_others():
-    results = grouped_set(300, 5)
-    results[-1].parity, results[-1].losses[-1] = "exact", 3.0
-    report = build(results, [], SuiteHead(reference="ddp"))
-    shown = in_full(report.groups)
-    assert len(report.groups) == 60 and len(shown) * (5 + 1) == IN_FULL
-    assert [group for group, _ in shown] == report.groups[: len(shown)]
-    page, text = pages.render_html(report), pages.render_markdown(report)
-    stream = io.StringIO()
-    terminal.render(report, Console(file=stream, width=100))
-    rows = [row for group in report.groups[len(shown) :] for row in group.rows]
-    assert page.count('<div class="command">') == 5 * len(shown)
-    lines = list(csv.DictReader(io.StringIO(export.csv_text(report))))
-    assert [line["recipe"] for line in lines[-len(rows) :]] == [row.label for row in rows]
-    assert page.count("<h2>Group ") == len(shown)
-    (bad,) = [row for row in rows if row.versus.wrong]
-    for told in (html_text.unescape(page), text, " ".join(stream.getvalue().split())):
-        assert sentences.others(report, len(shown)) in told and bad.label in told
+def paired(*results):
+    """(part, what it took the place of, base) of every pair."""
+    group = build(list(results), [], SuiteHead(reference="ddp")).groups[0]
+    return [(e.part, e.replaced, e.base.label) for e in effects(group)]
 
 
-@pytest.mark.parametrize("each", [1, 5])
-def test_the_page_of_many_groups_grows_by_a_line_for_each_row(each):
-    sizes = [
-        len(pages.render_html(build(grouped_set(count, each), [], SuiteHead())))
-        for count in (300, 500)
-    ]
-    assert (sizes[1] - sizes[0]) / 200 < (5e6 - sizes[0]) / 4700, "5,000 rows stay below 5 MB"
+def test_rows_that_differ_in_one_part_are_paired():
+    found = paired(*recorded("gpu"))
+    assert ("bf16", "", "ddp") in found and ("checkpoint", "", "ddp") in found
+    assert ("zero2", "ddp", "ddp+bf16") in found
+    assert len(found) == 4, "the offloaded row's sharding is held against zero2's"
 
 
-def test_a_report_reads_each_prediction_once(tmp_path, monkeypatch):
-    shutil.copytree(GOLDEN / "cpu", tmp_path, dirs_exist_ok=True)
-    source = next((ROOT / "docs/results/cpu-2-cores-default/runs").glob("*/prediction.json"))
-    runs = sorted(path.parent for path in tmp_path.glob("runs/*/result.json"))
-    for run in runs:
-        shutil.copy(source, run / "prediction.json")
-    read = []
-    monkeypatch.setattr("harness.prediction.load", lambda path: read.append(path) or load(path))
-    reports.report(argparse.Namespace(folder=tmp_path, force=True, json=None))
-    assert sorted(path.parent for path in read) == runs
-
-
-def test_a_list_that_is_cut_says_how_many_are_left_out():
-    lines = [f"row {number}" for number in range(MANY + 3)]
-    *shown, last = sentences.first_of(lines, "rows")
-    assert shown == lines[:MANY] and last.startswith("3 more rows")
-    assert sentences.first_of(lines[:5], "rows") == lines[:5]
-
-
-def test_a_recipe_breaks_between_its_words_alone():
-    kinds = {"Recipe": "text", "GiB": "gib"}
-    name = "single+bf16_pure+block_swap:blocks=43+lora:rank=16+checkpoint"
-    console = Console(width=40, file=io.StringIO())
-    table.print_grid(text_grid("t", "T", kinds, [[name, "16.61"]]), console)
-    lines = [line.split("  ")[0].strip() for line in console.file.getvalue().splitlines()]
-    found = [line for line in lines if line and line in name]
-    assert "".join(found) == name and len(found) > 2
-    assert all(line[-1] in "+:," for line in found[:-1])
+def test_a_stage_is_held_against_the_one_below_and_an_offload_against_its_own_stage():
+    rows = ["ddp", "zero1", "zero2", "zero3", "zero2_offload", "zero3_offload", "zero3+checkpoint"]
+    found = paired(*(done(name, 1.0, (30, 2, 60, 30, 160, 40)) for name in rows))
+    assert [pair[:2] for pair in found] == [
+        ("zero1", "ddp"), ("zero2", "zero1"), ("zero2_offload", "zero2"), ("zero3", "zero2"),
+        ("zero3_offload", "zero3"), ("checkpoint", ""),
+    ]  # fmt: skip

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from harness.report import build, compare, print_comparison
-from harness.report.data.compare import compare_reports, is_peak_change, is_step_change
+from harness.report.data.compare import compare_reports
 from harness.result import Result, Status, load_all
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "report"
@@ -62,28 +62,6 @@ def grow(size: int):
     return edit
 
 
-@pytest.mark.parametrize(
-    ("ratio", "overlap", "changed"),
-    [(1.2, False, True), (1.2, True, False), (1.04, False, False), (0.9, False, True)],
-)
-def test_step_change(ratio, overlap, changed):
-    assert is_step_change(ratio, overlap) is changed
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "changed"),
-    [
-        (100 * MIB, 103 * MIB, True),
-        (100 * MIB, 101 * MIB, False),
-        (4000 * MIB, 4020 * MIB, True),
-        (4000 * MIB, 4010 * MIB, False),
-        (None, 1, False),
-    ],
-)
-def test_peak_change(old, new, changed):
-    assert is_peak_change(old, new) is changed
-
-
 def test_a_set_compared_with_itself_is_unchanged():
     found = compare(GOLDEN / "cpu", GOLDEN / "cpu")
     assert found.changed == []
@@ -92,17 +70,10 @@ def test_a_set_compared_with_itself_is_unchanged():
     assert "0 changed beyond noise" in told(found)
 
 
-@pytest.mark.parametrize(
-    ("edit", "words"),
-    [
-        (slow(1.3), "SLOWER"),
-        (slow(0.7), "faster"),
-        (slow(1.01), ""),
-        (grow(100 * MIB), "MORE MEMORY"),
-        (grow(-100 * MIB), "less memory"),
-        (grow(MIB), ""),
-    ],
-)
+@pytest.mark.parametrize(("edit", "words"), [
+    (slow(1.3), "SLOWER"), (slow(0.7), "faster"), (slow(1.01), ""),
+    (grow(100 * MIB), "MORE MEMORY"), (grow(-100 * MIB), "less memory"), (grow(MIB), ""),
+])  # fmt: skip
 def test_what_counts_as_a_change(edit, words):
     change, found = after(edit)
     assert change.words == words
@@ -141,13 +112,6 @@ def test_repetitions_far_apart_hide_what_steps_alone_would_show():
     assert after(slow(5.0), results_of=unsteady)[0].words == "SLOWER"
 
 
-def test_one_set_with_repetitions_will_do():
-    found = compare_reports(build(once(), []), build(recorded(), []))
-    assert found.changed == []
-    assert all(change.step_limit_fraction for change in found.changes if change.step_ratio)
-    assert found.basis.startswith("Steps are judged by run-to-run variance (new: ddp was measured")
-
-
 def shift_norms(share: float):
     def edit(result: Result) -> None:
         result.grad_norms = [norm * (1 + share) for norm in result.grad_norms]
@@ -155,15 +119,10 @@ def shift_norms(share: float):
     return edit
 
 
-@pytest.mark.parametrize(
-    ("share", "recipe", "words"),
-    [
-        (4e-5, "zero3", "GRADIENTS MOVED"),  # as gradients rounded to bfloat16 are
-        (4e-6, "zero3", ""),
-        (4e-5, "ddp+bf16", ""),
-        (4e-3, "ddp+bf16", "GRADIENTS MOVED"),
-    ],
-)
+@pytest.mark.parametrize(("share", "recipe", "words"), [
+    (4e-5, "zero3", "GRADIENTS MOVED"), (4e-6, "zero3", ""), (4e-5, "ddp+bf16", ""),
+    (4e-3, "ddp+bf16", "GRADIENTS MOVED"),
+])  # fmt: skip
 def test_moved_gradients(share, recipe, words):
     """By what the old row computed in, though no loss moved."""
     change, found = after(shift_norms(share), recipe)
@@ -171,11 +130,6 @@ def test_moved_gradients(share, recipe, words):
     assert change.grad_norm_distance == pytest.approx(share, rel=0.01)
     assert change.loss_distance == 0
     assert f" {share:.1e}" in told(found)
-
-
-def test_without_gradient_norms_none_have_moved():
-    change, _ = after(lambda result: setattr(result, "grad_norms", []))
-    assert change.words == "" and change.grad_norm_distance is None
 
 
 def test_moved_loss():
@@ -208,15 +162,6 @@ def test_environment_is_listed_on_top():
     assert text.index("versions.torch") < text.index("Recipe")
 
 
-def test_rows_of_one_side_are_listed():
-    results = [r for r in recorded() if r.spec.recipe != "zero3"]
-    first = results[0]
-    results[0] = dataclasses.replace(first, spec=dataclasses.replace(first.spec, seed=4))
-    found = compare_reports(build(recorded(), []), build(results, []))
-    assert any(name.startswith("zero3 ") for name in found.only_old)
-    assert any("--seed 4" in name for name in found.only_new)
-
-
 def test_broken_files_are_named_and_the_terminal_agrees(tmp_path):
     shutil.copytree(GOLDEN / "cpu", tmp_path, dirs_exist_ok=True)
     (tmp_path / "runs" / "zero3" / "result.json").write_text("{")
@@ -229,12 +174,6 @@ def test_broken_files_are_named_and_the_terminal_agrees(tmp_path):
     assert "skipped" in text
     assert max(map(len, text.splitlines())) <= 80
     assert "GRADIENTS" not in text and "run-to-run variance" in text
-
-
-def test_empty_sets(tmp_path):
-    found = compare(tmp_path, tmp_path)
-    assert found.changes == []
-    assert told(found)
 
 
 def test_rows_of_one_recipe_that_do_not_match_say_what_differs():
