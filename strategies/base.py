@@ -85,6 +85,7 @@ TRAITS = {
     "early_gradients": "gradients are used within backward, before anything could change them",
     "frees_gradients": "a gradient is gone before the backward pass ends",
     "rounds_state": "the optimizer's moments are rounded, so a zero gradient may move a weight",
+    "random_rounding": "the optimizer rounds bfloat16 weights up or down at random",
     "whole_gradients": "the optimizer must be stepped over all parameters at once",
     "sparse_gradients": "a gradient is a sparse tensor",
     "takes_sparse": "the optimizer takes sparse gradients",

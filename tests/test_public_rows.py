@@ -11,6 +11,8 @@ import pytest
 from docs.make import coverage, public_rows
 from harness import ROOT
 from harness.planner import uncertainty
+from harness.planner.plan.tracing import recorded
+from tests.refill import asked
 
 ROWS = [row for row in public_rows.rows() if row.get("test")]
 NEAR = {"reserved": 0.03, "between": 0.005}
@@ -42,6 +44,17 @@ def test_hooks_that_ask_of_all_tensors_take_the_time_that_another_measured(measu
     alone, check = 1.155 * 14 / 12, (0.1265 - 0.0505) / 147**2
     assert alone < 0.4 * measured
     assert alone + check * 815**2 == pytest.approx(measured, rel=0.1)
+
+
+@pytest.mark.parametrize(("blocks", "card"), [(14, "RTX-4090"), (43, "RTX-3060")])
+def test_what_a_trainer_says_of_streamed_weights_that_train_is_not_denied(blocks, card):
+    """sd-scripts' README at ddfb38e5: all weights of Flux "will work with 24GB VRAM GPUs" with 8 of
+    its blocks swapped (12 of the model's 57), and "may be working with 12GB" with 28 (42)."""
+    swap = f"block_swap:blocks={blocks}+checkpoint"
+    recipe = f"single+bf16_pure+{swap}+adafactor:write=stochastic+optimizer_in_backward"
+    plan = asked(f"--model flux-dev --gpus 1 --gpu {card} --recipes {recipe}")
+    fit = recorded(plan.resolved[0], plan.gpu)
+    assert fit.may_fit and fit.need_bytes > 0.9 * fit.gpu.memory_bytes
 
 
 def test_a_source_is_left_out_with_its_trainer_and_its_kind_of_card(monkeypatch):

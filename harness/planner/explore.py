@@ -169,7 +169,8 @@ def copied(one: Point, gpu: Card) -> float:
     """Return seconds in which streamed weights are copied for forward and backward, and shares are
     gathered and averaged: computation can hide them."""
     found = rates(gpu, one.ranks)
-    waits = 2 * one.streamed + (one.elements / one.ranks if one.hosts_weights else 0)
+    waits = (2 + one.fused) * one.streamed
+    waits += one.elements / one.ranks if one.hosts_weights else 0
     sent = one.weight_bytes * one.elements if one.splits else 0.0
     sent += 0.0 if one.adapted else 2 * one.elements
     wire = sent * (one.ranks - 1) / one.ranks / found.wire if one.ranks > 1 else 0.0

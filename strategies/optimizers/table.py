@@ -68,7 +68,8 @@ class Optimizer(Strategy):
                 raise ValueError(f"{name} is {value!r}; {words}")
 
     def traits(self) -> frozenset[str]:
-        return self.entry.traits
+        random = getattr(self, "write", "") == "stochastic"
+        return self.entry.traits | ({"random_rounding"} if random else set())
 
     def kind(self, launch: RunContext) -> str:
         """Return its class as "module:Class"."""

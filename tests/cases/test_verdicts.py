@@ -40,14 +40,22 @@ def test_a_verdict_is_sure_only_if_what_is_left_out_cannot_turn_it(size, errs, s
     assert found.verdict == (fit.verdict if sure else "tight")
 
 
+THREE_BITS = {"quantize: false": "quantize: true, qtype: uint3", "layer_offloading: true,": ""}
+
+
 @pytest.mark.parametrize("more", [[], ["--check"]])
-def test_layers_that_are_offloaded_leave_the_verdict_open(more, sizes, capsys):
-    sizes[0] = 20.0
-    words = ["plan", "--from", str(FILES / "layer-offloading.yaml"), "--gpu", "RTX-3060"]
-    code = cli.main([*words, *more])
+@pytest.mark.parametrize(("left_out", "given"), [("layer_offloading", {}), ("uint3", THREE_BITS)])
+def test_what_needs_less_than_is_counted_is_never_a_no(
+    more, left_out, given, sizes, capsys, tmp_path
+):
+    sizes[0], text = 20.0, (FILES / "layer-offloading.yaml").read_text()
+    for old, new in given.items():
+        text = text.replace(old, new)
+    (tmp_path / "a.yaml").write_text(text)
+    code = cli.main(["plan", "--from", str(tmp_path / "a.yaml"), "--gpu", "RTX-3060", *more])
     lines = capsys.readouterr().out.splitlines()
-    (said,) = [line for line in lines if "may fit: " in line]
-    assert "at most 20.7" in said and "layer_offloading" in said and "not counted" in said
+    (said,) = [line for line in lines if "cannot tell: " in line]
+    assert "needs less than 20.7" in said and left_out in said and "not counted" in said
     assert code == (1 if more else 0)
 
 

@@ -86,7 +86,7 @@ def _taken(head: str, best: Fit, others: Mapping[str, Fit], fits: Sequence[Fit])
     """
     sure = "" if best.fits else ", may fit"
     lines = [f"{head}: {best.label}", f"  {rate_in_words(best)}, needs {reach(best)}{sure}"]
-    lines[1] += _on_host(best)
+    lines[1] += on_host(best)
     if best.seconds:
         ends = (best.seconds.low, best.seconds.high)
         low, high = (f"{end:.2g}" if end < 100 else f"{end:.0f}" for end in ends)
@@ -95,7 +95,7 @@ def _taken(head: str, best: Fit, others: Mapping[str, Fit], fits: Sequence[Fit])
     heads: dict[str, list[str]] = {}
     for name, fit in others.items():
         speed = f", {rate_in_words(fit)}" if fit.seconds else ""
-        heads.setdefault(f"{fit.label}{speed}, {_need(fit)}{_on_host(fit)}", []).append(name)
+        heads.setdefault(f"{fit.label}{speed}, {_need(fit)}{on_host(fit)}", []).append(name)
     lines += [f"  {' and '.join(names)}: {words}" for words, names in heads.items()]
     quick = verdict.fastest([fit for fit in fits if fit.verdict == "tight"])
     if quick and quick.samples_per_second > (1 + SAME) * best.samples_per_second:
@@ -147,7 +147,7 @@ def _peak(fit: Fit) -> list[str]:
     return [f"  needs the most in the phase {fit.binds}: {more.what}, {gib(more.gpu)} GiB", *lines]
 
 
-def _on_host(fit: Fit) -> str:
+def on_host(fit: Fit) -> str:
     """Return the host memory that a recipe needs, if it is ``MUCH`` or more."""
     if not fit.host_bytes or fit.host_bytes < MUCH or fit.gpu.shared:
         return ""
@@ -181,8 +181,10 @@ def _on_more_gpus(fit: Fit) -> str:
 
 
 def _offer(fit: Fit) -> str:
-    """Return a recipe with its need and, if it may fit, its speed."""
-    speed = f", {rate_in_words(fit)}" if fit.seconds and fit.may_fit else ""
+    """Return a recipe with its need and speed; of one that does not fit, what it lacks."""
+    if not fit.may_fit:
+        return f"{fit.label} {lacks(fit)}"
+    speed = f", {rate_in_words(fit)}" if fit.seconds else ""
     return f"{fit.label}, {_need(fit)}{speed}"
 
 
@@ -190,8 +192,16 @@ def _offer(fit: Fit) -> str:
 
 
 def in_words(fit: Fit) -> str:
-    """Return the verdict, and which memory is tight."""
-    return f"tight on the {fit.tight_in}" if fit.tight_in else WORD[fit.verdict]
+    """Return the verdict, and which memory is tight.
+
+    Where settings that are not counted may turn it: "cannot tell" if the lower end of what is
+    counted does not fit, else "may fit".
+    """
+    if fit.verdict != "tight":
+        return WORD[fit.verdict]
+    if fit.tight_in and not fit.uncounted:
+        return f"tight on the {fit.tight_in}"
+    return "may fit" if fit.tight_in or fit.shortage <= 1 else "cannot tell"
 
 
 def in_row(fit: Fit) -> str:
@@ -206,10 +216,10 @@ def reach(fit: Fit) -> str:
 
 
 def bound(fit: Fit) -> str:
-    """Return "at least ", "at most " or "about " for a need that leaves settings out; else
+    """Return "at least ", "less than " or "about " for a need that leaves settings out; else
     nothing."""
     errs = {one.errs for one in fit.uncounted} - {"none"}
-    words = {frozenset(): "", frozenset({"more"}): "at least ", frozenset({"less"}): "at most "}
+    words = {frozenset(): "", frozenset({"more"}): "at least ", frozenset({"less"}): "less than "}
     return words.get(frozenset(errs), "about ")
 
 
@@ -309,8 +319,7 @@ def check_line(fit: Fit, ways: Ways | None, before: Before | None = None) -> str
         free = f"fits: {size}, {gib(fit.margin_bytes)} GiB free{host}"
         return "; ".join(filter(None, [free, note, *phases(fit)]))
     if fit.may_fit:
-        word = "may fit" if fit.uncounted else in_words(fit)
-        said = f"{word}: {size}, may or may not fit{host}{_why(fit)}"
+        said = f"{in_words(fit)}: {size}, may or may not fit{host}{_why(fit)}"
         return "; ".join(filter(None, [said, note, _way(ways)]))
     short = f"{gib(-fit.margin_bytes)} GiB more than it has{_why(fit)}"
     short = f"and {lacks(fit)}" if fit.verdict == "host" else short

@@ -26,6 +26,7 @@ from harness.planner.plan.answer import (
     in_words,
     lacks,
     of_uncounted,
+    on_host,
     peak_in_words,
     rate_in_words,
     reach,
@@ -144,10 +145,9 @@ def _verdict(made: Reading, fit: Fit) -> list[str]:
     head = [f"{made.trainer}: {fit.label}"]
     if fit.need_bytes is None:
         return [*head, f"  {in_words(fit)}: {fit.lack or fit.prediction.reason}"]
-    needs = f"needs {reach(fit)}" if fit.may_fit else lacks(fit)
-    word = "may fit" if fit.uncounted and fit.verdict == "tight" else in_words(fit)
+    needs = f"needs {reach(fit)}{on_host(fit)}" if fit.may_fit else lacks(fit)
     speed = f", {rate_in_words(fit)}" if fit.seconds else ""
-    verdict = f"  {word}: {needs}{speed}{of_uncounted(fit)}"
+    verdict = f"  {in_words(fit)}: {needs}{speed}{of_uncounted(fit)}"
     return [*head, verdict, f"  its peak: {peak_in_words(fit)}"]
 
 

@@ -39,6 +39,8 @@ KEPT = ("offload_activations",)
 """Ways to keep all activations in host memory, tried as ``PARTS`` are."""
 ADAPTERS = ("lora:rank=16", "cast:to=fp8+lora:rank=16", "qlora:rank=16")
 """Adapters over weights of 16, 8 and 4 bits."""
+FUSED = "adafactor:write=stochastic+optimizer_in_backward"
+"""Optimizer that steps streamed weights on the device, as trainers do; only with ``WHOLE``."""
 OPTIMIZERS = {
     "bf16_pure": (
         "adamw",
@@ -46,6 +48,7 @@ OPTIMIZERS = {
         "adam4bit",
         "adafactor",
         "adafactor+optimizer_in_backward",
+        FUSED,
     ),
     "bf16": ("adamw", "adam8bit"),
     "fp16": ("adamw", "adam8bit"),
@@ -56,7 +59,7 @@ UNTRACED = ("adam4bit", "dtensor_weights")
 ROUNDING = ("bf16_pure", "adamw")
 """Precision and optimizer that lose small updates.
 
-They are combined only to stream blocks, which support no other optimizer.
+They are combined only to stream blocks, which the host steps by no other optimizer.
 """
 SHARES = (0.25, 0.5, 0.75)
 """Shares of the blocks that may be streamed, besides all but a few."""
@@ -85,9 +88,12 @@ def lattice(
             for column in columns:
                 if column[1] in ADAPTERS and level == PRODUCTS:
                     continue
-                first = [0] if column != ROUNDING else []
-                # Predictions of streamed weights that step in backward are not recorded yet.
-                others = streamed if level not in alone and "backward" not in column[1] else []
+                fused = column[1] == FUSED
+                first = [] if fused or column == ROUNDING else [0]
+                if fused:
+                    others = streamed if level == WHOLE else []
+                else:
+                    others = streamed if level not in alone and "backward" not in column[1] else []
                 for one in _valid(row, sharding, column, [level], [*first, *others]):
                     if column[1] != UNTRACED[0] or UNTRACED[1] not in one.launch.traits:
                         found.setdefault(str(one.recipe), one)
@@ -243,8 +249,14 @@ class Point:
 
     @functools.cached_property
     def stepped_away(self) -> int:
-        """Elements that the host's optimizer steps: those of all streamed blocks, if they train."""
-        return 0 if self.adapted else sum(self._swapped_sizes)
+        """Elements that the host's optimizer steps: those of all streamed blocks, if they train and
+        are not stepped on the device."""
+        return 0 if self.adapted or self.fused else sum(self._swapped_sizes)
+
+    @property
+    def fused(self) -> bool:
+        """True if streamed weights train on the device, and return to host memory."""
+        return not self.adapted and "frees_gradients" in self.traits
 
     @property
     def _swapped_sizes(self) -> list[int]:
@@ -300,7 +312,7 @@ class Point:
     def hosted_bytes(self) -> float:
         """The fewest bytes that streaming an element of the weights keeps on the host."""
         weights = self.weight_bytes
-        return weights if self.adapted else 2 * weights + self.optimizer_bytes
+        return weights if self.adapted or self.fused else 2 * weights + self.optimizer_bytes
 
 
 @functools.cache
