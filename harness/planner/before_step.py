@@ -87,8 +87,14 @@ class Before:
                 f"  Loading does not fit: the host has {_gib(self.host_memory)} GiB for "
                 f"{self.copies} copies; load in one process, or from safetensors by mmap"
             )
-        if self.of(first) != "fits":
-            lines.append(f"  Encoding so {self._instead}")
+        if (verdict := self.of(first)) != "fits":
+            word = {"tight": "may not fit", "no": "does not fit"}[verdict]
+            found = next((way for way in self.ways[1:] if self.of(way) == "fits"), None)
+            more = "in tiles (--phases encode:alone+tiled predicts it), or on the CPU"
+            more = f", nor do text encoders in 4 bits, one model at a time: encode {more}"
+            if found:
+                more = f"; this fits: {found.what}, {_gib(found.bytes)} GiB"
+            lines.append(f"  Encoding so {word}{more}")
         return lines
 
     @property
@@ -96,18 +102,8 @@ class Before:
         """Why it does not fit, and what does, in one line."""
         _, *more = self.lines
         first = f"encoding {_gib(self.ways[0].bytes)} GiB ({self.ways[0].what})"
-        return "; ".join(
-            [first, *(line.strip() for line in more), "--cached if it was done before"]
-        )
-
-    @property
-    def _instead(self) -> str:
-        word = {"tight": "may not fit", "no": "does not fit"}[self.of(self.ways[0])]
-        found = next((way for way in self.ways[1:] if self.of(way) == "fits"), None)
-        if found is None:
-            more = "in tiles (--phases encode:alone+tiled predicts it), or on the CPU"
-            return f"{word}, nor do text encoders in 4 bits, one model at a time: encode {more}"
-        return f"{word}; this fits: {found.what}, {_gib(found.bytes)} GiB"
+        last = "--cached if it was done before"
+        return "; ".join([first, *(line.strip() for line in more), last])
 
     @property
     def as_json(self) -> dict[str, Any]:
@@ -126,8 +122,10 @@ def of(row: Resolved, card: Card) -> Before | None:
     half = {name: resident_models.named(f"{name}:{HALF}").bytes for name in names}
     largest = max((passes.get(name, 0) for name in names), default=0)
     ways = [Way(f"{', '.join(names)} in 16 bits", sum(half.values()), there + largest)]
+    vaes = [name for name in names if "latent" in resident_models.table()[name]]
     for kind, words in KINDS.items():
-        each = {name: resident_models.named(f"{name}:{_kind(name, kind)}").bytes for name in names}
+        stored = {name: HALF if name in vaes else kind for name in names}
+        each = {name: resident_models.named(f"{name}:{stored[name]}").bytes for name in names}
         last = max(names, key=lambda name: each[name] + passes.get(name, 0))
         what = f"one model at a time, {words}"
         ways.append(Way(what, each[last], there + passes.get(last, 0)))
@@ -138,11 +136,6 @@ def of(row: Resolved, card: Card) -> Before | None:
     have = card.host_bytes(row.spec.processes)
     return Before(card=card, ways=ways, host=host, copies=copies, host_memory=have,
                   whole=bool(passes))  # fmt: skip
-
-
-def _kind(name: str, kind: str) -> str:
-    """Return the stored dtype of a model whose pipeline's text encoders are stored in ``kind``."""
-    return HALF if "latent" in resident_models.table()[name] else kind
 
 
 def _gib(size: int) -> str:

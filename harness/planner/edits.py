@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -21,9 +21,6 @@ from strategies.advice import lighter
 from strategies.base import BadInput, Slot
 from strategies.strategy import Strategy
 from strategies.streaming.block_swap import AT_ONCE
-
-# ---- Edits of a recipe ----
-
 
 Edit = Mapping[Slot, str]
 """Slot of a recipe -> its new strategy; an empty text leaves the slot to its default."""
@@ -63,21 +60,33 @@ def adapter(resolved: Resolved) -> Strategy | None:
     return part if hasattr(part, "rank") else None
 
 
-# ---- One knob at a time ----
-
-
 USUAL_ADAPTER = "lora:rank=16"
 RECOMPUTE = tuple(
     "checkpoint" + more for more in (":share=0.5", "", ":every=sqrt", ":keep=nothing")
 )
 PRECISION = ("fp32", "bf16", "bf16_pure", "fp8")
 OPTIMIZE = ("adamw", "adam8bit", "adafactor")
+FROZEN = ("cast:to=fp8", "cast:to=int8")
 SHARD = ("ddp", "zero1", "zero2", "zero3", "fsdp2")
 OFFLOAD = ("zero2_offload", "zero3_offload")
+SAMPLES = {"resolution": (0.25, 0.5, 2.0), "frames": (0.5, 2.0)}
+"""Axis of the samples -> about how many times the tokens."""
+RECOMPUTED = ("activations", "autocast", "temporaries")
+GROWING = ("activations", "recomputed", "temporaries")
+"""Categories that grow with the micro batch."""
+FREES: dict[str, Sequence[str]] = {
+    "recompute": RECOMPUTED,
+    "batch": GROWING,
+    "offload": ("activations",),
+    "blocks": ("parameters",),
+    "optimizer": ("optimizer_state",),
+    "frozen weights": ("parameters",),
+    "sharding": ("parameters", "optimizer_state", "gradients"),
+}
+"""Knob -> categories that it makes smaller while the same weights go on to train."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Move:
+class Move(NamedTuple):
     """One changed knob: its name, its new value in words, and the resulting row."""
 
     knob: str
@@ -85,155 +94,78 @@ class Move:
     row: Resolved
 
 
-Step = tuple[str, Edit, dict[str, Any]]
-"""(new value in words, slots of the recipe, fields of the spec). An empty text means the row's
-sample size."""
-
-
 def moves(row: Resolved, processes: int) -> list[Move]:
     """Return all valid moves from ``row`` on ``processes`` GPUs, without duplicates."""
     known, found = {row.spec}, []
-    for name, knob in KNOBS.items():
-        for to, edit, fields in knob.steps(row):
-            made = changed(row, edit, processes, **fields)
-            if made and made.spec not in known:
-                known.add(made.spec)
-                found.append(
-                    Move(knob=name, to=to or made.subject.size_in_words.partition(",")[0], row=made)
-                )
+    for knob, to, edit, fields in (*_steps_of_recipe(row), *_steps_of_sizes(row)):
+        made = changed(row, edit, processes, **fields)
+        if made and made.spec not in known:
+            known.add(made.spec)
+            found.append(Move(knob, to or made.subject.size_in_words.partition(",")[0], made))
     return found
 
 
-# ---- Moves of each knob ----
+Step = tuple[str, str, Edit, dict[str, Any]]
+"""(knob, new value in words, slots of the recipe, fields of the spec). An empty text means the
+row's sample size."""
 
 
-def _places(
-    slot: Slot, texts: Sequence[str], none: str = ""
-) -> Callable[[Resolved], Iterator[Step]]:
-    """Return a function that yields ``texts`` for a slot, and the empty slot, called ``none``."""
+def _steps_of_recipe(row: Resolved) -> Iterator[Step]:
+    """Yield changes of each knob, those that cost a training the least first."""
 
-    def steps(row: Resolved) -> Iterator[Step]:
+    def places(knob: str, slot: Slot, texts: Sequence[str], none: str = "") -> Iterator[Step]:
+        """Yield the empty slot, called ``none``, and each of ``texts`` for it."""
         if none and row.recipe.in_slot(slot):
-            yield none, {slot: ""}, {}
-        for text in texts:
-            yield text, {slot: text}, {}
+            yield knob, none, {slot: ""}, {}
+        yield from ((knob, text, {slot: text}, {}) for text in texts)
 
-    return steps
-
-
-def _trained(row: Resolved) -> Iterator[Step]:
-    """Yield training of all weights, adapters, and adapters over 4-bit weights."""
-    part = adapter(row)
-    if row.recipe.in_slot(Slot.ADAPT):
-        yield "all weights", {Slot.ADAPT: ""}, {}
-    if part is None:
-        yield USUAL_ADAPTER, {Slot.ADAPT: USUAL_ADAPTER}, {}
-    rank = part.rank if part else 16
-    yield f"qlora:rank={rank}", {Slot.ADAPT: f"qlora:rank={rank}"}, {}
-
-
-def _rank(row: Resolved) -> Iterator[Step]:
-    part = adapter(row)
-    if part is None:
-        return
-    for rank in (max(1, part.rank // 4), 4 * part.rank):
-        yield f"rank={rank}", {Slot.ADAPT: str(dataclasses.replace(part, rank=rank))}, {}
-
-
-def _batch(row: Resolved) -> Iterator[Step]:
-    """Yield half and twice the micro batch, and twice the accumulation steps."""
-    batch, micro = row.spec.global_batch, row.micro_batch
+    yield from places("recompute", Slot.RECOMPUTE, RECOMPUTE, "no checkpoints")
+    micro, depth, part = row.micro_batch, row.subject.depth, adapter(row)
     for size in sorted({max(1, micro // 2), 2 * micro}):
-        yield f"micro batch {size}", {}, {"global_batch": batch * size // micro}
-    steps = 2 * row.recipe.accumulation
-    yield f"accumulate:steps={steps}", {Slot.ACCUMULATE: f"accumulate:steps={steps}"}, {}
+        batch = {"global_batch": row.spec.global_batch * size // micro}
+        yield "batch", f"micro batch {size}", {}, batch
+    accumulated = f"accumulate:steps={2 * row.recipe.accumulation}"
+    yield from places("batch", Slot.ACCUMULATE, [accumulated])
+    yield from places("offload", Slot.SHARD, OFFLOAD)
+    away = [] if row.recipe.in_slot(Slot.OFFLOAD) else [_offloaded(row)]
+    yield from places("offload", Slot.OFFLOAD, away, "activations stay")
+    swaps = [f"block_swap:blocks={count}" for count in (depth // 2, depth)]
+    yield from places("blocks", Slot.SWAP, swaps, "all stay")
+    yield from places("optimizer", Slot.OPTIMIZE, OPTIMIZE)
+    yield from places("frozen weights", Slot.CAST, FROZEN, "as they are")
+    yield from places("sharding", Slot.SHARD, SHARD if row.spec.processes > 1 else ())
+    yield from places("precision", Slot.PRECISION, PRECISION)
+    yield from places("step", Slot.STEP, ["optimizer_in_backward"], "after backward")
+    adapters = [f"qlora:rank={part.rank}"] if part else [USUAL_ADAPTER, "qlora:rank=16"]
+    yield from places("trained", Slot.ADAPT, adapters, "all weights")
+    for rank in (max(1, part.rank // 4), 4 * part.rank) if part else ():
+        text = str(dataclasses.replace(part, rank=rank))
+        yield "rank", f"rank={rank}", {Slot.ADAPT: text}, {}
+    averages = ["ema:place=none", "ema:place=cpu"] if row.spec.ema > 0 else []
+    yield from places("average", Slot.AVERAGE, averages)
 
 
-def _sample(axis: str, times: Sequence[float]) -> Callable[[Resolved], Iterator[Step]]:
-    """Return a function that yields samples with about ``times`` the tokens."""
-
-    def steps(row: Resolved) -> Iterator[Step]:
+def _steps_of_sizes(row: Resolved) -> Iterator[Step]:
+    """Yield samples of other sizes, and twice the GPUs at the same micro batch."""
+    for axis, times in SAMPLES.items():
         sizes = row.subject.samples_up(axis)
         for share in times if sizes else ():
-            fields, _ = min(sizes, key=lambda size: abs(size[1] - share))
-            yield "", {}, dict(fields)
-
-    return steps
-
-
-def _offload(row: Resolved) -> Iterator[Step]:
-    for name in OFFLOAD:
-        yield name, {Slot.SHARD: name}, {}
-    what = ":what=checkpoints" if row.recipe.in_slot(Slot.RECOMPUTE) else ""
-    if row.recipe.in_slot(Slot.OFFLOAD):
-        yield "activations stay", {Slot.OFFLOAD: ""}, {}
-    else:
-        text = f"offload_activations{what}"
-        yield text, {Slot.OFFLOAD: text}, {}
-
-
-def _swap(row: Resolved) -> Iterator[Step]:
-    """Yield block swap of half of the blocks and of all blocks."""
-    if row.recipe.in_slot(Slot.SWAP):
-        yield "all stay", {Slot.SWAP: ""}, {}
-    depth = row.subject.depth
-    for count in (depth // 2, depth):
-        yield f"block_swap:blocks={count}", {Slot.SWAP: f"block_swap:blocks={count}"}, {}
-
-
-def _average(row: Resolved) -> Iterator[Step]:
-    for place in ("none", "cpu") if row.spec.ema > 0 else ():
-        yield f"ema:place={place}", {Slot.AVERAGE: f"ema:place={place}"}, {}
-
-
-def _shard(row: Resolved) -> Iterator[Step]:
-    for name in SHARD if row.spec.processes > 1 else ():
-        yield name, {Slot.SHARD: name}, {}
-
-
-def _gpus(row: Resolved) -> Iterator[Step]:
-    """Yield twice the GPUs at the same micro batch, if the row has more than one process."""
+            fields, _ = min(sizes, key=lambda size, share=share: abs(size[1] - share))
+            yield axis, "", {}, dict(fields)
     if row.spec.processes > 1:
         twice = 2 * row.spec.processes
-        yield f"{twice} GPUs", {}, {"processes": twice, "global_batch": 2 * row.spec.global_batch}
+        more = {"processes": twice, "global_batch": 2 * row.spec.global_batch}
+        yield "GPUs", f"{twice} GPUs", {}, more
 
 
-class Knob(NamedTuple):
-    """``steps`` yields changes of a row. ``frees``: categories that they make smaller, if the same
-    weights go on to train."""
-
-    steps: Callable[[Resolved], Iterator[Step]]
-    frees: Sequence[str] = ()
-
-
-RECOMPUTED = ("activations", "autocast", "temporaries")
-GROWING = ("activations", "recomputed", "temporaries")
-"""Categories that grow with the micro batch."""
-KNOBS: dict[str, Knob] = {
-    "recompute": Knob(_places(Slot.RECOMPUTE, RECOMPUTE, "no checkpoints"), RECOMPUTED),
-    "batch": Knob(_batch, GROWING),
-    "offload": Knob(_offload, ("activations",)),
-    "blocks": Knob(_swap, ("parameters",)),
-    "optimizer": Knob(_places(Slot.OPTIMIZE, OPTIMIZE), ("optimizer_state",)),
-    "frozen weights": Knob(
-        _places(Slot.CAST, ("cast:to=fp8", "cast:to=int8"), "as they are"), ("parameters",)
-    ),
-    "sharding": Knob(_shard, ("parameters", "optimizer_state", "gradients")),
-    "precision": Knob(_places(Slot.PRECISION, PRECISION)),
-    "step": Knob(_places(Slot.STEP, ("optimizer_in_backward",), "after backward")),
-    "trained": Knob(_trained),
-    "rank": Knob(_rank),
-    "average": Knob(_average),
-    "resolution": Knob(_sample("resolution", (0.25, 0.5, 2.0))),
-    "frames": Knob(_sample("frames", (0.5, 2.0))),
-    "GPUs": Knob(_gpus),
-}
-"""Knobs by name, those that cost a training the least first."""
+def _offloaded(row: Resolved) -> str:
+    what = ":what=checkpoints" if row.recipe.in_slot(Slot.RECOMPUTE) else ""
+    return f"offload_activations{what}"
 
 
 def freeing(close: Fit, processes: int) -> list[Resolved]:
     """Return rows with one moved knob that may free what ``close`` lacks, at no larger batch."""
-    able = [name for name, knob in KNOBS.items() if knob.frees and holds_enough(close, knob.frees)]
+    able = [knob for knob, frees in FREES.items() if holds_enough(close, frees)]
     found = [move.row for move in moves(close.resolved, processes) if move.knob in able]
     return [row for row in found if row.micro_batch <= close.resolved.micro_batch]
 
@@ -274,13 +206,22 @@ def seek(fits: Sequence[Fit], processes: int, ask: Ask) -> Ways | None:
     close = verdict.nearest(fits)
     if close is None or any(fit.fits for fit in fits):
         return None
-    known = {_key(fit.resolved) for fit in fits}
+    known = {(str(fit.resolved.recipe), fit.resolved.spec.processes) for fit in fits}
     tried: list[Fit] = []
-    more = list(_together(close.resolved, processes))
+    row, more = close.resolved, []
+    for name in TOGETHER:  # each from the row of the last valid one
+        if found := changed(row, _lighter(row, processes)[name], processes):
+            row = found
+            more.append(row)
     pairs = [more[at : at + 2] for at in range(0, len(more), 2)]
     alone = (changed(close.resolved, edit, processes) for edit in _edits(close, processes))
     for rows in (alone, *pairs):
-        tried += ask(list(_new(rows, known)), "None fits; trying changes: ")
+        new: dict[tuple[str, int], Resolved] = {}
+        for one in filter(None, rows):
+            new.setdefault((str(one.recipe), one.spec.processes), one)
+        asked = [one for key, one in new.items() if key not in known]
+        known |= new.keys()
+        tried += ask(asked, "None fits; trying changes: ")
         if any(fit.fits for fit in tried):
             return Ways(tried=tried)
     sharded = [fit for fit in (close, *tried) if "shards" in fit.resolved.launch.traits]
@@ -289,21 +230,6 @@ def seek(fits: Sequence[Fit], processes: int, ask: Ask) -> Ways | None:
     more_help = least and not close.gpu.shared
     rows = list(_on_more_gpus(least.resolved)) if more_help else []
     return Ways(tried=tried, wider=ask(rows, "None of these fits; trying more GPUs: "))
-
-
-def _key(row: Resolved) -> tuple[str, int]:
-    return str(row.recipe), row.spec.processes
-
-
-def _new(rows: Iterable[Resolved | None], known: set[tuple[str, int]]) -> Iterator[Resolved]:
-    """Yield the valid rows that are not in ``known``, and add them to it."""
-    for row in rows:
-        if row and _key(row) not in known:
-            known.add(_key(row))
-            yield row
-
-
-# ---- Changed recipes ----
 
 
 def _lighter(row: Resolved, processes: int) -> dict[str, Edit]:
@@ -334,44 +260,33 @@ def _lighter(row: Resolved, processes: int) -> dict[str, Edit]:
 
 def _edits(close: Fit, processes: int) -> Iterator[Edit]:
     """Yield edits of one part, without those that free fewer bytes at the peak than are missing."""
-    row, found = close.resolved, _lighter(close.resolved, processes)
+    row, found, instant = close.resolved, _lighter(close.resolved, processes), close.prediction.peak
     yield from ({Slot.SHARD: name} for name in lighter(row.recipe.sharding.alike(), processes))
     yield found["precision"] or found["master"]
     if holds_enough(close, RECOMPUTED):
         yield found["recompute"]
-    if holds_enough(close, ("parameters",)):
-        yield _swapping(close)
+    held, depth = instant.categories["parameters"] if instant else 0, row.subject.depth
+    if held and not row.recipe.in_slot(Slot.SWAP) and holds_enough(close, ("parameters",)):
+        # Just enough blocks to free what is missing.
+        count = max(1, math.ceil(-close.room_bytes / (held / max(1, depth)))) + AT_ONCE
+        if count <= depth:
+            yield {Slot.SWAP: f"block_swap:blocks={count}"}
     if holds_enough(close, ("activations",)):
-        what = ":what=checkpoints" if row.recipe.in_slot(Slot.RECOMPUTE) else ""
-        yield {Slot.OFFLOAD: f"offload_activations{what}"}
+        yield {Slot.OFFLOAD: _offloaded(row)}
     if holds_enough(close, ("optimizer_state",)):
         yield found["optimizer"]
     if holds_enough(close, ("ema",)):
         yield found["average"]
-    yield from (_in_micro_batches_of(size, row) for size in _fitting_sizes(close)[:2])
+    sizes = _smaller_sizes(row)
+    if instant:  # those whose peak should fit, in proportion to the batch
+        growing = sum(instant.categories[name] for name in GROWING)
+        room = row.micro_batch * (growing + close.room_bytes)
+        sizes = [size for size in sizes if size * growing <= room]
+    yield from (_in_micro_batches_of(size, row) for size in sizes[:2])
 
 
 TOGETHER = ("precision", "recompute", "sharding", "average", "batch", "batch", "offload")
 """Edits in the order in which they are combined; those that cost the most speed come last."""
-
-
-def _together(row: Resolved, processes: int) -> Iterator[Resolved]:
-    """Yield rows with more and more changes together, each from the row of the last valid one."""
-    for name in TOGETHER:
-        if found := changed(row, _lighter(row, processes)[name], processes):
-            row = found
-            yield row
-
-
-def _swapping(close: Fit) -> Edit:
-    """Return a swap of just enough blocks to free what is missing."""
-    row, instant = close.resolved, close.prediction.peak
-    depth = row.subject.depth
-    if instant is None or row.recipe.in_slot(Slot.SWAP) or not instant.categories["parameters"]:
-        return {}
-    each = instant.categories["parameters"] / max(1, depth)
-    count = max(1, math.ceil(-close.room_bytes / each)) + AT_ONCE
-    return {Slot.SWAP: f"block_swap:blocks={count}"} if count <= depth else {}
 
 
 def holds_enough(close: Fit, categories: Sequence[str]) -> bool:
@@ -387,16 +302,6 @@ def _smaller_sizes(resolved: Resolved) -> list[int]:
     batch = resolved.micro_batch
     least = -(-batch // FINEST)
     return [size for size in range(batch - 1, least - 1, -1) if batch % size == 0]
-
-
-def _fitting_sizes(close: Fit) -> list[int]:
-    """Return the ``_smaller_sizes`` whose peak should fit, in proportion to the batch."""
-    instant, sizes = close.prediction.peak, _smaller_sizes(close.resolved)
-    if instant is None:
-        return sizes
-    growing = sum(instant.categories[name] for name in GROWING)
-    room = growing + close.room_bytes
-    return [size for size in sizes if size * growing <= close.resolved.micro_batch * room]
 
 
 def _in_micro_batches_of(size: int, resolved: Resolved) -> Edit:

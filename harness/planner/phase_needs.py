@@ -5,7 +5,6 @@ Pure functions; does not import torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from harness.phases import planned
@@ -39,21 +38,30 @@ def needs(
     """
     if found.between is None or not resolved.spec.phases:
         return {STEP: step}
-    told = dict(_asked(resolved, found, card, more))
-    before = {name: told[name] for name in ("load", "encode") if name in told}
-    return before | {STEP: step} | {name: one for name, one in told.items() if name not in before}
-
-
-def _asked(
-    resolved: Resolved, found: Prediction, card: Card, more: int
-) -> Iterator[tuple[str, Need]]:
+    told: dict[str, Need] = {}
     for phase, ways in planned(resolved.spec.phases).items():
         if phase == "load":
-            yield phase, _load(resolved, card, ways, more)
+            told[phase] = _load(resolved, card, ways, more)
         elif phase == "encode":
-            yield phase, _encode(found, card, ways, more)
+            # Alone, beside the weights that the training keeps, or beside all tensors that live
+            # between two steps.
+            one, kept, where = found.asides[phase], 0, "alone"
+            if "step" in ways:
+                kept, where = found.between, "in the step"
+            elif "loaded" in ways:
+                kept, where = found.steady.categories.get("parameters", 0), "beside the model"
+            told[phase] = _beside(one, kept, card, more, f"{one.what} {where}")
         else:
-            yield phase, _validate(found, card, more)
+            # The VAE's decoding, or the denoising pass without gradients; both run beside all
+            # tensors that live between two steps.
+            one, what = found.asides["validate"], "denoising without gradients"
+            told[phase] = _beside(one, found.between, card, more, one.what)
+            if found.denoising is not None:
+                still = Aside(weights=one.weights, allocated=0, reserved=0, what=what)
+                pass_ = _beside(still, found.denoising, card, more, what)
+                told[phase] = max(told[phase], pass_)
+    before = {name: told[name] for name in ("load", "encode") if name in told}
+    return before | {STEP: step} | {name: one for name, one in told.items() if name not in before}
 
 
 def _load(resolved: Resolved, card: Card, ways: tuple[str, ...], more: int) -> Need:
@@ -81,33 +89,6 @@ def _load(resolved: Resolved, card: Card, ways: tuple[str, ...], more: int) -> N
         what += f", and on each GPU in {'16 bits' if half else 'fp32'}, as DeepSpeed moves them"
     gpu = on_card + card.beside + more
     return Need(gpu, gpu, host, what)
-
-
-def _encode(found: Prediction, card: Card, ways: tuple[str, ...], more: int) -> Need:
-    """Return the need of the encoders and the VAE at work.
-
-    They run alone, beside the weights that the training keeps, or beside all tensors that live
-    between two steps.
-    """
-    one, kept, where = found.asides["encode"], 0, "alone"
-    if "step" in ways:
-        kept, where = found.between, "in the step"
-    elif "loaded" in ways:
-        kept, where = found.steady.categories.get("parameters", 0), "beside the model"
-    return _beside(one, kept, card, more, f"{one.what} {where}")
-
-
-def _validate(found: Prediction, card: Card, more: int) -> Need:
-    """Return the larger need of the denoising pass without gradients and of the VAE's decoding.
-
-    Both run beside all tensors that live between two steps.
-    """
-    one = found.asides["validate"]
-    decode = _beside(one, found.between, card, more, one.what)
-    if found.denoising is None:
-        return decode
-    still = Aside(weights=one.weights, allocated=0, reserved=0, what="denoising without gradients")
-    return max(decode, _beside(still, found.denoising, card, more, still.what))
 
 
 def _beside(one: Aside, kept: int, card: Card, more: int, what: str) -> Need:

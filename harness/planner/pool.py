@@ -30,13 +30,13 @@ from harness.resolve import Resolved
 from harness.system import machine
 from strategies.base import BadInput
 
-# ---- Worker process ----
-# The parent's side of ``harness.planner.worker``: requests go down one pipe, and the indices of
-# finished rows come back through another.
-
 
 class Worker:
-    """A worker process. ``reason`` and ``fault`` say why it ended early or did not start."""
+    """The parent's side of ``harness.planner.worker``: requests go down one pipe, and the indices
+    of finished rows come back through another.
+
+    ``reason`` and ``fault`` say why it ended early or did not start.
+    """
 
     def __init__(self) -> None:
         self.reason = self.fault = ""
@@ -44,7 +44,21 @@ class Worker:
         asked, ask = os.pipe()
         heard, told = os.pipe()
         self._ask, self._heard = open(ask, "w", buffering=1), open(heard)  # noqa: SIM115
-        self._process = self._start(asked, told)
+        self._process: subprocess.Popen[bytes] | None = None
+        words = [sys.executable, "-m", "harness.planner.worker", str(asked), str(told)]
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        env = command.inherited() | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+        nothing = subprocess.DEVNULL
+        streams = {"stdin": nothing, "stdout": nothing, "stderr": self._log}
+        try:
+            self._process = subprocess.Popen(
+                words, cwd=ROOT, env=env, pass_fds=[asked, told], **streams
+            )
+        except OSError as error:
+            self.reason, self.fault = "the predicting process could not be started", str(error)
+        finally:
+            os.close(asked)
+            os.close(told)
 
     @property
     def runs(self) -> bool:
@@ -67,7 +81,10 @@ class Worker:
                 if heard:
                     return
                 yield int(line)
-            self._died(self._process.wait())
+            self.reason = f"the predicting process ended with exit code {self._process.wait()}"
+            self._log.seek(0)
+            lines = (line.strip() for line in reversed(self._log.read().splitlines()))
+            self.fault = next(filter(None, lines), "")[:200]
         finally:
             if not heard:
                 self.end()
@@ -82,31 +99,6 @@ class Worker:
             with contextlib.suppress(BrokenPipeError):
                 file.close()
 
-    def _died(self, code: int) -> None:
-        self._log.seek(0)
-        lines = (line.strip() for line in reversed(self._log.read().splitlines()))
-        self.reason = f"the predicting process ended with exit code {code}"
-        self.fault = next(filter(None, lines), "")[:200]
-
-    def _start(self, asked: int, told: int) -> subprocess.Popen[bytes] | None:
-        words = [sys.executable, "-m", "harness.planner.worker", str(asked), str(told)]
-        env = command.inherited() | {"OMP_NUM_THREADS": "1", "PYTHONPATH": _python_path()}
-        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": self._log}
-        try:
-            return subprocess.Popen(words, cwd=ROOT, env=env, pass_fds=[asked, told], **streams)
-        except OSError as error:
-            self.reason, self.fault = "the predicting process could not be started", str(error)
-            return None
-        finally:
-            os.close(asked)
-            os.close(told)
-
-
-def _python_path() -> str:
-    return os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-
-
-# ---- Shared worker ----
 
 _STANDING: ContextVar[list[Worker] | None] = ContextVar("standing", default=None)
 
@@ -223,7 +215,9 @@ def predict_all(
         else:
             predictions[index] = eager.told(given[index], kept)
             done(index, predictions[index])
-    steps = [_step_of(rows[i], folder, kinds[i]) for i in missing]
+    # A known prediction of a row with phases without them: they leave its step alone.
+    steps = [cached(_without_phases(rows[i]), folder, kinds[i]) if rows[i].spec.phases else None
+             for i in missing]  # fmt: skip
     asked = [rows[i] for i in missing], [kinds[i] for i in missing]
     for place, prediction in _each(*asked, jobs, timeout, steps):
         index = missing[place]
@@ -235,11 +229,6 @@ def predict_all(
         predictions[index] = eager.told(given[index], prediction)
         done(index, predictions[index])
     return [predictions[index] for index in range(len(rows))]
-
-
-def _step_of(row: Resolved, folder: Path, kind: str) -> Prediction | None:
-    """Return the known prediction of a row with phases without them: they leave its step alone."""
-    return cached(_without_phases(row), folder, kind) if row.spec.phases else None
 
 
 def _without_phases(row: Resolved) -> Resolved:
@@ -283,7 +272,11 @@ def _each(
         told = set()
         for index in run.ended():
             told.add(index)
-            yield able[index], _made(run.out(index), rows[able[index]])
+            try:
+                made = load(run.out(index))
+            except BadFile as error:
+                made = none(rows[able[index]], f"its prediction cannot be read back: {error}")
+            yield able[index], made
     for index in set(range(len(able))) - told:
         yield able[index], none(rows[able[index]], run.reason, run.fault)
 
@@ -300,14 +293,6 @@ def untraceable(row: Resolved) -> str:
     if "diffusers" in row.subject.needs and not importlib.util.find_spec("diffusers"):
         return "it is not recorded, and tracing it needs diffusers; pip install diffusers"
     return ""
-
-
-def _made(path: Path, row: Resolved) -> Prediction:
-    """Return the prediction that a worker wrote, or the reason why it cannot be read."""
-    try:
-        return load(path)
-    except BadFile as error:
-        return none(row, f"its prediction cannot be read back: {error}")
 
 
 @dataclasses.dataclass

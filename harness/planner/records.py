@@ -43,9 +43,6 @@ FOLDER = Path(__file__).with_name("records")
 ENDING = ".jsonl.xz"
 
 
-# ---- Names ----
-
-
 def name(row: Resolved, kind: str = USUAL) -> str:
     """Return the name of a prediction in a cache and among the records.
 
@@ -53,7 +50,11 @@ def name(row: Resolved, kind: str = USUAL) -> str:
     row reads (launch file, model, configuration, teacher), ``TRACE`` and the libraries' versions.
     """
     place = kind if row.spec.device == "cuda" else "cpu"
-    read_by_it = own_module.identity(row.own_model) + row.subject.identity + _teachers(row)
+    # A teacher's file by its shapes and dtypes alone, as a prediction uses nothing else of it: a
+    # retrained one has the same name. A spec's own weights have the shapes of its model.
+    headers = [files.header(name) for part in row.recipe.strategies for name in part.reads()]
+    teachers = hashlib.sha256(b"".join(headers)).hexdigest()[:8] if headers else ""
+    read_by_it = own_module.identity(row.own_model) + row.subject.identity + teachers
     launch = _launch(row.launch.engine.file)
     return "-".join(filter(None, [key(row.spec), place, read_by_it, launch, made_by()]))
 
@@ -97,18 +98,6 @@ def _launch(file: LaunchFile) -> str:
     return _hash(facts)[:6]
 
 
-def _teachers(row: Resolved) -> str:
-    """Return a short hash of the shapes and dtypes in the files that the recipe reads (a teacher).
-
-    A prediction uses nothing else of them, so a retrained teacher of the same size has the same
-    hash. Empty if the recipe reads no file. A spec's own weights are not hashed: they have the
-    shapes of its model, or are refused.
-    """
-    names = [name for part in row.recipe.strategies for name in part.reads()]
-    headers = [files.header(name) for name in names]
-    return hashlib.sha256(b"".join(headers)).hexdigest()[:8] if headers else ""
-
-
 def _hash(facts: Any) -> str:
     text = json.dumps(facts, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:10]
@@ -121,9 +110,6 @@ def _differing(record: Any, data: dict[str, Any]) -> dict[str, Any]:
         made = field.default_factory
         usual[field.name] = field.default if made is dataclasses.MISSING else made()
     return {name: value for name, value in data.items() if value != usual[name]}
-
-
-# ---- Files of records ----
 
 
 OWN_LINE = re.compile(r'"((?:harness|strategies)/[\w./]+\.py):\d+"')

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 from harness.planner import verdict
 from harness.planner.edits import adapter, edited
@@ -50,7 +52,7 @@ class Largest:
 
 @dataclass(frozen=True, kw_only=True)
 class Ladder:
-    """Sizes to search, in ascending order.
+    """Sizes to search, in ascending order: along them one number of a spec or recipe grows.
 
     ``weights``: about proportional to the memory that each size adds. ``at``: returns a row at the
     size with an index. ``named``: returns a row's size in words. ``start``: index of the first try.
@@ -60,17 +62,11 @@ class Ladder:
     weights: Sequence[float]
     at: Callable[[Resolved, int], Resolved]
     named: Callable[[Resolved], str]
+    place: Callable[[Resolved], int]
     start: int = 0
-    place: Callable[[Resolved], int] = lambda _row: -1
 
 
-# ---- Sizes to search ----
-# The sizes that ``plan --largest`` accepts. Each has a ladder of sizes along which one number of a
-# spec or recipe grows; ``search`` predicts some of them.
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sought:
+class Sought(NamedTuple):
     """One size that ``plan --largest`` can search for.
 
     ``words``: its name in a heading. ``named``: returns the size of a row, in words. ``ladder``:
@@ -86,16 +82,11 @@ def batches(_asked: Sequence[Resolved]) -> Ladder:
     """Return the ladder of micro batches, at the same processes and accumulation."""
 
     def at(resolved: Resolved, index: int) -> Resolved:
-        spec = resolved.spec
         whole = (index + 1) * resolved.launch.layout.data * resolved.recipe.accumulation
-        return resolve(dataclasses.replace(spec, global_batch=whole))
+        return resolve(dataclasses.replace(resolved.spec, global_batch=whole))
 
-    return Ladder(
-        weights=range(1, MOST + 1),
-        at=at,
-        named=batch_name,
-        place=lambda row: row.micro_batch - 1,
-    )
+    return Ladder(weights=range(1, MOST + 1), at=at, named=batch_name,
+                  place=lambda row: row.micro_batch - 1)  # fmt: skip
 
 
 def batch_name(resolved: Resolved) -> str:
@@ -103,25 +94,20 @@ def batch_name(resolved: Resolved) -> str:
     return f"micro batch {resolved.micro_batch}"
 
 
-def samples(axis: str) -> Callable[[Sequence[Resolved]], Ladder]:
-    """Return the function that makes the ladder of "resolution" or "frames" (``axis``)."""
+def samples(axis: str, asked: Sequence[Resolved]) -> Ladder:
+    """Return the ladder of "resolution" or "frames" (``axis``)."""
+    sizes = asked[0].subject.samples_up(axis)
+    weights = [times for _, times in sizes]
 
-    def ladder(asked: Sequence[Resolved]) -> Ladder:
-        sizes = asked[0].subject.samples_up(axis)
-        weights = [times for _, times in sizes]
+    def at(resolved: Resolved, index: int) -> Resolved:
+        return resolve(dataclasses.replace(resolved.spec, **sizes[index][0]))
 
-        def at(resolved: Resolved, index: int) -> Resolved:
-            return resolve(dataclasses.replace(resolved.spec, **sizes[index][0]))
+    def place(resolved: Resolved) -> int:
+        given = vars(resolved.spec).items()
+        return next((i for i, (fields, _) in enumerate(sizes) if fields.items() <= given), -1)
 
-        def place(resolved: Resolved) -> int:
-            same = (i for i, (fields, _) in enumerate(sizes)
-                    if fields.items() <= vars(resolved.spec).items())  # fmt: skip
-            return next(same, -1)
-
-        own = bisect_left(weights, 1.0)
-        return Ladder(weights=weights, at=at, named=sample_name, start=own, place=place)
-
-    return ladder
+    start = bisect_left(weights, 1.0)
+    return Ladder(weights=weights, at=at, named=sample_name, start=start, place=place)
 
 
 def sample_name(resolved: Resolved) -> str:
@@ -132,13 +118,22 @@ def sample_name(resolved: Resolved) -> str:
 def ranks(asked: Sequence[Resolved]) -> Ladder:
     """Return the ladder of adapter ranks; it starts at the first rank of the requested rows."""
 
+    def at(row: Resolved, index: int) -> Resolved:
+        part = dataclasses.replace(adapter(row), rank=index + 1)
+        recipe = edited(row, {Slot.ADAPT: str(part)})
+        return resolve(dataclasses.replace(row.spec, recipe=recipe))
+
     def place(row: Resolved) -> int:
         part = adapter(row)
         return part.rank - 1 if part else -1
 
-    return Ladder(weights=range(1, MOST + 1), at=lambda row, index: ranked(row, index + 1),
-                  named=rank_name, place=place,
-                  start=next((i for i in map(place, asked) if 0 <= i < MOST), 0))  # fmt: skip
+    start = next((i for i in map(place, asked) if 0 <= i < MOST), 0)
+    return Ladder(weights=range(1, MOST + 1), at=at, named=rank_name, place=place, start=start)
+
+
+def rank_name(resolved: Resolved) -> str:
+    """Return the size of a row of ``ranks``, such as ``rank 16``."""
+    return f"rank {adapter(resolved).rank}"
 
 
 def residents(asked: Sequence[Resolved]) -> Ladder:
@@ -152,11 +147,11 @@ def residents(asked: Sequence[Resolved]) -> Ladder:
         part = row.recipe.in_slot(Slot.SWAP)
         return swapped.index(part.blocks if part else 0)
 
-    return Ladder(weights=weights, at=lambda row, index: swapping(row, swapped[index]),
+    return Ladder(weights=weights, at=lambda row, index: _swapping(row, swapped[index]),
                   named=resident_name, place=place, start=len(swapped) - 1)  # fmt: skip
 
 
-def swapping(resolved: Resolved, count: int) -> Resolved:
+def _swapping(resolved: Resolved, count: int) -> Resolved:
     """Return the row with ``count`` swapped blocks; with 0, without the block-swap strategy."""
     recipe = edited(resolved, {Slot.SWAP: f"block_swap:blocks={count}" if count else ""})
     return resolve(dataclasses.replace(resolved.spec, recipe=recipe))
@@ -169,18 +164,6 @@ def resident_name(resolved: Resolved) -> str:
     return f"{count} blocks swapped, {depth - count} of {depth} stay"
 
 
-def ranked(resolved: Resolved, rank: int) -> Resolved:
-    """Return the row with adapters of another rank. The row must have an ``adapter``."""
-    part = dataclasses.replace(adapter(resolved), rank=rank)
-    recipe = edited(resolved, {Slot.ADAPT: str(part)})
-    return resolve(dataclasses.replace(resolved.spec, recipe=recipe))
-
-
-def rank_name(resolved: Resolved) -> str:
-    """Return the size of a row of ``ranks``, such as ``rank 16``."""
-    return f"rank {adapter(resolved).rank}"
-
-
 def unable(what: str, resolved: Resolved) -> str:
     """Return why this row's largest ``what`` cannot be searched, with a hint; empty if it can."""
     recipe, model = resolved.recipe, resolved.spec.model
@@ -190,7 +173,7 @@ def unable(what: str, resolved: Resolved) -> str:
             "--largest"
         )
     if what == "resident":
-        refusal = swapping(resolved, AT_ONCE + 1).refusal
+        refusal = _swapping(resolved, AT_ONCE + 1).refusal
         return f"no block of {recipe} can be swapped: {refusal}" if refusal else ""
     if what in ("resolution", "frames") and not resolved.subject.samples_up(what):
         return f"model {model} takes one number of {what} only; give --largest batch"
@@ -208,19 +191,14 @@ def refuse(what: str, rows: Sequence[Resolved]) -> None:
         raise BadInput(f"largest is {what}: {reasons[0]}")
 
 
-SOUGHT: dict[str, Sought] = {
-    "batch": Sought(words="micro batch", named=batch_name, ladder=batches),
-    "resolution": Sought(words="resolution", named=sample_name, ladder=samples("resolution")),
-    "frames": Sought(words="number of frames", named=sample_name, ladder=samples("frames")),
-    "rank": Sought(words="rank", named=rank_name, ladder=ranks),
-    "resident": Sought(
-        words="number of blocks that stay on the GPU", named=resident_name, ladder=residents
-    ),
+SOUGHT = {
+    "batch": Sought("micro batch", batch_name, batches),
+    "resolution": Sought("resolution", sample_name, partial(samples, "resolution")),
+    "frames": Sought("number of frames", sample_name, partial(samples, "frames")),
+    "rank": Sought("rank", rank_name, ranks),
+    "resident": Sought("number of blocks that stay on the GPU", resident_name, residents),
 }
 """Value of ``--largest`` -> how to search for it."""
-
-
-# ---- Search ----
 
 
 @dataclass
@@ -230,14 +208,8 @@ class _State:
     low: int
     high: int
     tries: int
-    known: dict[int, Fit] = field(default_factory=dict)
-    stopped: str = ""
-
-    def begin(self, known: dict[int, Fit]) -> None:
-        """Start from sizes that were predicted before; they do not count as tries."""
-        self.known, self.tries = known, self.tries + len(known)
-        self.low = max((i for i, fit in known.items() if fit.fits), default=self.low)
-        self.high = min((i for i in known if i > self.low), default=self.high)
+    known: dict[int, Fit]
+    stopped: str
 
     @property
     def open(self) -> bool:
@@ -258,37 +230,43 @@ def search(
     has at most ``tries`` predictions (0: ``TRIES``). Fits in ``told`` that are sizes of the ladder
     start the bracket, so that the answer agrees with them.
     """
-    top = len(sizes.weights)
-    most = tries or TRIES
-    states = [_State(-1, top, most, stopped=verdict.lack_of(row, gpu)) for row in asked]
-    for row, state in zip(asked, states, strict=True):
-        state.begin(dict(_on(sizes, row, told)))
+    states = []
+    for row in asked:
+        known = {}  # predicted before: they do not count as tries
+        for fit in told:
+            index = sizes.place(fit.resolved) if fit.need_bytes is not None else -1
+            if 0 <= index < len(sizes.weights) and sizes.at(row, index).spec == fit.resolved.spec:
+                known[index] = fit
+        low = max((i for i, fit in known.items() if fit.fits), default=-1)
+        high = min((i for i in known if i > low), default=len(sizes.weights))
+        most = (tries or TRIES) + len(known)
+        states.append(_State(low, high, most, known, verdict.lack_of(row, gpu)))
     while any(state.open for state in states):
         active = [i for i, state in enumerate(states) if state.open]
         guesses = [_next(states[i], sizes.weights, sizes.start) for i in active]
         rows = [sizes.at(asked[i], index) for i, index in zip(active, guesses, strict=True)]
         for i, index, fit in zip(active, guesses, ask(rows), strict=True):
-            _narrow(states[i], index, fit, sizes.named(fit.resolved))
-    return [_answer(*pair) for pair in zip(asked, states, strict=True)]
-
-
-def _on(sizes: Ladder, row: Resolved, told: Sequence[Fit]) -> Iterator[tuple[int, Fit]]:
-    """Yield (index, fit) of each fit that is a size of ``row``'s ladder."""
-    for fit in told:
-        index = sizes.place(fit.resolved) if fit.need_bytes is not None else -1
-        if 0 <= index < len(sizes.weights) and sizes.at(row, index).spec == fit.resolved.spec:
-            yield index, fit
-
-
-def _answer(resolved: Resolved, state: _State) -> Largest:
-    return Largest(
-        recipe=str(resolved.recipe),
-        fits=state.known.get(state.low),
-        over=state.known.get(state.high),
-        exact=state.high - state.low == 1,
-        stopped=state.stopped,
-        tried=len(state.known),
-    )
+            state = states[i]
+            if fit.verdict == "unknown":
+                size = sizes.named(fit.resolved)
+                state.stopped = f"{size} could not be predicted: {fit.prediction.reason}"
+                continue
+            state.known[index] = fit
+            if fit.fits:
+                state.low = index
+            else:
+                state.high = index
+    return [
+        Largest(
+            recipe=str(row.recipe),
+            fits=state.known.get(state.low),
+            over=state.known.get(state.high),
+            exact=state.high - state.low == 1,
+            stopped=state.stopped,
+            tried=len(state.known),
+        )
+        for row, state in zip(asked, states, strict=True)
+    ]
 
 
 def _next(state: _State, weights: Sequence[float], start: int) -> int:
@@ -307,12 +285,14 @@ def _next(state: _State, weights: Sequence[float], start: int) -> int:
         guess = bisect_right(weights, 4 * weights[state.low])
     else:
         guess = _crossing(state, weights, min(ends), max(ends))
-        streak, fits = _streak(list(state.known.values()))
+        last = [fit.fits for fit in reversed(state.known.values())]
+        # How many of the last tries ended on the same side.
+        streak = next((i for i, fits in enumerate(last) if fits != last[0]), len(last))
         narrow = state.high - state.low <= NARROW and len(state.known) > TRIES // 2
         if (streak > 2 or narrow) and state.high < len(weights):
             guess = (state.low + state.high) // 2  # a line approaches from one side only
         else:
-            guess += (2 ** (streak - 1) - 1) * (1 if fits else -1)
+            guess += (2 ** (streak - 1) - 1) * (1 if last[0] else -1)
     known = state.high < len(weights)
     farthest = state.high if known else bisect_right(weights, LEAP * weights[state.low]) - 1
     guess = min(guess, max(farthest, state.low + 1), state.high - 1)
@@ -328,20 +308,3 @@ def _crossing(state: _State, weights: Sequence[float], first: int, second: int) 
         ends.append((one.host_most, two.host_most, one.host_memory))
     near = min((have - low) / max(1, high - low) for low, high, have in ends)
     return bisect_right(weights, weights[first] + near * step) - 1
-
-
-def _streak(known: Sequence[Fit]) -> tuple[int, bool]:
-    """Return how many of the last tries ended on the same side, and whether they fitted."""
-    ends = [fit.fits for fit in reversed(known)]
-    return next((i for i, end in enumerate(ends) if end != ends[0]), len(ends)), ends[0]
-
-
-def _narrow(state: _State, index: int, fit: Fit, name: str) -> None:
-    if fit.verdict == "unknown":
-        state.stopped = f"{name} could not be predicted: {fit.prediction.reason}"
-        return
-    state.known[index] = fit
-    if fit.fits:
-        state.low = index
-    else:
-        state.high = index

@@ -84,26 +84,16 @@ def class_of(traits: Iterable[str], found: Prediction) -> str:
     The launch's ``traits`` name what an engine or a strategy offloads. An optimizer that keeps its
     own state in host memory has no such trait: the prediction shows it.
     """
-    traits = frozenset(traits)
-    if traits & HOSTED or _hosts_optimizer(found):
+    traits, steady = frozenset(traits), (found.host_steady, found.steady)
+    # torch's AdamW keeps its step counts on the host, which are far less than its moments.
+    host, device = (one.categories.get("optimizer_state", 0) if one else 0 for one in steady)
+    if traits & HOSTED or host > device:
         return "offloaded"
     if traits & {"shards", "split_parameters", "stages"}:
         return "sharded"
     if "compiled" in traits:
         return "compiled"
     return "set-up" if found.peak and found.peak.phase in SETUP_PEAKS else "one GPU"
-
-
-def _hosts_optimizer(found: Prediction) -> bool:
-    """Return True if host memory has more optimizer state than the device.
-
-    torch's AdamW keeps its step counts on the host, which are far less than its moments.
-    """
-    host, device = (
-        one.categories.get("optimizer_state", 0) if one else 0
-        for one in (found.host_steady, found.steady)
-    )
-    return host > device
 
 
 @functools.cache
@@ -150,11 +140,9 @@ def share_of(kind: str, known: Sequence[Residual]) -> Share:
     own = _worst(one for one in known if one.kind == kind)
     rank = _rank(len(own))
     pooled = rank > len(own)
-    if pooled:
-        scores = _worst(known)
-        share = max([scores[min(_rank(len(scores)), len(scores)) - 1], *own])
-    else:
-        share = own[rank - 1]
+    scores = _worst(known)
+    every = scores[min(_rank(len(scores)), len(scores)) - 1]
+    share = max([every, *own]) if pooled else own[rank - 1]
     count = sum(one.kind == kind for one in known)
     return Share(kind=kind, share=share, rows=count, sources=len(own), pooled=pooled)
 

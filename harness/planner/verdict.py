@@ -16,7 +16,7 @@ from harness.planner import uncertainty as residuals
 from harness.planner.eager import note_of
 from harness.planner.overhead import WORDS, fixed_overhead, preferred
 from harness.planner.phase_needs import STEP, Need, needs
-from harness.planner.speed.roofline import Seconds, seconds
+from harness.planner.speed.roofline import Seconds, Sent, seconds, sent
 from harness.prediction import Prediction
 from harness.resolve import Resolved
 from harness.system.cards import Card, alike
@@ -117,7 +117,8 @@ class Fit:
         """Uncertainty of ``need_bytes``, plus or minus."""
         if self.need_bytes is None:
             return None
-        return int(self.uncertainty.share * (self.need_bytes - self._beside))
+        copies = self.resolved.spec.processes if self.gpu.shared else 1
+        return int(self.uncertainty.share * (self.need_bytes - copies * self.gpu.beside))
 
     @property
     def low_bytes(self) -> int | None:
@@ -151,21 +152,23 @@ class Fit:
         return max(self.most_bytes / self.gpu.memory_bytes, of_host)
 
     @property
-    def _beside(self) -> int:
-        copies = self.resolved.spec.processes if self.gpu.shared else 1
-        return copies * self.gpu.beside
-
-    @property
     def samples_per_second(self) -> float | None:
         """Samples per second of the whole job."""
         return self.resolved.spec.global_batch / self.seconds.total if self.seconds else None
+
+    @property
+    def sent(self) -> Sent:
+        """Bytes that a GPU sends in a step."""
+        return sent(self.prediction.work, self.resolved.spec.processes, self.gpu.linked)
 
 
 def judge(resolved: Resolved, prediction: Prediction, gpu: Card) -> Fit:
     """Return the verdict on a prediction for a card."""
     phases = _needs(resolved, prediction, gpu)
     if gpu.unified:  # one memory: what the host holds is missing on the device
-        phases = {name: _together(one) for name, one in phases.items()}
+        for name, one in phases.items():
+            gpu_too, least = one.gpu + (one.host or 0), one.least + (one.host or 0)
+            phases[name] = one._replace(gpu=gpu_too, least=least, host=None)
     kind = residuals.class_of(resolved.launch.traits, prediction)
     hosts = [one.host for one in phases.values() if one.host is not None]
     fit = Fit(
@@ -185,20 +188,10 @@ def judge(resolved: Resolved, prediction: Prediction, gpu: Card) -> Fit:
         return fit
     if fit.binds != STEP:
         fit = dataclasses.replace(fit, uncertainty=residuals.shares()["beside the step"])
-    return dataclasses.replace(fit, verdict=_verdict(fit))
-
-
-def _together(one: Need) -> Need:
-    """Return a phase's need of a memory that host and device share."""
-    held = one.host or 0
-    return one._replace(gpu=one.gpu + held, least=one.least + held, host=None)
-
-
-def _verdict(fit: Fit) -> str:
-    """Return the verdict for a known need. The host counts only if the GPU may suffice."""
     on_gpu, on_host = _decided(fit)
     worst = "host" if on_host == "no" else max(on_gpu, on_host, key=VERDICTS.index)
-    return on_gpu if on_gpu == "no" else worst
+    # The host counts only if the GPU may suffice.
+    return dataclasses.replace(fit, verdict=on_gpu if on_gpu == "no" else worst)
 
 
 def _decided(fit: Fit) -> tuple[str, str]:
@@ -249,22 +242,17 @@ def assumed(gpu: Card) -> str:
     how = WORDS[preferred(gpu.capability)]
     if gpu.capability is not None:
         return f"Attention kernel that torch 2.13 takes on this card: {how}."
-    return (
+    text = (
         "The card's compute capability is unknown, so bf16, tf32, fp8 and flash "
-        "attention were not checked. Assumed attention, as from capability 8.0 on: "
-        f"{how}.{_speed_of(gpu)}"
+        f"attention were not checked. Assumed attention, as from capability 8.0 on: {how}."
     )
-
-
-def _speed_of(gpu: Card) -> str:
-    """Return whose speed a card known only by its memory gets, and how far other cards differ."""
     if not gpu.like:
-        return ""
+        return text
     near = alike(gpu.memory_bytes)
     times = near[-1].flops("bfloat16") / near[0].flops("bfloat16")
     names = ", ".join(card.name for card in near)
     return (
-        f" No card was named, so times are those of {gpu.like}; cards of this size are up "
+        f"{text} No card was named, so times are those of {gpu.like}; cards of this size are up "
         f"to {times:.1f} times as fast. Name yours with --gpu: {names}."
     )
 
@@ -284,7 +272,8 @@ def _needs(resolved: Resolved, prediction: Prediction, gpu: Card) -> dict[str, N
     The step needs the allocator's reserve and the fixed overhead. On a CPU it needs the tensors of
     all processes and their interpreters.
     """
-    processes, host = resolved.spec.processes, _host(resolved, prediction, gpu)
+    processes, hosted = resolved.spec.processes, prediction.host
+    host = hosted.bytes * min(gpu.node, processes) if hosted else None
     more = fixed_overhead(gpu, processes, resolved.recipe.sharding.alike()).total
     if gpu.shared and prediction.bytes is not None:
         need = processes * (prediction.bytes + fixed_overhead(gpu, 1).total + gpu.beside)
@@ -294,12 +283,6 @@ def _needs(resolved: Resolved, prediction: Prediction, gpu: Card) -> dict[str, N
     there = more + gpu.beside
     step = Need(prediction.reserved + there, prediction.least + there, host, "set-up and steps")
     return needs(resolved, prediction, gpu, step, more)
-
-
-def _host(resolved: Resolved, prediction: Prediction, gpu: Card) -> int | None:
-    if prediction.host is None:
-        return None
-    return prediction.host.bytes * min(gpu.node, resolved.spec.processes)
 
 
 def _seconds(resolved: Resolved, prediction: Prediction, gpu: Card) -> Seconds | None:

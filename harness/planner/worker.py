@@ -93,9 +93,6 @@ def _told(parts: Sequence[Strategy], error: Exception) -> dict[str, str]:
     return {"reason": why, "fault": f"{type(error).__name__}: {first}"[:200]}
 
 
-# ---- Predictions of many rows ----
-
-
 def predict_each(
     rows: Sequence[Resolved],
     kinds: Sequence[str],
@@ -144,18 +141,20 @@ def _pieces(row: Resolved, kind: str) -> list[Callable[[], dict[str, Any]]]:
     """Return the functions that trace one row, each for a fork of its own."""
     from harness.planner.tracing import extend
 
+    def part(piece: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        found = _or_none(row, row.recipe.strategies, lambda _: piece())
+        return found if isinstance(found, dict) else {"why": found.reason, "fault": found.fault}
+
+    def whole(rank: int) -> dict[str, Any]:
+        return {"prediction": dataclasses.asdict(predict(row, kind, rank))}
+
     shallow = [] if _untraced(row) else extend.pieces(row, kind)
-    if shallow:
-        return [functools.partial(_or_why, row, piece) for piece in shallow]
-    return [functools.partial(_whole, row, kind, rank) for rank in _ranks(row)]
+    parts = [functools.partial(part, piece) for piece in shallow]
+    return parts or [functools.partial(whole, rank) for rank in _ranks(row)]
 
 
 def _ranks(row: Resolved) -> Sequence[int]:
     return adapter_of(row.launch.engine).distinct_ranks(row.launch)
-
-
-def _whole(row: Resolved, kind: str, rank: int) -> dict[str, Any]:
-    return {"prediction": dataclasses.asdict(predict(row, kind, rank))}
 
 
 def _or_none(row: Resolved, parts: Sequence[Strategy], act: Callable[..., Any], *given: Any) -> Any:
@@ -166,11 +165,6 @@ def _or_none(row: Resolved, parts: Sequence[Strategy], act: Callable[..., Any], 
     except Exception as error:
         traceback.print_exc()
         return none(row, **_told(parts, error))
-
-
-def _or_why(row: Resolved, piece: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    found = _or_none(row, row.recipe.strategies, lambda _: piece())
-    return found if isinstance(found, dict) else {"why": found.reason, "fault": found.fault}
 
 
 def _joined(row: Resolved, ended: Sequence[Any]) -> Prediction:
@@ -214,25 +208,20 @@ def main(argv: list[str]) -> int:
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
-    asked, told = map(int, argv)
-    with os.fdopen(asked) as requests, os.fdopen(told, "w", buffering=1) as tell:
+    with os.fdopen(int(argv[0])) as requests, os.fdopen(int(argv[1]), "w", buffering=1) as tell:
         for line in requests:
-            for index in _answered(json.loads(Path(line.strip()).read_text(encoding="utf-8"))):
+            asked = json.loads(Path(line.strip()).read_text(encoding="utf-8"))
+            rows = [resolve(Spec(**fields)) for fields in asked["specs"]]
+            import torch
+
+            torch.set_num_threads(1)
+            steps = [read(step) if step else None for step in asked["steps"]]
+            given = asked["kinds"], asked["jobs"], asked["limit"], steps
+            for index, found in predict_each(rows, *given):
+                found.write(Path(asked["out"][index]))
                 print(index, file=tell)
             print(DONE, file=tell)
     return 0
-
-
-def _answered(asked: dict[str, Any]) -> Iterator[int]:
-    """Yield the index of each row of a request when its prediction is written."""
-    rows = [resolve(Spec(**fields)) for fields in asked["specs"]]
-    import torch
-
-    torch.set_num_threads(1)
-    steps = [read(step) if step else None for step in asked["steps"]]
-    for index, found in predict_each(rows, asked["kinds"], asked["jobs"], asked["limit"], steps):
-        found.write(Path(asked["out"][index]))
-        yield index
 
 
 if __name__ == "__main__":

@@ -85,9 +85,6 @@ def resolved(content: Mapping[str, Any], reshard: bool | int, layout: Layout) ->
     return {**content, "fsdp_config": block, "parallelism_config": mesh}
 
 
-# ---- patches ----
-
-
 def _meshes() -> list[tuple[Any, str, Any]]:
     from accelerate.parallelism_config import ParallelismConfig
     from torch.distributed.device_mesh import DeviceMesh
@@ -115,6 +112,8 @@ def _simulated_gpu() -> list[tuple[Any, str, Any]]:
     from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
     from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
+    from harness.planner.tracing import side_streams
+
     init = FSDPParam._init_sharded_param
 
     def hosted(self: Any, *given: Any, **more: Any) -> None:
@@ -122,25 +121,19 @@ def _simulated_gpu() -> list[tuple[Any, str, Any]]:
         if self.offload_to_cpu:
             _to_host(self)
 
-    return [
-        (torch, GPU, _streams()),
-        (_fully_shard, "_get_device_from_mesh", lambda mesh: torch.device(GPU)),
-        (FSDPParam, "_init_sharded_param", hosted),
-        (FSDPParamGroup, "_validate_no_meta_params", lambda self: None),
-    ]
-
-
-def _streams() -> Any:
-    """Return a module like torch.cuda, for the device type of the simulated GPU."""
-    from harness.planner.tracing import side_streams
-
-    return SimpleNamespace(
+    streams = SimpleNamespace(  # a module like torch.cuda, for the simulated GPU's device type
         Stream=side_streams.Stream,
         Event=side_streams.Event,
         current_stream=side_streams.current,
         stream=side_streams.inside,
         current_device=lambda: 0,
     )
+    return [
+        (torch, GPU, streams),
+        (_fully_shard, "_get_device_from_mesh", lambda mesh: torch.device(GPU)),
+        (FSDPParam, "_init_sharded_param", hosted),
+        (FSDPParamGroup, "_validate_no_meta_params", lambda self: None),
+    ]
 
 
 def _unwatched(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,7 +6,7 @@ Received tensors have no values, so the stage's steps and torch's schedule run u
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest import mock
@@ -51,10 +51,16 @@ class PipelineAdapter(DdpAdapter):
         import torch
         from torch.distributed.pipelining import schedules
 
+        batch = schedules._batch_p2p
+
+        def keeping(operations: list[Any], desc: str | None = None) -> list[Any]:
+            # One at a time: a batch needs a backend, which tensors without storage lack.
+            return [HeldWork(batch([op], desc), op.tensor) for op in operations]
+
         return [
             # Stages vote by sends whether all know the shapes that pass: they do.
             mock.patch.object(schedules._PipelineSchedule, "_warmup_p2p", agreed),
-            mock.patch.object(schedules, "_batch_p2p", _keeping(schedules._batch_p2p)),
+            mock.patch.object(schedules, "_batch_p2p", keeping),
             # meta has no generator, and nothing is drawn.
             mock.patch.object(torch.random, "fork_rng", lambda *_, **__: contextlib.nullcontext()),
         ]
@@ -68,14 +74,6 @@ class HeldWork(NamedTuple):
 
     def wait(self) -> None:
         """Return at once."""
-
-
-def _keeping(batch: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-    def run(operations: list[Any], desc: str | None = None) -> list[Any]:
-        # One at a time: a batch needs a backend, which tensors without storage lack.
-        return [HeldWork(batch([op], desc), op.tensor) for op in operations]
-
-    return run
 
 
 def agreed(self: Any, stages: Any, *given: Any, **named: Any) -> None:

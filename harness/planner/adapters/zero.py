@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -58,13 +58,22 @@ class ZeroAdapter(TraceAdapter):
         file = self.engine.file
         config = copy.deepcopy(file.settings)
         settle(config, work(Path(NVME_BLANK)), launch.processes, launch.device)
-        configure(_holding(config))
-        _as_accelerate_does(config, launch, mixed_precision)
+        # In the place of an ``Accelerator``: it has only DeepSpeed's config.
+        plugin = SimpleNamespace(deepspeed_config=config)
+        configure(SimpleNamespace(state=SimpleNamespace(deepspeed_plugin=plugin)))
+        # In the place of "auto", the values that accelerate writes while it prepares.
+        accumulation = launch.accumulation
+        samples = config["train_micro_batch_size_per_gpu"] * accumulation * launch.layout.data
+        fill(config, {"train_batch_size": samples, "gradient_accumulation_steps": accumulation})
+        for name in PRECISIONS:
+            fill(config.setdefault(name, {"enabled": "auto"}), {"enabled": name == mixed_precision})
         content = copy.deepcopy(file.content)
         content["num_processes"] = launch.processes
         # accelerate refuses "mixed_precision" with a DeepSpeed file: the JSON sets it.
         content["deepspeed_config"]["deepspeed_config_file"] = str(folder / JSON)
-        return ResolvedConfig(content, {JSON: config}, dict(_blanks(config)))
+        blanks = {f"{JSON}: zero_optimization.{name}.nvme_path": NVME_TOLD
+                  for name, _ in nvme_blocks(config)}  # fmt: skip
+        return ResolvedConfig(content, {JSON: config}, blanks)
 
     def overlapped_phases(self, launch: RunContext) -> frozenset[str]:
         """Return backward (reductions), and for stage 3 forward (gathers), if the launch
@@ -135,27 +144,3 @@ class ZeroAdapter(TraceAdapter):
             recorder.work("optimizer", "nvme", 2 * size)
 
         return finish
-
-
-# ---- resolved JSON ----
-
-
-def _holding(config: dict[str, Any]) -> Any:
-    """Return a replacement of ``Accelerator`` that has only DeepSpeed's config."""
-    plugin = SimpleNamespace(deepspeed_config=config)
-    return SimpleNamespace(state=SimpleNamespace(deepspeed_plugin=plugin))
-
-
-def _as_accelerate_does(config: dict[str, Any], launch: RunContext, mixed_precision: str) -> None:
-    """Replace "auto" by the values that accelerate writes while it prepares."""
-    accumulation = launch.accumulation
-    samples = config["train_micro_batch_size_per_gpu"] * accumulation * launch.layout.data
-    fill(config, {"train_batch_size": samples, "gradient_accumulation_steps": accumulation})
-    for name in PRECISIONS:
-        block = config.setdefault(name, {"enabled": "auto"})
-        fill(block, {"enabled": name == mixed_precision})
-
-
-def _blanks(config: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    for name, _ in nvme_blocks(config):
-        yield f"{JSON}: zero_optimization.{name}.nvme_path", NVME_TOLD

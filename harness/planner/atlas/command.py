@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from rich.console import Console
@@ -22,7 +22,7 @@ from harness.json_files import whole
 from harness.planner import pool, records
 from harness.planner.atlas.cells import Cell, cells_of
 from harness.planner.atlas.page import in_short, page
-from harness.planner.plan.candidates import Asked, PlanError, asked_for
+from harness.planner.plan.candidates import PlanError, asked_for
 from harness.planner.plan.command import add_arguments as plan_arguments
 from harness.planner.plan.tracing import Asking
 from harness.subjects.library import families
@@ -59,8 +59,16 @@ def atlas(options: argparse.Namespace) -> int:
         BadInput: an unknown model or card.
         OutputError: the folder cannot be written.
     """
-    console, models = make_console(), options.models or usual_models(options)
-    _check(models, options)
+    usual = [name for name in families.table() if not options.recorded or records.lines(name)]
+    console, models = make_console(), options.models or usual
+    for model in models:
+        if model not in families.table():
+            hint = suggestion(model)
+            raise PlanError(f"models has {model!r}, which is not a public model; {hint}")
+    for name in options.cards:
+        cards.parse_bytes(name) if name[:1].isdigit() else cards.find(name)
+    if min(options.gpus) < 1:
+        raise PlanError(f"gpus is {min(options.gpus)}; give --gpus at least 1")
     folder = (options.out or RESULTS / "atlas").absolute()
     check_out(folder, ("atlas.html",), force=options.force)
     file, lines = folder / "atlas.html", []
@@ -78,37 +86,14 @@ def atlas(options: argparse.Namespace) -> int:
     return OK
 
 
-def usual_models(options: argparse.Namespace) -> list[str]:
-    """Return all public models, or with ``--recorded`` those that have records."""
-    return [name for name in families.table() if not options.recorded or records.lines(name)]
-
-
-def _check(models: Sequence[str], options: argparse.Namespace) -> None:
-    for model in models:
-        if model not in families.table():
-            hint = suggestion(model)
-            raise PlanError(f"models has {model!r}, which is not a public model; {hint}")
-    for name in options.cards:
-        cards.parse_bytes(name) if name[:1].isdigit() else cards.find(name)
-    if min(options.gpus) < 1:
-        raise PlanError(f"gpus is {min(options.gpus)}; give --gpus at least 1")
-
-
 def _cells(model: str, options: argparse.Namespace, console: Console) -> Iterator[Cell]:
     """Yield the cells of one model on each number of each card; with ``--recorded``, those that
     have a prediction."""
-    jobs = options.jobs or pool.default_jobs()
-    for card, asked in plans_of(model, options):
-        asking = Asking(asked, jobs, Predictions(console), recorded=options.recorded)
-        cells = cells_of(model, card, asking)
-        yield from (cell for cell in cells if cell.fit or not options.recorded)
-
-
-def plans_of(model: str, options: argparse.Namespace) -> Iterator[tuple[str, Asked]]:
-    """Yield (card, plan) of one model on each number of each card."""
-    parser = argparse.ArgumentParser()
+    jobs, parser = options.jobs or pool.default_jobs(), argparse.ArgumentParser()
     plan_arguments(parser)
     for gpus, card in itertools.product(options.gpus, options.cards):
         what = "--gpu-memory" if card[:1].isdigit() else "--gpu"
-        words = ["--model", model, "--gpus", str(gpus), what, card]
-        yield card, asked_for(parser.parse_args(words))
+        asked = asked_for(parser.parse_args(["--model", model, "--gpus", str(gpus), what, card]))
+        asking = Asking(asked, jobs, Predictions(console), recorded=options.recorded)
+        cells = cells_of(model, card, asking)
+        yield from (cell for cell in cells if cell.fit or not options.recorded)

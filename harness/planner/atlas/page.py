@@ -15,9 +15,6 @@ from harness.planner.atlas.cells import HEADS
 from harness.planner.plan.table import SHOWN
 from harness.planner.speed.rates import ISSUE
 
-# ---- lines of text ----
-
-
 Lines = Sequence[Sequence[str]]
 NOTE = (
     "Predicted without a GPU, for one sample a GPU at each model's usual size, with "
@@ -102,8 +99,17 @@ FIGURES = ("recipe", "gpu", "need", "spread", "host", "hostMost", "step", "stepL
 
 def page(lines: Lines) -> str:
     """Return the text of ``atlas.html``."""
-    chosen = "".join(_select(head, lines) for head in FILTERS) + HOST
-    heads = "".join(_head(head) for head in PLAIN) + "<th>Recipe and memory</th><th></th>"
+    chosen = heads = ""
+    for head in FILTERS:
+        some = "".join(f"<option>{html.escape(one)}</option>" for one in values(lines, head))
+        some = f'<option value="">all</option>{some}'
+        chosen += f'<label>{head}<select id="{head}">{some}</select></label>'
+    for text in map(html.escape, PLAIN):
+        heads += f'<th data-sort="{text}"><button type="button">{text}</button></th>'
+    what = {"heads": HEADS, "plain": PLAIN, "numbers": NUMBERS, "words": CATEGORIES}
+    what |= {"figures": FIGURES, "verdicts": VERDICTS, "lines": lines}
+    # Each "<" is escaped, so that a text cannot close the element.
+    data = json.dumps(what, separators=(",", ":")).replace("<", "\\u003c").replace("],[", "],\n[")
     gpus, trainings = values(lines, "GPUs"), values(lines, "Training")
     order = f"{', '.join(gpus)} GPU{'s' * (gpus != ['1'])}, each {', '.join(trainings)}"
     squares = {kind: f'<i class="{kind}"></i>{told}' for kind, told in VERDICTS.items()}
@@ -115,39 +121,22 @@ def page(lines: Lines) -> str:
         f"<title>Atlas</title>\n<style>\n{STYLE.read_text('utf-8')}</style></head>\n"
         "<body><h1>What fits which card</h1>\n"
         "<noscript><p>The cells are shown by a script.</p></noscript>\n"
-        f'<form>{chosen}<button type="reset">Show all</button><span id="count"></span></form>\n'
+        f'<form>{chosen}{HOST}<button type="reset">Show all</button>'
+        '<span id="count"></span></form>\n'
         f'<section id="answers" aria-live="polite"></section>\n'
         "<h2>Models by cards</h2>\n"
         f'<p class="note">A square for each chosen cell ({html.escape(order)}), with its step time '
         "where there is one alone; a click chooses the model and the card.</p>\n"
         f'{_legend(squares.values())}\n<div class="scroll"><table id="overview"></table></div>\n'
         f'<h2>Cells</h2>\n<p class="note">A click on a head sorts.</p>\n{_legend(colours)}\n'
-        f'<table id="cells"><thead><tr>{heads}</tr></thead><tbody id="rows"></tbody></table>\n'
+        f'<table id="cells"><thead><tr>{heads}<th>Recipe and memory</th><th></th></tr></thead>'
+        '<tbody id="rows"></tbody></table>\n'
         '<button id="more" hidden></button>\n<h2>What the numbers rest on</h2>\n'
         f"{notes}\n"
-        f'<script type="application/json" id="data">{_data(lines)}</script>\n'
+        f'<script type="application/json" id="data">{data}</script>\n'
         f"<script>\n{SCRIPT.read_text('utf-8').replace('./run.sh', RUN)}</script>\n</body></html>\n"
     )
 
 
-def _data(lines: Lines) -> str:
-    """Return the script's data; each "<" is escaped so that a text cannot close the element."""
-    what = {"heads": HEADS, "plain": PLAIN, "numbers": NUMBERS, "words": CATEGORIES}
-    what |= {"figures": FIGURES, "verdicts": VERDICTS, "lines": lines}
-    return json.dumps(what, separators=(",", ":")).replace("<", "\\u003c").replace("],[", "],\n[")
-
-
-def _head(name: str) -> str:
-    text = html.escape(name)
-    return f'<th data-sort="{text}"><button type="button">{text}</button></th>'
-
-
 def _legend(told: Iterable[str]) -> str:
     return f'<div class="legend">{"".join(f"<span>{text}</span>" for text in told)}</div>'
-
-
-def _select(head: str, lines: Lines) -> str:
-    options = "".join(f"<option>{html.escape(value)}</option>" for value in values(lines, head))
-    return (
-        f'<label>{head}<select id="{head}"><option value="">all</option>{options}</select></label>'
-    )

@@ -46,7 +46,11 @@ def calibrate(options: argparse.Namespace) -> int:
     console = make_console(WIDE)
     if has_driver() and not recall(ROOT).gpus:
         examined(console, ROOT, set())  # for a GPU that nvidia-smi does not show (WSL2)
-    folder = _folder(options)
+    there = recall(ROOT)
+    on_gpu = (options.device or there.device) == "cuda" and there.gpus
+    name = slug((there.device_names[0] if on_gpu else store.processor()).lower())
+    usual = RESULTS / "calibrate" / (name + "-small" * options.small)
+    folder = options.out.absolute() if options.out else usual
     _sighted(options.device or recall(folder).device, recall(folder))
     check_out(folder, FILES, force=options.force)
     machine = examined(console, folder, OPS)
@@ -58,11 +62,7 @@ def calibrate(options: argparse.Namespace) -> int:
         gpu_bytes=machine.smallest_gpu_bytes or 80 * 2**30,
         small=options.small,
     )
-    return _calibrated(Session(folder, machine, setting, console, options.fresh))
-
-
-def _calibrated(session: Session) -> int:
-    """Run stations and rows, and write the calibration; return the exit code."""
+    session = Session(folder, machine, setting, console, options.fresh)
     try:
         outcomes, results = run_stations(session), run_rows(session)
     except (process.Interrupted, SuiteInterrupted, KeyboardInterrupt):
@@ -79,15 +79,6 @@ def _calibrated(session: Session) -> int:
     able = (Status.OK, Status.UNSUPPORTED, Status.REFUSED)
     good = all(r.status in able for r in results) and all(o.status == "ok" for o in outcomes)
     return OK if good else FAILED
-
-
-def _folder(options: argparse.Namespace) -> Path:
-    if options.out:
-        return options.out.absolute()
-    machine = recall(ROOT)
-    on_gpu = (options.device or machine.device) == "cuda" and machine.gpus
-    name = machine.device_names[0] if on_gpu else store.processor()
-    return RESULTS / "calibrate" / (slug(name.lower()) + "-small" * options.small)
 
 
 def _sighted(device: str, machine: Machine) -> None:

@@ -94,9 +94,6 @@ def specs(setting: Setting) -> list[Spec]:
     return list(dict.fromkeys(rows))
 
 
-# ---- measured and predicted ----
-
-
 def measured_rows(
     results: Sequence[Result],
     predictions: Mapping[str, Prediction],

@@ -112,9 +112,6 @@ class Session:
         self.console.print(Text(text), soft_wrap=True)
 
 
-# ---- stations ----
-
-
 def run_stations(session: Session) -> list[Outcome]:
     """Return the outcome of every station: of an earlier call, or of a process started now.
 
@@ -161,8 +158,14 @@ def _measure(name: str, session: Session) -> dict[str, Any]:
     busy, own = busy_now(), _children_seconds()
     ended = process.run_child(words, cwd=ROOT, env=inherited(), log=log, timeout=LATE_SECONDS)
     others = (busy_now() - busy) - (_children_seconds() - own)
-    if why := _fault(ended, log):
-        raise RuntimeError(why)
+    if ended.stopped:
+        raise RuntimeError(f"{ended.stopped} after {ended.wall_seconds:.0f} s")
+    if ended.exit_code != 0:
+        text = log.read_bytes()[-LOG_BYTES:].decode("utf-8", "replace") if log.exists() else ""
+        lines = (line.strip() for line in reversed(text.splitlines()))
+        last = next(filter(None, lines), "it said nothing")
+        how = f"exit code {ended.exit_code}" if ended.signal is None else f"signal {ended.signal}"
+        raise RuntimeError(f"{how}: {last[:200]}")
     if not out.exists():
         raise RuntimeError("the station wrote no numbers")
     load = max(0.0, others) / max(ended.wall_seconds, 1e-3)
@@ -173,21 +176,6 @@ def _children_seconds() -> float:
     """Return the CPU seconds of children that have ended."""
     times = os.times()
     return times.children_user + times.children_system
-
-
-def _fault(ended: process.Ended, log: Path) -> str:
-    """Return why a child failed; empty if it succeeded."""
-    if ended.stopped:
-        return f"{ended.stopped} after {ended.wall_seconds:.0f} s"
-    if ended.exit_code == 0:
-        return ""
-    text = log.read_bytes()[-LOG_BYTES:].decode("utf-8", errors="replace") if log.exists() else ""
-    last = next((line for line in reversed(text.splitlines()) if line.strip()), "it said nothing")
-    how = f"exit code {ended.exit_code}" if ended.signal is None else f"signal {ended.signal}"
-    return f"{how}: {last.strip()[:200]}"
-
-
-# ---- rows ----
 
 
 def run_rows(session: Session) -> list[Result]:
@@ -234,9 +222,6 @@ def _predicted(session: Session, results: Sequence[Result]) -> dict[str, Predict
         with contextlib.suppress(OSError):
             prediction.write(out / "runs" / run_name(row.spec) / FILE)
     return predictions
-
-
-# ---- calibration ----
 
 
 def calibration_of(

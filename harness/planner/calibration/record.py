@@ -245,7 +245,13 @@ def _tried(
 
     None if the ``rest`` are too few.
     """
-    parts = [part for part in PARTS if _told(rest, part)]
+    parts = []
+    for part in PARTS:
+        shares = [_share(row, part) for row in rest]
+        enough = sum(share >= TOLD for share in shares) >= TELLERS
+        # A part other than compute must also vary between rows: else no fit separates the two.
+        if enough and (part == "compute" or max(shares) - min(shares) >= TOLD):
+            parts.append(part)
     told = [row for row in rest if all(_share(row, p) < SHARE or p in parts for p in PARTS)]
     freedom = len(waits) + len(told) - len(parts) - bool(waits)
     too_few = len(rest) < LEAST or len(told) <= len(parts) or freedom < 1
@@ -261,16 +267,6 @@ def _tried(
         factors=factors, shares=dict.fromkeys(named, share), rows=len(counted), host=host
     )
     return math.fsum(error * error for error in errors) / freedom, found
-
-
-def _told(rows: Sequence[MeasuredRow], part: str) -> bool:
-    """Return True if enough rows have the part to fit it.
-
-    A part other than compute must also vary between rows; else the fit cannot separate the two.
-    """
-    shares = [_share(row, part) for row in rows]
-    enough = sum(share >= TOLD for share in shares) >= TELLERS
-    return enough and (part == "compute" or max(shares) - min(shares) >= TOLD)
 
 
 def _share(row: MeasuredRow, part: str) -> float:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from harness.planner.adapters.base import ResolvedConfig
 from harness.planner.export import trainers as pages
-from harness.planner.export.settled import YAML, as_json, as_yaml, settle
+from harness.planner.export.settled import YAML, as_yaml, settle
 from harness.planner.export.trainers import Translation, translated
 from harness.planner.plan.request import techniques
 from harness.resolve import Resolved
@@ -61,18 +60,27 @@ def bundle(
     for one in made:
         one.nearest = nearest(one.trainer["name"]) if one.unplanned and not one.no_model else ""
     found, file = settle(resolved, folder), resolved.launch.engine.file
-    content, blanks = _among(machines, found)
+    content, blanks = dict(found.content), dict(found.blanks)
+    if machines > 1:
+        content |= {"num_machines": machines, "machine_rank": 0}
+        content |= {"main_process_ip": HEAD_BLANK, "main_process_port": PORT}
+        blanks[f"{YAML}: machine_rank"] = "0 on the first machine, 1 on the next, and so on"
+        blanks[f"{YAML}: main_process_ip"] = "the address of the first machine, on every machine"
     fsdp = content.get("fsdp_config", {})
     if fsdp.get("fsdp_auto_wrap_policy") == "TRANSFORMER_BASED_WRAP":
         # accelerate wraps no block, without a word, if it knows no class (utils/fsdp_utils.py)
-        blanks = {**blanks, WRAPPED: "the class of your blocks, if your model has no "
-                  "_no_split_modules (those of diffusers have)"}  # fmt: skip
+        blanks[WRAPPED] = "the class of your blocks, if your model has no _no_split_modules "
+        blanks[WRAPPED] += "(those of diffusers have)"
     files = {YAML: as_yaml(content, file.title, file.source)}
-    files |= {name: as_json(content) for name, content in found.files.items()}
+    files |= {name: json.dumps(held, indent=2) + "\n" for name, held in found.files.items()}
     title = _title(resolved)
     if made:
         files[PAGE] = pages.page(title, made)
-    return Bundle(folder, title, files, blanks, made, _own(resolved), _command(resolved, folder))
+    here = Path(os.path.relpath(folder)) if folder.is_relative_to(Path.cwd()) else folder
+    added = resolved.launch.engine.environment(resolved.spec.device).items()
+    lead = ["env", *(f"{key}={value}" for key, value in added)] if added else []
+    words = [*lead, "accelerate", "launch", "--config_file", str(here / YAML), OWN]
+    return Bundle(folder, title, files, blanks, made, _own(resolved), shlex.join(words))
 
 
 WRAPPED = f"{YAML}: fsdp_config.fsdp_transformer_layer_cls_to_wrap"
@@ -87,18 +95,6 @@ def _own(resolved: Resolved) -> list[tuple[str, str]]:
     return [(str(part), text) for part, text in zip(parts, told, strict=True)]
 
 
-def _among(machines: int, found: ResolvedConfig) -> tuple[Mapping[str, Any], Mapping[str, str]]:
-    """Return accelerate's file for several machines, and the values to fill in on each."""
-    if machines == 1:
-        return found.content, found.blanks
-    own = {"num_machines": machines, "machine_rank": 0, "main_process_ip": HEAD_BLANK}
-    blanks = {
-        f"{YAML}: machine_rank": "0 on the first machine, 1 on the next, and so on",
-        f"{YAML}: main_process_ip": "the address of the first machine, on every machine",
-    }
-    return {**found.content, **own, "main_process_port": PORT}, {**found.blanks, **blanks}
-
-
 def _title(resolved: Resolved) -> str:
     spec, many = resolved.spec, resolved.launch.processes
     where = "GPU" if spec.device == "cuda" else "process"
@@ -106,11 +102,3 @@ def _title(resolved: Resolved) -> str:
     on = f"{many} {where}{plural}"
     each = f" ({resolved.micro_batch} a {where} at a time)" * (many > 1)
     return f"{resolved.recipe} for {spec.model} on {on}, global batch {spec.global_batch}{each}"
-
-
-def _command(resolved: Resolved, folder: Path) -> str:
-    here = Path(os.path.relpath(folder)) if folder.is_relative_to(Path.cwd()) else folder
-    added = resolved.launch.engine.environment(resolved.spec.device)
-    lead = [f"{key}={value}" for key, value in added.items()]
-    words = ["accelerate", "launch", "--config_file", str(here / YAML), OWN]
-    return shlex.join([*(["env", *lead] if lead else []), *words])

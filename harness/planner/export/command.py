@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -29,15 +30,6 @@ from harness.resolve import Resolved, resolve
 from harness.spec import Spec, SpecError
 from harness.spec import add_arguments as add_settings
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from harness.planner.export.trainers import Translation
-
-
-# ---- terminal output ----
-
-
 WHAT = {
     YAML: "accelerate's launch file",
     "deepspeed.json": "DeepSpeed's settings, without auto",
@@ -56,7 +48,12 @@ def print_export(made: Bundle, fit: Fit | None, console: Console) -> None:
         console.print(_predicted(fit), highlight=False, style="dim")
     files = ((name, WHAT[name]) for name in made.files)
     _part(console, f"written to {short(made.folder)}", files)
-    told = [(t.trainer["title"], _counted(t)) for t in made.translations if not t.no_model]
+    told = []
+    for one in made.translations:
+        missing = ", ".join(lack.what for lack in one.lacks)
+        count = f"{len(one.options)} options" + f"; no counterpart: {missing}" * bool(missing)
+        barred = "; ".join(filter(None, (one.barred, one.nearest)))
+        told += [] if one.no_model else [(one.trainer["title"], barred if one.barred else count)]
     without = ", ".join(t.trainer["title"] for t in made.translations if t.no_model)
     told += [("no such model", without)] if without else []
     _part(console, f"other trainers in {PAGE}", told)
@@ -88,13 +85,6 @@ def _part(console: Console, title: str, rows: Iterable[tuple[str, str]]) -> None
         lines = [line.strip() for line in wrapped(what, room)]
         grid.add_row(Text(f"  {name}"), Text("\n".join(lines)))
     console.print(grid)
-
-
-def _counted(made: Translation) -> str:
-    if made.barred:
-        return "; ".join(filter(None, (made.barred, made.nearest)))
-    missing = ", ".join(lack.what for lack in made.lacks)
-    return f"{len(made.options)} options" + (f"; no counterpart: {missing}" if missing else "")
 
 
 def _predicted(fit: Fit) -> str:
@@ -136,10 +126,17 @@ def export(options: argparse.Namespace) -> int:
         BadInput: the recipe is impossible or cannot be exported, or the folder cannot be
             written.
     """
-    asked, resolved = _resolved(options, overrides(options))
+    asked, (recipe,), given = asked_for(options), options.recipes, overrides(options)
+    settings = {name: given[name] for name in SETTINGS if name in given}
+    resolved = resolve(dataclasses.replace(asked.resolved[0].spec, **settings))
+    lack = verdict.lack_of(resolved, asked.gpu)
+    if resolved.refusal or lack:
+        raise SpecError(f"{recipe}: {resolved.refusal or lack}")
+    if why := without_counterpart(resolved):
+        raise SpecError(why)
     for name in options.trainers:
         trainers.exported(name)  # refuse an unknown name before other work
-    folder = Path(options.out or RESULTS / "export" / slug(options.recipes[0])).absolute()
+    folder = Path(options.out or RESULTS / "export" / slug(recipe)).absolute()
     machines = -(-resolved.spec.processes // asked.gpu.node)
     nearest = Nearest(options, asked, resolved)
     made = bundle(resolved, folder, options.trainers, machines, nearest)
@@ -195,16 +192,3 @@ class Nearest:
 
         best = min(able, key=off)
         return f"nearest that it has and that fits: {best.label}, needs {reach(best)}"
-
-
-def _resolved(options: argparse.Namespace, given: Mapping[str, Any]) -> tuple[Asked, Resolved]:
-    """Resolve the recipe as a plan does, with the given numbers; raise what a plan refuses."""
-    asked, (recipe,) = asked_for(options), options.recipes
-    settings = {name: given[name] for name in SETTINGS if name in given}
-    resolved = resolve(dataclasses.replace(asked.resolved[0].spec, **settings))
-    lack = verdict.lack_of(resolved, asked.gpu)
-    if resolved.refusal or lack:
-        raise SpecError(f"{recipe}: {resolved.refusal or lack}")
-    if why := without_counterpart(resolved):
-        raise SpecError(why)
-    return asked, resolved

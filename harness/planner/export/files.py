@@ -94,30 +94,20 @@ def read(paths: Sequence[Path]) -> list[Found]:
         for option, value in {**one.launcher, **one.options}.items():
             if option in (*LINKS, *own) and isinstance(value, str):
                 above = [*path.parents[:ABOVE], Path()]
-                there = filter(_is_file, (folder / value for folder in above))
+                there = (folder / value for folder in above if os.path.isfile(folder / value))
                 linked = [(other, one.kind) for other in there][:1]
                 waiting += linked
                 one.lost |= {} if linked else {option: value}
     for one in found:
         others = {other.kind for other in found if other is not one}
-        one.lost = {k: v for k, v in one.lost.items() if not others & _serve(k, one)}
+        lost, one.lost = one.lost, {}
+        for option, value in lost.items():  # for which no file of a kind that serves is given
+            plain = {ACCELERATE} if option in one.launcher else {DATASET, one.kind}
+            served = {LINKS[option]} if LINKS.get(option) else plain
+            one.lost |= {} if others & served else {option: value}
         one.remarks += [f"{k} names {v:.80}, which is not there; give it as another FILE"
                         for k, v in one.lost.items() if k not in one.launcher]  # fmt: skip
     return found
-
-
-def _serve(option: str, one: Found) -> set[str]:
-    """Return the kinds of files that stand in for one that an option names."""
-    if served := LINKS.get(option):
-        return {served}
-    return {ACCELERATE} if option in one.launcher else {DATASET, one.kind}
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except OSError:  # such as a name that is too long
-        return False
 
 
 def _read(path: Path, kind: str) -> Found:
@@ -182,21 +172,13 @@ def _of_data(path: Path, data: Any, named: str) -> Found:
         table = trainers.table(name)
         if table["form"] == "flags" and path.suffix != ".toml":
             continue
-        own = _own(table, options)
+        root = table.get("root", "")
+        own = {key.removeprefix("--").removeprefix(root): v for key, v in options.items()}
+        if table["form"] == "flags":  # sections have no meaning there
+            own = {f"--{key.rpartition('.')[2]}": v for key, v in options.items()}
         if name == named or any(key in own for key in table["known_by"]):
             return Found(path, name, own)
     raise BadInput(f"{path} is no configuration of {', '.join(trainers.known())}; {HINT}")
-
-
-def _own(table: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings by the names that a trainer's table has."""
-    if table["form"] == "flags":  # sections have no meaning there
-        return {f"--{name.rpartition('.')[2]}": value for name, value in options.items()}
-    root = table.get("root", "")
-    return {name.removeprefix("--").removeprefix(root): v for name, v in options.items()}
-
-
-# ---- shell scripts ----
 
 
 PUNCTUATION = ";&|()\n"
@@ -221,7 +203,12 @@ def _statements(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
         text = re.sub(r"%(\w+)%", r"${\1}", text).replace("\\", "/")
     text = IF_SET.sub(lambda found: found[2] * bool(re.search(rf"\b{found[1]}=[^\s;]", text)), text)
     text = re.sub(r"\$\([^()\n]*\)", "$_", COMMENT.sub(lambda found: found[1] or "", text))
-    lexer = shlex.shlex(CONTINUED.sub(_joined, text) + "\n", None, True, PUNCTUATION)
+
+    def joined(found: re.Match[str]) -> str:
+        """Return continued lines as one, with the others empty: lines keep their numbers."""
+        return re.sub(r"[\\^`][ \t]*\n", " ", found[0]) + "\n" * found[0].count("\n")
+
+    lexer = shlex.shlex(CONTINUED.sub(joined, text) + "\n", None, True, PUNCTUATION)
     lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
     line, first, words, inside = 1, 0, list[str](), False
     try:
@@ -238,11 +225,6 @@ def _statements(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
             line += token.count("\n")
     except ValueError:
         raise BadInput(f"{path}: line {line}: a quote is not closed; close it") from None
-
-
-def _joined(found: re.Match[str]) -> str:
-    """Return continued lines as one, with the others empty, so that lines keep their numbers."""
-    return re.sub(r"[\\^`][ \t]*\n", " ", found[0]) + "\n" * found[0].count("\n")
 
 
 class _Script:
@@ -340,11 +322,11 @@ def _script(path: Path, text: str) -> Found:
         except ValueError as error:
             raise BadInput(f"{path}: line {line}: {error}") from None
         found = _training(path, words)
-        if found and (found.options, found.script) not in [
-            (f.options, f.script) for _, f in trainings
-        ]:
-            trainings.append((line, found))
-        elif not found:
+        if found:
+            known = any((one.options, one.script) == (found.options, found.script)
+                        for _, one in trainings)  # fmt: skip
+            trainings += [] if known else [(line, found)]
+        else:
             strange += [f"{word} in line {line}" for word in words if TRAINS.fullmatch(word)]
     caches = [pair for pair in trainings if "data_process" in str(pair[1].options.get("--task"))]
     trainings = [pair for pair in trainings if pair not in caches] or trainings
@@ -357,9 +339,9 @@ def _script(path: Path, text: str) -> Found:
     own = {table["environment"].get(n, n.lower()): " ".join(v) for n, v in script.names.items()}
     if set(own) & set(table["known_by"]):
         return Found(path, "simpletuner", own)
-    known = {name for name in _scripts() if name.endswith(".py")}
+    scripts = {name for name in _scripts() if name.endswith(".py")}
     told = f"{strange[-1]} is no script that is known" if strange else "no command trains in it"
-    near = nearest(PurePosixPath(strange[-1].split()[0]).name, known) if strange else HINT
+    near = nearest(PurePosixPath(strange[-1].split()[0]).name, scripts) if strange else HINT
     raise BadInput(f"{path}: {told}; {near}")
 
 
@@ -398,7 +380,12 @@ def _training(path: Path, words: Sequence[str]) -> Found | None:
     kind = scripts.get(names[at], "")
     if names[at] == "train.py":
         kind = _of_options(options)
-    options = _whole_names(path, options, trainers.options(kind, names[at]))
+    declared, given, options = trainers.options(kind, names[at]), options, {}
+    for name, value in given.items():  # argparse takes a beginning of a name
+        able = [one for one in declared if one.startswith(name) and name not in declared]
+        if len(able) > 1:
+            raise BadInput(f"{path}: {name} could be {', '.join(able[:3])}; write one of them")
+        options[able[0] if able else name] = value
     if kind == "ai-toolkit":
         options = {"--config": words[at + 1]} if len(words) > at + 1 else {}
     if trainers.table(kind)["form"] != "flags":  # its own file has all settings
@@ -409,21 +396,6 @@ def _training(path: Path, words: Sequence[str]) -> Found | None:
         if unset:
             found.remarks.append(f"{name} is {value}, which the file does not set")
             options.pop(name, launcher.pop(name, None))
-    return found
-
-
-def _whole_names(path: Path, options: Mapping[str, Any], declared: Mapping[str, Any]) -> Any:
-    """Return options by their whole names, of which argparse takes a beginning.
-
-    Raises:
-        BadInput: a beginning of several options, as argparse refuses it.
-    """
-    found: dict[str, Any] = {}
-    for name, value in options.items():
-        able = [one for one in declared if one.startswith(name) and name not in declared]
-        if len(able) > 1:
-            raise BadInput(f"{path}: {name} could be {', '.join(able[:3])}; write one of them")
-        found[able[0] if able else name] = value
     return found
 
 

@@ -86,7 +86,11 @@ def launch_of(found: Sequence[Found], processes: int | None = None) -> Launch:
         raise BadInput(f"{path}: {told}; give it as another FILE")
     words = {k: v for one in reversed(found) for k, v in one.launcher.items()}
     given = processes or _count({**counts, **words}, made)
-    made.processes = given or _implied(config) or 1
+    samples, micro, steps = batch_of(config or {})
+    implied = 0
+    if samples and micro and steps and samples % (micro * steps) == 0:
+        implied = samples // (micro * steps)
+    made.processes = given or implied or 1
     gpus = f"{made.processes} GPU" + "s" * (made.processes > 1)
     if path is None:
         made.precision = str(content.get("mixed_precision") or "").lower()
@@ -118,30 +122,25 @@ def _merged(found: Sequence[Found]) -> tuple[dict[str, Any], Any, Path | None]:
             content, path = dict(one.data), one.path
         elif one.kind == DEEPSPEED:
             config, path = one.data, path or one.path
+    blocks = {key: block for block, keys in table()["accelerate"]["blocks"].items() for key in keys}
     for one in reversed(found):  # and a command before a file
+        for flag, value in one.launcher.items():
+            name = flag.lstrip("-").replace("-", "_")
+            if flag in KINDS:
+                content["distributed_type"] = KINDS[flag]
+            elif name in blocks and value is not None:
+                content[blocks[name]] = {**(content.get(blocks[name]) or {}), name: value}
+            elif name in ("mixed_precision", "num_machines", "num_processes"):
+                content[name] = as_number(value, whole=True) if name.startswith("num_") else value
         if one.launcher:
-            _apply(one.launcher, content)
+            if "zero_stage" in (content.get("deepspeed_config") or {}):
+                content.setdefault("distributed_type", "DEEPSPEED")
             path = path or (one.path if content.get("distributed_type") else None)
     if config is not None and not content.get("distributed_type"):
         content["distributed_type"] = "DEEPSPEED"
     if path and "distributed_type" not in content:
         path = None
     return content, config, path
-
-
-def _apply(flags: Mapping[str, Any], content: dict[str, Any]) -> None:
-    """Set what a command's flags say."""
-    blocks = {key: block for block, keys in table()["accelerate"]["blocks"].items() for key in keys}
-    for flag, value in flags.items():
-        name = flag.lstrip("-").replace("-", "_")
-        if flag in KINDS:
-            content["distributed_type"] = KINDS[flag]
-        elif name in blocks and value is not None:
-            content[blocks[name]] = {**(content.get(blocks[name]) or {}), name: value}
-        elif name in ("mixed_precision", "num_machines", "num_processes"):
-            content[name] = as_number(value, whole=True) if name.startswith("num_") else value
-    if "zero_stage" in (content.get("deepspeed_config") or {}):
-        content.setdefault("distributed_type", "DEEPSPEED")
 
 
 def _count(said: Mapping[str, Any], made: Launch) -> int:
@@ -158,21 +157,10 @@ def _count(said: Mapping[str, Any], made: Launch) -> int:
     return count or (1 if name else 0)
 
 
-def _implied(config: Mapping[str, Any] | None) -> int:
-    """Return the number of processes that follows from the batches of a DeepSpeed JSON."""
-    samples, micro, steps = batch_of(config or {})
-    if not (samples and micro and steps) or samples % (micro * steps):
-        return 0
-    return samples // (micro * steps)
-
-
 def whole(value: Any) -> int:
     """Return a positive whole number; 0 if the value is none."""
     text = str(value)
     return int(text) if text.isdecimal() and len(text) < 7 else 0
-
-
-# ---- meaning ----
 
 
 def _read(file: LaunchFile, config: Mapping[str, Any] | None, made: Launch) -> None:
@@ -199,15 +187,13 @@ def _read(file: LaunchFile, config: Mapping[str, Any] | None, made: Launch) -> N
         library = str((content.get("fp8_config") or {}).get("fp8_backend") or "unnamed").upper()
         if library not in BACKENDS:
             made.left(f"mixed_precision fp8 of {library}", "torchao's float8 layers are predicted")
-    made.means.append(made.sharding.rpartition("/")[2] if file.kind != "DEEPSPEED" else _told(file))
-
-
-def _told(file: LaunchFile) -> str:
-    """Return the stage, and what is offloaded, in words."""
+    if file.kind != "DEEPSPEED":
+        made.means.append(made.sharding.rpartition("/")[2])
+        return
     zero = file.settings["zero_optimization"]
     there = {name: (zero.get(name) or {}).get("device", "none") for name in OFFLOADS}
     places = [f"{n.partition('_')[2]} on {place}" for n, place in there.items() if place != "none"]
-    return ", ".join([f"ZeRO stage {zero['stage']}", *places])
+    made.means.append(", ".join([f"ZeRO stage {zero['stage']}", *places]))
 
 
 def _fsdp(content: Mapping[str, Any], made: Launch) -> None:
@@ -273,7 +259,14 @@ def _mesh(content: Mapping[str, Any], made: Launch) -> None:
 def _zero(file: LaunchFile, config: Mapping[str, Any] | None, made: Launch) -> None:
     settings = json.loads(json.dumps(file.settings))
     zero = settings["zero_optimization"]
-    _batches(settings, file.content, made)
+    samples, micro, steps = batch_of(settings)
+    said = as_number((file.content.get("deepspeed_config") or {}).get(BATCH[2]), whole=True)
+    steps = steps or (int(said) if said else None)
+    if samples and micro is None:
+        micro = samples // (made.processes * (steps or 1))
+    elif samples and micro and steps is None:
+        steps = samples // (made.processes * micro)
+    made.micro_batch, made.accumulation = micro or 1, steps or 1
     _precision(settings, made)
     kind = str((settings.pop("optimizer", None) or {}).get("type") or "adamw")
     part = OPTIMIZERS.get(re.sub(r"[^a-z]", "", kind.lower()))
@@ -291,29 +284,15 @@ def _zero(file: LaunchFile, config: Mapping[str, Any] | None, made: Launch) -> N
         if one.kind == file.kind and effective(one.settings) == own:
             made.sharding = name
             return
+    # The file as it is planned stands among the predictions.
     left = {k: v for k, v in settings.items() if k not in IDLE}
-    made.sharding = f"@{_kept(dataclasses.replace(file, settings=left))}"
-
-
-def _kept(file: LaunchFile) -> Path:
-    """Write the file as it is planned among the predictions; return its path."""
-    plain = users_launch.opened(file)
+    plain = users_launch.opened(dataclasses.replace(file, settings=left))
     content = {"distributed_type": plain.kind, "deepspeed_config": {}}
     plain = dataclasses.replace(plain, content=content)
     digest = hashlib.sha256(json.dumps(plain.settings, sort_keys=True).encode()).hexdigest()[:6]
     stem = re.sub(r"[^A-Za-z0-9_.-]", "_", file.path.stem)
-    return users_launch.write(plain, pool.default_folder() / "launch" / f"{stem}-{digest}")
-
-
-def _batches(settings: Mapping[str, Any], content: Mapping[str, Any], made: Launch) -> None:
-    samples, micro, steps = batch_of(settings)
-    said = as_number((content.get("deepspeed_config") or {}).get(BATCH[2]), whole=True)
-    steps = steps or (int(said) if said else None)
-    if samples and micro is None:
-        micro = samples // (made.processes * (steps or 1))
-    elif samples and micro and steps is None:
-        steps = samples // (made.processes * micro)
-    made.micro_batch, made.accumulation = micro or 1, steps or 1
+    folder = pool.default_folder() / "launch" / f"{stem}-{digest}"
+    made.sharding = f"@{users_launch.write(plain, folder)}"
 
 
 def _precision(settings: Mapping[str, Any], made: Launch) -> None:
@@ -383,9 +362,6 @@ def effective(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {**found, **others}
 
 
-# ---- keys that are left ----
-
-
 def _name(
     content: Mapping[str, Any], config: Mapping[str, Any] | None, file: LaunchFile, made: Launch
 ) -> None:
@@ -401,23 +377,19 @@ def _name(
         ahead = name == "fsdp_config.fsdp_forward_prefetch" and version == 2
         if ahead or name in IDLE or block in (*IDLE, "optimizer"):
             idle.append(name)
-        elif block in ("zero_optimization", "data_types") and file.kind == "DEEPSPEED":
+            continue
+        if block in ("zero_optimization", "data_types") and file.kind == "DEEPSPEED":
             continue  # the engine is planned with it
-        elif any(name.startswith(f"{one.what}.") for one in made.unpredicted):
+        if any(name.startswith(f"{one.what}.") for one in made.unpredicted):
             continue  # its block is named
-        elif str(value).lower() not in OFF or _usually_on(name):
+        # A default of accelerate that is true makes false a setting.
+        usual = table()["accelerate"]["blocks"].get(block, {}).get(name.partition(".")[2], {})
+        if str(value).lower() not in OFF or truth(usual.get("default")) is True:
             errs, why = LEFT.get(name) or LEFT.get(block) or ("", "no rule reads it")
             made.left(f"{name} {value!s:.40}", why, errs)
     blocks = ("fsdp_config", "deepspeed_config", "megatron_lm_config", "fp8_config")
     idle += [name for name in blocks if content.get(name) and name not in _active(file)]
     made.means += [f"no memory: {', '.join(idle)}"] if idle else []
-
-
-def _usually_on(name: str) -> bool:
-    """Return whether accelerate's default of a key is true, so that false is a setting."""
-    block, _, key = name.partition(".")
-    usual = table()["accelerate"]["blocks"].get(block, {}).get(key, {}).get("default")
-    return truth(usual) is True
 
 
 def _active(file: LaunchFile) -> dict[str, Any]:

@@ -98,9 +98,6 @@ def _agrees(word: str, table: Mapping[str, Any], options: Mapping[str, Any], scr
     return (len(right) + bool(script and own)) * all(right)
 
 
-# ---- largest sample ----
-
-
 MEGAPIXELS = 20
 """Value of a resolution below which it is an area in megapixels, as in SimpleTuner."""
 MOST = 10**6
@@ -131,13 +128,22 @@ def read_sample(
     files = [one for one in found if one.kind == DATASET]
     known = "files" not in shape or shape.get("own") or bool(files)
     usual = shape.get("usual", {}) if known else {}
-    sources = [*(one.options for one in files), {**options, **_size(options, shape)}]
+    own = dict(options)
+    sides = [whole(options.get(name)) for name in shape.get("sides", ())]  # width and height
+    area = str(options.get(shape.get("area", "")))
+    if sides and all(sides):
+        own[shape["resolution"]] = sides
+    elif re.fullmatch(r"\d{1,12}", area):
+        own[shape["resolution"]] = math.isqrt(int(area))
+    sources = [*(one.options for one in files), own]
+    preset = families.table().get(made.model)
+    moves = preset is None or bool(preset.family.every)  # into videos; an unknown model may
     groups = _groups(sources, shape)
     sizes: list[tuple[int, int, Size]] = []
     for group in groups or [{}]:
         batch = whole(group.get("batch")) or made.micro_batch
         for size in _sizes({**usual, **group}, shape):
-            size = size if _moves(made.model) else (min(size[0], 1), *size[1:])
+            size = size if moves else (min(size[0], 1), *size[1:])
             sizes.append((math.prod((max(1, size[0]), *size[1:], batch)), batch, size))
     text = str(options.get(shape.get("text", ""), ""))
     made.text = whole(text)
@@ -152,21 +158,6 @@ def read_sample(
         made.means.append(("largest sample", f"{told}, micro batch {made.micro_batch}"))
     else:
         made.usual.append(("resolution", told, shape["where"]))
-
-
-def _moves(model: str) -> bool:
-    """Return whether a model's samples may be videos; of one that is not known they may."""
-    known = families.table().get(model)
-    return known is None or bool(known.family.every)
-
-
-def _size(options: Mapping[str, Any], shape: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the resolution of two options for width and height, or of one for the area."""
-    sides = [whole(options.get(name)) for name in shape.get("sides", ())]
-    area = str(options.get(shape.get("area", "")))
-    if sides and all(sides):
-        return {shape["resolution"]: sides}
-    return {shape["resolution"]: math.isqrt(int(area))} if re.fullmatch(r"\d{1,12}", area) else {}
 
 
 def _groups(sources: Sequence[Mapping[str, Any]], shape: Mapping[str, Any]) -> list[dict[str, Any]]:

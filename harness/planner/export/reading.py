@@ -42,9 +42,6 @@ AVERAGE = 0.999
 """Decay of an average of the weights; its value changes no memory."""
 
 
-# ---- reading ----
-
-
 def reading(found: Sequence[Found], model: str = "", processes: int | None = None) -> Reading:
     """Return the recipe of the files' settings.
 
@@ -128,9 +125,8 @@ class _Option:
     def text(self, **more: Any) -> str:
         own = {f.name for f in dataclasses.fields(CATALOG[self.name])}
         given = {k: v for k, v in {**self.parameters, **more}.items() if k in own}
-        words = (
-            f"{k}={'on' if v is True else 'off' if v is False else v}" for k, v in given.items()
-        )
+        switch = {True: "on", False: "off"}
+        words = (f"{k}={switch[v] if isinstance(v, bool) else v}" for k, v in given.items())
         return f"{self.name}:{','.join(words)}".rstrip(":")
 
 
@@ -161,20 +157,18 @@ class Reader:
         self.script = next((one.script for one in self.own if one.script), "")
         self.kind = self._kind()
         self._fill()
-        self.made.model = model or self._model()
+        if not model:
+            try:
+                model, assumed = model_of(self.table, self.options, self.script)
+            except BadInput as error:
+                raise BadInput(f"{self.path}: {error}") from None
+            self.made.assumed += assumed
+        self.made.model = model
 
     @functools.cached_property
     def first(self) -> dict[str, Any]:
         """Options as the files give them, before any was replaced."""
         return {name: value for one in self.own for name, value in one.options.items()}
-
-    def _model(self) -> str:
-        try:
-            found, assumed = model_of(self.table, self.options, self.script)
-        except BadInput as error:
-            raise BadInput(f"{self.path}: {error}") from None
-        self.made.assumed += assumed
-        return found
 
     def read(self) -> Reading:
         """Return the reading.
@@ -286,8 +280,6 @@ class Reader:
             self.why.setdefault(name, row.get("why", ""))
         return True
 
-    # -- numbers --
-
     def _numbers(self) -> None:
         made = self.made
         for what in ("micro_batch", "accumulation"):
@@ -295,7 +287,11 @@ class Reader:
                 options = patterns(rule, self.loose)
                 values = agreed(options, self.options)
                 if options and values is not None:
-                    setattr(made, what, self._whole(next(iter(options)), values[what]))
+                    name, count = next(iter(options)), launches.whole(values[what])
+                    if not count:
+                        said = f"{name} is {values[what]!s:.60}"
+                        raise BadInput(f"{self.path}: {said}; give one whole number from 1")
+                    setattr(made, what, count)
                     break
         made.processes = self.launch.processes
         known = [(rule, patterns(rule)) for rule in self.table["sharding"] if "reads" in rule]
@@ -316,14 +312,6 @@ class Reader:
             said = ", ".join(f"{name} {self.options[name]}" for name in known[0][1])
             left = f"no row has these values, so {self.launch.sharding} is predicted"
             made.unpredicted.append(Uncounted(said, left))
-
-    def _whole(self, name: str, value: Any) -> int:
-        count = launches.whole(value)
-        if not count:
-            raise BadInput(f"{self.path}: {name} is {value!s:.60}; give one whole number from 1")
-        return count
-
-    # -- the recipe --
 
     def _proposed(self) -> Iterator[_Option]:
         """Yield a strategy for each rule of the table whose options agree."""
@@ -441,17 +429,14 @@ class Reader:
         plainer = [one for one in self.slots.get(culprit.slot, ()) if one.name == culprit.name
                    and not one.lacks and set(one.options) < set(culprit.options)][:1]  # fmt: skip
         lost = set(culprit.options).difference(*(one.options for one in plainer))
-        named = " ".join(one for name in culprit.options if name in lost
-                         for one in self._given_as(name))  # fmt: skip
+        own = ([name] if name in self.first else self.older.get(name, ())
+               for name in culprit.options if name in lost)  # fmt: skip
+        named = " ".join(itertools.chain(*own))  # as the files name them, perhaps by older names
         errs = "less" if culprit.slot in SAVING and not plainer else ""
         why = f"this is left out: {why}" if errs else why
         why = f"{plainer[0].text()} is predicted: {why}" if plainer else why
         self.made.unpredicted += [Uncounted(named, why, errs)] if named else []
         return plainer
-
-    def _given_as(self, name: str) -> Sequence[str]:
-        """Return the files' options that set an option, perhaps under older names."""
-        return [name] if name in self.first else self.older.get(name, ())
 
     def _culprit(
         self, best: Resolved | None, refused: Reason | None, others: Sequence[_Option]

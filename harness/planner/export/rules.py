@@ -44,19 +44,16 @@ def fitting(
     must cover a value that differs from them.
     """
     for rule in rules:
-        asked = all(_answers(rule, name, values, usual or {}) for name in values)
-        if asked and _stands_beside(rule, launch):
+        fits = (
+            all(_answers(rule, name, values, usual or {}) for name in values)
+            and rule.get("device", launch.device) == launch.device
+            and ("models" not in rule or launch.subject.model in rule["models"])
+            and launch.traits.issuperset(rule.get("with", ()))
+            and launch.traits.isdisjoint(rule.get("without", ()))
+        )
+        if fits:
             return {key: value for key, value in rule.items() if key not in CONDITIONS}
     return None
-
-
-def _stands_beside(rule: Rule, launch: RunContext) -> bool:
-    wanted, unwanted = set(rule.get("with", ())), set(rule.get("without", ()))
-    device = rule.get("device", launch.device)
-    named = device == launch.device and (
-        "models" not in rule or launch.subject.model in rule["models"]
-    )
-    return named and wanted <= launch.traits and not unwanted & launch.traits
 
 
 def _answers(rule: Rule, name: str, values: Mapping[str, Any], usual: Mapping[str, Any]) -> bool:

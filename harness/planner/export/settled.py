@@ -33,19 +33,16 @@ def mixed_precision(resolved: Resolved) -> str:
     return part.accelerator_kwargs(resolved.launch).get("mixed_precision", "no")
 
 
-# ---- sizes of trained weights ----
-# An engine's buffer sizes follow from them. If a strategy freezes, adds or replaces weights, the
-# model is edited on tensors without storage, in its own process (``python -m
-# harness.planner.export.settled``).
-
-
 EDITED = {"frozen_weights", "replaced_layers", "quantized_weights", "other_products"}
 """Traits of recipes that do not train all of the model's own weights."""
 TIMEOUT = 600.0
 
 
 def trained_sizes(resolved: Resolved) -> Sizes:
-    """Return the sizes, in elements, of all weights with a gradient.
+    """Return the sizes, in elements, of all weights with a gradient: an engine's buffers follow.
+
+    If a strategy freezes, adds or replaces weights, the model is edited on tensors without storage,
+    in its own process (``python -m harness.planner.export.settled``).
 
     Raises:
         BadInput: the model could not be edited without storage; has the last line of the error.
@@ -85,9 +82,6 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-# ---- launch file ----
-
-
 def settle(resolved: Resolved, folder: Path) -> ResolvedConfig:
     """Return the engine's resolved launch file; the files will be in ``folder``."""
     recipe, launch = resolved.recipe, resolved.launch
@@ -114,11 +108,6 @@ def as_yaml(content: Mapping[str, Any], title: str, source: str) -> str:
     """Return accelerate's file, with its title and source as comments."""
     head = "".join(f"# {line}\n" for line in (title, f"Source: {source}") if line)
     return head + yaml.safe_dump(dict(content), sort_keys=False)
-
-
-def as_json(content: Mapping[str, Any]) -> str:
-    """Return the text of a file that the YAML names."""
-    return json.dumps(content, indent=2) + "\n"
 
 
 if __name__ == "__main__":

@@ -169,7 +169,14 @@ def translated(name: str, resolved: Resolved, config: str) -> Translation:
     values |= {"config": config, "devices": devices, **_model(made, resolved)}
     values |= {"groups": launch.layout.replicate, "shards": launch.layout.shard}
     made.start, made.script = rules.filled(trainer["start"], values), values["script"].split()[0]
-    made.beside += _sample(trainer, resolved)
+    shape, size = trainer["shape"], resolved.subject.size_in_words
+    keys = ["sides" if "sides" in shape else "resolution", "area"]
+    keys += ["frames"] if " frames" in size else []
+    some = (shape.get(key, []) for key in keys)
+    names = [n for one in some for n in ([one] if isinstance(one, str) else one)]
+    flag = "--" if trainer["form"] == "flags" and "files" not in shape else ""
+    named = ", ".join(f"`{flag}{name.removeprefix(flag)}`" for name in names)
+    made.beside.append(f"samples of at most {size}, as planned; set {named}")
     first = trainer["models"].get(resolved.spec.model, {}).get("first", trainer.get("first"))
     if first:
         made.beside.insert(0, rules.filled(first, {"scripts": made.script.partition("train")[0]}))
@@ -207,27 +214,6 @@ def _complete(made: Translation, resolved: Resolved, values: Mapping[str, Any]) 
         made.files[name] = rules.filled(text, values)
 
 
-def to_fill_in(made: Translation) -> list[str]:
-    """Return the blanks of an export, and numbers that no recipe decides, in words."""
-    numbers = [f"`{n}` {v}" for n, v in made.blanks.items() if re.search("steps|epochs", n)]
-    given = [f"`{name}`" for name, value in made.blanks.items() if GIVEN.fullmatch(str(value))]
-    inside = [f"`{blank}` in {name}" for name, text in made.files.items()
-              for blank in dict.fromkeys(BLANK.findall(text))]  # fmt: skip
-    return [*given, *inside, *numbers]
-
-
-def _sample(trainer: Mapping[str, Any], resolved: Resolved) -> list[str]:
-    """Return a line with the size of the planned samples, and the options that decide it."""
-    shape, size = trainer["shape"], resolved.subject.size_in_words
-    keys = ["sides" if "sides" in shape else "resolution", "area"]
-    keys += ["frames"] if " frames" in size else []
-    values = (shape.get(key, []) for key in keys)
-    names = [n for value in values for n in ([value] if isinstance(value, str) else value)]
-    flag = "--" if trainer["form"] == "flags" and "files" not in shape else ""
-    named = ", ".join(f"`{flag}{name.removeprefix(flag)}`" for name in names)
-    return [f"samples of at most {size}, as planned; set {named}"]
-
-
 def ruled(
     trainer: Mapping[str, Any], resolved: Resolved
 ) -> Iterator[tuple[str, Strategy | None, rules.Rule | None]]:
@@ -235,29 +221,23 @@ def ruled(
 
     Each has its name, and the strategy if it is one. The rule is None if the table has none.
     """
-    launch = resolved.launch
-    yield from ((what, None, rule) for what, rule in _found(trainer, resolved))
-    for part in techniques(resolved):
-        written = trainer["strategies"].get(part.name, ())
-        rule = rules.fitting(written, parameters(part), launch, defaults(part))
-        none = {"lacks": NO_OPTION} if part.name in trainer["none"] else None
-        yield str(part), part, none if rule is None else rule
-
-
-def _found(trainer: Mapping[str, Any], resolved: Resolved) -> Iterator[tuple[str, Any]]:
-    """Yield the table's rules for the sharding, the training's numbers, and empty slots."""
     launch, values = resolved.launch, numbers(resolved)
-    yield launch.sharding, rules.fitting(trainer["sharding"], {}, launch)
+    yield launch.sharding, None, rules.fitting(trainer["sharding"], {}, launch)
     for what in SETTINGS:
         written = trainer["settings"].get(what, ())
         compared = {name for rule in written for name in rule.get("for", {})}
         asked = {key: value for key, value in values.items() if key in compared}
         rule = rules.fitting(written, asked, launch)
         if rule is not None:
-            yield what.replace("_", " "), rule
+            yield what.replace("_", " "), None, rule
     for place, written in trainer.get("absent", {}).items():
         if resolved.recipe.in_slot(Slot[place]) is None:
-            yield f"no {place.lower()}", rules.fitting(written, {}, launch)
+            yield f"no {place.lower()}", None, rules.fitting(written, {}, launch)
+    for part in techniques(resolved):
+        written = trainer["strategies"].get(part.name, ())
+        rule = rules.fitting(written, parameters(part), launch, defaults(part))
+        none = {"lacks": NO_OPTION} if part.name in trainer["none"] else None
+        yield str(part), part, none if rule is None else rule
 
 
 def _model(made: Translation, resolved: Resolved) -> dict[str, str]:
@@ -276,9 +256,6 @@ def _model(made: Translation, resolved: Resolved) -> dict[str, str]:
         flavours = words.get("flavours", [""])
         made.options |= {"model_flavour": flavours[0]} if flavours and "" not in flavours else {}
     return {"script": found or "SCRIPT", "model": found or "MODEL"}
-
-
-# ---- trainers.md ----
 
 
 def page(title: str, translations: Sequence[Translation]) -> str:
@@ -301,29 +278,33 @@ def section(made: Translation) -> str:
         nearest = f" {made.nearest[0].upper()}{made.nearest[1:]}.\n" if made.nearest else "\n"
         return f"## {about['title']}\n\nNo command: {why}.{nearest}"
     parts = [f"## {about['title']}\n", written(made)]
-    lists = {"Fill in": to_fill_in(made), "Beside these": made.beside}
+    blanks = [f"`{name}`" for name, value in made.blanks.items() if GIVEN.fullmatch(str(value))]
+    blanks += [f"`{blank}` in {name}" for name, text in made.files.items()
+               for blank in dict.fromkeys(BLANK.findall(text))]  # fmt: skip
+    blanks += [f"`{n}` {v}" for n, v in made.blanks.items() if re.search("steps|epochs", n)]
+    lists = {"Fill in": blanks, "Beside these": made.beside}
     for title, missing in {"Where it differs": made.notes, "No counterpart": made.lacks}.items():
         lists[title] = [f"`{what}`: {why}" for what, why in missing]
-    parts += [_listed(title, lines) for title, lines in lists.items()] + [_declared(made)]
+    for title, lines in lists.items():
+        parts += ["".join([f"{title}:\n\n", *(f"- {line}\n" for line in lines)])] if lines else []
+    declared = options(about["name"], made.script)
+    found = [(name, declared[name]) for name in made.options if name in declared]
+    rows = [f"| `{name}` | {one['at']} | {one.get('help', '')} |\n" for name, one in found]
+    head = "| Option | Where it is declared | The trainer's own help |\n|---|---|---|\n"
+    parts += ["".join([head, *rows])] if rows else []
     where = f"Read: {about['repository']} at {about['commit']} ({about['version']}):\n\n{read}"
-    return "\n".join([*(part for part in parts if part), where])
-
-
-def _declared(made: Translation) -> str:
-    """Return a table of each option's line in the trainer's source, with its own help."""
-    known = options(made.trainer["name"], made.script)
-    found = [(name, known[name]) for name in made.options if name in known]
-    rows = [f"| `{name}` | {one['at']} | {one.get('help', '')} |" for name, one in found]
-    head = ["| Option | Where it is declared | The trainer's own help |", "|---|---|---|"]
-    return "\n".join([*head, *rows]) + "\n" if rows else ""
+    return "\n".join([*parts, where])
 
 
 def written(made: Translation) -> str:
     """Return the command and the files in the trainer's formats, as code blocks."""
-    given, form = {**made.options, **made.blanks}, made.trainer["form"]
-    flags = [_flag(*one) for one in given.items()] if form == "flags" else []
-    blocks = [_block("", "sh", made.start + "".join(f" \\\n    {line}" for line in flags))]
-    if not flags:
+    given, form, start = {**made.options, **made.blanks}, made.trainer["form"], made.start
+    for name, value in given.items() if form == "flags" else ():
+        # A flag alone if the value is True, several values for a list.
+        values = [] if value is True else value if isinstance(value, list) else [value]
+        start += " \\\n    " + shlex.join([name, *map(str, values)])
+    blocks = [_block("", "sh", start)]
+    if form != "flags":
         root, head = made.trainer.get("root", ""), made.trainer.get("head", {})
         nested = _nested({**head, **{root + name: value for name, value in given.items()}})
         if form == "json":
@@ -340,12 +321,6 @@ def written(made: Translation) -> str:
 def _block(name: str, kind: str, text: str) -> str:
     """Return a code block, under the name of its file if it has one."""
     return (f"{name}:\n\n" if name else "") + f"```{kind}\n{text}\n```\n"
-
-
-def _flag(name: str, value: Any) -> str:
-    """Return ``--name value``; the flag alone if the value is True, several values for a list."""
-    given = [] if value is True else value if isinstance(value, list) else [value]
-    return shlex.join([name, *map(str, given)])
 
 
 def _toml(options: Mapping[str, Any]) -> str:
@@ -375,7 +350,3 @@ def _lists(block: Any) -> Any:
         return block
     held = {key: _lists(value) for key, value in block.items()}
     return list(held.values()) if held and all(k.isdigit() for k in held) else held
-
-
-def _listed(title: str, lines: Sequence[str]) -> str:
-    return f"{title}:\n\n" + "".join(f"- {line}\n" for line in lines) if lines else ""

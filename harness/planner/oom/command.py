@@ -13,28 +13,32 @@ import dataclasses
 import io
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
+from rich.console import Console
 from rich.markup import escape
 
 from harness.commands.console import OK, make_console
 from harness.commands.options import add_json, write_answer
+from harness.commands.progress import Predictions
+from harness.planner import pool
+from harness.planner.edits import Ways, freeing, seek
 from harness.planner.oom import log, reading, snapshot
 from harness.planner.oom.log import Failure, Log
 from harness.planner.oom.numbers import Numbers
 from harness.planner.oom.reading import Reading, gib
-from harness.planner.plan.request import AS_PLANNED, add_question, fit_as_json
+from harness.planner.plan.advice import time_of
+from harness.planner.plan.answer import gib as plain
+from harness.planner.plan.answer import reach, tried_instead
+from harness.planner.plan.candidates import asked_for, without_recipes
+from harness.planner.plan.request import AS_PLANNED, add_question, export_command, fit_as_json
 from harness.planner.plan.table import print_lines
+from harness.planner.plan.tracing import Asking
+from harness.planner.verdict import Fit
 from harness.report.figures.units import GIB
+from harness.system.cards import size_words
 from strategies.base import BadInput
 from strategies.files import open_foreign
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from harness.planner.edits import Ways
-    from harness.planner.plan.tracing import Asking
-    from harness.planner.verdict import Fit
 
 COLUMNS = 80
 """Columns of the output if it is not a terminal."""
@@ -87,9 +91,6 @@ def oom(options: argparse.Namespace) -> int:
     return OK
 
 
-# ---- reading ----
-
-
 def opened(name: str) -> contextlib.AbstractContextManager[Any]:
     """Open a file, or standard input, as bytes.
 
@@ -120,36 +121,25 @@ def _scanned(file: IO[bytes], head: bytes, name: str) -> Log:
     found = log.scan(iter(lambda: text.readline(LINE), ""))
     text.detach()
     if found.first is None:
-        why = (
-            f"no out-of-memory message that is known (lines read: {found.lines})"
-            if found.lines
-            else "it is empty"
-        )
+        why = f"no out-of-memory message that is known (lines read: {found.lines})"
+        why = why if found.lines else "it is empty"
         if found.asserted:
             why = f"another error of the GPU came first ({found.asserted:.60})"
         raise BadInput(f"{_called(name)}: {why}; {WANTED}")
     return found
 
 
-# ---- printing ----
-
-
 def _tell_log(found: Log, name: str, console: Console) -> tuple[Numbers, Reading]:
     failure = found.first
     numbers, read = failure.numbers, reading.read(failure)
     _tell(read, numbers, {}, console)
-    for note in _notes(found, failure, name):
-        console.print(escape(note), style="dim")
-    return numbers, read
-
-
-def _notes(found: Log, failure: Failure, name: str) -> Iterator[str]:
-    yield f"Read from line {failure.at} of {_called(name)}."
-    others = [one for one in found.failures if one is not failure]
-    if others:
+    console.print(escape(f"Read from line {failure.at} of {_called(name)}."), style="dim")
+    if others := [one for one in found.failures if one is not failure]:
         ranks = sorted({one.rank for one in found.failures if one.rank}, key=int)
         of = f" of ranks {', '.join(ranks)}" if len(ranks) > 1 else ""
-        yield f"{len(others)} more such messages{of}; the first is explained."
+        more = f"{len(others)} more such messages{of}; the first is explained."
+        console.print(escape(more), style="dim")
+    return numbers, read
 
 
 def _tell_snapshot(file: IO[bytes], name: str, console: Console) -> tuple[Numbers, Reading | None]:
@@ -225,20 +215,10 @@ def _tell_shares(
         console.print(escape(cells))
 
 
-# ---- changes ----
-
-
 def _tell_changes(
     options: argparse.Namespace, numbers: Numbers, console: Console
 ) -> tuple[Fit, list[Fit]]:
     """Print and return the prediction of the recipe, and the changes that fit."""
-    from harness.commands.progress import Predictions
-    from harness.planner import pool
-    from harness.planner.plan.answer import reach, tried_instead
-    from harness.planner.plan.candidates import asked_for
-    from harness.planner.plan.tracing import Asking
-    from harness.system.cards import size_words
-
     if not (options.gpu or options.gpu_memory or options.cpu):
         if not numbers.capacity:
             raise BadInput(
@@ -263,8 +243,10 @@ def _tell_changes(
         lines = list(changes(given, able))
     else:
         lines = tried_instead(ways) or [f"Not predicted: {given.prediction.reason}"]
+    needs = f" needs {reach(given)}" if given.need_bytes else ""
+    needs += f", {gib(numbers.beside)} of it for other processes" if numbers.beside else ""
     console.print()
-    print_lines([_given(given, numbers), *lines], console)
+    print_lines([f"{given.resolved.spec.model} with {given.label}{needs}", *lines], console)
     asking.progress.tell_recorded()
     return given, able
 
@@ -282,10 +264,7 @@ def fitting(
     If few of these fit, single knobs are moved too. If none does, the recipes of the plan's own
     search are taken that train the same weights.
     """
-    from harness.planner.edits import freeing
-    from harness.planner.plan.candidates import without_recipes
-
-    ways = asking.ways([given])
+    ways = seek([given], asking.asked.processes, asking.fits)
     able = ways.able if ways else []
     if given.fits or len(able) >= CHANGES:
         return able, ways
@@ -299,23 +278,11 @@ def fitting(
     return [*able, *(fit for fit in more if fit.fits)], ways
 
 
-def _given(given: Fit, numbers: Numbers) -> str:
-    from harness.planner.plan.answer import reach
-
-    others = f", {gib(numbers.beside)} of it for other processes" if numbers.beside else ""
-    needs = f" needs {reach(given)}" if given.need_bytes else ""
-    return f"{given.resolved.spec.model} with {given.label}{needs}{others}"
-
-
 def changes(given: Fit, able: Sequence[Fit]) -> Iterator[str]:
     """Yield the smallest changes that fit, with memory and time, and the command to export one.
 
     Fewer changed parts are smaller; among equal ones the faster is.
     """
-    from harness.planner.plan.advice import time_of
-    from harness.planner.plan.answer import gib as plain
-    from harness.planner.plan.request import export_command
-
     order = sorted(
         able, key=lambda fit: (len(difference(given, fit)), -(fit.samples_per_second or 0))
     )[:CHANGES]

@@ -259,13 +259,9 @@ class _Reader:
             self.open.pop(rank, None)
             return True
         pointed = POINTED.match(text)
-        if rank in self.pending and self.frames[rank]:
-            self._code(pointed, text, rank)
-        return bool(pointed)
-
-    def _code(self, pointed: re.Match[str] | None, text: str, rank: str) -> None:
         numbered = re.match(r"[\s|\u2502]*\d* *[|\u2502]|\s*\d+ ", text)
-        if pointed or not numbered:
+        if rank in self.pending and self.frames[rank] and (pointed or not numbered):
             code = (pointed[1] if pointed else text).strip()
             self.frames[rank][-1] = self.frames[rank][-1]._replace(code=code[:300])
             self.pending.discard(rank)
+        return bool(pointed)

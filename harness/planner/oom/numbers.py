@@ -7,8 +7,8 @@ cudaMallocAsync backend, of MPS, NCCL, numpy and the kernel.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 SIZE = r"(\d[\d.,]{0,20}) ?([kKMGTPE]?i?B|bytes)\b"
 PATTERNS = {
@@ -106,7 +106,10 @@ def parse_size(text: str, unit: str) -> int:
 
 def read(text: str) -> Numbers:
     """Return the numbers of a message, whose lines are joined by spaces."""
-    found = {name: _first(forms, text) for name, forms in PATTERNS.items()}
+    found: dict[str, int | None] = {}
+    for name, forms in PATTERNS.items():
+        stated = (re.search(form.format(SIZE), text, re.I) for form in forms)
+        found[name] = next((parse_size(one[1], one[2]) for one in stated if one), None)
     reserved = found.pop("reserved")
     if reserved is not None and found["allocated"] is not None:
         found["cached"] = max(0, reserved - found["allocated"])
@@ -119,23 +122,11 @@ def read(text: str) -> Numbers:
     gpu = GPU.search(text)
     others = {pid: parse_size(*size) for pid, *size in OTHER.findall(text)}
     numbers = Numbers(gpu=gpu[1] if gpu else "", others=others, **found)
-    return _without_own(numbers) if numbers.known and numbers.process is None else numbers
-
-
-def _first(forms: Sequence[str], text: str) -> int | None:
-    found = (re.search(form.format(SIZE), text, re.I) for form in forms)
-    return next((parse_size(match[1], match[2]) for match in found if match), None)
-
-
-def _without_own(numbers: Numbers) -> Numbers:
-    """Find this process among the others, if the message names it by a number.
-
-    In a container torch does not recognise its own number. The process is the one that holds the
-    least beyond PyTorch's own memory.
-    """
-    own = [(size, pid) for pid, size in numbers.others.items() if size + SLACK >= numbers.pool]
-    if not own:
+    own = [(size, pid) for pid, size in others.items() if size + SLACK >= numbers.pool]
+    if not own or not numbers.known or numbers.process is not None:
         return numbers
+    # In a container torch does not recognise its own number. This process is the one that holds
+    # the least beyond PyTorch's own memory.
     size, pid = min(own)
-    others = {name: held for name, held in numbers.others.items() if name != pid}
-    return Numbers(**{**vars(numbers), "process": size, "others": others})
+    others = {name: held for name, held in others.items() if name != pid}
+    return replace(numbers, process=size, others=others)

@@ -95,9 +95,6 @@ def _words(failure: Failure, numbers: Numbers) -> dict[str, str]:
     }
 
 
-# ---- cause ----
-
-
 def _cause(failure: Failure, numbers: Numbers) -> str:
     """Return the cause by the first rule that holds."""
     if failure.kind == log.HOST and MAPPED in failure.text:
@@ -111,15 +108,17 @@ def _cause(failure: Failure, numbers: Numbers) -> str:
     if not numbers.known:
         if BARE.search(failure.line) and not _library(failure) and not failure.frames:
             return "either"
-        own = numbers.requested or OWN.search(failure.text)
-        return "cut" if own and not _library(failure) else "outside"
+        pool = numbers.requested or OWN.search(failure.text)
+        return "cut" if pool and not _library(failure) else "outside"
     much, short = MUCH * numbers.total, numbers.requested - (numbers.free or 0)
     if numbers.limit and numbers.pool + numbers.requested > numbers.limit:
         return "limit"
     if numbers.capacity and numbers.pool > numbers.capacity + SLACK:
         return "spilled"
     if numbers.beside >= max(short, much):
-        return "shared" if _ranks(numbers) else "others"
+        own = max(1, numbers.process or numbers.pool)
+        ranks = any(NEAR[0] <= size / own <= NEAR[1] for size in numbers.others.values())
+        return "shared" if ranks else "others"
     if short < -SLACK:
         return "refused"
     if (numbers.cached or 0) >= max(short, much):
@@ -128,12 +127,6 @@ def _cause(failure: Failure, numbers: Numbers) -> str:
     if whole and numbers.unseen + numbers.context >= max(short, UNSEEN * numbers.total):
         return "own" if numbers.context > numbers.unseen else "unseen"
     return "large" if numbers.requested >= much else "full"
-
-
-def _ranks(numbers: Numbers) -> bool:
-    """Return True if processes about as large as this one are on the same GPU."""
-    own = numbers.process or numbers.pool
-    return any(NEAR[0] <= size / max(1, own) <= NEAR[1] for size in numbers.others.values())
 
 
 def _library(failure: Failure) -> str:
@@ -208,8 +201,6 @@ def _where(failure: Failure, gpu: str, cause: str) -> str:
     rank = f"rank {failure.rank}: " if failure.rank else ""
     return f"{rank}{what.get(failure.kind, 'the host ran out of memory')} {words}"
 
-
-# ---- measures ----
 
 CONF = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 END = "end process {others}, or take another GPU (no cost)"

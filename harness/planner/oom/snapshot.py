@@ -10,9 +10,9 @@ from __future__ import annotations
 import io
 import pickle
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import IO, Any, NamedTuple, NoReturn
+from typing import IO, Any, NoReturn
 
 from harness.planner.oom.numbers import Numbers
 from harness.planner.oom.stack import PHASES, Frame, owner, phase_of
@@ -52,11 +52,8 @@ def _whole(value: Any) -> int:
     return number
 
 
-class Block(NamedTuple):
-    """A piece of memory in use: its bytes, and the stack that allocated it, innermost first."""
-
-    size: int
-    frames: Any
+Block = tuple[int, Any]
+"""A piece of memory in use: its bytes, and the stack that allocated it, innermost first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,19 +126,24 @@ def snapshots(data: Any) -> list[Snapshot]:
 
 
 def _snapshot(device: int, segments: list[Any], trace: list[Mapping[str, Any]]) -> Snapshot:
-    _bound(segments, trace)
+    count = len(trace) + sum(len(segment["blocks"]) for segment in segments)
+    if count > MOST:
+        raise ValueError(f"{count} blocks and events")
     at = max((i for i, event in enumerate(trace) if event["action"] == "oom"), default=None)
-    live = {
-        block["address"]: Block(_whole(block["size"]), _stack(block))
-        for segment in segments
-        for block in _addressed(segment)
-        if block["state"] in LIVE
-    }
+    live: dict[int, Block] = {}
+    for segment in segments:
+        address = _whole(segment["address"])  # old snapshots leave out those of blocks
+        for block in segment["blocks"]:
+            size, history = _whole(block["size"]), block.get("history") or [{}]  # of torch 1.13
+            if block["state"] in LIVE:
+                frames = block.get("frames") or history[0].get("frames", ())
+                live[block.get("address", address)] = size, frames
+            address += size
     reserved = sum(_whole(segment["total_size"]) for segment in segments)
     after = trace[at + 1 :] if at is not None else []
     reserved -= sum(ADDED.get(event["action"], 0) * _whole(event["size"]) for event in after)
     _undo(live, after, trace[: at or 0])
-    allocated, failed = sum(block.size for block in live.values()), at is not None
+    allocated, failed = sum(size for size, _ in live.values()), at is not None
     oom = trace[at] if at is not None else {}
     numbers = Numbers(
         gpu=str(device),
@@ -168,26 +170,6 @@ def _segment(size: int) -> int:
     return -(-size // allocator.LARGE_ROUND) * allocator.LARGE_ROUND
 
 
-def _bound(segments: list[Any], trace: list[Any]) -> None:
-    count = len(trace) + sum(len(segment["blocks"]) for segment in segments)
-    if count > MOST:
-        raise ValueError(f"{count} blocks and events")
-
-
-def _addressed(segment: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the blocks of a segment with their addresses, which old snapshots leave out."""
-    address = _whole(segment["address"])
-    for block in segment["blocks"]:
-        yield {"address": address, **block}
-        address += _whole(block["size"])
-
-
-def _stack(block: Mapping[str, Any]) -> Any:
-    """Return a block's frames, in the format of torch 1.13 too."""
-    history = block.get("history") or [{}]
-    return block.get("frames") or history[0].get("frames", ())
-
-
 def _undo(live: dict[int, Block], after: list[Any], before: list[Any]) -> None:
     """Turn the memory in use at the end into that before the events ``after``.
 
@@ -197,12 +179,12 @@ def _undo(live: dict[int, Block], after: list[Any], before: list[Any]) -> None:
         if event["action"] == "alloc":
             live.pop(event["addr"], None)
         elif event["action"] == "free_completed":
-            live[event["addr"]] = Block(_whole(event["size"]), None)
-    missing = {address for address, block in live.items() if block.frames is None}
+            live[event["addr"]] = _whole(event["size"]), None
+    missing = {address for address, (_, frames) in live.items() if frames is None}
     for event in reversed(before):
         if event["action"] == "alloc" and event.get("addr") in missing:
             missing.remove(event["addr"])
-            live[event["addr"]] = Block(live[event["addr"]].size, event.get("frames", ()))
+            live[event["addr"]] = live[event["addr"]][0], event.get("frames", ())
 
 
 def _frames(frames: Iterable[Mapping[str, Any]]) -> list[Frame]:
@@ -219,7 +201,12 @@ def _shares(blocks: Iterable[Block]) -> tuple[Mapping[str, int], Mapping[str, in
     lines: Counter[str] = Counter()
     for size, raw in blocks:
         if id(raw) not in stacks:
-            stacks[id(raw)] = _named(_frames(raw))
+            frames, phase, line = _frames(raw), NO_STACK, ""
+            if python := [frame for frame in frames if frame.path.endswith(".py")]:
+                name, own = phase_of(frames), owner(python)
+                phase = PHASES[name].holds if name else "other code"
+                line = f"{own.place} {own.name}" if own else ""
+            stacks[id(raw)] = phase, line
         phase, line = stacks[id(raw)]
         phases[phase] += size
         lines[line] += size
@@ -227,12 +214,3 @@ def _shares(blocks: Iterable[Block]) -> tuple[Mapping[str, int], Mapping[str, in
         return {UNKNOWN: phases[NO_STACK]}, {}
     lines.pop("", None)
     return dict(phases.most_common()), dict(lines.most_common())
-
-
-def _named(frames: list[Frame]) -> tuple[str, str]:
-    """Return the phase's content in words, and the source line, of one stack."""
-    python = [frame for frame in frames if frame.path.endswith(".py")]
-    if not python:
-        return NO_STACK, ""
-    phase, own = phase_of(frames), owner(python)
-    return PHASES[phase].holds if phase else "other code", f"{own.place} {own.name}" if own else ""

@@ -18,7 +18,15 @@ from harness.commands.console import OK
 from harness.commands.options import write_answer
 from harness.planner import edits, search, verdict
 from harness.planner.edits import Move, Ways
-from harness.planner.plan.answer import SAME, answer, gib, in_words, lacks, reach
+from harness.planner.plan.answer import (
+    SAME,
+    answer,
+    gib,
+    in_words,
+    lacks,
+    needs_or_lacks,
+    reach,
+)
 from harness.planner.plan.candidates import Asked
 from harness.planner.plan.request import fit_as_json
 from harness.planner.plan.table import (
@@ -37,9 +45,6 @@ from harness.planner.verdict import Fit
 from harness.report.data.grid import Column
 from harness.report.figures.units import GIB
 from harness.resolve import Resolved
-
-# ---- advice table ----
-
 
 NAMED = 4
 """Number of moves that a sentence names."""
@@ -62,28 +67,24 @@ def print_advice(
 ) -> None:
     """Print the recipe, its moves by knob, the conclusions and notes."""
     console.print(setting([given]), highlight=False)
-    console.print(f"From {escape(given.label)}: {escape(_state(given))}", highlight=False)
+    mark = ":" if given.need_bytes is None else ","
+    state = f"{in_words(given)}{mark} {needs_or_lacks(given)}"
+    console.print(escape(f"From {given.label}: {state}"), highlight=False)
+
+    def buys(row: Moved) -> str:
+        known = given.need_bytes is not None and row.fit.need_bytes is not None
+        return gib(given.need_bytes - row.fit.need_bytes if known else None)
+
     own = [
         Column("Knob", lambda row: row.head),
         Column("Moved to", lambda row: row.move.to),
         *of_fit(columns(["", "Needs"], given)),
-        Column("Buys", lambda row: gib(_buys(row.fit, given)), "number"),
+        Column("Buys", buys, "number"),
         Column("Time", lambda row: time_of(row.fit, given), "number"),
     ]
     print_rows(own, moved, console)
     print_lines(advice_lines(given, moved, ways), console)
     print_notes([given], console, whole, [NOTE])
-
-
-def _state(fit: Fit) -> str:
-    if fit.need_bytes is None:
-        return f"{in_words(fit)}: {fit.lack or fit.prediction.reason}"
-    return f"{in_words(fit)}, {f'needs {reach(fit)}' if fit.may_fit else lacks(fit)}"
-
-
-def _buys(fit: Fit, given: Fit) -> int | None:
-    known = fit.need_bytes is not None and given.need_bytes is not None
-    return given.need_bytes - fit.need_bytes if known else None
 
 
 def time_of(fit: Fit, given: Fit) -> str:
@@ -116,9 +117,6 @@ def advice_lines(given: Fit, moved: Sequence[Moved], ways: Ways | None) -> list[
     ]  # fmt: skip
 
 
-# ---- largest table ----
-
-
 PREDICTED = "Every size in the table was predicted; none is interpolated."
 UNSURE = ("tight", "fits", "host")
 """Verdicts of a next larger size that are worth a remark."""
@@ -134,7 +132,11 @@ def print_largest(answers: Sequence[Largest], what: str, asked: Asked, console: 
         Column("Next larger", lambda row: _size(row.over, name)),
         Column("Needs GiB", lambda row: _need(row.over), "number"),
     ]
-    console.print(_head(what, asked), highlight=False)
+    row, card = max(asked.resolved, key=lambda r: r.spec.processes), asked.gpu
+    fixed = "" if what in ("resolution", "frames") else f" at {row.subject.size_in_words}"
+    fixed += "" if what == "batch" else f", global batch {row.spec.global_batch}"
+    head = f"Largest {SOUGHT[what].words}: {row.spec.model}{fixed}"
+    console.print(f"{head}, {row.spec.processes} x {card.words}", highlight=False)
     print_rows(own, answers, console)
     for told in answers:
         for line in _remarks(told, name):
@@ -158,15 +160,6 @@ def _size(fit: Fit | None, name: Callable[[Resolved], str]) -> str:
     return name(fit.resolved) + mark if fit else "-"
 
 
-def _head(what: str, asked: Asked) -> str:
-    row, card = max(asked.resolved, key=lambda r: r.spec.processes), asked.gpu
-    size, processes = row.subject.size_in_words, row.spec.processes
-    fixed = [row.spec.model]
-    fixed += [] if what in ("resolution", "frames") else [f"at {size}"]
-    batch = "" if what == "batch" else f", global batch {row.spec.global_batch}"
-    return f"Largest {SOUGHT[what].words}: {' '.join(fixed)}{batch}, {processes} x {card.words}"
-
-
 def _remarks(answer: Largest, name: Callable[[Resolved], str]) -> list[str]:
     """Return what qualifies the answer: an early stop, untested sizes, or tight fits."""
     remarks, fits, over = [answer.stopped] if answer.stopped else [], answer.fits, answer.over
@@ -185,20 +178,21 @@ def _remarks(answer: Largest, name: Callable[[Resolved], str]) -> list[str]:
     return [*remarks, *([f"{name(over.resolved)} {may}"] if over.verdict in UNSURE else [])]
 
 
-# ---- largest size ----
-# ``plan --largest`` inverts a plan, for each recipe that has such a size.
-
-
 def plan_largest(options: argparse.Namespace, asking: Asking, console: Console) -> int:
     """Search for each recipe's largest size, print the answers, and return the exit code.
 
-    Of a lattice, the recipes are the plan's answers, or what needs the least.
+    Of a lattice, the recipes are the plan's answers, or what needs the least, and rows without such
+    a size are left out; others are told as refused.
 
     Raises:
         BadInput: no recipe has such a size.
     """
-    what, asked = options.largest, _able(options.largest, asking.asked)
-    rows, told = asked.resolved, []
+    what, asked = options.largest, asking.asked
+    search.refuse(what, asked.resolved)
+    reasons = [(row, search.unable(what, row)) for row in asked.resolved]
+    refused = [(str(row.recipe), why) for row, why in reasons if why and not asked.searched]
+    rows, told = [row for row, why in reasons if not why], []
+    asked = dataclasses.replace(asked, resolved=rows, refused=[*asked.refused, *refused])
     if asked.searched:
         told, proofs = asking.search(rows)
         best = [proof.best or proof.nearest for proof in proofs]
@@ -207,29 +201,16 @@ def plan_largest(options: argparse.Namespace, asking: Asking, console: Console) 
     demand((fit for one in answers for fit in (one.fits, one.over)), asked.resolved, asked.gpu)
     print_largest(answers, what, asked, console)
     if options.json:
-        write_answer(options, largest_as_json(answers, asked))
+        sides = [{name: _side_as_json(getattr(one, name)) for name in ("fits", "over")}
+                 for one in answers]  # fmt: skip
+        found = {
+            "gpu": dataclasses.asdict(asked.gpu),
+            "assumed": verdict.assumed(asked.gpu),
+            "rows": [vars(one) | side for one, side in zip(answers, sides, strict=True)],
+            "refused": [{"recipe": name, "reason": reason} for name, reason in asked.refused],
+        }
+        write_answer(options, found)
     return OK
-
-
-def _able(what: str, asked: Asked) -> Asked:
-    """Move rows without a largest ``what`` to the refused ones; those of a lattice are left out."""
-    search.refuse(what, asked.resolved)
-    reasons = [(row, search.unable(what, row)) for row in asked.resolved]
-    refused = [(str(row.recipe), why) for row, why in reasons if why and not asked.searched]
-    rows = [row for row, why in reasons if not why]
-    return dataclasses.replace(asked, resolved=rows, refused=[*asked.refused, *refused])
-
-
-def largest_as_json(answers: Sequence[Largest], asked: Asked) -> dict[str, object]:
-    """Return each recipe's bracket: the size that fits and the one that does not."""
-    refused = [{"recipe": name, "reason": reason} for name, reason in asked.refused]
-    given = {"gpu": dataclasses.asdict(asked.gpu), "assumed": verdict.assumed(asked.gpu)}
-    return {**given, "rows": [bracket_as_json(one) for one in answers], "refused": refused}
-
-
-def bracket_as_json(one: Largest) -> dict[str, object]:
-    """Return the bracket of one recipe."""
-    return {**vars(one), "fits": _side_as_json(one.fits), "over": _side_as_json(one.over)}
 
 
 def _side_as_json(fit: Fit | None) -> dict[str, object] | None:
@@ -256,7 +237,7 @@ def plan_advice(options: argparse.Namespace, asking: Asking, console: Console) -
     knobs = ["", *(move.knob for move in moves)]
     heads = [knob * (knob != last) for last, knob in itertools.pairwise(knobs)]
     moved = list(map(Moved, heads, moves, fits))
-    ways = asking.ways([given, *fits])
+    ways = edits.seek([given, *fits], asking.asked.processes, asking.fits)
     print_advice(given, moved, ways, console, whole=options.notes)
     if options.json:
         told = [{"knob": move.knob, "to": move.to, **fit_as_json(fit)} for _, move, fit in moved]

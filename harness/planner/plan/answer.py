@@ -102,21 +102,16 @@ def _taken(head: str, best: Fit, others: Mapping[str, Fit], fits: Sequence[Fit])
         lines.append(
             f"  faster, and may fit: {quick.label}, {rate_in_words(quick)}, {reach(quick)}"
         )
-    return lines + _even_in_time(best, fits)
-
-
-def _even_in_time(best: Fit, fits: Sequence[Fit]) -> list[str]:
-    """Return how many rows that fit have times which cannot be told apart from the answer's, and
-    the fastest of them."""
-    rivals = [fit for fit in fits if fit.fits and fit is not best and fit.seconds]
-    pairs = [sorted((fit, best), key=lambda one: one.seconds.total) for fit in rivals]
-    alike = [within(option_of(slow), option_of(quick)) for quick, slow in pairs]
-    close = [fit for fit, one in zip(rivals, alike, strict=True) if one]
-    if not close:
-        return []
-    close.sort(key=lambda fit: fit.seconds.total)
-    others = f", and those of {len(close) - 1} more" * (len(close) > 1)
-    return [f"  its time cannot be told apart from that of {close[0].label}{others}"]
+    close = []
+    for fit in fits:
+        if fit.fits and fit is not best and fit.seconds:
+            quick, slow = sorted((fit, best), key=lambda one: one.seconds.total)
+            close += [fit] * within(option_of(slow), option_of(quick))
+    if close:
+        close.sort(key=lambda fit: fit.seconds.total)
+        others = f", and those of {len(close) - 1} more" * (len(close) > 1)
+        lines.append(f"  its time cannot be told apart from that of {close[0].label}{others}")
+    return lines
 
 
 def counts_in_words(proof: Proof) -> str:
@@ -140,11 +135,11 @@ def _export(fit: Fit) -> list[str]:
 
 def _peak(fit: Fit) -> list[str]:
     """Name the phase that needs more than the step, if any, then describe the step's peak."""
-    lines = [f"  its peak: {peak_in_words(fit)}"]
-    if fit.binds == STEP:
-        return lines
-    more = fit.phases[fit.binds]
-    return [f"  needs the most in the phase {fit.binds}: {more.what}, {gib(more.gpu)} GiB", *lines]
+    lines = []
+    if fit.binds != STEP:
+        more = fit.phases[fit.binds]
+        lines = [f"  needs the most in the phase {fit.binds}: {more.what}, {gib(more.gpu)} GiB"]
+    return [*lines, f"  its peak: {peak_in_words(fit)}"]
 
 
 def on_host(fit: Fit) -> str:
@@ -239,6 +234,13 @@ def lacks(fit: Fit) -> str:
     return f"needs {_need(fit)}, {gib(-fit.margin_bytes)} GiB more than a GPU has"
 
 
+def needs_or_lacks(fit: Fit) -> str:
+    """Return what a row needs, or the memory that it lacks; else why it was not predicted."""
+    if fit.need_bytes is None:
+        return fit.lack or fit.prediction.reason
+    return f"needs {reach(fit)}" if fit.may_fit else lacks(fit)
+
+
 def phases(fit: Fit) -> list[str]:
     """Return each phase's need and the reason for the largest; nothing if only the step counts."""
     if len(fit.phases) < 2:
@@ -283,11 +285,6 @@ def rate_in_words(fit: Fit) -> str:
 def kind_of_sample(fit: Fit) -> str:
     """Return "video" or "image"."""
     return "video" if fit.resolved.subject.samples_up("frames") else "image"
-
-
-def near(size: int | None, spread: int | None) -> str:
-    """Return bytes as GiB with their spread, for a table: 20.1 and its 3.6."""
-    return "-" if size is None else f"{gib(size)} \u00b1{gib(spread)}"
 
 
 def gib(size: int | None) -> str:

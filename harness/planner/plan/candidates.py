@@ -32,17 +32,9 @@ from strategies.subject import Shaping, Subject
 from strategies.words import name_of
 from strategies.workloads import SAMPLE
 
-# ---- recipes across nodes ----
-# Planned for a public model on several nodes if no recipes are named.
-
-
 WHOLE = "+bf16+checkpoint"
-ALIKE = [
-    "ddp+bf16_pure+lora:rank=16+checkpoint",
-    f"zero3{WHOLE}",
-    f"fsdp2{WHOLE}",
-]
-"""Recipes that take any number of GPUs."""
+ALIKE = ["ddp+bf16_pure+lora:rank=16+checkpoint", f"zero3{WHOLE}", f"fsdp2{WHOLE}"]
+"""Recipes that take any number of GPUs, planned for a public model on several nodes."""
 SHARING = (8, 4, 2)
 """Sequence-parallel ranks to try; the first number that the model can be split for is planned."""
 STAGES = (8, 4)
@@ -111,29 +103,36 @@ def asked_for(options: argparse.Namespace) -> Asked:
             f"gpus is {options.processes}, but one GPU draws the samples; leave --gpus out"
         )
     if options.processes is None:
-        options.processes = _usual_processes(options)
+        public = kind_of(model_name(options.model)).brings_samples
+        usual = CPU_PROCESSES if options.cpu else 1 if public else GPUS
+        options.processes = 1 if options.workload == SAMPLE else usual
     if options.processes < 1:
         raise PlanError(f"gpus is {options.processes}; give --gpus at least 1")
     if options.jobs is not None and options.jobs < 1:
         raise PlanError(f"jobs is {options.jobs}; give --jobs at least 1")
     _check_kinds(options)
-    gpu = _placed(card_of(options), options)
+    gpu = card_of(options)
     phases = _phases(options)
-    gpu = _with_beside(gpu, options, "encode" in phases)
+    if options.also:
+        found = resident_models.of(options.also, options.model)
+        told = resident_models.words(found, at_work="encode" in phases)
+        total = sum(one.bytes for one in found)
+        gpu = dataclasses.replace(gpu, beside=total, beside_told=told, also=tuple(options.also))
     sizes = _resolutions(options)
     base = dataclasses.replace(_base(options), phases=phases)
     base.check()
     for size in sizes:
         resolve(dataclasses.replace(base, resolution=size))  # refuses one that cannot be
     fields = {"gpu": gpu, "processes": options.processes}
-    if _searchable(options, gpu):
-        rows = _of_trainers(_lattice(base, gpu, options), options.trainer)
+    named = options.recipes or options.suite
+    # For a CPU, several nodes and samples the bounds of a search do not hold: they have lists.
+    if not (named or options.workload == SAMPLE or gpu.shared or options.processes > gpu.linked):
+        rows = _lattice(base, gpu, options)
         before = _before(rows[0], gpu, options)
         return Asked(resolved=rows, refused=[], searched=True, before=before, **fields)
     if options.trainer:
         raise PlanError("--trainer filters a search, and this plan has a list; leave it out")
     rows, refused = [], []
-    named = options.recipes or options.suite
     usual = _across(options, base, gpu) or _recipes(options)
     for recipe in usual if named else for_card(usual, gpu):
         try:
@@ -156,16 +155,6 @@ def for_card(recipes: Sequence[str], gpu: Card) -> list[str]:
     return list(dict.fromkeys(re.sub(r"\+bf16(_pure)?\b", "+fp16", text) for text in recipes))
 
 
-def _searchable(options: argparse.Namespace, gpu: Card) -> bool:
-    """Return True if the fastest recipe of a lattice is searched.
-
-    Named recipes are compared as they are. For a CPU, several nodes and samples the bounds of a
-    search do not hold: their recipes are lists.
-    """
-    named = options.recipes or options.suite or options.workload == SAMPLE
-    return not (named or gpu.shared or options.processes > gpu.linked)
-
-
 def without_recipes(options: argparse.Namespace, row: Resolved) -> Asked:
     """Return the plan that names no recipe, of those that train the weights that ``row`` trains."""
     asked = asked_for(argparse.Namespace(**{**vars(options), "recipes": None}))
@@ -173,21 +162,18 @@ def without_recipes(options: argparse.Namespace, row: Resolved) -> Asked:
     return dataclasses.replace(asked, resolved=rows)
 
 
-def _of_trainers(rows: list[Resolved], names: Sequence[str] | None) -> list[Resolved]:
-    """Return the rows of which one of the trainers ``names`` has all parts; all without names."""
-    if not names:
-        return rows
-    some = [row for row in rows if any(trainers.has(name, row) for name in names)]
-    if not some:
-        told, model = " or ".join(names), rows[0].spec.model
-        raise PlanError(f"trainer is {told}, and none of its recipes trains {model}; leave it out")
-    return some
-
-
 def _lattice(base: Spec, gpu: Card, options: argparse.Namespace) -> list[Resolved]:
+    """Return the lattice; with ``--trainer``, the rows of which one of them has all parts."""
     half = dict.fromkeys(for_card(["+bf16_pure", "+bf16"], gpu))
     named = tuple(text.removeprefix("+") for text in half)
-    return list(_lattice_of(base, named, whole_batches=options.largest != "batch"))
+    rows = list(_lattice_of(base, named, whole_batches=options.largest != "batch"))
+    if not options.trainer:
+        return rows
+    some = [row for row in rows if any(trainers.has(name, row) for name in options.trainer)]
+    if not some:
+        told, model = " or ".join(options.trainer), rows[0].spec.model
+        raise PlanError(f"trainer is {told}, and none of its recipes trains {model}; leave it out")
+    return some
 
 
 @functools.lru_cache(maxsize=16)
@@ -219,15 +205,6 @@ def _resolutions(options: argparse.Namespace) -> Sequence[str]:
     return texts
 
 
-def _usual_processes(options: argparse.Namespace) -> int:
-    """Return the default number of processes: one GPU for a public model, as most users have."""
-    if options.workload == SAMPLE:
-        return 1
-    if options.cpu:
-        return CPU_PROCESSES
-    return 1 if kind_of(model_name(options.model)).brings_samples else GPUS
-
-
 def _check_kinds(options: argparse.Namespace) -> None:
     """Refuse options that exclude each other, and questions about one recipe if several are set."""
     asked = [name for name in ("largest", "check", "advise", "measured") if getattr(options, name)]
@@ -241,16 +218,6 @@ def _check_kinds(options: argparse.Namespace) -> None:
     if of_one and count != 1:
         named = f"{count} are named" if count else "none is named"
         raise PlanError(f"--{of_one[0]} takes one recipe, and {named}; give --recipes RECIPE")
-
-
-def _with_beside(gpu: Card, options: argparse.Namespace, at_work: bool) -> Card:
-    """Return ``gpu`` with the models that stay on it; ``at_work``: they run there."""
-    if not options.also:
-        return gpu
-    found = resident_models.of(options.also, options.model)
-    total = sum(one.bytes for one in found)
-    told = resident_models.words(found, at_work)
-    return dataclasses.replace(gpu, beside=total, beside_told=told, also=tuple(options.also))
 
 
 def _phases(options: argparse.Namespace) -> str:
@@ -279,17 +246,6 @@ def _phases(options: argparse.Namespace) -> str:
     return planned_text(found)
 
 
-def _placed(gpu: Card, options: argparse.Namespace) -> Card:
-    """Return ``gpu`` distributed over its nodes, with the network between them."""
-    if options.cpu and (options.nodes or options.network):
-        raise PlanError(
-            "--nodes and --network describe GPU machines, and --cpu is one machine "
-            "without them; leave out both"
-        )
-    gpu = on_nodes(gpu, options.processes, options.nodes)
-    return rates.with_network(gpu, options.network) if options.network is not None else gpu
-
-
 def on_nodes(gpu: Card, gpus: int, nodes: int | None) -> Card:
     """Return ``gpu`` with the number of GPUs on each of ``nodes``; unchanged if ``nodes`` is None.
 
@@ -308,47 +264,41 @@ def on_nodes(gpu: Card, gpus: int, nodes: int | None) -> Card:
 
 
 def card_of(options: argparse.Namespace) -> Card:
-    """Return the requested card, with its calibration and the host memory of its machine.
+    """Return the requested card, calibrated, on its nodes and with the host memory of its machine.
+
+    Without a request, a card that is in this machine has this machine's memory. Other cards
+    keep the assumption of ``Card.host_bytes``.
 
     Raises:
         BadInput: there is no such card or size, or the calibration is of another device.
     """
-    return _hosted(rates.as_calibrated(_card(options), options.calibration), options)
-
-
-def _hosted(gpu: Card, options: argparse.Namespace) -> Card:
-    """Return ``gpu`` with the requested host memory.
-
-    Without a request, a card that is in this machine has this machine's memory. Other cards
-    keep the assumption of ``Card.host_bytes``.
-    """
-    asked = options.host_memory
+    if options.cpu:
+        gpu = rates.this_cpu()
+    elif options.gpu_memory:
+        sized = options.gpu_memory
+        gpu = _one("gpu-memory", sized, lambda text: cards.of_size(cards.parse_bytes(text)))
+    else:
+        gpu = _one("gpu", options.gpu, _named)
+    gpu, asked = rates.as_calibrated(gpu, options.calibration), options.host_memory
     if asked and gpu.shared:
         raise PlanError(
             f"host-memory is {asked}, but --cpu plans for this machine's memory; leave "
             "--host-memory out"
         )
+    own = () if gpu.shared else (cards.named(one.name, one.total_bytes) for one in gpus.visible())
     if asked:
         size = cards.parse_bytes(asked, "host-memory")
-        return dataclasses.replace(gpu, host_memory=size, host_told=HOST_GIVEN)
-    own = () if gpu.shared else (cards.named(one.name, one.total_bytes) for one in gpus.visible())
-    if any(card and card.name == gpu.name for card in own):
-        return dataclasses.replace(
-            gpu, host_memory=store.memory_bytes(), host_told="this machine's"
+        gpu = dataclasses.replace(gpu, host_memory=size, host_told=HOST_GIVEN)
+    elif any(card and card.name == gpu.name for card in own):
+        size = store.memory_bytes()
+        gpu = dataclasses.replace(gpu, host_memory=size, host_told="this machine's")
+    if options.cpu and (options.nodes or options.network):
+        raise PlanError(
+            "--nodes and --network describe GPU machines, and --cpu is one machine "
+            "without them; leave out both"
         )
-    return gpu
-
-
-def _card(options: argparse.Namespace) -> Card:
-    if options.cpu:
-        return rates.this_cpu()
-    if options.gpu_memory:
-        return _one("gpu-memory", options.gpu_memory, _sized)
-    return _one("gpu", options.gpu, _named)
-
-
-def _sized(text: str) -> Card:
-    return cards.of_size(cards.parse_bytes(text))
+    gpu = on_nodes(gpu, options.processes, options.nodes)
+    return rates.with_network(gpu, options.network) if options.network is not None else gpu
 
 
 def _one(option: str, text: str, named: Callable[[str], Card]) -> Card:
@@ -362,11 +312,8 @@ def _one(option: str, text: str, named: Callable[[str], Card]) -> Card:
         return named(text)
     size = {word: named(word).memory_bytes for word in texts}
     larger = [word for word in texts if size[word] > min(size.values())]
-    hints = [
-        f"--gpus {len(some)} --{option} {shlex.quote(min(some, key=size.__getitem__))}"
-        for some in (texts, larger)
-        if some
-    ]
+    hints = [f"--gpus {len(some)} --{option} {shlex.quote(min(some, key=size.__getitem__))}"
+             for some in (texts, larger) if some]  # fmt: skip
     raise PlanError(
         f"{option} is {text}, and engines give each GPU an equal share, so that the smallest "
         f"decides; give {', or without the smallest '.join(hints)}"
@@ -378,10 +325,8 @@ def _named(text: str) -> Card:
     try:
         return rates.find(text)
     except BadInput:
-        rest, size = (
-            re.sub(r"[ -]+\d+ ?GB?$", "", text, flags=re.I),
-            re.search(r"(\d+) ?GB?$", text),
-        )
+        rest = re.sub(r"[ -]+\d+ ?GB?$", "", text, flags=re.I)
+        size = re.search(r"(\d+) ?GB?$", text)
         found = rates.find(rest) if size and rest != text else None
         if found and abs(found.memory_bytes / 2**30 / int(size[1]) - 1) < cards.OFF:
             return found
@@ -430,9 +375,8 @@ def _without_usual_sizes(spec: Spec) -> Spec:
 
     A prediction is kept by its spec, so a size that is spelt out would be traced anew.
     """
-    given = [
-        name for name in ("resolution", "frames", "text") if getattr(spec, name) != LATER[name]
-    ]
+    sizes = ("resolution", "frames", "text")
+    given = [name for name in sizes if getattr(spec, name) != LATER[name]]
     if not given or not kind_of(spec.model).brings_samples:
         return spec
     size = resolve(spec).subject.size_in_words
@@ -469,29 +413,24 @@ def _recipes(options: argparse.Namespace) -> list[str]:
     if any("" in recipe.replace(" ", "").split("+") for recipe in asked):
         told = " ".join(asked)
         raise PlanError(f"recipes {told!r} have an empty part; write each as one word, as ddp+bf16")
-    asked = [_with_sharding(recipe, options.processes) for recipe in asked]
-    if options.processes == 1:
-        asked = [unreplicated(recipe, _device(options)) for recipe in asked]
-    return list(dict.fromkeys(asked))
+    rows = (_sharded(recipe, options.processes, _device(options)) for recipe in asked)
+    return list(dict.fromkeys(rows))
 
 
-def unreplicated(text: str, device: str) -> str:
-    """Return the recipe on one process without replication, if it replicates the model."""
-    sharding = parse(text).sharding
-    if "replicas" not in sharding.engine(device).traits:
-        return text
-    return "+".join("single" if word == sharding.name else word for word in text.split("+"))
-
-
-def _with_sharding(recipe: str, processes: int) -> str:
-    """Add ``single`` to a recipe that names no sharding; refuse it on several GPUs."""
+def _sharded(recipe: str, processes: int, device: str) -> str:
+    """Return the recipe with ``single`` on one process, if it names no sharding or replicas."""
     names = [name_of(word, CATALOG) for word in recipe.replace(" ", "").split("+")]
-    if any(name not in CATALOG or CATALOG[name].slot == Slot.SHARD for name in names):
+    known = any(name not in CATALOG or CATALOG[name].slot == Slot.SHARD for name in names)
+    if processes > 1 and not known:
+        named = ", ".join(f"{word}+{recipe}" for word in ("ddp", "zero2", "zero3", "fsdp2"))
+        raise PlanError(
+            f"recipe {recipe!r} names no sharding for {processes} GPUs; add one of {named}"
+        )
+    recipe = recipe if known else f"single+{recipe}"
+    sharding = parse(recipe).sharding if processes == 1 else None
+    if sharding is None or "replicas" not in sharding.engine(device).traits:
         return recipe
-    if processes == 1:
-        return f"single+{recipe}"
-    named = ", ".join(f"{word}+{recipe}" for word in ("ddp", "zero2", "zero3", "fsdp2"))
-    raise PlanError(f"recipe {recipe!r} names no sharding for {processes} GPUs; add one of {named}")
+    return "+".join("single" if word == sharding.name else word for word in recipe.split("+"))
 
 
 def _across(options: argparse.Namespace, base: Spec, gpu: Card) -> list[str]:

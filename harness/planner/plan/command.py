@@ -22,7 +22,6 @@ from harness.planner import pool, verdict
 from harness.planner.edits import Ways
 from harness.planner.explore import Proof
 from harness.planner.export import trainers
-from harness.planner.export.matching import Reading
 from harness.planner.plan import measured
 from harness.planner.plan.advice import plan_advice, plan_largest
 from harness.planner.plan.answer import check_line
@@ -94,17 +93,28 @@ def plan(options: argparse.Namespace) -> int:
         own = measured.read(options.measured) if options.measured else None
         if options.counts:
             return plan_counts(options, jobs, console)
-        made = _read(options)
+        if options.diff and not options.source:
+            raise PlanError(
+                "--diff compares with a configuration, and none is named; give --from FILE"
+            )
+        made = read(options, options.source) if options.source else None
         asked = asked_of(options, made) if made else options
         # ``--check`` prints one line to stdout, so its progress goes to stderr.
         shown = make_console(stderr=True) if options.check else console
         asking = Asking(asked_for(asked), jobs, Predictions(shown))
         if own:
             return _told(options, own, asking, console)
-        if made and not any((options.check, options.largest, options.advise)):
+        uncounted = made.unpredicted if made else ()
+        if options.largest or options.advise:
+            before = asking.asked.before
+            print_lines(before.lines if before else [], console)
+            answer = plan_largest if options.largest else plan_advice
+            code = answer(asked, asking, console)
+            print_lines([f"Not predicted: {one}" for one in uncounted], console)
+        elif made and not options.check:
             code = plan_from(options, made, asking, console)
         else:
-            code = _answered(asked, asking, console, made.unpredicted if made else ())
+            code = _plan(asked, asking, console, uncounted)
         asking.progress.tell_recorded()
         return code
 
@@ -120,29 +130,6 @@ def _told(options: argparse.Namespace, own: Measured, asking: Asking, console: C
     return FAILED if fit.need_bytes is None else OK
 
 
-def _read(options: argparse.Namespace) -> Reading | None:
-    """Return the reading of ``--from``, or None without it."""
-    if options.diff and not options.source:
-        raise PlanError("--diff compares with a configuration, and none is named; give --from FILE")
-    return read(options, options.source) if options.source else None
-
-
-def _answered(
-    options: argparse.Namespace,
-    asking: Asking,
-    console: Console,
-    uncounted: Sequence[verdict.Uncounted],
-) -> int:
-    if not (options.largest or options.advise):
-        return _plan(options, asking, console, uncounted)
-    before = asking.asked.before
-    print_lines(before.lines if before else [], console)
-    answer = plan_largest if options.largest else plan_advice
-    code = answer(options, asking, console)
-    print_lines([f"Not predicted: {one}" for one in uncounted], console)
-    return code
-
-
 def _plan(
     options: argparse.Namespace,
     asking: Asking,
@@ -154,12 +141,10 @@ def _plan(
     demand(fits, asked.resolved, asked.gpu)
     if options.check:
         fits = [verdict.with_uncounted(fit, uncounted) for fit in fits]
-        console.print(
-            escape(check_line(fits[0], ways, asked.before)), highlight=False, soft_wrap=True
-        )
+        line = escape(check_line(fits[0], ways, asked.before))
+        console.print(line, highlight=False, soft_wrap=True)
     else:
-        refused = asked.refused, ways, console
-        print_plan(fits, proofs, *refused, whole=options.notes, before=asked.before)
+        print_plan(fits, proofs, asked, ways, console, whole=options.notes)
     if options.explain:
         print_explained(fits, console)
     if options.json:

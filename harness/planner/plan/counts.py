@@ -6,7 +6,7 @@ Each row is the plan of that number alone, at its own global batch unless one is
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from rich.console import Console
@@ -57,7 +57,18 @@ def plan_counts(options: argparse.Namespace, jobs: int, console: Console) -> int
     if known:
         before = known[-1].before
         print_lines([setting([known[-1].fit]), *(before.lines if before else ())], console)
-        _print_table(known, console)
+        first = known[0].fit
+        own = [
+            Column("GPUs", lambda row: str(row.count), "count"),
+            Column("Batch", lambda row: str(row.fit.resolved.spec.global_batch), "count"),
+            *of_fit(columns(["Recipe", "", "Needs", "Step ms", SPEED], first)),
+            Column(
+                PER_GPU[kind_of_sample(first)],
+                lambda row: rate(row.fit, row.count) if row.fit.seconds else "-",
+                "number",
+            ),
+        ]
+        print_rows(own, known, console)
     for row in rows:
         if row.reason:
             console.print(escape(f"{row.count} GPUs: {row.reason}"), highlight=False)
@@ -82,19 +93,3 @@ def _answers(options: argparse.Namespace, count: int, jobs: int, console: Consol
     for fit in best:
         none = "" if fit else "none of its recipes is predicted"
         yield Row(count, fit, none, asked.before)
-
-
-def _print_table(rows: Sequence[Row], console: Console) -> None:
-    first = rows[0].fit
-    answers = ["Recipe", "", "Needs", "Step ms", SPEED]
-    own = [
-        Column("GPUs", lambda row: str(row.count), "count"),
-        Column("Batch", lambda row: str(row.fit.resolved.spec.global_batch), "count"),
-        *of_fit(columns(answers, first)),
-        Column(PER_GPU[kind_of_sample(first)], _each, "number"),
-    ]
-    print_rows(own, rows, console)
-
-
-def _each(row: Row) -> str:
-    return rate(row.fit, row.count) if row.fit.seconds else "-"

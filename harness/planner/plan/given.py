@@ -15,7 +15,6 @@ from rich.console import Console
 from harness.commands.console import FAILED, INTERRUPTED, OK
 from harness.commands.options import write_answer
 from harness.planner import pool
-from harness.planner.explore import Proof
 from harness.planner.export import files
 from harness.planner.export.files import ACCELERATE
 from harness.planner.export.matching import Reading
@@ -24,7 +23,7 @@ from harness.planner.plan.answer import (
     answered,
     gib,
     in_words,
-    lacks,
+    needs_or_lacks,
     of_uncounted,
     on_host,
     peak_in_words,
@@ -98,10 +97,15 @@ def plan_from(options: argparse.Namespace, made: Reading, asking: Asking, consol
     (fit,) = (with_uncounted(one, made.unpredicted) for one in asking.fits(asking.asked.resolved))
     if options.diff:
         return _plan_diff(options, made, fit, asking, console)
-    best, proofs = _best(asked_of(options, made), fit, asking)
+    alike = asked_of(options, made)
+    if adapts(fit.resolved) and "average" in vars(alike):
+        alike.average = 0.0  # the adapters' own is small, and records have none
+    other = dataclasses.replace(asking, asked=without_recipes(alike, fit.resolved))
+    fits, proofs, ways = other.answer()
     before = asking.asked.before
     print_lines([setting([fit]), *(before.lines if before else ())], console)
-    print_lines([*_verdict(made, fit), FOUND, *best], console)
+    best = [FOUND, *answered(fits, proofs, ways)]
+    print_lines([*_verdict(made, fit), *best], console)
     print_lines(_intended(options, made, asking), console)
     for lines in _told(made, options.source, options.notes):
         print_lines(lines, console)
@@ -129,26 +133,14 @@ def _intended(options: argparse.Namespace, made: Reading, asking: Asking) -> lis
     return [head, f"  {in_words(fit)}: {fit.label}, {needs}"]
 
 
-def _best(
-    options: argparse.Namespace, fit: Fit, asking: Asking
-) -> tuple[list[str], Sequence[Proof]]:
-    """Return the plan's answer for the same training: adapters or all weights, as ``fit``."""
-    if adapts(fit.resolved) and "average" in vars(options):
-        options.average = 0.0  # the adapters' own is small, and records have none
-    asked = without_recipes(options, fit.resolved)
-    fits, proofs, ways = dataclasses.replace(asking, asked=asked).answer()
-    return answered(fits, proofs, ways), proofs
-
-
 def _verdict(made: Reading, fit: Fit) -> list[str]:
     """Return the configuration's recipe, what it needs, and its peak."""
-    head = [f"{made.trainer}: {fit.label}"]
-    if fit.need_bytes is None:
-        return [*head, f"  {in_words(fit)}: {fit.lack or fit.prediction.reason}"]
-    needs = f"needs {reach(fit)}{on_host(fit)}" if fit.may_fit else lacks(fit)
-    speed = f", {rate_in_words(fit)}" if fit.seconds else ""
-    verdict = f"  {in_words(fit)}: {needs}{speed}{of_uncounted(fit)}"
-    return [*head, verdict, f"  its peak: {peak_in_words(fit)}"]
+    lines = [f"{made.trainer}: {fit.label}", f"  {in_words(fit)}: {needs_or_lacks(fit)}"]
+    if fit.need_bytes is not None:
+        lines[1] += on_host(fit) if fit.may_fit else ""
+        lines[1] += (f", {rate_in_words(fit)}" if fit.seconds else "") + of_uncounted(fit)
+        lines.append(f"  its peak: {peak_in_words(fit)}")
+    return lines
 
 
 def _told(made: Reading, paths: Sequence[Path], whole: bool) -> Iterator[list[str]]:
@@ -162,16 +154,9 @@ def _told(made: Reading, paths: Sequence[Path], whole: bool) -> Iterator[list[st
     some = made.differs if whole else made.differs[:3]
     parts["The trainer differs:"] = [f"  {text}" for text in some]
     yield from ([head, *lines] for head, lines in parts.items() if lines)
-    if made.unread:
-        yield [f"Not read: {', '.join(_grouped(made.unread))}"]
-
-
-def _grouped(names: Sequence[str]) -> list[str]:
-    """Return names with those of one block joined, as ``sample.*``."""
-    return list(dict.fromkeys(f"{n.partition('.')[0]}.*" if "." in n else n for n in names))
-
-
-# ---- differences of two configurations ----
+    if made.unread:  # names of one block are joined, as ``sample.*``
+        names = (f"{n.partition('.')[0]}.*" if "." in n else n for n in made.unread)
+        yield [f"Not read: {', '.join(dict.fromkeys(names))}"]
 
 
 def _plan_diff(
@@ -220,7 +205,13 @@ def diff_lines(
         lines.append(f"  {name:<22}{sizes}")
     lines += ["Settings that differ:"]
     lines += [f"  {key.lower()}: {a} against {b}" for key, (a, b) in unlike.items()] or ["  none"]
-    return [*lines, *_why(names, first, second, unlike)]
+    why = []  # the settings behind each category's difference, the largest first
+    for name in sorted(CAUSES, key=lambda name: -abs(first[name] - second[name])):
+        size = abs(second[name] - first[name])
+        causes = [f"{unlike[k][0]} against {unlike[k][1]}" for k in CAUSES[name] if k in unlike]
+        if size >= LEAST and causes:
+            why.append(f"  {name}, {size / GIB:.1f} GiB: {'; '.join(causes)}")
+    return lines + ([f"Why, as {names[0]} and {names[1]} have it:", *why] if why else [])
 
 
 def _by_category(fit: Fit) -> dict[str, int]:
@@ -241,19 +232,3 @@ def _settings(made: Reading, fit: Fit) -> dict[str, str]:
     parts = {Slot(part.slot).name: str(part) for part in resolved.recipe.strategies
              if part.slot != Slot.ACCUMULATE}  # fmt: skip
     return {**{k: v for k, v in found.items() if v}, **parts}
-
-
-def _why(
-    names: Sequence[str],
-    first: Mapping[str, int],
-    second: Mapping[str, int],
-    unlike: Mapping[str, tuple[str, str]],
-) -> list[str]:
-    """Return the settings behind each category's difference, the largest first."""
-    lines = []
-    for name in sorted(CAUSES, key=lambda name: -abs(first[name] - second[name])):
-        size = second[name] - first[name]
-        causes = [f"{unlike[k][0]} against {unlike[k][1]}" for k in CAUSES[name] if k in unlike]
-        if abs(size) >= LEAST and causes:
-            lines.append(f"  {name}, {abs(size) / GIB:.1f} GiB: {'; '.join(causes)}")
-    return [f"Why, as {names[0]} and {names[1]} have it:", *lines] if lines else []

@@ -6,7 +6,7 @@ No torch.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from harness.resolve import Resolved
 from strategies.base import BadInput, Slot
@@ -42,14 +42,8 @@ ADAPTERS = ("lora:rank=16", "cast:to=fp8+lora:rank=16", "qlora:rank=16")
 FUSED = "adafactor:write=stochastic+optimizer_in_backward"
 """Optimizer that steps streamed weights on the device, as trainers do; only with ``WHOLE``."""
 OPTIMIZERS = {
-    "bf16_pure": (
-        "adamw",
-        "adam8bit",
-        "adam4bit",
-        "adafactor",
-        "adafactor+optimizer_in_backward",
-        FUSED,
-    ),
+    "bf16_pure": ("adamw", "adam8bit", "adam4bit", "adafactor", "adafactor+optimizer_in_backward",
+                  FUSED),  # fmt: skip
     "bf16": ("adamw", "adam8bit"),
     "fp16": ("adamw", "adam8bit"),
 }
@@ -82,7 +76,8 @@ def lattice(
         master = bool(plain) and "float_master" in plain[0].launch.traits
         known = half[-1:] if master else half
         none = whole_only or sharding in FOR_WHOLE
-        columns = [*_columns(known, "" if none else known[0])]
+        columns = [] if none else [(known[0], adapter) for adapter in ADAPTERS]
+        columns += [(one, optimizer) for one in known for optimizer in OPTIMIZERS[one]]
         alone = () if sharding.endswith(OFFLOADED) else (*PARTS, *LAYERS, *KEPT)
         for level in ("", *alone, PRODUCTS, WHOLE, MOVED):
             for column in columns:
@@ -124,20 +119,10 @@ def _valid(
     return found
 
 
-def _columns(half: Sequence[str], adapters: str) -> Iterator[tuple[str, str]]:
-    """Yield adapters in the precision ``adapters``, if any, then precisions with optimizers."""
-    yield from ((adapters, adapter) for adapter in ADAPTERS if adapters)
-    for precision in half:
-        yield from ((precision, optimizer) for optimizer in OPTIMIZERS[precision])
-
-
 def swaps(depth: int) -> list[int]:
     """Return the numbers of streamed blocks to try for a model of ``depth`` blocks."""
     counts = {round(share * depth) for share in SHARES} | {depth - 2 * AT_ONCE}
     return sorted(count for count in counts if AT_ONCE < count <= depth)
-
-
-# ---- coordinates ----
 
 
 FLOAT, HALF = 4, 2

@@ -69,24 +69,26 @@ def lines(fit: Fit, told: Measured) -> list[str]:
     """Return whether the measured step is normal, and else what would explain it."""
     if fit.need_bytes is None:
         return [f"Not predicted, so nothing can be said: {fit.lack or fit.prediction.reason}"]
-    found = []
-    if told.seconds is not None:
-        found += _time_lines(fit, told)
-    if told.bytes is not None:
-        found += _memory_lines(fit, told.bytes)
+    found: list[str] = []
+    step, size = fit.seconds, told.bytes
+    if told.seconds is not None and not step:
+        found = ["Time: not predicted."]
+    elif told.seconds is not None:
+        ratio = told.seconds / step.total
+        head = f"Time: {told.seconds:.3g} s a step, predicted {step.total:.3g} s "
+        head += f"({step.low:.3g} to {step.high:.3g}): {ratio:.2g} times"
+        causes = _slower(fit, told) if ratio > 1 else _faster(fit, told.seconds)
+        found = _judged(head, step.low <= told.seconds <= step.high, causes)
+    if size is not None:
+        head = f"Memory: {gib(size)} GiB, predicted {reach(fit)}"
+        causes = _larger(fit, size) if size > fit.need_bytes else _smaller(fit, size)
+        found += _judged(head, fit.low_bytes <= size <= fit.most_bytes, causes)
     return found
 
 
-def _time_lines(fit: Fit, told: Measured) -> list[str]:
-    step = fit.seconds
-    if not step:
-        return ["Time: not predicted."]
-    ratio = told.seconds / step.total
-    head = f"Time: {told.seconds:.3g} s a step, predicted {step.total:.3g} s "
-    head += f"({step.low:.3g} to {step.high:.3g}): {ratio:.2g} times"
-    if step.low <= told.seconds <= step.high:
+def _judged(head: str, normal: bool, causes: Iterator[str]) -> list[str]:
+    if normal:
         return [f"{head}. Normal."]
-    causes = list(_slower(fit, told) if ratio > 1 else _faster(fit, told.seconds))
     return [f"{head}. Not normal. What would explain it:", *(f"- {text}" for text in causes)]
 
 
@@ -108,7 +110,8 @@ def _slower(fit: Fit, told: Measured) -> Iterator[str]:
             yield (f"offload from pageable memory: {gib(moved)} GiB a step at {rate / 1e9:.2g} "
                    f"GB/s, pinned {pinned / 1e9:.3g}. Try first: pin it (more host "
                    "memory), and see the slot's lanes in nvidia-smi -q")  # fmt: skip
-    attention = _of(fit, "attention")
+    kernels, processes = [w for w in work if w.kind == "attention"], fit.resolved.spec.processes
+    attention = seconds(kernels, gpu, processes, fit.label).compute if kernels else 0.0
     if attention and _within(times := 1 + more / attention, KERNELS):
         yield (
             f"another attention kernel: attention takes {attention:.2g} s of the step, and would "
@@ -136,14 +139,6 @@ def _faster(fit: Fit, measured: float) -> Iterator[str]:
     yield "fewer pixels, frames or tokens of text than the prediction has (--resolution, --frames)"
 
 
-def _memory_lines(fit: Fit, measured: int) -> list[str]:
-    head = f"Memory: {gib(measured)} GiB, predicted {reach(fit)}"
-    if fit.low_bytes <= measured <= fit.most_bytes:
-        return [f"{head}. Normal."]
-    causes = list(_larger(fit, measured) if measured > fit.need_bytes else _smaller(fit, measured))
-    return [f"{head}. Not normal. What would explain it:", *(f"- {text}" for text in causes)]
-
-
 def _larger(fit: Fit, measured: int) -> Iterator[str]:
     names = resident_models.usual_of(fit.resolved.spec.model)
     beside = sum(resident_models.named(name).bytes for name in names)
@@ -153,7 +148,9 @@ def _larger(fit: Fit, measured: int) -> Iterator[str]:
             f"encoders that stay on the GPU: {', '.join(names)}, {gib(beside)} GiB in 16 bits. "
             "Try first: cache their outputs, then free them (--also usual plans them)"
         )
-    growing = _at_peak(fit, ("activations", "recomputed", "autocast", "temporaries"))
+    live = fit.prediction.peak.categories if fit.prediction.peak else {}
+    names = ("activations", "recomputed", "autocast", "temporaries")
+    growing = sum(live.get(name, 0) for name in names)
     if growing > GIB // 10:
         yield (f"a larger micro batch or sample: what grows with it takes {gib(growing)} GiB, and "
                f"would take {1 + more / growing:.2g} times that")  # fmt: skip
@@ -170,18 +167,6 @@ def _smaller(fit: Fit, measured: int) -> Iterator[str]:
         yield (f"the number is of torch.cuda.max_memory_allocated: tensors alone are predicted at "
                f"{gib(tensors)} GiB; a GPU needs the reserve and the context too")  # fmt: skip
     yield "weights in fewer bits, fewer pixels or frames than the prediction has"
-
-
-def _at_peak(fit: Fit, names: tuple[str, ...]) -> int:
-    instant = fit.prediction.peak
-    return sum(instant.categories.get(name, 0) for name in names) if instant else 0
-
-
-def _of(fit: Fit, kind: str) -> float:
-    """Return the seconds of the kernels of one kind in a step."""
-    some = [w for w in fit.prediction.work if w.kind == kind]
-    processes = fit.resolved.spec.processes
-    return seconds(some, fit.gpu, processes, fit.label).compute if some else 0.0
 
 
 def _micro(fit: Fit) -> str:

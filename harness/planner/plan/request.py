@@ -14,7 +14,6 @@ from typing import Any
 from harness import RUN
 from harness.commands.options import add_shaping
 from harness.planner.speed.rates import NONE
-from harness.planner.speed.roofline import sent
 from harness.planner.verdict import Fit
 from harness.resolve import Resolved
 from harness.subjects import kind_of
@@ -23,9 +22,6 @@ from harness.system.cards import NODE, Card, size_words
 from strategies.base import Slot
 from strategies.strategy import Strategy
 from strategies.workloads import TRAIN
-
-# ---- exportable recipes ----
-
 
 WITHIN = {
     "tensor": "accelerate's parallelism_config has tp_size, for a model that its library has "
@@ -138,11 +134,8 @@ def add_question(parser: Any, *, optional: bool = False, several: bool = False) 
     text += "processes (default: 2)" + "; several numbers: the answer on each" * several
     more: dict[str, Any] = {"nargs": "+", "action": Counts} if several else {}
     add("--gpus", "--processes", dest="processes", type=int, metavar="N", help=text, **more)
-    text = (
-        "machines with the same number of GPUs each (default: one for each 8 GPUs, or 4 of GB200 "
-    )
-    text += "and GB300)"
-    add("--nodes", type=int, metavar="N", help=text)
+    text = "machines with the same number of GPUs each (default: one for each 8 GPUs, or 4 of "
+    add("--nodes", type=int, metavar="N", help=text + "GB200 and GB300)")
     text = "GB/s that a node sends to another (default: typical of the card's machines)"
     add("--network", type=float, metavar="GB_PER_SECOND", help=text)
     card = parser.add_mutually_exclusive_group(required=not optional)
@@ -184,21 +177,15 @@ def words(resolved: Resolved, card: Card) -> list[str]:
         found += ["--nodes", str(spec.processes // card.node)]
     found += ["--global-batch", str(spec.global_batch)]
     given = {name: getattr(spec, name) for name in ("config", "set", "frames", "text")}
-    for name, value in {"resolution": _resolution(resolved), **given}.items():
+    side = spec.data.partition(":")[2]  # of square latents
+    square = str(LATENT * int(side)) if side.isdecimal() else ""
+    pixels = spec.resolution if kind_of(spec.model).brings_samples else square
+    for name, value in {"resolution": pixels, **given}.items():
         found += [f"--{name}", str(value)] if value else []
     found += ["--also", *card.also] if card.also else []
     if card.host_told == HOST_GIVEN:
         found += ["--host-memory", size_words(card.host_memory)]
     return [*found, *(["--phases", *spec.phases.split(",")] if spec.phases else [])]
-
-
-def _resolution(resolved: Resolved) -> str:
-    """Return the pixels of a row's samples; for square latents, from the size of the data."""
-    spec = resolved.spec
-    if kind_of(spec.model).brings_samples:
-        return spec.resolution
-    side = spec.data.partition(":")[2]
-    return str(LATENT * int(side)) if side.isdecimal() else ""
 
 
 def export_command(fit: Fit) -> str:
@@ -207,9 +194,6 @@ def export_command(fit: Fit) -> str:
     if resolved.spec.sampling or without_counterpart(resolved):
         return ""
     return shlex.join([RUN, "export", fit.label, *words(resolved, fit.gpu)])
-
-
-# ---- JSON of a row ----
 
 
 def fit_as_json(fit: Fit) -> dict[str, Any]:
@@ -236,8 +220,6 @@ def fit_as_json(fit: Fit) -> dict[str, Any]:
         "step_seconds": fit.seconds.total if fit.seconds else None,
         "step_seconds_low": fit.seconds.low if fit.seconds else None,
         "step_seconds_high": fit.seconds.high if fit.seconds else None,
-        "sent_bytes": sent(
-            fit.prediction.work, fit.resolved.spec.processes, fit.gpu.linked
-        )._asdict(),
+        "sent_bytes": fit.sent._asdict(),
         "prediction": dataclasses.asdict(fit.prediction),
     }

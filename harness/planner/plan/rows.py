@@ -15,7 +15,6 @@ from harness.planner.plan.candidates import asked_for
 from harness.planner.plan.command import add_arguments
 from harness.planner.plan.table import order
 from harness.planner.plan.tracing import Asking, demand
-from harness.planner.verdict import Fit
 from harness.subjects.library.families import canonical
 
 
@@ -78,20 +77,19 @@ def plan(
     demand(fits, asked.resolved, asked.gpu)
     best = [one.best for one in proofs] if proofs else [verdict.fastest(fits)]
     rows = sorted(fits, key=lambda fit: (not any(fit is one for one in best), *order(fit)))
-    found = [_row(fit, any(fit is one for one in best)) for fit in rows]
+    found = [
+        PlanRow(
+            recipe=fit.label,
+            verdict=fit.verdict,
+            why=fit.lack or fit.prediction.reason,
+            answer=any(fit is one for one in best),
+            need_bytes=fit.need_bytes,
+            need_low_bytes=fit.low_bytes,
+            need_high_bytes=fit.most_bytes,
+            host_bytes=fit.host_bytes,
+            step_seconds=fit.seconds.total if fit.seconds else None,
+            samples_per_second=fit.samples_per_second,
+        )
+        for fit in rows
+    ]
     return found + [PlanRow(recipe=name, verdict="cannot", why=why) for name, why in asked.refused]
-
-
-def _row(fit: Fit, answer: bool) -> PlanRow:
-    return PlanRow(
-        recipe=fit.label,
-        verdict=fit.verdict,
-        why=fit.lack or fit.prediction.reason,
-        answer=answer,
-        need_bytes=fit.need_bytes,
-        need_low_bytes=fit.low_bytes,
-        need_high_bytes=fit.most_bytes,
-        host_bytes=fit.host_bytes,
-        step_seconds=fit.seconds.total if fit.seconds else None,
-        samples_per_second=fit.samples_per_second,
-    )

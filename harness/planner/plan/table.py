@@ -11,15 +11,14 @@ from rich.markup import escape
 
 from harness import RUN
 from harness.planner import resident_models, uncertainty, verdict
-from harness.planner.before_step import Before
 from harness.planner.eager import note_of
 from harness.planner.edits import Ways
 from harness.planner.explore import RULE, reason
 from harness.planner.export import trainers
-from harness.planner.plan.answer import answered, gib, in_row, kind_of_sample, near, phases, rate
+from harness.planner.plan.answer import answered, gib, in_row, kind_of_sample, phases, rate
 from harness.planner.plan.lattice import adapts
 from harness.planner.speed import rates
-from harness.planner.speed.roofline import issue_seconds, issued, latency, sent
+from harness.planner.speed.roofline import issue_seconds, issued, latency
 from harness.planner.verdict import Fit
 from harness.prediction import Prediction
 from harness.report.data.grid import Column, tabulate
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from harness.planner.explore import Proof
+    from harness.planner.plan.candidates import Asked
 
 
 SHOWN = {
@@ -87,32 +87,37 @@ LOOKS = {"": {"fits": "green", "tight": "yellow", "host tight": "yellow", "step 
 def print_plan(
     fits: Sequence[Fit],
     proofs: Sequence[Proof],
-    refused: Sequence[tuple[str, str]],
+    asked: Asked,
     ways: Ways | None,
     console: Console,
     *,
     whole: bool,
-    before: Before | None = None,
 ) -> None:
     """Print the answer, the table with the fastest first, rows that cannot run, and notes.
 
-    ``proofs``: of searches, whose predictions are ``fits``. ``whole``: all notes. ``before``: what
-    comes before the step, if it is counted.
+    ``proofs``: of searches, whose predictions are ``fits``. ``whole``: all notes.
     """
+    before = asked.before
     print_lines([setting(fits), *(before.lines if before else ())], console)
     print_lines(answered(fits, proofs, ways), console)
     best = [proof.best for proof in proofs] if proofs else [verdict.fastest(fits)]
     best = [fit for fit in best if fit]
     shown, left = shortened(fits, proofs) if proofs else (fits, [])
     short = before is not None and not before.fits
+
+    def why_not(fit: Fit) -> str:
+        """Return why a faster or smaller row is not the answer of its training."""
+        alike = (one for one in best if adapts(one.resolved) == adapts(fit.resolved))
+        return next((reason(fit, one) for one in alike), "")
+
     own = columns(["Recipe", "", "Needs", "Free", *SHOWN, "Host", "Step ms", SPEED], fits[0], short)
     if proofs:
-        own += [Column(WHY_NOT, lambda fit: _why_not(fit, best)), Column("Trainers", _trainers)]
+        own += [Column(WHY_NOT, why_not), Column("Trainers", _trainers)]
     shown = sorted(shown, key=order)
     marks = [("reference",) if any(fit is one for one in best) else () for fit in shown]
     print_rows(own, shown, console, marks)
     print_lines(left, console)
-    for name, cause in refused:
+    for name, cause in asked.refused:
         console.print(f"[yellow]refused[/yellow] {escape(name)}: {escape(cause)}")
     for text in unpredicted(fits):
         console.print(escape(text), highlight=False)
@@ -125,9 +130,6 @@ def print_notes(
     """Print notes after the ``first``: all, or the three that matter most."""
     for text in [*first, *(notes(fits) if whole else [*short_notes(fits), MORE_NOTES])]:
         console.print(escape(text), style="dim", highlight=False)
-
-
-# ---- table ----
 
 
 MOST = 10
@@ -160,7 +162,7 @@ def columns(heads: Sequence[Any], first: Fit, short: bool = False) -> list[Colum
     known = [
         Column("Recipe", lambda fit: fit.label + " (as eager)" * bool(note_of(fit.resolved))),
         Column("", lambda fit: word.get(fit.verdict, in_row(fit)), "flag"),
-        Column("Needs", lambda fit: near(fit.need_bytes, fit.spread_bytes), "number"),
+        Column("Needs", _needs, "number"),
         Column("Free", lambda fit: gib(fit.margin_bytes), "number"),
         *(Column(head, lambda fit, head=head: gib(split(fit).get(head)), "number")
           for head in SHOWN),
@@ -170,6 +172,11 @@ def columns(heads: Sequence[Any], first: Fit, short: bool = False) -> list[Colum
     ]  # fmt: skip
     found = {column.head: column for column in known}
     return [found[speed if head is SPEED else head] for head in heads]
+
+
+def _needs(fit: Fit) -> str:
+    known = fit.need_bytes is not None
+    return f"{gib(fit.need_bytes)} \u00b1{gib(fit.spread_bytes)}" if known else "-"
 
 
 def of_fit(own: Sequence[Column]) -> list[Column]:
@@ -186,12 +193,6 @@ def print_rows(
     """Print a table of the plan: a line for each row, the verdicts coloured."""
     grid = tabulate("plan", "", own, rows, marks=marks)
     print_grid(grid, console, least_worth=LEAST_WORTH, stays=STAYS, styles=LOOKS)
-
-
-def _why_not(fit: Fit, best: Sequence[Fit]) -> str:
-    """Return why a faster or smaller row is not the answer of its training."""
-    own = (one for one in best if adapts(one.resolved) == adapts(fit.resolved))
-    return next((reason(fit, one) for one in own), "")
 
 
 def _trainers(fit: Fit) -> str:
@@ -264,9 +265,6 @@ def by_category(fit: Fit) -> dict[str, int]:
         return {}
     live = fit.prediction.peak.categories
     return {head: sum(live.get(name, 0) for name in names) for head, names in SHOWN.items()}
-
-
-# ---- notes ----
 
 
 def notes(fits: Sequence[Fit]) -> list[str]:
@@ -401,10 +399,6 @@ def _beside(fit: Fit) -> str:
     )
 
 
-# ---- explained peaks ----
-# ``plan --explain`` shows each row's peak: its instant, op and line, and the live tensors.
-
-
 FINE = GIB // 200
 """Bytes below which a phase is not shown: they round to 0.00 GiB."""
 
@@ -444,9 +438,8 @@ def _step_explained(fit: Fit) -> list[str]:
     names = ("compute", "communication", "offload", "overhead")
     parts = ((name, getattr(fit.seconds, name)) for name in names)
     shown = [f"{name} {1e3 * seconds:.0f} ms" for name, seconds in parts if seconds >= 5e-4]
-    found = sent(fit.prediction.work, fit.resolved.spec.processes, fit.gpu.linked)
     place = "NVLink domain" if fit.gpu.domain else "node"
-    ways = {f"within its {place}": found.within, f"to other {place}s": found.across}
+    ways = {f"within its {place}": fit.sent.within, f"to other {place}s": fit.sent.across}
     told = " and ".join(f"{fine(size)} GiB {way}" for way, size in ways.items() if size)
     return [f"  a step: {', '.join(shown)}", *([f"  a GPU sends in it {told}"] if told else [])]
 

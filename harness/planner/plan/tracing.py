@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import functools
 import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -44,7 +43,13 @@ class Asking:
         gpu = self.asked.gpu
         if self.recorded:
             return [fit for row in rows if (fit := recorded(row, gpu))]
-        return judged([(r, gpu) for r in rows], self._name, why, jobs=self.jobs, told=self.progress)
+
+        def named(row: Resolved, _: Card) -> str:
+            """Return the recipe, and the number of GPUs if the plan's differs."""
+            usual = row.spec.processes in (1, self.asked.processes)
+            return str(row.recipe) if usual else f"{row.recipe} on {row.spec.processes} GPUs"
+
+        return judged([(r, gpu) for r in rows], named, why, jobs=self.jobs, told=self.progress)
 
     def search(
         self, rows: Sequence[Resolved], *, partial: bool = False
@@ -55,7 +60,11 @@ class Asking:
         """
         gpu = self.asked.gpu
         alone = self.recorded or not pool.traces()
-        shipped = functools.partial(recorded if self.recorded else _shipped, gpu=gpu)
+        counts = self.recorded or pool.ships()
+
+        def shipped(row: Resolved) -> Fit | None:
+            return recorded(row, gpu) if counts else None
+
         with pool.kept_workers():
             fits, proofs = search(rows, gpu, self.fits, shipped, alone=alone)
         if any(proof.stopped for proof in proofs) and not partial:
@@ -72,11 +81,9 @@ class Asking:
         fits, proofs = self.search(rows, partial=ways) if searched else ([], [])
         fits = fits or self.fits(rows)  # of a lattice, if its card can run none
         stopped = any(proof.stopped for proof in proofs)
-        return fits, proofs, self.ways(fits) if ways and not stopped else None
-
-    def ways(self, fits: Sequence[Fit]) -> Ways | None:
-        """Search for changes that fit if none of ``fits`` does."""
-        return edits.seek(fits, self.asked.processes, self.fits)
+        if stopped or not ways:
+            return fits, proofs, None
+        return fits, proofs, edits.seek(fits, self.asked.processes, self.fits)
 
     def largest(
         self, what: str, rows: Sequence[Resolved], tries: int = 0, told: Sequence[Fit] = ()
@@ -91,12 +98,6 @@ class Asking:
             return judged([(r, gpu) for r in some], named, jobs=self.jobs, told=self.progress)
 
         return largest.search(rows, sizes, gpu, ask, tries, told)
-
-    def _name(self, row: Resolved, gpu: Card) -> str:
-        """Return the recipe, and the number of GPUs if the plan's differs."""
-        number = row.spec.processes
-        usual = number in (1, self.asked.processes)
-        return str(row.recipe) if usual else f"{row.recipe} on {number} GPUs"
 
 
 def judged(
@@ -135,11 +136,6 @@ def judged(
     ]
 
 
-def _shipped(row: Resolved, gpu: Card) -> Fit | None:
-    """Judge a row by a shipped prediction, where those of the usual folder count."""
-    return recorded(row, gpu) if pool.ships() else None
-
-
 def known(row: Resolved, gpu: Card) -> Fit | None:
     """Judge a row by a prediction of an earlier call or a recorded one; None if there is none."""
     if lack := verdict.lack_of(row, gpu):
@@ -154,9 +150,6 @@ def recorded(row: Resolved, gpu: Card) -> Fit | None:
         return verdict.cannot(row, gpu, lack)
     found = records.find(row.spec.model, records.name(row, overhead.preferred(gpu.capability)))
     return verdict.judge(row, found, gpu) if found else None
-
-
-# ---- without torch ----
 
 
 def demand(found: Iterable[Fit | None], rows: Sequence[Resolved], gpu: Card) -> None:

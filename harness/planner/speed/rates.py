@@ -210,9 +210,6 @@ def _kernels(measured: Sequence[AttentionRate], gpu: Card) -> dict[str, list[tup
     return lists
 
 
-# ---- Network between nodes ----
-
-
 def with_network(gpu: Card, gigabytes: float) -> Card:
     """Return ``gpu`` with a network of ``gigabytes`` (GB/s) that each node sends.
 
@@ -222,9 +219,6 @@ def with_network(gpu: Card, gigabytes: float) -> Card:
     if not 0 < gigabytes < math.inf:
         raise BadInput(f"network is {gigabytes:g}; give --network GB/s above 0, as 25")
     return replace(gpu, network_bandwidth=gigabytes * 1e9, network_told="as given")
-
-
-# ---- Calibration of a card ----
 
 
 FILE = "calibration.json"
@@ -298,7 +292,12 @@ def as_calibrated(card: Card, asked: str = "") -> Card:
                 f"plan is for, or --calibration {NONE}"
             )
         return replace(card, calibrated=_applied([found]))
-    return replace(card, calibrated=_applied([o for o in store.every() if _is(card, o)]))
+    if card.shared:
+        own = [one for one in store.every() if one.device.kind == "cpu"]
+        return replace(card, calibrated=_applied([o for o in own if o.device.name == card.name]))
+    own = [one for one in store.every() if one.device.kind != "cpu" and not card.like]
+    own = [one for one in own if of_device(one.device).name == card.name]
+    return replace(card, calibrated=_applied(own))
 
 
 def kept_for(device: str) -> Applied | None:
@@ -320,13 +319,6 @@ def keep_beside(folder: Path, device: str) -> None:
             found.calibration.write(folder / FILE)
 
 
-def _is(card: Card, calibration: Calibration) -> bool:
-    device = calibration.device
-    if card.shared or device.kind == "cpu":
-        return card.shared and device.kind == "cpu" and card.name == device.name
-    return not card.like and of_device(device).name == card.name
-
-
 def _applied(calibrations: list[Calibration]) -> Applied | None:
     """Return the best of them, marked by the versions installed here.
 
@@ -343,8 +335,13 @@ def of_environment(environment: Mapping[str, Any], found: Calibration | None) ->
     It comes from the worker's record. ``found`` is the calibration beside the result and is used if
     it is of that device.
     """
-    device = str(environment.get("device") or "")
-    if found is None or not measured_on(environment, found.device):
+    device, same = str(environment.get("device") or ""), False
+    if found and found.device.kind == "cpu":
+        name = str(environment.get("cpu") or "")
+        same = device == "cpu" and name == found.device.name.rpartition(", ")[0]
+    elif found:
+        same = environment.get("device") == found.device.name
+    if found is None or not same:
         return cards.named(device, int(environment.get("device_bytes") or 0))
     versions = environment.get("versions") or {}
     known = store.applied(
@@ -354,14 +351,6 @@ def of_environment(environment: Mapping[str, Any], found: Calibration | None) ->
         cores=environment.get("cores") or 0,
     )
     return replace(of_device(found.device), calibrated=known)
-
-
-def measured_on(environment: Mapping[str, Any], device: Device) -> bool:
-    """Return True if ``device`` is the one of that environment."""
-    if device.kind == "cpu":
-        same = str(environment.get("cpu") or "") == device.name.rpartition(", ")[0]
-        return environment.get("device") == "cpu" and same
-    return environment.get("device") == device.name
 
 
 def words(card: Card) -> str:

@@ -91,12 +91,16 @@ def seconds(work: Sequence[Work], gpu: Card, processes: int, recipe: str = "") -
     asked = 0 if gpu.shared or fitted.rows else issued(work)  # measured steps replace public hosts
     overhead = max(0.0, issue_seconds(gpu) * calls - sum(told.values()))
     low, high = _range(told, overhead, gpu, fitted.host * calls)
+    if compiles(recipe):  # at the least no elementwise kernel, and no host's time
+        parts = parts_of([w for w in work if w.kind != "memory"], found, processes)
+        fused = {part: fitted.factors.get(part, 1.0) * value for part, value in parts.items()}
+        low, _ = _range(fused, 0.0, gpu, 0.0)
     return Seconds(
         **told,
         overhead=overhead,
         slowest=RECOMPUTING * asked,
         shares={**(CPU_SPREAD if gpu.shared else SPREAD), **fitted.shares},
-        low=_fused(work, gpu, processes) if compiles(recipe) else low,
+        low=low,
         high=high,
     )
 
@@ -118,14 +122,6 @@ def _range(
     low = sum(seconds / (1 + shares[part]) for part, seconds in told.items())
     high = sum(seconds * (1 + shares[part]) for part, seconds in told.items())
     return max(low, host / (1 + most)), max(high, host * (1 + most))
-
-
-def _fused(work: Sequence[Work], gpu: Card, processes: int) -> float:
-    """Return the least seconds of a compiled step: no elementwise kernel, and no host's time."""
-    parts = parts_of([w for w in work if w.kind != "memory"], rates(gpu, processes), processes)
-    fitted = _fitted(gpu)
-    told = {part: fitted.factors.get(part, 1.0) * value for part, value in parts.items()}
-    return _range(told, 0.0, gpu, 0.0)[0]
 
 
 def _fitted(gpu: Card) -> Fitted:
@@ -171,33 +167,23 @@ def parts_of(
     waits = sum((w.group - 1) / w.count for w in work if w.kind == "chain")
     compute = sum(_compute(w, found, tf32) for w in work) + waits * busy
     shown = sum(_collective(w, found, processes) for w in work if w.kind == "collective")
-    left = sum(_left(work, found, processes, tf32, phase) for phase in BUSY)
-    late = sum(_late(work, found, tf32, phase) for phase in (*BUSY, "optimizer"))
+    left, late = [], []
+    for phase in (*BUSY, "optimizer"):
+        here = [w for w in work if w.phase == phase]
+        hides = found.overlap * sum(_compute(w, found, tf32) for w in here)
+        if phase in BUSY:  # overlapped collectives that computation cannot hide
+            wire = sum(_collective(w, found, processes) for w in here if w.kind == "overlapped")
+            left.append(max(0.0, wire - hides))
+        # Streamed copies that neither computation nor host work hides; those in and out are
+        # counted one after the other.
+        copied = sum(w.count * w.bytes for w in here if w.kind == "streamed") / found.to_host
+        hosted = sum(_offload(w, found) for w in here if w.kind == "host")
+        late.append(max(0.0, copied - (hides + hosted)))
     return {
         "compute": compute,
-        "communication": shown + left,
-        "offload": late + sum(_offload(w, found) for w in work),
+        "communication": shown + sum(left),
+        "offload": sum(late) + sum(_offload(w, found) for w in work),
     }
-
-
-def _left(work: Sequence[Work], found: Rates, processes: int, tf32: bool, phase: str) -> float:
-    """Return the seconds of a phase's overlapped collectives that its computation cannot hide."""
-    here = [w for w in work if w.phase == phase]
-    hidden = sum(_collective(w, found, processes) for w in here if w.kind == "overlapped")
-    return max(0.0, hidden - found.overlap * sum(_compute(w, found, tf32) for w in here))
-
-
-def _late(work: Sequence[Work], found: Rates, tf32: bool, phase: str) -> float:
-    """Return the seconds of a phase's streamed copies that its computation and host work do not
-    hide.
-
-    Copies in and out are counted one after the other.
-    """
-    here = [w for w in work if w.phase == phase]
-    copied = sum(w.count * w.bytes for w in here if w.kind == "streamed") / found.to_host
-    hidden = found.overlap * sum(_compute(w, found, tf32) for w in here)
-    hidden += sum(_offload(w, found) for w in here if w.kind == "host")
-    return max(0.0, copied - hidden)
 
 
 def _compute(w: Work, found: Rates, tf32: bool) -> float:

@@ -82,7 +82,10 @@ class Allocator:
     def allocate(self, size: int, stream: int = 0) -> Chunk:
         """Return a chunk for ``size`` bytes on ``stream``."""
         wanted = max(ROUND, -(-size // ROUND) * ROUND)
-        pool = self._pool(stream, wanted <= SMALL_SIZE)
+        key = stream, wanted <= SMALL_SIZE
+        if key not in self.pools:  # 2**50 addresses apart, so that ranges do not overlap
+            self.pools[key] = Pool(small=key[1], begin=len(self.pools) << 50)
+        pool = self.pools[key]
         chunk = pool.best(wanted)
         if chunk is not None:
             pool.drop(chunk)
@@ -103,18 +106,6 @@ class Allocator:
                 self._merge(chunk, side)
         chunk.free = True
         chunk.pool.add(chunk)
-
-    # ---- Allocation rules ----
-
-    def _pool(self, stream: int, small: bool) -> Pool:
-        """Return the pool of a stream's small or large chunks.
-
-        Pools are 2**50 addresses apart, so that their ranges do not overlap.
-        """
-        key = stream, small
-        if key not in self.pools:
-            self.pools[key] = Pool(small=small, begin=len(self.pools) << 50)
-        return self.pools[key]
 
     def _split(self, chunk: Chunk, wanted: int) -> None:
         """Free the rest of a chunk if it is large enough.

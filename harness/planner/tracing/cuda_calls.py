@@ -114,7 +114,14 @@ class CudaLike(TorchFunctionMode):
         if q.device.type != GPU:
             return ATTENTION(q, k, v, attn_mask, dropout_p, *given, **more)
         dtype, masked = str(q.dtype).removeprefix("torch."), attn_mask is not None
-        allowed = _allowed()
+        switches = torch.backends.cuda  # sdpa_kernel sets them too
+        enabled = {
+            "flash": switches.flash_sdp_enabled(),
+            "efficient": switches.mem_efficient_sdp_enabled(),
+            "cudnn": switches.cudnn_sdp_enabled(),
+            "math": switches.math_sdp_enabled(),
+        }
+        allowed = {name for name, there in enabled.items() if there}
         if more.get("enable_gqa") and k.shape[-3] != q.shape[-3]:
             allowed.discard("efficient")  # it needs a key head for each query head
         kernel = overhead.choose(self.kind, dtype, q.shape[-1], masked, allowed)
@@ -200,18 +207,6 @@ def _eligible(leaf: Any) -> bool:
     ignores."""
     is_tensor = isinstance(leaf, torch.Tensor) and device_of(leaf).type == GPU
     return is_tensor and leaf.is_floating_point() and leaf.dtype is not torch.float64
-
-
-def _allowed() -> set[str]:
-    """Return the kernels that ``torch.nn.attention.sdpa_kernel`` and torch's switches allow."""
-    switches = torch.backends.cuda
-    enabled = {
-        "flash": switches.flash_sdp_enabled(),
-        "efficient": switches.mem_efficient_sdp_enabled(),
-        "cudnn": switches.cudnn_sdp_enabled(),
-        "math": switches.math_sdp_enabled(),
-    }
-    return {name for name, there in enabled.items() if there}
 
 
 @contextlib.contextmanager

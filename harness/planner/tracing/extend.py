@@ -10,8 +10,9 @@ import contextlib
 import dataclasses
 import functools
 import importlib
+import operator
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +27,6 @@ from harness.resolve import Resolved
 from harness.system import capability
 from harness.worker.setup import LIBRARIES
 from strategies.engine import STEP_PHASES
-from strategies.subject import Subject
 
 FEW = 2
 """Blocks per group in the shallow model, and the number added to one group in a deeper one."""
@@ -59,14 +59,11 @@ def shallow(resolved: Resolved) -> list[tuple[dict[str, int], float]]:
     base = {key: min(count, FEW) for key, count in depths.items()}
     longer = [key for key, count in depths.items() if count > FEW]
     found = [(base, 0), *(({**base, key: 2 * FEW}, depths[key] / FEW - 1) for key in longer)]
-    return found if _alike(resolved, [depths, *(few for few, _ in found)]) else []
-
-
-def _alike(resolved: Resolved, models: Sequence[Mapping[str, int]]) -> bool:
-    """Return True if the engine and each strategy treat all blocks of all models alike."""
-    counts = [resolved.subject.deep(depths).depth for depths in models]
+    # The engine and each strategy must treat all blocks of all models alike.
+    counts = [resolved.subject.deep(one).depth for one in (depths, *(few for few, _ in found))]
     parts = (adapter_of(resolved.launch.engine), *resolved.recipe.strategies)
-    return all(len({how for n in counts for how in part.by_block(n)}) == 1 for part in parts)
+    alike = all(len({how for n in counts for how in part.by_block(n)}) == 1 for part in parts)
+    return found if alike else []
 
 
 def pieces(resolved: Resolved, kind: str) -> list[Callable[[], dict[str, Any]]]:
@@ -87,8 +84,39 @@ def joined(resolved: Resolved, found: Sequence[Mapping[str, Any]]) -> Prediction
     for traced in found:
         if "why" in traced:
             raise NoTrace(traced["why"])
-    asked = shallow(resolved)
-    return _extended(found, [count for _, count in asked[1:]], lambda: _ordered(found, asked))
+    asked, plain = shallow(resolved), [traced["prediction"] for traced in found]
+    more = [count for _, count in asked[1:]]
+
+    def line(values: Iterable[float]) -> int:
+        return max(0, round(_end(list(values), more)))
+
+    places = [traced["parts"] for traced in found]
+    whole, steady = (_fullest(places, line, begin) for begin in ("", "2/"))
+    base = dict(plain[0])
+    if base["first_step"] is not None:
+        first = _fullest(places, line, *(f"1/{phase}/" for phase in STEP_PHASES))
+        base["first_step"] = first.bytes
+    held = _held([p["peak"] for p in plain], line)
+    base |= {"peak": replace(whole, held=held), "steady": replace(steady, held=held)}
+    for name, begin in (("host", ""), ("host_steady", "2/")):
+        told = [p[name] for p in plain]
+        fullest = _fullest([traced["host"] for traced in found], line, begin)
+        base[name] = replace(fullest, held=_held(told, line)) if all(told) else None
+    base["phases"] = {name: _peak_of(name, places, plain, line) for name in base["phases"]}
+    beyond: dict[str, int] = {}  # phase of a later step -> the most bytes beyond the state
+    for name in set(places[0]).intersection(*places[1:]):
+        step, phase, _ = name.split("/", 2)
+        if step == "2":
+            beyond[phase] = max(beyond.get(phase, 0), line(p[name][3] for p in places))
+    base |= {"beyond": beyond, "beyond_state": max(beyond.values(), default=0)}
+    base |= {name: line(p[name] for p in plain) for name in ("nvme", "between")}
+    if base["denoising"] is not None:
+        base["denoising"] = line(p["denoising"] for p in plain)
+    base["work"] = _work([p["work"] for p in plain], more)
+    passing = [traced["passing"] for traced in found]
+    more_passing = line(passing) - passing[0]
+    base |= _pool(plain, base["peak"].bytes, more_passing, lambda: _ordered(found, asked))
+    return Prediction(**base)
 
 
 def load(rows: Sequence[Resolved]) -> None:
@@ -102,20 +130,14 @@ def load(rows: Sequence[Resolved]) -> None:
     for name in dict.fromkeys([m for row in rows for m in row.launch.engine.modules] + libraries):
         with contextlib.suppress(Exception):
             importlib.import_module(name)
-    asked = Counter(_subjects(rows))
+    asked = Counter(row.subject.deep(depths) if depths else row.subject for row in rows
+                    for depths in [few for few, _ in shallow(row)] or [None])  # fmt: skip
     # The first subject is always surveyed, because that loads its library.
     for place, (subject, times) in enumerate(asked.items()):
         if times > 1 or place == 0:
             with contextlib.suppress(Exception):
                 subject.idle  # noqa: B018 (its module caches the survey)
     capability.keep()
-
-
-def _subjects(rows: Sequence[Resolved]) -> Iterator[Subject]:
-    """Yield the model of each fork: a row's shallow models, or its whole model."""
-    for row in rows:
-        depths = [depths for depths, _ in shallow(row)]
-        yield from [row.subject.deep(one) for one in depths] or [row.subject]
 
 
 def _traced(resolved: Resolved, depths: Mapping[str, int], kind: str) -> dict[str, Any]:
@@ -138,49 +160,9 @@ def _traced(resolved: Resolved, depths: Mapping[str, int], kind: str) -> dict[st
 
 def _plain(record: Record, found: Mapping[str, Part]) -> Places:
     """Return the parts of one pool as JSON data."""
-
-    def maker(part: Part) -> tuple[str, str]:
-        storage = record.storages[record.events[part.event][1]]
-        return storage.op, storage.site
-
-    return {name: (p.bytes, p.kinds, maker(p), p.beyond) for name, p in found.items()}
-
-
-# ---- Linear extrapolation ----
-
-
-def _extended(
-    found: Sequence[Mapping[str, Any]], more: Sequence[float], ordered: Callable[[], Events]
-) -> Prediction:
-    plain = [traced["prediction"] for traced in found]
-
-    def line(values: Iterable[float]) -> int:
-        return max(0, round(_end(list(values), more)))
-
-    places = [traced["parts"] for traced in found]
-    whole = _fullest(places, line, "")
-    steady = _fullest(places, line, "2/")
-    base = dict(plain[0])
-    if base["first_step"] is not None:
-        first = _fullest(places, line, *(f"1/{phase}/" for phase in STEP_PHASES))
-        base["first_step"] = first.bytes
-    peaks = [p["peak"] for p in plain]
-    held = _held(peaks, line)
-    base |= {"peak": replace(whole, held=held), "steady": replace(steady, held=held)}
-    for name, begin in (("host", ""), ("host_steady", "2/")):
-        told = [p[name] for p in plain]
-        fullest = _fullest([traced["host"] for traced in found], line, begin)
-        base[name] = replace(fullest, held=_held(told, line)) if all(told) else None
-    base["phases"] = {name: _peak_of(name, places, plain, line) for name in base["phases"]}
-    base["beyond"] = _beyond(places, line)
-    base["beyond_state"] = max(base["beyond"].values(), default=0)
-    base |= {name: line(p[name] for p in plain) for name in ("nvme", "between")}
-    if base["denoising"] is not None:
-        base["denoising"] = line(p["denoising"] for p in plain)
-    base["work"] = _work([p["work"] for p in plain], more)
-    passing = [traced["passing"] for traced in found]
-    base |= _pool(plain, base["peak"].bytes, line(passing) - passing[0], ordered)
-    return Prediction(**base)
+    makers = {name: record.storages[record.events[p.event][1]] for name, p in found.items()}
+    return {name: (p.bytes, p.kinds, (makers[name].op, makers[name].site), p.beyond)
+            for name, p in found.items()}  # fmt: skip
 
 
 def _peak_of(
@@ -215,16 +197,6 @@ def _fullest(places: Sequence[Places], line: Callable[..., int], *begins: str) -
     op, site = places[0][best][2]
     phase = best.split("/")[1]
     return Instant(bytes=sizes[best], phase=phase, op=op, site=site, categories=kinds, held=[])
-
-
-def _beyond(places: Sequence[Places], line: Callable[..., int]) -> dict[str, int]:
-    """Return phase of a later step -> the most bytes beyond the state, over parts of all models."""
-    found: dict[str, int] = {}
-    for name in set(places[0]).intersection(*places[1:]):
-        step, phase, _ = name.split("/", 2)
-        if step == "2":
-            found[phase] = max(found.get(phase, 0), line(p[name][3] for p in places))
-    return found
 
 
 def _held(peaks: Sequence[Mapping[str, Any]], line: Callable[..., int]) -> list[Held]:
@@ -292,32 +264,21 @@ def _work(lists: Sequence[Sequence[Mapping[str, Any]]], more: Sequence[float]) -
     Ops with equal sizes in all models are counted. Ops whose size grows, such as an optimizer over
     all weights, are summed by kind.
     """
-    counts = [
-        Counter({tuple(w[name] for name in FIELDS): w["count"] for w in works}) for works in lists
-    ]
+    take = operator.itemgetter(*FIELDS)
+    counts = [Counter({take(work): work["count"] for work in works}) for works in lists]
     shared = dict.fromkeys(key for key in counts[0] if all(key in other for other in counts))
-    found = {key: _end([c[key] for c in counts], more) for key in shared}
-    kinds = {key[:KIND] for c in counts for key in c if key not in shared}
-    works = [_named(key, round(count)) for key, count in found.items() if round(count) > 0]
-    for kind in sorted(kinds):
-        rest = [_sums(c, kind, shared) for c in counts]
-        count, flops, size = (max(0.0, _end(list(v), more)) for v in zip(*rest, strict=True))
+    ends = ((key, round(_end([c[key] for c in counts], more))) for key in shared)
+    found = [(key, count) for key, count in ends if count > 0]
+    for kind in sorted({key[:KIND] for c in counts for key in c if key not in shared}):
+        sums = []
+        for each in counts:
+            rest = [(k, n) for k, n in each.items() if k[:KIND] == kind and k not in shared]
+            flops, size = (sum(n * key[at] for key, n in rest) for at in (KIND, KIND + 1))
+            sums.append((sum(n for _, n in rest), flops, size))
+        count, flops, size = (max(0.0, _end(list(v), more)) for v in zip(*sums, strict=True))
         number = max(1, round(count))
-        works.append(_named((*kind, round(flops / number), round(size / number)), number))
-    return works
-
-
-def _named(key: tuple[Any, ...], count: int) -> Work:
-    return Work(**dict(zip(FIELDS, key, strict=True)), count=count)
-
-
-def _sums(counts: Counter, kind: tuple[Any, ...], shared: Container[Any]) -> tuple[int, int, int]:
-    rest = [(key, n) for key, n in counts.items() if key[:KIND] == kind and key not in shared]
-    return (
-        sum(n for _, n in rest),
-        sum(n * key[KIND] for key, n in rest),
-        sum(n * key[KIND + 1] for key, n in rest),
-    )
+        found.append(((*kind, round(flops / number), round(size / number)), number))
+    return [Work(**dict(zip(FIELDS, key, strict=True)), count=count) for key, count in found]
 
 
 def _end(values: Sequence[float], more: Sequence[float]) -> float:

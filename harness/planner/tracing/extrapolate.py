@@ -6,7 +6,7 @@ and a last block. Its additional events repeat for each inner block of the deep 
 
 from __future__ import annotations
 
-import dataclasses
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -80,23 +80,20 @@ def extrapolate_blocks(base: Stream, deeper: Sequence[Deeper]) -> list[tuple[int
     dropped = {event for one in read for event in one.moved}
     made = _Made(base, read)
     for number, segment in enumerate(plain):
-        _emit(made, read, number, -1)
-        for at, event in enumerate(segment.events):
-            if not event:
+        for at, event in enumerate([None, *segment.events], -1):  # -1: before the first event
+            if event == 0:
                 made.events.append((0, 0, 0, 0))
-            elif event not in dropped:
+            elif event and event not in dropped:
                 made.event(event, Ref(abs(event)), None, 0)
-            _emit(made, read, number, at)
+            for one in read:
+                for added, ref, shift in one.added.get((number, at), ()):
+                    made.event(added, ref, one, shift)
         for one in read:
-            for event, ref, shift in one.between(number):
-                made.event(event, ref, one, shift)
-    return made.ended()
-
-
-def _emit(made: _Made, read: Sequence[_Reading], number: int, at: int) -> None:
-    for one in read:
-        for event, ref, shift in one.added.get((number, at), ()):
-            made.event(event, ref, one, shift)
+            for added, ref, shift in one.between(number):
+                made.event(added, ref, one, shift)
+    if made.lost > LOST * len(made.events):
+        raise NotAlike(f"{made.lost} of {len(made.events)} events refer to nothing")
+    return made.events
 
 
 class _Made:
@@ -131,14 +128,6 @@ class _Made:
         else:
             self.lost += 1
 
-    def ended(self) -> list[tuple[int, int, int, int]]:
-        if self.lost > LOST * len(self.events):
-            raise NotAlike(f"{self.lost} of {len(self.events)} events refer to nothing")
-        return self.events
-
-
-# ---- Additions of a deeper stream ----
-
 
 class _Reading:
     """Events that a deeper stream adds to the base.
@@ -157,13 +146,19 @@ class _Reading:
         self._refs: dict[int, Ref] = {}
         self._ends: dict[tuple[Any, int], int] = {}
         # Events that empty the cache come from the base.
-        every = [
-            dataclasses.replace(s, events=[*filter(None, s.events)])
-            for s in segments(deeper.stream)
-        ]
-        self._own, self._blocks = self._paired(plain, every)
-        self._label(plain, base)
-        for number, (segment, own) in enumerate(zip(plain, self._own, strict=True)):
+        every = segments(deeper.stream)
+        for segment in every:
+            segment.events = [*filter(None, segment.events)]
+        owns, self._blocks = self._paired(plain, every)
+        for number, (segment, own) in enumerate(zip(plain, owns, strict=True)):
+            self._match(number, segment, own, base)
+            for block in self._blocks[number]:
+                kinds = [self._kind(event) for event in block.made()]
+                for event, key in zip(block.made(), _keys(block, kinds), strict=True):
+                    self._refs[event] = Ref(0, key, block.index)
+                freed = (self.ref(event).fixed for event in block.events if event < 0)
+                self.moved |= {-fixed for fixed in freed if fixed}
+        for number, (segment, own) in enumerate(zip(plain, owns, strict=True)):
             _Placing(self, number, segment, own).place()
 
     def name(self, ref: Ref, shift: int) -> Any:
@@ -206,31 +201,16 @@ class _Reading:
             else:
                 own.append(segment)
                 blocks.append([])
-        if [self._as_in_base(s) for s in own] != [
-            (s.interval, s.phase, s.group, s.index) for s in plain
-        ]:
-            raise NotAlike("phases or blocks come in another order")
+        for one, here in itertools.zip_longest(own, plain, fillvalue=Segment(-2, "")):
+            index = one.index
+            if one.group == self.group:  # as in the base
+                index += self.begin - (len(BETWEEN) if index >= LAST else 0)
+            known = here.interval, here.phase, here.group, here.index
+            if (one.interval, one.phase, one.group, index) != known:
+                raise NotAlike("phases or blocks come in another order")
         if any(sorted(s.index for s in found) not in ([], [*BETWEEN]) for found in blocks):
             raise NotAlike("blocks do not follow one another")
         return own, blocks
-
-    def _as_in_base(self, segment: Segment) -> tuple[int, str, int, int]:
-        index = segment.index
-        if segment.group == self.group:
-            index += self.begin - (len(BETWEEN) if index >= LAST else 0)
-        return segment.interval, segment.phase, segment.group, index
-
-    # ---- Identity of storages ----
-
-    def _label(self, plain: Sequence[Segment], base: Stream) -> None:
-        for number, (segment, own) in enumerate(zip(plain, self._own, strict=True)):
-            self._match(number, segment, own, base)
-            for block in self._blocks[number]:
-                kinds = [self._kind(event) for event in block.made()]
-                for event, key in zip(block.made(), _keys(block, kinds), strict=True):
-                    self._refs[event] = Ref(0, key, block.index)
-                freed = (self.ref(event).fixed for event in block.events if event < 0)
-                self.moved |= {-fixed for fixed in freed if fixed}
 
     def _kind(self, event: int) -> Kind:
         return self.stream.kinds[event - 1]
@@ -342,32 +322,26 @@ class _Placing:
     def _frees(self, events: Sequence[int]) -> None:
         """Place frees of the base and of blocks."""
         refs, at = [self.reading.ref(event) for event in events], 0
+        inner = range(1, self.reading.count - 1)
         while at < len(events):
             if not refs[at].repeated:
-                self._fixed(events[at : at + 1])
+                here = self.places.get(-refs[at].fixed)
+                if here is None:
+                    self._moved(events[at])
+                else:
+                    self.at = max(self.at, here)
                 at += 1
                 continue
-            half = _twins(refs[at:])
-            if half:
-                self._all_freed(events[at : at + half], refs[at].index)
-            else:
+            half, first = _twins(refs[at:]), refs[at].index
+            if not half:
                 self._freed(events[at], refs[at])
-            at += 2 * half or 1
-
-    def _all_freed(self, events: Sequence[int], first: int) -> None:
-        """Add the same frees for each inner block."""
-        inner = range(1, self.reading.count - 1)
-        for index in inner if first == BETWEEN[0] else reversed(inner):
-            for event in events:
-                self._add(event, self.reading.ref(event), index - first)
-
-    def _fixed(self, events: Sequence[int]) -> None:
-        for event in events:
-            here = self.places.get(-self.reading.ref(event).fixed)
-            if here is None:
-                self._moved(event)
-            else:
-                self.at = max(self.at, here)
+                at += 1
+                continue
+            # The same frees for each inner block.
+            for index in inner if first == BETWEEN[0] else reversed(inner):
+                for event in events[at : at + half]:
+                    self._add(event, self.reading.ref(event), index - first)
+            at += 2 * half
 
     def _moved(self, event: int) -> None:
         ref = self.reading.ref(event)
@@ -406,14 +380,12 @@ class _Placing:
         If both inner blocks free this key here, the first of the two events repeats for all inner
         blocks except the last in this order. Else it is added once.
         """
-        if not ref.repeated or ref.key not in self.both:
+        both = ref.repeated and ref.key in self.both
+        first = self.first.setdefault(ref.key, ref.index) if both else -1
+        if ref.index != first or not both:
             self._once(event)
             return
-        first = self.first.setdefault(ref.key, ref.index)
         count = self.reading.count
-        if ref.index != first:
-            self._once(event)
-            return
         inner = range(1, count - 2) if first == 1 else range(count - 2, 1, -1)
         for index in inner:
             self._add(event, ref, index - first)

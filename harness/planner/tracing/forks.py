@@ -73,20 +73,15 @@ def in_forks(functions: Sequence[Function], jobs: int, limit: float) -> Iterator
                 pipe, fork = _start(index, function)
                 running.register(pipe, selectors.EVENT_READ, fork)
             yield from ended  # the caller processes these while other forks run
-            ended = [*_ended(running, limit)]
+            ended, heard = [], {key.fd for key, _ in running.select(timeout=1)}
+            for key in list(running.get_map().values()):
+                fork, chunk = key.data, os.read(key.fd, CHUNK) if key.fd in heard else None
+                fork.text += chunk or b""
+                if chunk == b"" or time.monotonic() - fork.began >= limit:
+                    running.unregister(key.fd)
+                    os.close(key.fd)
+                    ended.append(fork.end(limit))
     yield from ended
-
-
-def _ended(running: selectors.BaseSelector, limit: float) -> Iterator[Ended]:
-    """Yield the forks that ended or are over the limit; wait at most a second."""
-    heard = {key.fd for key, _ in running.select(timeout=1)}
-    for key in list(running.get_map().values()):
-        fork, chunk = key.data, os.read(key.fd, CHUNK) if key.fd in heard else None
-        fork.text += chunk or b""
-        if chunk == b"" or time.monotonic() - fork.began >= limit:
-            running.unregister(key.fd)
-            os.close(key.fd)
-            yield fork.end(limit)
 
 
 def _start(index: int, function: Function) -> tuple[int, _Fork]:

@@ -60,8 +60,6 @@ class Untold(Exception):
     """An operand that a key cannot describe fully."""
 
 
-# ---- Entries of this process ----
-
 Key = tuple[Any, ...]
 _KNOWN: dict[Key, Any] = {}
 """Entries of all traces of this process, oldest first."""
@@ -117,30 +115,31 @@ class OpCache:
         if effect == VIEWS:
             return self._view(func, args, kwargs)
         if effect == SENDS:
-            return self._send(func, args, kwargs)
+            leaves = [
+                leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)
+            ]
+            if not all(type(leaf) is FakeTensor and self._plain(leaf) for leaf in leaves):
+                return func(*args, **kwargs)
+            with in_kernel_invocation_manager(self.fake):  # its results are its operands
+                return func(*args, **kwargs)
         try:
             key = self._key(func, args, kwargs)
         except Untold:
             return func(*args, **kwargs)
         made = _KNOWN.get(key)
         if made is None:
-            return self._ask(key, effect, func, args, kwargs)
+            shape = kwargs["out"].shape if effect == FILLS else None
+            out = func(*args, **kwargs)
+            if effect == MAKES:
+                _KNOWN[key] = self._told(out, args)
+            else:  # filling may have resized the tensor
+                _KNOWN[key] = OTHER if effect == FILLS and out.shape != shape else effect
+            return out
         if made == OTHER:
             return func(*args, **kwargs)
         if made == WRITES:
             return args[0]
         return kwargs["out"] if made == FILLS else self._again(made)
-
-    def _ask(self, key: Key, effect: str, func: Any, args: Any, kwargs: Any) -> Any:
-        shape = kwargs["out"].shape if effect == FILLS else None
-        out = func(*args, **kwargs)
-        if effect == MAKES:
-            _KNOWN[key] = self._told(out, args)
-        else:  # filling may have resized the tensor
-            _KNOWN[key] = OTHER if effect == FILLS and out.shape != shape else effect
-        return out
-
-    # ---- Keys of operands ----
 
     def _key(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
         key: list[Any] = [func, torch.get_default_dtype(), torch.is_inference_mode_enabled()]
@@ -172,8 +171,6 @@ class OpCache:
     def _plain(self, tensor: FakeTensor) -> bool:
         ours = tensor.fake_mode is self.fake and tensor.constant is None
         return ours and tensor.layout is torch.strided and not (tensor.is_conj() or tensor.is_neg())
-
-    # ---- Cached results ----
 
     def _told(self, out: Any, args: Any) -> Any:
         """Return the metadata from which ``_again`` makes ``out``, or ``OTHER`` if that is not
@@ -217,17 +214,6 @@ class OpCache:
         if type(out) in (list, tuple):
             return type(out)(self._faked(each, whole.fake_device) for each in out)
         return self._faked(out, whole.fake_device)
-
-    def _send(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Run a collective by its own kernel; its results are its operands."""
-        if not all(map(self._may_pass, tree_leaves((args, kwargs)))):
-            return func(*args, **kwargs)
-        with in_kernel_invocation_manager(self.fake):
-            return func(*args, **kwargs)
-
-    def _may_pass(self, leaf: Any) -> bool:
-        plain = type(leaf) is FakeTensor and self._plain(leaf)
-        return plain or not isinstance(leaf, torch.Tensor)
 
     def _faked(self, elem: torch.Tensor, device: torch.device) -> FakeTensor:
         """Return ``FakeTensor(fake, elem, device)`` with the attributes of the first one."""

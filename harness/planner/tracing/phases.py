@@ -62,25 +62,17 @@ def beside_step(resolved: Resolved, kind: str, step: Prediction) -> Prediction |
     None if the denoising pass of a validation may need more than its decoding, because only a
     trace of the training has that pass.
     """
-    asides = of(resolved, kind)
-    needed = denoises(resolved) and step.denoising is None
-    if (
-        needed
-        and _denoising_bound(resolved, step) > (step.between or 0) + asides["validate"].reserved
-    ):
+    asides, bound = of(resolved, kind), 0.0
+    if denoises(resolved) and step.denoising is None:
+        # A denoising pass cannot exceed the forward pass of training, which keeps activations for
+        # backward; its temporaries grow at most with the samples.
+        bound = math.inf
+        if step.between is not None and "forward" in step.phases:
+            times = max(1, math.ceil(denoised_samples(resolved.subject) / resolved.micro_batch))
+            bound = step.between + times * (step.phases["forward"] - step.between)
+    if bound > (step.between or 0) + (asides["validate"].reserved if bound else 0):
         return None
     return dataclasses.replace(step, asides=asides, recorded="")
-
-
-def _denoising_bound(resolved: Resolved, step: Prediction) -> float:
-    """Return bytes that a denoising pass cannot exceed: the forward pass of training has more.
-
-    It keeps activations for backward, and its temporaries grow at most with the samples.
-    """
-    if step.between is None or "forward" not in step.phases:
-        return math.inf
-    times = max(1, math.ceil(denoised_samples(resolved.subject) / resolved.micro_batch))
-    return step.between + times * (step.phases["forward"] - step.between)
 
 
 def _fullest(
@@ -108,15 +100,10 @@ def _fullest(
     what = f"{name} {how}s {'' if batch == 1 else f'{batch} of '}{shown}{' in tiles' * tiled}"
     if "latent" not in resident_models.table()[name]:
         what = f"{name} encodes {batch} x {_tokens(name, space.text)} tokens"
-    weights = sum(_weights(one, wide) for one in there)
+    rows = [resident_models.table()[one] for one in there]
+    weights = sum(row["elements"] * (4 if wide and "latent" in row else 2) for row in rows)
     allocated, reserved, _ = passes[name]
     return Aside(weights=weights, allocated=allocated, reserved=reserved, what=what, work=work)
-
-
-def _weights(name: str, wide: bool) -> int:
-    """Return the bytes of the stored weights; a VAE is in float32 if ``wide``."""
-    row = resident_models.table()[name]
-    return row["elements"] * (4 if wide and "latent" in row else 2)
 
 
 def _tokens(name: str, text: int) -> int:
@@ -159,7 +146,13 @@ def passed(
         if is_vae:
             if tiled:
                 module.enable_tiling()
-            _through_vae(module, how, _shape(name, how, size), dtype)
+            given = torch.zeros(_shape(name, how, size), dtype=dtype, device=GPU)
+            if how == "decode" and getattr(module.config, "timestep_conditioning", False):
+                module.decode(given, temb=torch.zeros(given.shape[0], dtype=dtype, device=GPU))
+            elif how == "decode":
+                module.decode(given)
+            else:
+                module.encode(given).latent_dist.sample()
         else:
             ids = torch.zeros((size[0], _tokens(name, text)), dtype=torch.long, device=GPU)
             module(ids, attention_mask=torch.ones_like(ids))
@@ -178,16 +171,6 @@ def _shape(name: str, how: str, size: tuple[int, int, int, int]) -> tuple[int, .
     of_images = every == 1
     shape = (batch, row.get("colors", 3) if how == "encode" else channels, frames, height, width)
     return shape[:2] + shape[3:] if of_images else shape
-
-
-def _through_vae(module: Any, how: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    given = torch.zeros(shape, dtype=dtype, device=GPU)
-    if how == "decode" and getattr(module.config, "timestep_conditioning", False):
-        module.decode(given, temb=torch.zeros(shape[0], dtype=dtype, device=GPU))
-    elif how == "decode":
-        module.decode(given)
-    else:
-        module.encode(given).latent_dist.sample()
 
 
 def scratch(func: Any, args: Any, out: Any) -> int:

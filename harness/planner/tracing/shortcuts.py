@@ -28,7 +28,8 @@ class Shortcuts(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self._whole = self._piece = _nothing
+        self._whole: Callable[[], Any] = lambda: None
+        self._piece = self._whole  # weak references, here to nothing
         self._size, self._length = 0, -1
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -66,10 +67,6 @@ class Shortcuts(TorchFunctionMode):
             self._whole, self._piece = weakref.ref(whole), weakref.ref(piece)
             self._size, self._length = len(whole), len(piece)
         return piece
-
-
-def _nothing() -> None:
-    """Return None, as a weak reference to a freed object does."""
 
 
 def _chunk(whole: Any, count: int) -> tuple[Any, ...]:
@@ -130,28 +127,15 @@ def stays_in_backward(mode: TorchFunctionMode) -> Iterator[None]:
         yield
 
 
-# ---- Patches of the set-up ----
-# The real set-up needs these to run without storage. None changes the device's allocations.
-
-
 @contextlib.contextmanager
 def storageless() -> Iterator[None]:
-    """Patch the set-up during a prediction. Engines have their own patches
-    (``TraceAdapter.patches``)."""
-    with contextlib.ExitStack() as stack:
-        for target, name, patched in _patches():
-            stack.enter_context(mock.patch.object(target, name, patched))
-        # copy.deepcopy of a fake tensor copies its mode too. Operations of another mode would
-        # allocate new memory for each view of the copy.
-        same = mock.patch.object(FakeTensorMode, "__deepcopy__", lambda mode, _: mode, create=True)
-        stack.enter_context(same)
-        yield
+    """Patch the set-up during a prediction, so that it runs without storage.
 
-
-def _patches() -> list[tuple[Any, str, Any]]:
+    No patch changes the device's allocations. Engines have their own (``TraceAdapter.patches``).
+    """
     from harness.worker import setup
 
-    return [
+    patches = [
         # Weights without storage have no bytes for a digest.
         (setup, "tensor_digest", lambda tensor: "not computed"),
         (torch.nn.Module, "_apply", apply_in_place),
@@ -161,6 +145,14 @@ def _patches() -> list[tuple[Any, str, Any]]:
         (torch.Tensor, "any", some_weight),
         (torch.Tensor, "__deepcopy__", copy_without_value),
     ]
+    with contextlib.ExitStack() as stack:
+        for target, name, patched in patches:
+            stack.enter_context(mock.patch.object(target, name, patched))
+        # copy.deepcopy of a fake tensor copies its mode too. Operations of another mode would
+        # allocate new memory for each view of the copy.
+        same = mock.patch.object(FakeTensorMode, "__deepcopy__", lambda mode, _: mode, create=True)
+        stack.enter_context(same)
+        yield
 
 
 def apply_in_place(self: torch.nn.Module, fn: Callable, recurse: bool = True) -> torch.nn.Module:

@@ -49,8 +49,6 @@ from harness.worker import setup
 from harness.worker.loop import Log, Run, optimizer_step
 from strategies.engine import STEP_PHASES, TrainingRun
 
-# ---- Sampling and denoising ----
-
 
 def draw(
     resolved: Resolved, adapter: TraceAdapter, tracer: StoragelessTracer, counter: Counter
@@ -60,7 +58,8 @@ def draw(
     The first batch makes nothing that a second one would reuse.
     """
     accelerator = world.make_accelerator(resolved, adapter)
-    scratch, plain = Path("never-written"), _without_file(resolved)
+    # Without a weights file: a prediction needs no values of weights.
+    scratch, plain = Path("never-written"), dataclasses.replace(resolved, weights="")
     trained = setup.prepare(plain, None, accelerator, scratch, tracer.enter).trained
     drawing = Drawing(resolved=plain, trained=trained)
     finish = adapter.prepared(trained, tracer)
@@ -73,11 +72,6 @@ def draw(
     tracer.know(trained)
     finish()
     return first
-
-
-def _without_file(resolved: Resolved) -> Resolved:
-    """Return the row without a weights file; a prediction needs no values of weights."""
-    return dataclasses.replace(resolved, weights="")
 
 
 def denoised_samples(subject: Any) -> int:
@@ -95,7 +89,11 @@ def denoised(trained: TrainingRun, tracer: StoragelessTracer) -> int:
     gc.collect()
     subject, record, first = trained.subject, tracer.record, len(tracer.record.events)
     count = denoised_samples(subject)
-    uncounted = mock.patch.multiple(tracer, witness=_ignored, moved=_ignored)  # no step's work
+
+    def ignored(*_: object) -> None:
+        """Count no work: none of it is a step's."""
+
+    uncounted = mock.patch.multiple(tracer, witness=ignored, moved=ignored)
     scopes = trained.engine.trace_points(trained).scopes
     with uncounted, torch.no_grad(), tracer.watching(scopes):
         x, t_B, conditions = subject.example(trained.accelerator.device)
@@ -105,10 +103,6 @@ def denoised(trained: TrainingRun, tracer: StoragelessTracer) -> int:
     most = max(running(record, "device")[first:], default=0)
     tracer.drop_from(first)
     return most
-
-
-def _ignored(*_: object) -> None:
-    pass
 
 
 NVME = "nvme"
@@ -142,7 +136,9 @@ def trace_bordered(
     ``watch``)."""
     resolved.subject.idle  # noqa: B018 (survey now, so that its tensors are not in the trace)
     adapter = adapter_of(resolved.launch.engine, rank)
-    counter = _counter(resolved, adapter)
+    device, parts = world.GPU if resolved.spec.device == "cuda" else "cpu", resolved.launch.layout
+    neighbours = (parts.tensor, 1) if parts.tensor > 1 else None
+    counter = Counter(device, "cpu", adapter.overlapped_phases(resolved.launch), neighbours)
     tracer = _tracer(resolved, adapter, counter)
     with contextlib.ExitStack() as stack:
         stack.enter_context(world.world(resolved, adapter))
@@ -150,7 +146,11 @@ def trace_bordered(
             stack.enter_context(patch)
         if resolved.spec.device == "cuda":
             stack.enter_context(cuda_like(kind))
-            stack.enter_context(_emptying(tracer.record))
+            emptied, events = tracer.record.emptied, tracer.record.events
+            empty = mock.patch.object(
+                torch.cuda, "empty_cache", lambda: emptied.append(len(events))
+            )
+            stack.enter_context(empty)
             stack.enter_context(_streams(tracer))
         if resolved.spec.processes > 1:
             stack.enter_context(stays_in_backward(Shortcuts()))
@@ -193,15 +193,6 @@ def denoises(resolved: Resolved) -> bool:
     return "validate" in planned(resolved.spec.phases) and "stages" not in resolved.launch.traits
 
 
-def _emptying(record: Record) -> Any:
-    """Return a patch of ``empty_cache`` that adds each call to ``record``."""
-
-    def note() -> None:
-        record.emptied.append(len(record.events))
-
-    return mock.patch.object(torch.cuda, "empty_cache", note)
-
-
 @contextlib.contextmanager
 def _streams(tracer: StoragelessTracer) -> Iterator[None]:
     """Replace torch.cuda's streams, which do not exist without a GPU.
@@ -225,13 +216,6 @@ def _streams(tracer: StoragelessTracer) -> Iterator[None]:
         mock.patch.object(torch.cuda, "stream", on),
     ):
         yield
-
-
-def _counter(resolved: Resolved, adapter: TraceAdapter) -> Counter:
-    device = world.GPU if resolved.spec.device == "cuda" else "cpu"
-    parts = resolved.launch.layout.tensor
-    neighbours = (parts, 1) if parts > 1 else None
-    return Counter(device, "cpu", adapter.overlapped_phases(resolved.launch), neighbours)
 
 
 def _tracer(resolved: Resolved, adapter: TraceAdapter, counter: Counter) -> StoragelessTracer:
@@ -323,7 +307,12 @@ def summary(
 ) -> Prediction:
     """Return the prediction of a trace, with the allocator's peaks for a GPU."""
     on_gpu = resolved.spec.device == "cuda"
-    buckets = resolved.launch.engine.buckets
+    buckets, live = resolved.launch.engine.buckets, running(record, "device")
+    begin = next((at for at, phase in record.marks if phase in STEP_PHASES), steady_from)
+    bubble, chain = adapter_of(resolved.launch.engine).bubble_fraction, []
+    if bubble:  # a pipeline's waits
+        asked = {"count": bubble.denominator, "group": bubble.numerator + 1}
+        chain = [Work(phase="", kind="chain", dtype="", flops=0, bytes=0, **asked)]
     return Prediction(
         recipe=str(resolved.recipe),
         device=resolved.spec.device,
@@ -333,55 +322,35 @@ def summary(
         # On a CPU the peak is compared with resident memory, which has both pools.
         peak=peak(record, "device" if on_gpu else None, record.marks[0][0]),
         steady=peak(record, "device", steady_from),
-        first_step=_first_step(record, steady_from),
+        first_step=max(live[begin:steady_from], default=None),
         beyond_state=beyond_state(record, "device", buckets, steady_from),
         beyond=phase_peaks(record, "device", beyond_kinds(buckets), steady_from),
         host=peak(record, "host") if on_gpu else None,
         host_steady=peak(record, "host", steady_from),
         nvme=sum(s.size for s in record.storages if s.pool == NVME and s.freed_in is None),
-        between=running(record, "device")[steady_from - 1],
+        between=live[steady_from - 1],
         phases=phase_peaks(record, "device"),
-        work=[*counter.work(), *_chain(resolved)],
+        work=[*counter.work(), *chain],
         attention=of_operations(storage.op for storage in record.storages) if on_gpu else [],
         **(pooled(list(record.pool_events(ALLOCATED))) if on_gpu else {}),
         **more,
     )
 
 
-def _first_step(record: Record, steady_from: int) -> int | None:
-    """Return the device's peak bytes in the first step, or None if no step was taken."""
-    begin = next((at for at, phase in record.marks if phase in STEP_PHASES), None)
-    if begin is None or begin >= steady_from:
-        return None
-    return max(running(record, "device")[begin:steady_from])
-
-
-def _chain(resolved: Resolved) -> list[Work]:
-    """Return the work entry for a pipeline's waits, if the engine has any."""
-    bubble = adapter_of(resolved.launch.engine).bubble_fraction
-    if not bubble:
-        return []
-    asked = {"count": bubble.denominator, "group": bubble.numerator + 1}
-    return [Work(phase="", kind="chain", dtype="", flops=0, bytes=0, **asked)]
-
-
 def pooled(events: list[tuple[int, int, int, int]]) -> dict[str, int]:
-    """Return the peaks of CUDA's allocator for allocations in order."""
+    """Return the peaks of CUDA's allocator for allocations in order; ``least``: the smallest limit,
+    within 1 %, under which every allocation still succeeds."""
     plain, growing = replay(events), replay(events, expandable=True)
+    low, least = plain.allocated, plain.reserved
+    while least - low > least // 100:
+        middle = (low + least) // 2
+        if replay(events, limit=middle).fits:
+            least = middle
+        else:
+            low = middle
     return {
         "allocated": plain.allocated,
         "reserved": plain.reserved,
         "reserved_expandable": growing.reserved,
-        "least": _least(events, plain.allocated, plain.reserved),
+        "least": least,
     }
-
-
-def _least(events: list[tuple[int, int, int, int]], low: int, high: int) -> int:
-    """Return the smallest limit, within 1 %, under which every allocation still succeeds."""
-    while high - low > high // 100:
-        middle = (low + high) // 2
-        if replay(events, limit=middle).fits:
-            high = middle
-        else:
-            low = middle
-    return high

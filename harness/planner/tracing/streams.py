@@ -19,7 +19,6 @@ from harness.memory.record import ALLOCATED, Record
 from harness.planner.tracing.trace import StoragelessTracer
 from strategies.engine import TrainingRun
 
-# ---- Block boundaries ----
 # A step of a deep model repeats the events of one block. Cut at the block boundaries, each part of
 # a step grows linearly with the number of blocks. A shallow model therefore predicts a deep one,
 # even if another part becomes the fullest (``harness.planner.tracing.extend``).
@@ -59,33 +58,23 @@ def bordered(trained: TrainingRun, borders: list[Border], record: Record) -> Ite
     for number, group in enumerate(trained.subject.groups(trained.module)):
         for index, block in enumerate(group):
             place = "first" if index == 0 else "last" if index == len(group) - 1 else "between"
-            note = _note(borders, record, number, index, place)
+
+            def note(*_: Any, which: Any = (number, index, place)) -> None:
+                borders.append(Border(len(record.events), *which))
+
+            def after(_: Any, __: Any, out: Any, note: Any = note) -> None:
+                """Call ``note`` when the output's gradient exists, where backward begins."""
+                for leaf in tree_leaves(out):
+                    if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
+                        leaf.register_hook(lambda gradient: note())
+
             handles.append(block.register_forward_pre_hook(note))
-            handles.append(block.register_forward_hook(_at_gradient(note)))
+            handles.append(block.register_forward_hook(after))
     try:
         yield
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _note(borders: list[Border], record: Record, *which: Any) -> Any:
-    def note(*_: Any) -> None:
-        borders.append(Border(len(record.events), *which))
-
-    return note
-
-
-def _at_gradient(note: Any) -> Any:
-    """Return a forward hook that calls ``note`` when the output's gradient exists, where a block's
-    backward begins."""
-
-    def after(_: Any, __: Any, out: Any) -> None:
-        for leaf in tree_leaves(out):
-            if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
-                leaf.register_hook(lambda gradient: note())
-
-    return after
 
 
 def parts(
@@ -184,9 +173,6 @@ def stream_from_data(told: Mapping[str, Any]) -> Stream:
     return Stream(told["events"], kinds, [tuple(cut) for cut in told["cuts"]])
 
 
-# ---- Segments ----
-
-
 @dataclass
 class Segment:
     """Events from one boundary to the next.
@@ -223,9 +209,6 @@ def segments(stream: Stream) -> list[Segment]:
     return found
 
 
-# ---- Matching of streams ----
-
-
 def alike(short: Sequence[Kind], long: Sequence[Kind]) -> list[int] | None:
     """Return for each allocation of ``long`` the index of its match in ``short``, or -1.
 
@@ -242,15 +225,23 @@ def _cheapest(short: Sequence[Kind], long: Sequence[Kind]) -> list[int] | None:
     more = len(long) - len(short)
     if more < 0 or len(short) * (more + 1) > LONGEST:
         return None
-    costs = _costs(short, long)
+    names = {name: n for n, name in enumerate({kind.maker for kind in (*short, *long)})}
+    makers = np.array([names[kind.maker] for kind in long], dtype=np.int64)
+    sizes = np.array([kind.size for kind in long], dtype=np.int64)
     # best[k]: cost of the match so far, with k of ``long`` skipped.
     best = np.full(more + 1, float(GAP))
     best[0] = 0
-    came = []
-    for cost in costs:
-        least, at = _least_before(best)
-        came.append(np.where(best <= least + GAP, np.arange(more + 1), at))
-        best = np.minimum(best, least + GAP) + cost
+    came, places = [], np.arange(more + 1)
+    for i, kind in enumerate(short):
+        # Candidates in ``long`` end where the rest of ``short`` still fits.
+        same = makers[i : i + more + 1] == names[kind.maker]
+        sized = np.where(sizes[i : i + more + 1] == kind.size, 0.0, RESIZED)
+        least = np.minimum.accumulate(best)  # up to each position, and its index
+        at = np.maximum.accumulate(np.where(best == least, places, 0))
+        least = np.concatenate([[np.inf], least[:-1]])
+        at = np.concatenate([[0], at[:-1]])
+        came.append(np.where(best <= least + GAP, places, at))
+        best = np.minimum(best, least + GAP) + np.where(same, sized, np.inf)
     best[:-1] += GAP
     k = int(best.argmin())
     if not np.isfinite(best[k]):
@@ -260,29 +251,6 @@ def _cheapest(short: Sequence[Kind], long: Sequence[Kind]) -> list[int] | None:
         found[i + k] = i
         k = int(came[i][k])
     return found
-
-
-def _costs(short: Sequence[Kind], long: Sequence[Kind]) -> Iterator[np.ndarray]:
-    """Yield for each allocation of ``short`` the cost of a match with each candidate in ``long``.
-
-    Candidates begin at the same position and end where the rest of ``short`` still fits.
-    """
-    names = {name: n for n, name in enumerate({kind.maker for kind in (*short, *long)})}
-    makers = np.array([names[kind.maker] for kind in long], dtype=np.int64)
-    sizes = np.array([kind.size for kind in long], dtype=np.int64)
-    width = len(long) - len(short) + 1
-    for i, kind in enumerate(short):
-        same = makers[i : i + width] == names[kind.maker]
-        sized = np.where(sizes[i : i + width] == kind.size, 0.0, RESIZED)
-        yield np.where(same, sized, np.inf)
-
-
-def _least_before(best: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the least value before each position, and its index."""
-    least = np.minimum.accumulate(best)
-    places = np.where(best == least, np.arange(len(best)), 0)
-    at = np.maximum.accumulate(places)
-    return np.concatenate([[np.inf], least[:-1]]), np.concatenate([[0], at[:-1]])
 
 
 def gaps(match: Sequence[int]) -> list[list[int]]:

@@ -117,9 +117,11 @@ class StoragelessTracer(Tracer):
 
     def ran(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Record an op's new storages, its kernel's scratch and its work."""
-        if self.places is None and makes_view(func) and self._has_seen(out):
-            self.ops.add(str(func))  # no memory, no work
-            return
+        if self.places is None and makes_view(func) and type(out) is FakeTensor:
+            storage = storage_of(out)
+            if storage is not None and self._known(storage):  # followed, or left out
+                self.ops.add(str(func))  # no memory, no work
+                return
         if self._keeps_shapes(func, kwargs):
             self.leave_out([out])
             return
@@ -131,11 +133,6 @@ class StoragelessTracer(Tracer):
             self.hold("device", scratch, str(func), "temporaries")()
         beside = any(maker.beside for maker in self._makers)
         self.witness(self.phase, func, args, out, beside)
-
-    def _has_seen(self, out: Any) -> bool:
-        """Return True if the output is one fake tensor whose storage is followed or left out."""
-        storage = storage_of(out) if type(out) is FakeTensor else None
-        return storage is not None and self._known(storage)
 
     def see(self, tensor: torch.Tensor, func: Any, args: Any = ()) -> None:
         """Follow the tensor as ``Tracer.see`` does, except on ``meta`` before a model has its
@@ -215,8 +212,6 @@ class StoragelessTracer(Tracer):
         """Record moved bytes that no op shows."""
         self.moved(phase, kind, size, group, stride)
 
-    # ---- Source lines ----
-
     def site(self) -> tuple[str, str | None]:
         """Return the innermost line of this project or a training library, and "recomputed" or
         None."""
@@ -268,9 +263,6 @@ def _place(file: str, line: int) -> str:
     name = file.rpartition(PACKAGES)[2] if PACKAGES in file else ""
     tells = name and (not name.startswith("torch/") or name.startswith("torch/optim/"))
     return f"{name}:{line}" if tells else ""
-
-
-# ---- Work of each op ----
 
 
 WIRE = {"allreduce_": 2, "allreduce_coalesced_": 2, "all_reduce": 2}
@@ -325,7 +317,10 @@ class Counter:
             kind = "overlapped" if phase in self.beside and not awaited else "collective"
             self.add(phase, kind, "", 0, size, *among)
             return
-        outs = outs or _written(func, args)
+        if not outs:  # those that an op changes (fused and foreach optimizers)
+            named = zip(func._schema.arguments, args, strict=False)
+            outs = _tensors([value for name, value in named
+                             if name.alias_info and name.alias_info.is_write])  # fmt: skip
         if outs and not is_free(func):
             kind, *rest = self._kind(func, args, ins, outs, out)
             streamed = beside and kind == "transfer"
@@ -351,15 +346,6 @@ class Counter:
             for key, count in self.tally.items()
         ]
 
-    def _rounds(self, func: Any) -> bool:
-        """Return True for a convolution on a GPU while cuDNN may compute float32 in TF32, its
-        default.
-
-        Matrix products follow the recipe instead (``roofline.seconds``).
-        """
-        is_convolution = "convolution" in func._schema.name
-        return self.device != "cpu" and is_convolution and torch.backends.cudnn.allow_tf32
-
     def _kind(
         self, func: Any, args: Any, ins: list[Any], outs: list[Any], out: Any
     ) -> tuple[str, str, int, int]:
@@ -373,26 +359,15 @@ class Counter:
         if formula is None:
             return "memory", dtype, 0, size
         flops = int(formula(*args, out_val=out))
-        if dtype == "float32" and self._rounds(func):
-            dtype = "tf32"
-        if "attention" in func._schema.name:
+        name, on_gpu = func._schema.name, self.device != "cpu"
+        if dtype == "float32" and on_gpu and "convolution" in name:
+            # cuDNN's default; matrix products follow the recipe instead (``roofline.seconds``).
+            dtype = "tf32" if torch.backends.cudnn.allow_tf32 else dtype
+        if "attention" in name:
             return "attention", dtype, flops, size
-        return "product", _multiplied(ins, dtype), flops, size
-
-
-def _multiplied(ins: list[torch.Tensor], made: str) -> str:
-    """Return the type by which a product's rate goes: float8 of float8 operands, else ``made``.
-
-    A product of float8 operands (``aten._scaled_mm``) gives a wider type.
-    """
-    return FLOAT8 if ins and ins[0].dtype.itemsize == 1 and ins[0].is_floating_point() else made
-
-
-def _written(func: Any, args: Any) -> list[Any]:
-    """Return the tensors that an op without output changes (fused and foreach optimizers)."""
-    named = zip(func._schema.arguments, args, strict=False)
-    changed = [value for name, value in named if name.alias_info and name.alias_info.is_write]
-    return _tensors(changed)
+        # A product of float8 operands (``aten._scaled_mm``) gives a wider type.
+        eight = ins and ins[0].dtype.itemsize == 1 and ins[0].is_floating_point()
+        return "product", FLOAT8 if eight else dtype, flops, size
 
 
 def _ranks(args: Any) -> tuple[int, int]:

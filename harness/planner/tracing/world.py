@@ -56,21 +56,12 @@ def make_accelerator(resolved: Resolved, adapter: TraceAdapter) -> Accelerator:
     # accelerate counts processes only if a backend is named.
     launch = dataclasses.replace(resolved.launch, simulated=adapter.ranks)
     kwargs = resolved.recipe.accelerator_kwargs(launch)
-    with _taken_for_cuda(resolved.spec.device):
+    # Made on "cuda": accelerate scales losses only on devices that it knows by name.
+    taken = mock.patch.object(Accelerator, "device", torch.device("cuda"))
+    with taken if resolved.spec.device == "cuda" else contextlib.nullcontext():
         accelerator = Accelerator(**kwargs)
     adapter.adapt_accelerator(accelerator, resolved.launch)
     return accelerator
-
-
-@contextlib.contextmanager
-def _taken_for_cuda(device: str) -> Iterator[None]:
-    """Patch ``Accelerator.device`` to cuda while it is made: accelerate scales losses only on
-    devices that it knows by name."""
-    if device != "cuda":
-        yield
-        return
-    with mock.patch.object(Accelerator, "device", torch.device("cuda")):
-        yield
 
 
 def built(name: str) -> torch.nn.Module:

@@ -38,7 +38,16 @@ def measure_collective(asked: Asked) -> dict[str, Any]:
     ranks = asked.ranks if asked.on_gpu else CPU_RANKS
     if ranks < 2:
         return {"missing": {"collective": "one GPU has nobody to communicate with"}}
-    children = [_child(rank, ranks, port, asked) for port in [free_port()] for rank in range(ranks)]
+    words = [sys.executable, "-m", "harness.planner.calibrate.stations", "rank", os.devnull]
+    words += ["--device", asked.device.type, *(["--small"] if asked.small else [])]
+    env = os.environ | {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
+    env |= {"MASTER_PORT": str(free_port()), "GLOO_SOCKET_IFNAME": "lo"}
+    env |= {"OMP_NUM_THREADS": str(max(1, machine.cores() // ranks))}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    children = []
+    for rank in map(str, range(ranks)):
+        own = env | {"RANK": rank, "LOCAL_RANK": rank}
+        children.append(subprocess.Popen(words, cwd=ROOT, env=own, text=True, **pipes))
     try:
         said, errors = children[0].communicate(timeout=SECONDS)
     finally:
@@ -48,18 +57,6 @@ def measure_collective(asked: Asked) -> dict[str, Any]:
     if not said.strip():
         raise RuntimeError((errors.strip().splitlines() or ["no answer"])[-1])
     return json.loads(said.strip().splitlines()[-1])
-
-
-def _child(rank: int, ranks: int, port: int, asked: Asked) -> subprocess.Popen[str]:
-    words = [sys.executable, "-m", "harness.planner.calibrate.stations", "rank", os.devnull]
-    words += ["--device", asked.device.type, *(["--small"] if asked.small else [])]
-    threads = max(1, machine.cores() // ranks)
-    env = os.environ | {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank)}
-    env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
-    env |= {"OMP_NUM_THREADS": str(threads)}
-    return subprocess.Popen(
-        words, cwd=ROOT, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
 
 
 def take_part(asked: Asked) -> dict[str, Any]:
@@ -77,7 +74,9 @@ def take_part(asked: Asked) -> dict[str, Any]:
     held = _beside(asked) - before
     distributed.barrier()
     distributed.destroy_process_group()
-    found = _rates(seconds, ranks)
+    (_, least), (count, most) = sorted(seconds.items())
+    rate = 2 * 4 * count * (ranks - 1) / ranks / max(most - least, 1e-6)
+    found: dict[str, Any] = {"collective": {"ranks": ranks, "seconds": least, "rate": rate}}
     if asked.on_gpu:
         found["communication"] = max(0, held)
     if rank == 0:
@@ -100,23 +99,12 @@ def _reduced(tensor: torch.Tensor, asked: Asked) -> float:
     return best
 
 
-def _rates(seconds: dict[int, float], ranks: int) -> dict[str, Any]:
-    """Return the seconds of a small all-reduce, and the bytes per second of a large one."""
-    (_, least), (count, most) = sorted(seconds.items())
-    on_wire = 2 * 4 * count * (ranks - 1) / ranks
-    rate = on_wire / max(most - least, 1e-6)
-    return {"collective": {"ranks": ranks, "seconds": least, "rate": rate}}
-
-
 def _beside(asked: Asked) -> int:
     """Return the bytes of this GPU that torch's allocator does not hold; 0 on a CPU."""
     if not asked.on_gpu:
         return 0
     free, total = torch.cuda.mem_get_info(asked.device)
     return total - free - torch.cuda.memory_reserved(asked.device)
-
-
-# ---- entry ----
 
 
 MEASURES: dict[str, Callable[[Asked], dict[str, Any]]] = {

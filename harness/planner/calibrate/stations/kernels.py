@@ -136,12 +136,8 @@ def _square(name: str, side: int, asked: Asked) -> float:
 def _block(name: str, tokens: int, width: int, asked: Asked) -> float:
     """Return FLOP/s of a block's linear layers, with the two products of each backward."""
     flops, seconds = 0, 0.0
-    for inner, outer in (
-        (width, 3 * width),
-        (width, width),
-        (width, 4 * width),
-        (4 * width, width),
-    ):
+    wide = 4 * width
+    for inner, outer in ((width, 3 * width), (width, width), (width, wide), (wide, width)):
         x = asked.random(tokens, inner, dtype=_type(name))
         weight = asked.random(outer, inner, dtype=_type(name))
         grad = asked.random(tokens, outer, dtype=_type(name))
@@ -286,29 +282,21 @@ def measure_overhead(asked: Asked) -> dict[str, Any]:
         words = [sys.executable, "-c", WORKER]  # what a worker holds before it has a model
         done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
         return {"context": 1024 * int(re.search(r"VmRSS:\s+(\d+)", done.stdout)[1])}
-    before = _used()
-    libraries = _libraries(asked)
+    rows = gpus.rows(gpus.smi(USED), 3)  # of others, before an own CUDA context
+    seen = gpus.parse("\n".join(f"{i}, {uuid}, -, 0, {used}" for i, uuid, used in rows), "")
+    before = next((gpu.used_bytes for gpu in gpus.chosen(seen)), 0)
+    # What stays allocated after products ran in this thread and in autograd's.
+    x = asked.random(1024, 1024, dtype=torch.bfloat16, requires_grad=True)
+    held = torch.cuda.memory_allocated(asked.device)
+    (x @ x).sum().backward()
+    x.grad = None
+    asked.synchronize()
+    libraries = torch.cuda.memory_allocated(asked.device) - held
+    del x
     _load_kernels(asked)
     free, total = torch.cuda.mem_get_info(asked.device)
     context = total - free - torch.cuda.memory_reserved(asked.device) - before
     return {"context": max(0, context), "libraries": libraries}
-
-
-def _used() -> int:
-    """Return the bytes of others on the first visible GPU, before an own CUDA context."""
-    rows = gpus.rows(gpus.smi(USED), 3)
-    found = gpus.parse("\n".join(f"{i}, {uuid}, -, 0, {used}" for i, uuid, used in rows), "")
-    return next((gpu.used_bytes for gpu in gpus.chosen(found)), 0)
-
-
-def _libraries(asked: Asked) -> int:
-    """Return the bytes that stay allocated after products ran in this thread and in autograd's."""
-    x = asked.random(1024, 1024, dtype=torch.bfloat16, requires_grad=True)
-    before = torch.cuda.memory_allocated(asked.device)
-    (x @ x).sum().backward()
-    x.grad = None
-    asked.synchronize()
-    return torch.cuda.memory_allocated(asked.device) - before
 
 
 def _load_kernels(asked: Asked) -> None:
