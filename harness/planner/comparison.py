@@ -1,8 +1,6 @@
 """Predictions compared with measurements: memory of a step and a run, fit, and calibrated times.
-
 Hooks of the report. ``found`` is the calibration beside the results, used if it is of the device
-that measured them.
-"""
+that measured them."""
 
 from __future__ import annotations
 
@@ -104,9 +102,7 @@ def library_bytes(result: Result, found: Calibration | None = None) -> int:
 
 def reserved_bytes(prediction: Prediction, result: Result) -> int | None:
     """Return the bytes that the allocator was predicted to reserve in its mode.
-
-    None for another allocator than torch's own.
-    """
+    None for another allocator than torch's own."""
     settings = str(result.environment.get("allocator") or "").replace(" ", "")
     if "backend:cudaMallocAsync" in settings:
         return None
@@ -174,9 +170,7 @@ def calibrated_row(
     results: Sequence[Result], prediction: Prediction | None, found: Calibration | None
 ) -> Calibrated | None:
     """Return a row's times by its device's calibration.
-
-    None without one, and on several machines, whose network no calibration has measured.
-    """
+    None without one, and on several machines, whose network no calibration has measured."""
     first, predicted = results[0], None
     card = rates.of_environment(first.environment, found)
     if card is None or card.calibrated is None or first.spec.nodes > 1:

@@ -41,9 +41,7 @@ def edited(row: Resolved, edit: Edit) -> str:
 
 def changed(row: Resolved, edit: Edit, processes: int, /, **fields: Any) -> Resolved | None:
     """Return ``row`` with the edit and with other ``fields`` of its spec, or None if it is invalid.
-
-    It runs on ``processes`` processes, or on one if its launch file requires that.
-    """
+    It runs on ``processes`` processes, or on one if its launch file requires that."""
     try:
         text = edited(row, edit)
         ranks = 1 if parse(text).alone(row.spec.device) else processes
@@ -199,10 +197,8 @@ class Ways:
 
 def seek(fits: Sequence[Fit], processes: int, ask: Ask) -> Ways | None:
     """Search for recipes that fit ``processes`` GPUs; return None if one of ``fits`` already does.
-
     One part is changed at a time, then more and more together, then the number of GPUs. The search
-    stops at the first group with a recipe that fits.
-    """
+    stops at the first group with a recipe that fits."""
     close = verdict.nearest(fits)
     if close is None or any(fit.fits for fit in fits):
         return None
@@ -312,9 +308,7 @@ def _in_micro_batches_of(size: int, resolved: Resolved) -> Edit:
 
 def _on_more_gpus(row: Resolved) -> Iterator[Resolved]:
     """Yield the same recipe on more GPUs, at the same global batch.
-
-    If the global batch does not divide by the ranks, the micro batch stays the same instead.
-    """
+    If the global batch does not divide by the ranks, the micro batch stays the same instead."""
     spec = row.spec
     for times in WIDER:
         ranks = times * spec.processes

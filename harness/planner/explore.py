@@ -61,10 +61,8 @@ RULE = (
 
 class Option(NamedTuple):
     """A recipe with its need and time, predicted (``fit``) or estimated.
-
     ``sure``: it fits by the upper end of its range; ``may``: by the lower end. ``share``: half of
-    the uncertainty of ``seconds``, relative.
-    """
+    the uncertainty of ``seconds``, relative."""
 
     one: Point
     need: float
@@ -249,10 +247,8 @@ class Estimates:
 
     def _guess(self, one: Point) -> tuple[float, float, float]:
         """Return an estimated need, seconds, and how far both may be off, relative.
-
         What is copied or gathered beside computation may be hidden or not: such an estimate is off
-        by more.
-        """
+        by more."""
         beside = one.waits or one.splits
         if corner := self._corner(one):
             need, took = (a + b - c for a, b, c in zip(*corner, strict=True))
@@ -406,9 +402,7 @@ class Search:
 
     def settle(self, fits: Sequence[Fit], *, alone: bool = False) -> None:
         """Take recorded predictions, and no others, if there are ``ENOUGH``.
-
-        ``alone``: there is nothing but them, as nothing can be traced.
-        """
+        ``alone``: there is nothing but them, as nothing can be traced."""
         if alone or len(fits) >= ENOUGH:
             self.take(fits)
             self.recorded = True
@@ -460,10 +454,8 @@ class Search:
 
     def _roots(self) -> list[Point]:
         """Return the first rows: of one column, with all activations kept and with few.
-
         It is the first in the lattice's order whose weights may fit, usual ones before others; if
-        none may, the smallest. A column whose rows failed comes after all others.
-        """
+        none may, the smallest. A column whose rows failed comes after all others."""
         whole = [one for one in self.left
                  if not (one.quantized or one.swapped or one.moved)]  # fmt: skip
         some = [one for one in whole if one.state_bytes] or whole or self.left

@@ -40,10 +40,8 @@ def after_run(
     code: int | None,
 ) -> int | None:
     """Write the device's calibration beside the results, and predict what was measured.
-
-    Nothing is predicted if ``code``, the exit code, is decided already. Return the exit code if
-    it is decided.
-    """
+    Nothing is predicted if ``code``, the exit code, is decided already. Return the exit code if it
+    is decided."""
     devices = filter(None, (result.environment.get("device") for result in results))
     rates.keep_beside(out, next(devices, ""))
     if code is not None or not results or options.no_predictions:
@@ -114,10 +112,8 @@ def calibration_words(device: str) -> str:
 
 def under_ceilings(breakdown: MemoryBreakdown) -> MemoryBreakdown:
     """Return ``breakdown`` with the ceilings of its device's calibration, if there is one.
-
     The calibration measures more shapes for longer than a run does. CPU processes share its
-    ceilings.
-    """
+    ceilings."""
     found = rates.kept_for(breakdown.device)
     ceilings = found.calibration.ceilings if found else Ceilings()
     flops, streams = ceilings.products.get(breakdown.dtype), ceilings.streams

@@ -1,8 +1,6 @@
 """Memory of kernels and libraries that a trace does not see, attention kernels, and trace limits.
-
 ``scratch``: bytes that a kernel holds while it runs. ``standing``: workspaces, the CUDA context and
-communication buffers; typical figures unless the card was calibrated. Does not import torch.
-"""
+communication buffers; typical figures unless the card was calibrated. Does not import torch."""
 
 from __future__ import annotations
 
@@ -49,9 +47,7 @@ def _up(value: int, step: int) -> int:
 @dataclass(frozen=True, kw_only=True)
 class FixedOverhead:
     """Fixed bytes of a training on every GPU, beside its tensors.
-
-    ``libraries`` comes from the caching allocator; ``context`` and ``communication`` do not.
-    """
+    ``libraries`` comes from the caching allocator; ``context`` and ``communication`` do not."""
 
     libraries: int
     context: int
@@ -64,10 +60,8 @@ class FixedOverhead:
 
 def libraries(gpu: Card | None) -> int:
     """Return the bytes that libraries take from the caching allocator. None is an unknown card.
-
     cuBLAS allocates one workspace per handle, and the forward thread and the autograd thread have
-    one handle each.
-    """
+    one handle each."""
     if gpu and gpu.shared:
         return 0
     return _or(measured(gpu).libraries, 2 * workspace(bool(gpu and gpu.hopper)))
@@ -75,18 +69,14 @@ def libraries(gpu: Card | None) -> int:
 
 def workspace(hopper: bool) -> int:
     """Return the bytes of a workspace of cuBLAS, on a card with or without ``Card.hopper``.
-
-    Source: torch 2.13, aten/src/ATen/cuda/CublasHandlePool.cpp.
-    """
+    Source: torch 2.13, aten/src/ATen/cuda/CublasHandlePool.cpp."""
     return int((32 if hopper else 8.125) * MIB)
 
 
 def fixed_overhead(gpu: Card | None, processes: int, sharding: str = "") -> FixedOverhead:
     """Return the fixed overhead of a training of ``processes`` ranks.
-
     ``sharding`` is the name of the recipe's, as zero2_offload: DeepSpeed makes NCCL's groups for
-    one process too, and ZeRO-1 and 2 make one more.
-    """
+    one process too, and ZeRO-1 and 2 make one more."""
     known, zero = measured(gpu), sharding.startswith("zero")
     groups = _or(known.communication, NCCL) if processes > 1 or zero else 0
     more = NCCL_ZERO2 if sharding.startswith(("zero1", "zero2")) else 0

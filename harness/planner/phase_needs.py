@@ -1,7 +1,5 @@
 """Memory needs of a training's phases beside its step: loading, encoding, validation.
-
-Pure functions; does not import torch.
-"""
+Pure functions; does not import torch."""
 
 from __future__ import annotations
 
@@ -18,10 +16,8 @@ STEP = "step"
 
 class Need(NamedTuple):
     """Memory that one phase needs, in bytes.
-
     ``gpu``: of a GPU. ``least``: the smallest amount that suffices. ``host``: of a node's host
-    memory, or None if unknown. ``what``: the contents, in words.
-    """
+    memory, or None if unknown. ``what``: the contents, in words."""
 
     gpu: int
     least: int
@@ -33,9 +29,7 @@ def needs(
     resolved: Resolved, found: Prediction, card: Card, step: Need, more: int
 ) -> dict[str, Need]:
     """Return the need of each phase in the order of execution, ``step`` included.
-
-    ``more``: bytes of libraries and the CUDA context.
-    """
+    ``more``: bytes of libraries and the CUDA context."""
     if found.between is None or not resolved.spec.phases:
         return {STEP: step}
     told: dict[str, Need] = {}

@@ -1,7 +1,5 @@
 """Predictions of many rows: a worker process computes them, and a folder caches them on disk.
-
-Does not import torch; only the worker (``harness.planner.worker``) does.
-"""
+Does not import torch; only the worker (``harness.planner.worker``) does."""
 
 from __future__ import annotations
 
@@ -34,9 +32,7 @@ from strategies.base import BadInput
 class Worker:
     """The parent's side of ``harness.planner.worker``: requests go down one pipe, and the indices
     of finished rows come back through another.
-
-    ``reason`` and ``fault`` say why it ended early or did not start.
-    """
+    ``reason`` and ``fault`` say why it ended early or did not start."""
 
     def __init__(self) -> None:
         self.reason = self.fault = ""
@@ -67,9 +63,7 @@ class Worker:
 
     def ask(self, file: Path) -> Iterator[int]:
         """Yield the index of each row of the request in ``file`` when its prediction is written.
-
-        The worker ends if the caller stops before the last row.
-        """
+        The worker ends if the caller stops before the last row."""
         if self._process is None:
             return
         heard = False
@@ -106,9 +100,7 @@ _STANDING: ContextVar[list[Worker] | None] = ContextVar("standing", default=None
 @contextlib.contextmanager
 def kept_workers() -> Iterator[None]:
     """Share one worker among all requests in this context, so that libraries are loaded once.
-
-    If the worker dies, the next request starts another.
-    """
+    If the worker dies, the next request starts another."""
     started: list[Worker] = []
     token = _STANDING.set(started)
     try:
@@ -180,9 +172,7 @@ def path_of(resolved: Resolved, folder: Path, kind: str = USUAL) -> Path:
 
 def cached(resolved: Resolved, folder: Path, kind: str = USUAL) -> Prediction | None:
     """Return the prediction that an earlier call cached in ``folder``, or None.
-
-    For ``plan``'s usual folder, a recorded prediction that ships with the project counts too.
-    """
+    For ``plan``'s usual folder, a recorded prediction that ships with the project counts too."""
     plain = eager.of(resolved)
     found = kept(path_of(plain, folder, kind))
     if found is None and folder == _usual_folder():
@@ -256,9 +246,7 @@ def _each(
     steps: Sequence[Prediction | None],
 ) -> Iterator[tuple[int, Prediction]]:
     """Yield (index, prediction) of each row when it ends; one worker predicts all.
-
-    ``steps``: known predictions of rows without their phases.
-    """
+    ``steps``: known predictions of rows without their phases."""
     reasons = [f"refused: {row.refusal}" if row.refusal else untraceable(row) for row in rows]
     for index, reason in enumerate(reasons):
         if reason:

@@ -1,10 +1,6 @@
 """Predictions that ship with the project: a plan of a recorded training needs no trace.
-
-``records/MODEL.jsonl.xz`` has a line for each: its name, the date, and the prediction.
-``python -m tests.refill`` adds those that are missing.
-
-No torch.
-"""
+``records/MODEL.jsonl.xz`` has a line for each: its name, the date, and the prediction. ``python -m
+tests.refill`` adds those that are missing. No torch."""
 
 from __future__ import annotations
 
@@ -61,9 +57,7 @@ def name(row: Resolved, kind: str = USUAL) -> str:
 
 def key(spec: Spec) -> str:
     """Return a short hash of the fields of ``spec`` that differ from their defaults.
-
-    A field that ends, or a new one, leaves the keys of specs that did not set it.
-    """
+    A field that ends, or a new one, leaves the keys of specs that did not set it."""
     return _hash(asked(spec))
 
 
@@ -75,9 +69,7 @@ def asked(spec: Spec) -> dict[str, Any]:
 @functools.cache
 def made_by() -> str:
     """Return the part of a name that says what made the prediction: trace0-torch0.0-diffusers0.0.
-
-    It has minor versions, because patches and builds trace alike.
-    """
+    It has minor versions, because patches and builds trace alike."""
     versions = {one: version(one) or pinned for one, pinned in LIBRARIES.items()}
     minor = (f"{one}{'.'.join(found.split('.')[:2])}" for one, found in versions.items())
     return "-".join((f"trace{TRACE}", *minor))
@@ -85,9 +77,7 @@ def made_by() -> str:
 
 def _launch(file: LaunchFile) -> str:
     """Return a short hash of the data in a launch file and in the JSON of DeepSpeed it names.
-
-    Empty if its engine cannot use it.
-    """
+    Empty if its engine cannot use it."""
     if not file.kind:
         return ""
     if not file.own:
@@ -118,9 +108,7 @@ OWN_LINE = re.compile(r'"((?:harness|strategies)/[\w./]+\.py):\d+"')
 
 class Record(NamedTuple):
     """A recorded prediction: the day on which it was made, its spec and kind of card, and it.
-
-    Spec and prediction have the fields that differ from their defaults.
-    """
+    Spec and prediction have the fields that differ from their defaults."""
 
     day: str
     spec: dict[str, Any]
@@ -176,9 +164,7 @@ def _path(model: str) -> Path:
 @functools.cache
 def _lines(path: Path) -> Mapping[str, str]:
     """Return name -> JSON of each record in a file; nothing if there is no such file.
-
-    A damaged file has no records, and one line says so.
-    """
+    A damaged file has no records, and one line says so."""
     if not os.path.lexists(path):
         return {}
     try:

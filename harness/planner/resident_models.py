@@ -54,10 +54,8 @@ def usual_of(model: str) -> Sequence[str]:
 
 def part_of(model: str, kind: str) -> list[str]:
     """Return the other models of a public model as ``--also`` names them; empty if unknown.
-
     ``kind``: encoders, vae or usual, which is both; perhaps with the encoders' dtype, as
-    ``encoders:int8``.
-    """
+    ``encoders:int8``."""
     kind, _, stored = kind.partition(":")
     wanted = PARTS[kind]
     found = [name for name in usual_of(model) if ("latent" in table()[name]) in wanted]

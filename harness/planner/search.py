@@ -1,8 +1,6 @@
 """Search for the largest size (micro batch, resolution and others) with which a card can train.
-
 Memory grows almost linearly with the size, so a few predictions bracket the answer. The returned
-size was predicted to fit. If the next larger size was not predicted, the answer has the bracket.
-"""
+size was predicted to fit. If the next larger size was not predicted, the answer has the bracket."""
 
 from __future__ import annotations
 
@@ -68,10 +66,8 @@ class Ladder:
 
 class Sought(NamedTuple):
     """One size that ``plan --largest`` can search for.
-
     ``words``: its name in a heading. ``named``: returns the size of a row, in words. ``ladder``:
-    returns the sizes to choose among, for the requested rows.
-    """
+    returns the sizes to choose among, for the requested rows."""
 
     words: str
     named: Callable[[Resolved], str]

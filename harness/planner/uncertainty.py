@@ -66,10 +66,8 @@ class Reach(NamedTuple):
 @dataclass(frozen=True)
 class Share:
     """Uncertainty of the class ``kind``: plus or minus ``share`` of the prediction.
-
     ``rows`` and ``sources`` count the class's own. ``pooled``: they are too few, so the rows of all
-    classes count.
-    """
+    classes count."""
 
     kind: str
     share: float
@@ -80,10 +78,8 @@ class Share:
 
 def class_of(traits: Iterable[str], found: Prediction) -> str:
     """Return the class of a prediction, a key of ``CLASSES``.
-
     The launch's ``traits`` name what an engine or a strategy offloads. An optimizer that keeps its
-    own state in host memory has no such trait: the prediction shows it.
-    """
+    own state in host memory has no such trait: the prediction shows it."""
     traits, steady = frozenset(traits), (found.host_steady, found.steady)
     # torch's AdamW keeps its step counts on the host, which are far less than its moments.
     host, device = (one.categories.get("optimizer_state", 0) if one else 0 for one in steady)

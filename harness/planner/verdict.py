@@ -1,8 +1,6 @@
 """Verdict on a prediction for one card: whether it runs and fits, and how fast.
-
 Pure functions; does not import torch. Plans and reports (``harness.report.figures.predicted``) both
-use ``decide`` to compare a range of bytes with the available memory.
-"""
+use ``decide`` to compare a range of bytes with the available memory."""
 
 from __future__ import annotations
 
@@ -231,9 +229,7 @@ def cannot(resolved: Resolved, gpu: Card, lack: str) -> Fit:
 
 def assumed(gpu: Card) -> str:
     """Return the plan's assumptions about the card, as sentences.
-
-    They name the attention kernels. A card of unknown capability is assumed to run everything.
-    """
+    They name the attention kernels. A card of unknown capability is assumed to run everything."""
     if gpu.shared:
         return (
             "All processes share the CPU's cores and memory. Attention uses the kernel that "
@@ -268,10 +264,8 @@ def lacking(fits: Sequence[Fit]) -> list[str]:
 
 def _needs(resolved: Resolved, prediction: Prediction, gpu: Card) -> dict[str, Need]:
     """Return the needs of each counted phase; empty if nothing was predicted.
-
     The step needs the allocator's reserve and the fixed overhead. On a CPU it needs the tensors of
-    all processes and their interpreters.
-    """
+    all processes and their interpreters."""
     processes, hosted = resolved.spec.processes, prediction.host
     host = hosted.bytes * min(gpu.node, processes) if hosted else None
     more = fixed_overhead(gpu, processes, resolved.recipe.sharding.alike()).total
@@ -300,9 +294,7 @@ def _seconds(resolved: Resolved, prediction: Prediction, gpu: Card) -> Seconds |
 
 def fastest(fits: Sequence[Fit]) -> Fit | None:
     """Return the fastest row that fits.
-
-    If none fits, return the fastest tight one, and first of those whose need itself fits.
-    """
+    If none fits, return the fastest tight one, and first of those whose need itself fits."""
     timed = [fit for fit in fits if fit.may_fit and fit.samples_per_second]
     able = [fit for fit in timed if fit.fits] or [f for f in timed if f.margin_bytes >= 0] or timed
     return max(able, key=lambda fit: fit.samples_per_second, default=None)
@@ -310,8 +302,6 @@ def fastest(fits: Sequence[Fit]) -> Fit | None:
 
 def nearest(fits: Sequence[Fit]) -> Fit | None:
     """Return the row that fits and needs the least of a GPU.
-
-    If none fits, return the one with the smallest shortage, of GPU or host memory.
-    """
+    If none fits, return the one with the smallest shortage, of GPU or host memory."""
     known = [fit for fit in fits if fit.need_bytes is not None]
     return min(known, key=lambda fit: (max(1.0, fit.shortage), fit.need_bytes), default=None)

@@ -83,10 +83,8 @@ def with_asides(row: Resolved, kind: str, found: Prediction) -> Prediction:
 
 def _told(parts: Sequence[Strategy], error: Exception) -> dict[str, str]:
     """Return the reason for a missing trace, and the exception.
-
     Bad input and ``NoTrace`` have messages of their own; other errors get the known limits of
-    ``parts``.
-    """
+    ``parts``."""
     known = isinstance(error, (BadInput, overhead.NoTrace))
     first = (str(error).strip() or type(error).__name__).splitlines()[0]
     why = str(error) if known else overhead.why(parts, type(error).__name__)
@@ -101,10 +99,8 @@ def predict_each(
     steps: Sequence[Prediction | None] = (),
 ) -> Iterator[tuple[int, Prediction]]:
     """Yield (index, prediction) of each row when it ends.
-
     ``jobs`` traces run at a time, each for at most ``limit`` seconds. ``steps``: for each row, the
-    known prediction of the same training without phases, or None; its step is not traced again.
-    """
+    known prediction of the same training without phases, or None; its step is not traced again."""
     left = list(range(len(rows)))
     for index, step in enumerate(steps):
         if not step:

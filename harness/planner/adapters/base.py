@@ -20,16 +20,12 @@ from strategies.launch_file import LaunchFile
 
 class AllocationRecorder(Protocol):
     """Recorder of allocations that the dispatch trace cannot see.
-
-    The tracer of a prediction implements it (``harness.planner.tracing.trace``).
-    """
+    The tracer of a prediction implements it (``harness.planner.tracing.trace``)."""
 
     def hold(self, pool: str, size: int, op: str, category: str) -> Callable[[], None]:
         """Record ``size`` bytes of pool "device", "host" or "nvme" as held from now on.
-
         ``op`` is a name for the reader. Call the result to record that they are freed. Pool
-        "passing" is device memory that no later step holds.
-        """
+        "passing" is device memory that no later step holds."""
 
     def pin(self, tensor: Any, pinned: bool = True) -> None:
         """Count a host tensor by its pinned size (``strategies.base.pinned_block``), or if False by
@@ -41,24 +37,18 @@ class AllocationRecorder(Protocol):
     def move(self, category: str, source: str, target: str) -> int:
         """Count all of ``category`` in pool ``source`` as in pool ``target``, from the trace's
         start on.
-
-        Returns the bytes of it that are held now.
-        """
+        Returns the bytes of it that are held now."""
 
     def work(self, phase: str, kind: str, size: int, group: int = 0, stride: int = 1) -> None:
         """Record ``size`` bytes moved in a phase of the step.
-
         ``kind`` is overlapped, host or nvme. ``group`` and ``stride`` give the ranks that take part
-        (``harness.prediction.Work``).
-        """
+        (``harness.prediction.Work``)."""
 
 
 class ResolvedConfig(NamedTuple):
     """Launch file with every number filled in, for use without Headroom.
-
     ``content``: accelerate's YAML. ``files``: name -> content of each JSON that it names.
-    ``blanks``: values that only the user knows: "file: key" -> description.
-    """
+    ``blanks``: values that only the user knows: "file: key" -> description."""
 
     content: dict[str, Any]
     files: Mapping[str, dict[str, Any]] = {}
@@ -81,9 +71,7 @@ class TraceAdapter:
     ranks: ClassVar[bool] = True
     shapes_in: ClassVar[tuple[str, ...]] = ()
     """Endings of library file names whose tensors on ``meta`` only record shapes.
-
-    They are not counted as GPU memory, although the simulated GPU's tensors are on ``meta`` too.
-    """
+    They are not counted as GPU memory, although the simulated GPU's tensors are on ``meta`` too."""
 
     # ---- facts of a launch, without torch ----
 
@@ -93,9 +81,7 @@ class TraceAdapter:
 
     def distinct_ranks(self, launch: RunContext) -> Sequence[int]:
         """Return one rank of each group of ranks with equal work and memory.
-
-        A prediction is that of the rank with the highest memory.
-        """
+        A prediction is that of the rank with the highest memory."""
         return (0,)
 
     @property
@@ -131,9 +117,7 @@ class TraceAdapter:
 
     def overlapped_phases(self, launch: RunContext) -> frozenset[str]:
         """Return the step phases in which collectives overlap with computation.
-
-        Phases that the adapter itself records (``AllocationRecorder.work``) are left out.
-        """
+        Phases that the adapter itself records (``AllocationRecorder.work``) are left out."""
         return frozenset()
 
     def environment(self, launch: RunContext) -> dict[str, str]:
@@ -143,18 +127,14 @@ class TraceAdapter:
 
     def begin(self, launch: RunContext, device: str) -> None:
         """Give the library its view of the device.
-
         Called after the process group exists and before ``Accelerator`` is made. ``device`` is the
-        device type whose tensors represent the GPU's ("meta").
-        """
+        device type whose tensors represent the GPU's ("meta")."""
 
     def patches(
         self, launch: RunContext, recorder: AllocationRecorder
     ) -> list[contextlib.AbstractContextManager[Any]]:
         """Return contexts that replace operations which need real bytes, each with its reason.
-
-        They are entered before the set-up and left after the last step.
-        """
+        They are entered before the set-up and left after the last step."""
         return []
 
     def adapt_accelerator(self, accelerator: Any, launch: RunContext) -> None:
@@ -162,10 +142,8 @@ class TraceAdapter:
 
     def prepared(self, trained: TrainingRun, recorder: AllocationRecorder) -> Callable[[], None]:
         """Record the memory that lives outside the prepared objects.
-
         Called between ``Engine.ready`` and the first step. The returned function is called after
-        the last step.
-        """
+        the last step."""
         return lambda: None
 
 

@@ -1,8 +1,6 @@
 """Adapter of FSDP2 for predictions: simulates ranks and a GPU.
-
 torch's own sharding runs unchanged: it cuts, gathers and frees as in a run, over a process group
-that moves nothing.
-"""
+that moves nothing."""
 
 from __future__ import annotations
 

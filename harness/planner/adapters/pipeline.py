@@ -1,7 +1,5 @@
 """Adapter of the pipeline for predictions: trace one stage on tensors without storage.
-
-Received tensors have no values, so the stage's steps and torch's schedule run unchanged.
-"""
+Received tensors have no values, so the stage's steps and torch's schedule run unchanged."""
 
 from __future__ import annotations
 

@@ -108,9 +108,7 @@ class ZeroAdapter(TraceAdapter):
 
     def adapt_accelerator(self, accelerator: Any, launch: RunContext) -> None:
         """Replace NVMe by host memory, since swapping does I/O on real bytes.
-
-        ``prepared`` counts that memory as on the drive.
-        """
+        ``prepared`` counts that memory as on the drive."""
         config = accelerator.state.deepspeed_plugin.deepspeed_config["zero_optimization"]
         for what in ("offload_optimizer", "offload_param"):
             block = config.get(what, {})
@@ -120,10 +118,8 @@ class ZeroAdapter(TraceAdapter):
 
     def prepared(self, trained: TrainingRun, recorder: AllocationRecorder) -> Callable[[], None]:
         """Record the buffers through which DeepSpeed swaps.
-
         Source: deepspeed 0.19, runtime/swap_tensor/partitioned_optimizer_swapper.py
-        (``buffer_count`` pinned buffers, each as large as the largest sub-group in float32).
-        """
+        (``buffer_count`` pinned buffers, each as large as the largest sub-group in float32)."""
         if self.engine.place("optimizer") != "nvme":
             return lambda: None
         masters = trained.model.optimizer.fp32_partitioned_groups_flat

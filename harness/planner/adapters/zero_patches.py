@@ -66,9 +66,7 @@ class StoragelessAccelerator(CPU_Accelerator):
 class AbsentKernel:
     """Replacement of DeepSpeed's compiled CPU optimizers that keeps their state and skips the
     arithmetic.
-
-    Any method may be called; it records reads and writes of its tensor arguments.
-    """
+    Any method may be called; it records reads and writes of its tensor arguments."""
 
     def __init__(self, recorder: AllocationRecorder) -> None:
         self.recorder = recorder

@@ -1,7 +1,5 @@
 """Cells of the atlas: for a model, training, card and number of GPUs, the answer of a plan.
-
-No torch.
-"""
+No torch."""
 
 from __future__ import annotations
 
@@ -27,9 +25,7 @@ HEADS = ("Model", "Training", "GPUs", "Card", "Has GiB", "Sample", "Fits", "Reci
          "Needs +-", *SHOWN, "Host GiB", "Host has", "Step s", "From s", "To s", "Speed",
          "Command", "Export", "Recipes")  # fmt: skip
 """Fields of a cell; those of ``SHOWN`` are GiB by category at the peak.
-
-``Recipes``: the predicted recipes that are shown, as ``recipe_words``, the answer first.
-"""
+``Recipes``: the predicted recipes that are shown, as ``recipe_words``, the answer first."""
 WORD = {"fits": "yes", "tight": "tight", "host": "host", "no": "no"}
 MOST = 10
 """Recipes that the page shows of a cell."""
@@ -38,9 +34,7 @@ MOST = 10
 @dataclass(frozen=True, kw_only=True)
 class Cell:
     """The answer of a plan for one training, or what needs the least; ``rivals``: other fits.
-
-    ``fit`` is None if no recipe could be predicted, for ``reason``.
-    """
+    ``fit`` is None if no recipe could be predicted, for ``reason``."""
 
     model: str
     training: str
@@ -89,10 +83,8 @@ def second_words(found: Seconds) -> list[str]:
 
 def recipe_words(fit: Fit) -> str:
     """Return a recipe's figures as words.
-
     First its name and the verdict by the GPU's memory alone. Then GiB of a GPU and their range, GiB
-    of the host and their upper end, and seconds of a step and their range. Last GiB by category.
-    """
+    of the host and their upper end, and seconds of a step and their range. Last GiB by category."""
     low = min(fit.need_bytes - fit.spread_bytes, fit.least_bytes)
     on_gpu = verdict.decide(low, fit.most_bytes, fit.gpu.memory_bytes)
     most = math.ceil(10 * (fit.host_most or 0) / GIB) / 10  # never told lower than it is

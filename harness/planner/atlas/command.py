@@ -1,8 +1,6 @@
 """The ``atlas`` command: every public model on every common card, for LoRA and full training.
-
 Each cell is the answer of a plan. Predictions are cached as in a plan, so an interrupted atlas
-resumes.
-"""
+resumes."""
 
 from __future__ import annotations
 

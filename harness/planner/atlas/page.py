@@ -1,7 +1,4 @@
-"""The atlas as one HTML page that opens from disk and filters its cells.
-
-No torch.
-"""
+"""The atlas as one HTML page that opens from disk and filters its cells. No torch."""
 
 from __future__ import annotations
 

@@ -51,9 +51,8 @@ SMALL_MODEL = "DiT-T/8"
 @dataclass(frozen=True, kw_only=True)
 class Setting:
     """The properties of the machine on which stations and rows depend, and the options.
-
-    ``gpu_bytes``: memory of the smallest GPU. ``small``: a rehearsal with tiny models and shapes.
-    """
+    ``gpu_bytes``: memory of the smallest GPU. ``small``: a rehearsal with tiny models and
+    shapes."""
 
     device: str
     gpus: int = 0
@@ -68,9 +67,7 @@ class Setting:
 
 def specs(setting: Setting) -> list[Spec]:
     """Return the rows that this machine can run.
-
-    On one GPU replicas equal plain training, and shards are whole; an offload is still useful.
-    """
+    On one GPU replicas equal plain training, and shards are whole; an offload is still useful."""
     on_gpu, small = setting.device == "cuda", setting.small
     usual: dict[str, Any] = {
         "model": SMALL_MODEL if small else "DiT-XL/2" if on_gpu else "DiT-S/4",
@@ -102,9 +99,7 @@ def measured_rows(
     standing: StandingBytes,
 ) -> list[MeasuredRow]:
     """Return each result with its prediction, timed by these ceilings alone.
-
-    ``predictions`` are by the key of a spec.
-    """
+    ``predictions`` are by the key of a spec."""
     alone = Calibration(device=device, measured="", ceilings=ceilings, standing=standing)
     return [_measured(result, predictions.get(result.spec.key), alone) for result in results]
 

@@ -1,7 +1,5 @@
 """One call of ``calibrate``: its stations, each in its own process, its rows, and its files.
-
-A failed station is an outcome and does not stop the others. No torch.
-"""
+A failed station is an outcome and does not stop the others. No torch."""
 
 from __future__ import annotations
 
@@ -54,9 +52,7 @@ LOG_BYTES = 4000
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
     """The end of a station: ok or failed.
-
-    ``facts`` are its measurements; ``mark`` is a hash of device, sources and settings.
-    """
+    ``facts`` are its measurements; ``mark`` is a hash of device, sources and settings."""
 
     station: str
     status: str

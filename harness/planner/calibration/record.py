@@ -1,7 +1,5 @@
 """Calibration of one card, driver and torch: its file, and the fit of predicted to measured times.
-
-Numbers are raw, in base units. Does not import torch.
-"""
+Numbers are raw, in base units. Does not import torch."""
 
 from __future__ import annotations
 
@@ -22,10 +20,8 @@ SCHEMA = 1
 @dataclass(frozen=True, kw_only=True)
 class Device:
     """The calibrated device. ``kind``: cuda or cpu.
-
     ``name``: as torch and nvidia-smi report it; for a CPU, its processor and cores. ``driver`` and
-    ``capability`` are set only for a GPU.
-    """
+    ``capability`` are set only for a GPU."""
 
     name: str
     kind: str
@@ -61,10 +57,8 @@ class AttentionRate:
 @dataclass(frozen=True, kw_only=True)
 class Collective:
     """All-reduce among ``ranks`` processes of this machine.
-
     ``seconds``: of a small one. ``rate``: bytes per second on the wire of each rank of a large one,
-    which it crosses twice.
-    """
+    which it crosses twice."""
 
     ranks: int
     seconds: float
@@ -94,10 +88,8 @@ class Ceilings:
 @dataclass(frozen=True, kw_only=True)
 class StandingBytes:
     """Fixed bytes of a training beside its tensors; None: not measured.
-
     ``context``: CUDA's context, or on a CPU the interpreter with its libraries. ``libraries``:
-    cuBLAS's workspaces. ``communication``: NCCL's buffers.
-    """
+    cuBLAS's workspaces. ``communication``: NCCL's buffers."""
 
     context: int | None = None
     libraries: int | None = None
@@ -242,9 +234,7 @@ def _tried(
     waits: Sequence[MeasuredRow], rest: Sequence[MeasuredRow]
 ) -> tuple[float, Fitted] | None:
     """Return the mean squared error of a fit in which ``waits`` wait for the host, and the fit.
-
-    None if the ``rest`` are too few.
-    """
+    None if the ``rest`` are too few."""
     parts = []
     for part in PARTS:
         shares = [_share(row, part) for row in rest]

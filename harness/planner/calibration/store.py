@@ -1,7 +1,5 @@
 """Folders of calibrations, the choice of one for a card, and the description of this machine.
-
-They are in ``results/calibrations``. Does not import torch.
-"""
+They are in ``results/calibrations``. Does not import torch."""
 
 from __future__ import annotations
 
@@ -60,9 +58,7 @@ def applied(
 ) -> Applied:
     """Return ``calibration`` with marks for differences and for other work during a CPU's
     calibration.
-
-    The driver, torch and cores are compared if given.
-    """
+    The driver, torch and cores are compared if given."""
     device, marks = calibration.device, []
     if device.kind == "cpu" and calibration.load > BUSY * device.cores:
         marks.append(f"measured beside other work on {calibration.load:.1f} cores")

@@ -24,10 +24,8 @@ HEAD_BLANK, PORT = "FILL.IN.THE.FIRST.MACHINE", 29500
 @dataclass(frozen=True)
 class Bundle:
     """The files and texts of an export.
-
-    ``files``: name -> text. ``blanks``: "file: key" -> the value that only the user can fill
-    in. ``own``: strategies that no launch file has, with what each does.
-    """
+    ``files``: name -> text. ``blanks``: "file: key" -> the value that only the user can fill in.
+    ``own``: strategies that no launch file has, with what each does."""
 
     folder: Path
     title: str

@@ -39,9 +39,7 @@ WHAT = {
 
 def print_export(made: Bundle, fit: Fit | None, console: Console) -> None:
     """Print the files, blanks and trainers of an export.
-
-    ``fit`` is the prediction for the card, or None without a card.
-    """
+    ``fit`` is the prediction for the card, or None without a card."""
     for line in wrapped(made.title, console.width):
         console.print(Text(line, style="bold"), soft_wrap=True)
     if fit is not None:

@@ -1,7 +1,5 @@
 """Settings in a trainer's own files: commands, shell scripts, TOML, YAML, JSON and env files.
-
-The files are parsed and never executed. ``reading`` gives their settings a meaning.
-"""
+The files are parsed and never executed. ``reading`` gives their settings a meaning."""
 
 from __future__ import annotations
 
@@ -196,9 +194,7 @@ OPTION = re.compile(r"--?[A-Za-z]")
 
 def _statements(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
     """Yield the first line and the words of each statement; an array is one statement.
-
-    ``$_`` stands for the output of a command, which nobody knows.
-    """
+    ``$_`` stands for the output of a command, which nobody knows."""
     if path.suffix.lower() in (".bat", ".cmd", ".ps1"):  # a backslash is of a path there
         text = re.sub(r"%(\w+)%", r"${\1}", text).replace("\\", "/")
     text = IF_SET.sub(lambda found: found[2] * bool(re.search(rf"\b{found[1]}=[^\s;]", text)), text)
@@ -229,9 +225,7 @@ def _statements(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
 
 class _Script:
     """Variables of a shell script, and the tests of each ``if`` around a statement.
-
-    A test is None if it depends on more than the script.
-    """
+    A test is None if it depends on more than the script."""
 
     def __init__(self) -> None:
         self.names: dict[str, list[str]] = {}
@@ -288,9 +282,7 @@ class _Script:
 
     def _counted(self, words: list[str]) -> list[str]:
         """Return words that a variable stands for, within the room of the statement.
-
-        Nested variables double their text with each line.
-        """
+        Nested variables double their text with each line."""
         self.room -= sum(map(len, words)) + len(words)
         if self.room < 0:
             raise ValueError(f"variables stand for more than {MOST_TEXT} characters")
@@ -401,9 +393,7 @@ def _training(path: Path, words: Sequence[str]) -> Found | None:
 
 def flags(words: Sequence[str]) -> dict[str, Any]:
     """Return ``--name value`` words as name -> value: True without a value, a list for several.
-
-    The last of an option that is given twice counts, as in argparse.
-    """
+    The last of an option that is given twice counts, as in argparse."""
     found: dict[str, list[str]] = {}
     name = ""
     for word in words:

@@ -1,7 +1,5 @@
 """Recipe and numbers of accelerate's and DeepSpeed's settings, as their libraries run them.
-
-Every key is read, changes no memory (``IDLE``), or is named as not counted.
-"""
+Every key is read, changes no memory (``IDLE``), or is named as not counted."""
 
 from __future__ import annotations
 
@@ -50,10 +48,8 @@ BACKENDS = ("AO",)
 @dataclass
 class Launch:
     """Start of the processes.
-
     ``precision``: accelerate's word, or empty. ``parts``: further parts of the recipe.
-    ``unpredicted``: settings that no part has.
-    """
+    ``unpredicted``: settings that no part has."""
 
     sharding: str = "single"
     processes: int = 1

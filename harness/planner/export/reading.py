@@ -1,8 +1,6 @@
 """Recipe and spec of a trainer's own configuration: the tables of an export, read backwards.
-
 A configuration is read as the recipe whose export is that configuration. Each rule whose options
-agree proposes its strategy. Of the combinations, the one whose rules differ least counts.
-"""
+agree proposes its strategy. Of the combinations, the one whose rules differ least counts."""
 
 from __future__ import annotations
 
@@ -396,10 +394,8 @@ class Reader:
         self, together: Sequence[Sequence[str]], others: list[_Option]
     ) -> tuple[str, Resolved]:
         """Return the combination whose rules differ least from the options.
-
         A part that the recipe refuses, or that the table lacks for this launch, is left out and
-        named.
-        """
+        named."""
         steps = self.made.accumulation
         more = [f"accumulate:steps={steps}"] if steps > 1 else []
         while True:

@@ -39,10 +39,8 @@ def fitting(
     usual: Mapping[str, Any] | None = None,
 ) -> Rule | None:
     """Return the first rule that fits, without its conditions; None if none fits.
-
-    ``values`` are the values that ``for`` compares, by name. ``usual`` are defaults: a rule
-    must cover a value that differs from them.
-    """
+    ``values`` are the values that ``for`` compares, by name. ``usual`` are defaults: a rule must
+    cover a value that differs from them."""
     for rule in rules:
         fits = (
             all(_answers(rule, name, values, usual or {}) for name in values)

@@ -72,9 +72,7 @@ def tell(reader: Any, resolved: Resolved) -> None:
 
 def _holds(reader: Any, condition: str, *, usual: bool = False) -> str:
     """Return the option of a condition that holds, as it is given; empty if it does not.
-
-    ``usual``: the model's name and the trainer's defaults count too. ``a|b``: either value.
-    """
+    ``usual``: the model's name and the trainer's defaults count too. ``a|b``: either value."""
     if condition.startswith("!"):
         found = reader.options if usual else reader.given
         there = (n for n, v in found.items() if v and fnmatchcase(n, condition[1:]))

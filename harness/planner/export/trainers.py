@@ -1,8 +1,6 @@
 """Options of other trainers that are equivalent to a recipe, and the parts without a counterpart.
-
-Each trainer has a table in ``trainers/``, with the version it describes. An export lists every
-part that the table lacks.
-"""
+Each trainer has a table in ``trainers/``, with the version it describes. An export lists every part
+that the table lacks."""
 
 from __future__ import annotations
 
@@ -218,9 +216,7 @@ def ruled(
     trainer: Mapping[str, Any], resolved: Resolved
 ) -> Iterator[tuple[str, Strategy | None, rules.Rule | None]]:
     """Yield the table's rules for the sharding, the training's numbers, empty slots and strategies.
-
-    Each has its name, and the strategy if it is one. The rule is None if the table has none.
-    """
+    Each has its name, and the strategy if it is one. The rule is None if the table has none."""
     launch, values = resolved.launch, numbers(resolved)
     yield launch.sharding, None, rules.fitting(trainer["sharding"], {}, launch)
     for what in SETTINGS:

@@ -1,8 +1,6 @@
 """The ``oom`` command: explain an out-of-memory error, and predict the changes that would fit.
-
 The error is read from a traceback, a log or a memory snapshot. Without a model the command starts
-no process.
-"""
+no process."""
 
 from __future__ import annotations
 
@@ -260,10 +258,8 @@ def fitting(
     given: Fit, options: argparse.Namespace, asking: Asking
 ) -> tuple[list[Fit], Ways | None]:
     """Return changes of a recipe that fit, and those that the plan tried.
-
     If few of these fit, single knobs are moved too. If none does, the recipes of the plan's own
-    search are taken that train the same weights.
-    """
+    search are taken that train the same weights."""
     ways = seek([given], asking.asked.processes, asking.fits)
     able = ways.able if ways else []
     if given.fits or len(able) >= CHANGES:
@@ -280,9 +276,7 @@ def fitting(
 
 def changes(given: Fit, able: Sequence[Fit]) -> Iterator[str]:
     """Yield the smallest changes that fit, with memory and time, and the command to export one.
-
-    Fewer changed parts are smaller; among equal ones the faster is.
-    """
+    Fewer changed parts are smaller; among equal ones the faster is."""
     order = sorted(
         able, key=lambda fit: (len(difference(given, fit)), -(fit.samples_per_second or 0))
     )[:CHANGES]

@@ -1,8 +1,6 @@
 """Out-of-memory errors of a traceback or log, read line by line.
-
 The patterns of the messages are those by which a run's outcome is found
-(``harness.launch.outcome``). A log of any size takes little memory.
-"""
+(``harness.launch.outcome``). A log of any size takes little memory."""
 
 from __future__ import annotations
 
@@ -102,10 +100,8 @@ FRAMES, MESSAGE, GOES_ON, ERRORS = 400, 2000, 12, 64
 @dataclass
 class Failure:
     """One error: its kind, message, line number in the file, rank, stack, and progress before it.
-
     ``frames`` begin with the outermost. ``steps`` are those that the progress bar had counted;
-    ``trained`` is True if a loss had been printed.
-    """
+    ``trained`` is True if a loss had been printed."""
 
     kind: str
     text: str
@@ -140,9 +136,7 @@ class Failure:
 @dataclass
 class Log:
     """Errors of a file in their order, and how many lines it has.
-
-    ``asserted`` is the line of another error of the GPU, after which each call fails.
-    """
+    ``asserted`` is the line of another error of the GPU, after which each call fails."""
 
     failures: list[Failure] = field(default_factory=list)
     lines: int = 0

@@ -1,8 +1,6 @@
 """Numbers of an out-of-memory message, and the parts of a card's memory that follow from them.
-
 The messages are those of torch 1.13 to 2.13 (c10/cuda/CUDACachingAllocator.cpp, ``malloc``), of its
-cudaMallocAsync backend, of MPS, NCCL, numpy and the kernel.
-"""
+cudaMallocAsync backend, of MPS, NCCL, numpy and the kernel."""
 
 from __future__ import annotations
 
@@ -95,9 +93,7 @@ class Numbers:
 
 def parse_size(text: str, unit: str) -> int:
     """Return bytes of ``1.70`` or ``1,70`` and a unit; all units are powers of 1024.
-
-    MPS writes GB for GiB. Source: torch 2.13, aten/src/ATen/mps/MPSAllocator.h, ``format_size``.
-    """
+    MPS writes GB for GiB. Source: torch 2.13, aten/src/ATen/mps/MPSAllocator.h, ``format_size``."""
     whole, mark, part = text.rstrip(".,").replace(",", ".").rpartition(".")
     number = float(f"{whole.replace('.', '')}{mark}{part}")
     power = " KMGTPE".find(unit[0].upper()) if unit[0] not in "bB" else 0

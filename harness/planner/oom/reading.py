@@ -1,8 +1,6 @@
 """Diagnosis of an out-of-memory error: where it happened, what filled the memory, what helps.
-
 Measures here follow from the numbers and the phase alone. Those that depend on the model are
-predicted by the planner (``harness.planner.oom.command``).
-"""
+predicted by the planner (``harness.planner.oom.command``)."""
 
 from __future__ import annotations
 

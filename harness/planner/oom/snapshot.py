@@ -27,9 +27,7 @@ PIECE = 2**24
 """Bytes that are read at once."""
 EXPANSION, LEAST_MEMORY, MOST_MEMORY = 64, 2**28, 2**33
 """Bytes that reading a snapshot may take: of each byte of its file, at least, and at most.
-
-A pickle of ten bytes can ask for any number.
-"""
+A pickle of ten bytes can ask for any number."""
 ADDED = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
 """Event -> sign of its bytes in what PyTorch reserved."""
 LIVE = ("active_allocated", "active_awaiting_free", "active_pending_free")
@@ -59,10 +57,8 @@ Block = tuple[int, Any]
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
     """Memory of one card at the failed allocation, or at the end of the recording.
-
     ``failed``: there is a failed allocation, with its ``frames``, outermost first. ``phases`` and
-    ``lines`` are bytes by the phase and the source line that allocated them.
-    """
+    ``lines`` are bytes by the phase and the source line that allocated them."""
 
     numbers: Numbers
     failed: bool
@@ -159,10 +155,8 @@ def _snapshot(device: int, segments: list[Any], trace: list[Mapping[str, Any]]) 
 
 def _segment(size: int) -> int:
     """Return the bytes that torch takes from the card for a request of ``size``.
-
     Its message states these. Source: torch 2.13, c10/cuda/CUDACachingAllocator.cpp,
-    ``get_allocation_size``.
-    """
+    ``get_allocation_size``."""
     if size <= allocator.SMALL_SIZE:
         return allocator.SMALL_BUFFER
     if size < allocator.MIN_LARGE_ALLOC:
@@ -172,9 +166,7 @@ def _segment(size: int) -> int:
 
 def _undo(live: dict[int, Block], after: list[Any], before: list[Any]) -> None:
     """Turn the memory in use at the end into that before the events ``after``.
-
-    A block that was freed meanwhile has the stack of its allocation in ``before``.
-    """
+    A block that was freed meanwhile has the stack of its allocation in ``before``."""
     for event in reversed(after):
         if event["action"] == "alloc":
             live.pop(event["addr"], None)
@@ -193,9 +185,8 @@ def _frames(frames: Iterable[Mapping[str, Any]]) -> list[Frame]:
 
 def _shares(blocks: Iterable[Block]) -> tuple[Mapping[str, int], Mapping[str, int]]:
     """Return bytes by phase and by source line, the largest first.
-
-    Backward runs in a thread without a Python stack, so other blocks without one are taken for its.
-    """
+    Backward runs in a thread without a Python stack, so other blocks without one are taken for
+    its."""
     stacks: dict[Any, tuple[str, str]] = {}
     phases: Counter[str] = Counter()
     lines: Counter[str] = Counter()

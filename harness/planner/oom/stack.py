@@ -80,9 +80,7 @@ PHASES = {
     ),
 }
 """Phase -> its words and pattern; the first whose pattern is found in any frame counts.
-
-Backward runs a checkpointed block's forward, and saving moves modules, so the order matters.
-"""
+Backward runs a checkpointed block's forward, and saving moves modules, so the order matters."""
 STATE = re.compile(r"_init_group|init_state|zeros_like|initialize_optimizer_states")
 """Frames of an optimizer that allocates its state, which most do in the first step."""
 LIBRARY = re.compile(r"-packages/torch/|/pytorch/torch/|contextlib\.py|^\?\?|^<|\.(?:cpp|h)$")
@@ -102,9 +100,7 @@ def allocates_state(frames: Iterable[Frame]) -> bool:
 
 def owner(frames: Iterable[Frame]) -> Frame | None:
     """Return the innermost frame outside of torch; the innermost of all if there is none.
-
-    ``frames`` begin with the innermost, as in a snapshot.
-    """
+    ``frames`` begin with the innermost, as in a snapshot."""
     frames = list(frames)
     own = (frame for frame in frames if not LIBRARY.search(frame.path.replace("\\", "/")))
     return next(own, frames[0] if frames else None)

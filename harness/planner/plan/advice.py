@@ -1,6 +1,5 @@
 """Further questions of ``plan``: ``--advise`` moves one knob at a time, and ``--largest`` searches
-for the largest size that fits.
-"""
+for the largest size that fits."""
 
 from __future__ import annotations
 

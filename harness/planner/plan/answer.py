@@ -1,7 +1,5 @@
 """The answer of a plan in words: the recipe to take, the nearest one, and the alternatives tried.
-
-Also the one-line answer of ``plan --check``.
-"""
+Also the one-line answer of ``plan --check``."""
 
 from __future__ import annotations
 
@@ -62,9 +60,7 @@ def answer(fits: Sequence[Fit], ways: Ways | None = None) -> list[str]:
 
 def searched(proof: Proof, fits: Sequence[Fit]) -> list[str]:
     """Return the answer of a search, or the nearest recipe, and how many recipes were compared.
-
-    ``fits``: all predictions of the plan.
-    """
+    ``fits``: all predictions of the plan."""
     kind, best, close = TRAINED[proof.adapters], proof.best, proof.nearest
     if best is not None:
         alike = [fit for fit in fits if adapts(fit.resolved) == proof.adapters]
@@ -81,9 +77,7 @@ def searched(proof: Proof, fits: Sequence[Fit]) -> list[str]:
 def _taken(head: str, best: Fit, others: Mapping[str, Fit], fits: Sequence[Fit]) -> list[str]:
     """Return the recipe to take, its numbers and its export command, then what is faster, smaller
     or more exact.
-
-    ``others``: head -> recipe. ``fits``: those that train the same weights.
-    """
+    ``others``: head -> recipe. ``fits``: those that train the same weights."""
     sure = "" if best.fits else ", may fit"
     lines = [f"{head}: {best.label}", f"  {rate_in_words(best)}, needs {reach(best)}{sure}"]
     lines[1] += on_host(best)

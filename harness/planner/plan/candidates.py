@@ -43,10 +43,8 @@ STAGES = (8, 4)
 
 def recipes(gpus: int, node: int, refused: Callable[[str], bool]) -> list[str]:
     """Return recipes for ``gpus`` GPUs with ``node`` of them in each machine.
-
     ``refused`` returns True if a recipe is impossible. If it refuses every number of
-    sequence-parallel ranks, the smallest is planned.
-    """
+    sequence-parallel ranks, the smallest is planned."""
     shared = [f"fsdp2+sp:ranks={ranks}{WHOLE}" for ranks in SHARING if ranks <= node]
     staged = [n for n in STAGES if n <= node and gpus % n == 0]
     found = [*ALIKE, f"hsdp:replicate={gpus // node}{WHOLE}"]
@@ -303,10 +301,8 @@ def card_of(options: argparse.Namespace) -> Card:
 
 def _one(option: str, text: str, named: Callable[[str], Card]) -> Card:
     """Return the card that ``text`` names; refuse several, which need not be equal.
-
     Every engine here gives each GPU an equal share, so the smallest of unequal GPUs decides. The
-    hint also has the larger ones alone, which may fit more.
-    """
+    hint also has the larger ones alone, which may fit more."""
     texts = [word.strip() for word in text.split(",") if word.strip()]
     if len(texts) < 2:
         return named(text)
@@ -372,9 +368,7 @@ def _base(options: argparse.Namespace) -> Spec:
 
 def _without_usual_sizes(spec: Spec) -> Spec:
     """Leave out sizes of samples that are the model's usual ones.
-
-    A prediction is kept by its spec, so a size that is spelt out would be traced anew.
-    """
+    A prediction is kept by its spec, so a size that is spelt out would be traced anew."""
     sizes = ("resolution", "frames", "text")
     given = [name for name in sizes if getattr(spec, name) != LATER[name]]
     if not given or not kind_of(spec.model).brings_samples:
@@ -453,10 +447,8 @@ def _across(options: argparse.Namespace, base: Spec, gpu: Card) -> list[str]:
 
 def _row(base: Spec, recipe: str, whole_batches: bool) -> Resolved:
     """Resolve a recipe under the plan's settings; a launch file of one process has one.
-
     If the batch is searched for (not ``whole_batches``), the requested batch need not be
-    divisible.
-    """
+    divisible."""
     parsed = parse(recipe, workload=base.workload)
     processes = 1 if parsed.alone(base.device) else base.processes
     batch = base.global_batch if whole_batches else processes * parsed.accumulation

@@ -1,8 +1,5 @@
 """The ``plan`` command: predict which recipes fit the GPUs, and how fast each trains.
-
-It needs no GPU. This process does not import torch: each recipe is predicted in its own
-process.
-"""
+It needs no GPU. This process does not import torch: each recipe is predicted in its own process."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """``plan --gpus A B C``: the plan's answer on each number of GPUs, a row each.
-
-Each row is the plan of that number alone, at its own global batch unless one is given.
-"""
+Each row is the plan of that number alone, at its own global batch unless one is given."""
 
 from __future__ import annotations
 

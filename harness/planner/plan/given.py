@@ -1,6 +1,5 @@
 """``plan --from``: a trainer's own configuration, its prediction, and the plan's answer beside it.
-``--diff`` compares two configurations by category of memory.
-"""
+``--diff`` compares two configurations by category of memory."""
 
 from __future__ import annotations
 

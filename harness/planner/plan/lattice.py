@@ -1,7 +1,5 @@
 """Lattice of recipes among which ``plan`` searches the fastest: the valid products of its axes.
-
-No torch.
-"""
+No torch."""
 
 from __future__ import annotations
 
@@ -26,9 +24,7 @@ FOR_WHOLE = ("zero2", "zero2_offload")
 """Shardings that share or move gradients and optimizer state alone, of which adapters have few."""
 PRODUCTS, WHOLE = "checkpoint:keep=products", "checkpoint"
 """Recomputation of all but matrix products, and of whole blocks.
-
-Adapters skip the first: it keeps outputs of frozen products that their backward does not need.
-"""
+Adapters skip the first: it keeps outputs of frozen products that their backward does not need."""
 PARTS = tuple(f"checkpoint:share={share:g}" for share in (0.25, 0.5, 0.75))
 """Recomputation of a share of the blocks, if none of them is streamed and no engine offloads."""
 LAYERS = tuple(f"checkpoint:part={part}" for part in ("ffn", "attention"))
@@ -52,9 +48,7 @@ UNTRACED = ("adam4bit", "dtensor_weights")
 """An optimizer, and a trait of engines with which its step cannot be traced."""
 ROUNDING = ("bf16_pure", "adamw")
 """Precision and optimizer that lose small updates.
-
-They are combined only to stream blocks, which the host steps by no other optimizer.
-"""
+They are combined only to stream blocks, which the host steps by no other optimizer."""
 SHARES = (0.25, 0.5, 0.75)
 """Shares of the blocks that may be streamed, besides all but a few."""
 
@@ -63,10 +57,8 @@ def lattice(
     row: Callable[[str], Resolved], several: bool, half: Sequence[str], whole_only: bool
 ) -> list[Resolved]:
     """Return every valid recipe of the lattice.
-
     ``row`` resolves a recipe and raises ``BadInput`` for an invalid one. ``half``: the 16-bit
-    precisions of the card, with the purest first. ``whole_only``: without adapters.
-    """
+    precisions of the card, with the purest first. ``whole_only``: without adapters."""
     found: dict[str, Resolved] = {}
     counts = swaps(row(SHARDINGS[several][0]).subject.depth)
     for sharding in SHARDINGS[several]:

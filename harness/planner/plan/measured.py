@@ -1,8 +1,6 @@
 """``plan --measured 6.2s,21.5GiB``: a person's own step beside its prediction: normal, or why not.
-
 Each cause has the number that it would need to explain the difference, and counts only where that
-number is plausible.
-"""
+number is plausible."""
 
 from __future__ import annotations
 

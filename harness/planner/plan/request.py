@@ -1,8 +1,6 @@
 """Options that ``plan`` and ``export`` share, and the command line and JSON of a plan's row.
-
-Both commands take the same options with the same defaults, so an export matches the plan.
-``words`` names every number and thus depends on no default.
-"""
+Both commands take the same options with the same defaults, so an export matches the plan. ``words``
+names every number and thus depends on no default."""
 
 from __future__ import annotations
 
@@ -32,10 +30,8 @@ WITHIN = {
     "with a loop of its own",
 }
 """Layouts (``strategies.launch_file.Layout``) that no launch file can ask for, and alternatives.
-
 Source: accelerate 1.15, parallelism_config.py and accelerator.py (``_prepare_tp``,
-``_prepare_deepspeed``).
-"""
+``_prepare_deepspeed``)."""
 
 WITHOUT_GPU = (
     "accelerate starts FSDP only on GPUs, and on a CPU each process would train a model "
@@ -121,10 +117,8 @@ class Counts(argparse.Action):
 
 def add_question(parser: Any, *, optional: bool = False, several: bool = False) -> None:
     """Add the options for the model, the GPUs, the samples and the other models on a GPU.
-
     ``optional``: no model is the default, and the card may be known otherwise. ``several``:
-    ``--gpus`` takes several numbers (``Counts``).
-    """
+    ``--gpus`` takes several numbers (``Counts``)."""
     add = parser.add_argument
     text = f"a DiT, sizes as in {CUSTOM}, a public model as flux-dev, diffusers:CLASS, or "
     usual = None if optional else MODEL

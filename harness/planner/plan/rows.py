@@ -21,10 +21,8 @@ from harness.subjects.library.families import canonical
 @dataclass(frozen=True, kw_only=True)
 class PlanRow:
     """A recipe predicted for a card. What was not predicted is None, and ``why`` says why.
-
     ``verdict`` is that of ``verdict.Fit``. ``answer``: it is what ``plan`` advises. Bytes are of
-    one GPU, from ``low`` to ``high`` with the uncertainty; ``host_bytes`` are of one node.
-    """
+    one GPU, from ``low`` to ``high`` with the uncertainty; ``host_bytes`` are of one node."""
 
     recipe: str
     verdict: str

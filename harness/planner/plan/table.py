@@ -94,9 +94,7 @@ def print_plan(
     whole: bool,
 ) -> None:
     """Print the answer, the table with the fastest first, rows that cannot run, and notes.
-
-    ``proofs``: of searches, whose predictions are ``fits``. ``whole``: all notes.
-    """
+    ``proofs``: of searches, whose predictions are ``fits``. ``whole``: all notes."""
     before = asked.before
     print_lines([setting(fits), *(before.lines if before else ())], console)
     print_lines(answered(fits, proofs, ways), console)
@@ -138,9 +136,7 @@ MOST = 10
 
 def shortened(fits: Sequence[Fit], proofs: Sequence[Proof]) -> tuple[list[Fit], list[str]]:
     """Return the rows of a search that its table shows, and a line on the others of each kind.
-
-    Rows that fit are shown, the answers first; if there are none, the nearest ones are.
-    """
+    Rows that fit are shown, the answers first; if there are none, the nearest ones are."""
     heads = [fit for proof in proofs for fit in (proof.best, *proof.others.values(), proof.nearest)]
     first = {id(fit): fit for fit in heads if fit}
     rest = sorted((fit for fit in fits if fit.may_fit and id(fit) not in first), key=order)
@@ -154,9 +150,7 @@ def shortened(fits: Sequence[Fit], proofs: Sequence[Proof]) -> tuple[list[Fit], 
 
 def columns(heads: Sequence[Any], first: Fit, short: bool = False) -> list[Column]:
     """Return the columns ``heads`` of a table of fits; ``SPEED`` stands for that of ``first``.
-
-    ``short``: what comes before the step does not fit.
-    """
+    ``short``: what comes before the step does not fit."""
     word, split = {"fits": BEFORE} if short else {}, by_category
     speed = SPEED[kind_of_sample(first)]
     known = [
@@ -212,9 +206,7 @@ def print_lines(lines: Sequence[str], console: Console, style: str = "") -> None
 
 def wrapped(line: str, width: int) -> list[str]:
     """Return the line broken at spaces, with its further lines indented below the first.
-
-    A recipe that is longer than a line is broken after a plus sign.
-    """
+    A recipe that is longer than a line is broken after a plus sign."""
     if len(line) <= width:
         return [line]
     indent = " " * (len(line) - len(line.lstrip()) + 2)

@@ -29,9 +29,7 @@ from strategies.base import BadInput
 @dataclass(frozen=True)
 class Asking:
     """The checked request, the number of predictions at a time, and the progress display.
-
-    ``recorded``: only predictions that ship with the project count.
-    """
+    ``recorded``: only predictions that ship with the project count."""
 
     asked: Asked
     jobs: int
@@ -55,9 +53,7 @@ class Asking:
         self, rows: Sequence[Resolved], *, partial: bool = False
     ) -> tuple[list[Fit], list[Proof]]:
         """Search a lattice for its answers (``explore.search``).
-
-        ``partial``: Ctrl-C ends it with the best so far; else it ends the command.
-        """
+        ``partial``: Ctrl-C ends it with the best so far; else it ends the command."""
         gpu = self.asked.gpu
         alone = self.recorded or not pool.traces()
         counts = self.recorded or pool.ships()
@@ -73,9 +69,7 @@ class Asking:
 
     def answer(self, *, ways: bool = True) -> tuple[list[Fit], list[Proof], Ways | None]:
         """Return the fits of the plan's rows, the proofs of its searches, and changes that fit.
-
-        Without ``ways``, changes are not searched for.
-        """
+        Without ``ways``, changes are not searched for."""
         rows = self.asked.resolved
         searched = self.asked.searched
         fits, proofs = self.search(rows, partial=ways) if searched else ([], [])
@@ -109,10 +103,8 @@ def judged(
     told: Predictions,
 ) -> list[Fit]:
     """Judge each row against its card, in order.
-
     One call predicts all of them, and cards of a kind share a prediction. A row that its card
-    cannot run is not predicted. ``told`` shows each prediction by the name from ``named``.
-    """
+    cannot run is not predicted. ``told`` shows each prediction by the name from ``named``."""
     folder, lacks = pool.default_folder(), [verdict.lack_of(*pair) for pair in pairs]
     kinds = [overhead.preferred(gpu.capability) for _, gpu in pairs]
     paths = [pool.path_of(row, folder, kind) for (row, _), kind in zip(pairs, kinds, strict=True)]

@@ -1,8 +1,6 @@
 """Rates that a card's kernels, memory and links reach, and the choice of a card's calibration.
-
 Rates are measured, or sustained shares of the data sheet by kind of card, from public measurements
-of matrix products and attention (``harness/system/cards.json``). Does not import torch.
-"""
+of matrix products and attention (``harness/system/cards.json``). Does not import torch."""
 
 from __future__ import annotations
 
@@ -83,19 +81,15 @@ class Rates:
 
     def product(self, dtype: str, tf32: bool = False, depth: float = 0.0) -> float:
         """Return the FLOP/s of matrix products in ``dtype``; float32's if the card lacks that unit.
-
         ``depth``: multiplications for each number that is moved. Between ``SLENDER`` and ``WIDE``
-        the rate follows its logarithm.
-        """
+        the rate follows its logarithm."""
         kind = "tf32" if tf32 and dtype == "float32" else dtype
         low, high = self._products(kind, self.gpu.flops(dtype, tf32))
         return self.share * between(((SLENDER, low), (WIDE, high)), depth)
 
     def _products(self, kind: str, peak: float) -> tuple[float, float]:
         """Return the FLOP/s of products of a ``kind``, slender and wide, measured or typical.
-
-        Float8 that was not measured takes the share of bfloat16 if that was.
-        """
+        Float8 that was not measured takes the share of bfloat16 if that was."""
         if kind in self.products:
             low = self.products[kind]
             return low, max(low, self.squares.get(kind, low))
@@ -122,10 +116,8 @@ class Rates:
 
     def streaming(self, size: int) -> float:
         """Return the bytes per second of an operation that moves ``size`` bytes.
-
         It is the rate of the largest measured size up to ``size``, because smaller sizes may stay
-        in a cache.
-        """
+        in a cache."""
         if not self.streams:
             return self.share * self.gpu.streaming * self.gpu.bandwidth
         ordered = sorted(self.streams, key=lambda stream: stream.bytes)
@@ -140,9 +132,7 @@ class Rates:
 
 def between(known: Sequence[tuple[float, float]], where: float) -> float:
     """Return the value at ``where`` of (place, value) pairs in order.
-
-    It follows the logarithm of the place between two of them, and is level beyond the ends.
-    """
+    It follows the logarithm of the place between two of them, and is level beyond the ends."""
     before = [one for one in known if one[0] <= where] or [known[0]]
     after = [one for one in known if one[0] > where] or [known[-1]]
     (low, first), (high, last) = before[-1], after[0]
@@ -194,9 +184,7 @@ def _measured(ceilings: Ceilings, gpu: Card, processes: int, far: bool) -> dict[
 
 def _kernels(measured: Sequence[AttentionRate], gpu: Card) -> dict[str, list[tuple[int, float]]]:
     """Return dtype -> [tokens, FLOP/s] of the kernel that torch takes for it, shortest first.
-
-    At each number of tokens it is the slower of the head widths.
-    """
+    At each number of tokens it is the slower of the head widths."""
     kind, found = overhead.preferred(gpu.capability), dict[tuple[str, int], float]()
     order = overhead.ORDERS[kind]
     for one in measured:
@@ -254,10 +242,8 @@ def find(name: str) -> Card:
 
 def of_device(device: Device) -> Card:
     """Return the card of a calibration's device.
-
     It is the table's if that is known, else one with the device's name and the speed of its memory
-    size.
-    """
+    size."""
     if device.kind == "cpu":
         return cards.of_cpu(device.name, device.cores, device.memory_bytes)
     known = cards.named(device.name, device.memory_bytes)
@@ -310,9 +296,7 @@ def kept_for(device: str) -> Applied | None:
 
 def keep_beside(folder: Path, device: str) -> None:
     """Write the calibration of ``device`` beside results measured on it, if there is one.
-
-    Reports made on other machines then use the same calibration.
-    """
+    Reports made on other machines then use the same calibration."""
     found = kept_for(device)
     if found:
         with contextlib.suppress(OSError):
@@ -321,9 +305,7 @@ def keep_beside(folder: Path, device: str) -> None:
 
 def _applied(calibrations: list[Calibration]) -> Applied | None:
     """Return the best of them, marked by the versions installed here.
-
-    The driver is compared only if the calibrated card is in this machine.
-    """
+    The driver is compared only if the calibrated card is in this machine."""
     present = {gpu.name for gpu in gpus.visible()} if calibrations else set()
     known = any(one.device.name in present for one in calibrations)
     return store.choose(calibrations, driver=store.driver() if known else "", torch=store.torch())
@@ -331,10 +313,8 @@ def _applied(calibrations: list[Calibration]) -> Applied | None:
 
 def of_environment(environment: Mapping[str, Any], found: Calibration | None) -> Card | None:
     """Return the card that a result was measured on, or None if it is unknown.
-
     It comes from the worker's record. ``found`` is the calibration beside the result and is used if
-    it is of that device.
-    """
+    it is of that device."""
     device, same = str(environment.get("device") or ""), False
     if found and found.device.kind == "cpu":
         name = str(environment.get("cpu") or "")

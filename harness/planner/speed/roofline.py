@@ -54,9 +54,7 @@ class Seconds:
     @property
     def spread(self) -> float:
         """Uncertainty in comparisons of rows, plus or minus.
-
-        It is wider than the range, because it decides which rows a search may leave out.
-        """
+        It is wider than the range, because it decides which rows a search may leave out."""
         known = sum(share * getattr(self, part) for part, share in self.shares.items())
         return max(known, self.slowest - self.total)
 
@@ -79,10 +77,8 @@ def compiles(recipe: str) -> bool:
 
 def seconds(work: Sequence[Work], gpu: Card, processes: int, recipe: str = "") -> Seconds:
     """Return the predicted seconds of one step of ``recipe`` on ``gpu``, for one of ``processes``.
-
     The host's time to issue operations is that of public trainers, unless whole steps were
-    measured.
-    """
+    measured."""
     found = rates(gpu, processes)
     parts = parts_of(work, found, processes, in_tf32(recipe))
     fitted = _fitted(gpu)
@@ -109,10 +105,8 @@ def _range(
     told: Mapping[str, float], overhead: float, gpu: Card, host: float
 ) -> tuple[float, float]:
     """Return the ends of a step's time.
-
     Without calibration they are that of public rows (``uncertainty.reach``). A calibrated card has
-    the uncertainty of its own rows for each part, or of its ``host`` if that is the later.
-    """
+    the uncertainty of its own rows for each part, or of its ``host`` if that is the later."""
     fitted, total = _fitted(gpu), sum(told.values()) + overhead
     if not (gpu.shared or fitted.rows):
         reach = uncertainty.reach()
@@ -141,9 +135,7 @@ def issued(work: Sequence[Work]) -> int:
 
 def issues(work: Sequence[Work]) -> float:
     """Return the number of operations as a host's time counts them: recomputed ones count twice.
-
-    Backward recomputes them in Python, with hooks and the state of random numbers.
-    """
+    Backward recomputes them in Python, with hooks and the state of random numbers."""
     forward = sum(w.count for w in work if w.phase == "forward" and w.kind in KERNELS)
     return issued(work) + again(work) * forward
 
@@ -199,10 +191,8 @@ def _compute(w: Work, found: Rates, tf32: bool) -> float:
 
 def tokens(w: Work) -> float:
     """Return the tokens of an attention, by its FLOPs for each byte of its operands.
-
     Forward does 4 T FLOPs for 4 numbers of a token and channel; backward 10 T for 8. What backward
-    computes again is read as a fifth shorter.
-    """
+    computes again is read as a fifth shorter."""
     numbers = w.bytes / (4 if w.dtype == "float32" else 2)
     return (1.0 if w.phase == "forward" else 0.8) * w.flops / numbers if numbers else math.inf
 
@@ -231,10 +221,8 @@ def _crosses(w: Work, group: int, node: int) -> bool:
 
 def _collective(w: Work, found: Rates, processes: int) -> float:
     """Return the seconds of a ring collective; every rank sends (n - 1) / n of the bytes.
-
     Ranks that are ``stride`` apart leave the rails of a node to as many rings, which share its
-    network.
-    """
+    network."""
     group, card = w.group or processes, found.gpu
     on_wire = w.bytes * (group - 1) / group
     crosses = _crosses(w, group, card.linked)

@@ -1,8 +1,6 @@
 """Simulation of CUDA's caching allocator: the reserved memory for allocations in a given order.
-
 Source of the rules: torch 2.13, c10/cuda/CUDACachingAllocator.cpp and CUDAAllocatorConfig.h. Each
-stream has its own pools. A freed block is reusable at once, even if another stream used it too.
-"""
+stream has its own pools. A freed block is reusable at once, even if another stream used it too."""
 
 from __future__ import annotations
 
@@ -41,9 +39,7 @@ class Chunk:
 @dataclass(slots=True, eq=False)
 class Pool:
     """Free chunks of one size class of a stream, by (size, address).
-
-    ``begin``: first address of an expandable pool. ``tail``: the last chunk of its range.
-    """
+    ``begin``: first address of an expandable pool. ``tail``: the last chunk of its range."""
 
     small: bool
     begin: int
@@ -67,9 +63,7 @@ class Pool:
 
 class Allocator:
     """Caching allocator with default segments, or one growing range per pool (``expandable``).
-
-    ``limit`` is in bytes.
-    """
+    ``limit`` is in bytes."""
 
     def __init__(self, *, expandable: bool = False, limit: int | None = None) -> None:
         self.expandable, self.limit = expandable, limit
@@ -109,9 +103,7 @@ class Allocator:
 
     def _split(self, chunk: Chunk, wanted: int) -> None:
         """Free the rest of a chunk if it is large enough.
-
-        Large default segments keep rests of up to 1 MiB.
-        """
+        Large default segments keep rests of up to 1 MiB."""
         rest, pool = chunk.size - wanted, chunk.pool
         least = ROUND if pool.small or self.expandable else SMALL_SIZE + 1
         if rest < least:
@@ -198,10 +190,8 @@ def replay(
     events: Iterable[tuple[int, ...]], *, expandable: bool = False, limit: int | None = None
 ) -> Usage:
     """Return the peaks for events in order.
-
     Events are (+1 allocated, -1 freed or 0 cache emptied, id, bytes, stream); without a stream they
-    are of the compute stream.
-    """
+    are of the compute stream."""
     allocator, chunks = Allocator(expandable=expandable, limit=limit), {}
     for sign, index, size, *stream in events:
         if sign > 0:

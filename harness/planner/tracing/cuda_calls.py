@@ -143,20 +143,16 @@ class CudaLike(TorchFunctionMode):
 
 def drop(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
     """Apply dropout by CUDA's kernel, which keeps a mask of one byte per element.
-
     Other kernels keep noise in the input's dtype. Source: torch 2.13,
-    aten/src/ATen/native/Dropout.cpp (is_fused_kernel_acceptable).
-    """
+    aten/src/ATen/native/Dropout.cpp (is_fused_kernel_acceptable)."""
     fused = training and 0 < p < 1 and not inplace and x.device.type == GPU
     return torch.native_dropout(x, p, True)[0] if fused else DROPOUT(x, p, training, inplace)
 
 
 def rms_norm(x: Any, shape: Any, weight: Any = None, eps: float | None = None) -> Any:
     """Normalise by CUDA's kernel, which keeps ``x`` and a float32 number per row.
-
     Where the types of ``x`` and ``weight`` differ, torch computes the norm by its parts, here as
-    there. Source: torch 2.13, aten/src/ATen/native/layer_norm.cpp (rms_norm_symint).
-    """
+    there. Source: torch 2.13, aten/src/ATen/native/layer_norm.cpp (rms_norm_symint)."""
     parts = x.device.type != GPU or (weight is not None and weight.dtype is not x.dtype)
     if parts or torch.compiler.is_compiling():  # inductor takes the kernel apart again
         return RMS_NORM(x, shape, weight, eps)

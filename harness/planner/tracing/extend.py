@@ -1,8 +1,6 @@
 """Prediction of a deep model from traces of shallow ones.
-
 Blocks of a group are alike, so the memory of each part of a step, and the work, grow linearly with
-their number. Tests compare the result with a full trace (``tests/predict/test_extend.py``).
-"""
+their number. Tests compare the result with a full trace (``tests/predict/test_extend.py``)."""
 
 from __future__ import annotations
 
@@ -68,10 +66,8 @@ def shallow(resolved: Resolved) -> list[tuple[dict[str, int], float]]:
 
 def pieces(resolved: Resolved, kind: str) -> list[Callable[[], dict[str, Any]]]:
     """Return functions that trace the shallow models; ``joined`` takes their results.
-
     Each runs in a fork, because process groups and patches are global to a process. Empty if the
-    whole model must be traced.
-    """
+    whole model must be traced."""
     return [functools.partial(_traced, resolved, depths, kind) for depths, _ in shallow(resolved)]
 
 
@@ -121,10 +117,8 @@ def joined(resolved: Resolved, found: Sequence[Mapping[str, Any]]) -> Prediction
 
 def load(rows: Sequence[Resolved]) -> None:
     """Load the libraries and model surveys that several forks share.
-
     A fork surveys a model that no other fork needs by itself. Errors are ignored here; they recur
-    in the fork, which reports them.
-    """
+    in the fork, which reports them."""
     needs = [name for row in rows for name in row.needs]
     libraries = [name for need in needs for name in LIBRARIES.get(need, ())]
     for name in dict.fromkeys([m for row in rows for m in row.launch.engine.modules] + libraries):
@@ -172,10 +166,8 @@ def _peak_of(
     line: Callable[..., int],
 ) -> int:
     """Return the bytes of a phase's peak.
-
     If the models share no part of the phase, their own peaks of the phase are extended. This occurs
-    if each model marks other events in its optimizer step.
-    """
+    if each model marks other events in its optimizer step."""
     begins = f"1/{phase}/", f"2/{phase}/"
     if any(name.startswith(begins) for name in set(places[0]).intersection(*places[1:])):
         return _fullest(places, line, *begins).bytes
@@ -184,9 +176,7 @@ def _peak_of(
 
 def _fullest(places: Sequence[Places], line: Callable[..., int], *begins: str) -> Instant:
     """Return the instant of the fullest part in the deep model, among parts of all models.
-
-    It is empty if there are no parts, as in the host memory of a CPU.
-    """
+    It is empty if there are no parts, as in the host memory of a CPU."""
     shared = set(places[0]).intersection(*places[1:])
     names = sorted(name for name in shared if name.startswith(begins))
     if not names:
@@ -260,10 +250,8 @@ def _ordered(
 
 def _work(lists: Sequence[Sequence[Mapping[str, Any]]], more: Sequence[float]) -> list[Work]:
     """Return the work of all blocks.
-
     Ops with equal sizes in all models are counted. Ops whose size grows, such as an optimizer over
-    all weights, are summed by kind.
-    """
+    all weights, are summed by kind."""
     take = operator.itemgetter(*FIELDS)
     counts = [Counter({take(work): work["count"] for work in works}) for works in lists]
     shared = dict.fromkeys(key for key in counts[0] if all(key in other for other in counts))

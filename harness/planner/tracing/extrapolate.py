@@ -1,8 +1,6 @@
 """Allocations of a deep model in order, derived from the streams of shallow models.
-
 The base model has two blocks per group. Each deeper one has four in one group: a first, two inner
-and a last block. Its additional events repeat for each inner block of the deep model.
-"""
+and a last block. Its additional events repeat for each inner block of the deep model."""
 
 from __future__ import annotations
 
@@ -34,10 +32,8 @@ class NotAlike(ValueError):
 
 class Ref(NamedTuple):
     """A storage of a deeper stream.
-
     ``fixed``: its number in the base, or 0. A block's storage also has a ``key``, equal for all
-    blocks, and the ``index`` of its block.
-    """
+    blocks, and the ``index`` of its block."""
 
     fixed: int
     key: tuple[Any, ...] = ()
@@ -51,9 +47,7 @@ class Ref(NamedTuple):
 @dataclass
 class Deeper:
     """Stream of a model with two more blocks in one group, which has ``count`` in the deep model.
-
-    ``before``: number of blocks of other groups before them, if all are in one list.
-    """
+    ``before``: number of blocks of other groups before them, if all are in one list."""
 
     stream: Stream
     count: int
@@ -376,10 +370,8 @@ class _Placing:
 
     def _freed(self, event: int, ref: Ref) -> None:
         """Add a free that is outside of any run.
-
         If both inner blocks free this key here, the first of the two events repeats for all inner
-        blocks except the last in this order. Else it is added once.
-        """
+        blocks except the last in this order. Else it is added once."""
         both = ref.repeated and ref.key in self.both
         first = self.first.setdefault(ref.key, ref.index) if both else -1
         if ref.index != first or not both:

@@ -1,8 +1,6 @@
 """Functions run in parallel forks of this process.
-
 Each fork has its own process groups and patches, which are global to a process. It starts with the
-imports and cached operations of this process, which include those of earlier forks.
-"""
+imports and cached operations of this process, which include those of earlier forks."""
 
 from __future__ import annotations
 

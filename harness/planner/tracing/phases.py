@@ -1,8 +1,6 @@
 """Traces of text encoders and VAEs on tensors without storage: memory and work of their passes.
-
 ``resident_models.yaml`` names the classes of transformers and diffusers. They are traced without a
-training, because the memory beside them is constant during a pass.
-"""
+training, because the memory beside them is constant during a pass."""
 
 from __future__ import annotations
 
@@ -58,10 +56,8 @@ def of(resolved: Resolved, kind: str) -> dict[str, Aside]:
 
 def beside_step(resolved: Resolved, kind: str, step: Prediction) -> Prediction | None:
     """Return the prediction of a row from that of its ``step``, which was traced without phases.
-
-    None if the denoising pass of a validation may need more than its decoding, because only a
-    trace of the training has that pass.
-    """
+    None if the denoising pass of a validation may need more than its decoding, because only a trace
+    of the training has that pass."""
     asides, bound = of(resolved, kind), 0.0
     if denoises(resolved) and step.denoising is None:
         # A denoising pass cannot exceed the forward pass of training, which keeps activations for
@@ -84,9 +80,7 @@ def _fullest(
     ways: Sequence[str],
 ) -> Aside:
     """Return the weights of all models in ``there``, and the largest of the passes in ``run``.
-
-    The models run one after the other. Encoding takes a micro batch, decoding one sample.
-    """
+    The models run one after the other. Encoding takes a micro batch, decoding one sample."""
     space: Space = resolved.subject.space
     pixels = space.height * resolved.subject.factor, space.width * resolved.subject.factor
     frames = 1 + (space.frames - 1) * max(1, resolved.subject.family.every)
@@ -129,9 +123,7 @@ def passed(
     kind: str,
 ) -> Passed:
     """Return the memory and the work of one forward pass of ``name``.
-
-    ``size``: samples, frames, height and width in pixels. ``how``: encode or decode.
-    """
+    ``size``: samples, frames, height and width in pixels. ``how``: encode or decode."""
     is_vae = "latent" in resident_models.table()[name]
     dtype = torch.float32 if wide and is_vae else torch.bfloat16
     module = built(name).to(dtype).eval().requires_grad_(False)

@@ -91,10 +91,8 @@ def _join(pieces: Any) -> Any:
 @contextlib.contextmanager
 def first_pieces() -> Iterator[None]:
     """Checksum only the first piece of one frozen weight of each shape.
-
     A run sums all bytes piece by piece. The other pieces allocate the same memory one after the
-    other, and for a large model they are most of a trace's operations.
-    """
+    other, and for a large model they are most of a trace's operations."""
     summed, checksum = set(), states.checksum
 
     def first(flat: torch.Tensor) -> tuple[torch.Tensor]:
@@ -114,9 +112,7 @@ def first_pieces() -> Iterator[None]:
 @contextlib.contextmanager
 def stays_in_backward(mode: TorchFunctionMode) -> Iterator[None]:
     """Keep ``mode`` active in backward too, for recomputed ops.
-
-    Torch disables function modes while ``backward`` runs.
-    """
+    Torch disables function modes while ``backward`` runs."""
     run: Callable[..., Any] = torch.autograd._engine_run_backward
 
     def run_backward(*given: Any, **more: Any) -> Any:
@@ -130,9 +126,7 @@ def stays_in_backward(mode: TorchFunctionMode) -> Iterator[None]:
 @contextlib.contextmanager
 def storageless() -> Iterator[None]:
     """Patch the set-up during a prediction, so that it runs without storage.
-
-    No patch changes the device's allocations. Engines have their own (``TraceAdapter.patches``).
-    """
+    No patch changes the device's allocations. Engines have their own (``TraceAdapter.patches``)."""
     from harness.worker import setup
 
     patches = [
@@ -157,10 +151,8 @@ def storageless() -> Iterator[None]:
 
 def apply_in_place(self: torch.nn.Module, fn: Callable, recurse: bool = True) -> torch.nn.Module:
     """Apply ``fn`` as ``Module._apply`` does, for fake tensors, which the original refuses to swap.
-
     As in the original, a parameter stays the same object, so that existing optimizers still refer
-    to it.
-    """
+    to it."""
     if recurse:
         for child in self.children():
             child._apply(fn)
@@ -181,9 +173,7 @@ def apply_in_place(self: torch.nn.Module, fn: Callable, recurse: bool = True) ->
 
 def _become(p: Any, other: Any) -> None:
     """Swap as ``torch.utils.swap_tensors`` does, without its check for weak references.
-
-    Fake tensors always have some, and they stay valid because the Python object stays the same.
-    """
+    Fake tensors always have some, and they stay valid because the Python object stays the same."""
     torch._C._swap_tensor_impl(p, other)
     p.fake_device, other.fake_device = other.fake_device, p.fake_device
     # Autograd's data is swapped too, with the hooks that run. The original sets ``data``, which

@@ -1,8 +1,6 @@
 """Simulated CUDA streams, which give the current stream of each traced allocation.
-
 CUDA's caching allocator keeps the memory of each stream apart. A trace runs nothing concurrently,
-so every event is complete and no stream waits.
-"""
+so every event is complete and no stream waits."""
 
 from __future__ import annotations
 

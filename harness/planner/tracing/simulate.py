@@ -54,9 +54,7 @@ def draw(
     resolved: Resolved, adapter: TraceAdapter, tracer: StoragelessTracer, counter: Counter
 ) -> int:
     """Set up and sample one batch, recorded by ``tracer`` and ``counter``; return its first event.
-
-    The first batch makes nothing that a second one would reuse.
-    """
+    The first batch makes nothing that a second one would reuse."""
     accelerator = world.make_accelerator(resolved, adapter)
     # Without a weights file: a prediction needs no values of weights.
     scratch, plain = Path("never-written"), dataclasses.replace(resolved, weights="")
@@ -83,9 +81,7 @@ def denoised_samples(subject: Any) -> int:
 
 def denoised(trained: TrainingRun, tracer: StoragelessTracer) -> int:
     """Return the device's peak bytes in one forward pass without gradients.
-
-    A training's state stays allocated. The pass is removed from the trace.
-    """
+    A training's state stays allocated. The pass is removed from the trace."""
     gc.collect()
     subject, record, first = trained.subject, tracer.record, len(tracer.record.events)
     count = denoised_samples(subject)
@@ -123,9 +119,7 @@ def trace_training(
     resolved: Resolved, kind: str = USUAL, rank: int = 0
 ) -> tuple[StoragelessTracer, Counter, int]:
     """Trace the set-up and ``STEPS`` optimizer steps of ``rank``.
-
-    The result has the tracer, the counter, and the first event of the last step.
-    """
+    The result has the tracer, the counter, and the first event of the last step."""
     return trace_bordered(resolved, kind, rank, watch=False)[:3]
 
 
@@ -196,10 +190,8 @@ def denoises(resolved: Resolved) -> bool:
 @contextlib.contextmanager
 def _streams(tracer: StoragelessTracer) -> Iterator[None]:
     """Replace torch.cuda's streams, which do not exist without a GPU.
-
     Ops on a side stream run beside the computation and allocate from pools of that stream. Waits
-    for a stream end at once.
-    """
+    for a stream end at once."""
 
     @contextlib.contextmanager
     def on(stream: side_streams.Stream | None) -> Iterator[None]:

@@ -1,7 +1,6 @@
 """Allocation streams of a trace: the block boundaries in it, and the matching of two streams.
-
-A stream has the allocations and frees on the device, in order, cut where phases and blocks begin.
-"""
+A stream has the allocations and frees on the device, in order, cut where phases and blocks
+begin."""
 
 from __future__ import annotations
 
@@ -26,10 +25,8 @@ from strategies.engine import TrainingRun
 
 class Border(NamedTuple):
     """Start of a block.
-
     ``event``: its index in the record. ``group`` and ``index``: the block. ``place``: "first",
-    "last" or "between" in the group.
-    """
+    "last" or "between" in the group."""
 
     event: int
     group: int
@@ -40,10 +37,8 @@ class Border(NamedTuple):
 @dataclass
 class Part:
     """Fullest instant of all parts with one name.
-
     ``bytes`` and ``kinds`` (bytes by category) at ``event``. ``beyond``: the most bytes beyond the
-    training's state, perhaps at another event.
-    """
+    training's state, perhaps at another event."""
 
     bytes: int = 0
     kinds: dict[str, int] = field(default_factory=dict)
@@ -85,10 +80,8 @@ def parts(
     beyond: Container[str] = (),
 ) -> dict[str, Part]:
     """Return part name ("step/phase/block") -> its fullest instant in ``pool``.
-
     The step is "2" from the event ``steady_from`` on, "1" before. ``beyond``: categories that are
-    not state.
-    """
+    not state."""
     record = tracer.record
     blocks = [(one.event, 1, "", f"{one.group}.{one.place}") for one in borders]
     cuts = sorted([*((at, 0, phase, "") for at, phase in record.marks), *blocks])
@@ -176,10 +169,8 @@ def stream_from_data(told: Mapping[str, Any]) -> Stream:
 @dataclass
 class Segment:
     """Events from one boundary to the next.
-
     ``interval``: number of the phase. ``group`` and ``index``: the block, or -1 before the phase's
-    first block.
-    """
+    first block."""
 
     interval: int
     phase: str
@@ -193,9 +184,7 @@ class Segment:
 
 def segments(stream: Stream) -> list[Segment]:
     """Return the stream's segments, in order.
-
-    A block that begins again at once continues its segment, as in recomputation during backward.
-    """
+    A block that begins again at once continues its segment, as in recomputation during backward."""
     found = [Segment(-1, "")]
     cuts = [*stream.cuts, (len(stream.events), "", -1, -1)]
     for number, (at, phase, group, index) in enumerate(stream.cuts):
@@ -211,10 +200,8 @@ def segments(stream: Stream) -> list[Segment]:
 
 def alike(short: Sequence[Kind], long: Sequence[Kind]) -> list[int] | None:
     """Return for each allocation of ``long`` the index of its match in ``short``, or -1.
-
     The match has the least cost (``GAP``, ``RESIZED``). Return None if ``long`` lacks an allocation
-    of ``short``.
-    """
+    of ``short``."""
     pairs = enumerate(zip(short, long, strict=False))
     begin = next((n for n, (one, other) in pairs if one != other), min(len(short), len(long)))
     inner = _cheapest(short[begin:], long[begin:])

@@ -137,9 +137,7 @@ class StoragelessTracer(Tracer):
     def see(self, tensor: torch.Tensor, func: Any, args: Any = ()) -> None:
         """Follow the tensor as ``Tracer.see`` does, except on ``meta`` before a model has its
         weights.
-
-        A model is first made on ``meta``; those tensors are not the predicted device's.
-        """
+        A model is first made on ``meta``; those tensors are not the predicted device's."""
         if device_of(tensor).type == "meta" and initial.is_valueless():
             self.leave_out([tensor])
         else:
@@ -147,10 +145,8 @@ class StoragelessTracer(Tracer):
 
     def _keeps_shapes(self, func: Any, kwargs: dict[str, Any]) -> bool:
         """Return True if a library makes a tensor on ``meta`` only to keep its shape.
-
         Such a tensor takes no memory in a real run. The GPU's tensors are on ``meta`` here too, so
-        the calling file distinguishes the two.
-        """
+        the calling file distinguishes the two."""
         is_shape = func is aten.zeros_like.default and str(kwargs.get("device", "")) == "meta"
         frame = sys._getframe(2) if is_shape and self.shapes_in else None
         while frame is not None and _is_below(frame.f_code.co_filename):
@@ -241,9 +237,7 @@ def _is_ours(file: str) -> bool:
 
 def _all_of(mask: torch.Tensor) -> torch.Tensor:
     """Return the indices of all elements, as of a mask that is true everywhere.
-
-    An example is a batch of texts of full length.
-    """
+    An example is a batch of texts of full length."""
     places, columns = torch.arange(mask.numel(), device=mask.device), []
     for size in reversed(mask.shape):
         columns.insert(0, places % size)
@@ -253,10 +247,8 @@ def _all_of(mask: torch.Tensor) -> torch.Tensor:
 
 def _place(file: str, line: int) -> str:
     """Return ``file:line`` relative to the root or site-packages.
-
     Empty for files that explain nothing: torch's own, except its optimizers, and files in no
-    package.
-    """
+    package."""
     # The virtual environment of run.sh is below the root too, but is not the project's code.
     if file.startswith(OWN) and PACKAGES not in file:
         return f"{file[len(OWN) :]}:{line}"
@@ -280,10 +272,8 @@ FIELDS = ("phase", "kind", "dtype", "flops", "bytes", "group", "stride")
 
 class Counter:
     """Counter of the work of all traced ops since ``begin``.
-
     ``beside``: phases whose collectives overlap with the computation. ``neighbours``: (count,
-    stride) of the ranks with parts of the same weights; their collectives are awaited.
-    """
+    stride) of the ranks with parts of the same weights; their collectives are awaited."""
 
     def __init__(
         self,

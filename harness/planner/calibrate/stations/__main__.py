@@ -1,8 +1,6 @@
 """One station: ``python -m harness.planner.calibrate.stations NAME OUT [--device D] [--small]``.
-
 The collective is measured here: all-reduce among all GPUs of this machine (NCCL), or two processes
-on a CPU (gloo). Each rank is this module again.
-"""
+on a CPU (gloo). Each rank is this module again."""
 
 from __future__ import annotations
 

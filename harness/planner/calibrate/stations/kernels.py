@@ -1,6 +1,5 @@
 """Stations that measure one device: matrix products, attention, memory rates, copies and fixed
-overhead.
-"""
+overhead."""
 
 from __future__ import annotations
 
@@ -23,10 +22,8 @@ from harness.system import gpus
 
 WINDOWS = {"cpu": (0.0005, 1.0), "cuda": (0.2, 1.2)}
 """Seconds of a window of equal calls, and of all windows.
-
-Other work disturbs a CPU, most of all threads that wait for each other; some of many short
-windows are undisturbed. A GPU must run long enough to reach its clock under load.
-"""
+Other work disturbs a CPU, most of all threads that wait for each other; some of many short windows
+are undisturbed. A GPU must run long enough to reach its clock under load."""
 SMALL = (0.0002, 0.02)
 LEAST_WINDOWS = 3
 
@@ -175,14 +172,12 @@ SHAPE = {"cuda": (8192, 16), "cpu": (2048, 6)}
 SMALL_SHAPE, SMALL_WIDTHS = (128, 2), {64: (64, 72)}
 PASSES = 14
 """Products of T x T x K, times two, in forward (2) and backward (5), as torch's FLOP counter has
-them.
-"""
+them."""
 
 
 def measure_attention(asked: Asked) -> dict[str, Any]:
     """Return ``attention``: a rate for each kernel, type, number of tokens and width; ``missing``:
-    the others, with reasons.
-    """
+    the others, with reasons."""
     types, kernels = HERE[asked.device.type]
     widths = SMALL_WIDTHS if asked.small else WIDTHS[asked.device.type]
     sizes = [(tokens, width) for tokens, some in widths.items() for width in some]
@@ -231,10 +226,8 @@ TINY = 2000
 
 def measure_streams(asked: Asked) -> dict[str, Any]:
     """Return the rates of memory and launches.
-
     ``streams`` has [bytes moved, rate], ``launch_seconds`` the time of a launch, and ``host_rate``
-    the rate of host memory.
-    """
+    the rate of host memory."""
     sizes = SMALL_MOVED if asked.small else MOVED[asked.device.type]
     streams = [{"bytes": size * MIB, "rate": _stream(size * MIB, asked)} for size in sizes]
     host = Asked(device=torch.device("cpu"), small=asked.small)
@@ -301,8 +294,7 @@ def measure_overhead(asked: Asked) -> dict[str, Any]:
 
 def _load_kernels(asked: Asked) -> None:
     """Take one step of a small model in both types: CUDA loads a kernel when it first runs, and its
-    code stays in the context (240 MiB on an H100).
-    """
+    code stays in the context (240 MiB on an H100)."""
     for dtype in (torch.bfloat16, torch.float32):
         x = asked.random(4, 64, 256, dtype=dtype)
         layer = torch.nn.TransformerEncoderLayer(256, 4, batch_first=True)
