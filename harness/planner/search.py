@@ -9,7 +9,6 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 from harness.planner import verdict
 from harness.planner.edits import adapter, edited
@@ -30,48 +29,59 @@ LEAP = 16
 Memory is not exactly linear, so small sizes say little about very large ones."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass
 class Largest:
-    """Result of a search for one recipe.
-
-    ``fits``: the largest size predicted to fit; None if the smallest does not. ``over``: the
-    smallest size predicted not to fit; None if the last of the ladder fits. ``exact``: no size lies
-    between them. ``stopped``: why the search stopped early or did not start. ``tried``: number of
-    predictions.
-    """
+    """Search for one recipe: the bracket, as indices of the largest size that fits and the next
+    that does not; ``known`` predictions by index, of at most ``most``; ``stopped``: why the search
+    stopped early or did not start."""
 
     recipe: str
-    fits: Fit | None
-    over: Fit | None
-    exact: bool
+    low: int
+    high: int
+    most: int
+    known: dict[int, Fit]
     stopped: str
-    tried: int
+
+    @property
+    def fits(self) -> Fit | None:
+        """The largest size predicted to fit; None if the smallest does not."""
+        return self.known.get(self.low)
+
+    @property
+    def over(self) -> Fit | None:
+        """The smallest size predicted not to fit; None if the last of the ladder fits."""
+        return self.known.get(self.high)
+
+    @property
+    def exact(self) -> bool:
+        """True if no size lies between them."""
+        return self.high - self.low == 1
+
+    @property
+    def tried(self) -> int:
+        """Number of predictions."""
+        return len(self.known)
+
+    @property
+    def open(self) -> bool:
+        return self.high - self.low > 1 and not self.stopped and self.tried < self.most
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ladder:
     """Sizes to search, in ascending order: along them one number of a spec or recipe grows.
 
-    ``weights``: about proportional to the memory that each size adds. ``at``: returns a row at the
-    size with an index. ``named``: returns a row's size in words. ``start``: index of the first try.
-    ``place``: returns the index of a row's size, or -1.
+    ``words``: their name in a heading. ``weights``: about proportional to the memory that each size
+    adds. ``at``: returns a row at the size with an index. ``named``: returns a row's size in words.
+    ``start``: index of the first try. ``place``: returns the index of a row's size, or -1.
     """
 
+    words: str
     weights: Sequence[float]
     at: Callable[[Resolved, int], Resolved]
     named: Callable[[Resolved], str]
     place: Callable[[Resolved], int]
     start: int = 0
-
-
-class Sought(NamedTuple):
-    """One size that ``plan --largest`` can search for.
-    ``words``: its name in a heading. ``named``: returns the size of a row, in words. ``ladder``:
-    returns the sizes to choose among, for the requested rows."""
-
-    words: str
-    named: Callable[[Resolved], str]
-    ladder: Callable[[Sequence[Resolved]], Ladder]
 
 
 def batches(_asked: Sequence[Resolved]) -> Ladder:
@@ -81,7 +91,7 @@ def batches(_asked: Sequence[Resolved]) -> Ladder:
         whole = (index + 1) * resolved.launch.layout.data * resolved.recipe.accumulation
         return resolve(dataclasses.replace(resolved.spec, global_batch=whole))
 
-    return Ladder(weights=range(1, MOST + 1), at=at, named=batch_name,
+    return Ladder(words="micro batch", weights=range(1, MOST + 1), at=at, named=batch_name,
                   place=lambda row: row.micro_batch - 1)  # fmt: skip
 
 
@@ -102,8 +112,8 @@ def samples(axis: str, asked: Sequence[Resolved]) -> Ladder:
         given = vars(resolved.spec).items()
         return next((i for i, (fields, _) in enumerate(sizes) if fields.items() <= given), -1)
 
-    start = bisect_left(weights, 1.0)
-    return Ladder(weights=weights, at=at, named=sample_name, start=start, place=place)
+    words, start = "number of frames" if axis == "frames" else axis, bisect_left(weights, 1.0)
+    return Ladder(words=words, weights=weights, at=at, named=sample_name, start=start, place=place)
 
 
 def sample_name(resolved: Resolved) -> str:
@@ -124,7 +134,8 @@ def ranks(asked: Sequence[Resolved]) -> Ladder:
         return part.rank - 1 if part else -1
 
     start = next((i for i in map(place, asked) if 0 <= i < MOST), 0)
-    return Ladder(weights=range(1, MOST + 1), at=at, named=rank_name, place=place, start=start)
+    return Ladder(words="rank", weights=range(1, MOST + 1), at=at, named=rank_name, place=place,
+                  start=start)  # fmt: skip
 
 
 def rank_name(resolved: Resolved) -> str:
@@ -143,8 +154,9 @@ def residents(asked: Sequence[Resolved]) -> Ladder:
         part = row.recipe.in_slot(Slot.SWAP)
         return swapped.index(part.blocks if part else 0)
 
-    return Ladder(weights=weights, at=lambda row, index: _swapping(row, swapped[index]),
-                  named=resident_name, place=place, start=len(swapped) - 1)  # fmt: skip
+    return Ladder(words="number of blocks that stay on the GPU", weights=weights,
+                  at=lambda row, index: _swapping(row, swapped[index]), named=resident_name,
+                  place=place, start=len(swapped) - 1)  # fmt: skip
 
 
 def _swapping(resolved: Resolved, count: int) -> Resolved:
@@ -187,29 +199,14 @@ def refuse(what: str, rows: Sequence[Resolved]) -> None:
         raise BadInput(f"largest is {what}: {reasons[0]}")
 
 
-SOUGHT = {
-    "batch": Sought("micro batch", batch_name, batches),
-    "resolution": Sought("resolution", sample_name, partial(samples, "resolution")),
-    "frames": Sought("number of frames", sample_name, partial(samples, "frames")),
-    "rank": Sought("rank", rank_name, ranks),
-    "resident": Sought("number of blocks that stay on the GPU", resident_name, residents),
+SOUGHT: dict[str, Callable[[Sequence[Resolved]], Ladder]] = {
+    "batch": batches,
+    "resolution": partial(samples, "resolution"),
+    "frames": partial(samples, "frames"),
+    "rank": ranks,
+    "resident": residents,
 }
-"""Value of ``--largest`` -> how to search for it."""
-
-
-@dataclass
-class _State:
-    """Bracket of a recipe: indices of the largest size that fits and the next that does not."""
-
-    low: int
-    high: int
-    tries: int
-    known: dict[int, Fit]
-    stopped: str
-
-    @property
-    def open(self) -> bool:
-        return self.high - self.low > 1 and not self.stopped and len(self.known) < self.tries
+"""Value of ``--largest`` -> function that returns the sizes to choose among, for requested rows."""
 
 
 def search(
@@ -217,16 +214,15 @@ def search(
     sizes: Ladder,
     gpu: Card,
     ask: Callable[[list[Resolved]], list[Fit]],
-    tries: int = 0,
     told: Sequence[Fit] = (),
 ) -> list[Largest]:
     """Return the largest of ``sizes`` for each requested row.
 
     Each round asks for one size of every row whose bracket is open; ``ask`` predicts rows. A row
-    has at most ``tries`` predictions (0: ``TRIES``). Fits in ``told`` that are sizes of the ladder
-    start the bracket, so that the answer agrees with them.
+    has at most ``TRIES`` predictions. Fits in ``told`` that are sizes of the ladder start the
+    bracket, so that the answer agrees with them.
     """
-    states = []
+    found = []
     for row in asked:
         known = {}  # predicted before: they do not count as tries
         for fit in told:
@@ -235,14 +231,12 @@ def search(
                 known[index] = fit
         low = max((i for i, fit in known.items() if fit.fits), default=-1)
         high = min((i for i in known if i > low), default=len(sizes.weights))
-        most = (tries or TRIES) + len(known)
-        states.append(_State(low, high, most, known, verdict.lack_of(row, gpu)))
-    while any(state.open for state in states):
-        active = [i for i, state in enumerate(states) if state.open]
-        guesses = [_next(states[i], sizes.weights, sizes.start) for i in active]
-        rows = [sizes.at(asked[i], index) for i, index in zip(active, guesses, strict=True)]
-        for i, index, fit in zip(active, guesses, ask(rows), strict=True):
-            state = states[i]
+        most, lack = TRIES + len(known), verdict.lack_of(row, gpu)
+        found.append(Largest(str(row.recipe), low, high, most, known, lack))
+    while active := [(row, one) for row, one in zip(asked, found, strict=True) if one.open]:
+        guesses = [_next(one, sizes.weights, sizes.start) for _, one in active]
+        rows = [sizes.at(row, at) for (row, _), at in zip(active, guesses, strict=True)]
+        for (_, state), index, fit in zip(active, guesses, ask(rows), strict=True):
             if fit.verdict == "unknown":
                 size = sizes.named(fit.resolved)
                 state.stopped = f"{size} could not be predicted: {fit.prediction.reason}"
@@ -252,20 +246,10 @@ def search(
                 state.low = index
             else:
                 state.high = index
-    return [
-        Largest(
-            recipe=str(row.recipe),
-            fits=state.known.get(state.low),
-            over=state.known.get(state.high),
-            exact=state.high - state.low == 1,
-            stopped=state.stopped,
-            tried=len(state.known),
-        )
-        for row, state in zip(asked, states, strict=True)
-    ]
+    return found
 
 
-def _next(state: _State, weights: Sequence[float], start: int) -> int:
+def _next(state: Largest, weights: Sequence[float], start: int) -> int:
     """Return the index of the next size to predict.
 
     The line through two known sizes is followed to the card's memory. It needs two points:
@@ -295,7 +279,7 @@ def _next(state: _State, weights: Sequence[float], start: int) -> int:
     return max(guess, state.low + 1)
 
 
-def _crossing(state: _State, weights: Sequence[float], first: int, second: int) -> int:
+def _crossing(state: Largest, weights: Sequence[float], first: int, second: int) -> int:
     """Return where the line through two sizes reaches the memory of the card or the host."""
     one, two = state.known[first], state.known[second]
     step = weights[second] - weights[first]

@@ -55,7 +55,7 @@ def test_the_largest_and_its_neighbour_are_found(what):
 
     row = resolve(VIDEO)
     need, what = NEEDS[what], what.partition(" ")[0]
-    (one,) = search.search([row], search.SOUGHT[what].ladder([row]), CARD, ask)
+    (one,) = search.search([row], search.SOUGHT[what]([row]), CARD, ask)
     assert one.exact and one.tried == len(tried) <= search.TRIES
     assert need(one.fits.resolved) <= ROOM < need(one.over.resolved)
     if what in ("resolution", "frames"):

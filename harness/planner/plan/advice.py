@@ -123,7 +123,8 @@ UNSURE = ("tight", "fits", "host")
 
 def print_largest(answers: Sequence[Largest], what: str, asked: Asked, console: Console) -> None:
     """Print a line for each recipe: the largest size that fits, and the next that does not."""
-    name = SOUGHT[what].named
+    sizes = SOUGHT[what](asked.resolved)
+    name = sizes.named
     own = [
         Column("Recipe", lambda row: row.recipe),
         Column("Largest that fits", lambda row: _size(row.fits, name)),
@@ -134,7 +135,7 @@ def print_largest(answers: Sequence[Largest], what: str, asked: Asked, console: 
     row, card = max(asked.resolved, key=lambda r: r.spec.processes), asked.gpu
     fixed = "" if what in ("resolution", "frames") else f" at {row.subject.size_in_words}"
     fixed += "" if what == "batch" else f", global batch {row.spec.global_batch}"
-    head = f"Largest {SOUGHT[what].words}: {row.spec.model}{fixed}"
+    head = f"Largest {sizes.words}: {row.spec.model}{fixed}"
     console.print(f"{head}, {row.spec.processes} x {card.words}", highlight=False)
     print_rows(own, answers, console)
     for told in answers:
@@ -200,14 +201,14 @@ def plan_largest(options: argparse.Namespace, asking: Asking, console: Console) 
     demand((fit for one in answers for fit in (one.fits, one.over)), asked.resolved, asked.gpu)
     print_largest(answers, what, asked, console)
     if options.json:
-        sides = [{name: _side_as_json(getattr(one, name)) for name in ("fits", "over")}
-                 for one in answers]  # fmt: skip
         found = {
             "gpu": dataclasses.asdict(asked.gpu),
             "assumed": verdict.assumed(asked.gpu),
-            "rows": [vars(one) | side for one, side in zip(answers, sides, strict=True)],
+            "rows": [{"recipe": one.recipe, "fits": _side_as_json(one.fits),
+                      "over": _side_as_json(one.over), "exact": one.exact,
+                      "stopped": one.stopped, "tried": one.tried} for one in answers],
             "refused": [{"recipe": name, "reason": reason} for name, reason in asked.refused],
-        }
+        }  # fmt: skip
         write_answer(options, found)
     return OK
 

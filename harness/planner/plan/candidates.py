@@ -41,19 +41,6 @@ STAGES = (8, 4)
 """Pipeline stages, as many as the GPUs of a node or half of them; each number is a row."""
 
 
-def recipes(gpus: int, node: int, refused: Callable[[str], bool]) -> list[str]:
-    """Return recipes for ``gpus`` GPUs with ``node`` of them in each machine.
-    ``refused`` returns True if a recipe is impossible. If it refuses every number of
-    sequence-parallel ranks, the smallest is planned."""
-    shared = [f"fsdp2+sp:ranks={ranks}{WHOLE}" for ranks in SHARING if ranks <= node]
-    staged = [n for n in STAGES if n <= node and gpus % n == 0]
-    found = [*ALIKE, f"hsdp:replicate={gpus // node}{WHOLE}"]
-    found += [next((text for text in shared if not refused(text)), shared[-1])] if shared else []
-    # One sample per GPU: as many micro-batches as pipeline stages.
-    pipelines = [f"pp:stages={n},micro={n}{WHOLE}" for n in staged]
-    return found + [text for text in pipelines if not refused(text)]
-
-
 DEFAULT_GPU_BATCH = 32
 """Samples per GPU for a DiT. A public model has one, the usual start of its trainers."""
 DEFAULT_PIXELS = 256
@@ -428,7 +415,10 @@ def _sharded(recipe: str, processes: int, device: str) -> str:
 
 
 def _across(options: argparse.Namespace, base: Spec, gpu: Card) -> list[str]:
-    """Return the usual recipes for a public model on several nodes; else nothing."""
+    """Return the usual recipes for a public model on several nodes; else nothing.
+
+    If every number of sequence-parallel ranks is impossible, the smallest is planned.
+    """
     named = options.recipes or options.suite or options.workload == SAMPLE
     if named or gpu.shared or base.processes <= gpu.linked or base.processes % gpu.linked:
         return []
@@ -442,7 +432,13 @@ def _across(options: argparse.Namespace, base: Spec, gpu: Card) -> list[str]:
             return True
         return False
 
-    return recipes(base.processes, gpu.linked, refused)
+    ranks, node = base.processes, gpu.linked
+    found = [*ALIKE, f"hsdp:replicate={ranks // node}{WHOLE}"]
+    if shared := [f"fsdp2+sp:ranks={count}{WHOLE}" for count in SHARING if count <= node]:
+        found.append(next((text for text in shared if not refused(text)), shared[-1]))
+    # One sample per GPU: as many micro-batches as pipeline stages.
+    pipelines = [f"pp:stages={n},micro={n}{WHOLE}" for n in STAGES if n <= node and ranks % n == 0]
+    return found + [text for text in pipelines if not refused(text)]
 
 
 def _row(base: Spec, recipe: str, whole_batches: bool) -> Resolved:

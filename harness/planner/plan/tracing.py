@@ -79,11 +79,9 @@ class Asking:
             return fits, proofs, None
         return fits, proofs, edits.seek(fits, self.asked.processes, self.fits)
 
-    def largest(
-        self, what: str, rows: Sequence[Resolved], tries: int = 0, told: Sequence[Fit] = ()
-    ) -> list[Largest]:
+    def largest(self, what: str, rows: Sequence[Resolved], told: Sequence[Fit]) -> list[Largest]:
         """Search for each row's largest ``what`` (a key of ``SOUGHT``); ``told``: known fits."""
-        sizes, gpu = SOUGHT[what].ladder(rows), self.asked.gpu
+        sizes, gpu = SOUGHT[what](rows), self.asked.gpu
 
         def named(row: Resolved, _: Card) -> str:
             return f"{row.recipe} at {sizes.named(row)}"
@@ -91,7 +89,7 @@ class Asking:
         def ask(some: list[Resolved]) -> list[Fit]:
             return judged([(r, gpu) for r in some], named, jobs=self.jobs, told=self.progress)
 
-        return largest.search(rows, sizes, gpu, ask, tries, told)
+        return largest.search(rows, sizes, gpu, ask, told)
 
 
 def judged(

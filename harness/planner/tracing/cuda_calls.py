@@ -8,7 +8,7 @@ keeps.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -135,11 +135,6 @@ class CudaLike(TorchFunctionMode):
         causal = bool(given[0] if given else more.get("is_causal", False))
         return fused(q, k, v, *between, dropout_p, causal)[0]
 
-    def forget(self) -> None:
-        """Clear the cached copies of weights when the outermost autocast ends; only backward keeps
-        them."""
-        self._copies.clear()
-
 
 def drop(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
     """Apply dropout by CUDA's kernel, which keeps a mask of one byte per element.
@@ -210,13 +205,15 @@ def cuda_like(kind: str) -> Iterator[CudaLike]:
     """Make this process treat tensors on ``meta`` as those of a GPU of that ``kind``."""
     mode = CudaLike(kind)
     with contextlib.ExitStack() as stack:
-        for target, name, stand_in in _patches(mode):
+        for target, name, stand_in in _patches(mode._copies.clear):
             stack.enter_context(mock.patch.object(target, name, stand_in))
         stack.enter_context(stays_in_backward(mode))
         yield mode
 
 
-def _patches(mode: CudaLike) -> list[tuple[Any, str, Any]]:
+def _patches(forget: Callable[[], None]) -> list[tuple[Any, str, Any]]:
+    """Return the patches; ``forget`` clears the cached copies of weights when the outermost
+    autocast ends: only backward keeps them."""
     from torch.optim import adam, adamw
     from torch.utils import checkpoint
 
@@ -229,7 +226,7 @@ def _patches(mode: CudaLike) -> list[tuple[Any, str, Any]]:
     def leave(self: Any, *given: Any) -> Any:
         result = old_exit(self, *given)
         if not torch.is_autocast_enabled("cuda"):
-            mode.forget()
+            forget()
         return result
 
     old_init, old_exit = autocast.__init__, autocast.__exit__

@@ -38,8 +38,6 @@ SAME = 0.01
 """Relative difference allowed between the peaks of ordered allocations and of the extrapolation."""
 SHORT = "its reserve is estimated from shallow models, and often too low"
 POOL = ("reserved", "reserved_expandable", "least")
-Events = list[tuple[int, int, int, int]]
-"""(+1 allocated or -1 freed, id, bytes, CUDA stream) of allocations in order."""
 Places = Mapping[str, tuple[int, Mapping[str, int], tuple[str, str], int]]
 """Part name -> bytes, bytes by category, (op, line), and the most bytes beyond the state."""
 
@@ -111,7 +109,7 @@ def joined(resolved: Resolved, found: Sequence[Mapping[str, Any]]) -> Prediction
     base["work"] = _work([p["work"] for p in plain], more)
     passing = [traced["passing"] for traced in found]
     more_passing = line(passing) - passing[0]
-    base |= _pool(plain, base["peak"].bytes, more_passing, lambda: _ordered(found, asked))
+    base |= _pool(found, asked, base["peak"].bytes, more_passing)
     return Prediction(**base)
 
 
@@ -209,7 +207,10 @@ def _held(peaks: Sequence[Mapping[str, Any]], line: Callable[..., int]) -> list[
 
 
 def _pool(
-    plain: Sequence[Mapping[str, Any]], peak: int, passing: int, ordered: Callable[[], Events]
+    found: Sequence[Mapping[str, Any]],
+    asked: Sequence[tuple[Mapping[str, int], float]],
+    peak: int,
+    passing: int,
 ) -> dict[str, Any]:
     """Return the allocator's peaks for the deep model.
 
@@ -218,34 +219,29 @@ def _pool(
     ``passing``: how many more bytes of the passing pool this model has than the shallow one. The
     peak may be elsewhere, so only the replay shows how many of them count.
     """
+    plain = [traced["prediction"] for traced in found]
     if plain[0]["allocated"] is None:
         return {}
-    allocated = peak + max(p["allocated"] - p["peak"]["bytes"] for p in plain) + passing
-    least = peak if passing else allocated
-    try:
-        found = pooled(ordered())
-        if not (1 - SAME) * least <= found["allocated"] <= (1 + SAME) * allocated:
-            raise NotAlike("they do not add up to the peak of a straight line")
-        allocated = found["allocated"] if passing else allocated
-    except NotAlike:
-        most = {n: max(p[n] - p["allocated"] for p in plain) for n in POOL}
-        notes = [*plain[0]["notes"], SHORT]
-        return {n: allocated + most[n] for n in POOL} | {"allocated": allocated, "notes": notes}
-    return {n: max(allocated, found[n]) for n in POOL} | {"allocated": allocated}
-
-
-def _ordered(
-    found: Sequence[Mapping[str, Any]], asked: Sequence[tuple[Mapping[str, int], float]]
-) -> Events:
-    """Return the allocations of all blocks, in order."""
-    few, deeper = asked[0][0], []
-    for traced, (depths, more) in zip(found[1:], asked[1:], strict=True):
+    (few, _), *rest = asked
+    deeper, stream = [], stream_from_data(found[0]["stream"])
+    for traced, (depths, more) in zip(found[1:], rest, strict=True):
         keys = list(few)
         own = next(key for key in keys if depths[key] != few[key])
         before = sum(few[key] for key in keys[: keys.index(own)])
         count = round((more + 1) * FEW)
         deeper.append(Deeper(stream_from_data(traced["stream"]), count, before))
-    return extrapolate_blocks(stream_from_data(found[0]["stream"]), deeper)
+    allocated = peak + max(p["allocated"] - p["peak"]["bytes"] for p in plain) + passing
+    least = peak if passing else allocated
+    try:
+        peaks = pooled(extrapolate_blocks(stream, deeper))
+        if not (1 - SAME) * least <= peaks["allocated"] <= (1 + SAME) * allocated:
+            raise NotAlike("they do not add up to the peak of a straight line")
+        allocated = peaks["allocated"] if passing else allocated
+    except NotAlike:
+        most = {n: max(p[n] - p["allocated"] for p in plain) for n in POOL}
+        notes = [*plain[0]["notes"], SHORT]
+        return {n: allocated + most[n] for n in POOL} | {"allocated": allocated, "notes": notes}
+    return {n: max(allocated, peaks[n]) for n in POOL} | {"allocated": allocated}
 
 
 def _work(lists: Sequence[Sequence[Mapping[str, Any]]], more: Sequence[float]) -> list[Work]:

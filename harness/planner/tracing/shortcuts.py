@@ -35,34 +35,25 @@ class Shortcuts(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not kwargs:
             if func is torch.Tensor.narrow and len(args) == 4:
-                return self._narrow(*args)
+                return self._piece_of(func, args, args[3])
             if func is torch.Tensor.__getitem__ and type(args[1]) is slice:
-                return self._cut(*args)
+                known = args[0] is self._whole() and args[1].step is None
+                start, stop, _ = args[1].indices(self._size) if known else (0, 0, 1)
+                return self._piece_of(func, args, max(0, stop - start) if known else None)
             if func is torch.chunk and len(args) == 2:
                 return _chunk(*args)
             if func is torch.cat and len(args) == 1 and len(args[0]) > MANY:
                 return _join(args[0])
         return func(*args, **(kwargs or {}))
 
-    def _narrow(self, whole: Any, dim: int, start: Any, length: Any) -> Any:
-        """Return a piece of the tensor; the next one of the same length is the same object."""
-        if whole is self._whole() and length == self._length:
-            piece = self._piece()
-            if piece is not None:
-                return piece
-        return self._keep(whole, whole.narrow(dim, start, length))
-
-    def _cut(self, whole: Any, part: slice) -> Any:
-        """Return ``whole[part]``; the next one of the same length is the same object."""
-        if whole is self._whole() and part.step is None:
-            start, stop, _ = part.indices(self._size)
-            piece = self._piece() if max(0, stop - start) == self._length else None
-            if piece is not None:
-                return piece
-        return self._keep(whole, whole[part])
-
-    def _keep(self, whole: Any, piece: Any) -> Any:
-        """Cache both as weak references, because the cache must not extend their lifetime."""
+    def _piece_of(self, func: Any, args: Any, length: Any) -> Any:
+        """Return a piece of a flat tensor; the next one of the same length is the same object.
+        Both are kept as weak references, because the cache must not extend their lifetime."""
+        whole = args[0]
+        piece = self._piece() if whole is self._whole() and length == self._length else None
+        if piece is not None:
+            return piece
+        piece = func(*args)
         if whole.ndim == 1 and not whole.requires_grad:
             self._whole, self._piece = weakref.ref(whole), weakref.ref(piece)
             self._size, self._length = len(whole), len(piece)

@@ -213,15 +213,11 @@ def _streams(tracer: StoragelessTracer) -> Iterator[None]:
 def _tracer(resolved: Resolved, adapter: TraceAdapter, counter: Counter) -> StoragelessTracer:
     """Return a tracer of the device, which is the CPU without a GPU; with one, also of the host."""
     on_gpu = resolved.spec.device == "cuda"
-
-    def moved(phase: str, kind: str, size: int, group: int, stride: int) -> None:
-        counter.add(phase, kind, "", 0, size, group, stride)
-
     return StoragelessTracer(
         {world.GPU: "device", "cpu": "host"} if on_gpu else {"cpu": "device"},
         temporary=kernel_scratch if on_gpu else gloo_scratch,
         witness=counter.see,
-        moved=moved,
+        moved=counter.add,
         shapes_in=adapter.shapes_in,
     )
 
@@ -242,29 +238,17 @@ def _step(run: Run, step: int, tracer: StoragelessTracer, counter: Counter) -> i
     tracer.know(run.trained)
     counter.begin()
     first = len(tracer.record.events)
-    with following(tracer, run.trained), must_step():
-        optimizer_step(run, step, Log())
-    tracer.know(run.trained)
-    return first
-
-
-@contextlib.contextmanager
-def must_step() -> Iterator[None]:
-    """Refuse a trace in which no optimizer steps, because it lacks the optimizer's state and work.
-
-    This occurs if a loss scale is assumed to overflow.
-
-    Raises:
-        NoTrace: no optimizer stepped.
-    """
-    stepped: list[Any] = []
-    handle = register_optimizer_step_post_hook(lambda optimizer, *_: stepped.append(optimizer))
+    stepped: list[bool] = []
+    handle = register_optimizer_step_post_hook(lambda *_: stepped.append(True))
     try:
-        yield
+        with following(tracer, run.trained):
+            optimizer_step(run, step, Log())
     finally:
         handle.remove()
-    if not stepped:
+    if not stepped:  # such as by a loss scale that is assumed to overflow
         raise NoTrace("no optimizer stepped, so that its state is not in the trace")
+    tracer.know(run.trained)
+    return first
 
 
 SOFTMAX = (torch.ops.aten._safe_softmax.default, torch.ops.aten._softmax_backward_data.default)

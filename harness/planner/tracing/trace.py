@@ -62,7 +62,7 @@ class StoragelessTracer(Tracer):
         temporary: returns the scratch bytes of an op's kernel on the predicted device.
         witness: called for each op with its phase, arguments, output, and whether it runs beside
             the computation; the roofline counts its work.
-        moved: called for work without an op, with its phase, kind, bytes, group and stride.
+        moved: called for work without an op, as ``Counter.add``.
         shapes_in: endings of the files that keep shapes on ``meta`` (``TraceAdapter.shapes_in``).
     """
 
@@ -71,7 +71,7 @@ class StoragelessTracer(Tracer):
         pools: dict[str, str],
         temporary: Temporary = lambda func, args, out: 0,
         witness: Callable[..., None] = lambda phase, func, args, out, beside: None,
-        moved: Callable[[str, str, int, int, int], None] = lambda *told: None,
+        moved: Callable[..., None] = lambda *told: None,
         shapes_in: tuple[str, ...] = (),
     ) -> None:
         super().__init__(pools)
@@ -177,13 +177,6 @@ class StoragelessTracer(Tracer):
         storage.stream = side_streams.current().number if storage.pool == DEVICE else 0
         return super()._add(storage)
 
-    def stream_of(self, tensor: torch.Tensor) -> int | None:
-        """Return the number of the CUDA stream on which a tensor's storage was allocated; None if
-        the storage is not followed."""
-        storage = storage_of(tensor)
-        known = None if storage is None else self._live.get(storage._cdata)
-        return None if known is None else self.record.storages[known[0]].stream
-
     # ---- Records of a trace adapter ----
     # These methods implement ``harness.planner.adapters.base.AllocationRecorder``.
 
@@ -206,7 +199,7 @@ class StoragelessTracer(Tracer):
 
     def work(self, phase: str, kind: str, size: int, group: int = 0, stride: int = 1) -> None:
         """Record moved bytes that no op shows."""
-        self.moved(phase, kind, size, group, stride)
+        self.moved(phase, kind, "", 0, size, group, stride)
 
     def site(self) -> tuple[str, str | None]:
         """Return the innermost line of this project or a training library, and "recomputed" or
