@@ -122,8 +122,5 @@ def under_ceilings(breakdown: MemoryBreakdown) -> MemoryBreakdown:
     share = breakdown.processes if breakdown.device == "cpu" else 1
     largest = max(streams, key=lambda stream: stream.bytes)
     return dataclasses.replace(
-        breakdown,
-        peak_flops=flops / share,
-        bandwidth=largest.rate / share,
-        ceilings=found.words,
+        breakdown, peak_flops=flops / share, bandwidth=largest.rate / share, ceilings=found.words
     )

@@ -17,15 +17,7 @@ from harness.commands.console import OK
 from harness.commands.options import write_answer
 from harness.planner import edits, search, verdict
 from harness.planner.edits import Move, Ways
-from harness.planner.plan.answer import (
-    SAME,
-    answer,
-    gib,
-    in_words,
-    lacks,
-    needs_or_lacks,
-    reach,
-)
+from harness.planner.plan.answer import SAME, answer, gib, in_words, lacks, needs_or_lacks, reach
 from harness.planner.plan.candidates import Asked
 from harness.planner.plan.request import fit_as_json
 from harness.planner.plan.table import (

@@ -18,12 +18,7 @@ from harness.phases import planned
 from harness.planner import resident_models
 from harness.planner.tracing.cuda_calls import cuda_like
 from harness.planner.tracing.op_cache import OpCache
-from harness.planner.tracing.simulate import (
-    denoised_samples,
-    denoises,
-    kernel_scratch,
-    pooled,
-)
+from harness.planner.tracing.simulate import denoised_samples, denoises, kernel_scratch, pooled
 from harness.planner.tracing.trace import Counter, StoragelessTracer
 from harness.planner.tracing.world import GPU, built
 from harness.prediction import Aside, Prediction, Work
